@@ -1,0 +1,178 @@
+"""What each kernel computes, in plain XLA: the definition, and the default everywhere.
+
+A set of units is held as packed bits: unit `i` is bit `i % 32` of word `i // 32`. Packing
+is one pass over the data; after it every step touches a thirty-second of it. The i-th
+element of the set is found without a sort or a scan of the data: count the bits of every
+word, add the counts up inside rows of 64 words and over the rows, find the row that holds
+rank i, then the word by six halvings and the bit by five.
+
+Bits are tested, not values: XLA on CPUs takes denormals for zero in `x != 0`, and a
+lossless scheme may not lose them. NaN counts as non-zero, -0.0 as zero.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+WORD = 32
+ROW = 64  # words in a row of the rank index; 64 measured best on CPUs (16 to 256 tried)
+
+
+class RankIndex(NamedTuple):
+    """Packed bits, with the counts that find the bit of a given rank.
+
+    Attributes:
+        words: uint32 [rows * ROW], the bits, zeros behind the last.
+        inside: int32 [rows * ROW], bits in the row up to and with this word.
+        row_end: int32 [rows], bits up to and with this row.
+    """
+
+    words: jax.Array
+    inside: jax.Array
+    row_end: jax.Array
+
+
+def nonzero(x: jax.Array) -> jax.Array:
+    """Returns where x has any bit but the sign set, as booleans."""
+    unsigned = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[x.dtype.itemsize]
+    bits = lax.bitcast_convert_type(x, unsigned)
+    return (bits << 1) != 0
+
+
+def pack(flags: jax.Array) -> jax.Array:
+    """Packs booleans [..., 32 * n] into uint32 [..., n], the first flag lowest."""
+    shape = flags.shape[:-1]
+    # Bytes first: eight flags to a byte in 8-bit arithmetic is what vectorizes best.
+    eights = flags.reshape(-1, 8).astype(jnp.uint8)
+    shifts = lax.broadcasted_iota(jnp.uint8, (1, 8), 1)
+    octets = jnp.sum(eights << shifts, axis=1, dtype=jnp.uint8)
+    return lax.bitcast_convert_type(octets.reshape(*shape, -1, 4), jnp.uint32)
+
+
+def unpack(words: jax.Array) -> jax.Array:
+    """Inverse of `pack`: uint32 [..., n] to booleans [..., 32 * n]."""
+    shifts = lax.iota(jnp.uint32, WORD)
+    flags = (words[..., None] >> shifts) & 1
+    return flags.reshape(*words.shape[:-1], -1) != 0
+
+
+def bitmap_encode(x: jax.Array) -> jax.Array:
+    """Packs which elements of x [32 * n] are non-zero into uint32 [n]."""
+    return pack(nonzero(x))
+
+
+def rank_index(words: jax.Array) -> RankIndex:
+    """Counts the bits of uint32 [n], so that `select` can find the bit of a rank."""
+    words = jnp.pad(words, (0, -words.size % ROW))
+    counts = lax.population_count(words).astype(jnp.int32).reshape(-1, ROW)
+    # The barriers keep XLA from counting again in every step of the search.
+    words, inside = lax.optimization_barrier(
+        (words, jnp.cumsum(counts, axis=1, dtype=jnp.int32))
+    )
+    row_end = lax.optimization_barrier(jnp.cumsum(inside[:, -1], dtype=jnp.int32))
+    return RankIndex(words, inside.reshape(-1), row_end)
+
+
+def select(index: RankIndex, first: jax.Array, length: int) -> jax.Array:
+    """Finds, for each of a few runs of ranks, the positions of the bits of those ranks.
+
+    Args:
+        index: The bits and their counts.
+        first: int32 [runs], ascending: the rank at which each run starts.
+        length: How many ranks a run has.
+
+    Returns:
+        int32 [runs, length]: entry [r, j] is the position of the bit of rank
+        `first[r] + j`; something in range where there is no such bit.
+    """
+    runs = first.size
+    ranks = (first[:, None] + lax.iota(jnp.int32, length)).reshape(-1)
+    row = _row_of_rank(index.row_end, first, length)
+    last_row = index.row_end.size - 1
+    row = jnp.minimum(row, last_row)
+    row_words = row * ROW
+    before = jnp.where(row > 0, _at(index.row_end, jnp.maximum(row - 1, 0)), 0)
+    rest = ranks - before
+    word = row_words + _first_above(index.inside, row_words, rest)
+    bits = _at(index.words, word)
+    rest = rest - (_at(index.inside, word) - lax.population_count(bits).astype(jnp.int32))
+    return (word * WORD + _bit_of_rank(bits, rest)).reshape(runs, length)
+
+
+def _at(table, index):
+    """table[index] where index is known to be in range: no test, no wrapping."""
+    return table.at[index].get(mode="promise_in_bounds")
+
+
+def _row_of_rank(row_end, first, length):
+    """How many rows end at or before each rank: one mark a row, then a running sum.
+
+    The runs lie one after another. A row that ends before a run's start is marked at the
+    start of that run, one that ends behind a run at the start of the next, so that the
+    sum up to a rank counts just the rows below it.
+    """
+    runs = first.size
+    run = jnp.sum(row_end[:, None] > first[None, :], axis=1, dtype=jnp.int32) - 1
+    at = jnp.where(
+        run < 0,
+        0,
+        run * length + jnp.minimum(row_end - first[jnp.maximum(run, 0)], length),
+    )
+    marks = jnp.zeros(runs * length, jnp.int32).at[at].add(1, mode="drop")
+    return jnp.cumsum(marks, dtype=jnp.int32)
+
+
+def _first_above(table, base, key):
+    """The first p in [0, ROW) with table[base + p] > key, by halving."""
+    position = jnp.zeros_like(key)
+    step = ROW // 2
+    while step:
+        below = _at(table, base + position + (step - 1)) <= key
+        position = jnp.where(below, position + step, position)
+        step //= 2
+    return position
+
+
+def _bit_of_rank(words, rank):
+    """The position of the bit of this rank in each word, by halving."""
+    position = jnp.zeros_like(rank)
+    step = WORD // 2
+    while step:
+        low = words & jnp.uint32((1 << step) - 1)
+        count = lax.population_count(low).astype(jnp.int32)
+        above = rank >= count
+        position = jnp.where(above, position + step, position)
+        rank = jnp.where(above, rank - count, rank)
+        words = jnp.where(above, words >> step, low)
+        step //= 2
+    return position
+
+
+def compact(x: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
+    """Finds the non-zero elements of a vector.
+
+    Args:
+        x: The vector, of n elements.
+        capacity: How many indices to return at most.
+
+    Returns:
+        int32 [capacity], the indices in ascending order, n where there are no more, and
+        the number of non-zero elements, which may exceed the capacity.
+    """
+    flags = jnp.pad(nonzero(x), (0, -x.size % WORD))
+    index = rank_index(pack(flags))
+    positions = select(index, jnp.zeros(1, jnp.int32), capacity)[0]
+    count = index.row_end[-1]
+    return jnp.where(lax.iota(jnp.int32, capacity) < count, positions, x.size), count
+
+
+def bitmap_decode(words: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
+    """The positions of the set bits of uint32 [n]; like `compact`, 32 * n is the fill."""
+    index = rank_index(words)
+    positions = select(index, jnp.zeros(1, jnp.int32), capacity)[0]
+    count = index.row_end[-1]
+    fill = words.size * WORD
+    return jnp.where(lax.iota(jnp.int32, capacity) < count, positions, fill), count

@@ -1,0 +1,82 @@
+"""Sets of units as packed bits, one set a part.
+
+A scheme holds what it has to send as uint32 [parts, words]: a bit for each slot of each
+part. From this come the count of a part, the slots of a run of ranks in every part at
+once, and how many slots lie below a given word. The search itself is
+`pallas_kernels.reference.select`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels import reference
+from pallas_kernels.reference import (
+    WORD as WORD,
+    nonzero as nonzero,
+    pack as pack,
+    unpack as unpack,
+)
+
+
+class BitSets(NamedTuple):
+    """One set of slots for each part, ready to be searched.
+
+    Attributes:
+        words: uint32 [parts, words], bit s of a row is slot s of that part.
+        counts: int32 [parts], how many slots each part has.
+        starts: int32 [parts], how many there are in all parts before it.
+        index: The rank index over the rows, laid end to end.
+    """
+
+    words: jax.Array
+    counts: jax.Array
+    starts: jax.Array
+    index: reference.RankIndex
+
+
+def bit_sets(words: jax.Array) -> BitSets:
+    """Counts the bits of uint32 [parts, words]."""
+    counts = jnp.sum(lax.population_count(words).astype(jnp.int32), axis=1)
+    starts = jnp.cumsum(counts, dtype=jnp.int32) - counts
+    return BitSets(words, counts, starts, reference.rank_index(words.reshape(-1)))
+
+
+def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
+    """The slots of ranks first, first + 1, ... of each part, ascending.
+
+    Returns:
+        int32 [parts, length]. Beyond a part's count the entry means nothing.
+    """
+    parts, words = sets.words.shape
+    flat = reference.select(sets.index, sets.starts + first, length)
+    return flat - (lax.iota(jnp.int32, parts) * (words * WORD))[:, None]
+
+
+def count_below(sets: BitSets, words: jax.Array) -> jax.Array:
+    """How many slots of each part lie in its first `words` words.
+
+    Args:
+        sets: The sets.
+        words: int32 [k], numbers of words, at least 1 and at most a part's.
+
+    Returns:
+        int32 [parts, k].
+    """
+    parts, part_words = sets.words.shape
+    last = (lax.iota(jnp.int32, parts) * part_words)[:, None] + words - 1
+    row = last // reference.ROW
+    before = jnp.where(row > 0, sets.index.row_end[jnp.maximum(row - 1, 0)], 0)
+    return before + sets.index.inside[last] - sets.starts[:, None]
+
+
+def nonzero_units(x: jax.Array) -> jax.Array:
+    """Which units of x [units, ...] have any bit set, as booleans [units].
+
+    A unit is non-zero when any of its numbers is, never when their sum is: a row like
+    [1, -1] counts.
+    """
+    flags = nonzero(x)
+    return flags if x.ndim == 1 else jnp.any(flags.reshape(x.shape[0], -1), axis=1)

@@ -1,0 +1,247 @@
+"""Sends sets of units with their values, in messages of one of a few sizes.
+
+What goes over the wire is one uint32 buffer a message, so one collective:
+
+    header   1 word: how many entries the part has in all
+    string   the bits that tell the high bits of each slot, or the bitmap
+    lanes    the low 8, 16 or 32 bits of each slot, byte by byte: all lowest bytes first
+    values   the units' values, in the dtype of the wire
+
+A part with more entries than the longest message holds goes in several rounds, each a run
+of ranks in the order of the slots. How many rounds, and which size each has, follows from
+the fullest part of all ranks, so all ranks agree; inside a message the header says how many
+entries are real.
+
+Packing and unpacking walk over the entries a tile at a time, so their cost follows the
+number of entries and not the room for them. Where lanes and values begin depends on the
+size of the message, and is looked up; what is compiled for each size is the collective
+alone. Tiles are written last to first: the bytes with which a whole tile runs over the end
+of its lanes lie in the values of earlier entries, which are written after them.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax import bits, index_codes, wire
+from sparsejax._compat import as_varying, varying_axes
+from sparsejax.ladder import Ladder
+
+
+ValueAt = Callable[[jax.Array], jax.Array]
+Receive = Callable[[Any, jax.Array, jax.Array], Any]
+
+
+class Sent(NamedTuple):
+    """What one stage of an exchange did.
+
+    Attributes:
+        wire: Bytes that one rank sent, padding included.
+        payload: Bytes that the entries needed.
+        rounds: How many rounds of messages there were.
+        counts: int32 [sources]: how many entries each source had for this rank.
+    """
+
+    wire: jax.Array
+    payload: jax.Array
+    rounds: jax.Array
+    counts: jax.Array
+
+
+def transmit(
+    ladder: Ladder,
+    channel: wire.Channel,
+    sets: bits.BitSets,
+    values_at: ValueAt,
+    need: jax.Array,
+    receive: Receive,
+    carry: Any,
+    typical: jax.Array | None = None,
+) -> tuple[Any, Sent]:
+    """Sends every entry of every part, and hands what arrives to `receive`.
+
+    Args:
+        ladder: The message sizes.
+        channel: Where the messages go.
+        sets: The slots of each part that this rank sends.
+        values_at: From slots int32 [parts, k] to values [parts, k, ...] in the dtype of
+            the wire. Slots beyond a part's count mean nothing, and so may their values.
+        need: The count of the fullest part of all ranks, equal on all of them.
+        receive: From carry, slots int32 [sources, k] and values [sources, k, ...] to
+            carry. A slot is `width` or more where there is no entry.
+        carry: What `receive` builds up.
+        typical: float32 [k], equal on all ranks: the counts to reckon the payload from;
+            if None, those that the messages received name.
+
+    Returns:
+        The final carry, and what was sent.
+    """
+    sample = jax.eval_shape(values_at, jnp.zeros((len(sets.counts), 1), jnp.int32))
+    form = _Form(ladder, sample.shape[2:], sample.dtype)
+    axes = varying_axes(sets.words)
+    received_axes = channel.axes_after(axes)
+
+    def sender(words):
+        def send(message):
+            received, sent = channel.send(message[:, :words])
+            # Kept apart from the padding: XLA:CPU makes an all-to-all of slices and a
+            # concatenation, and the two fused cost 45 ns a word.
+            received = lax.optimization_barrier(received)
+            padded = jnp.zeros((channel.sources, form.room), jnp.uint32)
+            padded = as_varying(padded, received_axes)
+            return lax.dynamic_update_slice(padded, received, (0, 0)), sent
+
+        return send
+
+    senders = [sender(rung.words) for rung in ladder.rungs]
+
+    def one_round(state):
+        first, carry, sent = state
+        length = jnp.minimum(need - first, ladder.top)
+        rung = ladder.rung(length)
+        message = _pack(form, sets, values_at, first, length, rung, axes)
+        received, wire_bytes = wire.branch(rung, senders, message)
+        carry = _unpack(form, received, first, length, rung, receive, carry)
+        counts = lax.bitcast_convert_type(received[:, 0], jnp.int32)
+        expected = counts if typical is None else typical
+        here = jnp.clip(expected - first, 0, length.astype(expected.dtype))
+        sent = Sent(
+            sent.wire + wire_bytes,
+            sent.payload + channel.messages * jnp.mean(ladder.needed_bytes(here, rung)),
+            sent.rounds + 1,
+            counts,
+        )
+        return first + length, carry, sent
+
+    counts = as_varying(jnp.zeros(channel.sources, jnp.int32), received_axes)
+    zero = jnp.float32(0)
+    payload = zero if typical is not None else as_varying(zero, received_axes)
+    start = (
+        jnp.int32(0),
+        as_varying(carry, received_axes),
+        Sent(zero, payload, jnp.int32(0), counts),
+    )
+    _, carry, sent = lax.while_loop(lambda state: state[0] < need, one_round, start)
+    return carry, sent
+
+
+class _Form:
+    """Where everything lies in a message, for each rung."""
+
+    def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any):
+        self.ladder, self.shape, self.dtype = ladder, shape, dtype
+        rungs = ladder.rungs
+        strings = [r.code.string_words(r.capacity, ladder.width) for r in rungs]
+        lanes = [r.code.lane_words(r.capacity) for r in rungs]
+        tails = [
+            1 + string + lane + self.unit_words(-(-r.capacity // ladder.tile) * ladder.tile)
+            for string, lane, r in zip(strings, lanes, rungs, strict=True)
+        ]
+        # A whole tile, and a whole string, may be written or read anywhere.
+        string_room = 1 + ladder.width // bits.WORD
+        spill = max(r.code.planes for r in rungs) * (ladder.top // 4)
+        self.spare = max(*tails, string_room + 1, 1 + max(strings) + spill)
+        self.room = self.spare + ladder.tile // 4
+        self.planes = max(r.code.planes for r in rungs)
+        self.string = jnp.array(strings, jnp.int32)
+        self.plane = jnp.array([r.capacity // 4 for r in rungs], jnp.int32)
+        self.lanes = jnp.array(lanes, jnp.int32)
+        self.lane = jnp.array([r.code.lane for r in rungs], jnp.int32)
+
+    def unit_words(self, entries):
+        return entries * math.prod(self.shape) * self.dtype.itemsize // 4
+
+    def to_words(self, values):
+        """[parts, entries, *shape] to uint32 [parts, words]."""
+        parts = values.shape[0]
+        if self.dtype.itemsize < 4:
+            values = values.reshape(parts, -1, 4 // self.dtype.itemsize)
+        return lax.bitcast_convert_type(values, jnp.uint32).reshape(parts, -1)
+
+    def from_words(self, words, entries):
+        """Inverse of `to_words`."""
+        parts = words.shape[0]
+        if self.dtype.itemsize > 4:
+            words = words.reshape(parts, -1, self.dtype.itemsize // 4)
+        elif self.dtype.itemsize < 4:
+            words = words.reshape(parts, -1)
+        values = lax.bitcast_convert_type(words, self.dtype)
+        return values.reshape(parts, entries, *self.shape)
+
+
+def _pack(form, sets, values_at, first, length, rung, axes):
+    """Writes a run of ranks of each part into a message."""
+    ladder, parts, tile = form.ladder, len(sets.counts), form.ladder.tile
+    lane = form.lane[rung]
+    lanes_at = 1 + form.string[rung]
+    values_from = lanes_at + form.lanes[rung]
+    string = sets.words
+    lanes = [size.code.lane for size in ladder.rungs if size.code.lane]
+    if lanes:
+        # Where the rung is a bitmap this is work for nothing, but little.
+        string = index_codes.unary(sets, first, length, lane, min(lanes))
+        string = jnp.where(lane == 0, sets.words, string)
+    message = as_varying(jnp.zeros((parts, form.room), jnp.uint32), axes)
+    message = lax.dynamic_update_slice(message, string, (0, 1))
+
+    def one_tile(state):
+        number, message = state
+        at = number * tile
+        found = bits.slots(sets, first + at, tile)
+        for plane in range(form.planes):
+            words = index_codes.to_bytes(found, plane)
+            start = lanes_at + plane * form.plane[rung] + at // 4
+            # A plane that this rung does not send goes where nobody looks.
+            start = jnp.where(8 * plane < lane, start, form.spare)
+            message = lax.dynamic_update_slice(message, words, (0, start))
+        words = form.to_words(values_at(found))
+        start = values_from + form.unit_words(at)
+        return number - 1, lax.dynamic_update_slice(message, words, (0, start))
+
+    tiles = -(-length // tile)
+    _, message = lax.while_loop(
+        lambda state: state[0] >= 0, one_tile, (tiles - 1, message)
+    )
+    header = lax.bitcast_convert_type(sets.counts, jnp.uint32)[:, None]
+    return lax.dynamic_update_slice(message, header, (0, 0))
+
+
+def _unpack(form, message, first, length, rung, receive, carry):
+    """Hands the entries of the messages received to `receive`, tile by tile."""
+    ladder, tile = form.ladder, form.ladder.tile
+    lane = form.lane[rung]
+    lanes_at = 1 + form.string[rung]
+    values_from = lanes_at + form.lanes[rung]
+    words = ladder.width // bits.WORD
+    used = lax.iota(jnp.int32, words) < form.string[rung]
+    sets = bits.bit_sets(jnp.where(used, message[:, 1 : 1 + words], 0))
+    counts = lax.bitcast_convert_type(message[:, 0], jnp.int32)
+    here = jnp.clip(counts - first, 0, length)[:, None]
+    # The bitmap holds all of a part, the string of other codes just this message.
+    start = jnp.where(lane == 0, first, 0)
+
+    def one_tile(state):
+        at, carry = state
+        rank = at + lax.iota(jnp.int32, tile)
+        found = bits.slots(sets, start + at, tile)
+        low = jnp.zeros_like(found)
+        for plane in range(form.planes):
+            begin = lanes_at + plane * form.plane[rung] + at // 4
+            octets = lax.dynamic_slice_in_dim(message, begin, tile // 4, axis=1)
+            octets = index_codes.from_bytes(octets, plane)
+            low = low | jnp.where(8 * plane < lane, octets, 0)
+        block = jnp.where(form.string[rung] > 0, found - rank, 0)
+        slots = jnp.where(lane == 0, found, low | (block << jnp.minimum(lane, 30)))
+        slots = jnp.where(rank < here, slots, ladder.width)
+        begin = values_from + form.unit_words(at)
+        words = lax.dynamic_slice_in_dim(message, begin, form.unit_words(tile), axis=1)
+        return at + tile, receive(carry, slots, form.from_words(words, tile))
+
+    _, carry = lax.while_loop(
+        lambda state: state[0] < length, one_tile, (jnp.int32(0), carry)
+    )
+    return carry

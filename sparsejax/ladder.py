@@ -1,0 +1,133 @@
+"""The message sizes a program may choose from when it runs.
+
+XLA fixes every buffer when it compiles, and how many entries a gradient has is known only
+when it is there. So a program is compiled with a ladder of message sizes, each a branch
+that holds nothing but the collective, and takes the lowest rung that all ranks' fullest
+parts fit. Above the top rung it goes round again with what is left. What is compiled once
+is the work: packing and unpacking go tile by tile, as many tiles as there are entries.
+
+Rungs a factor f apart waste (f - 1)/ln f - 1 on average: 17% at 1.35, the default. The top
+rung holds a quarter of a part. The bottom one is where a message is so short that its
+bytes no longer matter.
+
+Tried before: a ladder whose branches hold the whole exchange compiled in 13 s with five
+rungs, and rounds of one fixed size waste most of a round at low density or need hundreds of
+rounds at high density.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax import index_codes
+from sparsejax.errors import ArgumentError
+from sparsejax.index_codes import IndexCode
+
+
+_LANES = 32  # capacities are multiples of this, so that lanes and values fill whole words
+_SHORT = 1024  # bytes; a shorter message costs its latency
+_TILE_NUMBERS = 1 << 16  # numbers packed at a time: fills the caches, hides the overhead
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """One message size: room for `capacity` entries, their slots in `code`."""
+
+    capacity: int
+    code: IndexCode
+    words: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Ladder:
+    """Message sizes for the parts of one exchange.
+
+    Attributes:
+        width: Slots in a part.
+        unit_bytes: Bytes of the value of one unit, as it travels.
+        tile: Entries a part that are packed or unpacked at a time.
+        rungs: From the shortest message to the longest.
+    """
+
+    width: int
+    unit_bytes: int
+    tile: int
+    rungs: tuple[Rung, ...]
+
+    @property
+    def top(self) -> int:
+        """Entries in the longest message."""
+        return self.rungs[-1].capacity
+
+    def rung(self, need: jax.Array) -> jax.Array:
+        """The lowest rung with room for `need` entries; the top one if none has."""
+        capacities = jnp.array([rung.capacity for rung in self.rungs], jnp.int32)
+        above = jnp.sum(capacities < need, dtype=jnp.int32)
+        return jnp.minimum(above, len(self.rungs) - 1)
+
+    def rounds(self, need: jax.Array) -> jax.Array:
+        """How many messages it takes to send `need` entries of a part."""
+        return -(-need // self.top)
+
+    def bytes(self, need: jax.Array) -> jax.Array:
+        """Bytes of the messages that send `need` entries of one part, as float32."""
+        table = jnp.array([4.0 * rung.words for rung in self.rungs], jnp.float32)
+        rest = need % self.top
+        last = jnp.where(rest > 0, table[self.rung(rest)], 0.0)
+        return (need // self.top).astype(jnp.float32) * table[-1] + last
+
+    def needed_bytes(self, count: jax.Array, rung: jax.Array) -> jax.Array:
+        """Bytes that `count` entries need in the code of a rung, padding left out."""
+        codes = [
+            index_codes.CODES[name] for name in sorted({r.code.name for r in self.rungs})
+        ]
+        which = jnp.array([codes.index(r.code) for r in self.rungs], jnp.int32)[rung]
+        index_bits = jnp.stack([code.needed_bits(count, self.width) for code in codes])
+        header = 4.0
+        return header + index_bits[which] / 8 + self.unit_bytes * count.astype(jnp.float32)
+
+
+def ladder(
+    width: int, unit_bytes: int, parts: int, codes: str = "auto", ratio: float = 1.35
+) -> Ladder:
+    """Builds the ladder for parts of `width` slots.
+
+    Args:
+        width: Slots in a part, a multiple of 32.
+        unit_bytes: Bytes of one unit's value on the wire.
+        parts: How many parts a rank packs or unpacks at once.
+        codes: The index code, or "auto" for the cheapest at each rung.
+        ratio: How far apart the rungs are; a larger ratio compiles faster and pads more.
+    """
+    allowed = index_codes.parse(codes)
+    numbers = max(1, unit_bytes // 4) * parts
+    top = _multiple(max(width // 4, min(width, 4 * _LANES)), _LANES)
+    tile = min(top, _multiple(max(1, _TILE_NUMBERS // numbers), _LANES))
+    top = _multiple(top, tile)
+    rungs: list[Rung] = []
+    capacity = float(top)
+    while True:
+        room = min(top, _multiple(math.ceil(capacity), _LANES))
+        code = index_codes.cheapest(room, width, allowed)
+        words = 1 + code.words(room, width) + room * unit_bytes // 4
+        if not rungs or words < rungs[-1].words:
+            rungs.append(Rung(room, code, words))
+        if 4 * words <= _SHORT or room <= _LANES:
+            break
+        capacity /= ratio
+    return Ladder(width, unit_bytes, tile, tuple(reversed(rungs)))
+
+
+def _multiple(count: int, of: int) -> int:
+    return -(-count // of) * of
+
+
+def check_ratio(ratio: float) -> None:
+    """Raises unless rungs so far apart make a ladder."""
+    if not isinstance(ratio, (int, float)) or not 1.05 <= ratio <= 64:
+        raise ArgumentError(
+            f"ratio must lie in [1.05, 64], got {ratio!r}. It is the step from one message "
+            "size to the next; 1.35 pads 17% on average, 2 pads 44% and compiles faster."
+        )

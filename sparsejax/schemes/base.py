@@ -1,0 +1,132 @@
+"""The contract of a scheme.
+
+A scheme is a frozen dataclass, so that it is hashable and static under `jit`. It is called
+inside `jax.shard_map` (or under `jax.vmap` with an axis name) with this rank's numbers, and
+returns their sum over the ranks, the same on every rank bit for bit:
+
+    psum(x) == total + psum(residual)
+
+A lossless scheme has no residual. `x` is a unit a row: [units] where the units are single
+numbers, [units, width] where they are rows of a table. An index costs a unit, not a number.
+"""
+
+import abc
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax._compat import AxisName
+from sparsejax.exchange import Sent
+
+
+class Stage(NamedTuple):
+    """One stage of an exchange, as float32 scalars equal on all ranks.
+
+    Attributes:
+        wire: Bytes that one rank sent, padding included.
+        payload: Bytes that the entries needed in the code they travelled in.
+        rounds: How many messages followed one another.
+        imbalance: Entries of the fullest part over those of the mean part (Zen,
+            definition 8); 1 where nothing is partitioned.
+    """
+
+    wire: jax.Array
+    payload: jax.Array
+    rounds: jax.Array
+    imbalance: jax.Array
+
+
+class Traffic(NamedTuple):
+    """What one rank sent.
+
+    Bytes are float32: exact to 16 MiB, seven digits beyond. Payload is that of the rank
+    with most entries, taken as evenly spread over the parts.
+
+    Attributes:
+        push: Getting the values to where they are added up.
+        pull: Getting the sums back to all ranks.
+        scalars: Bytes of the few numbers on which all ranks agree first.
+        dense: Bytes that an all-reduce sends.
+        density_before: Share of non-zero units of the rank that has most.
+        density_after: Share of units that are non-zero in the sum.
+    """
+
+    push: Stage
+    pull: Stage
+    scalars: jax.Array
+    dense: jax.Array
+    density_before: jax.Array
+    density_after: jax.Array
+
+    @property
+    def wire(self) -> jax.Array:
+        """All bytes that one rank sent."""
+        return self.push.wire + self.pull.wire + self.scalars
+
+    @property
+    def payload(self) -> jax.Array:
+        """All bytes that were needed."""
+        return self.push.payload + self.pull.payload
+
+
+class Reduced(NamedTuple):
+    """What a scheme returns.
+
+    Attributes:
+        total: The sum over the ranks, in x's shape and dtype.
+        residual: What this rank keeps for next time, or None.
+        state: The scheme's next state.
+        traffic: What was sent for it.
+    """
+
+    total: jax.Array
+    residual: jax.Array | None
+    state: Any
+    traffic: Traffic
+
+
+class Scheme(abc.ABC):
+    """A way to add up one array over all ranks."""
+
+    #: Whether `residual` is an array; then `sync` keeps it and adds it to the next x.
+    keeps_residual: bool = False
+
+    def init(self, like: Any, ranks: int) -> Any:
+        """The first state for units like `like` on so many ranks."""
+        del like, ranks
+        return ()
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        x: jax.Array,
+        state: Any,
+        axis_name: AxisName,
+        *,
+        present: jax.Array | None = None,
+    ) -> Reduced:
+        """Adds up x over the axis.
+
+        Args:
+            x: [units] or [units, width], floating.
+            state: The scheme's state.
+            axis_name: The axis, or axes, to add up over.
+            present: Booleans [units], if the caller knows: all other units are zero.
+        """
+
+
+def stage(wire=0.0, payload=0.0, rounds=0.0, imbalance=1.0) -> Stage:
+    """A stage from numbers of any kind."""
+    return Stage(*(jnp.asarray(x, jnp.float32) for x in (wire, payload, rounds, imbalance)))
+
+
+def stage_of(sent: Sent, imbalance=1.0) -> Stage:
+    """A stage from what `exchange.transmit` reports."""
+    return stage(sent.wire, sent.payload, sent.rounds, imbalance)
+
+
+def traffic(push, pull, *, scalars=0.0, dense=0.0, before=1.0, after=1.0) -> Traffic:
+    """A Traffic from two stages and numbers of any kind."""
+    numbers = (jnp.asarray(x, jnp.float32) for x in (scalars, dense, before, after))
+    return Traffic(push, pull, *numbers)
