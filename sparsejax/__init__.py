@@ -1,0 +1,25 @@
+"""Exact sparse gradient synchronization for JAX, as optax transformations."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from sparsejax import schemes as schemes
+from sparsejax.axes import local as local
+from sparsejax.data_parallel import data_parallel as data_parallel
+from sparsejax.reduce import all_reduce as all_reduce
+from sparsejax.sparse_tensor import SparseTensor as SparseTensor
+from sparsejax.state import (
+    init as init,
+    metrics as metrics,
+    state_specs as state_specs,
+)
+from sparsejax.transforms import (
+    dense_sync as dense_sync,
+    sync as sync,
+    zen_sync as zen_sync,
+)
+
+
+try:
+    __version__ = version("sparsejax")
+except PackageNotFoundError:  # run from a source tree that was not installed
+    __version__ = "0.0.0"

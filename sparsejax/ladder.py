@@ -26,7 +26,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.index_codes import IndexCode
 
 
-_LANES = 32  # capacities are multiples of this, so that lanes and values fill whole words
+_LANES = 4  # capacities are multiples of this, so that lanes and values fill whole words
 _SHORT = 1024  # bytes; a shorter message costs its latency
 _TILE_NUMBERS = 1 << 16  # numbers packed at a time: fills the caches, hides the overhead
 
@@ -103,7 +103,7 @@ def ladder(
     """
     allowed = index_codes.parse(codes)
     numbers = max(1, unit_bytes // 4) * parts
-    top = _multiple(max(width // 4, min(width, 4 * _LANES)), _LANES)
+    top = _multiple(max(width // 4, min(width, 128)), _LANES)
     tile = min(top, _multiple(max(1, _TILE_NUMBERS // numbers), _LANES))
     top = _multiple(top, tile)
     rungs: list[Rung] = []

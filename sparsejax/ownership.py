@@ -90,6 +90,9 @@ class Layout(abc.ABC):
 class Ownership(abc.ABC):
     """A rule that gives every unit to a rank. Frozen and hashable."""
 
+    #: Whether `tables` returns anything.
+    needs_tables: bool = False
+
     @abc.abstractmethod
     def over(self, size: int, ranks: int, tables: Any = ()) -> Layout:
         """Lays the rule over `size` units and `ranks` ranks."""
@@ -202,6 +205,7 @@ class MurmurHash(Ownership):
         seed: Which hash function; all ranks need the same.
     """
 
+    needs_tables = True
     seed: int = 0
 
     def over(self, size, ranks, tables=()):

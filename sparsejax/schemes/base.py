@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sparsejax import wire
 from sparsejax._compat import AxisName
 from sparsejax.exchange import Sent
 
@@ -92,6 +93,11 @@ class Scheme(abc.ABC):
     #: Whether `residual` is an array; then `sync` keeps it and adds it to the next x.
     keeps_residual: bool = False
 
+    @property
+    def needs_ranks(self) -> bool:
+        """Whether `init` needs to know how many ranks there are."""
+        return False
+
     def init(self, like: Any, ranks: int) -> Any:
         """The first state for units like `like` on so many ranks."""
         del like, ranks
@@ -124,6 +130,23 @@ def stage(wire=0.0, payload=0.0, rounds=0.0, imbalance=1.0) -> Stage:
 def stage_of(sent: Sent, imbalance=1.0) -> Stage:
     """A stage from what `exchange.transmit` reports."""
     return stage(sent.wire, sent.payload, sent.rounds, imbalance)
+
+
+def add_stages(a: Stage, b: Stage) -> Stage:
+    """Two stages that followed one another."""
+    return Stage(
+        a.wire + b.wire,
+        a.payload + b.payload,
+        a.rounds + b.rounds,
+        jnp.maximum(a.imbalance, b.imbalance),
+    )
+
+
+def nothing_to_send(x: jax.Array, state: Any, axis_name: AxisName) -> Reduced:
+    """The sum where there is one rank, or where x is empty."""
+    total, sent = wire.psum(x, axis_name)
+    dense = jnp.float32(sent)
+    return Reduced(total, None, state, traffic(stage(), stage(), dense=dense))
 
 
 def traffic(push, pull, *, scalars=0.0, dense=0.0, before=1.0, after=1.0) -> Traffic:

@@ -1,0 +1,56 @@
+# Needs Python 3.11 or newer with pip, and make. The first run of a target installs what
+# that target needs into .venv, later runs start at once. `make` lists the targets.
+
+# The first Python that is new enough, unless PYTHON names one.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$p && break; done)
+
+# What is added to the command that a target runs, for example ARGS="-k zen".
+ARGS ?=
+
+PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint bench clean
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+demo: .venv/examples.stamp  ## Train a language model with dense and with sparse sync
+	@.venv/bin/python -m examples.language_model --plot $(ARGS)
+
+test: .venv/dev.stamp  ## Run the tests that are not slow
+	.venv/bin/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+test-all: .venv/dev.stamp  ## Run all tests
+	.venv/bin/python -m pytest -n 2 $(ARGS)
+
+lint: .venv/dev.stamp  ## Check style and types
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/pyright --pythonpath .venv/bin/python
+
+bench: .venv/bench.stamp  ## Run the core benchmark
+	@.venv/bin/python -m benchmarks.core $(ARGS)
+
+clean:  ## Remove the virtual environments and all caches
+	rm -rf .venv .venv-newest build dist demo.png
+	rm -rf .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each set of extras: `.venv/dev.stamp` means that `.[dev]` is installed.
+.venv/%.stamp: .venv/python.stamp pyproject.toml
+	@echo "Installing sparsejax with what '$*' needs into .venv ..."
+	@$(PIP) install --editable '.[$*]'
+	@touch $@
+
+# Where Python comes without ensurepip, its own pip fills the environment.
+.venv/python.stamp:
+	@test -n "$(PYTHON)" || { \
+		echo "No Python 3.11 or newer was found; name one with PYTHON=..." >&2; exit 1; }
+	@echo "Making a virtual environment in .venv with $$($(PYTHON) --version) ..."
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null && $(PYTHON) -m venv .venv \
+		|| { $(PYTHON) -m venv --without-pip .venv \
+		&& $(PYTHON) -m pip --python .venv/bin/python install --quiet pip; }
+	@touch $@

@@ -1,0 +1,1 @@
+"""Runnable examples; `README.md` beside this file says what each shows."""

@@ -1,0 +1,93 @@
+"""Which mesh axis is meant, and whether a gradient is still this rank's own.
+
+Under `jax.shard_map` with checking on, `jax.grad` with respect to a replicated parameter
+holds a dense psum already: the gradient that comes out is the sum, and there is nothing
+left to save. Types tell: such a gradient does not vary over the axis. With `check_vma=False`
+they do not, and the gradient is local; nothing can be checked there.
+"""
+
+from typing import Any
+
+from jax import lax
+
+from sparsejax import _compat
+from sparsejax._compat import AxisName
+from sparsejax.errors import AlreadySummedError, AxisError
+
+
+def resolve(axis_name: AxisName | None, what: str) -> AxisName:
+    """Returns the axis to work over, or raises with what to do.
+
+    Args:
+        axis_name: The name, or names, that the caller gave; None for the only manual axis.
+        what: The call as the user knows it, for the message.
+    """
+    manual = _compat.manual_axes()
+    if axis_name is None:
+        if len(manual) == 1:
+            return manual[0]
+        if manual:
+            raise AxisError(
+                f"{what} found several manual mesh axes, {_list(manual)}, and was given "
+                f"none: name the one to work over, axis_name={manual[0]!r}."
+            )
+        raise AxisError(
+            f"{what} needs a mesh axis and found none. Call it inside jax.shard_map, where "
+            "the mesh axes are manual; under jax.vmap(..., axis_name=...) name the axis."
+        )
+    names = _compat.axis_names(axis_name)
+    if not names:
+        raise AxisError(f"{what}: axis_name must name an axis, got {axis_name!r}.")
+    for name in names:
+        try:
+            lax.axis_size(name)
+        except NameError:
+            raise AxisError(
+                f"{what}: there is no manual axis {name!r} here; "
+                + (f"the manual axes are {_list(manual)}." if manual else "there is none.")
+                + " Call it inside jax.shard_map over that axis (and list the axis in"
+                " axis_names=, where that is given)."
+            ) from None
+    return axis_name
+
+
+def local(tree: Any, axis_name: AxisName | None = None) -> Any:
+    """Makes replicated parameters vary over the axis, so that their gradients stay local.
+
+    Use it on the parameters before `jax.grad`, inside `jax.shard_map`:
+
+        grads = jax.grad(loss)(sparsejax.local(params), batch)
+
+    Without it, and with checking on, `jax.grad` puts a dense psum into the gradient. It
+    sends nothing, and does nothing where checking is off.
+
+    Args:
+        tree: The parameters.
+        axis_name: The axis over which gradients are to stay local; the only manual axis if
+            None.
+
+    Returns:
+        The same values, typed as varying.
+    """
+    axis_name = resolve(axis_name, "sparsejax.local")
+    if not _compat.is_checking(axis_name):
+        return tree
+    return _compat.as_varying(tree, frozenset(_compat.axis_names(axis_name)))
+
+
+def require_local(name: str, leaf: Any, axis_name: AxisName) -> None:
+    """Raises if a gradient was summed over the axis before it came here."""
+    if not _compat.is_checking(axis_name):
+        return
+    summed = set(_compat.axis_names(axis_name)) - _compat.varying_axes(leaf)
+    if summed:
+        raise AlreadySummedError(
+            f"the gradient of {name!r} was already summed over {_list(sorted(summed))}: it "
+            "does not vary over it, so synchronizing it would send nothing less and count "
+            "every rank twice. jax.grad does this for parameters that are replicated. "
+            "Differentiate with respect to sparsejax.local(params) instead."
+        )
+
+
+def _list(names) -> str:
+    return ", ".join(repr(name) for name in names)

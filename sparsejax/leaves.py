@@ -1,0 +1,190 @@
+"""What is done with each leaf of a gradient: which scheme, which unit, which together.
+
+Leaves that are treated alike are laid end to end and exchanged as one, so that a model of
+forty leaves costs the collectives, and the compile time, of one or two. Together go leaves
+of one scheme, dtype and unit width. A dense leaf among sparse ones costs a bit a number.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax import _compat, schemes
+from sparsejax.errors import LeafError, RuleError
+from sparsejax.schemes.base import Scheme
+
+
+SPARSE_FROM = 1 << 16  # elements; a smaller leaf joins the one dense psum
+_EMBEDDING = re.compile("embedding", re.IGNORECASE)
+
+Rules = Mapping[str, Scheme | str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Leaves that are exchanged as one array of units.
+
+    Attributes:
+        name: For metrics: the path of the only leaf, or of the first and how many more.
+        scheme: How they are added up.
+        leaves: Their places in the flattened tree.
+        paths: Their paths.
+        units: How many units each of them has.
+        shape: The shape of one unit.
+    """
+
+    name: str
+    scheme: Scheme
+    leaves: tuple[int, ...]
+    paths: tuple[str, ...]
+    units: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def gather(self, leaves: Sequence[jax.Array]) -> jax.Array:
+        """The group's leaves as one array [units, *shape]."""
+        arrays = [
+            leaves[i].reshape(count, *self.shape)
+            for i, count in zip(self.leaves, self.units, strict=True)
+        ]
+        return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays)
+
+    def scatter(self, x: jax.Array, leaves: list[Any], like: Sequence[Any]) -> None:
+        """Puts the parts of [units, *shape] at their places in `leaves`."""
+        start = 0
+        for i, count in zip(self.leaves, self.units, strict=True):
+            leaves[i] = x[start : start + count].reshape(like[i].shape)
+            start += count
+
+
+def flatten(tree: Any, **options) -> tuple[list[str], list[Any], Any]:
+    """The paths, written a/b/c, the leaves and the structure of a tree."""
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tree, **options)
+    paths = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in pairs]
+    return paths, [leaf for _, leaf in pairs], structure
+
+
+def check_dtype(path: str, leaf: Any) -> None:
+    """Raises unless the leaf is an array of real floating numbers."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        kind = type(leaf).__name__ if dtype is None else dtype
+        raise LeafError(
+            f"leaf {path!r} is {kind}; only real floating gradients can be synchronized. "
+            "Leave it out with optax.masked, or convert it (a complex number is two)."
+        )
+
+
+def group(
+    paths: Sequence[str],
+    leaves: Sequence[Any],
+    scheme: Scheme,
+    rules: Rules | None = None,
+    *,
+    always: bool = False,
+) -> list[Group]:
+    """Decides for every leaf, and puts like to like.
+
+    Args:
+        paths: The leaves' paths.
+        leaves: The leaves: arrays or anything with a shape and a dtype.
+        scheme: For sparse leaves that no rule gives another.
+        rules: From regular expressions, searched in the path, to a scheme, "dense",
+            "sparse" (the scheme, whatever the size), or the unit "row" or "element". Of
+            all rules that match a leaf the first to say something about its scheme, and
+            the first to say something about its unit, hold.
+        always: Whether small leaves, too, use the scheme.
+
+    Returns:
+        The groups, in the order of their first leaves.
+    """
+    rules = dict(rules or {})
+    used: set[str] = set()
+    members: dict[Any, list[int]] = {}
+    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
+        check_dtype(path, leaf)
+        own, unit = _decide(path, leaf, scheme, rules, used, always)
+        shape = leaf.shape[1:] if unit == "row" else ()
+        # A large leaf that goes densely anyway is not worth a copy.
+        alone = isinstance(own, schemes.AllReduce) and leaf.size >= SPARSE_FROM
+        axes = _compat.varying_axes(leaf) if isinstance(leaf, jax.core.Tracer) else None
+        key = (own, shape, jnp.dtype(leaf.dtype), axes, i if alone else None)
+        members.setdefault(key, []).append(i)
+    unused = [pattern for pattern in rules if pattern not in used]
+    if unused:
+        raise RuleError(
+            f"the rule {unused[0]!r} matches no leaf. The leaves are: "
+            + ", ".join(repr(path) for path in paths)
+            + ". Rules are regular expressions, searched in these paths."
+        )
+    return [
+        _group(key[0], key[1], indices, paths, leaves) for key, indices in members.items()
+    ]
+
+
+def _group(scheme, shape, indices, paths, leaves):
+    name = paths[indices[0]] or "value"
+    if len(indices) > 1:
+        name = f"{name} and {len(indices) - 1} more"
+    width = math.prod(shape)
+    units = tuple(leaves[i].size // width if width else 0 for i in indices)
+    return Group(name, scheme, tuple(indices), tuple(paths[i] for i in indices), units, shape)
+
+
+def _decide(path, leaf, scheme, rules, used, always):
+    """The scheme and the unit of one leaf."""
+    own, unit = None, None
+    for pattern, value in rules.items():
+        if not re.search(pattern, path):
+            continue
+        used.add(pattern)
+        if value in ("row", "element"):
+            unit = unit or value
+        elif value == "dense":
+            own = own or schemes.AllReduce(getattr(scheme, "wire_dtype", None))
+        elif value == "sparse":
+            own = own or scheme
+        else:
+            own = own or value
+    if unit == "row" and leaf.ndim < 2:
+        raise RuleError(
+            f"a rule gives leaf {path!r} the unit 'row', but it has shape "
+            f"{list(leaf.shape)}: rows need two axes. Use 'element'."
+        )
+    large = leaf.size >= SPARSE_FROM or always
+    own = own or (scheme if large else schemes.AllReduce(getattr(scheme, "wire_dtype", None)))
+    if unit is None:
+        rows = leaf.ndim == 2 and _EMBEDDING.search(path)
+        unit = "row" if rows and not isinstance(own, schemes.AllReduce) else "element"
+    return own, unit
+
+
+def check_rules(rules: Rules | None) -> None:
+    """Raises where a rule is not a regular expression, or says something unknown."""
+    if rules is None:
+        return
+    if not isinstance(rules, Mapping):
+        raise RuleError(
+            f"rules must map regular expressions to treatments, got {type(rules).__name__}."
+        )
+    for pattern, value in rules.items():
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise RuleError(
+                f"the rule {pattern!r} is not a regular expression: {error}."
+            ) from None
+        if not isinstance(value, Scheme) and value not in (
+            "dense",
+            "sparse",
+            "row",
+            "element",
+        ):
+            raise RuleError(
+                f"the rule {pattern!r} says {value!r}; it must be a scheme, 'dense', "
+                "'sparse', 'row' or 'element'."
+            )

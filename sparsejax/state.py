@@ -1,0 +1,189 @@
+"""The state of a synchronization: what differs by rank, how it is sharded, its metrics.
+
+What differs by rank (a residual, a gradient accumulated so far) is an array [ranks, ...]
+outside `shard_map`, sharded over its leading axis, and [1, ...] inside. It is wrapped in
+`PerRank`, so that `state_specs` can tell it from what is replicated: declared as `P()`, a
+checkpoint would keep one rank's copy and lose the others.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, PartitionSpec
+
+from sparsejax import _compat
+from sparsejax._compat import AxisName
+from sparsejax.errors import AxisError, StateError
+from sparsejax.schemes.base import Traffic
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class PerRank:
+    """A tree whose arrays differ by rank, each with a leading rank axis.
+
+    Attributes:
+        value: The tree.
+        axis_name: The mesh axis, or axes, of the ranks.
+    """
+
+    def __init__(self, value: Any, axis_name: AxisName):
+        self.value = value
+        self.axis_name = axis_name
+
+    def tree_flatten_with_keys(self):
+        """For JAX: the tree is a child, the axis is part of the structure."""
+        return ((jax.tree_util.GetAttrKey("value"), self.value),), self.axis_name
+
+    @classmethod
+    def tree_unflatten(cls, axis_name, children):
+        """For JAX."""
+        return cls(children[0], axis_name)
+
+    def __repr__(self) -> str:
+        return f"PerRank({self.value!r}, axis_name={self.axis_name!r})"
+
+
+class SyncState(NamedTuple):
+    """State of `sparsejax.sync`.
+
+    Attributes:
+        step: int32: updates seen.
+        schemes: The scheme's state of each group of leaves.
+        residual: What each rank keeps back, of each group that keeps any: `PerRank`.
+        pending: The gradients added up since they were last synchronized: `PerRank`, or
+            None with `every=1`.
+        traffic: What was sent the last time, by group.
+    """
+
+    step: jax.Array
+    schemes: dict[str, Any]
+    residual: dict[str, PerRank]
+    pending: PerRank | None
+    traffic: dict[str, Traffic]
+
+
+def state_specs(state: Any) -> Any:
+    """The PartitionSpecs of a state, for `shard_map` and for checkpoints.
+
+    Args:
+        state: An optimizer state, or any tree; abstract values do.
+
+    Returns:
+        The same tree with `P(axis)` for every leaf that differs by rank and `P()` for all
+        others.
+    """
+
+    def specs(node):
+        if isinstance(node, PerRank):
+            spec = PartitionSpec(node.axis_name)
+            return PerRank(jax.tree.map(lambda _: spec, node.value), node.axis_name)
+        return PartitionSpec()
+
+    return jax.tree.map(specs, state, is_leaf=lambda node: isinstance(node, PerRank))
+
+
+def init(
+    tx: optax.GradientTransformation,
+    params: Any,
+    mesh: Mesh,
+    axis_name: AxisName | None = None,
+) -> Any:
+    """A state of global arrays: what differs by rank sharded, the rest replicated.
+
+    Needed where a transformation keeps something by rank; right for all.
+
+    Args:
+        tx: The optimizer.
+        params: The parameters, replicated over the mesh.
+        mesh: The mesh to train on.
+        axis_name: The axis of the ranks, where the mesh has several.
+
+    Returns:
+        The state, to be passed to `shard_map` with `state_specs(state)`.
+    """
+    axis_name = data_axis(mesh, axis_name, "sparsejax.init")
+    specs = None
+
+    def structure(params):
+        nonlocal specs
+        specs = state_specs(tx.init(params))
+        return jnp.zeros(())
+
+    wrap = functools.partial(jax.shard_map, mesh=mesh, in_specs=PartitionSpec())
+    jax.eval_shape(wrap(structure, out_specs=PartitionSpec()), params)
+    return jax.jit(wrap(tx.init, out_specs=specs))(params)
+
+
+def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
+    """The axis given, or the only one of the mesh."""
+    if axis_name is None:
+        if len(mesh.axis_names) != 1:
+            raise AxisError(
+                f"{what}: the mesh has the axes {mesh.axis_names}; name the one over which "
+                f"gradients are synchronized, axis_name={mesh.axis_names[0]!r}."
+            )
+        return mesh.axis_names[0]
+    missing = [name for name in _compat.axis_names(axis_name) if name not in mesh.axis_names]
+    if missing:
+        raise AxisError(
+            f"{what}: the mesh has no axis {missing[0]!r}; it has {mesh.axis_names}."
+        )
+    return axis_name
+
+
+def find(state: Any) -> list[SyncState]:
+    """All synchronization states inside an optimizer state, however deep."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, SyncState))
+    return [node for node in nodes if isinstance(node, SyncState)]
+
+
+def metrics(state: Any) -> dict[str, jax.Array]:
+    """What the last synchronization sent, as a flat dict of scalars.
+
+    Keys are `sync/<leaf>/<what>` for each group of leaves that were exchanged together,
+    and `sync/<bytes>` for the totals; a second synchronization in the same state is
+    `sync1`, and so on. `wire_bytes` is what one rank sent, `payload_bytes` what its entries
+    needed, `dense_bytes` what an all-reduce would have sent, `rounds` how many messages
+    followed one another; densities and imbalances are as in `Traffic`. `residual_norm` is
+    there where a rank keeps something back: the norm over all ranks.
+
+    Args:
+        state: An optimizer state, chained, masked or partitioned as you like.
+    """
+    found = find(state)
+    if not found:
+        raise StateError(
+            "there is no state of a sparsejax transformation in this state; pass the "
+            "optimizer's state, as tx.init or tx.update returned it."
+        )
+    result: dict[str, jax.Array] = {}
+    for number, sync in enumerate(found):
+        prefix = f"sync{number or ''}"
+        totals = {"wire_bytes": 0.0, "payload_bytes": 0.0, "dense_bytes": 0.0}
+        for name, traffic in sync.traffic.items():
+            own = _group_metrics(traffic)
+            for key, value in own.items():
+                result[f"{prefix}/{name}/{key}"] = value
+            for key in totals:
+                totals[key] = totals[key] + own[key]
+        for name, kept in sync.residual.items():
+            squares = jnp.sum(jnp.square(kept.value.astype(jnp.float32)))
+            result[f"{prefix}/{name}/residual_norm"] = jnp.sqrt(squares)
+        result |= {f"{prefix}/{key}": jnp.asarray(value) for key, value in totals.items()}
+    return result
+
+
+def _group_metrics(traffic: Traffic) -> dict[str, jax.Array]:
+    return {
+        "wire_bytes": traffic.wire,
+        "payload_bytes": traffic.payload,
+        "dense_bytes": traffic.dense,
+        "density_before": traffic.density_before,
+        "density_after": traffic.density_after,
+        "push_imbalance": traffic.push.imbalance,
+        "pull_imbalance": traffic.pull.imbalance,
+        "rounds": traffic.push.rounds + traffic.pull.rounds,
+    }
