@@ -19,9 +19,9 @@ def init(vocabulary: int, width: int, seed: int = 0) -> dict[str, np.ndarray]:
         return (rng.standard_normal(shape) / np.sqrt(width)).astype(np.float32)
 
     return {
-        "embedding": normal(vocabulary, width),
+        "input_embedding": normal(vocabulary, width),
         "lstm": normal(2 * width, 4 * width),
-        "output": normal(vocabulary, width),
+        "output_embedding": normal(vocabulary, width),
         "output_bias": np.zeros(vocabulary, np.float32),
     }
 
@@ -44,12 +44,12 @@ def batches(tokens: np.ndarray, vocabulary: int, ranks: int, seed: int = 0):
 
 def loss_fn(params: dict[str, jax.Array], batch: dict[str, jax.Array]) -> jax.Array:
     """The mean sampled softmax loss of one rank's windows."""
-    inputs = params["embedding"][batch["tokens"]]  # [windows, length, width]
+    inputs = params["input_embedding"][batch["tokens"]]  # [windows, length, width]
     hidden = _lstm(params["lstm"], inputs.swapaxes(0, 1)).swapaxes(0, 1)
     targets, negatives = batch["targets"], batch["negatives"][0]
-    right = jnp.einsum("wld,wld->wl", hidden, params["output"][targets])
+    right = jnp.einsum("wld,wld->wl", hidden, params["output_embedding"][targets])
     right += _bias(params, targets)
-    wrong = jnp.einsum("wld,nd->wln", hidden, params["output"][negatives])
+    wrong = jnp.einsum("wld,nd->wln", hidden, params["output_embedding"][negatives])
     wrong += _bias(params, negatives)
     # A negative that happens to be the right word is none.
     wrong = jnp.where(targets[..., None] == negatives, -jnp.inf, wrong)

@@ -151,25 +151,27 @@ class _Striped(Layout):
     def split(self, flags):
         whole = jnp.pad(flags, (0, self.ranks * self.width - self.size))
         words = bits.pack(whole).reshape(self.ranks, -1)
-        return self._shift(words, forward=True)
+        number = lax.iota(jnp.uint32, self.width // bits.WORD)
+        for k in range(self.turn_bits):
+            mask = self._turn_words(number, k)
+            # A gather of rows; jnp.roll is a concatenation, eight times slower on CPUs.
+            # Fused with the next step, each step would do all those before it twice.
+            back = (np.arange(self.ranks) - (1 << k)) % self.ranks
+            words = (words & ~mask) | (words[back] & mask)
+            words = lax.optimization_barrier(words)
+        return words
 
     def join(self, dense):
-        whole = self._shift(dense, forward=False)
-        return whole.reshape(-1, *dense.shape[2:])[: self.size]
-
-    def _shift(self, x, *, forward):
-        """Turns columns into parts (words of bits) or parts into columns (values)."""
-        words = lax.iota(jnp.uint32, self.width // bits.WORD)
+        number = lax.iota(jnp.uint32, self.width // bits.WORD)
+        turn = jnp.zeros(self.width, jnp.int32)
         for k in range(self.turn_bits):
-            mask = self._turn_words(words, k)
-            if forward:
-                moved = jnp.roll(x, (1 << k) % self.ranks, axis=0)
-                x = (x & ~mask) | (moved & mask)
-            else:
-                moved = jnp.roll(x, -((1 << k) % self.ranks), axis=0)
-                take = bits.unpack(mask).reshape(1, -1, *(1,) * (x.ndim - 2))
-                x = jnp.where(take, moved, x)
-        return x
+            one = bits.unpack(self._turn_words(number, k)).astype(jnp.int32)
+            turn = turn + one * ((1 << k) % self.ranks)
+        column = lax.broadcasted_iota(jnp.int32, (self.ranks, 1), 0)
+        part = (column + turn) % self.ranks
+        place = part * self.width + lax.iota(jnp.int32, self.width)
+        flat = dense.reshape(-1, *dense.shape[2:])
+        return flat.at[place.reshape(-1)[: self.size]].get(mode="promise_in_bounds")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,6 +60,18 @@ def all_reduce_bytes(size: int, n: int) -> float:
     return 2 * (n - 1) / n * size
 
 
+def all_reduce_cost(size: int, dtype: jax.typing.DTypeLike, n: int) -> float:
+    """What one rank sends for `all_reduce` of so many numbers that travel in `dtype`."""
+    itemsize = jnp.dtype(dtype).itemsize
+    if _summed_by_psum(itemsize, size, n):
+        return all_reduce_bytes(size * itemsize, n)
+    return all_reduce_bytes(-(-size // n) * n * itemsize, n)
+
+
+def _summed_by_psum(itemsize: int, size: int, n: int) -> bool:
+    return itemsize > 2 or n == 1 or size == 0
+
+
 def psum(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
     """The dense sum over all ranks, the same on every rank."""
     return lax.psum(x, axis_name), all_reduce_bytes(_bytes(x), ranks(axis_name))
@@ -76,7 +88,7 @@ def all_reduce(
     """
     narrow = jnp.dtype(wire_dtype or x.dtype)
     n = ranks(axis_name)
-    if narrow.itemsize > 2 or n == 1 or x.size == 0:
+    if _summed_by_psum(narrow.itemsize, x.size, n):
         return psum(x, axis_name)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     flat = x.astype(narrow).reshape(-1)

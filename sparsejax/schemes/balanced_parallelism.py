@@ -101,7 +101,7 @@ class _Run:
         n = self.layout.ranks
         sets = bits.bit_sets(self.layout.split(present))
         fullest, most, imbalance, agreed = self._agree(sets)
-        dense = wire.all_reduce_bytes(x.size * self.narrow.itemsize, n)
+        dense = wire.all_reduce_cost(x.size, self.narrow, n)
         push_bytes = (n - 1) * self.push_ladder.bytes(fullest)
         worth = push_bytes + self._dense_pull_bytes() < dense
 

@@ -59,7 +59,7 @@ class HierarchicalCentralization(base.Scheme):
         most, agreed = wire.maximum(count, axis_name)
         fold, swaps, unfold = wire.doubling_schedule(n)
         hops = len(swaps) + bool(fold) + bool(unfold)
-        dense = wire.all_reduce_bytes(x.size * narrow.itemsize, n)
+        dense = wire.all_reduce_cost(x.size, narrow, n)
         worth = hops * self._ladder(x, narrow).bytes(most) < dense
         axes = varying_axes(x)
 

@@ -1,0 +1,50 @@
+"""Eight simulated CPU devices, strict settings, and what needs a GPU skipped without one."""
+
+import functools
+
+import hypothesis
+import jax
+import pytest
+
+
+# Before anything starts a backend: the number is fixed once one is up.
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "standard")
+
+# Compiling comes out of the first example's time, and fixed seeds make failures repeat.
+hypothesis.settings.register_profile(
+    "sparsejax", deadline=None, derandomize=True, database=None, max_examples=30
+)
+hypothesis.settings.load_profile("sparsejax")
+
+
+@functools.cache
+def _gpus():
+    try:
+        return tuple(jax.devices("gpu"))
+    except RuntimeError:  # no such backend
+        return ()
+
+
+def pytest_report_header():
+    return (
+        f"jax {jax.__version__}, backend {jax.default_backend()}, "
+        f"{len(jax.devices('cpu'))} CPU devices, {len(_gpus())} GPUs"
+    )
+
+
+def pytest_collection_modifyitems(items):
+    if _gpus():
+        return
+    skip = pytest.mark.skip(reason="needs a GPU, and JAX sees none")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def mesh_of():
+    """From a number of ranks to a mesh of one axis over as many simulated devices."""
+    from tests import helpers
+
+    return helpers.mesh_of

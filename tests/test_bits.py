@@ -1,0 +1,74 @@
+"""Sets of slots by part, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparsejax import bits
+from tests import helpers
+
+
+SHAPES = [(1, 1), (3, 2), (8, 65), (5, 200)]  # parts, words
+
+
+def some_flags(parts, words, seed=0):
+    """Parts of every kind: empty, full, the last slot alone, and random ones."""
+    rng = np.random.default_rng(seed)
+    flags = rng.random((parts, words * 32)) < rng.random((parts, 1)) ** 2
+    flags[-1] = False
+    flags[-1, -1] = True
+    if parts > 2:
+        flags[0] = False
+        flags[1] = True
+    return flags
+
+
+@pytest.mark.parametrize(("parts", "words"), SHAPES)
+def test_counts_and_starts_are_those_of_the_parts(parts, words):
+    flags = some_flags(parts, words)
+    sets = jax.jit(bits.bit_sets)(helpers.packed(flags))
+    counts = flags.sum(axis=1)
+    np.testing.assert_array_equal(sets.counts, counts)
+    np.testing.assert_array_equal(sets.starts, np.cumsum(counts) - counts)
+    assert sets.counts.dtype == np.int32
+    assert sets.starts.dtype == np.int32
+
+
+@pytest.mark.parametrize(("parts", "words"), SHAPES)
+def test_slots_of_a_run_of_ranks_are_found_in_every_part(parts, words):
+    flags = some_flags(parts, words)
+    length = min(words * 32, 500)
+
+    @jax.jit
+    def slots(words, first):
+        return bits.slots(bits.bit_sets(words), first, length)
+
+    packed = helpers.packed(flags)
+    for first in (0, 1, 33, words * 16):
+        found = np.asarray(slots(packed, first))
+        assert found.shape == (parts, length)
+        for part in range(parts):
+            expected = np.flatnonzero(flags[part])[first : first + length]
+            np.testing.assert_array_equal(found[part, : len(expected)], expected)
+
+
+@pytest.mark.parametrize(("parts", "words"), SHAPES)
+def test_count_below_counts_the_first_words_of_each_part(parts, words):
+    flags = some_flags(parts, words)
+    every = np.arange(1, words + 1, dtype=np.int32)
+    below = jax.jit(lambda x, k: bits.count_below(bits.bit_sets(x), k))
+    expected = np.cumsum(flags.reshape(parts, words, 32).sum(axis=2), axis=1)
+    np.testing.assert_array_equal(below(helpers.packed(flags), every), expected)
+
+
+def test_a_row_counts_when_any_of_its_numbers_does_and_not_by_its_sum():
+    x = jnp.array([[0.0, 0.0], [1.0, -1.0], [0.0, jnp.nan], [-0.0, 0.0], [0.0, 1e-45]])
+    np.testing.assert_array_equal(bits.nonzero_units(x), [0, 1, 1, 0, 1])
+
+
+def test_units_may_be_numbers_or_have_several_axes():
+    x = np.zeros((4, 2, 3), np.float32)
+    x[2, 1, 0] = 5
+    np.testing.assert_array_equal(bits.nonzero_units(x), [0, 0, 1, 0])
+    np.testing.assert_array_equal(bits.nonzero_units(x[:, 1, 0]), [0, 0, 1, 0])
