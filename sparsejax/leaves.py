@@ -64,7 +64,12 @@ class Group:
 def flatten(tree: Any, **options) -> tuple[list[str], list[Any], Any]:
     """The paths, written a/b/c, the leaves and the structure of a tree."""
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree, **options)
-    paths = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in pairs]
+    # The parameters of a flax.nnx model end in `.value`, and their gradients do not.
+    boxed = jax.tree_util.GetAttrKey("value")
+    keys = [path[:-1] if path[1:] and path[-1] == boxed else path for path, _ in pairs]
+    if len(set(keys)) < len(keys):
+        keys = [path for path, _ in pairs]
+    paths = [jax.tree_util.keystr(key, simple=True, separator="/") for key in keys]
     return paths, [leaf for _, leaf in pairs], structure
 
 

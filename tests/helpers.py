@@ -5,6 +5,7 @@ by the plainest code there is.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -106,13 +107,9 @@ def packed(flags: np.ndarray) -> np.ndarray:
 
 def strided_set(size: int, count: int, stride: int) -> np.ndarray:
     """`count` units a stride apart; at the end it starts again, one unit further on."""
-    rows = -(-size // stride)
-    starts = -(-count // rows) + 1
-    units = (np.arange(starts)[:, None] + stride * np.arange(rows)[None, :]).reshape(-1)
-    units = np.unique(units[units < size])
-    # Whole strides first: the last start may be needed only in part.
-    order = np.lexsort((units, units % stride))
-    return np.sort(units[order][:count])
+    starts = -(-count // (size // stride))
+    rounds = [np.arange(start, size, stride) for start in range(starts)]
+    return np.sort(np.concatenate(rounds)[:count])
 
 
 def zipf_set(size: int, count: int, seed: int = 0) -> np.ndarray:
@@ -164,10 +161,9 @@ def gradients(
     x = np.zeros((n, size, *shape))
     for rank, share in enumerate(densities):
         units = rng.permutation(size)[: round(share * size)]
-        rows = rng.integers(-4, 5, (len(units), *shape))
-        flat = rows.reshape(len(units), -1)
-        flat[:, 0] = np.where((flat == 0).all(axis=1), 1, flat[:, 0])
-        x[rank, units] = rows
+        rows = rng.integers(-4, 5, (len(units), math.prod(shape)))
+        rows[(rows == 0).all(axis=1), 0] = 1
+        x[rank, units] = rows.reshape(len(units), *shape)
     return x.astype(dtype)
 
 
