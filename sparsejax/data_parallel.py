@@ -46,12 +46,15 @@ class DataParallel:
 
     def init(self, params: Any) -> TrainState:
         """The first state, from parameters; these are copied, not taken over."""
-        replicated = NamedSharding(self._mesh, PartitionSpec())
-        copy = jax.jit(
+        # Through shard_map, so that the first step sees what all later ones will see.
+        replicated = PartitionSpec()
+        copy = jax.shard_map(
             lambda tree: jax.tree.map(lambda x: jnp.array(x, copy=True), tree),
-            out_shardings=replicated,
+            mesh=self._mesh,
+            in_specs=replicated,
+            out_specs=replicated,
         )
-        params, step = copy((params, jnp.int32(0)))
+        params, step = jax.jit(copy)((params, jnp.int32(0)))
         opt_state = states.init(self._tx, params, self._mesh, self._axis_name)
         return TrainState(step, params, opt_state)
 
@@ -60,13 +63,20 @@ class DataParallel:
 
         Args:
             state: From `init` or from the last step.
-            batch: A tree of arrays, each rank's share along the leading axis.
+            batch: A tree of arrays, the ranks' shares one after another along the leading
+                axis. Several processes pass global `jax.Array`s, as
+                `jax.make_array_from_process_local_data` makes them.
 
         Returns:
             The next state, and the loss averaged over ranks; with `has_aux`, the loss and
             the auxiliary tree, averaged too.
         """
-        return self.compiled(state)(state, batch)
+        return self.compiled(state)(state, jax.tree.map(self._placed, batch))
+
+    def _placed(self, x):
+        if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)):
+            return x
+        return jax.device_put(x, NamedSharding(self._mesh, PartitionSpec(self._axis_name)))
 
     def compiled(self, state: TrainState) -> Any:
         """The jitted step, for `lower` and `compile`; one for each structure of state."""
@@ -96,8 +106,8 @@ class DataParallel:
         return TrainState(state.step + 1, params, opt_state), mean
 
     def _mean(self, x):
-        x = wire.per_rank(jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32)),
-                          self._axis_name)
+        wide = jnp.promote_types(jnp.result_type(x), jnp.float32)
+        x = wire.per_rank(jnp.asarray(x, wide), self._axis_name)
         return wire.psum(x, self._axis_name)[0] / wire.ranks(self._axis_name)
 
     def _require_synchronized(self, updates):

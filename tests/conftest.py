@@ -1,4 +1,4 @@
-"""Eight simulated CPU devices, strict settings, and what needs a GPU skipped without one."""
+"""Eight simulated CPU devices, fixed seeds, and what needs a GPU skipped without one."""
 
 import functools
 

@@ -55,8 +55,8 @@ def is_replicated(fn: Callable, x: Any, n: int) -> bool:
     types = []
 
     def on_rank(x):
-        result = fn(jax.tree.map(lambda x: x[0], x))
-        types.extend(jax.typeof(y).manual_axis_type.varying for y in jax.tree.leaves(result))
+        result = jax.tree.leaves(fn(jax.tree.map(lambda x: x[0], x)))
+        types.extend(jax.typeof(y).manual_axis_type.varying for y in result)
         return 0
 
     specs = {"mesh": mesh_of(n), "in_specs": P(AXIS), "out_specs": P()}

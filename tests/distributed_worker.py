@@ -1,0 +1,61 @@
+"""One process of a `jax.distributed` job, or the same job on simulated devices.
+
+    python -m tests.distributed_worker OUT RANKS [COORDINATOR RANK]
+
+Without a coordinator the ranks are simulated devices of this process. Writes to OUT what
+rank RANK holds at the end, as one .npz.
+"""
+
+import sys
+
+import jax
+
+
+def main(out, ranks, coordinator=None, rank=0):
+    jax.config.update("jax_platforms", "cpu")
+    if coordinator is None:
+        jax.config.update("jax_num_cpu_devices", ranks)
+    else:
+        jax.config.update("jax_num_cpu_devices", 1)
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            coordinator, ranks, rank, initialization_timeout=60, heartbeat_timeout_seconds=60
+        )
+    # After the backend is settled: these make arrays.
+    import numpy as np
+    from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+    from sparsejax import schemes
+
+    mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, P("data"))
+    results = {}
+    for name, scheme in {
+        "balanced": schemes.BalancedParallelism(),
+        "hierarchical": schemes.HierarchicalCentralization(),
+        "zen": schemes.Zen(),
+    }.items():
+        run = jax.jit(
+            jax.shard_map(
+                lambda x, scheme=scheme: scheme(x[0], (), "data")._replace(state=None),
+                mesh=mesh,
+                in_specs=P("data"),
+                out_specs=P(),
+            )
+        )
+        for density in (0.003, 0.2, 1.0):
+            rng = np.random.default_rng(5)
+            mask = rng.random((ranks, 5000)) < density
+            x = np.where(mask, rng.standard_normal((ranks, 5000)), 0).astype(np.float32)
+            placed = jax.make_array_from_callback(x.shape, sharding, lambda at, x=x: x[at])
+            reduced = run(placed)
+            results[f"{name}_{density}_total"] = reduced.total.addressable_data(0)
+            results[f"{name}_{density}_wire"] = reduced.traffic.wire.addressable_data(0)
+    np.savez(out, **{key: np.asarray(value) for key, value in results.items()})
+    if coordinator is not None:
+        jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    out, ranks, *rest = sys.argv[1:]
+    main(out, int(ranks), *rest[:1], *(int(rank) for rank in rest[1:]))

@@ -1,0 +1,312 @@
+"""Sets of units with their values, sent in every code, dtype and size of message."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sparsejax.ladder
+from sparsejax import bits, exchange, ladder, wire
+from tests import helpers
+from tests.helpers import AXIS
+
+
+CODES = ["coo32", "coo16", "coo8", "bitmap", "auto"]
+WIDTH = 1056  # slots in a part: five blocks of 256, the last one of a word; top rung 264
+
+
+class Setup(NamedTuple):
+    """What is fixed when an exchange is traced. Parts are ranges of `width` units."""
+
+    code: str = "auto"
+    dtype: Any = np.float32
+    shape: tuple[int, ...] = ()
+    n: int = 3
+    width: int = WIDTH
+    ratio: float = 1.6
+    tile_numbers: int = 1 << 16
+    check_vma: bool = True
+
+    @property
+    def size(self):
+        return self.n * self.width
+
+    def ladder(self, parts):
+        unit_bytes = int(np.prod(self.shape, dtype=int)) * jnp.dtype(self.dtype).itemsize
+        return ladder.ladder(self.width, unit_bytes, parts, self.code, self.ratio)
+
+
+@functools.cache
+def exchange_of(setup):
+    """Compiled: what every rank has is pushed to its owner, added up, and pulled by all.
+
+    From x [n, size, *shape] to the sums that each rank owns, all sums, and both `Sent`.
+    """
+    part = jnp.arange(setup.n, dtype=jnp.int32)[:, None]
+
+    def run(x):
+        sets = bits.bit_sets(bits.pack(bits.nonzero_units(x).reshape(setup.n, -1)))
+        need, _ = wire.maximum(jnp.max(sets.counts), AXIS)
+
+        def add(totals, slots, values):
+            assert values.dtype == x.dtype
+            values = values.reshape(-1, *setup.shape).astype(totals.dtype)
+            return totals.at[slots.reshape(-1)].add(values, mode="drop")
+
+        owned, pushed = exchange.transmit(
+            setup.ladder(setup.n),
+            wire.push_channel(AXIS),
+            sets,
+            lambda slots: x.at[part * setup.width + slots].get(mode="clip"),
+            need,
+            add,
+            jnp.zeros((setup.width, *setup.shape), jnp.promote_types(x.dtype, np.float32)),
+        )
+        sums = owned.astype(x.dtype)
+        sets = bits.bit_sets(bits.pack(bits.nonzero_units(sums))[None])
+        need, _ = wire.maximum(sets.counts[0], AXIS)
+
+        def place(total, slots, values):
+            units = jnp.where(slots < setup.width, part * setup.width + slots, setup.size)
+            values = values.reshape(-1, *setup.shape)
+            return total.at[units.reshape(-1)].set(values, mode="drop")
+
+        everything, pulled = exchange.transmit(
+            setup.ladder(setup.n),
+            wire.pull_channel(AXIS),
+            sets,
+            lambda slots: sums.at[slots].get(mode="clip"),
+            need,
+            place,
+            jnp.zeros((setup.size, *setup.shape), x.dtype),
+            typical=None,
+        )
+        return owned, everything, pushed, pulled
+
+    return helpers.ranked(run, setup.n, setup.check_vma)
+
+
+def check(setup, x):
+    """Sums, replicas, and what was counted on the way, all from NumPy."""
+    n = setup.n
+    owned, everything, pushed, pulled = exchange_of(setup)(x)
+    sums = helpers.total(x)
+    np.testing.assert_array_equal(owned.reshape(sums.shape), sums)
+    helpers.assert_same_on_all_ranks(everything)
+    assert everything.dtype == x.dtype
+    np.testing.assert_array_equal(everything[0], sums)
+
+    sent = helpers.is_nonzero(x).reshape(n, n, setup.width, -1).any(axis=3).sum(axis=2)
+    check_sent(setup, pushed, sent.T, sent.max())
+    summed = helpers.is_nonzero(sums).reshape(n, setup.width, -1).any(axis=2).sum(axis=1)
+    check_sent(setup, pulled, np.stack([summed] * n), summed.max())
+
+
+def check_sent(setup, sent, counts, need):
+    """counts[i, j] is what rank i was sent by rank j, and `need` the most of a message."""
+    steps = setup.ladder(setup.n)
+    rounds = -(-need // steps.top)
+    words = 0
+    for number in range(rounds):
+        left = min(need - number * steps.top, steps.top)
+        words += next(rung.words for rung in steps.rungs if rung.capacity >= left)
+    np.testing.assert_array_equal(sent.rounds, [rounds] * setup.n)
+    np.testing.assert_array_equal(sent.wire, [(setup.n - 1) * 4 * words] * setup.n)
+    if rounds:
+        np.testing.assert_array_equal(sent.counts, counts)
+    assert (sent.payload <= sent.wire).all()
+    assert (sent.payload > 0).all() == (rounds > 0)
+
+
+def gradients(setup, seed=0):
+    """From none to all, and ranks that differ as much as they can."""
+    densities = [0.0, 1 / setup.size, 0.01, 0.1, 0.4, 1.0, [0.0, 1.0, 0.02][: setup.n]]
+    if setup.n > 3:
+        densities[-1] = [0.0, 1.0, *[0.02] * (setup.n - 2)]
+    for number, density in enumerate(densities):
+        yield helpers.gradients(
+            setup.n, setup.size, density, setup.dtype, setup.shape, seed + number
+        )
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_code_delivers_everything_at_any_density(code):
+    setup = Setup(code)
+    for x in gradients(setup):
+        check(setup, x)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "code"),
+    [
+        (jnp.bfloat16, (), "auto"),
+        (np.float16, (4,), "auto"),
+        (np.float32, (3,), "coo16"),
+        (jnp.bfloat16, (3,), "coo8"),
+        (np.float16, (2, 2), "bitmap"),
+    ],
+    ids=str,
+)
+def test_every_dtype_and_unit_is_delivered(dtype, shape, code):
+    setup = Setup(code, dtype, shape)
+    for x in gradients(setup):
+        check(setup, x)
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype", "shape", "tile_numbers"),
+    [
+        # Tiles of 4, 24, 88 entries: 66, 11 and 3 of them in a message of 264.
+        ("auto", np.float32, (), 1),
+        ("coo32", np.float32, (), 72),
+        ("coo16", np.float32, (), 72),
+        ("coo8", np.float32, (), 72),
+        ("coo8", jnp.bfloat16, (3,), 264),
+        ("bitmap", np.float16, (), 264),
+    ],
+    ids=str,
+)
+def test_small_tiles_fill_the_same_messages(monkeypatch, code, dtype, shape, tile_numbers):
+    monkeypatch.setattr(sparsejax.ladder, "_TILE_NUMBERS", tile_numbers)
+    setup = Setup(code, dtype, shape, ratio=1.9, tile_numbers=tile_numbers)
+    assert setup.ladder(3).tile < 100
+    # Full parts take four rounds of many tiles each.
+    assert setup.ladder(3).rounds(WIDTH) == 4
+    for x in gradients(setup, seed=50):
+        check(setup, x)
+
+
+@pytest.mark.parametrize("code", ["coo16", "coo8"])
+def test_parts_of_several_blocks_of_65536_are_delivered(code):
+    setup = Setup(code, n=2, width=2 * 65536 + 64, ratio=8)
+    ends = np.zeros((2, setup.size), np.float32)
+    ends[:, [0, 65535, 65536, 131072, setup.width - 1, setup.width, setup.size - 1]] = 5
+    check(setup, ends)
+    for density in (0.001, 0.05, 0.4):
+        check(setup, helpers.gradients(2, setup.size, density, seed=3))
+
+
+@pytest.mark.parametrize("n", [5, 8])
+def test_any_number_of_ranks_delivers(n):
+    setup = Setup(n=n, width=320, ratio=4)
+    for x in gradients(setup):
+        check(setup, x)
+
+
+def test_parts_of_one_word_are_delivered():
+    setup = Setup("auto", n=2, width=32)
+    for x in gradients(setup):
+        check(setup, x)
+
+
+def test_without_checking_the_same_is_delivered():
+    setup = Setup(ratio=4, check_vma=False)
+    for x in gradients(setup):
+        check(setup, x)
+
+
+def test_doubles_are_delivered():
+    with jax.enable_x64(True):
+        setup = Setup("auto", np.float64, n=2, ratio=4)
+        for x in gradients(setup):
+            check(setup, x + np.where(x != 0, 2.0**-40, 0))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e-45])
+def test_values_that_are_no_ordinary_numbers_arrive_bit_for_bit(value):
+    # Nothing is added up here: XLA on CPUs takes denormals for zero when it adds.
+    pairs = ((0, 1), (1, 0))
+
+    def swap(x):
+        sets = bits.bit_sets(bits.pack(bits.nonzero_units(x))[None])
+        need, _ = wire.maximum(sets.counts[0], AXIS)
+        steps = ladder.ladder(256, 4, 1, "auto", 4)
+        return exchange.transmit(
+            steps,
+            wire.swap_channel(AXIS, pairs),
+            sets,
+            lambda slots: x.at[slots].get(mode="clip"),
+            need,
+            lambda total, slots, values: total.at[slots[0]].set(values[0], mode="drop"),
+            jnp.zeros_like(x),
+        )
+
+    x = np.zeros((2, 256), np.float32)
+    x[0, [0, 99]] = value, -1
+    x[1, 255] = -value
+    arrived, sent = helpers.run_ranks(swap, x, 2)
+    assert arrived.tobytes() == x[::-1].tobytes()
+    np.testing.assert_array_equal(sent.counts, [[1], [2]])
+    # One message, of one partner.
+    np.testing.assert_array_equal(sent.wire, [4.0 * 1 * bottom_words()] * 2)
+
+
+def bottom_words():
+    return ladder.ladder(256, 4, 1, "auto", 4).rungs[0].words
+
+
+def test_the_payload_can_be_reckoned_from_a_typical_count():
+    """The same on all ranks then, and the bytes of that many entries in each message."""
+    steps = ladder.ladder(1024, 4, 3, "coo8", 4)
+
+    def run(x):
+        sets = bits.bit_sets(bits.pack((x != 0).reshape(3, -1)))
+        need, _ = wire.maximum(jnp.max(sets.counts), AXIS)
+        _, sent = exchange.transmit(
+            steps,
+            wire.push_channel(AXIS),
+            sets,
+            lambda slots: jnp.ones(slots.shape, np.float32),
+            need,
+            lambda count, slots, values: count + jnp.sum(slots < 1024),
+            jnp.int32(0),
+            typical=jnp.array([20.0, 10.0]),
+        )
+        assert not sent.payload.aval.manual_axis_type.varying
+        return sent
+
+    x = np.zeros((3, 3 * 1024), np.float32)
+    x[0, :30] = 1
+    sent = helpers.run_ranks(run, x, 3)
+    # Two messages. A header of 4 bytes; 9 bits a slot, and 4 for the blocks; 4 bytes a
+    # value: 20 entries take 4 + 184 / 8 + 80 = 107 bytes, 10 take 4 + 94 / 8 + 40.
+    np.testing.assert_array_equal(sent.payload, [2 * (107 + 55.75) / 2] * 3)
+
+
+def test_nothing_is_sent_where_nobody_has_anything():
+    setup = Setup(ratio=4)
+    x = np.zeros((3, setup.size), np.float32)
+    x[1] = -0.0
+    _, everything, pushed, pulled = exchange_of(setup)(x)
+    assert not everything.any()
+    for sent in (pushed, pulled):
+        assert not sent.wire.any()
+        assert not sent.payload.any()
+        assert not sent.rounds.any()
+
+
+def test_the_program_holds_one_message_of_each_size():
+    setup = Setup("coo8", n=3)
+    steps = setup.ladder(3)
+
+    def push(x):
+        sets = bits.bit_sets(bits.pack((x != 0).reshape(3, -1)))
+        return exchange.transmit(
+            steps,
+            wire.push_channel(AXIS),
+            sets,
+            lambda slots: jnp.ones(slots.shape, np.float32),
+            wire.maximum(jnp.max(sets.counts), AXIS)[0],
+            lambda count, slots, values: count + jnp.sum(slots < WIDTH),
+            jnp.int32(0),
+        )[0]
+
+    found = helpers.traced_collectives(push, np.zeros((3, setup.size), np.float32), 3)
+    expected = [helpers.Collective("pmax", 4)]
+    for number, rung in enumerate(steps.rungs):
+        path = ("while", f"cond[{number}]")
+        expected.append(helpers.Collective("all_to_all", 3 * 4 * rung.words, path))
+    assert found == expected

@@ -1,0 +1,151 @@
+"""Message sizes: in order, large enough, and not much too large."""
+
+import functools
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from sparsejax import errors, index_codes, ladder
+
+
+# width, bytes of a unit, parts, codes, ratio
+LADDERS = {
+    "default": (65536, 4, 8, "auto", 1.35),
+    "narrow": (32, 4, 3, "auto", 1.35),
+    "half": (1024, 2, 8, "auto", 1.6),
+    "rows": (4096, 512, 16, "auto", 1.3),
+    "odd-rows": (4096, 6, 3, "coo16", 1.3),
+    "coo32": (65536, 4, 8, "coo32", 1.35),
+    "coo8": (1 << 20, 4, 1, "coo8", 2.0),
+    "bitmap": (65536, 4, 8, "bitmap", 1.1),
+}
+every = pytest.mark.parametrize("name", LADDERS)
+
+
+@functools.cache
+def build(name):
+    return ladder.ladder(*LADDERS[name])
+
+
+@every
+def test_rungs_grow_in_room_and_in_words(name):
+    rungs = build(name).rungs
+    for low, high in itertools.pairwise(rungs):
+        assert low.capacity < high.capacity
+        assert low.words < high.words
+
+
+@every
+def test_a_rung_holds_a_header_the_slots_and_the_values(name):
+    width, unit_bytes, _, codes, _ = LADDERS[name]
+    for rung in build(name).rungs:
+        allowed = index_codes.parse(codes)
+        assert rung.code in allowed
+        assert rung.code.words(rung.capacity, width) == min(
+            code.words(rung.capacity, width) for code in allowed
+        )
+        # Lanes and values fill whole words.
+        assert rung.capacity % 4 == 0
+        values = rung.capacity * unit_bytes / 4
+        assert rung.words == 1 + rung.code.words(rung.capacity, width) + values
+
+
+@every
+def test_rungs_are_no_further_apart_than_the_ratio(name):
+    ratio = LADDERS[name][-1]
+    rungs = build(name).rungs
+    for low, high in itertools.pairwise(rungs):
+        # Rounded up to a multiple of 4 at both ends.
+        assert high.capacity <= ratio * low.capacity + 4
+
+
+@every
+def test_the_top_rung_holds_a_quarter_and_is_made_of_whole_tiles(name):
+    width = LADDERS[name][0]
+    steps = build(name)
+    least = max(width / 4, min(width, 128))
+    assert steps.top == steps.rungs[-1].capacity
+    assert steps.top % steps.tile == 0
+    assert least <= steps.top < least + steps.tile + 4
+
+
+@every
+def test_the_bottom_rung_is_short_or_cannot_be_shorter(name):
+    bottom = build(name).rungs[0]
+    assert 4 * bottom.words <= 1024 or bottom.capacity <= 4
+
+
+@every
+def test_the_rung_is_the_smallest_that_fits(name):
+    steps = build(name)
+    room = [rung.capacity for rung in steps.rungs]
+    edges = [need for r in room for need in (r - 1, r, r + 1)]
+    needs = np.array([1, *edges, 4 * room[-1]], np.int32)
+    for need, got in zip(needs, jax.vmap(steps.rung)(needs), strict=True):
+        fits = [number for number, r in enumerate(room) if r >= need]
+        assert got == (fits[0] if fits else len(room) - 1)
+
+
+@every
+def test_rounds_and_bytes_are_those_of_the_messages_one_after_another(name):
+    steps = build(name)
+    top, bottom = steps.top, steps.rungs[0].capacity
+    needs = [0, 1, bottom, bottom + 1, top - 1, top, top + 1, 2 * top, 3 * top + bottom + 1]
+    rounds = jax.vmap(steps.rounds)(np.array(needs, np.int32))
+    found = jax.vmap(steps.bytes)(np.array(needs, np.int32))
+    assert found.dtype == np.float32
+    for number, need in enumerate(needs):
+        left, messages, sent = need, 0, 0
+        while left > 0:
+            length = min(left, top)
+            sent += 4 * next(r.words for r in steps.rungs if r.capacity >= length)
+            left -= length
+            messages += 1
+        assert rounds[number] == messages
+        assert found[number] == sent
+
+
+@every
+def test_what_entries_need_is_no_more_than_the_message_that_holds_them(name):
+    width, unit_bytes = LADDERS[name][:2]
+    steps = build(name)
+    numbers = np.arange(len(steps.rungs), dtype=np.int32)
+    room = np.array([rung.capacity for rung in steps.rungs], np.int32)
+    full = np.asarray(jax.vmap(steps.needed_bytes)(room, numbers))
+    for rung, needed in zip(steps.rungs, full, strict=True):
+        # A full message wastes less than the last word of its string.
+        assert 4 * rung.words - 4 < needed <= 4 * rung.words
+        bits = float(rung.code.needed_bits(np.int32(rung.capacity), width))
+        assert needed == np.float32(4 + bits / 8 + unit_bytes * rung.capacity)
+
+
+@pytest.mark.parametrize("ratio", [1.1, 1.35, 1.6, 2.0, 4.0])
+def test_padding_is_what_rungs_a_ratio_apart_waste(ratio):
+    """(f - 1) / ln f - 1 on average, where needs are spread evenly over magnitudes."""
+    steps = ladder.ladder(1 << 20, 4, 1, "coo32", ratio)
+    low, high = steps.rungs[0].capacity, steps.top
+    drawn = np.exp(np.random.default_rng(0).uniform(np.log(low), np.log(high), 4000))
+    need = np.ceil(drawn).astype(np.int32)
+    room = np.array([rung.capacity for rung in steps.rungs])
+    used = room[np.asarray(jax.vmap(steps.rung)(need))]
+    waste = np.mean(used / need) - 1
+    expected = (ratio - 1) / math.log(ratio) - 1
+    # Rounding up to 4 adds up to 2% at the bottom of 128 entries, and less above. A mean
+    # of 4000 strays by (ratio - 1) / sqrt(12 * 4000), and the lowest step may be a part.
+    assert waste < expected + 0.01 + 3 * (ratio - 1) / math.sqrt(12 * 4000)
+    assert waste > 0.7 * expected
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0, -2, 65, "1.35", None, math.nan])
+def test_ratios_that_make_no_ladder_are_refused(ratio):
+    with pytest.raises(errors.ArgumentError, match=r"ratio must lie in \[1.05, 64\], got"):
+        ladder.check_ratio(ratio)
+
+
+def test_ratios_at_the_limits_make_ladders():
+    for ratio in (1.05, 64):
+        ladder.check_ratio(ratio)
+        assert ladder.ladder(4096, 4, 8, ratio=ratio).top == 1024

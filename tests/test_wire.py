@@ -1,0 +1,280 @@
+"""Every collective against NumPy, and the bytes it says against those in the program."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparsejax import wire
+from tests import helpers
+from tests.helpers import AXIS, Collective
+
+
+RANKS = [1, 2, 3, 5, 7, 8]
+COLUMNS = 6
+every = pytest.mark.parametrize("n", RANKS)
+
+
+def shift(n):
+    """Everyone sends to the next but one, rank 0 to nobody."""
+    return tuple((source, (source + 2) % n) for source in range(1, n))
+
+
+def programs(n):
+    """Every function of `wire`, over n ranks, from a row [n, COLUMNS] a rank."""
+    return {
+        "psum": lambda x: wire.psum(x, AXIS),
+        "all_reduce": lambda x: wire.all_reduce(x, AXIS),
+        "all_reduce_bf16": lambda x: wire.all_reduce(x.astype(jnp.bfloat16), AXIS),
+        "all_reduce_narrow": lambda x: wire.all_reduce(x, AXIS, jnp.float16),
+        "maximum": lambda x: wire.maximum(x, AXIS),
+        "all_to_all": lambda x: wire.all_to_all(x, AXIS),
+        "all_gather": lambda x: wire.all_gather(x, AXIS),
+        "permute": lambda x: wire.permute(x, AXIS, shift(n)),
+        "bruck_all_gather": lambda x: wire.bruck_all_gather(x, AXIS),
+        "bruck_all_to_all": lambda x: wire.bruck_all_to_all(x, AXIS),
+        "doubling_all_gather": lambda x: wire.doubling_all_gather(x, AXIS),
+        "push_channel": lambda x: wire.push_channel(AXIS).send(as_words(x)),
+        "pull_channel": lambda x: wire.pull_channel(AXIS).send(as_words(x[:1])),
+        "swap_channel": lambda x: wire.swap_channel(AXIS, shift(n)).send(as_words(x[:1])),
+    }
+
+
+NAMES = list(programs(1))
+
+
+def as_words(x):
+    return jax.lax.bitcast_convert_type(x, jnp.uint32)
+
+
+def inputs(n):
+    """Small integers, other ones in every place."""
+    x = np.random.default_rng(n).permutation(n * n * COLUMNS) - 20
+    return x.reshape(n, n, COLUMNS).astype(np.float32)
+
+
+@functools.cache
+def results(n):
+    """What every function gives on n ranks, all in one program to compile it once."""
+    run = lambda x: {name: program(x)[0] for name, program in programs(n).items()}
+    return helpers.run_ranks(run, inputs(n), n)
+
+
+def traced(name, n, told=None, check_vma=True):
+    """The collectives of one function; what it says it sends goes to `told`."""
+
+    def run(x):
+        result, sent = programs(n)[name](x)
+        if told is not None:
+            told.append(sent)
+        return result
+
+    return helpers.traced_collectives(run, inputs(n), n, check_vma)
+
+
+@every
+def test_psum_adds_up_and_is_the_same_everywhere(n):
+    found = results(n)["psum"]
+    helpers.assert_same_on_all_ranks(found)
+    np.testing.assert_array_equal(found[0], helpers.total(inputs(n)))
+
+
+@every
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("all_reduce", np.float32),
+        ("all_reduce_bf16", jnp.bfloat16),
+        ("all_reduce_narrow", np.float32),
+    ],
+)
+def test_all_reduce_adds_up_and_is_the_same_everywhere(n, name, dtype):
+    found = results(n)[name]
+    helpers.assert_same_on_all_ranks(found)
+    assert found.dtype == dtype
+    # Integers below 2 * 8 * 400: exact in float32, rounded once in 16 bits.
+    sums = helpers.total(inputs(n).astype(dtype))
+    rounded = sums.astype(np.float16) if name == "all_reduce_narrow" and n > 1 else sums
+    np.testing.assert_array_equal(found[0], rounded.astype(dtype))
+
+
+@every
+def test_maximum_is_the_largest_of_all_ranks_element_by_element(n):
+    found = results(n)["maximum"]
+    helpers.assert_same_on_all_ranks(found)
+    np.testing.assert_array_equal(found[0], inputs(n).max(axis=0))
+
+
+@every
+@pytest.mark.parametrize("name", ["all_to_all", "bruck_all_to_all", "push_channel"])
+def test_row_i_goes_to_rank_i_and_comes_from_rank_i(n, name):
+    np.testing.assert_array_equal(
+        results(n)[name].view(np.float32), inputs(n).swapaxes(0, 1)
+    )
+
+
+@every
+@pytest.mark.parametrize("name", ["all_gather", "bruck_all_gather", "doubling_all_gather"])
+def test_every_rank_has_the_rows_of_all(n, name):
+    found = results(n)[name]
+    helpers.assert_same_on_all_ranks(found)
+    np.testing.assert_array_equal(found[0], inputs(n))
+
+
+@every
+def test_the_pull_channel_gives_the_one_message_of_each_rank_to_all(n):
+    found = results(n)["pull_channel"]
+    helpers.assert_same_on_all_ranks(found)
+    np.testing.assert_array_equal(found[0].view(np.float32), inputs(n)[:, 0])
+
+
+@every
+def test_permute_sends_along_its_pairs_and_leaves_zeros_elsewhere(n):
+    expected = np.zeros_like(inputs(n))
+    for source, target in shift(n):
+        expected[target] = inputs(n)[source]
+    np.testing.assert_array_equal(results(n)["permute"], expected)
+    swapped = results(n)["swap_channel"].view(np.float32)
+    np.testing.assert_array_equal(swapped, expected[:, :1])
+
+
+@pytest.mark.parametrize("check_vma", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bytes_returned_are_those_of_the_program(name, check_vma):
+    for n in RANKS:
+        told = []
+        found = traced(name, n, told, check_vma)
+        assert told[-1] == pytest.approx(sum(helpers.sent_bytes(c, n) for c in found))
+        # Over one rank only a permutation says that it sends: it counts its operand.
+        assert (told[-1] > 0) == (n > 1 or name in ("permute", "swap_channel"))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # 8 rows of 6 numbers of 4 bytes are 192 bytes.
+        ("psum", [Collective("psum", 192)]),
+        ("all_reduce", [Collective("psum", 192)]),
+        # Half as many bytes, and the sums of an eighth of them.
+        ("all_reduce_bf16", [Collective("all_to_all", 96), Collective("all_gather", 12)]),
+        ("all_reduce_narrow", [Collective("all_to_all", 96), Collective("all_gather", 12)]),
+        ("maximum", [Collective("pmax", 192)]),
+        ("all_to_all", [Collective("all_to_all", 192)]),
+        ("all_gather", [Collective("all_gather", 192)]),
+        ("permute", [Collective("ppermute", 192)]),
+        # Twice as much each time; log2 8 = 3.
+        ("bruck_all_gather", [Collective("ppermute", 192 * k) for k in (1, 2, 4)]),
+        # Half of the rows each time.
+        ("bruck_all_to_all", [Collective("ppermute", 96)] * 3),
+        # With every row the number of its rank.
+        (
+            "doubling_all_gather",
+            [Collective("ppermute", b * k) for k in (1, 2, 4) for b in (192, 4)],
+        ),
+    ],
+)
+def test_on_eight_ranks_these_collectives_are_sent(name, expected):
+    assert traced(name, 8) == expected
+
+
+@every
+def test_bruck_takes_as_few_messages_as_there_can_be(n):
+    for name in ("bruck_all_gather", "bruck_all_to_all"):
+        assert len(traced(name, n)) == {1: 0, 2: 1, 3: 2, 5: 3, 7: 3, 8: 3}[n]
+
+
+@every
+def test_what_was_summed_or_gathered_is_typed_as_replicated(n):
+    replicated = ("psum", "all_reduce", "maximum", "all_gather", "pull_channel")
+    for name, program in programs(n).items():
+        same = helpers.is_replicated(lambda x, run=program: run(x)[0], inputs(n), n)
+        assert same == name.startswith(replicated), name
+
+
+def test_channels_know_what_varies_behind_them_and_how_much_they_send():
+    def run(x):
+        push, pull = wire.push_channel(AXIS), wire.pull_channel(AXIS)
+        swap = wire.swap_channel(AXIS, shift(3))
+        axes = frozenset({AXIS, "other"})
+        assert [c.sources for c in (push, pull, swap)] == [3, 3, 1]
+        assert [c.messages for c in (push, pull, swap)] == [2, 2, 1]
+        assert push.axes_after(axes) == swap.axes_after(axes) == axes
+        assert pull.axes_after(axes) == {"other"}
+        return x
+
+    jax.eval_shape(helpers.stacked(run, 3), inputs(3))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
+def test_numbers_of_16_bits_are_added_up_in_32(dtype):
+    # An eighth of a unit in the last place of 1: added up one by one in 16 bits, 1 stays 1.
+    small = float(jnp.finfo(dtype).eps) / 8
+    x = np.full((8, 5), small).astype(dtype)
+    x[3] = 1
+    # 7 eighths are rounded to the next number above 1.
+    expected = np.full(5, 1 + 8 * small).astype(dtype)
+    one_by_one = x[3]
+    for row in x[[0, 1, 2, 4, 5, 6, 7]]:
+        one_by_one = one_by_one + row
+    assert (one_by_one == 1).all()
+    found = helpers.run_ranks(lambda x: wire.all_reduce(x, AXIS)[0], x, 8)
+    helpers.assert_same_on_all_ranks(found)
+    np.testing.assert_array_equal(found[0], expected)
+
+
+def test_branches_give_their_own_bytes():
+    def run(x):
+        most, _ = wire.maximum(x[0].astype(jnp.int32), AXIS)
+        branches = [
+            lambda x: wire.psum(x, AXIS),
+            lambda x: (wire.all_gather(x, AXIS)[0][2], 7),
+        ]
+        return wire.branch(most, branches, x)
+
+    found = helpers.traced_collectives(run, np.zeros((3, 2), np.float32), 3)
+    assert found == [
+        Collective("pmax", 4),
+        Collective("psum", 8, ("cond[0]",)),
+        Collective("all_gather", 8, ("cond[1]",)),
+    ]
+    compiled = helpers.ranked(run, 3)
+    x = np.array([[0, 1], [0, 2], [0, 4]], np.float32)
+    total, sent = compiled(x)
+    # 2 * (3 - 1) / 3 of 8 bytes.
+    np.testing.assert_allclose(sent, [32 / 3] * 3, rtol=1e-6)
+    np.testing.assert_array_equal(total, [[0, 7]] * 3)
+    x[1, 0] = 1
+    row, sent = compiled(x)
+    np.testing.assert_array_equal(sent, [7, 7, 7])
+    np.testing.assert_array_equal(row, [[0, 4]] * 3)
+
+
+def test_collectives_in_loops_and_branches_are_found():
+    def run(x):
+        count = wire.maximum(x[0].astype(jnp.int32), AXIS)[0]
+
+        def body(state):
+            number, total = state
+            return number + 1, wire.branch(
+                number % 2, [lambda x: wire.psum(x, AXIS), lambda x: (x * 2, 0)], total
+            )[0]
+
+        return jax.lax.while_loop(lambda s: s[0] < count, body, (jnp.int32(0), x * 0))[1]
+
+    found = helpers.traced_collectives(
+        run, np.zeros((2, 3), np.float32), 2, check_vma=False
+    )
+    assert found == [
+        Collective("pmax", 4),
+        Collective("psum", 12, ("while", "cond[0]")),
+    ]
+
+
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_sizes_that_ranks_do_not_divide_are_padded(size):
+    x = np.arange(3 * size).reshape(3, size).astype(jnp.bfloat16)
+    found = helpers.run_ranks(lambda x: wire.all_reduce(x, AXIS)[0], x, 3)
+    assert found.shape == (3, size)
+    np.testing.assert_array_equal(found, np.stack([helpers.total(x)] * 3))

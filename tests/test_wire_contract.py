@@ -1,0 +1,135 @@
+"""What a program really sends: read from the program, and compared with the count."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import ladder, schemes
+from tests.helpers import collectives, mesh_of, sent_bytes
+
+
+N, SIZE = 4, 40_064  # parts of whole words, so that nothing is padded
+
+
+def program(scheme, check_vma=True):
+    def run(x):
+        return scheme(x[0], (), "data")._replace(state=None)
+
+    return jax.jit(
+        jax.shard_map(
+            run, mesh=mesh_of(N), in_specs=P("data"), out_specs=P(), check_vma=check_vma
+        )
+    )
+
+
+def messages(found, name):
+    """Operand bytes of each collective of a kind that stands in a ladder, by branch."""
+    return [c.bytes for c in found if c.name == name and c.path[-2:-1] == ("while",)]
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_balanced_parallelism_sends_the_rungs_that_the_program_holds(check_vma):
+    """The bytes reported are those of the branches taken, once for each round."""
+    run = program(schemes.BalancedParallelism(), check_vma)
+    shape = jax.ShapeDtypeStruct((N, SIZE), jnp.float32)
+    found = collectives(jax.make_jaxpr(run)(shape))
+    pushes, pulls = messages(found, "all_to_all"), messages(found, "all_gather")
+    width = SIZE // N
+    steps = {
+        "push": ladder.ladder(width, 4, N, ratio=schemes.BalancedParallelism().push_ratio),
+        "pull": ladder.ladder(width, 4, N, ratio=schemes.BalancedParallelism().pull_ratio),
+    }
+    # A branch for each rung, and nothing else, carries messages.
+    assert pushes == [4 * N * rung.words for rung in steps["push"].rungs]
+    assert pulls == [4 * rung.words for rung in steps["pull"].rungs]
+    scalars = [c for c in found if c.name == "pmax"]
+    assert [c.bytes for c in scalars] == [12, 4]
+    # Outside the ladders: the dense sum, and the dense gather of the sums.
+    rest = [(c.name, c.bytes) for c in found if c.path[-2:-1] != ("while",)]
+    assert sorted(rest) == [
+        ("all_gather", 4 * width),
+        ("pmax", 4),
+        ("pmax", 12),
+        ("psum", 4 * SIZE),
+    ]
+
+    rng = np.random.default_rng(1)
+    layout = schemes.BalancedParallelism().ownership.over(SIZE, N)
+    part = np.asarray(layout.assign(jnp.arange(SIZE))[0])
+    for density in (0.0005, 0.02, 0.3, 0.7):
+        mask = rng.random((N, SIZE)) < density
+        x = np.where(mask, rng.standard_normal((N, SIZE)), 0).astype(np.float32)
+        traffic = run(x).traffic
+        counts = np.array([np.bincount(part[m], minlength=N) for m in mask])
+        union = np.bincount(part[mask.any(0)], minlength=N)
+        push = rounds_of(counts.max(), steps["push"], pushes)
+        pull = rounds_of(union.max(), steps["pull"], pulls)
+        assert traffic.push.rounds == len(push)
+        assert float(traffic.push.wire) == sum(push) * (N - 1) / N
+        if sum(pull) < 4 * width:
+            assert traffic.pull.rounds == len(pull)
+            assert float(traffic.pull.wire) == sum(pull) * (N - 1)
+        else:
+            assert float(traffic.pull.wire) == 4 * width * (N - 1)
+        assert float(traffic.scalars) == sum(sent_bytes(c, N) for c in scalars)
+
+
+def rounds_of(need, steps, operands):
+    """The operands of the branches that a need takes, one a round."""
+    taken = []
+    while need > 0:
+        here = min(need, steps.top)
+        fits = [i for i, rung in enumerate(steps.rungs) if rung.capacity >= here]
+        taken.append(operands[fits[0]])
+        need -= here
+    return taken
+
+
+def test_hierarchical_centralization_sends_one_message_a_hop():
+    run = program(schemes.HierarchicalCentralization())
+    shape = jax.ShapeDtypeStruct((N, SIZE), jnp.float32)
+    found = collectives(jax.make_jaxpr(run)(shape))
+    steps = ladder.ladder(SIZE, 4, 1, ratio=schemes.HierarchicalCentralization().ratio)
+    in_ladder = messages(found, "ppermute")
+    assert in_ladder == 2 * [4 * rung.words for rung in steps.rungs]
+    dense = [c.bytes for c in found if c.name == "ppermute" and c.path[-2:-1] != ("while",)]
+    assert dense == [4 * SIZE, 4 * SIZE]
+    rng = np.random.default_rng(1)
+    x = np.where(rng.random((N, SIZE)) < 0.01, 1.0, 0).astype(np.float32)
+    traffic = run(x).traffic
+    first = (x != 0).sum(1).max()
+    second = max(((x[0] + x[1]) != 0).sum(), ((x[2] + x[3]) != 0).sum())
+    operands = [4 * rung.words for rung in steps.rungs]
+    sent = sum(rounds_of(first, steps, operands)) + sum(rounds_of(second, steps, operands))
+    assert float(traffic.push.wire) == sent
+    assert float(traffic.pull.wire) == 0
+    assert float(traffic.scalars) == sum(sent_bytes(c, N) for c in found if c.name == "pmax")
+
+
+def test_small_leaves_join_one_psum_and_large_dense_ones_have_their_own():
+    tx = sparsejax.dense_sync()
+    grads = {"a": jnp.ones(3), "b": jnp.ones((2, 2)), "large": jnp.ones(65_536)}
+
+    def run(x):
+        local = jax.tree.map(lambda g: g * x[0], grads)
+        return tx.update(local, tx.init(local))[0]
+
+    step = jax.shard_map(run, mesh=mesh_of(N), in_specs=P("data"), out_specs=P())
+    found = collectives(jax.make_jaxpr(step)(jnp.ones(N)))
+    assert sorted((c.name, c.bytes) for c in found) == [
+        ("psum", 4 * 7),
+        ("psum", 4 * 65_536),
+    ]
+
+
+def test_denormals_are_found_though_the_processor_adds_them_as_zero():
+    """XLA:CPU flushes denormals when it adds; that they are there is seen all the same."""
+    x = np.zeros((N, SIZE), np.float32)
+    x[0, ::100] = 1e-45
+    reduced = program(schemes.BalancedParallelism())(x)
+    assert float(reduced.traffic.density_before) == np.float32(401 / SIZE)
+    dense = program(schemes.AllReduce())(x)
+    assert np.asarray(reduced.total).tobytes() == np.asarray(dense.total).tobytes()
