@@ -2,8 +2,8 @@
 
 Under `jax.shard_map` with checking on, `jax.grad` with respect to a replicated parameter
 holds a dense psum already: the gradient that comes out is the sum, and there is nothing
-left to save. Types tell: such a gradient does not vary over the axis. With `check_vma=False`
-they do not, and the gradient is local; nothing can be checked there.
+left to save. Types tell: such a gradient does not vary over the axis. With
+`check_vma=False` they do not, and the gradient is local; nothing can be checked there.
 """
 
 from typing import Any

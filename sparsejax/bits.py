@@ -28,13 +28,13 @@ class BitSets(NamedTuple):
         words: uint32 [parts, words], bit s of a row is slot s of that part.
         counts: int32 [parts], how many slots each part has.
         starts: int32 [parts], how many there are in all parts before it.
-        index: The rank index over the rows, laid end to end.
+        search: The rank index over the rows, laid end to end.
     """
 
     words: jax.Array
     counts: jax.Array
     starts: jax.Array
-    index: reference.RankIndex
+    search: reference.RankIndex
 
 
 def bit_sets(words: jax.Array) -> BitSets:
@@ -51,7 +51,7 @@ def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
         int32 [parts, length]. Beyond a part's count the entry means nothing.
     """
     parts, words = sets.words.shape
-    flat = reference.select(sets.index, sets.starts + first, length)
+    flat = reference.select(sets.search, sets.starts + first, length)
     return flat - (lax.iota(jnp.int32, parts) * (words * WORD))[:, None]
 
 
@@ -68,8 +68,8 @@ def count_below(sets: BitSets, words: jax.Array) -> jax.Array:
     parts, part_words = sets.words.shape
     last = (lax.iota(jnp.int32, parts) * part_words)[:, None] + words - 1
     row = last // reference.ROW
-    before = jnp.where(row > 0, sets.index.row_end[jnp.maximum(row - 1, 0)], 0)
-    return before + sets.index.inside[last] - sets.starts[:, None]
+    before = jnp.where(row > 0, sets.search.row_end[jnp.maximum(row - 1, 0)], 0)
+    return before + sets.search.inside[last] - sets.starts[:, None]
 
 
 def nonzero_units(x: jax.Array) -> jax.Array:

@@ -82,9 +82,7 @@ class DataParallel:
         """The jitted step, for `lower` and `compile`; one for each structure of state."""
         key = jax.tree.structure(state)
         if key not in self._compiled:
-            specs = TrainState(
-                PartitionSpec(), PartitionSpec(), states.state_specs(state.opt_state)
-            )
+            specs: Any = states.state_specs(state)
             step = jax.shard_map(
                 self._local_step,
                 mesh=self._mesh,
@@ -116,9 +114,9 @@ class DataParallel:
             if names & _compat.varying_axes(leaf):
                 name = jax.tree_util.keystr(path, simple=True, separator="/")
                 raise ArgumentError(
-                    f"after tx.update the update of {name!r} still differs by rank: tx does "
-                    "not synchronize it. Put sparsejax.zen_sync() first in the chain; under "
-                    "optax.masked or optax.partition give the other leaves "
+                    f"after tx.update the update of {name!r} still differs by rank: tx "
+                    "does not synchronize it. Put sparsejax.zen_sync() first in the chain; "
+                    "under optax.masked or optax.partition give the other leaves "
                     "sparsejax.dense_sync()."
                 )
 

@@ -203,9 +203,7 @@ def _pack(form, sets, values_at, first, length, rung, axes):
         return number - 1, lax.dynamic_update_slice(message, words, (0, start))
 
     tiles = -(-length // tile)
-    _, message = lax.while_loop(
-        lambda state: state[0] >= 0, one_tile, (tiles - 1, message)
-    )
+    _, message = lax.while_loop(lambda state: state[0] >= 0, one_tile, (tiles - 1, message))
     header = lax.bitcast_convert_type(sets.counts, jnp.uint32)[:, None]
     return lax.dynamic_update_slice(message, header, (0, 0))
 

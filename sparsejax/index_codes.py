@@ -112,7 +112,7 @@ def unary(
     Returns:
         uint32 [parts, words of a part], zeros behind the end.
     """
-    parts, part_words = sets.words.shape
+    part_words = sets.words.shape[1]
     width = part_words * bits.WORD
     most = -(-width // (1 << least))
     block = lax.iota(jnp.int32, most)

@@ -116,7 +116,7 @@ def group(
         shape = leaf.shape[1:] if unit == "row" else ()
         # A large leaf that goes densely anyway is not worth a copy.
         alone = isinstance(own, schemes.AllReduce) and leaf.size >= SPARSE_FROM
-        axes = _compat.varying_axes(leaf) if isinstance(leaf, jax.core.Tracer) else None
+        axes = _compat.varying_axes(leaf)
         key = (own, shape, jnp.dtype(leaf.dtype), axes, i if alone else None)
         members.setdefault(key, []).append(i)
     unused = [pattern for pattern in rules if pattern not in used]
@@ -137,7 +137,9 @@ def _group(scheme, shape, indices, paths, leaves):
         name = f"{name} and {len(indices) - 1} more"
     width = math.prod(shape)
     units = tuple(leaves[i].size // width if width else 0 for i in indices)
-    return Group(name, scheme, tuple(indices), tuple(paths[i] for i in indices), units, shape)
+    return Group(
+        name, scheme, tuple(indices), tuple(paths[i] for i in indices), units, shape
+    )
 
 
 def _decide(path, leaf, scheme, rules, used, always):
@@ -161,7 +163,9 @@ def _decide(path, leaf, scheme, rules, used, always):
             f"{list(leaf.shape)}: rows need two axes. Use 'element'."
         )
     large = leaf.size >= SPARSE_FROM or always
-    own = own or (scheme if large else schemes.AllReduce(getattr(scheme, "wire_dtype", None)))
+    own = own or (
+        scheme if large else schemes.AllReduce(getattr(scheme, "wire_dtype", None))
+    )
     if unit is None:
         rows = leaf.ndim == 2 and _EMBEDDING.search(path)
         unit = "row" if rows and not isinstance(own, schemes.AllReduce) else "element"

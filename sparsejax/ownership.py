@@ -258,4 +258,6 @@ class _Tables(Layout):
     def join(self, dense):
         shape = (self.size, *dense.shape[2:])
         flat = dense.reshape(-1, *dense.shape[2:])
-        return jnp.zeros(shape, dense.dtype).at[self.units.reshape(-1)].set(flat, mode="drop")
+        return (
+            jnp.zeros(shape, dense.dtype).at[self.units.reshape(-1)].set(flat, mode="drop")
+        )

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from sparsejax import _compat, axes, leaves as leaf_rules, schemes, wire
+from sparsejax import axes, leaves as leaf_rules, schemes, wire
 from sparsejax._compat import AxisName
 from sparsejax.schemes.base import Scheme
 from sparsejax.sparse_tensor import SparseTensor, from_units
@@ -37,7 +36,7 @@ def all_reduce(
     """
     check_reduce(reduce)
     axis_name = axes.resolve(axis_name, "sparsejax.all_reduce")
-    is_sparse = lambda node: isinstance(node, SparseTensor)  # noqa: E731
+    is_sparse = lambda node: isinstance(node, SparseTensor)
     paths, leaves, structure = leaf_rules.flatten(x, is_leaf=is_sparse)
     leaves = wire.per_rank(leaves, axis_name)
     own = scheme or schemes.Zen()

@@ -126,7 +126,9 @@ def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
                 f"gradients are synchronized, axis_name={mesh.axis_names[0]!r}."
             )
         return mesh.axis_names[0]
-    missing = [name for name in _compat.axis_names(axis_name) if name not in mesh.axis_names]
+    missing = [
+        name for name in _compat.axis_names(axis_name) if name not in mesh.axis_names
+    ]
     if missing:
         raise AxisError(
             f"{what}: the mesh has no axis {missing[0]!r}; it has {mesh.axis_names}."
@@ -162,7 +164,11 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     result: dict[str, jax.Array] = {}
     for number, sync in enumerate(found):
         prefix = f"sync{number or ''}"
-        totals = {"wire_bytes": 0.0, "payload_bytes": 0.0, "dense_bytes": 0.0}
+        totals: dict[str, Any] = {
+            "wire_bytes": 0.0,
+            "payload_bytes": 0.0,
+            "dense_bytes": 0.0,
+        }
         for name, traffic in sync.traffic.items():
             own = _group_metrics(traffic)
             for key, value in own.items():

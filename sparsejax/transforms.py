@@ -22,6 +22,7 @@ from jax import lax
 from sparsejax import axes, bits, leaves as leaf_rules, schemes, wire
 from sparsejax._compat import AxisName, as_varying, varying_axes
 from sparsejax.errors import ArgumentError, AxisError, RuleError, StateError
+from sparsejax.schemes import base
 from sparsejax.schemes.base import Scheme
 from sparsejax.state import PerRank, SyncState
 
@@ -188,7 +189,7 @@ class _Sync:
     def _groups(self, paths, leaves):
         return leaf_rules.group(paths, leaves, self.scheme, self.rules)
 
-    def init(self, params):
+    def init(self, params: Any) -> Any:
         paths, leaves, structure = leaf_rules.flatten(params)
         groups = self._groups(paths, leaves)
         axis_name, ranks = self._ranks_at_init(groups)
@@ -212,13 +213,13 @@ class _Sync:
                 held = per_rank(like.shape, _wide(like.dtype), first)
                 residual[group.name] = PerRank(held, axis_name)
             scheme_states[group.name] = group.scheme.init(like, ranks)
-        nothing = schemes.base.traffic(schemes.base.stage(), schemes.base.stage())
+        nothing = base.traffic(base.stage(), base.stage())
         nothing = jax.tree.map(jnp.zeros_like, nothing)
         traffic = {group.name: nothing for group in groups}
         return SyncState(jnp.int32(0), scheme_states, residual, pending, traffic)
 
     def _ranks_at_init(self, groups):
-        """The axis and its size, or neither where neither is needed."""
+        """The axis and its size; no axis and 1 where nothing depends on them."""
         try:
             axis_name = axes.resolve(self.axis_name, "init of sparsejax.sync")
             return axis_name, wire.ranks(axis_name)
@@ -227,14 +228,16 @@ class _Sync:
                 group.scheme.keeps_residual or group.scheme.needs_ranks for group in groups
             )
             if not by_rank:
-                return None, 1
+                return (), 1
             raise StateError(
                 "this transformation keeps something on each rank, so its state must be "
                 "made where the ranks are known: call sparsejax.init(tx, params, mesh) "
                 "instead of tx.init(params)."
             ) from None
 
-    def update(self, updates, state, params=None, *, ids=None, **extra_args):
+    def update(
+        self, updates: Any, state: Any, params: Any = None, *, ids: Any = None, **extra_args
+    ) -> Any:
         del params, extra_args
         axis_name = axes.resolve(self.axis_name, "update of sparsejax.sync")
         paths, leaves, structure = leaf_rules.flatten(updates)
@@ -253,9 +256,7 @@ class _Sync:
     def _accumulate(self, groups, leaves, structure, state, axis_name):
         """Adds up until the k-th call, then synchronizes; zeros in between."""
         held = structure.flatten_up_to(state.pending.value)
-        held = [
-            h + g.astype(h.dtype)[None] for h, g in zip(held, leaves, strict=True)
-        ]
+        held = [h + g.astype(h.dtype)[None] for h, g in zip(held, leaves, strict=True)]
 
         def now(held):
             scale = self.every if self.mean else 1
@@ -297,9 +298,7 @@ class _Sync:
             group.scatter(total.astype(leaves[group.leaves[0]].dtype), result, leaves)
             scheme_states[group.name] = reduced.state
             traffic[group.name] = reduced.traffic
-        state = state._replace(
-            schemes=scheme_states, residual=residual, traffic=traffic
-        )
+        state = state._replace(schemes=scheme_states, residual=residual, traffic=traffic)
         return result, state
 
     def _reduce(self, group, x, known, state, axis_name):
@@ -379,4 +378,3 @@ def _check_state(groups, state, every):
             + ("holds no" if every > 1 else "holds")
             + " accumulated gradients: it was made with another `every`."
         )
-

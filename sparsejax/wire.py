@@ -108,7 +108,7 @@ def maximum(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
     """
     cost = all_reduce_bytes(_bytes(x), ranks(axis_name))
     axes = tuple(sorted(varying_axes(x) | frozenset(axis_names(axis_name))))
-    return lax.pmax(x, axes if len(axes) > 1 else axes[0]), cost
+    return lax.pmax(x, axes), cost
 
 
 def all_to_all(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
@@ -212,7 +212,8 @@ def doubling_schedule(n: int) -> tuple[Permutation, tuple[Permutation, ...], Per
     core = 1 << (n.bit_length() - 1)
     fold = tuple((extra, extra - core) for extra in range(core, n))
     swaps = tuple(
-        tuple((me, me ^ (1 << k)) for me in range(core)) for k in range(core.bit_length() - 1)
+        tuple((me, me ^ (1 << k)) for me in range(core))
+        for k in range(core.bit_length() - 1)
     )
     return fold, swaps, tuple((low, high) for high, low in fold)
 
@@ -253,9 +254,7 @@ def pull_channel(axis_name: AxisName) -> Channel:
 
 def swap_channel(axis_name: AxisName, permutation: Permutation) -> Channel:
     """This rank's one message goes to its partner."""
-    return Channel(
-        lambda x: permute(x, axis_name, permutation), 1, 1, lambda axes: axes
-    )
+    return Channel(lambda x: permute(x, axis_name, permutation), 1, 1, lambda axes: axes)
 
 
 def branch(

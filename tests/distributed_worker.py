@@ -19,7 +19,11 @@ def main(out, ranks, coordinator=None, rank=0):
         jax.config.update("jax_num_cpu_devices", 1)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
-            coordinator, ranks, rank, initialization_timeout=60, heartbeat_timeout_seconds=60
+            coordinator,
+            ranks,
+            rank,
+            initialization_timeout=60,
+            heartbeat_timeout_seconds=60,
         )
     # After the backend is settled: these make arrays.
     import numpy as np

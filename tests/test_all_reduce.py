@@ -42,7 +42,10 @@ def test_a_tree_is_reduced_as_psum_does(check_vma):
 
 def test_a_value_that_does_not_vary_counts_once_a_rank():
     assert run(lambda x: sparsejax.all_reduce(jnp.float32(1)), 3, np.ones(3)) == 3
-    assert run(lambda x: sparsejax.all_reduce(jnp.ones(4), reduce="mean")[0], 3, np.ones(3)) == 1
+    assert (
+        run(lambda x: sparsejax.all_reduce(jnp.ones(4), reduce="mean")[0], 3, np.ones(3))
+        == 1
+    )
 
 
 def test_a_scheme_that_is_given_is_used_whatever_the_size():
@@ -95,7 +98,9 @@ def test_a_sparse_tensor_is_a_tree_with_a_static_shape():
 def test_a_train_step_over_a_mesh_as_make_mesh_gives_it():
     """Explicit axes are the default of jax.make_mesh, NumPy batches that of loaders."""
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
-    tx = optax.chain(sparsejax.zen_sync(rules={"table": "sparse", "tab": "row"}), optax.sgd(0.5))
+    tx = optax.chain(
+        sparsejax.zen_sync(rules={"table": "sparse", "tab": "row"}), optax.sgd(0.5)
+    )
 
     def loss(params, batch):
         rows = params["table"][batch["ids"]]

@@ -14,27 +14,35 @@ from tests.helpers import mesh_of
 
 
 TWO_AXES = Mesh(
-    np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+    np.array(jax.devices()[:4]).reshape(2, 2),
+    ("data", "model"),
+    axis_types=(AxisType.Auto,) * 2,
 )
 
 
-def on_ranks(function, mesh=None, in_specs=P("data"), **options):
+def on_ranks(function, mesh=None, **options):
     return jax.shard_map(
-        function, mesh=mesh or mesh_of(2), in_specs=in_specs, out_specs=P(), **options
+        function, mesh=mesh or mesh_of(2), in_specs=P("data"), out_specs=P(), **options
     )
 
 
 def updated(tx, grads):
-    return lambda x: tx.update(jax.tree.map(lambda g: g * x[0].astype(g.dtype), grads), tx.init(grads))[0]
+    return lambda x: tx.update(
+        jax.tree.map(lambda g: g * x[0].astype(g.dtype), grads), tx.init(grads)
+    )[0]
 
 
 def test_outside_shard_map():
     with pytest.raises(errors.AxisError, match=r"Call it inside jax.shard_map"):
         sparsejax.all_reduce(jnp.ones(3))
-    with pytest.raises(errors.AxisError, match=r"no manual axis 'data' here; there is none"):
+    with pytest.raises(
+        errors.AxisError, match=r"no manual axis 'data' here; there is none"
+    ):
         sparsejax.all_reduce(jnp.ones(3), "data")
     tx = sparsejax.zen_sync()
-    with pytest.raises(errors.AxisError, match=r"update of sparsejax.sync needs a mesh axis"):
+    with pytest.raises(
+        errors.AxisError, match=r"update of sparsejax.sync needs a mesh axis"
+    ):
         tx.update(jnp.ones(3), tx.init(jnp.ones(3)))
     with pytest.raises(errors.AxisError, match=r"sparsejax.local needs a mesh axis"):
         sparsejax.local(jnp.ones(3))
@@ -50,12 +58,18 @@ def test_an_axis_that_is_not_manual():
 
 def test_several_manual_axes_and_none_named():
     step = on_ranks(lambda x: sparsejax.all_reduce(x[0]), TWO_AXES)
-    with pytest.raises(errors.AxisError, match=r"several .* axes, 'data', 'model'.*axis_name='data'"):
+    with pytest.raises(
+        errors.AxisError, match=r"several .* axes, 'data', 'model'.*axis_name='data'"
+    ):
         step(jnp.ones((2, 3)))
     tx = sparsejax.zen_sync()
-    with pytest.raises(errors.AxisError, match=r"the mesh has the axes \('data', 'model'\)"):
+    with pytest.raises(
+        errors.AxisError, match=r"the mesh has the axes \('data', 'model'\)"
+    ):
         sparsejax.init(tx, {"w": jnp.ones(3)}, TWO_AXES)
-    with pytest.raises(errors.AxisError, match=r"no axis 'dta'; it has \('data', 'model'\)"):
+    with pytest.raises(
+        errors.AxisError, match=r"no axis 'dta'; it has \('data', 'model'\)"
+    ):
         sparsejax.data_parallel(lambda p, b: 0.0, tx, TWO_AXES, axis_name="dta")
 
 
@@ -68,7 +82,8 @@ def test_a_gradient_that_was_already_summed():
         return tx.update(grads, tx.init(params))[0]
 
     with pytest.raises(
-        errors.AlreadySummedError, match=r"'block/w' was already summed over 'data'.*local\(params\)"
+        errors.AlreadySummedError,
+        match=r"'block/w' was already summed over 'data'.*local\(params\)",
     ):
         on_ranks(step)(jnp.ones((2, 3)))
 
@@ -95,19 +110,29 @@ def test_arguments_that_cannot_be_used():
         sparsejax.zen_sync(reduce="avg")
     with pytest.raises(errors.ArgumentError, match="reduce must be 'sum' or 'mean'"):
         sparsejax.all_reduce(jnp.ones(2), reduce="max")
-    with pytest.raises(errors.ArgumentError, match="every must be an int of at least 1, got 0"):
+    with pytest.raises(
+        errors.ArgumentError, match="every must be an int of at least 1, got 0"
+    ):
         sparsejax.zen_sync(every=0)
-    with pytest.raises(errors.ArgumentError, match=r"every must be a Python int.*static_args"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"every must be a Python int.*static_args"
+    ):
         optax.inject_hyperparams(sparsejax.zen_sync)().init({"w": jnp.ones(3)})
-    with pytest.raises(errors.ArgumentError, match="warmup_steps must be an int .* got -1"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"warmup_steps must be an int .* got -1"
+    ):
         sparsejax.dense_sync(warmup_steps=-1)
     with pytest.raises(errors.ArgumentError, match="wire_dtype must be a floating dtype"):
         sparsejax.zen_sync(wire_dtype=jnp.int8)
-    with pytest.raises(errors.ArgumentError, match=r"scheme must be a sparsejax scheme.*'zen'"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"scheme must be a sparsejax scheme.*'zen'"
+    ):
         sparsejax.sync("zen")
     with pytest.raises(errors.ArgumentError, match="codes must be one of auto, coo32"):
         schemes.BalancedParallelism(push_code="coo64")
-    with pytest.raises(errors.ArgumentError, match=r"ratio must lie in \[1.05, 64\], got 1"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"ratio must lie in \[1.05, 64\], got 1"
+    ):
         schemes.BalancedParallelism(pull_ratio=1)
     with pytest.raises(errors.ArgumentError, match="optimum must be"):
         schemes.Zen(optimum="best")
@@ -137,10 +162,12 @@ def test_rules_that_say_nothing_sensible():
 def test_a_state_of_something_else():
     tx = sparsejax.zen_sync()
     state = tx.init({"w": jnp.ones(3)})
-    with pytest.raises(errors.StateError, match=r"form the groups \['v'\], the state has \['w'\]"):
+    with pytest.raises(
+        errors.StateError, match=r"form the groups \['v'\], the state has \['w'\]"
+    ):
         on_ranks(lambda x: tx.update({"v": x[0]}, state)[0])(jnp.ones((2, 3)))
+    two = sparsejax.zen_sync(every=2)
     with pytest.raises(errors.StateError, match="every=2, but the state holds no"):
-        two = sparsejax.zen_sync(every=2)
         on_ranks(lambda x: two.update({"w": x[0]}, state)[0])(jnp.ones((2, 3)))
     with pytest.raises(errors.StateError, match=r"call sparsejax.init\(tx, params, mesh\)"):
         sparsejax.zen_sync(every=2).init({"w": jnp.ones(3)})
@@ -157,7 +184,9 @@ def test_an_optimizer_that_does_not_synchronize():
         lambda p, b: jnp.sum(p["w"] * b["x"]), optax.sgd(0.1), mesh
     )
     state = trainer.init({"w": jnp.ones(())})
-    with pytest.raises(errors.ArgumentError, match=r"'w' still differs by rank.*zen_sync\(\)"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"'w' still differs by rank.*zen_sync\(\)"
+    ):
         trainer.step(state, {"x": np.ones(2, np.float32)})
 
 
@@ -166,9 +195,13 @@ def test_sparse_tensors_that_do_not_fit():
         tensor = sparsejax.SparseTensor(jnp.asarray(indices), jnp.asarray(values), shape)
         on_ranks(lambda x: sparsejax.all_reduce(tensor).values)(jnp.ones(2))
 
-    with pytest.raises(errors.ArgumentError, match=r"indices must be integers .* float32\[2\]"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"indices must be integers .* float32\[2\]"
+    ):
         reduce([0.0, 1.0], [1.0, 2.0], (5,))
-    with pytest.raises(errors.ArgumentError, match=r"values of shape \[3\] do not fit 2 indices"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"values of shape \[3\] do not fit 2 indices"
+    ):
         reduce([0, 1], [1.0, 2.0, 3.0], (5,))
     with pytest.raises(errors.ArgumentError, match=r"must have shape \[2\] or \[2, 3\]"):
         reduce([0, 1], np.ones((2, 4)), (5, 3))
@@ -194,7 +227,8 @@ def test_indices_out_of_range_are_dropped_and_checkify_reports_them():
     )
     checked(good)[0].throw()
     with pytest.raises(
-        checkify.JaxRuntimeError, match=r"grads/table: indices must lie in \[0, 5\].*smallest is -1"
+        checkify.JaxRuntimeError,
+        match=r"grads/table: indices must lie in \[0, 5\].*smallest is -1",
     ):
         checked(bad)[0].throw()
 

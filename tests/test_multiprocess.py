@@ -44,7 +44,9 @@ def test_processes_hold_the_bytes_that_simulated_devices_hold(tmp_path, ranks):
         probe.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
     wait([start(tmp_path / "simulated.npz", ranks)])
-    wait([start(tmp_path / f"{rank}.npz", ranks, coordinator, rank) for rank in range(ranks)])
+    wait(
+        [start(tmp_path / f"{rank}.npz", ranks, coordinator, rank) for rank in range(ranks)]
+    )
     simulated = np.load(tmp_path / "simulated.npz")
     assert len(simulated.files) == 18
     for rank in range(ranks):
@@ -52,7 +54,9 @@ def test_processes_hold_the_bytes_that_simulated_devices_hold(tmp_path, ranks):
         for name in simulated.files:
             if ranks > 2 and "1.0_total" in name:
                 # The dense sum of three is the back end's own, in an order of its own.
-                np.testing.assert_allclose(held[name], simulated[name], rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(
+                    held[name], simulated[name], rtol=1e-5, atol=1e-6
+                )
             else:
                 assert held[name].tobytes() == simulated[name].tobytes(), (rank, name)
             first = np.load(tmp_path / "0.npz")[name]

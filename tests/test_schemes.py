@@ -28,7 +28,13 @@ SCHEMES = {
     "hierarchical_bitmap": schemes.HierarchicalCentralization(code="bitmap"),
     "zen": schemes.Zen(),
 }
-LOSSLESS_NEVER_WORSE = ["all_reduce", "balanced", "balanced_murmur", "balanced_bitmap", "zen"]
+LOSSLESS_NEVER_WORSE = [
+    "all_reduce",
+    "balanced",
+    "balanced_murmur",
+    "balanced_bitmap",
+    "zen",
+]
 SIZE = 3001  # not divisible by any number of ranks tested; several words, blocks, rounds
 
 

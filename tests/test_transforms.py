@@ -1,4 +1,4 @@
-"""`sync` and its kin as optax transformations: what they compose with, and stay equal to."""
+"""`sync` and its kin as optax transformations, and what they compose with."""
 
 import functools
 
@@ -108,7 +108,9 @@ def test_zen_sync_trains_as_the_mean_gradient_does(check_vma):
     params, state = train(tx, check_vma=check_vma)[-1]
     assert_same(params, reference())
     metrics = sparsejax.metrics(state)
-    assert metrics["sync/embedding/wire_bytes"] < 0.1 * metrics["sync/embedding/dense_bytes"]
+    assert (
+        metrics["sync/embedding/wire_bytes"] < 0.1 * metrics["sync/embedding/dense_bytes"]
+    )
 
 
 def test_dense_sync_trains_as_the_mean_gradient_does():
@@ -131,7 +133,9 @@ def test_rows_that_were_not_named_are_not_sent():
     def run(x):
         params = {"embedding": x[0]}
         state = tx.init(params)
-        return tx.update(params, state, ids={"embedding": jnp.array([1, -1])})[0]["embedding"]
+        return tx.update(params, state, ids={"embedding": jnp.array([1, -1])})[0][
+            "embedding"
+        ]
 
     x = np.ones((RANKS, ROWS, WIDTH), np.float32)
     total = jax.jit(jax.shard_map(run, mesh=MESH, in_specs=P("data"), out_specs=P()))(x)
@@ -208,9 +212,7 @@ def test_rules_decide_scheme_and_unit():
 def test_masked_and_partition_and_inject_hyperparams():
     labels = {"embedding": "sparse", "kernel": "dense", "bias": "dense"}
     tx = optax.chain(
-        optax.partition(
-            {"sparse": zen(), "dense": sparsejax.dense_sync()}, labels
-        ),
+        optax.partition({"sparse": zen(), "dense": sparsejax.dense_sync()}, labels),
         optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9),
     )
     params, state = train(tx)[-1]
@@ -229,7 +231,9 @@ def test_masked_and_partition_and_inject_hyperparams():
 
 
 def test_inject_hyperparams_around_zen_sync():
-    make = optax.inject_hyperparams(sparsejax.zen_sync, static_args=("every", "warmup_steps"))
+    make = optax.inject_hyperparams(
+        sparsejax.zen_sync, static_args=("every", "warmup_steps")
+    )
     params, _ = train(optax.chain(make(rules=SPARSE), optimizer()))[-1]
     assert_same(params, reference())
 
@@ -281,9 +285,7 @@ def test_flax_nnx_optimizer():
             return self.out(self.embed(x).mean(1))
 
     model = Model(nnx.Rngs(0))
-    optimizer = nnx.Optimizer(
-        model, optax.chain(zen(), optax.sgd(0.1)), wrt=nnx.Param
-    )
+    optimizer = nnx.Optimizer(model, optax.chain(zen(), optax.sgd(0.1)), wrt=nnx.Param)
     graph, state = nnx.split((model, optimizer))
 
     def step(state, batch):
@@ -301,7 +303,9 @@ def test_flax_nnx_optimizer():
     before = jax.tree.leaves(nnx.filter_state(state, nnx.Param))
     changed = [
         float(jnp.abs(a - b).sum())
-        for a, b in zip(before, jax.tree.leaves(nnx.filter_state(after, nnx.Param)), strict=True)
+        for a, b in zip(
+            before, jax.tree.leaves(nnx.filter_state(after, nnx.Param)), strict=True
+        )
     ]
     assert all(change > 0 for change in changed)
     _, optimizer = nnx.merge(graph, after)
@@ -322,7 +326,9 @@ def test_dtypes_and_the_shape_of_the_state_are_kept():
         state = tx.init(params)
         updates, after = tx.update(grads, state, params, unknown_argument=1)
         assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, after)
-        assert jax.tree.map(lambda a: a.dtype, state) == jax.tree.map(lambda a: a.dtype, after)
+        assert jax.tree.map(lambda a: a.dtype, state) == jax.tree.map(
+            lambda a: a.dtype, after
+        )
         assert jax.tree.structure(state) == jax.tree.structure(after)
         lax.cond(after.step > 5, lambda: state, lambda: after)
         return updates
@@ -344,7 +350,9 @@ def test_init_on_abstract_values():
 def test_leaves_of_a_second_mesh_axis_stay_apart():
     """Data parallel over one axis, tensor parallel over the other, both manual."""
     mesh = Mesh(
-        np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+        np.array(jax.devices()).reshape(4, 2),
+        ("data", "model"),
+        axis_types=(AxisType.Auto,) * 2,
     )
     tx = zen("data")
     rng = np.random.default_rng(0)
@@ -405,8 +413,12 @@ def test_what_a_scheme_keeps_back_is_added_to_the_next_gradient():
         for key in given:
             given[key] += grads[key].sum(0)
             applied[key] += np.asarray(updates[key])
-    held = np.concatenate([x.reshape(4, -1) for x in [*(s.value for s in state.residual.values())]], 1)
-    flat = lambda tree: np.concatenate([tree[k].reshape(-1) for k in sorted(tree)])  # noqa: E731
-    np.testing.assert_allclose(flat(applied) + held.sum(0), flat(given), rtol=1e-5, atol=1e-5)
+    held = np.concatenate(
+        [x.reshape(4, -1) for x in [*(s.value for s in state.residual.values())]], 1
+    )
+    flat = lambda tree: np.concatenate([tree[k].reshape(-1) for k in sorted(tree)])
+    np.testing.assert_allclose(
+        flat(applied) + held.sum(0), flat(given), rtol=1e-5, atol=1e-5
+    )
     norm = [v for k, v in sparsejax.metrics(state).items() if k.endswith("residual_norm")]
     np.testing.assert_allclose(norm[0], np.linalg.norm(held), rtol=1e-6)

@@ -106,7 +106,9 @@ def test_hierarchical_centralization_sends_one_message_a_hop():
     sent = sum(rounds_of(first, steps, operands)) + sum(rounds_of(second, steps, operands))
     assert float(traffic.push.wire) == sent
     assert float(traffic.pull.wire) == 0
-    assert float(traffic.scalars) == sum(sent_bytes(c, N) for c in found if c.name == "pmax")
+    assert float(traffic.scalars) == sum(
+        sent_bytes(c, N) for c in found if c.name == "pmax"
+    )
 
 
 def test_small_leaves_join_one_psum_and_large_dense_ones_have_their_own():

@@ -1,8 +1,8 @@
 """The dense all-reduce, which sends every zero: the yardstick and the fallback.
 
 On the wire: `lax.psum`, 2 (n-1)/n times the bytes of x. Numbers of 16 bits, or narrowed to
-16 bits by `wire_dtype`, take the same bytes but are added up in float32: parts are exchanged
-by an all-to-all, each rank adds up its own, and the sums are gathered.
+16 bits by `wire_dtype`, take the same bytes but are added up in float32: parts are
+exchanged by an all-to-all, each rank adds up its own, and the sums are gathered.
 """
 
 import dataclasses

@@ -24,7 +24,7 @@ from jax import lax
 
 from sparsejax import bits, exchange, index_codes, ladder, wire
 from sparsejax._compat import as_varying, varying_axes
-from sparsejax.ownership import Ownership, StripedHash
+from sparsejax.ownership import Layout, Ownership, StripedHash
 from sparsejax.schemes import base
 
 
@@ -90,7 +90,7 @@ class _Run:
     """The scheme on one array: what is fixed, with a method a stage."""
 
     axis_name: wire.AxisName
-    layout: object
+    layout: Layout
     narrow: jnp.dtype
     wide: jnp.dtype
     push_ladder: ladder.Ladder

@@ -122,12 +122,17 @@ class Scheme(abc.ABC):
         """
 
 
-def stage(wire=0.0, payload=0.0, rounds=0.0, imbalance=1.0) -> Stage:
+Number = jax.Array | float
+
+
+def stage(
+    wire: Number = 0.0, payload: Number = 0.0, rounds: Number = 0.0, imbalance: Number = 1.0
+) -> Stage:
     """A stage from numbers of any kind."""
     return Stage(*(jnp.asarray(x, jnp.float32) for x in (wire, payload, rounds, imbalance)))
 
 
-def stage_of(sent: Sent, imbalance=1.0) -> Stage:
+def stage_of(sent: Sent, imbalance: Number = 1.0) -> Stage:
     """A stage from what `exchange.transmit` reports."""
     return stage(sent.wire, sent.payload, sent.rounds, imbalance)
 
@@ -149,7 +154,15 @@ def nothing_to_send(x: jax.Array, state: Any, axis_name: AxisName) -> Reduced:
     return Reduced(total, None, state, traffic(stage(), stage(), dense=dense))
 
 
-def traffic(push, pull, *, scalars=0.0, dense=0.0, before=1.0, after=1.0) -> Traffic:
+def traffic(
+    push: Stage,
+    pull: Stage,
+    *,
+    scalars: Number = 0.0,
+    dense: Number = 0.0,
+    before: Number = 1.0,
+    after: Number = 1.0,
+) -> Traffic:
     """A Traffic from two stages and numbers of any kind."""
     numbers = (jnp.asarray(x, jnp.float32) for x in (scalars, dense, before, after))
     return Traffic(push, pull, *numbers)
