@@ -40,7 +40,7 @@ class BitSets(NamedTuple):
 def bit_sets(words: jax.Array) -> BitSets:
     """Counts the bits of uint32 [parts, words]."""
     counts = jnp.sum(lax.population_count(words).astype(jnp.int32), axis=1)
-    starts = jnp.cumsum(counts, dtype=jnp.int32) - counts
+    starts = reference.running_sum(counts) - counts
     return BitSets(words, counts, starts, reference.rank_index(words.reshape(-1)))
 
 

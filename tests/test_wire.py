@@ -272,6 +272,22 @@ def test_collectives_in_loops_and_branches_are_found():
     ]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["f32", "f16"])
+@pytest.mark.parametrize("size", [0, 1, 5, 6])
+def test_the_cost_of_an_all_reduce_is_known_before_it_is_sent(size, dtype):
+    told = []
+
+    def run(x):
+        result, sent = wire.all_reduce(x, AXIS)
+        told.append(sent)
+        return result
+
+    found = helpers.traced_collectives(run, np.zeros((3, size), dtype), 3)
+    cost = wire.all_reduce_cost(size, dtype, 3)
+    assert cost == pytest.approx(sum(helpers.sent_bytes(c, 3) for c in found))
+    assert cost == pytest.approx(told[0])
+
+
 @pytest.mark.parametrize("size", [0, 1, 5])
 def test_sizes_that_ranks_do_not_divide_are_padded(size):
     x = np.arange(3 * size).reshape(3, size).astype(jnp.bfloat16)

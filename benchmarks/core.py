@@ -1,0 +1,315 @@
+"""What the exact sparse all-reduce costs: to find the entries, in bytes, to compile.
+
+    python -m benchmarks.core [find] [bytes] [compile] [--plot]
+
+Prints tables, and writes benchmarks/results/core-*.jsonl. Simulated devices have no network:
+bytes and compile times are the results here, not the time of a step.
+"""
+
+import argparse
+import math
+import sys
+import time
+
+import jax
+
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+from jax.sharding import AxisType, Mesh, PartitionSpec as P  # noqa: E402
+
+import sparsejax  # noqa: E402
+from benchmarks.record import Recorder, alternate, say, spread  # noqa: E402
+from pallas_kernels import reference  # noqa: E402
+from sparsejax import schemes  # noqa: E402
+
+
+RANKS = 8
+
+
+def mesh():
+    return Mesh(np.array(jax.devices()[:RANKS]), ("data",), axis_types=(AxisType.Auto,))
+
+
+def find(record: Recorder) -> None:
+    """Finding and packing the non-zeros of 16M floats, against jnp.nonzero."""
+    size, density = 1 << 24, 0.01
+    rng = np.random.default_rng(0)
+    mask = rng.random(size) < density
+    x = jnp.asarray(np.where(mask, rng.standard_normal(size), 0), jnp.float32)
+    capacity = int(1.25 * mask.sum())
+
+    def pack(indices, x):
+        return indices, x.at[indices].get(mode="fill", fill_value=0)
+
+    ours = jax.jit(lambda x: pack(reference.compact(x, capacity)[0], x))
+    theirs = jax.jit(lambda x: pack(jnp.nonzero(x, size=capacity, fill_value=size)[0], x))
+    wrong = sum(
+        int((np.asarray(a) != np.asarray(b)).sum())
+        for a, b in zip(ours(x), theirs(x), strict=True)
+    )
+    times = alternate({"compact": lambda: ours(x), "jnp.nonzero": lambda: theirs(x)}, 9)
+    ratio = np.median(times["jnp.nonzero"]) / np.median(times["compact"])
+    say(f"\nIndices and values of the non-zeros of {size:,} floats at {density:.0%}")
+    for name, taken in times.items():
+        say(f"  {name:12} {spread(taken)}")
+    say(f"  {ratio:.1f} times as fast (to reach: 20), {wrong} wrong")
+    record.add(
+        part="find", size=size, density=density, ratio=ratio, wrong=wrong, seconds=times
+    )
+
+
+def entropy_bytes(size: int, count: int) -> float:
+    """The fewest bytes that tell which `count` of `size` units are there."""
+    count = min(max(count, 0), size)
+    bits = math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)
+    return bits / math.log(2) / 8
+
+
+def sets(size: int, density: float, kind: str, rng) -> np.ndarray:
+    """Which units each rank has: drawn alone, the same on all, or from a Zipf law."""
+    if kind == "independent":
+        return rng.random((RANKS, size)) < density
+    if kind == "same":
+        return np.broadcast_to(rng.random(size) < density, (RANKS, size))
+    # The share of units that draws from a Zipf law hit is the density wanted.
+    chance = 1 / (np.arange(size) + 10.0)
+    low, high = 0.0, 1e12
+    for _ in range(80):
+        middle = math.sqrt(max(low, 1e-6) * high)
+        hit = -np.expm1(-middle * chance).mean()
+        low, high = (middle, high) if hit < density else (low, middle)
+    return rng.random((RANKS, size)) < -np.expm1(-high * chance)
+
+
+def bytes_sent(record: Recorder) -> None:
+    """Payload against values and entropy, wire against payload, over densities."""
+    size = 4_000_000
+    step = jax.jit(
+        jax.shard_map(
+            lambda x: schemes.BalancedParallelism()(x[0], (), "data")._replace(state=None),
+            mesh=mesh(),
+            in_specs=P("data"),
+            out_specs=P(),
+        )
+    )
+    named = [0.001, 0.01, 0.03, 0.1, 0.3]
+    between = [
+        0.0005,
+        0.002,
+        0.004,
+        0.007,
+        0.015,
+        0.02,
+        0.05,
+        0.07,
+        0.15,
+        0.2,
+        0.4,
+        0.5,
+        0.7,
+        0.9,
+        1,
+    ]
+    say(
+        f"\nBytes that one of {RANKS} ranks sends for {size:,} floats, push and pull, in MB"
+    )
+    head = (
+        "density",
+        "after",
+        "values",
+        "entropy",
+        "payload",
+        "x limit",
+        "wire",
+        "x payload",
+    )
+    say("  ".join(f"{name:>9}" for name in (*head, "COO", "bitmap", "dense", "#wrong")))
+    for kind in ("independent", "same", "zipf"):
+        say(f"{kind} sets")
+        ratios = []
+        for density in sorted(named + between):
+            rng = np.random.default_rng(3)
+            mask = sets(size, density, kind, rng)
+            x = np.where(mask, rng.standard_normal((RANKS, size)), 0).astype(np.float32)
+            row = measured(step, x, mask)
+            ratios.append(row["wire"] / row["payload"])
+            record.add(part="bytes", kind=kind, density=density, **row)
+            if density in named or density in (0.5, 1):
+                say(
+                    "  ".join(
+                        [f"{density:9.2%}", f"{row['after']:9.2%}"]
+                        + [f"{row[k] / 1e6:9.3f}" for k in ("values", "entropy", "payload")]
+                        + [f"{row['payload'] / (row['values'] + row['entropy']):9.3f}"]
+                        + [f"{row['wire'] / 1e6:9.3f}", f"{ratios[-1]:9.3f}"]
+                        + [f"{row[k] / 1e6:9.3f}" for k in ("coo", "hash_bitmap", "dense")]
+                        + [f"{row['wrong']:9d}"]
+                    )
+                )
+        average = float(np.mean(ratios))
+        say(
+            f"  wire over payload: {average:.3f} on average over {len(ratios)} densities "
+            f"(to reach: 1.25), {max(ratios):.3f} at worst; compiled {step._cache_size()} time"
+        )
+        record.add(part="bytes", kind=kind, average_wire_over_payload=average)
+
+
+def measured(step, x, mask) -> dict:
+    size = x.shape[1]
+    reduced = step(x)
+    traffic = reduced.traffic
+    exact = x.astype(np.float64).sum(0)
+    room = (RANKS + 2) * np.finfo(np.float32).eps * np.abs(x).astype(np.float64).sum(0)
+    wrong = int((np.abs(np.asarray(reduced.total) - exact) > room).sum())
+    most, union = int(mask.sum(1).max()), int(mask.any(0).sum())
+    away = (RANKS - 1) / RANKS
+    values = away * 4 * (most + union)
+    limit = away * (entropy_bytes(size, most) + entropy_bytes(size, union))
+    return {
+        "after": union / size,
+        "values": values,
+        "entropy": limit,
+        "payload": float(traffic.payload),
+        "wire": float(traffic.wire),
+        # The papers' formats: COO both ways, and COO in, hash bitmap out (Zen).
+        "coo": 2 * values,
+        "hash_bitmap": away * (8 * most + 4 * union + size / 8),
+        "dense": float(traffic.dense),
+        "wrong": wrong,
+    }
+
+
+def forty_leaves():
+    """A model of 40 leaves: two tables, and twelve blocks of three leaves each."""
+    words, width, hidden = 20_000, 64, 256
+    params = {
+        "input_embedding": jnp.ones((words, width)),
+        "output_embedding": jnp.ones((words, width)),
+        "in": jnp.ones((width, hidden)),
+        "out": jnp.ones((hidden, width)),
+    }
+    for block in range(12):
+        params[f"block{block:02}"] = {
+            "kernel": jnp.ones((hidden, hidden)),
+            "bias": jnp.zeros(hidden),
+            "scale": jnp.ones(hidden),
+        }
+
+    def loss(params, batch):
+        h = params["input_embedding"][batch["tokens"]].mean(1) @ params["in"]
+        for block in range(12):
+            own = params[f"block{block:02}"]
+            mean, var = h.mean(-1, keepdims=True), h.var(-1, keepdims=True)
+            normed = (h - mean) * jax.lax.rsqrt(var + 1e-5) * own["scale"]
+            h = h + jax.nn.gelu(normed @ own["kernel"] + own["bias"])
+        rows = params["output_embedding"][batch["candidates"]]
+        scores = jnp.einsum("bd,bkd->bk", h @ params["out"], rows)
+        return -jnp.mean(jax.nn.log_softmax(scores)[:, 0])
+
+    batch = {
+        "tokens": jax.ShapeDtypeStruct((8 * RANKS, 8), jnp.int32),
+        "candidates": jax.ShapeDtypeStruct((8 * RANKS, 20), jnp.int32),
+    }
+    return params, loss, batch
+
+
+def compiling(record: Recorder) -> None:
+    """Seconds to trace and compile one leaf, and a step of a model of forty."""
+    jax.jit(lambda x: x + 1).lower(1.0).compile()
+    say(f"\nSeconds to trace and compile, on {RANKS} simulated devices")
+    leaves = {
+        "1M floats": (1 << 20,),
+        "16M floats": (1 << 24,),
+        "40,000 rows of 64": (40_000, 64),
+    }
+    for name, shape in leaves.items():
+        taken = []
+        for _ in range(3):
+            step = jax.jit(
+                jax.shard_map(
+                    lambda x: schemes.BalancedParallelism()(x[0], (), "data").total,
+                    mesh=mesh(),
+                    in_specs=P("data"),
+                    out_specs=P(),
+                )
+            )
+            start = time.perf_counter()
+            step.lower(jax.ShapeDtypeStruct((RANKS, *shape), jnp.float32)).compile()
+            taken.append(time.perf_counter() - start)
+        say(f"  one leaf, {name:18} {np.median(taken):5.2f} (to reach: 4)")
+        record.add(part="compile", what=name, seconds=taken)
+    params, loss, batch = forty_leaves()
+    assert len(jax.tree.leaves(params)) == 40
+    sides = {"dense": sparsejax.dense_sync, "zen": sparsejax.zen_sync}
+    taken = {name: [] for name in sides}
+    for _ in range(3):
+        for name, sync in sides.items():
+            trainer = sparsejax.data_parallel(
+                loss, optax.chain(sync(), optax.adam(1e-3)), mesh()
+            )
+            state = trainer.init(params)
+            start = time.perf_counter()
+            trainer.compiled(state).lower(state, batch).compile()
+            taken[name].append(time.perf_counter() - start)
+    dense, zen = np.median(taken["dense"]), np.median(taken["zen"])
+    say(
+        f"  40 leaves: dense {dense:.2f}, zen {zen:.2f}, {zen / dense:.2f} times (to reach: 3)"
+    )
+    record.add(part="compile", what="40 leaves", ratio=zen / dense, seconds=taken)
+
+
+def plot(record: Recorder) -> None:
+    """Bytes by density, as a PNG and the CSV behind it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from benchmarks.record import RESULTS
+
+    rows = [r for r in record.rows if r.get("kind") == "independent" and "wire" in r]
+    names = ("wire", "payload", "coo", "hash_bitmap", "dense")
+    lines = ["density," + ",".join(names)]
+    lines += [f"{r['density']}," + ",".join(str(r[n]) for n in names) for r in rows]
+    path = RESULTS / f"core-bytes-jax{jax.__version__}"
+    path.with_suffix(".csv").write_text("\n".join(lines) + "\n")
+    figure, axes = plt.subplots(figsize=(6, 4))
+    labels = ("ours, wire", "ours, payload", "COO", "COO in, hash bitmap out", "all-reduce")
+    for name, label in zip(names, labels, strict=True):
+        axes.loglog(
+            [r["density"] for r in rows], [r[name] / 1e6 for r in rows], label=label
+        )
+    axes.set(xlabel="density of one rank's gradient", ylabel="MB sent by one rank")
+    axes.set_title(f"4M floats, {RANKS} ranks, independent sets")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path.with_suffix(".png"), dpi=120)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parts = {"find": find, "bytes": bytes_sent, "compile": compiling}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.core")
+    parser.add_argument(
+        "parts", nargs="*", help="find, bytes, compile; all if none is named"
+    )
+    parser.add_argument("--plot", action="store_true", help="draw bytes by density")
+    options = parser.parse_args(argv)
+    unknown = set(options.parts) - set(parts)
+    if unknown:
+        parser.error(f"unknown part {sorted(unknown)[0]!r}; there are {', '.join(parts)}")
+    command = " ".join(["python -m benchmarks.core", *(argv or sys.argv[1:])])
+    record = Recorder(command)
+    say(", ".join(f"{key} {value}" for key, value in record.head.items()))
+    for name, part in parts.items():
+        if not options.parts or name in options.parts:
+            part(record)
+    say(f"\nwritten: {record.write('core')}")
+    if options.plot:
+        plot(record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Where a measurement was taken, and JSON lines to keep it in."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import sys
+import time
+
+import jax
+
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+def machine() -> dict:
+    """The machine and the versions behind a figure."""
+    processor = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as lines:
+            names = [
+                line.split(":", 1)[1].strip() for line in lines if "model name" in line
+            ]
+        processor = names[0] if names else processor
+    except OSError:
+        pass
+    return {
+        "date": datetime.date.today().isoformat(),
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "python": platform.python_version(),
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "backend": jax.default_backend(),
+    }
+
+
+class Recorder:
+    """Prints a line a row, and keeps the rows for a file."""
+
+    def __init__(self, command: str):
+        self.head = machine() | {"command": command}
+        self.rows: list[dict] = []
+
+    def add(self, **row) -> None:
+        self.rows.append(row)
+
+    def write(self, name: str) -> pathlib.Path:
+        """One JSON object a line, the first saying where it was measured."""
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{name}-jax{jax.__version__}.jsonl"
+        lines = [json.dumps(self.head), *(json.dumps(row) for row in self.rows)]
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+
+def alternate(sides: dict, repeats: int) -> dict[str, list[float]]:
+    """Seconds of each function, called in turn, so that noise falls on all alike."""
+    for run in sides.values():
+        jax.block_until_ready(run())
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, run in sides.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def spread(times: list[float]) -> str:
+    """Median, and the range, in milliseconds."""
+    low, middle, high = min(times), statistics.median(times), max(times)
+    return f"{1e3 * middle:.2f} ms ({1e3 * low:.2f} to {1e3 * high:.2f})"
+
+
+def say(line: str = "") -> None:
+    print(line, flush=True)
+    sys.stdout.flush()
