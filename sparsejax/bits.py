@@ -39,7 +39,7 @@ class BitSets(NamedTuple):
 
 def bit_sets(words: jax.Array) -> BitSets:
     """Counts the bits of uint32 [parts, words]."""
-    counts = jnp.sum(lax.population_count(words).astype(jnp.int32), axis=1)
+    counts = jnp.sum(lax.population_count(words), axis=1, dtype=jnp.int32)
     starts = reference.running_sum(counts) - counts
     return BitSets(words, counts, starts, reference.rank_index(words.reshape(-1)))
 

@@ -197,10 +197,11 @@ def _pack(form, sets, values_at, first, length, rung, axes):
             start = lanes_at + plane * form.plane[rung] + at // 4
             # A plane that this rung does not send goes where nobody looks.
             start = jnp.where(8 * plane < lane, start, form.spare)
-            message = lax.dynamic_update_slice(message, words, (0, start))
+            message = lax.dynamic_update_slice_in_dim(message, words, start, axis=1)
         words = form.to_words(values_at(found))
         start = values_from + form.unit_words(at)
-        return number - 1, lax.dynamic_update_slice(message, words, (0, start))
+        message = lax.dynamic_update_slice_in_dim(message, words, start, axis=1)
+        return number - 1, message
 
     tiles = -(-length // tile)
     _, message = lax.while_loop(lambda state: state[0] >= 0, one_tile, (tiles - 1, message))

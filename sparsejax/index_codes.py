@@ -15,8 +15,8 @@ and Fano code sorted numbers). Where the part is a single block there is nothing
 With its search for the j-th one it is read by the same code as a bitmap.
 
 Everything here is known when the program is traced: a capacity and a width have one
-cheapest code. At 1% density and 32-bit values coo8 takes 10.4 bits an entry and the entropy
-of the set is 8.1; COO takes 32, a bitmap 100.
+cheapest code. At 1% density coo8 takes 9.4 bits an entry where the entropy of the set is
+8.1; COO takes 32, a bitmap 100.
 """
 
 import dataclasses

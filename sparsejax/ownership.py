@@ -246,8 +246,9 @@ class _Tables(Layout):
     def assign(self, units):
         part = _murmur_part(units.astype(jnp.uint32), self.ranks, self.seed)
         part = part.astype(jnp.int32)
-        find = jax.vmap(lambda p, unit: jnp.searchsorted(self.units[p], unit))
-        return part, find(part, units).astype(jnp.int32)
+        slots = lax.broadcasted_iota(jnp.int32, self.units.shape, 1)
+        slot_of = jnp.zeros(self.size, jnp.int32).at[self.units].set(slots, mode="drop")
+        return part, slot_of[units]
 
     def invert(self, parts, slots):
         return self.units[parts, slots]

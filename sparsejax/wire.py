@@ -60,16 +60,31 @@ def all_reduce_bytes(size: int, n: int) -> float:
     return 2 * (n - 1) / n * size
 
 
-def all_reduce_cost(size: int, dtype: jax.typing.DTypeLike, n: int) -> float:
-    """What one rank sends for `all_reduce` of so many numbers that travel in `dtype`."""
-    itemsize = jnp.dtype(dtype).itemsize
-    if _summed_by_psum(itemsize, size, n):
-        return all_reduce_bytes(size * itemsize, n)
-    return all_reduce_bytes(-(-size // n) * n * itemsize, n)
+def travelling(
+    dtype: jax.typing.DTypeLike, wire_dtype: jax.typing.DTypeLike | None
+) -> jnp.dtype:
+    """The dtype in which numbers travel: the narrower of their own and the one wanted."""
+    own, wanted = jnp.dtype(dtype), jnp.dtype(wire_dtype or dtype)
+    return wanted if wanted.itemsize < own.itemsize else own
 
 
-def _summed_by_psum(itemsize: int, size: int, n: int) -> bool:
-    return itemsize > 2 or n == 1 or size == 0
+def all_reduce_cost(
+    size: int,
+    dtype: jax.typing.DTypeLike,
+    wire_dtype: jax.typing.DTypeLike | None,
+    n: int,
+) -> float:
+    """What one rank sends for `all_reduce` of so many numbers."""
+    narrow = travelling(dtype, wire_dtype)
+    if _summed_by_psum(dtype, narrow, size, n):
+        return all_reduce_bytes(size * narrow.itemsize, n)
+    return all_reduce_bytes(-(-size // n) * n * narrow.itemsize, n)
+
+
+def _summed_by_psum(dtype, narrow, size: int, n: int) -> bool:
+    """Whether XLA's own sum is wide enough, and sends no more than it should."""
+    wide_enough = narrow.itemsize > 2 and narrow == jnp.dtype(dtype)
+    return wide_enough or n == 1 or size == 0
 
 
 def psum(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
@@ -86,9 +101,9 @@ def all_reduce(
     exchange parts, each adds up its own in float32, and the sums are gathered: the same
     bytes. `wire_dtype` narrows the numbers while they travel.
     """
-    narrow = jnp.dtype(wire_dtype or x.dtype)
+    narrow = travelling(x.dtype, wire_dtype)
     n = ranks(axis_name)
-    if _summed_by_psum(narrow.itemsize, x.size, n):
+    if _summed_by_psum(x.dtype, narrow, x.size, n):
         return psum(x, axis_name)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     flat = x.astype(narrow).reshape(-1)

@@ -117,6 +117,15 @@ def test_bitmap_decode_inverts_bitmap_encode(words):
         np.testing.assert_array_equal(found, np.concatenate([expected, fill]))
 
 
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 256, 257, 4097])
+def test_running_sums_are_those_of_numpy(length):
+    x = np.random.default_rng(length).integers(-9, 99, (2, length), dtype=np.int32)
+    found = reference.running_sum(x)
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, np.cumsum(x, axis=1))
+    np.testing.assert_array_equal(reference.running_sum(x[1]), np.cumsum(x[1]))
+
+
 def check_select(words, first, length):
     """Right where a run has a bit of its own for the rank; in range elsewhere."""
     positions = np.asarray(select(words, np.asarray(first, np.int32), length))

@@ -148,6 +148,12 @@ def test_sums_of_16_bit_numbers_are_taken_in_float32(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["balanced", "hierarchical"])
+def test_doubles_are_added_up_as_doubles(name):
+    with jax.enable_x64(True):
+        check(name, 3, (SIZE,), jnp.float64)
+
+
+@pytest.mark.parametrize("name", ["balanced", "hierarchical"])
 @pytest.mark.parametrize("width", [3, 16])
 def test_rows_are_units(name, width):
     check(name, 3, (517, width), jnp.float32)

@@ -283,7 +283,7 @@ def test_the_cost_of_an_all_reduce_is_known_before_it_is_sent(size, dtype):
         return result
 
     found = helpers.traced_collectives(run, np.zeros((3, size), dtype), 3)
-    cost = wire.all_reduce_cost(size, dtype, 3)
+    cost = wire.all_reduce_cost(size, dtype, None, 3)
     assert cost == pytest.approx(sum(helpers.sent_bytes(c, 3) for c in found))
     assert cost == pytest.approx(told[0])
 
@@ -294,3 +294,15 @@ def test_sizes_that_ranks_do_not_divide_are_padded(size):
     found = helpers.run_ranks(lambda x: wire.all_reduce(x, AXIS)[0], x, 3)
     assert found.shape == (3, size)
     np.testing.assert_array_equal(found, np.stack([helpers.total(x)] * 3))
+
+
+def test_numbers_never_travel_wider_than_they_are():
+    """A wire dtype narrows; asked to widen, it leaves them as they are."""
+    assert wire.travelling(jnp.float32, None) == jnp.float32
+    assert wire.travelling(jnp.float32, jnp.bfloat16) == jnp.bfloat16
+    assert wire.travelling(jnp.bfloat16, jnp.float32) == jnp.bfloat16
+    x = np.ones((3, 5), jnp.bfloat16)
+    run = lambda x: wire.all_reduce(x, AXIS, jnp.float32)[0]
+    found = helpers.traced_collectives(run, x, 3)
+    # Two of the five numbers a part, and so six in all: added up in float32, not by psum.
+    assert [(c.name, c.bytes) for c in found] == [("all_to_all", 12), ("all_gather", 4)]

@@ -7,9 +7,9 @@ Zen, definition 6 and section 3. On the wire, with n ranks:
     agree   one pmax: the fullest sum
     pull    all_gather: the sums that are not zero, from each rank to all
 
-Each unit is added up in one place, in the order of the ranks, and copied from there, so
-all ranks hold the same bits. Balance makes the messages fit: with a hash the fullest part
-is barely fuller than the mean, and the rung of the ladder that it needs wastes little.
+Each unit is added up in one place and copied from there, so all ranks hold the same bits.
+Balance makes the messages fit: with a hash the fullest part is barely fuller than the mean,
+and the rung of the ladder that it needs wastes little.
 
 A stage that would send more than the dense collective becomes it: if the entries do not pay
 on the way in, the whole is an all-reduce; if only the sums have become too dense, they are
@@ -48,8 +48,8 @@ class BalancedParallelism(base.Scheme):
     ownership: Ownership = StripedHash()
     push_code: str = "auto"
     pull_code: str = "auto"
-    push_ratio: float = 1.6
-    pull_ratio: float = 1.3
+    push_ratio: float = 2.0
+    pull_ratio: float = 1.4
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
@@ -69,8 +69,9 @@ class BalancedParallelism(base.Scheme):
         n = wire.ranks(axis_name)
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, axis_name)
+        base.check_units(x)
         layout = self.ownership.over(x.shape[0], n, state)
-        narrow = jnp.dtype(self.wire_dtype or x.dtype)
+        narrow = wire.travelling(x.dtype, self.wire_dtype)
         unit_bytes = x.size // x.shape[0] * narrow.itemsize
         run = _Run(
             axis_name,
@@ -101,7 +102,7 @@ class _Run:
         n = self.layout.ranks
         sets = bits.bit_sets(self.layout.split(present))
         fullest, most, imbalance, agreed = self._agree(sets)
-        dense = wire.all_reduce_cost(x.size, self.narrow, n)
+        dense = wire.all_reduce_cost(x.size, x.dtype, self.narrow, n)
         push_bytes = (n - 1) * self.push_ladder.bytes(fullest)
         worth = push_bytes + self._dense_pull_bytes() < dense
 
@@ -131,7 +132,7 @@ class _Run:
 
     def _agree(self, sets):
         """The fullest part, the most units and the worst imbalance of all ranks."""
-        count = jnp.sum(sets.counts)
+        count = jnp.sum(sets.counts, dtype=jnp.int32)
         fullest = jnp.max(sets.counts)
         mean = count.astype(jnp.float32) / self.layout.ranks
         imbalance = jnp.where(count > 0, fullest / jnp.maximum(mean, 1e-6), 1.0)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from sparsejax import wire
 from sparsejax._compat import AxisName
+from sparsejax.errors import ArgumentError
 from sparsejax.exchange import Sent
 
 
@@ -124,6 +125,9 @@ class Scheme(abc.ABC):
 
 Number = jax.Array | float
 
+# Less than 2**31, by the slots that belong to no unit and the entries of a tile.
+MOST_UNITS = 2**31 - 2**24
+
 
 def stage(
     wire: Number = 0.0, payload: Number = 0.0, rounds: Number = 0.0, imbalance: Number = 1.0
@@ -145,6 +149,16 @@ def add_stages(a: Stage, b: Stage) -> Stage:
         a.rounds + b.rounds,
         jnp.maximum(a.imbalance, b.imbalance),
     )
+
+
+def check_units(x: jax.Array) -> None:
+    """Raises if the units are too many to be numbered by int32."""
+    if x.shape[0] > MOST_UNITS:
+        raise ArgumentError(
+            f"an array of {x.shape[0]:,} units is too large: units are numbered by int32, "
+            f"which leaves room for {MOST_UNITS:,}. Use rows as units (a rule "
+            "{path: 'row'}), or shard the array over a second mesh axis."
+        )
 
 
 def nothing_to_send(x: jax.Array, state: Any, axis_name: AxisName) -> Reduced:

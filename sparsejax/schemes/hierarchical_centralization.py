@@ -53,13 +53,14 @@ class HierarchicalCentralization(base.Scheme):
         n = wire.ranks(axis_name)
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, axis_name)
-        narrow = jnp.dtype(self.wire_dtype or x.dtype)
+        base.check_units(x)
+        narrow = wire.travelling(x.dtype, self.wire_dtype)
         flags = bits.nonzero_units(x) if present is None else present
         count = jnp.sum(flags, dtype=jnp.int32)
         most, agreed = wire.maximum(count, axis_name)
         fold, swaps, unfold = wire.doubling_schedule(n)
         hops = len(swaps) + bool(fold) + bool(unfold)
-        dense = wire.all_reduce_cost(x.size, narrow, n)
+        dense = wire.all_reduce_cost(x.size, x.dtype, narrow, n)
         worth = hops * self._ladder(x, narrow).bytes(most) < dense
         axes = varying_axes(x)
 
@@ -93,7 +94,7 @@ class HierarchicalCentralization(base.Scheme):
 
     def _doubling(self, x, axis_name, fold, swaps, unfold):
         wide = jnp.promote_types(x.dtype, jnp.float32)
-        set_dtype = jnp.dtype(self.wire_dtype) if self.wire_dtype else None
+        set_dtype = wire.travelling(x.dtype, self.wire_dtype) if self.wire_dtype else None
         total, push, scalars = x.astype(wide), base.stage(), jnp.float32(0)
         dtype = set_dtype or x.dtype
         core = 1 << len(swaps)
