@@ -6,11 +6,11 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes
-from tests.helpers import mesh_of
+from tests.helpers import gradients, mesh_of
 
 
 def run(function, n, *arrays, check_vma=True):
@@ -122,3 +122,25 @@ def test_a_train_step_over_a_mesh_as_make_mesh_gives_it():
     assert float(params["table"].sum()) == 80, "the caller's parameters were touched"
     assert trainer.compiled(state)._cache_size() == 1
     assert "sync/wire_bytes" in sparsejax.metrics(state.opt_state)
+
+
+def test_two_axes_may_be_one_axis_of_ranks():
+    """axis_name=("host", "chip") adds up over both; naming one leaves the other alone."""
+    mesh = Mesh(
+        np.array(jax.devices()).reshape(2, 4),
+        ("host", "chip"),
+        axis_types=(AxisType.Auto,) * 2,
+    )
+    x = gradients(8, 1001, 0.05)
+    scheme = schemes.BalancedParallelism()
+
+    def reduce(x):
+        both = sparsejax.all_reduce(x[0], ("host", "chip"), scheme=scheme)
+        return both, sparsejax.all_reduce(x[0], "chip", scheme=scheme)[None]
+
+    step = jax.shard_map(
+        reduce, mesh=mesh, in_specs=P(("host", "chip")), out_specs=(P(), P("host"))
+    )
+    both, by_host = jax.jit(step)(x)
+    np.testing.assert_array_equal(both, x.sum(0))
+    np.testing.assert_array_equal(by_host, x.reshape(2, 4, -1).sum(1))

@@ -15,6 +15,9 @@ addition commutes. What each keeps is first rounded as what it sends. A NaN may 
 either partner's payload, so NaNs are made one. No collective has declared the result equal,
 so it is declared here (`_compat.assume_same`).
 
+Under `jax.vmap` with an axis name JAX permutes all ranks or none, so there the number of
+ranks must be a power of two; inside `jax.shard_map` it may be any.
+
 It is the better optimum of Theorem 1 where sets hardly overlap and ranks are few: with two
 ranks it always is.
 """
