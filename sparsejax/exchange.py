@@ -101,8 +101,7 @@ def transmit(
 
     def one_round(state):
         first, carry, sent = state
-        length = jnp.minimum(need - first, ladder.top)
-        rung = ladder.rung(length)
+        rung, length = ladder.next_message(need - first, channel.messages)
         message = _pack(form, sets, values_at, first, length, rung, axes)
         received, wire_bytes = wire.branch(rung, senders, message)
         carry = _unpack(form, received, first, length, rung, receive, carry)

@@ -170,6 +170,29 @@ def gradients(
 # --- What a program sends.
 
 
+def rounds_of(steps: Any, need: int, messages: int) -> list[tuple[Any, int]]:
+    """The rung and the entries of each round that sends `need` entries, `messages` a round.
+
+    The lowest rung that holds what is left; the next lower one where it and one for the
+    rest save more than 32 KiB.
+    """
+    taken = []
+    while need > 0:
+        fits = [i for i, r in enumerate(steps.rungs) if r.capacity >= min(need, steps.top)]
+        rung = steps.rungs[fits[0]]
+        if fits[0] > 0:
+            low = steps.rungs[fits[0] - 1]
+            rest = next(
+                (r for r in steps.rungs if r.capacity >= need - low.capacity),
+                steps.rungs[-1],
+            )
+            saved = 4 * messages * (rung.words - low.words - rest.words)
+            rung = low if low.capacity < need and saved > 32768 else rung
+        taken.append((rung, min(need, rung.capacity)))
+        need -= taken[-1][1]
+    return taken
+
+
 class Collective(NamedTuple):
     """One collective in a jaxpr.
 

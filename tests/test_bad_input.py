@@ -133,7 +133,7 @@ def test_arguments_that_cannot_be_used():
     with pytest.raises(
         errors.ArgumentError, match=r"ratio must lie in \[1.05, 64\], got 1"
     ):
-        schemes.BalancedParallelism(pull_ratio=1)
+        schemes.BalancedParallelism(ratio=1)
     with pytest.raises(errors.ArgumentError, match="optimum must be"):
         schemes.Zen(optimum="best")
 

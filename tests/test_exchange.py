@@ -136,14 +136,13 @@ def check(setup, x):
 def check_sent(setup, sent, counts, need):
     """counts[i, j] is what rank i was sent by rank j, and `need` the most of a message."""
     steps = setup.ladder
-    rounds, words, payload = 0, 0, np.zeros(setup.n)
-    for first in range(0, need, steps.top):
-        length = min(need - first, steps.top)
-        rung = next(rung for rung in steps.rungs if rung.capacity >= length)
+    rounds, words, payload, first = 0, 0, np.zeros(setup.n), 0
+    for rung, length in helpers.rounds_of(steps, need, setup.n - 1):
         rounds += 1
         words += rung.words
         here = np.clip(counts - first, 0, length)
         payload += (setup.n - 1) * needed_bytes(setup, rung.code, here).mean(axis=1)
+        first += length
     np.testing.assert_array_equal(sent.rounds, [rounds] * setup.n)
     np.testing.assert_array_equal(sent.wire, [(setup.n - 1) * 4 * words] * setup.n)
     np.testing.assert_array_equal(sent.counts, counts if rounds else 0 * counts)
@@ -216,7 +215,7 @@ def test_small_tiles_fill_the_same_messages(monkeypatch, code, dtype, shape, til
     setup = Setup(code, dtype, shape, ratio=1.9, tile_numbers=tile_numbers)
     assert setup.ladder.tile < 100
     # Full parts take four rounds of several tiles each.
-    assert setup.ladder.rounds(WIDTH) == 4
+    assert -(-WIDTH // setup.ladder.top) == 4
     for x in gradients(setup, seed=50):
         check(setup, x)
 

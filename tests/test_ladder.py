@@ -5,6 +5,7 @@ import itertools
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -90,22 +91,50 @@ def test_the_rung_is_the_smallest_that_fits(name):
 
 
 @every
-def test_rounds_and_bytes_are_those_of_the_messages_one_after_another(name):
+def test_bytes_are_those_of_the_fewest_messages_one_after_another(name):
     steps = build(name)
     top, bottom = steps.top, steps.rungs[0].capacity
     needs = [0, 1, bottom, bottom + 1, top - 1, top, top + 1, 2 * top, 3 * top + bottom + 1]
-    rounds = jax.vmap(steps.rounds)(np.array(needs, np.int32))
     found = jax.vmap(steps.bytes)(np.array(needs, np.int32))
     assert found.dtype == np.float32
     for number, need in enumerate(needs):
-        left, messages, sent = need, 0, 0
+        left, sent = need, 0
         while left > 0:
             length = min(left, top)
             sent += 4 * next(r.words for r in steps.rungs if r.capacity >= length)
             left -= length
-            messages += 1
-        assert rounds[number] == messages
         assert found[number] == sent
+
+
+@every
+@pytest.mark.parametrize("messages", [1, 7, 1023])
+def test_a_second_round_is_taken_where_it_saves_more_than_it_costs(name, messages):
+    """All is sent, in no more bytes than the fewest messages take, and each choice pays."""
+    steps = build(name)
+    choose = jax.jit(lambda need: steps.next_message(need, messages))
+    for need in (1, 5, 37, steps.top // 3, steps.top - 1, steps.top, 2 * steps.top + 7):
+        left, sent = need, 0
+        while left > 0:
+            rung, length = map(int, choose(jnp.int32(left)))
+            size = steps.rungs[rung]
+            assert 0 < length <= size.capacity
+            assert length == min(left, size.capacity)
+            one = next((r for r in steps.rungs if r.capacity >= left), steps.rungs[-1])
+            if length < min(left, steps.top):
+                rest = next(r for r in steps.rungs if r.capacity >= left - length)
+                saved = 4 * messages * (one.words - size.words - rest.words)
+                assert saved > 1 << 15
+            left, sent = left - length, sent + 4 * size.words
+        assert sent <= steps.bytes(jnp.int32(need))
+
+
+def test_long_messages_are_split_and_short_ones_are_not():
+    steps = ladder.ladder(1 << 20, 4, 8, ratio=2)
+    just_above = steps.rungs[-2].capacity + 1
+    assert int(steps.next_message(jnp.int32(just_above), 7)[1]) == just_above - 1
+    assert int(steps.next_message(jnp.int32(steps.rungs[0].capacity + 1), 7)[1]) == (
+        steps.rungs[0].capacity + 1
+    )
 
 
 @every

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import ladder, schemes
-from tests.helpers import collectives, mesh_of, sent_bytes
+from tests.helpers import collectives, mesh_of, rounds_of, sent_bytes
 
 
 N, SIZE = 4, 40_064  # parts of whole words, so that nothing is padded
@@ -39,8 +39,8 @@ def test_balanced_parallelism_sends_the_rungs_that_the_program_holds(check_vma):
     pushes, pulls = messages(found, "all_to_all"), messages(found, "all_gather")
     width = SIZE // N
     steps = {
-        "push": ladder.ladder(width, 4, N, ratio=schemes.BalancedParallelism().push_ratio),
-        "pull": ladder.ladder(width, 4, N, ratio=schemes.BalancedParallelism().pull_ratio),
+        "push": ladder.ladder(width, 4, N, ratio=schemes.BalancedParallelism().ratio),
+        "pull": ladder.ladder(width, 4, N, ratio=schemes.BalancedParallelism().ratio),
     }
     # A branch for each rung, and nothing else, carries messages.
     assert pushes == [4 * N * rung.words for rung in steps["push"].rungs]
@@ -65,8 +65,8 @@ def test_balanced_parallelism_sends_the_rungs_that_the_program_holds(check_vma):
         traffic = run(x).traffic
         counts = np.array([np.bincount(part[m], minlength=N) for m in mask])
         union = np.bincount(part[mask.any(0)], minlength=N)
-        push = rounds_of(counts.max(), steps["push"], pushes)
-        pull = rounds_of(union.max(), steps["pull"], pulls)
+        push = operands_of(counts.max(), steps["push"], pushes, N - 1)
+        pull = operands_of(union.max(), steps["pull"], pulls, N - 1)
         assert traffic.push.rounds == len(push)
         assert float(traffic.push.wire) == sum(push) * (N - 1) / N
         if sum(pull) < 4 * width:
@@ -77,15 +77,10 @@ def test_balanced_parallelism_sends_the_rungs_that_the_program_holds(check_vma):
         assert float(traffic.scalars) == sum(sent_bytes(c, N) for c in scalars)
 
 
-def rounds_of(need, steps, operands):
+def operands_of(need, steps, operands, messages):
     """The operands of the branches that a need takes, one a round."""
-    taken = []
-    while need > 0:
-        here = min(need, steps.top)
-        fits = [i for i, rung in enumerate(steps.rungs) if rung.capacity >= here]
-        taken.append(operands[fits[0]])
-        need -= here
-    return taken
+    taken = rounds_of(steps, int(need), messages)
+    return [operands[steps.rungs.index(rung)] for rung, _ in taken]
 
 
 def test_hierarchical_centralization_sends_one_message_a_hop():
@@ -103,7 +98,8 @@ def test_hierarchical_centralization_sends_one_message_a_hop():
     first = (x != 0).sum(1).max()
     second = max(((x[0] + x[1]) != 0).sum(), ((x[2] + x[3]) != 0).sum())
     operands = [4 * rung.words for rung in steps.rungs]
-    sent = sum(rounds_of(first, steps, operands)) + sum(rounds_of(second, steps, operands))
+    sent = sum(operands_of(first, steps, operands, 1))
+    sent += sum(operands_of(second, steps, operands, 1))
     assert float(traffic.push.wire) == sent
     assert float(traffic.pull.wire) == 0
     assert float(traffic.scalars) == sum(

@@ -37,10 +37,8 @@ class BalancedParallelism(base.Scheme):
         push_code: How indices travel to the owners: "coo32", "coo16", "coo8", "bitmap", or
             "auto" for the cheapest at each message size.
         pull_code: The same on the way back.
-        push_ratio: How far apart the message sizes are on the way in; larger compiles
-            faster and pads more. XLA:CPU compiles an all-to-all of n ranks as n copies, so
-            there are fewer sizes here, where less is sent.
-        pull_ratio: The same on the way back.
+        ratio: How far apart the message sizes are; larger compiles faster, and pads more or
+            takes more rounds.
         wire_dtype: The dtype of the values while they travel; that of x if None. Sums are
             taken in float32 or wider all the same.
     """
@@ -48,15 +46,13 @@ class BalancedParallelism(base.Scheme):
     ownership: Ownership = StripedHash()
     push_code: str = "auto"
     pull_code: str = "auto"
-    push_ratio: float = 2.0
-    pull_ratio: float = 1.4
+    ratio: float = 2.0
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
         index_codes.parse(self.push_code)
         index_codes.parse(self.pull_code)
-        ladder.check_ratio(self.push_ratio)
-        ladder.check_ratio(self.pull_ratio)
+        ladder.check_ratio(self.ratio)
 
     @property
     def needs_ranks(self):
@@ -78,8 +74,8 @@ class BalancedParallelism(base.Scheme):
             layout,
             narrow,
             jnp.promote_types(x.dtype, jnp.float32),
-            ladder.ladder(layout.width, unit_bytes, n, self.push_code, self.push_ratio),
-            ladder.ladder(layout.width, unit_bytes, n, self.pull_code, self.pull_ratio),
+            ladder.ladder(layout.width, unit_bytes, n, self.push_code, self.ratio),
+            ladder.ladder(layout.width, unit_bytes, n, self.pull_code, self.ratio),
             varying_axes(x) - varying_axes(lax.axis_index(axis_name)),
         )
         total, traffic = run(x, bits.nonzero_units(x) if present is None else present)

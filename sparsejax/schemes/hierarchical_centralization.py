@@ -39,13 +39,14 @@ class HierarchicalCentralization(base.Scheme):
 
     Attributes:
         code: How indices travel: "coo32", "coo16", "coo8", "bitmap", or "auto".
-        ratio: How far apart the message sizes are; larger compiles faster and pads more.
+        ratio: How far apart the message sizes are; larger compiles faster, and pads more or
+            takes more rounds.
         wire_dtype: The dtype of the values while they travel. If None, the first message
             has x's dtype, and partial sums have float32 or wider.
     """
 
     code: str = "auto"
-    ratio: float = 1.3
+    ratio: float = 2.0
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
