@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from sparsejax import schemes as schemes
+from sparsejax import errors as errors, schemes as schemes
 from sparsejax.axes import local as local
 from sparsejax.data_parallel import data_parallel as data_parallel
 from sparsejax.reduce import all_reduce as all_reduce

@@ -84,8 +84,9 @@ def require_local(name: str, leaf: Any, axis_name: AxisName) -> None:
         raise AlreadySummedError(
             f"the gradient of {name!r} was already summed over {_list(sorted(summed))}: it "
             "does not vary over it, so synchronizing it would send nothing less and count "
-            "every rank twice. jax.grad does this for parameters that are replicated. "
-            "Differentiate with respect to sparsejax.local(params) instead."
+            "every rank twice. jax.grad does this for parameters that are replicated: "
+            "differentiate with respect to sparsejax.local(params) instead. (So do "
+            "constants, and optax.MultiSteps around a synchronization: use every=k.)"
         )
 
 

@@ -5,11 +5,13 @@ are replicated, made varying before the gradient is taken so that it stays local
 updated alike on every rank. The state is donated: a step reuses its memory.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -46,6 +48,7 @@ class DataParallel:
 
     def init(self, params: Any) -> TrainState:
         """The first state, from parameters; these are copied, not taken over."""
+        params = jax.tree.map(self._replicated, params)
         # Through shard_map, so that the first step sees what all later ones will see.
         replicated = PartitionSpec()
         copy = jax.shard_map(
@@ -74,9 +77,26 @@ class DataParallel:
         return self.compiled(state)(state, jax.tree.map(self._placed, batch))
 
     def _placed(self, x):
-        if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)):
+        ranks = math.prod(self._mesh.shape[a] for a in _compat.axis_names(self._axis_name))
+        shape = np.shape(x)
+        if not shape or shape[0] % ranks:
+            raise ArgumentError(
+                f"each array of a batch is split over {ranks} ranks along its leading "
+                f"axis, which {ranks} must divide; got shape {list(shape)}. What is not "
+                "to be split belongs into the parameters, or into the loss function."
+            )
+        return self._put(x, PartitionSpec(self._axis_name))
+
+    def _replicated(self, x):
+        return self._put(x, PartitionSpec())
+
+    def _put(self, x, spec):
+        """Places what this process holds; what spans processes is placed already."""
+        if isinstance(x, jax.ShapeDtypeStruct):
             return x
-        return jax.device_put(x, NamedSharding(self._mesh, PartitionSpec(self._axis_name)))
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return x
+        return jax.device_put(x, NamedSharding(self._mesh, spec))
 
     def compiled(self, state: TrainState) -> Any:
         """The jitted step, for `lower` and `compile`; one for each structure of state."""

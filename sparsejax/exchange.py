@@ -152,7 +152,8 @@ class _Form:
         self.lane = jnp.array([r.code.lane for r in rungs], jnp.int32)
 
     def unit_words(self, entries):
-        return entries * math.prod(self.shape) * self.dtype.itemsize // 4
+        # Entries come in fours; dividing first keeps the product within int32.
+        return (entries // 4) * (math.prod(self.shape) * self.dtype.itemsize)
 
     def to_words(self, values):
         """[parts, entries, *shape] to uint32 [parts, words]."""

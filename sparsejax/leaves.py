@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from sparsejax import _compat, schemes
+from sparsejax import _compat, bits, schemes
 from sparsejax.errors import LeafError, RuleError
-from sparsejax.schemes.base import Scheme
+from sparsejax.schemes.base import MOST_UNITS, Scheme
 
 
 SPARSE_FROM = 1 << 16  # elements; a smaller leaf joins the one dense psum
@@ -76,12 +77,18 @@ def flatten(tree: Any, **options) -> tuple[list[str], list[Any], Any]:
 def check_dtype(path: str, leaf: Any) -> None:
     """Raises unless the leaf is an array of real floating numbers."""
     dtype = getattr(leaf, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+    if dtype is None or not is_floating(dtype):
         kind = type(leaf).__name__ if dtype is None else dtype
         raise LeafError(
-            f"leaf {path!r} is {kind}; only real floating gradients can be synchronized. "
-            "Leave it out with optax.masked, or convert it (a complex number is two)."
+            f"leaf {path!r} is {kind}; only real floating gradients of 16, 32 or 64 bits "
+            "can be synchronized. Leave it out with optax.masked, or convert it (a complex "
+            "number is two)."
         )
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether numbers of this dtype can be synchronized."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize >= 2
 
 
 def group(
@@ -110,6 +117,7 @@ def group(
     rules = dict(rules or {})
     used: set[str] = set()
     members: dict[Any, list[int]] = {}
+    fill: dict[Any, tuple[int, int]] = {}
     for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
         check_dtype(path, leaf)
         own, unit = _decide(path, leaf, scheme, rules, used, always)
@@ -118,7 +126,14 @@ def group(
         alone = isinstance(own, schemes.AllReduce) and leaf.size >= SPARSE_FROM
         axes = _compat.varying_axes(leaf)
         key = (own, shape, jnp.dtype(leaf.dtype), axes, i if alone else None)
-        members.setdefault(key, []).append(i)
+        width = math.prod(shape)
+        own_units = leaf.size // width if width else 0
+        # Units are numbered by int32: what does not fit starts another group.
+        part, filled = fill.get(key, (0, 0))
+        if filled and filled + own_units > MOST_UNITS:
+            part, filled = part + 1, 0
+        fill[key] = part, filled + own_units
+        members.setdefault((*key, part), []).append(i)
     unused = [pattern for pattern in rules if pattern not in used]
     if unused:
         raise RuleError(
@@ -126,9 +141,13 @@ def group(
             + ", ".join(repr(path) for path in paths)
             + ". Rules are regular expressions, searched in these paths."
         )
-    return [
-        _group(key[0], key[1], indices, paths, leaves) for key, indices in members.items()
-    ]
+    groups: list[Group] = []
+    for key, indices in members.items():
+        own = _group(key[0], key[1], indices, paths, leaves)
+        # Two paths may be written alike; names are keys of the state.
+        same = sum(other.name.split(" #")[0] == own.name for other in groups)
+        groups.append(dataclasses.replace(own, name=f"{own.name} #{same}") if same else own)
+    return groups
 
 
 def _group(scheme, shape, indices, paths, leaves):
@@ -197,3 +216,48 @@ def check_rules(rules: Rules | None) -> None:
                 f"the rule {pattern!r} says {value!r}; it must be a scheme, 'dense', "
                 "'sparse', 'row' or 'element'."
             )
+
+
+def is_masked(tree: Any) -> bool:
+    """Whether optax.masked or optax.partition left leaves out of the tree."""
+    masked = lambda node: isinstance(node, optax.MaskedNode)
+    return any(masked(node) for node in jax.tree.leaves(tree, is_leaf=masked))
+
+
+def touched(
+    groups: Sequence[Group],
+    leaves: Sequence[Any],
+    ids: Mapping[str, Any] | None,
+    masked: bool,
+) -> dict[str, jax.Array]:
+    """Which units of each group the caller says were touched.
+
+    Where leaves are masked, ids may be meant for another transformation.
+    """
+    if not ids:
+        return {}
+    by_path = {path: group for group in groups for path in group.paths}
+    for path in ids:
+        group = by_path.get(path)
+        dense = group is not None and isinstance(group.scheme, schemes.AllReduce)
+        if (group is None and not masked) or (group and not group.shape and not dense):
+            rows = [p for p, group in by_path.items() if group.shape]
+            raise RuleError(
+                f"ids were given for {path!r}, which is not a leaf synchronized by rows. "
+                f"Such leaves are: {rows}. A rule {{path: 'row'}} makes a leaf one."
+            )
+    present = {}
+    for group in groups:
+        if not group.shape or not any(path in ids for path in group.paths):
+            continue
+        flags = []
+        for path, i, count in zip(group.paths, group.leaves, group.units, strict=True):
+            if path in ids:
+                rows = jnp.asarray(ids[path]).reshape(-1)
+                rows = jnp.where(rows < 0, rows + count, rows)
+                mark = jnp.zeros(count, bool).at[rows].set(True, mode="drop")
+                flags.append(_compat.as_varying(mark, _compat.varying_axes(leaves[i])))
+            else:
+                flags.append(bits.nonzero_units(leaves[i].reshape(count, *group.shape)))
+        present[group.name] = jnp.concatenate(flags)
+    return present

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from sparsejax import axes, leaves as leaf_rules, schemes, wire
 from sparsejax._compat import AxisName
 from sparsejax.schemes.base import Scheme
 from sparsejax.sparse_tensor import SparseTensor, from_units
-from sparsejax.transforms import check_reduce
+from sparsejax.transforms import check_reduce, check_scheme
 
 
 def all_reduce(
@@ -38,8 +39,10 @@ def all_reduce(
     axis_name = axes.resolve(axis_name, "sparsejax.all_reduce")
     is_sparse = lambda node: isinstance(node, SparseTensor)
     paths, leaves, structure = leaf_rules.flatten(x, is_leaf=is_sparse)
+    leaves = [leaf if is_sparse(leaf) else _as_array(leaf) for leaf in leaves]
     leaves = wire.per_rank(leaves, axis_name)
-    own = scheme or schemes.Zen()
+    own = schemes.Zen() if scheme is None else scheme
+    check_scheme(own)
     result: list[Any] = [None] * len(leaves)
     dense = []
     for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
@@ -47,7 +50,6 @@ def all_reduce(
             result[i] = _sparse(path, leaf, own, axis_name, reduce)
         else:
             dense.append(i)
-            leaves[i] = jnp.asarray(leaf) if hasattr(leaf, "dtype") else leaf
     groups = leaf_rules.group(
         [paths[i] for i in dense],
         [leaves[i] for i in dense],
@@ -58,8 +60,7 @@ def all_reduce(
     totals: list[Any] = [None] * len(arrays)
     for group in groups:
         units = group.gather(arrays)
-        state = group.scheme.init(units, wire.ranks(axis_name))
-        total = group.scheme(units, state, axis_name).total
+        total = _total(group.scheme, axis_name, units, None)
         group.scatter(_scaled(total, reduce, axis_name), totals, arrays)
     for i, total in zip(dense, totals, strict=True):
         result[i] = total
@@ -72,11 +73,34 @@ def _sparse(path, x, scheme, axis_name, reduce):
     n = wire.ranks(axis_name)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     units = x.to_units(wide).astype(x.dtype)
-    state = scheme.init(units, n)
-    total = scheme(units, state, axis_name, present=x.present()).total
+    units, present = wire.per_rank((units, x.present()), axis_name)
+    total = _total(scheme, axis_name, units, present)
     total = _scaled(total, reduce, axis_name)
     tensor, _ = from_units(total, min(n * x.capacity, x.units), x.shape)
     return tensor
+
+
+def _sum_of_units(scheme, axis_name, units, present):
+    state = scheme.init(units, wire.ranks(axis_name))
+    return scheme(units, state, axis_name, present=present).total
+
+
+_total = jax.custom_jvp(_sum_of_units, nondiff_argnums=(0, 1))
+
+
+@_total.defjvp
+def _total_jvp(scheme, axis_name, primals, tangents):
+    """The derivative of a sum is the sum; what differentiates it is a plain psum.
+
+    The values themselves travel as bits, through which JAX sees no derivative.
+    """
+    total = _total(scheme, axis_name, *primals)
+    tangent, _ = wire.psum(wire.per_rank(tangents[0], axis_name), axis_name)
+    return total, tangent
+
+
+def _as_array(leaf):
+    return leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
 
 
 def _scaled(total, reduce, axis_name):

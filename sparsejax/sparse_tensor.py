@@ -58,6 +58,13 @@ class SparseTensor:
 
     def check(self, name: str = "SparseTensor") -> None:
         """Raises where shapes or dtypes do not fit; checks the indices under checkify."""
+        if not isinstance(self.shape, tuple) or not all(
+            isinstance(length, int) for length in self.shape
+        ):
+            raise ArgumentError(
+                f"{name}: shape must be a tuple of Python ints, because it decides what is "
+                f"compiled, got {self.shape!r}."
+            )
         if self.indices.ndim != 1 or not jnp.issubdtype(self.indices.dtype, jnp.integer):
             raise ArgumentError(
                 f"{name}: indices must be integers of shape [capacity], got "

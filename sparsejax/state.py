@@ -150,7 +150,8 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     `sync1`, and so on. `wire_bytes` is what one rank sent, `payload_bytes` what its entries
     needed, `dense_bytes` what an all-reduce would have sent, `rounds` how many messages
     followed one another; densities and imbalances are as in `Traffic`. `residual_norm` is
-    there where a rank keeps something back: the norm over all ranks.
+    there where a rank keeps something back: the norm over all ranks (inside `shard_map`,
+    over this one).
 
     Args:
         state: An optimizer state, chained, masked or partitioned as you like.

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sparsejax import axes, bits, leaves as leaf_rules, schemes, wire
+from sparsejax import _compat, axes, leaves as leaf_rules, schemes, wire
 from sparsejax._compat import AxisName, as_varying, varying_axes
-from sparsejax.errors import ArgumentError, AxisError, RuleError, StateError
+from sparsejax.errors import ArgumentError, AxisError, StateError
 from sparsejax.schemes import base
 from sparsejax.schemes.base import Scheme
 from sparsejax.state import PerRank, SyncState
@@ -64,7 +64,8 @@ def sync(
         every: Synchronize at every k-th call; larger sends less often.
         warmup_steps: For so many first calls, add up densely.
         wire_dtype: bfloat16 or float16 to narrow values while they travel. Sums are taken
-            in float32 or wider, and come out in the leaf's dtype.
+            in float32 or wider, travel back narrow, and come out in the leaf's dtype. The
+            mean is taken last, so a sum must fit the narrow dtype.
 
     Returns:
         An `optax.GradientTransformationExtraArgs` with state `SyncState`.
@@ -139,11 +140,7 @@ def dense_sync(
 
 
 def _check(scheme, reduce, every, warmup_steps, wire_dtype):
-    if not isinstance(scheme, Scheme):
-        raise ArgumentError(
-            f"scheme must be a sparsejax scheme such as sparsejax.schemes.Zen(), got "
-            f"{scheme!r}."
-        )
+    check_scheme(scheme)
     check_reduce(reduce)
     for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
         if isinstance(value, jax.Array) and not isinstance(value, bool):
@@ -156,9 +153,18 @@ def _check(scheme, reduce, every, warmup_steps, wire_dtype):
             raise ArgumentError(
                 f"{name} must be an int of at least {least}, got {value!r}."
             )
-    if wire_dtype is not None and not jnp.issubdtype(jnp.dtype(wire_dtype), jnp.floating):
+    if wire_dtype is not None and not leaf_rules.is_floating(wire_dtype):
         raise ArgumentError(
             f"wire_dtype must be a floating dtype such as jnp.bfloat16, got {wire_dtype!r}."
+        )
+
+
+def check_scheme(scheme: Any) -> None:
+    """Raises unless it is a scheme."""
+    if not isinstance(scheme, Scheme):
+        raise ArgumentError(
+            "scheme must be a sparsejax scheme such as sparsejax.schemes.Zen(), got "
+            f"{scheme!r}."
         )
 
 
@@ -215,7 +221,8 @@ class _Sync:
             scheme_states[group.name] = group.scheme.init(like, ranks)
         nothing = base.traffic(base.stage(), base.stage())
         nothing = jax.tree.map(jnp.zeros_like, nothing)
-        traffic = {group.name: nothing for group in groups}
+        # Each its own arrays: a state that is donated may hold none twice.
+        traffic = {group.name: jax.tree.map(jnp.zeros_like, nothing) for group in groups}
         return SyncState(jnp.int32(0), scheme_states, residual, pending, traffic)
 
     def _ranks_at_init(self, groups):
@@ -223,16 +230,19 @@ class _Sync:
         try:
             axis_name = axes.resolve(self.axis_name, "init of sparsejax.sync")
             return axis_name, wire.ranks(axis_name)
-        except AxisError:
+        except AxisError as error:
             by_rank = self.every > 1 or any(
                 group.scheme.keeps_residual or group.scheme.needs_ranks for group in groups
             )
             if not by_rank:
                 return (), 1
+            if _compat.manual_axes():
+                raise error
             raise StateError(
                 "this transformation keeps something on each rank, so its state must be "
                 "made where the ranks are known: call sparsejax.init(tx, params, mesh) "
-                "instead of tx.init(params)."
+                "instead of tx.init(params). (What calls tx.init by itself, as flax does, "
+                "can be given that state afterwards.)"
             ) from None
 
     def update(
@@ -246,7 +256,7 @@ class _Sync:
             axes.require_local(path, leaf, axis_name)
         _check_state(groups, state, self.every)
         if self.every == 1:
-            present = _touched(groups, leaves, ids)
+            present = leaf_rules.touched(groups, leaves, ids, leaf_rules.is_masked(updates))
             result, state = self._synchronize(groups, leaves, present, state, axis_name)
         else:
             result, state = self._accumulate(groups, leaves, structure, state, axis_name)
@@ -297,7 +307,7 @@ class _Sync:
                 residual[group.name] = PerRank(back[None], kept.axis_name)
             group.scatter(total.astype(leaves[group.leaves[0]].dtype), result, leaves)
             scheme_states[group.name] = reduced.state
-            traffic[group.name] = reduced.traffic
+            traffic[group.name] = wire.agree(reduced.traffic)
         state = state._replace(schemes=scheme_states, residual=residual, traffic=traffic)
         return result, state
 
@@ -334,43 +344,16 @@ def _wide(dtype):
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def _touched(groups, leaves, ids):
-    """Which units of each group the caller says were touched."""
-    if not ids:
-        return {}
-    by_path = {path: group for group in groups for path in group.paths}
-    for path in ids:
-        if path not in by_path or not by_path[path].shape:
-            rows = [p for p, group in by_path.items() if group.shape]
-            raise RuleError(
-                f"ids were given for {path!r}, which is not a leaf synchronized by rows. "
-                f"Such leaves are: {rows}. A rule {{path: 'row'}} makes a leaf one."
-            )
-    present = {}
-    for group in groups:
-        if not any(path in ids for path in group.paths):
-            continue
-        flags = []
-        for path, i, count in zip(group.paths, group.leaves, group.units, strict=True):
-            if path in ids:
-                rows = jnp.asarray(ids[path]).reshape(-1)
-                rows = jnp.where(rows < 0, rows + count, rows)
-                mark = jnp.zeros(count, bool).at[rows].set(True, mode="drop")
-                flags.append(as_varying(mark, varying_axes(leaves[i])))
-            else:
-                flags.append(bits.nonzero_units(leaves[i].reshape(count, *group.shape)))
-        present[group.name] = jnp.concatenate(flags)
-    return present
-
-
 def _check_state(groups, state, every):
     """Raises if the state was made for other leaves or other options."""
     names = [group.name for group in groups]
     if set(names) != set(state.traffic):
         raise StateError(
             "the gradients do not match the state: they form the groups "
-            f"{sorted(names)}, the state has {sorted(state.traffic)}. Make the state with "
-            "the parameters whose gradients these are."
+            f"{sorted(names)}, the state has {sorted(state.traffic)}. Leaves are grouped "
+            "by path, size, dtype and the mesh axes over which they vary. Make the state "
+            "from parameters like the gradients: of the same dtypes, and where a second "
+            "mesh axis shards them, inside shard_map."
         )
     if (every > 1) != (state.pending is not None):
         raise StateError(

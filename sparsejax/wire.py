@@ -27,6 +27,7 @@ from sparsejax._compat import (
     as_varying,
     axis_names,
     is_checking,
+    manual_axes,
     varying_axes,
 )
 
@@ -122,8 +123,23 @@ def maximum(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
     device, those of other mesh axes over which x varies included.
     """
     cost = all_reduce_bytes(_bytes(x), ranks(axis_name))
-    axes = tuple(sorted(varying_axes(x) | frozenset(axis_names(axis_name))))
-    return lax.pmax(x, axes), cost
+    # With checking off types do not say over which axes x varies; it may be any.
+    unseen = frozenset(name for name in manual_axes() if not is_checking(name))
+    axes = varying_axes(x) | unseen | frozenset(axis_names(axis_name))
+    return lax.pmax(x, tuple(sorted(axes))), cost
+
+
+def agree(tree):
+    """Makes scalars that differ over other mesh axes equal: the largest of each.
+
+    One collective if any of them varies, none otherwise.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    axes = frozenset[str]().union(*(varying_axes(leaf) for leaf in leaves))
+    if not axes:
+        return tree
+    largest = lax.pmax(jnp.stack(as_varying(leaves, axes)), tuple(sorted(axes)))
+    return structure.unflatten(list(largest))
 
 
 def all_to_all(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:

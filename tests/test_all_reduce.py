@@ -50,7 +50,7 @@ def test_a_value_that_does_not_vary_counts_once_a_rank():
 
 def test_a_scheme_that_is_given_is_used_whatever_the_size():
     scheme = schemes.BalancedParallelism()
-    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    x = np.arange(1500, dtype=np.float32).reshape(3, 500)
     lowered = jax.make_jaxpr(
         jax.shard_map(
             lambda x: sparsejax.all_reduce(x[0], scheme=scheme),
@@ -144,3 +144,56 @@ def test_two_axes_may_be_one_axis_of_ranks():
     both, by_host = jax.jit(step)(x)
     np.testing.assert_array_equal(both, x.sum(0))
     np.testing.assert_array_equal(by_host, x.reshape(2, 4, -1).sum(1))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("dense", [False, True])
+def test_it_can_be_differentiated_as_psum_can(dense, check_vma):
+    x = np.zeros((2, 2000), np.float32)
+    x[:, :10] = 1
+    x[0] += dense
+
+    def gradient(reduce):
+        def run(x):
+            loss = lambda x: (reduce(x[0]) ** 2).sum()
+            return jax.grad(loss)(x)
+
+        step = jax.shard_map(
+            run,
+            mesh=mesh_of(2),
+            in_specs=P("data"),
+            out_specs=P("data"),
+            check_vma=check_vma,
+        )
+        return np.asarray(jax.jit(step)(x))
+
+    scheme = schemes.BalancedParallelism()
+    ours = gradient(lambda x: sparsejax.all_reduce(x, "data", scheme=scheme))
+    theirs = gradient(lambda x: lax.psum(x, "data"))
+    assert np.abs(theirs).max() > 0
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_sparse_tensor_without_room_is_zero():
+    def reduce(_):
+        empty = sparsejax.SparseTensor(jnp.zeros(0, jnp.int32), jnp.zeros(0), (10,))
+        return sparsejax.all_reduce(empty)
+
+    got = run(reduce, 2, np.ones(2))
+    assert got.shape == (10,)
+    assert got.capacity == 0
+
+
+def test_batches_and_parameters_may_lie_anywhere():
+    """On one device, as checkpoints and loaders leave them, on a mesh of explicit axes."""
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    tx = optax.chain(sparsejax.zen_sync(), optax.sgd(0.5))
+    trainer = sparsejax.data_parallel(lambda p, b: jnp.sum(p["w"] * b), tx, mesh)
+    state = trainer.init(jax.device_put({"w": jnp.ones(())}, jax.devices()[0]))
+    for batch in (jnp.ones(8), jax.device_put(jnp.ones(8), jax.devices()[1]), np.ones(8)):
+        state, _ = trainer.step(state, batch.astype(np.float32))
+    assert float(state.params["w"]) == 1 - 3 * 0.5 * 2
+    with pytest.raises(
+        sparsejax.errors.ArgumentError, match=r"which 4 must divide; .* \[7\]"
+    ):
+        trainer.step(state, np.ones(7, np.float32))

@@ -134,6 +134,10 @@ def test_arguments_that_cannot_be_used():
         errors.ArgumentError, match=r"ratio must lie in \[1.05, 64\], got 1"
     ):
         schemes.BalancedParallelism(ratio=1)
+    with pytest.raises(errors.ArgumentError, match=r"wire_dtype must be .*float8_e4m3fn"):
+        sparsejax.zen_sync(wire_dtype=jnp.float8_e4m3fn)
+    with pytest.raises(errors.ArgumentError, match="scheme must be a sparsejax scheme"):
+        on_ranks(lambda x: sparsejax.all_reduce(x[0], scheme=schemes.Zen))(jnp.ones((2, 3)))
     with pytest.raises(errors.ArgumentError, match="optimum must be"):
         schemes.Zen(optimum="best")
 
@@ -151,10 +155,10 @@ def test_rules_that_say_nothing_sensible():
     with pytest.raises(errors.RuleError, match=r"leaf 'b' the unit 'row'.*shape \[3\]"):
         sparsejax.zen_sync(rules={"^b$": "row"}).init(grads)
     tx = sparsejax.zen_sync()
-    with pytest.raises(errors.RuleError, match=r"ids were given for 'b'"):
+    with pytest.raises(errors.RuleError, match=r"ids were given for 'c'"):
         on_ranks(
             lambda x: tx.update(
-                sparsejax.local(grads), tx.init(grads), ids={"b": jnp.ones(1, jnp.int32)}
+                sparsejax.local(grads), tx.init(grads), ids={"c": jnp.ones(1, jnp.int32)}
             )[0]
         )(jnp.ones(2))
 
@@ -205,6 +209,8 @@ def test_sparse_tensors_that_do_not_fit():
         reduce([0, 1], [1.0, 2.0, 3.0], (5,))
     with pytest.raises(errors.ArgumentError, match=r"must have shape \[2\] or \[2, 3\]"):
         reduce([0, 1], np.ones((2, 4)), (5, 3))
+    with pytest.raises(errors.ArgumentError, match=r"shape must be a tuple of Python ints"):
+        reduce([0, 1], [1.0, 2.0], 5)
 
 
 def test_indices_out_of_range_are_dropped_and_checkify_reports_them():
@@ -231,6 +237,25 @@ def test_indices_out_of_range_are_dropped_and_checkify_reports_them():
         match=r"grads/table: indices must lie in \[0, 5\].*smallest is -1",
     ):
         checked(bad)[0].throw()
+
+
+def test_paths_that_are_written_alike_are_told_apart():
+    grads = {"a": {"b": jnp.ones(3)}, "a/b": jnp.ones(3, jnp.bfloat16)}
+    state = sparsejax.zen_sync().init(grads)
+    assert sorted(state.traffic) == ["a/b", "a/b #1"]
+
+
+def test_what_int32_cannot_number_together_forms_several_groups():
+    like = [jax.ShapeDtypeStruct((1 << 30,), jnp.float32)] * 3
+    groups = leaves.group(["a", "b", "c"], like, schemes.Zen())
+    assert [group.paths for group in groups] == [("a",), ("b",), ("c",)]
+    huge = jax.ShapeDtypeStruct((2, 2**31 - 1), jnp.float32)
+    with pytest.raises(
+        errors.ArgumentError, match=r"2,147,483,647 units is too large.*'row'"
+    ):
+        jax.eval_shape(
+            on_ranks(lambda x: schemes.BalancedParallelism()(x[0], (), "data").total), huge
+        )
 
 
 def test_the_defaults_of_leaves_are_as_documented():

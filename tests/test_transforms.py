@@ -422,3 +422,80 @@ def test_what_a_scheme_keeps_back_is_added_to_the_next_gradient():
     )
     norm = [v for k, v in sparsejax.metrics(state).items() if k.endswith("residual_norm")]
     np.testing.assert_allclose(norm[0], np.linalg.norm(held), rtol=1e-6)
+
+
+def test_a_state_may_be_donated_though_its_old_values_are_read():
+    """No array may stand in a fresh state twice: XLA cannot give one buffer away twice."""
+    tx = sparsejax.zen_sync(rules=SPARSE)
+    state = jax.device_put(tx.init(make_params()), NamedSharding(MESH, P()))
+    arrays = jax.tree.leaves(state.traffic)
+    assert len({x.unsafe_buffer_pointer() for x in map(shard, arrays)}) == len(arrays)
+
+    def step(x, state):
+        grads = jax.tree.map(lambda p: p * x[0], make_params())
+        _, after = tx.update(grads, state)
+        return jax.tree.map(lambda a, b: jnp.where(after.step > 0, a, b), after, state)
+
+    step = jax.shard_map(step, mesh=MESH, in_specs=(P("data"), P()), out_specs=P())
+    state = jax.jit(step, donate_argnums=1)(np.ones(RANKS, np.float32), state)
+    assert int(state.step) == 1
+
+
+def shard(x):
+    return x.addressable_shards[0].data
+
+
+def test_ids_are_for_the_transformation_that_holds_the_leaf():
+    labels = {"embedding": "sparse", "kernel": "dense", "bias": "dense"}
+    parts = {"sparse": zen(), "dense": sparsejax.dense_sync()}
+    tx = optax.chain(optax.partition(parts, labels), optimizer())
+    assert_same(train(tx, ids=True)[-1][0], reference())
+    tx = optax.chain(sparsejax.dense_sync(), optimizer())
+    assert_same(train(tx, ids=True)[-1][0], reference())
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_second_axis_may_hold_more_than_its_neighbour(check_vma):
+    """Ranks that take different branches must not meet in one collective."""
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh = Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    x = np.zeros((2, 2, 4096), np.float32)
+    x[:, 0, :20], x[:, 1, :] = 1, 2
+
+    def run(x):
+        total = sparsejax.all_reduce(
+            x[0, 0], "data", scheme=schemes.HierarchicalCentralization()
+        )
+        return total[None]
+
+    step = jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=P("data", "model"),
+        out_specs=P("model"),
+        check_vma=check_vma,
+    )
+    np.testing.assert_array_equal(jax.jit(step)(x), x.sum(0))
+
+
+def test_the_state_of_tensor_parallel_leaves_is_replicated():
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh = Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    tx = sparsejax.zen_sync("data", rules={"w": "sparse"})
+
+    def run(x):
+        grads = {"w": x[0]}
+        updates, state = tx.update(grads, tx.init(grads))
+        return updates, state
+
+    step = jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=P("data", "model"),
+        out_specs=({"w": P("model")}, P()),
+    )
+    x = np.zeros((2, 4000), np.float32)
+    x[:, :30] = 1
+    updates, state = jax.jit(step)(x)
+    np.testing.assert_array_equal(updates["w"], x.mean(0))
+    assert float(sparsejax.metrics(state)["sync/wire_bytes"]) > 0

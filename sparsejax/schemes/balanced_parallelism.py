@@ -78,6 +78,8 @@ class BalancedParallelism(base.Scheme):
             ladder.ladder(layout.width, unit_bytes, n, self.pull_code, self.ratio),
             varying_axes(x) - varying_axes(lax.axis_index(axis_name)),
         )
+        if not run.may_pay(x):
+            return base.sum_densely(x, state, axis_name, self.wire_dtype)
         total, traffic = run(x, bits.nonzero_units(x) if present is None else present)
         return base.Reduced(total, None, state, traffic)
 
@@ -93,6 +95,15 @@ class _Run:
     push_ladder: ladder.Ladder
     pull_ladder: ladder.Ladder
     other_axes: frozenset[str]  # over which x varies beside the one it is added up over
+
+    def may_pay(self, x):
+        """Whether any gradient can be sent in fewer bytes than by an all-reduce.
+
+        Parts have whole words of slots; with few units a rank, most belong to none.
+        """
+        n = self.layout.ranks
+        least = (n - 1) * 4 * self.push_ladder.rungs[0].words + self._dense_pull_bytes()
+        return least < wire.all_reduce_cost(x.size, x.dtype, self.narrow, n)
 
     def __call__(self, x, present):
         n = self.layout.ranks

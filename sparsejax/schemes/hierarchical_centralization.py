@@ -8,7 +8,9 @@ Zen, definition 7; SparCML's sparse recursive doubling. On the wire, with n rank
 
 Before each message one pmax agrees on the fullest partial sum. A partial sum that has
 become so full that its entries take more bytes than the dense array travels densely, and
-where the first messages alone would exceed an all-reduce, the whole is an all-reduce.
+where the first messages alone would exceed an all-reduce, the whole is an all-reduce. How
+full the sums get is known only on the way, so with more than two ranks this scheme may
+send more than an all-reduce; Balanced Parallelism never does.
 
 Every rank ends with the same bits: in each swap both partners add the same two numbers, and
 addition commutes. What each keeps is first rounded as what it sends. A NaN may carry
