@@ -57,16 +57,27 @@ class Recorder:
         return path
 
 
-def alternate(sides: dict, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each function, called in turn, so that noise falls on all alike."""
-    for run in sides.values():
+def alternate(sides: dict, repeats: int, sample: float = 0.1) -> dict[str, list[float]]:
+    """Seconds a call of each function, the functions in turn.
+
+    So noise falls on all alike. A sample is as many calls as take `sample` seconds, so
+    that an interruption weighs as much on a short function as on a long one.
+    """
+
+    def take(run, calls):
+        start = time.perf_counter()
+        for _ in range(calls):
+            jax.block_until_ready(run())
+        return (time.perf_counter() - start) / calls
+
+    calls = {}
+    for name, run in sides.items():
         jax.block_until_ready(run())
+        calls[name] = max(1, round(sample / take(run, 3)))
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, run in sides.items():
-            start = time.perf_counter()
-            jax.block_until_ready(run())
-            times[name].append(time.perf_counter() - start)
+            times[name].append(take(run, calls[name]))
     return times
 
 

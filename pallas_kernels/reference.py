@@ -18,9 +18,8 @@ from jax import lax
 
 
 WORD = 32
-ROW = (
-    16  # words in a row of the rank index; 16 to 64 run alike on CPUs, 16 compiles fastest
-)
+# Words in a row of the rank index: 16 to 64 run alike on CPUs, 16 compiles fastest.
+ROW = 16
 
 
 class RankIndex(NamedTuple):
