@@ -1,6 +1,7 @@
 """What the exact sparse all-reduce costs: to find the entries, in bytes, to compile.
 
-    python -m benchmarks.core [find] [bytes] [compile] [--plot]
+    python -m benchmarks.core find
+    python -m benchmarks.core [bytes] [compile] [--plot]
 
 Prints tables, and writes benchmarks/results/core-*.jsonl. Simulated devices have no
 network: bytes and compile times are the results here, not the time of a step.
@@ -14,7 +15,10 @@ import time
 import jax
 
 
-jax.config.update("jax_num_cpu_devices", 8)
+# Finding is a matter of one device; simulated ones would share its threads.
+ALONE = sys.argv[1:2] == ["find"]
+if not ALONE:
+    jax.config.update("jax_num_cpu_devices", 8)
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
@@ -295,9 +299,7 @@ def plot(record: Recorder) -> None:
 def main(argv: list[str] | None = None) -> None:
     parts = {"find": find, "bytes": bytes_sent, "compile": compiling}
     parser = argparse.ArgumentParser(prog="python -m benchmarks.core")
-    parser.add_argument(
-        "parts", nargs="*", help="find, bytes, compile; all if none is named"
-    )
+    parser.add_argument("parts", nargs="*", help="find, or bytes and compile (the default)")
     parser.add_argument("--plot", action="store_true", help="draw bytes by density")
     options = parser.parse_args(argv)
     unknown = set(options.parts) - set(parts)
@@ -307,9 +309,9 @@ def main(argv: list[str] | None = None) -> None:
     record = Recorder(command)
     say(", ".join(f"{key} {value}" for key, value in record.head.items()))
     for name, part in parts.items():
-        if not options.parts or name in options.parts:
+        if name in options.parts or (not options.parts and name != "find"):
             part(record)
-    say(f"\nwritten: {record.write('core')}")
+    say(f"\nwritten: {record.write('core-find' if ALONE else 'core')}")
     if options.plot:
         plot(record)
 
