@@ -32,6 +32,7 @@ lint: .venv/dev.stamp  ## Check style and types
 	.venv/bin/pyright --pythonpath .venv/bin/python
 
 bench: .venv/bench.stamp  ## Run the core benchmark
+	@.venv/bin/python -m benchmarks.core find
 	@.venv/bin/python -m benchmarks.core $(ARGS)
 
 clean:  ## Remove the virtual environments and all caches

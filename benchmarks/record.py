@@ -7,7 +7,6 @@ import os
 import pathlib
 import platform
 import statistics
-import sys
 import time
 
 import jax
@@ -89,4 +88,3 @@ def spread(times: list[float]) -> str:
 
 def say(line: str = "") -> None:
     print(line, flush=True)
-    sys.stdout.flush()

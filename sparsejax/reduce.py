@@ -104,7 +104,4 @@ def _as_array(leaf):
 
 
 def _scaled(total, reduce, axis_name):
-    if reduce == "sum":
-        return total
-    wide = jnp.promote_types(total.dtype, jnp.float32)
-    return (total.astype(wide) / wire.ranks(axis_name)).astype(total.dtype)
+    return total if reduce == "sum" else wire.mean_of(total, axis_name)

@@ -291,7 +291,6 @@ class _Sync:
         scheme_states = dict(state.schemes)
         residual = dict(state.residual)
         traffic = {}
-        n = wire.ranks(axis_name)
         for group in groups:
             x = group.gather(leaves)
             known = present.get(group.name)
@@ -301,7 +300,7 @@ class _Sync:
             reduced = self._reduce(group, x, known, state, axis_name)
             total = reduced.total
             if self.mean:
-                total = (total.astype(_wide(total.dtype)) / n).astype(total.dtype)
+                total = wire.mean_of(total, axis_name)
             if kept is not None:
                 back = x if reduced.residual is None else reduced.residual
                 residual[group.name] = PerRank(back[None], kept.axis_name)

@@ -116,6 +116,12 @@ def all_reduce(
     return total.astype(x.dtype), pushed + pulled
 
 
+def mean_of(total: jax.Array, axis_name: AxisName) -> jax.Array:
+    """A sum over the ranks as their mean, divided in float32 or wider."""
+    wide = jnp.promote_types(total.dtype, jnp.float32)
+    return (total.astype(wide) / ranks(axis_name)).astype(total.dtype)
+
+
 def maximum(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
     """The largest over all ranks, element by element, the same on every rank.
 
