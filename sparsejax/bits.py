@@ -17,6 +17,7 @@ from pallas_kernels.reference import (
     WORD as WORD,
     nonzero as nonzero,
     pack as pack,
+    select as select,
     unpack as unpack,
 )
 
@@ -70,6 +71,13 @@ def count_below(sets: BitSets, words: jax.Array) -> jax.Array:
     row = last // reference.ROW
     before = jnp.where(row > 0, sets.search.row_end[jnp.maximum(row - 1, 0)], 0)
     return before + sets.search.inside[last] - sets.starts[:, None]
+
+
+def low_ones(count: jax.Array) -> jax.Array:
+    """Words whose lowest `count` bits are set; none below 0, all above 32."""
+    inside = jnp.clip(count, 0, WORD - 1).astype(jnp.uint32)
+    ones = (jnp.uint32(1) << inside) - 1
+    return jnp.where(count >= WORD, jnp.uint32(0xFFFFFFFF), ones)
 
 
 def nonzero_units(x: jax.Array) -> jax.Array:

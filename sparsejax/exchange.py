@@ -93,7 +93,8 @@ def transmit(
             received = lax.optimization_barrier(received)
             padded = jnp.zeros((channel.sources, form.room), jnp.uint32)
             padded = as_varying(padded, received_axes)
-            return lax.dynamic_update_slice(padded, received, (0, 0)), sent
+            zero = lax.optimization_barrier(jnp.int32(0))
+            return lax.dynamic_update_slice(padded, received, (zero, zero)), sent
 
         return send
 

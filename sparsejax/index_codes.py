@@ -132,14 +132,7 @@ def unary(
     # Ones up to the last slot of the message, but for the marks.
     have = jnp.clip(sets.counts - first, 0, length)
     total = (have + blocks)[:, None] - lax.iota(jnp.int32, part_words) * bits.WORD
-    return ~ends & low_ones(total)
-
-
-def low_ones(count: jax.Array) -> jax.Array:
-    """Words whose lowest `count` bits are set; none below 0, all above 32."""
-    inside = jnp.clip(count, 0, bits.WORD - 1).astype(jnp.uint32)
-    ones = (jnp.uint32(1) << inside) - 1
-    return jnp.where(count >= bits.WORD, jnp.uint32(0xFFFFFFFF), ones)
+    return ~ends & bits.low_ones(total)
 
 
 def to_bytes(slots: jax.Array, plane: int) -> jax.Array:

@@ -89,6 +89,24 @@ class Ladder:
         rung = jnp.where((room[low] < need) & (saved > _ROUND), low, high)
         return rung, jnp.minimum(need, room[rung])
 
+    def messages_for(self, need: int, messages: int) -> list[Rung]:
+        """What `next_message` takes, one rung a round, where `need` is a Python number."""
+        taken = []
+        while need > 0:
+            high = self._lowest(need)
+            low = max(high - 1, 0)
+            room = self.rungs[low].capacity
+            rest = self._lowest(max(need - room, 0))
+            words = [self.rungs[i].words for i in (high, low, rest)]
+            saved = 4 * messages * (words[0] - words[1] - words[2])
+            taken.append(self.rungs[low if room < need and saved > _ROUND else high])
+            need -= taken[-1].capacity
+        return taken
+
+    def _lowest(self, need):
+        above = sum(rung.capacity < need for rung in self.rungs)
+        return min(above, len(self.rungs) - 1)
+
     def bytes(self, need: jax.Array) -> jax.Array:
         """Bytes of the fewest messages that send `need` entries of a part, as float32.
 
@@ -111,7 +129,12 @@ class Ladder:
 
 
 def ladder(
-    width: int, unit_bytes: int, parts: int, codes: str = "auto", ratio: float = 2.0
+    width: int,
+    unit_bytes: int,
+    parts: int,
+    codes: str = "auto",
+    ratio: float = 2.0,
+    capacity: int | None = None,
 ) -> Ladder:
     """Builds the ladder for parts of `width` slots.
 
@@ -121,28 +144,37 @@ def ladder(
         parts: How many parts a rank packs or unpacks at once.
         codes: The index code, or "auto" for the cheapest at each rung.
         ratio: How far apart the rungs are; a larger ratio compiles faster and pads more.
+        capacity: Entries in the longest message, where it is known what to expect; what
+            does not fit goes in further rounds. A quarter of a part if None.
     """
     allowed = index_codes.parse(codes)
     numbers = max(1, unit_bytes // 4) * parts
-    top = _multiple(max(width // 4, min(width, 128)), _LANES)
+    top = max(width // 4, min(width, 128)) if capacity is None else min(capacity, width)
+    top = _multiple(max(top, 1), _LANES)
     tile = min(top, _multiple(max(1, _TILE_NUMBERS // numbers), _LANES))
     top = _multiple(top, tile)
     rungs: list[Rung] = []
-    capacity = float(top)
+    wanted = float(top)
     while True:
-        room = min(top, _multiple(math.ceil(capacity), _LANES))
+        room = min(top, _multiple(math.ceil(wanted), _LANES))
         code = index_codes.cheapest(room, width, allowed)
         words = 1 + code.words(room, width) + room * unit_bytes // 4
         if not rungs or words < rungs[-1].words:
             rungs.append(Rung(room, code, words))
         if 4 * words <= _SHORT or room <= _LANES:
             break
-        capacity /= ratio
+        wanted /= ratio
     return Ladder(width, unit_bytes, tile, tuple(reversed(rungs)))
 
 
 def _multiple(count: int, of: int) -> int:
     return -(-count // of) * of
+
+
+def check_capacity(name: str, capacity: int | None) -> None:
+    """Raises unless it is a number of entries, or None."""
+    if capacity is not None and (not isinstance(capacity, int) or capacity < 1):
+        raise ArgumentError(f"{name} must be a positive int or None, got {capacity!r}.")
 
 
 def check_ratio(ratio: float) -> None:

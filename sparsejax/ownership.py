@@ -38,9 +38,11 @@ import numpy as np
 from jax import lax
 
 from sparsejax import bits
+from sparsejax.errors import ArgumentError
 
 
-def _word_multiple(count: int) -> int:
+def word_multiple(count: int) -> int:
+    """The least multiple of 32 that is as large."""
     return -(-count // bits.WORD) * bits.WORD
 
 
@@ -93,6 +95,13 @@ class Ownership(abc.ABC):
     #: Whether `tables` returns anything.
     needs_tables: bool = False
 
+    #: Whether any set is spread evenly, so that the fullest part is hardly fuller than the
+    #: mean one.
+    balanced: bool = True
+
+    #: Whether the tables change with what was added up.
+    follows_data: bool = False
+
     @abc.abstractmethod
     def over(self, size: int, ranks: int, tables: Any = ()) -> Layout:
         """Lays the rule over `size` units and `ranks` ranks."""
@@ -101,6 +110,15 @@ class Ownership(abc.ABC):
         """Arrays that the layout needs, to be kept in a scheme's state."""
         del size, ranks
         return ()
+
+    def width(self, size: int, ranks: int) -> int:
+        """How many slots a part has."""
+        return self.over(size, ranks).width
+
+    def after(self, tables: Any, total: jax.Array) -> Any:
+        """The tables for the next step, from those of this one and its sum."""
+        del total
+        return tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +133,7 @@ class StripedHash(Ownership):
 
     def over(self, size, ranks, tables=()):
         del tables
-        return _Striped(size, ranks, _word_multiple(-(-size // ranks)), self.seed)
+        return _Striped(size, ranks, word_multiple(-(-size // ranks)), self.seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,27 +194,53 @@ class _Striped(Layout):
 
 @dataclasses.dataclass(frozen=True)
 class Contiguous(Ownership):
-    """Equal ranges of consecutive units: no hashing, and no balance."""
+    """Equal ranges of consecutive units: no hashing, and no balance.
+
+    Attributes:
+        ranges: How many ranges there are, dealt out to the ranks in turn; as many as ranks
+            if None. With fewer, some ranks own nothing; with more, each owns several.
+    """
+
+    balanced = False
+    ranges: int | None = None
+
+    def __post_init__(self):
+        if self.ranges is not None and (
+            not isinstance(self.ranges, int) or self.ranges < 1
+        ):
+            raise ArgumentError(
+                f"ranges must be a positive int or None, got {self.ranges!r}."
+            )
 
     def over(self, size, ranks, tables=()):
         del tables
-        return _Ranges(size, ranks, _word_multiple(-(-size // ranks)))
+        ranges = self.ranges or ranks
+        length = word_multiple(-(-size // ranges))
+        return _Ranges(size, ranks, -(-ranges // ranks) * length, length)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ranges(Layout):
+    length: int  # of a range
+
     def assign(self, units):
-        return units // self.width, units % self.width
+        number, place = units // self.length, units % self.length
+        return number % self.ranks, number // self.ranks * self.length + place
 
     def invert(self, parts, slots):
-        return parts * self.width + slots
+        number = slots // self.length * self.ranks + parts
+        return jnp.minimum(number * self.length + slots % self.length, self.size)
 
     def split(self, flags):
+        rows = self.width // self.length
         whole = jnp.pad(flags, (0, self.ranks * self.width - self.size))
-        return bits.pack(whole).reshape(self.ranks, -1)
+        words = bits.pack(whole).reshape(rows, self.ranks, -1)
+        return words.swapaxes(0, 1).reshape(self.ranks, -1)
 
     def join(self, dense):
-        return dense.reshape(-1, *dense.shape[2:])[: self.size]
+        rows = self.width // self.length
+        parts = dense.reshape(self.ranks, rows, self.length, *dense.shape[2:])
+        return parts.swapaxes(0, 1).reshape(-1, *dense.shape[2:])[: self.size]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +259,9 @@ class MurmurHash(Ownership):
         if not isinstance(tables, jax.Array):
             tables = self.tables(size, ranks)
         return _Tables(size, ranks, width, self.seed, tables)
+
+    def width(self, size, ranks):
+        return _murmur_width(size, ranks, self.seed)
 
     def tables(self, size, ranks):
         """int32 [ranks, width]: the units of each part, ascending, then `size`."""
@@ -235,7 +282,7 @@ def _murmur_part(units, ranks, seed):
 def _murmur_width(size: int, ranks: int, seed: int) -> int:
     with np.errstate(over="ignore"):
         part = _murmur_part(np.arange(size, dtype=np.uint32), ranks, seed)
-    return _word_multiple(int(np.bincount(part, minlength=1).max(initial=1)))
+    return word_multiple(int(np.bincount(part, minlength=1).max(initial=1)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -262,3 +309,41 @@ class _Tables(Layout):
         return (
             jnp.zeros(shape, dense.dtype).at[self.units.reshape(-1)].set(flat, mode="drop")
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares(Layout):
+    """Every part of a layout cut into even shares, one for each rank.
+
+    A slot of the new part r is a pair: whose unit it is, and where in r's share of it.
+
+    Attributes:
+        layout: The layout whose parts are cut.
+        shares: How each of its parts is.
+    """
+
+    layout: Layout
+    shares: Layout
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Shares":
+        """Cuts the parts of a layout by a striped hash."""
+        shares = StripedHash().over(layout.width, layout.ranks)
+        return cls(layout.size, layout.ranks, layout.ranks * shares.width, layout, shares)
+
+    def assign(self, units):
+        part, slot = self.layout.assign(units)
+        share, place = self.shares.assign(slot)
+        return share, part * self.shares.width + place
+
+    def invert(self, parts, slots):
+        owner, place = slots // self.shares.width, slots % self.shares.width
+        slot = self.shares.invert(parts, place)
+        units = self.layout.invert(owner, jnp.minimum(slot, self.layout.width - 1))
+        return jnp.where(slot < self.layout.width, units, self.layout.size)
+
+    def split(self, flags):
+        raise NotImplementedError("shares are cut from sums, not from units")
+
+    def join(self, dense):
+        raise NotImplementedError("shares are gathered as entries")

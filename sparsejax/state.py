@@ -148,8 +148,9 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     Keys are `sync/<leaf>/<what>` for each group of leaves that were exchanged together,
     and `sync/<bytes>` for the totals; a second synchronization in the same state is
     `sync1`, and so on. `wire_bytes` is what one rank sent, `payload_bytes` what its entries
-    needed, `dense_bytes` what an all-reduce would have sent, `rounds` how many messages
-    followed one another; densities and imbalances are as in `Traffic`. `residual_norm` is
+    needed, `inside_bytes` what it sent inside a host where there are two levels,
+    `dense_bytes` what an all-reduce would have sent, `rounds` how many messages followed
+    one another; densities and imbalances are as in `Traffic`. `residual_norm` is
     there where a rank keeps something back: the norm over all ranks (inside `shard_map`,
     over this one).
 
@@ -187,6 +188,7 @@ def _group_metrics(traffic: Traffic) -> dict[str, jax.Array]:
     return {
         "wire_bytes": traffic.wire,
         "payload_bytes": traffic.payload,
+        "inside_bytes": traffic.inside,
         "dense_bytes": traffic.dense,
         "density_before": traffic.density_before,
         "density_after": traffic.density_after,

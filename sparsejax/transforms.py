@@ -36,6 +36,7 @@ def sync(
     every: int = 1,
     warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
+    two_level: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients over the ranks of a mesh axis.
 
@@ -55,7 +56,9 @@ def sync(
     Args:
         scheme: How to add up leaves of at least 65,536 elements. Smaller ones join one
             dense psum.
-        axis_name: The mesh axis, or axes, of the ranks; the only manual one if None.
+        axis_name: The mesh axis of the ranks; the only manual one if None. A pair is
+            (outer, inner), such as ("hosts", "devices"): dense sums inside, the scheme
+            across (`schemes.TwoLevel`).
         reduce: "mean" or "sum", over ranks and over accumulated steps.
         rules: From regular expressions, searched in a leaf's path (written a/b/c), to a
             scheme, "dense", "sparse" (the scheme whatever the size), or the unit of the
@@ -66,6 +69,7 @@ def sync(
         wire_dtype: bfloat16 or float16 to narrow values while they travel. Sums are taken
             in float32 or wider, travel back narrow, and come out in the leaf's dtype. The
             mean is taken last, so a sum must fit the narrow dtype.
+        two_level: Whether a pair of axes is two levels; False adds up over both as one.
 
     Returns:
         An `optax.GradientTransformationExtraArgs` with state `SyncState`.
@@ -76,6 +80,12 @@ def sync(
         scheme = _narrowed(scheme, wire_dtype)
         rules = {
             pattern: _narrowed(rule, wire_dtype) if isinstance(rule, Scheme) else rule
+            for pattern, rule in (rules or {}).items()
+        }
+    if two_level and isinstance(axis_name, tuple) and len(axis_name) == 2:
+        scheme = _by_level(scheme)
+        rules = {
+            pattern: _by_level(rule) if isinstance(rule, Scheme) else rule
             for pattern, rule in (rules or {}).items()
         }
     plan = _Sync(scheme, axis_name, reduce == "mean", rules, every, warmup_steps)
@@ -90,6 +100,7 @@ def zen_sync(
     every: int = 1,
     warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
+    two_level: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients with Zen: exact, and sends only what is not zero.
 
@@ -112,6 +123,7 @@ def zen_sync(
         every=every,
         warmup_steps=warmup_steps,
         wire_dtype=wire_dtype,
+        two_level=two_level,
     )
 
 
@@ -123,6 +135,7 @@ def dense_sync(
     every: int = 1,
     warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
+    two_level: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients with a dense all-reduce: the yardstick.
 
@@ -136,6 +149,7 @@ def dense_sync(
         every=every,
         warmup_steps=warmup_steps,
         wire_dtype=wire_dtype,
+        two_level=two_level,
     )
 
 
@@ -175,7 +189,15 @@ def check_reduce(reduce: str) -> None:
         raise ArgumentError(f"reduce must be 'sum' or 'mean', got {reduce!r}.{hint}")
 
 
+def _by_level(scheme):
+    """The scheme across hosts; a dense sum, or what is two-level already, as it is."""
+    whole = isinstance(scheme, (schemes.AllReduce, schemes.TwoLevel))
+    return scheme if whole else schemes.TwoLevel(scheme)
+
+
 def _narrowed(scheme, wire_dtype):
+    if isinstance(scheme, schemes.TwoLevel):
+        return schemes.TwoLevel(_narrowed(scheme.across, wire_dtype))
     if "wire_dtype" not in {field.name for field in dataclasses.fields(scheme)}:
         raise ArgumentError(f"{type(scheme).__name__} has no wire_dtype to set.")
     return dataclasses.replace(scheme, wire_dtype=jnp.dtype(wire_dtype))
@@ -218,7 +240,9 @@ class _Sync:
                 first = leaves[group.leaves[0]]
                 held = per_rank(like.shape, _wide(like.dtype), first)
                 residual[group.name] = PerRank(held, axis_name)
-            scheme_states[group.name] = group.scheme.init(like, ranks)
+            across = isinstance(group.scheme, schemes.TwoLevel) and axis_name
+            each = tuple(wire.ranks(name) for name in axis_name) if across else ranks
+            scheme_states[group.name] = group.scheme.init(like, each)
         nothing = base.traffic(base.stage(), base.stage())
         nothing = jax.tree.map(jnp.zeros_like, nothing)
         # Each its own arrays: a state that is donated may hold none twice.

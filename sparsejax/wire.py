@@ -10,12 +10,10 @@ all-reduce of M bytes sends 2 (n-1)/n M (reduce-scatter, then all-gather), an al
 sends this rank's M bytes n-1 times, an all-to-all all of M but this rank's own part. What
 arrives is as much as what is sent, summed over ranks.
 
-Besides XLA's own collectives there are exchanges built on `ppermute`, for any number of
-ranks: the Bruck all-gather and all-to-all (log2 n messages, where latency counts), and the
-schedule of a recursive doubling.
+Exchanges made of many `permute`s are in `gathers`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -148,6 +146,29 @@ def agree(tree):
     return structure.unflatten(list(largest))
 
 
+def same_elsewhere(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """The largest over all other manual axes, so that x may decide what a program does.
+
+    x is equal on all ranks of the axis; on a mesh of one axis nothing is sent.
+    """
+    unseen = frozenset(name for name in manual_axes() if not is_checking(name))
+    axes = (varying_axes(x) | unseen) - frozenset(axis_names(axis_name))
+    return lax.pmax(x, tuple(sorted(axes))) if axes else x
+
+
+def reduce_scatter(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
+    """The sum over all ranks of their row i of x [n, ...], on rank i; in x's dtype.
+
+    16-bit numbers are added up in float32, as in `all_reduce`.
+    """
+    n = ranks(axis_name)
+    cost = (n - 1) / n * _bytes(x)
+    if x.dtype.itemsize > 2:
+        return lax.psum_scatter(x, axis_name, scatter_dimension=0), cost
+    received, _ = all_to_all(x, axis_name)
+    return jnp.sum(received.astype(jnp.float32), axis=0).astype(x.dtype), cost
+
+
 def all_to_all(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
     """Row i of x [n, ...] goes to rank i; row i of the result came from rank i."""
     n = ranks(axis_name)
@@ -167,76 +188,19 @@ def permute(
     x: jax.Array, axis_name: AxisName, permutation: Permutation
 ) -> tuple[jax.Array, float]:
     """Sends x from rank a to rank b for every pair (a, b); zeros where nothing came."""
-    return lax.ppermute(x, axis_name, permutation), float(_bytes(x))
-
-
-def bruck_all_gather(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
-    """`all_gather` in ceil(log2 n) messages for any n; the result is typed as varying.
-
-    After k rounds a rank holds the rows of itself and its next 2**k - 1 neighbours. Each
-    round it gets as many again (fewer in the last) from the rank that far ahead.
-    """
-    n = ranks(axis_name)
-    rows, cost = x[None], 0.0
-    while len(rows) < n:
-        have = len(rows)
-        send = rows[: min(have, n - have)]
-        back = tuple((source, (source - have) % n) for source in range(n))
-        got, sent = permute(send, axis_name, back)
-        rows, cost = jnp.concatenate([rows, got]), cost + sent
-    return jnp.roll(rows, rank(axis_name), axis=0), cost
-
-
-def bruck_all_to_all(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
-    """`all_to_all` in ceil(log2 n) messages of n/2 rows each, for any n.
-
-    A row that has j ranks to go travels by the powers of two in j, all rows with the same
-    power together: more bytes than a direct exchange, and far fewer messages.
-    """
-    n = ranks(axis_name)
-    me = rank(axis_name)
-    rows, cost = jnp.roll(x, -me, axis=0), 0.0
-    distance = 1
-    while distance < n:
-        move = [j for j in range(n) if j & distance]
-        forth = tuple((source, (source + distance) % n) for source in range(n))
-        got, sent = permute(rows[jnp.array(move)], axis_name, forth)
-        rows, cost = rows.at[jnp.array(move)].set(got), cost + sent
-        distance *= 2
-    # Row j has come from the rank j behind.
-    return rows[(me - jnp.arange(n)) % n], cost
-
-
-def doubling_all_gather(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
-    """`all_gather` by recursive doubling, folded for any n; typed as varying.
-
-    Partners swap everything they hold, log2 n times. Ranks beyond the largest power of
-    two hand their row to a partner first and are given everything at the end.
-    """
-    n, me = ranks(axis_name), rank(axis_name)
-    # A row travels with the number of the rank it came from, plus one: what a rank that
-    # gets no message receives is zeros, and says so.
-    rows, names = per_rank(
-        (jnp.zeros((n, *x.shape), x.dtype), jnp.zeros(n, jnp.int32)), axis_name
+    cost, n = float(_bytes(x)), ranks(axis_name)
+    if len(permutation) == n or set(axis_names(axis_name)) <= set(manual_axes()):
+        return lax.ppermute(x, axis_name, permutation), cost
+    # Under vmap JAX moves all ranks or none: move the others too, and drop what they send.
+    sources, targets = zip(*permutation, strict=True)
+    idle = zip(
+        sorted(set(range(n)) - set(sources)),
+        sorted(set(range(n)) - set(targets)),
+        strict=True,
     )
-    rows, names = rows.at[me].set(x), names.at[me].set(me.astype(jnp.int32) + 1)
-    fold, swaps, unfold = doubling_schedule(n)
-    first = 2 if fold else 1
-    held = [1, *(min(n, first << k) for k in range(len(swaps))), n]
-    cost = 0.0
-    for pairs, count in zip([fold, *swaps, unfold], held, strict=True):
-        if not pairs:
-            continue
-        mine = jnp.nonzero(names, size=count, fill_value=n)[0].astype(jnp.int32)
-        row = rows.at[mine].get(mode="fill", fill_value=0)
-        name = names.at[mine].get(mode="fill", fill_value=0)
-        row, row_bytes = permute(row, axis_name, pairs)
-        name, name_bytes = permute(name, axis_name, pairs)
-        where = jnp.where(name > 0, name - 1, n)
-        rows = rows.at[where].set(row, mode="drop")
-        names = names.at[where].set(name, mode="drop")
-        cost += row_bytes + name_bytes
-    return rows, cost
+    moved = lax.ppermute(x, axis_name, (*permutation, *idle))
+    meant = jnp.isin(rank(axis_name), jnp.array(targets))
+    return jnp.where(meant, moved, jnp.zeros_like(moved)), cost
 
 
 def doubling_schedule(n: int) -> tuple[Permutation, tuple[Permutation, ...], Permutation]:
@@ -289,9 +253,27 @@ def pull_channel(axis_name: AxisName) -> Channel:
     return Channel(send, n, n - 1, lambda axes: axes - names)
 
 
-def swap_channel(axis_name: AxisName, permutation: Permutation) -> Channel:
-    """This rank's one message goes to its partner."""
-    return Channel(lambda x: permute(x, axis_name, permutation), 1, 1, lambda axes: axes)
+def swap_channel(
+    axis_name: AxisName, permutations: Sequence[Permutation], which: jax.Array | int = 0
+) -> Channel:
+    """This rank's one message goes to its partner in the chosen permutation.
+
+    Args:
+        axis_name: The axis.
+        permutations: The permutations to choose from, known when the program is traced.
+        which: The number of the one to use, equal on all ranks; it may be known only when
+            the program runs.
+    """
+
+    def send(x):
+        if len(permutations) == 1:
+            return permute(x, axis_name, permutations[0])
+        branches = [
+            lambda x, pairs=pairs: permute(x, axis_name, pairs)[0] for pairs in permutations
+        ]
+        return lax.switch(which, branches, x), float(_bytes(x))
+
+    return Channel(send, 1, 1, lambda axes: axes)
 
 
 def branch(

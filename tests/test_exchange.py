@@ -281,7 +281,7 @@ def test_values_that_are_no_ordinary_numbers_arrive_bit_for_bit(value):
         steps = ladder.ladder(256, 4, 1, "auto", 4)
         return transmit(
             steps,
-            wire.swap_channel(AXIS, pairs),
+            wire.swap_channel(AXIS, [pairs]),
             sets,
             lambda slots: x.at[slots].get(mode="clip"),
             need,

@@ -169,7 +169,7 @@ def test_nothing_of_the_string_lies_beyond_the_words_it_is_given(code):
 def test_low_ones_are_none_below_0_and_all_above_32():
     counts = jnp.array([-5, 0, 1, 5, 31, 32, 33, 1 << 30])
     expected = [0, 0, 1, 0x1F, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF]
-    np.testing.assert_array_equal(index_codes.low_ones(counts), expected)
+    np.testing.assert_array_equal(bits.low_ones(counts), expected)
 
 
 def test_four_slots_give_a_word_of_their_lowest_bytes_and_one_of_the_next():

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import sparsejax.ladder
-from sparsejax import ownership, schemes
+from sparsejax import ownership, schemes, thresholds
 
 
 SCHEMES = {
@@ -26,14 +26,45 @@ SCHEMES = {
     "balanced_bitmap": schemes.BalancedParallelism(push_code="bitmap", pull_code="bitmap"),
     "hierarchical": schemes.HierarchicalCentralization(),
     "hierarchical_bitmap": schemes.HierarchicalCentralization(code="bitmap"),
+    "balanced_thresholds": schemes.BalancedParallelism(
+        ownership=thresholds.SortedThresholds(every=1)
+    ),
+    "balanced_capacity": schemes.BalancedParallelism(
+        push_capacity=20, pull_capacity=40, ratio=4.0
+    ),
+    "hierarchical_bound": schemes.HierarchicalCentralization(switch="bound"),
     "zen": schemes.Zen(),
+    "zen_balanced": schemes.Zen("balanced"),
+    "zen_hierarchical": schemes.Zen("hierarchical"),
+    "ag_sparse": schemes.AGSparse(),
+    "ag_sparse_ring": schemes.AGSparse("ring"),
+    "ag_sparse_doubling": schemes.AGSparse("doubling"),
+    "ag_sparse_bruck": schemes.AGSparse("bruck", code="auto"),
+    "sparcml": schemes.SparCML(),
+    "sparcml_split": schemes.SparCML("ssar_split_all_gather"),
+    "sparcml_dense": schemes.SparCML("dsar_split_all_gather"),
+    "omni_reduce": schemes.OmniReduce(block=32),
+    "omni_reduce_1": schemes.OmniReduce(block=16, aggregators=1),
+    "omni_reduce_20": schemes.OmniReduce(block=16, aggregators=20),
+    "sparse_ps": schemes.SparsePS(),
+    "sparse_ps_broadcast": schemes.SparsePS("broadcast"),
 }
 LOSSLESS_NEVER_WORSE = [
     "all_reduce",
     "balanced",
     "balanced_murmur",
     "balanced_bitmap",
+    "balanced_capacity",
     "zen",
+    "zen_balanced",
+    "ag_sparse",
+    "ag_sparse_ring",
+    "ag_sparse_doubling",
+    "ag_sparse_bruck",
+    "sparcml_split",
+    "sparcml_dense",
+    "sparse_ps",
+    "sparse_ps_broadcast",
 ]
 SIZE = 3001  # not divisible by any number of ranks tested; several words, blocks, rounds
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparsejax import wire
+from sparsejax import gathers, wire
 from tests import helpers
 from tests.helpers import AXIS, Collective
 
@@ -33,12 +33,12 @@ def programs(n):
         "all_to_all": lambda x: wire.all_to_all(x, AXIS),
         "all_gather": lambda x: wire.all_gather(x, AXIS),
         "permute": lambda x: wire.permute(x, AXIS, shift(n)),
-        "bruck_all_gather": lambda x: wire.bruck_all_gather(x, AXIS),
-        "bruck_all_to_all": lambda x: wire.bruck_all_to_all(x, AXIS),
-        "doubling_all_gather": lambda x: wire.doubling_all_gather(x, AXIS),
+        "bruck_all_gather": lambda x: gathers.bruck_all_gather(x, AXIS),
+        "bruck_all_to_all": lambda x: gathers.bruck_all_to_all(x, AXIS),
+        "doubling_all_gather": lambda x: gathers.doubling_all_gather(x, AXIS),
         "push_channel": lambda x: wire.push_channel(AXIS).send(as_words(x)),
         "pull_channel": lambda x: wire.pull_channel(AXIS).send(as_words(x[:1])),
-        "swap_channel": lambda x: wire.swap_channel(AXIS, shift(n)).send(as_words(x[:1])),
+        "swap_channel": lambda x: wire.swap_channel(AXIS, [shift(n)]).send(as_words(x[:1])),
     }
 
 
@@ -196,7 +196,7 @@ def test_what_was_summed_or_gathered_is_typed_as_replicated(n):
 def test_channels_know_what_varies_behind_them_and_how_much_they_send():
     def run(x):
         push, pull = wire.push_channel(AXIS), wire.pull_channel(AXIS)
-        swap = wire.swap_channel(AXIS, shift(3))
+        swap = wire.swap_channel(AXIS, [shift(3)])
         axes = frozenset({AXIS, "other"})
         assert [c.sources for c in (push, pull, swap)] == [3, 3, 1]
         assert [c.messages for c in (push, pull, swap)] == [2, 2, 1]

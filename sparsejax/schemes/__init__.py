@@ -1,5 +1,6 @@
 """Ways to add up an array over ranks, one file each; `base` is their contract."""
 
+from sparsejax.schemes.ag_sparse import AGSparse as AGSparse
 from sparsejax.schemes.all_reduce import AllReduce as AllReduce
 from sparsejax.schemes.balanced_parallelism import (
     BalancedParallelism as BalancedParallelism,
@@ -13,4 +14,9 @@ from sparsejax.schemes.base import (
 from sparsejax.schemes.hierarchical_centralization import (
     HierarchicalCentralization as HierarchicalCentralization,
 )
+from sparsejax.schemes.lossy_strawman import LossyStrawman as LossyStrawman
+from sparsejax.schemes.omni_reduce import OmniReduce as OmniReduce
+from sparsejax.schemes.sparcml import SparCML as SparCML
+from sparsejax.schemes.sparse_ps import SparsePS as SparsePS
+from sparsejax.schemes.two_level import TwoLevel as TwoLevel
 from sparsejax.schemes.zen import Zen as Zen

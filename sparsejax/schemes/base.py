@@ -11,6 +11,7 @@ numbers, [units, width] where they are rows of a table. An index costs a unit, n
 """
 
 import abc
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from sparsejax import wire
 from sparsejax._compat import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.exchange import Sent
+from sparsejax.forecast import Forecast, Load
 
 
 class Stage(NamedTuple):
@@ -52,6 +54,7 @@ class Traffic(NamedTuple):
         dense: Bytes that an all-reduce sends.
         density_before: Share of non-zero units of the rank that has most.
         density_after: Share of units that are non-zero in the sum.
+        inside: Bytes sent inside a host, where a scheme has two levels; not in `wire`.
     """
 
     push: Stage
@@ -60,6 +63,7 @@ class Traffic(NamedTuple):
     dense: jax.Array
     density_before: jax.Array
     density_after: jax.Array
+    inside: jax.Array
 
     @property
     def wire(self) -> jax.Array:
@@ -91,8 +95,10 @@ class Reduced(NamedTuple):
 class Scheme(abc.ABC):
     """A way to add up one array over all ranks."""
 
-    #: Whether `residual` is an array; then `sync` keeps it and adds it to the next x.
-    keeps_residual: bool = False
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether `residual` is an array; then `sync` keeps it for the next x."""
+        return False
 
     @property
     def needs_ranks(self) -> bool:
@@ -122,6 +128,10 @@ class Scheme(abc.ABC):
             present: Booleans [units], if the caller knows: all other units are zero.
         """
 
+    def forecast(self, load: Load) -> Forecast:
+        """What one rank would send for such a load; see `sparsejax.forecast`."""
+        raise NotImplementedError(f"{type(self).__name__} has no forecast.")
+
 
 Number = jax.Array | float
 
@@ -149,6 +159,13 @@ def add_stages(a: Stage, b: Stage) -> Stage:
         a.rounds + b.rounds,
         jnp.maximum(a.imbalance, b.imbalance),
     )
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raises unless an argument is one of the words that it may be."""
+    if value not in choices:
+        known = ", ".join(repr(choice) for choice in choices)
+        raise ArgumentError(f"{name} must be one of {known}, got {value!r}.")
 
 
 def check_units(x: jax.Array) -> None:
@@ -188,7 +205,8 @@ def traffic(
     dense: Number = 0.0,
     before: Number = 1.0,
     after: Number = 1.0,
+    inside: Number = 0.0,
 ) -> Traffic:
     """A Traffic from two stages and numbers of any kind."""
-    numbers = (jnp.asarray(x, jnp.float32) for x in (scalars, dense, before, after))
+    numbers = (jnp.asarray(x, jnp.float32) for x in (scalars, dense, before, after, inside))
     return Traffic(push, pull, *numbers)

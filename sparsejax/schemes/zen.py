@@ -1,23 +1,46 @@
-"""Zen: the better of the two optima of Theorem 1.
+"""Zen: the better of the two optima of Theorem 1, chosen when the program runs.
 
-On the wire: what `HierarchicalCentralization` or `BalancedParallelism` puts there. The
-paper's equations (1) and (2) compare them by how sets grow when they are added up. Between
-two ranks the answer needs no measurement: with g the growth over both, one swap of a whole
-set against (g + 1) / 2 of it, and g is at least 1. With more ranks Balanced Parallelism is
-the better one unless sets hardly overlap, and there it loses little (9% in the paper's
-worst case), so it is the default.
+On the wire: what `HierarchicalCentralization` or `BalancedParallelism` puts there; either
+becomes an all-reduce where it does not pay. The paper's equations (1) and (2) compare the
+two by how full sums get. Between two ranks the answer needs no measurement: with g the
+growth over both, one swap of a whole set against (g + 1) / 2 of it, and g is at least 1.
+
+With more ranks both are compiled, and the bytes that each would send are reckoned from what
+was seen in the step before (`growth`), in the message sizes and index codes that each would
+use. What is reckoned from is the same on all ranks, so all take the same branch; nothing
+more is sent for it, and nothing is compiled again. A first step, of which nothing is known,
+is balanced. Balanced Parallelism sees only one rank's share and the total's; what it takes
+the sums between to be is corrected as soon as the other is tried.
+
+`optimum` names one of the two, and only that is compiled: it is what a plan does.
 """
 
 import dataclasses
+import math
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from sparsejax import wire
-from sparsejax.errors import ArgumentError
+from sparsejax._compat import as_varying, varying_axes
 from sparsejax.ownership import Ownership, StripedHash
-from sparsejax.schemes import base
+from sparsejax.schemes import base, doubling, growth, owners
 from sparsejax.schemes.balanced_parallelism import BalancedParallelism
 from sparsejax.schemes.hierarchical_centralization import HierarchicalCentralization
+
+
+class ZenState(NamedTuple):
+    """State of `Zen`.
+
+    Attributes:
+        curve: How full sums got in the last step; see `growth`.
+        tables: What the ownership needs.
+    """
+
+    curve: jax.Array
+    tables: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +48,8 @@ class Zen(base.Scheme):
     """Chooses between Balanced Parallelism and Hierarchical Centralization.
 
     Attributes:
-        optimum: "balanced", "hierarchical", or "auto": the latter for two ranks, the
-            former for more.
+        optimum: "balanced", "hierarchical", or "auto": the latter for two ranks, and for
+            more what sends fewer bytes, step by step.
         ownership: Who owns which unit, for Balanced Parallelism.
         wire_dtype: The dtype of the values while they travel; that of x if None.
     """
@@ -36,26 +59,82 @@ class Zen(base.Scheme):
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        if self.optimum not in ("auto", "balanced", "hierarchical"):
-            raise ArgumentError(
-                'optimum must be "auto", "balanced" or "hierarchical", '
-                f"got {self.optimum!r}."
-            )
+        base.check_choice("optimum", self.optimum, ("auto", "balanced", "hierarchical"))
 
     @property
     def needs_ranks(self):
-        return self._balanced().needs_ranks
+        return self._balanced.needs_ranks
 
     def init(self, like, ranks):
-        return self._balanced().init(like, ranks)
+        return ZenState(growth.unknown(), self._balanced.init(like, ranks))
 
     def __call__(self, x, state, axis_name, *, present=None):
-        two = wire.ranks(axis_name) == 2
-        if self.optimum == "hierarchical" or (self.optimum == "auto" and two):
-            scheme = HierarchicalCentralization(wire_dtype=self.wire_dtype)
-        else:
-            scheme = self._balanced()
-        return scheme(x, state, axis_name, present=present)
+        n = wire.ranks(axis_name)
+        if n == 1 or x.size == 0:
+            return base.nothing_to_send(x, state, axis_name)
+        state = state if isinstance(state, ZenState) else self.init(x, n)
+        hops = doubling.hops(n)
 
+        def balanced(x):
+            done = self._balanced(x, state.tables, axis_name, present=present)
+            ends = done.traffic.density_before, done.traffic.density_after
+            ends = wire.same_elsewhere(jnp.stack(ends), axis_name)
+            curve = growth.stretched(state.curve, hops, *ends)
+            return done.total, ZenState(curve, done.state), done.traffic
+
+        def hierarchical(x):
+            done = self._hierarchical(x, state.curve, axis_name, present=present)
+            return done.total, ZenState(done.state, state.tables), done.traffic
+
+        if self.optimum == "hierarchical" or (self.optimum == "auto" and n == 2):
+            total, state, traffic = hierarchical(x)
+        elif self.optimum == "balanced":
+            total, state, traffic = balanced(x)
+        else:
+            axes = varying_axes(x) - varying_axes(lax.axis_index(axis_name))
+            typed = lambda side: lambda x: _typed(side(x), axes)
+            total, state, traffic = lax.cond(
+                self._prefers_hierarchy(x, state, axis_name),
+                typed(hierarchical),
+                typed(balanced),
+                x,
+            )
+        return base.Reduced(total, None, state, traffic)
+
+    def _prefers_hierarchy(self, x, state, axis_name):
+        """Whether, by the last step, Hierarchical Centralization sends fewer bytes."""
+        n, units = wire.ranks(axis_name), x.shape[0]
+        hops = doubling.hops(n)
+        counts = jnp.ceil(state.curve[: hops + 1] * units).astype(jnp.int32)
+        layout = self.ownership.over(units, n, state.tables)
+        balanced = owners.owners(x, axis_name, layout, self._balanced.options)
+        each = counts[jnp.array([0, hops])].astype(jnp.float32) / n
+        fullest = each + jnp.sqrt(2 * math.log(n) * each)
+        fullest = jnp.minimum(jnp.ceil(fullest).astype(jnp.int32), layout.width)
+        bytes_balanced = balanced.expected_bytes(fullest[0], fullest[1])
+        bytes_hierarchical = self._hierarchical.expected_bytes(x, axis_name, counts)
+        return (counts[0] > 0) & (bytes_hierarchical < bytes_balanced)
+
+    def forecast(self, load):
+        balanced, hierarchical = (
+            scheme.forecast(load) for scheme in (self._balanced, self._hierarchical)
+        )
+        if self.optimum == "balanced":
+            return balanced
+        if self.optimum == "hierarchical" or load.ranks == 2:
+            return hierarchical
+        return min(balanced, hierarchical, key=lambda one: one.bytes)
+
+    @property
     def _balanced(self):
         return BalancedParallelism(ownership=self.ownership, wire_dtype=self.wire_dtype)
+
+    @property
+    def _hierarchical(self):
+        return HierarchicalCentralization(wire_dtype=self.wire_dtype)
+
+
+def _typed(results, axes):
+    """Both sides of a branch with one type: only the total may differ over other axes."""
+    total, state, traffic = results
+    return as_varying(total, axes), state, as_varying(traffic, axes)

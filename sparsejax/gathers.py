@@ -1,0 +1,135 @@
+"""All-gathers and all-to-alls made of permutations, for any number of ranks.
+
+    ring      n - 1 messages to the next neighbour, each what came last
+    bruck     ceil(log2 n) messages, where latency counts
+    doubling  log2 n messages, each all that is held; a fold for other numbers of ranks
+
+As in `wire`, every function returns its result with the bytes that one rank sends. JAX
+cannot see that what was gathered is the same on all ranks: results are typed as varying.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax import wire
+from sparsejax._compat import as_varying, varying_axes
+
+
+GATHERS = ("auto", "ring", "doubling", "bruck")
+
+
+def bruck_all_gather(x: jax.Array, axis_name: wire.AxisName) -> tuple[jax.Array, float]:
+    """`all_gather` in ceil(log2 n) messages for any n; the result is typed as varying.
+
+    After k rounds a rank holds the rows of itself and its next 2**k - 1 neighbours. Each
+    round it gets as many again (fewer in the last) from the rank that far ahead.
+    """
+    n = wire.ranks(axis_name)
+    rows, cost = x[None], 0.0
+    while len(rows) < n:
+        have = len(rows)
+        send = rows[: min(have, n - have)]
+        back = tuple((source, (source - have) % n) for source in range(n))
+        got, sent = wire.permute(send, axis_name, back)
+        rows, cost = jnp.concatenate([rows, got]), cost + sent
+    return jnp.roll(rows, wire.rank(axis_name), axis=0), cost
+
+
+def bruck_all_to_all(x: jax.Array, axis_name: wire.AxisName) -> tuple[jax.Array, float]:
+    """`all_to_all` in ceil(log2 n) messages of n/2 rows each, for any n.
+
+    A row that has j ranks to go travels by the powers of two in j, all rows with the same
+    power together: more bytes than a direct exchange, and far fewer messages.
+    """
+    n = wire.ranks(axis_name)
+    me = wire.rank(axis_name)
+    rows, cost = jnp.roll(x, -me, axis=0), 0.0
+    distance = 1
+    while distance < n:
+        move = [j for j in range(n) if j & distance]
+        forth = tuple((source, (source + distance) % n) for source in range(n))
+        got, sent = wire.permute(rows[jnp.array(move)], axis_name, forth)
+        rows, cost = rows.at[jnp.array(move)].set(got), cost + sent
+        distance *= 2
+    # Row j has come from the rank j behind.
+    return rows[(me - jnp.arange(n)) % n], cost
+
+
+def doubling_all_gather(x: jax.Array, axis_name: wire.AxisName) -> tuple[jax.Array, float]:
+    """`all_gather` by recursive doubling, folded for any n; typed as varying.
+
+    Partners swap everything they hold, log2 n times. Ranks beyond the largest power of
+    two hand their row to a partner first and are given everything at the end.
+    """
+    n, me = wire.ranks(axis_name), wire.rank(axis_name)
+    # A row travels with the number of the rank it came from, plus one: what a rank that
+    # gets no message receives is zeros, and says so.
+    rows, names = wire.per_rank(
+        (jnp.zeros((n, *x.shape), x.dtype), jnp.zeros(n, jnp.int32)), axis_name
+    )
+    rows, names = rows.at[me].set(x), names.at[me].set(me.astype(jnp.int32) + 1)
+    cost = 0.0
+    for pairs, count in _rows_by_doubling(n):
+        mine = jnp.nonzero(names, size=count, fill_value=n)[0].astype(jnp.int32)
+        row = rows.at[mine].get(mode="fill", fill_value=0)
+        name = names.at[mine].get(mode="fill", fill_value=0)
+        row, row_bytes = wire.permute(row, axis_name, pairs)
+        name, name_bytes = wire.permute(name, axis_name, pairs)
+        where = jnp.where(name > 0, name - 1, n)
+        rows = rows.at[where].set(row, mode="drop")
+        names = names.at[where].set(name, mode="drop")
+        cost += row_bytes + name_bytes
+    return rows, cost
+
+
+def _rows_by_doubling(n: int) -> list[tuple[wire.Permutation, int]]:
+    """Who sends to whom, and how many rows, in each message of `doubling_all_gather`."""
+    fold, swaps, unfold = wire.doubling_schedule(n)
+    first = 2 if fold else 1
+    held = [1, *(min(n, first << k) for k in range(len(swaps))), n]
+    steps = zip([fold, *swaps, unfold], held, strict=True)
+    return [(pairs, count) for pairs, count in steps if pairs]
+
+
+def ring_all_gather(x: jax.Array, axis_name: wire.AxisName) -> tuple[jax.Array, float]:
+    """`all_gather` in n - 1 messages to the next rank; the result is typed as varying."""
+    n, me = wire.ranks(axis_name), wire.rank(axis_name)
+    onward = tuple((source, (source + 1) % n) for source in range(n))
+    rows = wire.per_rank(jnp.zeros((n, *x.shape), x.dtype), axis_name)
+    rows = as_varying(rows, varying_axes(x)).at[me].set(x)
+
+    def turn(step, rows):
+        # What came last, or at first one's own, goes on.
+        row, _ = wire.permute(rows[(me - step) % n], axis_name, onward)
+        return rows.at[(me - step - 1) % n].set(row)
+
+    rows = lax.fori_loop(0, n - 1, turn, rows)
+    return rows, (n - 1) * float(x.size * x.dtype.itemsize)
+
+
+def gather_channel(axis_name: wire.AxisName, how: str) -> wire.Channel:
+    """This rank's one message goes to all, by one of GATHERS."""
+    if how == "auto":
+        return wire.pull_channel(axis_name)
+    n = wire.ranks(axis_name)
+    gather = {
+        "ring": ring_all_gather,
+        "doubling": doubling_all_gather,
+        "bruck": bruck_all_gather,
+    }[how]
+
+    def send(x):
+        received, sent = gather(x, axis_name)
+        return received.reshape(n, x.shape[1]), sent
+
+    rows, _ = rows_and_waits(how, n)
+    return wire.Channel(send, n, rows, lambda axes: axes)
+
+
+def rows_and_waits(how: str, n: int) -> tuple[int, int]:
+    """How many rows a rank sends, and in how many messages that wait for one another."""
+    if how == "doubling":
+        counts = [count for _, count in _rows_by_doubling(n)]
+        return sum(counts), len(counts)
+    return n - 1, (n - 1).bit_length() if how == "bruck" else n - 1

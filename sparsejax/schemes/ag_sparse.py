@@ -1,0 +1,129 @@
+"""AGsparse: every rank sends all its entries to all, and all add them up.
+
+One-shot and centralized in Zen's terms (table 3); what PyTorch's and Horovod's sparse
+gradients do, and TopkA. On the wire, with n ranks:
+
+    agree   one pmax of the most entries
+    gather  all_gather of the entries, each rank's message as long as the longest
+
+Every rank adds up the same messages in the order of the ranks, one rank's at a time: so all
+end with the same bits. A unit that many ranks have is sent by each of them to all: bytes
+grow with n, and where they would exceed an all-reduce the whole is one.
+
+The gather goes by one of several algorithms, which send the same bytes:
+
+    auto      the collective of XLA
+    ring      n - 1 messages to the next neighbour, each what came last
+    doubling  log2 n messages, each all that is held; a fold for other numbers of ranks
+    bruck     ceil(log2 n) messages for any n
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax import bits, exchange, gathers, index_codes, ladder, wire
+from sparsejax._compat import as_varying, assume_same, varying_axes
+from sparsejax.forecast import Forecast, agreeing, sent_bytes
+from sparsejax.schemes import base
+
+
+@dataclasses.dataclass(frozen=True)
+class AGSparse(base.Scheme):
+    """The all-gather of all entries.
+
+    Attributes:
+        gather: How messages are gathered: "auto", "ring", "doubling" or "bruck".
+        code: How indices travel: "coo32" (the usual format, and the default), "coo16",
+            "coo8", "bitmap", or "auto" for the cheapest.
+        ratio: How far apart the message sizes are.
+        wire_dtype: The dtype of the values while they travel; that of x if None.
+    """
+
+    gather: str = "auto"
+    code: str = "coo32"
+    ratio: float = 2.0
+    wire_dtype: jax.typing.DTypeLike | None = None
+
+    def __post_init__(self):
+        base.check_choice("gather", self.gather, gathers.GATHERS)
+        index_codes.parse(self.code)
+        ladder.check_ratio(self.ratio)
+
+    def __call__(self, x, state, axis_name, *, present=None):
+        n = wire.ranks(axis_name)
+        if n == 1 or x.size == 0:
+            return base.nothing_to_send(x, state, axis_name)
+        base.check_units(x)
+        narrow = wire.travelling(x.dtype, self.wire_dtype)
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        steps = self._ladder(x.shape[0], x.size // x.shape[0] * narrow.itemsize, n)
+        width = steps.width
+        flags = bits.nonzero_units(x) if present is None else present
+        sets = bits.bit_sets(bits.pack(jnp.pad(flags, (0, width - x.shape[0])))[None])
+        most, agreed = wire.maximum(sets.counts[0], axis_name)
+        dense = wire.all_reduce_cost(x.size, x.dtype, narrow, n)
+        channel = gathers.gather_channel(axis_name, self.gather)
+        axes = varying_axes(x)
+
+        def add(total, slots, values):
+            values = values.astype(wide).reshape(*slots.shape, *x.shape[1:])
+
+            def one(source, total):
+                at = total.at[slots[source]]
+                return at.add(values[source], mode="drop", unique_indices=True)
+
+            # Where there is no entry the index lies behind the end, each its own.
+            spare = width + lax.iota(jnp.int32, slots.shape[1])
+            slots = jnp.where(slots < width, slots, spare)
+            return lax.fori_loop(0, n, one, total)
+
+        def sparse(x):
+            total, sent = exchange.transmit(
+                steps,
+                channel,
+                sets,
+                lambda slots: x.at[slots].get(mode="clip").astype(narrow),
+                most,
+                add,
+                jnp.zeros(x.shape, wide),
+                typical=most.astype(jnp.float32)[None],
+            )
+            return as_varying((total.astype(x.dtype), base.stage_of(sent)), axes)
+
+        def all_reduce(x):
+            total, sent = wire.all_reduce(x, axis_name, self.wire_dtype)
+            return as_varying((total, base.stage(sent, sent, 1)), axes)
+
+        # A folded doubling sends more than n - 1 messages, each with its rank's number.
+        worth = channel.messages * (4 + steps.bytes(most)) < dense
+        done = lax.cond(worth, sparse, all_reduce, x)
+        total, push = jax.tree.map(lambda y: assume_same(y, axis_name), done)
+        traffic = base.traffic(
+            push,
+            base.stage(),
+            scalars=agreed,
+            dense=dense,
+            before=most.astype(jnp.float32) / x.shape[0],
+            after=jnp.mean(bits.nonzero_units(total).astype(jnp.float32)),
+        )
+        return base.Reduced(total, None, state, traffic)
+
+    def forecast(self, load):
+        n, unit_bytes = load.ranks, load.unit_bytes(self.wire_dtype)
+        steps = self._ladder(load.units, unit_bytes, n)
+        rows, waits = gathers.rows_and_waits(self.gather, n)
+        sent, turns, capacity = sent_bytes(steps, math.ceil(load.counts[0]), rows)
+        dense = load.all_reduce(self.wire_dtype)
+        if sent >= dense.bytes:
+            return dense
+        return Forecast(sent, 0.0, agreeing(n) + turns * waits, capacity)
+
+    def _ladder(self, units, unit_bytes, n):
+        width = -(-units // bits.WORD) * bits.WORD
+        # With more entries than that an all-reduce sends less.
+        useful = min(width // 4, 2 * width // n) + 1
+        return ladder.ladder(width, unit_bytes, n, self.code, self.ratio, useful)

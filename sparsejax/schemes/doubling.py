@@ -1,0 +1,265 @@
+"""Recursive doubling: partners swap all they have, log2 n times.
+
+What `HierarchicalCentralization` and SparCML are made of, and how disjoint parts can be
+gathered while they are few. On the wire, with n ranks:
+
+    fold    ranks beyond the largest power of two p send their entries to a partner
+    swap    log2 p times: each rank sends its partial sum to the rank 2**k away
+    unfold  the folded ranks are sent the total
+
+Before each message one pmax agrees on the fullest partial sum. A partial sum that takes
+more bytes as entries than as a dense array travels densely.
+
+Every rank ends with the same bits: in each swap both partners add the same two numbers, and
+addition commutes. What each keeps is first rounded as what it sends. A NaN may carry
+either partner's payload, so NaNs are made one. No collective has declared the result equal,
+so the caller declares it (`_compat.assume_same`).
+
+All hops of one dtype are turns of one loop, whose body is compiled once; which partner a
+turn has is looked up.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax import bits, exchange, ladder, wire
+from sparsejax._compat import as_varying, varying_axes
+from sparsejax.forecast import Forecast, Load, agreeing, sent_bytes
+from sparsejax.schemes import base
+
+
+class Doubled(NamedTuple):
+    """What a recursive doubling returns.
+
+    Attributes:
+        total: The sum, equal on all ranks and not typed so.
+        push: The fold and the swaps.
+        pull: The unfold.
+        scalars: Bytes of what was agreed on.
+        counts: int32 [hops]: entries of the fullest partial sum before each hop.
+    """
+
+    total: jax.Array
+    push: base.Stage
+    pull: base.Stage
+    scalars: jax.Array
+    counts: jax.Array
+
+
+def hops(n: int) -> int:
+    """How many hops there are, the unfold left out."""
+    fold, swaps, _ = wire.doubling_schedule(n)
+    return len(swaps) + bool(fold)
+
+
+def forecast(load: Load, code, ratio, wire_dtype, by_bound: bool) -> Forecast:
+    """What one rank would send for such a load."""
+    n = load.ranks
+    own, wide = jnp.dtype(load.dtype), jnp.promote_types(load.dtype, jnp.float32)
+    narrow = wire.travelling(own, wire_dtype)
+    hop_count = hops(n)
+    folded = n & (n - 1) != 0
+    # Before hop k a partner has what 2**k ranks had; a fold is a hop of some ranks.
+    sums = [min(1 << k, n) for k in range(hop_count)] + [n] * folded
+    width = -(-load.units // bits.WORD) * bits.WORD
+    total, waits, capacity, full = 0.0, agreeing(n), 0, False
+    dense = load.all_reduce(wire_dtype)
+    for k, ranks in enumerate(sums):
+        last = folded and k == hop_count
+        dtype = narrow if wire_dtype or k == 0 or last else wide
+        unit_bytes = load.numbers * dtype.itemsize
+        steps = ladder.ladder(width, unit_bytes, 1, code, ratio)
+        need = math.ceil(load.count(ranks))
+        sent, turns, room = sent_bytes(steps, need, 1)
+        if k == 0 and len(sums) * sent >= dense.bytes:
+            return dense
+        as_array = load.units * unit_bytes
+        if full or sent >= as_array:
+            sent, turns, room = as_array, 1, 0
+        full = by_bound and (full or 2 * (unit_bytes + 4) * need >= as_array)
+        total, waits = total + sent, waits + turns + agreeing(n)
+        capacity = max(capacity, room)
+    return Forecast(total, 0.0, waits, capacity)
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubling:
+    """How partial sums travel.
+
+    Attributes:
+        axis_name: The axis to add up over.
+        code: How indices travel.
+        ratio: How far apart the message sizes are.
+        wire_dtype: The dtype of the values while they travel. If None, the first message
+            has x's dtype, and partial sums have float32 or wider.
+        by_bound: Whether a partial sum goes densely as soon as twice the entries of its
+            two halves would not pay, and then for good, as SparCML does; else where its
+            own entries do not pay.
+    """
+
+    axis_name: wire.AxisName
+    code: str
+    ratio: float
+    wire_dtype: jax.typing.DTypeLike | None
+    by_bound: bool = False
+
+    def ladder(self, x: jax.Array, dtype: jax.typing.DTypeLike) -> ladder.Ladder:
+        """The message sizes for a partial sum like x."""
+        width = -(-x.shape[0] // bits.WORD) * bits.WORD
+        unit_bytes = x.size // x.shape[0] * jnp.dtype(dtype).itemsize
+        return ladder.ladder(width, unit_bytes, 1, self.code, self.ratio)
+
+    def expected_bytes(self, x: jax.Array, counts: jax.Array) -> jax.Array:
+        """Bytes that one rank sends where partial sums of arrays like x have `counts`.
+
+        Args:
+            x: The array.
+            counts: int32 [hops + 1]: entries before each hop, and in the total.
+        """
+        _, dtypes = self._schedule(x)
+        total = jnp.float32(0)
+        for k, dtype in enumerate(dtypes):
+            as_entries = self.ladder(x, dtype).bytes(counts[k])
+            total += jnp.minimum(as_entries, x.size * dtype.itemsize)
+        return total
+
+    def _schedule(self, x):
+        """Who sends to whom in each hop, and in which dtype."""
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        narrow = wire.travelling(x.dtype, self.wire_dtype) if self.wire_dtype else None
+        fold, swaps, unfold = wire.doubling_schedule(wire.ranks(self.axis_name))
+        pairs = tuple(p for p in (fold, *swaps, unfold) if p)
+        dtypes = [jnp.dtype(narrow or wide)] * len(pairs)
+        dtypes[0] = jnp.dtype(narrow or x.dtype)
+        if unfold:
+            dtypes[-1] = jnp.dtype(narrow or x.dtype)
+        return pairs, dtypes
+
+    def __call__(self, x: jax.Array) -> Doubled:
+        """Adds up x, a unit a row, over the axis."""
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        narrow = wire.travelling(x.dtype, self.wire_dtype)
+        fold, _, unfold = wire.doubling_schedule(wire.ranks(self.axis_name))
+        pairs, dtypes = self._schedule(x)
+        before = len(pairs) - bool(unfold)
+        run = _Hops(self, pairs, bool(fold), before, varying_axes(x))
+        state = run.start(x.astype(wide))
+        first = 0
+        while first < len(pairs):
+            last = first
+            while last + 1 < len(pairs) and dtypes[last + 1] == dtypes[first]:
+                last += 1
+            if first == before:
+                state = state._replace(total=_round(state.total, dtypes[first]))
+            state = run(state, first, last + 1, dtypes[first])
+            first = last + 1
+        total = one_nan(_round(state.total, narrow).astype(x.dtype))
+        counts = state.counts[:before]
+        return Doubled(total, state.push, state.pull, state.scalars, counts)
+
+
+class _State(NamedTuple):
+    total: jax.Array
+    push: base.Stage
+    pull: base.Stage
+    scalars: jax.Array
+    counts: jax.Array
+    full: jax.Array  # whether the bound on the entries of the next sum does not pay
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hops:
+    how: Doubling
+    pairs: tuple[wire.Permutation, ...]
+    folds: bool
+    before: int  # hops before the unfold
+    axes: frozenset[str]
+
+    def start(self, total):
+        push, pull = as_varying((base.stage(), base.stage()), self.axes)
+        counts = jnp.zeros(len(self.pairs), jnp.int32)
+        return _State(total, push, pull, jnp.float32(0), counts, jnp.bool_(False))
+
+    def __call__(self, state, first, stop, dtype):
+        if stop - first == 1:
+            return self._hop(first, state, self.pairs[first : first + 1], 0, dtype)
+
+        def turn(k, state):
+            return self._hop(k, state, self.pairs[first:stop], k - first, dtype)
+
+        return lax.fori_loop(first, stop, turn, state)
+
+    def _hop(self, k, state, pairs, which, dtype):
+        """Sends the partial sum to the partner and adds what arrives."""
+        rounded = state.total.astype(dtype)
+        wide = state.total.dtype
+        total = rounded.astype(wide)
+        steps = self.how.ladder(total, dtype)
+        flags = jnp.pad(bits.nonzero_units(rounded), (0, steps.width - total.shape[0]))
+        sets = bits.bit_sets(bits.pack(flags)[None])
+        most, cost = wire.maximum(sets.counts[0], self.how.axis_name)
+        channel = wire.swap_channel(self.how.axis_name, pairs, which)
+
+        def add(total, slots, values):
+            values = values.astype(wide).reshape(-1, *total.shape[1:])
+            return total.at[slots.reshape(-1)].add(values, mode="drop")
+
+        def sparse(total):
+            total, sent = exchange.transmit(
+                steps,
+                channel,
+                sets,
+                lambda slots: rounded.at[slots].get(mode="clip"),
+                most,
+                add,
+                total,
+                typical=most.astype(jnp.float32)[None],
+            )
+            return as_varying((total, base.stage_of(sent)), self.axes)
+
+        def dense(total):
+            arrived, sent = channel.send(rounded)
+            total = total + arrived.astype(wide)
+            return as_varying((total, base.stage(sent, sent, 1)), self.axes)
+
+        as_entries = steps.bytes(most)
+        as_array = rounded.size * dtype.itemsize
+        worth = as_entries < as_array
+        full = state.full
+        if self.how.by_bound:
+            worth = worth & ~full
+            # A slot of 32 bits an entry, as SparCML reckons.
+            entry = steps.unit_bytes + 4.0
+            full = full | (2 * entry * most.astype(jnp.float32) >= as_array)
+        total, stage = lax.cond(worth, sparse, dense, total)
+        if self.folds:
+            # What the folded ranks had is with their partners now.
+            core = 1 << (wire.ranks(self.how.axis_name).bit_length() - 1)
+            gone = (k == 0) & (wire.rank(self.how.axis_name) >= core)
+            total = jnp.where(gone, 0, total)
+        none = jax.tree.map(jnp.zeros_like, stage)
+        pushing = k < self.before
+        choose = lambda a, b: jax.tree.map(lambda a, b: jnp.where(pushing, a, b), a, b)
+        return _State(
+            total,
+            base.add_stages(state.push, choose(stage, none)),
+            base.add_stages(state.pull, choose(none, stage)),
+            state.scalars + cost,
+            state.counts.at[k].set(most),
+            full,
+        )
+
+
+def _round(x, dtype):
+    return x.astype(dtype).astype(x.dtype)
+
+
+def one_nan(x: jax.Array) -> jax.Array:
+    """One bit pattern for NaN and one for zero, whatever the order of the additions."""
+    x = jnp.where(jnp.isnan(x), jnp.full_like(x, jnp.nan), x)
+    return jnp.where(bits.nonzero(x), x, jnp.zeros_like(x))

@@ -1,0 +1,103 @@
+"""Two levels: a dense sum inside a host, a sparse scheme across hosts.
+
+Zen, section 3.4: the links inside a host are fast, those between hosts are not. Over the
+axes (outer, inner), with m ranks inside:
+
+    inside  reduce-scatter: each rank adds up one of m parts of the dense array
+    across  the scheme, over the outer axis, each rank with its part
+    inside  all-gather of the parts
+
+So each of a host's m links to the network carries an m-th, and a unit that several ranks
+of a host have crosses once. The parts are a striped hash of the units, not ranges: ranges
+would leave the ranks of a host as unevenly loaded as the gradient is skewed.
+
+`Traffic` reports the outer axis, where bytes are dear, and the bytes sent inside apart.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax import wire
+from sparsejax.errors import ArgumentError, AxisError
+from sparsejax.ownership import StripedHash
+from sparsejax.schemes import base
+from sparsejax.schemes.zen import Zen
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoLevel(base.Scheme):
+    """Dense inside, a scheme across; the axis name is (outer, inner).
+
+    Attributes:
+        across: The scheme over the outer axis.
+    """
+
+    across: base.Scheme = Zen()
+
+    def __post_init__(self):
+        if not isinstance(self.across, base.Scheme) or isinstance(self.across, TwoLevel):
+            raise ArgumentError(
+                f"across must be a scheme for one level, got {self.across!r}."
+            )
+        ownership = getattr(self.across, "ownership", None)
+        if getattr(ownership, "follows_data", False):
+            raise ArgumentError(
+                f"{ownership!r} follows the data, and the ranks of a host hold "
+                "different parts of them; use another ownership across hosts."
+            )
+
+    @property
+    def keeps_residual(self):
+        return self.across.keeps_residual
+
+    @property
+    def needs_ranks(self):
+        return self.across.needs_ranks
+
+    @property
+    def wire_dtype(self):
+        """The dtype of the values between hosts; None for that of the array."""
+        return getattr(self.across, "wire_dtype", None)
+
+    def init(self, like: Any, ranks: Any) -> Any:
+        """See `Scheme.init`; `ranks` is a pair, outer and inner, or 1 if not known."""
+        outer, inner = ranks if isinstance(ranks, tuple) else (ranks, 1)
+        if like.size == 0:
+            return self.across.init(like, outer)
+        width = StripedHash().over(like.shape[0], inner).width
+        part = jax.ShapeDtypeStruct((width, *like.shape[1:]), like.dtype)
+        return self.across.init(part, outer)
+
+    def __call__(self, x, state, axis_name, *, present=None):
+        del present
+        if isinstance(axis_name, str) or len(axis_name) != 2:
+            raise AxisError(
+                "TwoLevel works over two axes, axis_name=(outer, inner), got "
+                f"{axis_name!r}."
+            )
+        outer, inner = axis_name
+        if x.size == 0:
+            return base.nothing_to_send(x, state, axis_name)
+        layout = StripedHash().over(x.shape[0], wire.ranks(inner))
+        part = lax.broadcasted_iota(jnp.int32, (layout.ranks, 1), 0)
+        units = layout.invert(part, lax.iota(jnp.int32, layout.width))
+        parts = x.at[units].get(mode="fill", fill_value=0)
+        mine, scattered = wire.reduce_scatter(parts, inner)
+        done = self.across(mine, state, outer)
+        gathered, spread = wire.all_gather(done.total, inner)
+        total = layout.join(gathered)
+        residual = done.residual
+        if residual is not None:
+            back = jnp.zeros((x.shape[0], *residual.shape[1:]), residual.dtype)
+            own = units[wire.rank(inner)]
+            residual = back.at[own].set(residual, mode="drop", unique_indices=True)
+        traffic = wire.agree(done.traffic)._replace(inside=jnp.float32(scattered + spread))
+        return base.Reduced(total, residual, done.state, traffic)
+
+    def forecast(self, load):
+        """What one rank would send to other hosts; `load` is its part of a host's sum."""
+        return self.across.forecast(load)
