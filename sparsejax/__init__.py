@@ -5,6 +5,13 @@ from importlib.metadata import PackageNotFoundError, version
 from sparsejax import errors as errors, schemes as schemes
 from sparsejax.axes import local as local
 from sparsejax.data_parallel import data_parallel as data_parallel
+from sparsejax.explanation import explain as explain
+from sparsejax.plan import LeafPlan as LeafPlan, Plan as Plan
+from sparsejax.planner import (
+    make_plan as make_plan,
+    profile as profile,
+    profile_from_state as profile_from_state,
+)
 from sparsejax.reduce import all_reduce as all_reduce
 from sparsejax.sparse_tensor import SparseTensor as SparseTensor
 from sparsejax.state import (

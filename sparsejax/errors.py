@@ -25,5 +25,9 @@ class RuleError(SparsejaxError, ValueError):
     """A rule matches no leaf, or says something unknown."""
 
 
+class PlanError(SparsejaxError, ValueError):
+    """A plan cannot be read, or was made for another model or another number of ranks."""
+
+
 class StateError(SparsejaxError, ValueError):
     """A state is not the one that the transformation needs here."""

@@ -131,15 +131,36 @@ def independent(ranks: int, units: int, density: float) -> tuple[float, ...]:
                  for k in merged(ranks))  # fmt: skip
 
 
-def fullest_part(
-    count: float, ranks: int, width: int, balanced: bool, skewness: float
-) -> int:
-    """Entries of the fullest part of a set.
+def above_mean(parts: int) -> float:
+    """How far the fullest of so many hashed parts is above the mean, in square roots of it.
 
-    A hash puts the mean into each part, and into the fullest about sqrt(2 m ln n) more.
+    The largest of so many normal numbers, on average.
+    """
+    root = math.sqrt(2 * math.log(max(parts, 2)))
+    return root - (math.log(math.log(max(parts, 3))) + math.log(4 * math.pi)) / (2 * root)
+
+
+def fullest_part(
+    count: float,
+    ranks: int,
+    width: int,
+    balanced: bool,
+    skewness: float,
+    sets: int = 1,
+) -> int:
+    """Entries of the fullest part of a set, or of any of several sets.
+
+    Args:
+        count: Entries of a set.
+        ranks: How many parts it has.
+        width: Slots in a part.
+        balanced: Whether a hash spreads them.
+        skewness: The fullest part over the mean, where none does.
+        sets: How many sets of so many entries there are.
     """
     mean = count / ranks
-    most = mean + math.sqrt(2 * mean * math.log(ranks)) if balanced else skewness * mean
+    over = above_mean(ranks * sets) * math.sqrt(mean)
+    most = mean + over if balanced else skewness * mean
     return min(math.ceil(min(most, count)), width)
 
 

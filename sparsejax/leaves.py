@@ -98,6 +98,7 @@ def group(
     rules: Rules | None = None,
     *,
     always: bool = False,
+    chosen: Mapping[str, tuple[Scheme, str]] | None = None,
 ) -> list[Group]:
     """Decides for every leaf, and puts like to like.
 
@@ -110,6 +111,7 @@ def group(
             all rules that match a leaf the first to say something about its scheme, and
             the first to say something about its unit, hold.
         always: Whether small leaves, too, use the scheme.
+        chosen: The scheme and the unit of each leaf by path, where a plan has them.
 
     Returns:
         The groups, in the order of their first leaves.
@@ -120,7 +122,10 @@ def group(
     fill: dict[Any, tuple[int, int]] = {}
     for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
         check_dtype(path, leaf)
-        own, unit = _decide(path, leaf, scheme, rules, used, always)
+        if chosen is None:
+            own, unit = _decide(path, leaf, scheme, rules, used, always)
+        else:
+            own, unit = chosen[path]
         shape = leaf.shape[1:] if unit == "row" else ()
         # A large leaf that goes densely anyway is not worth a copy.
         alone = isinstance(own, schemes.AllReduce) and leaf.size >= SPARSE_FROM

@@ -44,10 +44,12 @@ LAYERS = [
     },
     {"sparsejax.schemes.two_level"},
     {"sparsejax.schemes"},
-    {"sparsejax.leaves", "sparsejax.state"},
+    {"sparsejax.leaves", "sparsejax.state", "sparsejax.plan"},
+    {"sparsejax.planner", "sparsejax.synchronizer"},
     {"sparsejax.transforms"},
-    {"sparsejax.reduce", "sparsejax.data_parallel"},
+    {"sparsejax.reduce", "sparsejax.data_parallel", "sparsejax.explanation"},
     {"sparsejax"},
+    {"sparsejax.__main__"},
 ]
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 

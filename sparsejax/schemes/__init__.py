@@ -19,4 +19,4 @@ from sparsejax.schemes.omni_reduce import OmniReduce as OmniReduce
 from sparsejax.schemes.sparcml import SparCML as SparCML
 from sparsejax.schemes.sparse_ps import SparsePS as SparsePS
 from sparsejax.schemes.two_level import TwoLevel as TwoLevel
-from sparsejax.schemes.zen import Zen as Zen
+from sparsejax.schemes.zen import Zen as Zen, ZenState as ZenState

@@ -105,8 +105,8 @@ class Scheme(abc.ABC):
         """Whether `init` needs to know how many ranks there are."""
         return False
 
-    def init(self, like: Any, ranks: int) -> Any:
-        """The first state for units like `like` on so many ranks."""
+    def init(self, like: Any, ranks: Any) -> Any:
+        """The first state for units like `like` on so many ranks: an int."""
         del like, ranks
         return ()
 

@@ -92,7 +92,7 @@ class HierarchicalCentralization(base.Scheme):
         seen = jnp.append(done.counts.astype(jnp.float32) / x.shape[0], after)
         seen = wire.same_elsewhere(seen, axis_name)
         curve = jnp.where(
-            worth, growth.measured(seen), growth.stretched(curve, hops, before, seen[-1])
+            worth, growth.measured(seen), growth.stretched(curve, n, before, seen[-1])
         )
         return base.Reduced(done.total, None, curve, traffic)
 

@@ -25,7 +25,7 @@ def forecast(load: Load, ownership: Ownership, options: owners.Options) -> Forec
     pull_steps = ladder.ladder(width, unit_bytes, n, *pull)
     balanced = ownership.balanced
     first, last = load.counts[0], load.counts[-1]
-    need = fullest_part(first, n, width, balanced, load.skewness)
+    need = fullest_part(first, n, width, balanced, load.skewness, sets=n)
     pushed, rounds, capacity = sent_bytes(push_steps, need, n - 1)
     dense = load.all_reduce(options.wire_dtype)
     whole = (n - 1) * width * unit_bytes
@@ -53,7 +53,7 @@ def forecast(load: Load, ownership: Ownership, options: owners.Options) -> Forec
         shares = StripedHash().width(width, n)
         inner = ladder.ladder(shares, unit_bytes, n, options.pull_code, options.ratio)
         outer = ladder.ladder(n * shares, unit_bytes, n, options.pull_code, options.ratio)
-        share = fullest_part(fullest, n, shares, True, 1.0)
+        share = fullest_part(fullest, n, shares, True, 1.0, sets=n)
         even = fullest_part(last, n, n * shares, True, 1.0)
         scattered, turns, _ = sent_bytes(inner, share, n - 1)
         gathered, more, _ = sent_bytes(outer, even, n - 1)

@@ -16,7 +16,6 @@ the sums between to be is corrected as soon as the other is tried.
 """
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +24,7 @@ from jax import lax
 
 from sparsejax import wire
 from sparsejax._compat import as_varying, varying_axes
+from sparsejax.forecast import above_mean
 from sparsejax.ownership import Ownership, StripedHash
 from sparsejax.schemes import base, doubling, growth, owners
 from sparsejax.schemes.balanced_parallelism import BalancedParallelism
@@ -73,13 +73,12 @@ class Zen(base.Scheme):
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, axis_name)
         state = state if isinstance(state, ZenState) else self.init(x, n)
-        hops = doubling.hops(n)
 
         def balanced(x):
             done = self._balanced(x, state.tables, axis_name, present=present)
             ends = done.traffic.density_before, done.traffic.density_after
             ends = wire.same_elsewhere(jnp.stack(ends), axis_name)
-            curve = growth.stretched(state.curve, hops, *ends)
+            curve = growth.stretched(state.curve, n, *ends)
             return done.total, ZenState(curve, done.state), done.traffic
 
         def hierarchical(x):
@@ -109,8 +108,10 @@ class Zen(base.Scheme):
         layout = self.ownership.over(units, n, state.tables)
         balanced = owners.owners(x, axis_name, layout, self._balanced.options)
         each = counts[jnp.array([0, hops])].astype(jnp.float32) / n
-        fullest = each + jnp.sqrt(2 * math.log(n) * each)
-        fullest = jnp.minimum(jnp.ceil(fullest).astype(jnp.int32), layout.width)
+        # The fullest of n parts of each of n ranks, and of n parts of the sum.
+        over = jnp.array([above_mean(n * n), above_mean(n)], jnp.float32)
+        fullest = jnp.ceil(each + over * jnp.sqrt(each)).astype(jnp.int32)
+        fullest = jnp.minimum(fullest, layout.width)
         bytes_balanced = balanced.expected_bytes(fullest[0], fullest[1])
         bytes_hierarchical = self._hierarchical.expected_bytes(x, axis_name, counts)
         return (counts[0] > 0) & (bytes_hierarchical < bytes_balanced)

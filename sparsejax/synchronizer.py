@@ -1,0 +1,252 @@
+"""The two functions of a synchronization: the state at first, and a step.
+
+Groups of leaves go through their schemes, what a scheme keeps back is added to the next
+gradient, and gradients are accumulated and averaged: here, once for all schemes.
+"""
+
+import contextvars
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from sparsejax import _compat, axes, leaves as leaf_rules, schemes, wire
+from sparsejax._compat import AxisName, as_varying, varying_axes
+from sparsejax.errors import AxisError, StateError
+from sparsejax.plan import Plan
+from sparsejax.schemes import base
+from sparsejax.schemes.base import Scheme
+from sparsejax.state import PerRank, SyncState
+
+
+_OBSERVER: contextvars.ContextVar[Callable | None] = contextvars.ContextVar(
+    "observer", default=None
+)
+
+
+def observed(tx: optax.GradientTransformation, params: Any) -> list[tuple]:
+    """What the synchronizations in a transformation would do, however deep they are.
+
+    Nothing is computed, and no mesh is needed.
+
+    Returns:
+        For each of them itself, its groups of leaves, and the leaves.
+    """
+    found: list[tuple] = []
+    token = _OBSERVER.set(lambda *seen: found.append(seen))
+    try:
+        jax.eval_shape(tx.init, params)
+    finally:
+        _OBSERVER.reset(token)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Synchronizer:
+    """The two functions of the transformation."""
+
+    scheme: Scheme
+    axis_name: AxisName | None
+    mean: bool
+    rules: leaf_rules.Rules | None
+    every: int
+    warmup_steps: int
+    plan: Plan | None
+    two_level: bool
+
+    @property
+    def wire_dtype(self):
+        """The dtype of the values while they travel, if all schemes have one."""
+        return getattr(self.scheme, "wire_dtype", None)
+
+    def _groups(self, paths, leaves):
+        chosen = None
+        if self.plan is not None:
+            self.plan.check_leaves(paths, leaves)
+            chosen = self.plan.chosen()
+        return leaf_rules.group(paths, leaves, self.scheme, self.rules, chosen=chosen)
+
+    def _check_ranks(self, axis_name):
+        """Raises where a plan was made for another number of ranks, or of hosts."""
+        if self.plan is None:
+            return
+        pair = self.two_level and isinstance(axis_name, tuple) and len(axis_name) == 2
+        self.plan.check_ranks(wire.ranks(axis_name[0] if pair else axis_name))
+
+    def init(self, params: Any) -> Any:
+        """The state for parameters like these."""
+        paths, leaves, structure = leaf_rules.flatten(params)
+        groups = self._groups(paths, leaves)
+        if (told := _OBSERVER.get()) is not None:
+            told(self, groups, leaves)
+            return SyncState(jnp.int32(0), {}, {}, None, {})
+        axis_name, ranks = self._ranks_at_init(groups)
+
+        def per_rank(shape, dtype, like):
+            zeros = as_varying(jnp.zeros((1, *shape), dtype), varying_axes(like))
+            return wire.per_rank(zeros, axis_name)
+
+        pending = None
+        if self.every > 1:
+            held = [per_rank(p.shape, _wide(p.dtype), p) for p in leaves]
+            pending = PerRank(structure.unflatten(held), axis_name)
+        residual = {}
+        scheme_states = {}
+        for group in groups:
+            like = jax.ShapeDtypeStruct(
+                (sum(group.units), *group.shape), leaves[group.leaves[0]].dtype
+            )
+            if group.scheme.keeps_residual:
+                first = leaves[group.leaves[0]]
+                held = per_rank(like.shape, _wide(like.dtype), first)
+                residual[group.name] = PerRank(held, axis_name)
+            across = isinstance(group.scheme, schemes.TwoLevel) and axis_name
+            each = tuple(wire.ranks(name) for name in axis_name) if across else ranks
+            scheme_states[group.name] = group.scheme.init(like, each)
+        nothing = base.traffic(base.stage(), base.stage())
+        nothing = jax.tree.map(jnp.zeros_like, nothing)
+        # Each its own arrays: a state that is donated may hold none twice.
+        traffic = {group.name: jax.tree.map(jnp.zeros_like, nothing) for group in groups}
+        return SyncState(jnp.int32(0), scheme_states, residual, pending, traffic)
+
+    def _ranks_at_init(self, groups):
+        """The axis and its size; no axis and 1 where nothing depends on them."""
+        try:
+            axis_name = axes.resolve(self.axis_name, "init of sparsejax.sync")
+            return axis_name, wire.ranks(axis_name)
+        except AxisError as error:
+            by_rank = self.every > 1 or any(
+                group.scheme.keeps_residual or group.scheme.needs_ranks for group in groups
+            )
+            if not by_rank:
+                return (), 1
+            if _compat.manual_axes():
+                raise error
+            raise StateError(
+                "this transformation keeps something on each rank, so its state must be "
+                "made where the ranks are known: call sparsejax.init(tx, params, mesh) "
+                "instead of tx.init(params). (What calls tx.init by itself, as flax does, "
+                "can be given that state afterwards.)"
+            ) from None
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, *, ids: Any = None, **extra_args
+    ) -> Any:
+        """The gradients, synchronized, and the next state."""
+        del params, extra_args
+        axis_name = axes.resolve(self.axis_name, "update of sparsejax.sync")
+        self._check_ranks(axis_name)
+        paths, leaves, structure = leaf_rules.flatten(updates)
+        groups = self._groups(paths, leaves)
+        for path, leaf in zip(paths, leaves, strict=True):
+            axes.require_local(path, leaf, axis_name)
+        _check_state(groups, state, self.every)
+        if self.every == 1:
+            present = leaf_rules.touched(groups, leaves, ids, leaf_rules.is_masked(updates))
+            result, state = self._synchronize(groups, leaves, present, state, axis_name)
+        else:
+            result, state = self._accumulate(groups, leaves, structure, state, axis_name)
+        step = state.step + 1
+        return structure.unflatten(result), state._replace(step=step)
+
+    def _accumulate(self, groups, leaves, structure, state, axis_name):
+        """Adds up until the k-th call, then synchronizes; zeros in between."""
+        held = structure.flatten_up_to(state.pending.value)
+        held = [h + g.astype(h.dtype)[None] for h, g in zip(held, leaves, strict=True)]
+
+        def now(held):
+            scale = self.every if self.mean else 1
+            whole = [
+                (h[0] / scale).astype(g.dtype) for h, g in zip(held, leaves, strict=True)
+            ]
+            result, after = self._synchronize(groups, whole, {}, state, axis_name)
+            return result, [jnp.zeros_like(h) for h in held], after._replace(pending=None)
+
+        def later(held):
+            zeros = [jnp.zeros(g.shape, g.dtype) for g in leaves]
+            return zeros, held, state._replace(pending=None)
+
+        due = state.step % self.every == self.every - 1
+        result, held, state = _branch(due, now, later, held)
+        pending = PerRank(structure.unflatten(held), axis_name)
+        return result, state._replace(pending=pending)
+
+    def _synchronize(self, groups, leaves, present, state, axis_name):
+        """The reduced leaves, and the state with what was kept and sent."""
+        result: list[Any] = [None] * len(leaves)
+        scheme_states = dict(state.schemes)
+        residual = dict(state.residual)
+        traffic = {}
+        for group in groups:
+            x = group.gather(leaves)
+            known = present.get(group.name)
+            kept = residual.get(group.name)
+            if kept is not None:
+                x, known = x.astype(kept.value.dtype) + kept.value[0], None
+            reduced = self._reduce(group, x, known, state, axis_name)
+            total = reduced.total
+            if self.mean:
+                total = wire.mean_of(total, axis_name)
+            if kept is not None:
+                back = x if reduced.residual is None else reduced.residual
+                residual[group.name] = PerRank(back[None], kept.axis_name)
+            group.scatter(total.astype(leaves[group.leaves[0]].dtype), result, leaves)
+            scheme_states[group.name] = reduced.state
+            traffic[group.name] = wire.agree(reduced.traffic)
+        state = state._replace(schemes=scheme_states, residual=residual, traffic=traffic)
+        return result, state
+
+    def _reduce(self, group, x, known, state, axis_name):
+        before = state.schemes[group.name]
+
+        def sparse(x):
+            return group.scheme(x, before, axis_name, present=known)
+
+        if not self.warmup_steps or isinstance(group.scheme, schemes.AllReduce):
+            return sparse(x)
+
+        def dense(x):
+            scheme = schemes.AllReduce(getattr(group.scheme, "wire_dtype", None))
+            reduced = scheme(x, (), axis_name)
+            residual = jnp.zeros_like(x) if group.scheme.keeps_residual else None
+            return reduced._replace(state=before, residual=residual)
+
+        return _branch(state.step < self.warmup_steps, dense, sparse, x)
+
+
+def _branch(predicate, yes, no, operand):
+    """`lax.cond` whose sides may differ in the axes over which results vary."""
+    sides = [jax.eval_shape(side, operand) for side in (yes, no)]
+    types = jax.tree.map(lambda a, b: varying_axes(a) | varying_axes(b), *sides)
+
+    def typed(side):
+        return lambda operand: jax.tree.map(as_varying, side(operand), types)
+
+    return lax.cond(predicate, typed(yes), typed(no), operand)
+
+
+def _wide(dtype):
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _check_state(groups, state, every):
+    """Raises if the state was made for other leaves or other options."""
+    names = [group.name for group in groups]
+    if set(names) != set(state.traffic):
+        raise StateError(
+            "the gradients do not match the state: they form the groups "
+            f"{sorted(names)}, the state has {sorted(state.traffic)}. Leaves are grouped "
+            "by path, size, dtype and the mesh axes over which they vary. Make the state "
+            "from parameters like the gradients: of the same dtypes, and where a second "
+            "mesh axis shards them, inside shard_map."
+        )
+    if (every > 1) != (state.pending is not None):
+        raise StateError(
+            f"every={every}, but the state "
+            + ("holds no" if every > 1 else "holds")
+            + " accumulated gradients: it was made with another `every`."
+        )

@@ -1,0 +1,177 @@
+"""What `explain` says, in Python and on the command line."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import sparsejax
+from sparsejax import __main__ as command, errors, schemes
+
+
+PARAMS = {
+    "embedding": jax.ShapeDtypeStruct((50_000, 64), jnp.float32),
+    "kernel": jax.ShapeDtypeStruct((512, 512), jnp.float32),
+    "bias": jax.ShapeDtypeStruct((512,), jnp.float32),
+}
+NETWORK = {"ranks": 16, "gbit_per_s": 25, "latency_us": 20}
+
+
+def explained(tx=None, **options):
+    tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)) if tx is None else tx
+    found = sparsejax.explain(tx, PARAMS, **{**NETWORK, **options})
+    return found, {leaf.path: leaf for leaf in found.leaves}
+
+
+def test_every_leaf_is_explained_in_the_order_of_the_tree():
+    found, _ = explained()
+    assert [leaf.path for leaf in found.leaves] == ["bias", "embedding", "kernel"]
+
+
+def test_units_schemes_and_bytes_are_those_of_the_optimizer():
+    _, leaves = explained(density={"embedding": 0.01, "kernel": 1.0})
+    assert (leaves["embedding"].unit, leaves["embedding"].scheme) == ("row", "Zen")
+    assert leaves["bias"].scheme == "dense"
+    assert leaves["embedding"].dense_bytes == 2 * 15 / 16 * 4 * 50_000 * 64
+    assert leaves["embedding"].sent_bytes < 0.2 * leaves["embedding"].dense_bytes
+    assert leaves["embedding"].verdict == ""
+    assert leaves["kernel"].verdict == "dense is better here"
+    assert leaves["embedding"].capacity > 0
+    assert leaves["kernel"].capacity == 0
+    assert leaves["embedding"].density == pytest.approx(0.01)
+    assert leaves["embedding"].density_after == pytest.approx(1 - 0.99**16)
+
+
+def test_every_scheme_has_a_time_and_the_chosen_one_is_no_slower_than_needed():
+    _, leaves = explained()
+    times = leaves["embedding"].milliseconds
+    assert set(times) == {
+        "chosen",
+        "all-reduce",
+        "AGsparse",
+        "SparCML",
+        "OmniReduce",
+        "SparsePS",
+        "balanced",
+        "hierarchical",
+    }
+    assert times["chosen"] == min(times["balanced"], times["hierarchical"])
+    # 20 us for each of 8 messages, and the bytes at 3.125 GB/s.
+    dense = 8 * 0.02 + leaves["embedding"].dense_bytes / 3.125e6
+    assert times["all-reduce"] == pytest.approx(dense)
+
+
+def test_below_the_density_named_it_pays_and_above_it_does_not():
+    _, leaves = explained()
+    limit = leaves["embedding"].pays_below
+    assert 0.01 < limit < 1
+    for factor, pays in ((0.9, True), (1.1, False)):
+        density = min(1.0, factor * limit)
+        _, there = explained(density={"embedding": density})
+        times = there["embedding"].milliseconds
+        assert (times["chosen"] < times["all-reduce"]) == pays
+
+
+def test_a_slow_network_of_few_ranks_pays_more():
+    _, slow = explained(gbit_per_s=0.25)
+    _, fast = explained(gbit_per_s=400)
+    assert slow["kernel"].pays_below > fast["kernel"].pays_below
+
+
+def test_rules_masks_and_two_levels_are_seen_through():
+    inner = optax.masked(
+        sparsejax.zen_sync(rules={"kernel": schemes.SparCML()}),
+        {"embedding": True, "kernel": True, "bias": False},
+    )
+    _, leaves = explained(optax.chain(inner, optax.sgd(0.1)))
+    assert set(leaves) == {"embedding", "kernel"}
+    assert leaves["kernel"].scheme == "SparCML"
+    _, leaves = explained(sparsejax.zen_sync(("hosts", "chips")), ranks=(16, 8))
+    assert leaves["embedding"].scheme == "two-level Zen"
+    # A rank of a host sends its eighth.
+    assert leaves["embedding"].dense_bytes == 2 * 15 / 16 * 4 * 50_000 * 64 / 8
+
+
+def test_what_keeps_something_by_rank_needs_no_mesh():
+    _, leaves = explained(sparsejax.zen_sync(every=4))
+    assert leaves["embedding"].scheme == "Zen"
+    scheme = schemes.BalancedParallelism(ownership=sparsejax.ownership.MurmurHash())
+    _, leaves = explained(sparsejax.sync(scheme))
+    assert leaves["embedding"].scheme == "BalancedParallelism"
+
+
+def test_the_table_and_json_say_the_same():
+    found, leaves = explained(density=0.02)
+    text = str(found)
+    assert "16 ranks, 25 Gbit/s, 20 us; density given as 0.02" in text
+    assert "dense is better here" in text
+    read = json.loads(found.to_json())
+    assert read["leaves"][1]["sent_bytes"] == leaves["embedding"].sent_bytes
+    for leaf in leaves:
+        assert leaf in text
+
+
+def test_bad_input_is_refused():
+    for options, match in (
+        ({"ranks": 0}, "ranks must be a positive int"),
+        ({"gbit_per_s": 0}, "gbit_per_s must be positive"),
+        ({"density": 2}, r"density must lie in \[0, 1\]"),
+    ):
+        with pytest.raises(errors.ArgumentError, match=match):
+            explained(**options)
+    with pytest.raises(errors.ArgumentError, match="no sparsejax synchronization"):
+        explained(optax.adam(1e-3))
+    with pytest.raises(errors.RuleError, match="'embeding' matches no leaf"):
+        explained(density={"embeding": 0.1})
+
+
+MODEL = ["--leaf", "embedding=5000x64", "--leaf", "bias=100:bfloat16"]
+ARGUMENTS = ["--ranks", "8", "--gbit-per-s", "10", "--latency-us", "5"]
+
+
+def test_the_command_prints_a_table_or_json(capsys):
+    assert command.main(["explain", *MODEL, *ARGUMENTS]) == 0
+    assert "embedding [5000, 64]" in capsys.readouterr().out
+    assert command.main(["explain", *MODEL, *ARGUMENTS, "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert read["ranks"] == 8
+    assert read["leaves"][0]["dtype"] == "bfloat16"
+
+
+def test_the_command_reads_models_and_plans(capsys, tmp_path):
+    name = f"{__name__}:model" if "." in __name__ else "tests.test_explanation:model"
+    assert command.main(["explain", name, *ARGUMENTS, "--inner", "2"]) == 0
+    assert "two-level Zen" in capsys.readouterr().out
+    leaf = sparsejax.LeafPlan("a", (70_000,), "float32", "element", schemes.AGSparse())
+    sparsejax.Plan(8, (leaf,)).save(tmp_path / "plan.json")
+    plan = ["--plan", str(tmp_path / "plan.json")]
+    assert command.main(["explain", *plan, *ARGUMENTS]) == 0
+    assert "AGSparse" in capsys.readouterr().out
+    other = ["--ranks", "4", *ARGUMENTS[2:]]
+    assert command.main(["explain", *plan, *other]) == 2
+    assert "made for 8 ranks, and there are 4" in capsys.readouterr().err
+
+
+def model():
+    return PARAMS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ([], "nothing to explain"),
+        (["--leaf", "x"], "a leaf is written"),
+        (["nowhere"], "written module:name"),
+        (["nowhere:x"], "nowhere"),
+        ([*MODEL, "--leaf-density", "embedding=lots"], "a density is written"),
+        ([*MODEL, "--leaf-density", "nothing=0.1"], "matches no leaf"),
+        (["--plan", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_the_command_says_what_is_wrong(arguments, match, capsys):
+    assert command.main(["explain", *arguments, *ARGUMENTS]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert match in told
