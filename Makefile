@@ -12,7 +12,7 @@ ARGS ?=
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all lint bench analysis clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -34,6 +34,9 @@ lint: .venv/dev.stamp  ## Check style and types
 bench: .venv/bench.stamp  ## Run the core benchmark
 	@.venv/bin/python -m benchmarks.core find
 	@.venv/bin/python -m benchmarks.core $(ARGS)
+
+analysis: .venv/bench.stamp  ## Repeat Zen's analysis on the demo's model
+	@.venv/bin/python -m benchmarks.zen_analysis $(ARGS)
 
 clean:  ## Remove the virtual environments and all caches
 	rm -rf .venv .venv-newest build dist demo.png

@@ -269,3 +269,30 @@ def test_the_defaults_of_leaves_are_as_documented():
         ("small/embedding",): ("AllReduce", ()),
         ("kernel", "embedding_bias"): ("Zen", ()),
     }
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: schemes.OmniReduce(block=0), "block must be a positive int, got 0"),
+        (lambda: schemes.OmniReduce(block=2.5), "block must be a positive int, got 2.5"),
+        (lambda: schemes.OmniReduce(aggregators=-1), "aggregators must be a positive int"),
+        (lambda: ownership.Contiguous(ranges=0), "ranges must be a positive int or None"),
+        (lambda: schemes.AGSparse("tree"), "gather must be one of 'auto', 'ring'"),
+        (lambda: schemes.SparsePS("multicast"), "pull must be one of 'point_to_point'"),
+        (lambda: schemes.SparCML("ssar"), "algorithm must be one of 'ssar_recursive"),
+        (lambda: schemes.BalancedParallelism(pull="tree"), "pull must be one of 'gather'"),
+        (
+            lambda: schemes.BalancedParallelism(push_capacity=0),
+            "push_capacity must be a positive int or None, got 0",
+        ),
+        (
+            lambda: schemes.HierarchicalCentralization(switch="never"),
+            "switch must be one of 'count', 'bound'",
+        ),
+        (lambda: schemes.Zen("best"), "optimum must be one of 'auto', 'balanced'"),
+    ],
+)
+def test_what_a_scheme_cannot_be_is_refused_when_it_is_made(make, match):
+    with pytest.raises(errors.ArgumentError, match=match):
+        make()

@@ -36,7 +36,27 @@ BUILT = {
         schemes.HierarchicalCentralization(code="coo32"),
         cost_model.hierarchical_centralization,
     ),
+    "ag_sparse": (schemes.AGSparse(), cost_model.ag_sparse),
+    # The sets drawn here are even over equal ranges: skewness 1.
+    "sparse_ps": (schemes.SparsePS(), cost_model.sparse_ps),
+    "sparcml": (schemes.SparCML(), cost_model.hierarchical_centralization),
+    # What is held doubles, and in all it is what is gathered.
+    "sparcml_split": (
+        schemes.SparCML("ssar_split_all_gather"),
+        cost_model.balanced_parallelism,
+    ),
+    "sparcml_dense": (
+        schemes.SparCML("dsar_split_all_gather"),
+        lambda load: Cost(0, (load.ranks - 1) / load.ranks * split_and_dense(load)),
+    ),
 }
+
+
+def split_and_dense(load):
+    """A set on the way in, the dense array on the way back (SparCML's DSAR)."""
+    return load.set_bytes + load.dense_bytes
+
+
 RANKS = [2, 4, 8]
 
 
@@ -87,6 +107,42 @@ def test_a_run_needs_the_bytes_of_its_formula(name, n, overlap):
     assert sent[0] >= payload[0]
     if name != "all_reduce":  # which does not look
         assert density[0] == pytest.approx(load.density * load.gamma(n), rel=0.02)
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_a_broadcast_by_all_servers_at_once_sends_less_than_its_formula(n):
+    """In the paper servers broadcast one after another, each with a scatter of its own."""
+    scheme = schemes.SparsePS("broadcast")
+    run = helpers.ranked(lambda x: scheme(x, (), AXIS).traffic.payload, n)
+    load = workload("independent", n)
+    formula = cost_model.sparse_ps_broadcast(load).bytes
+    payload = run(gradients("independent", n))[0]
+    push = (n - 1) / n * load.set_bytes
+    pull = (n - 1) / n * (1 + 1 / n) * load.sum_bytes
+    assert payload == pytest.approx(push + pull, rel=0.02)
+    assert payload <= formula * 1.02
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_omni_reduce_sends_the_blocks_of_its_formula(n):
+    block, scheme = 64, schemes.OmniReduce(block=64)
+    run = helpers.ranked(lambda x: scheme(x, (), AXIS).traffic.payload, n)
+    # Whole blocks, one in fifty, so that their density is exact.
+    rng = np.random.default_rng(0)
+    count, blocks = 40, UNITS // block
+    mask = np.zeros((n, blocks), bool)
+    for rank in range(n):
+        mask[rank, rng.permutation(blocks)[:count]] = True
+    x = np.repeat(mask, block, axis=1).astype(np.float32)
+    growth = [
+        np.mean([mask[i : i + k].any(0).sum() for i in range(0, n, k)]) / count
+        for k in (2, 4, 8)
+        if k <= n
+    ]
+    load = workload("independent", n)
+    formula = cost_model.omni_reduce(load, block, count / blocks, tuple(growth)).bytes
+    # Offsets and headers come on top: 4 bytes to a block of 256.
+    assert formula <= run(x)[0] <= formula * 1.03
 
 
 @pytest.mark.parametrize("n", [3, 5, 6])
