@@ -35,11 +35,11 @@ LAYERS = [
         "sparsejax.schemes.balanced_parallelism",
         "sparsejax.schemes.hierarchical_centralization",
         "sparsejax.schemes.omni_reduce",
-        "sparsejax.schemes.sparse_ps",
     },
     {
         "sparsejax.schemes.lossy_strawman",
         "sparsejax.schemes.sparcml",
+        "sparsejax.schemes.sparse_ps",
         "sparsejax.schemes.zen",
     },
     {"sparsejax.schemes.two_level"},

@@ -18,9 +18,10 @@ import dataclasses
 
 import jax
 
-from sparsejax import index_codes, ladder, wire
+from sparsejax import index_codes, ladder
 from sparsejax.ownership import Contiguous
-from sparsejax.schemes import base, owners, owners_forecast
+from sparsejax.schemes import base
+from sparsejax.schemes.balanced_parallelism import BalancedParallelism
 from sparsejax.schemes.hierarchical_centralization import HierarchicalCentralization
 
 
@@ -55,30 +56,21 @@ class SparCML(base.Scheme):
         ladder.check_ratio(self.ratio)
 
     def init(self, like, ranks):
-        if self.algorithm == "ssar_recursive_doubling":
-            return self._doubling().init(like, ranks)
-        return ()
+        return self._scheme.init(like, ranks)
 
     def __call__(self, x, state, axis_name, *, present=None):
-        n = wire.ranks(axis_name)
-        if n == 1 or x.size == 0:
-            return base.nothing_to_send(x, state, axis_name)
-        if self.algorithm == "ssar_recursive_doubling":
-            return self._doubling()(x, state, axis_name, present=present)
-        base.check_units(x)
-        layout = Contiguous().over(x.shape[0], n)
-        total, traffic = owners.reduce(x, present, axis_name, layout, self._options)
-        return base.Reduced(total, None, state, traffic)
+        return self._scheme(x, state, axis_name, present=present)
 
     def forecast(self, load):
-        if self.algorithm == "ssar_recursive_doubling":
-            return self._doubling().forecast(load)
-        return owners_forecast.forecast(load, Contiguous(), self._options)
+        return self._scheme.forecast(load)
 
     @property
-    def _options(self):
+    def _scheme(self):
+        if self.algorithm == "ssar_recursive_doubling":
+            return HierarchicalCentralization(
+                self.code, self.ratio, self.wire_dtype, "bound"
+            )
         pull = "doubling" if self.algorithm == "ssar_split_all_gather" else "dense"
-        return owners.Options(self.code, self.code, self.ratio, self.wire_dtype, pull)
-
-    def _doubling(self):
-        return HierarchicalCentralization(self.code, self.ratio, self.wire_dtype, "bound")
+        return BalancedParallelism(
+            Contiguous(), self.code, self.code, self.ratio, self.wire_dtype, pull
+        )

@@ -13,9 +13,10 @@ import dataclasses
 
 import jax
 
-from sparsejax import index_codes, ladder, wire
+from sparsejax import index_codes, ladder
 from sparsejax.ownership import Contiguous, Ownership
-from sparsejax.schemes import base, owners, owners_forecast
+from sparsejax.schemes import base
+from sparsejax.schemes.balanced_parallelism import BalancedParallelism
 
 
 _PULLS = {"point_to_point": "gather", "broadcast": "spread"}
@@ -47,25 +48,24 @@ class SparsePS(base.Scheme):
 
     @property
     def needs_ranks(self):
-        return self.ownership.needs_tables
+        return self._scheme.needs_ranks
 
     def init(self, like, ranks):
-        return self.ownership.tables(like.shape[0], ranks)
+        return self._scheme.init(like, ranks)
 
     def __call__(self, x, state, axis_name, *, present=None):
-        n = wire.ranks(axis_name)
-        if n == 1 or x.size == 0:
-            return base.nothing_to_send(x, state, axis_name)
-        base.check_units(x)
-        layout = self.ownership.over(x.shape[0], n, state)
-        total, traffic = owners.reduce(x, present, axis_name, layout, self._options)
-        state = self.ownership.after(state, total)
-        return base.Reduced(total, None, state, traffic)
+        return self._scheme(x, state, axis_name, present=present)
 
     def forecast(self, load):
-        return owners_forecast.forecast(load, self.ownership, self._options)
+        return self._scheme.forecast(load)
 
     @property
-    def _options(self):
-        pull = _PULLS[self.pull]
-        return owners.Options(self.code, self.code, self.ratio, self.wire_dtype, pull)
+    def _scheme(self):
+        return BalancedParallelism(
+            self.ownership,
+            self.code,
+            self.code,
+            self.ratio,
+            self.wire_dtype,
+            _PULLS[self.pull],
+        )
