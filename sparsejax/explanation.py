@@ -197,6 +197,8 @@ def explain(
 
 
 def _leaf(path, array, group: Group, synchronizer: Synchronizer, load: Load, gbit, latency):
+    if load.size == 0:
+        group = dataclasses.replace(group, scheme=schemes.AllReduce())
     forecast = group.scheme.forecast(load)
     dense = load.all_reduce(synchronizer.wire_dtype)
     seconds = {"chosen": forecast.seconds(gbit, latency)}

@@ -9,7 +9,6 @@ and how many messages wait for one another. The work of packing is not in it.
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -76,6 +75,10 @@ class Load:
             raise ArgumentError(
                 f"counts must have {len(merged(self.ranks))} numbers, for sums over "
                 f"{merged(self.ranks)} ranks, got {len(self.counts)}."
+            )
+        if any(not 0 <= count <= self.units for count in self.counts):
+            raise ArgumentError(
+                f"counts must lie in [0, {self.units}], got {list(self.counts)}."
             )
 
     @property
@@ -169,9 +172,3 @@ def sent_bytes(steps: Ladder, need: int, messages: int) -> tuple[float, int, int
     taken = steps.messages_for(need, messages)
     capacity = max((rung.capacity for rung in taken), default=0)
     return 4.0 * messages * sum(rung.words for rung in taken), len(taken), capacity
-
-
-def check_counts(counts: Sequence[float], units: int) -> None:
-    """Raises unless the counts are those of growing sums."""
-    if any(not 0 <= count <= units for count in counts):
-        raise ArgumentError(f"counts must lie in [0, {units}], got {list(counts)}.")

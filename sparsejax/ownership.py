@@ -216,7 +216,14 @@ class Contiguous(Ownership):
         del tables
         ranges = self.ranges or ranks
         length = word_multiple(-(-size // ranges))
-        return _Ranges(size, ranks, -(-ranges // ranks) * length, length)
+        width = -(-ranges // ranks) * length
+        if ranks * width >= 2**31:
+            raise ArgumentError(
+                f"{ranges} ranges of {size:,} units, dealt out to {ranks} ranks, need "
+                f"{ranks * width:,} slots, more than int32 can number; use as many ranges "
+                "as ranks."
+            )
+        return _Ranges(size, ranks, width, length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,8 +334,8 @@ class Shares(Layout):
 
     @classmethod
     def of(cls, layout: Layout) -> "Shares":
-        """Cuts the parts of a layout by a striped hash."""
-        shares = StripedHash().over(layout.width, layout.ranks)
+        """Cuts the parts of a layout by a striped hash, another than is usual for parts."""
+        shares = StripedHash(seed=0x1B56C4E9).over(layout.width, layout.ranks)
         return cls(layout.size, layout.ranks, layout.ranks * shares.width, layout, shares)
 
     def assign(self, units):

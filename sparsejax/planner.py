@@ -215,6 +215,8 @@ def make_plan(
 
 def _soonest(load, options, gbit_per_s, latency_us):
     """The scheme that is soonest done, the first of them being the dense sum, and why."""
+    if load.size == 0:
+        return options[0], "empty"
     seconds = [scheme.forecast(load).seconds(gbit_per_s, latency_us) for scheme in options]
     best = int(np.argmin(seconds))
     if options[best].forecast(load).dense:

@@ -20,6 +20,7 @@ from sparsejax.errors import AxisError, StateError
 from sparsejax.plan import Plan
 from sparsejax.schemes import base
 from sparsejax.schemes.base import Scheme
+from sparsejax.schemes.two_level import two_axes
 from sparsejax.state import PerRank, SyncState
 
 
@@ -104,8 +105,9 @@ class Synchronizer:
                 first = leaves[group.leaves[0]]
                 held = per_rank(like.shape, _wide(like.dtype), first)
                 residual[group.name] = PerRank(held, axis_name)
-            across = isinstance(group.scheme, schemes.TwoLevel) and axis_name
-            each = tuple(wire.ranks(name) for name in axis_name) if across else ranks
+            each: Any = ranks
+            if isinstance(group.scheme, schemes.TwoLevel) and axis_name:
+                each = tuple(wire.ranks(name) for name in two_axes(axis_name))
             scheme_states[group.name] = group.scheme.init(like, each)
         nothing = base.traffic(base.stage(), base.stage())
         nothing = jax.tree.map(jnp.zeros_like, nothing)

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from sparsejax import bits, ownership
+from sparsejax._compat import varying_axes
 from sparsejax.errors import ArgumentError
 
 
@@ -53,6 +54,12 @@ class SortedThresholds(ownership.Ownership):
         if not isinstance(tables, _Thresholds):
             return tables
         ranks = len(tables.starts)
+        elsewhere = varying_axes(total)
+        if elsewhere:
+            raise ArgumentError(
+                f"thresholds follow the data, and these differ over {sorted(elsewhere)}: "
+                "use another ownership for arrays that a second mesh axis shards."
+            )
 
         def cut(starts):
             flags = bits.nonzero_units(total)

@@ -157,16 +157,13 @@ def same_elsewhere(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def reduce_scatter(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
-    """The sum over all ranks of their row i of x [n, ...], on rank i; in x's dtype.
-
-    16-bit numbers are added up in float32, as in `all_reduce`.
-    """
+    """On rank i the sum over all ranks of row i of x [n, ...], in float32 or wider."""
     n = ranks(axis_name)
     cost = (n - 1) / n * _bytes(x)
     if x.dtype.itemsize > 2:
         return lax.psum_scatter(x, axis_name, scatter_dimension=0), cost
     received, _ = all_to_all(x, axis_name)
-    return jnp.sum(received.astype(jnp.float32), axis=0).astype(x.dtype), cost
+    return jnp.sum(received.astype(jnp.float32), axis=0), cost
 
 
 def all_to_all(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:

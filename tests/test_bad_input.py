@@ -291,6 +291,10 @@ def test_the_defaults_of_leaves_are_as_documented():
             "switch must be one of 'count', 'bound'",
         ),
         (lambda: schemes.Zen("best"), "optimum must be one of 'auto', 'balanced'"),
+        (
+            lambda: schemes.Zen(ownership=ownership.Contiguous()),
+            "does not balance parts.* use a hash, or optimum='balanced'",
+        ),
     ],
 )
 def test_what_a_scheme_cannot_be_is_refused_when_it_is_made(make, match):

@@ -1,6 +1,7 @@
 """Which of the two optima is chosen, against what each of them sends."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -45,27 +46,29 @@ def program(name, n):
     return jax.jit(step), jax.device_put(state, everywhere)
 
 
-@pytest.mark.parametrize("n", [4, 8])
-def test_zen_comes_to_send_what_the_cheaper_one_sends(n):
-    """Over the grid of sets, after a few steps with sets like them; compiled once."""
-    right, cells, worst = 0, 0, 1.0
-    for density in DENSITIES:
-        for overlap in OVERLAPS:
-            for skew in SKEWS:
-                zen, state = program("zen", n)
-                for seed in range(4):
-                    x = draw(n, SIZE, density, overlap, skew, seed).astype(np.float32)
-                    state, sent, total = zen(state, x)
-                np.testing.assert_array_equal(total, x.sum(0))
-                least = min(
-                    float(program(name, n)[0](program(name, n)[1], x)[1])
-                    for name in ("balanced", "hierarchical")
-                )
-                cells += 1
-                right += float(sent) <= least * (1 + 1e-6)
-                worst = max(worst, float(sent) / max(least, 1.0))
-    assert right >= 0.95 * cells, f"{right} of {cells}, at worst {worst:.2f} times"
-    assert program("zen", n)[0]._cache_size() == 1
+def test_zen_comes_to_send_what_the_cheaper_one_sends():
+    """Over the grid of sets, after a few steps with sets like them; compiled once.
+
+    Where it does not, two message sizes are next to each other and the fullest part fell
+    on the other side of the step between them.
+    """
+    excess = {}
+    for n in (4, 8):
+        for density, overlap, skew in itertools.product(DENSITIES, OVERLAPS, SKEWS):
+            zen, state = program("zen", n)
+            for seed in range(4):
+                x = draw(n, SIZE, density, overlap, skew, seed).astype(np.float32)
+                state, sent, total = zen(state, x)
+            np.testing.assert_array_equal(total, x.sum(0))
+            least = min(
+                float(program(name, n)[0](program(name, n)[1], x)[1])
+                for name in ("balanced", "hierarchical")
+            )
+            excess[n, density, overlap, skew] = float(sent) / max(least, 1.0)
+        assert program("zen", n)[0]._cache_size() == 1
+    wrong = {cell: ratio for cell, ratio in excess.items() if ratio > 1 + 1e-6}
+    assert len(wrong) <= 0.05 * len(excess), wrong
+    assert max(excess.values()) < 1.15, wrong
 
 
 def test_zen_takes_both_branches_and_stays_exact():
@@ -87,6 +90,34 @@ def test_zen_takes_both_branches_and_stays_exact():
     # The choice follows the step before.
     assert seen[1] == seen[6] == "balanced"
     assert seen[4] == "hierarchical"
+
+
+def test_zen_never_sends_more_than_an_all_reduce_when_sets_jump():
+    """From sets that favour hierarchy to ones for which it would send far too much."""
+    n, rng = 8, np.random.default_rng(0)
+    zen, state = program("zen", n)
+    dense = wire.all_reduce_bytes(4 * SIZE, n)
+    for density in (0.115, 0.5, 0.02, 0.7, 0.002, 1.0):
+        for overlap in ("disjoint", "disjoint", "independent"):
+            x = draw(n, SIZE, density, overlap, "uniform").astype(np.float32)
+            state, sent, total = zen(state, x)
+            np.testing.assert_array_equal(total, x.sum(0))
+            assert float(sent) <= dense * (1 + 1e-6), (density, overlap)
+    # A few wide rows, of which most slots of a part belong to none.
+    scheme = schemes.Zen()
+
+    def run(state, x):
+        done = scheme(x[0], state, "data")
+        return done.state, done.traffic
+
+    mesh = helpers.mesh_of(n)
+    specs = (P(), P("data"))
+    step = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P()))
+    state = scheme.init(jax.ShapeDtypeStruct((100, 1000), jnp.float32), n)
+    for _ in range(4):
+        x = np.ones((n, 100, 1000), np.float32) * (rng.random((n, 100, 1)) < 0.3)
+        state, traffic = step(state, x.astype(np.float32))
+        assert float(traffic.wire - traffic.scalars) <= float(traffic.dense) * (1 + 1e-6)
 
 
 # --- From a profile, for any number of ranks.

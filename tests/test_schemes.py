@@ -237,3 +237,69 @@ def test_values_may_travel_narrow_and_are_added_up_wide(name):
     assert (np.abs(np.asarray(total[0]) - x.sum(0)) <= room + 1e-30).all()
     assert {row.tobytes() for row in np.asarray(total)} == {np.asarray(total[0]).tobytes()}
     assert 0.4 * full < wire < 0.8 * full
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "zen",
+        "hierarchical",
+        "sparse_ps_broadcast",
+        "sparcml_split",
+        "ag_sparse_doubling",
+        "omni_reduce_20",
+    ],
+)
+def test_shards_on_a_second_axis_may_differ_in_density(name, check_vma):
+    """One shard is nearly empty and the other nearly full, and no rank waits for ever."""
+    scheme = SCHEMES[name]
+    types = (AxisType.Auto,) * 2
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=types)
+    rng = np.random.default_rng(0)
+    x = np.zeros((4, 2, SIZE), np.float32)
+    x[:, 0, :20] = 1
+    x[:, 1] = rng.random((4, SIZE)) < 0.3
+
+    def run(x):
+        x = x[0, 0]
+        return scheme(x, scheme.init(x, 4), "data").total[None]
+
+    step = jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=P("data", "model"),
+        out_specs=P("model"),
+        check_vma=check_vma,
+    )
+    np.testing.assert_array_equal(jax.jit(step)(x), x.sum(0))
+
+
+@pytest.mark.parametrize("shape", [(2**29 + 64,), (2**23, 128)])
+@pytest.mark.parametrize("name", [k for k in SCHEMES if k != "balanced_murmur"])
+def test_arrays_of_more_than_two_gib_are_traced(name, shape):
+    scheme = SCHEMES[name]
+
+    def run(x):
+        x = x.reshape(shape)
+        return scheme(x, scheme.init(x, 2), "data").total[:1]
+
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",), axis_types=(AxisType.Auto,))
+    step = jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P())
+    whole = jax.ShapeDtypeStruct((2 * shape[0], *shape[1:]), jnp.float32)
+    assert jax.eval_shape(step, whole).shape == (1, *shape[1:])
+
+
+@pytest.mark.parametrize("name", ["balanced", "hierarchical", "zen"])
+def test_units_that_the_caller_did_not_name_are_not_sent(name):
+    scheme, n = SCHEMES[name], 4
+    x = np.ones((n, SIZE), np.float32)
+    named = np.arange(SIZE) % 50 == 0
+
+    def run(x):
+        present = jnp.asarray(named) & (x[0] > 0)
+        return scheme(x[0], scheme.init(x[0], n), "data", present=present).total
+
+    mesh = Mesh(np.array(jax.devices()[:n]), ("data",), axis_types=(AxisType.Auto,))
+    step = jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P())
+    np.testing.assert_array_equal(jax.jit(step)(x), n * named)

@@ -141,3 +141,32 @@ def test_what_cannot_be_two_level_is_refused():
             np.zeros((2, 64), np.float32),
             2,
         )
+
+
+@pytest.mark.parametrize("inner", [2, 4])
+def test_owners_across_hosts_are_balanced_for_sets_in_one_range(inner):
+    """The units of a part would share an owner, were both hashes the same."""
+    outer, size = 8 // inner, 65_536
+    devices = jax.devices("cpu")[:8]
+    types = (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((outer, inner), ("hosts", "chips"), types, devices=devices)
+    scheme = schemes.TwoLevel(schemes.BalancedParallelism())
+
+    def run(x):
+        return scheme(x[0], scheme.init(x[0], (outer, inner)), ("hosts", "chips")).traffic
+
+    step = jax.shard_map(
+        run, mesh=mesh, in_specs=P(("hosts", "chips")), out_specs=P(), check_vma=True
+    )
+    x = np.zeros((8, size), np.float32)
+    x[:, :4096] = np.random.default_rng(0).random((8, 4096)) < 0.25
+    traffic = jax.jit(step)(x)
+    assert float(traffic.push.imbalance) < 1.3
+    assert float(traffic.pull.imbalance) < 1.3
+
+
+def test_a_single_axis_is_refused_with_the_fix():
+    tx = sparsejax.sync(schemes.TwoLevel(), "data")
+    init = lambda x: tx.init({"embedding": x}).step
+    with pytest.raises(errors.AxisError, match="two axes"):
+        helpers.run_ranks(init, np.zeros((2, 9000, 8), np.float32), 2)

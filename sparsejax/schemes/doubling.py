@@ -7,6 +7,9 @@ gathered while they are few. On the wire, with n ranks:
     swap    log2 p times: each rank sends its partial sum to the rank 2**k away
     unfold  the folded ranks are sent the total
 
+One rank sends at most two of fold, swaps and unfold; what is reported as sent is the way
+that an entry may have to go, one after another: all of them.
+
 Before each message one pmax agrees on the fullest partial sum. A partial sum that takes
 more bytes as entries than as a dense array travels densely.
 
@@ -31,6 +34,9 @@ from sparsejax import bits, exchange, ladder, wire
 from sparsejax._compat import as_varying, varying_axes
 from sparsejax.forecast import Forecast, Load, agreeing, sent_bytes
 from sparsejax.schemes import base
+
+
+_HALF_TO_EVEN = lax.RoundingMethod.TO_NEAREST_EVEN
 
 
 class Doubled(NamedTuple):
@@ -125,7 +131,7 @@ class Doubling:
         total = jnp.float32(0)
         for k, dtype in enumerate(dtypes):
             as_entries = self.ladder(x, dtype).bytes(counts[k])
-            total += jnp.minimum(as_entries, x.size * dtype.itemsize)
+            total += jnp.minimum(as_entries, float(x.size * dtype.itemsize))
         return total
 
     def _schedule(self, x):
@@ -155,10 +161,10 @@ class Doubling:
             while last + 1 < len(pairs) and dtypes[last + 1] == dtypes[first]:
                 last += 1
             if first == before:
-                state = state._replace(total=_round(state.total, dtypes[first]))
+                state = state._replace(total=rounded_to(state.total, dtypes[first]))
             state = run(state, first, last + 1, dtypes[first])
             first = last + 1
-        total = one_nan(_round(state.total, narrow).astype(x.dtype))
+        total = one_nan(rounded_to(state.total, narrow).astype(x.dtype))
         counts = state.counts[:before]
         return Doubled(total, state.push, state.pull, state.scalars, counts)
 
@@ -196,9 +202,9 @@ class _Hops:
 
     def _hop(self, k, state, pairs, which, dtype):
         """Sends the partial sum to the partner and adds what arrives."""
-        rounded = state.total.astype(dtype)
         wide = state.total.dtype
-        total = rounded.astype(wide)
+        total = rounded_to(state.total, dtype)
+        rounded = total.astype(dtype)
         steps = self.how.ladder(total, dtype)
         flags = jnp.pad(bits.nonzero_units(rounded), (0, steps.width - total.shape[0]))
         sets = bits.bit_sets(bits.pack(flags)[None])
@@ -228,7 +234,7 @@ class _Hops:
             return as_varying((total, base.stage(sent, sent, 1)), self.axes)
 
         as_entries = steps.bytes(most)
-        as_array = rounded.size * dtype.itemsize
+        as_array = float(rounded.size * dtype.itemsize)
         worth = as_entries < as_array
         full = state.full
         if self.how.by_bound:
@@ -255,8 +261,24 @@ class _Hops:
         )
 
 
-def _round(x, dtype):
-    return x.astype(dtype).astype(x.dtype)
+def rounded_to(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Rounds x as a narrower dtype will, and leaves it in its own.
+
+    Not a cast there and back: compilers may take that for nothing (XLA does on GPUs), and
+    then partners would keep different bits.
+    """
+    own, narrow = jnp.finfo(x.dtype), jnp.finfo(dtype)
+    if narrow.bits >= own.bits:
+        return x
+    y = lax.reduce_precision(x, own.nexp, narrow.nmant)
+    if narrow.nexp < own.nexp:
+        # Below its smallest normal number it has fixed steps; above its largest, nothing.
+        least = float(narrow.smallest_normal)
+        step = least * 2.0**-narrow.nmant
+        y = jnp.where(jnp.abs(x) < least, lax.round(x / step, _HALF_TO_EVEN) * step, y)
+        most = float(narrow.max)
+        y = jnp.where(jnp.abs(y) > most, jnp.sign(y) * jnp.inf, y)
+    return y
 
 
 def one_nan(x: jax.Array) -> jax.Array:

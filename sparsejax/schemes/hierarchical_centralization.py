@@ -57,13 +57,16 @@ class HierarchicalCentralization(base.Scheme):
         base.check_units(x)
         narrow = wire.travelling(x.dtype, self.wire_dtype)
         double = self._double(axis_name)
-        flags = bits.nonzero_units(x) if present is None else present
+        flags = bits.nonzero_units(x)
+        if present is not None:
+            # What the caller did not name is not sent, here as in other schemes.
+            flags = flags & present
+            x = jnp.where(present.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
         count = jnp.sum(flags, dtype=jnp.int32)
         most, agreed = wire.maximum(count, axis_name)
         hops = doubling.hops(n)
-        messages = hops + (n & (n - 1) != 0)
         dense = wire.all_reduce_cost(x.size, x.dtype, narrow, n)
-        worth = messages * double.ladder(x, narrow).bytes(most) < dense
+        worth = _messages(n) * double.ladder(x, narrow).bytes(most) < dense
         axes = varying_axes(x)
 
         def sparse(x):
@@ -109,10 +112,20 @@ class HierarchicalCentralization(base.Scheme):
             axis_name: The axis.
             counts: int32 [hops + 1]: entries before each hop, and in the total.
         """
-        return self._double(axis_name).expected_bytes(x, counts)
+        double = self._double(axis_name)
+        narrow = wire.travelling(x.dtype, self.wire_dtype)
+        dense = wire.all_reduce_cost(x.size, x.dtype, narrow, wire.ranks(axis_name))
+        first = double.ladder(x, narrow).bytes(counts[0])
+        sparsely = _messages(wire.ranks(axis_name)) * first < dense
+        return jnp.where(sparsely, double.expected_bytes(x, counts), dense)
 
     def _double(self, axis_name):
         by_bound = self.switch == "bound"
         return doubling.Doubling(
             axis_name, self.code, self.ratio, self.wire_dtype, by_bound
         )
+
+
+def _messages(n):
+    """Hops, the unfold included."""
+    return doubling.hops(n) + (n & (n - 1) != 0)

@@ -55,8 +55,10 @@ class LossyStrawman(base.Scheme):
             raise ArgumentError(f"memory must lie in (0, 64], got {self.memory!r}.")
 
     def __call__(self, x, state, axis_name, *, present=None):
+        if x.size == 0:
+            return base.nothing_to_send(x, state, axis_name)
         flags = bits.nonzero_units(x) if present is None else present
-        flags = survivors(flags, self.memory, self.seed) if x.size else flags
+        flags = survivors(flags, self.memory, self.seed)
         left = jnp.where(flags.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
         return BalancedParallelism()(left, state, axis_name, present=flags)
 

@@ -124,16 +124,21 @@ class Owners:
             least += self._dense_pull_bytes()
         return least < self._all_reduce_bytes(x)
 
-    def expected_bytes(self, pushed: jax.Array, pulled: jax.Array) -> jax.Array:
+    def expected_bytes(self, x, pushed: jax.Array, pulled: jax.Array) -> jax.Array:
         """Bytes that one rank sends where the fullest part has so many entries.
 
         Args:
+            x: The array.
             pushed: Entries of the fullest part of a rank.
             pulled: Entries of the fullest part of the sum.
         """
         pull = (self._n - 1) * self.pull_ladder.bytes(pulled)
         pull = jnp.minimum(pull, self._dense_pull_bytes())
-        return (self._n - 1) * self.push_ladder.bytes(pushed) + pull
+        push = (self._n - 1) * self.push_ladder.bytes(pushed)
+        dense = self._all_reduce_bytes(x)
+        bound = push + (self._dense_pull_bytes() if self._bounded() else 0.0)
+        sparsely = self.may_pay(x) & (bound < dense)
+        return jnp.where(sparsely, push + pull, dense)
 
     def __call__(self, x, present):
         n = self.layout.ranks
@@ -281,7 +286,7 @@ class Owners:
         )
         shape = (self.layout.size, *totals.shape[1:])
         zeros = as_varying(jnp.zeros(shape, totals.dtype), varying_axes(totals))
-        return zeros.at[units].set(totals, mode="drop", unique_indices=True)
+        return zeros.at[units].set(totals, mode="drop")
 
     def _doubling(self, totals):
         """Every rank starts with its own part; what two partners hold is disjoint."""
@@ -320,6 +325,7 @@ class Owners:
         sets = bits.bit_sets(inner.split(bits.nonzero_units(totals)))
         fullest, agreed = wire.maximum(jnp.max(sets.counts), self.axis_name)
         whole, counted = wire.psum(count, self.axis_name)
+        whole = wire.same_elsewhere(whole, self.axis_name)
         # What a rank will hold is known when it holds it; even shares are nearly equal.
         share = (1.05 * whole.astype(jnp.float32) / n).astype(jnp.int32)
         share = jnp.minimum(share + 1, spread.width)
@@ -364,7 +370,7 @@ class Owners:
         """Bytes that one rank sends to give its sums to all, zeros and all."""
         unit = self.push_ladder.unit_bytes
         if self._bounded():
-            return (self._n - 1) * self.layout.width * unit
+            return float((self._n - 1) * self.layout.width * unit)
         return wire.all_reduce_bytes(self.layout.size * unit, self._n)
 
     def _all_reduce_bytes(self, x):

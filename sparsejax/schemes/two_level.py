@@ -11,6 +11,9 @@ So each of a host's m links to the network carries an m-th, and a unit that seve
 of a host have crosses once. The parts are a striped hash of the units, not ranges: ranges
 would leave the ranks of a host as unevenly loaded as the gradient is skewed.
 
+A host's sum is taken in float32 or wider and crosses in x's dtype, or a narrower one: so it
+must fit that dtype, where a flat scheme asks it only of the numbers and of the total.
+
 `Traffic` reports the outer axis, where bytes are dear, and the bytes sent inside apart.
 """
 
@@ -26,6 +29,11 @@ from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.ownership import StripedHash
 from sparsejax.schemes import base
 from sparsejax.schemes.zen import Zen
+
+
+# Another hash than a scheme's own: with the same one, the units of a part would nearly all
+# have the same owner across hosts.
+_INSIDE = StripedHash(seed=0x2C1B3C6D)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,36 +76,50 @@ class TwoLevel(base.Scheme):
         outer, inner = ranks if isinstance(ranks, tuple) else (ranks, 1)
         if like.size == 0:
             return self.across.init(like, outer)
-        width = StripedHash().over(like.shape[0], inner).width
+        width = _INSIDE.over(like.shape[0], inner).width
         part = jax.ShapeDtypeStruct((width, *like.shape[1:]), like.dtype)
         return self.across.init(part, outer)
 
     def __call__(self, x, state, axis_name, *, present=None):
         del present
-        if isinstance(axis_name, str) or len(axis_name) != 2:
-            raise AxisError(
-                "TwoLevel works over two axes, axis_name=(outer, inner), got "
-                f"{axis_name!r}."
-            )
-        outer, inner = axis_name
+        outer, inner = two_axes(axis_name)
         if x.size == 0:
             return base.nothing_to_send(x, state, axis_name)
-        layout = StripedHash().over(x.shape[0], wire.ranks(inner))
+        base.check_units(x)
+        layout = _INSIDE.over(x.shape[0], wire.ranks(inner))
         part = lax.broadcasted_iota(jnp.int32, (layout.ranks, 1), 0)
         units = layout.invert(part, lax.iota(jnp.int32, layout.width))
         parts = x.at[units].get(mode="fill", fill_value=0)
         mine, scattered = wire.reduce_scatter(parts, inner)
-        done = self.across(mine, state, outer)
-        gathered, spread = wire.all_gather(done.total, inner)
+        done = self._across(x.dtype)(mine, state, outer)
+        gathered, spread = wire.all_gather(done.total.astype(x.dtype), inner)
         total = layout.join(gathered)
         residual = done.residual
         if residual is not None:
             back = jnp.zeros((x.shape[0], *residual.shape[1:]), residual.dtype)
             own = units[wire.rank(inner)]
-            residual = back.at[own].set(residual, mode="drop", unique_indices=True)
+            residual = back.at[own].set(residual, mode="drop")
         traffic = wire.agree(done.traffic)._replace(inside=jnp.float32(scattered + spread))
         return base.Reduced(total, residual, done.state, traffic)
+
+    def _across(self, dtype):
+        """The scheme for a host's sums, which have float32 and travel in x's dtype."""
+        across: Any = self.across
+        fields = {field.name for field in dataclasses.fields(across)}
+        if jnp.dtype(dtype).itemsize > 2 or "wire_dtype" not in fields:
+            return across
+        narrow = wire.travelling(dtype, self.wire_dtype)
+        return dataclasses.replace(across, wire_dtype=narrow)
 
     def forecast(self, load):
         """What one rank would send to other hosts; `load` is its part of a host's sum."""
         return self.across.forecast(load)
+
+
+def two_axes(axis_name: Any) -> tuple[wire.AxisName, wire.AxisName]:
+    """The outer and the inner axis, or an error."""
+    if isinstance(axis_name, str) or len(axis_name) != 2:
+        raise AxisError(
+            f"TwoLevel works over two axes, axis_name=(outer, inner), got {axis_name!r}."
+        )
+    return axis_name

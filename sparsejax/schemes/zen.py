@@ -5,12 +5,15 @@ becomes an all-reduce where it does not pay. The paper's equations (1) and (2) c
 two by how full sums get. Between two ranks the answer needs no measurement: with g the
 growth over both, one swap of a whole set against (g + 1) / 2 of it, and g is at least 1.
 
-With more ranks both are compiled, and the bytes that each would send are reckoned from what
-was seen in the step before (`growth`), in the message sizes and index codes that each would
-use. What is reckoned from is the same on all ranks, so all take the same branch; nothing
-more is sent for it, and nothing is compiled again. A first step, of which nothing is known,
-is balanced. Balanced Parallelism sees only one rank's share and the total's; what it takes
-the sums between to be is corrected as soon as the other is tried.
+With more ranks both are compiled, and the bytes that each would send are reckoned in the
+message sizes and index codes that each would use: from how sums grew in the step before
+(`growth`), and from how many entries there are now, on which one pmax agrees. All ranks
+reckon from the same, so all take the same branch, and nothing is compiled again. It is
+balanced in a first step, of which nothing is known, and where partial sums could send more
+than an all-reduce, should this step's sets not overlap at all: so no more is ever sent than
+by an all-reduce and the agreed numbers. Balanced Parallelism sees only one rank's share and
+the total's; what it takes the sums between to be is corrected as soon as the other is
+tried.
 
 `optimum` names one of the two, and only that is compiled: it is what a plan does.
 """
@@ -22,9 +25,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import wire
+from sparsejax import bits, wire
 from sparsejax._compat import as_varying, varying_axes
-from sparsejax.forecast import above_mean
+from sparsejax.errors import ArgumentError
+from sparsejax.forecast import above_mean, merged
 from sparsejax.ownership import Ownership, StripedHash
 from sparsejax.schemes import base, doubling, growth, owners
 from sparsejax.schemes.balanced_parallelism import BalancedParallelism
@@ -60,6 +64,11 @@ class Zen(base.Scheme):
 
     def __post_init__(self):
         base.check_choice("optimum", self.optimum, ("auto", "balanced", "hierarchical"))
+        if self.optimum == "auto" and not self.ownership.balanced:
+            raise ArgumentError(
+                f"{self.ownership!r} does not balance parts, and optimum='auto' reckons "
+                "with parts that are: use a hash, or optimum='balanced'."
+            )
 
     @property
     def needs_ranks(self):
@@ -92,19 +101,27 @@ class Zen(base.Scheme):
         else:
             axes = varying_axes(x) - varying_axes(lax.axis_index(axis_name))
             typed = lambda side: lambda x: _typed(side(x), axes)
+            flags = bits.nonzero_units(x) if present is None else present
+            count = jnp.sum(flags, dtype=jnp.int32)
+            most, agreed = wire.maximum(count, axis_name)
             total, state, traffic = lax.cond(
-                self._prefers_hierarchy(x, state, axis_name),
+                self._prefers_hierarchy(x, most, state, axis_name),
                 typed(hierarchical),
                 typed(balanced),
                 x,
             )
+            traffic = traffic._replace(scalars=traffic.scalars + agreed)
         return base.Reduced(total, None, state, traffic)
 
-    def _prefers_hierarchy(self, x, state, axis_name):
+    def _prefers_hierarchy(self, x, most, state, axis_name):
         """Whether, by the last step, Hierarchical Centralization sends fewer bytes."""
         n, units = wire.ranks(axis_name), x.shape[0]
         hops = doubling.hops(n)
-        counts = jnp.ceil(state.curve[: hops + 1] * units).astype(jnp.int32)
+        # What was seen, grown or shrunk as one rank's entries have since.
+        curve = state.curve[: hops + 1]
+        now = most.astype(jnp.float32)
+        scale = now / jnp.maximum(curve[0], 1e-12)
+        counts = jnp.round(jnp.minimum(curve * scale, units)).astype(jnp.int32)
         layout = self.ownership.over(units, n, state.tables)
         balanced = owners.owners(x, axis_name, layout, self._balanced.options)
         each = counts[jnp.array([0, hops])].astype(jnp.float32) / n
@@ -112,9 +129,18 @@ class Zen(base.Scheme):
         over = jnp.array([above_mean(n * n), above_mean(n)], jnp.float32)
         fullest = jnp.ceil(each + over * jnp.sqrt(each)).astype(jnp.int32)
         fullest = jnp.minimum(fullest, layout.width)
-        bytes_balanced = balanced.expected_bytes(fullest[0], fullest[1])
-        bytes_hierarchical = self._hierarchical.expected_bytes(x, axis_name, counts)
-        return (counts[0] > 0) & (bytes_hierarchical < bytes_balanced)
+        bytes_balanced = balanced.expected_bytes(x, fullest[0], fullest[1])
+        hierarchical = self._hierarchical
+        bytes_hierarchical = hierarchical.expected_bytes(x, axis_name, counts)
+        # However little sets overlap: else what is new could send more than an all-reduce.
+        sums = jnp.array(merged(n), jnp.float32)
+        disjoint = jnp.minimum(now * sums, units).astype(jnp.int32)
+        most_bytes = hierarchical.expected_bytes(x, axis_name, disjoint)
+        dense = wire.all_reduce_cost(
+            x.size, x.dtype, wire.travelling(x.dtype, self.wire_dtype), n
+        )
+        known = (curve[0] > 0) & (most_bytes < dense)
+        return known & (bytes_hierarchical < bytes_balanced)
 
     def forecast(self, load):
         balanced, hierarchical = (
