@@ -86,12 +86,17 @@ def transmit(
     received_axes = channel.axes_after(axes)
 
     def sender(words):
-        def send(message, padded):
+        def send(message):
             received, sent = channel.send(message[:, :words])
-            # Kept apart from what follows: XLA:CPU makes an all-to-all of slices and a
-            # concatenation, and with the padding fused in they cost 45 ns a word.
+            # Kept apart from the padding: XLA:CPU makes an all-to-all of slices and a
+            # concatenation, and the two fused cost 45 ns a word.
             received = lax.optimization_barrier(received)
-            return lax.dynamic_update_slice(padded, received, (0, 0)), sent
+            padded = jnp.zeros((channel.sources, form.room), jnp.uint32)
+            padded = as_varying(padded, received_axes)
+            # A zero that XLA cannot see: it would make the update a padding, word by word,
+            # four times as slow where messages are long.
+            zero = lax.optimization_barrier(jnp.int32(0))
+            return lax.dynamic_update_slice(padded, received, (zero, zero)), sent
 
         return send
 
@@ -101,11 +106,7 @@ def transmit(
         first, carry, sent = state
         rung, length = ladder.next_message(need - first, channel.messages)
         message = _pack(form, sets, values_at, first, length, rung, axes)
-        # Zeros from outside: those of a branch would make the update a padding, which
-        # XLA:CPU writes word by word, and each branch would have its own.
-        padded = jnp.zeros((channel.sources, form.room), jnp.uint32)
-        padded = lax.optimization_barrier(as_varying(padded, received_axes))
-        received, wire_bytes = wire.branch(rung, senders, message, padded)
+        received, wire_bytes = wire.branch(rung, senders, message)
         carry = _unpack(form, received, first, length, rung, receive, carry)
         counts = lax.bitcast_convert_type(received[:, 0], jnp.int32)
         expected = counts if typical is None else typical
