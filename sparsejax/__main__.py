@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
             latency_us=options.latency_us,
             density=density,
         )
-    except (SparsejaxError, OSError, ImportError, AttributeError) as error:
+    except (SparsejaxError, OSError, ImportError, AttributeError, TypeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(found.to_json() if options.json else found)
@@ -65,9 +65,9 @@ def _parser():
         help="a leaf instead of a model, such as embedding=50000x512:bfloat16; may repeat",
     )
     explain.add_argument("--plan", help="the JSON file of a plan to explain")
-    explain.add_argument("--ranks", type=int, required=True, help="ranks, or hosts")
+    explain.add_argument("--ranks", type=_positive, required=True, help="ranks, or hosts")
     explain.add_argument(
-        "--inner", type=int, default=1, help="ranks of a host, for two levels"
+        "--inner", type=_positive, default=1, help="ranks of a host, for two levels"
     )
     explain.add_argument("--gbit-per-s", type=float, required=True)
     explain.add_argument("--latency-us", type=float, required=True)
@@ -83,6 +83,13 @@ def _parser():
     return parser
 
 
+def _positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
 def _target(options):
     """The optimizer and the parameters to explain."""
     axis = ("hosts", "devices") if options.inner > 1 else None
@@ -90,9 +97,11 @@ def _target(options):
     plan = sparsejax.Plan.load(options.plan) if options.plan else None
     if plan is not None:
         tx = sparsejax.sync(plan, axis)
+    if options.model and options.leaf:
+        raise SparsejaxError("name a model or leaves, not both.")
     if options.model:
         module, _, name = options.model.partition(":")
-        if not name:
+        if not name or not module or module.startswith("."):
             raise SparsejaxError(
                 f"the model must be written module:name, got {options.model!r}."
             )
@@ -112,6 +121,8 @@ def _target(options):
                 raise SparsejaxError(
                     f"a leaf is written PATH=ROWSxWIDTH[:DTYPE], got {text!r}."
                 )
+            if match["path"] in shapes:
+                raise SparsejaxError(f"the leaf {match['path']!r} is given twice.")
             shape = tuple(int(n) for n in match["shape"].split("x"))
             shapes[match["path"]] = (shape, match["dtype"] or "float32")
         return tx, abstract(shapes)
@@ -124,6 +135,8 @@ def _target(options):
 def _pair(text):
     pattern, _, value = text.rpartition("=")
     try:
+        if not pattern:
+            raise ValueError
         return pattern, float(value)
     except ValueError:
         raise SparsejaxError(

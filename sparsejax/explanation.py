@@ -10,24 +10,23 @@ for each message that waits for another. The work of packing is not in them.
 
 import dataclasses
 import json
-import re
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from sparsejax import schemes
-from sparsejax.errors import ArgumentError, RuleError
+from sparsejax.densities import Density, densities
+from sparsejax.errors import ArgumentError
 from sparsejax.forecast import Forecast, Load, independent
 from sparsejax.leaves import Group
-from sparsejax.planner import LeafProfile, load_of
-from sparsejax.schemes.base import Scheme
-from sparsejax.synchronizer import Synchronizer, observed
+from sparsejax.schemes.base import MOST_UNITS, Scheme
+from sparsejax.synchronizer import observed
 
-
-DENSITY = 0.01  # where none is given
 
 # All that could be chosen, by the names of the table.
 EVERY = {
@@ -39,8 +38,6 @@ EVERY = {
     "balanced": schemes.BalancedParallelism,
     "hierarchical": schemes.HierarchicalCentralization,
 }
-
-Density = float | Mapping[str, float] | Sequence[Mapping[str, LeafProfile]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +55,8 @@ class LeafForecast:
         capacity: Entries in the longest message, 0 where it goes densely.
         sent_bytes: What one rank would send.
         dense_bytes: What it would send in a dense sum.
-        milliseconds: The time of every scheme, the leaf's own under "chosen".
+        milliseconds: The time of every scheme, the leaf's own under "chosen"; None where a
+            scheme cannot be used.
         pays_below: The density below which the scheme is sooner done than a dense sum.
         verdict: "dense is better here", or "".
     """
@@ -73,7 +71,7 @@ class LeafForecast:
     capacity: int
     sent_bytes: float
     dense_bytes: float
-    milliseconds: dict[str, float]
+    milliseconds: dict[str, float | None]
     pays_below: float
     verdict: str
 
@@ -83,7 +81,8 @@ class Explanation:
     """What `explain` found; `str` makes a table of it.
 
     Attributes:
-        ranks: For how many ranks.
+        ranks: For how many ranks; hosts, where there are two levels.
+        inner: Ranks of a host; 1 where there is one level.
         gbit_per_s: The bandwidth that was reckoned with.
         latency_us: The latency.
         assumed: How density was known.
@@ -91,6 +90,7 @@ class Explanation:
     """
 
     ranks: int
+    inner: int
     gbit_per_s: float
     latency_us: float
     assumed: str
@@ -101,14 +101,13 @@ class Explanation:
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     def __str__(self) -> str:
-        names = list(EVERY)
-        head = ["leaf", "unit", "scheme", "density", "after", "capacity", "sent", "dense"]
-        rows = [[*head, "chosen", *names, "pays below", ""]]
+        sent = [["leaf", "unit", "scheme", "density", "after", "room", "sends", "dense"]]
+        sent[0] += ["pays below", ""]
+        times = [["leaf", "chosen", *EVERY]]
         for leaf in self.leaves:
-            times = [leaf.milliseconds["chosen"], *(leaf.milliseconds[n] for n in names)]
-            rows.append(
+            sent.append(
                 [
-                    f"{leaf.path} {list(leaf.shape)}",
+                    f"{leaf.path or 'value'} {list(leaf.shape)}",
                     leaf.unit,
                     leaf.scheme,
                     f"{leaf.density:.2%}",
@@ -116,23 +115,34 @@ class Explanation:
                     f"{leaf.capacity:,}" if leaf.capacity else "-",
                     _size(leaf.sent_bytes),
                     _size(leaf.dense_bytes),
-                    *(f"{t:.3g}" for t in times),
-                    f"{leaf.pays_below:.2%}" if leaf.pays_below else "never",
+                    f"{leaf.pays_below:.2%}" if leaf.pays_below else "-",
                     leaf.verdict,
                 ]
             )
-        sent = sum(leaf.sent_bytes for leaf in self.leaves)
+            own = [leaf.milliseconds[name] for name in ("chosen", *EVERY)]
+            shown = ["-" if time is None else f"{time:.3g}" for time in own]
+            times.append([leaf.path or "value", *shown])
+        bytes_sent = sum(leaf.sent_bytes for leaf in self.leaves)
         dense = sum(leaf.dense_bytes for leaf in self.leaves)
-        chosen = sum(leaf.milliseconds["chosen"] for leaf in self.leaves)
-        densely = sum(leaf.milliseconds["all-reduce"] for leaf in self.leaves)
+        chosen, densely = (
+            sum(leaf.milliseconds[name] or 0.0 for leaf in self.leaves)
+            for name in ("chosen", "all-reduce")
+        )
+        ranks = f"{self.ranks} ranks"
+        if self.inner > 1:
+            ranks = f"{self.ranks} hosts of {self.inner} ranks"
         lines = [
-            f"{self.ranks} ranks, {self.gbit_per_s:g} Gbit/s, {self.latency_us:g} us; "
-            f"{self.assumed}",
-            "Times in ms, of the network alone; what one rank sends, leaf by leaf.",
+            f"{ranks}, {self.gbit_per_s:g} Gbit/s, {self.latency_us:g} us; {self.assumed}",
             "",
-            *_table(rows),
+            "What one rank sends, leaf by leaf; room is entries in the longest message:",
             "",
-            f"In all {_size(sent)} and {chosen:.3g} ms; densely {_size(dense)} and "
+            *_table(sent, left=(0, 1, 2, 9)),
+            "",
+            "Milliseconds on the network, the work on the device left out:",
+            "",
+            *_table(times, left=(0,)),
+            "",
+            f"In all {_size(bytes_sent)} and {chosen:.3g} ms; densely {_size(dense)} and "
             f"{densely:.3g} ms.",
         ]
         return "\n".join(lines)
@@ -163,131 +173,131 @@ def explain(
     Returns:
         An `Explanation`, to be printed or read.
     """
-    hosts, inner = ranks if isinstance(ranks, tuple) else (ranks, 1)
-    for name, value, least in (("ranks", hosts, 1), ("ranks of a host", inner, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ArgumentError(f"{name} must be a positive int, got {value!r}.")
-    if not gbit_per_s > 0 or latency_us < 0:
+    pair = ranks if isinstance(ranks, tuple) else (ranks, 1)
+    if len(pair) != 2 or any(
+        isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 1 for n in pair
+    ):
+        raise ArgumentError(
+            "ranks must be a positive int, or a pair (hosts, ranks of a host), got "
+            f"{ranks!r}."
+        )
+    if not gbit_per_s > 0 or not latency_us >= 0:
         raise ArgumentError(
             "gbit_per_s must be positive and latency_us not negative, got "
             f"gbit_per_s={gbit_per_s!r}, latency_us={latency_us!r}."
         )
-    found = observed(tx, params)
+    found = observed(tx, params) if hasattr(tx, "update") else []
     if not found:
         raise ArgumentError(
             "there is no sparsejax synchronization in this transformation: put "
             "sparsejax.zen_sync() first in its chain."
         )
-    known = _Densities(density, hosts * inner)
+    hosts, inner = (int(n) for n in pair)
+    network = _Network(hosts, inner, gbit_per_s, latency_us)
+    known = densities(density, hosts * inner)
+    known.check([path for _, groups, _ in found for g in groups for path in g.paths])
     leaves = []
     for synchronizer, groups, arrays in found:
-        known.check([path for group in groups for path in group.paths])
+        _check_levels(groups, isinstance(ranks, tuple))
         if synchronizer.plan is not None:
             synchronizer.plan.check_ranks(hosts)
         rows = {}
         for group in groups:
             for i, path, units in zip(group.leaves, group.paths, group.units, strict=True):
                 load = known.load(path, units, group.shape, arrays[i].dtype)
-                load = load.part(inner) if inner > 1 else load
-                rows[i] = _leaf(
-                    path, arrays[i], group, synchronizer, load, gbit_per_s, latency_us
-                )
+                rows[i] = _leaf(path, arrays[i], group, load, network)
         leaves += [rows[i] for i in sorted(rows)]
-    return Explanation(hosts, gbit_per_s, latency_us, known.assumed, tuple(leaves))
+    return Explanation(hosts, inner, gbit_per_s, latency_us, known.told, tuple(leaves))
 
 
-def _leaf(path, array, group: Group, synchronizer: Synchronizer, load: Load, gbit, latency):
-    if load.size == 0:
-        group = dataclasses.replace(group, scheme=schemes.AllReduce())
-    forecast = group.scheme.forecast(load)
-    dense = load.all_reduce(synchronizer.wire_dtype)
-    seconds = {"chosen": forecast.seconds(gbit, latency)}
-    seconds |= {
-        name: kind(wire_dtype=synchronizer.wire_dtype).forecast(load).seconds(gbit, latency)
-        for name, kind in EVERY.items()
-    }
-    is_dense = isinstance(group.scheme, schemes.AllReduce)
-    better = seconds["all-reduce"] <= seconds["chosen"] or forecast.dense
-    units = max(load.units, 1)
+@dataclasses.dataclass(frozen=True)
+class _Network:
+    hosts: int
+    inner: int
+    gbit_per_s: float
+    latency_us: float
+
+    def across(self, load: Load) -> Load:
+        """What one rank has to add up with other hosts."""
+        return load.part(self.inner) if self.inner > 1 else load
+
+    def seconds(self, forecast: Forecast) -> float:
+        """How long it takes on this network."""
+        return forecast.seconds(self.gbit_per_s, self.latency_us)
+
+
+def _check_levels(groups, two):
+    """Raises unless a pair of ranks and schemes for two levels come together."""
+    levels = [isinstance(group.scheme, schemes.TwoLevel) for group in groups]
+    sparse = [not isinstance(group.scheme, schemes.AllReduce) for group in groups]
+    if any(levels) and not two:
+        raise ArgumentError(
+            "the synchronization has two levels, and ranks is one number: pass "
+            "ranks=(hosts, ranks of a host)."
+        )
+    if two and any(sparse) and not any(levels):
+        raise ArgumentError(
+            "ranks is a pair, and the synchronization has one level: give it two axes, "
+            'as in sparsejax.zen_sync(("hosts", "devices")), or pass one number.'
+        )
+
+
+def _leaf(path, array, group: Group, whole: Load, network: _Network) -> LeafForecast:
+    scheme = group.scheme if whole.size else schemes.AllReduce()
+    is_dense = isinstance(scheme, schemes.AllReduce)
+    if whole.units > MOST_UNITS and not is_dense:
+        raise ArgumentError(
+            f"leaf {path!r} has {whole.units:,} units, more than can be numbered: use rows "
+            "as units, or the rule 'dense', or shard it over a second mesh axis."
+        )
+    load = network.across(whole)
+    narrow = getattr(scheme, "wire_dtype", None)
+    forecast, dense = scheme.forecast(load), load.all_reduce(narrow)
+    seconds: dict[str, float | None] = {"chosen": network.seconds(forecast)}
+    for name, kind in EVERY.items():
+        seconds[name] = None
+        if kind is schemes.AllReduce:
+            seconds[name] = network.seconds(dense)
+        elif whole.units and whole.units <= MOST_UNITS:
+            seconds[name] = network.seconds(kind(wire_dtype=narrow).forecast(load))
+    better = network.seconds(dense) <= network.seconds(forecast) or forecast.dense
+    units = max(whole.units, 1)
     return LeafForecast(
         path,
         tuple(array.shape),
         str(jnp.dtype(array.dtype)),
         "row" if group.shape else "element",
-        _name(group.scheme),
-        load.counts[0] / units,
-        load.counts[-1] / units,
+        _name(scheme),
+        whole.counts[0] / units,
+        whole.counts[-1] / units,
         forecast.capacity,
         forecast.bytes,
         dense.bytes,
-        {name: 1e3 * time for name, time in seconds.items()},
-        0.0 if is_dense else _pays_below(group.scheme, load, gbit, latency),
+        {k: None if t is None else 1e3 * t for k, t in seconds.items()},
+        0.0 if is_dense else _pays_below(scheme, whole, network),
         "dense is better here" if better and not is_dense else "",
     )
 
 
-def _pays_below(scheme: Scheme, load: Load, gbit: float, latency: float) -> float:
+def _pays_below(scheme: Scheme, whole: Load, network: _Network) -> float:
     """The density below which the scheme is sooner done than a dense sum."""
-    dense = load.all_reduce(getattr(scheme, "wire_dtype", None)).seconds(gbit, latency)
+    dense = network.across(whole).all_reduce(getattr(scheme, "wire_dtype", None))
 
     def pays(density):
-        at = dataclasses.replace(load, counts=independent(load.ranks, load.units, density))
-        forecast: Forecast = scheme.forecast(at)
-        return not forecast.dense and forecast.seconds(gbit, latency) < dense
+        counts = independent(whole.ranks, whole.units, density)
+        forecast = scheme.forecast(
+            network.across(dataclasses.replace(whole, counts=counts))
+        )
+        sooner = network.seconds(forecast) < network.seconds(dense)
+        return not forecast.dense and sooner
 
-    low, high = 1e-7, 1.0
-    if not pays(low):
-        return 0.0
-    for _ in range(20):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if pays(middle) else (low, middle)
+    # Message sizes come in steps, so it may pay, not pay, and pay again: the first is told.
+    low = 0.0
+    for density in np.geomspace(1e-6, 1, 121):
+        if not pays(float(density)):
+            break
+        low = float(density)
     return low
-
-
-class _Densities:
-    """What is known of how sparse leaves are."""
-
-    def __init__(self, density: Density | None, ranks: int):
-        self.ranks = ranks
-        self.numbers: Mapping[str, float] = {"": DENSITY}
-        self.profiles: Sequence[Mapping[str, LeafProfile]] = ()
-        self.assumed = f"density taken to be {DENSITY:.0%}, sets independent"
-        if density is None:
-            return
-        if isinstance(density, (int, float)):
-            self.numbers = {"": float(density)}
-            self.assumed = f"density given as {density:.3g}, sets independent"
-        elif isinstance(density, Mapping):
-            self.numbers = {**density, "": DENSITY}
-            self.assumed = f"densities given, else {DENSITY:.0%}; sets independent"
-        else:
-            self.profiles = density
-            self.assumed = f"densities measured in {len(density)} steps"
-        for pattern, value in self.numbers.items():
-            if not 0 <= value <= 1:
-                where = f" for {pattern!r}" if pattern else ""
-                raise ArgumentError(f"density must lie in [0, 1], got {value!r}{where}.")
-
-    def check(self, paths):
-        """Raises where a pattern matches no leaf."""
-        for pattern in self.numbers:
-            if not any(re.search(pattern, path) for path in paths):
-                raise RuleError(
-                    f"the density of {pattern!r} matches no leaf. The leaves are: "
-                    + ", ".join(repr(path) for path in paths)
-                    + "."
-                )
-
-    def load(self, path, units, shape, dtype) -> Load:
-        """What there is to add up of one leaf."""
-        if any(path in seen for seen in self.profiles):
-            return load_of(self.profiles, path, units, shape, dtype, self.ranks)
-        share = next(v for k, v in self.numbers.items() if re.search(k, path))
-        numbers = 1
-        for n in shape:
-            numbers *= n
-        counts = independent(self.ranks, units, share)
-        return Load(self.ranks, units, numbers, str(jnp.dtype(dtype)), counts)
 
 
 def _name(scheme: Scheme) -> str:
@@ -305,9 +315,8 @@ def _size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def _table(rows: list[list[str]]) -> list[str]:
+def _table(rows: list[list[str]], left: Sequence[int]) -> list[str]:
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    left = {0, 1, 2, len(widths) - 1}
     lines = [
         "  ".join(
             cell.ljust(width) if k in left else cell.rjust(width)
@@ -315,7 +324,7 @@ def _table(rows: list[list[str]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+    return [lines[0], "-" * max(len(line) for line in lines), *lines[1:]]
 
 
 def abstract(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Any]:

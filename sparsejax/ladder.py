@@ -173,7 +173,8 @@ def _multiple(count: int, of: int) -> int:
 
 def check_capacity(name: str, capacity: int | None) -> None:
     """Raises unless it is a number of entries, or None."""
-    if capacity is not None and (not isinstance(capacity, int) or capacity < 1):
+    whole = isinstance(capacity, int) and not isinstance(capacity, bool)
+    if capacity is not None and (not whole or capacity < 1):
         raise ArgumentError(f"{name} must be a positive int or None, got {capacity!r}.")
 
 

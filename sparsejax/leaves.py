@@ -249,7 +249,8 @@ def touched(
             rows = [p for p, group in by_path.items() if group.shape]
             raise RuleError(
                 f"ids were given for {path!r}, which is not a leaf synchronized by rows. "
-                f"Such leaves are: {rows}. A rule {{path: 'row'}} makes a leaf one."
+                f"Such leaves are: {rows}. A rule {{path: 'row'}}, or its unit in a plan, "
+                "makes a leaf one."
             )
     present = {}
     for group in groups:

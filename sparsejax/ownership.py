@@ -121,6 +121,11 @@ class Ownership(abc.ABC):
         return tables
 
 
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ArgumentError(f"seed must be an int, got {seed!r}.")
+
+
 @dataclasses.dataclass(frozen=True)
 class StripedHash(Ownership):
     """Columns of consecutive units, turned slot by slot. See the module.
@@ -130,6 +135,9 @@ class StripedHash(Ownership):
     """
 
     seed: int = 0
+
+    def __post_init__(self):
+        _check_seed(self.seed)
 
     def over(self, size, ranks, tables=()):
         del tables
@@ -260,6 +268,9 @@ class MurmurHash(Ownership):
 
     needs_tables = True
     seed: int = 0
+
+    def __post_init__(self):
+        _check_seed(self.seed)
 
     def over(self, size, ranks, tables=()):
         width = _murmur_width(size, ranks, self.seed)

@@ -25,7 +25,10 @@ _UNITS = ("element", "row")
 _SCHEMES = {
     name: value
     for name, value in vars(schemes).items()
-    if isinstance(value, type) and issubclass(value, Scheme) and value is not Scheme
+    if isinstance(value, type)
+    and issubclass(value, Scheme)
+    and value is not Scheme
+    and value.lossless
 }
 _OWNERSHIPS = {
     kind.__name__: kind
@@ -126,10 +129,10 @@ class Plan:
         """The plan that `to_json` wrote, edited or not."""
         try:
             head = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, TypeError) as error:
             raise PlanError(f"the plan is not JSON: {error}.") from None
         _check_keys("the plan", head, {"format", "ranks", "leaves"})
-        if head["format"] != _FORMAT:
+        if head["format"] != _FORMAT or isinstance(head["format"], (bool, float)):
             raise PlanError(
                 f"the plan has format {head['format']!r}; this version reads {_FORMAT}."
             )
@@ -152,7 +155,10 @@ class Plan:
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "Plan":
         """Reads a plan from a file."""
-        return cls.from_json(pathlib.Path(path).read_text())
+        try:
+            return cls.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise PlanError(f"the plan in {path} is not text: {error}.") from None
 
 
 def _leaf(entry):
@@ -164,8 +170,23 @@ def _leaf(entry):
         known = " or ".join(repr(unit) for unit in _UNITS)
         raise PlanError(f"{where}: unit must be {known}, got {entry['unit']!r}.")
     shape = entry["shape"]
-    if not isinstance(shape, list) or not all(isinstance(n, int) for n in shape):
-        raise PlanError(f"{where}: shape must be a list of ints, got {shape!r}.")
+    if not isinstance(shape, list) or not all(
+        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape
+    ):
+        raise PlanError(
+            f"{where}: shape must be a list of ints of at least 0, got {shape!r}."
+        )
+    for key in ("path", "dtype", "note"):
+        if not isinstance(entry.get(key, ""), str):
+            raise PlanError(f"{where}: {key} must be a string, got {entry[key]!r}.")
+    try:
+        floating = jnp.issubdtype(jnp.dtype(entry["dtype"]), jnp.floating)
+    except TypeError:
+        floating = False
+    if not floating:
+        raise PlanError(
+            f"{where}: dtype must name a floating dtype, got {entry['dtype']!r}."
+        )
     if entry["unit"] == "row" and len(shape) < 2:
         raise PlanError(f"{where}: rows need two axes, and its shape is {shape}.")
     scheme = _from_dict(where, entry["scheme"], _SCHEMES, "scheme")
@@ -196,18 +217,18 @@ def _to_dict(value) -> dict[str, Any]:
 
 def _from_dict(where: str, given: Any, known: Mapping[str, type], what: str) -> Any:
     given = {"name": given} if isinstance(given, str) else given
-    if not isinstance(given, dict) or given.get("name") not in known:
-        name = given.get("name") if isinstance(given, dict) else given
+    name = given.get("name") if isinstance(given, dict) else given
+    if not isinstance(given, dict) or not isinstance(name, str) or name not in known:
         raise PlanError(
             f"{where}: unknown {what} {name!r}; there are {', '.join(sorted(known))}."
         )
-    kind = known[given["name"]]
+    kind = known[name]
     fields = {field.name for field in dataclasses.fields(kind)}
     arguments = {key: value for key, value in given.items() if key != "name"}
     unknown = sorted(set(arguments) - fields)
     if unknown:
         raise PlanError(
-            f"{where}: {given['name']} has no argument {unknown[0]!r}; it has "
+            f"{where}: {name} has no argument {unknown[0]!r}; it has "
             f"{', '.join(sorted(fields))}."
         )
     if "ownership" in arguments:
@@ -221,7 +242,7 @@ def _from_dict(where: str, given: Any, known: Mapping[str, type], what: str) -> 
             arguments["wire_dtype"] = jnp.dtype(arguments["wire_dtype"])
         return kind(**arguments)
     except (SparsejaxError, TypeError) as error:
-        raise PlanError(f"{where}: {given['name']}: {error}") from None
+        raise PlanError(f"{where}: {name}: {error}") from None
 
 
 def _check_keys(what: str, given: Any, required: set[str], others: Iterable[str] = ()):

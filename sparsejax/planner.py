@@ -44,11 +44,13 @@ class LeafProfile(NamedTuple):
         skewness: The fullest of as many equal ranges as ranks over the mean one, of the
             rank where it is worst (Zen, definition 5).
         sum_skewness: The same, of the sum.
+        ranks: On how many ranks it was taken.
     """
 
     counts: jax.Array
     skewness: jax.Array
     sum_skewness: jax.Array
+    ranks: jax.Array
 
 
 def profile(
@@ -101,7 +103,7 @@ def _measure(flags, axis_name):
         seen.append(told(words))
         distance *= 2
     most, _ = wire.maximum(jnp.stack(seen), axis_name)
-    return LeafProfile(most[:, 0], most[0, 1], most[-1, 1])
+    return LeafProfile(most[:, 0], most[0, 1], most[-1, 1], jnp.int32(n))
 
 
 def profile_from_state(
@@ -137,7 +139,7 @@ def profile_from_state(
         shares = growth.stretched(curve, ranks, *ends)[: len(merged(ranks))]
         for path, units in zip(group.paths, group.units, strict=True):
             one = jnp.float32(1)
-            found[path] = LeafProfile(shares * units, one, one)
+            found[path] = LeafProfile(shares * units, one, one, jnp.int32(ranks))
     return found
 
 
@@ -171,12 +173,22 @@ def make_plan(
         wire_dtype: As in `sparsejax.sync`.
     """
     for name, value in (("gbit_per_s", gbit_per_s), ("headroom", headroom)):
-        if not value > 0:
-            raise ArgumentError(f"{name} must be positive, got {value!r}.")
-    if latency_us < 0:
+        if not 0 < value <= 1e6:
+            raise ArgumentError(f"{name} must be positive and finite, got {value!r}.")
+    if not 0 <= latency_us <= 1e9:
         raise ArgumentError(f"latency_us must not be negative, got {latency_us!r}.")
-    if not profiles:
-        raise ArgumentError("profiles is empty; pass those of at least one step.")
+    for name, value in (("ranks", ranks), ("inner", inner)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"{name} must be a positive int, got {value!r}.")
+    if isinstance(profiles, Mapping) or not profiles:
+        raise ArgumentError(
+            "profiles must be a list of results of sparsejax.profile, one a step, got "
+            + ("one result alone: put it in a list." if profiles else "none.")
+        )
+    leaf_rules.check_rules(rules)
+    for scheme in candidates or ():
+        if not isinstance(scheme, Scheme) or not scheme.lossless:
+            raise ArgumentError(f"candidates must be lossless schemes, got {scheme!r}.")
     if candidates is None:
         candidates = (
             schemes.BalancedParallelism(wire_dtype=wire_dtype),
@@ -238,11 +250,11 @@ def load_of(profiles, path, units, shape, dtype, ranks) -> Load:
             f"the profiles have no leaf {path!r}; they have {sorted(profiles[0])}. Profile "
             "the gradients of the same parameters, with the same rules."
         ) from None
-    if any(len(one.counts) != len(merged(ranks)) for one in seen):
-        sums = max(len(one.counts) for one in seen)
+    others = [int(one.ranks) for one in seen if one.ranks != ranks]
+    if others:
         raise PlanError(
-            f"the profiles were taken on another number of ranks: they hold {sums} sums, "
-            f"and {ranks} ranks have {len(merged(ranks))}."
+            f"the profiles were taken on {others[0]} ranks, and here there are {ranks}: "
+            "profile on as many ranks."
         )
     counts = tuple(float(c) for c in np.max([one.counts for one in seen], axis=0))
     return Load(

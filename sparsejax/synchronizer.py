@@ -40,7 +40,9 @@ def observed(tx: optax.GradientTransformation, params: Any) -> list[tuple]:
     found: list[tuple] = []
     token = _OBSERVER.set(lambda *seen: found.append(seen))
     try:
-        jax.eval_shape(tx.init, params)
+        # A fresh function, and none inside it cached: JAX would remember this run.
+        with jax.disable_jit():
+            jax.eval_shape(lambda params: tx.init(params), params)
     finally:
         _OBSERVER.reset(token)
     return found
@@ -58,11 +60,6 @@ class Synchronizer:
     warmup_steps: int
     plan: Plan | None
     two_level: bool
-
-    @property
-    def wire_dtype(self):
-        """The dtype of the values while they travel, if all schemes have one."""
-        return getattr(self.scheme, "wire_dtype", None)
 
     def _groups(self, paths, leaves):
         chosen = None
@@ -86,6 +83,8 @@ class Synchronizer:
             told(self, groups, leaves)
             return SyncState(jnp.int32(0), {}, {}, None, {})
         axis_name, ranks = self._ranks_at_init(groups)
+        if axis_name:
+            self._check_ranks(axis_name)
 
         def per_rank(shape, dtype, like):
             zeros = as_varying(jnp.zeros((1, *shape), dtype), varying_axes(like))

@@ -79,6 +79,13 @@ def sync(
                 "a plan says for every leaf what rules and wire_dtype say: make it with "
                 "them (sparsejax.make_plan), or edit it, and pass it alone."
             )
+        pair = two_level and isinstance(axis_name, tuple) and len(axis_name) == 2
+        levels = [leaf for leaf in plan.leaves if isinstance(leaf.scheme, schemes.TwoLevel)]
+        if levels and not pair:
+            raise ArgumentError(
+                f"the plan has TwoLevel for leaf {levels[0].path!r}, which works over two "
+                f"axes, and axis_name is {axis_name!r}: pass axis_name=(outer, inner)."
+            )
     _check(chosen, reduce, every, warmup_steps, wire_dtype)
     leaf_rules.check_rules(rules)
     if wire_dtype is not None:

@@ -67,7 +67,8 @@ def test_below_the_density_named_it_pays_and_above_it_does_not():
     _, leaves = explained()
     limit = leaves["embedding"].pays_below
     assert 0.01 < limit < 1
-    for factor, pays in ((0.9, True), (1.1, False)):
+    # The next density tried is a ninth above.
+    for factor, pays in ((1.0, True), (10 ** (1 / 20) * 1.001, False)):
         density = min(1.0, factor * limit)
         _, there = explained(density={"embedding": density})
         times = there["embedding"].milliseconds
@@ -116,6 +117,11 @@ def test_the_table_and_json_say_the_same():
 def test_bad_input_is_refused():
     for options, match in (
         ({"ranks": 0}, "ranks must be a positive int"),
+        ({"ranks": (4, 2, 1)}, "ranks must be a positive int, or a pair"),
+        ({"ranks": (4, 2)}, "ranks is a pair, and the synchronization has one level"),
+        ({"latency_us": float("nan")}, "latency_us not negative"),
+        ({"density": "0.1"}, "density must be a number"),
+        ({"density": []}, "density must be a number"),
         ({"gbit_per_s": 0}, "gbit_per_s must be positive"),
         ({"density": 2}, r"density must lie in \[0, 1\]"),
     ):
@@ -123,8 +129,59 @@ def test_bad_input_is_refused():
             explained(**options)
     with pytest.raises(errors.ArgumentError, match="no sparsejax synchronization"):
         explained(optax.adam(1e-3))
+    with pytest.raises(errors.ArgumentError, match="no sparsejax synchronization"):
+        explained(schemes.Zen())
+    with pytest.raises(errors.ArgumentError, match="has two levels, and ranks is one"):
+        explained(sparsejax.zen_sync(("hosts", "chips")))
     with pytest.raises(errors.RuleError, match="'embeding' matches no leaf"):
         explained(density={"embeding": 0.1})
+    with pytest.raises(errors.RuleError, match="not a regular expression"):
+        explained(density={"(": 0.1})
+    huge = {"w": jax.ShapeDtypeStruct((100_000, 100_000), jnp.float32)}
+    with pytest.raises(errors.ArgumentError, match="leaf 'w' has 10,000,000,000 units"):
+        sparsejax.explain(sparsejax.zen_sync(), huge, **NETWORK)
+    dense = sparsejax.explain(sparsejax.zen_sync(rules={"w": "dense"}), huge, **NETWORK)
+    assert dense.leaves[0].milliseconds["balanced"] is None
+
+
+def test_explaining_leaves_the_optimizer_as_it_was():
+    """Nor does it matter what was traced before."""
+    tx = sparsejax.zen_sync()
+    params = {"embedding": jnp.zeros((9000, 8))}
+    before = jax.eval_shape(tx.init, params)
+    for density in (0.1, 0.2):
+        found = sparsejax.explain(tx, params, **NETWORK, density=density)
+        assert found.leaves[0].density == pytest.approx(density)
+    after = jax.eval_shape(tx.init, params)
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    assert set(jax.jit(tx.init)(params).traffic) == {"embedding"}
+
+
+def test_empty_leaves_and_single_arrays_are_explained():
+    params = {"none": jax.ShapeDtypeStruct((0, 5), jnp.float32), **PARAMS}
+    found = sparsejax.explain(sparsejax.zen_sync(), params, **NETWORK)
+    assert "none [0, 5]" in str(found)
+    one = sparsejax.explain(sparsejax.zen_sync(), PARAMS["embedding"], **NETWORK)
+    assert "value [50000, 64]" in str(one)
+
+
+def test_a_leaf_is_held_against_a_dense_sum_of_its_own_wire_dtype():
+    wide, narrow = (
+        explained(sparsejax.zen_sync(wire_dtype=dtype))[1]["embedding"]
+        for dtype in (None, jnp.bfloat16)
+    )
+    assert narrow.dense_bytes == wide.dense_bytes / 2
+
+
+def test_patterns_may_lie_in_different_synchronizations():
+    tx = optax.partition(
+        {"rows": sparsejax.zen_sync(), "rest": sparsejax.dense_sync()},
+        {"embedding": "rows", "kernel": "rest", "bias": "rest"},
+    )
+    _, leaves = explained(tx, density={"embedding": 0.1, "kernel": 0.2, "": 0.5})
+    assert leaves["embedding"].density == pytest.approx(0.1)
+    assert leaves["kernel"].density == pytest.approx(0.2)
+    assert leaves["bias"].density == pytest.approx(0.5)
 
 
 MODEL = ["--leaf", "embedding=5000x64", "--leaf", "bias=100:bfloat16"]
@@ -167,6 +224,10 @@ def model():
         (["nowhere:x"], "nowhere"),
         ([*MODEL, "--leaf-density", "embedding=lots"], "a density is written"),
         ([*MODEL, "--leaf-density", "nothing=0.1"], "matches no leaf"),
+        ([*MODEL, "--leaf-density", "0.1"], "a density is written"),
+        ([*MODEL, *MODEL], "given twice"),
+        (["a:b", *MODEL], "not both"),
+        (["--leaf", "w=4x4:garbage"], "garbage"),
         (["--plan", "nowhere.json"], "nowhere.json"),
     ],
 )

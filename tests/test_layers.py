@@ -46,6 +46,7 @@ LAYERS = [
     {"sparsejax.schemes"},
     {"sparsejax.leaves", "sparsejax.state", "sparsejax.plan"},
     {"sparsejax.planner", "sparsejax.synchronizer"},
+    {"sparsejax.densities"},
     {"sparsejax.transforms"},
     {"sparsejax.reduce", "sparsejax.data_parallel", "sparsejax.explanation"},
     {"sparsejax"},

@@ -239,7 +239,8 @@ def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():
     tx = sparsejax.sync(made(), "data")
     step = on_ranks(lambda g: tx.update(g, tx.init(g))[0], 2)
     refused("made for 4 ranks, and there are 2", step, gradients(0, n=2))
-    refused("another number of ranks", made, ranks=16)
+    refused("taken on 4 ranks, and here there are 16", made, ranks=16)
+    refused("taken on 4 ranks, and here there are 3", made, ranks=3)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +260,25 @@ def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():
         ({"unit": "column"}, "unit must be 'element' or 'row', got 'column'"),
         ({"unit": "row", "shape": [4]}, "rows need two axes"),
         ({"shape": "big"}, "shape must be a list"),
+        ({"shape": [-4, 4]}, "ints of at least 0"),
+        ({"dtype": "int8"}, "must name a floating dtype, got 'int8'"),
+        ({"dtype": 3}, "dtype must be a string"),
+        ({"note": 3}, "note must be a string"),
+        ({"scheme": {"name": ["Zen"]}}, "unknown scheme"),
+        ({"scheme": "LossyStrawman"}, "unknown scheme 'LossyStrawman'"),
+        (
+            {"scheme": {"name": "AllReduce", "wire_dtype": "int8"}},
+            "wire_dtype must be a floating dtype",
+        ),
+        (
+            {
+                "scheme": {
+                    "name": "BalancedParallelism",
+                    "ownership": {"name": "StripedHash", "seed": "a"},
+                }
+            },
+            "seed must be an int",
+        ),
         ({"colour": 1}, "unknown key 'colour'"),
     ],
 )
@@ -300,8 +320,23 @@ def test_arguments_that_a_plan_settles_are_refused():
     ):
         with pytest.raises(errors.ArgumentError, match=match):
             made(**options)
-    with pytest.raises(errors.ArgumentError, match="profiles is empty"):
-        sparsejax.make_plan([], PARAMS, ranks=N, **NETWORK)
+    for profiles in ([], profiled(0)[0]):
+        with pytest.raises(errors.ArgumentError, match="profiles must be a list"):
+            sparsejax.make_plan(profiles, PARAMS, ranks=N, **NETWORK)
+    for options, match in (
+        ({"ranks": 1.5}, "ranks must be a positive int"),
+        ({"inner": 0}, "inner must be a positive int"),
+        ({"candidates": [schemes.LossyStrawman()]}, "must be lossless schemes"),
+        ({"candidates": ["zen"]}, "must be lossless schemes"),
+        ({"wire_dtype": "int32"}, "wire_dtype must be a floating dtype"),
+    ):
+        with pytest.raises(errors.ArgumentError, match=match):
+            made(**options)
+    with pytest.raises(errors.RuleError, match="it must be a scheme"):
+        made(rules={"bias": "sparsely"})
+    two = sparsejax.LeafPlan("a", (4,), "float32", "element", schemes.TwoLevel())
+    with pytest.raises(errors.ArgumentError, match="TwoLevel for leaf 'a'"):
+        sparsejax.sync(sparsejax.Plan(N, (two,)), "data")
 
 
 def test_profiles_of_other_parameters_are_refused():

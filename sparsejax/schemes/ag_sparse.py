@@ -52,6 +52,7 @@ class AGSparse(base.Scheme):
         base.check_choice("gather", self.gather, gathers.GATHERS)
         index_codes.parse(self.code)
         ladder.check_ratio(self.ratio)
+        base.check_wire_dtype(self.wire_dtype)
 
     def __call__(self, x, state, axis_name, *, present=None):
         n = wire.ranks(axis_name)

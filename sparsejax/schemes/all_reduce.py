@@ -22,6 +22,9 @@ class AllReduce(base.Scheme):
 
     wire_dtype: jax.typing.DTypeLike | None = None
 
+    def __post_init__(self):
+        base.check_wire_dtype(self.wire_dtype)
+
     def __call__(self, x, state, axis_name, *, present=None):
         del present
         return base.sum_densely(x, state, axis_name, self.wire_dtype)

@@ -52,6 +52,7 @@ class BalancedParallelism(base.Scheme):
         index_codes.parse(self.push_code)
         index_codes.parse(self.pull_code)
         ladder.check_ratio(self.ratio)
+        base.check_wire_dtype(self.wire_dtype)
         base.check_choice("pull", self.pull, owners.PULLS)
         ladder.check_capacity("push_capacity", self.push_capacity)
         ladder.check_capacity("pull_capacity", self.pull_capacity)

@@ -95,6 +95,9 @@ class Reduced(NamedTuple):
 class Scheme(abc.ABC):
     """A way to add up one array over all ranks."""
 
+    #: Whether the total is the sum, now or with what is kept back.
+    lossless: bool = True
+
     @property
     def keeps_residual(self) -> bool:
         """Whether `residual` is an array; then `sync` keeps it for the next x."""
@@ -159,6 +162,21 @@ def add_stages(a: Stage, b: Stage) -> Stage:
         a.rounds + b.rounds,
         jnp.maximum(a.imbalance, b.imbalance),
     )
+
+
+def check_wire_dtype(wire_dtype: Any) -> None:
+    """Raises unless numbers can travel in this dtype; None is that of the array."""
+    if wire_dtype is None:
+        return
+    try:
+        dtype = jnp.dtype(wire_dtype)
+    except TypeError:
+        dtype = None
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 2:
+        raise ArgumentError(
+            "wire_dtype must be a floating dtype of at least 16 bits, such as "
+            f"jnp.bfloat16, got {wire_dtype!r}."
+        )
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

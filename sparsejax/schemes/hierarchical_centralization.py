@@ -44,6 +44,7 @@ class HierarchicalCentralization(base.Scheme):
     def __post_init__(self):
         index_codes.parse(self.code)
         ladder.check_ratio(self.ratio)
+        base.check_wire_dtype(self.wire_dtype)
         base.check_choice("switch", self.switch, ("count", "bound"))
 
     def init(self, like, ranks):

@@ -47,6 +47,7 @@ class LossyStrawman(base.Scheme):
         seed: Of the hash.
     """
 
+    lossless = False
     memory: float = 1.0
     seed: int = 0
 

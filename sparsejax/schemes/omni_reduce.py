@@ -47,6 +47,7 @@ class OmniReduce(base.Scheme):
             if not optional and (not isinstance(value, int) or value < 1):
                 raise ArgumentError(f"{name} must be a positive int, got {value!r}.")
         ladder.check_ratio(self.ratio)
+        base.check_wire_dtype(self.wire_dtype)
 
     def __call__(self, x, state, axis_name, *, present=None):
         n = wire.ranks(axis_name)

@@ -54,6 +54,7 @@ class SparCML(base.Scheme):
         base.check_choice("algorithm", self.algorithm, ALGORITHMS)
         index_codes.parse(self.code)
         ladder.check_ratio(self.ratio)
+        base.check_wire_dtype(self.wire_dtype)
 
     def init(self, like, ranks):
         return self._scheme.init(like, ranks)

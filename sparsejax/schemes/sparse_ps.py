@@ -45,6 +45,7 @@ class SparsePS(base.Scheme):
         base.check_choice("pull", self.pull, tuple(_PULLS))
         index_codes.parse(self.code)
         ladder.check_ratio(self.ratio)
+        base.check_wire_dtype(self.wire_dtype)
 
     @property
     def needs_ranks(self):

@@ -64,6 +64,7 @@ class Zen(base.Scheme):
 
     def __post_init__(self):
         base.check_choice("optimum", self.optimum, ("auto", "balanced", "hierarchical"))
+        base.check_wire_dtype(self.wire_dtype)
         if self.optimum == "auto" and not self.ownership.balanced:
             raise ArgumentError(
                 f"{self.ownership!r} does not balance parts, and optimum='auto' reckons "
