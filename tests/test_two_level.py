@@ -1,5 +1,7 @@
 """Dense sums inside a host, a sparse scheme across hosts."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -170,3 +172,32 @@ def test_a_single_axis_is_refused_with_the_fix():
     init = lambda x: tx.init({"embedding": x}).step
     with pytest.raises(errors.AxisError, match="two axes"):
         helpers.run_ranks(init, np.zeros((2, 9000, 8), np.float32), 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepsHalf(schemes.Scheme):
+    """Sends half of every number and keeps the other half."""
+
+    @property
+    def keeps_residual(self):
+        return True
+
+    def __call__(self, x, state, axis_name, *, present=None):
+        done = schemes.AllReduce()(x / 2, state, axis_name)
+        return done._replace(residual=x / 2)
+
+
+def test_what_the_scheme_across_keeps_back_is_kept_at_its_units():
+    scheme = schemes.TwoLevel(KeepsHalf())
+    assert scheme.keeps_residual
+    x = 2 * inputs(3001)
+
+    def run(x):
+        done = scheme(x[0], (), ("hosts", "chips"))
+        return done.total, done.residual[None]
+
+    both = P(("hosts", "chips"))
+    step = jax.shard_map(run, mesh=mesh(), in_specs=both, out_specs=(P(), both))
+    total, kept = jax.jit(step)(x)
+    np.testing.assert_array_equal(total, x.sum(0) / 2)
+    np.testing.assert_array_equal(total + np.asarray(kept).sum(0), x.sum(0))
