@@ -64,3 +64,32 @@ def test_replicas_are_equal_where_values_travel_narrow(n, dtype):
     )
     helpers.assert_same_on_all_ranks(total)
     np.testing.assert_allclose(total[0], x.sum(0), rtol=0.05, atol=0.05)
+
+
+def test_nans_with_different_payloads_become_one():
+    n = 4
+    bits = np.zeros((n, 3001), np.uint32)
+    # A quiet NaN a rank at one unit, each with its own payload; and one rank's alone.
+    bits[:, 50] = 0x7FC00000 + 1 + np.arange(n)
+    bits[2, 60] = 0xFFC12345
+    scheme = schemes.HierarchicalCentralization()
+    total = helpers.run_ranks(
+        lambda x: scheme(x, (), helpers.AXIS).total, bits.view(np.float32), n
+    )
+    helpers.assert_same_on_all_ranks(total)
+    assert set(total.view(np.uint32)[:, [50, 60]].reshape(-1)) == {0x7FC00000}
+
+
+def test_by_the_bound_the_second_message_is_dense_where_by_count_it_is_not():
+    """Equal sets of 26%: entries of 8 bytes pay, and twice as many would not."""
+    n, size = 4, 32_000
+    x = np.zeros((n, size), np.float32)
+    x[:, :8400] = 1
+    sent = {}
+    for switch in ("count", "bound"):
+        scheme = schemes.HierarchicalCentralization(code="coo32", switch=switch)
+        run = lambda x, scheme=scheme: scheme(x, (), helpers.AXIS).traffic.push.wire
+        sent[switch] = float(helpers.run_ranks(run, x, n)[0])
+    first = sent["count"] / 2
+    assert first < 4 * size
+    assert sent["bound"] == first + 4 * size

@@ -178,3 +178,10 @@ def test_ratios_at_the_limits_make_ladders():
     for ratio in (1.05, 64):
         ladder.check_ratio(ratio)
         assert ladder.ladder(4096, 4, 8, ratio=ratio).top == 1024
+
+
+def test_a_capacity_is_the_longest_message():
+    for wanted, top in ((1, 4), (20, 20), (21, 24), (10**9, 4096)):
+        steps = ladder.ladder(4096, 4, 8, capacity=wanted)
+        assert steps.top == top
+    assert ladder.ladder(4096, 4, 8).top == 1024

@@ -166,7 +166,7 @@ def test_the_total_is_the_exact_sum_on_every_rank(name, n):
     check(name, n, (SIZE,), jnp.float32)
 
 
-@pytest.mark.parametrize("n", [3, 8])
+@pytest.mark.parametrize("n", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [k for k in SCHEMES if k not in ("balanced", "zen")])
 def test_every_variant_gives_the_exact_sum(name, n):
     check(name, n, (SIZE,), jnp.float32)

@@ -1,5 +1,7 @@
 """Ranges that follow the data: exact at every step, balanced only where data stay."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from tests import helpers
 N, SIZE = 4, 3001
 
 
+@functools.cache
 def stepper(every):
     scheme = schemes.BalancedParallelism(ownership=SortedThresholds(every=every))
 
