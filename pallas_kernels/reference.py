@@ -38,9 +38,13 @@ class RankIndex(NamedTuple):
 
 def nonzero(x: jax.Array) -> jax.Array:
     """Returns where x has any bit but the sign set, as booleans."""
-    unsigned = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[x.dtype.itemsize]
-    bits = lax.bitcast_convert_type(x, unsigned)
-    return (bits << 1) != 0
+    return (unsigned(x) << 1) != 0
+
+
+def unsigned(x: jax.Array) -> jax.Array:
+    """Returns the bits of floating x, sign first, as integers of its width."""
+    width = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[x.dtype.itemsize]
+    return lax.bitcast_convert_type(x, width)
 
 
 def pack(flags: jax.Array) -> jax.Array:

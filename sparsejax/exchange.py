@@ -83,7 +83,7 @@ def transmit(
     sample = jax.eval_shape(values_at, jnp.zeros((len(sets.counts), 1), jnp.int32))
     form = _Form(ladder, sample.shape[2:], sample.dtype)
     axes = varying_axes(sets.words)
-    received_axes = channel.axes_after(axes)
+    received_axes = axes - channel.same
 
     def sender(words):
         def send(message):
@@ -92,10 +92,10 @@ def transmit(
             # concatenation, and the two fused cost 45 ns a word.
             received = lax.optimization_barrier(received)
             padded = jnp.zeros((channel.sources, form.room), jnp.uint32)
-            padded = as_varying(padded, received_axes)
-            # A zero that XLA cannot see: it would make the update a padding, word by word,
-            # four times as slow where messages are long.
-            zero = lax.optimization_barrier(jnp.int32(0))
+            padded = as_varying(padded, varying_axes(received))
+            # Zeros that XLA cannot see: it would make the update a padding, word by word,
+            # several times as slow where messages are long.
+            padded, zero = lax.optimization_barrier((padded, jnp.int32(0)))
             return lax.dynamic_update_slice(padded, received, (zero, zero)), sent
 
         return send
@@ -107,6 +107,7 @@ def transmit(
         rung, length = ladder.next_message(need - first, channel.messages)
         message = _pack(form, sets, values_at, first, length, rung, axes)
         received, wire_bytes = wire.branch(rung, senders, message)
+        received = channel.received(received)
         carry = _unpack(form, received, first, length, rung, receive, carry)
         counts = lax.bitcast_convert_type(received[:, 0], jnp.int32)
         expected = counts if typical is None else typical

@@ -23,6 +23,7 @@ from jax import lax
 from sparsejax._compat import (
     AxisName,
     as_varying,
+    assume_same,
     axis_names,
     is_checking,
     manual_axes,
@@ -223,31 +224,45 @@ class Channel(NamedTuple):
         send: From this rank's messages to those received and the bytes sent.
         sources: From how many ranks this rank receives.
         messages: How many messages this rank puts on the wire.
-        axes_after: From the axes over which a message varies to those after it.
+        same: The axes over which what is received is the same.
     """
 
     send: Callable[[jax.Array], tuple[jax.Array, float]]
     sources: int
     messages: int
-    axes_after: Callable[[frozenset[str]], frozenset[str]]
+    same: frozenset[str] = frozenset()
+
+    def received(self, x: jax.Array) -> jax.Array:
+        """What was received, typed as the same where it is."""
+        return assume_same(x, tuple(sorted(self.same)))
 
 
 def push_channel(axis_name: AxisName) -> Channel:
     """Message i goes to rank i."""
     n = ranks(axis_name)
-    return Channel(lambda x: all_to_all(x, axis_name), n, n - 1, lambda axes: axes)
+    return Channel(lambda x: all_to_all(x, axis_name), n, n - 1)
 
 
 def pull_channel(axis_name: AxisName) -> Channel:
-    """This rank's one message goes to all."""
+    """This rank's one message goes to all.
+
+    On CPUs as an all-to-all of copies: gloo gathers around a ring, in n - 1 messages that
+    wait for one another, and sends an all-to-all at once. The bytes are the same; 16 hosts
+    take two thirds of the time.
+    """
     n = ranks(axis_name)
-    names = frozenset(axis_names(axis_name))
+
+    def copies(x):
+        return all_to_all(jnp.broadcast_to(x, (n, x.shape[1])), axis_name)[0]
+
+    def gather(x):
+        return lax.all_gather(x[0], axis_name)
 
     def send(x):
-        received, sent = all_gather(x, axis_name)
-        return received.reshape(n, x.shape[1]), sent
+        sent = (n - 1) * float(_bytes(x))
+        return lax.platform_dependent(x, cpu=copies, default=gather), sent
 
-    return Channel(send, n, n - 1, lambda axes: axes - names)
+    return Channel(send, n, n - 1, frozenset(axis_names(axis_name)))
 
 
 def swap_channel(
@@ -270,7 +285,7 @@ def swap_channel(
         ]
         return lax.switch(which, branches, x), float(_bytes(x))
 
-    return Channel(send, 1, 1, lambda axes: axes)
+    return Channel(send, 1, 1)
 
 
 def branch(

@@ -174,7 +174,7 @@ def rounds_of(steps: Any, need: int, messages: int) -> list[tuple[Any, int]]:
     """The rung and the entries of each round that sends `need` entries, `messages` a round.
 
     The lowest rung that holds what is left; the next lower one where it and one for the
-    rest save more than 32 KiB.
+    rest save more than 256 KiB.
     """
     taken = []
     while need > 0:
@@ -187,7 +187,7 @@ def rounds_of(steps: Any, need: int, messages: int) -> list[tuple[Any, int]]:
                 steps.rungs[-1],
             )
             saved = 4 * messages * (rung.words - low.words - rest.words)
-            rung = low if low.capacity < need and saved > 32768 else rung
+            rung = low if low.capacity < need and saved > 262144 else rung
         taken.append((rung, min(need, rung.capacity)))
         need -= taken[-1][1]
     return taken
@@ -236,14 +236,20 @@ _SILENT = {
 }
 
 
-def collectives(program: Any) -> list[Collective]:
-    """The collectives of a jaxpr in the order of the program."""
-    return list(_walk(getattr(program, "jaxpr", program), ()))
+def collectives(program: Any, platform: str = "cpu") -> list[Collective]:
+    """The collectives of a jaxpr in the order of the program.
+
+    Where it chooses by platform, which is settled before it is compiled, those of this
+    one, as if the choice were not there. The tests run on CPUs.
+    """
+    return list(_walk(getattr(program, "jaxpr", program), (), platform))
 
 
-def traced_collectives(fn: Callable, x: Any, n: int, check_vma: bool = True):
-    """The collectives that fn has on n ranks, for x stacked by rank."""
-    return collectives(jax.make_jaxpr(stacked(fn, n, check_vma))(x))
+def traced_collectives(
+    fn: Callable, x: Any, n: int, check_vma: bool = True, platform: str = "cpu"
+) -> list[Collective]:
+    """The collectives that fn has on n ranks of a platform, for x stacked by rank."""
+    return collectives(jax.make_jaxpr(stacked(fn, n, check_vma))(x), platform)
 
 
 def sent_bytes(collective: Collective, n: int) -> float:
@@ -258,7 +264,7 @@ def sent_bytes(collective: Collective, n: int) -> float:
     return share[collective.name] * collective.bytes
 
 
-def _walk(jaxpr, path) -> Iterator[Collective]:
+def _walk(jaxpr, path, platform) -> Iterator[Collective]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name in _NAMES:
@@ -267,9 +273,14 @@ def _walk(jaxpr, path) -> Iterator[Collective]:
             continue
         if name not in _SILENT and {"axis_name", "axes"} & set(eqn.params):
             raise AssertionError(f"{name} names axes: say in helpers.py if it sends")
+        platforms = eqn.params.get("branches_platforms")
+        if platforms is not None:
+            taken = next(i for i, p in enumerate(platforms) if p is None or platform in p)
+            yield from _walk(_jaxprs(eqn.params["branches"])[taken], path, platform)
+            continue
         for key, value in eqn.params.items():
             for number, inner in enumerate(_jaxprs(value)):
-                yield from _walk(inner, path + _step(name, key, number))
+                yield from _walk(inner, path + _step(name, key, number), platform)
 
 
 def _jaxprs(value) -> list[Any]:

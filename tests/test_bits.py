@@ -72,3 +72,34 @@ def test_units_may_be_numbers_or_have_several_axes():
     x[2, 1, 0] = 5
     np.testing.assert_array_equal(bits.nonzero_units(x), [0, 0, 1, 0])
     np.testing.assert_array_equal(bits.nonzero_units(x[:, 1, 0]), [0, 0, 1, 0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("width", [1, 2, 3, 8, 12, 64])
+def test_a_unit_of_any_width_counts_for_any_bit_but_signs_wherever_it_is(width, dtype):
+    tiny = float(jnp.finfo(dtype).smallest_subnormal)
+    units = [np.zeros(width), np.full(width, -0.0), np.resize([0.0, -0.0], width)]
+    empty = len(units)
+    for at in range(width):
+        for zero in (0.0, -0.0):
+            for value in (np.nan, tiny, -tiny, 1, -np.inf):
+                unit = np.full(width, zero)
+                unit[at] = value
+                units.append(unit)
+            # Next to one another and as far apart as can be; what they add up to is zero.
+            for other in {(at + 1) % width, (at + width // 2) % width} - {at}:
+                unit = np.full(width, zero)
+                unit[at], unit[other] = 1, -1
+                units.append(unit)
+    x = np.stack(units).astype(dtype)
+    expected = helpers.is_nonzero(x).any(axis=1)
+    assert not expected[:empty].any()
+    assert expected[empty:].all()
+    for find in (bits.nonzero_units, jax.jit(bits.nonzero_units)):
+        found = np.asarray(find(x))
+        assert found.dtype == bool
+        np.testing.assert_array_equal(found, expected)
+        # The same numbers as units of several axes.
+        np.testing.assert_array_equal(find(x.reshape(len(x), -1, 1)), expected)
+        if width % 2 == 0:
+            np.testing.assert_array_equal(find(x.reshape(len(x), 2, -1)), expected)

@@ -244,6 +244,21 @@ def test_parts_of_several_blocks_of_65536_are_delivered(code):
         check(setup, helpers.gradients(2, setup.size, density, seed=3))
 
 
+@pytest.mark.parametrize("code", ["auto", "coo8"])
+def test_parts_of_more_than_the_longest_message_are_delivered_in_several_rounds(code):
+    """Long rows: messages of 4 MiB, and shorter ones where two of those save a round."""
+    setup = Setup(code, shape=(64,), n=2, width=36 * 1024, ratio=2)
+    steps = setup.ladder
+    assert steps.top == 8192 < setup.width // 4
+    assert setup.n * steps.top * setup.unit_bytes == 1 << 22
+    rounds = {0.05: 1, 0.13: 2, 0.4: 2, 1.0: 5}
+    for density, expected in rounds.items():
+        x = helpers.gradients(2, setup.size, density, shape=(64,), seed=7)
+        check(setup, x)
+        most = helpers.is_nonzero(x).any(axis=2).reshape(2, 2, -1).sum(axis=2).max()
+        assert len(helpers.rounds_of(steps, most, 1)) == expected
+
+
 @pytest.mark.parametrize("n", [5, 8])
 def test_any_number_of_ranks_delivers(n):
     setup = Setup(n=n, width=320, ratio=4)

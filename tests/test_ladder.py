@@ -22,7 +22,13 @@ LADDERS = {
     "coo32": (65536, 4, 8, "coo32", 1.35),
     "coo8": (1 << 20, 4, 1, "coo8", 2.0),
     "bitmap": (65536, 4, 8, "bitmap", 1.1),
+    # A quarter of these would be more than 16 rounds' worth.
+    "huge": (1 << 24, 4, 16, "auto", 2.0),
+    "huge-half": (3 << 20, 2, 7, "auto", 2.0),
+    "huge-rows": (1 << 18, 2048, 5, "auto", 2.0),
+    "few-huge-rows": (8192, 1 << 16, 8, "auto", 2.0),
 }
+ROUND = 1 << 18  # bytes that are worth a round
 every = pytest.mark.parametrize("name", LADDERS)
 
 
@@ -64,13 +70,36 @@ def test_rungs_are_no_further_apart_than_the_ratio(name):
 
 
 @every
-def test_the_top_rung_holds_a_quarter_and_is_made_of_whole_tiles(name):
-    width = LADDERS[name][0]
+def test_the_top_rung_holds_a_quarter_or_16_rounds_and_is_made_of_whole_tiles(name):
+    width, unit_bytes, parts = LADDERS[name][:3]
     steps = build(name)
-    least = max(width / 4, min(width, 128))
+    least = min(width // 4, 16 * ROUND // (parts * unit_bytes))
+    least = max(least, min(width, 128))
     assert steps.top == steps.rungs[-1].capacity
     assert steps.top % steps.tile == 0
     assert least <= steps.top < least + steps.tile + 4
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 16, 256])
+@pytest.mark.parametrize("unit_bytes", [2, 4, 6, 400, 4096, 1 << 20])
+def test_however_large_a_part_the_top_rung_holds_no_more_than_16_rounds(unit_bytes, parts):
+    """In values; but for the end of a tile, and for 128 entries, which it always holds."""
+    tops = []
+    for width in (1 << 12, 1 << 20, 1 << 24, (1 << 29) + 32):
+        steps = ladder.ladder(width, unit_bytes, parts)
+        entry = parts * unit_bytes
+        tile = steps.tile * entry
+        # 65536 whole words, rounded up to four entries; a unit of six bytes has but one.
+        assert tile < 65536 * 8 + 4 * entry
+        assert steps.top * entry < max(16 * ROUND, 128 * entry) + tile
+        tops.append(steps.top)
+        # What it does not hold goes in further rounds, and in no more than it takes.
+        taken = steps.messages_for(min(width, 10 * steps.top), parts)
+        assert sum(rung.capacity for rung in taken) >= min(width, 10 * steps.top)
+        assert len(taken) <= 11
+    # It stops growing.
+    assert tops == sorted(tops)
+    assert tops[-2] == tops[-1]
 
 
 @every
@@ -123,7 +152,7 @@ def test_a_second_round_is_taken_where_it_saves_more_than_it_costs(name, message
             if length < min(left, steps.top):
                 rest = next(r for r in steps.rungs if r.capacity >= left - length)
                 saved = 4 * messages * (one.words - size.words - rest.words)
-                assert saved > 1 << 15
+                assert saved > ROUND
             left, sent = left - length, sent + 4 * size.words
         assert sent <= steps.bytes(jnp.int32(need))
 

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec as P
 
 from sparsejax import gathers, wire
+from sparsejax._compat import varying_axes
 from tests import helpers
 from tests.helpers import AXIS, Collective
 
@@ -37,12 +39,19 @@ def programs(n):
         "bruck_all_to_all": lambda x: gathers.bruck_all_to_all(x, AXIS),
         "doubling_all_gather": lambda x: gathers.doubling_all_gather(x, AXIS),
         "push_channel": lambda x: wire.push_channel(AXIS).send(as_words(x)),
-        "pull_channel": lambda x: wire.pull_channel(AXIS).send(as_words(x[:1])),
+        "pull_channel": lambda x: pulled(as_words(x[:1])),
         "swap_channel": lambda x: wire.swap_channel(AXIS, [shift(n)]).send(as_words(x[:1])),
     }
 
 
 NAMES = list(programs(1))
+
+
+def pulled(message):
+    """What a pull brings, typed as what it is, and the bytes sent for it."""
+    channel = wire.pull_channel(AXIS)
+    received, sent = channel.send(message)
+    return channel.received(received), sent
 
 
 def as_words(x):
@@ -62,7 +71,7 @@ def results(n):
     return helpers.run_ranks(run, inputs(n), n)
 
 
-def traced(name, n, told=None, check_vma=True):
+def traced(name, n, told=None, check_vma=True, platform="cpu"):
     """The collectives of one function; what it says it sends goes to `told`."""
 
     def run(x):
@@ -71,7 +80,7 @@ def traced(name, n, told=None, check_vma=True):
             told.append(sent)
         return result
 
-    return helpers.traced_collectives(run, inputs(n), n, check_vma)
+    return helpers.traced_collectives(run, inputs(n), n, check_vma, platform)
 
 
 @every
@@ -140,12 +149,13 @@ def test_permute_sends_along_its_pairs_and_leaves_zeros_elsewhere(n):
     np.testing.assert_array_equal(swapped, expected[:, :1])
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
 @pytest.mark.parametrize("check_vma", [True, False], ids=["checked", "unchecked"])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_bytes_returned_are_those_of_the_program(name, check_vma):
+def test_the_bytes_returned_are_those_of_the_program(name, check_vma, platform):
     for n in RANKS:
         told = []
-        found = traced(name, n, told, check_vma)
+        found = traced(name, n, told, check_vma, platform)
         assert told[-1] == pytest.approx(sum(helpers.sent_bytes(c, n) for c in found))
         # Over one rank only a permutation says that it sends: it counts its operand.
         assert (told[-1] > 0) == (n > 1 or name in ("permute", "swap_channel"))
@@ -163,6 +173,8 @@ def test_the_bytes_returned_are_those_of_the_program(name, check_vma):
         ("maximum", [Collective("pmax", 192)]),
         ("all_to_all", [Collective("all_to_all", 192)]),
         ("all_gather", [Collective("all_gather", 192)]),
+        # A message of 24 bytes, on CPUs a copy for each rank.
+        ("pull_channel", [Collective("all_to_all", 192)]),
         ("permute", [Collective("ppermute", 192)]),
         # Twice as much each time; log2 8 = 3.
         ("bruck_all_gather", [Collective("ppermute", 192 * k) for k in (1, 2, 4)]),
@@ -179,6 +191,70 @@ def test_on_eight_ranks_these_collectives_are_sent(name, expected):
     assert traced(name, 8) == expected
 
 
+def test_a_pull_is_one_all_to_all_on_cpus_and_one_all_gather_elsewhere():
+    """Each in what is compiled for it, and nowhere both; 7/8 of 192 bytes, or 7 of 24."""
+    gathered = traced("pull_channel", 8, platform="cuda")
+    assert gathered == [Collective("all_gather", 24)]
+    copied = traced("pull_channel", 8, platform="cpu")
+    assert [helpers.sent_bytes(c, 8) for c in (*gathered, *copied)] == [168, 168]
+    pull = jax.jit(helpers.stacked(lambda x: pulled(as_words(x[:1]))[0], 8))
+    for platform, meant, other in (
+        ("cpu", "all_to_all", "all_gather"),
+        ("cuda", "all_gather", "all_to_all"),
+    ):
+        lowered = pull.trace(inputs(8)).lower(lowering_platforms=(platform,)).as_text()
+        assert lowered.count(f"stablehlo.{meant}") == 1
+        assert f"stablehlo.{other}" not in lowered
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_a_pull_may_leave_a_shard_map_that_checks_as_the_same_on_all_ranks(n):
+    """`out_specs=P()` promises one array: every device's copy of it has the same bytes."""
+    x = np.random.default_rng(n).integers(0, 1 << 32, (n, COLUMNS), np.uint32)
+    x[0, :3] = np.array([np.nan, -0.0, 1e-45], np.float32).view(np.uint32)
+    run = jax.shard_map(
+        lambda x: pulled(x)[0],
+        mesh=helpers.mesh_of(n),
+        in_specs=P(AXIS),
+        out_specs=P(),
+        check_vma=True,
+    )
+    everything = jax.jit(run)(x)
+    copies = [np.asarray(shard.data) for shard in everything.addressable_shards]
+    assert len(copies) == n
+    for copy in copies:
+        assert copy.shape == x.shape
+        assert copy.tobytes() == x.tobytes()
+
+
+def test_a_pull_over_two_axes_or_over_one_of_two_brings_the_rows_in_order():
+    """It is the same over the axes that it goes over, and over no other."""
+    mesh = jax.make_mesh(
+        (4, 2),
+        (AXIS, "model"),
+        axis_types=(AxisType.Auto,) * 2,
+        devices=jax.devices("cpu"),
+    )
+    x = np.arange(8 * COLUMNS, dtype=np.uint32).reshape(8, COLUMNS)
+
+    def run(axis_name):
+        def on_rank(message):
+            channel = wire.pull_channel(axis_name)
+            return channel.received(channel.send(message)[0])
+
+        both = P((AXIS, "model"))
+        kept = P() if isinstance(axis_name, tuple) else P("model")
+        return jax.jit(jax.shard_map(on_rank, mesh=mesh, in_specs=both, out_specs=kept))(x)
+
+    everything = run((AXIS, "model"))
+    for shard in everything.addressable_shards:
+        np.testing.assert_array_equal(shard.data, x)
+    columns = run(AXIS)
+    for shard in columns.addressable_shards:
+        _, column = np.argwhere(mesh.devices == shard.device)[0]
+        np.testing.assert_array_equal(shard.data, x[column::2])
+
+
 @every
 def test_bruck_takes_as_few_messages_as_there_can_be(n):
     for name in ("bruck_all_gather", "bruck_all_to_all"):
@@ -193,15 +269,18 @@ def test_what_was_summed_or_gathered_is_typed_as_replicated(n):
         assert same == name.startswith(replicated), name
 
 
-def test_channels_know_what_varies_behind_them_and_how_much_they_send():
+def test_channels_know_what_is_the_same_behind_them_and_how_much_they_send():
     def run(x):
         push, pull = wire.push_channel(AXIS), wire.pull_channel(AXIS)
         swap = wire.swap_channel(AXIS, [shift(3)])
-        axes = frozenset({AXIS, "other"})
         assert [c.sources for c in (push, pull, swap)] == [3, 3, 1]
         assert [c.messages for c in (push, pull, swap)] == [2, 2, 1]
-        assert push.axes_after(axes) == swap.axes_after(axes) == axes
-        assert pull.axes_after(axes) == {"other"}
+        assert push.same == swap.same == frozenset()
+        assert pull.same == {AXIS}
+        for channel in (push, pull, swap):
+            # Nothing was sent; the type is what is looked at.
+            received = channel.received(as_words(x))
+            assert varying_axes(received) == varying_axes(x) - channel.same
         return x
 
     jax.eval_shape(helpers.stacked(run, 3), inputs(3))

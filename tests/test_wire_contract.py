@@ -36,15 +36,24 @@ def test_balanced_parallelism_sends_the_rungs_that_the_program_holds(check_vma):
     run = program(schemes.BalancedParallelism(), check_vma)
     shape = jax.ShapeDtypeStruct((N, SIZE), jnp.float32)
     found = collectives(jax.make_jaxpr(run)(shape))
-    pushes, pulls = messages(found, "all_to_all"), messages(found, "all_gather")
     width = SIZE // N
     steps = {
         "push": ladder.ladder(width, 4, N, ratio=schemes.BalancedParallelism().ratio),
         "pull": ladder.ladder(width, 4, N, ratio=schemes.BalancedParallelism().ratio),
     }
-    # A branch for each rung, and nothing else, carries messages.
+    # A branch for each rung, and nothing else, carries messages: first those of the push.
+    # On CPUs a pull is an all-to-all of copies, on others a gather of one.
+    sent = messages(found, "all_to_all")
+    pushes, pulls = sent[: len(steps["push"].rungs)], sent[len(steps["push"].rungs) :]
     assert pushes == [4 * N * rung.words for rung in steps["push"].rungs]
-    assert pulls == [4 * rung.words for rung in steps["pull"].rungs]
+    assert pulls == [4 * N * rung.words for rung in steps["pull"].rungs]
+    assert messages(found, "all_gather") == []
+    elsewhere = collectives(jax.make_jaxpr(run)(shape), "cuda")
+    assert messages(elsewhere, "all_to_all") == pushes
+    gathers = messages(elsewhere, "all_gather")
+    assert gathers == [4 * rung.words for rung in steps["pull"].rungs]
+    # What the pull is charged is what either of the two programs sends.
+    assert [(N - 1) * own for own in gathers] == [(N - 1) / N * copies for copies in pulls]
     scalars = [c for c in found if c.name == "pmax"]
     assert [c.bytes for c in scalars] == [12, 4]
     # Outside the ladders: the dense sum, and the dense gather of the sums.
@@ -69,9 +78,9 @@ def test_balanced_parallelism_sends_the_rungs_that_the_program_holds(check_vma):
         pull = operands_of(union.max(), steps["pull"], pulls, N - 1)
         assert traffic.push.rounds == len(push)
         assert float(traffic.push.wire) == sum(push) * (N - 1) / N
-        if sum(pull) < 4 * width:
+        if sum(pull) < 4 * N * width:
             assert traffic.pull.rounds == len(pull)
-            assert float(traffic.pull.wire) == sum(pull) * (N - 1)
+            assert float(traffic.pull.wire) == sum(pull) * (N - 1) / N
         else:
             assert float(traffic.pull.wire) == 4 * width * (N - 1)
         assert float(traffic.scalars) == sum(sent_bytes(c, N) for c in scalars)

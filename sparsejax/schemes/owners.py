@@ -78,7 +78,7 @@ def reduce(
     if not run.may_pay(x):
         dense = base.sum_densely(x, None, axis_name, options.wire_dtype)
         return dense.total, dense.traffic
-    return run(x, bits.nonzero_units(x) if present is None else present)
+    return run(x, run.agree(bits.nonzero_units(x) if present is None else present))
 
 
 def owners(x, axis_name, layout, options) -> "Owners":
@@ -98,6 +98,24 @@ def owners(x, axis_name, layout, options) -> "Owners":
         ladder.ladder(layout.width, unit_bytes, n, *pull),
         varying_axes(x) - varying_axes(lax.axis_index(axis_name)),
     )
+
+
+class Agreed(NamedTuple):
+    """What a rank has for each owner, and what all ranks agreed on.
+
+    Attributes:
+        sets: This rank's units by owner.
+        fullest: Entries of the fullest part of all ranks.
+        most: Entries of the rank that has most.
+        imbalance: Of the rank whose parts are least even.
+        sent: Bytes that one rank sent for it.
+    """
+
+    sets: bits.BitSets
+    fullest: jax.Array
+    most: jax.Array
+    imbalance: jax.Array
+    sent: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +158,23 @@ class Owners:
         sparsely = self.may_pay(x) & (bound < dense)
         return jnp.where(sparsely, push + pull, dense)
 
-    def __call__(self, x, present):
-        n = self.layout.ranks
+    def agree(self, present: jax.Array) -> "Agreed":
+        """Splits the units that are there among their owners, and counts them."""
         sets = bits.bit_sets(self.layout.split(present))
-        fullest, most, imbalance, agreed = self._agree(sets)
+        count = jnp.sum(sets.counts, dtype=jnp.int32)
+        fullest = jnp.max(sets.counts)
+        mean = count.astype(jnp.float32) / self.layout.ranks
+        imbalance = jnp.where(count > 0, fullest / jnp.maximum(mean, 1e-6), 1.0)
+        # Positive floats order like their bits, so one pmax serves for all three.
+        as_int = lax.bitcast_convert_type(imbalance.astype(jnp.float32), jnp.int32)
+        agreed, sent = wire.maximum(jnp.stack([fullest, count, as_int]), self.axis_name)
+        worst = lax.bitcast_convert_type(agreed[2], jnp.float32)
+        return Agreed(sets, agreed[0], agreed[1], worst, sent)
+
+    def __call__(self, x: jax.Array, known: "Agreed") -> tuple[jax.Array, base.Traffic]:
+        """The sum, and what was sent for it, once ranks have agreed on their counts."""
+        n = self.layout.ranks
+        sets, fullest, most, imbalance, agreed = known
         dense = self._all_reduce_bytes(x)
         push_bytes = (n - 1) * self.push_ladder.bytes(fullest)
         pull_bytes = self._dense_pull_bytes() if self._bounded() else 0.0
@@ -176,18 +207,6 @@ class Owners:
     def _typed(self, function):
         """Gives the results of both sides of a branch the same type."""
         return lambda x: as_varying(function(x), self.other_axes)
-
-    def _agree(self, sets):
-        """The fullest part, the most units and the worst imbalance of all ranks."""
-        count = jnp.sum(sets.counts, dtype=jnp.int32)
-        fullest = jnp.max(sets.counts)
-        mean = count.astype(jnp.float32) / self.layout.ranks
-        imbalance = jnp.where(count > 0, fullest / jnp.maximum(mean, 1e-6), 1.0)
-        # Positive floats order like their bits, so one pmax serves for all three.
-        as_int = lax.bitcast_convert_type(imbalance.astype(jnp.float32), jnp.int32)
-        agreed, sent = wire.maximum(jnp.stack([fullest, count, as_int]), self.axis_name)
-        worst = lax.bitcast_convert_type(agreed[2], jnp.float32)
-        return agreed[0], agreed[1], worst, sent
 
     def _push(self, x, sets, fullest, most):
         """Adds up what all ranks have for the units that this rank owns."""

@@ -5,15 +5,19 @@ becomes an all-reduce where it does not pay. The paper's equations (1) and (2) c
 two by how full sums get. Between two ranks the answer needs no measurement: with g the
 growth over both, one swap of a whole set against (g + 1) / 2 of it, and g is at least 1.
 
-With more ranks both are compiled, and the bytes that each would send are reckoned in the
-message sizes and index codes that each would use: from how sums grew in the step before
-(`growth`), and from how many entries there are now, on which one pmax agrees. All ranks
-reckon from the same, so all take the same branch, and nothing is compiled again. It is
-balanced in a first step, of which nothing is known, and where partial sums could send more
-than an all-reduce, should this step's sets not overlap at all: so no more is ever sent than
-by an all-reduce and the agreed numbers. Balanced Parallelism sees only one rank's share and
-the total's; what it takes the sums between to be is corrected as soon as the other is
-tried.
+Where sets do not overlap at all hierarchy saves most, one part in n + 1, and its work grows
+with every hop: with more than ten ranks it is not worth it, and only the other is compiled.
+
+With three to ten ranks both are compiled, and the bytes that each would send are reckoned
+in the message sizes and index codes that each would use: from how sums grew in the step
+before (`growth`), and from how many entries there are now, on which one pmax agrees. All
+ranks reckon from the same, so all take the same branch, and nothing is compiled again. It
+is balanced in a first step, of which nothing is known, and where partial sums could send
+more than an all-reduce, should this step's sets not overlap at all: so no more is ever sent
+than by an all-reduce and the agreed numbers. Hierarchy must save more than its work costs:
+every hop goes over the whole array, where owners go over it once. Balanced Parallelism sees
+only one rank's share and the total's; what it takes the sums between to be is corrected as
+soon as the other is tried.
 
 `optimum` names one of the two, and only that is compiled: it is what a plan does.
 """
@@ -35,6 +39,13 @@ from sparsejax.schemes.balanced_parallelism import BalancedParallelism
 from sparsejax.schemes.hierarchical_centralization import HierarchicalCentralization
 
 
+# Passes over the array in a hop of Hierarchical Centralization, beyond what owners need.
+_PASSES = 8
+# How many times as fast memory is as the network: 10 GB/s and 250 Mbit/s on the CPUs of the
+# benchmarks, 3 TB/s and 100 Gbit/s on GPUs, give 300.
+_MEMORY = 300
+
+
 class ZenState(NamedTuple):
     """State of `Zen`.
 
@@ -52,8 +63,9 @@ class Zen(base.Scheme):
     """Chooses between Balanced Parallelism and Hierarchical Centralization.
 
     Attributes:
-        optimum: "balanced", "hierarchical", or "auto": the latter for two ranks, and for
-            more what sends fewer bytes, step by step.
+        optimum: "balanced", "hierarchical", or "auto": the latter for two ranks, the former
+            where there are so many that the latter cannot pay, and between them the better
+            one, step by step.
         ownership: Who owns which unit, for Balanced Parallelism.
         wire_dtype: The dtype of the values while they travel; that of x if None.
     """
@@ -84,37 +96,44 @@ class Zen(base.Scheme):
             return base.nothing_to_send(x, state, axis_name)
         state = state if isinstance(state, ZenState) else self.init(x, n)
 
-        def balanced(x):
-            done = self._balanced(x, state.tables, axis_name, present=present)
-            ends = done.traffic.density_before, done.traffic.density_after
+        if self.optimum == "hierarchical" or (self.optimum == "auto" and n == 2):
+            done = self._hierarchical(x, state.curve, axis_name, present=present)
+            return done._replace(state=ZenState(done.state, state.tables))
+        layout = self.ownership.over(x.shape[0], n, state.tables)
+        balanced = owners.owners(x, axis_name, layout, self._balanced.options)
+        if not balanced.may_pay(x):
+            return base.sum_densely(x, state, axis_name, self.wire_dtype)
+        # Both schemes take from here which units are there, and so need not look again.
+        flags = bits.nonzero_units(x) if present is None else present
+        known = balanced.agree(flags)
+
+        def by_owners(x):
+            total, traffic = balanced(x, known)
+            ends = traffic.density_before, traffic.density_after
             ends = wire.same_elsewhere(jnp.stack(ends), axis_name)
             curve = growth.stretched(state.curve, n, *ends)
-            return done.total, ZenState(curve, done.state), done.traffic
+            tables = self.ownership.after(state.tables, total)
+            return total, ZenState(curve, tables), traffic
 
-        def hierarchical(x):
-            done = self._hierarchical(x, state.curve, axis_name, present=present)
-            return done.total, ZenState(done.state, state.tables), done.traffic
+        def by_hierarchy(x):
+            done = self._hierarchical(x, state.curve, axis_name, present=flags)
+            scalars = done.traffic.scalars + known.sent
+            traffic = done.traffic._replace(scalars=scalars)
+            return done.total, ZenState(done.state, state.tables), traffic
 
-        if self.optimum == "hierarchical" or (self.optimum == "auto" and n == 2):
-            total, state, traffic = hierarchical(x)
-        elif self.optimum == "balanced":
-            total, state, traffic = balanced(x)
-        else:
-            axes = varying_axes(x) - varying_axes(lax.axis_index(axis_name))
-            typed = lambda side: lambda x: _typed(side(x), axes)
-            flags = bits.nonzero_units(x) if present is None else present
-            count = jnp.sum(flags, dtype=jnp.int32)
-            most, agreed = wire.maximum(count, axis_name)
-            total, state, traffic = lax.cond(
-                self._prefers_hierarchy(x, most, state, axis_name),
-                typed(hierarchical),
-                typed(balanced),
-                x,
-            )
-            traffic = traffic._replace(scalars=traffic.scalars + agreed)
-        return base.Reduced(total, None, state, traffic)
+        if self.optimum == "balanced" or not _hierarchy_may_pay(n):
+            return base.Reduced(*_in_order(by_owners(x)))
+        axes = varying_axes(x) - varying_axes(lax.axis_index(axis_name))
+        typed = lambda side: lambda x: _typed(side(x), axes)
+        done = lax.cond(
+            self._prefers_hierarchy(x, balanced, known.most, state, axis_name),
+            typed(by_hierarchy),
+            typed(by_owners),
+            x,
+        )
+        return base.Reduced(*_in_order(done))
 
-    def _prefers_hierarchy(self, x, most, state, axis_name):
+    def _prefers_hierarchy(self, x, balanced, most, state, axis_name):
         """Whether, by the last step, Hierarchical Centralization sends fewer bytes."""
         n, units = wire.ranks(axis_name), x.shape[0]
         hops = doubling.hops(n)
@@ -123,13 +142,11 @@ class Zen(base.Scheme):
         now = most.astype(jnp.float32)
         scale = now / jnp.maximum(curve[0], 1e-12)
         counts = jnp.round(jnp.minimum(curve * scale, units)).astype(jnp.int32)
-        layout = self.ownership.over(units, n, state.tables)
-        balanced = owners.owners(x, axis_name, layout, self._balanced.options)
         each = counts[jnp.array([0, hops])].astype(jnp.float32) / n
         # The fullest of n parts of each of n ranks, and of n parts of the sum.
         over = jnp.array([above_mean(n * n), above_mean(n)], jnp.float32)
         fullest = jnp.ceil(each + over * jnp.sqrt(each)).astype(jnp.int32)
-        fullest = jnp.minimum(fullest, layout.width)
+        fullest = jnp.minimum(fullest, balanced.layout.width)
         bytes_balanced = balanced.expected_bytes(x, fullest[0], fullest[1])
         hierarchical = self._hierarchical
         bytes_hierarchical = hierarchical.expected_bytes(x, axis_name, counts)
@@ -141,17 +158,19 @@ class Zen(base.Scheme):
             x.size, x.dtype, wire.travelling(x.dtype, self.wire_dtype), n
         )
         known = (curve[0] > 0) & (most_bytes < dense)
-        return known & (bytes_hierarchical < bytes_balanced)
+        work = _more_work(x.size * x.dtype.itemsize, n)
+        return known & (bytes_hierarchical + work < bytes_balanced)
 
     def forecast(self, load):
         balanced, hierarchical = (
             scheme.forecast(load) for scheme in (self._balanced, self._hierarchical)
         )
-        if self.optimum == "balanced":
-            return balanced
-        if self.optimum == "hierarchical" or load.ranks == 2:
+        if self.optimum == "hierarchical" or (self.optimum, load.ranks) == ("auto", 2):
             return hierarchical
-        return min(balanced, hierarchical, key=lambda one: one.bytes)
+        if self.optimum == "balanced" or not _hierarchy_may_pay(load.ranks):
+            return balanced
+        work = _more_work(load.size * jnp.dtype(load.dtype).itemsize, load.ranks)
+        return hierarchical if hierarchical.bytes + work < balanced.bytes else balanced
 
     @property
     def _balanced(self):
@@ -160,6 +179,31 @@ class Zen(base.Scheme):
     @property
     def _hierarchical(self):
         return HierarchicalCentralization(wire_dtype=self.wire_dtype)
+
+
+def _hierarchy_may_pay(n):
+    """Whether the most that hierarchy can save is worth twice its work.
+
+    Owners send up to twice (n - 1)/n of the array, of which hierarchy saves at most one
+    part in n + 1.
+    """
+    saved = 2 * (n - 1) / n / (n + 1)
+    return saved > 2 * _more_work(1, n)
+
+
+def _more_work(size, n):
+    """Bytes that could be sent while hops are worked on, above what owners need.
+
+    Every hop reads the array for what is not zero, and XLA copies what loops and branches
+    write to: measured, a hop takes as long as eight passes over the array. Owners need few
+    of their own.
+    """
+    return _PASSES * (doubling.hops(n) - 1) * size / _MEMORY
+
+
+def _in_order(done):
+    total, state, traffic = done
+    return total, None, state, traffic
 
 
 def _typed(results, axes):
