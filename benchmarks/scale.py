@@ -41,7 +41,6 @@ FORMULAS = {
     "balanced": cost_model.SCHEMES["balanced_parallelism"],
     "hierarchical": cost_model.SCHEMES["hierarchical_centralization"],
     "agsparse": cost_model.SCHEMES["ag_sparse"],
-    "omnireduce": cost_model.SCHEMES["omni_reduce"],
 }
 MOST = 1024
 
