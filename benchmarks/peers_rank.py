@@ -93,8 +93,14 @@ class _Store:
     def set(self, key: str, value: str) -> None:
         self._store.set(key, value)
 
-    def get(self, key: str) -> str:
-        return self._store.get(key).decode()
+    def wait(self, name: str, ranks: int) -> None:
+        if self._store.add(name, 1) == ranks:
+            self._store.set(name + "/all", "")
+        self._store.get(name + "/all")
+
+    def values(self, folder: str, ranks: int) -> list[str]:
+        keys = [f"{folder}/{rank}" for rank in range(ranks)]
+        return [value.decode() for value in self._store.multi_get(keys)]
 
 
 def main() -> None:

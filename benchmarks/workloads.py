@@ -60,8 +60,9 @@ class Workload:
 def zipf(ranks: int, size: int, density: float, seed: int = 0) -> np.ndarray:
     """Sets of this density, drawn by each rank alone by a Zipf law, units in any order."""
     rng = np.random.default_rng(seed)
-    hit = zipf_chances(size, density)[rng.permutation(size)]
-    return rng.random((ranks, size), np.float32) < hit
+    hit = zipf_chances(size, density)[rng.permutation(size)].astype(np.float32)
+    # One rank at a time: less to keep, and the sets of fewer ranks are the first of these.
+    return np.stack([rng.random(size, np.float32) < hit for _ in range(ranks)])
 
 
 def zipf_chances(size: int, density: float) -> np.ndarray:

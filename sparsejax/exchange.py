@@ -32,8 +32,32 @@ from sparsejax._compat import as_varying, varying_axes
 from sparsejax.ladder import Ladder
 
 
-ValueAt = Callable[[jax.Array], jax.Array]
 Receive = Callable[[Any, jax.Array, jax.Array], Any]
+
+
+class Source(NamedTuple):
+    """Where the values of a part's slots come from.
+
+    Attributes:
+        array: [units, ...], the values.
+        dtype: Of the values while they travel; that of the array if None.
+        units: From slots int32 [parts, k] to the units whose values they have; the slots
+            themselves if None. It may name any unit for a slot beyond a part's count.
+    """
+
+    array: jax.Array
+    dtype: jax.typing.DTypeLike | None = None
+    units: Callable[[jax.Array], jax.Array] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one value."""
+        return self.array.shape[1:]
+
+    @property
+    def wire_dtype(self) -> jnp.dtype:
+        """The dtype of the values while they travel."""
+        return jnp.dtype(self.dtype or self.array.dtype)
 
 
 class Sent(NamedTuple):
@@ -56,7 +80,7 @@ def transmit(
     ladder: Ladder,
     channel: wire.Channel,
     sets: bits.BitSets,
-    values_at: ValueAt,
+    source: Source,
     need: jax.Array,
     receive: Receive,
     carry: Any,
@@ -68,8 +92,7 @@ def transmit(
         ladder: The message sizes.
         channel: Where the messages go.
         sets: The slots of each part that this rank sends.
-        values_at: From slots int32 [parts, k] to values [parts, k, ...] in the dtype of
-            the wire. Slots beyond a part's count mean nothing, and so may their values.
+        source: The values of the slots.
         need: The count of the fullest part of all ranks, equal on all of them.
         receive: From carry, slots int32 [sources, k] and values [sources, k, ...] to
             carry. A slot is `width` or more where there is no entry.
@@ -80,9 +103,8 @@ def transmit(
     Returns:
         The final carry, and what was sent.
     """
-    sample = jax.eval_shape(values_at, jnp.zeros((len(sets.counts), 1), jnp.int32))
-    form = _Form(ladder, sample.shape[2:], sample.dtype)
-    axes = varying_axes(sets.words)
+    form = _Form(ladder, source.shape, source.wire_dtype)
+    axes = varying_axes(sets.words) | varying_axes(source.array)
     received_axes = axes - channel.same
 
     def sender(words):
@@ -105,7 +127,7 @@ def transmit(
     def one_round(state):
         first, carry, sent = state
         rung, length = ladder.next_message(need - first, channel.messages)
-        message = _pack(form, sets, values_at, first, length, rung, axes)
+        message = _pack(form, sets, source, first, length, rung, axes)
         received, wire_bytes = wire.branch(rung, senders, message)
         received = channel.received(received)
         carry = _unpack(form, received, first, length, rung, receive, carry)
@@ -177,7 +199,7 @@ class _Form:
         return values.reshape(parts, entries, *self.shape)
 
 
-def _pack(form, sets, values_at, first, length, rung, axes):
+def _pack(form, sets, source, first, length, rung, axes):
     """Writes a run of ranks of each part into a message."""
     ladder, parts, tile = form.ladder, len(sets.counts), form.ladder.tile
     lane = form.lane[rung]
@@ -195,14 +217,18 @@ def _pack(form, sets, values_at, first, length, rung, axes):
     def one_tile(state):
         number, message = state
         at = number * tile
-        found = bits.slots(sets, first + at, tile)
+        found = _alone(number, axes, lambda: bits.slots(sets, first + at, tile))
         for plane in range(form.planes):
             words = index_codes.to_bytes(found, plane)
             start = lanes_at + plane * form.plane[rung] + at // 4
             # A plane that this rung does not send goes where nobody looks.
             start = jnp.where(8 * plane < lane, start, form.spare)
             message = lax.dynamic_update_slice_in_dim(message, words, start, axis=1)
-        words = form.to_words(values_at(found))
+        units = found
+        if source.units is not None:
+            units = _alone(number, axes, lambda: source.units(found))
+        values = _alone(number, axes, lambda: source.array.at[units].get(mode="clip"))
+        words = form.to_words(values.astype(form.dtype))
         start = values_from + form.unit_words(at)
         message = lax.dynamic_update_slice_in_dim(message, words, start, axis=1)
         return number - 1, message
@@ -211,6 +237,23 @@ def _pack(form, sets, values_at, first, length, rung, axes):
     _, message = lax.while_loop(lambda state: state[0] >= 0, one_tile, (tiles - 1, message))
     header = lax.bitcast_convert_type(sets.counts, jnp.uint32)[:, None]
     return lax.dynamic_update_slice(message, header, (0, 0))
+
+
+def _alone(tile, axes, function):
+    """What a function returns, computed in kernels of its own on CPUs.
+
+    XLA:CPU makes one loop of a gather, of all that computes its indices and of all that is
+    done with its result; not a part of it is vectorized then, and an entry takes 50 ns
+    where it takes 5 in three loops. A branch that is always taken keeps them apart: that
+    the number of a tile is never negative is more than XLA sees.
+    """
+    result = jax.eval_shape(function)
+
+    def apart():
+        zeros = lambda: as_varying(jnp.zeros(result.shape, result.dtype), axes)
+        return lax.cond(tile >= 0, lambda: as_varying(function(), axes), zeros)
+
+    return lax.platform_dependent(cpu=apart, default=lambda: as_varying(function(), axes))
 
 
 def _unpack(form, message, first, length, rung, receive, carry):

@@ -45,6 +45,12 @@ class Section:
     cpu: float = 0.0
     sent: float | None = None
     received: float | None = None
+    _start: float = 0.0
+    _cpu: float = 0.0
+
+    def begin(self) -> None:
+        """Starts the clocks again; bytes are counted from the start of the section."""
+        self._cpu, self._start = _cpu(), time.perf_counter()
 
 
 class Store(Protocol):
@@ -53,8 +59,11 @@ class Store(Protocol):
     def set(self, key: str, value: str) -> None:
         """Keeps a value."""
 
-    def get(self, key: str) -> str:
-        """The value of a key, as soon as there is one."""
+    def wait(self, name: str, ranks: int) -> None:
+        """Waits until so many processes wait here; a name serves once."""
+
+    def values(self, folder: str, ranks: int) -> list[str]:
+        """The values of folder/0, folder/1 and so on, all of which were set."""
 
 
 @dataclasses.dataclass
@@ -69,7 +78,7 @@ class Here:
     switch: str | None
     reports: pathlib.Path | None
     store: Store | None = None
-    _told: int = 0
+    _met: int = 0
 
     @classmethod
     def from_environment(cls) -> "Here":
@@ -111,15 +120,16 @@ class Here:
         """All ranks' values, which must be JSON, on every rank, without a collective."""
         if self.store is None:
             return [value]
-        self._told += 1
-        name = f"testbed-{self._told}"
-        self.store.set(f"{name}/{self.rank}", json.dumps(value))
-        told = [self.store.get(f"{name}/{rank}") for rank in range(self.ranks)]
-        return [json.loads(text) for text in told]
+        folder = f"testbed-{self._met + 1}"
+        self.store.set(f"{folder}/{self.rank}", json.dumps(value))
+        self.barrier()
+        return [json.loads(text) for text in self.store.values(folder, self.ranks)]
 
     def barrier(self) -> None:
         """Waits until all ranks are here, without a collective."""
-        self.gather(None)
+        if self.store is not None:
+            self._met += 1
+            self.store.wait(f"testbed-met-{self._met}", self.ranks)
 
     def set_rate(self, rate: str) -> None:
         """Changes the rate of the network; all ranks call it."""
@@ -138,10 +148,10 @@ class Here:
         """
         self.barrier()
         section, before = Section(), self._counters()
-        cpu, start = _cpu(), time.perf_counter()
+        section.begin()
         yield section
-        section.seconds = time.perf_counter() - start
-        section.cpu = _cpu() - cpu
+        section.seconds = time.perf_counter() - section._start
+        section.cpu = _cpu() - section._cpu
         if before is not None:
             self.barrier()
             counts = zip(before, self._counters(), strict=True)
@@ -178,8 +188,12 @@ class _Coordinator:
     def set(self, key: str, value: str) -> None:
         self._client.key_value_set(key, value)
 
-    def get(self, key: str) -> str:
-        return self._client.blocking_key_value_get(key, 600_000)
+    def wait(self, name: str, ranks: int) -> None:
+        self._client.wait_at_barrier(name, 600_000)
+
+    def values(self, folder: str, ranks: int) -> list[str]:
+        told = dict(self._client.key_value_dir_get(folder))
+        return [told[f"{folder}/{rank}"] for rank in range(ranks)]
 
 
 def share_compiled(folder: str | None = None) -> None:

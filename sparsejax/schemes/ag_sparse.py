@@ -87,7 +87,7 @@ class AGSparse(base.Scheme):
                 steps,
                 channel,
                 sets,
-                lambda slots: x.at[slots].get(mode="clip").astype(narrow),
+                exchange.Source(x, narrow),
                 most,
                 add,
                 jnp.zeros(x.shape, wide),

@@ -220,7 +220,7 @@ class _Hops:
                 steps,
                 channel,
                 sets,
-                lambda slots: rounded.at[slots].get(mode="clip"),
+                exchange.Source(rounded),
                 most,
                 add,
                 total,

@@ -213,10 +213,6 @@ class Owners:
         n, width = self.layout.ranks, self.layout.width
         part = lax.broadcasted_iota(jnp.int32, (n, 1), 0)
 
-        def values_at(slots):
-            units = self.layout.invert(part, slots)
-            return x.at[units].get(mode="clip").astype(self.narrow)
-
         def add(totals, slots, values):
             return totals.at[slots.reshape(-1)].add(
                 values.astype(self.wide).reshape(-1, *x.shape[1:]), mode="drop"
@@ -226,7 +222,7 @@ class Owners:
             self.push_ladder,
             wire.push_channel(self.axis_name),
             sets,
-            values_at,
+            exchange.Source(x, self.narrow, functools.partial(self.layout.invert, part)),
             fullest,
             add,
             jnp.zeros((width, *x.shape[1:]), self.wide),
@@ -276,7 +272,7 @@ class Owners:
             self.pull_ladder,
             wire.pull_channel(self.axis_name),
             sets,
-            lambda slots: totals.at[slots].get(mode="clip"),
+            exchange.Source(totals),
             fullest,
             place,
             jnp.zeros((size, *totals.shape[1:]), self.narrow),
@@ -361,7 +357,7 @@ class Owners:
                 push,
                 wire.push_channel(self.axis_name),
                 sets,
-                lambda slots: totals.at[inner.invert(part, slots)].get(mode="clip"),
+                exchange.Source(totals, units=functools.partial(inner.invert, part)),
                 fullest,
                 place,
                 jnp.zeros((spread.width, *totals.shape[1:]), self.narrow),

@@ -1,25 +1,27 @@
-"""Zen: the better of the two optima of Theorem 1, chosen when the program runs.
+"""Zen: the better of the two optima of Theorem 1.
 
 On the wire: what `HierarchicalCentralization` or `BalancedParallelism` puts there; either
 becomes an all-reduce where it does not pay. The paper's equations (1) and (2) compare the
 two by how full sums get. Between two ranks the answer needs no measurement: with g the
 growth over both, one swap of a whole set against (g + 1) / 2 of it, and g is at least 1.
 
-Where sets do not overlap at all hierarchy saves most, one part in n + 1, and its work grows
-with every hop: with more than ten ranks it is not worth it, and only the other is compiled.
+By default the number of ranks decides: two swap their sets, more have owners. Where sets do
+not overlap at all hierarchy saves most, one part in n + 1 but for padding, and each of its
+hops goes over the whole array, where owners go over it once. On four and eight hosts, 100
+and 250 Mbit/s, it took longer wherever it was measured, hosts with cores of their own
+included (benchmarks/README.md), and one program compiles in half the time of two.
 
-With three to ten ranks both are compiled, and the bytes that each would send are reckoned
-in the message sizes and index codes that each would use: from how sums grew in the step
-before (`growth`), and from how many entries there are now, on which one pmax agrees. All
-ranks reckon from the same, so all take the same branch, and nothing is compiled again. It
-is balanced in a first step, of which nothing is known, and where partial sums could send
-more than an all-reduce, should this step's sets not overlap at all: so no more is ever sent
-than by an all-reduce and the agreed numbers. Hierarchy must save more than its work costs:
-every hop goes over the whole array, where owners go over it once. Balanced Parallelism sees
-only one rank's share and the total's; what it takes the sums between to be is corrected as
-soon as the other is tried.
+`optimum="bytes"` is for networks so slow that only bytes count. Both are compiled, and the
+bytes that each would send are reckoned in the message sizes and index codes that each would
+use: from how sums grew in the step before (`growth`), and from how many entries there are
+now, on which one pmax agrees. All ranks reckon from the same, so all take the same branch,
+and nothing is compiled again. It is balanced in a first step, of which nothing is known,
+and where partial sums could send more than an all-reduce, should this step's sets not
+overlap at all: so no more is ever sent than by an all-reduce and the agreed numbers.
+Balanced Parallelism sees only one rank's share and the total's; what it takes the sums
+between to be is corrected as soon as the other is tried.
 
-`optimum` names one of the two, and only that is compiled: it is what a plan does.
+"balanced" and "hierarchical" name one of the two: it is what a plan does.
 """
 
 import dataclasses
@@ -39,13 +41,6 @@ from sparsejax.schemes.balanced_parallelism import BalancedParallelism
 from sparsejax.schemes.hierarchical_centralization import HierarchicalCentralization
 
 
-# Passes over the array in a hop of Hierarchical Centralization, beyond what owners need.
-_PASSES = 8
-# How many times as fast memory is as the network: 10 GB/s and 250 Mbit/s on the CPUs of the
-# benchmarks, 3 TB/s and 100 Gbit/s on GPUs, give 300.
-_MEMORY = 300
-
-
 class ZenState(NamedTuple):
     """State of `Zen`.
 
@@ -63,9 +58,8 @@ class Zen(base.Scheme):
     """Chooses between Balanced Parallelism and Hierarchical Centralization.
 
     Attributes:
-        optimum: "balanced", "hierarchical", or "auto": the latter for two ranks, the former
-            where there are so many that the latter cannot pay, and between them the better
-            one, step by step.
+        optimum: "balanced"; "hierarchical"; "auto": the latter for two ranks, else the
+            former; or "bytes": whichever sends fewer bytes, step by step.
         ownership: Who owns which unit, for Balanced Parallelism.
         wire_dtype: The dtype of the values while they travel; that of x if None.
     """
@@ -75,12 +69,14 @@ class Zen(base.Scheme):
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        base.check_choice("optimum", self.optimum, ("auto", "balanced", "hierarchical"))
+        base.check_choice(
+            "optimum", self.optimum, ("auto", "balanced", "hierarchical", "bytes")
+        )
         base.check_wire_dtype(self.wire_dtype)
-        if self.optimum == "auto" and not self.ownership.balanced:
+        if self.optimum in ("auto", "bytes") and not self.ownership.balanced:
             raise ArgumentError(
-                f"{self.ownership!r} does not balance parts, and optimum='auto' reckons "
-                "with parts that are: use a hash, or optimum='balanced'."
+                f"{self.ownership!r} does not balance parts, and optimum={self.optimum!r} "
+                "reckons with parts that are: use a hash, or optimum='balanced'."
             )
 
     @property
@@ -96,7 +92,7 @@ class Zen(base.Scheme):
             return base.nothing_to_send(x, state, axis_name)
         state = state if isinstance(state, ZenState) else self.init(x, n)
 
-        if self.optimum == "hierarchical" or (self.optimum == "auto" and n == 2):
+        if self._choice(n) == "hierarchical":
             done = self._hierarchical(x, state.curve, axis_name, present=present)
             return done._replace(state=ZenState(done.state, state.tables))
         layout = self.ownership.over(x.shape[0], n, state.tables)
@@ -121,7 +117,7 @@ class Zen(base.Scheme):
             traffic = done.traffic._replace(scalars=scalars)
             return done.total, ZenState(done.state, state.tables), traffic
 
-        if self.optimum == "balanced" or not _hierarchy_may_pay(n):
+        if self._choice(n) == "balanced":
             return base.Reduced(*_in_order(by_owners(x)))
         axes = varying_axes(x) - varying_axes(lax.axis_index(axis_name))
         typed = lambda side: lambda x: _typed(side(x), axes)
@@ -158,19 +154,22 @@ class Zen(base.Scheme):
             x.size, x.dtype, wire.travelling(x.dtype, self.wire_dtype), n
         )
         known = (curve[0] > 0) & (most_bytes < dense)
-        work = _more_work(x.size * x.dtype.itemsize, n)
-        return known & (bytes_hierarchical + work < bytes_balanced)
+        return known & (bytes_hierarchical < bytes_balanced)
 
     def forecast(self, load):
         balanced, hierarchical = (
             scheme.forecast(load) for scheme in (self._balanced, self._hierarchical)
         )
-        if self.optimum == "hierarchical" or (self.optimum, load.ranks) == ("auto", 2):
-            return hierarchical
-        if self.optimum == "balanced" or not _hierarchy_may_pay(load.ranks):
-            return balanced
-        work = _more_work(load.size * jnp.dtype(load.dtype).itemsize, load.ranks)
-        return hierarchical if hierarchical.bytes + work < balanced.bytes else balanced
+        choice = self._choice(load.ranks)
+        if choice == "bytes":
+            return min(balanced, hierarchical, key=lambda told: told.bytes)
+        return balanced if choice == "balanced" else hierarchical
+
+    def _choice(self, ranks):
+        """One of the two, or "bytes" where it is made when the program runs."""
+        if ranks == 2 and self.optimum != "balanced":
+            return "hierarchical"
+        return "balanced" if self.optimum == "auto" else self.optimum
 
     @property
     def _balanced(self):
@@ -179,26 +178,6 @@ class Zen(base.Scheme):
     @property
     def _hierarchical(self):
         return HierarchicalCentralization(wire_dtype=self.wire_dtype)
-
-
-def _hierarchy_may_pay(n):
-    """Whether the most that hierarchy can save is worth twice its work.
-
-    Owners send up to twice (n - 1)/n of the array, of which hierarchy saves at most one
-    part in n + 1.
-    """
-    saved = 2 * (n - 1) / n / (n + 1)
-    return saved > 2 * _more_work(1, n)
-
-
-def _more_work(size, n):
-    """Bytes that could be sent while hops are worked on, above what owners need.
-
-    Every hop reads the array for what is not zero, and XLA copies what loops and branches
-    write to: measured, a hop takes as long as eight passes over the array. Owners need few
-    of their own.
-    """
-    return _PASSES * (doubling.hops(n) - 1) * size / _MEMORY
 
 
 def _in_order(done):
