@@ -38,7 +38,7 @@ from sparsejax import cost_model
 # Which formula stands for which side.
 FORMULAS = {
     "psum": cost_model.SCHEMES["all_reduce"],
-    "balanced": cost_model.SCHEMES["balanced_parallelism"],
+    "zen": cost_model.SCHEMES["balanced_parallelism"],
     "hierarchical": cost_model.SCHEMES["hierarchical_centralization"],
     "agsparse": cost_model.SCHEMES["ag_sparse"],
 }

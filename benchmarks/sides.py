@@ -15,7 +15,7 @@ from benchmarks.testbed import host
 
 
 # A sample lasts about so many seconds, so that starting it weighs little.
-SAMPLE = 1.0
+SAMPLE = 0.5
 # Bytes that may cross a link beside the messages: their headers in gloo, the coordinator.
 OTHER = 32_768
 

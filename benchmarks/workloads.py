@@ -17,6 +17,8 @@ import numpy as np
 RECORDED = pathlib.Path(__file__).parent / "recorded"
 ROWS, WIDTH = 65_536, 64
 ELEMENTS = ROWS * WIDTH
+# Percent of the rows, from hardly any to more than most models.
+SHARES = (0.1, 0.3, 1, 3, 10)
 # Recorded tables are filled up with rows that nobody reads, so that one program fits all.
 RECORDED_ROWS = 32_768
 
@@ -123,6 +125,7 @@ def all_workloads() -> dict[str, Workload]:
         _zipf("topk", ELEMENTS, 1, 0.05),
         _zipf("lstm-numbers", ELEMENTS, 1, 0.0113),
         _zipf("deepfm-numbers", ELEMENTS, 1, 0.0280),
+        *(_zipf(f"rows-{share}%", ROWS, WIDTH, share / 100) for share in SHARES),
         _full("dense", ROWS, WIDTH),
         _full("dense-numbers", ELEMENTS, 1),
         _full("tiny", 64, 64),
