@@ -11,10 +11,21 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
 
 AXIS = "data"
+
+
+def slow(*values):
+    """Values of a parameter, or tuples of values, whose tests are slow."""
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow
+        )
+        for value in values
+    ]
 
 
 # --- Runs over simulated ranks.
@@ -259,6 +270,7 @@ def sent_bytes(collective: Collective, n: int) -> float:
         "pmax": 2 * (n - 1) / n,
         "all_gather": n - 1,
         "all_to_all": (n - 1) / n,
+        "reduce_scatter": (n - 1) / n,
         "ppermute": 1,
     }
     return share[collective.name] * collective.bytes

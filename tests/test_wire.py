@@ -207,6 +207,39 @@ def test_a_pull_is_one_all_to_all_on_cpus_and_one_all_gather_elsewhere():
         assert f"stablehlo.{other}" not in lowered
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_long_messages_go_both_ways_at_once_on_cpus_and_arrive_alike(n):
+    """A push, a pull and a swap, on both sides of the length that decides."""
+    pairs = tuple((source, (source + 1) % n) for source in range(n))
+
+    def run(rows):
+        channels = [
+            wire.push_channel(AXIS),
+            wire.pull_channel(AXIS),
+            wire.swap_channel(AXIS, [pairs]),
+        ]
+        given = (rows, rows[:1], rows[:1])
+        done = [channel.send(x) for channel, x in zip(channels, given, strict=True)]
+        return [channel.received(y) for channel, (y, _) in zip(channels, done, strict=True)]
+
+    for words in (wire._LONG // 4 - 1, wire._LONG // 4):
+        names = ["all_to_all", "all_to_all", "ppermute"]
+        if words == wire._LONG // 4:
+            names[1] = "all_gather"
+            names = ["reduce_scatter"] * 3 if n == 2 else names
+        x = np.random.default_rng(words).integers(0, 1 << 32, (n, n, words), np.uint32)
+        pushed, pulled, swapped = helpers.run_ranks(run, x, n)
+        np.testing.assert_array_equal(pushed, np.swapaxes(x, 0, 1))
+        np.testing.assert_array_equal(pulled, np.stack([x[:, 0]] * n))
+        np.testing.assert_array_equal(swapped[:, 0], np.roll(x[:, 0], 1, axis=0))
+        told = helpers.traced_collectives(run, x, n)
+        assert [one.name for one in told] == names
+        counted = [4 * words * times for times in (n - 1, n - 1, 1)]
+        assert [helpers.sent_bytes(one, n) for one in told] == counted
+        told = helpers.traced_collectives(run, x, n, platform="cuda")
+        assert [one.name for one in told] == ["all_to_all", "all_gather", "ppermute"]
+
+
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_a_pull_may_leave_a_shard_map_that_checks_as_the_same_on_all_ranks(n):
     """`out_specs=P()` promises one array: every device's copy of it has the same bytes."""

@@ -10,8 +10,8 @@ gathered while they are few. On the wire, with n ranks:
 One rank sends at most two of fold, swaps and unfold; what is reported as sent is the way
 that an entry may have to go, one after another: all of them.
 
-Before each message one pmax agrees on the fullest partial sum. A partial sum that takes
-more bytes as entries than as a dense array travels densely.
+Before each message one pmax agrees on the fullest partial sum, unless that is known. A
+partial sum that takes more bytes as entries than as a dense array travels densely.
 
 Every rank ends with the same bits: in each swap both partners add the same two numbers, and
 addition commutes. What each keeps is first rounded as what it sends. A NaN may carry
@@ -93,6 +93,18 @@ def forecast(load: Load, code, ratio, wire_dtype, by_bound: bool) -> Forecast:
     return Forecast(total, 0.0, waits, capacity)
 
 
+class Known(NamedTuple):
+    """What is known of an array before its first hop.
+
+    Attributes:
+        present: Booleans, which units have anything.
+        most: The most units that any rank has, agreed upon.
+    """
+
+    present: jax.Array
+    most: jax.Array
+
+
 @dataclasses.dataclass(frozen=True)
 class Doubling:
     """How partial sums travel.
@@ -146,8 +158,13 @@ class Doubling:
             dtypes[-1] = jnp.dtype(narrow or x.dtype)
         return pairs, dtypes
 
-    def __call__(self, x: jax.Array) -> Doubled:
-        """Adds up x, a unit a row, over the axis."""
+    def __call__(self, x: jax.Array, known: Known | None = None) -> Doubled:
+        """Adds up x, a unit a row, over the axis.
+
+        Args:
+            x: [units, ...].
+            known: What is known of it, if it is, and need not be looked for again.
+        """
         wide = jnp.promote_types(x.dtype, jnp.float32)
         narrow = wire.travelling(x.dtype, self.wire_dtype)
         fold, _, unfold = wire.doubling_schedule(wire.ranks(self.axis_name))
@@ -162,8 +179,8 @@ class Doubling:
                 last += 1
             if first == before:
                 state = state._replace(total=rounded_to(state.total, dtypes[first]))
-            state = run(state, first, last + 1, dtypes[first])
-            first = last + 1
+            state = run(state, first, last + 1, dtypes[first], known)
+            first, known = last + 1, None
         total = one_nan(rounded_to(state.total, narrow).astype(x.dtype))
         counts = state.counts[:before]
         return Doubled(total, state.push, state.pull, state.scalars, counts)
@@ -191,24 +208,28 @@ class _Hops:
         counts = jnp.zeros(len(self.pairs), jnp.int32)
         return _State(total, push, pull, jnp.float32(0), counts, jnp.bool_(False))
 
-    def __call__(self, state, first, stop, dtype):
+    def __call__(self, state, first, stop, dtype, known):
         if stop - first == 1:
-            return self._hop(first, state, self.pairs[first : first + 1], 0, dtype)
+            return self._hop(first, state, self.pairs[first : first + 1], 0, dtype, known)
 
         def turn(k, state):
             return self._hop(k, state, self.pairs[first:stop], k - first, dtype)
 
         return lax.fori_loop(first, stop, turn, state)
 
-    def _hop(self, k, state, pairs, which, dtype):
+    def _hop(self, k, state, pairs, which, dtype, known=None):
         """Sends the partial sum to the partner and adds what arrives."""
         wide = state.total.dtype
         total = rounded_to(state.total, dtype)
         rounded = total.astype(dtype)
         steps = self.how.ladder(total, dtype)
-        flags = jnp.pad(bits.nonzero_units(rounded), (0, steps.width - total.shape[0]))
+        flags = bits.nonzero_units(rounded) if known is None else known.present
+        flags = jnp.pad(flags, (0, steps.width - total.shape[0]))
         sets = bits.bit_sets(bits.pack(flags)[None])
-        most, cost = wire.maximum(sets.counts[0], self.how.axis_name)
+        if known is None:
+            most, cost = wire.maximum(sets.counts[0], self.how.axis_name)
+        else:
+            most, cost = known.most, 0.0
         channel = wire.swap_channel(self.how.axis_name, pairs, which)
 
         def add(total, slots, values):

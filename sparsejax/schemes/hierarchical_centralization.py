@@ -71,7 +71,7 @@ class HierarchicalCentralization(base.Scheme):
         axes = varying_axes(x)
 
         def sparse(x):
-            return as_varying(double(x), axes)
+            return as_varying(double(x, doubling.Known(flags, most)), axes)
 
         def all_reduce(x):
             total, sent = wire.all_reduce(x, axis_name, self.wire_dtype)

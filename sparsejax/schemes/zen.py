@@ -93,7 +93,7 @@ class Zen(base.Scheme):
         state = state if isinstance(state, ZenState) else self.init(x, n)
 
         if self._choice(n) == "hierarchical":
-            done = self._hierarchical(x, state.curve, axis_name, present=present)
+            done = self._hierarchical(n)(x, state.curve, axis_name, present=present)
             return done._replace(state=ZenState(done.state, state.tables))
         layout = self.ownership.over(x.shape[0], n, state.tables)
         balanced = owners.owners(x, axis_name, layout, self._balanced.options)
@@ -112,7 +112,7 @@ class Zen(base.Scheme):
             return total, ZenState(curve, tables), traffic
 
         def by_hierarchy(x):
-            done = self._hierarchical(x, state.curve, axis_name, present=flags)
+            done = self._hierarchical(n)(x, state.curve, axis_name, present=flags)
             scalars = done.traffic.scalars + known.sent
             traffic = done.traffic._replace(scalars=scalars)
             return done.total, ZenState(done.state, state.tables), traffic
@@ -144,7 +144,7 @@ class Zen(base.Scheme):
         fullest = jnp.ceil(each + over * jnp.sqrt(each)).astype(jnp.int32)
         fullest = jnp.minimum(fullest, balanced.layout.width)
         bytes_balanced = balanced.expected_bytes(x, fullest[0], fullest[1])
-        hierarchical = self._hierarchical
+        hierarchical = self._hierarchical(n)
         bytes_hierarchical = hierarchical.expected_bytes(x, axis_name, counts)
         # However little sets overlap: else what is new could send more than an all-reduce.
         sums = jnp.array(merged(n), jnp.float32)
@@ -158,7 +158,8 @@ class Zen(base.Scheme):
 
     def forecast(self, load):
         balanced, hierarchical = (
-            scheme.forecast(load) for scheme in (self._balanced, self._hierarchical)
+            scheme.forecast(load)
+            for scheme in (self._balanced, self._hierarchical(load.ranks))
         )
         choice = self._choice(load.ranks)
         if choice == "bytes":
@@ -175,9 +176,11 @@ class Zen(base.Scheme):
     def _balanced(self):
         return BalancedParallelism(ownership=self.ownership, wire_dtype=self.wire_dtype)
 
-    @property
-    def _hierarchical(self):
-        return HierarchicalCentralization(wire_dtype=self.wire_dtype)
+    def _hierarchical(self, ranks):
+        # Between two ranks a message size is a branch with one message, and a further round
+        # costs little: sizes closer together pad less.
+        ratio = 2**0.5 if ranks == 2 else 2.0
+        return HierarchicalCentralization(wire_dtype=self.wire_dtype, ratio=ratio)
 
 
 def _in_order(done):
