@@ -1,6 +1,7 @@
 """Eight simulated CPU devices, fixed seeds, and what needs a GPU skipped without one."""
 
 import functools
+import os
 
 import hypothesis
 import jax
@@ -24,6 +25,20 @@ def _gpus():
         return tuple(jax.devices("gpu"))
     except RuntimeError:  # no such backend
         return ()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--optimized", action="store_true", help="compile as for users, not for speed"
+    )
+
+
+def pytest_configure(config):
+    # Nearly all time goes into compiling, and half of that into LLVM's optimizations. What
+    # users run is compiled with them: CI runs some tests so.
+    if not config.option.optimized:
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
 
 
 def pytest_report_header():

@@ -57,7 +57,7 @@ def split_and_dense(load):
     return load.set_bytes + load.dense_bytes
 
 
-RANKS = [2, pytest.param(4, marks=pytest.mark.slow), 8]
+RANKS = [2, *helpers.slow(4, 8)]
 
 
 @functools.cache

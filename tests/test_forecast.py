@@ -42,16 +42,18 @@ def load_of(x, n, units):
     [
         ("all_reduce", 4),
         ("balanced", 4),
-        ("balanced_contiguous", 4),
-        ("balanced_capacity", 4),
-        ("hierarchical", 4),
         ("hierarchical", 5),
         ("ag_sparse", 4),
-        ("sparcml", 4),
-        ("sparcml_split", 5),
-        ("sparcml_dense", 4),
-        ("sparse_ps", 5),
-        ("sparse_ps_broadcast", 4),
+        *helpers.slow(
+            ("balanced_contiguous", 4),
+            ("balanced_capacity", 4),
+            ("hierarchical", 4),
+            ("sparcml", 4),
+            ("sparcml_split", 5),
+            ("sparcml_dense", 4),
+            ("sparse_ps", 5),
+            ("sparse_ps_broadcast", 4),
+        ),
     ],
 )
 def test_a_forecast_from_true_counts_is_what_a_run_sends(name, n):

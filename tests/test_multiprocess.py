@@ -9,6 +9,8 @@ import sys
 import numpy as np
 import pytest
 
+from tests import helpers
+
 
 ROOT = pathlib.Path(__file__).parent.parent
 TIMEOUT = 240  # seconds; a collective that hangs must not hang the suite
@@ -38,7 +40,7 @@ def wait(processes):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, *helpers.slow(3)])
 def test_processes_hold_the_bytes_that_simulated_devices_hold(tmp_path, ranks):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import sparsejax.ladder
 from sparsejax import ownership, schemes, thresholds
+from tests import helpers
 
 
 SCHEMES = {
@@ -65,6 +66,17 @@ LOSSLESS_NEVER_WORSE = [
     "sparcml_dense",
     "sparse_ps",
     "sparse_ps_broadcast",
+]
+# What a change to any scheme would break first; the other variants are slow tests.
+OF_EACH_KIND = [
+    "all_reduce",
+    "balanced_bitmap",
+    "hierarchical",
+    "zen_bytes",
+    "ag_sparse",
+    "sparcml_split",
+    "omni_reduce",
+    "sparse_ps",
 ]
 SIZE = 3001  # not divisible by any number of ranks tested; several words, blocks, rounds
 
@@ -160,14 +172,17 @@ def check(name, n, shape, dtype, check_vma=True):
             assert wire <= float(traffic.dense) * (1 + 1e-6), where
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 8])
-@pytest.mark.parametrize("name", ["balanced", "zen", "hierarchical"])
+@pytest.mark.parametrize("n", [1, 2, 3, *helpers.slow(5, 7), 8])
+@pytest.mark.parametrize("name", ["balanced", "hierarchical", *helpers.slow("zen")])
 def test_the_total_is_the_exact_sum_on_every_rank(name, n):
     check(name, n, (SIZE,), jnp.float32)
 
 
-@pytest.mark.parametrize("n", [3, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [k for k in SCHEMES if k not in ("balanced", "zen")])
+@pytest.mark.parametrize("n", [3, *helpers.slow(8)])
+@pytest.mark.parametrize(
+    "name",
+    [*OF_EACH_KIND, *helpers.slow(*(name for name in SCHEMES if name not in OF_EACH_KIND))],
+)
 def test_every_variant_gives_the_exact_sum(name, n):
     check(name, n, (SIZE,), jnp.float32)
 
@@ -244,11 +259,8 @@ def test_values_may_travel_narrow_and_are_added_up_wide(name):
     "name",
     [
         "zen",
-        "hierarchical",
-        "sparse_ps_broadcast",
-        "sparcml_split",
-        "ag_sparse_doubling",
-        "omni_reduce_20",
+        *helpers.slow("hierarchical", "sparse_ps_broadcast", "sparcml_split"),
+        *helpers.slow("ag_sparse_doubling", "omni_reduce_20"),
     ],
 )
 def test_shards_on_a_second_axis_may_differ_in_density(name, check_vma):
@@ -275,7 +287,7 @@ def test_shards_on_a_second_axis_may_differ_in_density(name, check_vma):
     np.testing.assert_array_equal(jax.jit(step)(x), x.sum(0))
 
 
-@pytest.mark.parametrize("shape", [(2**29 + 64,), (2**23, 128)])
+@pytest.mark.parametrize("shape", [(2**29 + 64,), *helpers.slow(((2**23, 128),))])
 @pytest.mark.parametrize("name", [k for k in SCHEMES if k != "balanced_murmur"])
 def test_arrays_of_more_than_two_gib_are_traced(name, shape):
     scheme = SCHEMES[name]
