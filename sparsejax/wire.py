@@ -237,17 +237,18 @@ class Channel(NamedTuple):
         return assume_same(x, tuple(sorted(self.same)))
 
 
-# Bytes of a message from which, with gloo, what carries both ways at the same time is
-# faster: measured on 2, 4 and 16 hosts, 250 Mbit/s, even between 32 KB and 256 KB.
+# Bytes of a message from which, with gloo, it is faster to use both ways of a link at the
+# same time (`benchmarks.messages`; between 32 KB and 256 KB it hardly matters).
 _LONG = 1 << 17
 
 
 def _on_cpus(x: jax.Array, cpu: Callable, default: Callable) -> jax.Array:
     """One way for messages on CPUs, another elsewhere.
 
-    gloo sends to a rank what that rank says it is ready for, over one connection both ways.
-    In XLA's all-to-all and permute, a rank that comes late finds that others wait for its
-    data, sends it, and only behind it its leave to send: one way after the other.
+    gloo sends to a rank only when that rank has said that it is ready, and has one
+    connection for both ways. In XLA's all-to-all and permute a rank that comes late finds
+    the others ready and sends its data; that it is ready itself goes out behind them. So
+    one way waits for the other.
     """
     return lax.platform_dependent(x, cpu=cpu, default=default)
 
@@ -255,8 +256,9 @@ def _on_cpus(x: jax.Array, cpu: Callable, default: Callable) -> jax.Array:
 def _swapped(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """What the other of two ranks has, as a sum of which all but one term is zero.
 
-    gloo's reduce-scatter asks for no leave, so both ways go at the same time. It sends what
-    any swap sends. Bits are added up, so that they arrive as they are.
+    gloo's reduce-scatter waits for nobody to be ready, so both ways go at the same time. It
+    sends what any swap sends, from a buffer of twice the message. Bits are added up, so
+    that they arrive as they are.
     """
     unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
     bits = lax.bitcast_convert_type(x, unsigned[x.dtype.itemsize])
@@ -331,7 +333,9 @@ def swap_channel(
         return permute(x, axis_name, permutations[0])[0]
 
     def send(x):
-        if n == 2 and list(permutations) == [((0, 1), (1, 0))] and _bytes(x) >= _LONG:
+        bits = jnp.issubdtype(x.dtype, jnp.floating) or x.dtype == jnp.uint32
+        both_swap = list(permutations) == [((0, 1), (1, 0))]
+        if n == 2 and both_swap and bits and _bytes(x) >= _LONG:
             swapped = _on_cpus(x, lambda x: _swapped(x, axis_name), directly)
             return swapped, float(_bytes(x))
         if len(permutations) == 1:

@@ -50,7 +50,7 @@ def test_processes_hold_the_bytes_that_simulated_devices_hold(tmp_path, ranks):
         [start(tmp_path / f"{rank}.npz", ranks, coordinator, rank) for rank in range(ranks)]
     )
     simulated = np.load(tmp_path / "simulated.npz")
-    assert len(simulated.files) == 18
+    assert len(simulated.files) == 22
     for rank in range(ranks):
         held = np.load(tmp_path / f"{rank}.npz")
         for name in simulated.files:

@@ -210,7 +210,7 @@ def test_without_checking_the_result_is_the_same(name):
     check(name, 3, (SIZE,), jnp.float32, check_vma=False)
 
 
-@pytest.mark.parametrize("name", ["balanced", "zen", "hierarchical", "all_reduce"])
+@pytest.mark.parametrize("name", ["balanced", "zen_bytes", "hierarchical", "all_reduce"])
 def test_tiny_and_empty_arrays_work(name):
     for size in (0, 1, 33):
         run = compiled(name, 3, (size,), jnp.dtype(jnp.float32))
@@ -258,8 +258,9 @@ def test_values_may_travel_narrow_and_are_added_up_wide(name):
 @pytest.mark.parametrize(
     "name",
     [
-        "zen",
-        *helpers.slow("hierarchical", "sparse_ps_broadcast", "sparcml_split"),
+        "zen_bytes",
+        "hierarchical",
+        *helpers.slow("zen", "sparse_ps_broadcast", "sparcml_split"),
         *helpers.slow("ag_sparse_doubling", "omni_reduce_20"),
     ],
 )

@@ -240,6 +240,21 @@ def test_long_messages_go_both_ways_at_once_on_cpus_and_arrive_alike(n):
         assert [one.name for one in told] == ["all_to_all", "all_gather", "ppermute"]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64", "int32"])
+def test_a_long_swap_between_two_ranks_keeps_every_bit(dtype):
+    """A sum of floats would keep neither the sign of zeros nor the payload of NaNs."""
+    size = wire._LONG // np.dtype(jnp.dtype(dtype)).itemsize + 1
+    octets = np.random.default_rng(0).integers(0, 256, (2, size * 8), np.uint8)
+    x = octets.view(jnp.dtype(dtype))[:, :size]
+    x[:, :3] = np.array([-0.0, 0.0, 1.0]).astype(x.dtype)
+    with jax.enable_x64(dtype == "float64"):
+        swap = lambda x: wire.swap_channel(AXIS, [((0, 1), (1, 0))]).send(x)[0]
+        swapped = helpers.run_ranks(swap, x, 2)
+        names = [one.name for one in helpers.traced_collectives(swap, x, 2)]
+    assert swapped.tobytes() == x[::-1].tobytes()
+    assert names == ["ppermute" if dtype == "int32" else "reduce_scatter"]
+
+
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_a_pull_may_leave_a_shard_map_that_checks_as_the_same_on_all_ranks(n):
     """`out_specs=P()` promises one array: every device's copy of it has the same bytes."""

@@ -10,8 +10,10 @@ gathered while they are few. On the wire, with n ranks:
 One rank sends at most two of fold, swaps and unfold; what is reported as sent is the way
 that an entry may have to go, one after another: all of them.
 
-Before each message one pmax agrees on the fullest partial sum, unless that is known. A
-partial sum that takes more bytes as entries than as a dense array travels densely.
+Before each message one pmax agrees on the fullest partial sum. The first is left out where
+the caller knows it and the first hop is no turn of a loop: between two ranks, and where
+partial sums are wider than the array. A partial sum that takes more bytes as entries than
+as a dense array travels densely.
 
 Every rank ends with the same bits: in each swap both partners add the same two numbers, and
 addition commutes. What each keeps is first rounded as what it sends. A NaN may carry
@@ -73,7 +75,10 @@ def forecast(load: Load, code, ratio, wire_dtype, by_bound: bool) -> Forecast:
     # Before hop k a partner has what 2**k ranks had; a fold is a hop of some ranks.
     sums = [min(1 << k, n) for k in range(hop_count)] + [n] * folded
     width = -(-load.units // bits.WORD) * bits.WORD
-    total, waits, capacity, full = 0.0, agreeing(n), 0, False
+    # Hierarchical Centralization agrees before the first hop; see the module.
+    alone = len(sums) == 1 or (wire_dtype is None and narrow != wide)
+    waits = 0 if alone else agreeing(n)
+    total, capacity, full = 0.0, 0, False
     dense = load.all_reduce(wire_dtype)
     for k, ranks in enumerate(sums):
         last = folded and k == hop_count

@@ -7,9 +7,9 @@ growth over both, one swap of a whole set against (g + 1) / 2 of it, and g is at
 
 By default the number of ranks decides: two swap their sets, more have owners. Where sets do
 not overlap at all hierarchy saves most, one part in n + 1 but for padding, and each of its
-hops goes over the whole array, where owners go over it once. On four and eight hosts, 100
-and 250 Mbit/s, it took longer wherever it was measured, hosts with cores of their own
-included (benchmarks/README.md), and one program compiles in half the time of two.
+hops goes over the whole array, where owners go over it once. On 4, 8 and 16 hosts at 100
+and 250 Mbit/s hierarchy took longer on everything measured, by the clock and by the bytes
+and the work of one host (benchmarks/README.md), and one program compiles faster than two.
 
 `optimum="bytes"` is for networks so slow that only bytes count. Both are compiled, and the
 bytes that each would send are reckoned in the message sizes and index codes that each would
@@ -99,7 +99,7 @@ class Zen(base.Scheme):
         balanced = owners.owners(x, axis_name, layout, self._balanced.options)
         if not balanced.may_pay(x):
             return base.sum_densely(x, state, axis_name, self.wire_dtype)
-        # Both schemes take from here which units are there, and so need not look again.
+        # Both schemes take from here which units are there.
         flags = bits.nonzero_units(x) if present is None else present
         known = balanced.agree(flags)
 
