@@ -5,15 +5,16 @@
 
 Every host is a network namespace whose link `tc` limits (`benchmarks.testbed`), and one
 process of a `jax.distributed` job. Prints a table in the columns of nccl-tests and leaves
-the samples of every rank's slowest, JSON lines and CSV, under benchmarks/results/.
+all samples, as JSON lines, and the table as CSV under benchmarks/results/.
 
-    time      of a step: the slowest rank's, median over the samples
+    time      of a step, from the last rank's start to the last one's end; the median
     algbw     bytes of the array over time; busbw: times 2 (n-1)/n, as nccl-tests have it
     #wrong    numbers off the float64 sum by more than rounding, or not equal on all ranks
     net ms    bytes of the busiest link at the link's rate: no scheme can be faster
     cpu ms    processor time of one rank; all ranks share this machine's cores
     wire, link   MB that one rank sent by the library's count, and by the interface's
-    x psum    how many times as fast as `lax.psum` in the same run
+    x psum    how many times as fast as `lax.psum` in the same run; PyTorch's sides run by
+              themselves right after it, where `gloo dense` shows how alike the two runs are
 
 A row whose two byte counts differ by more than 5% and the messages' headers ends the run.
 """
@@ -28,7 +29,7 @@ import tempfile
 
 from benchmarks import communication_figures, sides, workloads
 from benchmarks.record import Recorder, say
-from benchmarks.testbed import job, network
+from benchmarks.testbed import host, job, network
 from benchmarks.testbed.__main__ import hosts as testbed
 
 
@@ -58,9 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(
             f"there is no workload {sorted(unknown)[0]!r}; see benchmarks.workloads"
         )
-    record = Recorder(
-        " ".join(["python -m benchmarks.communication", *(argv or sys.argv[1:])])
-    )
+    given = ["PYTHON" if one == options.peers else one for one in argv or sys.argv[1:]]
+    record = Recorder(" ".join(["python -m benchmarks.communication", *given]))
     say(", ".join(f"{key} {value}" for key, value in record.head.items()))
     with tempfile.TemporaryDirectory() as cache:
         for hosts in options.hosts:
@@ -112,8 +112,8 @@ def _hosts(hosts: int, options, record: Recorder, cache: str) -> bool:
 def _together(hosts: int, of_ranks: tuple[dict, ...]) -> dict:
     """One row from the rows of all ranks."""
     first = of_ranks[0]
-    rounds = range(len(first["seconds"]))
-    seconds = [max(row["seconds"][i] for row in of_ranks) for i in rounds]
+    samples = zip(*(row["spans"] for row in of_ranks), strict=True)
+    seconds = [host.seconds_together(spans) / first["calls"] for spans in samples]
     row = {key: first[key] for key in ("workload", "shape", "density", "after", "rate")}
     row |= {"hosts": hosts, "scheme": first["scheme"], "calls": first["calls"]}
     row["wrong"] = max(row["wrong"] for row in of_ranks)
@@ -168,7 +168,7 @@ def _table(rows: list[dict]) -> bool:
 def _disagree(row: dict) -> bool:
     if row["wire"] is None or row["sent"] is None:
         return False
-    return abs(row["sent"] - row["wire"]) > 0.05 * row["wire"] + sides.OTHER
+    return abs(row["sent"] - row["wire"]) > 0.05 * row["wire"] + sides.OTHER * row["hosts"]
 
 
 def _group(row):

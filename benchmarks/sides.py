@@ -2,7 +2,7 @@
 
 A side is one way to add up an array over all ranks. All are checked against the float64
 sum, and rank against rank as bytes; then they run in turn, in every round each once. Every
-rank reports its own samples; what a step took is the time of the slowest rank.
+rank reports when its samples began and ended; what a step took follows from all of them.
 """
 
 import hashlib
@@ -16,8 +16,10 @@ from benchmarks.testbed import host
 
 # A sample lasts about so many seconds, so that starting it weighs little.
 SAMPLE = 0.5
-# Bytes that may cross a link beside the messages: their headers in gloo, the coordinator.
-OTHER = 32_768
+LEAST_CALLS = 3
+# Bytes for each host that may cross a link beside the messages of a call: their headers in
+# gloo, and the coordinator.
+OTHER = 2048
 
 
 class Side(Protocol):
@@ -69,7 +71,7 @@ def _rows(here: host.Here, sides: list[Side], rounds: int) -> list[dict]:
         for side in sides:
             if turn == 0:
                 once = max(here.gather(_sample(here, side, 1).seconds))
-                calls[side.name] = max(1, min(20, round(SAMPLE / once)))
+                calls[side.name] = max(LEAST_CALLS, min(20, round(SAMPLE / once)))
             samples[side.name].append(_sample(here, side, calls[side.name]))
     return [
         {
@@ -77,7 +79,7 @@ def _rows(here: host.Here, sides: list[Side], rounds: int) -> list[dict]:
             "calls": calls[side.name],
             "compile": side.compiled,
             "wire": side.wire(),
-            "seconds": [s.seconds / calls[side.name] for s in samples[side.name]],
+            "spans": [(s.begun, s.ended) for s in samples[side.name]],
             "cpu": [s.cpu / calls[side.name] for s in samples[side.name]],
             "sent": [_of_one(s.sent, calls[side.name]) for s in samples[side.name]],
             "received": [_of_one(s.received, calls[side.name]) for s in samples[side.name]],

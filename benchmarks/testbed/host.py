@@ -18,7 +18,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from benchmarks.testbed import network
@@ -39,18 +39,36 @@ class Section:
         cpu: Seconds of processor time, of all threads.
         sent: Bytes that left the host, headers taken off; None where they are unknown.
         received: Bytes that came.
+        begun: When it began, on the machine's clock, which all its processes read.
+        ended: When it ended.
     """
 
     seconds: float = 0.0
     cpu: float = 0.0
     sent: float | None = None
     received: float | None = None
-    _start: float = 0.0
+    begun: float = 0.0
+    ended: float = 0.0
     _cpu: float = 0.0
 
     def begin(self) -> None:
         """Starts the clocks again; bytes are counted from the start of the section."""
-        self._cpu, self._start = _cpu(), time.perf_counter()
+        self._cpu, self.begun = _cpu(), time.monotonic()
+
+    def end(self) -> None:
+        """Stops the clocks."""
+        self.ended = time.monotonic()
+        self.seconds, self.cpu = self.ended - self.begun, _cpu() - self._cpu
+
+
+def seconds_together(spans: Iterable[tuple[float, float]]) -> float:
+    """From when the last of all hosts began to when the last ended.
+
+    Not the longest that any took: hosts begin one after another, and who began first
+    would be charged with having waited for the others.
+    """
+    begun, ended = zip(*spans, strict=True)
+    return max(ended) - max(begun)
 
 
 class Store(Protocol):
@@ -150,8 +168,7 @@ class Here:
         section, before = Section(), self._counters()
         section.begin()
         yield section
-        section.seconds = time.perf_counter() - section._start
-        section.cpu = _cpu() - section._cpu
+        section.end()
         if before is not None:
             self.barrier()
             counts = zip(before, self._counters(), strict=True)
