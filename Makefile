@@ -12,7 +12,7 @@ ARGS ?=
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench analysis clean
+.PHONY: help demo test test-all lint bench analysis aot clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -38,8 +38,11 @@ bench: .venv/bench.stamp  ## Run the core benchmark
 analysis: .venv/bench.stamp  ## Repeat Zen's analysis on the demo's model
 	@.venv/bin/python -m benchmarks.zen_analysis $(ARGS)
 
+aot: .venv-aot/aot.stamp  ## Compile the kernels for a GPU, without one
+	@.venv-aot/bin/python -m benchmarks.aot $(ARGS)
+
 clean:  ## Remove the virtual environments and all caches
-	rm -rf .venv .venv-newest build dist demo.png
+	rm -rf .venv .venv-newest .venv-aot build dist demo.png
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -49,12 +52,20 @@ clean:  ## Remove the virtual environments and all caches
 	@$(PIP) install --editable '.[$*]'
 	@touch $@
 
+# An environment of its own: with the plugin there, JAX looks for a GPU at every start. XLA
+# compiles with the plugin alone; the libraries that a GPU needs to run are left out.
+.venv-aot/aot.stamp: .venv-aot/python.stamp pyproject.toml
+	@echo "Installing JAX's CUDA plugin into .venv-aot, about 900 MB ..."
+	@.venv-aot/bin/python -m pip --disable-pip-version-check --quiet \
+		install --editable '.[aot,triton]'
+	@touch $@
+
 # Where Python comes without ensurepip, its own pip fills the environment.
-.venv/python.stamp:
+.venv/python.stamp .venv-aot/python.stamp:
 	@test -n "$(PYTHON)" || { \
 		echo "No Python 3.11 or newer was found; name one with PYTHON=..." >&2; exit 1; }
-	@echo "Making a virtual environment in .venv with $$($(PYTHON) --version) ..."
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null && $(PYTHON) -m venv .venv \
-		|| { $(PYTHON) -m venv --without-pip .venv \
-		&& $(PYTHON) -m pip --python .venv/bin/python install --quiet pip; }
+	@echo "Making a virtual environment in $(@D) with $$($(PYTHON) --version) ..."
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null && $(PYTHON) -m venv $(@D) \
+		|| { $(PYTHON) -m venv --without-pip $(@D) \
+		&& $(PYTHON) -m pip --python $(@D)/bin/python install --quiet pip; }
 	@touch $@

@@ -1,13 +1,10 @@
-"""What each kernel computes, in plain XLA: the definition, and the default everywhere.
+"""What each operation computes, in plain XLA: the definition, and the default everywhere.
 
-A set of units is held as packed bits: unit `i` is bit `i % 32` of word `i // 32`. Packing
-is one pass over the data; after it every step touches a thirty-second of it. The i-th
-element of the set is found without a sort or a scan of the data: count the bits of every
-word, add the counts up inside rows of 64 words and over the rows, find the row that holds
-rank i, then the word by four halvings and the bit by five.
+Packed bits that are searched by rank (`rank_select`) stand for prefix sums and sorting
+throughout. Algorithm 1 of Zen is bulk-synchronous: all indices whose slot is free write
+there, then all read back, and whoever does not find itself tries the next hash.
 
-Bits are tested, not values: XLA on CPUs takes denormals for zero in `x != 0`, and a
-lossless scheme may not lose them. NaN counts as non-zero, -0.0 as zero.
+Arguments are checked by the operations of the package, which call these.
 """
 
 from typing import NamedTuple
@@ -16,188 +13,157 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-
-WORD = 32
-# Words in a row of the rank index: 16 to 64 run alike on CPUs, 16 compiles fastest.
-ROW = 16
+from pallas_kernels import hashing, striping
+from pallas_kernels.rank_select import WORD, nonzero, pack, rank_index, rank_of, select
 
 
-class RankIndex(NamedTuple):
-    """Packed bits, with the counts that find the bit of a given rank.
+EMPTY = -1
+
+
+class Partitioned(NamedTuple):
+    """Indices by part.
 
     Attributes:
-        words: uint32 [rows * ROW], the bits, zeros behind the last.
-        inside: int32 [rows * ROW], bits in the row up to and with this word.
-        row_end: int32 [rows], bits up to and with this row.
+        memory: int32 [parts, room], -1 where there is no index.
+        counts: int32 [parts], how many indices wanted to be where room is not certain:
+            the serial memory of `partition`, the whole part of `partition_by_bits`. Above
+            the room there, the difference found none.
+        left: Booleans, which of the input found no room: for `partition` by place among
+            the indices, for `partition_by_bits` by element.
     """
 
-    words: jax.Array
-    inside: jax.Array
-    row_end: jax.Array
+    memory: jax.Array
+    counts: jax.Array
+    left: jax.Array
 
 
-def nonzero(x: jax.Array) -> jax.Array:
-    """Returns where x has any bit but the sign set, as booleans."""
-    return (unsigned(x) << 1) != 0
+def chosen(x, threshold):
+    """Which elements count: non-zero ones, or those of at least a magnitude."""
+    return nonzero(x) if threshold is None else jnp.abs(x) >= threshold
 
 
-def unsigned(x: jax.Array) -> jax.Array:
-    """Returns the bits of floating x, sign first, as integers of its width."""
-    width = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[x.dtype.itemsize]
-    return lax.bitcast_convert_type(x, width)
+def compact(x, capacity, threshold=None):
+    """The chosen elements, ascending, `x.size` behind the last, and how many there are."""
+    flags = chosen(x, threshold)
+    return _positions(pack(_padded(flags)), capacity, x.size)
 
 
-def pack(flags: jax.Array) -> jax.Array:
-    """Packs booleans [..., 32 * n] into uint32 [..., n], the first flag lowest."""
-    shape = flags.shape[:-1]
-    # Bytes first: eight flags to a byte in 8-bit arithmetic is what vectorizes best.
-    eights = flags.reshape(-1, 8).astype(jnp.uint8)
-    shifts = lax.broadcasted_iota(jnp.uint8, (1, 8), 1)
-    octets = jnp.sum(eights << shifts, axis=1, dtype=jnp.uint8)
-    return lax.bitcast_convert_type(octets.reshape(*shape, -1, 4), jnp.uint32)
+def bitmap_encode(x, units=None):
+    """Which elements are non-zero, of all or of those listed, 32 to a word."""
+    return pack(_padded(nonzero(x if units is None else x.at[units].get(mode="clip"))))
 
 
-def unpack(words: jax.Array) -> jax.Array:
-    """Inverse of `pack`: uint32 [..., n] to booleans [..., 32 * n]."""
-    shifts = lax.iota(jnp.uint32, WORD)
-    flags = (words[..., None] >> shifts) & 1
-    return flags.reshape(*words.shape[:-1], -1) != 0
+def bitmap_decode(words, capacity, units=None):
+    """Where the set bits are, or which units they stand for, ascending; and how many."""
+    fill = words.size * WORD if units is None else units.size
+    found, count = _positions(words, capacity, fill)
+    if units is not None:
+        found = units.at[found].get(mode="fill", fill_value=EMPTY)
+    return found, count
 
 
-def bitmap_encode(x: jax.Array) -> jax.Array:
-    """Packs which elements of x [32 * n] are non-zero into uint32 [n]."""
-    return pack(nonzero(x))
+def partition(indices, count, seeds, *, parts, hashes, slots, serial):
+    """Algorithm 1: a hash for the part, `hashes` for a slot, else the serial memory."""
+    waiting = lax.iota(jnp.int32, indices.size) < count
+    part = hashing.place(indices, seeds[0], parts)
+    parallel = jnp.full(parts * slots, EMPTY, jnp.int32)
+    for k in range(hashes):
+        slot = part * slots + hashing.place(indices, seeds[1 + k], slots)
+        free = waiting & (parallel[slot] == EMPTY)
+        to = jnp.where(free, slot, parallel.size)
+        parallel = parallel.at[to].set(indices, mode="drop")
+        waiting = waiting & (parallel[slot] != indices)
+    return with_serial(parallel.reshape(parts, slots), indices, part, waiting, serial)
 
 
-def rank_index(words: jax.Array) -> RankIndex:
-    """Counts the bits of uint32 [n], so that `select` can find the bit of a rank."""
-    words = jnp.pad(words, (0, -words.size % ROW))
-    counts = lax.population_count(words).astype(jnp.int32).reshape(-1, ROW)
-    # The barriers keep XLA from counting again in every step of the search.
-    words, inside = lax.optimization_barrier((words, running_sum(counts)))
-    row_end = lax.optimization_barrier(running_sum(inside[:, -1]))
-    return RankIndex(words, inside.reshape(-1), row_end)
+def with_serial(parallel, indices, part, waiting, serial):
+    """Adds the serial memories: what still waits, by part, in the order of the input."""
+    parts = parallel.shape[0]
+    of_part = waiting & (part == lax.iota(jnp.int32, parts)[:, None])
+    words = pack(_padded(of_part))
+    counts = jnp.sum(lax.population_count(words), axis=1, dtype=jnp.int32)
+    starts = jnp.cumsum(counts) - counts
+    at = select(rank_index(words.reshape(-1)), starts, serial)
+    at = at - (lax.iota(jnp.int32, parts) * (words.shape[1] * WORD))[:, None]
+    used = lax.iota(jnp.int32, serial) < counts[:, None]
+    at = jnp.where(used, at, indices.size)
+    stored = indices.at[at].get(mode="fill", fill_value=EMPTY)
+    left = waiting.at[at.reshape(-1)].set(False, mode="drop")
+    return Partitioned(jnp.concatenate([parallel, stored], axis=1), counts, left)
 
 
-def select(index: RankIndex, first: jax.Array, length: int) -> jax.Array:
-    """Finds, for each of a few runs of ranks, the positions of the bits of those ranks.
+def partition_by_bits(x, *, parts, capacity, seed=0, threshold=None):
+    """Each part's chosen elements by the striped hash, ascending by slot."""
+    flags = chosen(x, threshold)
+    words = striping.split(flags, parts, seed)
+    counts = jnp.sum(lax.population_count(words), axis=1, dtype=jnp.int32)
+    starts = jnp.cumsum(counts) - counts
+    width = words.shape[1] * WORD
+    slot = select(rank_index(words.reshape(-1)), starts, capacity)
+    slot = slot - (lax.iota(jnp.int32, parts) * width)[:, None]
+    part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
+    units = striping.invert(part, slot, x.size, parts, seed)
+    used = lax.iota(jnp.int32, capacity) < counts[:, None]
+    left = flags.at[jnp.where(used, units, x.size).reshape(-1)].set(False, mode="drop")
+    return Partitioned(jnp.where(used, units, EMPTY), counts, left)
 
-    Args:
-        index: The bits and their counts.
-        first: int32 [runs], ascending: the rank at which each run starts. Where a run
-            reaches into the next one, it means nothing from there on.
-        length: How many ranks a run has.
 
-    Returns:
-        int32 [runs, length]: entry [r, j] is the position of the bit of rank
-        `first[r] + j`; something in range where there is no such bit.
+def threshold_hash(x, threshold, seed, slots):
+    """DRAGONN: every element of at least a magnitude writes its index where it hashes to.
+
+    Of several that hash to one slot one stays. Tiles of survivors, one after another, so
+    that the cost follows their number.
     """
-    runs = first.size
-    ranks = (first[:, None] + lax.iota(jnp.int32, length)).reshape(-1)
-    row = _row_of_rank(index.row_end, first, length)
-    last_row = index.row_end.size - 1
-    row = jnp.minimum(row, last_row)
-    row_words = row * ROW
-    before = jnp.where(row > 0, _at(index.row_end, jnp.maximum(row - 1, 0)), 0)
-    rest = ranks - before
-    word = row_words + _first_above(index.inside, row_words, rest)
-    bits = _at(index.words, word)
-    rest = rest - (_at(index.inside, word) - lax.population_count(bits).astype(jnp.int32))
-    return (word * WORD + _bit_of_rank(bits, rest)).reshape(runs, length)
+    index = rank_index(pack(_padded(chosen(x, threshold))))
+    count = index.row_end[-1]
+    tile = min(1 << 16, max(x.size, 1))
+
+    def write(state):
+        first, memory = state
+        found = select(index, first[None], tile)[0]
+        used = first + lax.iota(jnp.int32, tile) < count
+        to = jnp.where(used, hashing.place(found, seed, slots), slots)
+        return first + tile, memory.at[to].set(found, mode="drop")
+
+    start = (jnp.int32(0), jnp.full(slots, EMPTY, jnp.int32))
+    return lax.while_loop(lambda state: state[0] < count, write, start)[1]
 
 
-def running_sum(x: jax.Array) -> jax.Array:
-    """Inclusive sums of int32 along the last axis, in blocks of 16.
-
-    What jnp.cumsum computes; XLA:CPU takes twice as long to compile that, and to run it.
-    """
-    block = 16
-    length = x.shape[-1]
-    if length <= block:
-        at = lax.iota(jnp.int32, length)
-        below = at[None, :] <= at[:, None]
-        return jnp.sum(jnp.where(below, x[..., None, :], 0), axis=-1, dtype=jnp.int32)
-    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % block)])
-    inner = running_sum(padded.reshape(*x.shape[:-1], -1, block))
-    ends = inner[..., -1]
-    whole = inner + (running_sum(ends) - ends)[..., None]
-    return whole.reshape(*x.shape[:-1], -1)[..., :length]
-
-
-def _at(table, index):
-    """table[index] where index is known to be in range: no test, no wrapping."""
-    return table.at[index].get(mode="promise_in_bounds")
-
-
-def _row_of_rank(row_end, first, length):
-    """How many rows end at or before each rank: one mark a row, then a running sum.
-
-    The runs lie one after another. A row that ends before a run's start is marked at the
-    start of that run, one that ends behind a run at the start of the next, so that the
-    sum up to a rank counts just the rows below it.
-    """
-    runs = first.size
-    if runs <= WORD:
-        run = jnp.sum(row_end[:, None] > first[None, :], axis=1, dtype=jnp.int32) - 1
-    else:
-        run = jnp.searchsorted(first, row_end, side="left").astype(jnp.int32) - 1
-    at = jnp.where(
-        run < 0,
-        0,
-        run * length + jnp.minimum(row_end - first[jnp.maximum(run, 0)], length),
+def coo_add(indices, values, size, first=0):
+    """The sum [size, ...] of the entries of `size` units from `first` on."""
+    at = indices - first
+    at = jnp.where((indices >= first) & (at < size), at, size)
+    return (
+        jnp.zeros((size, *values.shape[1:]), values.dtype).at[at].add(values, mode="drop")
     )
-    marks = jnp.zeros(runs * length, jnp.int32).at[at].add(1, mode="drop")
-    return running_sum(marks)
 
 
-def _first_above(table, base, key):
-    """The first p in [0, ROW) with table[base + p] > key, by halving."""
-    position = jnp.zeros_like(key)
-    step = ROW // 2
-    while step:
-        below = _at(table, base + position + (step - 1)) <= key
-        position = jnp.where(below, position + step, position)
-        step //= 2
-    return position
+def merge_rows(ids, values, rows):
+    """Entries of the same id as one: ids ascending, their sums, and how many there are.
 
-
-def _bit_of_rank(words, rank):
-    """The position of the bit of this rank in each word, by halving."""
-    position = jnp.zeros_like(rank)
-    step = WORD // 2
-    while step:
-        low = words & jnp.uint32((1 << step) - 1)
-        count = lax.population_count(low).astype(jnp.int32)
-        above = rank >= count
-        position = jnp.where(above, position + step, position)
-        rank = jnp.where(above, rank - count, rank)
-        words = jnp.where(above, words >> step, low)
-        step //= 2
-    return position
-
-
-def compact(x: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
-    """Finds the non-zero elements of a vector.
-
-    Args:
-        x: The vector, of n elements.
-        capacity: How many indices to return at most.
-
-    Returns:
-        int32 [capacity], the indices in ascending order, n where there are no more, and
-        the number of non-zero elements, which may exceed the capacity.
+    Behind the last the id is `rows` and the sum zero. Ids outside [0, rows) are left out.
     """
-    flags = jnp.pad(nonzero(x), (0, max(-x.size % WORD, WORD - x.size)))
-    index = rank_index(pack(flags))
-    positions = select(index, jnp.zeros(1, jnp.int32), capacity)[0]
-    count = index.row_end[-1]
-    return jnp.where(lax.iota(jnp.int32, capacity) < count, positions, x.size), count
+    inside = (ids >= 0) & (ids < rows)
+    flags = jnp.zeros(rows, bool).at[jnp.where(inside, ids, rows)].set(True, mode="drop")
+    index = rank_index(pack(_padded(flags)))
+    to = jnp.where(inside, rank_of(index, jnp.where(inside, ids, 0)), ids.size)
+    sums = jnp.zeros_like(values).at[to].add(values, mode="drop")
+    merged, count = _found(index, ids.size, rows)
+    return merged, sums, count
 
 
-def bitmap_decode(words: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
-    """The positions of the set bits of uint32 [n]; like `compact`, 32 * n is the fill."""
-    index = rank_index(jnp.pad(words, (0, max(0, 1 - words.size))))
-    positions = select(index, jnp.zeros(1, jnp.int32), capacity)[0]
+def _padded(flags):
+    """Up to whole words, and at least one, on the last axis."""
+    length = flags.shape[-1]
+    missing = max(-length % WORD, WORD - length)
+    return jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])
+
+
+def _positions(words, capacity, fill):
+    return _found(rank_index(words), capacity, fill)
+
+
+def _found(index, capacity, fill):
+    found = select(index, jnp.zeros(1, jnp.int32), capacity)[0]
     count = index.row_end[-1]
-    fill = words.size * WORD
-    return jnp.where(lax.iota(jnp.int32, capacity) < count, positions, fill), count
+    return jnp.where(lax.iota(jnp.int32, capacity) < count, found, fill), count

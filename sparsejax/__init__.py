@@ -2,6 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from pallas_kernels import use_kernels as use_kernels
 from sparsejax import errors as errors, schemes as schemes
 from sparsejax.axes import local as local
 from sparsejax.data_parallel import data_parallel as data_parallel

@@ -3,7 +3,7 @@
 A scheme holds what it has to send as uint32 [parts, words]: a bit for each slot of each
 part. From this come the count of a part, the slots of a run of ranks in every part at
 once, and how many slots lie below a given word. The search itself is
-`pallas_kernels.reference.select`.
+`pallas_kernels.rank_select.select`.
 """
 
 import math
@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import reference
-from pallas_kernels.reference import (
+from pallas_kernels import rank_select
+from pallas_kernels.rank_select import (
     WORD as WORD,
     nonzero as nonzero,
     pack as pack,
@@ -36,14 +36,14 @@ class BitSets(NamedTuple):
     words: jax.Array
     counts: jax.Array
     starts: jax.Array
-    search: reference.RankIndex
+    search: rank_select.RankIndex
 
 
 def bit_sets(words: jax.Array) -> BitSets:
     """Counts the bits of uint32 [parts, words]."""
     counts = jnp.sum(lax.population_count(words), axis=1, dtype=jnp.int32)
-    starts = reference.running_sum(counts) - counts
-    return BitSets(words, counts, starts, reference.rank_index(words.reshape(-1)))
+    starts = rank_select.running_sum(counts) - counts
+    return BitSets(words, counts, starts, rank_select.rank_index(words.reshape(-1)))
 
 
 def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
@@ -53,7 +53,7 @@ def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
         int32 [parts, length]. Beyond a part's count the entry means nothing.
     """
     parts, words = sets.words.shape
-    flat = reference.select(sets.search, sets.starts + first, length)
+    flat = rank_select.select(sets.search, sets.starts + first, length)
     return flat - (lax.iota(jnp.int32, parts) * (words * WORD))[:, None]
 
 
@@ -69,7 +69,7 @@ def count_below(sets: BitSets, words: jax.Array) -> jax.Array:
     """
     parts, part_words = sets.words.shape
     last = (lax.iota(jnp.int32, parts) * part_words)[:, None] + words - 1
-    row = last // reference.ROW
+    row = last // rank_select.ROW
     before = jnp.where(row > 0, sets.search.row_end[jnp.maximum(row - 1, 0)], 0)
     return before + sets.search.inside[last] - sets.starts[:, None]
 
@@ -91,7 +91,7 @@ def nonzero_units(x: jax.Array) -> jax.Array:
         return nonzero(x)
     # The bits of a unit's numbers are joined before they are looked at, eight lanes apart:
     # four times as fast on CPUs as a flag for each number.
-    flat = reference.unsigned(x).reshape(x.shape[0], -1)
+    flat = rank_select.unsigned(x).reshape(x.shape[0], -1)
     lanes = math.gcd(flat.shape[1], 8)
     joined = lax.reduce(
         flat.reshape(x.shape[0], -1, lanes), flat.dtype.type(0), lax.bitwise_or, (1,)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
-from pallas_kernels import reference
+from pallas_kernels import rank_select
 from sparsejax import bits
 from sparsejax.errors import ArgumentError
 
@@ -116,8 +116,8 @@ def from_units(
     The count may exceed the capacity; then the last units are not in the tensor.
     """
     flags = bits.nonzero_units(x)
-    index = reference.rank_index(bits.pack(jnp.pad(flags, (0, -flags.size % bits.WORD))))
-    found = reference.select(index, jnp.zeros(1, jnp.int32), capacity)[0]
+    index = rank_select.rank_index(bits.pack(jnp.pad(flags, (0, -flags.size % bits.WORD))))
+    found = rank_select.select(index, jnp.zeros(1, jnp.int32), capacity)[0]
     count = index.row_end[-1] if index.row_end.size else jnp.int32(0)
     used = jnp.arange(capacity) < count
     indices = jnp.where(used, found, x.shape[0]).astype(jnp.int32)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_kernels.striping import word_multiple
 from sparsejax import bits, ownership
 from sparsejax._compat import varying_axes
 from sparsejax.errors import ArgumentError
@@ -41,10 +42,10 @@ class SortedThresholds(ownership.Ownership):
     def over(self, size, ranks, tables=()):
         if not isinstance(tables, _Thresholds):
             tables = self.tables(size, ranks)
-        return _Cut(size, ranks, ownership.word_multiple(size), tables.starts)
+        return _Cut(size, ranks, word_multiple(size), tables.starts)
 
     def width(self, size, ranks):
-        return ownership.word_multiple(size)
+        return word_multiple(size)
 
     def tables(self, size, ranks):
         starts = np.arange(ranks, dtype=np.int64) * size // ranks
@@ -63,7 +64,7 @@ class SortedThresholds(ownership.Ownership):
 
         def cut(starts):
             flags = bits.nonzero_units(total)
-            room = ownership.word_multiple(len(flags))
+            room = word_multiple(len(flags))
             sets = bits.bit_sets(bits.pack(jnp.pad(flags, (0, room - len(flags))))[None])
             share, rest = sets.counts[0] // ranks, sets.counts[0] % ranks
             number = lax.iota(jnp.int32, ranks)

@@ -14,7 +14,36 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the bottom up. A module may import those of lower lines, and none of its own line.
 # A new module gets a place here.
 LAYERS = [
+    {
+        "pallas_kernels.errors",
+        "pallas_kernels.pallas",
+        "pallas_kernels.pallas.launch",
+        "pallas_kernels.rank_select",
+        "pallas_kernels.triton",
+        "pallas_kernels.triton.words",
+    },
+    {"pallas_kernels.hashing", "pallas_kernels.backends", "pallas_kernels.checks"},
+    {"pallas_kernels.triton.launch"},
+    {"pallas_kernels.striping"},
     {"pallas_kernels.reference"},
+    {
+        "pallas_kernels.pallas.bitmap",
+        "pallas_kernels.pallas.partition",
+        "pallas_kernels.pallas.threshold_hash",
+        "pallas_kernels.triton.bitmap",
+        "pallas_kernels.triton.coo_add",
+        "pallas_kernels.triton.partition",
+        "pallas_kernels.triton.threshold_hash",
+    },
+    {
+        "pallas_kernels.bitmap",
+        "pallas_kernels.compact",
+        "pallas_kernels.coo_add",
+        "pallas_kernels.merge_rows",
+        "pallas_kernels.partition",
+        "pallas_kernels.partition_by_bits",
+        "pallas_kernels.threshold_hash",
+    },
     {"pallas_kernels"},
     {"sparsejax.errors", "sparsejax._compat"},
     {"sparsejax.cost_model"},

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import hashing
 from sparsejax import bits
 from sparsejax.errors import ArgumentError
-from sparsejax.ownership import mix32
 from sparsejax.schemes import base
 from sparsejax.schemes.balanced_parallelism import BalancedParallelism
 
@@ -31,7 +31,7 @@ def survivors(flags: jax.Array, memory: float, seed: int = 0) -> jax.Array:
     """
     places = max(1, round(memory * len(flags)))
     units = lax.iota(jnp.int32, len(flags))
-    place = (mix32(units.astype(jnp.uint32), seed) % jnp.uint32(places)).astype(jnp.int32)
+    place = hashing.place(units, seed, places)
     # Of those that meet, the last is left; a parallel machine leaves any.
     written = jnp.full(places, -1, jnp.int32)
     written = written.at[jnp.where(flags, place, places)].max(units, mode="drop")

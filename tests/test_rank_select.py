@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pallas_kernels import reference
+from pallas_kernels import rank_select, reference
 from tests import helpers
 
 
@@ -24,7 +24,7 @@ bitmap_decode = jax.jit(reference.bitmap_decode, static_argnums=1)
 
 @functools.partial(jax.jit, static_argnums=2)
 def select(words, first, length):
-    return reference.select(reference.rank_index(words), first, length)
+    return rank_select.select(rank_select.rank_index(words), first, length)
 
 
 def check_compact(x, capacity):
@@ -72,7 +72,7 @@ def test_nan_infinity_and_denormals_count_and_negative_zero_does_not(dtype):
     found, count = compact(x, 8)
     assert int(count) == 5
     np.testing.assert_array_equal(found, [2, 3, 4, 5, 6, 8, 8, 8])
-    flags = np.asarray(jax.jit(reference.nonzero)(x))
+    flags = np.asarray(jax.jit(rank_select.nonzero)(x))
     np.testing.assert_array_equal(flags, [0, 0, 1, 1, 1, 1, 1, 0])
 
 
@@ -88,7 +88,7 @@ def test_pack_puts_the_first_flag_lowest():
     flags = np.zeros((2, 64), bool)
     flags[0, [0, 5, 31, 32]] = True
     flags[1, 63] = True
-    words = np.asarray(reference.pack(flags))
+    words = np.asarray(rank_select.pack(flags))
     assert words.dtype == np.uint32
     # 2**0 + 2**5 + 2**31, then the first bit of the next word, and the last bit.
     np.testing.assert_array_equal(words, [[0x80000021, 1], [0, 0x80000000]])
@@ -97,10 +97,10 @@ def test_pack_puts_the_first_flag_lowest():
 @pytest.mark.parametrize("shape", [(0,), (32,), (2048,), (3, 96)])
 def test_unpack_inverts_pack(shape):
     flags = np.random.default_rng(0).random(shape) < 0.4
-    words = reference.pack(flags)
+    words = rank_select.pack(flags)
     assert words.shape == (*shape[:-1], shape[-1] // 32)
     np.testing.assert_array_equal(words, helpers.packed(flags))
-    np.testing.assert_array_equal(reference.unpack(words), flags)
+    np.testing.assert_array_equal(rank_select.unpack(words), flags)
 
 
 @pytest.mark.parametrize("words", [1, 64, 65, 300])
@@ -120,17 +120,17 @@ def test_bitmap_decode_inverts_bitmap_encode(words):
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 256, 257, 4097])
 def test_running_sums_are_those_of_numpy(length):
     x = np.random.default_rng(length).integers(-9, 99, (2, length), dtype=np.int32)
-    found = reference.running_sum(x)
+    found = rank_select.running_sum(x)
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found, np.cumsum(x, axis=1))
-    np.testing.assert_array_equal(reference.running_sum(x[1]), np.cumsum(x[1]))
+    np.testing.assert_array_equal(rank_select.running_sum(x[1]), np.cumsum(x[1]))
 
 
 def check_select(words, first, length):
     """Right where a run has a bit of its own for the rank; in range elsewhere."""
     positions = np.asarray(select(words, np.asarray(first, np.int32), length))
     assert positions.shape == (len(first), length)
-    room = 32 * reference.ROW * -(-len(words) // reference.ROW)
+    room = 32 * rank_select.ROW * -(-len(words) // rank_select.ROW)
     assert (positions >= 0).all()
     assert (positions < room).all()
     bits = np.flatnonzero(helpers.unpacked(words))
@@ -170,6 +170,14 @@ def test_select_crosses_rows_that_are_full_and_rows_that_are_empty():
     words = helpers.packed(flags).reshape(-1)
     check_select(words, [0], 3 * 2048 + 1)
     check_select(words, [2047, 2048, 4096, 6144], 64)
+
+
+@pytest.mark.parametrize("words", [1, 16, 17, 300])
+def test_the_rank_of_a_position_is_how_many_bits_lie_below(words):
+    flags = np.random.default_rng(words).random(32 * words) < 0.4
+    index = rank_select.rank_index(helpers.packed(flags))
+    found = rank_select.rank_of(index, np.arange(32 * words, dtype=np.int32))
+    np.testing.assert_array_equal(found, np.cumsum(flags) - flags)
 
 
 @hypothesis.given(data=st.data())

@@ -1,0 +1,268 @@
+"""Compiles the kernels and a whole exchange for an H200, with no GPU and no driver.
+
+    make aot
+
+XLA compiles for a device that is only described, if JAX's CUDA plugin is installed. For
+each operation and backend, and for `zen_sync` on four devices, it prints what it took, the
+memory for temporaries, and which kernels are in the program. It fails where
+
+* something does not compile,
+* a backend that was named is not in the program, or is where it was not named,
+* temporaries exceed their ceiling, so many bytes an element,
+* a kernel that cannot be compiled passes: the control.
+"""
+
+import contextlib
+import functools
+import os
+import re
+import sys
+import time
+import warnings
+
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # The plugin must not look for a driver.
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+import pallas_kernels as kernels
+import sparsejax
+from benchmarks.record import Recorder, say
+from pallas_kernels import backends
+from pallas_kernels.pallas import launch
+
+
+SIZE = 1 << 24
+CAPACITY = SIZE // 50
+PARTS = 16
+# What XLA must know of a device. The figures are those of an H200 SXM.
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000
+  l2_cache_size: 62914560
+  clock_rate_ghz: 1.98
+  device_memory_size: 150754820096
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 minor: 0 }
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 13 minor: 0 patch: 0 }
+device_description_str: "NVIDIA H200"
+"""
+
+
+def devices(count: int):
+    """So many H200 in one host that can be compiled for, and nothing else."""
+    # Slices, hosts of each, devices of each host.
+    described = topologies.get_topology_desc(
+        platform="cuda", topology_name="h200", target_config=H200, topology=f"1x1x{count}"
+    )
+    return np.array(described.devices)
+
+
+def mesh(count: int) -> Mesh:
+    return Mesh(devices(count), ("data",), axis_types=(AxisType.Auto,))
+
+
+def operations() -> dict:
+    """By name: the function of a backend, its arguments, and bytes of temporaries."""
+    floats = ((SIZE,), jnp.float32)
+    words = ((SIZE // 32,), jnp.uint32)
+    indices = ((CAPACITY,), jnp.int32)
+    seeds = ((4,), jnp.uint32)
+    scalar = ((), jnp.int32)
+    slots = 2 * CAPACITY // PARTS
+    sizes = {"parts": PARTS, "slots": slots, "serial": slots // 10}
+    of = functools.partial
+    return {
+        "compact": (of(kernels.compact, capacity=CAPACITY), [floats], SIZE),
+        "compact by magnitude": (
+            lambda x, backend: kernels.compact(
+                x, CAPACITY, threshold=jnp.float32(0.1), backend=backend
+            ),
+            [floats],
+            SIZE,
+        ),
+        "bitmap_encode": (kernels.bitmap_encode, [floats], SIZE // 4),
+        "bitmap_decode": (of(kernels.bitmap_decode, capacity=CAPACITY), [words], SIZE),
+        "partition": (of(kernels.partition, **sizes), [indices, scalar, seeds], 4 * SIZE),
+        "partition_by_bits": (
+            of(kernels.partition_by_bits, parts=PARTS, capacity=CAPACITY // 8),
+            [floats],
+            2 * SIZE,
+        ),
+        "threshold_hash": (
+            lambda x, backend: kernels.threshold_hash(
+                x, 0.1, 7, slots=CAPACITY, backend=backend
+            ),
+            [floats],
+            SIZE,
+        ),
+        "coo_add": (
+            of(kernels.coo_add, size=SIZE),
+            [indices, ((CAPACITY,), jnp.float32)],
+            SIZE,
+        ),
+        "merge_rows": (
+            of(kernels.merge_rows, rows=1 << 20),
+            [((1 << 16,), jnp.int32), ((1 << 16, 64), jnp.float32)],
+            SIZE,
+        ),
+    }
+
+
+HAS_PALLAS = {
+    "compact",
+    "compact by magnitude",
+    "bitmap_encode",
+    "bitmap_decode",
+    "partition",
+    "threshold_hash",
+}
+HAS = {"reference": set(operations()), "pallas": HAS_PALLAS}
+HAS["triton"] = HAS_PALLAS | {"coo_add"}
+
+
+def compiled(function, arguments, where: Mesh):
+    """The program for these devices."""
+    like = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(where, P()))
+        for shape, dtype in arguments
+    ]
+    with jax.set_mesh(where):
+        return jax.jit(function).lower(*like).compile()
+
+
+def asking(backend: str):
+    """Computes by a backend, for a GPU that is not here."""
+    return kernels.use_kernels(backend, compile_only=True)
+
+
+def launches(program) -> int:
+    """How many of our kernels a program launches."""
+    text = program.as_text()
+    return len(re.findall(r'custom_call_target="[^"]*triton[^"]*"', text))
+
+
+def check(record: Recorder, name: str, backend: str, build, ceiling: int) -> list[str]:
+    """Compiles, prints a line, and returns what is wrong."""
+    start = time.perf_counter()
+    try:
+        program = build()
+    except Exception as error:
+        return [f"{name} by {backend} does not compile: {str(error)[:300]}"]
+    seconds = time.perf_counter() - start
+    temporary = program.memory_analysis().temp_size_in_bytes
+    ours = launches(program)
+    say(f"{name:22} {backend:10} {seconds:7.1f} {temporary / 1e6:10.1f} {ours:8}")
+    record.add(
+        name=name, backend=backend, seconds=seconds, temporary=temporary, kernels=ours
+    )
+    wrong = []
+    if (ours > 0) != (backend != "reference"):
+        wrong.append(f"{name} by {backend} has {ours} kernels of ours.")
+    if temporary > ceiling:
+        wrong.append(f"{name} by {backend}: {temporary:,} bytes, ceiling {ceiling:,}.")
+    return wrong
+
+
+def exchange(backend: str):
+    """A step of `zen_sync` on four devices, 4M floats, checking on."""
+    where = mesh(4)
+    tx = sparsejax.zen_sync("data")
+    state = tx.init({"embedding": jnp.zeros((1 << 16, 64), jnp.float32)})
+    everywhere = NamedSharding(where, P())
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), state
+    )
+    x = jax.ShapeDtypeStruct(
+        (4, 1 << 16, 64), jnp.float32, sharding=NamedSharding(where, P("data"))
+    )
+    step = jax.shard_map(
+        lambda x, state: tx.update({"embedding": x[0]}, state),
+        mesh=where,
+        in_specs=(P("data"), P()),
+        out_specs=P(),
+    )
+    with jax.set_mesh(where), asking(backend):
+        return jax.jit(step).lower(x, like).compile()
+
+
+def control(where: Mesh) -> list[str]:
+    """A kernel with an operation that no GPU has must not compile."""
+
+    def kernel(x_ref, y_ref):
+        y_ref[jnp.arange(128)] = jnp.sort(x_ref[jnp.arange(128)])
+
+    def run(x):
+        like = [jax.ShapeDtypeStruct((128,), jnp.float32)]
+        return launch.launch(kernel, "control", 1, (x,), like)
+
+    try:
+        compiled(run, [((128,), jnp.float32)], where)
+    except Exception as error:
+        say(f"{'control':22} refused, as it must be: {str(error).splitlines()[0][:60]}")
+        return []
+    return ["The control compiled: this run proves nothing."]
+
+
+def main() -> int:
+    warnings.simplefilter("ignore", DeprecationWarning)
+    record = Recorder("make aot")
+    say(", ".join(f"{key} {value}" for key, value in record.head.items()))
+    try:
+        where = mesh(1)
+    except Exception as error:
+        say(
+            "JAX's CUDA plugin is needed to compile for a GPU; `make aot` installs it: "
+            f"{error}"
+        )
+        return 1
+    say(f"\n{'compiled for an H200':22} {'backend':10} seconds  temp (MB)  kernels")
+    wrong = control(where)
+    named = {}
+    for backend in backends.BACKENDS:
+        with contextlib.suppress(kernels.BackendError), asking(backend):
+            named[backend] = HAS[backend]
+    say(f"backends: {', '.join(named)}")
+    for name, (function, arguments, ceiling) in operations().items():
+        for backend in (b for b, has in named.items() if name in has):
+
+            def build(function=function, arguments=arguments, backend=backend):
+                with asking(backend):
+                    run = functools.partial(function, backend=backend)
+                    return compiled(run, arguments, where)
+
+            wrong += check(record, name, backend, build, ceiling)
+    wrong += check(
+        record,
+        "zen_sync, 4 devices",
+        "reference",
+        functools.partial(exchange, "reference"),
+        20 * 4 * (1 << 22),
+    )
+    for line in wrong:
+        say(f"WRONG: {line}")
+    say(f"written: {record.write('aot')}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""What the kernels cost on this device, by backend and against what one would use instead.
+
+    python -m benchmarks.kernels [compact] [decode] [partition] [memory]
+
+Every result is checked before it is timed; sides take turns. `memory` repeats figure 14 of
+Zen: what Algorithm 1 costs by the size of its memory (r1, in indices) and by its number of
+hashes (k), with what it takes to read the indices out of that memory again. Writes
+benchmarks/results/kernels-*.jsonl, and figure 14 as CSV and PNG.
+"""
+
+import argparse
+import csv
+import functools
+import pathlib
+import statistics
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pallas_kernels as kernels
+from benchmarks.record import RESULTS, Recorder, alternate, say, spread
+from pallas_kernels import backends, rank_select, reference
+
+
+SIZE = 1 << 24
+PARTS = 16
+REPEATS = 11
+# Of `partition` with k = 3 in C++ with compare-and-swap on two threads, 168,000 indices:
+# measured on a machine like the one of the results, not in this run.
+CPP_SECONDS = 2.8e-3
+
+
+def gradient(density: float, size: int = SIZE) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    x = np.zeros(size, np.float32)
+    x[rng.random(size, np.float32) < density] = 1.0
+    return x
+
+
+def by_backend(operation) -> dict:
+    """The operation compiled for each backend that runs here."""
+    return {
+        name: jax.jit(functools.partial(operation, backend=name))
+        for name in backends.BACKENDS
+        if backends.why_not(name) is None
+    }
+
+
+def timed(
+    record: Recorder, part: str, sides: dict, ours: str = "reference", **about
+) -> None:
+    """Times sides in turn, and tells how many times as long as ours each takes."""
+    times = alternate(sides, REPEATS)
+    own = times[ours]
+    for name, taken in times.items():
+        ratio = statistics.median(np.divide(taken, own))
+        say(f"  {name:22} {spread(taken):34} {ratio:6.2f} times {ours}")
+        record.add(part=part, side=name, seconds=taken, ratio=ratio, **about)
+
+
+def compact(record: Recorder) -> None:
+    """The indices of non-zeros, against jnp.nonzero and NumPy."""
+    say(f"\ncompact: {SIZE:,} floats, 1%; times of one read of them come first")
+    host = gradient(0.01)
+    x = jnp.asarray(host)
+    expected = np.flatnonzero(host)
+    capacity = int(1.25 * expected.size)
+    ours = by_backend(lambda x, backend: kernels.compact(x, capacity, backend=backend))
+    sides = {
+        name: functools.partial(lambda run: run(x)[0], run) for name, run in ours.items()
+    }
+    nonzero = jax.jit(lambda x: jnp.nonzero(x, size=capacity, fill_value=SIZE)[0])
+    total = jax.jit(jnp.sum)
+    sides |= {"one read": lambda: total(x), "jnp.nonzero": lambda: nonzero(x)}
+    sides["NumPy flatnonzero"] = lambda: np.flatnonzero(host != 0)
+    for name in ours:
+        found = np.asarray(sides[name]())
+        assert (found[: expected.size] == expected).all(), name
+    timed(record, "compact", sides, size=SIZE, density=0.01)
+
+
+def decode(record: Recorder) -> None:
+    """The positions of set bits, against unpacking them and jnp.nonzero."""
+    say(f"\nbitmap_decode: {SIZE // 16:,} bits, 8%")
+    bits = SIZE // 16
+    flags = np.random.default_rng(1).random(bits) < 0.08
+    words = rank_select.pack(jnp.asarray(flags))
+    expected = np.flatnonzero(flags)
+    capacity = int(1.25 * expected.size)
+    ours = by_backend(
+        lambda words, backend: kernels.bitmap_decode(words, capacity, backend=backend)
+    )
+    sides = {
+        name: functools.partial(lambda run: run(words)[0], run)
+        for name, run in ours.items()
+    }
+    unpack = jax.jit(
+        lambda words: jnp.nonzero(
+            rank_select.unpack(words), size=capacity, fill_value=bits
+        )[0]
+    )
+    sides["unpack and nonzero"] = lambda: unpack(words)
+    for name, run in sides.items():
+        assert (np.asarray(run())[: expected.size] == expected).all(), name
+    timed(record, "bitmap_decode", sides, bits=bits, density=0.08)
+
+
+def hashed(indices, k: int, memory: float) -> dict:
+    """The arguments of Algorithm 1 as in the paper: r1 = memory * indices, r2 = r1 / 10."""
+    slots = max(1, round(memory * indices.size / PARTS))
+    return {
+        "parts": PARTS,
+        "slots": slots,
+        "serial": max(1, slots // 10),
+        "hashes": k,
+    }
+
+
+def partition(record: Recorder) -> None:
+    """Algorithm 1 with the paper's parameters, against sorting and against bits."""
+    host = gradient(0.01)
+    indices = jnp.asarray(np.flatnonzero(host), jnp.int32)
+    count, seeds = jnp.int32(indices.size), kernels.draw_seeds(4)
+    sizes = hashed(indices, 3, 2.0)
+    say(f"\npartition: {indices.size:,} indices to {PARTS} parts, k = 3, r1 = 2 x")
+    ours = by_backend(
+        lambda indices, count, seeds, backend: kernels.partition(
+            indices, count, seeds, backend=backend, **sizes
+        )
+    )
+    sides = {
+        name: functools.partial(lambda run: run(indices, count, seeds).memory, run)
+        for name, run in ours.items()
+    }
+    for name, run in ours.items():
+        done = jax.tree.map(np.asarray, run(indices, count, seeds))
+        stored = np.sort(done.memory[done.memory >= 0])
+        assert not done.left.any(), name
+        assert (stored == np.asarray(indices)).all(), name
+    listed = np.asarray(indices)
+
+    def by_numpy():
+        part = kernels_hash(listed, seeds[0])
+        return listed[np.argsort(part, kind="stable")]
+
+    x, capacity = jnp.asarray(host), int(1.1 * indices.size / PARTS)
+    both = jax.jit(lambda x: kernels.partition_by_bits(x, parts=PARTS, capacity=capacity))
+    found = jax.jit(lambda x: kernels.compact(x, indices.size)[0])
+    sides["NumPy hash and sort"] = by_numpy
+    sides["compact (before it)"] = lambda: found(x)
+    sides["partition_by_bits"] = lambda: both(x).memory
+    timed(record, "partition", sides, indices=int(indices.size), parts=PARTS)
+    middle = statistics.median(
+        row["seconds"] and statistics.median(row["seconds"])
+        for row in record.rows
+        if row["part"] == "partition" and row["side"] == "reference"
+    )
+    say(f"  {middle / CPP_SECONDS:.1f} times C++ with two threads (to reach: 3)")
+    record.add(part="partition", side="C++ (another run)", seconds=[CPP_SECONDS])
+
+
+def kernels_hash(keys, seed):
+    """The part of each key, in NumPy."""
+    from pallas_kernels import hashing
+
+    with np.errstate(over="ignore"):
+        return hashing.mix32(keys.astype(np.uint32), np.uint32(seed)) % np.uint32(PARTS)
+
+
+def memory(record: Recorder, size: int = SIZE, out: pathlib.Path = RESULTS) -> None:
+    """Figure 14: the cost by r1 at k = 3, and by k at r1 = 2 x, with the reading out."""
+    rows = []
+    for density in (0.01, 0.02, 0.05, 0.1):
+        indices = jnp.asarray(np.flatnonzero(gradient(density, size)), jnp.int32)
+        say(f"\nfigure 14: {size:,} parameters, {density:.0%}, {indices.size:,} indices")
+        sides, about = {}, {}
+        cases = [("r1", m, 3, m) for m in (1.0, 1.5, 2.0, 3.0, 4.0)]
+        cases += [("k", k, k, 2.0) for k in (1, 2, 3, 4, 5)]
+        for axis, value, k, times in cases:
+            name = f"{axis} = {value:g}" + (" x" if axis == "r1" else "")
+            sizes = hashed(indices, k, times)
+            run = jax.jit(functools.partial(_read_out, **sizes))
+            found, serial, left = run(indices, kernels.draw_seeds(6))
+            assert not left.any() or times < 1.5 or k < 3, "the paper's memory overflows"
+            stored = np.asarray(found)[: indices.size - int(left.sum())]
+            assert np.unique(stored).size == stored.size
+            about[name] = {"axis": axis, "value": value, "serial": float(serial)}
+            sides[name] = functools.partial(run, indices, kernels.draw_seeds(6))
+        for name, taken in alternate(sides, REPEATS).items():
+            row = {"density": density, **about[name], "seconds": statistics.median(taken)}
+            rows.append(row | {"low": min(taken), "high": max(taken)})
+            record.add(part="figure 14", side=name, **rows[-1])
+            say(f"  {name:10} {spread(taken):34} {row['serial']:6.2%} serial")
+    _draw(rows, size, out)
+
+
+def _read_out(indices, seeds, **sizes):
+    """Algorithm 1, and the indices in the order of the memory."""
+    done = reference.partition(indices, indices.size, seeds, **sizes)
+    flat = done.memory.reshape(-1)
+    words = rank_select.pack(jnp.pad(flat >= 0, (0, -flat.size % 32)))
+    at, _ = reference.bitmap_decode(words, indices.size)
+    found = flat.at[at].get(mode="fill", fill_value=-1)
+    return found, jnp.sum(done.counts) / indices.size, done.left
+
+
+def _draw(rows: list[dict], size: int, out: pathlib.Path) -> None:
+    stem = out / f"kernels-figure14-{jax.default_backend()}-jax{jax.__version__}"
+    with stem.with_suffix(stem.suffix + ".csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    titles = {"r1": "Memory r1, times the indices (k = 3)", "k": "Hashes k (r1 = 2 x)"}
+    for ax, (axis, title) in zip(axes, titles.items(), strict=True):
+        for density in sorted({row["density"] for row in rows}):
+            of = [r for r in rows if r["axis"] == axis and r["density"] == density]
+            ax.plot(
+                [row["value"] for row in of],
+                [1e3 * row["seconds"] for row in of],
+                marker="o",
+                label=f"{density:.0%}",
+            )
+        ax.set_xlabel(title)
+        ax.grid(alpha=0.3)
+    axes[0].set_ylabel("ms, with reading out")
+    axes[0].set_ylim(bottom=0)
+    axes[1].legend(title="density")
+    figure.suptitle(f"Algorithm 1, {size:,} parameters, {jax.devices()[0].device_kind}")
+    figure.tight_layout()
+    figure.savefig(f"{stem}.png", dpi=120)
+
+
+PARTS_OF_THIS = {
+    "compact": compact,
+    "decode": decode,
+    "partition": partition,
+    "memory": memory,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS_OF_THIS))
+    chosen = parser.parse_args(argv).parts or list(PARTS_OF_THIS)
+    if unknown := set(chosen) - set(PARTS_OF_THIS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    record = Recorder(" ".join(["python -m benchmarks.kernels", *(argv or sys.argv[1:])]))
+    say(", ".join(f"{key} {value}" for key, value in record.head.items()))
+    for name in chosen:
+        PARTS_OF_THIS[name](record)
+    say(f"\nwritten: {record.write('kernels-' + record.head['backend'])}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

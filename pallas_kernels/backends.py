@@ -1,0 +1,210 @@
+"""Which backend computes an operation: the one file that decides.
+
+    reference   plain XLA, everywhere
+    pallas      Pallas, through its Triton backend, on GPUs of NVIDIA
+    triton      Triton through jax-triton, on the same
+    auto        the fastest that was measured on this kind of device (`winners.json`);
+                reference where nothing was
+
+Asked for as an argument of the operation; else by `use_kernels`, as a context; else by the
+variable SPARSEJAX_KERNELS; else it is "auto". The question is asked when a function is
+traced, so a compiled function keeps what it was compiled with.
+
+A backend that is named and cannot run here raises and says why. An operation that a backend
+has no kernel for is computed by reference, except where the operation itself was given the
+name. With "auto" nothing raises: what cannot run is passed over.
+
+| backend | JAX 0.10 | JAX 0.11 | JAX 0.12 |
+| --- | --- | --- | --- |
+| reference | all platforms | all platforms | all platforms |
+| pallas | CUDA | CUDA, deprecated by JAX | CUDA, deprecated by JAX |
+| triton | CUDA, jax-triton 0.3 | CUDA, jax-triton 0.3 | none: jax-triton 0.4 fails there |
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from importlib import resources
+
+import jax
+from jax import lax
+
+from pallas_kernels.errors import BackendError, KernelArgumentError
+
+
+BACKENDS = ("reference", "pallas", "triton")
+VARIABLE = "SPARSEJAX_KERNELS"
+# Of an H200, which is what there is to compile for where there is no GPU.
+COMPUTE_CAPABILITY = 90
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    name: str
+    interpret: bool = False
+    compile_only: bool = False
+
+
+_asked: contextvars.ContextVar[_Asked | None] = contextvars.ContextVar(
+    "sparsejax_kernels", default=None
+)
+
+
+@contextlib.contextmanager
+def use_kernels(
+    backend: str, *, interpret: bool = False, compile_only: bool = False
+) -> Iterator[None]:
+    """Computes the operations traced inside by one backend.
+
+        with sparsejax.use_kernels("reference"):
+            step = jax.jit(train_step).lower(state, batch).compile()
+
+    Args:
+        backend: "auto", "reference", "pallas" or "triton".
+        interpret: Runs kernels in XLA, on any platform and slowly: for tests, and for
+            "pallas" alone.
+        compile_only: There need be no GPU: what is traced is compiled for one elsewhere.
+    """
+    _check(backend, "backend")
+    asked = _Asked(backend, interpret, compile_only)
+    if backend != "auto" and (reason := why_not(asked)):
+        raise BackendError(reason)
+    token = _asked.set(asked)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def run(
+    operation: str, named: str | None, kernels: dict[str, Callable], size: int, *operands
+):
+    """Computes an operation by the backend that is asked for.
+
+    Args:
+        operation: Its name.
+        named: The backend that its caller named, if any.
+        kernels: The function of each backend that has one, "reference" among them; that
+            of "pallas" takes `interpret`.
+        size: How many elements there are to go over; what is fastest depends on it.
+        *operands: Its arrays.
+    """
+    asked = _resolve(named)
+    name = _winner(operation, size, kernels) if asked.name == "auto" else asked.name
+    if name not in kernels and named is None:
+        name = "reference"
+    if name not in kernels:
+        has = ", ".join(repr(one) for one in kernels)
+        raise BackendError(
+            f"{operation} has no kernel in the backend {name!r}; it has {has}."
+        )
+    if name == "reference" or size == 0:  # a launch needs something to go over
+        return kernels["reference"](*operands)
+    if asked.name != "auto" and (reason := why_not(dataclasses.replace(asked, name=name))):
+        raise BackendError(reason)
+    kernel = kernels[name]
+    if name == "pallas":
+        kernel = functools.partial(kernel, interpret=asked.interpret)
+    if asked.interpret:
+        return kernel(*operands)
+    return lax.platform_dependent(*operands, cuda=kernel, default=kernels["reference"])
+
+
+def why_not(asked: str | _Asked) -> str | None:
+    """Why a backend cannot run here, as a sentence; None if it can."""
+    asked = _Asked(asked) if isinstance(asked, str) else asked
+    if asked.name in ("auto", "reference"):
+        return None
+    if reason := _missing(asked.name):
+        return reason
+    if asked.interpret and asked.name == "triton":
+        return (
+            "Triton interprets its kernels outside of JAX; interpret=True is for 'pallas'."
+        )
+    if asked.interpret or asked.compile_only or _cuda_devices():
+        return None
+    platforms = sorted({device.platform for device in jax.devices()})
+    return (
+        f"the backend {asked.name!r} needs a CUDA GPU, and JAX sees only "
+        f"{', '.join(platforms)}. Use 'auto' or 'reference'; for tests, "
+        f"use_kernels({asked.name!r}, interpret=True)."
+    )
+
+
+def compute_capability() -> int | None:
+    """What Triton is to compile for; None: for the GPU that is here."""
+    asked = _asked.get()
+    return COMPUTE_CAPABILITY if asked and asked.compile_only else None
+
+
+@functools.cache
+def _missing(name):
+    """Why a backend cannot be imported, as a sentence; None if it can."""
+    try:
+        if name == "triton":
+            if jax.__version_info__ >= (0, 12):
+                raise ImportError("what is traced with jax-triton fails in JAX 0.12")
+            import jax_triton  # noqa: F401  # pyright: ignore[reportMissingImports]
+        else:
+            from pallas_kernels.pallas import launch as in_pallas
+
+            in_pallas.triton_backend()
+    except (ImportError, AttributeError) as error:
+        needs = {
+            "pallas": "Pallas' Triton backend, which JAX has up to some version",
+            "triton": "jax-triton 0.3 and JAX 0.10 or 0.11 with CUDA (pip install "
+            "'sparsejax[triton]')",
+        }[name]
+        return (
+            f"the backend {name!r} needs {needs}; JAX here is {jax.__version__} ({error}). "
+            "Use 'auto' or 'reference'."
+        )
+    return None
+
+
+def _resolve(named):
+    if named is not None:
+        _check(named, "backend")
+        context = _asked.get() or _Asked(named)
+        return dataclasses.replace(context, name=named)
+    if asked := _asked.get():
+        return asked
+    variable = os.environ.get(VARIABLE) or "auto"
+    _check(variable, f"the environment variable {VARIABLE}")
+    return _Asked(variable)
+
+
+def _check(name, what):
+    if name not in ("auto", *BACKENDS):
+        known = ", ".join(repr(one) for one in ("auto", *BACKENDS))
+        raise KernelArgumentError(f"{what} must be one of {known}, got {name!r}.")
+
+
+def _winner(operation, size, kernels):
+    """The fastest backend measured on this kind of device, at the nearest size below."""
+    for device in _cuda_devices():
+        best = "reference"
+        for row in _winners().get(device.device_kind, {}).get(operation, []):
+            if row["size"] <= size:
+                best = row["backend"]
+        return best if best in kernels and why_not(best) is None else "reference"
+    return "reference"
+
+
+@functools.cache
+def _winners():
+    """By device and operation, rows of a size and what was fastest there, ascending."""
+    path = resources.files("pallas_kernels") / "winners.json"
+    return json.loads(path.read_text())
+
+
+@functools.cache
+def _cuda_devices():
+    try:
+        return tuple(jax.devices("cuda"))
+    except RuntimeError:  # no such backend
+        return ()

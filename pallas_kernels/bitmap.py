@@ -1,0 +1,77 @@
+"""Which elements there are, as a bit each."""
+
+import jax
+
+from pallas_kernels import backends, checks, reference
+from pallas_kernels.pallas import bitmap
+
+
+def bitmap_encode(
+    x: jax.Array, units: jax.Array | None = None, *, backend: str | None = None
+) -> jax.Array:
+    """Packs which elements are non-zero, 32 to a word, the first lowest.
+
+    With a list of units, as that of a server in Zen's hash bitmap, bit i tells of element
+    `units[i]`. Bits behind the last are zero.
+
+    Args:
+        x: Floating [n].
+        units: int32 [m], if not all are meant; a unit out of range means the nearest.
+        backend: See `backends`.
+
+    Returns:
+        uint32 [max(1, ceil(m / 32))].
+    """
+    checks.floats("x", x)
+    kernels = {
+        "reference": reference.bitmap_encode,
+        "pallas": bitmap.bitmap_encode,
+        "triton": lambda *operands: _in_triton().bitmap_encode(*operands),
+    }
+    if units is None:
+        return backends.run("bitmap_encode", backend, kernels, x.size, x)
+    checks.integers("units", units)
+    return backends.run("bitmap_encode", backend, kernels, units.size, x, units)
+
+
+def bitmap_decode(
+    words: jax.Array,
+    capacity: int,
+    units: jax.Array | None = None,
+    *,
+    backend: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The inverse: where the bits are set, or which units they stand for.
+
+    Args:
+        words: uint32 [w].
+        capacity: How many to return at most.
+        units: int32 [m], what the bits stand for; all bits from m on must be zero.
+        backend: See `backends`.
+
+    Returns:
+        int32 [capacity], by ascending bit; behind the last 32 * w, or -1 where units are
+        given. And how many bits are set, which may exceed the capacity.
+    """
+    checks.words("words", words)
+    checks.positive("capacity", capacity)
+    kernels = {
+        name: lambda words, *units, decode=decode, **how: decode(
+            words, capacity, *units, **how
+        )
+        for name, decode in {
+            "reference": reference.bitmap_decode,
+            "pallas": bitmap.bitmap_decode,
+            "triton": lambda *operands: _in_triton().bitmap_decode(*operands),
+        }.items()
+    }
+    if units is None:
+        return backends.run("bitmap_decode", backend, kernels, words.size, words)
+    checks.integers("units", units)
+    return backends.run("bitmap_decode", backend, kernels, words.size, words, units)
+
+
+def _in_triton():
+    from pallas_kernels.triton import bitmap
+
+    return bitmap

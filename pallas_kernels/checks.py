@@ -1,0 +1,73 @@
+"""What arguments must be, before anything is launched. Messages name the fix."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.errors import KernelArgumentError
+
+
+LIMIT = 2**31
+
+
+def vector(name: str, x: Any) -> None:
+    """A vector that int32 can number."""
+    shape = list(jnp.shape(x))
+    if len(shape) != 1:
+        raise KernelArgumentError(
+            f"{name} must be a vector, got shape {shape}; reshape it to [-1] first."
+        )
+    if shape[0] >= LIMIT:
+        raise KernelArgumentError(
+            f"{name} has {shape[0]:,} elements, more than int32 numbers (2^31 - 1). Take "
+            "rows for units: a table of [rows, width] has an index a row."
+        )
+
+
+def floats(name: str, x: Any) -> None:
+    """A vector of floating numbers."""
+    vector(name, x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise KernelArgumentError(
+            f"{name} must be of a floating dtype, got {x.dtype}; cast it first."
+        )
+
+
+def integers(name: str, x: Any) -> None:
+    """A vector of int32."""
+    vector(name, x)
+    if x.dtype != jnp.int32:
+        raise KernelArgumentError(
+            f"{name} must be int32, got {x.dtype}; cast with {name}.astype(jnp.int32)."
+        )
+
+
+def words(name: str, x: Any) -> None:
+    """A vector of uint32 whose bits int32 can number."""
+    vector(name, x)
+    if x.dtype != jnp.uint32:
+        raise KernelArgumentError(f"{name} must be uint32, got {x.dtype}.")
+    if 32 * x.shape[0] > LIMIT:
+        raise KernelArgumentError(
+            f"{name} has {x.shape[0]:,} words, more bits than int32 can number."
+        )
+
+
+def positive(name: str, value: Any, why: str = "") -> None:
+    """A Python int of at least 1."""
+    if isinstance(value, jax.Array):
+        raise KernelArgumentError(
+            f"{name} decides what is compiled, so it must be a Python int, and not traced; "
+            "name it in static_argnames of jax.jit."
+        )
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise KernelArgumentError(f"{name} must be a positive int, got {value!r}.{why}")
+
+
+def slots(what: str, count: int) -> None:
+    """So many places that int32 can number them."""
+    if count >= LIMIT:
+        raise KernelArgumentError(
+            f"{what} are {count:,} places, more than int32 can number."
+        )

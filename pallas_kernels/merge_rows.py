@@ -1,0 +1,34 @@
+"""Entries of one row of a table, several times in a batch, as one."""
+
+import functools
+
+import jax
+
+from pallas_kernels import backends, checks, reference
+from pallas_kernels.errors import KernelArgumentError
+
+
+def merge_rows(
+    ids: jax.Array, values: jax.Array, rows: int, *, backend: str | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Adds up the values of equal ids.
+
+    Args:
+        ids: int32 [k]; those outside [0, rows) are left out.
+        values: [k] or [k, ...].
+        rows: How many rows the table has.
+        backend: See `backends`.
+
+    Returns:
+        int32 [k], the ids that there are, ascending, `rows` behind the last; their sums,
+        zero behind the last; and how many there are.
+    """
+    checks.integers("ids", ids)
+    checks.positive("rows", rows)
+    checks.slots("the rows", rows)
+    if values.shape[:1] != ids.shape:
+        raise KernelArgumentError(
+            f"values of shape {list(values.shape)} do not fit {ids.shape[0]} ids."
+        )
+    kernels = {"reference": functools.partial(reference.merge_rows, rows=rows)}
+    return backends.run("merge_rows", backend, kernels, ids.size, ids, values)

@@ -1,0 +1,1 @@
+"""Kernels in Pallas, for GPUs by its Triton backend, and interpreted anywhere."""

@@ -1,0 +1,104 @@
+"""Algorithm 1 of Zen in Pallas, bulk-synchronous.
+
+The paper's threads write their index where the slot is free, read it back, and take their
+slot for won if they find themselves. In one launch that loses indices. Let A and B want the
+same free slot. A sees it free; B sees it free, writes, reads itself back and leaves; then A
+writes over it, reads itself back and leaves too. B is in no memory and nobody knows: of the
+142 ways in which two threads can interleave, 16 end so.
+
+Here each round is two launches, and that mends it, because the end of a launch is a barrier
+for the whole grid and makes all its writes visible:
+
+    write    whoever waits and finds its slot empty, *as it was before the launch*, writes
+    verify   whoever waits reads its slot, and stops waiting if it finds itself
+
+Between the two nobody writes. A slot that was full before the write stays as it is, so its
+index, which was verified in an earlier round, is never lost. A slot that was empty holds,
+after the barrier, one of the indices written there (stores of 32 bits are not torn), and
+`verify` gives the slot to exactly that index: whoever it is finds itself, everyone else
+finds another and waits on. So after every round each index is either in one slot or
+waiting, never both and never neither. After the last, those that wait go to the serial
+memories by rank and select, with no atomic operation.
+
+"As it was before the launch" needs no copy. The slot is read in the very launch that writes
+it, in place: a thread that sees another's index there instead of the empty slot does not
+write, and waits; one that still sees it empty writes over the other, which then finds out
+in `verify`. Either way the argument above holds.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import hashing, reference
+from pallas_kernels.pallas import launch
+
+
+_BLOCK = 1024
+
+
+def partition(
+    indices, count, seeds, *, parts, hashes, slots, serial, interpret=False, block=_BLOCK
+):
+    """See `pallas_kernels.partition`."""
+    size = indices.size
+    seeds = jnp.asarray(seeds, jnp.uint32)
+    waiting = (jnp.arange(size, dtype=jnp.int32) < count).astype(jnp.int32)
+    # Lanes that do not write have places of their own behind the end.
+    memory = jnp.full(parts * slots + block, reference.EMPTY, jnp.int32)
+    sizes = {"block": block, "parts": parts, "slots": slots, "size": size}
+    programs = -(-size // block)
+    for k in range(hashes):
+        two = seeds[jnp.array([0, k + 1])]
+        (memory,) = launch.launch(
+            functools.partial(_write, **sizes),
+            "partition_write",
+            programs,
+            (indices, waiting, two, memory),
+            [jax.ShapeDtypeStruct(memory.shape, jnp.int32)],
+            in_place={3: 0},
+            interpret=interpret,
+        )
+        (waiting,) = launch.launch(
+            functools.partial(_verify, **sizes),
+            "partition_verify",
+            programs,
+            (indices, waiting, two, memory),
+            [jax.ShapeDtypeStruct(waiting.shape, jnp.int32)],
+            interpret=interpret,
+        )
+    part = hashing.place(indices, seeds[0], parts)
+    parallel = memory[: parts * slots].reshape(parts, slots)
+    return reference.with_serial(parallel, indices, part, waiting != 0, serial)
+
+
+def _own(indices_ref, waiting_ref, seeds_ref, block, parts, slots, size):
+    """This program's indices, whether they wait, and the slot of this round."""
+    lane = launch.lanes(block)
+    inside = lane < size
+    indices = launch.load(indices_ref, lane, inside, jnp.int32(0))
+    waiting = inside & (launch.load(waiting_ref, lane, inside, jnp.int32(0)) != 0)
+    part = hashing.place(indices, seeds_ref[0], parts)
+    slot = part * slots + hashing.place(indices, seeds_ref[1], slots)
+    return lane, inside, indices, waiting, slot
+
+
+def _write(
+    indices_ref, waiting_ref, seeds_ref, _, memory_ref, *, block, parts, slots, size
+):
+    own = _own(indices_ref, waiting_ref, seeds_ref, block, parts, slots, size)
+    lane, _inside, indices, waiting, slot = own
+    found = launch.load(memory_ref, slot, waiting, jnp.int32(0))
+    free = waiting & (found == reference.EMPTY)
+    spare = parts * slots + lane % block
+    launch.store(memory_ref, jnp.where(free, slot, spare), indices, free)
+
+
+def _verify(
+    indices_ref, waiting_ref, seeds_ref, memory_ref, still_ref, *, block, parts, slots, size
+):
+    own = _own(indices_ref, waiting_ref, seeds_ref, block, parts, slots, size)
+    lane, inside, indices, waiting, slot = own
+    found = launch.load(memory_ref, slot, waiting, jnp.int32(reference.EMPTY))
+    launch.store(still_ref, lane, (waiting & (found != indices)).astype(jnp.int32), inside)

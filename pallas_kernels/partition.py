@@ -1,0 +1,88 @@
+"""Indices by their owner: Zen's Algorithm 1."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import backends, checks, reference
+from pallas_kernels.errors import KernelArgumentError
+from pallas_kernels.pallas import partition as in_pallas
+from pallas_kernels.reference import Partitioned
+
+
+def partition(
+    indices: jax.Array,
+    count: jax.typing.ArrayLike,
+    seeds: jax.typing.ArrayLike,
+    *,
+    parts: int,
+    slots: int,
+    serial: int,
+    hashes: int | None = None,
+    backend: str | None = None,
+) -> Partitioned:
+    """Distributes indices to parts by a hash, each to a place of its own.
+
+    A first hash gives the part. A second one gives a slot of the part's parallel memory; if
+    another index is there, a third, and so on. Whoever found no slot goes to the part's
+    serial memory, which is filled from the front, as far as it goes.
+
+    Which of several indices gets a slot depends on the backend, and on a GPU on the run;
+    that each gets one place, in its part, in a slot that one of its hashes names or in the
+    serial memory, does not.
+
+    Args:
+        indices: int32 [capacity], not negative, each once.
+        count: How many of them count, from the front.
+        seeds: uint32, from `draw_seeds`: one for the part and one a slot; the same on all
+            ranks.
+        parts: How many parts.
+        slots: Places in the parallel memory of a part, r1 in the paper; it advises twice
+            as many as there are indices a part.
+        serial: Places in its serial memory, r2 in the paper, a tenth of r1.
+        hashes: How many slots to try, k in the paper; all seeds but the first if None.
+        backend: See `backends`.
+
+    Returns:
+        `Partitioned`: memory [parts, slots + serial] with the serial memory behind, how
+        many went to each serial memory, exact where that is full, and which of the indices
+        found no place. Nothing is lost: what is left can go in a further round.
+    """
+    checks.integers("indices", indices)
+    checks.positive("parts", parts)
+    checks.positive("slots", slots, " Its r1 is how many indices a part can take at once.")
+    checks.positive("serial", serial, " Without it what collides would have no place.")
+    seeds = jnp.asarray(seeds)
+    if seeds.ndim != 1 or seeds.dtype != jnp.uint32 or seeds.size < 2:
+        raise KernelArgumentError(
+            "seeds must be uint32, one for the part and at least one for slots, got "
+            f"{seeds.dtype}{list(seeds.shape)}; see draw_seeds."
+        )
+    hashes = seeds.size - 1 if hashes is None else hashes
+    checks.positive("hashes", hashes)
+    if hashes >= seeds.size:
+        raise KernelArgumentError(
+            f"{hashes} hashes need {hashes + 1} seeds, one more for the part, got "
+            f"{seeds.size}: draw_seeds({hashes + 1})."
+        )
+    if parts > indices.size:
+        raise KernelArgumentError(
+            f"{indices.size} indices cannot fill {parts} parts; use as many parts as "
+            "ranks, and send few indices whole."
+        )
+    checks.slots("the parts together", parts * (slots + serial))
+    sizes = {"parts": parts, "hashes": hashes, "slots": slots, "serial": serial}
+    kernels = {
+        "reference": functools.partial(reference.partition, **sizes),
+        "pallas": functools.partial(in_pallas.partition, **sizes),
+        "triton": functools.partial(_in_triton, **sizes),
+    }
+    operands = (indices, jnp.asarray(count, jnp.int32), seeds)
+    return backends.run("partition", backend, kernels, indices.size, *operands)
+
+
+def _in_triton(*operands, **sizes):
+    from pallas_kernels.triton import partition
+
+    return partition.partition(*operands, **sizes)

@@ -1,0 +1,182 @@
+"""Sets of units as packed bits, searched by rank: what `reference` is made of.
+
+A set of units is held as packed bits: unit `i` is bit `i % 32` of word `i // 32`. Packing
+is one pass over the data; after it every step touches a thirty-second of it. The i-th
+element of the set is found without a sort or a scan of the data: count the bits of every
+word, add the counts up inside rows of 64 words and over the rows, find the row that holds
+rank i, then the word by four halvings and the bit by five.
+
+Bits are tested, not values: XLA on CPUs takes denormals for zero in `x != 0`, and a
+lossless scheme may not lose them. NaN counts as non-zero, -0.0 as zero.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+WORD = 32
+# Words in a row of the rank index: 16 to 64 run alike on CPUs, 16 compiles fastest.
+ROW = 16
+
+
+class RankIndex(NamedTuple):
+    """Packed bits, with the counts that find the bit of a given rank.
+
+    Attributes:
+        words: uint32 [rows * ROW], the bits, zeros behind the last.
+        inside: int32 [rows * ROW], bits in the row up to and with this word.
+        row_end: int32 [rows], bits up to and with this row.
+    """
+
+    words: jax.Array
+    inside: jax.Array
+    row_end: jax.Array
+
+
+def nonzero(x: jax.Array) -> jax.Array:
+    """Returns where x has any bit but the sign set, as booleans."""
+    return (unsigned(x) << 1) != 0
+
+
+def unsigned(x: jax.Array) -> jax.Array:
+    """Returns the bits of floating x, sign first, as integers of its width."""
+    width = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[x.dtype.itemsize]
+    return lax.bitcast_convert_type(x, width)
+
+
+def pack(flags: jax.Array) -> jax.Array:
+    """Packs booleans [..., 32 * n] into uint32 [..., n], the first flag lowest."""
+    shape = flags.shape[:-1]
+    # Bytes first: eight flags to a byte in 8-bit arithmetic is what vectorizes best.
+    eights = flags.reshape(-1, 8).astype(jnp.uint8)
+    shifts = lax.broadcasted_iota(jnp.uint8, (1, 8), 1)
+    octets = jnp.sum(eights << shifts, axis=1, dtype=jnp.uint8)
+    return lax.bitcast_convert_type(octets.reshape(*shape, -1, 4), jnp.uint32)
+
+
+def unpack(words: jax.Array) -> jax.Array:
+    """Inverse of `pack`: uint32 [..., n] to booleans [..., 32 * n]."""
+    shifts = lax.iota(jnp.uint32, WORD)
+    flags = (words[..., None] >> shifts) & 1
+    return flags.reshape(*words.shape[:-1], -1) != 0
+
+
+def rank_index(words: jax.Array) -> RankIndex:
+    """Counts the bits of uint32 [n], so that `select` can find the bit of a rank."""
+    words = jnp.pad(words, (0, -words.size % ROW))
+    counts = lax.population_count(words).astype(jnp.int32).reshape(-1, ROW)
+    # The barriers keep XLA from counting again in every step of the search.
+    words, inside = lax.optimization_barrier((words, running_sum(counts)))
+    row_end = lax.optimization_barrier(running_sum(inside[:, -1]))
+    return RankIndex(words, inside.reshape(-1), row_end)
+
+
+def select(index: RankIndex, first: jax.Array, length: int) -> jax.Array:
+    """Finds, for each of a few runs of ranks, the positions of the bits of those ranks.
+
+    Args:
+        index: The bits and their counts.
+        first: int32 [runs], ascending: the rank at which each run starts. Where a run
+            reaches into the next one, it means nothing from there on.
+        length: How many ranks a run has.
+
+    Returns:
+        int32 [runs, length]: entry [r, j] is the position of the bit of rank
+        `first[r] + j`; something in range where there is no such bit.
+    """
+    runs = first.size
+    ranks = (first[:, None] + lax.iota(jnp.int32, length)).reshape(-1)
+    row = _row_of_rank(index.row_end, first, length)
+    last_row = index.row_end.size - 1
+    row = jnp.minimum(row, last_row)
+    row_words = row * ROW
+    before = jnp.where(row > 0, _at(index.row_end, jnp.maximum(row - 1, 0)), 0)
+    rest = ranks - before
+    word = row_words + _first_above(index.inside, row_words, rest)
+    bits = _at(index.words, word)
+    rest = rest - (_at(index.inside, word) - lax.population_count(bits).astype(jnp.int32))
+    return (word * WORD + _bit_of_rank(bits, rest)).reshape(runs, length)
+
+
+def rank_of(index: RankIndex, positions: jax.Array) -> jax.Array:
+    """How many bits lie below each position, which must be in range."""
+    word = positions // WORD
+    row = word // ROW
+    before = jnp.where(row > 0, _at(index.row_end, jnp.maximum(row - 1, 0)), 0)
+    bits = _at(index.words, word)
+    below = (jnp.uint32(1) << (positions % WORD).astype(jnp.uint32)) - 1
+    from_here = lax.population_count(bits & ~below).astype(jnp.int32)
+    return before + _at(index.inside, word) - from_here
+
+
+def running_sum(x: jax.Array) -> jax.Array:
+    """Inclusive sums of int32 along the last axis, in blocks of 16.
+
+    What jnp.cumsum computes; XLA:CPU takes twice as long to compile that, and to run it.
+    """
+    block = 16
+    length = x.shape[-1]
+    if length <= block:
+        at = lax.iota(jnp.int32, length)
+        below = at[None, :] <= at[:, None]
+        return jnp.sum(jnp.where(below, x[..., None, :], 0), axis=-1, dtype=jnp.int32)
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % block)])
+    inner = running_sum(padded.reshape(*x.shape[:-1], -1, block))
+    ends = inner[..., -1]
+    whole = inner + (running_sum(ends) - ends)[..., None]
+    return whole.reshape(*x.shape[:-1], -1)[..., :length]
+
+
+def _at(table, index):
+    """table[index] where index is known to be in range: no test, no wrapping."""
+    return table.at[index].get(mode="promise_in_bounds")
+
+
+def _row_of_rank(row_end, first, length):
+    """How many rows end at or before each rank: one mark a row, then a running sum.
+
+    The runs lie one after another. A row that ends before a run's start is marked at the
+    start of that run, one that ends behind a run at the start of the next, so that the
+    sum up to a rank counts just the rows below it.
+    """
+    runs = first.size
+    if runs <= WORD:
+        run = jnp.sum(row_end[:, None] > first[None, :], axis=1, dtype=jnp.int32) - 1
+    else:
+        run = jnp.searchsorted(first, row_end, side="left").astype(jnp.int32) - 1
+    at = jnp.where(
+        run < 0,
+        0,
+        run * length + jnp.minimum(row_end - first[jnp.maximum(run, 0)], length),
+    )
+    marks = jnp.zeros(runs * length, jnp.int32).at[at].add(1, mode="drop")
+    return running_sum(marks)
+
+
+def _first_above(table, base, key):
+    """The first p in [0, ROW) with table[base + p] > key, by halving."""
+    position = jnp.zeros_like(key)
+    step = ROW // 2
+    while step:
+        below = _at(table, base + position + (step - 1)) <= key
+        position = jnp.where(below, position + step, position)
+        step //= 2
+    return position
+
+
+def _bit_of_rank(words, rank):
+    """The position of the bit of this rank in each word, by halving."""
+    position = jnp.zeros_like(rank)
+    step = WORD // 2
+    while step:
+        low = words & jnp.uint32((1 << step) - 1)
+        count = lax.population_count(low).astype(jnp.int32)
+        above = rank >= count
+        position = jnp.where(above, position + step, position)
+        rank = jnp.where(above, rank - count, rank)
+        words = jnp.where(above, words >> step, low)
+        step //= 2
+    return position

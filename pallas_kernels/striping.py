@@ -1,0 +1,97 @@
+"""The striped hash: who owns which unit, without a table and without hashing units.
+
+The units are laid in `parts` columns of `width` consecutive units; those with the same
+slot s, one of each column, go to different parts, turned by an amount that depends on s:
+
+    column = unit // width,  slot = unit % width,  part = (column + turn(slot)) mod parts
+
+So parts have equal width, slots ascend with the units of each column, and any set that is
+spread over slots is spread at random over parts.
+
+The turn is the sum over k of 2**k times one pseudo-random bit, and the bits of 32 slots are
+one hashed word. Units packed as bits, 32 slots to a word, are split among the parts by a
+barrel shifter: for each k, take the word of the column 2**k away where the hashed word says
+so. With a power of two of parts, log2(parts) bits make the turn uniform; otherwise 16 bits
+do but for parts / 65536.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallas_kernels.hashing import mix32
+from pallas_kernels.rank_select import WORD, pack, unpack
+
+
+def word_multiple(count: int) -> int:
+    """The least multiple of 32 that is as large."""
+    return -(-count // WORD) * WORD
+
+
+def width(size: int, parts: int) -> int:
+    """How many slots a part has, a multiple of 32; some belong to no unit."""
+    return word_multiple(-(-size // parts))
+
+
+def turn(slots: jax.Array, parts: int, seed: int) -> jax.Array:
+    """By how many parts the units of each slot are turned, in [0, parts)."""
+    words, bit = slots // WORD, (slots % WORD).astype(jnp.uint32)
+    turned = jnp.zeros_like(slots)
+    for k in range(_turn_bits(parts)):
+        one = (_turn_words(words, k, seed) >> bit) & 1
+        turned = turned + one.astype(jnp.int32) * ((1 << k) % parts)
+    return turned % parts
+
+
+def assign(units: jax.Array, size: int, parts: int, seed: int) -> tuple:
+    """The part and the slot of each unit."""
+    column, slots = units // width(size, parts), units % width(size, parts)
+    return (column + turn(slots, parts, seed)) % parts, slots
+
+
+def invert(part: jax.Array, slots: jax.Array, size: int, parts: int, seed: int):
+    """The unit of each slot of a part; at least `size` where the slot belongs to none."""
+    column = (part - turn(slots, parts, seed)) % parts
+    return column * width(size, parts) + slots
+
+
+def split(flags: jax.Array, parts: int, seed: int) -> jax.Array:
+    """Booleans [size] as packed bits by part, uint32 [parts, width / 32]."""
+    per_part = width(flags.size, parts)
+    whole = jnp.pad(flags, (0, parts * per_part - flags.size))
+    words = pack(whole).reshape(parts, -1)
+    number = lax.iota(jnp.uint32, per_part // WORD)
+    for k in range(_turn_bits(parts)):
+        mask = _turn_words(number, k, seed)
+        # A gather of rows; jnp.roll is a concatenation, eight times slower on CPUs.
+        # Fused with the next step, each step would do all those before it twice.
+        back = (np.arange(parts) - (1 << k)) % parts
+        words = (words & ~mask) | (words[back] & mask)
+        words = lax.optimization_barrier(words)
+    return words
+
+
+def join(dense: jax.Array, size: int, seed: int) -> jax.Array:
+    """Values by part [parts, width, ...] in the order of the units [size, ...]."""
+    parts, per_part = dense.shape[:2]
+    number = lax.iota(jnp.uint32, per_part // WORD)
+    turned = jnp.zeros(per_part, jnp.int32)
+    for k in range(_turn_bits(parts)):
+        one = unpack(_turn_words(number, k, seed)).astype(jnp.int32)
+        turned = turned + one * ((1 << k) % parts)
+    column = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
+    place = (column + turned) % parts * per_part + lax.iota(jnp.int32, per_part)
+    flat = dense.reshape(-1, *dense.shape[2:])
+    return flat.at[place.reshape(-1)[:size]].get(mode="promise_in_bounds")
+
+
+def _turn_bits(parts):
+    exact = parts & (parts - 1) == 0
+    return parts.bit_length() - 1 if exact else 16
+
+
+def _turn_words(words, k, seed):
+    """Bit k of the turn of 32 slots, as one word, for each word of slots."""
+    seed = (seed * 0x9E3779B1 + k * 0x7F4A7C15) & 0xFFFFFFFF
+    return mix32(words.astype(jnp.uint32), seed)

@@ -1,0 +1,50 @@
+"""DRAGONN's selection: large elements write their index where they hash to."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import backends, checks, reference
+from pallas_kernels.pallas import threshold_hash as in_pallas
+
+
+def threshold_hash(
+    x: jax.Array,
+    threshold: jax.typing.ArrayLike,
+    seed: jax.typing.ArrayLike,
+    *,
+    slots: int,
+    backend: str | None = None,
+) -> jax.Array:
+    """Selects elements of at least a magnitude, as many as find a slot.
+
+    Of those that hash to one slot one stays. With l elements and m slots a share of
+    (m / l) (1 - exp(-l / m)) stays, 79% for m = 2 l; with another seed, others.
+
+    Args:
+        x: Floating [n].
+        threshold: The least magnitude; a NaN has none.
+        seed: uint32, one of `draw_seeds` or of the step: with a seed for all steps the same
+            elements would lose each time.
+        slots: How many.
+        backend: See `backends`.
+
+    Returns:
+        int32 [slots]: indices, -1 where there is none; element 0 is as good as any.
+    """
+    checks.floats("x", x)
+    checks.positive("slots", slots)
+    kernels = {
+        "reference": functools.partial(reference.threshold_hash, slots=slots),
+        "pallas": functools.partial(in_pallas.threshold_hash, slots=slots),
+        "triton": functools.partial(_in_triton, slots=slots),
+    }
+    operands = (x, jnp.asarray(threshold, x.dtype), jnp.asarray(seed, jnp.uint32))
+    return backends.run("threshold_hash", backend, kernels, x.size, *operands)
+
+
+def _in_triton(*operands, **sizes):
+    from pallas_kernels.triton import threshold_hash
+
+    return threshold_hash.threshold_hash(*operands, **sizes)

@@ -1,0 +1,1 @@
+"""Kernels in Triton, called by jax-triton. Importing one imports Triton."""

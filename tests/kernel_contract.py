@@ -1,0 +1,155 @@
+"""What every backend of an operation must do, in NumPy: one check an operation.
+
+Each check runs the operation on given data and raises AssertionError where a law is
+broken. Laws, never an order of threads: every index once, in its part, in a place that is
+its own. The hashes are written again here, from their definition.
+"""
+
+import numpy as np
+
+
+def murmur3(keys, seed):
+    """MurmurHash3_x86_32 of four bytes, in Python's unbounded integers."""
+    mask = 0xFFFFFFFF
+    rotate = lambda x, by: ((x << by) | (x >> (32 - by))) & mask
+    hashes = []
+    for key in np.asarray(keys).astype(np.int64).tolist():
+        k = rotate((key & mask) * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
+        h = (rotate(int(seed) ^ k, 13) * 5 + 0xE6546B64) & mask
+        h ^= 4
+        h = (h ^ (h >> 16)) * 0x85EBCA6B & mask
+        h = (h ^ (h >> 13)) * 0xC2B2AE35 & mask
+        hashes.append(h ^ (h >> 16))
+    return np.array(hashes, np.int64).reshape(-1)
+
+
+def chosen(x, threshold=None):
+    """Which elements count, by their bits, or by their magnitude in float64."""
+    x = np.asarray(x)
+    if threshold is None:
+        bits = x.view({2: np.uint16, 4: np.uint32, 8: np.uint64}[x.dtype.itemsize])
+        return (bits << bits.dtype.type(1)) != 0
+    with np.errstate(invalid="ignore"):
+        return np.abs(x.astype(np.float64)) >= float(threshold)
+
+
+def check_compact(compact, x, capacity, threshold=None):
+    """Ascending, filled with the size, and a count that the capacity does not bound."""
+    found, count = compact(x, capacity, threshold=threshold)
+    expected = np.flatnonzero(chosen(x, threshold))
+    assert found.shape == (capacity,)
+    assert found.dtype == np.int32
+    assert int(count) == len(expected)
+    fill = np.full(max(0, capacity - len(expected)), x.size)
+    np.testing.assert_array_equal(found, np.concatenate([expected[:capacity], fill]))
+
+
+def check_bitmap(encode, decode, x, capacity, units=None):
+    """Bits as NumPy packs them; decoding gives back positions, or units, in order."""
+    words = np.asarray(encode(x, units))
+    flags = chosen(x if units is None else x[units])
+    room = max(1, -(-flags.size // 32)) * 32
+    expected = np.packbits(np.pad(flags, (0, room - flags.size)), bitorder="little")
+    np.testing.assert_array_equal(words, expected.view(np.uint32))
+    found, count = decode(words, capacity, units)
+    at = np.flatnonzero(flags)
+    assert int(count) == len(at)
+    fill = room if units is None else -1
+    expected = (at if units is None else units[at])[:capacity]
+    expected = np.concatenate([expected, np.full(capacity - len(expected), fill)])
+    np.testing.assert_array_equal(found, expected)
+
+
+def check_partition(partition, indices, count, seeds, *, parts, slots, serial, hashes):
+    """Algorithm 1: each index once, or left; in its part; in a slot that it may have."""
+    done = partition(
+        indices, count, seeds, parts=parts, slots=slots, serial=serial, hashes=hashes
+    )
+    memory, counts, left = (np.asarray(array) for array in done)
+    given = np.asarray(indices)[:count]
+    assert memory.shape == (parts, slots + serial)
+    assert memory.dtype == np.int32
+    part_of, place = np.nonzero(memory != -1)
+    stored = memory[part_of, place]
+    # Every index once: stored, or left and said to be left, and nothing else.
+    assert left.shape == indices.shape
+    assert not left[count:].any(), "something left that was not given"
+    everywhere = np.concatenate([stored, np.asarray(indices)[left]])
+    np.testing.assert_array_equal(np.sort(everywhere), np.sort(given))
+    # In its part.
+    np.testing.assert_array_equal(murmur3(stored, seeds[0]) % parts, part_of)
+    # In a slot of one of its hashes.
+    parallel = place < slots
+    legal = np.zeros(parallel.sum(), bool)
+    for seed in seeds[1 : 1 + hashes]:
+        legal |= murmur3(stored[parallel], seed) % slots == place[parallel]
+    assert legal.all(), "an index is in a slot that no hash gives it"
+    # The serial memory is a prefix, counted exactly; what is left is what it cannot hold.
+    held = np.minimum(counts, serial)
+    prefix = np.arange(serial) < held[:, None]
+    np.testing.assert_array_equal(memory[:, slots:] != -1, prefix)
+    assert left.sum() == (counts - held).sum()
+    # Serial is who found all its slots taken by others.
+    waited = np.concatenate([memory[:, slots:][prefix], np.asarray(indices)[left]])
+    own = (murmur3(waited, seeds[0]) % parts)[:, None]
+    wanted = np.stack([murmur3(waited, seed) % slots for seed in seeds[1 : 1 + hashes]], 1)
+    assert (memory[own, wanted] != -1).all(), "an index waits beside a free slot"
+
+
+def check_partition_by_bits(partition, x, *, parts, capacity, threshold=None, assign=None):
+    """Sorted by slot, each element once or left, in the part that the hash says."""
+    done = partition(x, parts=parts, capacity=capacity, threshold=threshold)
+    memory, counts, left = (np.asarray(array) for array in done)
+    flags = chosen(x, threshold)
+    assert memory.shape == (parts, capacity)
+    held = np.minimum(counts, capacity)
+    prefix = np.arange(capacity) < held[:, None]
+    np.testing.assert_array_equal(memory != -1, prefix)
+    everywhere = np.concatenate([memory[prefix], np.flatnonzero(left)])
+    np.testing.assert_array_equal(np.sort(everywhere), np.flatnonzero(flags))
+    assert left.sum() == (counts - held).sum()
+    part, slot = (np.asarray(array) for array in assign(np.arange(x.size)))
+    for number in range(parts):
+        mine = memory[number][prefix[number]]
+        assert (part[mine] == number).all(), "an element is in another's part"
+        assert (np.diff(slot[mine]) > 0).all(), "a part is not sorted"
+
+
+def check_threshold_hash(threshold_hash, x, threshold, seed, slots):
+    """A slot holds one of those that hash to it, if any does."""
+    memory = np.asarray(threshold_hash(x, threshold, seed, slots=slots))
+    assert memory.shape == (slots,)
+    assert memory.dtype == np.int32
+    large = np.flatnonzero(chosen(x, threshold))
+    wanted = murmur3(large, seed) % slots
+    np.testing.assert_array_equal(
+        np.flatnonzero(memory != -1), np.unique(wanted), "slots that are taken"
+    )
+    taken = memory[memory != -1]
+    assert np.isin(taken, large).all(), "an element below the threshold was taken"
+    np.testing.assert_array_equal(
+        murmur3(taken, seed) % slots, np.flatnonzero(memory != -1)
+    )
+
+
+def check_coo_add(coo_add, indices, values, size, first):
+    """The float64 sum, of what lies in the range."""
+    total = np.asarray(coo_add(indices, values, size, first=first))
+    exact = np.zeros((size, *values.shape[1:]))
+    inside = (indices >= first) & (indices.astype(np.int64) < first + size)
+    np.add.at(exact, indices[inside] - first, values[inside].astype(np.float64))
+    assert total.dtype == values.dtype
+    np.testing.assert_allclose(total, exact, rtol=1e-5, atol=1e-5)
+
+
+def check_merge_rows(merge_rows, ids, values, rows):
+    """Unique ids, ascending, with the float64 sums."""
+    merged, sums, count = merge_rows(ids, values, rows)
+    inside = (ids >= 0) & (ids < rows)
+    expected, at = np.unique(ids[inside], return_inverse=True)
+    exact = np.zeros(values.shape)
+    np.add.at(exact, at, values[inside].astype(np.float64))
+    assert int(count) == len(expected)
+    fill = np.full(len(ids) - len(expected), rows)
+    np.testing.assert_array_equal(merged, np.concatenate([expected, fill]))
+    np.testing.assert_allclose(sums, exact, rtol=1e-5, atol=1e-5)

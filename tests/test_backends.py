@@ -1,0 +1,213 @@
+"""Which backend is taken, and what arguments are refused before anything is launched."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_kernels as kernels
+from pallas_kernels import backends
+
+
+KERNELS = {
+    "reference": lambda x: ("reference", x),
+    "pallas": lambda x, interpret: ("pallas", interpret),
+    "triton": lambda x: ("triton", x),
+}
+
+
+def taken(operation="compact", named=None, size=8, of=KERNELS):
+    return backends.run(operation, named, of, size, 1)[0]
+
+
+def test_reference_is_the_default_and_what_auto_takes_without_a_measurement():
+    assert taken() == "reference"
+    with kernels.use_kernels("auto"):
+        assert taken() == "reference"
+
+
+def test_an_argument_goes_before_a_context_and_a_context_before_the_environment(
+    monkeypatch,
+):
+    monkeypatch.setenv("SPARSEJAX_KERNELS", "reference")
+    with kernels.use_kernels("pallas", interpret=True):
+        assert taken() == "pallas"
+        assert taken(named="reference") == "reference"
+        with kernels.use_kernels("reference"):
+            assert taken() == "reference"
+            assert taken(named="reference") == "reference"
+        assert taken() == "pallas"
+    assert taken() == "reference"
+
+
+def test_the_environment_is_heard_and_checked(monkeypatch):
+    monkeypatch.setenv("SPARSEJAX_KERNELS", "cuda")
+    with pytest.raises(
+        kernels.KernelArgumentError, match="SPARSEJAX_KERNELS must be one of"
+    ):
+        taken()
+    monkeypatch.setenv("SPARSEJAX_KERNELS", "")
+    assert taken() == "reference"
+
+
+def test_an_operation_without_such_a_kernel_takes_reference_unless_it_is_named():
+    only = {"reference": KERNELS["reference"]}
+    with kernels.use_kernels("pallas", interpret=True):
+        assert taken(of=only) == "reference"
+        with pytest.raises(kernels.BackendError, match="coo_add has no kernel"):
+            taken("coo_add", "pallas", of=only)
+
+
+def test_a_backend_that_cannot_run_here_says_why(monkeypatch):
+    monkeypatch.setattr(backends, "_cuda_devices", lambda: ())
+    with pytest.raises(
+        kernels.BackendError, match="needs a CUDA GPU, and JAX sees only cpu"
+    ):
+        taken(named="pallas")
+    with (
+        pytest.raises(kernels.BackendError, match="needs a CUDA GPU"),
+        kernels.use_kernels("pallas"),
+    ):
+        pass
+    monkeypatch.setenv("SPARSEJAX_KERNELS", "pallas")
+    with pytest.raises(kernels.BackendError, match="needs a CUDA GPU"):
+        kernels.compact(jnp.ones(3), 3)
+    with pytest.raises(kernels.KernelArgumentError, match="backend must be one of"):
+        taken(named="cuda")
+
+
+def test_triton_needs_its_packages_and_is_not_interpreted_by_jax(monkeypatch):
+    monkeypatch.setattr(backends, "_missing", lambda name: None)
+    monkeypatch.setattr(backends, "_cuda_devices", lambda: ())
+    with pytest.raises(kernels.BackendError, match="needs a CUDA GPU"):
+        taken(named="triton")
+    with (
+        pytest.raises(kernels.BackendError, match="interprets its kernels outside"),
+        kernels.use_kernels("triton", interpret=True),
+    ):
+        pass
+    with kernels.use_kernels("triton", compile_only=True):
+        assert backends.compute_capability() == 90
+    assert backends.compute_capability() is None
+
+
+def test_where_jax_has_no_such_backend_it_says_so_and_auto_passes_over_it(monkeypatch):
+    monkeypatch.setattr(backends, "_missing", lambda name: f"no {name} in this JAX")
+    with pytest.raises(kernels.BackendError, match="no pallas in this JAX"):
+        taken(named="pallas")
+    pretend_winner(monkeypatch)
+    assert taken() == "reference"
+
+
+class Gpu:
+    platform, device_kind = "gpu", "NVIDIA Test"
+
+
+def pretend_winner(monkeypatch):
+    rows = [{"size": 0, "backend": "reference"}, {"size": 100, "backend": "pallas"}]
+    monkeypatch.setattr(backends, "_cuda_devices", lambda: (Gpu(),))
+    monkeypatch.setattr(backends, "_winners", lambda: {"NVIDIA Test": {"compact": rows}})
+
+
+def test_auto_takes_what_won_at_the_nearest_size_below(monkeypatch):
+    pretend_winner(monkeypatch)
+    winner = functools.partial(backends._winner, "compact")
+    assert winner(99, KERNELS) == "reference"
+    assert winner(100, KERNELS) == "pallas"
+    assert winner(10**9, KERNELS) == "pallas"
+    assert winner(10**9, {"reference": None}) == "reference"
+    assert backends._winner("partition", 10**9, KERNELS) == "reference"
+
+
+def test_the_table_of_winners_is_well_formed():
+    for by_operation in json.loads(json.dumps(backends._winners())).values():
+        for operation, rows in by_operation.items():
+            assert hasattr(kernels, operation)
+            sizes = [row["size"] for row in rows]
+            assert sizes == sorted(sizes)
+            assert all(row["backend"] in backends.BACKENDS for row in rows)
+
+
+ONES = np.ones(64, np.float32)
+INDICES = np.arange(64, dtype=np.int32)
+SEEDS = kernels.draw_seeds(3)
+
+
+def partition(**changed):
+    given = {"parts": 4, "slots": 32, "serial": 4, "hashes": 2} | changed
+    indices = given.pop("indices", INDICES)
+    return kernels.partition(indices, 64, given.pop("seeds", SEEDS), **given)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: kernels.compact(ONES, 0), "capacity must be a positive int, got 0"),
+        (lambda: kernels.compact(ONES, 2.5), "capacity must be a positive int"),
+        (lambda: kernels.compact(ONES[None], 4), "reshape it"),
+        (lambda: kernels.compact(INDICES, 4), "floating dtype, got int32"),
+        (lambda: kernels.bitmap_encode(INDICES), "floating dtype"),
+        (lambda: kernels.bitmap_encode(ONES, ONES), "units must be int32, got float32"),
+        (lambda: kernels.bitmap_decode(INDICES, 3), "words must be uint32, got int32"),
+        (lambda: kernels.bitmap_decode(SEEDS, -1), "capacity must be a positive int"),
+        (lambda: partition(hashes=3), r"3 hashes need 4 seeds.*draw_seeds\(4\)"),
+        (lambda: partition(serial=0), "serial must be a positive int"),
+        (lambda: partition(slots=0), "slots must be a positive int"),
+        (lambda: partition(hashes=0), "hashes must be a positive int"),
+        (lambda: partition(parts=65), "cannot fill 65 parts"),
+        (lambda: partition(indices=ONES), r"indices must be int32.*astype\(jnp.int32\)"),
+        (lambda: partition(seeds=INDICES), "seeds must be uint32"),
+        (lambda: partition(slots=2**29), "more than int32 can number"),
+        (
+            lambda: kernels.partition_by_bits(ONES, parts=65, capacity=1),
+            "64 elements for 65 parts",
+        ),
+        (
+            lambda: kernels.partition_by_bits(ONES, parts=2, capacity=0),
+            "capacity must be a positive int",
+        ),
+        (lambda: kernels.threshold_hash(ONES, 0.5, 1, slots=0), "slots must be"),
+        (lambda: kernels.coo_add(INDICES, ONES[:3], 9), "do not fit 64 indices"),
+        (lambda: kernels.coo_add(ONES, ONES, 9), "indices must be int32"),
+        (lambda: kernels.merge_rows(INDICES, ONES[:3], 9), "do not fit 64 ids"),
+        (lambda: kernels.merge_rows(INDICES, ONES, 0), "rows must be a positive int"),
+        (lambda: kernels.draw_seeds(0), "count must be a positive int"),
+        (lambda: kernels.draw_seeds(3, -1), "seed must be an int of at least 0"),
+    ],
+)
+def test_bad_arguments_raise_and_name_the_fix(call, says):
+    with pytest.raises(kernels.KernelArgumentError, match=says):
+        call()
+
+
+def test_a_traced_capacity_is_told_to_be_static():
+    with pytest.raises(kernels.KernelArgumentError, match="static_argnames"):
+        jax.jit(kernels.compact)(ONES, 4)
+
+
+@pytest.mark.parametrize("size", [2**31, 2**31 + 5])
+def test_arrays_that_int32_cannot_number_are_refused_before_launch(size):
+    long = jax.ShapeDtypeStruct((size,), jnp.float32)
+    with pytest.raises(kernels.KernelArgumentError, match="Take rows for units"):
+        jax.eval_shape(lambda x: kernels.compact(x, 8), long)
+    with pytest.raises(kernels.KernelArgumentError, match="2\\^31"):
+        jax.eval_shape(lambda x: kernels.threshold_hash(x, 1.0, 0, slots=8), long)
+
+
+def test_the_largest_array_that_int32_numbers_is_traced():
+    long = jax.ShapeDtypeStruct((2**31 - 1,), jnp.float32)
+    for backend in ("reference", "pallas"):
+        with kernels.use_kernels(backend, interpret=True):
+            found, _ = jax.eval_shape(lambda x: kernels.compact(x, 8), long)
+            assert found.shape == (8,)
+
+
+def test_seeds_are_the_same_for_the_same_numbers_and_all_different():
+    np.testing.assert_array_equal(kernels.draw_seeds(9, 4), kernels.draw_seeds(9, 4))
+    assert len(set(kernels.draw_seeds(100).tolist())) == 100
+    assert not set(kernels.draw_seeds(9, 4).tolist()) & set(
+        kernels.draw_seeds(9, 5).tolist()
+    )

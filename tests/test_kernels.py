@@ -1,0 +1,351 @@
+"""Every operation by every backend that has it, held to `kernel_contract`.
+
+Without a GPU kernels are interpreted. What compiles is decided by a few shapes; the data in
+them is many.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_kernels as kernels
+from pallas_kernels import striping
+from pallas_kernels.pallas import bitmap, launch, partition, threshold_hash
+from tests import kernel_contract as contract
+
+
+SIZES = [1, 7, 1024, 1025, 2048, 5000]
+DENSITIES = [0.0, 0.01, 0.3, 1.0]
+
+
+ON_GPU = jax.default_backend() == "gpu"
+
+
+def by(backend, operation, **static):
+    """An operation by one backend, compiled; NumPy in, whatever comes out."""
+    named = jax.jit(functools.partial(operation, **static))
+
+    def run(*operands):
+        with kernels.use_kernels(backend, interpret=backend == "pallas" and not ON_GPU):
+            return named(*operands)
+
+    return run
+
+
+@functools.cache
+def ops(backend):
+    """The operations as the checks call them, compiled once a shape."""
+
+    @functools.cache
+    def compact(capacity):
+        return by(backend, kernels.compact, capacity=capacity)
+
+    @functools.cache
+    def compact_above(capacity):
+        above = lambda x, level: kernels.compact(x, capacity, threshold=level)
+        return by(backend, above)
+
+    @functools.cache
+    def decode(capacity):
+        listed = lambda words, *units: kernels.bitmap_decode(words, capacity, *units)
+        return by(backend, listed)
+
+    @functools.cache
+    def partition(sizes):
+        return by(backend, kernels.partition, **dict(sizes))
+
+    @functools.cache
+    def hashed(slots):
+        return by(backend, kernels.threshold_hash, slots=slots)
+
+    encode = by(backend, kernels.bitmap_encode)
+    listed = lambda units: () if units is None else (units,)
+    return {
+        "compact": lambda x, capacity, threshold=None: (
+            compact(capacity)(x)
+            if threshold is None
+            else compact_above(capacity)(x, x.dtype.type(threshold))
+        ),
+        "encode": lambda x, units=None: encode(x, *listed(units)),
+        "decode": lambda words, capacity, units=None: decode(capacity)(
+            words, *listed(units)
+        ),
+        "partition": lambda indices, count, seeds, **sizes: partition(
+            tuple(sorted(sizes.items()))
+        )(indices, np.int32(count), seeds),
+        "threshold_hash": lambda x, level, seed, slots: hashed(slots)(
+            x, x.dtype.type(level), np.uint32(seed)
+        ),
+    }
+
+
+every_backend = pytest.mark.parametrize(
+    "backend",
+    ["reference", "pallas", pytest.param("triton", marks=pytest.mark.gpu)],
+)
+
+
+def gradient(size, density, seed=0, dtype=np.float32):
+    rng = np.random.default_rng([size, seed])
+    x = rng.standard_normal(size) * (rng.random(size) < density)
+    return x.astype(dtype)
+
+
+@every_backend
+@pytest.mark.parametrize("size", SIZES)
+def test_compact(backend, size):
+    for density in DENSITIES:
+        x = gradient(size, density)
+        contract.check_compact(ops(backend)["compact"], x, min(size, 2000))
+
+
+@every_backend
+def test_compact_by_magnitude(backend):
+    for threshold in (0.0, 0.5, 2.0, 9.0):
+        x = gradient(1025, 0.3)
+        x[[0, 1024]] = 1.5, np.nan
+        contract.check_compact(ops(backend)["compact"], x, 1000, threshold)
+
+
+@every_backend
+def test_compact_counts_what_does_not_fit(backend):
+    for density in (0.1, 1.0):
+        contract.check_compact(ops(backend)["compact"], gradient(5000, density), 3)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+def test_nan_denormals_and_the_first_element_count(backend, dtype):
+    x = np.zeros(1025, dtype)
+    least = np.ones(1, f"u{x.dtype.itemsize}").view(dtype)[0]
+    x[[0, 3, 9, 1024]] = least, np.nan, -np.inf, -least
+    x[5] = -0.0
+    assert contract.chosen(x).sum() == 4
+    contract.check_compact(ops(backend)["compact"], x, 1000)
+    contract.check_bitmap(ops(backend)["encode"], ops(backend)["decode"], x, 1000)
+
+
+@every_backend
+@pytest.mark.parametrize("size", SIZES)
+def test_bitmaps(backend, size):
+    for density in DENSITIES:
+        x = gradient(size, density, seed=1)
+        run = ops(backend)
+        contract.check_bitmap(run["encode"], run["decode"], x, min(size, 2000))
+
+
+@every_backend
+def test_bitmaps_of_the_units_that_a_server_owns(backend):
+    rng = np.random.default_rng(5)
+    for density in DENSITIES:
+        x = gradient(5000, density, seed=2)
+        owned = np.sort(rng.choice(5000, 1025, replace=False)).astype(np.int32)
+        run = ops(backend)
+        contract.check_bitmap(run["encode"], run["decode"], x, 700, owned)
+
+
+ROOMY = {"parts": 8, "slots": 256, "serial": 32, "hashes": 3}
+
+
+def indices_of(kind, capacity, rng):
+    """Indices that are each there once, as a compaction would give them or not."""
+    if kind == "large":  # float32 cannot tell these apart
+        return np.arange(2**24 + 1, 2**24 + 1 + capacity).astype(np.int32)
+    if kind == "all in one part":
+        keys = np.arange(60 * capacity)
+        parts = contract.murmur3(keys, kernels.draw_seeds(4)[0]) % 8
+        return keys[parts == 3][:capacity].astype(np.int32)
+    if kind == "in any order":
+        return rng.choice(2**31 - 1, capacity, replace=False).astype(np.int32)
+    return np.sort(rng.choice(1 << 20, capacity, replace=False)).astype(np.int32)
+
+
+@every_backend
+@pytest.mark.parametrize("capacity", [8, 1024, 1025])
+@pytest.mark.parametrize("kind", ["sorted", "in any order", "large", "all in one part"])
+def test_partition(backend, capacity, kind):
+    rng = np.random.default_rng(capacity)
+    indices = indices_of(kind, capacity, rng)
+    for count in sorted({0, 1, 7, capacity - 1, capacity}):
+        contract.check_partition(
+            ops(backend)["partition"], indices, count, kernels.draw_seeds(4), **ROOMY
+        )
+
+
+@every_backend
+def test_partition_has_the_first_element(backend):
+    indices = np.arange(1025, dtype=np.int32)
+    contract.check_partition(
+        ops(backend)["partition"], indices, 1025, kernels.draw_seeds(4), **ROOMY
+    )
+
+
+@every_backend
+@pytest.mark.parametrize("hashes", [1, 3])
+@pytest.mark.parametrize(("slots", "serial"), [(1, 1), (64, 16), (128, 1024)])
+def test_partition_returns_what_finds_no_place(backend, hashes, slots, serial):
+    indices = indices_of("sorted", 1025, np.random.default_rng(0))
+    sizes = {"parts": 8, "slots": slots, "serial": serial, "hashes": hashes}
+    seeds = kernels.draw_seeds(4, seed=1)
+    contract.check_partition(ops(backend)["partition"], indices, 1025, seeds, **sizes)
+
+
+def test_what_is_left_goes_in_a_further_round():
+    indices = indices_of("sorted", 1025, np.random.default_rng(1))
+    seeds = kernels.draw_seeds(4)
+    sizes = {"parts": 8, "slots": 32, "serial": 8, "hashes": 3}
+    count, seen = indices.size, []
+    while count:
+        done = ops("reference")["partition"](indices, count, seeds, **sizes)
+        memory = np.asarray(done.memory)
+        seen.append(memory[memory != -1])
+        left = indices[np.asarray(done.left)]
+        assert len(left) < count, "a round that places nothing"
+        indices, count = np.resize(left, 1025) if len(left) else indices, len(left)
+    everything = indices_of("sorted", 1025, np.random.default_rng(1))
+    np.testing.assert_array_equal(np.sort(np.concatenate(seen)), everything)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+@pytest.mark.parametrize("capacity", [100, 5000])
+def test_partition_by_bits(parts, capacity):
+    size = 5000
+    run = by("reference", kernels.partition_by_bits, parts=parts, capacity=capacity)
+    above = by(
+        "reference",
+        lambda x, level: kernels.partition_by_bits(
+            x, parts=parts, capacity=capacity, threshold=level
+        ),
+    )
+
+    def partition(x, *, parts, capacity, threshold):
+        del parts, capacity
+        return run(x) if threshold is None else above(x, np.float32(threshold))
+
+    assign = lambda units: striping.assign(jnp.asarray(units), size, parts, 0)
+    for density in DENSITIES:
+        for threshold in (None, 1.0):
+            contract.check_partition_by_bits(
+                partition,
+                gradient(size, density, seed=3),
+                parts=parts,
+                capacity=capacity,
+                threshold=threshold,
+                assign=assign,
+            )
+
+
+@every_backend
+@pytest.mark.parametrize("size", SIZES)
+def test_threshold_hash(backend, size):
+    for density, threshold in [(0.0, 0.5), (0.3, 0.5), (1.0, 2.0), (1.0, 0.0)]:
+        x = gradient(size, density, seed=4)
+        x[0] = 3.0  # element 0 is an element
+        for seed in kernels.draw_seeds(2):
+            contract.check_threshold_hash(
+                ops(backend)["threshold_hash"], x, threshold, seed, 512
+            )
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_coo_add(shape):
+    rng = np.random.default_rng(6)
+    indices = rng.integers(-1, 3000, 2000).astype(np.int32)
+    indices[:200] = 1000  # the same, many times
+    values = rng.standard_normal((2000, *shape)).astype(np.float32)
+    for first in (0, 990, 2999):
+        add = jax.jit(functools.partial(kernels.coo_add, size=500))
+        run = lambda i, v, size, first, add=add: add(i, v, first=np.int32(first))
+        contract.check_coo_add(run, indices, values, 500, first)
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+@pytest.mark.parametrize("rows", [1, 33, 5000])
+def test_merge_rows(shape, rows):
+    rng = np.random.default_rng(7)
+    merge = jax.jit(kernels.merge_rows, static_argnums=2)
+    for high in (1, rows, rows + 40):
+        ids = rng.integers(-2, high + 1, 1025).astype(np.int32)
+        values = rng.standard_normal((1025, *shape)).astype(np.float32)
+        contract.check_merge_rows(merge, ids, values, rows)
+
+
+CANARY, GUARD = 0x7B7B7B7B, 1024  # a word, and how many behind the end of each array
+
+
+def guarded(monkeypatch):
+    """Puts canaries behind everything that a Pallas kernel may write; tells who died.
+
+    The kernels are called as they are, outside of jit, so that each launch can be checked.
+    """
+    real, dead = launch.launch, []
+
+    def with_guards(kernel, name, programs, operands, results, *, in_place=None, **how):
+        operands, in_place = list(operands), dict(in_place or {})
+        sizes = [x.shape[0] for x in results]
+        given = len(operands)
+        for number, result in enumerate(results):
+            if number not in in_place.values():
+                in_place[len(operands)] = number
+                operands.append(jnp.zeros(result.shape, result.dtype))
+        for operand in in_place:
+            x = operands[operand]
+            canary = jnp.full(GUARD, CANARY, jnp.uint32).view(x.dtype)
+            operands[operand] = jnp.concatenate([x, canary])
+        like = [jax.ShapeDtypeStruct((x.shape[0] + GUARD,), x.dtype) for x in results]
+        total = len(operands)
+        inner = lambda *refs: kernel(*refs[:given], *refs[total:])
+        done = real(inner, name, programs, operands, like, in_place=in_place, **how)
+        for x, size in zip(done, sizes, strict=True):
+            if not (np.asarray(x[size:]).view(np.uint32) == CANARY).all():
+                dead.append(name)
+        return [x[:size] for x, size in zip(done, sizes, strict=True)]
+
+    monkeypatch.setattr(launch, "launch", with_guards)
+    return dead
+
+
+@pytest.mark.parametrize("size", [1, 1025, 2048])
+def test_no_kernel_writes_behind_the_end_of_an_array(size, monkeypatch):
+    dead, how = guarded(monkeypatch), {"interpret": not ON_GPU}
+    x = jnp.asarray(gradient(size, 1.0))
+    words = bitmap.bitmap_encode(x, **how)
+    for capacity in (size, 1):
+        bitmap.bitmap_decode(words, capacity, **how)
+    threshold_hash.threshold_hash(x, 0.0, kernels.draw_seeds(1)[0], 33, **how)
+    for slots in (256, 1):
+        sizes = {"parts": 8, "slots": slots, "serial": 1, "hashes": 2}
+        indices = jnp.arange(max(size, 8), dtype=jnp.int32)
+        partition.partition(indices, size, kernels.draw_seeds(3), **sizes, **how)
+    assert not dead, f"past its end wrote {dead}"
+
+
+def test_a_write_behind_the_end_kills_a_canary(monkeypatch):
+    dead = guarded(monkeypatch)
+
+    def kernel(x_ref, y_ref):
+        at = launch.lanes(64)
+        launch.store(y_ref, at + 1, x_ref[at], at >= 0)
+
+    like = [jax.ShapeDtypeStruct((64,), jnp.int32)]
+    launch.launch(kernel, "by_one", 1, [jnp.arange(64)], like, interpret=not ON_GPU)
+    assert dead == ["by_one"]
+
+
+def test_nothing_in_nothing_out():
+    nothing = jnp.zeros(0, jnp.float32)
+    for backend in ("reference", "pallas"):
+        run = ops(backend)
+        found, count = run["compact"](np.asarray(nothing), 3)
+        assert int(count) == 0
+        np.testing.assert_array_equal(found, [0, 0, 0])
+        assert np.asarray(run["encode"](np.asarray(nothing))).tolist() == [0]
+        memory = run["threshold_hash"](np.asarray(nothing), 1.0, 3, 5)
+        np.testing.assert_array_equal(memory, [-1] * 5)
+    none = jnp.zeros(0, jnp.int32)
+    np.testing.assert_array_equal(kernels.coo_add(none, nothing, 2), [0, 0])
+    ids, _, count = kernels.merge_rows(none, nothing, 4)
+    assert (ids.size, int(count)) == (0, 0)
