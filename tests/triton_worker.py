@@ -119,24 +119,31 @@ def gradient(size, density):
     return x.astype(np.float32)
 
 
+def listed(*arguments):
+    """Those that are there."""
+    return [one for one in arguments if one is not None]
+
+
 def check_bitmap(made):
+    encode = lambda x, units=None: made.bitmap_encode(*map(jnp.asarray, listed(x, units)))
+    decode = lambda words, capacity, units=None: made.bitmap_decode(
+        jnp.asarray(words), capacity, *map(jnp.asarray, listed(units))
+    )
+    compact = lambda x, capacity, threshold=None: made.compact(
+        jnp.asarray(x), capacity, threshold
+    )
     for size in (1, 7, 2048, 2049, 5000):
         for density in (0.0, 0.3, 1.0):
             x = gradient(size, density)
             if size > 7:
                 x[3:6] = 1e-40, np.nan, -0.0
             for capacity in (size, 3):
-                contract.check_bitmap(made.bitmap_encode, made.bitmap_decode, x, capacity)
-                contract.check_compact(made.compact, x, capacity)
-            contract.check_compact(made.compact, x, size, 0.5)
+                contract.check_bitmap(encode, decode, x, capacity)
+                contract.check_compact(compact, x, capacity)
+            contract.check_compact(compact, x, size, 0.5)
     owned = np.sort(np.random.default_rng(1).choice(5000, 1025, replace=False))
-    contract.check_bitmap(
-        made.bitmap_encode,
-        made.bitmap_decode,
-        gradient(5000, 0.3),
-        700,
-        owned.astype(np.int32),
-    )
+    owned = owned.astype(np.int32)
+    contract.check_bitmap(encode, decode, gradient(5000, 0.3), 700, owned)
 
 
 def check_partition(made):

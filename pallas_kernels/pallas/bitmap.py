@@ -91,15 +91,23 @@ def _decode(words, capacity, fill, interpret):
 def _decode_kernel(words_ref, ends_ref, found_ref, *, capacity):
     word = launch.lanes(_WORDS)
     words = words_ref[word]
-    counts = lax.population_count(words).astype(jnp.int32)
+    counts = _count_bits(words)
     inside = jnp.cumsum(counts)
     total = jnp.sum(counts)
     first = ends_ref[launch.program()] - total + inside - counts
     bit = lax.broadcasted_iota(jnp.int32, (_WORDS, WORD), 1)
     below = (jnp.uint32(1) << bit.astype(jnp.uint32)) - jnp.uint32(1)
-    rank = first[:, None] + lax.population_count(words[:, None] & below).astype(jnp.int32)
+    rank = first[:, None] + _count_bits(words[:, None] & below)
     there = ((words[:, None] >> bit.astype(jnp.uint32)) & jnp.uint32(1)) != 0
     there = there & (rank < capacity)
     lane = lax.broadcasted_iota(jnp.int32, (_WORDS, WORD), 0) * WORD + bit
     to = jnp.where(there, rank, capacity + lane)
     launch.store(found_ref, to, word[:, None] * WORD + bit, there)
+
+
+def _count_bits(words):
+    """`lax.population_count`, which Triton does not compile: by pairs, fours and bytes."""
+    x = words - ((words >> 1) & jnp.uint32(0x55555555))
+    x = (x & jnp.uint32(0x33333333)) + ((x >> 2) & jnp.uint32(0x33333333))
+    x = (x + (x >> 4)) & jnp.uint32(0x0F0F0F0F)
+    return ((x * jnp.uint32(0x01010101)) >> 24).astype(jnp.int32)
