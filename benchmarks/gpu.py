@@ -32,7 +32,7 @@ import numpy as np
 import pallas_kernels as kernels
 from benchmarks import kernels as timings
 from benchmarks.record import Recorder, alternate, say, spread
-from pallas_kernels import backends
+from pallas_kernels import backends, hashing
 
 
 REPEATS = 7
@@ -71,8 +71,6 @@ def contended(context) -> bool:
 
 def _is_whole(indices, seeds, done, *, sizes):
     """Whether each index is stored once in its part, or left; on the device, for speed."""
-    from pallas_kernels import hashing
-
     memory = done.memory
     stored = jnp.where(memory >= 0, memory, jnp.iinfo(jnp.int32).max).reshape(-1)
     left = jnp.where(done.left, indices, jnp.iinfo(jnp.int32).max)

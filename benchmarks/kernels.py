@@ -21,7 +21,7 @@ import numpy as np
 
 import pallas_kernels as kernels
 from benchmarks.record import RESULTS, Recorder, alternate, say, spread
-from pallas_kernels import backends, rank_select, reference
+from pallas_kernels import backends, hashing, rank_select, reference
 
 
 SIZE = 1 << 24
@@ -50,14 +50,15 @@ def by_backend(operation) -> dict:
 
 def timed(
     record: Recorder, part: str, sides: dict, ours: str = "reference", **about
-) -> None:
-    """Times sides in turn, and tells how many times as long as ours each takes."""
+) -> dict[str, list[float]]:
+    """Times sides in turn, returns and tells how many times as long as ours each takes."""
     times = alternate(sides, REPEATS)
     own = times[ours]
     for name, taken in times.items():
         ratio = statistics.median(np.divide(taken, own))
         say(f"  {name:22} {spread(taken):34} {ratio:6.2f} times {ours}")
         record.add(part=part, side=name, seconds=taken, ratio=ratio, **about)
+    return times
 
 
 def compact(record: Recorder) -> None:
@@ -142,7 +143,7 @@ def partition(record: Recorder) -> None:
     listed = np.asarray(indices)
 
     def by_numpy():
-        part = kernels_hash(listed, seeds[0])
+        part = hashing.place(listed, seeds[0], PARTS)
         return listed[np.argsort(part, kind="stable")]
 
     x, capacity = jnp.asarray(host), int(1.1 * indices.size / PARTS)
@@ -151,22 +152,11 @@ def partition(record: Recorder) -> None:
     sides["NumPy hash and sort"] = by_numpy
     sides["compact (before it)"] = lambda: found(x)
     sides["partition_by_bits"] = lambda: both(x).memory
-    timed(record, "partition", sides, indices=int(indices.size), parts=PARTS)
-    middle = statistics.median(
-        row["seconds"] and statistics.median(row["seconds"])
-        for row in record.rows
-        if row["part"] == "partition" and row["side"] == "reference"
-    )
+    about = {"indices": int(indices.size), "parts": PARTS}
+    times = timed(record, "partition", sides, **about)
+    middle = statistics.median(times["reference"])
     say(f"  {middle / CPP_SECONDS:.1f} times C++ with two threads (to reach: 3)")
     record.add(part="partition", side="C++ (another run)", seconds=[CPP_SECONDS])
-
-
-def kernels_hash(keys, seed):
-    """The part of each key, in NumPy."""
-    from pallas_kernels import hashing
-
-    with np.errstate(over="ignore"):
-        return hashing.mix32(keys.astype(np.uint32), np.uint32(seed)) % np.uint32(PARTS)
 
 
 def memory(record: Recorder, size: int = SIZE, out: pathlib.Path = RESULTS) -> None:

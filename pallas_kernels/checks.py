@@ -65,6 +65,14 @@ def positive(name: str, value: Any, why: str = "") -> None:
         raise KernelArgumentError(f"{name} must be a positive int, got {value!r}.{why}")
 
 
+def entries(values: Any, keys: Any, name: str) -> None:
+    """A value, or a row of values, for each key."""
+    if values.shape[:1] != keys.shape:
+        raise KernelArgumentError(
+            f"values of shape {list(values.shape)} do not fit {keys.shape[0]} {name}."
+        )
+
+
 def slots(what: str, count: int) -> None:
     """So many places that int32 can number them."""
     if count >= LIMIT:

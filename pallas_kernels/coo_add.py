@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import backends, checks, reference
-from pallas_kernels.errors import KernelArgumentError
 
 
 def coo_add(
@@ -32,20 +31,13 @@ def coo_add(
     checks.integers("indices", indices)
     checks.positive("size", size)
     checks.slots("the range", size)
-    if values.shape[:1] != indices.shape:
-        raise KernelArgumentError(
-            f"values of shape {list(values.shape)} do not fit {indices.shape[0]} indices."
-        )
+    checks.entries(values, indices, "indices")
     kernels = {
         "reference": functools.partial(reference.coo_add, size=size),
         "triton": functools.partial(_in_triton, size=size),
     }
     operands = (indices, values, jnp.asarray(first, jnp.int32))
-    by_position = {
-        name: lambda indices, values, first, add=add: add(indices, values, first=first)
-        for name, add in kernels.items()
-    }
-    return backends.run("coo_add", backend, by_position, indices.size, *operands)
+    return backends.run("coo_add", backend, kernels, indices.size, *operands)
 
 
 def _in_triton(indices, values, first, *, size):

@@ -5,7 +5,6 @@ import functools
 import jax
 
 from pallas_kernels import backends, checks, reference
-from pallas_kernels.errors import KernelArgumentError
 
 
 def merge_rows(
@@ -26,9 +25,6 @@ def merge_rows(
     checks.integers("ids", ids)
     checks.positive("rows", rows)
     checks.slots("the rows", rows)
-    if values.shape[:1] != ids.shape:
-        raise KernelArgumentError(
-            f"values of shape {list(values.shape)} do not fit {ids.shape[0]} ids."
-        )
+    checks.entries(values, ids, "ids")
     kernels = {"reference": functools.partial(reference.merge_rows, rows=rows)}
     return backends.run("merge_rows", backend, kernels, ids.size, ids, values)

@@ -36,6 +36,22 @@ class RankIndex(NamedTuple):
     row_end: jax.Array
 
 
+class BitSets(NamedTuple):
+    """One set of slots for each part, ready to be searched.
+
+    Attributes:
+        words: uint32 [parts, words], bit s of a row is slot s of that part.
+        counts: int32 [parts], how many slots each part has.
+        starts: int32 [parts], how many there are in all parts before it.
+        search: The rank index over the rows, laid end to end.
+    """
+
+    words: jax.Array
+    counts: jax.Array
+    starts: jax.Array
+    search: RankIndex
+
+
 def nonzero(x: jax.Array) -> jax.Array:
     """Returns where x has any bit but the sign set, as booleans."""
     return (unsigned(x) << 1) != 0
@@ -99,6 +115,32 @@ def select(index: RankIndex, first: jax.Array, length: int) -> jax.Array:
     bits = _at(index.words, word)
     rest = rest - (_at(index.inside, word) - lax.population_count(bits).astype(jnp.int32))
     return (word * WORD + _bit_of_rank(bits, rest)).reshape(runs, length)
+
+
+def bit_sets(words: jax.Array) -> BitSets:
+    """Counts the bits of uint32 [parts, words]."""
+    counts = jnp.sum(lax.population_count(words), axis=1, dtype=jnp.int32)
+    starts = running_sum(counts) - counts
+    return BitSets(words, counts, starts, rank_index(words.reshape(-1)))
+
+
+def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
+    """The slots of ranks first, first + 1, ... of each part, ascending.
+
+    Returns:
+        int32 [parts, length]. Beyond a part's count the entry means nothing.
+    """
+    parts, words = sets.words.shape
+    flat = select(sets.search, sets.starts + first, length)
+    return flat - (lax.iota(jnp.int32, parts) * (words * WORD))[:, None]
+
+
+def run_ends(words: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
+    """Words [n] in whole runs of a length, at least one, and the bits up to each's end."""
+    runs = max(1, -(-words.size // length))
+    padded = jnp.pad(words, (0, runs * length - words.size))
+    counts = lax.population_count(padded).astype(jnp.int32).reshape(runs, length)
+    return padded, running_sum(jnp.sum(counts, axis=1, dtype=jnp.int32))
 
 
 def rank_of(index: RankIndex, positions: jax.Array) -> jax.Array:

@@ -14,7 +14,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import hashing, striping
-from pallas_kernels.rank_select import WORD, nonzero, pack, rank_index, rank_of, select
+from pallas_kernels.rank_select import (
+    WORD,
+    bit_sets,
+    nonzero,
+    pack,
+    rank_index,
+    rank_of,
+    select,
+    slots as slots_of,
+)
 
 
 EMPTY = -1
@@ -80,13 +89,10 @@ def with_serial(parallel, indices, part, waiting, serial):
     """Adds the serial memories: what still waits, by part, in the order of the input."""
     parts = parallel.shape[0]
     of_part = waiting & (part == lax.iota(jnp.int32, parts)[:, None])
-    words = pack(_padded(of_part))
-    counts = jnp.sum(lax.population_count(words), axis=1, dtype=jnp.int32)
-    starts = jnp.cumsum(counts) - counts
-    at = select(rank_index(words.reshape(-1)), starts, serial)
-    at = at - (lax.iota(jnp.int32, parts) * (words.shape[1] * WORD))[:, None]
+    sets = bit_sets(pack(_padded(of_part)))
+    counts = sets.counts
     used = lax.iota(jnp.int32, serial) < counts[:, None]
-    at = jnp.where(used, at, indices.size)
+    at = jnp.where(used, slots_of(sets, jnp.int32(0), serial), indices.size)
     stored = indices.at[at].get(mode="fill", fill_value=EMPTY)
     left = waiting.at[at.reshape(-1)].set(False, mode="drop")
     return Partitioned(jnp.concatenate([parallel, stored], axis=1), counts, left)
@@ -95,17 +101,13 @@ def with_serial(parallel, indices, part, waiting, serial):
 def partition_by_bits(x, *, parts, capacity, seed=0, threshold=None):
     """Each part's chosen elements by the striped hash, ascending by slot."""
     flags = chosen(x, threshold)
-    words = striping.split(flags, parts, seed)
-    counts = jnp.sum(lax.population_count(words), axis=1, dtype=jnp.int32)
-    starts = jnp.cumsum(counts) - counts
-    width = words.shape[1] * WORD
-    slot = select(rank_index(words.reshape(-1)), starts, capacity)
-    slot = slot - (lax.iota(jnp.int32, parts) * width)[:, None]
+    sets = bit_sets(striping.split(flags, parts, seed))
+    slot = slots_of(sets, jnp.int32(0), capacity)
     part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
     units = striping.invert(part, slot, x.size, parts, seed)
-    used = lax.iota(jnp.int32, capacity) < counts[:, None]
+    used = lax.iota(jnp.int32, capacity) < sets.counts[:, None]
     left = flags.at[jnp.where(used, units, x.size).reshape(-1)].set(False, mode="drop")
-    return Partitioned(jnp.where(used, units, EMPTY), counts, left)
+    return Partitioned(jnp.where(used, units, EMPTY), sets.counts, left)
 
 
 def threshold_hash(x, threshold, seed, slots):
@@ -129,7 +131,7 @@ def threshold_hash(x, threshold, seed, slots):
     return lax.while_loop(lambda state: state[0] < count, write, start)[1]
 
 
-def coo_add(indices, values, size, first=0):
+def coo_add(indices, values, first, size):
     """The sum [size, ...] of the entries of `size` units from `first` on."""
     at = indices - first
     at = jnp.where((indices >= first) & (at < size), at, size)

@@ -7,7 +7,6 @@ once, and how many slots lie below a given word. The search itself is
 """
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,45 +15,14 @@ from jax import lax
 from pallas_kernels import rank_select
 from pallas_kernels.rank_select import (
     WORD as WORD,
+    BitSets as BitSets,
+    bit_sets as bit_sets,
     nonzero as nonzero,
     pack as pack,
     select as select,
+    slots as slots,
     unpack as unpack,
 )
-
-
-class BitSets(NamedTuple):
-    """One set of slots for each part, ready to be searched.
-
-    Attributes:
-        words: uint32 [parts, words], bit s of a row is slot s of that part.
-        counts: int32 [parts], how many slots each part has.
-        starts: int32 [parts], how many there are in all parts before it.
-        search: The rank index over the rows, laid end to end.
-    """
-
-    words: jax.Array
-    counts: jax.Array
-    starts: jax.Array
-    search: rank_select.RankIndex
-
-
-def bit_sets(words: jax.Array) -> BitSets:
-    """Counts the bits of uint32 [parts, words]."""
-    counts = jnp.sum(lax.population_count(words), axis=1, dtype=jnp.int32)
-    starts = rank_select.running_sum(counts) - counts
-    return BitSets(words, counts, starts, rank_select.rank_index(words.reshape(-1)))
-
-
-def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
-    """The slots of ranks first, first + 1, ... of each part, ascending.
-
-    Returns:
-        int32 [parts, length]. Beyond a part's count the entry means nothing.
-    """
-    parts, words = sets.words.shape
-    flat = rank_select.select(sets.search, sets.starts + first, length)
-    return flat - (lax.iota(jnp.int32, parts) * (words * WORD))[:, None]
 
 
 def count_below(sets: BitSets, words: jax.Array) -> jax.Array:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import rank_select
 from sparsejax._compat import (
     AxisName,
     as_varying,
@@ -260,8 +261,7 @@ def _swapped(x: jax.Array, axis_name: AxisName) -> jax.Array:
     sends what any swap sends, from a buffer of twice the message. Bits are added up, so
     that they arrive as they are.
     """
-    unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
-    bits = lax.bitcast_convert_type(x, unsigned[x.dtype.itemsize])
+    bits = rank_select.unsigned(x)
     rows = jnp.zeros((2, *x.shape), bits.dtype)
     rows = lax.dynamic_update_index_in_dim(rows, bits, 1 - rank(axis_name), 0)
     other = lax.psum_scatter(rows, axis_name, scatter_dimension=0)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.pallas import launch
-from pallas_kernels.rank_select import WORD, running_sum, unsigned
+from pallas_kernels.rank_select import WORD, run_ends, unsigned
 
 
 _WORDS = 64  # a program packs, or unpacks, so many words
@@ -69,16 +69,13 @@ def _encode_kernel(x_ref, level_ref, words_ref, *, size, by_bits):
 
 
 def _decode(words, capacity, fill, interpret):
-    programs = max(1, -(-words.size // _WORDS))
-    padded = jnp.pad(words, (0, programs * _WORDS - words.size))
-    counts = lax.population_count(padded).astype(jnp.int32).reshape(programs, _WORDS)
-    ends = running_sum(jnp.sum(counts, axis=1, dtype=jnp.int32))
+    padded, ends = run_ends(words, _WORDS)
     spare = _WORDS * WORD
     kernel = functools.partial(_decode_kernel, capacity=capacity)
     (found,) = launch.launch(
         kernel,
         "bitmap_decode",
-        programs,
+        ends.size,
         (padded, ends),
         [jax.ShapeDtypeStruct((capacity + spare,), jnp.int32)],
         interpret=interpret,

@@ -6,7 +6,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from jax import lax
 
-from pallas_kernels.rank_select import WORD, running_sum, unsigned
+from pallas_kernels.rank_select import WORD, run_ends, unsigned
 from pallas_kernels.triton.launch import launch
 from pallas_kernels.triton.words import count_bits
 
@@ -74,13 +74,10 @@ def encode_kernel(
 
 
 def _decode(words, capacity, fill):
-    programs = max(1, triton.cdiv(words.size, _WORDS))
-    padded = jnp.pad(words, (0, programs * _WORDS - words.size))
-    counts = lax.population_count(padded).astype(jnp.int32).reshape(programs, _WORDS)
-    ends = running_sum(jnp.sum(counts, axis=1, dtype=jnp.int32))
+    padded, ends = run_ends(words, _WORDS)
     (found,) = launch(
         decode_kernel,
-        programs,
+        ends.size,
         (padded, ends),
         results=[jax.ShapeDtypeStruct((capacity,), jnp.int32)],
         CAPACITY=capacity,
