@@ -249,9 +249,10 @@ def test_the_library_counts_the_bytes_that_cross_the_link(tmp_path, monkeypatch,
         assert row["wrong"] == 0
         room = sides.OTHER * row["hosts"]
         assert row["sent"] == pytest.approx(row["wire"], rel=0.05, abs=room)
-    # The check can fail: a count that is off by a tenth is told.
+    # The check can fail: a count that is too high by a fifth, and by twice what gloo and
+    # the coordinator may send beside it, is told.
     for row in rows[:2]:
-        row["wire"] *= 1.1
+        row["wire"] = 1.2 * row["wire"] + 2 * sides.OTHER * row["hosts"]
     assert not communication._table(rows)
     printed = capsys.readouterr().out
     assert "BYTES DISAGREE: psum" in printed
