@@ -32,9 +32,9 @@ _LANES = 4  # capacities are multiples of this, so that lanes and values fill wh
 _SHORT = 1024  # bytes; a shorter message costs its latency
 # Bytes that take as long as a round: 25 Gbit/s for 80 us, 250 Mbit/s for 8 ms, which are
 # what a round took with NCCL (not measured here) and gloo between 16 hosts (measured).
-_ROUND = 1 << 18
+ROUND = 1 << 18
 # Bytes of the values in a rank's messages above which another round hardly weighs.
-_TOP = 16 * _ROUND
+_TOP = 16 * ROUND
 _TILE_NUMBERS = 1 << 16  # numbers packed at a time: fills the caches, hides the overhead
 
 
@@ -90,7 +90,7 @@ class Ladder:
         low = jnp.maximum(high - 1, 0)
         rest = self.rung(jnp.maximum(need - room[low], 0))
         saved = 4.0 * messages * (words[high] - words[low] - words[rest])
-        rung = jnp.where((room[low] < need) & (saved > _ROUND), low, high)
+        rung = jnp.where((room[low] < need) & (saved > ROUND), low, high)
         return rung, jnp.minimum(need, room[rung])
 
     def messages_for(self, need: int, messages: int) -> list[Rung]:
@@ -103,7 +103,7 @@ class Ladder:
             rest = self._lowest(max(need - room, 0))
             words = [self.rungs[i].words for i in (high, low, rest)]
             saved = 4 * messages * (words[0] - words[1] - words[2])
-            taken.append(self.rungs[low if room < need and saved > _ROUND else high])
+            taken.append(self.rungs[low if room < need and saved > ROUND else high])
             need -= taken[-1].capacity
         return taken
 

@@ -164,8 +164,8 @@ def make_plan(
         ranks: How many ranks there are; hosts, where there are two levels.
         gbit_per_s: What a rank's link carries, in one direction.
         latency_us: How long an empty message takes.
-        candidates: Schemes to choose from beside the dense sum; the two optima of Zen's
-            Theorem 1 if None.
+        candidates: Schemes to choose from beside the dense sum; if None the two optima of
+            Zen's Theorem 1, and all entries to all in one round.
         headroom: Room in a message over the most that was seen.
         inner: Ranks of a host, where there are two levels; the profiles are then of all
             ranks of all hosts.
@@ -193,6 +193,7 @@ def make_plan(
         candidates = (
             schemes.BalancedParallelism(wire_dtype=wire_dtype),
             schemes.HierarchicalCentralization(wire_dtype=wire_dtype),
+            schemes.AGSparse(code="auto", wire_dtype=wire_dtype),
         )
     paths, leaves, _ = leaf_rules.flatten(params)
     groups = leaf_rules.group(paths, leaves, schemes.Zen(wire_dtype=wire_dtype), rules)

@@ -23,13 +23,14 @@ SIZE = 1 << 16
 
 
 @functools.cache
-def program(name, n):
-    """From a state and x [n, SIZE] to the next state, bytes and total."""
+def program(name, n, size=SIZE):
+    """From a state and x [n, size] to the next state, bytes and total."""
     scheme = {
         "auto": schemes.Zen(),
         "zen": schemes.Zen("bytes"),
         "balanced": schemes.Zen("balanced"),
         "hierarchical": schemes.Zen("hierarchical"),
+        "one round": schemes.AGSparse(code="auto", ratio=2**0.5),
     }[name]
 
     def run(state, x):
@@ -42,25 +43,52 @@ def program(name, n):
         in_specs=(P(), P("data")),
         out_specs=P(),
     )
-    state = scheme.init(jax.ShapeDtypeStruct((SIZE,), jnp.float32), n)
+    state = scheme.init(jax.ShapeDtypeStruct((size,), jnp.float32), n)
     everywhere = jax.NamedSharding(helpers.mesh_of(n), P())
     return jax.jit(step), jax.device_put(state, everywhere)
 
 
-def bytes_of_both(n, x):
-    """What each of the two sends when it runs."""
-    names = ("balanced", "hierarchical")
-    return {name: float(program(name, n)[0](program(name, n)[1], x)[1]) for name in names}
+def bytes_of(n, x, names=("balanced", "hierarchical")):
+    """What each of some sends when it runs."""
+    programs = {name: program(name, n, x.shape[1]) for name in names}
+    return {name: float(run(state, x)[1]) for name, (run, state) in programs.items()}
 
 
 def test_the_number_of_ranks_decides_by_default():
-    for n, name in ((2, "hierarchical"), (3, "balanced")):
+    for n, name in ((2, "hierarchical"), (5, "balanced")):
         x = draw(n, SIZE, 0.06, "disjoint", "uniform").astype(np.float32)
         run, state = program("auto", n)
         for _ in range(2):
             state, sent, total = run(state, x)
         np.testing.assert_array_equal(total, x.sum(0))
-        assert float(sent) == bytes_of_both(n, x)[name]
+        assert float(sent) == bytes_of(n, x)[name]
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_few_ranks_send_all_to_all_where_that_costs_less_than_a_round(n):
+    size, rng = 1 << 19, np.random.default_rng(0)
+    one = rng.random(size) < 0.3
+    same = np.broadcast_to(one, (n, size)).astype(np.float32)
+    apart = draw(n, size, 0.05, "disjoint", "uniform").astype(np.float32)
+    short = np.where(rng.random((n, size)) < 0.01, same, 0)
+    run, state = program("auto", n, size)
+    seen = []
+    for x in (apart, apart, same, same, short, apart):
+        state, sent, total = run(state, x)
+        np.testing.assert_array_equal(total, x.sum(0))
+        told = bytes_of(n, x, ("balanced", "one round"))
+        assert float(sent) in told.values()
+        seen.append("balanced" if float(sent) == told["balanced"] else "one round")
+        if len(seen) > 1 and x is not same:
+            assert told["one round"] < told["balanced"] + ladder.ROUND
+    assert told["one round"] < told["balanced"]
+    told = bytes_of(n, same, ("balanced", "one round"))
+    assert told["one round"] > told["balanced"] + ladder.ROUND
+    # Of a first step nothing is known, and how sums grow is known from the step before.
+    assert seen[0] == "balanced"
+    assert seen[1] == "one round"
+    assert seen[3] == "balanced"
+    assert seen[4:] == ["one round", "one round"]
 
 
 @pytest.mark.slow
@@ -78,7 +106,7 @@ def test_zen_comes_to_send_what_the_better_one_sends():
                 x = draw(n, SIZE, density, overlap, skew, seed).astype(np.float32)
                 state, sent, total = step(state, x)
             np.testing.assert_array_equal(total, x.sum(0))
-            told, cell = bytes_of_both(n, x), (n, density, overlap, skew)
+            told, cell = bytes_of(n, x), (n, density, overlap, skew)
             assert float(sent) in told.values()
             excess[cell] = float(sent) / max(min(told.values()), 1.0)
         assert program("zen", n)[0]._cache_size() == 1
@@ -97,7 +125,7 @@ def test_zen_takes_both_branches_and_stays_exact():
     for x in (same, same, apart, apart, apart, same, same):
         state, sent, total = run(state, x)
         np.testing.assert_array_equal(total, x.sum(0))
-        told = bytes_of_both(n, x)
+        told = bytes_of(n, x)
         seen.append("balanced" if float(sent) == told["balanced"] else "hierarchical")
         assert float(sent) in told.values()
     # The choice follows the step before.

@@ -86,10 +86,8 @@ def test_a_plan_sends_what_is_sparse_sparsely_and_the_rest_densely():
     plan = made()
     by_path = {leaf.path: leaf for leaf in plan.leaves}
     assert by_path["embedding"].unit == "row"
-    assert isinstance(
-        by_path["embedding"].scheme,
-        (schemes.BalancedParallelism, schemes.HierarchicalCentralization),
-    )
+    # Between four ranks a round less is worth more than the bytes of owners.
+    assert isinstance(by_path["embedding"].scheme, schemes.AGSparse)
     assert by_path["kernel"].scheme == schemes.AllReduce()
     assert by_path["bias"].scheme == schemes.AllReduce()
     assert plan.ranks == N

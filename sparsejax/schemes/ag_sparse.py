@@ -59,13 +59,34 @@ class AGSparse(base.Scheme):
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, axis_name)
         base.check_units(x)
+        flags = bits.nonzero_units(x) if present is None else present
+        most, agreed = wire.maximum(jnp.sum(flags, dtype=jnp.int32), axis_name)
+        total, traffic = self.add_up(x, flags, most, agreed, axis_name)
+        return base.Reduced(total, None, state, traffic)
+
+    def add_up(
+        self,
+        x: jax.Array,
+        present: jax.Array,
+        most: jax.Array,
+        agreed: float,
+        axis_name: wire.AxisName,
+    ) -> tuple[jax.Array, base.Traffic]:
+        """The sum, and what was sent for it, once ranks have agreed on their counts.
+
+        Args:
+            x: [units, ...], on at least two ranks, not empty.
+            present: Booleans [units]; all other units are zero.
+            most: The most units that any rank has.
+            agreed: Bytes that were sent to know it.
+            axis_name: The axis to add up over.
+        """
+        n = wire.ranks(axis_name)
         narrow = wire.travelling(x.dtype, self.wire_dtype)
         wide = jnp.promote_types(x.dtype, jnp.float32)
-        steps = self._ladder(x.shape[0], x.size // x.shape[0] * narrow.itemsize, n)
+        steps = self._steps(x, n)
         width = steps.width
-        flags = bits.nonzero_units(x) if present is None else present
-        sets = bits.bit_sets(bits.pack(jnp.pad(flags, (0, width - x.shape[0])))[None])
-        most, agreed = wire.maximum(sets.counts[0], axis_name)
+        sets = bits.bit_sets(bits.pack(jnp.pad(present, (0, width - x.shape[0])))[None])
         dense = wire.all_reduce_cost(x.size, x.dtype, narrow, n)
         channel = gathers.gather_channel(axis_name, self.gather)
         axes = varying_axes(x)
@@ -99,11 +120,10 @@ class AGSparse(base.Scheme):
             total, sent = wire.all_reduce(x, axis_name, self.wire_dtype)
             return as_varying((total, base.stage(sent, sent, 1)), axes)
 
-        # A folded doubling sends more than n - 1 messages, each with its rank's number.
-        worth = channel.messages * (4 + steps.bytes(most)) < dense
+        worth = self._sparse_bytes(steps, channel.messages, most) < dense
         done = lax.cond(worth, sparse, all_reduce, x)
         total, push = jax.tree.map(lambda y: assume_same(y, axis_name), done)
-        traffic = base.traffic(
+        return total, base.traffic(
             push,
             base.stage(),
             scalars=agreed,
@@ -111,7 +131,18 @@ class AGSparse(base.Scheme):
             before=most.astype(jnp.float32) / x.shape[0],
             after=jnp.mean(bits.nonzero_units(total).astype(jnp.float32)),
         )
-        return base.Reduced(total, None, state, traffic)
+
+    def expected_bytes(self, x, axis_name, most: jax.Array) -> jax.Array:
+        """Bytes that one rank sends where the fullest array like x has so many units."""
+        n = wire.ranks(axis_name)
+        narrow = wire.travelling(x.dtype, self.wire_dtype)
+        rows, _ = gathers.rows_and_waits(self.gather, n)
+        dense = wire.all_reduce_cost(x.size, x.dtype, narrow, n)
+        return jnp.minimum(self._sparse_bytes(self._steps(x, n), rows, most), dense)
+
+    def _sparse_bytes(self, steps, messages, most):
+        # A folded doubling sends more than n - 1 messages, each with its rank's number.
+        return messages * (4 + steps.bytes(most))
 
     def forecast(self, load):
         n, unit_bytes = load.ranks, load.unit_bytes(self.wire_dtype)
@@ -122,6 +153,10 @@ class AGSparse(base.Scheme):
         if sent >= dense.bytes:
             return dense
         return Forecast(sent, 0.0, agreeing(n) + turns * waits, capacity)
+
+    def _steps(self, x, n):
+        narrow = wire.travelling(x.dtype, self.wire_dtype)
+        return self._ladder(x.shape[0], x.size // x.shape[0] * narrow.itemsize, n)
 
     def _ladder(self, units, unit_bytes, n):
         width = -(-units // bits.WORD) * bits.WORD

@@ -1,27 +1,40 @@
-"""Zen: the better of the two optima of Theorem 1.
+"""Zen: the better of the two optima of Theorem 1, and one round where ranks are few.
 
-On the wire: what `HierarchicalCentralization` or `BalancedParallelism` puts there; either
-becomes an all-reduce where it does not pay. The paper's equations (1) and (2) compare the
-two by how full sums get. Between two ranks the answer needs no measurement: with g the
-growth over both, one swap of a whole set against (g + 1) / 2 of it, and g is at least 1.
+On the wire: what `HierarchicalCentralization`, `BalancedParallelism` or `AGSparse` puts
+there; each becomes an all-reduce where it does not pay. The paper's equations (1) and (2)
+compare the first two by how full sums get. Between two ranks the answer needs no
+measurement: with g the growth over both, one swap of a whole set against (g + 1) / 2 of it,
+and g is at least 1.
 
-By default the number of ranks decides: two swap their sets, more have owners. Where sets do
-not overlap at all hierarchy saves most, one part in n + 1 but for padding, and each of its
-hops goes over the whole array, where owners go over it once. On 4, 8 and 16 hosts at 100
-and 250 Mbit/s hierarchy took longer on everything measured, by the clock and by the bytes
-and the work of one host (benchmarks/README.md), and one program compiles faster than two.
+By default the number of ranks decides:
 
-`optimum="bytes"` is for networks so slow that only bytes count. Both are compiled, and the
-bytes that each would send are reckoned in the message sizes and index codes that each would
-use: from how sums grew in the step before (`growth`), and from how many entries there are
-now, on which one pmax agrees. All ranks reckon from the same, so all take the same branch,
-and nothing is compiled again. It is balanced in a first step, of which nothing is known,
-and where partial sums could send more than an all-reduce, should this step's sets not
-overlap at all: so no more is ever sent than by an all-reduce and the agreed numbers.
-Balanced Parallelism sees only one rank's share and the total's; what it takes the sums
-between to be is corrected as soon as the other is tried.
+    2        Hierarchical Centralization: they swap their sets
+    3, 4     all entries to all in one round, or owners; see below
+    more     Balanced Parallelism: they have owners
 
-"balanced" and "hierarchical" name one of the two: it is what a plan does.
+Where sets do not overlap at all hierarchy saves most, one part in n + 1 but for padding,
+and each of its hops goes over the whole array, where owners go over it once. On 4, 8 and 16
+hosts at 100 and 250 Mbit/s hierarchy took longer on everything measured, by the clock and
+by the bytes and the work of one host (benchmarks/README.md).
+
+The theorem counts bytes alone. With owners what is pushed has to arrive before anything
+can be pulled, and ranks agree once more in between; to send everything to all is one round.
+Few ranks send little more that way: n - 1 sets, where owners send up to as much, and half
+of it where all sets are the same. So three and four ranks do what sends fewer bytes, a
+round counted as the bytes that it takes the time of (`ladder.ROUND`). Both are compiled,
+and bytes are reckoned in the message sizes and index codes that each would use: from how
+many entries there are now, on which one pmax agrees, and from how sums grew in the step
+before (`growth`). All ranks reckon from the same, so all take the same branch, and nothing
+is compiled again. In a first step, of which nothing is known, there are owners.
+
+`optimum="bytes"` is for networks so slow that only bytes count: in the same way it chooses
+between the theorem's two optima, for any number of ranks. There are owners also where
+partial sums could send more than an all-reduce, should this step's sets not overlap at all:
+so no more is ever sent than by an all-reduce and the agreed numbers. Balanced Parallelism
+sees only one rank's share and the total's; what it takes the sums between to be is
+corrected as soon as the other is tried.
+
+"balanced" and "hierarchical" name one of the two.
 """
 
 import dataclasses
@@ -31,14 +44,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import bits, wire
+from sparsejax import bits, ladder, wire
 from sparsejax._compat import as_varying, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.forecast import above_mean, merged
 from sparsejax.ownership import Ownership, StripedHash
 from sparsejax.schemes import base, doubling, growth, owners
+from sparsejax.schemes.ag_sparse import AGSparse
 from sparsejax.schemes.balanced_parallelism import BalancedParallelism
 from sparsejax.schemes.hierarchical_centralization import HierarchicalCentralization
+
+
+# Up to so many ranks one round of everything to all may be worth more than its bytes.
+_FEW = 4
 
 
 class ZenState(NamedTuple):
@@ -55,11 +73,11 @@ class ZenState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Zen(base.Scheme):
-    """Chooses between Balanced Parallelism and Hierarchical Centralization.
+    """Chooses between Balanced Parallelism and Hierarchical Centralization, or one round.
 
     Attributes:
-        optimum: "balanced"; "hierarchical"; "auto": the latter for two ranks, else the
-            former; or "bytes": whichever sends fewer bytes, step by step.
+        optimum: "balanced"; "hierarchical"; "auto": by the number of ranks, see the module;
+            or "bytes": whichever of the two sends fewer bytes, step by step.
         ownership: Who owns which unit, for Balanced Parallelism.
         wire_dtype: The dtype of the values while they travel; that of x if None.
     """
@@ -99,17 +117,25 @@ class Zen(base.Scheme):
         balanced = owners.owners(x, axis_name, layout, self._balanced.options)
         if not balanced.may_pay(x):
             return base.sum_densely(x, state, axis_name, self.wire_dtype)
-        # Both schemes take from here which units are there.
+        # All schemes take from here which units are there.
         flags = bits.nonzero_units(x) if present is None else present
         known = balanced.agree(flags)
 
-        def by_owners(x):
-            total, traffic = balanced(x, known)
+        def next_state(traffic, total):
             ends = traffic.density_before, traffic.density_after
             ends = wire.same_elsewhere(jnp.stack(ends), axis_name)
             curve = growth.stretched(state.curve, n, *ends)
-            tables = self.ownership.after(state.tables, total)
-            return total, ZenState(curve, tables), traffic
+            return ZenState(curve, self.ownership.after(state.tables, total))
+
+        def by_owners(x):
+            total, traffic = balanced(x, known)
+            return total, next_state(traffic, total), traffic
+
+        def by_one_round(x):
+            total, traffic = self._gathered.add_up(
+                x, flags, known.most, known.sent, axis_name
+            )
+            return total, next_state(traffic, total), traffic
 
         def by_hierarchy(x):
             done = self._hierarchical(n)(x, state.curve, axis_name, present=flags)
@@ -119,24 +145,48 @@ class Zen(base.Scheme):
 
         if self._choice(n) == "balanced":
             return base.Reduced(*_in_order(by_owners(x)))
+        if self._choice(n) == "soonest":
+            rival, prefers = by_one_round, self._prefers_one_round
+        else:
+            rival, prefers = by_hierarchy, self._prefers_hierarchy
         axes = varying_axes(x) - varying_axes(lax.axis_index(axis_name))
         typed = lambda side: lambda x: _typed(side(x), axes)
         done = lax.cond(
-            self._prefers_hierarchy(x, balanced, known.most, state, axis_name),
-            typed(by_hierarchy),
+            prefers(x, balanced, known.most, state, axis_name),
+            typed(rival),
             typed(by_owners),
             x,
         )
         return base.Reduced(*_in_order(done))
 
+    def _prefers_one_round(self, x, balanced, most, state, axis_name):
+        """Whether, by the last step, everything to all takes less time than owners do."""
+        known, _, bytes_balanced = self._expected(x, balanced, most, state, axis_name)
+        bytes_gathered = self._gathered.expected_bytes(x, axis_name, most)
+        return known & (bytes_gathered < bytes_balanced + ladder.ROUND)
+
     def _prefers_hierarchy(self, x, balanced, most, state, axis_name):
         """Whether, by the last step, Hierarchical Centralization sends fewer bytes."""
+        n, units = wire.ranks(axis_name), x.shape[0]
+        known, counts, bytes_balanced = self._expected(x, balanced, most, state, axis_name)
+        hierarchical = self._hierarchical(n)
+        bytes_hierarchical = hierarchical.expected_bytes(x, axis_name, counts)
+        # However little sets overlap: else what is new could send more than an all-reduce.
+        sums = jnp.array(merged(n), jnp.float32)
+        disjoint = jnp.minimum(most.astype(jnp.float32) * sums, units).astype(jnp.int32)
+        most_bytes = hierarchical.expected_bytes(x, axis_name, disjoint)
+        dense = wire.all_reduce_cost(
+            x.size, x.dtype, wire.travelling(x.dtype, self.wire_dtype), n
+        )
+        return known & (most_bytes < dense) & (bytes_hierarchical < bytes_balanced)
+
+    def _expected(self, x, balanced, most, state, axis_name):
+        """By the last step: if there was one, how sums grow, and what owners would send."""
         n, units = wire.ranks(axis_name), x.shape[0]
         hops = doubling.hops(n)
         # What was seen, grown or shrunk as one rank's entries have since.
         curve = state.curve[: hops + 1]
-        now = most.astype(jnp.float32)
-        scale = now / jnp.maximum(curve[0], 1e-12)
+        scale = most.astype(jnp.float32) / jnp.maximum(curve[0], 1e-12)
         counts = jnp.round(jnp.minimum(curve * scale, units)).astype(jnp.int32)
         each = counts[jnp.array([0, hops])].astype(jnp.float32) / n
         # The fullest of n parts of each of n ranks, and of n parts of the sum.
@@ -144,37 +194,37 @@ class Zen(base.Scheme):
         fullest = jnp.ceil(each + over * jnp.sqrt(each)).astype(jnp.int32)
         fullest = jnp.minimum(fullest, balanced.layout.width)
         bytes_balanced = balanced.expected_bytes(x, fullest[0], fullest[1])
-        hierarchical = self._hierarchical(n)
-        bytes_hierarchical = hierarchical.expected_bytes(x, axis_name, counts)
-        # However little sets overlap: else what is new could send more than an all-reduce.
-        sums = jnp.array(merged(n), jnp.float32)
-        disjoint = jnp.minimum(now * sums, units).astype(jnp.int32)
-        most_bytes = hierarchical.expected_bytes(x, axis_name, disjoint)
-        dense = wire.all_reduce_cost(
-            x.size, x.dtype, wire.travelling(x.dtype, self.wire_dtype), n
-        )
-        known = (curve[0] > 0) & (most_bytes < dense)
-        return known & (bytes_hierarchical < bytes_balanced)
+        return curve[0] > 0, counts, bytes_balanced
 
     def forecast(self, load):
-        balanced, hierarchical = (
-            scheme.forecast(load)
-            for scheme in (self._balanced, self._hierarchical(load.ranks))
-        )
         choice = self._choice(load.ranks)
-        if choice == "bytes":
-            return min(balanced, hierarchical, key=lambda told: told.bytes)
-        return balanced if choice == "balanced" else hierarchical
+        balanced = self._balanced.forecast(load)
+        if choice == "balanced":
+            return balanced
+        if choice == "soonest":
+            gathered = self._gathered.forecast(load)
+            return gathered if gathered.bytes < balanced.bytes + ladder.ROUND else balanced
+        hierarchical = self._hierarchical(load.ranks).forecast(load)
+        if choice == "hierarchical":
+            return hierarchical
+        return min(balanced, hierarchical, key=lambda told: told.bytes)
 
     def _choice(self, ranks):
-        """One of the two, or "bytes" where it is made when the program runs."""
+        """What to do; "soonest" and "bytes" are chosen when the program runs."""
         if ranks == 2 and self.optimum != "balanced":
             return "hierarchical"
-        return "balanced" if self.optimum == "auto" else self.optimum
+        if self.optimum == "auto":
+            return "soonest" if ranks <= _FEW else "balanced"
+        return self.optimum
 
     @property
     def _balanced(self):
         return BalancedParallelism(ownership=self.ownership, wire_dtype=self.wire_dtype)
+
+    @property
+    def _gathered(self):
+        # One message a rank, so that a size more is little to compile.
+        return AGSparse(code="auto", ratio=2**0.5, wire_dtype=self.wire_dtype)
 
     def _hierarchical(self, ranks):
         # Between two ranks a message size is a branch with one message, and a further round
