@@ -33,7 +33,7 @@ from benchmarks.testbed import host, job, network
 from benchmarks.testbed.__main__ import hosts as testbed
 
 
-# From three hosts on Zen is Balanced Parallelism, which can be named too: "balanced".
+# From five hosts on Zen is Balanced Parallelism, which can be named too: "balanced".
 SCHEMES = "psum,zen,hierarchical,agsparse,sparcml,omnireduce,sparseps"
 WORKLOADS = "lstm,deepfm,nmt,topk,language,translation,clicks"
 
@@ -51,6 +51,9 @@ def main(argv: list[str] | None = None) -> int:
     add("--peers", metavar="PYTHON", help="the Python of an environment with torch")
     add("--timeout", type=float, default=3600, help="seconds for each number of hosts")
     add("--name", default="communication", help="of the files that are written")
+    add(
+        "--keep", action="store_true", help="what those files say of other numbers of hosts"
+    )
     options = parser.parse_args(argv)
     for rate in (options.rate, *options.more_rates):
         network.bits_per_second(rate)
@@ -66,6 +69,8 @@ def main(argv: list[str] | None = None) -> int:
         for hosts in options.hosts:
             if not _hosts(hosts, options, record, cache):
                 return 1
+    if options.keep:
+        record.keep(options.name, lambda row: row["hosts"] not in options.hosts)
     path = record.write(options.name)
     _csv(record.rows, path.with_suffix(".csv"))
     say(f"\nwritten: {path} and .csv")

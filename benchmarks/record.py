@@ -8,6 +8,7 @@ import pathlib
 import platform
 import statistics
 import time
+from collections.abc import Callable
 
 import jax
 
@@ -47,26 +48,43 @@ class Recorder:
     def add(self, **row) -> None:
         self.rows.append(row)
 
+    def keep(self, name: str, wanted: Callable[[dict], bool]) -> None:
+        """Takes over rows of the file that `write` would replace, and who measured them."""
+        head, *rows = map(json.loads, self._path(name).read_text().splitlines())
+        rows = [row for row in rows if wanted(row)]
+        if rows:
+            earlier = head.pop("kept", [])
+            self.head["kept"] = [*earlier, {**head, "rows": len(rows)}]
+        self.rows = [*rows, *self.rows]
+
     def write(self, name: str) -> pathlib.Path:
         """One JSON object a line, the first saying where it was measured."""
         RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{name}-jax{jax.__version__}.jsonl"
+        path = self._path(name)
         lines = [json.dumps(self.head), *(json.dumps(row) for row in self.rows)]
         path.write_text("\n".join(lines) + "\n")
         return path
+
+    def _path(self, name):
+        return RESULTS / f"{name}-jax{jax.__version__}.jsonl"
 
 
 def alternate(sides: dict, repeats: int, sample: float = 0.1) -> dict[str, list[float]]:
     """Seconds a call of each function, the functions in turn.
 
     So noise falls on all alike. A sample is as many calls as take `sample` seconds, so
-    that an interruption weighs as much on a short function as on a long one.
+    that an interruption weighs as much on a short function as on a long one. A GPU is given
+    the calls of a sample together: what it takes to launch one would hide a short function.
     """
+    queued = jax.default_backend() == "gpu"
 
     def take(run, calls):
-        start = time.perf_counter()
+        start, result = time.perf_counter(), None
         for _ in range(calls):
-            jax.block_until_ready(run())
+            result = run()
+            if not queued:
+                jax.block_until_ready(result)
+        jax.block_until_ready(result)
         return (time.perf_counter() - start) / calls
 
     calls = {}
