@@ -30,7 +30,7 @@ def program(name, n, size=SIZE):
         "zen": schemes.Zen("bytes"),
         "balanced": schemes.Zen("balanced"),
         "hierarchical": schemes.Zen("hierarchical"),
-        "one round": schemes.AGSparse(code="auto", ratio=2**0.5),
+        "one round": schemes.AGSparse(code="auto"),
     }[name]
 
     def run(state, x):

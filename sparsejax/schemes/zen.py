@@ -223,8 +223,7 @@ class Zen(base.Scheme):
 
     @property
     def _gathered(self):
-        # One message a rank, so that a size more is little to compile.
-        return AGSparse(code="auto", ratio=2**0.5, wire_dtype=self.wire_dtype)
+        return AGSparse(code="auto", wire_dtype=self.wire_dtype)
 
     def _hierarchical(self, ranks):
         # Between two ranks a message size is a branch with one message, and a further round
