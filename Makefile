@@ -53,11 +53,15 @@ clean:  ## Remove the virtual environments and all caches
 	@touch $@
 
 # An environment of its own: with the plugin there, JAX looks for a GPU at every start. XLA
-# compiles with the plugin alone; the libraries that a GPU needs to run are left out.
+# compiles with the plugin alone, in the version of JAX; the libraries that a GPU needs to run
+# are left out.
 .venv-aot/aot.stamp: .venv-aot/python.stamp pyproject.toml
 	@echo "Installing JAX's CUDA plugin into .venv-aot, about 900 MB ..."
 	@.venv-aot/bin/python -m pip --disable-pip-version-check --quiet \
-		install --editable '.[aot,triton]'
+		install --editable '.[triton]'
+	@version=$$(.venv-aot/bin/python -c 'import jax; print(jax.__version__)') && \
+		.venv-aot/bin/python -m pip --disable-pip-version-check --quiet \
+		install jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
 	@touch $@
 
 # Where Python comes without ensurepip, its own pip fills the environment.

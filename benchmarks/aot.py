@@ -4,24 +4,39 @@
 
 XLA compiles for a device that is only described, if JAX's CUDA plugin is installed. For
 each operation and backend, and for `zen_sync` on four devices, it prints what it took, the
-memory for temporaries, and which kernels are in the program. It fails where
+memory for temporaries, and which kernels are in the program. What jax-triton puts into a
+program is PTX, which nobody has assembled: that is done here. It fails where
 
-* something does not compile,
+* something does not compile or assemble,
 * a backend that was named is not in the program, or is where it was not named,
 * temporaries exceed their ceiling, so many bytes an element,
-* a kernel that cannot be compiled passes: the control.
+* a kernel keeps registers in memory, or one of Triton needs so many that fewer than half of
+  the threads of a processor run,
+* what cannot be compiled passes: the controls.
 """
 
-import contextlib
+import dataclasses
 import functools
 import os
+import pathlib
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
 
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # The plugin must not look for a driver.
+# Where jax-triton leaves the PTX of what it compiles.
+os.environ["JAX_TRITON_DUMP_DIR"] = tempfile.mkdtemp(prefix="sparsejax-aot-")
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_gpu_fail_ptx_compilation_on_register_spilling=true",
+    ]
+)
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +46,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import pallas_kernels as kernels
 import sparsejax
+from benchmarks.assembler import REGISTERS, Assembler
 from benchmarks.record import Recorder, say
 from pallas_kernels import backends
 from pallas_kernels.pallas import launch
 
 
+DUMP = pathlib.Path(os.environ["JAX_TRITON_DUMP_DIR"])
 SIZE = 1 << 24
 CAPACITY = SIZE // 50
 PARTS = 16
@@ -103,6 +120,30 @@ def operations() -> dict:
         "bitmap_encode": (kernels.bitmap_encode, [floats], SIZE // 4),
         "bitmap_decode": (of(kernels.bitmap_decode, capacity=CAPACITY), [words], SIZE),
         "partition": (of(kernels.partition, **sizes), [indices, scalar, seeds], 4 * SIZE),
+        "partition, append": (
+            lambda indices, count, seeds, backend: kernels.partition(
+                indices,
+                count,
+                seeds,
+                parts=PARTS,
+                slots=0,
+                serial=slots,
+                hashes=0,
+                backend=backend,
+            ),
+            [indices, scalar, seeds],
+            4 * SIZE,
+        ),
+        "partition_dense": (
+            of(kernels.partition_dense, **sizes),
+            [floats, seeds],
+            8 * SIZE,
+        ),
+        "partition_dense by magnitude": (
+            of(kernels.partition_dense, threshold=0.1, **sizes),
+            [floats, seeds],
+            8 * SIZE,
+        ),
         "partition_by_bits": (
             of(kernels.partition_by_bits, parts=PARTS, capacity=CAPACITY // 8),
             [floats],
@@ -137,7 +178,25 @@ HAS_PALLAS = {
     "threshold_hash",
 }
 HAS = {"reference": set(operations()), "pallas": HAS_PALLAS}
-HAS["triton"] = HAS_PALLAS | {"coo_add"}
+HAS["triton"] = HAS_PALLAS | {
+    "coo_add",
+    "partition, append",
+    "partition_dense",
+    "partition_dense by magnitude",
+}
+
+# Of Triton, by the names of their functions.
+KERNELS = {
+    f"{name}_kernel"
+    for name in (
+        "encode",
+        "decode",
+        "partition",
+        "partition_dense",
+        "threshold_hash",
+        "coo_add",
+    )
+}
 
 
 def compiled(function, arguments, where: Mesh):
@@ -161,7 +220,13 @@ def launches(program) -> int:
     return len(re.findall(r'custom_call_target="[^"]*triton[^"]*"', text))
 
 
-def check(record: Recorder, name: str, backend: str, build, ceiling: int) -> list[str]:
+def check(
+    record: Recorder,
+    name: str,
+    backend: str,
+    build,
+    ceiling: int,
+) -> list[str]:
     """Compiles, prints a line, and returns what is wrong."""
     start = time.perf_counter()
     try:
@@ -171,7 +236,7 @@ def check(record: Recorder, name: str, backend: str, build, ceiling: int) -> lis
     seconds = time.perf_counter() - start
     temporary = program.memory_analysis().temp_size_in_bytes
     ours = launches(program)
-    say(f"{name:22} {backend:10} {seconds:7.1f} {temporary / 1e6:10.1f} {ours:8}")
+    say(f"{name:28} {backend:10} {seconds:7.1f} {temporary / 1e6:10.1f} {ours:8}")
     record.add(
         name=name, backend=backend, seconds=seconds, temporary=temporary, kernels=ours
     )
@@ -181,6 +246,21 @@ def check(record: Recorder, name: str, backend: str, build, ceiling: int) -> lis
     if temporary > ceiling:
         wrong.append(f"{name} by {backend}: {temporary:,} bytes, ceiling {ceiling:,}.")
     return wrong
+
+
+def assemble(record: Recorder, assembler: Assembler) -> list[str]:
+    """Assembles every kernel of Triton that was compiled, and returns what is wrong."""
+    say(f"\n{'assembled':28} registers  spilled bytes")
+    wrong, seen = [], set()
+    for path in sorted(DUMP.rglob("*.ptx")):
+        for kernel in assembler(path):
+            seen.add(kernel.name)
+            say(f"{kernel.name:28} {kernel.registers:9} {kernel.spilled:14}")
+            record.add(part="assembled", **dataclasses.asdict(kernel))
+            if kernel.spilled or kernel.registers > REGISTERS:
+                wrong.append(f"{kernel}: no spills and {REGISTERS} registers are allowed.")
+    missing = KERNELS - seen
+    return wrong + ([f"no PTX of {sorted(missing)} was found."] if missing else [])
 
 
 def exchange(backend: str):
@@ -218,9 +298,24 @@ def control(where: Mesh) -> list[str]:
     try:
         compiled(run, [((128,), jnp.float32)], where)
     except Exception as error:
-        say(f"{'control':22} refused, as it must be: {str(error).splitlines()[0][:60]}")
+        say(f"{'control':28} refused, as it must be: {str(error).splitlines()[0][:60]}")
         return []
     return ["The control compiled: this run proves nothing."]
+
+
+def control_of_ptx(assembler: Assembler) -> list[str]:
+    """PTX with an instruction that there is not must not be assembled."""
+    path = DUMP / "control.broken"
+    path.write_text(
+        ".version 8.0\n.target sm_90\n.address_size 64\n"
+        ".visible .entry control() { bogus.u32 %r1; ret; }\n"
+    )
+    try:
+        assembler(path)
+    except subprocess.CalledProcessError:
+        say(f"{'control of PTX':28} refused, as it must be")
+        return []
+    return ["The control of PTX was assembled: this run proves nothing."]
 
 
 def main() -> int:
@@ -235,12 +330,18 @@ def main() -> int:
             f"{error}"
         )
         return 1
-    say(f"\n{'compiled for an H200':22} {'backend':10} seconds  temp (MB)  kernels")
-    wrong = control(where)
+    assembler = Assembler()
+    say(f"\n{'compiled for an H200':28} {'backend':10} seconds  temp (MB)  kernels")
+    wrong = control(where) + control_of_ptx(assembler)
     named = {}
     for backend in backends.BACKENDS:
-        with contextlib.suppress(kernels.BackendError), asking(backend):
-            named[backend] = HAS[backend]
+        try:
+            with asking(backend):
+                named[backend] = HAS[backend]
+        except kernels.BackendError as error:
+            say(str(error))
+            if backend != "triton" or jax.__version_info__ < (0, 12):
+                wrong.append(f"{backend} was not compiled.")
     say(f"backends: {', '.join(named)}")
     for name, (function, arguments, ceiling) in operations().items():
         for backend in (b for b, has in named.items() if name in has):
@@ -258,9 +359,12 @@ def main() -> int:
         functools.partial(exchange, "reference"),
         20 * 4 * (1 << 22),
     )
+    if "triton" in named:
+        wrong += assemble(record, assembler)
     for line in wrong:
         say(f"WRONG: {line}")
     say(f"written: {record.write('aot')}")
+    shutil.rmtree(DUMP)
     return 1 if wrong else 0
 
 

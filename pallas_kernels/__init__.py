@@ -19,5 +19,6 @@ from pallas_kernels.hashing import draw_seeds as draw_seeds
 from pallas_kernels.merge_rows import merge_rows as merge_rows
 from pallas_kernels.partition import partition as partition
 from pallas_kernels.partition_by_bits import partition_by_bits as partition_by_bits
+from pallas_kernels.partition_dense import partition_dense as partition_dense
 from pallas_kernels.reference import Partitioned as Partitioned
 from pallas_kernels.threshold_hash import threshold_hash as threshold_hash

@@ -25,6 +25,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import importlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -112,6 +113,16 @@ def run(
     if asked.interpret:
         return kernel(*operands)
     return lax.platform_dependent(*operands, cuda=kernel, default=kernels["reference"])
+
+
+def in_triton(file: str, operation: str) -> Callable:
+    """The kernel of an operation in `pallas_kernels.triton`, imported when it is called."""
+
+    def call(*operands, **how):
+        module = importlib.import_module(f"pallas_kernels.triton.{file}")
+        return getattr(module, operation)(*operands, **how)
+
+    return call
 
 
 def why_not(asked: str | _Asked) -> str | None:

@@ -1,9 +1,11 @@
 """Which elements there are, as a bit each."""
 
+import functools
+
 import jax
 
 from pallas_kernels import backends, checks, reference
-from pallas_kernels.pallas import bitmap
+from pallas_kernels.pallas import bitmap as in_pallas
 
 
 def bitmap_encode(
@@ -23,15 +25,15 @@ def bitmap_encode(
         uint32 [max(1, ceil(m / 32))].
     """
     checks.floats("x", x)
+    if units is not None:
+        checks.integers("units", units)
+        x = x.at[units].get(mode="clip")
     kernels = {
         "reference": reference.bitmap_encode,
-        "pallas": bitmap.bitmap_encode,
-        "triton": lambda *operands: _in_triton().bitmap_encode(*operands),
+        "pallas": in_pallas.bitmap_encode,
+        "triton": backends.in_triton("bitmap", "bitmap_encode"),
     }
-    if units is None:
-        return backends.run("bitmap_encode", backend, kernels, x.size, x)
-    checks.integers("units", units)
-    return backends.run("bitmap_encode", backend, kernels, units.size, x, units)
+    return backends.run("bitmap_encode", backend, kernels, x.size, x)
 
 
 def bitmap_decode(
@@ -56,22 +58,15 @@ def bitmap_decode(
     checks.words("words", words)
     checks.positive("capacity", capacity)
     kernels = {
-        name: lambda words, *units, decode=decode, **how: decode(
-            words, capacity, *units, **how
-        )
-        for name, decode in {
+        name: functools.partial(kernel, capacity=capacity)
+        for name, kernel in {
             "reference": reference.bitmap_decode,
-            "pallas": bitmap.bitmap_decode,
-            "triton": lambda *operands: _in_triton().bitmap_decode(*operands),
+            "pallas": in_pallas.bitmap_decode,
+            "triton": backends.in_triton("bitmap", "bitmap_decode"),
         }.items()
     }
-    if units is None:
-        return backends.run("bitmap_decode", backend, kernels, words.size, words)
-    checks.integers("units", units)
-    return backends.run("bitmap_decode", backend, kernels, words.size, words, units)
-
-
-def _in_triton():
-    from pallas_kernels.triton import bitmap
-
-    return bitmap
+    found, count = backends.run("bitmap_decode", backend, kernels, words.size, words)
+    if units is not None:
+        checks.integers("units", units)
+        found = units.at[found].get(mode="fill", fill_value=reference.EMPTY)
+    return found, count

@@ -48,7 +48,7 @@ def words(name: str, x: Any) -> None:
     vector(name, x)
     if x.dtype != jnp.uint32:
         raise KernelArgumentError(f"{name} must be uint32, got {x.dtype}.")
-    if 32 * x.shape[0] > LIMIT:
+    if 32 * x.shape[0] >= LIMIT:
         raise KernelArgumentError(
             f"{name} has {x.shape[0]:,} words, more bits than int32 can number."
         )
@@ -73,9 +73,49 @@ def entries(values: Any, keys: Any, name: str) -> None:
         )
 
 
-def slots(what: str, count: int) -> None:
+def places(what: str, count: int) -> None:
     """So many places that int32 can number them."""
     if count >= LIMIT:
         raise KernelArgumentError(
             f"{what} are {count:,} places, more than int32 can number."
         )
+
+
+def memory(
+    size: int,
+    seeds: jax.typing.ArrayLike,
+    parts: int,
+    slots: int,
+    serial: int,
+    hashes: int | None,
+) -> tuple[jax.Array, int]:
+    """Sizes of Algorithm 1 for so many indices; the seeds, and how many hashes."""
+    positive("parts", parts)
+    positive("serial", serial, " Without it what collides would have no place.")
+    seeds = jnp.asarray(seeds)
+    if seeds.ndim != 1 or seeds.dtype != jnp.uint32 or seeds.size < 1:
+        raise KernelArgumentError(
+            "seeds must be uint32, one for the part and one for each slot, got "
+            f"{seeds.dtype}{list(seeds.shape)}; see draw_seeds."
+        )
+    hashes = seeds.size - 1 if hashes is None else hashes
+    if hashes != 0:
+        positive("hashes", hashes)
+        positive("slots", slots, " Its r1 is how many indices a part can take at once.")
+    elif slots != 0:
+        raise KernelArgumentError(
+            f"without hashes nothing gets to the {slots!r} slots: use slots=0, and serial "
+            "for everything; or draw_seeds(4) for three hashes."
+        )
+    if hashes >= seeds.size:
+        raise KernelArgumentError(
+            f"{hashes} hashes need {hashes + 1} seeds, one more for the part, got "
+            f"{seeds.size}: draw_seeds({hashes + 1})."
+        )
+    if parts > size:
+        raise KernelArgumentError(
+            f"{size} indices cannot fill {parts} parts; use as many parts as ranks, and "
+            "send few indices whole."
+        )
+    places("the parts together", parts * (slots + serial))
+    return seeds, hashes

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels import backends, checks, reference
 from pallas_kernels.pallas import bitmap
@@ -23,7 +24,8 @@ def compact(
     Args:
         x: Floating, of n elements.
         capacity: How many indices to return at most.
-        threshold: The least magnitude, a scalar; None for all that is not zero.
+        threshold: The least magnitude, a scalar, rounded to x's dtype; None for all that is
+            not zero.
         backend: See `backends`.
 
     Returns:
@@ -33,13 +35,12 @@ def compact(
     checks.floats("x", x)
     checks.positive("capacity", capacity)
     kernels = {
-        "reference": reference.compact,
-        "pallas": bitmap.compact,
-        "triton": _in_triton,
-    }
-    kernels = {
         name: functools.partial(kernel, capacity=capacity)
-        for name, kernel in kernels.items()
+        for name, kernel in {
+            "reference": reference.compact,
+            "pallas": bitmap.compact,
+            "triton": backends.in_triton("bitmap", "compact"),
+        }.items()
     }
     if threshold is None:
         return backends.run("compact", backend, kernels, x.size, x)
@@ -47,10 +48,5 @@ def compact(
         name: lambda x, level, kernel=kernel, **how: kernel(x, threshold=level, **how)
         for name, kernel in kernels.items()
     }
-    return backends.run("compact", backend, by_magnitude, x.size, x, threshold)
-
-
-def _in_triton(*operands, **how):
-    from pallas_kernels.triton import bitmap
-
-    return bitmap.compact(*operands, **how)
+    level = jnp.asarray(threshold, x.dtype)
+    return backends.run("compact", backend, by_magnitude, x.size, x, level)

@@ -8,6 +8,10 @@ import jax.numpy as jnp
 from pallas_kernels import backends, checks, reference
 
 
+# What Triton can add atomically.
+_ATOMIC = (jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16, jnp.int32, jnp.uint32)
+
+
 def coo_add(
     indices: jax.Array,
     values: jax.Array,
@@ -30,17 +34,13 @@ def coo_add(
     """
     checks.integers("indices", indices)
     checks.positive("size", size)
-    checks.slots("the range", size)
+    checks.places("the range", size)
     checks.entries(values, indices, "indices")
     kernels = {
         "reference": functools.partial(reference.coo_add, size=size),
-        "triton": functools.partial(_in_triton, size=size),
+        "triton": functools.partial(backends.in_triton("coo_add", "coo_add"), size=size),
     }
+    if values.dtype not in _ATOMIC:
+        kernels.pop("triton")
     operands = (indices, values, jnp.asarray(first, jnp.int32))
     return backends.run("coo_add", backend, kernels, indices.size, *operands)
-
-
-def _in_triton(indices, values, first, *, size):
-    from pallas_kernels.triton import coo_add
-
-    return coo_add.coo_add(indices, values, first, size=size)

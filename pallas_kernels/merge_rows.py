@@ -24,7 +24,7 @@ def merge_rows(
     """
     checks.integers("ids", ids)
     checks.positive("rows", rows)
-    checks.slots("the rows", rows)
+    checks.places("the rows", rows)
     checks.entries(values, ids, "ids")
     kernels = {"reference": functools.partial(reference.merge_rows, rows=rows)}
     return backends.run("merge_rows", backend, kernels, ids.size, ids, values)

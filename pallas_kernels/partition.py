@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import backends, checks, reference
-from pallas_kernels.errors import KernelArgumentError
 from pallas_kernels.pallas import partition as in_pallas
 from pallas_kernels.reference import Partitioned
 
@@ -26,7 +25,8 @@ def partition(
 
     A first hash gives the part. A second one gives a slot of the part's parallel memory; if
     another index is there, a third, and so on. Whoever found no slot goes to the part's
-    serial memory, which is filled from the front, as far as it goes.
+    serial memory, which is filled from the front, as far as it goes. With `hashes=0` and
+    `slots=0` all go there: an append, the rival of hashing.
 
     Which of several indices gets a slot depends on the backend, and on a GPU on the run;
     that each gets one place, in its part, in a slot that one of its hashes names or in the
@@ -50,39 +50,12 @@ def partition(
         found no place. Nothing is lost: what is left can go in a further round.
     """
     checks.integers("indices", indices)
-    checks.positive("parts", parts)
-    checks.positive("slots", slots, " Its r1 is how many indices a part can take at once.")
-    checks.positive("serial", serial, " Without it what collides would have no place.")
-    seeds = jnp.asarray(seeds)
-    if seeds.ndim != 1 or seeds.dtype != jnp.uint32 or seeds.size < 2:
-        raise KernelArgumentError(
-            "seeds must be uint32, one for the part and at least one for slots, got "
-            f"{seeds.dtype}{list(seeds.shape)}; see draw_seeds."
-        )
-    hashes = seeds.size - 1 if hashes is None else hashes
-    checks.positive("hashes", hashes)
-    if hashes >= seeds.size:
-        raise KernelArgumentError(
-            f"{hashes} hashes need {hashes + 1} seeds, one more for the part, got "
-            f"{seeds.size}: draw_seeds({hashes + 1})."
-        )
-    if parts > indices.size:
-        raise KernelArgumentError(
-            f"{indices.size} indices cannot fill {parts} parts; use as many parts as "
-            "ranks, and send few indices whole."
-        )
-    checks.slots("the parts together", parts * (slots + serial))
+    seeds, hashes = checks.memory(indices.size, seeds, parts, slots, serial, hashes)
     sizes = {"parts": parts, "hashes": hashes, "slots": slots, "serial": serial}
     kernels = {
         "reference": functools.partial(reference.partition, **sizes),
         "pallas": functools.partial(in_pallas.partition, **sizes),
-        "triton": functools.partial(_in_triton, **sizes),
+        "triton": functools.partial(backends.in_triton("partition", "partition"), **sizes),
     }
     operands = (indices, jnp.asarray(count, jnp.int32), seeds)
     return backends.run("partition", backend, kernels, indices.size, *operands)
-
-
-def _in_triton(*operands, **sizes):
-    from pallas_kernels.triton import partition
-
-    return partition.partition(*operands, **sizes)

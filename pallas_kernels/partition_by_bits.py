@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels import backends, checks, reference
 from pallas_kernels.errors import KernelArgumentError
@@ -51,4 +52,5 @@ def partition_by_bits(
     if threshold is None:
         return backends.run("partition_by_bits", backend, {"reference": kernel}, x.size, x)
     by_magnitude = {"reference": lambda x, level: kernel(x, threshold=level)}
-    return backends.run("partition_by_bits", backend, by_magnitude, x.size, x, threshold)
+    level = jnp.asarray(threshold, x.dtype)
+    return backends.run("partition_by_bits", backend, by_magnitude, x.size, x, level)

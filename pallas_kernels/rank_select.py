@@ -3,8 +3,10 @@
 A set of units is held as packed bits: unit `i` is bit `i % 32` of word `i // 32`. Packing
 is one pass over the data; after it every step touches a thirty-second of it. The i-th
 element of the set is found without a sort or a scan of the data: count the bits of every
-word, add the counts up inside rows of 64 words and over the rows, find the row that holds
-rank i, then the word by four halvings and the bit by five.
+word, add the counts up inside rows of words and over the rows, find the row that holds rank
+i, then the word by halving and the bit by five halvings. The rows of all ranks that are
+searched at once are found in one pass over the rows. So rows are short where many ranks are
+searched, down to a word, and long where few are.
 
 Bits are tested, not values: XLA on CPUs takes denormals for zero in `x != 0`, and a
 lossless scheme may not lose them. NaN counts as non-zero, -0.0 as zero.
@@ -18,7 +20,8 @@ from jax import lax
 
 
 WORD = 32
-# Words in a row of the rank index: 16 to 64 run alike on CPUs, 16 compiles fastest.
+# Words in the longest row of the rank index: 16 to 64 run alike on CPUs, 16 compiles
+# fastest.
 ROW = 16
 
 
@@ -26,14 +29,19 @@ class RankIndex(NamedTuple):
     """Packed bits, with the counts that find the bit of a given rank.
 
     Attributes:
-        words: uint32 [rows * ROW], the bits, zeros behind the last.
-        inside: int32 [rows * ROW], bits in the row up to and with this word.
+        words: uint32 [rows * row], the bits, zeros behind the last.
+        inside: int32 [rows * row], bits in the row up to and with this word.
         row_end: int32 [rows], bits up to and with this row.
     """
 
     words: jax.Array
     inside: jax.Array
     row_end: jax.Array
+
+    @property
+    def row(self) -> int:
+        """How many words a row has."""
+        return self.words.size // max(self.row_end.size, 1)
 
 
 class BitSets(NamedTuple):
@@ -80,10 +88,16 @@ def unpack(words: jax.Array) -> jax.Array:
     return flags.reshape(*words.shape[:-1], -1) != 0
 
 
-def rank_index(words: jax.Array) -> RankIndex:
-    """Counts the bits of uint32 [n], so that `select` can find the bit of a rank."""
-    words = jnp.pad(words, (0, -words.size % ROW))
-    counts = lax.population_count(words).astype(jnp.int32).reshape(-1, ROW)
+def rank_index(words: jax.Array, lanes: int = 0) -> RankIndex:
+    """Counts the bits of uint32 [n], so that `select` can find the bit of a rank.
+
+    Args:
+        words: The bits.
+        lanes: How many ranks will be searched at a time; it decides on the rows.
+    """
+    row = next((r for r in (1, 2, 4, 8) if words.size <= 2 * r * lanes), ROW)
+    words = jnp.pad(words, (0, -words.size % row))
+    counts = lax.population_count(words).astype(jnp.int32).reshape(-1, row)
     # The barriers keep XLA from counting again in every step of the search.
     words, inside = lax.optimization_barrier((words, running_sum(counts)))
     row_end = lax.optimization_barrier(running_sum(inside[:, -1]))
@@ -108,20 +122,24 @@ def select(index: RankIndex, first: jax.Array, length: int) -> jax.Array:
     row = _row_of_rank(index.row_end, first, length)
     last_row = index.row_end.size - 1
     row = jnp.minimum(row, last_row)
-    row_words = row * ROW
     before = jnp.where(row > 0, _at(index.row_end, jnp.maximum(row - 1, 0)), 0)
     rest = ranks - before
-    word = row_words + _first_above(index.inside, row_words, rest)
-    bits = _at(index.words, word)
-    rest = rest - (_at(index.inside, word) - lax.population_count(bits).astype(jnp.int32))
+    if index.row == 1:
+        word, bits = row, _at(index.words, row)
+    else:
+        first_word = row * index.row
+        word = first_word + _first_above(index.inside, first_word, rest, index.row)
+        bits = _at(index.words, word)
+        own = lax.population_count(bits).astype(jnp.int32)
+        rest = rest - (_at(index.inside, word) - own)
     return (word * WORD + _bit_of_rank(bits, rest)).reshape(runs, length)
 
 
-def bit_sets(words: jax.Array) -> BitSets:
-    """Counts the bits of uint32 [parts, words]."""
+def bit_sets(words: jax.Array, lanes: int = 0) -> BitSets:
+    """Counts the bits of uint32 [parts, words]; for `lanes` see `rank_index`."""
     counts = jnp.sum(lax.population_count(words), axis=1, dtype=jnp.int32)
     starts = running_sum(counts) - counts
-    return BitSets(words, counts, starts, rank_index(words.reshape(-1)))
+    return BitSets(words, counts, starts, rank_index(words.reshape(-1), lanes))
 
 
 def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
@@ -146,7 +164,7 @@ def run_ends(words: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
 def rank_of(index: RankIndex, positions: jax.Array) -> jax.Array:
     """How many bits lie below each position, which must be in range."""
     word = positions // WORD
-    row = word // ROW
+    row = word // index.row
     before = jnp.where(row > 0, _at(index.row_end, jnp.maximum(row - 1, 0)), 0)
     bits = _at(index.words, word)
     below = (jnp.uint32(1) << (positions % WORD).astype(jnp.uint32)) - 1
@@ -198,10 +216,10 @@ def _row_of_rank(row_end, first, length):
     return running_sum(marks)
 
 
-def _first_above(table, base, key):
-    """The first p in [0, ROW) with table[base + p] > key, by halving."""
+def _first_above(table, base, key, length):
+    """The first p below a power of two with table[base + p] > key, by halving."""
     position = jnp.zeros_like(key)
-    step = ROW // 2
+    step = length // 2
     while step:
         below = _at(table, base + position + (step - 1)) <= key
         position = jnp.where(below, position + step, position)

@@ -21,12 +21,15 @@ from pallas_kernels.rank_select import (
     pack,
     rank_index,
     rank_of,
+    running_sum,
     select,
     slots as slots_of,
 )
 
 
 EMPTY = -1
+_TILE = 1 << 16
+_FEW = 1 << 14  # a tile where few are expected
 
 
 class Partitioned(NamedTuple):
@@ -37,8 +40,9 @@ class Partitioned(NamedTuple):
         counts: int32 [parts], how many indices wanted to be where room is not certain:
             the serial memory of `partition`, the whole part of `partition_by_bits`. Above
             the room there, the difference found none.
-        left: Booleans, which of the input found no room: for `partition` by place among
-            the indices, for `partition_by_bits` by element.
+        left: Which of the input found no room: for `partition` booleans by place among the
+            indices, for `partition_by_bits` booleans by element, for `partition_dense` a
+            bit an element, 32 to a word.
     """
 
     memory: jax.Array
@@ -57,51 +61,138 @@ def compact(x, capacity, threshold=None):
     return _positions(pack(_padded(flags)), capacity, x.size)
 
 
-def bitmap_encode(x, units=None):
-    """Which elements are non-zero, of all or of those listed, 32 to a word."""
-    return pack(_padded(nonzero(x if units is None else x.at[units].get(mode="clip"))))
+def bitmap_encode(x):
+    """Which elements are non-zero, 32 to a word."""
+    return pack(_padded(nonzero(x)))
 
 
-def bitmap_decode(words, capacity, units=None):
-    """Where the set bits are, or which units they stand for, ascending; and how many."""
-    fill = words.size * WORD if units is None else units.size
-    found, count = _positions(words, capacity, fill)
-    if units is not None:
-        found = units.at[found].get(mode="fill", fill_value=EMPTY)
-    return found, count
+def bitmap_decode(words, capacity):
+    """Where the set bits are, ascending, the number of bits behind the last; how many."""
+    return _positions(words, capacity, words.size * WORD)
 
 
 def partition(indices, count, seeds, *, parts, hashes, slots, serial):
-    """Algorithm 1: a hash for the part, `hashes` for a slot, else the serial memory."""
+    """Algorithm 1: a hash for the part, `hashes` for a slot, else the serial memory.
+
+    All try their first slot at once. Few wait after that; tile by tile they try the others
+    and go to the serial memories.
+    """
     waiting = lax.iota(jnp.int32, indices.size) < count
-    part = hashing.place(indices, seeds[0], parts)
     parallel = jnp.full(parts * slots, EMPTY, jnp.int32)
-    for k in range(hashes):
-        slot = part * slots + hashing.place(indices, seeds[1 + k], slots)
-        free = waiting & (parallel[slot] == EMPTY)
-        to = jnp.where(free, slot, parallel.size)
-        parallel = parallel.at[to].set(indices, mode="drop")
-        waiting = waiting & (parallel[slot] != indices)
-    return with_serial(parallel.reshape(parts, slots), indices, part, waiting, serial)
+    sizes = {"parts": parts, "slots": slots}
+    if hashes:
+        parallel, waiting = _try(parallel, indices, waiting, seeds[0], seeds[1], **sizes)
+
+    def again(found, used, state):
+        parallel, serials = state
+        keys = indices[found]
+        still = used
+        for k in range(2, hashes + 1):
+            parallel, still = _try(parallel, keys, still, seeds[0], seeds[k], **sizes)
+        part = hashing.place(keys, seeds[0], parts)
+        return parallel, _to_serial(serials, found, keys, part, used, still)
+
+    start = parallel, _Serial.empty(parts, serial, waiting)
+    parallel, serials = _by_tiles(waiting, again, start, _FEW)
+    return serials.behind(parallel.reshape(parts, slots))
 
 
-def with_serial(parallel, indices, part, waiting, serial):
-    """Adds the serial memories: what still waits, by part, in the order of the input."""
-    parts = parallel.shape[0]
-    of_part = waiting & (part == lax.iota(jnp.int32, parts)[:, None])
-    sets = bit_sets(pack(_padded(of_part)))
-    counts = sets.counts
-    used = lax.iota(jnp.int32, serial) < counts[:, None]
-    at = jnp.where(used, slots_of(sets, jnp.int32(0), serial), indices.size)
-    stored = indices.at[at].get(mode="fill", fill_value=EMPTY)
-    left = waiting.at[at.reshape(-1)].set(False, mode="drop")
-    return Partitioned(jnp.concatenate([parallel, stored], axis=1), counts, left)
+def _try(parallel, indices, waiting, part_seed, slot_seed, *, parts, slots):
+    """One round: the parallel memory after it, and who waits on."""
+    part = hashing.place(indices, part_seed, parts)
+    slot = part * slots + hashing.place(indices, slot_seed, slots)
+    free = waiting & (parallel[slot] == EMPTY)
+    to = jnp.where(free, slot, parallel.size)
+    parallel = parallel.at[to].set(indices, mode="drop")
+    return parallel, waiting & (parallel[slot] != indices)
+
+
+class _Serial(NamedTuple):
+    """The serial memories: int32 [parts, room], what wanted to be there, what is left."""
+
+    memory: jax.Array
+    counts: jax.Array
+    left: jax.Array
+
+    @classmethod
+    def empty(cls, parts, room, waiting):
+        memory = jnp.full((parts, room), EMPTY, jnp.int32)
+        return cls(memory, jnp.zeros(parts, jnp.int32), waiting)
+
+    def behind(self, parallel):
+        memory = jnp.concatenate([parallel, self.memory], axis=1)
+        return Partitioned(memory, self.counts, self.left)
+
+
+def _to_serial(serials, found, keys, part, used, still):
+    """Takes a tile: of those used, those that are still waiting go to a serial memory.
+
+    Args:
+        serials: The serial memories.
+        found: int32 [tile], where in the input they are.
+        keys: int32 [tile], what they are.
+        part: int32 [tile], their parts.
+        used: Booleans [tile].
+        still: Booleans [tile].
+    """
+    memory, counts, left = serials
+    parts, room = memory.shape
+    of_part = still & (part == lax.iota(jnp.int32, parts)[:, None])
+    before = counts[:, None] + running_sum(of_part.astype(jnp.int32)) - 1
+    ticket = jnp.sum(jnp.where(of_part, before, 0), axis=0)
+    fits = still & (ticket < room)
+    memory = memory.at[jnp.where(fits, part, parts), ticket].set(keys, mode="drop")
+    done = jnp.where(used & (~still | fits), found, left.size)
+    left = left.at[done].set(False, mode="drop")
+    return _Serial(memory, counts + jnp.sum(of_part, axis=1, dtype=jnp.int32), left)
+
+
+def with_serial(parallel, indices, waiting, seed, serial):
+    """Adds the serial memories: those that still wait, in the order of the input.
+
+    Args:
+        parallel: int32 [parts, slots].
+        indices: int32 [n].
+        waiting: Booleans [n].
+        seed: Of the hash that gives the part.
+        serial: Places in the serial memory of a part.
+    """
+    parts = len(parallel)
+
+    def store(found, used, serials):
+        keys = indices[found]
+        part = hashing.place(keys, seed, parts)
+        return _to_serial(serials, found, keys, part, used, used)
+
+    start = _Serial.empty(parts, serial, waiting)
+    return _by_tiles(waiting, store, start, _FEW).behind(parallel)
+
+
+def partition_dense(x, seeds, *, parts, hashes, slots, serial, threshold=None):
+    """Algorithm 1 for the chosen elements, those of a tile after those of the one before.
+
+    First all try the slots, then those who found none go to the serial memories.
+    """
+
+    def into_slots(found, used, state):
+        parallel, lost = state
+        for k in range(1, hashes + 1):
+            parallel, used = _try(
+                parallel, found, used, seeds[0], seeds[k], parts=parts, slots=slots
+            )
+        return parallel, lost.at[jnp.where(used, found, x.size)].set(True, mode="drop")
+
+    start = jnp.full(parts * slots, EMPTY, jnp.int32), jnp.zeros(x.size, bool)
+    parallel, lost = _by_tiles(chosen(x, threshold), into_slots, start)
+    everyone = lax.iota(jnp.int32, x.size)
+    done = with_serial(parallel.reshape(parts, slots), everyone, lost, seeds[0], serial)
+    return done._replace(left=pack(_padded(done.left)))
 
 
 def partition_by_bits(x, *, parts, capacity, seed=0, threshold=None):
     """Each part's chosen elements by the striped hash, ascending by slot."""
     flags = chosen(x, threshold)
-    sets = bit_sets(striping.split(flags, parts, seed))
+    sets = bit_sets(striping.split(flags, parts, seed), parts * capacity)
     slot = slots_of(sets, jnp.int32(0), capacity)
     part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
     units = striping.invert(part, slot, x.size, parts, seed)
@@ -113,22 +204,39 @@ def partition_by_bits(x, *, parts, capacity, seed=0, threshold=None):
 def threshold_hash(x, threshold, seed, slots):
     """DRAGONN: every element of at least a magnitude writes its index where it hashes to.
 
-    Of several that hash to one slot one stays. Tiles of survivors, one after another, so
-    that the cost follows their number.
+    Of several that hash to one slot one stays.
     """
-    index = rank_index(pack(_padded(chosen(x, threshold))))
-    count = index.row_end[-1]
-    tile = min(1 << 16, max(x.size, 1))
 
-    def write(state):
-        first, memory = state
-        found = select(index, first[None], tile)[0]
-        used = first + lax.iota(jnp.int32, tile) < count
+    def write(found, used, memory):
         to = jnp.where(used, hashing.place(found, seed, slots), slots)
-        return first + tile, memory.at[to].set(found, mode="drop")
+        return memory.at[to].set(found, mode="drop")
 
-    start = (jnp.int32(0), jnp.full(slots, EMPTY, jnp.int32))
-    return lax.while_loop(lambda state: state[0] < count, write, start)[1]
+    memory = jnp.full(slots, EMPTY, jnp.int32)
+    return _by_tiles(chosen(x, threshold), write, memory)
+
+
+def _by_tiles(flags, step, carry, tile=_TILE):
+    """Carries something over the places of flags, tile by tile: cost follows their number.
+
+    Args:
+        flags: Booleans, a vector.
+        step: From places int32 [tile], which of them count, and what is carried, to that.
+        carry: What is carried at first.
+        tile: How many places go at a time.
+    """
+    tile = min(tile, max(flags.size, 1))
+    index = rank_index(pack(_padded(flags)), tile)
+    count = index.row_end[-1]
+
+    def one_tile(state):
+        first, carry = state
+        found = select(index, first[None], tile)[0]
+        return first + tile, step(found, first + lax.iota(jnp.int32, tile) < count, carry)
+
+    # Inside shard_map what is carried has to differ by rank as soon as the flags do.
+    carry = jax.tree.map(lambda y: jnp.where(count < 0, jnp.zeros_like(y), y), carry)
+    first = jnp.where(count < 0, count, 0)
+    return lax.while_loop(lambda state: state[0] < count, one_tile, (first, carry))[1]
 
 
 def coo_add(indices, values, first, size):
@@ -147,7 +255,7 @@ def merge_rows(ids, values, rows):
     """
     inside = (ids >= 0) & (ids < rows)
     flags = jnp.zeros(rows, bool).at[jnp.where(inside, ids, rows)].set(True, mode="drop")
-    index = rank_index(pack(_padded(flags)))
+    index = rank_index(pack(_padded(flags)), ids.size)
     to = jnp.where(inside, rank_of(index, jnp.where(inside, ids, 0)), ids.size)
     sums = jnp.zeros_like(values).at[to].add(values, mode="drop")
     merged, count = _found(index, ids.size, rows)
@@ -162,7 +270,7 @@ def _padded(flags):
 
 
 def _positions(words, capacity, fill):
-    return _found(rank_index(words), capacity, fill)
+    return _found(rank_index(words, capacity), capacity, fill)
 
 
 def _found(index, capacity, fill):

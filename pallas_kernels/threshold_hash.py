@@ -38,13 +38,9 @@ def threshold_hash(
     kernels = {
         "reference": functools.partial(reference.threshold_hash, slots=slots),
         "pallas": functools.partial(in_pallas.threshold_hash, slots=slots),
-        "triton": functools.partial(_in_triton, slots=slots),
+        "triton": functools.partial(
+            backends.in_triton("threshold_hash", "threshold_hash"), slots=slots
+        ),
     }
     operands = (x, jnp.asarray(threshold, x.dtype), jnp.asarray(seed, jnp.uint32))
     return backends.run("threshold_hash", backend, kernels, x.size, *operands)
-
-
-def _in_triton(*operands, **sizes):
-    from pallas_kernels.triton import threshold_hash
-
-    return threshold_hash.threshold_hash(*operands, **sizes)

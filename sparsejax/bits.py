@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+import pallas_kernels
 from pallas_kernels import rank_select
 from pallas_kernels.rank_select import (
     WORD as WORD,
@@ -37,9 +38,14 @@ def count_below(sets: BitSets, words: jax.Array) -> jax.Array:
     """
     parts, part_words = sets.words.shape
     last = (lax.iota(jnp.int32, parts) * part_words)[:, None] + words - 1
-    row = last // rank_select.ROW
+    row = last // sets.search.row
     before = jnp.where(row > 0, sets.search.row_end[jnp.maximum(row - 1, 0)], 0)
     return before + sets.search.inside[last] - sets.starts[:, None]
+
+
+def of_units(x: jax.Array) -> jax.Array:
+    """Which units of x [units, ...] are non-zero, packed; units are a multiple of 32."""
+    return pallas_kernels.bitmap_encode(x) if x.ndim == 1 else pack(nonzero_units(x))
 
 
 def low_ones(count: jax.Array) -> jax.Array:

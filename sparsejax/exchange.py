@@ -264,7 +264,8 @@ def _unpack(form, message, first, length, rung, receive, carry):
     values_from = lanes_at + form.lanes[rung]
     words = ladder.width // bits.WORD
     used = lax.iota(jnp.int32, words) < form.string[rung]
-    sets = bits.bit_sets(jnp.where(used, message[:, 1 : 1 + words], 0))
+    strings = jnp.where(used, message[:, 1 : 1 + words], 0)
+    sets = bits.bit_sets(strings, len(message) * tile)
     counts = lax.bitcast_convert_type(message[:, 0], jnp.int32)
     here = jnp.clip(counts - first, 0, length)[:, None]
     # The bitmap holds all of a part, the string of other codes just this message.

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
-from pallas_kernels import rank_select
+import pallas_kernels
 from sparsejax import bits
 from sparsejax.errors import ArgumentError
 
@@ -96,8 +96,9 @@ class SparseTensor:
     def to_units(self, dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
         """The array with a unit a row: [units] or [units, ...]."""
         values = self.values.astype(dtype or self.dtype)
-        dense = jnp.zeros((self.units, *values.shape[1:]), values.dtype)
-        return dense.at[self._kept()].add(values, mode="drop")
+        if self.units == 0:
+            return jnp.zeros((0, *values.shape[1:]), values.dtype)
+        return pallas_kernels.coo_add(self._kept(), values, self.units)
 
     def to_dense(self) -> jax.Array:
         """The array that is meant, duplicates added up."""
@@ -105,7 +106,8 @@ class SparseTensor:
 
     def _kept(self):
         # A negative index would count from the end; it is out of range here.
-        return jnp.where(self.indices < 0, self.units, self.indices)
+        inside = (self.indices >= 0) & (self.indices < self.units)
+        return jnp.where(inside, self.indices, self.units).astype(jnp.int32)
 
 
 def from_units(
@@ -116,10 +118,9 @@ def from_units(
     The count may exceed the capacity; then the last units are not in the tensor.
     """
     flags = bits.nonzero_units(x)
-    index = rank_select.rank_index(bits.pack(jnp.pad(flags, (0, -flags.size % bits.WORD))))
-    found = rank_select.select(index, jnp.zeros(1, jnp.int32), capacity)[0]
-    count = index.row_end[-1] if index.row_end.size else jnp.int32(0)
-    used = jnp.arange(capacity) < count
-    indices = jnp.where(used, found, x.shape[0]).astype(jnp.int32)
+    # At least a word, and room for at least one.
+    words = bits.pack(jnp.pad(flags, (0, bits.WORD - flags.size % bits.WORD)))
+    found, count = pallas_kernels.bitmap_decode(words, max(capacity, 1))
+    indices = jnp.minimum(found[:capacity], x.shape[0])
     values = x.at[indices].get(mode="fill", fill_value=0)
     return SparseTensor(indices, values, tuple(shape)), count

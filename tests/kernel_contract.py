@@ -9,18 +9,17 @@ import numpy as np
 
 
 def murmur3(keys, seed):
-    """MurmurHash3_x86_32 of four bytes, in Python's unbounded integers."""
-    mask = 0xFFFFFFFF
-    rotate = lambda x, by: ((x << by) | (x >> (32 - by))) & mask
-    hashes = []
-    for key in np.asarray(keys).astype(np.int64).tolist():
-        k = rotate((key & mask) * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
-        h = (rotate(int(seed) ^ k, 13) * 5 + 0xE6546B64) & mask
-        h ^= 4
-        h = (h ^ (h >> 16)) * 0x85EBCA6B & mask
-        h = (h ^ (h >> 13)) * 0xC2B2AE35 & mask
-        hashes.append(h ^ (h >> 16))
-    return np.array(hashes, np.int64).reshape(-1)
+    """MurmurHash3_x86_32 of four bytes, in 64 bits, where no product overflows."""
+    mask = np.uint64(0xFFFFFFFF)
+    of = lambda number: np.uint64(int(number))
+    rotate = lambda x, by: ((x << of(by)) | (x >> of(32 - by))) & mask
+    k = np.asarray(keys).astype(np.int64).astype(np.uint64) & mask
+    k = rotate(k * of(0xCC9E2D51) & mask, 15) * of(0x1B873593) & mask
+    h = (rotate(of(seed) ^ k, 13) * of(5) + of(0xE6546B64)) & mask
+    h ^= of(4)
+    h = (h ^ (h >> of(16))) * of(0x85EBCA6B) & mask
+    h = (h ^ (h >> of(13))) * of(0xC2B2AE35) & mask
+    return (h ^ (h >> of(16))).astype(np.int64).reshape(-1)
 
 
 def chosen(x, threshold=None):
@@ -88,12 +87,32 @@ def check_partition(partition, indices, count, seeds, *, parts, slots, serial, h
     held = np.minimum(counts, serial)
     prefix = np.arange(serial) < held[:, None]
     np.testing.assert_array_equal(memory[:, slots:] != -1, prefix)
-    assert left.sum() == (counts - held).sum()
+    over = murmur3(np.asarray(indices)[left], seeds[0]) % parts
+    np.testing.assert_array_equal(np.bincount(over, minlength=parts), counts - held)
     # Serial is who found all its slots taken by others.
     waited = np.concatenate([memory[:, slots:][prefix], np.asarray(indices)[left]])
     own = (murmur3(waited, seeds[0]) % parts)[:, None]
-    wanted = np.stack([murmur3(waited, seed) % slots for seed in seeds[1 : 1 + hashes]], 1)
-    assert (memory[own, wanted] != -1).all(), "an index waits beside a free slot"
+    for seed in seeds[1 : 1 + hashes]:
+        wanted = (murmur3(waited, seed) % slots)[:, None]
+        assert (memory[own, wanted] != -1).all(), "an index waits beside a free slot"
+
+
+def check_partition_dense(partition, x, seeds, *, threshold=None, **sizes):
+    """Algorithm 1 for the elements that count; what is left is told by a bit each."""
+    flags = chosen(x, threshold)
+    given = np.flatnonzero(flags).astype(np.int32)
+
+    def as_listed(indices, count, seeds, **sizes):
+        del indices, count
+        memory, counts, words = partition(x, seeds, threshold=threshold, **sizes)
+        assert words.shape == (max(1, -(-x.size // 32)),)
+        left = np.unpackbits(np.asarray(words).view(np.uint8), bitorder="little")
+        assert not left[x.size :].any(), "bits of elements that there are not"
+        left = left[: x.size].astype(bool)
+        assert not left[~flags].any(), "something left that does not count"
+        return memory, counts, left[given]
+
+    check_partition(as_listed, given, given.size, seeds, **sizes)
 
 
 def check_partition_by_bits(partition, x, *, parts, capacity, threshold=None, assign=None):
@@ -107,8 +126,9 @@ def check_partition_by_bits(partition, x, *, parts, capacity, threshold=None, as
     np.testing.assert_array_equal(memory != -1, prefix)
     everywhere = np.concatenate([memory[prefix], np.flatnonzero(left)])
     np.testing.assert_array_equal(np.sort(everywhere), np.flatnonzero(flags))
-    assert left.sum() == (counts - held).sum()
     part, slot = (np.asarray(array) for array in assign(np.arange(x.size)))
+    over = np.bincount(part[left], minlength=parts)
+    np.testing.assert_array_equal(over, counts - held)
     for number in range(parts):
         mine = memory[number][prefix[number]]
         assert (part[mine] == number).all(), "an element is in another's part"

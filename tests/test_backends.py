@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import pallas_kernels as kernels
 from pallas_kernels import backends
+from tests import helpers
 
 
 KERNELS = {
@@ -63,9 +65,7 @@ def test_an_operation_without_such_a_kernel_takes_reference_unless_it_is_named()
 
 def test_a_backend_that_cannot_run_here_says_why(monkeypatch):
     monkeypatch.setattr(backends, "_cuda_devices", lambda: ())
-    with pytest.raises(
-        kernels.BackendError, match="needs a CUDA GPU, and JAX sees only cpu"
-    ):
+    with pytest.raises(kernels.BackendError, match="needs a CUDA GPU, and JAX sees only"):
         taken(named="pallas")
     with (
         pytest.raises(kernels.BackendError, match="needs a CUDA GPU"),
@@ -156,7 +156,18 @@ def partition(**changed):
         (lambda: partition(hashes=3), r"3 hashes need 4 seeds.*draw_seeds\(4\)"),
         (lambda: partition(serial=0), "serial must be a positive int"),
         (lambda: partition(slots=0), "slots must be a positive int"),
-        (lambda: partition(hashes=0), "hashes must be a positive int"),
+        (lambda: partition(hashes=-1), "hashes must be a positive int"),
+        (lambda: partition(hashes=0), "nothing gets to the 32 slots: use slots=0"),
+        (lambda: partition(seeds=SEEDS[:0]), "seeds must be uint32"),
+        (lambda: partition(seeds=SEEDS[:1], slots=0, serial=0), "serial must be"),
+        (
+            lambda: kernels.partition_dense(ONES, SEEDS, parts=65, slots=9, serial=9),
+            "cannot fill 65 parts",
+        ),
+        (
+            lambda: kernels.partition_dense(INDICES, SEEDS, parts=2, slots=9, serial=9),
+            "floating dtype",
+        ),
         (lambda: partition(parts=65), "cannot fill 65 parts"),
         (lambda: partition(indices=ONES), r"indices must be int32.*astype\(jnp.int32\)"),
         (lambda: partition(seeds=INDICES), "seeds must be uint32"),
@@ -181,6 +192,34 @@ def partition(**changed):
 def test_bad_arguments_raise_and_name_the_fix(call, says):
     with pytest.raises(kernels.KernelArgumentError, match=says):
         call()
+
+
+MEMORY = {"parts": 4, "slots": 32, "serial": 4}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: kernels.compact(x, 9, threshold=0.5),
+        lambda x: kernels.bitmap_decode(kernels.bitmap_encode(x), 9),
+        lambda x: kernels.partition(x.astype(jnp.int32), 64, SEEDS, **MEMORY),
+        lambda x: kernels.partition_dense(x, SEEDS, **MEMORY),
+        lambda x: kernels.partition_by_bits(x, parts=4, capacity=9),
+        lambda x: kernels.threshold_hash(x, 0.5, 7, slots=9),
+        lambda x: kernels.coo_add(x.astype(jnp.int32), x, 9),
+        lambda x: kernels.merge_rows(x.astype(jnp.int32), x, 9),
+    ],
+)
+def test_operations_work_inside_shard_map_with_checking_on(call):
+    """Loops carry what differs by rank as soon as the operands do."""
+    each = lambda x: jax.tree.map(lambda y: y[None], call(x))
+    inside = jax.shard_map(
+        each, mesh=helpers.mesh_of(2), in_specs=P("data"), out_specs=P("data")
+    )
+    alone = jax.eval_shape(call, ONES)
+    assert jax.tree.structure(
+        jax.eval_shape(inside, np.tile(ONES, 2))
+    ) == jax.tree.structure(alone)
 
 
 def test_a_traced_capacity_is_told_to_be_static():

@@ -58,6 +58,17 @@ def ops(backend):
         return by(backend, kernels.partition, **dict(sizes))
 
     @functools.cache
+    def dense(sizes):
+        return by(backend, kernels.partition_dense, **dict(sizes))
+
+    @functools.cache
+    def dense_above(sizes):
+        above = lambda x, seeds, level: kernels.partition_dense(
+            x, seeds, threshold=level, **dict(sizes)
+        )
+        return by(backend, above)
+
+    @functools.cache
     def hashed(slots):
         return by(backend, kernels.threshold_hash, slots=slots)
 
@@ -76,6 +87,11 @@ def ops(backend):
         "partition": lambda indices, count, seeds, **sizes: partition(
             tuple(sorted(sizes.items()))
         )(indices, np.int32(count), seeds),
+        "partition_dense": lambda x, seeds, threshold=None, **sizes: (
+            dense(tuple(sorted(sizes.items())))(x, seeds)
+            if threshold is None
+            else dense_above(tuple(sorted(sizes.items())))(x, seeds, np.float32(threshold))
+        ),
         "threshold_hash": lambda x, level, seed, slots: hashed(slots)(
             x, x.dtype.type(level), np.uint32(seed)
         ),
@@ -85,6 +101,11 @@ def ops(backend):
 every_backend = pytest.mark.parametrize(
     "backend",
     ["reference", "pallas", pytest.param("triton", marks=pytest.mark.gpu)],
+)
+
+
+with_launches = pytest.mark.parametrize(
+    "backend", ["reference", pytest.param("triton", marks=pytest.mark.gpu)]
 )
 
 
@@ -193,6 +214,61 @@ def test_partition_returns_what_finds_no_place(backend, hashes, slots, serial):
     contract.check_partition(ops(backend)["partition"], indices, 1025, seeds, **sizes)
 
 
+@every_backend
+@pytest.mark.parametrize("serial", [2048, 16])
+def test_without_hashes_partition_appends(backend, serial):
+    rng = np.random.default_rng(2)
+    sizes = {"parts": 8, "slots": 0, "serial": serial, "hashes": 0}
+    for kind in ("sorted", "in any order", "all in one part"):
+        indices = indices_of(kind, 1025, rng)
+        for count in (0, 1, 1025):
+            contract.check_partition(
+                ops(backend)["partition"], indices, count, kernels.draw_seeds(1), **sizes
+            )
+
+
+@with_launches
+@pytest.mark.parametrize("size", [4, 7, 4096, 4097, 9000])
+def test_partition_dense(backend, size):
+    for density in DENSITIES:
+        x = gradient(size, density, seed=8)
+        x[0] = 1e-40  # element 0 is an element, and a denormal is not zero
+        for sizes in (
+            {"parts": 4, "slots": 4096, "serial": 512, "hashes": 3},
+            {"parts": 4, "slots": 64, "serial": 16, "hashes": 2},
+            {"parts": 4, "slots": 0, "serial": 1000, "hashes": 0},
+        ):
+            seeds = kernels.draw_seeds(sizes["hashes"] + 1, seed=3)
+            contract.check_partition_dense(
+                ops(backend)["partition_dense"], x, seeds, **sizes
+            )
+
+
+@with_launches
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+def test_partition_dense_by_magnitude(backend, dtype):
+    x = gradient(9000, 0.3, seed=9, dtype=dtype)
+    x[[0, 8999]] = 1.5, np.nan
+    sizes = {"parts": 4, "slots": 256, "serial": 64, "hashes": 3}
+    for threshold in (0.5, 2.0, 9.0):
+        contract.check_partition_dense(
+            ops(backend)["partition_dense"],
+            x,
+            kernels.draw_seeds(4),
+            threshold=threshold,
+            **sizes,
+        )
+
+
+@pytest.mark.slow
+def test_partition_dense_goes_over_more_than_a_tile():
+    x = gradient(200_000, 0.9, seed=10)
+    sizes = {"parts": 4, "slots": 30_000, "serial": 9_000, "hashes": 2}
+    contract.check_partition_dense(
+        ops("reference")["partition_dense"], x, kernels.draw_seeds(3), **sizes
+    )
+
+
 def test_what_is_left_goes_in_a_further_round():
     indices = indices_of("sorted", 1025, np.random.default_rng(1))
     seeds = kernels.draw_seeds(4)
@@ -250,16 +326,25 @@ def test_threshold_hash(backend, size):
             )
 
 
+@with_launches
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_coo_add(shape):
+def test_coo_add(backend, shape):
     rng = np.random.default_rng(6)
     indices = rng.integers(-1, 3000, 2000).astype(np.int32)
     indices[:200] = 1000  # the same, many times
     values = rng.standard_normal((2000, *shape)).astype(np.float32)
+    add = by(backend, lambda i, v, first: kernels.coo_add(i, v, 500, first=first))
     for first in (0, 990, 2999):
-        add = jax.jit(functools.partial(kernels.coo_add, size=500))
-        run = lambda i, v, size, first, add=add: add(i, v, first=np.int32(first))
+        run = lambda i, v, size, first: add(i, v, np.int32(first))
         contract.check_coo_add(run, indices, values, 500, first)
+
+
+def test_coo_add_of_what_triton_cannot_add_goes_by_reference():
+    ones = np.ones(5, np.int8)
+    with kernels.use_kernels("reference"):
+        assert kernels.coo_add(np.zeros(5, np.int32), ones, 2).tolist() == [5, 0]
+    with pytest.raises(kernels.BackendError, match="coo_add has no kernel"):
+        kernels.coo_add(np.zeros(5, np.int32), ones, 2, backend="triton")
 
 
 @pytest.mark.parametrize("shape", [(), (3,)])
@@ -321,6 +406,77 @@ def test_no_kernel_writes_behind_the_end_of_an_array(size, monkeypatch):
         indices = jnp.arange(max(size, 8), dtype=jnp.int32)
         partition.partition(indices, size, kernels.draw_seeds(3), **sizes, **how)
     assert not dead, f"past its end wrote {dead}"
+
+
+@pytest.fixture
+def guarded_triton(monkeypatch):
+    """The Triton kernels, outside of jit, and which of them wrote past an array's end.
+
+    Behind what a kernel works on in place lie canaries, behind what it only writes zeros.
+    """
+    from pallas_kernels.triton import (
+        bitmap,
+        coo_add,
+        launch,
+        partition,
+        partition_dense,
+        threshold_hash,
+    )
+
+    real, dead = launch.launch, []
+
+    def with_guards(kernel, programs, operands, *, in_place=(), results=(), **how):
+        canary = lambda x: jnp.full(GUARD, CANARY, jnp.uint32).view(x.dtype)
+        longer = [jnp.concatenate([x, canary(x)]) for x in in_place]
+        like = [jax.ShapeDtypeStruct((x.shape[0] + GUARD,), x.dtype) for x in results]
+        done = real(
+            kernel, programs, operands, in_place=longer, results=like, zeroed=True, **how
+        )
+        kept = [CANARY] * len(in_place) + [0] * len(results)
+        for x, given, word in zip(done, [*in_place, *results], kept, strict=True):
+            guard = np.asarray(x[given.shape[0] :]).view(np.uint32)
+            dead.extend([kernel] if (guard != word).any() else [])
+        given = [*in_place, *results]
+        return [x[: y.shape[0]] for x, y in zip(done, given, strict=True)]
+
+    modules = bitmap, coo_add, partition, partition_dense, threshold_hash
+    for module in modules:
+        monkeypatch.setattr(module, "launch", with_guards)
+    return (*modules, dead)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [8, 1025, 4096, 70_001])
+def test_no_triton_kernel_writes_behind_the_end_of_an_array(size, guarded_triton):
+    bitmap, coo_add, partition, dense, hashed, dead = guarded_triton
+    x, seeds = jnp.asarray(gradient(size, 1.0)), kernels.draw_seeds(3)
+    words = bitmap.bitmap_encode(x)
+    for capacity in (size, 1):
+        bitmap.bitmap_decode(words, capacity)
+    hashed.threshold_hash(x, 0.0, seeds[0], 33)
+    indices = jnp.arange(size, dtype=jnp.int32)
+    coo_add.coo_add(indices, x, jnp.int32(3), size=size // 2)
+    for slots, serial, hashes in ((256, 1, 2), (1, 1, 2), (0, 3, 0), (0, size, 0)):
+        sizes = {"parts": 8, "slots": slots, "serial": serial, "hashes": hashes}
+        partition.partition(indices, jnp.int32(size), seeds, **sizes)
+        dense.partition_dense(x, seeds, **sizes)
+    assert not dead, f"past its end wrote {dead}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("density", [0.05, 0.5, 1.0])
+def test_programs_of_triton_use_their_scratch_again_and_again(density, monkeypatch):
+    from pallas_kernels.triton import partition_dense
+
+    monkeypatch.setattr(partition_dense, "_PROGRAMS", 2)
+    x = gradient(300_003, density)
+    sizes = {"parts": 4, "slots": 1 << 17, "serial": 1 << 17, "hashes": 2}
+    run = lambda x, seeds, threshold, **sizes: partition_dense.partition_dense(
+        jnp.asarray(x), jnp.asarray(seeds), threshold=threshold, **sizes
+    )
+    for seed in range(20):
+        seeds = kernels.draw_seeds(3, seed)
+        contract.check_partition_dense(run, x, seeds, **sizes)
 
 
 def test_a_write_behind_the_end_kills_a_canary(monkeypatch):

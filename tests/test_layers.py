@@ -35,6 +35,7 @@ LAYERS = [
         "pallas_kernels.triton.partition",
         "pallas_kernels.triton.threshold_hash",
     },
+    {"pallas_kernels.triton.partition_dense"},
     {
         "pallas_kernels.bitmap",
         "pallas_kernels.compact",
@@ -42,6 +43,7 @@ LAYERS = [
         "pallas_kernels.merge_rows",
         "pallas_kernels.partition",
         "pallas_kernels.partition_by_bits",
+        "pallas_kernels.partition_dense",
         "pallas_kernels.threshold_hash",
     },
     {"pallas_kernels"},

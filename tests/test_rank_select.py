@@ -22,9 +22,9 @@ compact = jax.jit(reference.compact, static_argnums=1)
 bitmap_decode = jax.jit(reference.bitmap_decode, static_argnums=1)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def select(words, first, length):
-    return rank_select.select(rank_select.rank_index(words), first, length)
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def select(words, first, length, lanes):
+    return rank_select.select(rank_select.rank_index(words, lanes), first, length)
 
 
 def check_compact(x, capacity):
@@ -128,7 +128,12 @@ def test_running_sums_are_those_of_numpy(length):
 
 def check_select(words, first, length):
     """Right where a run has a bit of its own for the rank; in range elsewhere."""
-    positions = np.asarray(select(words, np.asarray(first, np.int32), length))
+    for lanes in (0, 1 << 20):  # the longest rows, and rows of one word
+        positions = select(words, np.asarray(first, np.int32), length, lanes)
+        _check_positions(words, first, length, np.asarray(positions))
+
+
+def _check_positions(words, first, length, positions):
     assert positions.shape == (len(first), length)
     room = 32 * rank_select.ROW * -(-len(words) // rank_select.ROW)
     assert (positions >= 0).all()
@@ -172,10 +177,11 @@ def test_select_crosses_rows_that_are_full_and_rows_that_are_empty():
     check_select(words, [2047, 2048, 4096, 6144], 64)
 
 
+@pytest.mark.parametrize("lanes", [0, 40, 1 << 20])
 @pytest.mark.parametrize("words", [1, 16, 17, 300])
-def test_the_rank_of_a_position_is_how_many_bits_lie_below(words):
+def test_the_rank_of_a_position_is_how_many_bits_lie_below(words, lanes):
     flags = np.random.default_rng(words).random(32 * words) < 0.4
-    index = rank_select.rank_index(helpers.packed(flags))
+    index = rank_select.rank_index(helpers.packed(flags), lanes)
     found = rank_select.rank_of(index, np.arange(32 * words, dtype=np.int32))
     np.testing.assert_array_equal(found, np.cumsum(flags) - flags)
 

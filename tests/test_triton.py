@@ -33,7 +33,7 @@ MUTANTS = {
         "partition.py",
         'ticket = tl.atomic_add(counts_ptr + part, 1, mask=waiting, sem="relaxed")',
         "ticket = tl.load(counts_ptr + part)\n"
-        "    tl.store(counts_ptr + part, ticket + 1, mask=waiting)",
+        "        tl.store(counts_ptr + part, ticket + 1, mask=waiting)",
     ),
     "a round with the seed of the part": (
         "partition.py",
@@ -42,8 +42,38 @@ MUTANTS = {
     ),
     "what is left is not told": (
         "partition.py",
-        "mask=waiting & (ticket >= SERIAL))",
-        "mask=waiting & (ticket > SERIAL))",
+        "over = waiting & (ticket >= SERIAL)",
+        "over = waiting & (ticket > SERIAL)",
+    ),
+    "a range for all that wait": (
+        "partition.py",
+        "many = tl.sum(ones)",
+        "many = tl.sum(waiting.to(tl.int32))",
+    ),
+    "ranks from one": (
+        "partition.py",
+        "first + tl.cumsum(ones, 0) - 1, ticket",
+        "first + tl.cumsum(ones, 0), ticket",
+    ),
+    "every block but the last": (
+        "partition_dense.py",
+        "(SIZE + BLOCK * PROGRAMS - 1) // (BLOCK * PROGRAMS)",
+        "SIZE // (BLOCK * PROGRAMS)",
+    ),
+    "one chunk a block": (
+        "partition_dense.py",
+        "while first < whole:",
+        "while first < tl.minimum(whole, CHUNK):",
+    ),
+    "what fills no chunk is not moved": (
+        "partition_dense.py",
+        "        tl.store(own + thread, rest, mask=thread < held)\n",
+        "",
+    ),
+    "the scratch of another": (
+        "partition_dense.py",
+        "own = scratch_ptr + program * (BLOCK + CHUNK)",
+        "own = scratch_ptr + (program + 1) * (BLOCK + CHUNK)",
     ),
     "bits in the wrong order": (
         "bitmap.py",
@@ -86,7 +116,14 @@ def run(*arguments, folder):
 
 
 @pytest.mark.parametrize(
-    "file", ["bitmap.py", "partition.py", "threshold_hash.py", "coo_add.py"]
+    "file",
+    [
+        "bitmap.py",
+        "partition.py",
+        "partition_dense.py",
+        "threshold_hash.py",
+        "coo_add.py",
+    ],
 )
 def test_the_kernels_hold_what_the_contract_says(file, tmp_path):
     done = run(file, folder=tmp_path)

@@ -119,16 +119,9 @@ def gradient(size, density):
     return x.astype(np.float32)
 
 
-def listed(*arguments):
-    """Those that are there."""
-    return [one for one in arguments if one is not None]
-
-
 def check_bitmap(made):
-    encode = lambda x, units=None: made.bitmap_encode(*map(jnp.asarray, listed(x, units)))
-    decode = lambda words, capacity, units=None: made.bitmap_decode(
-        jnp.asarray(words), capacity, *map(jnp.asarray, listed(units))
-    )
+    encode = lambda x, _: made.bitmap_encode(jnp.asarray(x))
+    decode = lambda words, capacity, _: made.bitmap_decode(jnp.asarray(words), capacity)
     compact = lambda x, capacity, threshold=None: made.compact(
         jnp.asarray(x), capacity, threshold
     )
@@ -141,9 +134,6 @@ def check_bitmap(made):
                 contract.check_bitmap(encode, decode, x, capacity)
                 contract.check_compact(compact, x, capacity)
             contract.check_compact(compact, x, size, 0.5)
-    owned = np.sort(np.random.default_rng(1).choice(5000, 1025, replace=False))
-    owned = owned.astype(np.int32)
-    contract.check_bitmap(encode, decode, gradient(5000, 0.3), 700, owned)
 
 
 def check_partition(made):
@@ -159,9 +149,10 @@ def check_partition(made):
         "any": rng.choice(2**31 - 1, 1025, replace=False),
         "large": 2**24 + 1 + np.arange(1025),
     }
+    memories = ((256, 32, 3), (32, 8, 3), (1, 1, 1), (0, 200, 0), (0, 16, 0))
     for indices in kinds.values():
         for count in (0, 1, 1024, 1025):
-            for slots, serial, hashes in ((256, 32, 3), (32, 8, 3), (1, 1, 1)):
+            for slots, serial, hashes in memories:
                 contract.check_partition(
                     run,
                     indices.astype(np.int32),
@@ -172,6 +163,31 @@ def check_partition(made):
                     serial=serial,
                     hashes=hashes,
                 )
+
+
+def check_partition_dense(made):
+    def run(x, seeds, threshold, **sizes):
+        return made.partition_dense(
+            jnp.asarray(x), jnp.asarray(seeds), threshold=threshold, **sizes
+        )
+
+    made._PROGRAMS = 2  # so that one goes over more than a block
+    for size in (8, 4096, 4097, 13000):
+        for density in (0.0, 0.05, 0.6):
+            x = gradient(size, density)
+            x[3:6] = 1e-40, np.nan, -0.0
+            for slots, serial, hashes in ((512, 64, 3), (32, 8, 2), (0, 300, 0)):
+                for threshold in (None, 0.5):
+                    contract.check_partition_dense(
+                        run,
+                        x,
+                        kernels.draw_seeds(hashes + 1),
+                        threshold=threshold,
+                        parts=8,
+                        slots=slots,
+                        serial=serial,
+                        hashes=hashes,
+                    )
 
 
 def check_threshold_hash(made):
@@ -210,6 +226,7 @@ def check_coo_add(made):
 CHECKS = {
     "bitmap.py": check_bitmap,
     "partition.py": check_partition,
+    "partition_dense.py": check_partition_dense,
     "threshold_hash.py": check_threshold_hash,
     "coo_add.py": check_coo_add,
 }

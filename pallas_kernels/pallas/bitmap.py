@@ -19,18 +19,14 @@ from pallas_kernels.rank_select import WORD, run_ends, unsigned
 _WORDS = 64  # a program packs, or unpacks, so many words
 
 
-def bitmap_encode(x, units=None, *, interpret=False):
+def bitmap_encode(x, *, interpret=False):
     """See `pallas_kernels.bitmap_encode`."""
-    return _encode(x if units is None else x.at[units].get(mode="clip"), None, interpret)
+    return _encode(x, None, interpret)
 
 
-def bitmap_decode(words, capacity, units=None, *, interpret=False):
+def bitmap_decode(words, capacity, *, interpret=False):
     """See `pallas_kernels.bitmap_decode`."""
-    fill = words.size * WORD if units is None else units.size
-    found, count = _decode(words, capacity, fill, interpret)
-    if units is not None:
-        found = units.at[found].get(mode="fill", fill_value=-1)
-    return found, count
+    return _decode(words, capacity, words.size * WORD, interpret)
 
 
 def compact(x, capacity, threshold=None, *, interpret=False):

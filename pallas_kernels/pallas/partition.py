@@ -68,9 +68,8 @@ def partition(
             [jax.ShapeDtypeStruct(waiting.shape, jnp.int32)],
             interpret=interpret,
         )
-    part = hashing.place(indices, seeds[0], parts)
     parallel = memory[: parts * slots].reshape(parts, slots)
-    return reference.with_serial(parallel, indices, part, waiting != 0, serial)
+    return reference.with_serial(parallel, indices, waiting != 0, seeds[0], serial)
 
 
 def _own(indices_ref, waiting_ref, seeds_ref, block, parts, slots, size):

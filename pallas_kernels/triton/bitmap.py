@@ -14,18 +14,14 @@ from pallas_kernels.triton.words import count_bits
 _WORDS = 64  # a program packs, or unpacks, so many words
 
 
-def bitmap_encode(x, units=None):
+def bitmap_encode(x):
     """See `pallas_kernels.bitmap_encode`."""
-    return _encode(x if units is None else x.at[units].get(mode="clip"), None)
+    return _encode(x, None)
 
 
-def bitmap_decode(words, capacity, units=None):
+def bitmap_decode(words, capacity):
     """See `pallas_kernels.bitmap_decode`."""
-    fill = words.size * WORD if units is None else units.size
-    found, count = _decode(words, capacity, fill)
-    if units is not None:
-        found = units.at[found].get(mode="fill", fill_value=-1)
-    return found, count
+    return _decode(words, capacity, words.size * WORD)
 
 
 def compact(x, capacity, threshold=None):

@@ -21,6 +21,7 @@ def launch(
     in_place: Sequence[jax.Array] = (),
     results: Sequence[jax.ShapeDtypeStruct] = (),
     warps: int = 4,
+    zeroed: bool = False,
     **sizes: int,
 ) -> list[jax.Array]:
     """Runs a kernel in as many programs; what it left in place, then its other results.
@@ -32,6 +33,7 @@ def launch(
         in_place: What it reads and writes.
         results: The shapes and dtypes of what it only writes.
         warps: Of 32 threads, for a program.
+        zeroed: Whether results are zero before it runs; else they may hold anything.
         **sizes: Python numbers that the kernel was written for.
     """
     first = len(operands)
@@ -45,6 +47,9 @@ def launch(
             grid=(programs,),
             num_warps=warps,
             compute_capability=backends.compute_capability(),
+            zeroed_outputs=tuple(range(len(like), len(like) + len(results)))
+            if zeroed
+            else (),
             input_output_aliases={first + i: i for i in range(len(in_place))},
             **sizes,
         )

@@ -6,6 +6,10 @@ none, and no barrier is needed, unlike with the paper's write and read back
 (`pallas_kernels.pallas.partition`). Whoever found all slots taken takes a ticket of its
 part's serial memory with one atomic addition. Tickets past the end tell how many found no
 place, and which they were is written down.
+
+Without hashes everything goes to the serial memories: a program counts its indices by part,
+reserves a range of each with one atomic addition, and writes once. It is the rival of the
+hashes: fewer atomics, all on as many words as there are parts, and a scan a part.
 """
 
 import jax
@@ -14,18 +18,19 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from pallas_kernels import reference
+from pallas_kernels.rank_select import unpack
 from pallas_kernels.triton.launch import launch
 from pallas_kernels.triton.words import place
 
 
-_BLOCK = 1024
+_BLOCK = 512
 
 
 def partition(indices, count, seeds, *, parts, hashes, slots, serial):
     """See `pallas_kernels.partition`."""
     memory = jnp.full(parts * (slots + serial), reference.EMPTY, jnp.int32)
     counts = jnp.zeros(parts, jnp.int32)
-    left = jnp.zeros(indices.shape, jnp.int32)
+    left = jnp.zeros(-(-indices.size // 32), jnp.int32)
     memory, counts, left = launch(
         partition_kernel,
         triton.cdiv(indices.size, _BLOCK),
@@ -39,7 +44,8 @@ def partition(indices, count, seeds, *, parts, hashes, slots, serial):
         BLOCK=_BLOCK,
     )
     memory = memory.reshape(parts, slots + serial)
-    return reference.Partitioned(memory, counts, left != 0)
+    flags = unpack(jax.lax.bitcast_convert_type(left, jnp.uint32))[: indices.size]
+    return reference.Partitioned(memory, counts, flags)
 
 
 @triton.jit
@@ -61,9 +67,44 @@ def partition_kernel(
     BLOCK: tl.constexpr,
 ):
     """A program places a run of indices."""
-    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    waiting = (lane < SIZE) & (lane < tl.load(count_ptr))
-    index = tl.load(indices_ptr + lane, mask=waiting, other=0)
+    count = tl.minimum(tl.load(count_ptr), SIZE)
+    first = tl.program_id(0) * BLOCK
+    if first >= count:
+        return
+    lane = first + tl.arange(0, BLOCK)
+    waiting = lane < count
+    # Idle lanes hash numbers of their own, so that they do not all swap at one address.
+    index = tl.where(waiting, tl.load(indices_ptr + lane, mask=waiting, other=0), lane)
+    into_memory(
+        index,
+        waiting,
+        lane,
+        seeds_ptr,
+        memory_ptr,
+        counts_ptr,
+        left_ptr,
+        PARTS,
+        SLOTS,
+        SERIAL,
+        HASHES,
+    )
+
+
+@triton.jit
+def into_memory(
+    index,
+    waiting,
+    name,
+    seeds_ptr,
+    memory_ptr,
+    counts_ptr,
+    left_ptr,
+    PARTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SERIAL: tl.constexpr,
+    HASHES: tl.constexpr,
+):
+    """Places the indices that wait; of those left over the bit of their name is set."""
     part = place(index, tl.load(seeds_ptr), PARTS)
     own = memory_ptr + part * (SLOTS + SERIAL)
     for k in tl.static_range(HASHES):
@@ -72,7 +113,25 @@ def partition_kernel(
         expected = tl.where(waiting, -1, -2)
         found = tl.atomic_cas(own + slot, expected, index, sem="relaxed")
         waiting = waiting & (found != -1)
-    ticket = tl.atomic_add(counts_ptr + part, 1, mask=waiting, sem="relaxed")
+    if HASHES == 0:
+        ticket = tickets(part, waiting, counts_ptr, PARTS)
+    else:
+        ticket = tl.atomic_add(counts_ptr + part, 1, mask=waiting, sem="relaxed")
     fits = waiting & (ticket < SERIAL)
     tl.store(own + SLOTS + ticket, index, mask=fits)
-    tl.store(left_ptr + lane, 1, mask=waiting & (ticket >= SERIAL))
+    bit = (1 << (name % 32).to(tl.uint32)).to(tl.int32, bitcast=True)
+    over = waiting & (ticket >= SERIAL)
+    tl.atomic_or(left_ptr + name // 32, bit, mask=over, sem="relaxed")
+
+
+@triton.jit
+def tickets(part, waiting, counts_ptr, PARTS: tl.constexpr):
+    """A ticket of its part for each that waits, reserved by one addition a part."""
+    ticket = tl.zeros_like(part)
+    for number in range(PARTS):
+        mine = waiting & (part == number)
+        ones = mine.to(tl.int32)
+        many = tl.sum(ones)
+        first = tl.atomic_add(counts_ptr + number, many, mask=many > 0, sem="relaxed")
+        ticket = tl.where(mine, first + tl.cumsum(ones, 0) - 1, ticket)
+    return ticket

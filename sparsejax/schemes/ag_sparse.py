@@ -86,7 +86,8 @@ class AGSparse(base.Scheme):
         wide = jnp.promote_types(x.dtype, jnp.float32)
         steps = self._steps(x, n)
         width = steps.width
-        sets = bits.bit_sets(bits.pack(jnp.pad(present, (0, width - x.shape[0])))[None])
+        words = bits.pack(jnp.pad(present, (0, width - x.shape[0])))
+        sets = bits.bit_sets(words[None], steps.tile)
         dense = wire.all_reduce_cost(x.size, x.dtype, narrow, n)
         channel = gathers.gather_channel(axis_name, self.gather)
         axes = varying_axes(x)

@@ -230,7 +230,7 @@ class _Hops:
         steps = self.how.ladder(total, dtype)
         flags = bits.nonzero_units(rounded) if known is None else known.present
         flags = jnp.pad(flags, (0, steps.width - total.shape[0]))
-        sets = bits.bit_sets(bits.pack(flags)[None])
+        sets = bits.bit_sets(bits.pack(flags)[None], steps.tile)
         if known is None:
             most, cost = wire.maximum(sets.counts[0], self.how.axis_name)
         else:

@@ -160,7 +160,8 @@ class Owners:
 
     def agree(self, present: jax.Array) -> "Agreed":
         """Splits the units that are there among their owners, and counts them."""
-        sets = bits.bit_sets(self.layout.split(present))
+        lanes = self.layout.ranks * self.push_ladder.tile
+        sets = bits.bit_sets(self.layout.split(present), lanes)
         count = jnp.sum(sets.counts, dtype=jnp.int32)
         fullest = jnp.max(sets.counts)
         mean = count.astype(jnp.float32) / self.layout.ranks
@@ -235,7 +236,7 @@ class Owners:
         if self.options.pull == "dense":
             total, stage, units = self._dense(totals)
             return total.astype(x.dtype), stage, units, jnp.float32(0)
-        sets = bits.bit_sets(bits.pack(bits.nonzero_units(totals))[None])
+        sets = bits.bit_sets(bits.of_units(totals)[None], self.pull_ladder.tile)
         fullest, agreed = wire.maximum(sets.counts[0], self.axis_name)
         if self.options.pull == "gather":
             sparse = functools.partial(self._gather, sets=sets, fullest=fullest)
@@ -337,7 +338,7 @@ class Owners:
             ladder.ladder(width, unit_bytes, n, options.pull_code, options.ratio)
             for width in (inner.width, spread.width)
         )
-        sets = bits.bit_sets(inner.split(bits.nonzero_units(totals)))
+        sets = bits.bit_sets(inner.split(bits.nonzero_units(totals)), n * push.tile)
         fullest, agreed = wire.maximum(jnp.max(sets.counts), self.axis_name)
         whole, counted = wire.psum(count, self.axis_name)
         whole = wire.same_elsewhere(whole, self.axis_name)
@@ -364,7 +365,7 @@ class Owners:
                 typical=whole.astype(jnp.float32)[None] / n**2,
             )
             run = dataclasses.replace(self, layout=spread, pull_ladder=pull)
-            held = bits.bit_sets(bits.pack(bits.nonzero_units(shares))[None])
+            held = bits.bit_sets(bits.of_units(shares)[None], pull.tile)
             most, cost = wire.maximum(held.counts[0], self.axis_name)
             total, stage, units = run._gather(shares, held, most)
             first = base.stage_of(sent._replace(wire=sent.wire + cost))

@@ -1,0 +1,59 @@
+"""From a dense vector to its indices by owner, in one read: `compact` and Algorithm 1."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import backends, checks, reference
+from pallas_kernels.reference import Partitioned
+
+
+def partition_dense(
+    x: jax.Array,
+    seeds: jax.typing.ArrayLike,
+    *,
+    parts: int,
+    slots: int,
+    serial: int,
+    hashes: int | None = None,
+    threshold: jax.typing.ArrayLike | None = None,
+    backend: str | None = None,
+) -> Partitioned:
+    """Distributes the elements of a vector that count to parts, each to a place of its own.
+
+    What `compact` and `partition` do together, without a list in between: x is read once,
+    and there is no capacity that the elements have to fit but that of the parts.
+
+    Args:
+        x: Floating [n].
+        seeds: As of `partition`.
+        parts: As of `partition`, like the next three.
+        slots: Places in the parallel memory of a part.
+        serial: Places in its serial memory.
+        hashes: How many slots to try; all seeds but the first if None.
+        threshold: As of `compact`.
+        backend: See `backends`.
+
+    Returns:
+        `Partitioned`, as of `partition`; but which elements found no place is told by a bit
+        each, uint32 [max(1, ceil(n / 32))].
+    """
+    checks.floats("x", x)
+    seeds, hashes = checks.memory(x.size, seeds, parts, slots, serial, hashes)
+    sizes = {"parts": parts, "hashes": hashes, "slots": slots, "serial": serial}
+    kernels = {
+        name: functools.partial(kernel, **sizes)
+        for name, kernel in {
+            "reference": reference.partition_dense,
+            "triton": backends.in_triton("partition_dense", "partition_dense"),
+        }.items()
+    }
+    if threshold is None:
+        return backends.run("partition_dense", backend, kernels, x.size, x, seeds)
+    by_magnitude = {
+        name: lambda x, seeds, level, kernel=kernel: kernel(x, seeds, threshold=level)
+        for name, kernel in kernels.items()
+    }
+    level = jnp.asarray(threshold, x.dtype)
+    return backends.run("partition_dense", backend, by_magnitude, x.size, x, seeds, level)

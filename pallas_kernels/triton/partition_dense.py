@@ -1,0 +1,137 @@
+"""Compaction and Algorithm 1 in Triton: one launch, one read of the gradient.
+
+Few elements count, and a hash or a swap for each that does not would cost more than the
+read: Triton's swap takes no mask. So a program writes the indices that count to a scratch
+of its own, one after another over several blocks, and takes them up again, a whole chunk at
+a time, after a barrier of its threads. What does not fill a chunk is moved to the front and
+waits for more. There are as many programs as may run at a time, so all scratch together
+stays in the cache.
+"""
+
+import jax
+import jax.numpy as jnp
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+from pallas_kernels import reference
+from pallas_kernels.rank_select import WORD, unsigned
+from pallas_kernels.triton.launch import launch
+from pallas_kernels.triton.partition import into_memory
+
+
+_BLOCK = 4096  # elements of a program at a time
+_CHUNK = 256  # of those that count; a thread each
+_WARPS = 8
+_PROGRAMS = 132 * 4  # an H200 has 132 processors; with 64 registers four run on each
+
+
+def partition_dense(x, seeds, *, parts, hashes, slots, serial, threshold=None):
+    """See `pallas_kernels.partition_dense`."""
+    programs = min(triton.cdiv(x.size, _BLOCK), _PROGRAMS)
+    data = unsigned(x) if threshold is None else x
+    level = jnp.asarray(0 if threshold is None else threshold, data.dtype).reshape(1)
+    memory, counts, left, _ = launch(
+        partition_dense_kernel,
+        programs,
+        (data, level, jax.lax.bitcast_convert_type(seeds, jnp.int32)),
+        in_place=(
+            jnp.full(parts * (slots + serial), reference.EMPTY, jnp.int32),
+            jnp.zeros(parts, jnp.int32),
+            jnp.zeros(-(-x.size // WORD), jnp.int32),
+        ),
+        results=[jax.ShapeDtypeStruct((programs * (_BLOCK + _CHUNK),), jnp.int32)],
+        warps=_WARPS,
+        SIZE=x.size,
+        BY_BITS=threshold is None,
+        PROGRAMS=programs,
+        PARTS=parts,
+        SLOTS=slots,
+        SERIAL=serial,
+        HASHES=hashes,
+        BLOCK=_BLOCK,
+        CHUNK=_CHUNK,
+    )
+    left = jax.lax.bitcast_convert_type(left, jnp.uint32)
+    return reference.Partitioned(memory.reshape(parts, slots + serial), counts, left)
+
+
+@triton.jit
+def partition_dense_kernel(
+    x_ptr,
+    level_ptr,
+    seeds_ptr,
+    _memory,
+    _counts,
+    _left,
+    memory_ptr,
+    counts_ptr,
+    left_ptr,
+    scratch_ptr,
+    SIZE: tl.constexpr,
+    BY_BITS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    PARTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SERIAL: tl.constexpr,
+    HASHES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A program places what counts of every PROGRAMS-th block."""
+    program = tl.program_id(0)
+    own = scratch_ptr + program * (BLOCK + CHUNK)
+    thread = tl.arange(0, CHUNK)
+    held = 0
+    for turn in range(0, (SIZE + BLOCK * PROGRAMS - 1) // (BLOCK * PROGRAMS)):
+        lane = (turn * PROGRAMS + program) * BLOCK + tl.arange(0, BLOCK)
+        # In the last turn a block may lie behind the end, and behind that of int32.
+        inside = (lane >= 0) & (lane < SIZE)
+        x = tl.load(x_ptr + lane, mask=inside, other=0)
+        if BY_BITS:
+            there = inside & ((x << 1).to(x.dtype) != 0)
+        else:
+            there = inside & (tl.abs(x) >= tl.load(level_ptr))
+        ones = there.to(tl.int32)
+        tl.store(own + held + tl.cumsum(ones, 0) - 1, lane, mask=there)
+        held += tl.sum(ones)
+        tl.debug_barrier()
+        whole = held // CHUNK * CHUNK
+        first = 0
+        while first < whole:
+            index = tl.load(own + first + thread)
+            into_memory(
+                index,
+                thread >= 0,
+                index,
+                seeds_ptr,
+                memory_ptr,
+                counts_ptr,
+                left_ptr,
+                PARTS,
+                SLOTS,
+                SERIAL,
+                HASHES,
+            )
+            first += CHUNK
+        held -= whole
+        rest = tl.load(own + whole + thread, mask=thread < held, other=0)
+        # All have read before what they read is written over.
+        tl.debug_barrier()
+        tl.store(own + thread, rest, mask=thread < held)
+    tl.debug_barrier()
+    # Idle threads hash numbers of their own, so that they do not all swap at one address.
+    idle = program * CHUNK + thread
+    index = tl.load(own + thread, mask=thread < held, other=0)
+    into_memory(
+        tl.where(thread < held, index, idle),
+        thread < held,
+        index,
+        seeds_ptr,
+        memory_ptr,
+        counts_ptr,
+        left_ptr,
+        PARTS,
+        SLOTS,
+        SERIAL,
+        HASHES,
+    )
