@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--timeout", type=float, default=3600, help="seconds for each number of hosts")
     add("--name", default="communication", help="of the files that are written")
     add(
-        "--keep", action="store_true", help="what those files say of other numbers of hosts"
+        "--keep", action="store_true", help="what those files say of what is not measured"
     )
     options = parser.parse_args(argv)
     for rate in (options.rate, *options.more_rates):
@@ -70,7 +70,9 @@ def main(argv: list[str] | None = None) -> int:
             if not _hosts(hosts, options, record, cache):
                 return 1
     if options.keep:
-        record.keep(options.name, lambda row: row["hosts"] not in options.hosts)
+        measured = {(row["hosts"], row["workload"]) for row in record.rows}
+        other = lambda row: (row["hosts"], row["workload"]) not in measured
+        record.keep(options.name, other)
     path = record.write(options.name)
     _csv(record.rows, path.with_suffix(".csv"))
     say(f"\nwritten: {path} and .csv")
