@@ -51,9 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--peers", metavar="PYTHON", help="the Python of an environment with torch")
     add("--timeout", type=float, default=3600, help="seconds for each number of hosts")
     add("--name", default="communication", help="of the files that are written")
-    add(
-        "--keep", action="store_true", help="what those files say of what is not measured"
-    )
+    add("--keep", action="store_true", help="what those files say of what is not measured")
     options = parser.parse_args(argv)
     for rate in (options.rate, *options.more_rates):
         network.bits_per_second(rate)
@@ -70,9 +68,8 @@ def main(argv: list[str] | None = None) -> int:
             if not _hosts(hosts, options, record, cache):
                 return 1
     if options.keep:
-        measured = {(row["hosts"], row["workload"]) for row in record.rows}
-        other = lambda row: (row["hosts"], row["workload"]) not in measured
-        record.keep(options.name, other)
+        measured = {_group(row) for row in record.rows}
+        record.keep(options.name, lambda row: _group(row) not in measured)
     path = record.write(options.name)
     _csv(record.rows, path.with_suffix(".csv"))
     say(f"\nwritten: {path} and .csv")

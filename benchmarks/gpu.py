@@ -2,6 +2,8 @@
 
     python -m benchmarks.gpu --out DIR [--minutes 8] [--parts winners figure14]
 
+It needs pytest and hypothesis, and is faster with pytest-xdist.
+
     suite       tests/test_kernels.py on the GPU, every backend that runs there
     contended   1,000 runs of `partition` and `partition_dense` in memories that are too
                 small, each checked on the device
@@ -20,10 +22,12 @@ written as soon as there is anything in them. Without a GPU it says so and ends 
 
 import argparse
 import functools
+import importlib.util
 import json
 import math
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -42,7 +46,7 @@ from pallas_kernels import backends, hashing
 REPEATS = 7
 PARTS = 16
 # Seconds that a part may take at most, of those that are left.
-MOST = {"suite": 150, "contended": 60, "winners": 240, "sums": 30, "figure14": 120}
+MOST = {"suite": 200, "contended": 60, "winners": 240, "sums": 30, "figure14": 180}
 
 
 class Context:
@@ -54,14 +58,21 @@ class Context:
         self.sizes = (214_000_000, 1 << 24, 1 << 20) if self.gpu else (1 << 16, 1 << 14)
         self.runs = 1000 if self.gpu else 5
         self.backends = [n for n in backends.BACKENDS if backends.why_not(n) is None]
-        self.record = Recorder("python -m benchmarks.gpu")
-        self.record.head["device"] = jax.devices()[0].device_kind
+        self.record = Kept(out / f"{part}.jsonl")
 
-    def write(self) -> None:
-        """Keeps what there is so far."""
-        rows = [self.record.head, *self.record.rows]
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (self.out / f"{self.part}.jsonl").write_text(lines)
+
+class Kept(Recorder):
+    """A recorder whose rows are in a file at once."""
+
+    def __init__(self, path: pathlib.Path):
+        super().__init__("python -m benchmarks.gpu")
+        self._path = path
+        self.head["device"] = jax.devices()[0].device_kind
+
+    def add(self, **row) -> None:
+        super().add(**row)
+        lines = "".join(json.dumps(row) + "\n" for row in (self.head, *self.rows))
+        self._path.write_text(lines)
 
 
 def suite(context) -> bool:
@@ -69,6 +80,8 @@ def suite(context) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     # That Pallas' Triton backend is deprecated is known, and warnings are errors in tests.
     command += ["-W", "ignore::DeprecationWarning", "--optimized"]
+    if importlib.util.find_spec("xdist"):
+        command += ["-n", "8"]  # Most of the time is XLA's, on the processor.
     command += ["tests/test_kernels.py", "tests/test_backends.py"]
     if not context.gpu:
         command += ["-k", "bad_arguments"]  # The rest runs there as part of all tests.
@@ -107,7 +120,7 @@ def contended(context) -> bool:
 
 
 def _is_whole(indices, seeds, done, *, sizes):
-    """The laws of `tests.kernel_contract`, on the device, for speed."""
+    """The laws of `tests.kernel_contract` but the last, on the device, for speed."""
     parts, slots, serial = (sizes[name] for name in ("parts", "slots", "serial"))
     memory, left = done.memory, done.left
     there = memory >= 0
@@ -167,7 +180,6 @@ def winners(context) -> bool:
                     best = min(ours, key=lambda name: statistics.median(ours[name]))
                     table.setdefault(operation, {})[over] = best
                 _write_winners(context, table)
-                context.write()
     _targets(context)
     return well
 
@@ -314,7 +326,10 @@ def _targets(context) -> None:
 
 def figure14(context) -> bool:
     """Algorithm 1's cost by memory and number of hashes."""
-    timings.memory(context.record, max(context.sizes[0], 1 << 20), context.out)
+    # On a GPU XLA takes 5 s to compile each of ten cases for each density.
+    densities = (0.01, 0.1) if context.gpu else timings.DENSITIES
+    size = max(context.sizes[0], 1 << 20)
+    timings.memory(context.record, size, context.out, densities)
     return True
 
 
@@ -330,7 +345,6 @@ def one_part(name: str, out: pathlib.Path) -> int:
         say(f"{name} failed: {type(error).__name__}: {str(error)[:500]}")
         context.record.add(part=name, failed=str(error)[:2000])
         well = False
-    context.write()
     return 0 if well else 1
 
 
@@ -358,12 +372,15 @@ def main(argv: list[str] | None = None) -> int:
         say(f"\n== {name}")
         command = [sys.executable, "-m", "benchmarks.gpu", "--out", options.out]
         most = max(5.0, min(MOST[name], end - time.monotonic()))
+        part = subprocess.Popen(
+            [*command, "--one", name], env=environment, start_new_session=True
+        )
         try:
-            done = subprocess.run(
-                [*command, "--one", name], env=environment, timeout=math.ceil(most)
-            )
-            missed += [name] if done.returncode else []
+            missed += [name] if part.wait(most) else []
         except subprocess.TimeoutExpired:
+            # With all that it started: nothing may run beside the next part.
+            os.killpg(part.pid, signal.SIGKILL)
+            part.wait()
             say(f"{name} was stopped after {most:.0f} s")
             missed.append(name)
         written = options.out / f"{name}.jsonl"

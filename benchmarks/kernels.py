@@ -31,6 +31,7 @@ from pallas_kernels import backends, hashing, rank_select, reference
 SIZE = 1 << 24
 PARTS = 16
 REPEATS = 11
+DENSITIES = (0.01, 0.02, 0.05, 0.1)  # of figure 14
 
 
 def gradient(density: float, size: int = SIZE) -> np.ndarray:
@@ -204,10 +205,15 @@ def partition_in_cpp(indices: np.ndarray, seeds: np.ndarray, sizes: dict):
     return run
 
 
-def memory(record: Recorder, size: int = SIZE, out: pathlib.Path = RESULTS) -> None:
+def memory(
+    record: Recorder,
+    size: int = SIZE,
+    out: pathlib.Path = RESULTS,
+    densities: tuple[float, ...] = DENSITIES,
+) -> None:
     """Figure 14: the cost by r1 at k = 3, and by k at r1 = 2 x, with the reading out."""
     rows = []
-    for density in (0.01, 0.02, 0.05, 0.1):
+    for density in densities:
         indices = jnp.asarray(np.flatnonzero(gradient(density, size)), jnp.int32)
         say(f"\nfigure 14: {size:,} parameters, {density:.0%}, {indices.size:,} indices")
         sides, about = {}, {}
@@ -228,7 +234,7 @@ def memory(record: Recorder, size: int = SIZE, out: pathlib.Path = RESULTS) -> N
             rows.append(row | {"low": min(taken), "high": max(taken)})
             record.add(part="figure 14", side=name, **rows[-1])
             say(f"  {name:10} {spread(taken):34} {row['serial']:6.2%} serial")
-    _draw(rows, size, out)
+        _draw(rows, size, out)
 
 
 def _read_out(indices, seeds, **sizes):

@@ -50,6 +50,8 @@ class Recorder:
 
     def keep(self, name: str, wanted: Callable[[dict], bool]) -> None:
         """Takes over rows of the file that `write` would replace, and who measured them."""
+        if not self._path(name).exists():
+            return
         head, *rows = map(json.loads, self._path(name).read_text().splitlines())
         rows = [row for row in rows if wanted(row)]
         if rows:

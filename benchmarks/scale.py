@@ -1,9 +1,12 @@
 """From the hosts that were measured to 1,024: the cost model, fitted and held out.
 
-    python -m benchmarks.scale benchmarks/results/communication-jax0.10.2.jsonl
+    python -m benchmarks.communication --workloads lstm --more-rates --name scale-hosts
+        --schemes psum,balanced,hierarchical,agsparse
+    python -m benchmarks.scale benchmarks/results/scale-hosts-jax0.10.2.jsonl
 
-Takes the times that `benchmarks.communication` measured on one Zipf workload at one rate,
-and fits, by least squares of relative errors, over all schemes together
+Takes the times that the first measured on one Zipf workload at one rate (Balanced
+Parallelism by its own name, since Zen is another scheme between few hosts), and fits, by
+least squares of relative errors, over all schemes together
 
     time = bytes / bandwidth + alpha * rounds + share * hosts * cpu / cores
 
@@ -41,7 +44,7 @@ from sparsejax import cost_model
 # Which formula stands for which side.
 FORMULAS = {
     "psum": cost_model.SCHEMES["all_reduce"],
-    "zen": cost_model.SCHEMES["balanced_parallelism"],
+    "balanced": cost_model.SCHEMES["balanced_parallelism"],
     "hierarchical": cost_model.SCHEMES["hierarchical_centralization"],
     "agsparse": cost_model.SCHEMES["ag_sparse"],
 }
@@ -69,8 +72,6 @@ def main(argv: list[str] | None = None) -> int:
         for row in rows
         if row["scheme"] in FORMULAS
         and (row["workload"], row["rate"]) == (options.workload, options.rate)
-        # Between two ranks Zen is another scheme.
-        and (row["scheme"], row["hosts"]) != ("zen", 2)
     ]
     if len({row["hosts"] for row in known}) < 3:
         parser.error(f"{options.results} lacks {options.workload} at {options.rate}.")

@@ -10,6 +10,9 @@ Asked for as an argument of the operation; else by `use_kernels`, as a context; 
 variable SPARSEJAX_KERNELS; else it is "auto". The question is asked when a function is
 traced, so a compiled function keeps what it was compiled with.
 
+Kernels may stand inside `jax.shard_map`. JAX cannot batch them (`vmap`) nor differentiate
+them; the reference it can.
+
 A backend that is named and cannot run here raises and says why. An operation that a backend
 has no kernel for is computed by reference, except where the operation itself was given the
 name. With "auto" nothing raises: what cannot run is passed over.
@@ -35,6 +38,7 @@ import jax
 from jax import lax
 
 from pallas_kernels.errors import BackendError, KernelArgumentError
+from pallas_kernels.types import as_invarying, as_varying, varying_axes
 
 
 BACKENDS = ("reference", "pallas", "triton")
@@ -110,9 +114,13 @@ def run(
     kernel = kernels[name]
     if name == "pallas":
         kernel = functools.partial(kernel, interpret=asked.interpret)
+    # A kernel knows nothing of the axes over which its operands vary inside shard_map.
+    axes = frozenset[str]().union(*map(varying_axes, operands))
+    operands = [as_invarying(x, axes) for x in operands]
     if asked.interpret:
-        return kernel(*operands)
-    return lax.platform_dependent(*operands, cuda=kernel, default=kernels["reference"])
+        return as_varying(kernel(*operands), axes)
+    done = lax.platform_dependent(*operands, cuda=kernel, default=kernels["reference"])
+    return as_varying(done, axes)
 
 
 def in_triton(file: str, operation: str) -> Callable:

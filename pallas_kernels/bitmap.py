@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels import backends, checks, reference
 from pallas_kernels.pallas import bitmap as in_pallas
@@ -68,5 +69,6 @@ def bitmap_decode(
     found, count = backends.run("bitmap_decode", backend, kernels, words.size, words)
     if units is not None:
         checks.integers("units", units)
-        found = units.at[found].get(mode="fill", fill_value=reference.EMPTY)
+        meant = units.at[found].get(mode="fill", fill_value=reference.EMPTY)
+        found = jnp.where(found < 32 * words.size, meant, reference.EMPTY)
     return found, count

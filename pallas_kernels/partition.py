@@ -33,7 +33,7 @@ def partition(
     serial memory, does not.
 
     Args:
-        indices: int32 [capacity], not negative, each once.
+        indices: int32 [capacity], each once; negative ones are left out.
         count: How many of them count, from the front.
         seeds: uint32, from `draw_seeds`: one for the part and one a slot; the same on all
             ranks.

@@ -77,7 +77,7 @@ def partition(indices, count, seeds, *, parts, hashes, slots, serial):
     All try their first slot at once. Few wait after that; tile by tile they try the others
     and go to the serial memories.
     """
-    waiting = lax.iota(jnp.int32, indices.size) < count
+    waiting = (lax.iota(jnp.int32, indices.size) < count) & (indices >= 0)
     parallel = jnp.full(parts * slots, EMPTY, jnp.int32)
     sizes = {"parts": parts, "slots": slots}
     if hashes:

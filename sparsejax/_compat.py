@@ -1,17 +1,13 @@
-"""The one file that knows JAX versions and the typing rules of `shard_map`.
-
-Under `jax.shard_map` with checking on (`check_vma=True`, the default) the type of a value
-says over which mesh axes it varies. Loops and branches want equal types on all sides, and
-`out_specs=P()` wants a value that does not vary. Under `vmap(axis_name=...)` and with
-checking off there are no such types, and everything here is the identity.
-"""
-
-from typing import Any
+"""What the library needs of the typing rules of `shard_map`; the casts are in `types`."""
 
 import jax
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+
+from pallas_kernels.types import (
+    as_invarying,
+    as_varying as as_varying,
+    varying_axes as varying_axes,
+)
 
 
 AxisName = str | tuple[str, ...]
@@ -22,26 +18,10 @@ def axis_names(axis_name: AxisName) -> tuple[str, ...]:
     return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
 
-def varying_axes(x: Any) -> frozenset[str]:
-    """Returns the mesh axes over which x varies; empty with checking off."""
-    # `.vma` before JAX 0.10, `.manual_axis_type` since; 0.10 is the oldest supported.
-    return frozenset(jax.typeof(x).manual_axis_type.varying)
-
-
 def is_checking(axis_name: AxisName) -> bool:
     """Returns whether values carry types that say over which axes they vary."""
     names = axis_names(axis_name)
     return all(name in varying_axes(lax.axis_index(name)) for name in names)
-
-
-def as_varying(tree: Any, axes: frozenset[str]) -> Any:
-    """Makes every leaf vary over at least these axes: a change of type, no work."""
-
-    def cast(x):
-        missing = tuple(sorted(axes - varying_axes(x)))
-        return lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(cast, tree)
 
 
 def manual_axes() -> tuple[str, ...]:
@@ -49,32 +29,6 @@ def manual_axes() -> tuple[str, ...]:
     return tuple(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-# A recursive doubling leaves the same bits on every rank, but no collective that JAX knows
-# to do so has made them, and there is no cast from varying to invarying. This primitive is
-# that cast. It is used where the sums commute pair by pair, and tested on bytes.
-_same_everywhere = Primitive("sparsejax_same_everywhere")
-
-
-@_same_everywhere.def_impl
-def _(x, *, axes):
-    del axes
-    return x
-
-
-@_same_everywhere.def_abstract_eval
-def _(x, *, axes):
-    manual = x.manual_axis_type
-    return x.update(manual_axis_type=manual.update(varying=manual.varying - set(axes)))
-
-
-mlir.register_lowering(_same_everywhere, lambda ctx, x, *, axes: [x])
-batching.primitive_batchers[_same_everywhere] = lambda args, dims, *, axes: (
-    _same_everywhere.bind(*args, axes=axes),
-    dims[0],
-)
-
-
 def assume_same(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """Declares x equal on all ranks of an axis; the caller has made sure that it is."""
-    axes = frozenset(axis_names(axis_name)) & varying_axes(x)
-    return _same_everywhere.bind(x, axes=axes) if axes else x
+    return as_invarying(x, frozenset(axis_names(axis_name)))

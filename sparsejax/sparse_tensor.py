@@ -120,7 +120,7 @@ def from_units(
     flags = bits.nonzero_units(x)
     # At least a word, and room for at least one.
     words = bits.pack(jnp.pad(flags, (0, bits.WORD - flags.size % bits.WORD)))
-    found, count = pallas_kernels.bitmap_decode(words, max(capacity, 1))
+    found, count = pallas_kernels.bitmap_decode(words, max(int(capacity), 1))
     indices = jnp.minimum(found[:capacity], x.shape[0])
     values = x.at[indices].get(mode="fill", fill_value=0)
     return SparseTensor(indices, values, tuple(shape)), count

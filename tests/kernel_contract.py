@@ -66,6 +66,7 @@ def check_partition(partition, indices, count, seeds, *, parts, slots, serial, h
     )
     memory, counts, left = (np.asarray(array) for array in done)
     given = np.asarray(indices)[:count]
+    given = given[given >= 0]
     assert memory.shape == (parts, slots + serial)
     assert memory.dtype == np.int32
     part_of, place = np.nonzero(memory != -1)

@@ -203,6 +203,9 @@ MEMORY = {"parts": 4, "slots": 32, "serial": 4}
         lambda x: kernels.compact(x, 9, threshold=0.5),
         lambda x: kernels.bitmap_decode(kernels.bitmap_encode(x), 9),
         lambda x: kernels.partition(x.astype(jnp.int32), 64, SEEDS, **MEMORY),
+        lambda x: kernels.partition(
+            x.astype(jnp.int32), 64, SEEDS[:1], parts=4, slots=0, serial=9
+        ),
         lambda x: kernels.partition_dense(x, SEEDS, **MEMORY),
         lambda x: kernels.partition_by_bits(x, parts=4, capacity=9),
         lambda x: kernels.threshold_hash(x, 0.5, 7, slots=9),

@@ -51,7 +51,10 @@ def test_all_but_the_tests_run_on_whatever_there_is(tmp_path):
 
 @pytest.mark.slow
 def test_a_part_that_fails_does_not_lose_the_others(tmp_path):
-    done = run("--out", tmp_path, "--any", "--parts", "figure14", "sums", "--minutes", "0")
+    done = run(
+        "--out", tmp_path, "--any", "--parts", "sums", "figure14", "--minutes", "0.6"
+    )
     assert done.returncode == 1
-    assert "was stopped after 5 s" in done.stdout
-    assert "NOT WELL: figure14" in done.stdout
+    assert "figure14 was stopped" in done.stdout
+    assert "figure14" in done.stdout.splitlines()[-1]
+    assert '"sums"' in (tmp_path / "gpu.jsonl").read_text()

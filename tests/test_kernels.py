@@ -179,6 +179,9 @@ def indices_of(kind, capacity, rng):
         keys = np.arange(60 * capacity)
         parts = contract.murmur3(keys, kernels.draw_seeds(4)[0]) % 8
         return keys[parts == 3][:capacity].astype(np.int32)
+    if kind == "some negative":
+        found = rng.choice(2**31 - 1, capacity, replace=False)
+        return np.where(np.arange(capacity) % 3 == 1, -1, found).astype(np.int32)
     if kind == "in any order":
         return rng.choice(2**31 - 1, capacity, replace=False).astype(np.int32)
     return np.sort(rng.choice(1 << 20, capacity, replace=False)).astype(np.int32)
@@ -186,7 +189,9 @@ def indices_of(kind, capacity, rng):
 
 @every_backend
 @pytest.mark.parametrize("capacity", [8, 1024, 1025])
-@pytest.mark.parametrize("kind", ["sorted", "in any order", "large", "all in one part"])
+@pytest.mark.parametrize(
+    "kind", ["sorted", "in any order", "large", "all in one part", "some negative"]
+)
 def test_partition(backend, capacity, kind):
     rng = np.random.default_rng(capacity)
     indices = indices_of(kind, capacity, rng)
@@ -257,6 +262,19 @@ def test_partition_dense_by_magnitude(backend, dtype):
             kernels.draw_seeds(4),
             threshold=threshold,
             **sizes,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("slots", "hashes"), [(3000, 3), (0, 0)])
+def test_partition_goes_over_more_than_a_tile(slots, hashes):
+    rng = np.random.default_rng(3)
+    indices = indices_of("in any order", 60_000, rng)
+    for serial in (20_000, 3000):
+        sizes = {"parts": 4, "slots": slots, "serial": serial, "hashes": hashes}
+        seeds = kernels.draw_seeds(hashes + 1)
+        contract.check_partition(
+            ops("reference")["partition"], indices, 59_000, seeds, **sizes
         )
 
 

@@ -21,6 +21,7 @@ LAYERS = [
         "pallas_kernels.rank_select",
         "pallas_kernels.triton",
         "pallas_kernels.triton.words",
+        "pallas_kernels.types",
     },
     {"pallas_kernels.hashing", "pallas_kernels.backends", "pallas_kernels.checks"},
     {"pallas_kernels.triton.launch"},
@@ -103,7 +104,7 @@ COLLECTIVES = {
 CASTS = {"pcast", "pvary"}
 MAY_USE = {
     "sparsejax.wire": COLLECTIVES,
-    "sparsejax._compat": CASTS,
+    "pallas_kernels.types": CASTS,
 }
 
 
@@ -175,7 +176,7 @@ def test_imports_point_down(module):
 
 
 @every_module
-def test_only_wire_calls_collectives_and_only_compat_casts(module):
+def test_only_wire_calls_collectives_and_only_types_casts(module):
     found = lax_names(MODULES[module].read_text(), COLLECTIVES | CASTS)
     extra = found - MAY_USE.get(module, set())
     assert not extra, f"{module} uses lax.{', lax.'.join(sorted(extra))}"

@@ -128,7 +128,8 @@ def test_running_sums_are_those_of_numpy(length):
 
 def check_select(words, first, length):
     """Right where a run has a bit of its own for the rank; in range elsewhere."""
-    for lanes in (0, 1 << 20):  # the longest rows, and rows of one word
+    # The longest rows, rows of one word, and something in between.
+    for lanes in (0, 1 << 20, -(-len(words) // 8)):
         positions = select(words, np.asarray(first, np.int32), length, lanes)
         _check_positions(words, first, length, np.asarray(positions))
 

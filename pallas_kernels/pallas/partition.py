@@ -44,7 +44,8 @@ def partition(
     """See `pallas_kernels.partition`."""
     size = indices.size
     seeds = jnp.asarray(seeds, jnp.uint32)
-    waiting = (jnp.arange(size, dtype=jnp.int32) < count).astype(jnp.int32)
+    waiting = (jnp.arange(size, dtype=jnp.int32) < count) & (indices >= 0)
+    waiting = waiting.astype(jnp.int32)
     # Lanes that do not write have places of their own behind the end.
     memory = jnp.full(parts * slots + block, reference.EMPTY, jnp.int32)
     sizes = {"block": block, "parts": parts, "slots": slots, "size": size}

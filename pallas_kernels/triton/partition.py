@@ -72,9 +72,10 @@ def partition_kernel(
     if first >= count:
         return
     lane = first + tl.arange(0, BLOCK)
-    waiting = lane < count
+    index = tl.load(indices_ptr + lane, mask=lane < count, other=-1)
+    waiting = index >= 0
     # Idle lanes hash numbers of their own, so that they do not all swap at one address.
-    index = tl.where(waiting, tl.load(indices_ptr + lane, mask=waiting, other=0), lane)
+    index = tl.where(waiting, index, lane)
     into_memory(
         index,
         waiting,

@@ -25,14 +25,15 @@ round counted as the bytes that it takes the time of (`ladder.ROUND`). Both are 
 and bytes are reckoned in the message sizes and index codes that each would use: from how
 many entries there are now, on which one pmax agrees, and from how sums grew in the step
 before (`growth`). All ranks reckon from the same, so all take the same branch, and nothing
-is compiled again. In a first step, of which nothing is known, there are owners.
+is compiled again. In a first step, of which nothing is known, sums are taken to be no
+fuller than one rank's array: then owners have most to win.
 
 `optimum="bytes"` is for networks so slow that only bytes count: in the same way it chooses
-between the theorem's two optima, for any number of ranks. There are owners also where
-partial sums could send more than an all-reduce, should this step's sets not overlap at all:
-so no more is ever sent than by an all-reduce and the agreed numbers. Balanced Parallelism
-sees only one rank's share and the total's; what it takes the sums between to be is
-corrected as soon as the other is tried.
+between the theorem's two optima, for any number of ranks. There are owners in a first step,
+and where partial sums could send more than an all-reduce, should this step's sets not
+overlap at all: so no more is ever sent than by an all-reduce and the agreed numbers.
+Balanced Parallelism sees only one rank's share and the total's; what it takes the sums
+between to be is corrected as soon as the other is tried.
 
 "balanced" and "hierarchical" name one of the two.
 """
@@ -108,6 +109,7 @@ class Zen(base.Scheme):
         n = wire.ranks(axis_name)
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, axis_name)
+        base.check_units(x)
         state = state if isinstance(state, ZenState) else self.init(x, n)
 
         if self._choice(n) == "hierarchical":
@@ -161,14 +163,14 @@ class Zen(base.Scheme):
 
     def _prefers_one_round(self, x, balanced, most, state, axis_name):
         """Whether, by the last step, everything to all takes less time than owners do."""
-        known, _, bytes_balanced = self._expected(x, balanced, most, state, axis_name)
+        _, bytes_balanced = self._expected(x, balanced, most, state, axis_name)
         bytes_gathered = self._gathered.expected_bytes(x, axis_name, most)
-        return known & (bytes_gathered < bytes_balanced + ladder.ROUND)
+        return bytes_gathered < bytes_balanced + ladder.ROUND
 
     def _prefers_hierarchy(self, x, balanced, most, state, axis_name):
         """Whether, by the last step, Hierarchical Centralization sends fewer bytes."""
         n, units = wire.ranks(axis_name), x.shape[0]
-        known, counts, bytes_balanced = self._expected(x, balanced, most, state, axis_name)
+        counts, bytes_balanced = self._expected(x, balanced, most, state, axis_name)
         hierarchical = self._hierarchical(n)
         bytes_hierarchical = hierarchical.expected_bytes(x, axis_name, counts)
         # However little sets overlap: else what is new could send more than an all-reduce.
@@ -178,23 +180,25 @@ class Zen(base.Scheme):
         dense = wire.all_reduce_cost(
             x.size, x.dtype, wire.travelling(x.dtype, self.wire_dtype), n
         )
+        known = state.curve[0] > 0
         return known & (most_bytes < dense) & (bytes_hierarchical < bytes_balanced)
 
     def _expected(self, x, balanced, most, state, axis_name):
-        """By the last step: if there was one, how sums grow, and what owners would send."""
+        """By the last step: entries before each hop and in the sum, and bytes of owners."""
         n, units = wire.ranks(axis_name), x.shape[0]
         hops = doubling.hops(n)
         # What was seen, grown or shrunk as one rank's entries have since.
         curve = state.curve[: hops + 1]
         scale = most.astype(jnp.float32) / jnp.maximum(curve[0], 1e-12)
         counts = jnp.round(jnp.minimum(curve * scale, units)).astype(jnp.int32)
+        counts = jnp.where(curve[0] > 0, counts, most)
         each = counts[jnp.array([0, hops])].astype(jnp.float32) / n
         # The fullest of n parts of each of n ranks, and of n parts of the sum.
         over = jnp.array([above_mean(n * n), above_mean(n)], jnp.float32)
         fullest = jnp.ceil(each + over * jnp.sqrt(each)).astype(jnp.int32)
         fullest = jnp.minimum(fullest, balanced.layout.width)
         bytes_balanced = balanced.expected_bytes(x, fullest[0], fullest[1])
-        return curve[0] > 0, counts, bytes_balanced
+        return counts, bytes_balanced
 
     def forecast(self, load):
         choice = self._choice(load.ranks)

@@ -1,0 +1,62 @@
+"""The typing rules of `shard_map`, and what JAX calls them: the one file that casts.
+
+Under `jax.shard_map` with checking on (`check_vma=True`, the default) the type of a value
+says over which mesh axes it varies. Loops and branches want equal types on all sides, and
+`out_specs=P()` wants a value that does not vary. Under `vmap(axis_name=...)` and with
+checking off there are no such types, and everything here is the identity.
+"""
+
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Returns the mesh axes over which x varies; empty with checking off."""
+    # `.vma` before JAX 0.10, `.manual_axis_type` since; 0.10 is the oldest supported.
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def as_varying(tree: Any, axes: frozenset[str]) -> Any:
+    """Makes every leaf vary over at least these axes: a change of type, no work."""
+
+    def cast(x):
+        missing = tuple(sorted(axes - varying_axes(x)))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree) if axes else tree
+
+
+# There is no cast from varying to invarying; this primitive is one. A recursive doubling
+# leaves the same bits on every rank, though no collective that JAX knows to do so has made
+# them: there it is used where the sums commute pair by pair, and tested on bytes. A kernel
+# knows nothing of types: there it is undone right behind.
+_same_everywhere = Primitive("sparsejax_same_everywhere")
+
+
+@_same_everywhere.def_impl
+def _(x, *, axes):
+    del axes
+    return x
+
+
+@_same_everywhere.def_abstract_eval
+def _(x, *, axes):
+    manual = x.manual_axis_type
+    return x.update(manual_axis_type=manual.update(varying=manual.varying - set(axes)))
+
+
+mlir.register_lowering(_same_everywhere, lambda ctx, x, *, axes: [x])
+batching.primitive_batchers[_same_everywhere] = lambda args, dims, *, axes: (
+    _same_everywhere.bind(*args, axes=axes),
+    dims[0],
+)
+
+
+def as_invarying(x: jax.Array, axes: frozenset[str]) -> jax.Array:
+    """Makes x not vary over these axes, whatever the ranks have: a change of type."""
+    axes = axes & varying_axes(x)
+    return _same_everywhere.bind(x, axes=axes) if axes else x
