@@ -311,7 +311,10 @@ def main(argv: list[str] | None = None) -> None:
     for name, part in parts.items():
         if name in options.parts or (not options.parts and name != "find"):
             part(record)
-    say(f"\nwritten: {record.write('core-find' if ALONE else 'core')}")
+    measured = {row["part"] for row in record.rows}
+    name = "core-find" if ALONE else "core"
+    record.keep(name, lambda row: row["part"] not in measured)
+    say(f"\nwritten: {record.write(name)}")
     if options.plot:
         plot(record)
 
