@@ -20,6 +20,11 @@ def varying_axes(x: Any) -> frozenset[str]:
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
+def invarying(x: Any) -> Any:
+    """Returns what JAX calls the type of a value like x that varies over no axis."""
+    return jax.typeof(x).manual_axis_type.update(varying=frozenset())
+
+
 def as_varying(tree: Any, axes: frozenset[str]) -> Any:
     """Makes every leaf vary over at least these axes: a change of type, no work."""
 

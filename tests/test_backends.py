@@ -213,16 +213,17 @@ MEMORY = {"parts": 4, "slots": 32, "serial": 4}
         lambda x: kernels.merge_rows(x.astype(jnp.int32), x, 9),
     ],
 )
-def test_operations_work_inside_shard_map_with_checking_on(call):
-    """Loops carry what differs by rank as soon as the operands do."""
+@pytest.mark.parametrize("backend", ["reference", "pallas"])
+def test_operations_work_inside_shard_map_with_checking_on(call, backend):
+    """Loops carry what differs by rank as soon as operands do; kernels have no types."""
     each = lambda x: jax.tree.map(lambda y: y[None], call(x))
     inside = jax.shard_map(
         each, mesh=helpers.mesh_of(2), in_specs=P("data"), out_specs=P("data")
     )
-    alone = jax.eval_shape(call, ONES)
-    assert jax.tree.structure(
-        jax.eval_shape(inside, np.tile(ONES, 2))
-    ) == jax.tree.structure(alone)
+    with kernels.use_kernels(backend, interpret=backend == "pallas"):
+        alone = jax.eval_shape(call, ONES)
+        sharded = jax.eval_shape(inside, np.tile(ONES, 2))
+    assert jax.tree.structure(sharded) == jax.tree.structure(alone)
 
 
 def test_a_traced_capacity_is_told_to_be_static():

@@ -17,12 +17,12 @@ LAYERS = [
     {
         "pallas_kernels.errors",
         "pallas_kernels.pallas",
-        "pallas_kernels.pallas.launch",
         "pallas_kernels.rank_select",
         "pallas_kernels.triton",
         "pallas_kernels.triton.words",
         "pallas_kernels.types",
     },
+    {"pallas_kernels.pallas.launch"},
     {"pallas_kernels.hashing", "pallas_kernels.backends", "pallas_kernels.checks"},
     {"pallas_kernels.triton.launch"},
     {"pallas_kernels.striping"},

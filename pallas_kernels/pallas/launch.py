@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.types import invarying
+
 
 def triton_backend():
     """Pallas' module of GPU primitives; ImportError where JAX has none any more."""
@@ -46,13 +48,18 @@ def launch(
         warps: Of 32 threads, for a program.
         interpret: Runs it in XLA, wherever that is, and slowly.
     """
+    # Inside shard_map Pallas asks for the types of results; `backends` casts them.
+    typed = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=invarying(operands[0]))
+        for x in results
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return pl.pallas_call(
             kernel,
             name=name,
             grid=(programs,),
-            out_shape=list(results),
+            out_shape=typed,
             input_output_aliases=in_place or {},
             compiler_params=triton_backend().CompilerParams(num_warps=warps),
             interpret=interpret,
