@@ -297,7 +297,10 @@ def main(argv: list[str] | None = None) -> int:
     say(", ".join(f"{key} {value}" for key, value in record.head.items()))
     for name in chosen:
         PARTS_OF_THIS[name](record)
-    say(f"\nwritten: {record.write('kernels-' + record.head['backend'])}")
+    measured = {row["part"] for row in record.rows}
+    name = f"kernels-{record.head['backend']}"
+    record.keep(name, lambda row: row["part"] not in measured)
+    say(f"\nwritten: {record.write(name)}")
     return 0
 
 
