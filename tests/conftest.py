@@ -1,4 +1,6 @@
-"""Eight simulated CPU devices, fixed seeds, and what needs a GPU skipped without one."""
+"""Eight simulated CPU devices, fixed seeds, few programs at a time, and what needs a GPU
+skipped without one.
+"""
 
 import functools
 import os
@@ -39,6 +41,28 @@ def pytest_configure(config):
     if not config.option.optimized:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+
+
+# A program takes about ten of the 65,530 memory mappings that Linux gives to a process, and
+# JAX keeps thousands of programs. With none left, XLA's compiler crashes.
+PROGRAMS_AT_MOST = 1000
+_compiled = 0
+
+
+def _count_program(event, _, **__):
+    global _compiled
+    _compiled += event.endswith("backend_compile_duration")
+
+
+jax.monitoring.register_event_duration_secs_listener(_count_program)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish():
+    global _compiled
+    if _compiled > PROGRAMS_AT_MOST:
+        jax.clear_caches()
+        _compiled = 0
 
 
 def pytest_report_header():
