@@ -46,7 +46,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import pallas_kernels as kernels
 import sparsejax
-from benchmarks.assembler import REGISTERS, Assembler
+from benchmarks.assembler import REGISTERS, assembled
 from benchmarks.record import Recorder, say
 from pallas_kernels import backends
 from pallas_kernels.pallas import launch
@@ -220,13 +220,7 @@ def launches(program) -> int:
     return len(re.findall(r'custom_call_target="[^"]*triton[^"]*"', text))
 
 
-def check(
-    record: Recorder,
-    name: str,
-    backend: str,
-    build,
-    ceiling: int,
-) -> list[str]:
+def check(record: Recorder, name: str, backend: str, build, ceiling: int) -> list[str]:
     """Compiles, prints a line, and returns what is wrong."""
     start = time.perf_counter()
     try:
@@ -248,12 +242,12 @@ def check(
     return wrong
 
 
-def assemble(record: Recorder, assembler: Assembler) -> list[str]:
+def assemble(record: Recorder) -> list[str]:
     """Assembles every kernel of Triton that was compiled, and returns what is wrong."""
     say(f"\n{'assembled':28} registers  spilled bytes")
     wrong, seen = [], set()
     for path in sorted(DUMP.rglob("*.ptx")):
-        for kernel in assembler(path):
+        for kernel in assembled(path):
             seen.add(kernel.name)
             say(f"{kernel.name:28} {kernel.registers:9} {kernel.spilled:14}")
             record.add(part="assembled", **dataclasses.asdict(kernel))
@@ -303,7 +297,7 @@ def control(where: Mesh) -> list[str]:
     return ["The control compiled: this run proves nothing."]
 
 
-def control_of_ptx(assembler: Assembler) -> list[str]:
+def control_of_ptx() -> list[str]:
     """PTX with an instruction that there is not must not be assembled."""
     path = DUMP / "control.broken"
     path.write_text(
@@ -311,7 +305,7 @@ def control_of_ptx(assembler: Assembler) -> list[str]:
         ".visible .entry control() { bogus.u32 %r1; ret; }\n"
     )
     try:
-        assembler(path)
+        assembled(path)
     except subprocess.CalledProcessError:
         say(f"{'control of PTX':28} refused, as it must be")
         return []
@@ -330,9 +324,8 @@ def main() -> int:
             f"{error}"
         )
         return 1
-    assembler = Assembler()
     say(f"\n{'compiled for an H200':28} {'backend':10} seconds  temp (MB)  kernels")
-    wrong = control(where) + control_of_ptx(assembler)
+    wrong = control(where) + control_of_ptx()
     named = {}
     for backend in backends.BACKENDS:
         try:
@@ -361,7 +354,7 @@ def main() -> int:
             20 * 4 * (1 << 22),
         )
     if "triton" in named:
-        wrong += assemble(record, assembler)
+        wrong += assemble(record)
     for line in wrong:
         say(f"WRONG: {line}")
     say(f"written: {record.write('aot')}")

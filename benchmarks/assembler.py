@@ -27,26 +27,21 @@ class Kernel:
     spilled: int
 
 
-class Assembler:
-    """Assembles a file of PTX; CalledProcessError where it cannot be."""
+def assembled(path: pathlib.Path) -> list[Kernel]:
+    """The kernels of a file of PTX; CalledProcessError where it cannot be assembled."""
+    import triton  # pyright: ignore[reportMissingImports]
 
-    def __init__(self):
-        import triton  # pyright: ignore[reportMissingImports]
-
-        tools = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-        self._ptxas = tools / "ptxas"
-
-    def __call__(self, path: pathlib.Path) -> list[Kernel]:
-        target = re.search(r"^\.target (\w+)", path.read_text(), re.MULTILINE)
-        command = [self._ptxas, "-v", path, "-o", os.devnull]
-        command += [f"-arch={target[1]}"] if target else []
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        # For each kernel a line with its name, one on spills, one on registers.
-        return [
-            Kernel(
-                told.split("'")[1],
-                int(re.search(r"Used (\d+) registers", told)[1]),
-                sum(map(int, re.findall(r"(\d+) bytes spill", told))),
-            )
-            for told in done.stderr.split("Compiling entry function")[1:]
-        ]
+    tools = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    target = re.search(r"^\.target (\w+)", path.read_text(), re.MULTILINE)
+    command = [tools / "ptxas", "-v", path, "-o", os.devnull]
+    command += [f"-arch={target[1]}"] if target else []
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # For each kernel a line with its name, one on spills, one on registers.
+    return [
+        Kernel(
+            told.split("'")[1],
+            int(re.search(r"Used (\d+) registers", told)[1]),
+            sum(map(int, re.findall(r"(\d+) bytes spill", told))),
+        )
+        for told in done.stderr.split("Compiling entry function")[1:]
+    ]

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator
 from importlib import resources
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.errors import BackendError, KernelArgumentError
@@ -121,6 +122,31 @@ def run(
         return as_varying(kernel(*operands), axes)
     done = lax.platform_dependent(*operands, cuda=kernel, default=kernels["reference"])
     return as_varying(done, axes)
+
+
+def run_on_chosen(
+    operation: str,
+    named: str | None,
+    kernels: dict[str, Callable],
+    threshold: jax.typing.ArrayLike | None,
+    x: jax.Array,
+    *operands,
+):
+    """`run` on x and more where kernels take `threshold`: a magnitude, or None if not 0."""
+    if threshold is None:
+        return run(operation, named, kernels, x.size, x, *operands)
+
+    def by_magnitude(kernel):
+        return lambda level, *operands, **how: kernel(*operands, threshold=level, **how)
+
+    kernels = {name: by_magnitude(kernel) for name, kernel in kernels.items()}
+    level = jnp.asarray(threshold, x.dtype)
+    return run(operation, named, kernels, x.size, level, x, *operands)
+
+
+def bound(kernels: dict[str, Callable], **sizes: int) -> dict[str, Callable]:
+    """The functions of all backends with these sizes."""
+    return {name: functools.partial(kernel, **sizes) for name, kernel in kernels.items()}
 
 
 def in_triton(file: str, operation: str) -> Callable:

@@ -1,7 +1,5 @@
 """Which elements there are, as a bit each."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -59,13 +57,11 @@ def bitmap_decode(
     checks.words("words", words)
     checks.positive("capacity", capacity)
     kernels = {
-        name: functools.partial(kernel, capacity=capacity)
-        for name, kernel in {
-            "reference": reference.bitmap_decode,
-            "pallas": in_pallas.bitmap_decode,
-            "triton": backends.in_triton("bitmap", "bitmap_decode"),
-        }.items()
+        "reference": reference.bitmap_decode,
+        "pallas": in_pallas.bitmap_decode,
+        "triton": backends.in_triton("bitmap", "bitmap_decode"),
     }
+    kernels = backends.bound(kernels, capacity=capacity)
     found, count = backends.run("bitmap_decode", backend, kernels, words.size, words)
     if units is not None:
         checks.integers("units", units)

@@ -1,9 +1,6 @@
 """From a dense vector to the indices of what is in it."""
 
-import functools
-
 import jax
-import jax.numpy as jnp
 
 from pallas_kernels import backends, checks, reference
 from pallas_kernels.pallas import bitmap
@@ -35,18 +32,9 @@ def compact(
     checks.floats("x", x)
     checks.positive("capacity", capacity)
     kernels = {
-        name: functools.partial(kernel, capacity=capacity)
-        for name, kernel in {
-            "reference": reference.compact,
-            "pallas": bitmap.compact,
-            "triton": backends.in_triton("bitmap", "compact"),
-        }.items()
+        "reference": reference.compact,
+        "pallas": bitmap.compact,
+        "triton": backends.in_triton("bitmap", "compact"),
     }
-    if threshold is None:
-        return backends.run("compact", backend, kernels, x.size, x)
-    by_magnitude = {
-        name: lambda x, level, kernel=kernel, **how: kernel(x, threshold=level, **how)
-        for name, kernel in kernels.items()
-    }
-    level = jnp.asarray(threshold, x.dtype)
-    return backends.run("compact", backend, by_magnitude, x.size, x, level)
+    kernels = backends.bound(kernels, capacity=capacity)
+    return backends.run_on_chosen("compact", backend, kernels, threshold, x)

@@ -1,7 +1,5 @@
 """A server's sum of the entries that it received."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -37,9 +35,10 @@ def coo_add(
     checks.places("the range", size)
     checks.entries(values, indices, "indices")
     kernels = {
-        "reference": functools.partial(reference.coo_add, size=size),
-        "triton": functools.partial(backends.in_triton("coo_add", "coo_add"), size=size),
+        "reference": reference.coo_add,
+        "triton": backends.in_triton("coo_add", "coo_add"),
     }
+    kernels = backends.bound(kernels, size=size)
     if values.dtype not in _ATOMIC:
         kernels.pop("triton")
     operands = (indices, values, jnp.asarray(first, jnp.int32))

@@ -1,7 +1,5 @@
 """Entries of one row of a table, several times in a batch, as one."""
 
-import functools
-
 import jax
 
 from pallas_kernels import backends, checks, reference
@@ -26,5 +24,5 @@ def merge_rows(
     checks.positive("rows", rows)
     checks.places("the rows", rows)
     checks.entries(values, ids, "ids")
-    kernels = {"reference": functools.partial(reference.merge_rows, rows=rows)}
+    kernels = backends.bound({"reference": reference.merge_rows}, rows=rows)
     return backends.run("merge_rows", backend, kernels, ids.size, ids, values)

@@ -1,7 +1,5 @@
 """Indices by their owner: Zen's Algorithm 1."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -51,11 +49,12 @@ def partition(
     """
     checks.integers("indices", indices)
     seeds, hashes = checks.memory(indices.size, seeds, parts, slots, serial, hashes)
-    sizes = {"parts": parts, "hashes": hashes, "slots": slots, "serial": serial}
     kernels = {
-        "reference": functools.partial(reference.partition, **sizes),
-        "pallas": functools.partial(in_pallas.partition, **sizes),
-        "triton": functools.partial(backends.in_triton("partition", "partition"), **sizes),
+        "reference": reference.partition,
+        "pallas": in_pallas.partition,
+        "triton": backends.in_triton("partition", "partition"),
     }
+    sizes = {"parts": parts, "hashes": hashes, "slots": slots, "serial": serial}
+    kernels = backends.bound(kernels, **sizes)
     operands = (indices, jnp.asarray(count, jnp.int32), seeds)
     return backends.run("partition", backend, kernels, indices.size, *operands)

@@ -1,9 +1,6 @@
 """Indices by their owner, with no hash memory: the striped hash on packed bits."""
 
-import functools
-
 import jax
-import jax.numpy as jnp
 
 from pallas_kernels import backends, checks, reference
 from pallas_kernels.errors import KernelArgumentError
@@ -47,10 +44,6 @@ def partition_by_bits(
             f"x has {x.shape[0]} elements for {parts} parts; use as many parts as ranks, "
             "and send short vectors densely."
         )
-    sizes = {"parts": parts, "capacity": capacity, "seed": seed}
-    kernel = functools.partial(reference.partition_by_bits, **sizes)
-    if threshold is None:
-        return backends.run("partition_by_bits", backend, {"reference": kernel}, x.size, x)
-    by_magnitude = {"reference": lambda x, level: kernel(x, threshold=level)}
-    level = jnp.asarray(threshold, x.dtype)
-    return backends.run("partition_by_bits", backend, by_magnitude, x.size, x, level)
+    kernels = {"reference": reference.partition_by_bits}
+    kernels = backends.bound(kernels, parts=parts, capacity=capacity, seed=seed)
+    return backends.run_on_chosen("partition_by_bits", backend, kernels, threshold, x)

@@ -1,9 +1,6 @@
 """From a dense vector to its indices by owner, in one read: `compact` and Algorithm 1."""
 
-import functools
-
 import jax
-import jax.numpy as jnp
 
 from pallas_kernels import backends, checks, reference
 from pallas_kernels.reference import Partitioned
@@ -41,19 +38,10 @@ def partition_dense(
     """
     checks.floats("x", x)
     seeds, hashes = checks.memory(x.size, seeds, parts, slots, serial, hashes)
-    sizes = {"parts": parts, "hashes": hashes, "slots": slots, "serial": serial}
     kernels = {
-        name: functools.partial(kernel, **sizes)
-        for name, kernel in {
-            "reference": reference.partition_dense,
-            "triton": backends.in_triton("partition_dense", "partition_dense"),
-        }.items()
+        "reference": reference.partition_dense,
+        "triton": backends.in_triton("partition_dense", "partition_dense"),
     }
-    if threshold is None:
-        return backends.run("partition_dense", backend, kernels, x.size, x, seeds)
-    by_magnitude = {
-        name: lambda x, seeds, level, kernel=kernel: kernel(x, seeds, threshold=level)
-        for name, kernel in kernels.items()
-    }
-    level = jnp.asarray(threshold, x.dtype)
-    return backends.run("partition_dense", backend, by_magnitude, x.size, x, seeds, level)
+    sizes = {"parts": parts, "hashes": hashes, "slots": slots, "serial": serial}
+    kernels = backends.bound(kernels, **sizes)
+    return backends.run_on_chosen("partition_dense", backend, kernels, threshold, x, seeds)

@@ -79,17 +79,16 @@ def partition(indices, count, seeds, *, parts, hashes, slots, serial):
     """
     waiting = (lax.iota(jnp.int32, indices.size) < count) & (indices >= 0)
     parallel = jnp.full(parts * slots, EMPTY, jnp.int32)
-    sizes = {"parts": parts, "slots": slots}
-    if hashes:
-        parallel, waiting = _try(parallel, indices, waiting, seeds[0], seeds[1], **sizes)
+    part = hashing.place(indices, seeds[0], parts)
+    first = seeds[1 : min(hashes, 1) + 1]
+    parallel, waiting = _try(parallel, indices, part, waiting, first, slots)
 
     def again(found, used, state):
         parallel, serials = state
         keys = indices[found]
-        still = used
-        for k in range(2, hashes + 1):
-            parallel, still = _try(parallel, keys, still, seeds[0], seeds[k], **sizes)
         part = hashing.place(keys, seeds[0], parts)
+        others = seeds[2 : hashes + 1]
+        parallel, still = _try(parallel, keys, part, used, others, slots)
         return parallel, _to_serial(serials, found, keys, part, used, still)
 
     start = parallel, _Serial.empty(parts, serial, waiting)
@@ -97,14 +96,15 @@ def partition(indices, count, seeds, *, parts, hashes, slots, serial):
     return serials.behind(parallel.reshape(parts, slots))
 
 
-def _try(parallel, indices, waiting, part_seed, slot_seed, *, parts, slots):
-    """One round: the parallel memory after it, and who waits on."""
-    part = hashing.place(indices, part_seed, parts)
-    slot = part * slots + hashing.place(indices, slot_seed, slots)
-    free = waiting & (parallel[slot] == EMPTY)
-    to = jnp.where(free, slot, parallel.size)
-    parallel = parallel.at[to].set(indices, mode="drop")
-    return parallel, waiting & (parallel[slot] != indices)
+def _try(parallel, indices, part, waiting, seeds, slots):
+    """A round for each of these seeds: the parallel memory after it, and who waits on."""
+    for k in range(len(seeds)):
+        slot = part * slots + hashing.place(indices, seeds[k], slots)
+        free = waiting & (parallel[slot] == EMPTY)
+        to = jnp.where(free, slot, parallel.size)
+        parallel = parallel.at[to].set(indices, mode="drop")
+        waiting = waiting & (parallel[slot] != indices)
+    return parallel, waiting
 
 
 class _Serial(NamedTuple):
@@ -176,11 +176,10 @@ def partition_dense(x, seeds, *, parts, hashes, slots, serial, threshold=None):
 
     def into_slots(found, used, state):
         parallel, lost = state
-        for k in range(1, hashes + 1):
-            parallel, used = _try(
-                parallel, found, used, seeds[0], seeds[k], parts=parts, slots=slots
-            )
-        return parallel, lost.at[jnp.where(used, found, x.size)].set(True, mode="drop")
+        part = hashing.place(found, seeds[0], parts)
+        every = seeds[1 : hashes + 1]
+        parallel, still = _try(parallel, found, part, used, every, slots)
+        return parallel, lost.at[jnp.where(still, found, x.size)].set(True, mode="drop")
 
     start = jnp.full(parts * slots, EMPTY, jnp.int32), jnp.zeros(x.size, bool)
     parallel, lost = _by_tiles(chosen(x, threshold), into_slots, start)

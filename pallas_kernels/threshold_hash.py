@@ -1,7 +1,5 @@
 """DRAGONN's selection: large elements write their index where they hash to."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -36,11 +34,10 @@ def threshold_hash(
     checks.floats("x", x)
     checks.positive("slots", slots)
     kernels = {
-        "reference": functools.partial(reference.threshold_hash, slots=slots),
-        "pallas": functools.partial(in_pallas.threshold_hash, slots=slots),
-        "triton": functools.partial(
-            backends.in_triton("threshold_hash", "threshold_hash"), slots=slots
-        ),
+        "reference": reference.threshold_hash,
+        "pallas": in_pallas.threshold_hash,
+        "triton": backends.in_triton("threshold_hash", "threshold_hash"),
     }
+    kernels = backends.bound(kernels, slots=slots)
     operands = (x, jnp.asarray(threshold, x.dtype), jnp.asarray(seed, jnp.uint32))
     return backends.run("threshold_hash", backend, kernels, x.size, *operands)
