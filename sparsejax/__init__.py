@@ -3,10 +3,14 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from pallas_kernels import use_kernels as use_kernels
-from sparsejax import errors as errors, schemes as schemes
+from sparsejax import errors as errors, schemes as schemes, sparsifiers as sparsifiers
 from sparsejax.axes import local as local
 from sparsejax.data_parallel import data_parallel as data_parallel
 from sparsejax.explanation import explain as explain
+from sparsejax.memory import (
+    MomentumCorrection as MomentumCorrection,
+    Residual as Residual,
+)
 from sparsejax.plan import LeafPlan as LeafPlan, Plan as Plan
 from sparsejax.planner import (
     make_plan as make_plan,
@@ -15,10 +19,29 @@ from sparsejax.planner import (
 )
 from sparsejax.reduce import all_reduce as all_reduce
 from sparsejax.sparse_tensor import SparseTensor as SparseTensor
+from sparsejax.sparsifying import (
+    dgc as dgc,
+    dragonn as dragonn,
+    gaussian_k as gaussian_k,
+    ms_top_k as ms_top_k,
+    qsgd as qsgd,
+    random_k as random_k,
+    reuse_threshold as reuse_threshold,
+    sign as sign,
+    sparsify as sparsify,
+    threshold as threshold,
+    top_k as top_k,
+)
 from sparsejax.state import (
     init as init,
     metrics as metrics,
+    residuals as residuals,
     state_specs as state_specs,
+)
+from sparsejax.tensor_selection import (
+    CompressionCost as CompressionCost,
+    measure_compression as measure_compression,
+    worthwhile as worthwhile,
 )
 from sparsejax.transforms import (
     dense_sync as dense_sync,

@@ -20,6 +20,7 @@ from pallas_kernels.rank_select import (
     bit_sets as bit_sets,
     nonzero as nonzero,
     pack as pack,
+    rank_index as rank_index,
     select as select,
     slots as slots,
     unpack as unpack,

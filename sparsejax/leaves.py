@@ -8,16 +8,17 @@ of one scheme, dtype and unit width. A dense leaf among sparse ones costs a bit 
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import _compat, bits, schemes
+from sparsejax import _compat, bits, entries, schemes
 from sparsejax.errors import LeafError, RuleError
 from sparsejax.schemes.base import MOST_UNITS, Scheme
+from sparsejax.sparse_tensor import SparseTensor
 
 
 SPARSE_FROM = 1 << 16  # elements; a smaller leaf joins the one dense psum
@@ -46,10 +47,13 @@ class Group:
     units: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def gather(self, leaves: Sequence[jax.Array]) -> jax.Array:
-        """The group's leaves as one array [units, *shape]."""
+    def gather(self, leaves: Sequence[Any]) -> entries.Units:
+        """The group's leaves as one array [units, *shape], by its entries if it can be."""
+        own = [leaves[i] for i in self.leaves]
+        if all(is_sparse(leaf) and leaf.values.shape[1:] == self.shape for leaf in own):
+            return entries.of_tensors(own)
         arrays = [
-            leaves[i].reshape(count, *self.shape)
+            to_dense(leaves[i]).reshape(count, *self.shape)
             for i, count in zip(self.leaves, self.units, strict=True)
         ]
         return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays)
@@ -62,9 +66,22 @@ class Group:
             start += count
 
 
-def flatten(tree: Any, **options) -> tuple[list[str], list[Any], Any]:
-    """The paths, written a/b/c, the leaves and the structure of a tree."""
-    pairs, structure = jax.tree_util.tree_flatten_with_path(tree, **options)
+def is_sparse(leaf: Any) -> bool:
+    """Whether a leaf is given by its entries."""
+    return isinstance(leaf, SparseTensor)
+
+
+def to_dense(leaf: Any) -> jax.Array:
+    """A leaf as a dense array."""
+    return leaf.to_dense() if is_sparse(leaf) else leaf
+
+
+def flatten(tree: Any) -> tuple[list[str], list[Any], Any]:
+    """The paths, written a/b/c, the leaves and the structure of a tree.
+
+    A `SparseTensor` is a leaf.
+    """
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_sparse)
     # The parameters of a flax.nnx model end in `.value`, and their gradients do not.
     boxed = jax.tree_util.GetAttrKey("value")
     keys = [path[:-1] if path[1:] and path[-1] == boxed else path for path, _ in pairs]
@@ -99,6 +116,7 @@ def group(
     *,
     always: bool = False,
     chosen: Mapping[str, tuple[Scheme, str]] | None = None,
+    elements: Collection[str] = (),
 ) -> list[Group]:
     """Decides for every leaf, and puts like to like.
 
@@ -112,6 +130,7 @@ def group(
             the first to say something about its unit, hold.
         always: Whether small leaves, too, use the scheme.
         chosen: The scheme and the unit of each leaf by path, where a plan has them.
+        elements: Paths of leaves whose unit is the element unless a rule says else.
 
     Returns:
         The groups, in the order of their first leaves.
@@ -123,13 +142,14 @@ def group(
     for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
         check_dtype(path, leaf)
         if chosen is None:
-            own, unit = _decide(path, leaf, scheme, rules, used, always)
+            usual = "element" if path in elements else None
+            own, unit = _decide(path, leaf, scheme, rules, used, always, usual)
         else:
             own, unit = chosen[path]
         shape = leaf.shape[1:] if unit == "row" else ()
         # A large leaf that goes densely anyway is not worth a copy.
         alone = isinstance(own, schemes.AllReduce) and leaf.size >= SPARSE_FROM
-        axes = _compat.varying_axes(leaf)
+        axes = entries.axes_of(leaf)
         key = (own, shape, jnp.dtype(leaf.dtype), axes, i if alone else None)
         width = math.prod(shape)
         own_units = leaf.size // width if width else 0
@@ -166,7 +186,7 @@ def _group(scheme, shape, indices, paths, leaves):
     )
 
 
-def _decide(path, leaf, scheme, rules, used, always):
+def _decide(path, leaf, scheme, rules, used, always, usual):
     """The scheme and the unit of one leaf."""
     own, unit = None, None
     for pattern, value in rules.items():
@@ -190,6 +210,7 @@ def _decide(path, leaf, scheme, rules, used, always):
     own = own or (
         scheme if large else schemes.AllReduce(getattr(scheme, "wire_dtype", None))
     )
+    unit = unit or usual
     if unit is None:
         rows = leaf.ndim == 2 and _EMBEDDING.search(path)
         unit = "row" if rows and not isinstance(own, schemes.AllReduce) else "element"
@@ -262,8 +283,9 @@ def touched(
                 rows = jnp.asarray(ids[path]).reshape(-1)
                 rows = jnp.where(rows < 0, rows + count, rows)
                 mark = jnp.zeros(count, bool).at[rows].set(True, mode="drop")
-                flags.append(_compat.as_varying(mark, _compat.varying_axes(leaves[i])))
+                flags.append(_compat.as_varying(mark, entries.axes_of(leaves[i])))
             else:
-                flags.append(bits.nonzero_units(leaves[i].reshape(count, *group.shape)))
+                dense = to_dense(leaves[i]).reshape(count, *group.shape)
+                flags.append(bits.nonzero_units(dense))
         present[group.name] = jnp.concatenate(flags)
     return present

@@ -37,9 +37,8 @@ def all_reduce(
     """
     check_reduce(reduce)
     axis_name = axes.resolve(axis_name, "sparsejax.all_reduce")
-    is_sparse = lambda node: isinstance(node, SparseTensor)
-    paths, leaves, structure = leaf_rules.flatten(x, is_leaf=is_sparse)
-    leaves = [leaf if is_sparse(leaf) else _as_array(leaf) for leaf in leaves]
+    paths, leaves, structure = leaf_rules.flatten(x)
+    leaves = [leaf if leaf_rules.is_sparse(leaf) else _as_array(leaf) for leaf in leaves]
     leaves = wire.per_rank(leaves, axis_name)
     own = schemes.Zen() if scheme is None else scheme
     check_scheme(own)

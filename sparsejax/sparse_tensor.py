@@ -25,7 +25,7 @@ from sparsejax.errors import ArgumentError
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("indices", "values"),
-    meta_fields=("shape",),
+    meta_fields=("shape", "shared"),
 )
 @dataclasses.dataclass(frozen=True)
 class SparseTensor:
@@ -35,16 +35,29 @@ class SparseTensor:
         indices: int32 [capacity]; `units` marks an entry that is not used.
         values: [capacity] for elements, [capacity, ...] for rows of the leading axis.
         shape: The shape of the array that is meant.
+        shared: Whether all ranks have the same indices, in the same order, none of them
+            twice. Then values alone need to travel.
     """
 
     indices: jax.Array
     values: jax.Array
     shape: tuple[int, ...]
+    shared: bool = False
 
     @property
     def units(self) -> int:
         """How many units there are: elements, or rows."""
         return math.prod(self.shape) if self.values.ndim == 1 else self.shape[0]
+
+    @property
+    def size(self) -> int:
+        """How many elements the array has."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many axes the array has."""
+        return len(self.shape)
 
     @property
     def capacity(self) -> int:
@@ -91,20 +104,21 @@ class SparseTensor:
     def present(self) -> jax.Array:
         """Which units have an entry, as booleans [units]."""
         flags = jnp.zeros(self.units, bool)
-        return flags.at[self._kept()].set(True, mode="drop")
+        return flags.at[self.kept()].set(True, mode="drop")
 
     def to_units(self, dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
         """The array with a unit a row: [units] or [units, ...]."""
         values = self.values.astype(dtype or self.dtype)
         if self.units == 0:
             return jnp.zeros((0, *values.shape[1:]), values.dtype)
-        return pallas_kernels.coo_add(self._kept(), values, self.units)
+        return pallas_kernels.coo_add(self.kept(), values, self.units)
 
     def to_dense(self) -> jax.Array:
         """The array that is meant, duplicates added up."""
         return self.to_units().reshape(self.shape)
 
-    def _kept(self):
+    def kept(self) -> jax.Array:
+        """The indices, `units` for all that are out of range."""
         # A negative index would count from the end; it is out of range here.
         inside = (self.indices >= 0) & (self.indices < self.units)
         return jnp.where(inside, self.indices, self.units).astype(jnp.int32)

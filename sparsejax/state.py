@@ -46,6 +46,24 @@ class PerRank:
         return f"PerRank({self.value!r}, axis_name={self.axis_name!r})"
 
 
+class SparsifyState(NamedTuple):
+    """State of a sparsifier.
+
+    Attributes:
+        step: int32: updates seen.
+        residual: What waits, a tree like the parameters: `PerRank`; None without a memory.
+        momentum: The velocity, alike; None where there is none.
+        sparsifiers: What the sparsifier remembers of each leaf, by path: `PerRank`.
+        skipped: int32: updates left out because something was not finite.
+    """
+
+    step: jax.Array
+    residual: PerRank | None
+    momentum: PerRank | None
+    sparsifiers: PerRank | None
+    skipped: jax.Array
+
+
 class SyncState(NamedTuple):
     """State of `sparsejax.sync`.
 
@@ -56,6 +74,7 @@ class SyncState(NamedTuple):
         pending: The gradients added up since they were last synchronized: `PerRank`, or
             None with `every=1`.
         traffic: What was sent the last time, by group.
+        sparsifier: The state of the sparsifier given to `sync`, or None.
     """
 
     step: jax.Array
@@ -63,6 +82,7 @@ class SyncState(NamedTuple):
     residual: dict[str, PerRank]
     pending: PerRank | None
     traffic: dict[str, Traffic]
+    sparsifier: SparsifyState | None = None
 
 
 def state_specs(state: Any) -> Any:
@@ -136,10 +156,34 @@ def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
     return axis_name
 
 
-def find(state: Any) -> list[SyncState]:
-    """All synchronization states inside an optimizer state, however deep."""
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, SyncState))
-    return [node for node in nodes if isinstance(node, SyncState)]
+def find(state: Any, kind: type = SyncState) -> list[Any]:
+    """All states of a kind inside an optimizer state, however deep."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
+
+
+def residuals(state: Any) -> Any:
+    """What sparsifiers hold back, as a tree like the parameters with a leading rank axis.
+
+    A leaf that goes whole holds back what rounding to its dtype took, mostly zeros. Where
+    several sparsifiers each have some of the leaves (`optax.masked`, `optax.partition`),
+    it is one tree of all of them.
+
+    Args:
+        state: An optimizer state, chained, masked or partitioned as you like. Inside
+            `shard_map` the rank axis has length 1.
+    """
+    found = [s.residual for s in find(state, SparsifyState) if s.residual is not None]
+    if not found:
+        raise StateError(
+            "no sparsifier with a memory has its state here; pass the optimizer's state, "
+            "as tx.init or tx.update returned it, of a chain with one, such as "
+            "sparsejax.dgc()."
+        )
+    masked = lambda node: isinstance(node, optax.MaskedNode)
+    trees = [per_rank.value for per_rank in found]
+    first = lambda *own: next((x for x in own if not masked(x)), own[0])
+    return jax.tree.map(first, *trees, is_leaf=masked)
 
 
 def metrics(state: Any) -> dict[str, jax.Array]:
@@ -152,7 +196,8 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     `dense_bytes` what an all-reduce would have sent, `rounds` how many messages followed
     one another; densities and imbalances are as in `Traffic`. `residual_norm` is
     there where a rank keeps something back: the norm over all ranks (inside `shard_map`,
-    over this one).
+    over this one). A sparsifier has `sparsify/residual_norm`, over all leaves, and
+    `sparsify/skipped`, how many updates were left out because something was not finite.
 
     Args:
         state: An optimizer state, chained, masked or partitioned as you like.
@@ -181,6 +226,15 @@ def metrics(state: Any) -> dict[str, jax.Array]:
             squares = jnp.sum(jnp.square(kept.value.astype(jnp.float32)))
             result[f"{prefix}/{name}/residual_norm"] = jnp.sqrt(squares)
         result |= {f"{prefix}/{key}": jnp.asarray(value) for key, value in totals.items()}
+    for number, own in enumerate(find(state, SparsifyState)):
+        prefix = f"sparsify{number or ''}"
+        result[f"{prefix}/skipped"] = own.skipped
+        if own.residual is not None:
+            squares = [
+                jnp.sum(jnp.square(x.astype(jnp.float32)))
+                for x in jax.tree.leaves(own.residual)
+            ]
+            result[f"{prefix}/residual_norm"] = jnp.sqrt(sum(squares, jnp.float32(0)))
     return result
 
 

@@ -6,6 +6,7 @@ gradient, and gradients are accumulated and averaged: here, once for all schemes
 
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +15,14 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sparsejax import _compat, axes, leaves as leaf_rules, schemes, wire
+from sparsejax import _compat, axes, entries, leaves as leaf_rules, schemes, wire
 from sparsejax._compat import AxisName, as_varying, varying_axes
 from sparsejax.errors import AxisError, StateError
 from sparsejax.plan import Plan
 from sparsejax.schemes import base
 from sparsejax.schemes.base import Scheme
 from sparsejax.schemes.two_level import two_axes
+from sparsejax.sparsify import Sparsify
 from sparsejax.state import PerRank, SyncState
 
 
@@ -60,13 +62,20 @@ class Synchronizer:
     warmup_steps: int
     plan: Plan | None
     two_level: bool
+    sparsifier: Sparsify | None = None
 
     def _groups(self, paths, leaves):
         chosen = None
         if self.plan is not None:
             self.plan.check_leaves(paths, leaves)
             chosen = self.plan.chosen()
-        return leaf_rules.group(paths, leaves, self.scheme, self.rules, chosen=chosen)
+        elements = frozenset()
+        if self.sparsifier is not None:
+            pairs = zip(paths, leaves, strict=True)
+            elements = frozenset(p for p, x in pairs if self.sparsifier.sparsifies(p, x))
+        return leaf_rules.group(
+            paths, leaves, self.scheme, self.rules, chosen=chosen, elements=elements
+        )
 
     def _check_ranks(self, axis_name):
         """Raises where a plan was made for another number of ranks, or of hosts."""
@@ -112,7 +121,17 @@ class Synchronizer:
         nothing = jax.tree.map(jnp.zeros_like, nothing)
         # Each its own arrays: a state that is donated may hold none twice.
         traffic = {group.name: jax.tree.map(jnp.zeros_like, nothing) for group in groups}
-        return SyncState(jnp.int32(0), scheme_states, residual, pending, traffic)
+        own = None
+        if self.sparsifier is not None:
+            own = self._sparsifier_on(axis_name).init(params)
+        return SyncState(jnp.int32(0), scheme_states, residual, pending, traffic, own)
+
+    def _sparsifier_on(self, axis_name):
+        """The sparsifier, over this axis where it names none."""
+        assert self.sparsifier is not None
+        return dataclasses.replace(
+            self.sparsifier, axis_name=self.sparsifier.axis_name or axis_name or None
+        )
 
     def _ranks_at_init(self, groups):
         """The axis and its size; no axis and 1 where nothing depends on them."""
@@ -120,8 +139,13 @@ class Synchronizer:
             axis_name = axes.resolve(self.axis_name, "init of sparsejax.sync")
             return axis_name, wire.ranks(axis_name)
         except AxisError as error:
-            by_rank = self.every > 1 or any(
-                group.scheme.keeps_residual or group.scheme.needs_ranks for group in groups
+            by_rank = (
+                self.every > 1
+                or self.sparsifier is not None
+                or any(
+                    group.scheme.keeps_residual or group.scheme.needs_ranks
+                    for group in groups
+                )
             )
             if not by_rank:
                 return (), 1
@@ -144,11 +168,13 @@ class Synchronizer:
         paths, leaves, structure = leaf_rules.flatten(updates)
         groups = self._groups(paths, leaves)
         for path, leaf in zip(paths, leaves, strict=True):
-            axes.require_local(path, leaf, axis_name)
+            axes.require_local(path, getattr(leaf, "values", leaf), axis_name)
         _check_state(groups, state, self.every)
         if self.every == 1:
             present = leaf_rules.touched(groups, leaves, ids, leaf_rules.is_masked(updates))
-            result, state = self._synchronize(groups, leaves, present, state, axis_name)
+            result, state = self._synchronize(
+                groups, leaves, structure, present, state, axis_name
+            )
         else:
             result, state = self._accumulate(groups, leaves, structure, state, axis_name)
         step = state.step + 1
@@ -157,6 +183,7 @@ class Synchronizer:
     def _accumulate(self, groups, leaves, structure, state, axis_name):
         """Adds up until the k-th call, then synchronizes; zeros in between."""
         held = structure.flatten_up_to(state.pending.value)
+        leaves = [leaf_rules.to_dense(leaf) for leaf in leaves]
         held = [h + g.astype(h.dtype)[None] for h, g in zip(held, leaves, strict=True)]
 
         def now(held):
@@ -164,7 +191,9 @@ class Synchronizer:
             whole = [
                 (h[0] / scale).astype(g.dtype) for h, g in zip(held, leaves, strict=True)
             ]
-            result, after = self._synchronize(groups, whole, {}, state, axis_name)
+            result, after = self._synchronize(
+                groups, whole, structure, {}, state, axis_name
+            )
             return result, [jnp.zeros_like(h) for h in held], after._replace(pending=None)
 
         def later(held):
@@ -176,8 +205,26 @@ class Synchronizer:
         pending = PerRank(structure.unflatten(held), axis_name)
         return result, state._replace(pending=pending)
 
-    def _synchronize(self, groups, leaves, present, state, axis_name):
+    def _synchronize(self, groups, leaves, structure, present, state, axis_name):
         """The reduced leaves, and the state with what was kept and sent."""
+        if self.sparsifier is None:
+            return self._exchange(groups, leaves, present, state, axis_name)
+        sparsifier = self._sparsifier_on(axis_name)
+
+        def going(leaves, densely=False):
+            tree = structure.unflatten(leaves)
+            tree, own = sparsifier.on(axis_name, tree, state.sparsifier, densely)
+            _, own_leaves, _ = leaf_rules.flatten(tree)
+            after = state._replace(sparsifier=own)
+            return self._exchange(groups, own_leaves, {}, after, axis_name, densely)
+
+        if not self.warmup_steps:
+            return going(leaves)
+        densely = functools.partial(going, densely=True)
+        return _branch(state.step < self.warmup_steps, densely, going, leaves)
+
+    def _exchange(self, groups, leaves, present, state, axis_name, densely=None):
+        """The same once it is settled what goes; None where the step says if densely."""
         result: list[Any] = [None] * len(leaves)
         scheme_states = dict(state.schemes)
         residual = dict(state.residual)
@@ -187,8 +234,9 @@ class Synchronizer:
             known = present.get(group.name)
             kept = residual.get(group.name)
             if kept is not None:
+                x = entries.dense(x)
                 x, known = x.astype(kept.value.dtype) + kept.value[0], None
-            reduced = self._reduce(group, x, known, state, axis_name)
+            reduced = self._reduce(group, x, known, state, axis_name, densely)
             total = reduced.total
             if self.mean:
                 total = wire.mean_of(total, axis_name)
@@ -201,13 +249,21 @@ class Synchronizer:
         state = state._replace(schemes=scheme_states, residual=residual, traffic=traffic)
         return result, state
 
-    def _reduce(self, group, x, known, state, axis_name):
+    def _reduce(self, group, x, known, state, axis_name, densely):
         before = state.schemes[group.name]
 
         def sparse(x):
-            return group.scheme(x, before, axis_name, present=known)
+            if not isinstance(x, entries.Entries):
+                return group.scheme(x, before, axis_name, present=known)
+            if x.shared:
+                return base.sum_of_shared(x, before, axis_name)
+            if not group.scheme.takes_entries:
+                x, flags = x.to_units(), x.flags
+                return group.scheme(x, before, axis_name, present=flags)
+            return group.scheme(x, before, axis_name, present=x.flags)
 
-        if not self.warmup_steps or isinstance(group.scheme, schemes.AllReduce):
+        settled = not self.warmup_steps or isinstance(group.scheme, schemes.AllReduce)
+        if densely is False or (settled and not densely):
             return sparse(x)
 
         def dense(x):
@@ -216,6 +272,8 @@ class Synchronizer:
             residual = jnp.zeros_like(x) if group.scheme.keeps_residual else None
             return reduced._replace(state=before, residual=residual)
 
+        if densely:
+            return dense(x)
         return _branch(state.step < self.warmup_steps, dense, sparse, x)
 
 

@@ -22,6 +22,7 @@ from sparsejax._compat import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.plan import Plan
 from sparsejax.schemes.base import Scheme
+from sparsejax.sparsifying import Sparsification
 from sparsejax.synchronizer import Synchronizer
 
 
@@ -35,6 +36,7 @@ def sync(
     warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
     two_level: bool = True,
+    sparsifier: Sparsification | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients over the ranks of a mesh axis.
 
@@ -68,6 +70,9 @@ def sync(
             in float32 or wider, travel back narrow, and come out in the leaf's dtype. The
             mean is taken last, so a sum must fit the narrow dtype.
         two_level: Whether a pair of axes is two levels; False adds up over both as one.
+        sparsifier: What makes gradients sparse first, such as `sparsejax.dgc(0.01)`. It can
+            as well stand before `sync` in a chain; here it works on what `every` steps have
+            added up, and sends everything in `warmup_steps`.
 
     Returns:
         An `optax.GradientTransformationExtraArgs` with state `SyncState`.
@@ -106,9 +111,15 @@ def sync(
                 for leaf in plan.leaves
             ]
             plan = dataclasses.replace(plan, leaves=tuple(leaves))
+    if sparsifier is not None and not isinstance(sparsifier, Sparsification):
+        raise ArgumentError(
+            "sparsifier must be one of this library's, such as sparsejax.dgc(0.01), got "
+            f"{sparsifier!r}."
+        )
+    own = None if sparsifier is None else sparsifier.parts
     mean = reduce == "mean"
     made = Synchronizer(
-        chosen, axis_name, mean, rules, every, warmup_steps, plan, two_level
+        chosen, axis_name, mean, rules, every, warmup_steps, plan, two_level, own
     )
     return optax.GradientTransformationExtraArgs(made.init, made.update)
 

@@ -43,9 +43,9 @@ def pytest_configure(config):
         os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
 
 
-# A program takes about ten of the 65,530 memory mappings that Linux gives to a process, and
-# JAX keeps thousands of programs. With none left, XLA's compiler crashes.
-PROGRAMS_AT_MOST = 1000
+# A program takes ten to thirty of the 65,530 memory mappings that Linux gives to a process,
+# and JAX keeps thousands of programs. With none left, XLA's compiler crashes.
+PROGRAMS_AT_MOST = 500
 _compiled = 0
 
 

@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import bits, exchange, gathers, index_codes, ladder, wire
-from sparsejax._compat import as_varying, assume_same, varying_axes
+from sparsejax import bits, entries, exchange, gathers, index_codes, ladder, wire
+from sparsejax._compat import as_varying, assume_same
 from sparsejax.forecast import Forecast, agreeing, sent_bytes
 from sparsejax.schemes import base
 
@@ -43,6 +43,7 @@ class AGSparse(base.Scheme):
         wire_dtype: The dtype of the values while they travel; that of x if None.
     """
 
+    takes_entries = True
     gather: str = "auto"
     code: str = "coo32"
     ratio: float = 2.0
@@ -59,14 +60,14 @@ class AGSparse(base.Scheme):
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, axis_name)
         base.check_units(x)
-        flags = bits.nonzero_units(x) if present is None else present
+        flags = entries.present(x) if present is None else present
         most, agreed = wire.maximum(jnp.sum(flags, dtype=jnp.int32), axis_name)
         total, traffic = self.add_up(x, flags, most, agreed, axis_name)
         return base.Reduced(total, None, state, traffic)
 
     def add_up(
         self,
-        x: jax.Array,
+        x: entries.Units,
         present: jax.Array,
         most: jax.Array,
         agreed: float,
@@ -90,7 +91,7 @@ class AGSparse(base.Scheme):
         sets = bits.bit_sets(words[None], steps.tile)
         dense = wire.all_reduce_cost(x.size, x.dtype, narrow, n)
         channel = gathers.gather_channel(axis_name, self.gather)
-        axes = varying_axes(x)
+        axes = entries.axes_of(x)
 
         def add(total, slots, values):
             values = values.astype(wide).reshape(*slots.shape, *x.shape[1:])
@@ -109,7 +110,7 @@ class AGSparse(base.Scheme):
                 steps,
                 channel,
                 sets,
-                exchange.Source(x, narrow),
+                entries.source(x, narrow),
                 most,
                 add,
                 jnp.zeros(x.shape, wide),
@@ -118,7 +119,7 @@ class AGSparse(base.Scheme):
             return as_varying((total.astype(x.dtype), base.stage_of(sent)), axes)
 
         def all_reduce(x):
-            total, sent = wire.all_reduce(x, axis_name, self.wire_dtype)
+            total, sent = wire.all_reduce(entries.dense(x), axis_name, self.wire_dtype)
             return as_varying((total, base.stage(sent, sent, 1)), axes)
 
         worth = self._sparse_bytes(steps, channel.messages, most) < dense

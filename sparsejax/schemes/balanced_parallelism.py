@@ -39,6 +39,7 @@ class BalancedParallelism(base.Scheme):
         pull_capacity: The same on the way back.
     """
 
+    takes_entries = True
     ownership: Ownership = StripedHash()
     push_code: str = "auto"
     pull_code: str = "auto"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sparsejax import wire
+from sparsejax import entries, wire
 from sparsejax._compat import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.exchange import Sent
@@ -98,6 +98,9 @@ class Scheme(abc.ABC):
     #: Whether the total is the sum, now or with what is kept back.
     lossless: bool = True
 
+    #: Whether x may be `entries.Entries`, of which no dense array is made first.
+    takes_entries: bool = False
+
     @property
     def keeps_residual(self) -> bool:
         """Whether `residual` is an array; then `sync` keeps it for the next x."""
@@ -116,7 +119,7 @@ class Scheme(abc.ABC):
     @abc.abstractmethod
     def __call__(
         self,
-        x: jax.Array,
+        x: Any,
         state: Any,
         axis_name: AxisName,
         *,
@@ -125,7 +128,7 @@ class Scheme(abc.ABC):
         """Adds up x over the axis.
 
         Args:
-            x: [units] or [units, width], floating.
+            x: [units] or [units, width], floating; see `takes_entries`.
             state: The scheme's state.
             axis_name: The axis, or axes, to add up over.
             present: Booleans [units], if the caller knows: all other units are zero.
@@ -186,7 +189,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ArgumentError(f"{name} must be one of {known}, got {value!r}.")
 
 
-def check_units(x: jax.Array) -> None:
+def check_units(x: entries.Units) -> None:
     """Raises if the units are too many to be numbered by int32."""
     if x.shape[0] > MOST_UNITS:
         raise ArgumentError(
@@ -197,20 +200,30 @@ def check_units(x: jax.Array) -> None:
 
 
 def sum_densely(
-    x: jax.Array,
+    x: entries.Units,
     state: Any,
     axis_name: AxisName,
     wire_dtype: jax.typing.DTypeLike | None = None,
 ) -> Reduced:
     """The sum by an all-reduce, zeros and all."""
-    total, sent = wire.all_reduce(x, axis_name, wire_dtype)
+    total, sent = wire.all_reduce(entries.dense(x), axis_name, wire_dtype)
     half = stage(sent / 2, sent / 2, 1)
     return Reduced(total, None, state, traffic(half, half, dense=sent))
 
 
-def nothing_to_send(x: jax.Array, state: Any, axis_name: AxisName) -> Reduced:
+def sum_of_shared(x: entries.Entries, state: Any, axis_name: AxisName) -> Reduced:
+    """The sum of entries whose units are the same on all ranks: that of their values."""
+    values, sent = wire.all_reduce(x.values, axis_name)
+    dense = wire.all_reduce_cost(x.size, x.dtype, x.dtype, wire.ranks(axis_name))
+    half = stage(sent / 2, sent / 2, 1)
+    share = jnp.mean(x.flags.astype(jnp.float32))
+    numbers = {"dense": dense, "before": share, "after": share}
+    return Reduced(x.with_values(values), None, state, traffic(half, half, **numbers))
+
+
+def nothing_to_send(x: entries.Units, state: Any, axis_name: AxisName) -> Reduced:
     """The sum where there is one rank, or where x is empty."""
-    total, sent = wire.psum(x, axis_name)
+    total, sent = wire.psum(entries.dense(x), axis_name)
     dense = jnp.float32(sent)
     return Reduced(total, None, state, traffic(stage(), stage(), dense=dense))
 

@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import bits, exchange, ladder, wire
+from sparsejax import bits, entries, exchange, ladder, wire
 from sparsejax._compat import as_varying, assume_same, varying_axes
 from sparsejax.ownership import Layout, Shares
 from sparsejax.schemes import base, doubling
@@ -59,7 +59,7 @@ class Options(NamedTuple):
 
 
 def reduce(
-    x: jax.Array,
+    x: entries.Units,
     present: jax.Array | None,
     axis_name: wire.AxisName,
     layout: Layout,
@@ -78,7 +78,7 @@ def reduce(
     if not run.may_pay(x):
         dense = base.sum_densely(x, None, axis_name, options.wire_dtype)
         return dense.total, dense.traffic
-    return run(x, run.agree(bits.nonzero_units(x) if present is None else present))
+    return run(x, run.agree(entries.present(x) if present is None else present))
 
 
 def owners(x, axis_name, layout, options) -> "Owners":
@@ -96,7 +96,7 @@ def owners(x, axis_name, layout, options) -> "Owners":
         jnp.promote_types(x.dtype, jnp.float32),
         ladder.ladder(layout.width, unit_bytes, n, *push),
         ladder.ladder(layout.width, unit_bytes, n, *pull),
-        varying_axes(x) - varying_axes(lax.axis_index(axis_name)),
+        entries.axes_of(x) - varying_axes(lax.axis_index(axis_name)),
     )
 
 
@@ -172,7 +172,7 @@ class Owners:
         worst = lax.bitcast_convert_type(agreed[2], jnp.float32)
         return Agreed(sets, agreed[0], agreed[1], worst, sent)
 
-    def __call__(self, x: jax.Array, known: "Agreed") -> tuple[jax.Array, base.Traffic]:
+    def __call__(self, x: entries.Units, known: "Agreed") -> tuple[jax.Array, base.Traffic]:
         """The sum, and what was sent for it, once ranks have agreed on their counts."""
         n = self.layout.ranks
         sets, fullest, most, imbalance, agreed = known
@@ -187,7 +187,7 @@ class Owners:
             return total, base.stage_of(push, imbalance), pull, after, second
 
         def all_reduce(x):
-            total, sent = wire.all_reduce(x, self.axis_name, self.narrow)
+            total, sent = wire.all_reduce(entries.dense(x), self.axis_name, self.narrow)
             half = base.stage(sent / 2, sent / 2, 1, imbalance)
             after = jnp.sum(bits.nonzero_units(total)).astype(jnp.float32)
             return total, half, half, after, jnp.float32(0)
@@ -223,7 +223,7 @@ class Owners:
             self.push_ladder,
             wire.push_channel(self.axis_name),
             sets,
-            exchange.Source(x, self.narrow, functools.partial(self.layout.invert, part)),
+            entries.source(x, self.narrow, functools.partial(self.layout.invert, part)),
             fullest,
             add,
             jnp.zeros((width, *x.shape[1:]), self.wide),

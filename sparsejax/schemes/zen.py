@@ -45,7 +45,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import bits, ladder, wire
+from sparsejax import entries, ladder, wire
 from sparsejax._compat import as_varying, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.forecast import above_mean, merged
@@ -83,6 +83,7 @@ class Zen(base.Scheme):
         wire_dtype: The dtype of the values while they travel; that of x if None.
     """
 
+    takes_entries = True
     optimum: str = "auto"
     ownership: Ownership = StripedHash()
     wire_dtype: jax.typing.DTypeLike | None = None
@@ -113,6 +114,7 @@ class Zen(base.Scheme):
         state = state if isinstance(state, ZenState) else self.init(x, n)
 
         if self._choice(n) == "hierarchical":
+            x = entries.dense(x)
             done = self._hierarchical(n)(x, state.curve, axis_name, present=present)
             return done._replace(state=ZenState(done.state, state.tables))
         layout = self.ownership.over(x.shape[0], n, state.tables)
@@ -120,7 +122,7 @@ class Zen(base.Scheme):
         if not balanced.may_pay(x):
             return base.sum_densely(x, state, axis_name, self.wire_dtype)
         # All schemes take from here which units are there.
-        flags = bits.nonzero_units(x) if present is None else present
+        flags = entries.present(x) if present is None else present
         known = balanced.agree(flags)
 
         def next_state(traffic, total):
@@ -140,6 +142,7 @@ class Zen(base.Scheme):
             return total, next_state(traffic, total), traffic
 
         def by_hierarchy(x):
+            x = entries.dense(x)
             done = self._hierarchical(n)(x, state.curve, axis_name, present=flags)
             scalars = done.traffic.scalars + known.sent
             traffic = done.traffic._replace(scalars=scalars)
@@ -151,7 +154,7 @@ class Zen(base.Scheme):
             rival, prefers = by_one_round, self._prefers_one_round
         else:
             rival, prefers = by_hierarchy, self._prefers_hierarchy
-        axes = varying_axes(x) - varying_axes(lax.axis_index(axis_name))
+        axes = entries.axes_of(x) - varying_axes(lax.axis_index(axis_name))
         typed = lambda side: lambda x: _typed(side(x), axes)
         done = lax.cond(
             prefers(x, balanced, known.most, state, axis_name),

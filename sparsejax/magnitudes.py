@@ -1,0 +1,208 @@
+"""Which numbers are largest, with no sort: their bits, counted.
+
+The bits of a floating number without its sign, read as an integer, order as the magnitudes
+do: zero first, NaN above infinity. How many keys are at least t is one read of them and no
+write, so the k-th largest is found by halving. Of a long array a sample first tells between
+which two keys it lies; the few that lie there are taken out and halved among themselves. It
+is exact for any data, two or three reads for most, at worst one for each bit.
+
+A sharded tensor has one k-th largest: counts are added up over its shards by `total`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import pallas_kernels
+from pallas_kernels import hashing, rank_select
+from sparsejax import bits
+from sparsejax._compat import as_varying, varying_axes
+
+
+SHORT = 1 << 14  # so few keys are halved as they are
+SPARE = 4.0  # standard deviations to either side of what a sample tells
+
+
+def keys(x: jax.Array) -> jax.Array:
+    """The magnitudes of floating x as unsigned integers of its width."""
+    return (rank_select.unsigned(x) << 1) >> 1
+
+
+def key_of(magnitude: jax.typing.ArrayLike, dtype: Any) -> jax.Array:
+    """The key of a magnitude; zero is no magnitude, so at least 1."""
+    return jnp.maximum(keys(jnp.asarray(magnitude, dtype)), 1)
+
+
+def magnitude_of(key: jax.Array, dtype: Any) -> jax.Array:
+    """Inverse of `key_of`."""
+    return lax.bitcast_convert_type(key, jnp.dtype(dtype))
+
+
+def itself(x: Any) -> Any:
+    """The total of what is not sharded."""
+    return x
+
+
+def count(of: jax.Array, least: jax.Array) -> jax.Array:
+    """How many keys are at least so large."""
+    return jnp.sum(of >= least, dtype=jnp.int32)
+
+
+def halved(of: jax.Array, k: jax.Array, total: Callable = itself) -> jax.Array:
+    """The k-th largest of a few keys, by halving: a read for each bit. 0 if k is more."""
+    width = of.dtype.itemsize * 8
+    one = of.dtype.type(1)
+
+    def settle(i, found):
+        tried = found | (one << (width - 2 - i).astype(of.dtype))
+        return jnp.where(total(count(of, tried)) >= k, tried, found)
+
+    return lax.fori_loop(0, width - 1, settle, _typed(of.dtype.type(0), of, k, total))
+
+
+def sample(x: jax.Array, size: int, seed: jax.Array) -> jax.Array:
+    """About as many elements, an odd number apart, from a place that the seed says.
+
+    Strides are odd, so that a pattern in the columns of a matrix is not met every time.
+    """
+    if size >= x.size:
+        return x
+    stride = (x.size // size) | 1
+    start = hashing.mix32(jnp.uint32(x.size), seed) % jnp.uint32(stride)
+    places = start.astype(jnp.int32) + stride * lax.iota(jnp.int32, x.size // stride)
+    return x.at[places].get(mode="clip", indices_are_sorted=True)
+
+
+def kth_largest(
+    of: jax.Array,
+    k: jax.Array,
+    seed: jax.Array,
+    total: Callable = itself,
+    gathered: Callable = itself,
+) -> jax.Array:
+    """The k-th largest key, exactly; 0 if there are fewer.
+
+    Args:
+        of: The keys.
+        k: int32, at least 1.
+        seed: Which elements to look at first.
+        total: Adds up a count over the shards of a tensor.
+        gathered: Puts the samples of the shards together.
+    """
+    if of.size <= SHORT:
+        return halved(of, k, total)
+    looked_at = gathered(sample(of, max(SHORT // 4, of.size // 100), seed))
+    share = looked_at.size / total(jnp.float32(of.size))
+    likely = k * share
+    room = max(SHORT // 2, of.size // 32)
+    far = SPARE * jnp.sqrt(likely) + SPARE
+    few, many = jnp.maximum(likely - far, 1), jnp.minimum(likely + far, looked_at.size)
+    low = halved(looked_at, jnp.ceil(many).astype(jnp.int32))
+    high = halved(looked_at, jnp.floor(few).astype(jnp.int32))
+    above_all = ~of.dtype.type(0)
+    # The sample may be wrong, and says nothing beyond its largest.
+    at_low, at_high = total(count(of, low)), total(count(of, high))
+    everything = total(jnp.int32(of.size))
+    low, at_low = _where(at_low >= k, (low, at_low), (jnp.zeros_like(low), everything))
+    none = jnp.zeros_like(at_high)
+    unknown = (at_high >= k) | (likely <= far)
+    high, at_high = _where(unknown, (jnp.full_like(high, above_all), none), (high, at_high))
+
+    def wide(state):
+        low, at_low, high, at_high = state
+        return (at_low - at_high > room) & (high - low > 1)
+
+    def halve(state):
+        low, at_low, high, at_high = state
+        middle = low + (high - low) // 2
+        here = total(count(of, middle))
+        enough = here >= k
+        low, at_low = _where(enough, (middle, here), (low, at_low))
+        high, at_high = _where(enough, (high, at_high), (middle, here))
+        return low, at_low, high, at_high
+
+    start = _typed((low, at_low, high, at_high), of, k, total)
+    low, at_low, high, at_high = lax.while_loop(wide, halve, start)
+    words = packed((of >= low) & (of < high))
+    found, held = pallas_kernels.bitmap_decode(words, room)
+    among = of.at[jnp.minimum(found, of.size - 1)].get(mode="clip")
+    among = jnp.where(lax.iota(jnp.int32, room) < held, among, 0)
+    exact = halved(among, k - at_high, total)
+    # Keys that are all the same are not taken out one by one.
+    return jnp.where(high - low > 1, exact, low)
+
+
+def largest(
+    of: jax.Array, k: jax.Array, seed: jax.Array, total: Callable, gathered: Callable
+) -> jax.Array:
+    """The k largest keys as packed bits; of equal ones a run whose start changes.
+
+    Zeros are never among them. With shards, those of this shard; of keys equal to the
+    smallest, each shard then takes all.
+    """
+    least = jnp.maximum(kth_largest(of, k, seed, total, gathered), 1)
+    return filled(of, least + 1, least, k, seed, total)
+
+
+def filled(
+    of: jax.Array,
+    above: jax.Array,
+    least: jax.Array,
+    k: jax.Array,
+    seed: jax.Array,
+    total: Callable = itself,
+) -> jax.Array:
+    """All keys from `above` on, and of those from `least` on as many as make k.
+
+    They follow one another in the array, around its end, from a place that the seed says.
+    """
+    whole = packed(of >= least)
+    have = total(jnp.sum(lax.population_count(whole), dtype=jnp.int32))
+
+    def cut():
+        certain = packed(of >= above)
+        rest = whole & ~certain
+        index = bits.rank_index(rest, 2)
+        there = index.row_end[-1]
+        need = k - total(jnp.sum(lax.population_count(certain), dtype=jnp.int32))
+        need = jnp.clip(need, 0, there)
+        first = hashing.mix32(seed, 0x51ED270B) % jnp.maximum(there, 1).astype(jnp.uint32)
+        first = first.astype(jnp.int32)
+        end = first + need
+        around = end > there
+        cuts = jnp.stack([first, jnp.where(around, end - there, end)])
+        place = rank_select.select(index, jnp.sort(cuts), 1)[:, 0]
+        # A cut behind the last bit is behind the last word.
+        place = jnp.where(jnp.sort(cuts) >= there, rest.size * bits.WORD, place)
+        inside = _below(place[1], rest.size) & ~_below(place[0], rest.size)
+        return certain | (rest & jnp.where(around, ~inside, inside))
+
+    if total is not itself:
+        return whole
+    axes = varying_axes(whole) | varying_axes(k)
+    return lax.cond(
+        have > k, lambda: as_varying(cut(), axes), lambda: as_varying(whole, axes)
+    )
+
+
+def packed(flags: jax.Array) -> jax.Array:
+    """Booleans as packed bits, with zeros behind the last, at least one word."""
+    return bits.pack(jnp.pad(flags, (0, bits.WORD - flags.size % bits.WORD)))
+
+
+def _below(place, words):
+    """Words of which the bits before a place are set."""
+    return bits.low_ones(place - bits.WORD * lax.iota(jnp.int32, words))
+
+
+def _where(condition, yes, no):
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def _typed(tree, of, k, total):
+    """With the types of what counts of these keys decide."""
+    like = jax.eval_shape(lambda: total(count(of, of.dtype.type(0))))
+    return as_varying(tree, varying_axes(like) | varying_axes(k))

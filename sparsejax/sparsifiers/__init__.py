@@ -1,0 +1,17 @@
+"""Ways to send less than a whole gradient, one file each; `base` is their contract."""
+
+from sparsejax.sparsifiers.base import (
+    Draw as Draw,
+    Sparsifier as Sparsifier,
+    Warmup as Warmup,
+)
+from sparsejax.sparsifiers.dgc import DGC as DGC
+from sparsejax.sparsifiers.dragonn import Dragonn as Dragonn
+from sparsejax.sparsifiers.gaussian_k import GaussianK as GaussianK
+from sparsejax.sparsifiers.ms_top_k import MSTopK as MSTopK
+from sparsejax.sparsifiers.qsgd import QSGD as QSGD
+from sparsejax.sparsifiers.random_k import RandomK as RandomK
+from sparsejax.sparsifiers.reuse_threshold import ReuseThreshold as ReuseThreshold
+from sparsejax.sparsifiers.sign import Sign as Sign
+from sparsejax.sparsifiers.threshold import Threshold as Threshold
+from sparsejax.sparsifiers.top_k import TopK as TopK

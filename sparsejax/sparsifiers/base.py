@@ -1,0 +1,301 @@
+"""The contract of a sparsifier.
+
+A sparsifier is a frozen dataclass that says which elements of an array go now; the rest
+waits. It is called with what is due, in float32 or wider: the gradient and what waited.
+What it selects goes out as a `SparseTensor`, what it does not is kept (`memory`), so
+
+    x == kept + residual
+
+and nothing is lost. `Selecting` returns places, `ByMagnitude` a least magnitude, from which
+places follow; `Rounding` returns another array, each number of few bits.
+
+How many are selected may vary, the room for them not. What does not fit waits; of too many
+the largest go, and of equal ones a run whose start changes from step to step: an order of
+the indices would let the last ones wait for ever.
+
+Random numbers come from a hash of the step, so ranks agree on them without a message.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import pallas_kernels
+from sparsejax import magnitudes, wire
+from sparsejax._compat import AxisName, as_varying, varying_axes
+from sparsejax.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class Warmup:
+    """A density that falls exponentially from `start` to `density` in so many steps.
+
+    Room is made for the largest density, so a large start costs memory and time until the
+    end. `warmup_steps` of `sparsejax.sync` sends densely instead.
+    """
+
+    density: float
+    steps: int
+    start: float = 0.25
+
+    def __post_init__(self):
+        check_density("density", self.density)
+        check_density("start", self.start)
+        if (
+            isinstance(self.steps, bool)
+            or not isinstance(self.steps, int)
+            or self.steps < 1
+        ):
+            raise ArgumentError(f"steps must be a positive int, got {self.steps!r}.")
+
+    @property
+    def largest(self) -> float:
+        """The largest density."""
+        return max(self.density, self.start)
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        """The density of a step."""
+        done = jnp.minimum(step / self.steps, 1.0)
+        return self.start * (self.density / self.start) ** done
+
+
+Density = float | Callable[[jax.Array], Any]
+
+
+class Draw(NamedTuple):
+    """What a sparsifier knows beside the array.
+
+    Attributes:
+        step: int32: updates before this one, equal on all ranks.
+        seed: uint32: another for each leaf and step, equal on all ranks.
+        wanted: int32: how many elements are to go, of all shards together.
+        model_axis: The mesh axis over which the tensor is sharded, or None.
+    """
+
+    step: jax.Array
+    seed: jax.Array
+    wanted: jax.Array
+    model_axis: AxisName | None = None
+
+    @property
+    def total(self) -> Callable:
+        """Adds up a number over the shards of the tensor."""
+        if self.model_axis is None:
+            return magnitudes.itself
+        axis = self.model_axis
+        return lambda x: wire.psum(wire.per_rank(x, axis), axis)[0]
+
+    @property
+    def gathered(self) -> Callable:
+        """Puts vectors of the shards of the tensor together."""
+        if self.model_axis is None:
+            return magnitudes.itself
+        axis = self.model_axis
+        return lambda x: wire.all_gather(wire.per_rank(x, axis), axis)[0].reshape(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparsifier:
+    """A way to send less of an array than there is.
+
+    Attributes:
+        density: The share of elements to send: a number, or a function from the step with
+            an attribute `largest`, such as `Warmup`.
+    """
+
+    density: Density = 0.01
+
+    def __post_init__(self):
+        check_density("density", self.density)
+
+    def init(self, size: int, dtype: Any) -> Any:
+        """The first state for a vector of so many elements, each an array by rank."""
+        del size, dtype
+        return ()
+
+    def wanted(self, size: int, step: jax.Array) -> jax.Array:
+        """How many of so many elements are to go in this step: int32, at least 1."""
+        if not callable(self.density):
+            return jnp.int32(max(1, math.ceil(self.density * size)))
+        share = jnp.asarray(self.density(step), jnp.float32)
+        return jnp.clip(jnp.ceil(share * size), 1, size).astype(jnp.int32)
+
+
+class Selecting(Sparsifier, abc.ABC):
+    """A sparsifier that selects elements, whose values go as they are."""
+
+    #: Whether all ranks select the same, so that no indices need to travel.
+    shared: bool = False
+
+    @property
+    def room(self) -> float:
+        """How many there is room for, in multiples of how many are wanted."""
+        return 1.0
+
+    def capacity(self, size: int) -> int:
+        """Room for the selected of so many elements."""
+        share: Any = getattr(self.density, "largest", self.density)
+        return max(1, min(size, math.ceil(self.room * math.ceil(share * size))))
+
+    def scale(self, size: int) -> float:
+        """By what to multiply, without a memory, for the right mean; 1 if by nothing."""
+        del size
+        return 1.0
+
+    @abc.abstractmethod
+    def select(
+        self, x: jax.Array, state: Any, draw: Draw, capacity: int
+    ) -> tuple[jax.Array, Any]:
+        """Places int32 [capacity] in x [size], none twice, `size` where there is none."""
+
+
+class ByMagnitude(Selecting):
+    """A sparsifier that selects all from some magnitude on, NaN included, zero never."""
+
+    @abc.abstractmethod
+    def level(self, x: jax.Array, state: Any, draw: Draw) -> tuple[jax.Array, Any]:
+        """The key of the least magnitude (`magnitudes`), at least 1."""
+
+    def after(self, state: Any, count: jax.Array, draw: Draw) -> Any:
+        """The next state, once so many elements of all shards are known to be as large."""
+        del count, draw
+        return state
+
+    def take(
+        self, x: jax.Array, level: jax.Array, draw: Draw, capacity: int
+    ) -> tuple[jax.Array, jax.Array]:
+        """Places of the elements from a level on, and how many there are."""
+        of = magnitudes.keys(x)
+        words = magnitudes.packed(of >= level)
+        count = jnp.sum(lax.population_count(words), dtype=jnp.int32)
+        words = fitted(of, words, count, draw, capacity)
+        return places(words, x.size, capacity), count
+
+    def select(self, x, state, draw, capacity):
+        level, state = self.level(x, state, draw)
+        found, count = self.take(x, level, draw, capacity)
+        return found, self.after(state, draw.total(count), draw)
+
+
+class Rounding(Sparsifier, abc.ABC):
+    """A sparsifier that sends every number, rounded to a few bits."""
+
+    def shrink(self, size: int) -> float:
+        """By what to multiply where what rounding takes is remembered.
+
+        Rounding that is right in the mean may take more than there was; fed back, that
+        would grow without end.
+        """
+        del size
+        return 1.0
+
+    @abc.abstractmethod
+    def rounded(self, x: jax.Array, draw: Draw) -> jax.Array:
+        """What goes instead of x [size]."""
+
+
+def fitted(
+    of: jax.Array, words: jax.Array, count: jax.Array, draw: Draw, capacity: int
+) -> jax.Array:
+    """The packed bits of `count` keys that were selected, or of the largest that fit."""
+    if capacity >= of.size:
+        return words
+    itself = magnitudes.itself
+
+    def fewer():
+        room = jnp.int32(capacity)
+        found = magnitudes.largest(of, room, draw.seed, itself, itself)
+        return as_varying(found, varying_axes(words))
+
+    return lax.cond(count > capacity, fewer, lambda: words)
+
+
+def corrected(
+    x: jax.Array,
+    draw: Draw,
+    start: jax.Array,
+    bounds: tuple[float, float],
+    steps: tuple[float, float],
+    rounds: int,
+) -> jax.Array:
+    """The key of a magnitude, moved until about as many as wanted are as large.
+
+    Args:
+        x: The array.
+        draw: How many are wanted.
+        start: The magnitude to begin with.
+        bounds: The fewest and the most, in multiples of how many are wanted.
+        steps: By what to multiply the magnitude where there are too few and too many.
+        rounds: How often at most; each reads the array once.
+    """
+    of = magnitudes.keys(x)
+    counted = lambda t: draw.total(magnitudes.count(of, magnitudes.key_of(t, x.dtype)))
+    few, many = (bound * draw.wanted for bound in bounds)
+
+    def off(state):
+        turn, _, count = state
+        return (turn < rounds) & ((count < few) | (count > many))
+
+    def moved(state):
+        turn, t, count = state
+        t = t * jnp.where(count > many, steps[1], steps[0])
+        return turn + 1, t, counted(t)
+
+    first = counted(start)
+    axes = varying_axes(start) | varying_axes(first)
+    first = as_varying((jnp.int32(0), start, first), axes)
+    _, t, count = lax.while_loop(off, moved, first)
+    # Where no guess fits, as with numbers that are all the same, all but zeros would go,
+    # and so as many of the largest as there is room for. Else they would wait for ever.
+    return jnp.where(count < few, 1, magnitudes.key_of(t, x.dtype))
+
+
+def as_dtype(level: jax.Array, dtype: Any, other: Any) -> jax.Array:
+    """A level among numbers of one dtype as one among numbers of another."""
+    if jnp.dtype(dtype) == jnp.dtype(other):
+        return level
+    return magnitudes.key_of(magnitudes.magnitude_of(level, dtype).astype(other), other)
+
+
+def places(words: jax.Array, size: int, capacity: int) -> jax.Array:
+    """The places of the set bits, `size` where there are no more."""
+    found, _ = pallas_kernels.bitmap_decode(words, capacity)
+    return jnp.minimum(found, size)
+
+
+def check_density(name: str, density: Any) -> None:
+    """Raises unless it is a share, or a schedule of one."""
+    if isinstance(density, jax.Array):
+        raise ArgumentError(
+            f"{name} must be a Python number, because it decides how much room is "
+            "compiled, got a JAX array. In optax.inject_hyperparams list it: "
+            f"static_args=({name!r},)."
+        )
+    if callable(density):
+        if not isinstance(getattr(density, "largest", None), (int, float)):
+            raise ArgumentError(
+                f"{name} is a schedule, and room is made for its largest value: use "
+                "sparsejax.sparsifiers.Warmup(density, steps), or give the function an "
+                "attribute `largest`."
+            )
+        check_density(f"{name}.largest", getattr(density, "largest"))  # noqa: B009
+        return
+    if isinstance(density, bool) or not isinstance(density, (int, float)):
+        raise ArgumentError(f"{name} must be a number in (0, 1], got {density!r}.")
+    if not 0 < density <= 1:
+        hint = " (0.01 is one per cent)" if density > 1 else ""
+        raise ArgumentError(f"{name} must lie in (0, 1], got {density!r}{hint}.")
+
+
+def check_positive(name: str, value: Any, least: float = 0, most: float = math.inf) -> None:
+    """Raises unless it is a number above one bound and not above the other."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not least < value <= most:
+        upper = "" if most == math.inf else f" and at most {most:g}"
+        raise ArgumentError(f"{name} must be above {least:g}{upper}, got {value!r}.")

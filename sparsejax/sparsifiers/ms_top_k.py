@@ -1,0 +1,64 @@
+"""MSTopK: a threshold between the mean and the largest magnitude, by halving.
+
+After a fixed number of halvings two thresholds are known, one that lets through no more
+than wanted and one that lets through no less. All from the first on go, and of those
+between the two a run that follow one another, from a place that changes with the step, so
+that it is as many as wanted. A halving reads the array once.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax import magnitudes
+from sparsejax._compat import as_varying, varying_axes
+from sparsejax.errors import ArgumentError
+from sparsejax.sparsifiers import base
+
+
+@dataclasses.dataclass(frozen=True)
+class MSTopK(base.Selecting):
+    """As many elements as wanted, nearly the largest.
+
+    Attributes:
+        halvings: How often the array is read to find the thresholds.
+
+    References:
+        Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud
+        Clusters, MLSys 2021
+    """
+
+    halvings: int = 30
+
+    def __post_init__(self):
+        super().__post_init__()
+        if isinstance(self.halvings, bool) or not isinstance(self.halvings, int):
+            raise ArgumentError(f"halvings must be an int, got {self.halvings!r}.")
+        base.check_positive("halvings", self.halvings)
+
+    def select(self, x, state, draw, capacity):
+        of = magnitudes.keys(x)
+        # What is not finite is above any threshold, and says nothing about the others.
+        magnitude = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
+        whole = draw.total(jnp.asarray(x.size, x.dtype))
+        mean = draw.total(jnp.sum(magnitude)) / whole
+        top = jnp.max(draw.gathered(jnp.max(magnitude, initial=0)[None]))
+        counted = lambda t: draw.total(magnitudes.count(of, magnitudes.key_of(t, x.dtype)))
+
+        def halve(_, state):
+            few, many = state  # thresholds that let through too few and too many
+            middle = few + (many - few) / 2
+            too_many = counted(middle) > draw.wanted
+            return jnp.where(too_many, few, middle), jnp.where(too_many, middle, many)
+
+        # Where fewer than wanted are above the mean, zero is what lets enough through.
+        low = jnp.where(counted(mean) > draw.wanted, mean, 0)
+        axes = varying_axes(low) | varying_axes(top)
+        few, many = lax.fori_loop(0, self.halvings, halve, as_varying((top, low), axes))
+        few, many = (magnitudes.key_of(t, x.dtype) for t in (few, many))
+        seed = draw.seed
+        words = magnitudes.filled(of, few, many, draw.wanted, seed, draw.total)
+        count = jnp.sum(lax.population_count(words), dtype=jnp.int32)
+        words = base.fitted(of, words, count, draw, capacity)
+        return base.places(words, x.size, capacity), state

@@ -1,0 +1,64 @@
+"""Equation (1) of DRAGONN: which tensors are worth compressing."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sparsejax
+from sparsejax import sparsifiers, tensor_selection
+from sparsejax.errors import ArgumentError
+from sparsejax.tensor_selection import CompressionCost
+
+
+NETWORK = {"ranks": 16, "gbit_per_s": 25, "latency_us": 20}
+OWN = sparsifiers.Dragonn(0.001)
+
+
+def leaf(size, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct((size,), dtype)
+
+
+def test_a_tensor_pays_where_its_compression_takes_less_than_it_saves():
+    """25 Gbit/s, 16 ranks: by hand from the paper's two formulas."""
+    cost = CompressionCost(fixed=1e-3, by_number=25e-12)
+    pays = sparsejax.worthwhile(sparsifier=OWN, cost=cost, **NETWORK)
+    for size in (1 << 16, 1 << 18, 1 << 20, 1 << 24):
+        sent = 8 * OWN.capacity(size)
+        full = 30 * (20e-6 + size * 4 / 16 / 3.125e9)
+        sparse = 15 * (20e-6 + sent / 3.125e9)
+        assert pays("w", leaf(size)) == (1e-3 + 25e-12 * size < full - sparse)
+    assert not pays("w", leaf(1 << 16))
+    assert pays("w", leaf(1 << 24))
+
+
+def test_what_is_measured_is_remembered_and_can_be_given_instead(monkeypatch, tmp_path):
+    calls = []
+    seconds = lambda sparsifier, ranks, size: calls.append(size) or 1e-3 + 1e-9 * size
+    monkeypatch.setattr(tensor_selection, "_seconds", seconds)
+    tensor_selection._measured.cache_clear()
+    cost = sparsejax.measure_compression(OWN, 16)
+    assert cost.fixed == pytest.approx(1e-3)
+    assert cost.by_number == pytest.approx(1e-9)
+    assert sparsejax.measure_compression(OWN, 16) == cost
+    assert len(calls) == 3
+    cost.save(tmp_path / "cost.json")
+    assert CompressionCost.load(tmp_path / "cost.json") == cost
+    tensor_selection._measured.cache_clear()
+
+
+def test_a_device_can_be_measured(monkeypatch):
+    monkeypatch.setattr(tensor_selection, "_SIZES", (1 << 12, 1 << 13, 1 << 14))
+    tensor_selection._measured.cache_clear()
+    cost = sparsejax.measure_compression(OWN, 4)
+    assert 0 < cost.time(1 << 14) < 10
+    tensor_selection._measured.cache_clear()
+
+
+def test_bad_arguments():
+    with pytest.raises(ArgumentError, match="does not select"):
+        sparsejax.measure_compression(sparsifiers.Sign(), 4)
+    with pytest.raises(ArgumentError, match="fixed must be seconds"):
+        CompressionCost(-1, 0)
+    cost = CompressionCost(0, 0)
+    with pytest.raises(ArgumentError, match="gbit_per_s must be above 0"):
+        sparsejax.worthwhile(ranks=2, gbit_per_s=0, latency_us=1, sparsifier=OWN, cost=cost)
