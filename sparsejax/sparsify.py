@@ -284,6 +284,7 @@ class Sparsify:
         together = jnp.concatenate([due[i].astype(dtype) for i in chosen])
         draw = self._draw(draws[chosen[0]].step, "", together.size)
         level, own[""] = sparsifier.level(together, own.get("", ()), draw)
+        level = sparsifier.settled(together, level, draw)
         count = jnp.int32(0)
         most = sparsifier.capacity(together.size)
         for i in chosen:

@@ -155,8 +155,57 @@ class Selecting(Sparsifier, abc.ABC):
         """Places int32 [capacity] in x [size], none twice, `size` where there is none."""
 
 
+class Correction(NamedTuple):
+    """How a level is moved until about as many as wanted are as large.
+
+    Attributes:
+        fewest: In multiples of how many are wanted.
+        most: The same.
+        lower: By what a magnitude is multiplied where there are too few.
+        higher: By what where there are too many.
+        rounds: How often at most; each reads the array once.
+    """
+
+    fewest: float
+    most: float
+    lower: float
+    higher: float
+    rounds: int
+
+    def __call__(
+        self, x: jax.Array, level: jax.Array, count: jax.Array, draw: Draw
+    ) -> jax.Array:
+        """The level, corrected; `count` of all shards are as large as it says."""
+        counted = lambda t: draw.total(magnitudes.count(x, magnitudes.key_of(t, x.dtype)))
+        few, many = self.fewest * draw.wanted, self.most * draw.wanted
+
+        def off(state):
+            turn, _, count = state
+            return (turn < self.rounds) & ((count < few) | (count > many))
+
+        def moved(state):
+            turn, t, count = state
+            t = t * jnp.where(count > many, self.higher, self.lower)
+            return turn + 1, t, counted(t)
+
+        start = magnitudes.magnitude_of(level, x.dtype)
+        axes = varying_axes(start) | varying_axes(count)
+        first = as_varying((jnp.int32(0), start, count), axes)
+        turns, t, count = magnitudes.loop(off, moved, first)
+        level = jnp.where(turns > 0, magnitudes.key_of(t, x.dtype), level)
+        # Where no guess fits, as with numbers that are all the same, all but zeros would
+        # go, and so as many of the largest as there is room for. Else they would wait for
+        # ever.
+        return jnp.where(count < few, jnp.ones_like(level), level)
+
+
 class ByMagnitude(Selecting):
     """A sparsifier that selects all from some magnitude on, NaN included, zero never."""
+
+    @property
+    def correction(self) -> Correction | None:
+        """How a level is corrected that lets through too few or too many, if it is."""
+        return None
 
     @abc.abstractmethod
     def level(self, x: jax.Array, state: Any, draw: Draw) -> tuple[jax.Array, Any]:
@@ -171,16 +220,31 @@ class ByMagnitude(Selecting):
         self, x: jax.Array, level: jax.Array, draw: Draw, capacity: int
     ) -> tuple[jax.Array, jax.Array]:
         """Places of the elements from a level on, and how many there are."""
-        of = magnitudes.keys(x)
-        words = magnitudes.packed(of >= level)
-        count = jnp.sum(lax.population_count(words), dtype=jnp.int32)
-        words = fitted(of, words, count, draw, capacity)
+        words, count = _from(x, level)
+        words = fitted(x, words, count, draw, capacity)
         return places(words, x.size, capacity), count
+
+    def settled(self, x: jax.Array, level: jax.Array, draw: Draw) -> jax.Array:
+        """A level, corrected where it lets through too few or too many."""
+        if self.correction is None:
+            return level
+        count = draw.total(magnitudes.count(x, level))
+        return self.correction(x, level, count, draw)
 
     def select(self, x, state, draw, capacity):
         level, state = self.level(x, state, draw)
-        found, count = self.take(x, level, draw, capacity)
-        return found, self.after(state, draw.total(count), draw)
+        if self.correction is None:
+            found, count = self.take(x, level, draw, capacity)
+            return found, self.after(state, draw.total(count), draw)
+        # The read that selects tells how many there are; seldom another is needed.
+        words, count = _from(x, level)
+        right = self.correction(x, level, draw.total(count), draw)
+        axes = varying_axes(words) | varying_axes(right)
+        again = lambda: as_varying(_from(x, right), axes)
+        same = lambda: as_varying((words, count), axes)
+        words, count = lax.cond(right != level, again, same)
+        words = fitted(x, words, count, draw, capacity)
+        return places(words, x.size, capacity), self.after(state, draw.total(count), draw)
 
 
 class Rounding(Sparsifier, abc.ABC):
@@ -201,59 +265,25 @@ class Rounding(Sparsifier, abc.ABC):
 
 
 def fitted(
-    of: jax.Array, words: jax.Array, count: jax.Array, draw: Draw, capacity: int
+    x: jax.Array, words: jax.Array, count: jax.Array, draw: Draw, capacity: int
 ) -> jax.Array:
-    """The packed bits of `count` keys that were selected, or of the largest that fit."""
-    if capacity >= of.size:
+    """The packed bits of `count` that were selected, or of the largest that fit."""
+    if capacity >= x.size:
         return words
     itself = magnitudes.itself
 
     def fewer():
         room = jnp.int32(capacity)
-        found = magnitudes.largest(of, room, draw.seed, itself, itself)
+        found = magnitudes.largest(x, room, draw.seed, itself, itself)
         return as_varying(found, varying_axes(words))
 
     return lax.cond(count > capacity, fewer, lambda: words)
 
 
-def corrected(
-    x: jax.Array,
-    draw: Draw,
-    start: jax.Array,
-    bounds: tuple[float, float],
-    steps: tuple[float, float],
-    rounds: int,
-) -> jax.Array:
-    """The key of a magnitude, moved until about as many as wanted are as large.
-
-    Args:
-        x: The array.
-        draw: How many are wanted.
-        start: The magnitude to begin with.
-        bounds: The fewest and the most, in multiples of how many are wanted.
-        steps: By what to multiply the magnitude where there are too few and too many.
-        rounds: How often at most; each reads the array once.
-    """
-    of = magnitudes.keys(x)
-    counted = lambda t: draw.total(magnitudes.count(of, magnitudes.key_of(t, x.dtype)))
-    few, many = (bound * draw.wanted for bound in bounds)
-
-    def off(state):
-        turn, _, count = state
-        return (turn < rounds) & ((count < few) | (count > many))
-
-    def moved(state):
-        turn, t, count = state
-        t = t * jnp.where(count > many, steps[1], steps[0])
-        return turn + 1, t, counted(t)
-
-    first = counted(start)
-    axes = varying_axes(start) | varying_axes(first)
-    first = as_varying((jnp.int32(0), start, first), axes)
-    _, t, count = lax.while_loop(off, moved, first)
-    # Where no guess fits, as with numbers that are all the same, all but zeros would go,
-    # and so as many of the largest as there is room for. Else they would wait for ever.
-    return jnp.where(count < few, 1, magnitudes.key_of(t, x.dtype))
+def _from(x, level):
+    """The packed bits of what is as large as a level says, and how many there are."""
+    words = magnitudes.packed(magnitudes.keys(x) >= level)
+    return words, jnp.sum(lax.population_count(words), dtype=jnp.int32)
 
 
 def as_dtype(level: jax.Array, dtype: Any, other: Any) -> jax.Array:

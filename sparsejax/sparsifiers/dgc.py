@@ -52,13 +52,13 @@ class DGC(base.ByMagnitude):
     def room(self):
         return self.upper
 
+    @property
+    def correction(self):
+        bounds = self.lower, self.upper
+        return base.Correction(*bounds, *bounds, self.rounds)
+
     def level(self, x, state, draw):
-        key = sampled(x, draw, self.sample, self.density)
-        if not self.rounds:
-            return key, state
-        start = magnitudes.magnitude_of(key, x.dtype)
-        bounds, steps = (self.lower, self.upper), (self.lower, self.upper)
-        return base.corrected(x, draw, start, bounds, steps, self.rounds), state
+        return sampled(x, draw, self.sample, self.density), state
 
 
 def sampled(x, draw, share, density):
@@ -66,7 +66,7 @@ def sampled(x, draw, share, density):
     least = getattr(density, "density", density)
     least = least if isinstance(least, (int, float)) else 0.001
     size = math.ceil(max(share * x.size, min(SEEN / least, x.size)))
-    looked_at = draw.gathered(magnitudes.sample(magnitudes.keys(x), size, draw.seed))
+    looked_at = draw.gathered(magnitudes.sample(x, size, draw.seed))
     whole = draw.total(jnp.float32(x.size))
     k = jnp.ceil(draw.wanted * (looked_at.size / whole)).astype(jnp.int32)
     return jnp.maximum(magnitudes.halved(looked_at, k), 1)

@@ -10,6 +10,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from sparsejax import magnitudes
 from sparsejax.sparsifiers import base
 
 
@@ -33,6 +34,10 @@ class GaussianK(base.ByMagnitude):
     def room(self):
         return 1.25
 
+    @property
+    def correction(self):
+        return base.Correction(0.75, 1.25, 1 / self.step, self.step, self.rounds)
+
     def level(self, x, state, draw):
         # What is not finite is above any threshold, and says nothing about the others.
         finite = jnp.where(jnp.isfinite(x), x, 0)
@@ -40,5 +45,4 @@ class GaussianK(base.ByMagnitude):
         spread = jnp.sqrt(draw.total(jnp.sum(finite * finite)) / whole)
         share = draw.wanted.astype(x.dtype) / whole
         start = spread * jax.scipy.stats.norm.ppf(1 - share / 2)
-        steps = 1 / self.step, self.step
-        return base.corrected(x, draw, start, (0.75, 1.25), steps, self.rounds), state
+        return magnitudes.key_of(start, x.dtype), state

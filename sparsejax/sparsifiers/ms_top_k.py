@@ -38,13 +38,12 @@ class MSTopK(base.Selecting):
         base.check_positive("halvings", self.halvings)
 
     def select(self, x, state, draw, capacity):
-        of = magnitudes.keys(x)
         # What is not finite is above any threshold, and says nothing about the others.
         magnitude = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
         whole = draw.total(jnp.asarray(x.size, x.dtype))
         mean = draw.total(jnp.sum(magnitude)) / whole
         top = jnp.max(draw.gathered(jnp.max(magnitude, initial=0)[None]))
-        counted = lambda t: draw.total(magnitudes.count(of, magnitudes.key_of(t, x.dtype)))
+        counted = lambda t: draw.total(magnitudes.count(x, magnitudes.key_of(t, x.dtype)))
 
         def halve(_, state):
             few, many = state  # thresholds that let through too few and too many
@@ -58,7 +57,7 @@ class MSTopK(base.Selecting):
         few, many = lax.fori_loop(0, self.halvings, halve, as_varying((top, low), axes))
         few, many = (magnitudes.key_of(t, x.dtype) for t in (few, many))
         seed = draw.seed
-        words = magnitudes.filled(of, few, many, draw.wanted, seed, draw.total)
+        words = magnitudes.filled(x, few, many, draw.wanted, seed, draw.total)
         count = jnp.sum(lax.population_count(words), dtype=jnp.int32)
-        words = base.fitted(of, words, count, draw, capacity)
+        words = base.fitted(x, words, count, draw, capacity)
         return base.places(words, x.size, capacity), state
