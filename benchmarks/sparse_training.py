@@ -57,6 +57,11 @@ def optimizers(rate: float, momentum: float) -> dict[str, optax.GradientTransfor
     }
 
 
+def chosen(sides: dict, only: list[str]) -> dict:
+    """Those that were asked for; all if none."""
+    return {name: side for name, side in sides.items() if not only or name in only}
+
+
 def train(loss_fn, tx, params, batches) -> tuple[list[float], dict]:
     """The losses by step, and the parameters at the end."""
     trainer = sparsejax.data_parallel(loss_fn, tx, mesh())
@@ -68,7 +73,7 @@ def train(loss_fn, tx, params, batches) -> tuple[list[float], dict]:
     return losses, jax.device_get(state.params)
 
 
-def digits(record: Recorder, steps: int) -> None:
+def digits(record: Recorder, steps: int, only: list[str]) -> None:
     """Test accuracy on handwritten digits."""
     from sklearn.datasets import load_digits
 
@@ -103,7 +108,7 @@ def digits(record: Recorder, steps: int) -> None:
             yield {"x": train_x[chosen], "y": train_y[chosen]}
 
     say(f"\nDigits: test accuracy after {steps} steps, at {DENSITY:.0%} of the gradient")
-    for name, tx in optimizers(0.05, 0.9).items():
+    for name, tx in chosen(optimizers(0.05, 0.9), only).items():
         found, curves = [], []
         for seed in SEEDS:
             losses, params = train(loss, tx, init(seed), batches(seed))
@@ -116,7 +121,7 @@ def digits(record: Recorder, steps: int) -> None:
         record.add(part="digits", name=name, steps=steps, accuracy=found, losses=curves)
 
 
-def text(record: Recorder, steps: int) -> None:
+def text(record: Recorder, steps: int, only: list[str]) -> None:
     """The loss of the demo's language model on text it has not seen."""
     from examples import lm_corpus, lm_model
 
@@ -129,7 +134,7 @@ def text(record: Recorder, steps: int) -> None:
     evaluate = jax.jit(lm_model.loss_fn)
 
     say(f"\nText: loss on other text after {steps} steps, at {DENSITY:.0%} of the gradient")
-    for name, tx in optimizers(1.0, 0.9).items():
+    for name, tx in chosen(optimizers(1.0, 0.9), only).items():
         found, curves = [], []
         for seed in SEEDS:
             batches = lm_model.batches(corpus.tokens[:cut], words, RANKS, seed=seed)
@@ -145,7 +150,7 @@ def text(record: Recorder, steps: int) -> None:
         record.add(part="text", name=name, steps=steps, loss=found, losses=curves)
 
 
-def xml(record: Recorder, steps: int) -> None:
+def xml(record: Recorder, steps: int, only: list[str]) -> None:
     """The time of a step of one layer of 126.7 million numbers."""
     del steps
     inputs, outputs, batch = 4096, 30938, 32
@@ -168,7 +173,7 @@ def xml(record: Recorder, steps: int) -> None:
         "top_k": optax.chain(sparsejax.top_k(0.001), sync),
     }
     say(f"\nOne layer of {inputs:,} x {outputs:,}, two devices, at 0.1%: seconds a step")
-    for name, first in sides.items():
+    for name, first in chosen(sides, only).items():
         tx = optax.chain(first, optax.sgd(0.1))
         trainer = sparsejax.data_parallel(loss, tx, mesh(2))
         state = trainer.init({"w": np.zeros((inputs, outputs), np.float32)})
@@ -236,14 +241,17 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all if none")
     parser.add_argument("--steps", type=int, default=300, help="of each run (300)")
+    parser.add_argument("--only", nargs="+", default=[], help="of these; keep the others")
     args = parser.parse_args()
     parts = args.parts or list(PARTS)
     words = " ".join([*args.parts, "--steps", str(args.steps)])
+    words += "".join(f" --only {name!r}" for name in args.only)
     record = Recorder(f"python -m benchmarks.sparse_training {words}")
     for part in parts:
-        PARTS[part](record, args.steps)
+        PARTS[part](record, args.steps, args.only)
     name = "sparse-training"
-    record.keep(name, lambda row: row["part"] not in parts)
+    again = lambda row: row["part"] in parts and (not args.only or row["name"] in args.only)
+    record.keep(name, lambda row: not again(row))
     plot(record, name)
     say(f"written: {record.write(name)}")
 

@@ -47,10 +47,32 @@ class Group:
     units: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def gather(self, leaves: Sequence[Any]) -> entries.Units:
-        """The group's leaves as one array [units, *shape], by its entries if it can be."""
+    def split(self, leaves: Sequence[Any]) -> list["Group"]:
+        """Leaves given by their entries, and the others, as groups of their own.
+
+        Together they would be one dense array, and no longer sparse.
+        """
+        members = list(zip(self.leaves, self.paths, self.units, strict=True))
+        kinds = [
+            [m for m in members if is_sparse(leaves[m[0]]) is kind]
+            for kind in (True, False)
+        ]
+        return [
+            dataclasses.replace(self, leaves=own[0], paths=own[1], units=own[2])
+            for own in (tuple(zip(*kind, strict=True)) for kind in kinds if kind)
+        ]
+
+    def gather(self, leaves: Sequence[Any], as_elements: bool = False) -> entries.Units:
+        """The group's leaves as one array [units, *shape], by its entries if it can be.
+
+        With `as_elements`, entries that are elements stay so, whatever a unit is.
+        """
         own = [leaves[i] for i in self.leaves]
-        if all(is_sparse(leaf) and leaf.values.shape[1:] == self.shape for leaf in own):
+        unit = lambda leaf: leaf.values.shape[1:]
+        units = [self.shape, *([()] if as_elements else [])]
+        if all(is_sparse(leaf) for leaf in own) and any(
+            all(unit(leaf) == shape for leaf in own) for shape in units
+        ):
             return entries.of_tensors(own)
         arrays = [
             to_dense(leaves[i]).reshape(count, *self.shape)
@@ -60,6 +82,7 @@ class Group:
 
     def scatter(self, x: jax.Array, leaves: list[Any], like: Sequence[Any]) -> None:
         """Puts the parts of [units, *shape] at their places in `leaves`."""
+        x = x.reshape(sum(self.units), *self.shape)
         start = 0
         for i, count in zip(self.leaves, self.units, strict=True):
             leaves[i] = x[start : start + count].reshape(like[i].shape)
@@ -279,7 +302,8 @@ def touched(
             continue
         flags = []
         for path, i, count in zip(group.paths, group.leaves, group.units, strict=True):
-            if path in ids:
+            # What waited in a memory may be of other rows than those of this batch.
+            if path in ids and not is_sparse(leaves[i]):
                 rows = jnp.asarray(ids[path]).reshape(-1)
                 rows = jnp.where(rows < 0, rows + count, rows)
                 mark = jnp.zeros(count, bool).at[rows].set(True, mode="drop")

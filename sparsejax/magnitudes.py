@@ -60,7 +60,7 @@ def count(x: jax.Array, least: jax.Array) -> jax.Array:
     eights = (of[:whole] >= least).astype(jnp.uint8).reshape(-1, 8)
     eights = jnp.sum(eights, axis=1, dtype=jnp.uint8).astype(jnp.int32)
     rest = (of[whole:] >= least).astype(jnp.int32)
-    return jnp.sum(eights) + jnp.sum(rest)
+    return jnp.sum(eights, dtype=jnp.int32) + jnp.sum(rest, dtype=jnp.int32)
 
 
 def halved(x: jax.Array, k: jax.Array, total: Callable = itself) -> jax.Array:
@@ -148,16 +148,13 @@ def kth_largest(
     return jnp.where(high - low > 1, exact, low)
 
 
-def largest(
-    x: jax.Array, k: jax.Array, seed: jax.Array, total: Callable, gathered: Callable
-) -> jax.Array:
+def largest(x: jax.Array, k: jax.Array, seed: jax.Array) -> jax.Array:
     """The k largest keys as packed bits; of equal ones a run whose start changes.
 
-    Zeros are never among them. With shards, those of this shard; of keys equal to the
-    smallest, each shard then takes all.
+    Zeros are never among them.
     """
-    least = jnp.maximum(kth_largest(x, k, seed, total, gathered), 1)
-    return filled(x, least + 1, least, k, seed, total)
+    least = jnp.maximum(kth_largest(x, k, seed), 1)
+    return filled(x, least + 1, least, k, seed)
 
 
 def filled(
@@ -166,21 +163,20 @@ def filled(
     least: jax.Array,
     k: jax.Array,
     seed: jax.Array,
-    total: Callable = itself,
 ) -> jax.Array:
     """All keys from `above` on, and of those from `least` on as many as make k.
 
     They follow one another in the array, around its end, from a place that the seed says.
     """
     whole = packed(keys(x) >= least)
-    have = total(jnp.sum(lax.population_count(whole), dtype=jnp.int32))
+    have = jnp.sum(lax.population_count(whole), dtype=jnp.int32)
 
     def cut():
         certain = packed(keys(x) >= above)
         rest = whole & ~certain
         index = bits.rank_index(rest, 2)
         there = index.row_end[-1]
-        need = k - total(jnp.sum(lax.population_count(certain), dtype=jnp.int32))
+        need = k - jnp.sum(lax.population_count(certain), dtype=jnp.int32)
         need = jnp.clip(need, 0, there)
         first = hashing.mix32(seed, 0x51ED270B) % jnp.maximum(there, 1).astype(jnp.uint32)
         first = first.astype(jnp.int32)
@@ -193,8 +189,6 @@ def filled(
         inside = _below(place[1], rest.size) & ~_below(place[0], rest.size)
         return certain | (rest & jnp.where(around, ~inside, inside))
 
-    if total is not itself:
-        return whole
     axes = varying_axes(whole) | varying_axes(k)
     return lax.cond(
         have > k, lambda: as_varying(cut(), axes), lambda: as_varying(whole, axes)

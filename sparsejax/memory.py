@@ -21,6 +21,7 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from sparsejax.errors import ArgumentError
 
@@ -90,6 +91,8 @@ class MomentumCorrection(Memory):
         else:
             velocity = self.momentum * held.momentum + gradient
             due = held.residual + velocity
+        # Velocity that is not finite would stay so for ever.
+        velocity = jnp.where(jnp.isfinite(velocity), velocity, 0)
         return due, held._replace(momentum=velocity)
 
     def gone(self, held, places):

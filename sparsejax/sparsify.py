@@ -12,6 +12,7 @@ what rounding took.
 """
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -27,10 +28,10 @@ from sparsejax.errors import AlreadySummedError, ArgumentError, AxisError, State
 from sparsejax.memory import Held, Memory
 from sparsejax.sparse_tensor import SparseTensor
 from sparsejax.sparsifiers import base
-from sparsejax.state import PerRank, SparsifyState
+from sparsejax.state import OBSERVER, PerRank, SparsifyState
 
 
-# With one threshold for all leaves, one of them may get so many times its own share.
+# With one threshold for all leaves, or all shards, one may get so many times its share.
 _UNEVEN = 8
 
 
@@ -62,6 +63,8 @@ class Sparsify:
             leaf_rules.check_dtype(path, leaf)
         own = self._first_states(paths, leaves)
         zero = lambda: jnp.int32(0)
+        if OBSERVER.get() is not None:
+            return SparsifyState(zero(), None, None, None, zero())
         if self.memory is None and not jax.tree.leaves(own):
             return SparsifyState(zero(), None, None, None, zero())
         try:
@@ -78,12 +81,22 @@ class Sparsify:
         def per_rank(x, like):
             return wire.per_rank(as_varying(x[None], varying_axes(like)), axis_name)
 
+        def state_of(x, like):
+            # Shards of a tensor have one, and with global_ all leaves have.
+            over = [like] if like is not None else leaves
+            axes_of = frozenset().union(*(varying_axes(leaf) for leaf in over))
+            shards = _compat.axis_names(self.model_axis) if self.model_axis else ()
+            x = as_varying(x[None], axes_of - frozenset(shards))
+            return wire.per_rank(x, axis_name)
+
         def zeros():
             held = [per_rank(jnp.zeros(p.shape, _wide(p.dtype)), p) for p in leaves]
             return PerRank(structure.unflatten(held), axis_name)
 
-        if leaves:
-            own = jax.tree.map(lambda x: per_rank(x, leaves[0]), own)
+        by_path = dict(zip(paths, leaves, strict=True))
+        for path, tree in own.items():
+            typed = functools.partial(state_of, like=by_path.get(path))
+            own[path] = jax.tree.map(typed, tree)
         memory = self.memory
         return SparsifyState(
             zero(),
@@ -112,20 +125,43 @@ class Sparsify:
         """What goes of the gradients, and the next state."""
         del params, extra
         axis_name = axes.resolve(self.axis_name, "update of a sparsejax sparsifier")
+        if self.model_axis is not None:
+            shards = axes.resolve(self.model_axis, "model_axis of a sparsejax sparsifier")
+            if set(_compat.axis_names(shards)) & set(_compat.axis_names(axis_name)):
+                raise ArgumentError(
+                    f"model_axis={shards!r} is the axis of the ranks, or one of them; it "
+                    "is the one over which tensors are sharded."
+                )
         return self.on(axis_name, updates, state)
 
     def on(
-        self, axis_name: AxisName, updates: Any, state: Any, whole: bool = False
+        self,
+        axis_name: AxisName,
+        updates: Any,
+        state: Any,
+        *,
+        whole: bool = False,
+        like: Any = None,
     ) -> tuple[Any, SparsifyState]:
-        """`update` on the ranks of an axis; `whole` sends everything that is due."""
+        """`update` on the ranks of an axis.
+
+        Args:
+            axis_name: The axis.
+            updates: The gradients.
+            state: The state.
+            whole: Whether everything that is due goes.
+            like: What goes has the dtypes of this tree, where gradients are wider.
+        """
         paths, leaves, structure = leaf_rules.flatten(updates)
         self._check(paths, leaves, state, axis_name)
         bad = self._not_finite(leaves, axis_name) if self.skip_nonfinite else None
         leaves = self._clipped(leaves, axis_name)
         helds = self._unpacked(structure, state, leaves)
         due, helds = self._due(leaves, helds)
+        own, rank = self._own(state), wire.rank(axis_name)
+        shapes = leaves if like is None else structure.flatten_up_to(like)
         going, helds, own = self._select(
-            paths, leaves, due, helds, self._own(state), state.step, whole
+            paths, shapes, due, helds, own, state.step, whole, rank
         )
         after = self._packed(structure, leaves, helds, own, state, axis_name)
         if bad is not None:
@@ -163,8 +199,6 @@ class Sparsify:
         for leaf in leaves:
             bad = jnp.maximum(bad, jnp.any(~jnp.isfinite(leaf)).astype(jnp.int32))
         bad, _ = wire.maximum(wire.per_rank(bad, axis_name), axis_name)
-        if self.model_axis is not None:
-            bad, _ = wire.maximum(wire.per_rank(bad, self.model_axis), self.model_axis)
         return bad > 0
 
     def _clipped(self, leaves, axis_name):
@@ -172,14 +206,23 @@ class Sparsify:
         if self.clip_norm is None:
             return leaves
         wide = [leaf.astype(_wide(leaf.dtype)) for leaf in leaves]
-        square: Any = sum(jnp.sum(x * x) for x in wide)
-        if self.model_axis is not None:
-            square, _ = wire.psum(wire.per_rank(square, self.model_axis), self.model_axis)
+        # What is not finite would make everything so.
+        finite = [jnp.where(jnp.isfinite(x), x, 0) for x in wide]
+        square: Any = sum(self._over_shards(jnp.sum(x * x)) for x in finite)
         most = self.clip_norm * wire.ranks(axis_name) ** -0.5
         scale = most / jnp.maximum(jnp.sqrt(square), most)
         return [
             (x * scale).astype(leaf.dtype) for x, leaf in zip(wide, leaves, strict=True)
         ]
+
+    def _over_shards(self, square):
+        """Added up over the shards of a leaf; one that all of them have counts once."""
+        if self.model_axis is None:
+            return square
+        names = frozenset(_compat.axis_names(self.model_axis))
+        if _compat.is_checking(self.model_axis) and not names & varying_axes(square):
+            return square
+        return wire.psum(wire.per_rank(square, self.model_axis), self.model_axis)[0]
 
     def _unpacked(self, structure, state, leaves):
         """What is held of each leaf, flat."""
@@ -228,44 +271,42 @@ class Sparsify:
             due.append(flat)
         return due, helds
 
-    def _select(self, paths, leaves, due, helds, own, step, whole):
+    def _select(self, paths, leaves, due, helds, own, step, whole, rank):
         """What goes of each leaf, what is held then, and the sparsifier's states."""
-        chosen = (
-            []
-            if whole
-            else [i for i, path in enumerate(paths) if self.sparsifies(path, leaves[i])]
-        )
-        going: list[Any] = [
-            x.astype(leaf.dtype) for x, leaf in zip(due, leaves, strict=True)
-        ]
-        going = [x.reshape(leaf.shape) for x, leaf in zip(going, leaves, strict=True)]
+        pairs = enumerate(zip(paths, leaves, strict=True))
+        chosen = [] if whole else [i for i, pair in pairs if self.sparsifies(*pair)]
         own = dict(own)
-        draws = {i: self._draw(step, paths[i], due[i].size) for i in chosen}
+        draws = {i: self._draw(step, paths[i], due[i].size, rank) for i in chosen}
         found = self._places(paths, due, chosen, draws, own)
+        going = []
         for i, leaf in enumerate(leaves):
-            if i not in draws:
-                if helds[i] is not None:
-                    helds[i] = helds[i]._replace(residual=_lost(due[i], going[i]))
-                continue
-            if isinstance(self.sparsifier, base.Rounding):
-                rounded = self.sparsifier.rounded(due[i], draws[i])
-                if self.memory is not None:
-                    rounded = rounded * self.sparsifier.shrink(due[i].size)
-                rounded = rounded.astype(leaf.dtype)
-                going[i] = rounded.reshape(leaf.shape)
-                if helds[i] is not None:
-                    helds[i] = helds[i]._replace(residual=_lost(due[i], rounded))
-                continue
-            going[i], helds[i] = self._taken(leaf, due[i], helds[i], found[i])
+            if i in found:
+                x, helds[i] = self._taken(leaf, due[i], helds[i], found[i], draws[i])
+            else:
+                x, helds[i] = self._rounded(leaf, due[i], helds[i], draws.get(i))
+            going.append(x)
         return going, helds, own
 
-    def _draw(self, step, name, size):
+    def _rounded(self, leaf, due, held, draw):
+        """A leaf of which all goes, rounded if it was chosen, and what is held then."""
+        x = due
+        if draw is not None:
+            sparsifier: Any = self.sparsifier
+            x = sparsifier.rounded(due, draw)
+            if self.memory is not None:
+                x = x * sparsifier.shrink(due.size * draw.shards)
+        goes = _narrowed(x, leaf.dtype)
+        if held is not None:
+            held = held._replace(residual=_lost(due, goes))
+        return goes.reshape(leaf.shape), held
+
+    def _draw(self, step, name, size, rank):
         """What a sparsifier may know; ranks agree on it without a message."""
         shards = wire.ranks(self.model_axis) if self.model_axis is not None else 1
         number = zlib.crc32(f"{self.seed} {name}".encode())
         seed = hashing.mix32(step.astype(jnp.uint32), number)
         wanted = self.sparsifier.wanted(size * shards, step)
-        return base.Draw(step, seed, wanted, self.model_axis)
+        return base.Draw(step, seed, wanted, rank, self.model_axis)
 
     def _places(self, paths, due, chosen, draws, own):
         """Where the selected elements of each leaf are."""
@@ -276,13 +317,17 @@ class Sparsify:
         if not self.global_:
             for i in chosen:
                 room = sparsifier.capacity(due[i].size)
+                if isinstance(sparsifier, base.ByMagnitude):
+                    # One shard may have more than its share of what is large.
+                    room = min(due[i].size, min(_UNEVEN, draws[i].shards) * room)
                 found[i], own[paths[i]] = sparsifier.select(
                     due[i], own.get(paths[i], ()), draws[i], room
                 )
             return found
         dtype = jnp.result_type(*(due[i].dtype for i in chosen))
         together = jnp.concatenate([due[i].astype(dtype) for i in chosen])
-        draw = self._draw(draws[chosen[0]].step, "", together.size)
+        first = draws[chosen[0]]
+        draw = self._draw(first.step, "", together.size, first.rank)
         level, own[""] = sparsifier.level(together, own.get("", ()), draw)
         level = sparsifier.settled(together, level, draw)
         count = jnp.int32(0)
@@ -291,18 +336,19 @@ class Sparsify:
             size = due[i].size
             room = min(size, most, _UNEVEN * sparsifier.capacity(size))
             least = base.as_dtype(level, dtype, due[i].dtype)
-            found[i], held = sparsifier.take(due[i], least, draws[i], room)
+            own_draw = draws[i]._replace(alone=False)
+            found[i], held = sparsifier.take(due[i], least, own_draw, room)
             count = count + held
         own[""] = sparsifier.after(own[""], draw.total(count), draw)
         return found
 
-    def _taken(self, leaf, due, held, found):
+    def _taken(self, leaf, due, held, found, draw):
         """A leaf's entries at these places, and what is held without them."""
         values = due.at[found].get(mode="fill", fill_value=0)
         sparsifier: Any = self.sparsifier
         if self.memory is None:
-            values = values * sparsifier.scale(due.size)
-        goes = values.astype(leaf.dtype)
+            values = values * sparsifier.scale(due.size, draw)
+        goes = _narrowed(values, leaf.dtype)
         tensor = SparseTensor(found, goes, leaf.shape, shared=sparsifier.shared)
         if held is None or self.memory is None:
             return tensor, held
@@ -314,10 +360,17 @@ class Sparsify:
         return tensor, self.memory.gone(held._replace(residual=residual), apart)
 
 
+def _narrowed(x, dtype):
+    """Numbers as they go; what is finite stays so, and the rest of it waits."""
+    if jnp.dtype(dtype) == x.dtype:
+        return x
+    most = float(jnp.finfo(dtype).max)
+    return jnp.where(jnp.isfinite(x), jnp.clip(x, -most, most), x).astype(dtype)
+
+
 def _lost(due, goes):
     """What rounding takes; nothing of what is not finite, which would stay for ever."""
-    goes = goes.reshape(-1)
-    lost = due - goes.astype(due.dtype)
+    lost = due - goes.reshape(-1).astype(due.dtype)
     return jnp.where(jnp.isfinite(lost), lost, 0)
 
 

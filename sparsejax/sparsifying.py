@@ -79,8 +79,10 @@ def sparsify(
             `min_size` never are. See `sparsejax.worthwhile`.
         model_axis: The mesh axis over which tensors are sharded: their threshold is then
             found from all shards together. Leaves replicated over it may be among them.
-        skip_nonfinite: Whether all ranks leave out an update in which any of them has a
-            number that is not finite. Without it NaN and infinity count as the largest
+            `init` then runs inside `shard_map`, on the shards.
+        skip_nonfinite: Whether updates are zero on all ranks, and nothing is remembered,
+            where any of them has a number that is not finite. The optimizer behind takes
+            its step all the same. Without it NaN and infinity count as the largest
             magnitudes, and are sent, so that training shows them.
         seed: Of everything that is drawn; the same on all ranks.
     """

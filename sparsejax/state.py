@@ -6,7 +6,9 @@ outside `shard_map`, sharded over its leading axis, and [1, ...] inside. It is w
 checkpoint would keep one rank's copy and lose the others.
 """
 
+import contextvars
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +20,12 @@ from sparsejax import _compat
 from sparsejax._compat import AxisName
 from sparsejax.errors import AxisError, StateError
 from sparsejax.schemes.base import Traffic
+
+
+# Set while it is only asked what a transformation would do: then no state is made.
+OBSERVER: contextvars.ContextVar[Callable | None] = contextvars.ContextVar(
+    "observer", default=None
+)
 
 
 @jax.tree_util.register_pytree_with_keys_class

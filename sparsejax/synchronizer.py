@@ -4,10 +4,8 @@ Groups of leaves go through their schemes, what a scheme keeps back is added to 
 gradient, and gradients are accumulated and averaged: here, once for all schemes.
 """
 
-import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,12 +21,7 @@ from sparsejax.schemes import base
 from sparsejax.schemes.base import Scheme
 from sparsejax.schemes.two_level import two_axes
 from sparsejax.sparsify import Sparsify
-from sparsejax.state import PerRank, SyncState
-
-
-_OBSERVER: contextvars.ContextVar[Callable | None] = contextvars.ContextVar(
-    "observer", default=None
-)
+from sparsejax.state import OBSERVER, PerRank, SyncState
 
 
 def observed(tx: optax.GradientTransformation, params: Any) -> list[tuple]:
@@ -40,13 +33,13 @@ def observed(tx: optax.GradientTransformation, params: Any) -> list[tuple]:
         For each of them itself, its groups of leaves, and the leaves.
     """
     found: list[tuple] = []
-    token = _OBSERVER.set(lambda *seen: found.append(seen))
+    token = OBSERVER.set(lambda *seen: found.append(seen))
     try:
         # A fresh function, and none inside it cached: JAX would remember this run.
         with jax.disable_jit():
             jax.eval_shape(lambda params: tx.init(params), params)
     finally:
-        _OBSERVER.reset(token)
+        OBSERVER.reset(token)
     return found
 
 
@@ -88,7 +81,7 @@ class Synchronizer:
         """The state for parameters like these."""
         paths, leaves, structure = leaf_rules.flatten(params)
         groups = self._groups(paths, leaves)
-        if (told := _OBSERVER.get()) is not None:
+        if (told := OBSERVER.get()) is not None:
             told(self, groups, leaves)
             return SyncState(jnp.int32(0), {}, {}, None, {})
         axis_name, ranks = self._ranks_at_init(groups)
@@ -169,11 +162,13 @@ class Synchronizer:
         groups = self._groups(paths, leaves)
         for path, leaf in zip(paths, leaves, strict=True):
             axes.require_local(path, getattr(leaf, "values", leaf), axis_name)
+            if leaf_rules.is_sparse(leaf):
+                leaf.check(path)
         _check_state(groups, state, self.every)
         if self.every == 1:
             present = leaf_rules.touched(groups, leaves, ids, leaf_rules.is_masked(updates))
             result, state = self._synchronize(
-                groups, leaves, structure, present, state, axis_name
+                groups, leaves, leaves, structure, present, state, axis_name
             )
         else:
             result, state = self._accumulate(groups, leaves, structure, state, axis_name)
@@ -188,11 +183,11 @@ class Synchronizer:
 
         def now(held):
             scale = self.every if self.mean else 1
-            whole = [
-                (h[0] / scale).astype(g.dtype) for h, g in zip(held, leaves, strict=True)
-            ]
+            whole = [h[0] / scale for h in held]
+            if self.sparsifier is None:  # Else what rounding takes is remembered.
+                whole = [h.astype(g.dtype) for h, g in zip(whole, leaves, strict=True)]
             result, after = self._synchronize(
-                groups, whole, structure, {}, state, axis_name
+                groups, whole, leaves, structure, {}, state, axis_name
             )
             return result, [jnp.zeros_like(h) for h in held], after._replace(pending=None)
 
@@ -205,7 +200,7 @@ class Synchronizer:
         pending = PerRank(structure.unflatten(held), axis_name)
         return result, state._replace(pending=pending)
 
-    def _synchronize(self, groups, leaves, structure, present, state, axis_name):
+    def _synchronize(self, groups, leaves, like, structure, present, state, axis_name):
         """The reduced leaves, and the state with what was kept and sent."""
         if self.sparsifier is None:
             return self._exchange(groups, leaves, present, state, axis_name)
@@ -213,7 +208,10 @@ class Synchronizer:
 
         def going(leaves, densely=False):
             tree = structure.unflatten(leaves)
-            tree, own = sparsifier.on(axis_name, tree, state.sparsifier, densely)
+            own_like = structure.unflatten(like)
+            tree, own = sparsifier.on(
+                axis_name, tree, state.sparsifier, whole=densely, like=own_like
+            )
             _, own_leaves, _ = leaf_rules.flatten(tree)
             after = state._replace(sparsifier=own)
             return self._exchange(groups, own_leaves, {}, after, axis_name, densely)
@@ -230,22 +228,30 @@ class Synchronizer:
         residual = dict(state.residual)
         traffic = {}
         for group in groups:
-            x = group.gather(leaves)
-            known = present.get(group.name)
             kept = residual.get(group.name)
-            if kept is not None:
-                x = entries.dense(x)
-                x, known = x.astype(kept.value.dtype) + kept.value[0], None
-            reduced = self._reduce(group, x, known, state, axis_name, densely)
-            total = reduced.total
-            if self.mean:
-                total = wire.mean_of(total, axis_name)
-            if kept is not None:
-                back = x if reduced.residual is None else reduced.residual
-                residual[group.name] = PerRank(back[None], kept.axis_name)
-            group.scatter(total.astype(leaves[group.leaves[0]].dtype), result, leaves)
-            scheme_states[group.name] = reduced.state
-            traffic[group.name] = wire.agree(reduced.traffic)
+            # What a scheme keeps, and tables of its units, are of the group as it is.
+            fixed = kept is not None or group.scheme.needs_ranks
+            parts = [group] if fixed else group.split(leaves)
+            sent = []
+            for part in parts:
+                x = part.gather(leaves, as_elements=not fixed)
+                known = present.get(group.name) if len(parts) == 1 else None
+                if kept is not None:
+                    x = entries.dense(x)
+                    x, known = x.astype(kept.value.dtype) + kept.value[0], None
+                reduced = self._reduce(part, x, known, state, axis_name, densely)
+                total = reduced.total
+                if self.mean:
+                    total = wire.mean_of(total, axis_name)
+                if kept is not None:
+                    back = x if reduced.residual is None else reduced.residual
+                    residual[group.name] = PerRank(back[None], kept.axis_name)
+                part.scatter(total.astype(leaves[part.leaves[0]].dtype), result, leaves)
+                # Of two parts the sparse one comes first, and is what is remembered.
+                if not sent:
+                    scheme_states[group.name] = reduced.state
+                sent.append(wire.agree(reduced.traffic))
+            traffic[group.name] = functools.reduce(base.add_traffic, sent)
         state = state._replace(schemes=scheme_states, residual=residual, traffic=traffic)
         return result, state
 
@@ -256,7 +262,8 @@ class Synchronizer:
             if not isinstance(x, entries.Entries):
                 return group.scheme(x, before, axis_name, present=known)
             if x.shared:
-                return base.sum_of_shared(x, before, axis_name)
+                narrow = getattr(group.scheme, "wire_dtype", None)
+                return base.sum_of_shared(x, before, axis_name, narrow)
             if not group.scheme.takes_entries:
                 x, flags = x.to_units(), x.flags
                 return group.scheme(x, before, axis_name, present=flags)

@@ -161,7 +161,7 @@ def worthwhile(
     def pays(path: str, leaf: Any) -> bool:
         del path
         each = jnp.dtype(leaf.dtype).itemsize
-        sent = sparsifier.capacity(leaf.size) * (4 + each)
+        sent = sparsifier.expected(leaf.size) * (4 + each)
         ratio = sent / (leaf.size * each)
         return cost_tables.dragonn_pays(
             leaf.size, each, ratio, ranks, cost.time(leaf.size), alpha, bandwidth

@@ -37,6 +37,7 @@ def sync(
     wire_dtype: jax.typing.DTypeLike | None = None,
     two_level: bool = True,
     sparsifier: Sparsification | None = None,
+    memory: str | None = "residual",
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients over the ranks of a mesh axis.
 
@@ -73,6 +74,7 @@ def sync(
         sparsifier: What makes gradients sparse first, such as `sparsejax.dgc(0.01)`. It can
             as well stand before `sync` in a chain; here it works on what `every` steps have
             added up, and sends everything in `warmup_steps`.
+        memory: None to accept a scheme that loses gradients and remembers nothing of them.
 
     Returns:
         An `optax.GradientTransformationExtraArgs` with state `SyncState`.
@@ -116,6 +118,15 @@ def sync(
             "sparsifier must be one of this library's, such as sparsejax.dgc(0.01), got "
             f"{sparsifier!r}."
         )
+    if memory not in ("residual", None):
+        raise ArgumentError(f"memory must be 'residual' or None, got {memory!r}.")
+    used = [chosen, *(x for x in (rules or {}).values() if isinstance(x, Scheme))]
+    for one in used if memory is not None else ():
+        if not one.lossless and not one.keeps_residual:
+            raise ArgumentError(
+                f"{type(one).__name__} loses gradients and remembers none of them; pass "
+                "memory=None to accept that."
+            )
     own = None if sparsifier is None else sparsifier.parts
     mean = reduce == "mean"
     made = Synchronizer(

@@ -167,6 +167,19 @@ def add_stages(a: Stage, b: Stage) -> Stage:
     )
 
 
+def add_traffic(a: Traffic, b: Traffic) -> Traffic:
+    """Two exchanges that followed one another; densities of the fuller one."""
+    return Traffic(
+        add_stages(a.push, b.push),
+        add_stages(a.pull, b.pull),
+        a.scalars + b.scalars,
+        a.dense + b.dense,
+        jnp.maximum(a.density_before, b.density_before),
+        jnp.maximum(a.density_after, b.density_after),
+        a.inside + b.inside,
+    )
+
+
 def check_wire_dtype(wire_dtype: Any) -> None:
     """Raises unless numbers can travel in this dtype; None is that of the array."""
     if wire_dtype is None:
@@ -211,10 +224,16 @@ def sum_densely(
     return Reduced(total, None, state, traffic(half, half, dense=sent))
 
 
-def sum_of_shared(x: entries.Entries, state: Any, axis_name: AxisName) -> Reduced:
+def sum_of_shared(
+    x: entries.Entries,
+    state: Any,
+    axis_name: AxisName,
+    wire_dtype: jax.typing.DTypeLike | None = None,
+) -> Reduced:
     """The sum of entries whose units are the same on all ranks: that of their values."""
-    values, sent = wire.all_reduce(x.values, axis_name)
-    dense = wire.all_reduce_cost(x.size, x.dtype, x.dtype, wire.ranks(axis_name))
+    values, sent = wire.all_reduce(x.values, axis_name, wire_dtype)
+    narrow = wire.travelling(x.dtype, wire_dtype)
+    dense = wire.all_reduce_cost(x.size, x.dtype, narrow, wire.ranks(axis_name))
     half = stage(sent / 2, sent / 2, 1)
     share = jnp.mean(x.flags.astype(jnp.float32))
     numbers = {"dense": dense, "before": share, "after": share}

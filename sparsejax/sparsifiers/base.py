@@ -9,9 +9,9 @@ What it selects goes out as a `SparseTensor`, what it does not is kept (`memory`
 and nothing is lost. `Selecting` returns places, `ByMagnitude` a least magnitude, from which
 places follow; `Rounding` returns another array, each number of few bits.
 
-How many are selected may vary, the room for them not. What does not fit waits; of too many
-the largest go, and of equal ones a run whose start changes from step to step: an order of
-the indices would let the last ones wait for ever.
+How many are selected may vary, the room for them not. What does not fit waits. Of too many
+over a threshold the largest go, and of equal ones a run whose start changes from step to
+step: an order of the indices would let the last ones wait for ever.
 
 Random numbers come from a hash of the step, so ranks agree on them without a message.
 """
@@ -30,6 +30,9 @@ import pallas_kernels
 from sparsejax import magnitudes, wire
 from sparsejax._compat import AxisName, as_varying, varying_axes
 from sparsejax.errors import ArgumentError
+
+
+_MOST = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +78,22 @@ class Draw(NamedTuple):
         step: int32: updates before this one, equal on all ranks.
         seed: uint32: another for each leaf and step, equal on all ranks.
         wanted: int32: how many elements are to go, of all shards together.
+        rank: int32: this rank's number, for what ranks are to draw apart.
         model_axis: The mesh axis over which the tensor is sharded, or None.
+        alone: Whether the level is found from this array alone, not from all leaves.
     """
 
     step: jax.Array
     seed: jax.Array
     wanted: jax.Array
+    rank: jax.Array | int = 0
     model_axis: AxisName | None = None
+    alone: bool = True
+
+    @property
+    def shards(self) -> int:
+        """How many shards the tensor has."""
+        return 1 if self.model_axis is None else wire.ranks(self.model_axis)
 
     @property
     def total(self) -> Callable:
@@ -122,9 +134,10 @@ class Sparsifier:
     def wanted(self, size: int, step: jax.Array) -> jax.Array:
         """How many of so many elements are to go in this step: int32, at least 1."""
         if not callable(self.density):
-            return jnp.int32(max(1, math.ceil(self.density * size)))
+            return jnp.int32(max(1, min(math.ceil(self.density * size), _MOST)))
         share = jnp.asarray(self.density(step), jnp.float32)
-        return jnp.clip(jnp.ceil(share * size), 1, size).astype(jnp.int32)
+        most = float(min(size, _MOST // 2))
+        return jnp.clip(jnp.ceil(share * size), 1.0, most).astype(jnp.int32)
 
 
 class Selecting(Sparsifier, abc.ABC):
@@ -143,9 +156,16 @@ class Selecting(Sparsifier, abc.ABC):
         share: Any = getattr(self.density, "largest", self.density)
         return max(1, min(size, math.ceil(self.room * math.ceil(share * size))))
 
-    def scale(self, size: int) -> float:
+    def expected(self, size: int) -> int:
+        """How many of so many elements go in the long run, for estimates."""
+        share: Any = getattr(self.density, "density", None)
+        if share is None:
+            share = getattr(self.density, "largest", self.density)
+        return min(self.capacity(size), math.ceil(share * size))
+
+    def scale(self, size: int, draw: Draw) -> Any:
         """By what to multiply, without a memory, for the right mean; 1 if by nothing."""
-        del size
+        del size, draw
         return 1.0
 
     @abc.abstractmethod
@@ -270,12 +290,11 @@ def fitted(
     """The packed bits of `count` that were selected, or of the largest that fit."""
     if capacity >= x.size:
         return words
-    itself = magnitudes.itself
+    axes = varying_axes(words)
 
     def fewer():
-        room = jnp.int32(capacity)
-        found = magnitudes.largest(x, room, draw.seed, itself, itself)
-        return as_varying(found, varying_axes(words))
+        found = magnitudes.largest(x, jnp.int32(capacity), draw.seed)
+        return as_varying(found, axes)
 
     return lax.cond(count > capacity, fewer, lambda: words)
 
@@ -325,6 +344,11 @@ def check_density(name: str, density: Any) -> None:
 
 def check_positive(name: str, value: Any, least: float = 0, most: float = math.inf) -> None:
     """Raises unless it is a number above one bound and not above the other."""
+    if isinstance(value, jax.Array):
+        raise ArgumentError(
+            f"{name} must be a Python number, because it decides what is compiled, got a "
+            f"JAX array. In optax.inject_hyperparams list it in static_args, too: {name!r}."
+        )
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not least < value <= most:
         upper = "" if most == math.inf else f" and at most {most:g}"

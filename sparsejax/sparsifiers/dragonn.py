@@ -52,13 +52,19 @@ class Dragonn(base.ByMagnitude):
     def room(self):
         return self.slots
 
+    def capacity(self, size):
+        return max(super().capacity(size), self.tables)
+
     def level(self, x, state, draw):
         return sampled(x, draw, self.sample, self.density), state
 
     def take(self, x, level, draw, capacity):
-        # A NaN has no magnitude and would never go: it counts as infinite.
+        # A NaN has no magnitude and would never go: it counts as infinite. And no zero may
+        # be as large as a denormal, as it is to code that takes denormals for zero.
         x = jnp.where(jnp.isnan(x), jnp.inf, x)
+        level = jnp.minimum(level, magnitudes.key_of(jnp.inf, x.dtype))
         least = magnitudes.magnitude_of(level, x.dtype)
+        least = jnp.maximum(least, jnp.finfo(x.dtype).tiny)
         each = capacity // self.tables
         found, sizes, seeds = [], [], []
         for table in range(self.tables):

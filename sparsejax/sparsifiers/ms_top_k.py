@@ -56,8 +56,10 @@ class MSTopK(base.Selecting):
         axes = varying_axes(low) | varying_axes(top)
         few, many = lax.fori_loop(0, self.halvings, halve, as_varying((top, low), axes))
         few, many = (magnitudes.key_of(t, x.dtype) for t in (few, many))
-        seed = draw.seed
-        words = magnitudes.filled(x, few, many, draw.wanted, seed, draw.total)
+        if draw.model_axis is None:
+            words = magnitudes.filled(x, few, many, draw.wanted, draw.seed)
+        else:  # No shard knows which of those between would make as many as wanted.
+            words = magnitudes.packed(magnitudes.keys(x) >= many)
         count = jnp.sum(lax.population_count(words), dtype=jnp.int32)
         words = base.fitted(x, words, count, draw, capacity)
         return base.places(words, x.size, capacity), state

@@ -44,7 +44,9 @@ class QSGD(base.Rounding):
     def rounded(self, x, draw):
         norm = jnp.sqrt(draw.total(jnp.sum(x * x)))
         scaled = jnp.abs(x) / jnp.where(norm > 0, norm, 1) * self.levels
-        drawn = hashing.mix32(lax.iota(jnp.uint32, x.size), draw.seed)
+        # Ranks round apart, so that their errors do not add up.
+        seed = hashing.mix32(jnp.asarray(draw.rank, jnp.uint32), draw.seed)
+        drawn = hashing.mix32(lax.iota(jnp.uint32, x.size), seed)
         chance = (drawn >> 8).astype(x.dtype) * 2.0**-24
         whole = jnp.floor(scaled)
         whole = whole + (chance < scaled - whole)

@@ -21,13 +21,16 @@ class RandomK(base.Selecting):
 
     shared = True
 
-    def scale(self, size):
-        return size / self.capacity(size)
+    def scale(self, size, draw):
+        return size / self._of_this_shard(draw)
+
+    def _of_this_shard(self, draw):
+        return -(-draw.wanted // draw.shards)
 
     def select(self, x, state, draw, capacity):
         number = lax.iota(jnp.uint32, capacity)
         drawn = permuted(number, x.size, draw.seed).astype(jnp.int32)
-        used = number.astype(jnp.int32) < draw.wanted
+        used = number.astype(jnp.int32) < self._of_this_shard(draw)
         return jnp.where(used, drawn, x.size), state
 
 

@@ -8,6 +8,7 @@ what. Ok-Topk is built on it.
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -50,7 +51,7 @@ class ReuseThreshold(base.ByMagnitude):
     def level(self, x, state, draw):
         found = lambda: magnitudes.magnitude_of(exact(x, draw), x.dtype)
         again = lambda: state.astype(x.dtype)
-        axes = varying_axes(x) | varying_axes(state)
+        axes = varying_axes(jax.eval_shape(found)) | varying_axes(state)
         typed = lambda side: lambda: as_varying(side(), axes)
         due = draw.step % self.every == 0
         t = lax.cond(due, typed(found), typed(again))

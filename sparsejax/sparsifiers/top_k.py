@@ -6,6 +6,7 @@ What the other sparsifiers approximate. Found without a sort; see `magnitudes`.
 import dataclasses
 
 import jax.numpy as jnp
+from jax import lax
 
 from sparsejax import magnitudes
 from sparsejax.sparsifiers import base
@@ -16,8 +17,15 @@ class TopK(base.ByMagnitude):
     """The largest elements; of equal ones a run whose start changes from step to step."""
 
     def level(self, x, state, draw):
-        key = exact(x, draw)
-        return key, state
+        return exact(x, draw), state
+
+    def take(self, x, level, draw, capacity):
+        if draw.model_axis is not None or not draw.alone:
+            return super().take(x, level, draw, capacity)
+        # Found here and for this array, more than wanted are equal ones.
+        words = magnitudes.filled(x, level + 1, level, draw.wanted, draw.seed)
+        count = jnp.sum(lax.population_count(words), dtype=jnp.int32)
+        return base.places(words, x.size, capacity), count
 
 
 def exact(x, draw):
