@@ -49,6 +49,16 @@ def of_units(x: jax.Array) -> jax.Array:
     return pallas_kernels.bitmap_encode(x) if x.ndim == 1 else pack(nonzero_units(x))
 
 
+def pack_all(flags: jax.Array) -> jax.Array:
+    """Booleans of any number, packed, with at least one zero behind the last."""
+    return pack(jnp.pad(flags, (0, WORD - flags.size % WORD)))
+
+
+def members(words: jax.Array) -> jax.Array:
+    """How many bits are set in all of these words: int32."""
+    return jnp.sum(lax.population_count(words), dtype=jnp.int32)
+
+
 def low_ones(count: jax.Array) -> jax.Array:
     """Words whose lowest `count` bits are set; none below 0, all above 32."""
     inside = jnp.clip(count, 0, WORD - 1).astype(jnp.uint32)

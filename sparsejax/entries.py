@@ -72,7 +72,7 @@ class Entries:
         capacity = self.values.shape[0]
         # One bit after another is found by its rank; beyond the last there is none.
         ranks = jnp.arange(capacity, dtype=jnp.int32)
-        count = jnp.sum(self.flags, dtype=jnp.int32)
+        count = self.index.row_end[-1]
         units = rank_select.select(self.index, jnp.zeros(1, jnp.int32), capacity)[0]
         units = jnp.where(ranks < count, units, self.flags.size + ranks)
         zeros = jnp.zeros(self.shape, values.dtype)
@@ -96,8 +96,7 @@ def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
     units = jnp.concatenate(moved)
     values = jnp.concatenate([tensor.values for tensor in tensors])
     shared = all(tensor.shared for tensor in tensors)
-    padded = jnp.pad(flags, (0, bits.WORD - flags.size % bits.WORD))
-    index = bits.rank_index(bits.pack(padded), max(units.size, 1))
+    index = bits.rank_index(bits.pack_all(flags), max(units.size, 1))
     places = rank_select.rank_of(index, units)
     places = jnp.where(units < flags.size, places, units.size)
     wide = jnp.promote_types(values.dtype, jnp.float32)

@@ -89,6 +89,11 @@ class Group:
             start += count
 
 
+def wide(dtype: Any) -> jnp.dtype:
+    """The dtype in which numbers of this one are added up and held."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
 def is_sparse(leaf: Any) -> bool:
     """Whether a leaf is given by its entries."""
     return isinstance(leaf, SparseTensor)

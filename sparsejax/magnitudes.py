@@ -139,7 +139,7 @@ def kth_largest(
 
     start = _typed((low, at_low, high, at_high), x, k, total)
     low, at_low, high, at_high = loop(wide, halve, start)
-    words = packed((keys(x) >= low) & (keys(x) < high))
+    words = bits.pack_all((keys(x) >= low) & (keys(x) < high))
     found, held = pallas_kernels.bitmap_decode(words, room)
     among = x.at[jnp.minimum(found, x.size - 1)].get(mode="clip")
     among = jnp.where(lax.iota(jnp.int32, room) < held, among, 0)
@@ -168,15 +168,15 @@ def filled(
 
     They follow one another in the array, around its end, from a place that the seed says.
     """
-    whole = packed(keys(x) >= least)
-    have = jnp.sum(lax.population_count(whole), dtype=jnp.int32)
+    whole = bits.pack_all(keys(x) >= least)
+    have = bits.members(whole)
 
     def cut():
-        certain = packed(keys(x) >= above)
+        certain = bits.pack_all(keys(x) >= above)
         rest = whole & ~certain
         index = bits.rank_index(rest, 2)
         there = index.row_end[-1]
-        need = k - jnp.sum(lax.population_count(certain), dtype=jnp.int32)
+        need = k - bits.members(certain)
         need = jnp.clip(need, 0, there)
         first = hashing.mix32(seed, 0x51ED270B) % jnp.maximum(there, 1).astype(jnp.uint32)
         first = first.astype(jnp.int32)
@@ -204,11 +204,6 @@ def loop(condition: Callable, body: Callable, state: Any) -> Any:
     return lax.cond(
         again, lambda state: lax.while_loop(condition, body, state), lambda x: x, state
     )
-
-
-def packed(flags: jax.Array) -> jax.Array:
-    """Booleans as packed bits, with zeros behind the last, at least one word."""
-    return bits.pack(jnp.pad(flags, (0, bits.WORD - flags.size % bits.WORD)))
 
 
 def _below(place, words):

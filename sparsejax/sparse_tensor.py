@@ -131,9 +131,8 @@ def from_units(
 
     The count may exceed the capacity; then the last units are not in the tensor.
     """
-    flags = bits.nonzero_units(x)
-    # At least a word, and room for at least one.
-    words = bits.pack(jnp.pad(flags, (0, bits.WORD - flags.size % bits.WORD)))
+    words = bits.pack_all(bits.nonzero_units(x))
+    # Room for at least one.
     found, count = pallas_kernels.bitmap_decode(words, max(int(capacity), 1))
     indices = jnp.minimum(found[:capacity], x.shape[0])
     values = x.at[indices].get(mode="fill", fill_value=0)

@@ -90,7 +90,9 @@ class Sparsify:
             return wire.per_rank(x, axis_name)
 
         def zeros():
-            held = [per_rank(jnp.zeros(p.shape, _wide(p.dtype)), p) for p in leaves]
+            held = [
+                per_rank(jnp.zeros(p.shape, leaf_rules.wide(p.dtype)), p) for p in leaves
+            ]
             return PerRank(structure.unflatten(held), axis_name)
 
         by_path = dict(zip(paths, leaves, strict=True))
@@ -113,11 +115,11 @@ class Sparsify:
             if self.sparsifies(path, leaf)
         ]
         if self.global_ and chosen:
-            dtype = jnp.result_type(*(_wide(leaf.dtype) for _, leaf in chosen))
+            dtype = jnp.result_type(*(leaf_rules.wide(leaf.dtype) for _, leaf in chosen))
             size = sum(leaf.size for _, leaf in chosen)
             return {"": self.sparsifier.init(size, dtype)}
         return {
-            path: self.sparsifier.init(leaf.size, _wide(leaf.dtype))
+            path: self.sparsifier.init(leaf.size, leaf_rules.wide(leaf.dtype))
             for path, leaf in chosen
         }
 
@@ -205,7 +207,7 @@ class Sparsify:
         """Scaled so that the sum over n ranks is clipped at the norm, if all are alike."""
         if self.clip_norm is None:
             return leaves
-        wide = [leaf.astype(_wide(leaf.dtype)) for leaf in leaves]
+        wide = [leaf.astype(leaf_rules.wide(leaf.dtype)) for leaf in leaves]
         # What is not finite would make everything so.
         finite = [jnp.where(jnp.isfinite(x), x, 0) for x in wide]
         square: Any = sum(self._over_shards(jnp.sum(x * x)) for x in finite)
@@ -265,7 +267,7 @@ class Sparsify:
         """What would go if there were no limit."""
         due = []
         for i, (leaf, held) in enumerate(zip(leaves, helds, strict=True)):
-            flat = leaf.reshape(-1).astype(_wide(leaf.dtype))
+            flat = leaf.reshape(-1).astype(leaf_rules.wide(leaf.dtype))
             if held is not None and self.memory is not None:
                 flat, helds[i] = self.memory.due(flat, held)
             due.append(flat)
@@ -380,7 +382,3 @@ def _nothing(x, bad):
         units = jnp.where(bad, x.units, x.indices)
         return dataclasses.replace(x, indices=units)
     return jnp.where(bad, jnp.zeros_like(x), x)
-
-
-def _wide(dtype):
-    return jnp.promote_types(dtype, jnp.float32)

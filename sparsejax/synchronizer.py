@@ -94,7 +94,7 @@ class Synchronizer:
 
         pending = None
         if self.every > 1:
-            held = [per_rank(p.shape, _wide(p.dtype), p) for p in leaves]
+            held = [per_rank(p.shape, leaf_rules.wide(p.dtype), p) for p in leaves]
             pending = PerRank(structure.unflatten(held), axis_name)
         residual = {}
         scheme_states = {}
@@ -104,7 +104,7 @@ class Synchronizer:
             )
             if group.scheme.keeps_residual:
                 first = leaves[group.leaves[0]]
-                held = per_rank(like.shape, _wide(like.dtype), first)
+                held = per_rank(like.shape, leaf_rules.wide(like.dtype), first)
                 residual[group.name] = PerRank(held, axis_name)
             each: Any = ranks
             if isinstance(group.scheme, schemes.TwoLevel) and axis_name:
@@ -293,10 +293,6 @@ def _branch(predicate, yes, no, operand):
         return lambda operand: jax.tree.map(as_varying, side(operand), types)
 
     return lax.cond(predicate, typed(yes), typed(no), operand)
-
-
-def _wide(dtype):
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _check_state(groups, state, every):

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_kernels
-from sparsejax import magnitudes, wire
+from sparsejax import bits, magnitudes, wire
 from sparsejax._compat import AxisName, as_varying, varying_axes
 from sparsejax.errors import ArgumentError
 
@@ -301,8 +301,8 @@ def fitted(
 
 def _from(x, level):
     """The packed bits of what is as large as a level says, and how many there are."""
-    words = magnitudes.packed(magnitudes.keys(x) >= level)
-    return words, jnp.sum(lax.population_count(words), dtype=jnp.int32)
+    words = bits.pack_all(magnitudes.keys(x) >= level)
+    return words, bits.members(words)
 
 
 def as_dtype(level: jax.Array, dtype: Any, other: Any) -> jax.Array:
@@ -340,6 +340,12 @@ def check_density(name: str, density: Any) -> None:
     if not 0 < density <= 1:
         hint = " (0.01 is one per cent)" if density > 1 else ""
         raise ArgumentError(f"{name} must lie in (0, 1], got {density!r}{hint}.")
+
+
+def check_int(name: str, value: Any) -> None:
+    """Raises unless it is a Python int."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentError(f"{name} must be an int, got {value!r}.")
 
 
 def check_positive(name: str, value: Any, least: float = 0, most: float = math.inf) -> None:

@@ -14,7 +14,6 @@ import math
 import jax.numpy as jnp
 
 from sparsejax import magnitudes
-from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
 
 
@@ -45,8 +44,7 @@ class DGC(base.ByMagnitude):
         base.check_density("sample", self.sample)
         base.check_positive("lower", self.lower, 0, 1)
         base.check_positive("upper", self.upper, 1)
-        if isinstance(self.rounds, bool) or not isinstance(self.rounds, int):
-            raise ArgumentError(f"rounds must be an int, got {self.rounds!r}.")
+        base.check_int("rounds", self.rounds)
 
     @property
     def room(self):

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import pallas_kernels
 from pallas_kernels import hashing
 from sparsejax import magnitudes
-from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
 from sparsejax.sparsifiers.dgc import sampled
 
@@ -44,8 +43,7 @@ class Dragonn(base.ByMagnitude):
         super().__post_init__()
         base.check_positive("slots", self.slots)
         base.check_density("sample", self.sample)
-        if not isinstance(self.tables, int) or isinstance(self.tables, bool):
-            raise ArgumentError(f"tables must be an int, got {self.tables!r}.")
+        base.check_int("tables", self.tables)
         base.check_positive("tables", self.tables)
 
     @property

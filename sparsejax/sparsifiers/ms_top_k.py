@@ -11,9 +11,8 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import magnitudes
+from sparsejax import bits, magnitudes
 from sparsejax._compat import as_varying, varying_axes
-from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
 
 
@@ -33,8 +32,7 @@ class MSTopK(base.Selecting):
 
     def __post_init__(self):
         super().__post_init__()
-        if isinstance(self.halvings, bool) or not isinstance(self.halvings, int):
-            raise ArgumentError(f"halvings must be an int, got {self.halvings!r}.")
+        base.check_int("halvings", self.halvings)
         base.check_positive("halvings", self.halvings)
 
     def select(self, x, state, draw, capacity):
@@ -59,7 +57,7 @@ class MSTopK(base.Selecting):
         if draw.model_axis is None:
             words = magnitudes.filled(x, few, many, draw.wanted, draw.seed)
         else:  # No shard knows which of those between would make as many as wanted.
-            words = magnitudes.packed(magnitudes.keys(x) >= many)
-        count = jnp.sum(lax.population_count(words), dtype=jnp.int32)
+            words = bits.pack_all(magnitudes.keys(x) >= many)
+        count = bits.members(words)
         words = base.fitted(x, words, count, draw, capacity)
         return base.places(words, x.size, capacity), state

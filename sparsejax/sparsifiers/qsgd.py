@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import hashing
-from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
 
 
@@ -33,8 +32,7 @@ class QSGD(base.Rounding):
 
     def __post_init__(self):
         super().__post_init__()
-        if isinstance(self.levels, bool) or not isinstance(self.levels, int):
-            raise ArgumentError(f"levels must be an int, got {self.levels!r}.")
+        base.check_int("levels", self.levels)
         base.check_positive("levels", self.levels)
 
     def shrink(self, size):

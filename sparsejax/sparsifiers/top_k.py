@@ -6,9 +6,8 @@ What the other sparsifiers approximate. Found without a sort; see `magnitudes`.
 import dataclasses
 
 import jax.numpy as jnp
-from jax import lax
 
-from sparsejax import magnitudes
+from sparsejax import bits, magnitudes
 from sparsejax.sparsifiers import base
 
 
@@ -24,7 +23,7 @@ class TopK(base.ByMagnitude):
             return super().take(x, level, draw, capacity)
         # Found here and for this array, more than wanted are equal ones.
         words = magnitudes.filled(x, level + 1, level, draw.wanted, draw.seed)
-        count = jnp.sum(lax.population_count(words), dtype=jnp.int32)
+        count = bits.members(words)
         return base.places(words, x.size, capacity), count
 
 
