@@ -5,6 +5,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pallas_kernels import use_kernels as use_kernels
 from sparsejax import errors as errors, schemes as schemes, sparsifiers as sparsifiers
 from sparsejax.axes import local as local
+from sparsejax.choosing import (
+    gaussian_k_sync as gaussian_k_sync,
+    gtopk_sync as gtopk_sync,
+    ok_topk_sync as ok_topk_sync,
+    spardl_sync as spardl_sync,
+    topk_a_sync as topk_a_sync,
+    topk_dsa_sync as topk_dsa_sync,
+)
 from sparsejax.data_parallel import data_parallel as data_parallel
 from sparsejax.explanation import explain as explain
 from sparsejax.memory import (
@@ -18,6 +26,7 @@ from sparsejax.planner import (
     profile_from_state as profile_from_state,
 )
 from sparsejax.reduce import all_reduce as all_reduce
+from sparsejax.resizing import resized as resized
 from sparsejax.sparse_tensor import SparseTensor as SparseTensor
 from sparsejax.sparsifying import (
     dgc as dgc,
@@ -32,12 +41,9 @@ from sparsejax.sparsifying import (
     threshold as threshold,
     top_k as top_k,
 )
-from sparsejax.state import (
-    init as init,
-    metrics as metrics,
-    residuals as residuals,
-    state_specs as state_specs,
-)
+from sparsejax.specs import init as init, state_specs as state_specs
+from sparsejax.state import metrics as metrics, residuals as residuals
+from sparsejax.team_times import measure_teams as measure_teams
 from sparsejax.tensor_selection import (
     CompressionCost as CompressionCost,
     measure_compression as measure_compression,

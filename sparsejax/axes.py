@@ -12,7 +12,7 @@ from jax import lax
 
 from sparsejax import _compat
 from sparsejax._compat import AxisName
-from sparsejax.errors import AlreadySummedError, AxisError
+from sparsejax.errors import AlreadySummedError, AxisError, StateError
 
 
 def resolve(axis_name: AxisName | None, what: str) -> AxisName:
@@ -49,6 +49,26 @@ def resolve(axis_name: AxisName | None, what: str) -> AxisName:
                 " axis_names=, where that is given)."
             ) from None
     return axis_name
+
+
+def resolve_for_state(axis_name: AxisName | None, what: str, keeps: str) -> AxisName:
+    """`resolve` for an init, whose state depends on the ranks.
+
+    Args:
+        axis_name: The name, or names, that the caller gave.
+        what: What is initialized, for the message.
+        keeps: Why it needs to know the ranks, for the message.
+    """
+    try:
+        return resolve(axis_name, f"init of {what}")
+    except AxisError:
+        if _compat.manual_axes():
+            raise
+        raise StateError(
+            f"{keeps}, so its state must be made where the ranks are known: call "
+            "sparsejax.init(tx, params, mesh) instead of tx.init(params). (What calls "
+            "tx.init by itself, as flax does, can be given that state afterwards.)"
+        ) from None
 
 
 def local(tree: Any, axis_name: AxisName | None = None) -> Any:

@@ -1,8 +1,10 @@
 """A data-parallel train step over a mesh, with nothing left to get wrong.
 
 On the wire: what the synchronization in `tx` sends, and one psum for the loss. Parameters
-are replicated, made varying before the gradient is taken so that it stays local, and
-updated alike on every rank. The state is donated: a step reuses its memory.
+are replicated over the axis of the ranks, made varying before the gradient is taken so that
+it stays local, and updated alike on every rank. Another axis of the mesh may shard them;
+what is sent over that is up to the loss function. The state is donated: a step reuses its
+memory.
 """
 
 import math
@@ -15,7 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sparsejax import _compat, axes, state as states, wire
+from sparsejax import _compat, axes, specs, wire
 from sparsejax._compat import AxisName
 from sparsejax.errors import ArgumentError
 
@@ -37,29 +39,37 @@ class TrainState(NamedTuple):
 class DataParallel:
     """See `data_parallel`."""
 
-    def __init__(self, loss_fn, tx, mesh, axis_name, has_aux, ids):
+    def __init__(self, loss_fn, tx, mesh, axis_name, has_aux, ids, param_specs):
         self._loss_fn = loss_fn
         self._tx = optax.with_extra_args_support(tx)
         self._mesh = mesh
-        self._axis_name = states.data_axis(mesh, axis_name, "sparsejax.data_parallel")
+        self._axis_name = specs.data_axis(mesh, axis_name, "sparsejax.data_parallel")
         self._has_aux = has_aux
         self._ids = ids
+        self._param_specs = param_specs
         self._compiled: dict[Any, Any] = {}
 
     def init(self, params: Any) -> TrainState:
         """The first state, from parameters; these are copied, not taken over."""
-        params = jax.tree.map(self._replicated, params)
+        own = self._specs_of(params)
+        params = jax.tree.map(self._put, params, own)
         # Through shard_map, so that the first step sees what all later ones will see.
-        replicated = PartitionSpec()
+        both = (own, PartitionSpec())
         copy = jax.shard_map(
             lambda tree: jax.tree.map(lambda x: jnp.array(x, copy=True), tree),
             mesh=self._mesh,
-            in_specs=replicated,
-            out_specs=replicated,
+            in_specs=(both,),
+            out_specs=both,
         )
         params, step = jax.jit(copy)((params, jnp.int32(0)))
-        opt_state = states.init(self._tx, params, self._mesh, self._axis_name)
+        opt_state = specs.init(
+            self._tx, params, self._mesh, self._axis_name, param_specs=self._param_specs
+        )
         return TrainState(step, params, opt_state)
+
+    def _specs_of(self, params):
+        given = PartitionSpec() if self._param_specs is None else self._param_specs
+        return specs.full_specs(params, given)
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:
         """One step. The state given is used up.
@@ -87,9 +97,6 @@ class DataParallel:
             )
         return self._put(x, PartitionSpec(self._axis_name))
 
-    def _replicated(self, x):
-        return self._put(x, PartitionSpec())
-
     def _put(self, x, spec):
         """Places what this process holds; what spans processes is placed already."""
         if isinstance(x, jax.ShapeDtypeStruct):
@@ -102,12 +109,15 @@ class DataParallel:
         """The jitted step, for `lower` and `compile`; one for each structure of state."""
         key = jax.tree.structure(state)
         if key not in self._compiled:
-            specs: Any = states.state_specs(state)
+            own = self._specs_of(state.params)
+            known = (state.params, own) if self._param_specs is not None else ()
+            opt_state = specs.state_specs(state.opt_state, *known)
+            whole = TrainState(PartitionSpec(), own, opt_state)  # type: ignore
             step = jax.shard_map(
                 self._local_step,
                 mesh=self._mesh,
-                in_specs=(specs, PartitionSpec(self._axis_name)),
-                out_specs=(specs, PartitionSpec()),
+                in_specs=(whole, PartitionSpec(self._axis_name)),
+                out_specs=(whole, PartitionSpec()),
             )
             self._compiled[key] = jax.jit(step, donate_argnums=0)
         return self._compiled[key]
@@ -124,6 +134,12 @@ class DataParallel:
         return TrainState(state.step + 1, params, opt_state), mean
 
     def _mean(self, x):
+        further = sorted(_compat.varying_axes(x) - set(_compat.axis_names(self._axis_name)))
+        if further:
+            raise ArgumentError(
+                f"what loss_fn returns differs over {further[0]!r}, which shards the "
+                f"parameters: add it up there, lax.psum(..., {further[0]!r})."
+            )
         wide = jnp.promote_types(jnp.result_type(x), jnp.float32)
         x = wire.per_rank(jnp.asarray(x, wide), self._axis_name)
         return wire.psum(x, self._axis_name)[0] / wire.ranks(self._axis_name)
@@ -149,6 +165,7 @@ def data_parallel(
     axis_name: AxisName | None = None,
     has_aux: bool = False,
     ids: Callable[[Any], dict[str, jax.Array]] | None = None,
+    param_specs: Any = None,
 ) -> DataParallel:
     """Makes a train step that runs on every device of a mesh axis.
 
@@ -168,8 +185,12 @@ def data_parallel(
         has_aux: Whether `loss_fn` returns (loss, aux).
         ids: From a batch to the rows that it touches, {path: ids}, so that gradients need
             not be searched for them; see `sparsejax.sync`.
+        param_specs: The parameters' PartitionSpecs, where a further axis of the mesh shards
+            them: a tree like the parameters, or a prefix of it. `loss_fn` is then given
+            shards, and the same share of the batch on each of that axis; it may send over
+            that axis, and its loss is to be the same there.
 
     Returns:
         An object with `init(params)` and `step(state, batch)`.
     """
-    return DataParallel(loss_fn, tx, mesh, axis_name, has_aux, ids)
+    return DataParallel(loss_fn, tx, mesh, axis_name, has_aux, ids, param_specs)

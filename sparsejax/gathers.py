@@ -8,6 +8,8 @@ As in `wire`, every function returns its result with the bytes that one rank sen
 cannot see that what was gathered is the same on all ranks: results are typed as varying.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -19,21 +21,56 @@ from sparsejax._compat import as_varying, varying_axes
 GATHERS = ("auto", "ring", "doubling", "bruck")
 
 
-def bruck_all_gather(x: jax.Array, axis_name: wire.AxisName) -> tuple[jax.Array, float]:
+@dataclasses.dataclass(frozen=True)
+class Rings:
+    """All ranks, in rings of one size.
+
+    Attributes:
+        ranks: How many ranks there are.
+        size: How many of them a ring has; it divides them.
+        stride: How far apart neighbours are: 1 for rings of neighbouring ranks.
+    """
+
+    ranks: int
+    size: int
+    stride: int = 1
+
+    def place(self, rank):
+        """A rank's place in its ring."""
+        return rank // self.stride % self.size
+
+    def shift(self, distance: int) -> wire.Permutation:
+        """Each rank sends to the one so far ahead in its ring."""
+        pairs = []
+        for rank in range(self.ranks):
+            place = self.place(rank)
+            ahead = (place + distance) % self.size
+            pairs.append((rank, rank + (ahead - place) * self.stride))
+        return tuple(pairs)
+
+
+def bruck_all_gather(
+    x: jax.Array, axis_name: wire.AxisName, rings: Rings | None = None
+) -> tuple[jax.Array, float]:
     """`all_gather` in ceil(log2 n) messages for any n; the result is typed as varying.
 
     After k rounds a rank holds the rows of itself and its next 2**k - 1 neighbours. Each
     round it gets as many again (fewer in the last) from the rank that far ahead.
+
+    Args:
+        x: This rank's row.
+        axis_name: The axis.
+        rings: Ranks that gather among themselves; all together if None.
     """
     n = wire.ranks(axis_name)
+    rings = rings or Rings(n, n)
     rows, cost = x[None], 0.0
-    while len(rows) < n:
+    while len(rows) < rings.size:
         have = len(rows)
-        send = rows[: min(have, n - have)]
-        back = tuple((source, (source - have) % n) for source in range(n))
-        got, sent = wire.permute(send, axis_name, back)
+        send = rows[: min(have, rings.size - have)]
+        got, sent = wire.permute(send, axis_name, rings.shift(-have))
         rows, cost = jnp.concatenate([rows, got]), cost + sent
-    return jnp.roll(rows, wire.rank(axis_name), axis=0), cost
+    return jnp.roll(rows, rings.place(wire.rank(axis_name)), axis=0), cost
 
 
 def bruck_all_to_all(x: jax.Array, axis_name: wire.AxisName) -> tuple[jax.Array, float]:
@@ -125,6 +162,52 @@ def gather_channel(axis_name: wire.AxisName, how: str) -> wire.Channel:
 
     rows, _ = rows_and_waits(how, n)
     return wire.Channel(send, n, rows)
+
+
+def ring_channel(axis_name: wire.AxisName, rings: Rings) -> wire.Channel:
+    """This rank's one message goes to all ranks of its ring, by Bruck's algorithm."""
+
+    def send(x):
+        received, sent = bruck_all_gather(x[0], axis_name, rings)
+        return received, sent
+
+    return wire.Channel(send, rings.size, rings.size - 1)
+
+
+def shift_channel(
+    axis_name: wire.AxisName, rings: Rings, distance: int, parts: int
+) -> wire.Channel:
+    """All of this rank's messages go, together, to the one so far ahead in its ring."""
+
+    def send(x):
+        return wire.permute(x, axis_name, rings.shift(distance))
+
+    return wire.Channel(send, parts, parts)
+
+
+def rotated_channel(axis_name: wire.AxisName, bucket: int) -> wire.Channel:
+    """Message i goes to rank i, by permutations: to the next rank, the one behind it, ...
+
+    Every rank sends to another one at a time. So many messages are under way together; the
+    next wait for them.
+    """
+    n = wire.ranks(axis_name)
+    ring = Rings(n, n)
+
+    def send(x):
+        me, sent = wire.rank(axis_name), 0.0
+        received = x
+        for first in range(1, n, bucket):
+            for distance in range(first, min(first + bucket, n)):
+                row = lax.dynamic_index_in_dim(x, (me + distance) % n)
+                row, cost = wire.permute(row, axis_name, ring.shift(distance))
+                at = (me - distance) % n
+                received = lax.dynamic_update_index_in_dim(received, row, at, 0)
+                sent += cost
+            received, x = lax.optimization_barrier((received, x))
+        return received, sent
+
+    return wire.Channel(send, n, n - 1)
 
 
 def rows_and_waits(how: str, n: int) -> tuple[int, int]:

@@ -156,7 +156,10 @@ def ladder(
     top = min(capacity or max(_most(width, unit_bytes, parts), 128), width)
     top = _multiple(max(top, 1), _LANES)
     tile = min(top, _multiple(max(1, _TILE_NUMBERS // numbers), _LANES))
-    top = _multiple(top, tile)
+    # Whole tiles, no longer than they have to be.
+    tiles = -(-top // tile)
+    tile = _multiple(-(-top // tiles), _LANES)
+    top = tiles * tile
     rungs: list[Rung] = []
     wanted = float(top)
     while True:
@@ -169,6 +172,41 @@ def ladder(
             break
         wanted /= ratio
     return Ladder(width, unit_bytes, tile, tuple(reversed(rungs)))
+
+
+def exactly(
+    width: int,
+    unit_bytes: int,
+    parts: int,
+    capacity: int,
+    codes: str = "auto",
+    least: int | None = None,
+    ratio: float = 1.2,
+) -> Ladder:
+    """The ladder where it is known how many entries there are: one rung, for so many.
+
+    Args:
+        width: Slots in a part, a multiple of 32.
+        unit_bytes: Bytes of one unit's value on the wire.
+        parts: How many parts a rank packs or unpacks at once.
+        capacity: Entries in a message.
+        codes: The index code, or "auto" for the cheapest.
+        least: Where there may be fewer: so many; rungs are then `ratio` apart.
+        ratio: How far apart.
+    """
+    allowed = index_codes.parse(codes)
+    numbers = max(1, unit_bytes // 4) * parts
+    top = _multiple(max(1, min(capacity, width)), _LANES)
+    tile = min(top, _multiple(max(1, _TILE_NUMBERS // numbers), _LANES))
+    rooms = [top]
+    while rooms[-1] > (top if least is None else _multiple(least, _LANES)):
+        rooms.append(min(rooms[-1] - _LANES, _multiple(int(rooms[-1] / ratio), _LANES)))
+    rungs = []
+    for room in reversed(rooms):
+        code = index_codes.cheapest(room, width, allowed)
+        words = 1 + code.words(room, width) + room * unit_bytes // 4
+        rungs.append(Rung(room, code, words))
+    return Ladder(width, unit_bytes, tile, tuple(rungs))
 
 
 def _most(width: int, unit_bytes: int, parts: int) -> int:

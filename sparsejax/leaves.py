@@ -110,13 +110,35 @@ def flatten(tree: Any) -> tuple[list[str], list[Any], Any]:
     A `SparseTensor` is a leaf.
     """
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_sparse)
-    # The parameters of a flax.nnx model end in `.value`, and their gradients do not.
-    boxed = jax.tree_util.GetAttrKey("value")
-    keys = [path[:-1] if path[1:] and path[-1] == boxed else path for path, _ in pairs]
-    if len(set(keys)) < len(keys):
-        keys = [path for path, _ in pairs]
-    paths = [jax.tree_util.keystr(key, simple=True, separator="/") for key in keys]
+    paths = [written(keys) for keys in unboxed([keys for keys, _ in pairs])]
     return paths, [leaf for _, leaf in pairs], structure
+
+
+def written(keys: tuple) -> str:
+    """The keys on the way to a leaf, written a/b/c."""
+    return jax.tree_util.keystr(keys, simple=True, separator="/")
+
+
+def unboxed(paths: Sequence[tuple]) -> list[tuple]:
+    """The keys on the way to each leaf, without a `.value` at their ends.
+
+    The parameters of a flax.nnx model end in it, and their gradients do not.
+    """
+    boxed = jax.tree_util.GetAttrKey("value")
+    short = [keys[:-1] if keys[1:] and keys[-1] == boxed else keys for keys in paths]
+    return short if len(set(short)) == len(short) else list(paths)
+
+
+def distinct(paths: Sequence[str]) -> list[str]:
+    """The paths, with a number behind those that are written like one before."""
+    found: dict[str, None] = {}
+    for path in paths:
+        own, number = path, 0
+        while own in found:
+            number += 1
+            own = f"{path} #{number}"
+        found[own] = None
+    return list(found)
 
 
 def check_dtype(path: str, leaf: Any) -> None:
@@ -214,6 +236,11 @@ def _group(scheme, shape, indices, paths, leaves):
     )
 
 
+def uses(path: str, leaf: Any, scheme: Scheme, rules: Rules | None) -> bool:
+    """Whether rules, or its size, give a leaf the scheme."""
+    return _decide(path, leaf, scheme, dict(rules or {}), set(), False, None)[0] == scheme
+
+
 def _decide(path, leaf, scheme, rules, used, always, usual):
     """The scheme and the unit of one leaf."""
     own, unit = None, None
@@ -241,7 +268,8 @@ def _decide(path, leaf, scheme, rules, used, always, usual):
     unit = unit or usual
     if unit is None:
         rows = leaf.ndim == 2 and _EMBEDDING.search(path)
-        unit = "row" if rows and not isinstance(own, schemes.AllReduce) else "element"
+        dense = isinstance(own, schemes.AllReduce)
+        unit = "row" if rows and not dense and not own.selects else "element"
     return own, unit
 
 

@@ -76,6 +76,31 @@ def halved(x: jax.Array, k: jax.Array, total: Callable = itself) -> jax.Array:
     return lax.fori_loop(0, width - 1, settle, _typed(dtype.type(0), x, k, total))
 
 
+def by_digits(x: jax.Array, k: jax.Array, total: Callable = itself) -> jax.Array:
+    """`halved` in a fourth of the sums: four bits at a time, fifteen counts in one.
+
+    For few keys of which many ranks have a part, where a sum is a message.
+    """
+    of = keys(x)
+    digits = jnp.arange(1, 16, dtype=of.dtype)
+
+    def settle(turn, found):
+        shift = (of.dtype.itemsize * 8 - 4 - 4 * turn).astype(of.dtype)
+        tried = found | (digits << shift)
+        counts = jnp.sum(of[None] >= tried[:, None], axis=1, dtype=jnp.int32)
+        # The counts fall from digit to digit.
+        digit = jnp.sum(total(counts) >= k, dtype=jnp.int32).astype(of.dtype)
+        return found | (digit << shift)
+
+    start = _typed(of.dtype.type(0), x, k, total)
+    return lax.fori_loop(0, of.dtype.itemsize * 2, settle, start)
+
+
+def by_digits_bytes(dtype: Any, sum_bytes: Callable[[int], float]) -> float:
+    """What the sums of `by_digits` send, where one of so many bytes sends `sum_bytes`."""
+    return jnp.dtype(dtype).itemsize * 2 * sum_bytes(15 * 4)
+
+
 def sample(x: jax.Array, size: int, seed: jax.Array) -> jax.Array:
     """About as many elements, an odd number apart, from a place that the seed says.
 

@@ -12,7 +12,6 @@ what rounding took.
 """
 
 import dataclasses
-import functools
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ from jax import lax
 from pallas_kernels import hashing
 from sparsejax import _compat, axes, leaves as leaf_rules, wire
 from sparsejax._compat import AxisName, as_varying, varying_axes
-from sparsejax.errors import AlreadySummedError, ArgumentError, AxisError, StateError
+from sparsejax.errors import AlreadySummedError, ArgumentError, StateError
 from sparsejax.memory import Held, Memory
 from sparsejax.sparse_tensor import SparseTensor
 from sparsejax.sparsifiers import base
@@ -61,33 +60,21 @@ class Sparsify:
         paths, leaves, structure = leaf_rules.flatten(params)
         for path, leaf in zip(paths, leaves, strict=True):
             leaf_rules.check_dtype(path, leaf)
-        own = self._first_states(paths, leaves)
+        names = leaf_rules.distinct(paths)
+        own = self._first_states(names, paths, leaves)
         zero = lambda: jnp.int32(0)
         if OBSERVER.get() is not None:
             return SparsifyState(zero(), None, None, None, zero())
         if self.memory is None and not jax.tree.leaves(own):
             return SparsifyState(zero(), None, None, None, zero())
-        try:
-            axis_name = axes.resolve(self.axis_name, "init of a sparsejax sparsifier")
-        except AxisError as error:
-            if _compat.manual_axes():
-                raise error
-            raise StateError(
-                "a sparsifier keeps on each rank what was not sent, so its state must be "
-                "made where the ranks are known: call sparsejax.init(tx, params, mesh) "
-                "instead of tx.init(params)."
-            ) from None
+        axis_name = axes.resolve_for_state(
+            self.axis_name,
+            "a sparsejax sparsifier",
+            "a sparsifier keeps on each rank what was not sent",
+        )
 
         def per_rank(x, like):
             return wire.per_rank(as_varying(x[None], varying_axes(like)), axis_name)
-
-        def state_of(x, like):
-            # Shards of a tensor have one, and with global_ all leaves have.
-            over = [like] if like is not None else leaves
-            axes_of = frozenset().union(*(varying_axes(leaf) for leaf in over))
-            shards = _compat.axis_names(self.model_axis) if self.model_axis else ()
-            x = as_varying(x[None], axes_of - frozenset(shards))
-            return wire.per_rank(x, axis_name)
 
         def zeros():
             held = [
@@ -95,23 +82,31 @@ class Sparsify:
             ]
             return PerRank(structure.unflatten(held), axis_name)
 
-        by_path = dict(zip(paths, leaves, strict=True))
-        for path, tree in own.items():
-            typed = functools.partial(state_of, like=by_path.get(path))
-            own[path] = jax.tree.map(typed, tree)
+        own_of = dict(zip(names, zip(paths, leaves, strict=True), strict=True))
+        shards = _compat.axis_names(self.model_axis) if self.model_axis else ()
+        states = {}
+        for name, tree in own.items():
+            about = [own_of[each] for each in (names if self.global_ else [name])]
+            axes_of = frozenset().union(*(varying_axes(leaf) for _, leaf in about))
+            # Shards of a tensor have one, too, where they share a threshold.
+            axes_of -= frozenset(shards)
+            typed = lambda x, axes_of=axes_of: as_varying(x[None], axes_of)
+            first = wire.per_rank(jax.tree.map(typed, tree), axis_name)
+            of = tuple(path for path, _ in about)
+            states[name] = PerRank(first, axis_name, of, shards)
         memory = self.memory
         return SparsifyState(
             zero(),
             zeros() if memory else None,
             zeros() if memory and memory.has_momentum else None,
-            PerRank(own, axis_name) if jax.tree.leaves(own) else None,
+            states if jax.tree.leaves(states) else None,
             zero(),
         )
 
-    def _first_states(self, paths, leaves):
+    def _first_states(self, names, paths, leaves):
         chosen = [
-            (path, leaf)
-            for path, leaf in zip(paths, leaves, strict=True)
+            (name, leaf)
+            for name, path, leaf in zip(names, paths, leaves, strict=True)
             if self.sparsifies(path, leaf)
         ]
         if self.global_ and chosen:
@@ -119,8 +114,8 @@ class Sparsify:
             size = sum(leaf.size for _, leaf in chosen)
             return {"": self.sparsifier.init(size, dtype)}
         return {
-            path: self.sparsifier.init(leaf.size, leaf_rules.wide(leaf.dtype))
-            for path, leaf in chosen
+            name: self.sparsifier.init(leaf.size, leaf_rules.wide(leaf.dtype))
+            for name, leaf in chosen
         }
 
     def update(self, updates: Any, state: Any, params: Any = None, **extra) -> Any:
@@ -189,6 +184,14 @@ class Sparsify:
                     f"{error} A sparsifier stands before the synchronization: "
                     "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), ...)."
                 ) from None
+        together = self.global_ or self.clip_norm is not None
+        shards = sorted({tuple(sorted(varying_axes(leaf))) for leaf in leaves})
+        if together and self.model_axis is None and len(shards) > 1:
+            raise ArgumentError(
+                f"some leaves vary over {shards[0]} and others over {shards[-1]}, and what "
+                "all have together (global_, clip_norm) would differ from shard to shard: "
+                "give the sparsifier model_axis, the axis over which they are sharded."
+            )
         if (self.memory is not None) != (state.residual is not None):
             raise StateError(
                 f"the sparsifier has memory={self.memory!r}, and the state was made with "
@@ -253,15 +256,19 @@ class Sparsify:
         if state.momentum is not None:
             state = state._replace(momentum=tree("momentum"))
         if state.sparsifiers is not None:
-            own = jax.tree.map(lambda x: x[None], own)
-            state = state._replace(sparsifiers=PerRank(own, axis_name))
+            after = {
+                path: before.with_value(jax.tree.map(lambda x: x[None], own[path]))
+                for path, before in state.sparsifiers.items()
+            }
+            state = state._replace(sparsifiers=after)
         return state
 
     def _own(self, state):
         """The sparsifier's own states, by path."""
         if state.sparsifiers is None:
             return {}
-        return jax.tree.map(lambda x: x[0], state.sparsifiers.value)
+        first = lambda own: jax.tree.map(lambda x: x[0], own.value)
+        return {path: first(own) for path, own in state.sparsifiers.items()}
 
     def _due(self, leaves, helds):
         """What would go if there were no limit."""
@@ -278,8 +285,9 @@ class Sparsify:
         pairs = enumerate(zip(paths, leaves, strict=True))
         chosen = [] if whole else [i for i, pair in pairs if self.sparsifies(*pair)]
         own = dict(own)
-        draws = {i: self._draw(step, paths[i], due[i].size, rank) for i in chosen}
-        found = self._places(paths, due, chosen, draws, own)
+        names = leaf_rules.distinct(paths)
+        draws = {i: self._draw(step, names[i], due[i].size, rank) for i in chosen}
+        found = self._places(names, due, chosen, draws, own)
         going = []
         for i, leaf in enumerate(leaves):
             if i in found:
@@ -310,7 +318,7 @@ class Sparsify:
         wanted = self.sparsifier.wanted(size * shards, step)
         return base.Draw(step, seed, wanted, rank, self.model_axis)
 
-    def _places(self, paths, due, chosen, draws, own):
+    def _places(self, names, due, chosen, draws, own):
         """Where the selected elements of each leaf are."""
         sparsifier: Any = self.sparsifier
         if isinstance(sparsifier, base.Rounding) or not chosen:
@@ -322,8 +330,8 @@ class Sparsify:
                 if isinstance(sparsifier, base.ByMagnitude):
                     # One shard may have more than its share of what is large.
                     room = min(due[i].size, min(_UNEVEN, draws[i].shards) * room)
-                found[i], own[paths[i]] = sparsifier.select(
-                    due[i], own.get(paths[i], ()), draws[i], room
+                found[i], own[names[i]] = sparsifier.select(
+                    due[i], own.get(names[i], ()), draws[i], room
                 )
             return found
         dtype = jnp.result_type(*(due[i].dtype for i in chosen))

@@ -79,7 +79,7 @@ def sparsify(
             `min_size` never are. See `sparsejax.worthwhile`.
         model_axis: The mesh axis over which tensors are sharded: their threshold is then
             found from all shards together. Leaves replicated over it may be among them.
-            `init` then runs inside `shard_map`, on the shards.
+            See `param_specs` of `sparsejax.init`.
         skip_nonfinite: Whether updates are zero on all ranks, and nothing is remembered,
             where any of them has a number that is not finite. The optimizer behind takes
             its step all the same. Without it NaN and infinity count as the largest

@@ -1,24 +1,21 @@
-"""The state of a synchronization: what differs by rank, how it is sharded, its metrics.
+"""The state of a synchronization: what differs by rank, what was sent, what is held back.
 
 What differs by rank (a residual, a gradient accumulated so far) is an array [ranks, ...]
 outside `shard_map`, sharded over its leading axis, and [1, ...] inside. It is wrapped in
-`PerRank`, so that `state_specs` can tell it from what is replicated: declared as `P()`, a
+`PerRank`, so that `specs` can tell it from what is replicated: declared as `P()`, a
 checkpoint would keep one rank's copy and lose the others.
 """
 
 import contextvars
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, PartitionSpec
 
-from sparsejax import _compat
 from sparsejax._compat import AxisName
-from sparsejax.errors import AxisError, StateError
+from sparsejax.errors import StateError
 from sparsejax.schemes.base import Traffic
 
 
@@ -35,20 +32,36 @@ class PerRank:
     Attributes:
         value: The tree.
         axis_name: The mesh axis, or axes, of the ranks.
+        paths: The leaves that the arrays are about, or None where the tree is one like the
+            parameters.
+        same: Mesh axes over which it is the same though those leaves are sharded over them.
     """
 
-    def __init__(self, value: Any, axis_name: AxisName):
+    def __init__(
+        self,
+        value: Any,
+        axis_name: AxisName,
+        paths: tuple[str, ...] | None = None,
+        same: tuple[str, ...] = (),
+    ):
         self.value = value
         self.axis_name = axis_name
+        self.paths = paths
+        self.same = same
+
+    def with_value(self, value: Any) -> "PerRank":
+        """Another value of the same kind."""
+        return PerRank(value, self.axis_name, self.paths, self.same)
 
     def tree_flatten_with_keys(self):
-        """For JAX: the tree is a child, the axis is part of the structure."""
-        return ((jax.tree_util.GetAttrKey("value"), self.value),), self.axis_name
+        """For JAX: the tree is a child, all else is part of the structure."""
+        child = (jax.tree_util.GetAttrKey("value"), self.value)
+        return (child,), (self.axis_name, self.paths, self.same)
 
     @classmethod
-    def tree_unflatten(cls, axis_name, children):
+    def tree_unflatten(cls, rest, children):
         """For JAX."""
-        return cls(children[0], axis_name)
+        return cls(children[0], *rest)
 
     def __repr__(self) -> str:
         return f"PerRank({self.value!r}, axis_name={self.axis_name!r})"
@@ -61,14 +74,15 @@ class SparsifyState(NamedTuple):
         step: int32: updates seen.
         residual: What waits, a tree like the parameters: `PerRank`; None without a memory.
         momentum: The velocity, alike; None where there is none.
-        sparsifiers: What the sparsifier remembers of each leaf, by path: `PerRank`.
+        sparsifiers: What the sparsifier remembers of each leaf, by path, or of all under
+            the empty one: `PerRank`; None if nothing.
         skipped: int32: updates left out because something was not finite.
     """
 
     step: jax.Array
     residual: PerRank | None
     momentum: PerRank | None
-    sparsifiers: PerRank | None
+    sparsifiers: dict[str, PerRank] | None
     skipped: jax.Array
 
 
@@ -77,8 +91,10 @@ class SyncState(NamedTuple):
 
     Attributes:
         step: int32: updates seen.
-        schemes: The scheme's state of each group of leaves.
-        residual: What each rank keeps back, of each group that keeps any: `PerRank`.
+        schemes: The scheme's state of each group of leaves; `PerRank`, though alike on all
+            ranks, where it follows the numbers and so differs by shard.
+        residual: What schemes keep back, a tree like the parameters: `PerRank`, with an
+            `optax.MaskedNode` for a leaf whose scheme keeps nothing; None if all do.
         pending: The gradients added up since they were last synchronized: `PerRank`, or
             None with `every=1`.
         traffic: What was sent the last time, by group.
@@ -87,81 +103,10 @@ class SyncState(NamedTuple):
 
     step: jax.Array
     schemes: dict[str, Any]
-    residual: dict[str, PerRank]
+    residual: PerRank | None
     pending: PerRank | None
     traffic: dict[str, Traffic]
     sparsifier: SparsifyState | None = None
-
-
-def state_specs(state: Any) -> Any:
-    """The PartitionSpecs of a state, for `shard_map` and for checkpoints.
-
-    Args:
-        state: An optimizer state, or any tree; abstract values do.
-
-    Returns:
-        The same tree with `P(axis)` for every leaf that differs by rank and `P()` for all
-        others.
-    """
-
-    def specs(node):
-        if isinstance(node, PerRank):
-            spec = PartitionSpec(node.axis_name)
-            return PerRank(jax.tree.map(lambda _: spec, node.value), node.axis_name)
-        return PartitionSpec()
-
-    return jax.tree.map(specs, state, is_leaf=lambda node: isinstance(node, PerRank))
-
-
-def init(
-    tx: optax.GradientTransformation,
-    params: Any,
-    mesh: Mesh,
-    axis_name: AxisName | None = None,
-) -> Any:
-    """A state of global arrays: what differs by rank sharded, the rest replicated.
-
-    Needed where a transformation keeps something by rank; right for all.
-
-    Args:
-        tx: The optimizer.
-        params: The parameters, replicated over the mesh.
-        mesh: The mesh to train on.
-        axis_name: The axis of the ranks, where the mesh has several.
-
-    Returns:
-        The state, to be passed to `shard_map` with `state_specs(state)`.
-    """
-    axis_name = data_axis(mesh, axis_name, "sparsejax.init")
-    specs = None
-
-    def structure(params):
-        nonlocal specs
-        specs = state_specs(tx.init(params))
-        return jnp.zeros(())
-
-    wrap = functools.partial(jax.shard_map, mesh=mesh, in_specs=PartitionSpec())
-    jax.eval_shape(wrap(structure, out_specs=PartitionSpec()), params)
-    return jax.jit(wrap(tx.init, out_specs=specs))(params)
-
-
-def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
-    """The axis given, or the only one of the mesh."""
-    if axis_name is None:
-        if len(mesh.axis_names) != 1:
-            raise AxisError(
-                f"{what}: the mesh has the axes {mesh.axis_names}; name the one over which "
-                f"gradients are synchronized, axis_name={mesh.axis_names[0]!r}."
-            )
-        return mesh.axis_names[0]
-    missing = [
-        name for name in _compat.axis_names(axis_name) if name not in mesh.axis_names
-    ]
-    if missing:
-        raise AxisError(
-            f"{what}: the mesh has no axis {missing[0]!r}; it has {mesh.axis_names}."
-        )
-    return axis_name
 
 
 def find(state: Any, kind: type = SyncState) -> list[Any]:
@@ -171,22 +116,25 @@ def find(state: Any, kind: type = SyncState) -> list[Any]:
 
 
 def residuals(state: Any) -> Any:
-    """What sparsifiers hold back, as a tree like the parameters with a leading rank axis.
+    """What is held back, as a tree like the parameters with a leading rank axis.
 
-    A leaf that goes whole holds back what rounding to its dtype took, mostly zeros. Where
-    several sparsifiers each have some of the leaves (`optax.masked`, `optax.partition`),
-    it is one tree of all of them.
+    By sparsifiers, and by schemes that choose what they send. A leaf that a sparsifier lets
+    through whole holds back what rounding to its dtype took, mostly zeros; one that a
+    scheme sends whole is an `optax.MaskedNode`. Where several transformations each have
+    some of the leaves (`optax.masked`, `optax.partition`), it is one tree of all of them.
 
     Args:
         state: An optimizer state, chained, masked or partitioned as you like. Inside
             `shard_map` the rank axis has length 1.
     """
-    found = [s.residual for s in find(state, SparsifyState) if s.residual is not None]
+    states = [*find(state, SparsifyState), *find(state)]
+    found = [s.residual for s in states if s.residual is not None]
     if not found:
         raise StateError(
-            "no sparsifier with a memory has its state here; pass the optimizer's state, "
-            "as tx.init or tx.update returned it, of a chain with one, such as "
-            "sparsejax.dgc()."
+            "nothing with a memory has its state here; pass the optimizer's state, as "
+            "tx.init or tx.update returned it, of a chain with a sparsifier such as "
+            "sparsejax.dgc(), or with a scheme that chooses, such as "
+            "sparsejax.spardl_sync()."
         )
     masked = lambda node: isinstance(node, optax.MaskedNode)
     trees = [per_rank.value for per_rank in found]
@@ -230,20 +178,21 @@ def metrics(state: Any) -> dict[str, jax.Array]:
                 result[f"{prefix}/{name}/{key}"] = value
             for key in totals:
                 totals[key] = totals[key] + own[key]
-        for name, kept in sync.residual.items():
-            squares = jnp.sum(jnp.square(kept.value.astype(jnp.float32)))
-            result[f"{prefix}/{name}/residual_norm"] = jnp.sqrt(squares)
+        if sync.residual is not None:
+            result[f"{prefix}/residual_norm"] = _norm(sync.residual)
         result |= {f"{prefix}/{key}": jnp.asarray(value) for key, value in totals.items()}
     for number, own in enumerate(find(state, SparsifyState)):
         prefix = f"sparsify{number or ''}"
         result[f"{prefix}/skipped"] = own.skipped
         if own.residual is not None:
-            squares = [
-                jnp.sum(jnp.square(x.astype(jnp.float32)))
-                for x in jax.tree.leaves(own.residual)
-            ]
-            result[f"{prefix}/residual_norm"] = jnp.sqrt(sum(squares, jnp.float32(0)))
+            result[f"{prefix}/residual_norm"] = _norm(own.residual)
     return result
+
+
+def _norm(tree) -> jax.Array:
+    """The norm of all numbers of a tree."""
+    squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares, jnp.float32(0)))
 
 
 def _group_metrics(traffic: Traffic) -> dict[str, jax.Array]:

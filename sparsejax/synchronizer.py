@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from sparsejax import _compat, axes, entries, leaves as leaf_rules, schemes, wire
-from sparsejax._compat import AxisName, as_varying, varying_axes
+from sparsejax import axes, entries, leaves as leaf_rules, schemes, state_checks, wire
+from sparsejax._compat import AxisName, as_varying, assume_same, varying_axes
 from sparsejax.errors import AxisError, StateError
 from sparsejax.plan import Plan
 from sparsejax.schemes import base
@@ -83,33 +83,30 @@ class Synchronizer:
         groups = self._groups(paths, leaves)
         if (told := OBSERVER.get()) is not None:
             told(self, groups, leaves)
-            return SyncState(jnp.int32(0), {}, {}, None, {})
+            return SyncState(jnp.int32(0), {}, None, None, {})
         axis_name, ranks = self._ranks_at_init(groups)
         if axis_name:
             self._check_ranks(axis_name)
 
-        def per_rank(shape, dtype, like):
-            zeros = as_varying(jnp.zeros((1, *shape), dtype), varying_axes(like))
-            return wire.per_rank(zeros, axis_name)
-
         pending = None
         if self.every > 1:
-            held = [per_rank(p.shape, leaf_rules.wide(p.dtype), p) for p in leaves]
+            held = [_zeros_by_rank(leaf, axis_name) for leaf in leaves]
             pending = PerRank(structure.unflatten(held), axis_name)
-        residual = {}
+        residual = self._first_residual(groups, leaves, structure, axis_name)
         scheme_states = {}
         for group in groups:
             like = jax.ShapeDtypeStruct(
                 (sum(group.units), *group.shape), leaves[group.leaves[0]].dtype
             )
-            if group.scheme.keeps_residual:
-                first = leaves[group.leaves[0]]
-                held = per_rank(like.shape, leaf_rules.wide(like.dtype), first)
-                residual[group.name] = PerRank(held, axis_name)
+            group.scheme.check_size(group.name, like.size)
             each: Any = ranks
             if isinstance(group.scheme, schemes.TwoLevel) and axis_name:
                 each = tuple(wire.ranks(name) for name in two_axes(axis_name))
-            scheme_states[group.name] = group.scheme.init(like, each)
+            first = group.scheme.init(like, each)
+            if group.scheme.selects:
+                over = varying_axes(leaves[group.leaves[0]])
+                first = _by_shard(as_varying(first, over), group, axis_name)
+            scheme_states[group.name] = first
         nothing = base.traffic(base.stage(), base.stage())
         nothing = jax.tree.map(jnp.zeros_like, nothing)
         # Each its own arrays: a state that is donated may hold none twice.
@@ -118,6 +115,17 @@ class Synchronizer:
         if self.sparsifier is not None:
             own = self._sparsifier_on(axis_name).init(params)
         return SyncState(jnp.int32(0), scheme_states, residual, pending, traffic, own)
+
+    def _first_residual(self, groups, leaves, structure, axis_name):
+        """What schemes keep, as a tree like the parameters; None if they keep nothing."""
+        kept = {i for g in groups if g.scheme.keeps_residual for i in g.leaves}
+        if not kept:
+            return None
+        held = [
+            _zeros_by_rank(leaf, axis_name) if i in kept else optax.MaskedNode()
+            for i, leaf in enumerate(leaves)
+        ]
+        return PerRank(structure.unflatten(held), axis_name)
 
     def _sparsifier_on(self, axis_name):
         """The sparsifier, over this axis where it names none."""
@@ -128,28 +136,20 @@ class Synchronizer:
 
     def _ranks_at_init(self, groups):
         """The axis and its size; no axis and 1 where nothing depends on them."""
+        by_rank = self.every > 1 or self.sparsifier is not None
+        for group in groups:
+            by_rank |= group.scheme.keeps_residual or group.scheme.needs_ranks
         try:
-            axis_name = axes.resolve(self.axis_name, "init of sparsejax.sync")
-            return axis_name, wire.ranks(axis_name)
-        except AxisError as error:
-            by_rank = (
-                self.every > 1
-                or self.sparsifier is not None
-                or any(
-                    group.scheme.keeps_residual or group.scheme.needs_ranks
-                    for group in groups
-                )
+            axis_name = axes.resolve_for_state(
+                self.axis_name,
+                "sparsejax.sync",
+                "this transformation keeps something on each rank",
             )
-            if not by_rank:
-                return (), 1
-            if _compat.manual_axes():
-                raise error
-            raise StateError(
-                "this transformation keeps something on each rank, so its state must be "
-                "made where the ranks are known: call sparsejax.init(tx, params, mesh) "
-                "instead of tx.init(params). (What calls tx.init by itself, as flax does, "
-                "can be given that state afterwards.)"
-            ) from None
+        except (AxisError, StateError):
+            if by_rank:
+                raise
+            return (), 1
+        return axis_name, wire.ranks(axis_name)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, *, ids: Any = None, **extra_args
@@ -164,7 +164,8 @@ class Synchronizer:
             axes.require_local(path, getattr(leaf, "values", leaf), axis_name)
             if leaf_rules.is_sparse(leaf):
                 leaf.check(path)
-        _check_state(groups, state, self.every)
+        state_checks.check_sparse(groups, leaves)
+        state_checks.check_state(groups, state, self.every, wire.ranks(axis_name))
         if self.every == 1:
             present = leaf_rules.touched(groups, leaves, ids, leaf_rules.is_masked(updates))
             result, state = self._synchronize(
@@ -184,8 +185,13 @@ class Synchronizer:
         def now(held):
             scale = self.every if self.mean else 1
             whole = [h[0] / scale for h in held]
-            if self.sparsifier is None:  # Else what rounding takes is remembered.
-                whole = [h.astype(g.dtype) for h, g in zip(whole, leaves, strict=True)]
+            if self.sparsifier is None:
+                # Else, and where a scheme keeps something, what rounding takes is kept.
+                kept = {i for g in groups if g.scheme.keeps_residual for i in g.leaves}
+                whole = [
+                    h if i in kept else h.astype(g.dtype)
+                    for i, (h, g) in enumerate(zip(whole, leaves, strict=True))
+                ]
             result, after = self._synchronize(
                 groups, whole, leaves, structure, {}, state, axis_name
             )
@@ -203,7 +209,9 @@ class Synchronizer:
     def _synchronize(self, groups, leaves, like, structure, present, state, axis_name):
         """The reduced leaves, and the state with what was kept and sent."""
         if self.sparsifier is None:
-            return self._exchange(groups, leaves, present, state, axis_name)
+            return self._exchange(
+                groups, leaves, like, structure, present, state, axis_name
+            )
         sparsifier = self._sparsifier_on(axis_name)
 
         def going(leaves, densely=False):
@@ -214,49 +222,80 @@ class Synchronizer:
             )
             _, own_leaves, _ = leaf_rules.flatten(tree)
             after = state._replace(sparsifier=own)
-            return self._exchange(groups, own_leaves, {}, after, axis_name, densely)
+            return self._exchange(
+                groups, own_leaves, like, structure, {}, after, axis_name, densely
+            )
 
         if not self.warmup_steps:
             return going(leaves)
         densely = functools.partial(going, densely=True)
         return _branch(state.step < self.warmup_steps, densely, going, leaves)
 
-    def _exchange(self, groups, leaves, present, state, axis_name, densely=None):
+    def _exchange(
+        self, groups, leaves, like, structure, present, state, axis_name, densely=None
+    ):
         """The same once it is settled what goes; None where the step says if densely."""
         result: list[Any] = [None] * len(leaves)
-        scheme_states = dict(state.schemes)
-        residual = dict(state.residual)
-        traffic = {}
+        held = [None] * len(leaves)
+        if state.residual is not None:
+            held = structure.flatten_up_to(state.residual.value)
+        scheme_states, traffic = dict(state.schemes), {}
         for group in groups:
-            kept = residual.get(group.name)
-            # What a scheme keeps, and tables of its units, are of the group as it is.
-            fixed = kept is not None or group.scheme.needs_ranks
-            parts = [group] if fixed else group.split(leaves)
+            due = list(leaves)
+            if group.scheme.keeps_residual:
+                for i in group.leaves:
+                    now = leaf_rules.to_dense(leaves[i])
+                    due[i] = now.astype(held[i].dtype) + held[i][0]
+            # Tables of units, and thresholds, are of the group as it is.
+            parts = [group] if group.scheme.needs_ranks else group.split(due)
             sent = []
             for part in parts:
-                x = part.gather(leaves, as_elements=not fixed)
                 known = present.get(group.name) if len(parts) == 1 else None
-                if kept is not None:
-                    x = entries.dense(x)
-                    x, known = x.astype(kept.value.dtype) + kept.value[0], None
-                reduced = self._reduce(part, x, known, state, axis_name, densely)
-                total = reduced.total
-                if self.mean:
-                    total = wire.mean_of(total, axis_name)
-                if kept is not None:
-                    back = x if reduced.residual is None else reduced.residual
-                    residual[group.name] = PerRank(back[None], kept.axis_name)
-                part.scatter(total.astype(leaves[part.leaves[0]].dtype), result, leaves)
+                own = like[part.leaves[0]].dtype
+                reduced = self._reduce_part(
+                    part, due, own, known, state, axis_name, densely
+                )
+                total = (
+                    wire.mean_of(reduced.total, axis_name) if self.mean else reduced.total
+                )
+                part.scatter(total.astype(own), result, leaves)
+                if group.scheme.keeps_residual:
+                    part.scatter(reduced.residual, held, leaves)
                 # Of two parts the sparse one comes first, and is what is remembered.
                 if not sent:
-                    scheme_states[group.name] = reduced.state
-                sent.append(wire.agree(reduced.traffic))
+                    after = reduced.state
+                    if group.scheme.selects:
+                        after = _by_shard(after, group, axis_name)
+                    scheme_states[group.name] = after
+                sent.append(wire.agree(reduced.traffic, axis_name))
             traffic[group.name] = functools.reduce(base.add_traffic, sent)
-        state = state._replace(schemes=scheme_states, residual=residual, traffic=traffic)
-        return result, state
+            if group.scheme.keeps_residual:
+                for i in group.leaves:
+                    held[i] = held[i][None]
+        if state.residual is not None:
+            after = state.residual.with_value(structure.unflatten(held))
+            state = state._replace(residual=after)
+        return result, state._replace(schemes=scheme_states, traffic=traffic)
+
+    def _reduce_part(self, part, due, own, known, state, axis_name, densely):
+        """What a scheme returns for leaves; what it was given where it kept it all."""
+        keeps = part.scheme.keeps_residual
+        x = part.gather(due, as_elements=not part.scheme.needs_ranks)
+        reduced = self._reduce(part, x, None if keeps else known, state, axis_name, densely)
+        if not keeps:
+            return reduced
+        residual = jnp.zeros_like(x) if reduced.residual is None else reduced.residual
+        # It was given wider numbers than those that would have gone densely.
+        dense = wire.all_reduce_cost(x.size, own, None, wire.ranks(axis_name))
+        traffic = reduced.traffic._replace(dense=jnp.float32(dense))
+        return reduced._replace(residual=residual, traffic=traffic)
 
     def _reduce(self, group, x, known, state, axis_name, densely):
         before = state.schemes[group.name]
+        if group.scheme.selects:
+            # By shard alone; that it is equal on all ranks cannot be seen.
+            own = jax.tree.map(lambda x: x[0], before.value)
+            before = jax.tree.map(lambda x: assume_same(x, axis_name), own)
 
         def sparse(x):
             if not isinstance(x, entries.Entries):
@@ -284,6 +323,18 @@ class Synchronizer:
         return _branch(state.step < self.warmup_steps, dense, sparse, x)
 
 
+def _by_shard(state, group, axis_name):
+    """What a scheme remembers of leaves that another mesh axis may shard."""
+    own = wire.per_rank(jax.tree.map(lambda x: x[None], state), axis_name)
+    return PerRank(own, axis_name, group.paths)
+
+
+def _zeros_by_rank(leaf, axis_name):
+    """What is held of a leaf at first."""
+    zeros = jnp.zeros((1, *leaf.shape), leaf_rules.wide(leaf.dtype))
+    return wire.per_rank(as_varying(zeros, varying_axes(leaf)), axis_name)
+
+
 def _branch(predicate, yes, no, operand):
     """`lax.cond` whose sides may differ in the axes over which results vary."""
     sides = [jax.eval_shape(side, operand) for side in (yes, no)]
@@ -293,22 +344,3 @@ def _branch(predicate, yes, no, operand):
         return lambda operand: jax.tree.map(as_varying, side(operand), types)
 
     return lax.cond(predicate, typed(yes), typed(no), operand)
-
-
-def _check_state(groups, state, every):
-    """Raises if the state was made for other leaves or other options."""
-    names = [group.name for group in groups]
-    if set(names) != set(state.traffic):
-        raise StateError(
-            "the gradients do not match the state: they form the groups "
-            f"{sorted(names)}, the state has {sorted(state.traffic)}. Leaves are grouped "
-            "by path, size, dtype and the mesh axes over which they vary. Make the state "
-            "from parameters like the gradients: of the same dtypes, and where a second "
-            "mesh axis shards them, inside shard_map."
-        )
-    if (every > 1) != (state.pending is not None):
-        raise StateError(
-            f"every={every}, but the state "
-            + ("holds no" if every > 1 else "holds")
-            + " accumulated gradients: it was made with another `every`."
-        )

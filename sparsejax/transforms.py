@@ -69,7 +69,8 @@ def sync(
         warmup_steps: For so many first calls, add up densely.
         wire_dtype: bfloat16 or float16 to narrow values while they travel. Sums are taken
             in float32 or wider, travel back narrow, and come out in the leaf's dtype. The
-            mean is taken last, so a sum must fit the narrow dtype.
+            mean is taken last, so a sum must fit the narrow dtype. No memory keeps what is
+            rounded here, that of a sparsifier neither.
         two_level: Whether a pair of axes is two levels; False adds up over both as one.
         sparsifier: What makes gradients sparse first, such as `sparsejax.dgc(0.01)`. It can
             as well stand before `sync` in a chain; here it works on what `every` steps have
@@ -121,11 +122,19 @@ def sync(
     if memory not in ("residual", None):
         raise ArgumentError(f"memory must be 'residual' or None, got {memory!r}.")
     used = [chosen, *(x for x in (rules or {}).values() if isinstance(x, Scheme))]
+    used += [leaf.scheme for leaf in plan.leaves] if plan is not None else []
     for one in used if memory is not None else ():
         if not one.lossless and not one.keeps_residual:
             raise ArgumentError(
                 f"{type(one).__name__} loses gradients and remembers none of them; pass "
                 "memory=None to accept that."
+            )
+    for one in used if sparsifier is not None else ():
+        if one.selects:
+            raise ArgumentError(
+                f"{type(one).__name__} chooses what it sends, and remembers the rest: give "
+                "it no sparsifier, or the sparsifier a lossless scheme, such as "
+                "sparsejax.schemes.Zen()."
             )
     own = None if sparsifier is None else sparsifier.parts
     mean = reduce == "mean"

@@ -122,6 +122,11 @@ def mean_of(total: jax.Array, axis_name: AxisName) -> jax.Array:
     return (total.astype(wide) / ranks(axis_name)).astype(total.dtype)
 
 
+def _unseen() -> frozenset[str]:
+    """The axes over which anything may vary, since with checking off no type tells."""
+    return frozenset(name for name in manual_axes() if not is_checking(name))
+
+
 def maximum(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
     """The largest over all ranks, element by element, the same on every rank.
 
@@ -129,19 +134,18 @@ def maximum(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
     device, those of other mesh axes over which x varies included.
     """
     cost = all_reduce_bytes(_bytes(x), ranks(axis_name))
-    # With checking off types do not say over which axes x varies; it may be any.
-    unseen = frozenset(name for name in manual_axes() if not is_checking(name))
-    axes = varying_axes(x) | unseen | frozenset(axis_names(axis_name))
+    axes = varying_axes(x) | _unseen() | frozenset(axis_names(axis_name))
     return lax.pmax(x, tuple(sorted(axes))), cost
 
 
-def agree(tree):
+def agree(tree, axis_name: AxisName):
     """Makes scalars that differ over other mesh axes equal: the largest of each.
 
-    One collective if any of them varies, none otherwise.
+    One collective if any of them varies, or may with checking off; none otherwise.
     """
     leaves, structure = jax.tree.flatten(tree)
     axes = frozenset[str]().union(*(varying_axes(leaf) for leaf in leaves))
+    axes |= _unseen() - frozenset(axis_names(axis_name))
     if not axes:
         return tree
     largest = lax.pmax(jnp.stack(as_varying(leaves, axes)), tuple(sorted(axes)))
@@ -153,8 +157,7 @@ def same_elsewhere(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
     x is equal on all ranks of the axis; on a mesh of one axis nothing is sent.
     """
-    unseen = frozenset(name for name in manual_axes() if not is_checking(name))
-    axes = (varying_axes(x) | unseen) - frozenset(axis_names(axis_name))
+    axes = (varying_axes(x) | _unseen()) - frozenset(axis_names(axis_name))
     return lax.pmax(x, tuple(sorted(axes))) if axes else x
 
 

@@ -83,3 +83,15 @@ def test_shards_have_one_kth_largest():
     found = np.asarray(jax.jit(step)(x))
     want = np.sort(np.abs(x).reshape(-1))[::-1][n * size // 100 - 1]
     np.testing.assert_array_equal(found.view(np.float32), want)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_digits_find_what_halving_finds(dtype):
+    with jax.enable_x64(dtype == np.float64):
+        rng = np.random.default_rng(0)
+        x = rng.standard_t(2, 500).astype(dtype) * (rng.random(500) < 0.6)
+        x[:3] = np.nan, np.inf, 1e-42
+        find = jax.jit(lambda x, k: (magnitudes.by_digits(x, k), magnitudes.halved(x, k)))
+        for k in (1, 2, 3, 4, 250, 290, 400, 500, 501):
+            by_digits, halved = find(x, np.int32(k))
+            assert by_digits == halved, k

@@ -97,7 +97,7 @@ def test_without_a_memory_what_does_not_go_is_lost_and_there_is_no_state():
     tx = optax.chain(sparsejax.top_k(0.05, memory=None, **SMALL), sync())
     state = tx.init({"w": jnp.zeros(SIZE)})  # anywhere: nothing differs by rank
     assert state[0].residual is None
-    with pytest.raises(StateError, match="no sparsifier with a memory"):
+    with pytest.raises(StateError, match="nothing with a memory has its state"):
         sparsejax.residuals(state)
 
 
@@ -163,6 +163,28 @@ def test_a_leaf_of_an_embedding_may_be_sparsified():
     ):
         updates, held = run(tx, grads)
         conserved(grads, updates, held)
+
+
+def test_leaves_whose_paths_are_written_alike_have_states_of_their_own():
+    """Thresholds a hundred times apart, of leaves of different lengths."""
+    size = {"a/b": (SIZE,), "a": {"b": (4 * SIZE,)}}
+    params = jax.tree.map(jnp.zeros, size, is_leaf=lambda x: isinstance(x, tuple))
+    tx = optax.chain(sparsejax.reuse_threshold(0.05, **SMALL), sync())
+    state = sparsejax.init(tx, params, helpers.mesh_of(N))
+    assert set(state[0].sparsifiers) == {"a/b", "a/b #1"}
+
+    def on_rank(grads):
+        _, state = tx.update(grads, tx.init(params))
+        own = {path: x.value[0] for path, x in state[0].sparsifiers.items()}
+        return own, sparsejax.residuals(state)
+
+    grads = {"a": {"b": random(1, (4 * SIZE,))[:, 0]}, "a/b": 100 * random(1)[:, 0]}
+    own, held = helpers.run_ranks(on_rank, grads, N)
+    # In the order of the tree, "a" comes before "a/b".
+    for name, x in (("a/b", grads["a"]["b"]), ("a/b #1", grads["a/b"])):
+        k = int(np.ceil(0.05 * x.shape[1]))
+        np.testing.assert_array_equal(own[name], np.sort(np.abs(x), axis=1)[:, -k])
+    assert ((held["a"]["b"][:, 0] == 0).sum(1) == int(np.ceil(0.2 * SIZE))).all()
 
 
 # --- Chains.
@@ -232,7 +254,7 @@ def test_the_state_keeps_its_shape_and_specs_tell_what_differs_by_rank():
     own = specs[0]
     assert own.step == P()
     for tree in (own.residual, own.momentum, own.sparsifiers):
-        assert set(jax.tree.leaves(tree.value)) == {P(helpers.AXIS)}
+        assert set(jax.tree.leaves(tree)) == {P(helpers.AXIS)}
     assert jax.tree.map(np.shape, sparsejax.residuals(state)) == {
         "w": (N, SIZE),
         "b": (N, 3),

@@ -148,7 +148,7 @@ class AGSparse(base.Scheme):
 
     def forecast(self, load):
         n, unit_bytes = load.ranks, load.unit_bytes(self.wire_dtype)
-        steps = self._ladder(load.units, unit_bytes, n)
+        steps = self._ladder(load.units, unit_bytes, n, load.units)
         rows, waits = gathers.rows_and_waits(self.gather, n)
         sent, turns, capacity = sent_bytes(steps, math.ceil(load.counts[0]), rows)
         dense = load.all_reduce(self.wire_dtype)
@@ -158,10 +158,12 @@ class AGSparse(base.Scheme):
 
     def _steps(self, x, n):
         narrow = wire.travelling(x.dtype, self.wire_dtype)
-        return self._ladder(x.shape[0], x.size // x.shape[0] * narrow.itemsize, n)
+        unit_bytes = x.size // x.shape[0] * narrow.itemsize
+        room = x.values.shape[0] if isinstance(x, entries.Entries) else x.shape[0]
+        return self._ladder(x.shape[0], unit_bytes, n, room)
 
-    def _ladder(self, units, unit_bytes, n):
+    def _ladder(self, units, unit_bytes, n, room):
         width = -(-units // bits.WORD) * bits.WORD
         # With more entries than that an all-reduce sends less.
-        useful = min(width // 4, 2 * width // n) + 1
+        useful = min(min(width // 4, 2 * width // n) + 1, max(room, 1))
         return ladder.ladder(width, unit_bytes, n, self.code, self.ratio, useful)

@@ -101,6 +101,9 @@ class Scheme(abc.ABC):
     #: Whether x may be `entries.Entries`, of which no dense array is made first.
     takes_entries: bool = False
 
+    #: Whether it chooses what it sends, so that units are elements, and x is not sparse.
+    selects: bool = False
+
     @property
     def keeps_residual(self) -> bool:
         """Whether `residual` is an array; then `sync` keeps it for the next x."""
@@ -110,6 +113,10 @@ class Scheme(abc.ABC):
     def needs_ranks(self) -> bool:
         """Whether `init` needs to know how many ranks there are."""
         return False
+
+    def check_size(self, name: str, size: int) -> None:
+        """Raises where the scheme makes no sense for an array of so many elements."""
+        del name, size
 
     def init(self, like: Any, ranks: Any) -> Any:
         """The first state for units like `like` on so many ranks: an int."""

@@ -51,6 +51,12 @@ class TwoLevel(base.Scheme):
             raise ArgumentError(
                 f"across must be a scheme for one level, got {self.across!r}."
             )
+        if self.across.selects:
+            raise ArgumentError(
+                f"{type(self.across).__name__} chooses among what ranks have, and those of "
+                "a host would hold parts of its sum: give sync two_level=False, to run it "
+                "over both axes as one."
+            )
         ownership = getattr(self.across, "ownership", None)
         if getattr(ownership, "follows_data", False):
             raise ArgumentError(
@@ -99,7 +105,8 @@ class TwoLevel(base.Scheme):
             back = jnp.zeros((x.shape[0], *residual.shape[1:]), residual.dtype)
             own = units[wire.rank(inner)]
             residual = back.at[own].set(residual, mode="drop")
-        traffic = wire.agree(done.traffic)._replace(inside=jnp.float32(scattered + spread))
+        traffic = wire.agree(done.traffic, outer)
+        traffic = traffic._replace(inside=jnp.float32(scattered + spread))
         return base.Reduced(total, residual, done.state, traffic)
 
     def _across(self, dtype):
