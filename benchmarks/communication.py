@@ -105,15 +105,13 @@ def _hosts(hosts: int, options, record: Recorder, cache: str) -> bool:
             if done.status:
                 say(f"{module} failed: {done.why}")
                 return False
-            rows += [
-                _together(hosts, of_ranks) for of_ranks in zip(*done.rows, strict=True)
-            ]
+            rows += [together(hosts, of_ranks) for of_ranks in zip(*done.rows, strict=True)]
     well = _table(rows)
     record.rows += rows
     return well
 
 
-def _together(hosts: int, of_ranks: tuple[dict, ...]) -> dict:
+def together(hosts: int, of_ranks: tuple[dict, ...]) -> dict:
     """One row from the rows of all ranks."""
     first = of_ranks[0]
     samples = zip(*(row["spans"] for row in of_ranks), strict=True)

@@ -59,13 +59,14 @@ def measure(here: host.Here, settings: dict, sides: list[Side], group: list) -> 
         more = settings["more"].get(workload.name, [])
         for rate in [settings["rate"], *more]:
             here.set_rate(rate)
-            for row in _rows(here, sides, settings["rounds"]):
+            for row in timed(here, sides, settings["rounds"]):
                 name = rate if here.shaped else "unshaped"
                 here.report(**found, rate=name, wrong=wrong[row["scheme"]], **row)
         here.say(f"  {workload.name:15} {len(sides)} sides checked and timed")
 
 
-def _rows(here: host.Here, sides: list[Side], rounds: int) -> list[dict]:
+def timed(here: host.Here, sides: list[Side], rounds: int) -> list[dict]:
+    """Runs the sides in turn, and tells of each what this rank saw of it."""
     calls, samples = {}, {side.name: [] for side in sides}
     for turn in range(rounds):
         for side in sides:

@@ -12,30 +12,29 @@ Writes benchmarks/results/sparse-training-*.jsonl and a plot of the losses.
 """
 
 import argparse
-import itertools
-import math
 import time
 
 import jax
+import numpy as np
+import optax
+
+import sparsejax
+from benchmarks.record import RESULTS, Recorder, say
+from benchmarks.training_tasks import (
+    Task,
+    chosen,
+    draw_curves,
+    mesh,
+    mlp_digits,
+    text as text_task,
+    told,
+    train,
+)
+from sparsejax import cost_tables
 
 
-jax.config.update("jax_num_cpu_devices", 4)
-
-import numpy as np  # noqa: E402
-import optax  # noqa: E402
-from jax.sharding import AxisType, Mesh  # noqa: E402
-
-import sparsejax  # noqa: E402
-from benchmarks.record import RESULTS, Recorder, say  # noqa: E402
-from sparsejax import cost_tables  # noqa: E402
-
-
-RANKS, DENSITY, SEEDS = 4, 0.01, (0, 1, 2)
-WINDOW = 10  # steps over which the curves are smoothed
-
-
-def mesh(ranks: int = RANKS) -> Mesh:
-    return Mesh(np.array(jax.devices()[:ranks]), ("data",), axis_types=(AxisType.Auto,))
+DENSITY = 0.01
+WARM = 100  # steps over which the density falls from 25%, where there is a warm-up
 
 
 def optimizers(rate: float, momentum: float) -> dict[str, optax.GradientTransformation]:
@@ -49,105 +48,38 @@ def optimizers(rate: float, momentum: float) -> dict[str, optax.GradientTransfor
         "top_k": sparsejax.top_k(DENSITY, **own),
         "random_k": sparsejax.random_k(DENSITY, **own),
     }
-    corrected = sparsejax.dgc(DENSITY, momentum=momentum, **own)
+    warm = sparsejax.sparsifiers.Warmup(DENSITY, WARM)
+    corrected = lambda density: sparsejax.dgc(density, momentum=momentum, **own)
     return {
         "dense": behind(sparsejax.dense_sync()),
-        "dgc, its momentum": optax.chain(corrected, sync, optax.sgd(rate)),
+        "dgc, its momentum": optax.chain(corrected(DENSITY), sync, optax.sgd(rate)),
+        "dgc, its momentum, warm-up": optax.chain(corrected(warm), sync, optax.sgd(rate)),
+        "dragonn, warm-up": behind(optax.chain(sparsejax.dragonn(warm, **own), sync)),
+        "top_k, warm-up": behind(optax.chain(sparsejax.top_k(warm, **own), sync)),
         **{name: behind(optax.chain(one, sync)) for name, one in small.items()},
     }
 
 
-def chosen(sides: dict, only: list[str]) -> dict:
-    """Those that were asked for; all if none."""
-    return {name: side for name, side in sides.items() if not only or name in only}
-
-
-def train(loss_fn, tx, params, batches) -> tuple[list[float], dict]:
-    """The losses by step, and the parameters at the end."""
-    trainer = sparsejax.data_parallel(loss_fn, tx, mesh())
-    state = trainer.init(params)
-    losses = []
-    for batch in batches:
-        state, loss = trainer.step(state, batch)
-        losses.append(float(loss))
-    return losses, jax.device_get(state.params)
+def compare(record: Recorder, part: str, task: Task, steps: int, only: list[str]) -> None:
+    """All of them on one task."""
+    for name, tx in chosen(optimizers(task.rate, 0.9), only).items():
+        runs = train(task, tx, steps)
+        scores = [run.score for run in runs]
+        told(name, scores)
+        own = {task.scored: scores, "losses": [run.losses for run in runs]}
+        record.add(part=part, name=name, steps=steps, **own)
 
 
 def digits(record: Recorder, steps: int, only: list[str]) -> None:
     """Test accuracy on handwritten digits."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    x, y = (data.data / 16).astype(np.float32), data.target.astype(np.int32)
-    order = np.random.default_rng(0).permutation(len(y))
-    x, y = x[order], y[order]
-    train_x, train_y, test_x, test_y = x[:1400], y[:1400], x[1400:], y[1400:]
-
-    def init(seed):
-        rng = np.random.default_rng(seed)
-        sizes = (64, 256, 256, 10)
-        layers = itertools.pairwise(sizes)
-        return {
-            f"layer{i}": (rng.standard_normal((a, b)) * math.sqrt(2 / a)).astype(np.float32)
-            for i, (a, b) in enumerate(layers)
-        }
-
-    def logits(params, x):
-        x = jax.nn.relu(x @ params["layer0"])
-        x = jax.nn.relu(x @ params["layer1"])
-        return x @ params["layer2"]
-
-    def loss(params, batch):
-        scores = logits(params, batch["x"])
-        return optax.softmax_cross_entropy_with_integer_labels(scores, batch["y"]).mean()
-
-    def batches(seed):
-        rng = np.random.default_rng(seed)
-        for _ in range(steps):
-            chosen = rng.integers(0, len(train_y), 128)
-            yield {"x": train_x[chosen], "y": train_y[chosen]}
-
     say(f"\nDigits: test accuracy after {steps} steps, at {DENSITY:.0%} of the gradient")
-    for name, tx in chosen(optimizers(0.05, 0.9), only).items():
-        found, curves = [], []
-        for seed in SEEDS:
-            losses, params = train(loss, tx, init(seed), batches(seed))
-            guess = np.argmax(np.asarray(logits(params, test_x)), axis=1)
-            found.append(float((guess == test_y).mean()))
-            curves.append(losses)
-        told = ", ".join(f"{one:.4f}" for one in found)
-        spread = np.std(found)
-        say(f"  {name:20} {np.mean(found):.4f} +- {spread:.4f}  ({told})")
-        record.add(part="digits", name=name, steps=steps, accuracy=found, losses=curves)
+    compare(record, "digits", mlp_digits(), steps, only)
 
 
 def text(record: Recorder, steps: int, only: list[str]) -> None:
     """The loss of the demo's language model on text it has not seen."""
-    from examples import lm_corpus, lm_model
-
-    corpus = lm_corpus.load()
-    words, width = len(corpus.words), 64
-    cut = len(corpus.tokens) * 9 // 10
-    held_out = lm_model.batches(corpus.tokens[cut:], words, RANKS, seed=99)
-    held_out = list(itertools.islice(held_out, 20))
-    first_rank = lambda batch: {k: v[: len(v) // RANKS] for k, v in batch.items()}
-    evaluate = jax.jit(lm_model.loss_fn)
-
     say(f"\nText: loss on other text after {steps} steps, at {DENSITY:.0%} of the gradient")
-    for name, tx in chosen(optimizers(1.0, 0.9), only).items():
-        found, curves = [], []
-        for seed in SEEDS:
-            batches = lm_model.batches(corpus.tokens[:cut], words, RANKS, seed=seed)
-            params = lm_model.init(words, width, seed)
-            losses, params = train(
-                lm_model.loss_fn, tx, params, itertools.islice(batches, steps)
-            )
-            unseen = [float(evaluate(params, first_rank(batch))) for batch in held_out]
-            found.append(float(np.mean(unseen)))
-            curves.append(losses)
-        told = ", ".join(f"{one:.4f}" for one in found)
-        say(f"  {name:20} {np.mean(found):.4f} +- {np.std(found):.4f}  ({told})")
-        record.add(part="text", name=name, steps=steps, loss=found, losses=curves)
+    compare(record, "text", text_task(), steps, only)
 
 
 def xml(record: Recorder, steps: int, only: list[str]) -> None:
@@ -208,7 +140,7 @@ def xml(record: Recorder, steps: int, only: list[str]) -> None:
 
 
 def plot(record: Recorder, name: str) -> None:
-    """The losses by step: a line the mean of the seeds, a band from least to most."""
+    """The losses by step, of each part that has them."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -220,12 +152,7 @@ def plot(record: Recorder, name: str) -> None:
     figure, axes = plt.subplots(1, len(parts), figsize=(4.5 * len(parts), 3.5))
     for part, at in zip(parts, np.atleast_1d(axes), strict=True):
         for row in (r for r in record.rows if r["part"] == part):
-            losses = np.array(row["losses"])
-            sums = np.cumsum(losses, axis=1)
-            smooth = (sums[:, WINDOW:] - sums[:, :-WINDOW]) / WINDOW
-            steps = np.arange(WINDOW, losses.shape[1])
-            at.plot(steps, smooth.mean(0), label=row["name"], linewidth=1)
-            at.fill_between(steps, smooth.min(0), smooth.max(0), alpha=0.15)
+            draw_curves(at, row["losses"], row["name"])
         at.set(xlabel="step", ylabel="training loss", title=part)
         at.legend(fontsize=7)
     figure.tight_layout()

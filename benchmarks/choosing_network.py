@@ -1,0 +1,170 @@
+"""Systems that choose what they send, on a network of a given rate: bytes and time.
+
+    python -m benchmarks.choosing_network --hosts 14 --rates 250mbit 25mbit
+
+Every host is a network namespace whose link `tc` limits, and one process of a
+`jax.distributed` job. All have a dense gradient of `--size` numbers and send `--density`
+of it; all is checked first: ranks have the same bytes, and what was given is what was
+applied and is held, to 1e-6. Prints, for each rate,
+
+    step      ms from the last rank's start to the last one's end; the median
+    work      the same where the link has no limit: choosing, packing, adding, and what
+              processes that share cores wait for one another
+    network   step less work
+    floor     bytes of the busiest link at the link's rate
+    MB        that one rank sent, by the library's count and by the interface's; what the
+              paper's formula says for 8 bytes an entry; and the library's over the formula
+    chosen    numbers in the total, over k
+
+A name with a star sends 32-bit indices, as the papers do; the others choose their code.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+
+from benchmarks import communication, sides
+from benchmarks.record import Recorder, say
+from benchmarks.testbed import job, network
+from benchmarks.testbed.__main__ import hosts as testbed
+from sparsejax import cost_tables
+
+
+NO_LIMIT = "100gbit"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.choosing_network")
+    add = parser.add_argument
+    add("--hosts", type=int, nargs="+", default=[14])
+    add("--rates", nargs="+", default=["250mbit", "25mbit"], help="of each link, each way")
+    add("--size", type=int, default=1 << 22, help="numbers of the gradient (%(default)s)")
+    add("--density", type=float, default=0.01, help="of it that is sent (%(default)s)")
+    add("--rounds", type=int, default=3, help="samples of each side (%(default)s)")
+    add("--only", nargs="+", default=[], help="of these systems, with psum")
+    add("--timeout", type=float, default=3600, help="seconds for each number of hosts")
+    add("--name", default="choosing-network", help="of the file that is written")
+    options = parser.parse_args(argv)
+    for rate in options.rates:
+        network.bits_per_second(rate)
+    words = " ".join(argv or sys.argv[1:])
+    record = Recorder(f"python -m benchmarks.choosing_network {words}".rstrip())
+    say(", ".join(f"{key} {value}" for key, value in record.head.items()))
+    well = True
+    for hosts in options.hosts:
+        rows = _measured(hosts, options)
+        well = well and bool(rows) and _table(rows, options)
+        record.rows += rows
+    measured = {row["hosts"] for row in record.rows}
+    record.keep(options.name, lambda row: row["hosts"] not in measured)
+    say(f"\nwritten: {record.write(options.name)}")
+    return 0 if well else 1
+
+
+def _measured(hosts: int, options) -> list[dict]:
+    """A row for each rate and system; none if something failed."""
+    settings = {
+        "size": options.size,
+        "density": options.density,
+        "rounds": options.rounds,
+        "rates": [NO_LIMIT, *options.rates],
+        "only": [*options.only, "psum"] if options.only else [],
+    }
+    say(f"\n{hosts} hosts")
+    with (
+        testbed(hosts, NO_LIMIT) as net,
+        tempfile.TemporaryDirectory() as cache,
+        tempfile.TemporaryDirectory() as held,
+    ):
+        settings["cache"] = cache
+        environment = {
+            "CHOOSING": json.dumps(settings),
+            "CHOOSING_HELD": held,
+            "PYTHONPATH": os.getcwd(),
+        }
+        command = [sys.executable, "-m", "benchmarks.choosing_rank"]
+        done = job.run(command, hosts, net, options.timeout, environment=environment)
+    if done.status:
+        say(f"benchmarks.choosing_rank failed: {done.why}")
+        return []
+    return [_together(hosts, of_ranks) for of_ranks in zip(*done.rows, strict=True)]
+
+
+def _together(hosts: int, of_ranks: tuple[dict, ...]) -> dict:
+    """One row from the rows of all ranks."""
+    first = of_ranks[0]
+    shared = {"workload": "dense", "shape": [first["size"]], "density": 1.0, "after": 1.0}
+    row = communication.together(hosts, tuple({**shared, **row} for row in of_ranks))
+    told = ("density_before", "density_after", "rounds", "push_imbalance")
+    return row | {key: first[key] for key in told if key in first}
+
+
+def formula(name: str, k: int, size: int, hosts: int) -> float | None:
+    """Bytes of the papers' table, 8 an entry; the worst where it has a range."""
+    system, *rest = name.rstrip("*").split()
+    teams, between = (int(rest[0]), rest[1]) if len(rest) == 2 else (1, "")
+    return {
+        "psum": lambda: cost_tables.dense(size, hosts).bytes,
+        "topk_a": lambda: cost_tables.topk_a(k, hosts).bytes,
+        "gaussian_k": lambda: cost_tables.gaussian_k(k, hosts).bytes,
+        "topk_dsa": lambda: cost_tables.topk_dsa(k, size, hosts)[1].bytes,
+        "gtopk": lambda: cost_tables.g_topk(k, hosts).bytes,
+        "ok_topk": lambda: cost_tables.ok_topk(k, hosts)[1].bytes,
+        "spardl": lambda: (
+            cost_tables.spar_dl_b_sag(k, hosts, teams)[1].bytes
+            if between == "gather"
+            else cost_tables.spar_dl_r_sag(k, hosts, teams).bytes
+        ),
+    }[system]()
+
+
+def _table(rows: list[dict], options) -> bool:
+    """Prints the rows; whether nothing was lost and byte counts agree."""
+    k = options.size * options.density
+    work = {r["scheme"]: _middle(r) for r in rows if r["rate"] == NO_LIMIT}
+    well = True
+    for rate in options.rates:
+        of_rate = [row for row in rows if row["rate"] == rate]
+        if not of_rate:
+            continue
+        hosts = of_rate[0]["hosts"]
+        say(f"\n{hosts} hosts, {rate}, {options.density:.2%} of {options.size:,} numbers")
+        say(
+            f"{'':16} {'step':>8} {'work':>8} {'network':>8} {'floor':>8} {'MB':>7} "
+            f"{'link':>7} {'paper':>7} {'ratio':>6} {'chosen':>6} {'lost':>5}"
+        )
+        for row in of_rate:
+            name, step = row["scheme"], _middle(row)
+            paper = formula(name, round(k), options.size, hosts)
+            chosen = row.get("density_after", 1) * options.size / k
+            row["work"] = work[name]
+            link = f"{row['sent'] / 1e6:7.3f}" if row["sent"] else "      -"
+            floor = f"{1e3 * row['network']:8.1f}" if row["network"] else "       -"
+            say(
+                f"{name:16} {1e3 * step:8.1f} {1e3 * work[name]:8.1f} "
+                f"{1e3 * (step - work[name]):8.1f} {floor} {row['wire'] / 1e6:7.3f} {link} "
+                f"{paper / 1e6:7.3f} {row['wire'] / paper:6.2f} {chosen:6.2f} "
+                f"{row['wrong']:5}"
+            )
+            well = well and not row["wrong"] and not _disagree(row)
+    for row in filter(_disagree, rows):
+        say(f"BYTES DISAGREE: {row['scheme']}: {row['wire']:.0f}, link {row['sent']:.0f}")
+    return well
+
+
+def _middle(row):
+    return statistics.median(row["seconds"])
+
+
+def _disagree(row):
+    # The last step's count, against the mean of all: thresholds move in between.
+    if row["sent"] is None:
+        return False
+    return abs(row["sent"] - row["wire"]) > 0.15 * row["wire"] + sides.OTHER * row["hosts"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
