@@ -6,21 +6,20 @@ The settings come as JSON in the variable CHOOSING.
 import hashlib
 import json
 import os
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh
 
 import sparsejax
 from benchmarks import sides
+from benchmarks.jax_side import AXIS, JaxSide
 from benchmarks.testbed import host
 
 
-AXIS = "data"
-CHECKED = 3  # steps after which what was given must be what was applied and is held
+STEPS = 3  # gradients; after them what was given must be what was applied and is held
 
 
 def transformations(density: float, ranks: int) -> dict:
@@ -50,81 +49,56 @@ def transformations(density: float, ranks: int) -> dict:
     }
 
 
-def gradient(size: int, rank: int) -> np.ndarray:
-    """Long tails, half of the variance shared by the ranks, and no part like another."""
+def gradients(size: int, rank: int) -> list[np.ndarray]:
+    """A rank's gradients of one step after another, over and over.
+
+    Long tails, half of the variance shared by the ranks and a tenth by the steps, and no
+    part like another.
+    """
     rng, shared = np.random.default_rng((7, rank)), np.random.default_rng(7)
-    x = rng.standard_t(4, size) + shared.standard_t(4, size)
+    always = 0.5 * shared.standard_t(4, size)
     scale = np.repeat(np.exp(shared.standard_normal(64)), -(-size // 64))[:size]
-    return (x * scale).astype(np.float32)
+    drawn = []
+    for _ in range(STEPS):
+        x = always + rng.standard_t(4, size) + shared.standard_t(4, size)
+        drawn.append((x * scale).astype(np.float32))
+    return drawn
 
 
-class Side:
+def side(name: str, tx, size: int, mesh: Mesh) -> JaxSide:
     """A system on a gradient of one size, as an optax transformation."""
+    if tx is None:
+        return JaxSide(name, (size,), mesh, lambda x, s: (lax.psum(x, AXIS), s), ())
 
-    def __init__(self, name: str, tx, size: int, mesh: Mesh):
-        self.name, self._tx, self._mesh = name, tx, mesh
-        self._sharding = NamedSharding(mesh, P(AXIS))
-        self._whole = (mesh.size, size)
-        self.restart()
-        specs = sparsejax.state_specs(self._state) if tx else P()
-        mapped = jax.shard_map(
-            self._step, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(), specs)
-        )
-        like = jax.ShapeDtypeStruct(self._whole, jnp.float32, sharding=self._sharding)
-        start = time.perf_counter()
-        jitted = jax.jit(mapped, donate_argnums=1)
-        self.program = jitted.lower(like, self._state).compile()
-        self.compiled = time.perf_counter() - start
-
-    def _step(self, x, state):
-        if self._tx is None:
-            return lax.psum(x[0], AXIS), state
-        total, state = self._tx.update({"w": x[0]}, state)
+    def step(x, state):
+        total, state = tx.update({"w": x}, state)
         return total["w"], state
 
-    def restart(self) -> None:
-        """Forgets what is held."""
-        self._state = ()
-        if self._tx is not None:
-            params = {"w": jnp.zeros(self._whole[1], jnp.float32)}
-            self._state = sparsejax.init(self._tx, params, self._mesh)
-
-    def load(self, x: np.ndarray) -> None:
-        self._x = jax.make_array_from_callback(
-            self._whole, self._sharding, lambda index: x[None]
-        )
-
-    def run(self) -> None:
-        self._total, self._state = self.program(self._x, self._state)
-        jax.block_until_ready((self._total, self._state))
-
-    def total(self) -> np.ndarray:
-        return np.asarray(self._total.addressable_data(0))
-
-    def held(self) -> np.ndarray:
-        """What this rank holds."""
-        if self._tx is None:
-            return np.zeros(self._whole[1], np.float32)
-        tree = sparsejax.residuals(self._state)
-        return np.asarray(tree["w"].addressable_data(0))[0]
-
-    def told(self) -> dict:
-        """What the library says of the last step."""
-        found = sparsejax.metrics(self._state)
-        keys = ("density_before", "density_after", "rounds", "push_imbalance")
-        return {key: float(found[f"sync/w/{key}"]) for key in keys}
-
-    def wire(self) -> float:
-        if self._tx is None:
-            ranks, size = self._whole
-            return 2 * (ranks - 1) / ranks * 4 * size
-        return float(sparsejax.metrics(self._state)["sync/wire_bytes"])
+    state = sparsejax.init(tx, {"w": jnp.zeros(size, jnp.float32)}, mesh)
+    return JaxSide(name, (size,), mesh, step, state)
 
 
-def wrong(here: host.Here, side: Side, size: int) -> int:
+def held(side: JaxSide) -> np.ndarray:
+    """What this rank holds."""
+    if not side.state:
+        return np.zeros(side.whole[1], np.float32)
+    tree = sparsejax.residuals(side.state)
+    return np.asarray(tree["w"].addressable_data(0))[0]
+
+
+def told(side: JaxSide) -> dict:
+    """What the library says of the last step."""
+    if not side.state:
+        return {}
+    found = sparsejax.metrics(side.state)
+    keys = ("density_before", "density_after", "rounds", "push_imbalance")
+    return {key: float(found[f"sync/w/{key}"]) for key in keys}
+
+
+def wrong(here: host.Here, side: JaxSide, size: int) -> int:
     """Numbers that were lost; all of them where ranks have other bytes."""
     applied = np.zeros(size)
-    for _ in range(CHECKED):
+    for _ in range(STEPS):
         side.run()
         total = side.total()
         digests = here.gather(hashlib.sha256(total.tobytes()).hexdigest())
@@ -133,14 +107,14 @@ def wrong(here: host.Here, side: Side, size: int) -> int:
         applied += total
     # Held is summed through a file each rank leaves: no collective is trusted here.
     folder = os.environ["CHOOSING_HELD"]
-    np.save(os.path.join(folder, f"{here.rank}.npy"), side.held())
+    np.save(os.path.join(folder, f"{here.rank}.npy"), held(side))
     here.gather(0)
     lost = 0
     if here.rank == 0:
         given, scale = np.zeros(size), np.zeros(size)
         for rank in range(here.ranks):
-            x = gradient(size, rank).astype(np.float64)
-            given, scale = given + CHECKED * x, scale + CHECKED * np.abs(x)
+            for x in gradients(size, rank):
+                given, scale = given + x, scale + np.abs(x)
             applied += np.load(os.path.join(folder, f"{rank}.npy"))
         lost = int((~(np.abs(given - applied) <= 1e-6 * scale)).sum())
     return here.gather(lost)[0]
@@ -152,24 +126,25 @@ def main() -> None:
         host.share_compiled(settings["cache"])
         mesh = Mesh(np.array(jax.devices()), (AXIS,), axis_types=(AxisType.Auto,))
         size = settings["size"]
-        own = gradient(size, here.rank)
+        own = gradients(size, here.rank)
         compiled, lost = [], {}
         for name, tx in transformations(settings["density"], here.ranks).items():
             if settings["only"] and name not in settings["only"]:
                 continue
-            side = Side(name, tx, size, mesh)
-            side.load(own)
-            lost[name] = wrong(here, side, size)
-            here.say(f"  {name:16} compiled in {side.compiled:.1f} s, lost {lost[name]}")
-            compiled.append(side)
+            one = side(name, tx, size, mesh)
+            one.load(*own)
+            lost[name] = wrong(here, one, size)
+            here.say(f"  {name:16} compiled in {one.compiled:.1f} s, lost {lost[name]}")
+            if one.state:
+                for _ in range(settings["warm"]):
+                    one.run()
+            compiled.append(one)
+        here.say(f"  {settings['warm']} steps each: what waits has grown")
         for rate in settings["rates"]:
             here.set_rate(rate)
-            told = {
-                side.name: side.told() if side.name != "psum" else {} for side in compiled
-            }
-            for row in sides.timed(here, compiled, settings["rounds"]):
-                name = row["scheme"]
-                here.report(rate=rate, size=size, wrong=lost[name], **told[name], **row)
+            rows = sides.timed(here, compiled, settings["rounds"])
+            for one, row in zip(compiled, rows, strict=True):
+                here.report(rate=rate, size=size, wrong=lost[one.name], **told(one), **row)
             here.say(f"  {rate}: timed")
 
 

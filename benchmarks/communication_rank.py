@@ -5,16 +5,16 @@ The settings come as JSON in the variable COMMUNICATION.
 
 import json
 import os
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh
 
 import sparsejax
 from benchmarks import sides, workloads
+from benchmarks.jax_side import AXIS, JaxSide
 from benchmarks.testbed import host
 from sparsejax import schemes
 
@@ -29,56 +29,23 @@ SCHEMES = {
     "omnireduce": schemes.OmniReduce(),
     "sparseps": schemes.SparsePS(),
 }
-AXIS = "data"
 
 
-class Side:
+def side(name: str, shape: tuple[int, ...], mesh: Mesh) -> JaxSide:
     """A scheme on arrays of one shape, compiled as an optax transformation."""
+    scheme = SCHEMES[name]
+    if scheme is None:
+        return JaxSide(name, shape, mesh, lambda x, state: (lax.psum(x, AXIS), state), ())
+    tx = sparsejax.sync(scheme, AXIS, reduce="sum")
+    # Rows travel as rows where a table's name says that it is one.
+    leaf = "embedding" if len(shape) == 2 else "numbers"
 
-    def __init__(self, name: str, shape: tuple[int, ...], mesh: Mesh):
-        self.name = name
-        self._sharding = NamedSharding(mesh, P(AXIS))
-        self._whole = (mesh.size, *shape)
-        step, self._state, specs = self._step(SCHEMES[name], shape, mesh)
-        mapped = jax.shard_map(
-            step, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(), specs)
-        )
-        like = jax.ShapeDtypeStruct(self._whole, jnp.float32, sharding=self._sharding)
-        start = time.perf_counter()
-        self.program = jax.jit(mapped).lower(like, self._state).compile()
-        self.compiled = time.perf_counter() - start
+    def step(x, state):
+        total, state = tx.update({leaf: x}, state)
+        return total[leaf], state
 
-    def _step(self, scheme, shape, mesh):
-        if scheme is None:
-            return (lambda x, state: (lax.psum(x[0], AXIS), state)), (), P()
-        tx = sparsejax.sync(scheme, AXIS, reduce="sum")
-        # Rows travel as rows where a table's name says that it is one.
-        leaf = "embedding" if len(shape) == 2 else "numbers"
-
-        def step(x, state):
-            total, state = tx.update({leaf: x[0]}, state)
-            return total[leaf], state
-
-        state = sparsejax.init(tx, {leaf: jnp.zeros(shape, jnp.float32)}, mesh)
-        return step, state, sparsejax.state_specs(state)
-
-    def load(self, x: np.ndarray) -> None:
-        self._x = jax.make_array_from_callback(
-            self._whole, self._sharding, lambda index: x[None]
-        )
-
-    def run(self) -> None:
-        self._total, self._state = self.program(self._x, self._state)
-        jax.block_until_ready((self._total, self._state))
-
-    def total(self) -> np.ndarray:
-        return np.asarray(self._total.addressable_data(0))
-
-    def wire(self) -> float:
-        ranks, *shape = self._whole
-        if not self._state:
-            return 2 * (ranks - 1) / ranks * 4 * int(np.prod(shape))
-        return float(sparsejax.metrics(self._state)["sync/wire_bytes"])
+    state = sparsejax.init(tx, {leaf: jnp.zeros(shape, jnp.float32)}, mesh)
+    return JaxSide(name, shape, mesh, step, state)
 
 
 def main() -> None:
@@ -93,7 +60,7 @@ def main() -> None:
         for shape, group in by_shape.items():
             compiled = []
             for name in settings["schemes"]:
-                compiled.append(Side(name, shape, mesh))
+                compiled.append(side(name, shape, mesh))
                 seconds = compiled[-1].compiled
                 here.say(
                     f"  {name:15} {list(shape)} traced and compiled in {seconds:.1f} s"

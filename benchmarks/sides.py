@@ -68,18 +68,20 @@ def measure(here: host.Here, settings: dict, sides: list[Side], group: list) -> 
 def timed(here: host.Here, sides: list[Side], rounds: int) -> list[dict]:
     """Runs the sides in turn, and tells of each what this rank saw of it."""
     calls, samples = {}, {side.name: [] for side in sides}
+    wires = {side.name: [] for side in sides}
     for turn in range(rounds):
         for side in sides:
             if turn == 0:
                 once = max(here.gather(_sample(here, side, 1).seconds))
                 calls[side.name] = max(LEAST_CALLS, min(20, round(SAMPLE / once)))
             samples[side.name].append(_sample(here, side, calls[side.name]))
+            wires[side.name].append(side.wire())
     return [
         {
             "scheme": side.name,
             "calls": calls[side.name],
             "compile": side.compiled,
-            "wire": side.wire(),
+            "wire": _mean(wires[side.name]),
             "spans": [(s.begun, s.ended) for s in samples[side.name]],
             "cpu": [s.cpu / calls[side.name] for s in samples[side.name]],
             "sent": [_of_one(s.sent, calls[side.name]) for s in samples[side.name]],
@@ -87,6 +89,10 @@ def timed(here: host.Here, sides: list[Side], rounds: int) -> list[dict]:
         }
         for side in sides
     ]
+
+
+def _mean(counts):
+    return None if None in counts else sum(counts) / len(counts)
 
 
 def _of_one(count, calls):

@@ -74,7 +74,7 @@ class Entries:
         ranks = jnp.arange(capacity, dtype=jnp.int32)
         count = self.index.row_end[-1]
         units = rank_select.select(self.index, jnp.zeros(1, jnp.int32), capacity)[0]
-        units = jnp.where(ranks < count, units, self.flags.size + ranks)
+        units = bits.apart(units, ranks < count, self.flags.size)
         zeros = jnp.zeros(self.shape, values.dtype)
         return zeros.at[units].set(values, mode="drop", unique_indices=True)
 

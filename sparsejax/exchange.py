@@ -167,9 +167,9 @@ class _Form:
             for string, lane, r in zip(strings, lanes, rungs, strict=True)
         ]
         # A whole tile, and a whole string, may be written or read anywhere.
-        string_room = 1 + ladder.width // bits.WORD
+        self.longest = max(1, *strings)
         spill = max(r.code.planes for r in rungs) * (ladder.top // 4)
-        self.spare = max(*tails, string_room + 1, 1 + max(strings) + spill)
+        self.spare = max(*tails, self.longest + 2, 1 + max(strings) + spill)
         self.room = self.spare + ladder.tile // 4
         self.planes = max(r.code.planes for r in rungs)
         self.string = jnp.array(strings, jnp.int32)
@@ -209,8 +209,9 @@ def _pack(form, sets, source, first, length, rung, axes):
     lanes = [size.code.lane for size in ladder.rungs if size.code.lane]
     if lanes:
         # Where the rung is a bitmap this is work for nothing, but little.
-        string = index_codes.unary(sets, first, length, lane, min(lanes))
-        string = jnp.where(lane == 0, sets.words, string)
+        string = index_codes.unary(sets, first, length, lane, min(lanes), form.longest)
+        if len(lanes) < len(ladder.rungs):
+            string = jnp.where(lane == 0, sets.words, string)
     message = as_varying(jnp.zeros((parts, form.room), jnp.uint32), axes)
     message = lax.dynamic_update_slice(message, string, (0, 1))
 
@@ -262,9 +263,8 @@ def _unpack(form, message, first, length, rung, receive, carry):
     lane = form.lane[rung]
     lanes_at = 1 + form.string[rung]
     values_from = lanes_at + form.lanes[rung]
-    words = ladder.width // bits.WORD
-    used = lax.iota(jnp.int32, words) < form.string[rung]
-    strings = jnp.where(used, message[:, 1 : 1 + words], 0)
+    used = lax.iota(jnp.int32, form.longest) < form.string[rung]
+    strings = jnp.where(used, message[:, 1 : 1 + form.longest], 0)
     sets = bits.bit_sets(strings, len(message) * tile)
     counts = lax.bitcast_convert_type(message[:, 0], jnp.int32)
     here = jnp.clip(counts - first, 0, length)[:, None]

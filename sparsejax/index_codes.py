@@ -98,7 +98,12 @@ def cheapest(capacity: int, width: int, among: Iterable[IndexCode]) -> IndexCode
 
 
 def unary(
-    sets: bits.BitSets, first: jax.Array, length: jax.Array, lane: jax.Array, least: int
+    sets: bits.BitSets,
+    first: jax.Array,
+    length: jax.Array,
+    lane: jax.Array,
+    least: int,
+    words: int,
 ) -> jax.Array:
     """The bit string of a message: ones for slots, a zero behind each block.
 
@@ -108,9 +113,10 @@ def unary(
         length: How many slots the message has room for.
         lane: Which code, as int32: 8 or 16 (32 gives one block).
         least: The smallest lane that may come, a Python number.
+        words: Words of the longest string that may come.
 
     Returns:
-        uint32 [parts, words of a part], zeros behind the end.
+        uint32 [parts, words], zeros behind the end.
     """
     part_words = sets.words.shape[1]
     width = part_words * bits.WORD
@@ -124,14 +130,14 @@ def unary(
     end = jnp.where(block < blocks - 1, (block + 1) * per_block, part_words)
     below = jnp.clip(bits.count_below(sets, end) - first, 0, length)
     zero = below + block
-    zero = jnp.where(block < blocks, zero, width)
+    zero = jnp.where(block < blocks, zero, words * bits.WORD)
     row = lax.broadcasted_iota(jnp.int32, zero.shape, 0)
     mark = jnp.uint32(1) << (zero % bits.WORD).astype(jnp.uint32)
-    ends = jnp.zeros(sets.words.shape, jnp.uint32)
+    ends = jnp.zeros((len(sets.counts), words), jnp.uint32)
     ends = ends.at[row, zero // bits.WORD].add(mark, mode="drop")
     # Ones up to the last slot of the message, but for the marks.
     have = jnp.clip(sets.counts - first, 0, length)
-    total = (have + blocks)[:, None] - lax.iota(jnp.int32, part_words) * bits.WORD
+    total = (have + blocks)[:, None] - lax.iota(jnp.int32, words) * bits.WORD
     return ~ends & bits.low_ones(total)
 
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from pallas_kernels import hashing
-from sparsejax import _compat, axes, leaves as leaf_rules, wire
+from sparsejax import _compat, axes, bits, leaves as leaf_rules, wire
 from sparsejax._compat import AxisName, as_varying, varying_axes
 from sparsejax.errors import AlreadySummedError, ArgumentError, StateError
 from sparsejax.memory import Held, Memory
@@ -362,9 +361,7 @@ class Sparsify:
         tensor = SparseTensor(found, goes, leaf.shape, shared=sparsifier.shared)
         if held is None or self.memory is None:
             return tensor, held
-        # Where nothing is selected the place lies behind the end, each its own.
-        spare = due.size + lax.iota(jnp.int32, found.size)
-        apart = jnp.where(found < due.size, found, spare)
+        apart = bits.apart(found, found < due.size, due.size)
         left = _lost(values, goes)
         residual = due.at[apart].set(left, mode="drop", unique_indices=True)
         return tensor, self.memory.gone(held._replace(residual=residual), apart)

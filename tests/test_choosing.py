@@ -1,5 +1,7 @@
 """Ok-Topk, SparDL, gTopk and their yardsticks as optax transformations."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from tests import helpers
 
 
 RANKS = 4
-ALL = {
+MAKE = {
     "ok_topk": lambda **more: sparsejax.ok_topk_sync(0.05, threshold_every=4, **more),
     "spardl": lambda **more: sparsejax.spardl_sync(0.05, **more),
     "gtopk": lambda **more: sparsejax.gtopk_sync(0.05, **more),
@@ -21,14 +23,22 @@ ALL = {
     "topk_dsa": lambda **more: sparsejax.topk_dsa_sync(0.05, **more),
     "gaussian_k": lambda **more: sparsejax.gaussian_k_sync(0.05, **more),
 }
+# Each made once for the same options, so that what is compiled serves several tests.
+ALL = {name: functools.cache(make) for name, make in MAKE.items()}
 CHOOSE_AGAIN = ("ok_topk", "spardl", "gtopk")
 # One is large enough to be chosen from, one is not; one is by name a table.
 SHAPES = {"embedding": (600, 120), "bias": (100,)}
 PARAMS = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
 
 
+_STEPS = {}
+
+
 def stepper(tx, state, ranks=RANKS):
     """From gradients [ranks, ...] and a state to updates and the next state."""
+    key = tx, ranks, jax.tree.structure(state)
+    if key in _STEPS:
+        return _STEPS[key]
     specs = sparsejax.state_specs(state)
     step = jax.shard_map(
         lambda g, s: tx.update(jax.tree.map(lambda x: x[0], g), s),
@@ -36,7 +46,8 @@ def stepper(tx, state, ranks=RANKS):
         in_specs=(P("data"), specs),
         out_specs=(P(), specs),
     )
-    return jax.jit(step, donate_argnums=1)
+    _STEPS[key] = jax.jit(step, donate_argnums=1)
+    return _STEPS[key]
 
 
 def gradients(step, ranks=RANKS, dtype=np.float32):

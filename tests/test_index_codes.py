@@ -103,13 +103,13 @@ def test_parse_says_which_codes_there_are(name):
 
 
 @functools.cache
-def unary(least, room):
+def unary(least, room, longest):
     """The string of a message, and the positions of its ones as a receiver finds them."""
 
     @jax.jit
     def run(words, first, length, lane):
         sets = bits.bit_sets(words)
-        string = index_codes.unary(sets, first, length, lane, least)
+        string = index_codes.unary(sets, first, length, lane, least, longest)
         found = bits.slots(bits.bit_sets(string), jnp.int32(0), room)
         return string, found
 
@@ -136,16 +136,17 @@ def test_the_string_tells_the_block_of_every_slot(lane, least, words):
     packed = helpers.packed(flags)
     blocks = -(-width // (1 << lane))
     room = width // 5
+    longest = -(-(room + blocks) // 32)
     for first, length in [(0, room), (0, 5), (7, 20), (width // 16, room)]:
         args = (np.int32(first), np.int32(length), np.int32(lane))
-        string, found = map(np.asarray, unary(least, room)(packed, *args))
+        string, found = map(np.asarray, unary(least, room, longest)(packed, *args))
         for part in range(4):
             sent = np.flatnonzero(flags[part])[first : first + length]
             # By hand: a one for every slot, a zero behind each block, zeros to the end.
             expected = []
             for block in range(blocks):
                 expected += [1] * int((sent >> lane == block).sum()) + [0]
-            expected += [0] * (width - len(expected))
+            expected += [0] * (32 * longest - len(expected))
             np.testing.assert_array_equal(helpers.unpacked(string[part]), expected)
             # And as a receiver reads it: the position of the j-th one, less j.
             ranks = np.arange(len(sent))
@@ -158,8 +159,9 @@ def test_nothing_of_the_string_lies_beyond_the_words_it_is_given(code):
     flags = np.zeros((1, width), bool)
     flags[0, -capacity:] = True  # the last one stands as far back as it can
     args = (np.int32(0), np.int32(capacity), np.int32(code.lane))
-    string, _ = unary(8, capacity)(helpers.packed(flags), *args)
-    room = 32 * code.string_words(capacity, width)
+    words = code.string_words(capacity, width)
+    string, _ = unary(8, capacity, words)(helpers.packed(flags), *args)
+    room = 32 * words
     ones = np.flatnonzero(helpers.unpacked(string[0]))
     # Behind it there is one zero, and less than a word of room.
     assert ones[-1] == capacity + code.blocks(width) - 2

@@ -52,7 +52,8 @@ def steps_of(scheme, n, size, dtype=jnp.float32):
             state, held = carry
             reduced = scheme(g + held, state, helpers.AXIS)
             sent = reduced.traffic
-            told = sent.push.wire, sent.pull.wire, sent.push.rounds + sent.pull.rounds
+            rounds = sent.push.rounds + sent.pull.rounds
+            told = sent.push.wire, sent.pull.wire, rounds, sent.density_before
             return (reduced.state, reduced.residual), (reduced.total, told)
 
         held = _compat.as_varying(jnp.zeros(size, dtype), axes)
@@ -282,7 +283,7 @@ EXACT = 2560  # divisible by 4 ranks times 4, and by blocks of whole words
 def test_spar_dl_sends_what_table_i_says(name, n):
     k = 16 * n
     run = compiled(name, n, size=640 * n, density=k / (640 * n))
-    _, _, (push, pull, rounds) = run(gradients(n, 3, 640 * n))
+    _, _, (push, pull, rounds, _) = run(gradients(n, 3, 640 * n))
     paper = cost_tables.spar_dl(k, n)
     headers = 4 * 2 * (n - 1)
     assert push[0, -1] + pull[0, -1] == paper.bytes + headers
@@ -300,7 +301,7 @@ def test_r_sag_sends_what_its_formula_says(name, n):
     k = 16 * n
     scheme = dataclasses.replace(SCHEMES[name], code="coo32", density=k / (640 * n))
     run = jax.jit(jax.vmap(steps_of(scheme, n, 640 * n), axis_name=helpers.AXIS))
-    _, _, (push, pull, _) = run(gradients(n, 3, 640 * n))
+    _, _, (push, pull, *_) = run(gradients(n, 3, 640 * n))
     blocks = 2 * (n // teams - 1) + int(math.log2(teams))
     paper = cost_tables.spar_dl_r_sag(k, n, teams)
     assert push[0, -1] + pull[0, -1] == paper.bytes + 4 * blocks
@@ -311,7 +312,7 @@ def test_g_topk_sends_half_of_what_the_paper_says(n):
     k = 64
     scheme = dataclasses.replace(SCHEMES["g_topk"], code="coo32", density=k / EXACT)
     run = jax.jit(jax.vmap(steps_of(scheme, n, EXACT), axis_name=helpers.AXIS))
-    _, _, (push, pull, _) = run(gradients(n, 3, EXACT))
+    _, _, (push, pull, *_) = run(gradients(n, 3, EXACT))
     hops = math.floor(math.log2(n)) + 2 * (n & (n - 1) != 0)
     sent = push[0, -1] + pull[0, -1]
     assert sent == hops * (8 * k + 4)
@@ -321,16 +322,22 @@ def test_g_topk_sends_half_of_what_the_paper_says(n):
 
 
 @pytest.mark.parametrize("n", helpers.slow(4, 8))
-def test_ok_topk_sends_no_more_than_six_k(n):
+def test_ok_topk_sends_no_more_than_six_k_and_seldom_finds_thresholds_anew(n):
     size = 64_000
     scheme = dataclasses.replace(
         SCHEMES["ok_topk"], code="coo32", every=32, repartition_every=64
     )
     g = gradients(n, 40, size)
     g = g[:, :, np.random.default_rng(0).permutation(size)]
-    _, _, (push, pull, _) = helpers.ranked(steps_of(scheme, n, size), n)(g)
+    _, _, (push, pull, _, chosen) = helpers.ranked(steps_of(scheme, n, size), n)(g)
     most = cost_tables.ok_topk(scheme.k(size), n)[1].bytes
     assert (push[0] + pull[0]).max() <= most
+    # What was found exactly lets k through on all ranks.
+    shares = chosen[0] * size / scheme.k(size)
+    anew = np.isclose(shares, 1, atol=1e-6)
+    assert anew[[0, 32]].all()
+    assert anew[8:].sum() <= 4
+    assert np.abs(shares[8:] - 1).mean() < 0.15
 
 
 @pytest.mark.slow

@@ -100,9 +100,7 @@ class AGSparse(base.Scheme):
                 at = total.at[slots[source]]
                 return at.add(values[source], mode="drop", unique_indices=True)
 
-            # Where there is no entry the index lies behind the end, each its own.
-            spare = width + lax.iota(jnp.int32, slots.shape[1])
-            slots = jnp.where(slots < width, slots, spare)
+            slots = bits.apart(slots, slots < width, width)
             return lax.fori_loop(0, n, one, total)
 
         def sparse(x):
@@ -131,7 +129,7 @@ class AGSparse(base.Scheme):
             scalars=agreed,
             dense=dense,
             before=most.astype(jnp.float32) / x.shape[0],
-            after=jnp.mean(bits.nonzero_units(total).astype(jnp.float32)),
+            after=bits.density(total),
         )
 
     def expected_bytes(self, x, axis_name, most: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from sparsejax import index_codes, wire
+from sparsejax import bits, index_codes, wire
 from sparsejax._compat import assume_same
 from sparsejax.forecast import Forecast
 from sparsejax.schemes import base, selecting, swapping
@@ -68,7 +68,7 @@ class GTopk(selecting.Selecting):
             pull,
             dense=wire.all_reduce_cost(x.size, x.dtype, None, n),
             before=share,
-            after=jnp.mean((total != 0).astype(jnp.float32)),
+            after=bits.density(total),
         )
         return base.Reduced(total.reshape(x.shape), residual, state.after(), traffic)
 

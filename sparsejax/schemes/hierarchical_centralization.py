@@ -82,7 +82,7 @@ class HierarchicalCentralization(base.Scheme):
 
         done = lax.cond(worth, sparse, all_reduce, x)
         done = jax.tree.map(lambda y: assume_same(y, axis_name), done)
-        after = jnp.mean(bits.nonzero_units(done.total).astype(jnp.float32))
+        after = bits.density(done.total)
         before = most.astype(jnp.float32) / x.shape[0]
         traffic = base.traffic(
             done.push,

@@ -14,13 +14,14 @@ So 6 k P words with the papers' format where regions are balanced, up to 6 (1 + 
 where they are not, and less with index codes. Every `every` steps both thresholds are found
 exactly: the local ones alone, that of the sum by counting what all regions have above
 fifteen numbers, eight times (`magnitudes.by_digits`; the authors gather all sums on all
-ranks). In between a local one is moved a little, by a power of how many were chosen over k;
-where it lets through `slack` more or less than k it is found exactly at once, which sends
-nothing. For the sum, the second count is of what is above the last threshold and fourteen
-others around it, and the one that fits best is taken; if none does, it is found exactly.
-(The authors move both by a fixed factor, and only below 2/3 and above 5/4 or 4/3 of k:
-`power=None`. Error feedback piles up numbers right below a threshold, so a hundredth less
-may let through a third more.)
+ranks). In between a local one is what would have fitted in the last step, by a power of how
+many were chosen over k, and goes on the way that it has gone: what waits grows for the
+first hundred steps or so, and thresholds with it. Where one lets through `slack` more or
+less than k it is found exactly at once, which sends nothing. For the sum, the second count
+is of what is above the last threshold and thirty others around it, and the one that fits
+best is taken; if none does, it is found exactly. (The authors move both by a fixed factor,
+and only below 2/3 and above 5/4 or 4/3 of k: `power=None`. Error feedback piles up numbers
+right below a threshold, so a hundredth less may let through a third more.)
 
 Every `repartition_every` steps the regions' bounds are moved to where ranks would put them,
 on average, for regions of as many elements: an all-reduce of n.
@@ -55,24 +56,9 @@ from sparsejax.sparsifiers import base as sparsifiers
 
 
 _EXCHANGES = ("all_to_all", "rotated")
-# What is tried for the sum's threshold, in multiples of the last one.
-_AROUND = (
-    1.0,
-    0.999,
-    1.001,
-    0.997,
-    1.003,
-    0.99,
-    1.01,
-    0.97,
-    1.03,
-    0.92,
-    1.08,
-    0.8,
-    1.25,
-    0.5,
-    2.0,
-)
+# What is tried for the sum's threshold, in multiples of the last one: finely close to it.
+_STEPS = tuple(0.003 * (1.25**i - 1) / 0.25 for i in range(1, 16))
+_AROUND = (1.0, *(math.exp(sign * step) for step in _STEPS for sign in (-1, 1)))
 _FAR = 4.0  # times too many or too few: what is further off moves a threshold no more
 
 
@@ -81,13 +67,15 @@ class OkTopkState(NamedTuple):
 
     Attributes:
         step: int32: calls before this one.
-        thresholds: [ranks], above which each rank chooses.
+        fitting: [ranks], the thresholds above which each rank had k in the last step.
+        trends: [ranks], the logarithm of how they change from step to step.
         threshold: Above which the sum is chosen.
         starts: int32 [ranks], the word of 32 elements at which each rank's region starts.
     """
 
     step: jax.Array
-    thresholds: jax.Array
+    fitting: jax.Array
+    trends: jax.Array
     threshold: jax.Array
     starts: jax.Array
 
@@ -145,8 +133,8 @@ class OkTopk(selecting.Selecting):
         size = math.prod(like.shape)
         dtype = jnp.promote_types(like.dtype, jnp.float32)
         starts = self.layout(size, ranks).even() if size else jnp.zeros(ranks, jnp.int32)
-        zero = jnp.zeros((), dtype)
-        return OkTopkState(jnp.int32(0), jnp.zeros(ranks, dtype), zero, starts)
+        none = lambda *shape: jnp.zeros(shape, dtype)
+        return OkTopkState(jnp.int32(0), none(ranks), none(ranks), none(), starts)
 
     def __call__(self, x, state, axis_name, *, present=None):
         if x.size == 0:
@@ -177,7 +165,7 @@ class OkTopk(selecting.Selecting):
         residual = selecting.left_over(flat, kept, total)
         state = OkTopkState(
             step + 1,
-            self._moved(thresholds, counts, wanted),
+            *self._moved(state, thresholds, counts, wanted),
             self._moved_of_sum(level, jnp.sum(held), wanted),
             starts,
         )
@@ -187,18 +175,23 @@ class OkTopk(selecting.Selecting):
             scalars=agreed + counted + moving,
             dense=wire.all_reduce_cost(x.size, x.dtype, None, n),
             before=jnp.max(counts).astype(jnp.float32) / flat.size,
-            after=jnp.mean(bits.nonzero(total).astype(jnp.float32)),
+            after=jnp.sum(held).astype(jnp.float32) / flat.size,
         )
         total, residual = total.reshape(x.shape), residual.reshape(x.shape)
         return base.Reduced(total, residual, state, traffic)
 
-    def _moved(self, threshold, count, wanted):
-        """A local threshold for the next step."""
+    def _moved(self, state, thresholds, counts, wanted):
+        """What is remembered of the local thresholds: which would have fitted; trends."""
         if self.power is None:
-            return self._by_rule(threshold, count, wanted, self.step, 5 / 4)
-        share = count.astype(jnp.float32) / wanted
-        factor = jnp.clip(share, 1 / _FAR, _FAR) ** self.power
-        return _known(threshold * factor.astype(threshold.dtype), count)
+            moved = self._by_rule(thresholds, counts, wanted, self.step, 5 / 4)
+            return moved, jnp.zeros_like(moved)
+        share = counts.astype(thresholds.dtype) / wanted
+        fitting = thresholds * jnp.clip(share, 1 / _FAR, _FAR) ** self.power
+        fitting = _known(fitting, counts)
+        both = (fitting > 0) & (state.fitting > 0)
+        change = jnp.log(jnp.where(both, fitting, 1) / jnp.where(both, state.fitting, 1))
+        trends = (state.trends + jnp.clip(change, -1, 1)) / 2
+        return fitting, jnp.where(both, trends, 0)
 
     def _moved_of_sum(self, threshold, count, wanted):
         """That of the sum."""
@@ -257,7 +250,9 @@ class _Run:
         def exactly():
             return above(jnp.maximum(magnitudes.kth_largest(x, wanted, seed), 1))
 
-        known = above(magnitudes.key_of(state.thresholds[self.draw.rank], x.dtype))
+        me = self.draw.rank
+        threshold = state.fitting[me] * jnp.exp(state.trends[me])
+        known = above(magnitudes.key_of(threshold, x.dtype))
         words, count, level = known
         wrong = self.due | self.few(count, level)
         if scheme.power is not None:

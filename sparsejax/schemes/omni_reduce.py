@@ -66,7 +66,7 @@ class OmniReduce(base.Scheme):
         layout = Contiguous(self.aggregators).over(count, n)
         total, traffic = owners.reduce(blocks, flags, axis_name, layout, self._options)
         total = total.reshape(-1, *x.shape[1:])[: x.shape[0]]
-        after = jnp.mean(bits.nonzero_units(total).astype(jnp.float32))
+        after = bits.density(total)
         before, sent = wire.maximum(before, axis_name)
         traffic = traffic._replace(
             scalars=traffic.scalars + sent,

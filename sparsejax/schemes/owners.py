@@ -263,9 +263,8 @@ class Owners:
 
         def place(total, slots, values):
             units = self.layout.invert(part, jnp.minimum(slots, self.layout.width - 1))
-            # Where there is no entry the index lies behind the end, each its own.
-            spare = size + lax.iota(jnp.int32, slots.size).reshape(slots.shape)
-            units = jnp.where(slots < self.layout.width, units, spare).reshape(-1)
+            real = (slots < self.layout.width).reshape(-1)
+            units = bits.apart(units.reshape(-1), real, size)
             values = values.reshape(-1, *totals.shape[1:])
             return total.at[units].set(values, mode="drop", unique_indices=True)
 

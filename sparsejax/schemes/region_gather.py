@@ -40,14 +40,15 @@ def gather(
         axis_name: The axis.
     """
     need = wire.same_elsewhere(jnp.max(counts), axis_name)
-    zeros = jnp.zeros(layout.words * bits.WORD, region.dtype)
+    # Made in each branch: what a branch is given it would copy.
+    zeros = lambda: jnp.zeros(layout.words * bits.WORD, region.dtype)
     axes = varying_axes(region) | varying_axes(words) | varying_axes(starts)
 
     def directly():
         channel = wire.pull_channel(axis_name)
         source = selecting.of_rows(region[None])
         total, sent = selecting.deliver(
-            steps, channel, words[None], source, starts * bits.WORD, zeros, need
+            steps, channel, words[None], source, starts * bits.WORD, zeros(), need
         )
         return as_varying((total, base.stage_of(sent)), axes)
 
@@ -60,7 +61,7 @@ def gather(
         first = jnp.sum(jnp.where(jnp.arange(layout.ranks) < me, counts, 0))
         place = (starts[me] * bits.WORD + here + 1).astype(jnp.uint32)
         values = rank_select.unsigned(region.at[here].get(mode="clip"))
-        at = jnp.where(ranks < mine, first + ranks, layout.most + ranks)
+        at = bits.apart(first + ranks, ranks < mine, layout.most)
         rows = lax.bitcast_convert_type(values, jnp.uint32).reshape(layout.most, -1)
         rows = jnp.concatenate([place[:, None], rows], axis=1)
         listed = jnp.zeros_like(rows).at[at].set(rows, mode="drop", unique_indices=True)
@@ -69,8 +70,9 @@ def gather(
         values = listed[:, 1:] if bit > 1 else listed[:, 1]
         values = lax.bitcast_convert_type(values, region.dtype)
         place = listed[:, 0].astype(jnp.int32) - 1
-        place = jnp.where(place >= 0, place, zeros.size)
-        total = zeros.at[place].set(values, mode="drop")
+        total = zeros()
+        place = jnp.where(place >= 0, place, total.size)
+        total = total.at[place].set(values, mode="drop")
         return as_varying((total, base.stage(sent, sent, 2)), axes)
 
     mean = jnp.sum(counts).astype(jnp.float32) / layout.ranks

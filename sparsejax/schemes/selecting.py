@@ -184,8 +184,8 @@ def deliver(
     sets = bits.bit_sets(words, len(words) * steps.tile)
 
     def add(into, slots, values):
-        spare = into.size + lax.iota(jnp.int32, slots.shape[1])
-        places = jnp.where(slots < steps.width, slots + starts[:, None], spare)
+        real = slots < steps.width
+        places = bits.apart(slots + starts[:, None], real, into.size)
 
         def one(sender, into):
             at = into.at[places[sender]]

@@ -151,7 +151,7 @@ class SparDL(selecting.Selecting):
             pull,
             dense=wire.all_reduce_cost(x.size, x.dtype, None, n),
             before=share,
-            after=jnp.mean((total != 0).astype(jnp.float32)),
+            after=bits.density(total.reshape(-1)),
         )
         return base.Reduced(total, residual.reshape(x.shape), state, traffic)
 
