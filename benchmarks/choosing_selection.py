@@ -125,12 +125,11 @@ def counts(seen: Seen, scheme, density: float) -> dict[str, float]:
     estimated = np.array([gaussian(x, density) for x in seen.due]) / k
     row["gaussian"], row["gaussian, moved"] = estimated.mean(0)
     if isinstance(scheme, OkTopk):
-        (name,) = [
-            name
-            for name, own in seen.before.schemes.items()
-            if isinstance(own, OkTopkState)
-        ]
-        chosen, found = local(scheme, seen.before.schemes[name], seen.due, k)
+        own = {name: getattr(x, "value", x) for name, x in seen.before.schemes.items()}
+        (name,) = [name for name, x in own.items() if isinstance(x, OkTopkState)]
+        # Alike on all ranks.
+        before = jax.tree.map(lambda x: np.asarray(x)[0], own[name])
+        chosen, found = local(scheme, before, seen.due, k)
         # The scheme's own count: of the rank with most of them.
         fullest = float(seen.after.traffic[name].density_before) * size
         if abs(fullest - chosen.max()) > 0.01 * k:

@@ -7,6 +7,7 @@ the papers' formulas.
 
 import dataclasses
 import functools
+import itertools
 import math
 
 import jax
@@ -17,7 +18,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax import _compat, cost_tables, errors, forecast, schemes
+from sparsejax import _compat, bits, cost_tables, errors, forecast, schemes
+from sparsejax.schemes import regions
 from tests import helpers
 
 
@@ -257,6 +259,40 @@ def test_ok_topk_finds_thresholds_anew_that_fit_no_more():
     chosen, k = (totals[0] != 0).sum(axis=1), scheme.k(SIZE)
     assert chosen.min() >= (1 - scheme.slack) * k
     assert chosen.max() <= math.ceil((1 + scheme.slack) * k)
+
+
+def test_a_region_sends_its_largest_where_not_all_fit():
+    of = regions.rooms(2_000, 4, 200, 0.25)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(2_000).astype(np.float32)
+    chosen = rng.random(2_000) < 0.1
+    chosen[:200] = True
+    chosen[np.flatnonzero(chosen)[of.most :]] = False
+    starts = of.even()
+    flags = jnp.asarray(np.pad(chosen, (0, of.words * 32 - 2_000)))
+    parts, words = of.fitted(jnp.asarray(x), bits.pack(flags), starts, jnp.uint32(3))
+    want = chosen.copy()
+    bounds = [*(32 * np.asarray(starts)), 2_000]
+    for first, end in itertools.pairwise(bounds):
+        here = first + np.flatnonzero(chosen[first:end])
+        want[here[np.argsort(-np.abs(x[here]))[of.room :]]] = False
+    assert want.sum() < chosen.sum()
+    np.testing.assert_array_equal(helpers.unpacked(np.asarray(words))[:2_000], want)
+    for part, first, end in zip(parts, bounds, bounds[1:], strict=False):
+        own = helpers.unpacked(np.asarray(part))
+        np.testing.assert_array_equal(own[: end - first], want[first:end])
+        assert not own[end - first :].any()
+
+
+def test_regions_that_are_crowded_are_bounded_anew():
+    g = np.zeros((4, 300, SIZE), np.float32)
+    g[:] = np.random.default_rng(0).standard_normal((300, SIZE))
+    g[:, 9:, : SIZE // 4] *= 100
+    g[:, 9:, SIZE // 4 :] = 0  # from now on all is in one rank's region
+    totals, held, _ = compiled("ok_topk", 4)(g)
+    check_law(g, totals, held)
+    shares = (totals[0] != 0).sum(axis=1) / SCHEMES["ok_topk"].k(SIZE)
+    assert shares[11:16].min() > 0.7
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 On the wire, with n ranks, P = (n - 1)/n, and k elements to choose:
 
-    count   all_gather of three numbers: of the fullest message, of all, the threshold
+    count   all_gather of four numbers: what is above the threshold, what of it fits the
+            messages, the fullest of these, the threshold
     split   all_to_all: of what is above its threshold, each rank sends every other that
             rank's region: 2 k P words
     count   all_gather of how many elements of each region's sum are above some others
@@ -23,8 +24,9 @@ best is taken; if none does, it is found exactly. (The authors move both by a fi
 and only below 2/3 and above 5/4 or 4/3 of k: `power=None`. Error feedback piles up numbers
 right below a threshold, so a hundredth less may let through a third more.)
 
-Every `repartition_every` steps the regions' bounds are moved to where ranks would put them,
-on average, for regions of as many elements: an all-reduce of n.
+Every `repartition_every` steps, and after one in which a twentieth did not fit, the
+regions' bounds are moved to where ranks would put them, on average, for regions of as many
+elements: an all-reduce of n.
 
 Bounds lie between words of 32 elements. No region is wider than four times the mean, so
 that a region's sum has a buffer of fixed size; at worst a quarter of the ranks get what is
@@ -59,6 +61,7 @@ _EXCHANGES = ("all_to_all", "rotated")
 # What is tried for the sum's threshold, in multiples of the last one: finely close to it.
 _STEPS = tuple(0.003 * (1.25**i - 1) / 0.25 for i in range(1, 16))
 _AROUND = (1.0, *(math.exp(sign * step) for step in _STEPS for sign in (-1, 1)))
+_FITTING = 0.95  # of what is chosen; where less fits, regions are bounded anew
 _FAR = 4.0  # times too many or too few: what is further off moves a threshold no more
 
 
@@ -71,6 +74,7 @@ class OkTopkState(NamedTuple):
         trends: [ranks], the logarithm of how they change from step to step.
         threshold: Above which the sum is chosen.
         starts: int32 [ranks], the word of 32 elements at which each rank's region starts.
+        crowded: Whether many elements did not fit their regions' messages the last time.
     """
 
     step: jax.Array
@@ -78,6 +82,12 @@ class OkTopkState(NamedTuple):
     trends: jax.Array
     threshold: jax.Array
     starts: jax.Array
+    crowded: jax.Array
+
+    @property
+    def thresholds(self) -> jax.Array:
+        """Above which each rank chooses in this step, where that fits."""
+        return self.fitting * jnp.exp(self.trends)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +144,9 @@ class OkTopk(selecting.Selecting):
         dtype = jnp.promote_types(like.dtype, jnp.float32)
         starts = self.layout(size, ranks).even() if size else jnp.zeros(ranks, jnp.int32)
         none = lambda *shape: jnp.zeros(shape, dtype)
-        return OkTopkState(jnp.int32(0), none(ranks), none(ranks), none(), starts)
+        return OkTopkState(
+            jnp.int32(0), none(ranks), none(ranks), none(), starts, jnp.bool_(False)
+        )
 
     def __call__(self, x, state, axis_name, *, present=None):
         if x.size == 0:
@@ -153,7 +165,7 @@ class OkTopk(selecting.Selecting):
         words, count, threshold = run.choose(flat, state)
         starts, moving = run.bounds(words, state)
         parts, words = layout.fitted(flat, words, starts, seed)
-        counts, need, thresholds, agreed = run.agreed(parts, count, threshold)
+        counts, sending, need, thresholds, agreed = run.agreed(parts, count, threshold)
         region, push = run.reduce(flat, parts, starts, need)
         chosen, held, level, counted = run.choose_of_sum(region, state)
         steps = layout.pull(flat.dtype, self.code, self.balance_at)
@@ -168,6 +180,7 @@ class OkTopk(selecting.Selecting):
             *self._moved(state, thresholds, counts, wanted),
             self._moved_of_sum(level, jnp.sum(held), wanted),
             starts,
+            jnp.sum(sending) < _FITTING * jnp.sum(jnp.minimum(counts, layout.most)),
         )
         traffic = base.traffic(
             push,
@@ -250,9 +263,7 @@ class _Run:
         def exactly():
             return above(jnp.maximum(magnitudes.kth_largest(x, wanted, seed), 1))
 
-        me = self.draw.rank
-        threshold = state.fitting[me] * jnp.exp(state.trends[me])
-        known = above(magnitudes.key_of(threshold, x.dtype))
+        known = above(magnitudes.key_of(state.thresholds[self.draw.rank], x.dtype))
         words, count, level = known
         wrong = self.due | self.few(count, level)
         if scheme.power is not None:
@@ -269,14 +280,16 @@ class _Run:
         axes = varying_axes(jax.eval_shape(moved)) | varying_axes(state.starts)
         typed = lambda side: lambda: as_varying(side(), axes)
         due = self.draw.step % self.scheme.repartition_every == 0
+        crowded = wire.same_elsewhere(state.crowded.astype(jnp.int32), self.axis_name)
+        due = due | (crowded > 0)
         starts = lax.cond(due, typed(moved), typed(lambda: state.starts))
         sent = wire.all_reduce_bytes(4 * self.layout.ranks, self.layout.ranks)
         return starts, jnp.where(due, sent, 0.0)
 
     def agreed(self, parts, count, threshold):
-        """All ranks' counts and thresholds, the fullest message, and bytes."""
-        fullest = jnp.max(jnp.sum(lax.population_count(parts), axis=1))
-        numbers = jnp.stack([count, fullest.astype(jnp.int32)])
+        """All ranks' counts, what they send, the fullest message, thresholds, and bytes."""
+        each = jnp.sum(lax.population_count(parts), axis=1, dtype=jnp.int32)
+        numbers = jnp.stack([count, jnp.sum(each), jnp.max(each)])
         numbers = [
             rank_select.unsigned(threshold),
             *lax.bitcast_convert_type(numbers, jnp.uint32),
@@ -290,8 +303,8 @@ class _Run:
         thresholds = told[:, :bit] if bit > 1 else told[:, 0]
         thresholds = lax.bitcast_convert_type(thresholds, threshold.dtype)
         counts = lax.bitcast_convert_type(told[:, bit:], jnp.int32)
-        need = wire.same_elsewhere(jnp.max(counts[:, 1]), self.axis_name)
-        return counts[:, 0], need, thresholds, sent
+        need = wire.same_elsewhere(jnp.max(counts[:, 2]), self.axis_name)
+        return counts[:, 0], counts[:, 1], need, thresholds, sent
 
     def reduce(self, x, parts, starts, need):
         """The sum of what ranks chose of this rank's region: [width], and what was sent."""

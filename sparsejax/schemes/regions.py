@@ -106,26 +106,39 @@ class Regions(NamedTuple):
         ends = jnp.concatenate([starts[1:], jnp.full(1, self.words, jnp.int32)])
         at = starts[:, None] + lax.iota(jnp.int32, self.widest)
         inside = at < ends[:, None]
-        parts = jnp.where(inside, words.at[at].get(mode="clip"), 0)
-        over = jnp.max(jnp.sum(lax.population_count(parts), axis=1)) > self.room
+
+        def divided(words):
+            return jnp.where(inside, words.at[at].get(mode="clip"), 0), words
+
+        parts, _ = divided(words)
+        counts = jnp.sum(lax.population_count(parts), axis=1, dtype=jnp.int32)
         axes = varying_axes(parts) | varying_axes(x)
+        fewer = lambda: as_varying(divided(self._fewer(x, words, counts, seed)), axes)
+        same = lambda: as_varying((parts, words), axes)
+        return lax.cond(jnp.max(counts) > self.room, fewer, same)
 
-        def fewer():
-            behind = self.words * bits.WORD - x.size + self.width
-            padded = jnp.pad(x, (0, behind))
+    def _fewer(self, x, words, counts, seed):
+        """Of the elements of each region the largest, as many as there is room for."""
+        # They are listed first: a region of the list is shorter than one of the array.
+        ranks = lax.iota(jnp.int32, self.most)
+        index = bits.rank_index(words, self.most)
+        here = bits.select(index, jnp.zeros(1, jnp.int32), self.most)[0]
+        listed = jnp.where(ranks < index.row_end[-1], x.at[here].get(mode="clip"), 0)
+        listed = jnp.pad(listed, (0, self.most))
+        first = jnp.cumsum(counts) - counts
 
-            def of_one(own):
-                part, start = own
-                here = lax.dynamic_slice_in_dim(padded, start * bits.WORD, self.width)
-                here = jnp.where(bits.unpack(part), here, 0)
-                return magnitudes.largest(here, jnp.int32(self.room), seed)[: self.widest]
+        def one(region, kept):
+            own = lax.dynamic_slice_in_dim(listed, first[region], self.most)
+            own = jnp.where(ranks < counts[region], own, 0)
+            flags = bits.unpack(magnitudes.largest(own, jnp.int32(self.room), seed))
+            # What is written behind its end the next region writes over.
+            flags = flags[: self.most]
+            return lax.dynamic_update_slice_in_dim(kept, flags, first[region], 0)
 
-            kept = lax.map(of_one, (parts, starts))
-            where = jnp.where(inside, at, self.words)
-            return kept, jnp.zeros_like(words).at[where].set(kept, mode="drop")
-
-        yes = lambda: as_varying(fewer(), axes)
-        return lax.cond(over, yes, lambda: as_varying((parts, words), axes))
+        none = as_varying(jnp.zeros(listed.shape, bool), varying_axes(listed))
+        kept = lax.fori_loop(0, self.ranks, one, none)[: self.most]
+        bit = jnp.where(kept, jnp.uint32(1) << (here % bits.WORD).astype(jnp.uint32), 0)
+        return jnp.zeros_like(words).at[here // bits.WORD].add(bit)
 
 
 def rooms(size: int, ranks: int, k: int, slack: float) -> Regions:
