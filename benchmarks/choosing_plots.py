@@ -41,9 +41,12 @@ def _convergence(rows):
     figure, axes = _grid(len(optimizers), len(tasks))
     for line, optimizer in zip(axes, optimizers, strict=True):
         for at, task in zip(line, tasks, strict=True):
-            for row in rows:
-                if (row["task"], row["optimizer"]) == (task, optimizer):
-                    draw_curves(at, row["losses"], row["name"])
+            found = [r for r in rows if (r["task"], r["optimizer"]) == (task, optimizer)]
+            if not found:
+                at.set_axis_off()
+                continue
+            for row in found:
+                draw_curves(at, row["losses"], row["name"])
             at.set(xlabel="step", ylabel="training loss", title=f"{task}, {optimizer}")
             at.set_yscale("log")
             at.legend(fontsize=6)
