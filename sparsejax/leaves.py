@@ -265,6 +265,12 @@ def _decide(path, leaf, scheme, rules, used, always, usual):
     own = own or (
         scheme if large else schemes.AllReduce(getattr(scheme, "wire_dtype", None))
     )
+    if unit == "row" and own.selects:
+        raise RuleError(
+            f"a rule gives leaf {path!r} the unit 'row', and {type(own).__name__} chooses "
+            "numbers one by one. Leave the rule out, or give the leaf a scheme that sends "
+            "rows, such as sparsejax.schemes.Zen()."
+        )
     unit = unit or usual
     if unit is None:
         rows = leaf.ndim == 2 and _EMBEDDING.search(path)

@@ -189,6 +189,12 @@ def test_a_leaf_of_which_nothing_would_be_sent_is_named():
         sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
 
 
+def test_rows_are_no_unit_of_what_is_chosen_one_by_one():
+    tx = sparsejax.spardl_sync(0.05, rules={"embedding": "row"})
+    with pytest.raises(errors.RuleError, match="SparDL chooses numbers one by one"):
+        sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
+
+
 def test_two_that_choose_are_one_too_many():
     with pytest.raises(errors.ArgumentError, match="give it no sparsifier"):
         sparsejax.sync(schemes.SparDL(0.01), sparsifier=sparsejax.dgc(0.01))
