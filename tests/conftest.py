@@ -4,6 +4,7 @@ skipped without one.
 
 import functools
 import os
+import sys
 
 import hypothesis
 import jax
@@ -44,7 +45,8 @@ def pytest_configure(config):
 
 
 # A program takes ten to thirty of the 65,530 memory mappings that Linux gives to a process,
-# and JAX keeps thousands of programs. With none left, XLA's compiler crashes.
+# and JAX keeps thousands of programs, as do the caches of tests. With none left, XLA's
+# compiler crashes.
 PROGRAMS_AT_MOST = 500
 _compiled = 0
 
@@ -61,8 +63,17 @@ jax.monitoring.register_event_duration_secs_listener(_count_program)
 def pytest_runtest_logfinish():
     global _compiled
     if _compiled > PROGRAMS_AT_MOST:
-        jax.clear_caches()
+        _forget_programs()
         _compiled = 0
+
+
+def _forget_programs():
+    jax.clear_caches()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tests."):
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
 
 def pytest_report_header():
