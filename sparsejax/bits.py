@@ -17,6 +17,7 @@ from pallas_kernels import rank_select
 from pallas_kernels.rank_select import (
     WORD as WORD,
     BitSets as BitSets,
+    RankIndex as RankIndex,
     bit_sets as bit_sets,
     nonzero as nonzero,
     pack as pack,
@@ -88,6 +89,29 @@ def apart(places: jax.Array, real: jax.Array, size: int) -> jax.Array:
         size: How many places there are.
     """
     return jnp.where(real, places, size + lax.iota(jnp.int32, places.shape[-1]))
+
+
+def listed(index: RankIndex, length: int) -> tuple[jax.Array, jax.Array]:
+    """The places of the first set bits, in order, and which of these there are.
+
+    Args:
+        index: Of the bits; made for at least `length` lanes it is searched fastest.
+        length: How many places, int32 [length]; anywhere for those behind the last bit.
+    """
+    places = select(index, jnp.zeros(1, jnp.int32), length)[0]
+    return places, lax.iota(jnp.int32, length) < index.row_end[-1]
+
+
+def as_words(x: jax.Array) -> jax.Array:
+    """Numbers [...] of 32 or 64 bits as uint32 [..., 1 or 2]."""
+    words = lax.bitcast_convert_type(x, jnp.uint32)
+    return words.reshape(*x.shape, x.dtype.itemsize // 4)
+
+
+def of_words(words: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Inverse of `as_words`."""
+    words = words[..., 0] if words.shape[-1] == 1 else words
+    return lax.bitcast_convert_type(words, dtype)
 
 
 def low_ones(count: jax.Array) -> jax.Array:

@@ -70,11 +70,8 @@ class Entries:
     def with_values(self, values: jax.Array) -> jax.Array:
         """The dense array that has other values [capacity, ...] at the same units."""
         capacity = self.values.shape[0]
-        # One bit after another is found by its rank; beyond the last there is none.
-        ranks = jnp.arange(capacity, dtype=jnp.int32)
-        count = self.index.row_end[-1]
-        units = rank_select.select(self.index, jnp.zeros(1, jnp.int32), capacity)[0]
-        units = bits.apart(units, ranks < count, self.flags.size)
+        units, real = bits.listed(self.index, capacity)
+        units = bits.apart(units, real, self.flags.size)
         zeros = jnp.zeros(self.shape, values.dtype)
         return zeros.at[units].set(values, mode="drop", unique_indices=True)
 

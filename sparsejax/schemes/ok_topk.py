@@ -47,7 +47,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import rank_select
 from sparsejax import bits, exchange, gathers, index_codes, magnitudes, wire
 from sparsejax._compat import as_varying, assume_same, varying_axes
 from sparsejax.errors import ArgumentError
@@ -290,19 +289,10 @@ class _Run:
         """All ranks' counts, what they send, the fullest message, thresholds, and bytes."""
         each = jnp.sum(lax.population_count(parts), axis=1, dtype=jnp.int32)
         numbers = jnp.stack([count, jnp.sum(each), jnp.max(each)])
-        numbers = [
-            rank_select.unsigned(threshold),
-            *lax.bitcast_convert_type(numbers, jnp.uint32),
-        ]
-        word = jnp.uint32
-        message = jnp.concatenate(
-            [lax.bitcast_convert_type(x, word).reshape(-1) for x in numbers]
-        )
-        told, sent = wire.all_gather(message, self.axis_name)
-        bit = threshold.dtype.itemsize // 4
-        thresholds = told[:, :bit] if bit > 1 else told[:, 0]
-        thresholds = lax.bitcast_convert_type(thresholds, threshold.dtype)
-        counts = lax.bitcast_convert_type(told[:, bit:], jnp.int32)
+        message = [bits.as_words(threshold), bits.as_words(numbers)[:, 0]]
+        told, sent = wire.all_gather(jnp.concatenate(message), self.axis_name)
+        thresholds = bits.of_words(told[:, : len(message[0])], threshold.dtype)
+        counts = bits.of_words(told[:, len(message[0]) :, None], jnp.int32)
         need = wire.same_elsewhere(jnp.max(counts[:, 2]), self.axis_name)
         return counts[:, 0], counts[:, 1], need, thresholds, sent
 
@@ -377,10 +367,8 @@ class _Run:
         """The sums of a region that are not zero, and zeros: at most so many were sent."""
         most = min(self.layout.ranks * self.layout.room, self.layout.width)
         words = bits.pack_all(bits.nonzero(region))
-        index = bits.rank_index(words, most)
-        here = bits.select(index, jnp.zeros(1, jnp.int32), most)[0]
-        found = region.at[here].get(mode="clip")
-        return jnp.where(lax.iota(jnp.int32, most) < index.row_end[-1], found, 0)
+        here, real = bits.listed(bits.rank_index(words, most), most)
+        return jnp.where(real, region.at[here].get(mode="clip"), 0)
 
 
 def _known(threshold, count):

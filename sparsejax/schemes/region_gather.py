@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import rank_select
 from sparsejax import bits, ladder, wire
 from sparsejax._compat import as_varying, assume_same, varying_axes
 from sparsejax.schemes import base, selecting
@@ -54,21 +53,17 @@ def gather(
 
     def by_list():
         ranks = lax.iota(jnp.int32, layout.most)
-        index = bits.rank_index(words, layout.most)
-        here = rank_select.select(index, jnp.zeros(1, jnp.int32), layout.most)[0]
+        here, _ = bits.listed(bits.rank_index(words, layout.most), layout.most)
         me = wire.rank(axis_name)
         mine = counts[me]
         first = jnp.sum(jnp.where(jnp.arange(layout.ranks) < me, counts, 0))
         place = (starts[me] * bits.WORD + here + 1).astype(jnp.uint32)
-        values = rank_select.unsigned(region.at[here].get(mode="clip"))
+        values = bits.as_words(region.at[here].get(mode="clip"))
         at = bits.apart(first + ranks, ranks < mine, layout.most)
-        rows = lax.bitcast_convert_type(values, jnp.uint32).reshape(layout.most, -1)
-        rows = jnp.concatenate([place[:, None], rows], axis=1)
+        rows = jnp.concatenate([place[:, None], values], axis=1)
         listed = jnp.zeros_like(rows).at[at].set(rows, mode="drop", unique_indices=True)
         listed, sent = wire.psum(wire.per_rank(listed, axis_name), axis_name)
-        bit = region.dtype.itemsize // 4
-        values = listed[:, 1:] if bit > 1 else listed[:, 1]
-        values = lax.bitcast_convert_type(values, region.dtype)
+        values = bits.of_words(listed[:, 1:], region.dtype)
         place = listed[:, 0].astype(jnp.int32) - 1
         total = zeros()
         place = jnp.where(place >= 0, place, total.size)

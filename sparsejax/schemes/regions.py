@@ -121,9 +121,8 @@ class Regions(NamedTuple):
         """Of the elements of each region the largest, as many as there is room for."""
         # They are listed first: a region of the list is shorter than one of the array.
         ranks = lax.iota(jnp.int32, self.most)
-        index = bits.rank_index(words, self.most)
-        here = bits.select(index, jnp.zeros(1, jnp.int32), self.most)[0]
-        listed = jnp.where(ranks < index.row_end[-1], x.at[here].get(mode="clip"), 0)
+        here, real = bits.listed(bits.rank_index(words, self.most), self.most)
+        listed = jnp.where(real, x.at[here].get(mode="clip"), 0)
         listed = jnp.pad(listed, (0, self.most))
         first = jnp.cumsum(counts) - counts
 
