@@ -66,7 +66,7 @@ class Sent(NamedTuple):
     Attributes:
         wire: Bytes that one rank sent, padding included.
         payload: Bytes that the entries needed.
-        rounds: How many rounds of messages there were.
+        rounds: How many messages followed one another.
         counts: int32 [sources]: how many entries each source had for this rank.
     """
 
@@ -137,7 +137,7 @@ def transmit(
         sent = Sent(
             sent.wire + wire_bytes,
             sent.payload + channel.messages * jnp.mean(ladder.needed_bytes(here, rung)),
-            sent.rounds + 1,
+            sent.rounds + channel.waits,
             counts,
         )
         return first + length, carry, sent

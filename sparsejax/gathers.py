@@ -160,8 +160,8 @@ def gather_channel(axis_name: wire.AxisName, how: str) -> wire.Channel:
         received, sent = gather(x, axis_name)
         return received.reshape(n, x.shape[1]), sent
 
-    rows, _ = rows_and_waits(how, n)
-    return wire.Channel(send, n, rows)
+    rows, waits = rows_and_waits(how, n)
+    return wire.Channel(send, n, rows, waits=waits)
 
 
 def ring_channel(axis_name: wire.AxisName, rings: Rings) -> wire.Channel:
@@ -171,7 +171,8 @@ def ring_channel(axis_name: wire.AxisName, rings: Rings) -> wire.Channel:
         received, sent = bruck_all_gather(x[0], axis_name, rings)
         return received, sent
 
-    return wire.Channel(send, rings.size, rings.size - 1)
+    waits = (rings.size - 1).bit_length()
+    return wire.Channel(send, rings.size, rings.size - 1, waits=waits)
 
 
 def shift_channel(
@@ -207,7 +208,12 @@ def rotated_channel(axis_name: wire.AxisName, bucket: int) -> wire.Channel:
             received, x = lax.optimization_barrier((received, x))
         return received, sent
 
-    return wire.Channel(send, n, n - 1)
+    return wire.Channel(send, n, n - 1, waits=rotated_waits(n, bucket))
+
+
+def rotated_waits(n: int, bucket: int) -> int:
+    """In how many messages that wait for one another `rotated_channel` sends."""
+    return -(-(n - 1) // bucket)
 
 
 def rows_and_waits(how: str, n: int) -> tuple[int, int]:

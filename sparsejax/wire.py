@@ -229,12 +229,15 @@ class Channel(NamedTuple):
         sources: From how many ranks this rank receives.
         messages: How many messages this rank puts on the wire.
         same: The axes over which what is received is the same.
+        waits: How many of these messages follow one another; one where how a collective
+            goes is the back end's own affair.
     """
 
     send: Callable[[jax.Array], tuple[jax.Array, float]]
     sources: int
     messages: int
     same: frozenset[str] = frozenset()
+    waits: int = 1
 
     def received(self, x: jax.Array) -> jax.Array:
         """What was received, typed as the same where it is."""

@@ -224,6 +224,8 @@ class OkTopk(selecting.Selecting):
         dtype = jnp.promote_types(load.dtype, jnp.float32)
         need = min(layout.room, fullest_part(layout.k, n, layout.width, True, 1.0, n))
         push, turns, room = sent_bytes(layout.split(dtype, self.code), need, n - 1)
+        if self.split == "rotated":
+            turns *= gathers.rotated_waits(n, self.bucket)
         need = fullest_part(layout.k, n, layout.width, True, 1.0)
         steps = layout.pull(dtype, self.code, self.balance_at)
         pull, more, _ = sent_bytes(steps, need, n - 1)
