@@ -21,10 +21,10 @@ demo: .venv/examples.stamp  ## Train a language model with dense and with sparse
 	@.venv/bin/python -m examples.language_model --plot $(ARGS)
 
 test: .venv/dev.stamp  ## Run the tests that are not slow
-	.venv/bin/python -m pytest -n 2 -m "not slow" $(ARGS)
+	.venv/bin/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 test-all: .venv/dev.stamp  ## Run all tests
-	.venv/bin/python -m pytest -n 2 $(ARGS)
+	.venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: .venv/dev.stamp  ## Check style and types
 	.venv/bin/ruff check

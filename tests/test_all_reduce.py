@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes
-from tests.helpers import gradients, mesh_of
+from tests.helpers import gradients, mesh_of, slow
 
 
 def run(function, n, *arrays, check_vma=True):
@@ -24,7 +24,7 @@ def run(function, n, *arrays, check_vma=True):
     return jax.jit(step)(*arrays)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, *slow(False)])
 def test_a_tree_is_reduced_as_psum_does(check_vma):
     rng = np.random.default_rng(0)
     tree = {
@@ -65,7 +65,7 @@ def test_a_scheme_that_is_given_is_used_whatever_the_size():
     )
 
 
-@pytest.mark.parametrize("row", [(), (3,)])
+@pytest.mark.parametrize("row", [(3,), *slow(((),))])
 def test_sparse_tensors_with_duplicates_and_padding(row):
     units, capacity = 1000, 40
     rng = np.random.default_rng(0)
@@ -146,7 +146,7 @@ def test_two_axes_may_be_one_axis_of_ranks():
     np.testing.assert_array_equal(by_host, x.reshape(2, 4, -1).sum(1))
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, *slow(False)])
 @pytest.mark.parametrize("dense", [False, True])
 def test_it_can_be_differentiated_as_psum_can(dense, check_vma):
     x = np.zeros((2, 2000), np.float32)

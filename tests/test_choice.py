@@ -54,6 +54,7 @@ def bytes_of(n, x, names=("balanced", "hierarchical")):
     return {name: float(run(state, x)[1]) for name, (run, state) in programs.items()}
 
 
+@pytest.mark.slow
 def test_the_number_of_ranks_decides_by_default():
     for n, name in ((2, "hierarchical"), (5, "balanced")):
         x = draw(n, SIZE, 0.06, "disjoint", "uniform").astype(np.float32)
@@ -64,7 +65,7 @@ def test_the_number_of_ranks_decides_by_default():
         assert float(sent) == bytes_of(n, x)[name]
 
 
-@pytest.mark.parametrize("n", [3, 4])
+@pytest.mark.parametrize("n", [3, *helpers.slow(4)])
 def test_few_ranks_send_all_to_all_where_that_costs_less_than_a_round(n):
     size, rng = 1 << 19, np.random.default_rng(0)
     one = rng.random(size) < 0.3

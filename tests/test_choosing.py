@@ -122,6 +122,7 @@ def test_steps_between_and_dense_ones_keep_the_law(name, options):
         assert np.abs(given[leaf] - applied[leaf] - kept[leaf]).max() <= 1e-6 * 12 * 32
 
 
+@pytest.mark.slow
 def test_a_state_goes_through_a_checkpoint():
     tx = ALL["ok_topk"]()
     _, _, state = run(tx, 3)

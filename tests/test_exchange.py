@@ -244,7 +244,7 @@ def test_parts_of_several_blocks_of_65536_are_delivered(code):
         check(setup, helpers.gradients(2, setup.size, density, seed=3))
 
 
-@pytest.mark.parametrize("code", ["auto", "coo8"])
+@pytest.mark.parametrize("code", ["auto", *helpers.slow("coo8")])
 def test_parts_of_more_than_the_longest_message_are_delivered_in_several_rounds(code):
     """Long rows: messages of 4 MiB, and shorter ones where two of those save a round."""
     setup = Setup(code, shape=(64,), n=2, width=36 * 1024, ratio=2)

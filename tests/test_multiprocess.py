@@ -18,7 +18,6 @@ TIMEOUT = 240  # seconds; a collective that hangs must not hang the suite
 
 def start(*arguments):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
-    environment.pop("XLA_FLAGS", None)
     return subprocess.Popen(
         [sys.executable, "-m", "tests.distributed_worker", *map(str, arguments)],
         cwd=ROOT,

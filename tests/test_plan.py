@@ -171,6 +171,7 @@ def test_every_scheme_can_be_written_down():
     assert sparsejax.Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.slow
 def test_a_running_synchronization_tells_enough_for_a_plan():
     tx = sparsejax.zen_sync("data")
 

@@ -203,7 +203,9 @@ def test_every_variant_gives_the_exact_sum(name, n):
     check(name, n, (SIZE,), jnp.float32)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize(
+    "dtype", [jnp.bfloat16, *helpers.slow(jnp.float16)], ids=["bf16", "f16"]
+)
 @pytest.mark.parametrize("name", ["all_reduce", "balanced", "hierarchical"])
 def test_sums_of_16_bit_numbers_are_taken_in_float32(name, dtype):
     check(name, 5, (SIZE,), dtype)
@@ -216,7 +218,7 @@ def test_doubles_are_added_up_as_doubles(name):
 
 
 @pytest.mark.parametrize("name", ["balanced", "hierarchical"])
-@pytest.mark.parametrize("width", [3, 16])
+@pytest.mark.parametrize("width", [3, *helpers.slow(16)])
 def test_rows_are_units(name, width):
     check(name, 3, (517, width), jnp.float32)
 

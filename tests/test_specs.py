@@ -151,10 +151,9 @@ def held(state):
     ("name", "check_vma"),
     [
         ("dgc", True),
-        ("dgc", False),
         ("kept", True),
-        ("kept", False),
         ("by_shard", True),
+        *helpers.slow(("dgc", False), ("kept", False)),
         *helpers.slow(("by_shard", False), ("together", True), ("together", False)),
         *helpers.slow(("zen_every", True), ("zen_every", False), ("zen_bytes", True)),
         *helpers.slow(("zen_bytes", False), ("partition", True), ("partition", False)),

@@ -60,6 +60,7 @@ def test_every_step_is_exact_and_thresholds_follow_every_other():
                                        len(union) / N, atol=1)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_balance_holds_where_data_stay_and_is_lost_where_they_move():
     step, state = stepper(every=1)
     rng = np.random.default_rng(0)

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes
+from tests.helpers import slow
 
 
 RANKS = 4
@@ -102,7 +103,7 @@ def reference(steps=3):
     return jax.tree.map(np.asarray, params)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, *slow(False)])
 def test_zen_sync_trains_as_the_mean_gradient_does(check_vma):
     tx = optax.chain(zen("data"), optimizer())
     params, state = train(tx, check_vma=check_vma)[-1]
@@ -453,7 +454,7 @@ def test_ids_are_for_the_transformation_that_holds_the_leaf():
     assert_same(train(tx, ids=True)[-1][0], reference())
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, *slow(False)])
 def test_a_second_axis_may_hold_more_than_its_neighbour(check_vma):
     """Ranks that take different branches must not meet in one collective."""
     devices = np.array(jax.devices()[:4]).reshape(2, 2)

@@ -49,7 +49,7 @@ def inputs(size, kind="spread", shape=(), dtype=np.float32):
     return x * mask.reshape(*mask.shape, *[1] * len(shape)).astype(dtype)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
 @pytest.mark.parametrize(
     ("scheme", "size", "shape", "dtype"),
     [
