@@ -29,10 +29,10 @@ import sys
 import tempfile
 
 from benchmarks import communication, sides
+from benchmarks.choosing_systems import paper
 from benchmarks.record import Recorder, say
 from benchmarks.testbed import job, network
 from benchmarks.testbed.__main__ import hosts as testbed
-from sparsejax import cost_tables
 
 
 NO_LIMIT = "100gbit"
@@ -61,8 +61,8 @@ def main(argv: list[str] | None = None) -> int:
         rows = _measured(hosts, options)
         well = well and bool(rows) and _table(rows, options)
         record.rows += rows
-    measured = {row["hosts"] for row in record.rows}
-    record.keep(options.name, lambda row: row["hosts"] not in measured)
+    measured = {(row["hosts"], row["scheme"]) for row in record.rows}
+    record.keep(options.name, lambda row: (row["hosts"], row["scheme"]) not in measured)
     say(f"\nwritten: {record.write(options.name)}")
     return 0 if well else 1
 
@@ -106,25 +106,6 @@ def _together(hosts: int, of_ranks: tuple[dict, ...]) -> dict:
     return row | {key: first[key] for key in told if key in first}
 
 
-def formula(name: str, k: int, size: int, hosts: int) -> float | None:
-    """Bytes of the papers' table, 8 an entry; the worst where it has a range."""
-    system, *rest = name.rstrip("*").split()
-    teams, between = (int(rest[0]), rest[1]) if len(rest) == 2 else (1, "")
-    return {
-        "psum": lambda: cost_tables.dense(size, hosts).bytes,
-        "topk_a": lambda: cost_tables.topk_a(k, hosts).bytes,
-        "gaussian_k": lambda: cost_tables.gaussian_k(k, hosts).bytes,
-        "topk_dsa": lambda: cost_tables.topk_dsa(k, size, hosts)[1].bytes,
-        "gtopk": lambda: cost_tables.g_topk(k, hosts).bytes,
-        "ok_topk": lambda: cost_tables.ok_topk(k, hosts)[1].bytes,
-        "spardl": lambda: (
-            cost_tables.spar_dl_b_sag(k, hosts, teams)[1].bytes
-            if between == "gather"
-            else cost_tables.spar_dl_r_sag(k, hosts, teams).bytes
-        ),
-    }[system]()
-
-
 def _table(rows: list[dict], options) -> bool:
     """Prints the rows; whether nothing was lost and byte counts agree."""
     k = options.size * options.density
@@ -142,7 +123,7 @@ def _table(rows: list[dict], options) -> bool:
         )
         for row in of_rate:
             name, step = row["scheme"], _mean(row)
-            paper = formula(name, round(k), options.size, hosts)
+            formula = paper(name, round(k), options.size, hosts).bytes
             chosen = row.get("density_after", 1) * options.size / k
             row["work"] = work[name]
             link = f"{row['sent'] / 1e6:7.3f}" if row["sent"] else "      -"
@@ -150,7 +131,7 @@ def _table(rows: list[dict], options) -> bool:
             say(
                 f"{name:16} {1e3 * step:8.1f} {1e3 * work[name]:8.1f} "
                 f"{1e3 * (step - work[name]):8.1f} {floor} {row['wire'] / 1e6:7.3f} {link} "
-                f"{paper / 1e6:7.3f} {row['wire'] / paper:6.2f} {chosen:6.2f} "
+                f"{formula / 1e6:7.3f} {row['wire'] / formula:6.2f} {chosen:6.2f} "
                 f"{row['wrong']:5}"
             )
             well = well and not row["wrong"] and not _disagree(row)

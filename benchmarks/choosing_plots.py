@@ -46,7 +46,8 @@ def _convergence(rows):
                 at.set_axis_off()
                 continue
             for row in found:
-                draw_curves(at, row["losses"], row["name"])
+                every = row["steps"] // len(row["losses"][0])
+                draw_curves(at, row["losses"], row["name"], every)
             at.set(xlabel="step", ylabel="training loss", title=f"{task}, {optimizer}")
             at.set_yscale("log")
             at.legend(fontsize=6)

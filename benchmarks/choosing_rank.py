@@ -8,74 +8,14 @@ import json
 import os
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import AxisType, Mesh
 
 import sparsejax
 from benchmarks import sides
+from benchmarks.choosing_systems import STEPS, gradients, side, transformations
 from benchmarks.jax_side import AXIS, JaxSide
 from benchmarks.testbed import host
-
-
-STEPS = 3  # gradients; after them what was given must be what was applied and is held
-
-
-def transformations(density: float, ranks: int) -> dict:
-    """The systems by name; those in the papers' format, 8 bytes an entry, have a star."""
-    plain = {"code": "coo32"}
-    return {
-        "psum": None,
-        "topk_a": sparsejax.topk_a_sync(density, reduce="sum"),
-        "topk_a*": sparsejax.topk_a_sync(density, reduce="sum", **plain),
-        "gaussian_k": sparsejax.gaussian_k_sync(density, reduce="sum"),
-        "topk_dsa": sparsejax.topk_dsa_sync(density, reduce="sum"),
-        "topk_dsa*": sparsejax.topk_dsa_sync(density, reduce="sum", **plain),
-        "gtopk": sparsejax.gtopk_sync(density, reduce="sum"),
-        "gtopk*": sparsejax.gtopk_sync(density, reduce="sum", **plain),
-        "ok_topk": sparsejax.ok_topk_sync(density, reduce="sum"),
-        "ok_topk*": sparsejax.ok_topk_sync(density, reduce="sum", **plain),
-        "ok_topk rotated": sparsejax.ok_topk_sync(density, reduce="sum", split="rotated"),
-        "spardl": sparsejax.spardl_sync(density, reduce="sum"),
-        "spardl*": sparsejax.spardl_sync(density, reduce="sum", **plain),
-        **{
-            f"spardl {teams} {between}": sparsejax.spardl_sync(
-                density, reduce="sum", teams=teams, between=between
-            )
-            for teams, between in ((2, "swaps"), (4, "swaps"), (7, "gather"))
-            if ranks % teams == 0
-        },
-    }
-
-
-def gradients(size: int, rank: int) -> list[np.ndarray]:
-    """A rank's gradients of one step after another, over and over.
-
-    Long tails, half of the variance shared by the ranks and a tenth by the steps, and no
-    part like another.
-    """
-    rng, shared = np.random.default_rng((7, rank)), np.random.default_rng(7)
-    always = 0.5 * shared.standard_t(4, size)
-    scale = np.repeat(np.exp(shared.standard_normal(64)), -(-size // 64))[:size]
-    drawn = []
-    for _ in range(STEPS):
-        x = always + rng.standard_t(4, size) + shared.standard_t(4, size)
-        drawn.append((x * scale).astype(np.float32))
-    return drawn
-
-
-def side(name: str, tx, size: int, mesh: Mesh) -> JaxSide:
-    """A system on a gradient of one size, as an optax transformation."""
-    if tx is None:
-        return JaxSide(name, (size,), mesh, lambda x, s: (lax.psum(x, AXIS), s), ())
-
-    def step(x, state):
-        total, state = tx.update({"w": x}, state)
-        return total["w"], state
-
-    state = sparsejax.init(tx, {"w": jnp.zeros(size, jnp.float32)}, mesh)
-    return JaxSide(name, (size,), mesh, step, state)
 
 
 def held(side: JaxSide) -> np.ndarray:
@@ -96,7 +36,10 @@ def told(side: JaxSide) -> dict:
 
 
 def wrong(here: host.Here, side: JaxSide, size: int) -> int:
-    """Numbers that were lost; all of them where ranks have other bytes."""
+    """Numbers that were lost; all of them where ranks have other bytes.
+
+    After all gradients what was given must be what was applied and is held.
+    """
     applied = np.zeros(size)
     for _ in range(STEPS):
         side.run()

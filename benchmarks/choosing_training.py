@@ -9,8 +9,9 @@ model with 2,000 words; leaves of more than a thousand numbers are chosen from.
     selection    Ok-Topk's figures 5 and 6: how many are chosen, and xi of its assumption 1
     density      SparDL's figure 16: from a tenth to a hundred-thousandth of the gradient
 
-`--optimizer` takes SGD with momentum (the others' default), the same behind so many dense
-steps, or SGD without momentum at four times the rate.
+`--optimizer` takes SGD with momentum (the default), the same behind so many dense steps,
+the same with a rate that falls to zero (half a cosine) until the last step, or SGD without
+momentum at four times the rate.
 
 Writes benchmarks/results/choosing-training-*.jsonl and a plot for each part.
 """
@@ -19,6 +20,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import optax
 
 import sparsejax
@@ -32,6 +34,7 @@ from sparsejax import errors, schemes
 NAME = "choosing-training"
 DENSITY, WARMUP = 0.01, 20
 DENSITIES = (1e-1, 1e-3, 1e-4, 1e-5)
+POINTS = 200  # of a curve of losses, at least, where there are as many steps
 
 TASKS: dict[str, Callable[[], Task]] = {
     "digits": vgg_digits,
@@ -42,10 +45,15 @@ RULES = {
     "digits": {"(conv[123]|hidden|out)/kernel": "sparse"},
     "text": {"": "sparse"},
 }
-OPTIMIZERS = {
-    "momentum": ({}, lambda rate: optax.sgd(rate, 0.9)),
-    "warmup": ({"warmup_steps": WARMUP}, lambda rate: optax.sgd(rate, 0.9)),
-    "plain": ({}, lambda rate: optax.sgd(4 * rate)),
+# What the synchronization is told, and the optimizer for a rate and so many steps.
+OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable]] = {
+    "momentum": ({}, lambda rate, steps: optax.sgd(rate, 0.9)),
+    "warmup": ({"warmup_steps": WARMUP}, lambda rate, steps: optax.sgd(rate, 0.9)),
+    "decay": (
+        {},
+        lambda rate, steps: optax.sgd(optax.cosine_decay_schedule(rate, steps), 0.9),
+    ),
+    "plain": ({}, lambda rate, steps: optax.sgd(4 * rate)),
 }
 
 
@@ -65,9 +73,16 @@ def sides(density: float, **options: Any) -> dict[str, Any]:
     }
 
 
+def thinned(losses: list[float]) -> list[float]:
+    """Means of so many steps each that no more than some hundreds are left."""
+    every = max(1, len(losses) // POINTS)
+    whole = np.array(losses[: len(losses) // every * every]).reshape(-1, every)
+    return [round(float(mean), 5) for mean in whole.mean(1)]
+
+
 def measure(part: str, name: str, own: Task, sync, density: float, args, **row) -> dict:
     """Trains with one synchronization from all seeds: a row."""
-    tx = optax.chain(sync, OPTIMIZERS[args.optimizer][1](own.rate))
+    tx = optax.chain(sync, OPTIMIZERS[args.optimizer][1](own.rate, args.steps))
     runs = train(own, tx, args.steps, SEEDS)
     scores = [run.score for run in runs]
     told(f"{name}, {density:g}" if part == "density" else name, scores)
@@ -79,7 +94,7 @@ def measure(part: str, name: str, own: Task, sync, density: float, args, **row) 
         optimizer=args.optimizer,
         steps=args.steps,
         **{own.scored: scores},
-        losses=[[round(x, 5) for x in run.losses] for run in runs],
+        losses=[thinned(run.losses) for run in runs],
         **sent,
         **row,
     )
@@ -108,7 +123,7 @@ def selection(record: Recorder, args) -> None:
     """How many are chosen, and xi: one run each, from the first seed."""
     for kind in args.tasks:
         task = TASKS[kind]()
-        optimizer = OPTIMIZERS[args.optimizer][1](task.rate)
+        optimizer = OPTIMIZERS[args.optimizer][1](task.rate, args.steps)
         say(f"\n{kind}: what is chosen in {args.steps} steps ({args.optimizer})")
         for share in args.densities or WATCHED_AT:
             for name, make in chosen(WATCHED, args.only).items():
@@ -169,6 +184,7 @@ def main() -> None:
         ):
             return False
         same = row["optimizer"] == args.optimizer
+        same = same and row.get("steps", args.steps) == args.steps
         return same and (not args.only or row["name"] in args.only)
 
     record.keep(NAME, lambda row: not again(row))

@@ -50,9 +50,15 @@ class JaxSide:
         self.compiled = time.perf_counter() - start
 
     def load(self, *given: np.ndarray) -> None:
-        """Takes this rank's arrays, one for each step, over and over."""
+        """Takes this process's arrays, one for each step, over and over.
+
+        A process of several ranks has one for each of them, [ranks, ...].
+        """
+        shape = (-1, *self.whole[1:])
         arrays = [
-            jax.make_array_from_callback(self.whole, self._sharding, lambda _, x=x: x[None])
+            jax.make_array_from_process_local_data(
+                self._sharding, x.reshape(shape), self.whole
+            )
             for x in given
         ]
         self._given = itertools.cycle(arrays)

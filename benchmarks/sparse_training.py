@@ -38,7 +38,11 @@ WARM = 100  # steps over which the density falls from 25%, where there is a warm
 
 
 def optimizers(rate: float, momentum: float) -> dict[str, optax.GradientTransformation]:
-    """All with the same rate and momentum; DGC's momentum is before it is sparsified."""
+    """All with the same rate, and momentum unless they say so.
+
+    DGC's momentum is before it is sparsified: masked, an element that went starts again
+    without velocity, so what goes in every step has none.
+    """
     behind = lambda sync: optax.chain(sync, optax.sgd(rate, momentum))
     own = {"min_size": 1000}
     sync = sparsejax.sync(sparsejax.schemes.AGSparse(code="auto"))
@@ -49,11 +53,17 @@ def optimizers(rate: float, momentum: float) -> dict[str, optax.GradientTransfor
         "random_k": sparsejax.random_k(DENSITY, **own),
     }
     warm = sparsejax.sparsifiers.Warmup(DENSITY, WARM)
-    corrected = lambda density: sparsejax.dgc(density, momentum=momentum, **own)
+
+    def corrected(density, masking=True):
+        dgc = sparsejax.dgc(density, momentum=momentum, masking=masking, **own)
+        return optax.chain(dgc, sync, optax.sgd(rate))
+
     return {
         "dense": behind(sparsejax.dense_sync()),
-        "dgc, its momentum": optax.chain(corrected(DENSITY), sync, optax.sgd(rate)),
-        "dgc, its momentum, warm-up": optax.chain(corrected(warm), sync, optax.sgd(rate)),
+        "dense, no momentum": optax.chain(sparsejax.dense_sync(), optax.sgd(rate)),
+        "dgc, its momentum": corrected(DENSITY),
+        "dgc, its momentum, warm-up": corrected(warm),
+        "dgc, its momentum, not masked": corrected(DENSITY, masking=False),
         "dragonn, warm-up": behind(optax.chain(sparsejax.dragonn(warm, **own), sync)),
         "top_k, warm-up": behind(optax.chain(sparsejax.top_k(warm, **own), sync)),
         **{name: behind(optax.chain(one, sync)) for name, one in small.items()},

@@ -29,7 +29,7 @@ from benchmarks.record import say  # noqa: E402
 
 
 RANKS, SEEDS = 4, (0, 1, 2)
-WINDOW = 10  # steps over which the curves are smoothed
+WINDOW = 10  # points over which the curves are smoothed
 
 
 class Task(NamedTuple):
@@ -97,11 +97,18 @@ def told(name: str, found: list[float]) -> None:
     say(f"  {name:24} {np.mean(found):.4f} +- {np.std(found):.4f}  ({each})")
 
 
-def draw_curves(at, runs: list[list[float]], name: str) -> None:
-    """The losses by step: a line the mean of the seeds, a band from least to most."""
+def draw_curves(at, runs: list[list[float]], name: str, every: int = 1) -> None:
+    """The losses by step: a line the mean of the seeds, a band from least to most.
+
+    Args:
+        at: The axes.
+        runs: The losses of each seed.
+        name: For the legend.
+        every: Of how many steps each of them is the mean.
+    """
     sums = np.cumsum(np.array(runs), axis=1)
     smooth = (sums[:, WINDOW:] - sums[:, :-WINDOW]) / WINDOW
-    steps = np.arange(WINDOW, sums.shape[1])
+    steps = np.arange(WINDOW, sums.shape[1]) * every
     at.plot(steps, smooth.mean(0), label=name, linewidth=1)
     at.fill_between(steps, smooth.min(0), smooth.max(0), alpha=0.15)
 
