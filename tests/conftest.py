@@ -4,6 +4,7 @@ skipped without one.
 
 import functools
 import os
+import pathlib
 import sys
 
 import hypothesis
@@ -44,10 +45,11 @@ def pytest_configure(config):
         os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
 
 
-# A program takes ten to thirty of the 65,530 memory mappings that Linux gives to a process,
-# and JAX keeps thousands of programs, as do the caches of tests. With none left, XLA's
-# compiler crashes.
-PROGRAMS_AT_MOST = 500
+# A program takes ten to a hundred of the 65,530 memory mappings that Linux gives to a
+# process, and JAX keeps thousands of programs, as do the caches of tests. With none left,
+# XLA's compiler crashes.
+MAPPINGS_AT_MOST = 20_000
+_COUNTED_EVERY = 25  # programs
 _compiled = 0
 
 
@@ -62,9 +64,17 @@ jax.monitoring.register_event_duration_secs_listener(_count_program)
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish():
     global _compiled
-    if _compiled > PROGRAMS_AT_MOST:
-        _forget_programs()
+    if _compiled >= _COUNTED_EVERY:
         _compiled = 0
+        if _mappings() > MAPPINGS_AT_MOST:
+            _forget_programs()
+
+
+def _mappings():
+    try:
+        return pathlib.Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:  # not Linux, which has no such limit
+        return 0
 
 
 def _forget_programs():
