@@ -103,7 +103,7 @@ def gaussian(x, density):
 def local(scheme: OkTopk, before: OkTopkState, due, k: int) -> tuple[np.ndarray, float]:
     """How many each rank chose, and the share of ranks that found them exactly."""
     above = (np.abs(due) >= np.asarray(before.thresholds)[:, None]).sum(1)
-    found = np.full(len(above), int(before.step) % scheme.every == 0)
+    found = np.full(len(above), int(before.step) % scheme.threshold_every == 0)
     if scheme.power is not None:
         most = math.ceil((1 + scheme.slack) * k)
         found |= (above > most) | (above < (1 - scheme.slack) * k)

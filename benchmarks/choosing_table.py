@@ -9,8 +9,8 @@ anew and regions that are bounded anew are in the mean. Prints, for each number 
     words   of 4 bytes, over k: the paper's formula (the worst, where it has a range); with
             the paper's format, a 32-bit index and a value an entry; with index codes, and
             what share of the formula these need
-    rounds  messages that wait for one another, the paper's and those here. Some are of a
-            few numbers, on which ranks agree.
+    rounds  messages that wait for one another, the paper's and those here: without those
+            of a few numbers, on which ranks agree, and one for a collective of XLA's
 
 Writes benchmarks/results/choosing-table-*.jsonl.
 """

@@ -23,8 +23,9 @@ import optax
 
 from sparsejax import leaves as leaf_rules, schemes, sparsifiers
 from sparsejax._compat import AxisName
+from sparsejax.schemes import selecting
 from sparsejax.schemes.spar_dl import NETWORK
-from sparsejax.sparsifiers.base import Sparsifier
+from sparsejax.signatures import hands_on
 from sparsejax.sparsifying import sparsify
 from sparsejax.transforms import sync
 
@@ -38,6 +39,7 @@ class Options(TypedDict, total=False):
     warmup_steps: int
 
 
+@hands_on(Options, to=sync)
 def ok_topk_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -66,13 +68,14 @@ def ok_topk_sync(
     scheme = schemes.OkTopk(
         density,
         code,
-        every=threshold_every,
+        threshold_every=threshold_every,
         repartition_every=repartition_every,
         split=split,
     )
     return sync(scheme, axis_name, two_level=False, **options)
 
 
+@hands_on(Options, to=sync)
 def spardl_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -103,6 +106,7 @@ def spardl_sync(
     return sync(scheme, axis_name, two_level=False, **options)
 
 
+@hands_on(Options, to=sync)
 def gtopk_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -120,6 +124,7 @@ def gtopk_sync(
     return sync(scheme, axis_name, two_level=False, **options)
 
 
+@hands_on(Options, to=sync)
 def topk_a_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -133,6 +138,7 @@ def topk_a_sync(
     return _chosen_once(sparsifiers.TopK(density), scheme, axis_name, options)
 
 
+@hands_on(Options, to=sync)
 def topk_dsa_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -148,6 +154,7 @@ def topk_dsa_sync(
     return _chosen_once(sparsifiers.TopK(density), scheme, axis_name, options)
 
 
+@hands_on(Options, to=sync)
 def gaussian_k_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -162,13 +169,19 @@ def gaussian_k_sync(
 
 
 def _chosen_once(
-    sparsifier: Sparsifier,
+    sparsifier: sparsifiers.TopK | sparsifiers.GaussianK,
     scheme: schemes.Scheme,
     axis_name: AxisName | None,
     options: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """A sparsifier of the leaves that use a scheme, and the scheme."""
     rules = options.get("rules")
-    uses = lambda path, leaf: leaf_rules.uses(path, leaf, scheme, rules)
+
+    def uses(path, leaf):
+        if not leaf_rules.uses(path, leaf, scheme, rules):
+            return False
+        selecting.check_size(path, leaf.size, sparsifier.density)
+        return True
+
     own = sparsify(sparsifier, min_size=1, compress=uses)
     return sync(scheme, axis_name, sparsifier=own, two_level=False, **options)

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sparsejax import _compat, axes, specs, wire
 from sparsejax._compat import AxisName
 from sparsejax.errors import ArgumentError
+from sparsejax.state import check_ranks
 
 
 class TrainState(NamedTuple):
@@ -44,6 +45,8 @@ class DataParallel:
         self._tx = optax.with_extra_args_support(tx)
         self._mesh = mesh
         self._axis_name = specs.data_axis(mesh, axis_name, "sparsejax.data_parallel")
+        names = _compat.axis_names(self._axis_name)
+        self._ranks = math.prod(mesh.shape[name] for name in names)
         self._has_aux = has_aux
         self._ids = ids
         self._param_specs = param_specs
@@ -87,8 +90,7 @@ class DataParallel:
         return self.compiled(state)(state, jax.tree.map(self._placed, batch))
 
     def _placed(self, x):
-        ranks = math.prod(self._mesh.shape[a] for a in _compat.axis_names(self._axis_name))
-        shape = np.shape(x)
+        ranks, shape = self._ranks, np.shape(x)
         if not shape or shape[0] % ranks:
             raise ArgumentError(
                 f"each array of a batch is split over {ranks} ranks along its leading "
@@ -107,6 +109,7 @@ class DataParallel:
 
     def compiled(self, state: TrainState) -> Any:
         """The jitted step, for `lower` and `compile`; one for each structure of state."""
+        check_ranks(state.opt_state, self._ranks, inside=False)
         key = jax.tree.structure(state)
         if key not in self._compiled:
             own = self._specs_of(state.params)

@@ -26,7 +26,7 @@ from sparsejax.errors import AlreadySummedError, ArgumentError, StateError
 from sparsejax.memory import Held, Memory
 from sparsejax.sparse_tensor import SparseTensor
 from sparsejax.sparsifiers import base
-from sparsejax.state import OBSERVER, PerRank, SparsifyState
+from sparsejax.state import OBSERVER, PerRank, SparsifyState, check_ranks
 
 
 # With one threshold for all leaves, or all shards, one may get so many times its share.
@@ -196,6 +196,7 @@ class Sparsify:
                 f"the sparsifier has memory={self.memory!r}, and the state was made with "
                 "another."
             )
+        check_ranks((state.residual, state.momentum), wire.ranks(axis_name))
 
     def _not_finite(self, leaves, axis_name):
         """Whether any rank has a number that is not finite; the same on all."""

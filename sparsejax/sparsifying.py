@@ -16,6 +16,7 @@ from sparsejax import leaves as leaf_rules, sparsifiers
 from sparsejax._compat import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.memory import Memory, MomentumCorrection, Residual
+from sparsejax.signatures import hands_on
 from sparsejax.sparsifiers import base
 from sparsejax.sparsify import Sparsify
 
@@ -121,11 +122,13 @@ def sparsify(
     return Sparsification(made.init, made.update)
 
 
+@hands_on(Options, to=sparsify)
 def top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """The largest elements, exactly; options are those of `sparsejax.sparsify`."""
     return sparsify(sparsifiers.TopK(density), **options)
 
 
+@hands_on(Options, to=sparsify)
 def random_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """Random elements, the same on all ranks, so that no indices travel.
 
@@ -135,6 +138,7 @@ def random_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsi
     return sparsify(sparsifiers.RandomK(density), **options)
 
 
+@hands_on(Options, to=sparsify)
 def threshold(
     value: float, density: base.Density = 0.01, **options: Unpack[Options]
 ) -> Sparsification:
@@ -145,6 +149,7 @@ def threshold(
     return sparsify(sparsifiers.Threshold(density, value), **options)
 
 
+@hands_on(Options, to=sparsify)
 def dgc(
     density: base.Density = 0.001,
     *,
@@ -161,12 +166,13 @@ def dgc(
     `sparsejax.sparsify`.
     """
     if momentum is not None:
-        if "memory" in options:
+        if options.get("memory", _PLAIN) is not _PLAIN:
             raise ArgumentError("give momentum or memory, not both: two memories in one.")
         options["memory"] = MomentumCorrection(momentum, nesterov, masking)
     return sparsify(sparsifiers.DGC(density), **options)
 
 
+@hands_on(Options, to=sparsify)
 def ms_top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """MSTopK: as many as wanted, nearly the largest, by halving a threshold.
 
@@ -175,6 +181,7 @@ def ms_top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsi
     return sparsify(sparsifiers.MSTopK(density), **options)
 
 
+@hands_on(Options, to=sparsify)
 def gaussian_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """A threshold from the spread of the elements, corrected.
 
@@ -183,6 +190,7 @@ def gaussian_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Spar
     return sparsify(sparsifiers.GaussianK(density), **options)
 
 
+@hands_on(Options, to=sparsify)
 def reuse_threshold(
     density: base.Density = 0.01, every: int = 32, **options: Unpack[Options]
 ) -> Sparsification:
@@ -193,6 +201,7 @@ def reuse_threshold(
     return sparsify(sparsifiers.ReuseThreshold(density, every), **options)
 
 
+@hands_on(Options, to=sparsify)
 def dragonn(
     density: base.Density = 0.001,
     *,
@@ -212,6 +221,7 @@ def dragonn(
     return sparsify(sparsifiers.Dragonn(density, slots, tables), **options)
 
 
+@hands_on(Options, to=sparsify)
 def sign(**options: Unpack[Options]) -> Sparsification:
     """The sign of every element and one scale, for comparison.
 
@@ -220,6 +230,7 @@ def sign(**options: Unpack[Options]) -> Sparsification:
     return sparsify(sparsifiers.Sign(), **options)
 
 
+@hands_on(Options, to=sparsify)
 def qsgd(levels: int = 16, **options: Unpack[Options]) -> Sparsification:
     """Every element as one of a few levels, rounded at random, for comparison.
 

@@ -109,6 +109,35 @@ class SyncState(NamedTuple):
     sparsifier: SparsifyState | None = None
 
 
+def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
+    """Raises where what is held by rank is not of the ranks that there are.
+
+    Args:
+        state: The state of a transformation, or any tree.
+        ranks: How many ranks there are.
+        inside: Whether each rank was given its own part, as inside `shard_map`.
+    """
+    is_held = lambda node: isinstance(node, PerRank)
+    nodes = jax.tree.leaves(state, is_leaf=is_held)
+    held = [node.value for node in nodes if is_held(node) and node.paths is None]
+    for leaf in jax.tree.leaves(held):
+        rows = leaf.shape[0]
+        if rows != (1 if inside else ranks):
+            made = rows * ranks if inside else rows
+            raise StateError(
+                f"the state was made for {made} ranks, and there are {ranks}: "
+                "sparsejax.resized(state, like=sparsejax.init(tx, params, mesh)) gives "
+                "what was held to those there are; if the synchronization has "
+                "reduce='sum', give it that, too." + (_OR_WHOLE if inside else "")
+            )
+
+
+_OR_WHOLE = (
+    " (Or the state was passed to shard_map with P(), and each rank has what all hold: its "
+    "specs are sparsejax.state_specs(state).)"
+)
+
+
 def find(state: Any, kind: type = SyncState) -> list[Any]:
     """All states of a kind inside an optimizer state, however deep."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
@@ -149,8 +178,9 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     and `sync/<bytes>` for the totals; a second synchronization in the same state is
     `sync1`, and so on. `wire_bytes` is what one rank sent, `payload_bytes` what its entries
     needed, `inside_bytes` what it sent inside a host where there are two levels,
-    `dense_bytes` what an all-reduce would have sent, `rounds` how many messages followed
-    one another; densities and imbalances are as in `Traffic`. `residual_norm` is
+    `dense_bytes` what an all-reduce would have sent, `rounds` how many messages with
+    entries followed one another, those left out by which ranks agree on a few numbers;
+    densities and imbalances are as in `Traffic`. `residual_norm` is
     there where a rank keeps something back: the norm over all ranks (inside `shard_map`,
     over this one). A sparsifier has `sparsify/residual_norm`, over all leaves, and
     `sparsify/skipped`, how many updates were left out because something was not finite.

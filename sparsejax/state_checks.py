@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from sparsejax import leaves as leaf_rules
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.leaves import Group
-from sparsejax.state import SyncState
+from sparsejax.state import SyncState, check_ranks
 
 
 def check_sparse(groups: Sequence[Group], leaves: Sequence[Any]) -> None:
@@ -64,13 +64,4 @@ def check_state(groups: Sequence[Group], state: SyncState, every: int, ranks: in
                 f"{type(group.scheme).__name__}. Make it with the transformation that "
                 "updates it; sparsejax.residuals(state) is what the old one held."
             )
-    for kept in (state.pending, state.residual):
-        for leaf in jax.tree.leaves(kept):
-            if leaf.shape[0] != 1:
-                raise StateError(
-                    f"a rank was given what {leaf.shape[0]} ranks hold. If the state was "
-                    f"made for {leaf.shape[0] * ranks} ranks, and there are {ranks}: "
-                    "sparsejax.resized(state, like=sparsejax.init(tx, params, mesh)) gives "
-                    "what was held to those there are. If not, it was passed to shard_map "
-                    "with P(): its specs are sparsejax.state_specs(state)."
-                )
+    check_ranks((state.pending, state.residual), ranks)

@@ -16,6 +16,7 @@ from sparsejax import _compat, specs, wire
 from sparsejax._compat import AxisName
 from sparsejax.choosing import spardl_sync
 from sparsejax.errors import ArgumentError
+from sparsejax.state import find
 
 
 def measure_teams(
@@ -50,8 +51,13 @@ def measure_teams(
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ArgumentError(f"steps must be a positive int, got {steps!r}.")
-    if "teams" in options:
-        raise ArgumentError("teams is what is measured; leave it out.")
+    for name, why in (
+        ("teams", "is what is measured"),
+        ("every", "leaves synchronizations out"),
+        ("warmup_steps", "makes them dense"),
+    ):
+        if name in options:
+            raise ArgumentError(f"{name} {why}: leave it out.")
     axis_name = specs.data_axis(mesh, axis_name, "sparsejax.measure_teams")
     ranks = int(np.prod([mesh.shape[name] for name in _compat.axis_names(axis_name)]))
     swaps = options.get("between") == "swaps"
@@ -75,6 +81,11 @@ class _Run:
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
         self._state = specs.init(tx, zeros, mesh, axis_name)
         own = specs.state_specs(self._state)
+        if not any(s.residual is not None for s in find(self._state)):
+            raise ArgumentError(
+                "no parameter is large enough for SparDL, so nothing would be measured. "
+                "Give those that are to use it as rules={path: 'sparse'}."
+            )
 
         def draw(leaf, number):
             key = jax.random.fold_in(jax.random.key(number), wire.rank(axis_name))

@@ -1,6 +1,7 @@
 """Ok-Topk, SparDL, gTopk and their yardsticks as optax transformations."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax import errors, schemes
+from sparsejax import cost_tables, errors, schemes
 from tests import helpers
 
 
@@ -152,6 +153,26 @@ def test_a_state_of_other_ranks_is_an_error_that_says_how_to_go_on(name):
     assert np.isfinite(updates["embedding"]).all()
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_every_one_sees_a_state_of_other_ranks(name):
+    tx = ALL[name]()
+    state = sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
+    with pytest.raises(errors.StateError, match=r"for 4 ranks, and there are 2: .*resized"):
+        jax.eval_shape(stepper(tx, state, 2), gradients(0, 2), state)
+    # Where the mesh is known, from few ranks to many as well.
+    trainer = sparsejax.data_parallel(lambda p, b: 0.0, tx, helpers.mesh_of(RANKS + 1))
+    state = trainer.init(PARAMS)._replace(opt_state=state)
+    with pytest.raises(errors.StateError, match=r"for 4 ranks, and there are 5: .*resized"):
+        trainer.compiled(state)
+
+
+def test_a_sparsifier_sees_a_state_of_other_ranks():
+    tx = sparsejax.top_k(0.05)
+    state = sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
+    with pytest.raises(errors.StateError, match=r"for 4 ranks, and there are 2: .*resized"):
+        jax.eval_shape(stepper(tx, state, 2), gradients(0, 2), state)
+
+
 def test_a_state_is_not_resized_into_another_one():
     tx = ALL["gtopk"]()
     state = sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
@@ -184,8 +205,9 @@ def test_numbers_of_16_bits_are_held_in_32(every):
     assert (error <= 6 * 2**-8 * 16 * scale).all()
 
 
-def test_a_leaf_of_which_nothing_would_be_sent_is_named():
-    tx = sparsejax.spardl_sync(1e-6)
+@pytest.mark.parametrize("name", ALL)
+def test_a_leaf_of_which_nothing_would_be_sent_is_named(name):
+    tx = getattr(sparsejax, f"{name}_sync")(1e-6)
     with pytest.raises(errors.ArgumentError, match="'embedding' is less than one element"):
         sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
 
@@ -238,6 +260,16 @@ def test_traced_arguments_are_an_error_that_names_them():
     make = optax.inject_hyperparams(sparsejax.spardl_sync, static_args=("density",))
     with pytest.raises(errors.ArgumentError, match="teams must be a Python value"):
         jax.eval_shape(make(0.05).init, PARAMS)
+
+
+@pytest.mark.parametrize("name", [f"{name}_sync" for name in ALL] + ["dgc", "top_k"])
+def test_with_all_arguments_static_they_can_be_injected_around(name):
+    make = getattr(sparsejax, name)
+    named = tuple(inspect.signature(make).parameters)
+    assert "options" not in named
+    tx = optax.inject_hyperparams(make, static_args=named)(0.05)
+    state = sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
+    assert set(sparsejax.residuals(state)) == set(PARAMS)
 
 
 @pytest.mark.slow
@@ -309,8 +341,23 @@ def test_teams_are_timed_by_running_them():
 def test_what_is_measured_is_not_given():
     with pytest.raises(errors.ArgumentError, match="teams is what is measured"):
         sparsejax.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), teams=2)
+    for name in ("every", "warmup_steps"):
+        with pytest.raises(errors.ArgumentError, match=f"{name} .*: leave it out"):
+            sparsejax.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), **{name: 8})
+    with pytest.raises(errors.ArgumentError, match="no parameter is large enough"):
+        sparsejax.measure_teams({"b": np.zeros(100)}, 0.05, helpers.mesh_of(2))
     with pytest.raises(errors.ArgumentError, match="steps must be"):
         sparsejax.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), steps=0)
+
+
+def test_topk_a_sends_what_the_papers_say():
+    tx = sparsejax.topk_a_sync(0.05, code="coo32")
+    _, _, state = run(tx, 2)
+    told = sparsejax.metrics(state)
+    k = round(0.05 * PARAMS["embedding"].size)
+    paper = cost_tables.topk_a(k, RANKS).bytes
+    assert told["sync/embedding/payload_bytes"] == paper + 4 * (RANKS - 1)
+    assert paper < told["sync/embedding/wire_bytes"] < 1.5 * paper
 
 
 def test_explain_says_what_they_send():

@@ -48,7 +48,7 @@ LAYERS = [
         "pallas_kernels.threshold_hash",
     },
     {"pallas_kernels"},
-    {"sparsejax.errors", "sparsejax._compat"},
+    {"sparsejax.errors", "sparsejax._compat", "sparsejax.signatures"},
     {"sparsejax.cost_model"},
     {"sparsejax.cost_tables"},
     {"sparsejax.bits", "sparsejax.axes"},

@@ -12,17 +12,20 @@ On the wire, with n ranks, P = (n - 1)/n, and k elements to choose:
             each rank writes its run: what balances it and gathers it is one collective
 
 So 6 k P words with the papers' format where regions are balanced, up to 6 (1 + slack) k P
-where they are not, and less with index codes. Every `every` steps both thresholds are found
-exactly: the local ones alone, that of the sum by counting what all regions have above
-fifteen numbers, eight times (`magnitudes.by_digits`; the authors gather all sums on all
-ranks). In between a local one is what would have fitted in the last step, by a power of how
-many were chosen over k, and goes on the way that it has gone: what waits grows for the
-first hundred steps or so, and thresholds with it. Where one lets through `slack` more or
-less than k it is found exactly at once, which sends nothing. For the sum, the second count
-is of what is above the last threshold and thirty others around it, and the one that fits
-best is taken; if none does, it is found exactly. (The authors move both by a fixed factor,
-and only below 2/3 and above 5/4 or 4/3 of k: `power=None`. Error feedback piles up numbers
-right below a threshold, so a hundredth less may let through a third more.)
+where they are not, and less with index codes. (From twice the share on, the list sends
+about as much as messages padded to the longest would; the paper waits for four times.)
+
+Every `threshold_every` steps both thresholds are found exactly: the local ones alone, that
+of the sum by counting what all regions have above fifteen numbers, eight times
+(`magnitudes.by_digits`; the authors gather all sums on all ranks). In between a local one
+is what would have fitted in the last step, by a power of how many were chosen over k, and
+goes on the way that it has gone: what waits grows for the first hundred steps or so, and
+thresholds with it. Where one lets through `slack` more or less than k it is found exactly
+at once, which sends nothing. For the sum, the second count is of what is above the last
+threshold and thirty others around it, and the one that fits best is taken; if none does, it
+is found exactly. (The authors move both by a fixed factor, and only below 2/3 and above 5/4
+or 4/3 of k: `power=None`. Error feedback piles up numbers right below a threshold, so a
+hundredth less may let through a third more.)
 
 Every `repartition_every` steps, and after one in which a twentieth did not fit, the
 regions' bounds are moved to where ranks would put them, on average, for regions of as many
@@ -94,7 +97,7 @@ class OkTopk(selecting.Selecting):
     """Ok-Topk's sparse all-reduce; see `selecting.Selecting` for what it has in common.
 
     Attributes:
-        every: Thresholds are found exactly at every so many steps.
+        threshold_every: Thresholds are found exactly at every so many steps.
         repartition_every: Regions are bounded anew at every so many steps.
         slack: How many more may be chosen, and fit a message, than the mean.
         balance_at: From how many times its share in the total a rank is relieved.
@@ -106,7 +109,7 @@ class OkTopk(selecting.Selecting):
         bucket: With "rotated", how many messages are under way together.
     """
 
-    every: int = 32
+    threshold_every: int = 32
     repartition_every: int = 64
     slack: float = 0.25
     balance_at: float = 2.0
@@ -119,7 +122,7 @@ class OkTopk(selecting.Selecting):
         super().__post_init__()
         index_codes.parse(self.code)
         base.check_choice("split", self.split, _EXCHANGES)
-        for name in ("every", "repartition_every", "bucket"):
+        for name in ("threshold_every", "repartition_every", "bucket"):
             value = getattr(self, name)
             selecting.check_static(name, value)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -244,7 +247,7 @@ class _Run:
     @property
     def due(self):
         """Whether thresholds are found exactly in this step."""
-        return self.draw.step % self.scheme.every == 0
+        return self.draw.step % self.scheme.threshold_every == 0
 
     def few(self, count, level):
         """Whether a threshold lets through so few that it is to be found exactly."""
@@ -353,7 +356,12 @@ class _Run:
         layout, axis_name = self.layout, self.axis_name
         count = jnp.sum(counts)
         share = layout.most / jnp.maximum(count, 1).astype(jnp.float32)
-        fewer = jnp.floor(counts * share).astype(jnp.int32)
+        # Shares of whole elements that add up to all there are, beginning with another
+        # rank in each step: of few, each rank's own would be rounded to nothing.
+        first = (self.draw.seed % layout.ranks).astype(jnp.int32)
+        ends = jnp.floor(jnp.cumsum(jnp.roll(counts, -first)) * share).astype(jnp.int32)
+        fewer = jnp.diff(jnp.minimum(ends, layout.most), prepend=0)
+        fewer = jnp.minimum(jnp.roll(fewer, first), counts)
         axes = varying_axes(words) | varying_axes(counts)
 
         def cut():

@@ -54,7 +54,9 @@ class Regions(NamedTuple):
     def allowed(self, starts: jax.Array) -> jax.Array:
         """Bounds like these that leave no region wider than the widest."""
         at = jnp.arange(self.ranks, dtype=jnp.int32)
+        # In order, too: where two are nearly the same, their rounded means need not be.
         starts = jnp.where(at == 0, 0, jnp.clip(starts, 0, self.words))
+        starts = lax.cummax(starts)
         starts = jnp.maximum(starts, self.words - (self.ranks - at) * self.widest)
         # The least of all bounds before it, and as many widths as there are in between.
         return lax.cummin(starts - at * self.widest) + at * self.widest

@@ -59,17 +59,22 @@ class Selecting(base.Scheme):
 
     def check_size(self, name: str, size: int) -> None:
         """Raises where nothing of an array would be chosen."""
-        if size and self.density * size < 1:
-            raise ArgumentError(
-                f"density={self.density:g} of the {size:,} elements of {name!r} is less "
-                "than one element, so nothing would be sent. Use a density of at least "
-                f"{1.06 / size:.1e}, or a rule {{path: 'dense'}}."
-            )
+        check_size(name, size, self.density)
 
     def k(self, size: int) -> int:
         """How many of so many elements are chosen."""
         # A product that is a whole number but for its rounding is that number.
         return max(1, min(size, math.ceil(self.density * size * (1 - 1e-12))))
+
+
+def check_size(name: str, size: int, density: Any) -> None:
+    """Raises where a density, if it is a number, is that of less than one element."""
+    if size and not callable(density) and density * size < 1:
+        raise ArgumentError(
+            f"density={density:g} of the {size:,} elements of {name!r} is less than one "
+            "element, so nothing would be sent. Use a density of at least "
+            f"{1.06 / size:.1e}, or a rule {{path: 'dense'}}."
+        )
 
 
 def check_static(name: str, value: Any) -> None:

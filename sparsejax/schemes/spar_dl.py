@@ -24,6 +24,7 @@ same numbers in the same order; everybody copies it.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -79,12 +80,14 @@ class SparDL(selecting.Selecting):
         super().__post_init__()
         index_codes.parse(self.code)
         base.check_choice("between", self.between, BETWEEN)
-        object.__setattr__(self, "network", tuple(self.network))
-        if len(self.network) != 2 or not all(x > 0 for x in self.network):
+        pair = isinstance(self.network, Sequence) and len(self.network) == 2
+        number = lambda x: isinstance(x, (int, float)) and x > 0
+        if not pair or not all(map(number, self.network)):
             raise ArgumentError(
                 "network must be seconds a message and bytes a second, both positive, got "
                 f"{self.network!r}."
             )
+        object.__setattr__(self, "network", tuple(self.network))
         teams: Any = self.teams
         selecting.check_static("teams", teams)
         if teams == "auto":
