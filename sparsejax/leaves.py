@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import _compat, bits, entries, schemes
+from sparsejax import _compat, bits, entries, schemes, wire
+from sparsejax._compat import AxisName, as_varying, varying_axes
 from sparsejax.errors import LeafError, RuleError
 from sparsejax.schemes.base import MOST_UNITS, Scheme
 from sparsejax.sparse_tensor import SparseTensor
@@ -92,6 +93,12 @@ class Group:
 def wide(dtype: Any) -> jnp.dtype:
     """The dtype in which numbers of this one are added up and held."""
     return jnp.promote_types(dtype, jnp.float32)
+
+
+def zeros_by_rank(leaf: Any, axis_name: AxisName) -> jax.Array:
+    """What is held of a leaf at first: [1, ...] on each rank of an axis."""
+    zeros = jnp.zeros((1, *leaf.shape), wide(leaf.dtype))
+    return wire.per_rank(as_varying(zeros, varying_axes(leaf)), axis_name)
 
 
 def is_sparse(leaf: Any) -> bool:

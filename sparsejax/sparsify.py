@@ -72,13 +72,8 @@ class Sparsify:
             "a sparsifier keeps on each rank what was not sent",
         )
 
-        def per_rank(x, like):
-            return wire.per_rank(as_varying(x[None], varying_axes(like)), axis_name)
-
         def zeros():
-            held = [
-                per_rank(jnp.zeros(p.shape, leaf_rules.wide(p.dtype)), p) for p in leaves
-            ]
+            held = [leaf_rules.zeros_by_rank(leaf, axis_name) for leaf in leaves]
             return PerRank(structure.unflatten(held), axis_name)
 
         own_of = dict(zip(names, zip(paths, leaves, strict=True), strict=True))

@@ -90,7 +90,7 @@ class Synchronizer:
 
         pending = None
         if self.every > 1:
-            held = [_zeros_by_rank(leaf, axis_name) for leaf in leaves]
+            held = [leaf_rules.zeros_by_rank(leaf, axis_name) for leaf in leaves]
             pending = PerRank(structure.unflatten(held), axis_name)
         residual = self._first_residual(groups, leaves, structure, axis_name)
         scheme_states = {}
@@ -122,7 +122,7 @@ class Synchronizer:
         if not kept:
             return None
         held = [
-            _zeros_by_rank(leaf, axis_name) if i in kept else optax.MaskedNode()
+            leaf_rules.zeros_by_rank(leaf, axis_name) if i in kept else optax.MaskedNode()
             for i, leaf in enumerate(leaves)
         ]
         return PerRank(structure.unflatten(held), axis_name)
@@ -327,12 +327,6 @@ def _by_shard(state, group, axis_name):
     """What a scheme remembers of leaves that another mesh axis may shard."""
     own = wire.per_rank(jax.tree.map(lambda x: x[None], state), axis_name)
     return PerRank(own, axis_name, group.paths)
-
-
-def _zeros_by_rank(leaf, axis_name):
-    """What is held of a leaf at first."""
-    zeros = jnp.zeros((1, *leaf.shape), leaf_rules.wide(leaf.dtype))
-    return wire.per_rank(as_varying(zeros, varying_axes(leaf)), axis_name)
 
 
 def _branch(predicate, yes, no, operand):

@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax import _compat, bits, cost_tables, errors, forecast, schemes
+from sparsejax import _compat, bits, cost_tables, errors, forecast, magnitudes, schemes
 from sparsejax.schemes import regions
 from tests import helpers
 
@@ -58,6 +58,7 @@ def steps_of(scheme, n, size, dtype=jnp.float32):
             sent = reduced.traffic
             rounds = sent.push.rounds + sent.pull.rounds
             told = sent.push.wire, sent.pull.wire, rounds, sent.density_before
+            told = *told, sent.scalars
             return (reduced.state, reduced.residual), (reduced.total, told)
 
         held = _compat.as_varying(jnp.zeros(size, dtype), axes)
@@ -118,6 +119,37 @@ def test_nothing_is_lost_in_300_steps(name, n):
     assert chosen.min() > 0
     # Most of what was given has been applied: it does not only pile up.
     assert np.abs(held).sum() < 0.5 * np.abs(g).sum()
+
+
+ONCE = {
+    "topk_a": sparsejax.topk_a_sync,
+    "topk_dsa": sparsejax.topk_dsa_sync,
+    "gaussian_k": sparsejax.gaussian_k_sync,
+}
+ONCE_ON = [
+    *((name, n, "many") for name in ("topk_a", "topk_dsa") for n in RANKS),
+    *(("gaussian_k", n, "many") for n in (3, 8)),
+    *((name, 3, wanted) for name in ONCE for wanted in ("one", "fewer_than_ranks", "all")),
+]
+
+
+@pytest.mark.parametrize(("name", "n", "wanted"), helpers.slow(*ONCE_ON))
+def test_those_that_choose_once_lose_nothing_in_300_steps(name, n, wanted):
+    few = {"one": 1, "fewer_than_ranks": n - 1, "all": SIZE}
+    density = few[wanted] / SIZE if wanted in few else DENSITY
+    tx = ONCE[name](density, helpers.AXIS, reduce="sum", rules={"w": "sparse"})
+
+    def on_rank(g):
+        def step(state, x):
+            updates, state = tx.update({"w": x}, state)
+            return state, updates["w"]
+
+        state, totals = lax.scan(step, tx.init({"w": g[0]}), g)
+        return totals, sparsejax.residuals(state)["w"][0]
+
+    g = gradients(n, 300)
+    totals, held = jax.jit(jax.vmap(on_rank, axis_name=helpers.AXIS))(g)
+    check_law(g, np.asarray(totals), np.asarray(held))
 
 
 @pytest.mark.parametrize("wanted", ["one", *helpers.slow("fewer_than_ranks", "all")])
@@ -350,7 +382,7 @@ EXACT = 2560  # divisible by 4 ranks times 4, and by blocks of whole words
 def test_spar_dl_sends_what_table_i_says(name, n):
     k = 16 * n
     run = compiled(name, n, size=640 * n, density=k / (640 * n))
-    _, _, (push, pull, rounds, _) = run(gradients(n, 3, 640 * n))
+    _, _, (push, pull, rounds, *_) = run(gradients(n, 3, 640 * n))
     paper = cost_tables.spar_dl(k, n)
     headers = 4 * 2 * (n - 1)
     assert push[0, -1] + pull[0, -1] == paper.bytes + headers
@@ -410,10 +442,18 @@ def test_ok_topk_sends_no_more_than_six_k_and_seldom_finds_thresholds_anew(n):
     )
     g = gradients(n, 40, size)
     g = g[:, :, np.random.default_rng(0).permutation(size)]
-    _, _, (push, pull, _, chosen) = helpers.ranked(steps_of(scheme, n, size), n)(g)
+    _, _, told = helpers.ranked(steps_of(scheme, n, size), n)(g)
+    push, pull, _, chosen, scalars = told
     most = cost_tables.ok_topk(scheme.k(size), n)[1].bytes
     assert (push[0] + pull[0]).max() <= most
-    # What was found exactly lets k through on all ranks.
+    # To find the sum's threshold exactly, numbers are counted eight times on all ranks.
+    usual = scalars[0].min()
+    search = magnitudes.by_digits_bytes(np.float32, lambda b: 2 * (n - 1) / n * b)
+    searched = scalars[0] - usual > 0.9 * search
+    assert searched[[0, 32]].all()
+    assert searched[8:].sum() <= 3
+    assert scalars[0].mean() < 0.05 * (push[0] + pull[0]).mean()
+    # A local one that was found exactly lets k through; where all ranks' do, it shows.
     shares = chosen[0] * size / scheme.k(size)
     anew = np.isclose(shares, 1, atol=1e-6)
     assert anew[[0, 32]].all()
@@ -479,14 +519,9 @@ def test_periods_are_positive(name):
 # --- What they are measured against chooses from the same leaves.
 
 
-@pytest.mark.parametrize("name", ["topk_a", "topk_dsa", "gaussian_k"])
+@pytest.mark.parametrize("name", ONCE)
 def test_those_that_choose_once_follow_the_rules(name):
-    make = {
-        "topk_a": sparsejax.topk_a_sync,
-        "topk_dsa": sparsejax.topk_dsa_sync,
-        "gaussian_k": sparsejax.gaussian_k_sync,
-    }[name]
-    tx = make(0.01, rules={"small": "sparse", "whole": "dense"})
+    tx = ONCE[name](0.01, rules={"small": "sparse", "whole": "dense"})
     sizes = {"bias": 64, "small": 2000, "whole": 70_000}
     rng = np.random.default_rng(0)
     grads = {key: rng.standard_normal((2, n)) for key, n in sizes.items()}
