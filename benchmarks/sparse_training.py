@@ -161,9 +161,14 @@ def plot(record: Recorder, name: str) -> None:
         return
     figure, axes = plt.subplots(1, len(parts), figsize=(4.5 * len(parts), 3.5))
     for part, at in zip(parts, np.atleast_1d(axes), strict=True):
-        for row in (r for r in record.rows if r["part"] == part):
+        rows = [row for row in record.rows if row["part"] == part]
+        at.set_prop_cycle(color=plt.get_cmap("tab20").colors)
+        for row in rows:
             draw_curves(at, row["losses"], row["name"])
-        at.set(xlabel="step", ylabel="training loss", title=part)
+        # What diverges leaves the picture.
+        most = 2 * max(losses[0] for losses in rows[0]["losses"])
+        at.set(xlabel="step", ylabel="training loss", title=part, yscale="log")
+        at.set_ylim(top=most)
         at.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(RESULTS / f"{name}-jax{jax.__version__}.png", dpi=120)

@@ -161,7 +161,9 @@ def dgc(
     """Deep Gradient Compression: a sampled threshold, and what the paper adds to it.
 
     With `momentum`, ranks gather velocity (`MomentumCorrection`), and the optimizer behind
-    should have none of its own: optax.sgd(rate). Warm-up is a density,
+    should have none of its own: optax.sgd(rate). With `masking`, the paper's, an element
+    that went starts again without velocity; where much the same go in every step, as of
+    frequent words, that is training without momentum. Warm-up is a density,
     `sparsifiers.Warmup(0.001, steps)`; clipping is `clip_norm`. Other options are those of
     `sparsejax.sparsify`.
     """
