@@ -162,13 +162,24 @@ def same_elsewhere(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def reduce_scatter(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
-    """On rank i the sum over all ranks of row i of x [n, ...], in float32 or wider."""
+    """On rank i the sum over all ranks of row i of x [n, ...], in float32 or wider.
+
+    On CPUs rows are sent and added up here: gloo's reduce-scatter writes its result over
+    what it has not sent yet (github.com/jax-ml/jax/issues/40830), and now and then the end
+    of rank 0's sum is made of other numbers.
+    """
     n = ranks(axis_name)
     cost = (n - 1) / n * _bytes(x)
-    if x.dtype.itemsize > 2:
-        return lax.psum_scatter(x, axis_name, scatter_dimension=0), cost
-    received, _ = all_to_all(x, axis_name)
-    return jnp.sum(received.astype(jnp.float32), axis=0), cost
+
+    def here(x):
+        received, _ = all_to_all(x, axis_name)
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        return jnp.sum(received.astype(wide), axis=0)
+
+    if x.dtype.itemsize <= 2:
+        return here(x), cost
+    scattered = lambda x: lax.psum_scatter(x, axis_name, scatter_dimension=0)
+    return _on_cpus(x, here, scattered), cost
 
 
 def all_to_all(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
@@ -261,17 +272,14 @@ def _on_cpus(x: jax.Array, cpu: Callable, default: Callable) -> jax.Array:
 
 
 def _swapped(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """What the other of two ranks has, as a sum of which all but one term is zero.
+    """What the other of two ranks has: what both have together, less one's own.
 
-    gloo's reduce-scatter waits for nobody to be ready, so both ways go at the same time. It
-    sends what any swap sends, from a buffer of twice the message. Bits are added up, so
-    that they arrive as they are.
+    Of two ranks an all-reduce sends what any swap sends, and gloo's sends both ways at the
+    same time. Bits are added up, as integers that wrap, so that they arrive as they are.
     """
     bits = rank_select.unsigned(x)
-    rows = jnp.zeros((2, *x.shape), bits.dtype)
-    rows = lax.dynamic_update_index_in_dim(rows, bits, 1 - rank(axis_name), 0)
-    other = lax.psum_scatter(rows, axis_name, scatter_dimension=0)
-    return lax.bitcast_convert_type(other, x.dtype)
+    both = lax.psum(bits, axis_name)
+    return lax.bitcast_convert_type(both - bits, x.dtype)
 
 
 def push_channel(axis_name: AxisName) -> Channel:

@@ -510,7 +510,7 @@ def test_a_power_is_a_share_or_none():
     assert schemes.OkTopk(0.01, power=None).power is None
 
 
-@pytest.mark.parametrize("name", ["every", "repartition_every", "bucket"])
+@pytest.mark.parametrize("name", ["threshold_every", "repartition_every", "bucket"])
 def test_periods_are_positive(name):
     with pytest.raises(errors.ArgumentError, match=name):
         schemes.OkTopk(0.01, **{name: 0})
