@@ -51,7 +51,7 @@ def main() -> None:
         parser.error(f"--ranks must lie in 2 to {MOST}, got {args.ranks}")
     words = f"--ranks {' '.join(map(str, args.ranks))} --size {args.size} "
     words += f"--density {args.density:g} --warm {args.warm}"
-    words += "".join(f" --only {name!r}" for name in args.only)
+    words += " --only " + " ".join(map(repr, args.only)) if args.only else ""
     record = Recorder(f"python -m benchmarks.choosing_table {words}")
     for ranks in args.ranks:
         rows = counted(ranks, args)

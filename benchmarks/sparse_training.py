@@ -187,7 +187,7 @@ def main() -> None:
     args = parser.parse_args()
     parts = args.parts or list(PARTS)
     words = " ".join([*args.parts, "--steps", str(args.steps)])
-    words += "".join(f" --only {name!r}" for name in args.only)
+    words += " --only " + " ".join(map(repr, args.only)) if args.only else ""
     record = Recorder(f"python -m benchmarks.sparse_training {words}")
     for part in parts:
         PARTS[part](record, args.steps, args.only)
