@@ -7,7 +7,6 @@ what is sent over that is up to the loss function. The state is donated: a step 
 memory.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -45,8 +44,7 @@ class DataParallel:
         self._tx = optax.with_extra_args_support(tx)
         self._mesh = mesh
         self._axis_name = specs.data_axis(mesh, axis_name, "sparsejax.data_parallel")
-        names = _compat.axis_names(self._axis_name)
-        self._ranks = math.prod(mesh.shape[name] for name in names)
+        self._ranks = specs.ranks_of(mesh, self._axis_name)
         self._has_aux = has_aux
         self._ids = ids
         self._param_specs = param_specs

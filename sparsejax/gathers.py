@@ -171,8 +171,8 @@ def ring_channel(axis_name: wire.AxisName, rings: Rings) -> wire.Channel:
         received, sent = bruck_all_gather(x[0], axis_name, rings)
         return received, sent
 
-    waits = (rings.size - 1).bit_length()
-    return wire.Channel(send, rings.size, rings.size - 1, waits=waits)
+    rows, waits = rows_and_waits("bruck", rings.size)
+    return wire.Channel(send, rings.size, rows, waits=waits)
 
 
 def shift_channel(

@@ -8,6 +8,7 @@ rank and shard, one after another.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -121,6 +122,11 @@ def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
         return mesh.axis_names[0]
     _check_axes(mesh, _compat.axis_names(axis_name), what)
     return axis_name
+
+
+def ranks_of(mesh: Mesh, axis_name: AxisName) -> int:
+    """How many ranks an axis of the mesh has, or several axes together."""
+    return math.prod(mesh.shape[name] for name in _compat.axis_names(axis_name))
 
 
 def full_specs(params: Any, param_specs: Any) -> Any:

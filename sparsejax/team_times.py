@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from sparsejax import _compat, specs, wire
+from sparsejax import specs, wire
 from sparsejax._compat import AxisName
 from sparsejax.choosing import spardl_sync
 from sparsejax.errors import ArgumentError
@@ -59,7 +59,7 @@ def measure_teams(
         if name in options:
             raise ArgumentError(f"{name} {why}: leave it out.")
     axis_name = specs.data_axis(mesh, axis_name, "sparsejax.measure_teams")
-    ranks = int(np.prod([mesh.shape[name] for name in _compat.axis_names(axis_name)]))
+    ranks = specs.ranks_of(mesh, axis_name)
     swaps = options.get("between") == "swaps"
     fitting = [d for d in range(1, ranks + 1) if ranks % d == 0]
     fitting = [d for d in fitting if not swaps or d & (d - 1) == 0]
