@@ -23,7 +23,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from sparsejax import index_codes
+from sparsejax import checks, index_codes
 from sparsejax.errors import ArgumentError
 from sparsejax.index_codes import IndexCode
 
@@ -220,9 +220,8 @@ def _multiple(count: int, of: int) -> int:
 
 def check_capacity(name: str, capacity: int | None) -> None:
     """Raises unless it is a number of entries, or None."""
-    whole = isinstance(capacity, int) and not isinstance(capacity, bool)
-    if capacity is not None and (not whole or capacity < 1):
-        raise ArgumentError(f"{name} must be a positive int or None, got {capacity!r}.")
+    if capacity is not None:
+        checks.whole(name, capacity, 1, " or None")
 
 
 def check_ratio(ratio: float) -> None:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sparsejax import checks
 from sparsejax.errors import ArgumentError
 
 
@@ -79,8 +80,7 @@ class MomentumCorrection(Memory):
 
     def __post_init__(self):
         value = self.momentum
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not 0 <= value < 1:
+        if not checks.is_number(value) or not 0 <= value < 1:
             raise ArgumentError(f"momentum must lie in [0, 1), got {value!r}.")
 
     def due(self, gradient, held):

@@ -28,7 +28,7 @@ from jax import lax
 from pallas_kernels import striping
 from pallas_kernels.hashing import mix32
 from pallas_kernels.striping import word_multiple
-from sparsejax import bits
+from sparsejax import bits, checks
 from sparsejax.errors import ArgumentError
 
 
@@ -95,11 +95,6 @@ class Ownership(abc.ABC):
         return tables
 
 
-def _check_seed(seed: Any) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ArgumentError(f"seed must be an int, got {seed!r}.")
-
-
 @dataclasses.dataclass(frozen=True)
 class StripedHash(Ownership):
     """Columns of consecutive units, turned slot by slot. See the module.
@@ -111,7 +106,7 @@ class StripedHash(Ownership):
     seed: int = 0
 
     def __post_init__(self):
-        _check_seed(self.seed)
+        checks.whole("seed", self.seed)
 
     def over(self, size, ranks, tables=()):
         del tables
@@ -148,12 +143,8 @@ class Contiguous(Ownership):
     ranges: int | None = None
 
     def __post_init__(self):
-        if self.ranges is not None and (
-            not isinstance(self.ranges, int) or self.ranges < 1
-        ):
-            raise ArgumentError(
-                f"ranges must be a positive int or None, got {self.ranges!r}."
-            )
+        if self.ranges is not None:
+            checks.whole("ranges", self.ranges, 1, " or None")
 
     def over(self, size, ranks, tables=()):
         del tables
@@ -205,7 +196,7 @@ class MurmurHash(Ownership):
     seed: int = 0
 
     def __post_init__(self):
-        _check_seed(self.seed)
+        checks.whole("seed", self.seed)
 
     def over(self, size, ranks, tables=()):
         width = _murmur_width(size, ranks, self.seed)

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sparsejax import ownership, schemes, thresholds
+from sparsejax import checks, ownership, schemes, thresholds
 from sparsejax.errors import PlanError, SparsejaxError
 from sparsejax.schemes.base import Scheme
 
@@ -137,7 +137,7 @@ class Plan:
                 f"the plan has format {head['format']!r}; this version reads {_FORMAT}."
             )
         ranks = head["ranks"]
-        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        if not checks.is_int(ranks, 1):
             raise PlanError(f"the plan's ranks must be a positive int, got {ranks!r}.")
         if not isinstance(head["leaves"], list):
             raise PlanError("the plan's leaves must be a list.")
@@ -170,9 +170,7 @@ def _leaf(entry):
         known = " or ".join(repr(unit) for unit in _UNITS)
         raise PlanError(f"{where}: unit must be {known}, got {entry['unit']!r}.")
     shape = entry["shape"]
-    if not isinstance(shape, list) or not all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape
-    ):
+    if not isinstance(shape, list) or not all(checks.is_int(n, 0) for n in shape):
         raise PlanError(
             f"{where}: shape must be a list of ints of at least 0, got {shape!r}."
         )

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparsejax import axes, bits, index_codes, leaves as leaf_rules, schemes, wire
+from sparsejax import axes, bits, checks, index_codes, leaves as leaf_rules, schemes, wire
 from sparsejax._compat import AxisName
 from sparsejax.errors import ArgumentError, PlanError
 from sparsejax.forecast import Load, fullest_part, merged
@@ -178,8 +178,7 @@ def make_plan(
     if not 0 <= latency_us <= 1e9:
         raise ArgumentError(f"latency_us must not be negative, got {latency_us!r}.")
     for name, value in (("ranks", ranks), ("inner", inner)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{name} must be a positive int, got {value!r}.")
+        checks.whole(name, value, 1)
     if isinstance(profiles, Mapping) or not profiles:
         raise ArgumentError(
             "profiles must be a list of results of sparsejax.profile, one a step, got "

@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 import optax
 
-from sparsejax import leaves as leaf_rules, sparsifiers
+from sparsejax import checks, leaves as leaf_rules, sparsifiers
 from sparsejax._compat import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.memory import Memory, MomentumCorrection, Residual
@@ -103,10 +103,9 @@ def sparsify(
             "use TopK, DGC, Threshold, GaussianK, ReuseThreshold or Dragonn."
         )
     if clip_norm is not None:
-        base.check_positive("clip_norm", clip_norm)
+        checks.positive("clip_norm", clip_norm)
     for name, value in (("min_size", min_size), ("seed", seed)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ArgumentError(f"{name} must be an int of at least 0, got {value!r}.")
+        checks.whole(name, value, 0)
     made = Sparsify(
         sparsifier,
         axis_name,

@@ -241,41 +241,46 @@ class Synchronizer:
             held = structure.flatten_up_to(state.residual.value)
         scheme_states, traffic = dict(state.schemes), {}
         for group in groups:
-            due = list(leaves)
-            if group.scheme.keeps_residual:
-                for i in group.leaves:
-                    now = leaf_rules.to_dense(leaves[i])
-                    due[i] = now.astype(held[i].dtype) + held[i][0]
-            # Tables of units, and thresholds, are of the group as it is.
-            parts = [group] if group.scheme.needs_ranks else group.split(due)
-            sent = []
-            for part in parts:
-                known = present.get(group.name) if len(parts) == 1 else None
-                own = like[part.leaves[0]].dtype
-                reduced = self._reduce_part(
-                    part, due, own, known, state, axis_name, densely
-                )
-                total = (
-                    wire.mean_of(reduced.total, axis_name) if self.mean else reduced.total
-                )
-                part.scatter(total.astype(own), result, leaves)
-                if group.scheme.keeps_residual:
-                    part.scatter(reduced.residual, held, leaves)
-                # Of two parts the sparse one comes first, and is what is remembered.
-                if not sent:
-                    after = reduced.state
-                    if group.scheme.selects:
-                        after = _by_shard(after, group, axis_name)
-                    scheme_states[group.name] = after
-                sent.append(wire.agree(reduced.traffic, axis_name))
-            traffic[group.name] = functools.reduce(base.add_traffic, sent)
-            if group.scheme.keeps_residual:
-                for i in group.leaves:
-                    held[i] = held[i][None]
+            known = present.get(group.name)
+            after, sent = self._exchange_group(
+                group, leaves, like, known, held, result, state, axis_name, densely
+            )
+            scheme_states[group.name], traffic[group.name] = after, sent
         if state.residual is not None:
             after = state.residual.with_value(structure.unflatten(held))
             state = state._replace(residual=after)
         return result, state._replace(schemes=scheme_states, traffic=traffic)
+
+    def _exchange_group(
+        self, group, leaves, like, known, held, result, state, axis_name, densely
+    ):
+        """What its scheme remembers and sent; its leaves in `held` and `result` are new."""
+        due = list(leaves)
+        if group.scheme.keeps_residual:
+            for i in group.leaves:
+                now = leaf_rules.to_dense(leaves[i])
+                due[i] = now.astype(held[i].dtype) + held[i][0]
+        # Tables of units, and thresholds, are of the group as it is.
+        parts = [group] if group.scheme.needs_ranks else group.split(due)
+        known = known if len(parts) == 1 else None
+        states, sent = [], []
+        for part in parts:
+            own = like[part.leaves[0]].dtype
+            reduced = self._reduce_part(part, due, own, known, state, axis_name, densely)
+            total = reduced.total
+            total = wire.mean_of(total, axis_name) if self.mean else total
+            part.scatter(total.astype(own), result, leaves)
+            if group.scheme.keeps_residual:
+                part.scatter(reduced.residual, held, leaves)
+            states.append(reduced.state)
+            sent.append(wire.agree(reduced.traffic, axis_name))
+        if group.scheme.keeps_residual:
+            for i in group.leaves:
+                held[i] = held[i][None]
+        # Of two parts the sparse one comes first, and is what is remembered.
+        after = states[0]
+        after = _by_shard(after, group, axis_name) if group.scheme.selects else after
+        return after, functools.reduce(base.add_traffic, sent)
 
     def _reduce_part(self, part, due, own, known, state, axis_name, densely):
         """What a scheme returns for leaves; what it was given where it kept it all."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from sparsejax import specs, wire
+from sparsejax import checks, specs, wire
 from sparsejax._compat import AxisName
 from sparsejax.choosing import spardl_sync
 from sparsejax.errors import ArgumentError
@@ -49,8 +49,7 @@ def measure_teams(
         The seconds of a synchronization by the number of teams: the median, of the slowest
         process.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ArgumentError(f"steps must be a positive int, got {steps!r}.")
+    checks.whole("steps", steps, 1)
     for name, why in (
         ("teams", "is what is measured"),
         ("every", "leaves synchronizations out"),

@@ -27,7 +27,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 import pallas_kernels
-from sparsejax import cost_tables
+from sparsejax import checks, cost_tables
 from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
 
@@ -51,8 +51,7 @@ class CompressionCost:
     def __post_init__(self):
         for name in ("fixed", "by_number"):
             value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not 0 <= value < float("inf"):
+            if not checks.is_number(value) or not 0 <= value < float("inf"):
                 raise ArgumentError(f"{name} must be seconds, at least 0, got {value!r}.")
 
     def time(self, numbers: int) -> float:
@@ -154,7 +153,7 @@ def worthwhile(
         cost = measure_compression(sparsifier, ranks)
     alpha, bandwidth = latency_us * 1e-6, gbit_per_s * 1e9 / 8
     for name, value in (("ranks", ranks), ("gbit_per_s", gbit_per_s)):
-        base.check_positive(name, value)
+        checks.positive(name, value)
     if latency_us < 0:
         raise ArgumentError(f"latency_us must be at least 0, got {latency_us!r}.")
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.striping import word_multiple
-from sparsejax import bits, ownership
+from sparsejax import bits, checks, ownership
 from sparsejax._compat import varying_axes
 from sparsejax.errors import ArgumentError
 
@@ -36,8 +36,7 @@ class SortedThresholds(ownership.Ownership):
     every: int = 1000
 
     def __post_init__(self):
-        if not isinstance(self.every, int) or self.every < 1:
-            raise ArgumentError(f"every must be a positive int, got {self.every!r}.")
+        checks.whole("every", self.every, 1)
 
     def over(self, size, ranks, tables=()):
         if not isinstance(tables, _Thresholds):

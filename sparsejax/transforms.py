@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import leaves as leaf_rules, schemes
+from sparsejax import checks, leaves as leaf_rules, schemes
 from sparsejax._compat import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.plan import Plan
@@ -209,16 +209,7 @@ def _check(scheme, reduce, every, warmup_steps, wire_dtype):
     check_scheme(scheme)
     check_reduce(reduce)
     for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
-        if isinstance(value, jax.Array) and not isinstance(value, bool):
-            raise ArgumentError(
-                f"{name} must be a Python int, because it decides what is compiled, got a "
-                f"JAX array. In optax.inject_hyperparams list it: "
-                "static_args=('every', 'warmup_steps')."
-            )
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ArgumentError(
-                f"{name} must be an int of at least {least}, got {value!r}."
-            )
+        checks.whole(name, value, least)
     if wire_dtype is not None and not leaf_rules.is_floating(wire_dtype):
         raise ArgumentError(
             f"wire_dtype must be a floating dtype such as jnp.bfloat16, got {wire_dtype!r}."

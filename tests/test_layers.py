@@ -49,7 +49,7 @@ LAYERS = [
     },
     {"pallas_kernels"},
     {"sparsejax.errors", "sparsejax._compat", "sparsejax.signatures"},
-    {"sparsejax.cost_model"},
+    {"sparsejax.checks", "sparsejax.cost_model"},
     {"sparsejax.cost_tables"},
     {"sparsejax.bits", "sparsejax.axes"},
     {"sparsejax.index_codes", "sparsejax.ownership", "sparsejax.sparse_tensor"},

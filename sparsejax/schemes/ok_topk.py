@@ -50,9 +50,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import bits, exchange, gathers, index_codes, magnitudes, wire
+from sparsejax import bits, checks, exchange, gathers, index_codes, magnitudes, wire
 from sparsejax._compat import as_varying, assume_same, varying_axes
-from sparsejax.errors import ArgumentError
 from sparsejax.forecast import Forecast, agreeing, fullest_part, sent_bytes
 from sparsejax.schemes import base, region_gather, selecting
 from sparsejax.schemes.regions import Regions, rooms
@@ -123,15 +122,12 @@ class OkTopk(selecting.Selecting):
         index_codes.parse(self.code)
         base.check_choice("split", self.split, _EXCHANGES)
         for name in ("threshold_every", "repartition_every", "bucket"):
-            value = getattr(self, name)
-            selecting.check_static(name, value)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"{name} must be a positive int, got {value!r}.")
-        sparsifiers.check_positive("slack", self.slack, 0, 16)
-        sparsifiers.check_positive("balance_at", self.balance_at, 0.999)
-        sparsifiers.check_positive("step", self.step, 1)
+            checks.whole(name, getattr(self, name), 1)
+        checks.positive("slack", self.slack, 0, 16)
+        checks.positive("balance_at", self.balance_at, 0.999)
+        checks.positive("step", self.step, 1)
         if self.power is not None:
-            sparsifiers.check_positive("power", self.power, 0, 1)
+            checks.positive("power", self.power, 0, 1)
 
     @property
     def needs_ranks(self):

@@ -16,8 +16,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from sparsejax import bits, ladder, wire
-from sparsejax.errors import ArgumentError
+from sparsejax import bits, checks, ladder, wire
 from sparsejax.forecast import Load
 from sparsejax.ownership import Contiguous
 from sparsejax.schemes import base, owners, owners_forecast
@@ -41,11 +40,9 @@ class OmniReduce(base.Scheme):
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        for name in ("block", "aggregators"):
-            value = getattr(self, name)
-            optional = name == "aggregators" and value is None
-            if not optional and (not isinstance(value, int) or value < 1):
-                raise ArgumentError(f"{name} must be a positive int, got {value!r}.")
+        checks.whole("block", self.block, 1)
+        if self.aggregators is not None:
+            checks.whole("aggregators", self.aggregators, 1, " or None")
         ladder.check_ratio(self.ratio)
         base.check_wire_dtype(self.wire_dtype)
 

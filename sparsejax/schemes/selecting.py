@@ -23,11 +23,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import hashing
-from sparsejax import bits, exchange, ladder, magnitudes, wire
+from sparsejax import bits, checks, exchange, ladder, magnitudes, wire
 from sparsejax._compat import as_varying, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
-from sparsejax.sparsifiers.base import check_density
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Selecting(base.Scheme):
     code: str = "auto"
 
     def __post_init__(self):
-        check_density("density", self.density)
+        checks.density("density", self.density)
         if callable(self.density):
             raise ArgumentError(
                 f"density must be a number for {type(self).__name__}, whose messages have "
@@ -74,16 +73,6 @@ def check_size(name: str, size: int, density: Any) -> None:
             f"density={density:g} of the {size:,} elements of {name!r} is less than one "
             "element, so nothing would be sent. Use a density of at least "
             f"{1.06 / size:.1e}, or a rule {{path: 'dense'}}."
-        )
-
-
-def check_static(name: str, value: Any) -> None:
-    """Raises for a traced value, which an injected hyperparameter is."""
-    if isinstance(value, jax.Array):
-        raise ArgumentError(
-            f"{name} must be a Python value, because it decides what is compiled, got a "
-            "JAX array. optax.inject_hyperparams injects all numbers that are not in its "
-            "static_args: name all arguments there but those of the optimizer."
         )
 
 

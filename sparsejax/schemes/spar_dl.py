@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import bits, cost_tables, gathers, index_codes, wire
+from sparsejax import bits, checks, cost_tables, gathers, index_codes, wire
 from sparsejax._compat import as_varying, assume_same, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.forecast import Forecast
@@ -89,11 +89,10 @@ class SparDL(selecting.Selecting):
             )
         object.__setattr__(self, "network", tuple(self.network))
         teams: Any = self.teams
-        selecting.check_static("teams", teams)
+        checks.static("teams", teams)
         if teams == "auto":
             return
-        if not isinstance(teams, int) or isinstance(teams, bool) or teams < 1:
-            raise ArgumentError(f"teams must be a positive int or 'auto', got {teams!r}.")
+        checks.whole("teams", teams, 1, " or 'auto'")
         if self.between == "swaps" and teams & (teams - 1):
             raise ArgumentError(
                 "between='swaps' (R-SAG) needs a power of two as the number of teams, got "

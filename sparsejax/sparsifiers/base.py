@@ -27,9 +27,8 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_kernels
-from sparsejax import bits, magnitudes, wire
+from sparsejax import bits, checks, magnitudes, wire
 from sparsejax._compat import AxisName, as_varying, varying_axes
-from sparsejax.errors import ArgumentError
 
 
 _MOST = 2**31 - 1
@@ -48,14 +47,9 @@ class Warmup:
     start: float = 0.25
 
     def __post_init__(self):
-        check_density("density", self.density)
-        check_density("start", self.start)
-        if (
-            isinstance(self.steps, bool)
-            or not isinstance(self.steps, int)
-            or self.steps < 1
-        ):
-            raise ArgumentError(f"steps must be a positive int, got {self.steps!r}.")
+        checks.density("density", self.density)
+        checks.density("start", self.start)
+        checks.whole("steps", self.steps, 1)
 
     @property
     def largest(self) -> float:
@@ -124,7 +118,7 @@ class Sparsifier:
     density: Density = 0.01
 
     def __post_init__(self):
-        check_density("density", self.density)
+        checks.density("density", self.density)
 
     def init(self, size: int, dtype: Any) -> Any:
         """The first state for a vector of so many elements, each an array by rank."""
@@ -316,46 +310,3 @@ def places(words: jax.Array, size: int, capacity: int) -> jax.Array:
     """The places of the set bits, `size` where there are no more."""
     found, _ = pallas_kernels.bitmap_decode(words, capacity)
     return jnp.minimum(found, size)
-
-
-def check_density(name: str, density: Any) -> None:
-    """Raises unless it is a share, or a schedule of one."""
-    if isinstance(density, jax.Array):
-        raise ArgumentError(
-            f"{name} must be a Python number, because it decides how much room is "
-            "compiled, got a JAX array. In optax.inject_hyperparams list it: "
-            f"static_args=({name!r},)."
-        )
-    if callable(density):
-        if not isinstance(getattr(density, "largest", None), (int, float)):
-            raise ArgumentError(
-                f"{name} is a schedule, and room is made for its largest value: use "
-                "sparsejax.sparsifiers.Warmup(density, steps), or give the function an "
-                "attribute `largest`."
-            )
-        check_density(f"{name}.largest", getattr(density, "largest"))  # noqa: B009
-        return
-    if isinstance(density, bool) or not isinstance(density, (int, float)):
-        raise ArgumentError(f"{name} must be a number in (0, 1], got {density!r}.")
-    if not 0 < density <= 1:
-        hint = " (0.01 is one per cent)" if density > 1 else ""
-        raise ArgumentError(f"{name} must lie in (0, 1], got {density!r}{hint}.")
-
-
-def check_int(name: str, value: Any) -> None:
-    """Raises unless it is a Python int."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentError(f"{name} must be an int, got {value!r}.")
-
-
-def check_positive(name: str, value: Any, least: float = 0, most: float = math.inf) -> None:
-    """Raises unless it is a number above one bound and not above the other."""
-    if isinstance(value, jax.Array):
-        raise ArgumentError(
-            f"{name} must be a Python number, because it decides what is compiled, got a "
-            f"JAX array. In optax.inject_hyperparams list it in static_args, too: {name!r}."
-        )
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not least < value <= most:
-        upper = "" if most == math.inf else f" and at most {most:g}"
-        raise ArgumentError(f"{name} must be above {least:g}{upper}, got {value!r}.")

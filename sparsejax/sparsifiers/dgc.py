@@ -13,7 +13,7 @@ import math
 
 import jax.numpy as jnp
 
-from sparsejax import magnitudes
+from sparsejax import checks, magnitudes
 from sparsejax.sparsifiers import base
 
 
@@ -41,10 +41,10 @@ class DGC(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        base.check_density("sample", self.sample)
-        base.check_positive("lower", self.lower, 0, 1)
-        base.check_positive("upper", self.upper, 1)
-        base.check_int("rounds", self.rounds)
+        checks.density("sample", self.sample)
+        checks.positive("lower", self.lower, 0, 1)
+        checks.positive("upper", self.upper, 1)
+        checks.whole("rounds", self.rounds)
 
     @property
     def room(self):

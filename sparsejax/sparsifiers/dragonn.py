@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import pallas_kernels
 from pallas_kernels import hashing
-from sparsejax import magnitudes
+from sparsejax import checks, magnitudes
 from sparsejax.sparsifiers import base
 from sparsejax.sparsifiers.dgc import sampled
 
@@ -41,10 +41,9 @@ class Dragonn(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        base.check_positive("slots", self.slots)
-        base.check_density("sample", self.sample)
-        base.check_int("tables", self.tables)
-        base.check_positive("tables", self.tables)
+        checks.positive("slots", self.slots)
+        checks.density("sample", self.sample)
+        checks.whole("tables", self.tables, 1)
 
     @property
     def room(self):

@@ -10,7 +10,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from sparsejax import magnitudes
+from sparsejax import checks, magnitudes
 from sparsejax.sparsifiers import base
 
 
@@ -28,7 +28,7 @@ class GaussianK(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        base.check_positive("step", self.step, 1)
+        checks.positive("step", self.step, 1)
 
     @property
     def room(self):

@@ -11,7 +11,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import bits, magnitudes
+from sparsejax import bits, checks, magnitudes
 from sparsejax._compat import as_varying, varying_axes
 from sparsejax.sparsifiers import base
 
@@ -32,8 +32,7 @@ class MSTopK(base.Selecting):
 
     def __post_init__(self):
         super().__post_init__()
-        base.check_int("halvings", self.halvings)
-        base.check_positive("halvings", self.halvings)
+        checks.whole("halvings", self.halvings, 1)
 
     def select(self, x, state, draw, capacity):
         # What is not finite is above any threshold, and says nothing about the others.

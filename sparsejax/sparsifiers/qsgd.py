@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import hashing
+from sparsejax import checks
 from sparsejax.sparsifiers import base
 
 
@@ -32,8 +33,7 @@ class QSGD(base.Rounding):
 
     def __post_init__(self):
         super().__post_init__()
-        base.check_int("levels", self.levels)
-        base.check_positive("levels", self.levels)
+        checks.whole("levels", self.levels, 1)
 
     def shrink(self, size):
         variance = min(size / self.levels**2, size**0.5 / self.levels)

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import magnitudes
+from sparsejax import checks, magnitudes
 from sparsejax._compat import as_varying, varying_axes
-from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
 from sparsejax.sparsifiers.top_k import exact
 
@@ -33,13 +32,8 @@ class ReuseThreshold(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        if (
-            isinstance(self.every, bool)
-            or not isinstance(self.every, int)
-            or self.every < 1
-        ):
-            raise ArgumentError(f"every must be a positive int, got {self.every!r}.")
-        base.check_positive("step", self.step, 1)
+        checks.whole("every", self.every, 1)
+        checks.positive("step", self.step, 1)
 
     def init(self, size, dtype):
         return jnp.zeros((), dtype)

@@ -6,7 +6,7 @@ waits, and so do the smaller ones until enough has come together.
 
 import dataclasses
 
-from sparsejax import magnitudes
+from sparsejax import checks, magnitudes
 from sparsejax.sparsifiers import base
 
 
@@ -23,7 +23,7 @@ class Threshold(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        base.check_positive("value", self.value)
+        checks.positive("value", self.value)
 
     def level(self, x, state, draw):
         del draw
