@@ -8,7 +8,8 @@ memory for temporaries, and which kernels are in the program. What jax-triton pu
 program is PTX, which nobody has assembled: that is done here. It fails where
 
 * something does not compile or assemble,
-* a backend that was named is not in the program, or is where it was not named,
+* a backend that was named, or that "auto" takes, is not in the program, or is where it
+  should not be,
 * temporaries exceed their ceiling, so many bytes an element,
 * a kernel keeps registers in memory, or one of Triton needs so many that fewer than half of
   the threads of a processor run,
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import time
 import warnings
+from unittest import mock
 
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # The plugin must not look for a driver.
@@ -279,6 +281,21 @@ def exchange(backend: str):
         return jax.jit(step).lower(x, like).compile()
 
 
+def by_auto(where: Mesh) -> list[str]:
+    """With "auto", where Triton was fastest: its kernel, but under `vmap` the reference."""
+    wrong = []
+    compact = functools.partial(kernels.compact, capacity=1000)
+    with mock.patch.object(backends, "_winner", return_value="triton"), asking("auto"):
+        for name, function, shape, has in (
+            ("compact by auto", compact, (1 << 16,), True),
+            ("compact by auto, vmap", jax.vmap(compact), (2, 1 << 16), False),
+        ):
+            ours = launches(compiled(function, [(shape, jnp.float32)], where))
+            say(f"{name:28} {'auto':10} {'':7} {'':10} {ours:8}")
+            wrong += [] if (ours > 0) == has else [f"{name} has {ours} kernels of ours."]
+    return wrong
+
+
 def control(where: Mesh) -> list[str]:
     """A kernel with an operation that no GPU has must not compile."""
 
@@ -354,7 +371,7 @@ def main() -> int:
             20 * 4 * (1 << 22),
         )
     if "triton" in named:
-        wrong += assemble(record)
+        wrong += by_auto(where) + assemble(record)
     for line in wrong:
         say(f"WRONG: {line}")
     say(f"written: {record.write('aot')}")

@@ -15,7 +15,8 @@ them; the reference it can.
 
 A backend that is named and cannot run here raises and says why. An operation that a backend
 has no kernel for is computed by reference, except where the operation itself was given the
-name. With "auto" nothing raises: what cannot run is passed over.
+name. With "auto" nothing raises: what cannot run is passed over, and under `vmap` the
+reference computes.
 
 | backend | JAX 0.10 | JAX 0.11 | JAX 0.12 |
 | --- | --- | --- | --- |
@@ -120,8 +121,27 @@ def run(
     operands = [as_invarying(x, axes) for x in operands]
     if asked.interpret:
         return as_varying(kernel(*operands), axes)
-    done = lax.platform_dependent(*operands, cuda=kernel, default=kernels["reference"])
-    return as_varying(done, axes)
+
+    def on_its_platform(*operands):
+        return lax.platform_dependent(*operands, cuda=kernel, default=kernels["reference"])
+
+    if asked.name == "auto":
+        on_its_platform = _batched_by(kernels["reference"], on_its_platform)
+    return as_varying(on_its_platform(*operands), axes)
+
+
+def _batched_by(reference, function):
+    """The function; under `vmap` the reference instead."""
+    function = jax.custom_batching.custom_vmap(function)
+
+    @function.def_vmap
+    def _(size, batched, *operands):
+        del size
+        axes = [0 if one else None for one in batched]
+        result = jax.vmap(reference, in_axes=axes)(*operands)
+        return result, jax.tree.map(lambda _: True, result)
+
+    return function
 
 
 def run_on_chosen(

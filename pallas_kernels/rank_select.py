@@ -153,12 +153,12 @@ def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
     return flat - (lax.iota(jnp.int32, parts) * (words * WORD))[:, None]
 
 
-def run_ends(words: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
-    """Words [n] in whole runs of a length, at least one, and the bits up to each's end."""
+def run_ends(words: jax.Array, length: int) -> jax.Array:
+    """For words [n] in runs of a length, at least one, the bits up to the end of each."""
     runs = max(1, -(-words.size // length))
-    padded = jnp.pad(words, (0, runs * length - words.size))
-    counts = lax.population_count(padded).astype(jnp.int32).reshape(runs, length)
-    return padded, running_sum(jnp.sum(counts, axis=1, dtype=jnp.int32))
+    counts = lax.population_count(words).astype(jnp.int32)
+    counts = jnp.pad(counts, (0, runs * length - words.size)).reshape(runs, length)
+    return running_sum(jnp.sum(counts, axis=1, dtype=jnp.int32))
 
 
 def rank_of(index: RankIndex, positions: jax.Array) -> jax.Array:

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 import pallas_kernels as kernels
@@ -120,6 +122,33 @@ def test_auto_takes_what_won_at_the_nearest_size_below(monkeypatch):
     assert winner(10**9, KERNELS) == "pallas"
     assert winner(10**9, {"reference": None}) == "reference"
     assert backends._winner("partition", 10**9, KERNELS) == "reference"
+
+
+kernel_p = Primitive("a_kernel")  # with no rule to batch it
+kernel_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(kernel_p, lambda ctx, x: [x])
+
+
+@pytest.mark.parametrize("where", ["jit of vmap", "vmap of jit", "vmap in shard_map"])
+def test_with_auto_the_reference_computes_under_vmap(where, monkeypatch, mesh_of):
+    monkeypatch.setattr(backends, "_winner", lambda *_: "triton")
+    of = {"reference": lambda x, y: x + 2 * y, "triton": lambda x, y: kernel_p.bind(x)}
+    run = lambda x, y: backends.run("compact", None, of, 4, x, y)
+    x, y = jnp.arange(8.0).reshape(2, 4), jnp.ones(4)
+    each = {
+        "jit of vmap": jax.jit(jax.vmap(run, (0, None))),
+        "vmap of jit": jax.vmap(jax.jit(run), (0, None)),
+        "vmap in shard_map": jax.shard_map(
+            jax.vmap(run, (0, None)),
+            mesh=mesh_of(2),
+            in_specs=(P(helpers.AXIS), P()),
+            out_specs=P(helpers.AXIS),
+        ),
+    }[where]
+    np.testing.assert_array_equal(each(x, y), x + 2 * y)
+    monkeypatch.setattr(backends, "_batched_by", lambda _, function: function)
+    with pytest.raises(NotImplementedError, match="Batching"):
+        jax.jit(jax.vmap(lambda x, y: run(x, y), (0, None)))(x, y)
 
 
 def test_the_table_of_winners_is_well_formed():

@@ -61,13 +61,18 @@ MUTANTS = {
     ),
     "a rank too high": (
         "pallas/bitmap.py",
-        "first = ends_ref[launch.program()] - total + inside - counts",
-        "first = ends_ref[launch.program()] - total + inside",
+        "first + jnp.cumsum(counts) - counts",
+        "first + jnp.cumsum(counts)",
     ),
     "positions past the capacity": (
         "pallas/bitmap.py",
-        "there = there & (rank < capacity)",
-        "rank = jnp.minimum(rank, capacity - 1)",
+        "there = (words != 0) & (rank < capacity)",
+        "there = words != 0; rank = jnp.minimum(rank, capacity - 1)",
+    ),
+    "a round too few": (
+        "pallas/bitmap.py",
+        "lax.fori_loop(0, jnp.max(counts)",
+        "lax.fori_loop(1, jnp.max(counts)",
     ),
     "denormals are zero": (
         "pallas/bitmap.py",

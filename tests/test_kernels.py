@@ -233,7 +233,7 @@ def test_without_hashes_partition_appends(backend, serial):
 
 
 @with_launches
-@pytest.mark.parametrize("size", [4, 7, 4096, 4097, 9000])
+@pytest.mark.parametrize("size", [4, 7, 8192, 8193, 20_000])
 def test_partition_dense(backend, size):
     for density in DENSITIES:
         x = gradient(size, density, seed=8)

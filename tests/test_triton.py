@@ -76,20 +76,31 @@ MUTANTS = {
         "own = scratch_ptr + (program + 1) * (BLOCK + CHUNK)",
     ),
     "bits in the wrong order": (
-        "bitmap.py",
-        "(there & inside).to(tl.uint32) << bit[None, :].to(tl.uint32)",
-        "(there & inside).to(tl.uint32) << (31 - bit)[None, :].to(tl.uint32)",
+        "words.py",
+        "there.to(tl.uint32) << bit.to(tl.uint32)",
+        "there.to(tl.uint32) << (31 - bit).to(tl.uint32)",
+    ),
+    "the last element is not read": (
+        "words.py",
+        "lane.to(tl.uint32, bitcast=True) < SIZE",
+        "lane.to(tl.uint32, bitcast=True) < SIZE - 1",
+    ),
+    "a round too few": ("words.py", "while rounds > 0:", "while rounds > 1:"),
+    "every bit one too high": (
+        "words.py",
+        "return count_bits(words ^ (words - 1)) - 1",
+        "return count_bits(words ^ (words - 1))",
     ),
     "a rank too high": (
         "bitmap.py",
         "+ tl.cumsum(counts, 0) - counts",
         "+ tl.cumsum(counts, 0)",
     ),
-    "positions past the capacity": ("bitmap.py", "& (rank < CAPACITY)", ""),
-    "the last elements are not read": (
+    "positions past the capacity": ("words.py", "& (rank < ROOM)", ""),
+    "a hash a word": (
         "threshold_hash.py",
-        "inside = lane < SIZE",
-        "inside = lane < SIZE - 1",
+        "words = words & (words - 1)",
+        "words = words & 0",
     ),
     "an entry before the range": (
         "coo_add.py",
@@ -119,6 +130,7 @@ def run(*arguments, folder):
     "file",
     [
         "bitmap.py",
+        "words.py",
         "partition.py",
         "partition_dense.py",
         "threshold_hash.py",

@@ -112,6 +112,15 @@ def load(file, old="", new=""):
     return module
 
 
+def with_words(words):
+    """The bitmap kernels, with these helpers instead of their own."""
+    module = load("bitmap.py")
+    own = {name for name in vars(words) if hasattr(module, name)} - {"tl", "triton"}
+    for name in own:
+        setattr(module, name, getattr(words, name))
+    return module
+
+
 def gradient(size, density):
     rng = np.random.default_rng(size)
     x = rng.standard_normal(size) * (rng.random(size) < density)
@@ -172,7 +181,7 @@ def check_partition_dense(made):
         )
 
     made._PROGRAMS = 2  # so that one goes over more than a block
-    for size in (8, 4096, 4097, 13000):
+    for size in (8, 8192, 8193, 26_000):
         for density in (0.0, 0.05, 0.6):
             x = gradient(size, density)
             x[3:6] = 1e-40, np.nan, -0.0
@@ -225,6 +234,7 @@ def check_coo_add(made):
 
 CHECKS = {
     "bitmap.py": check_bitmap,
+    "words.py": lambda made: check_bitmap(with_words(made)),
     "partition.py": check_partition,
     "partition_dense.py": check_partition_dense,
     "threshold_hash.py": check_threshold_hash,

@@ -1,7 +1,8 @@
 """Bitmap coding, and compaction by it, in Pallas.
 
 Encoding reads every element once and writes a bit for each. Decoding gives each program a
-run of words; where its positions begin follows from the counts of the words before, which
+run of words, whose bits it lists one of each word at a time, in as many rounds as the
+fullest has; where its positions begin follows from the counts of the words before, which
 XLA adds up between the two launches (a thirty-second of the data). A compaction is the one
 after the other, so it reads its input once.
 """
@@ -16,7 +17,8 @@ from pallas_kernels.pallas import launch
 from pallas_kernels.rank_select import WORD, run_ends, unsigned
 
 
-_WORDS = 64  # a program packs, or unpacks, so many words
+_WORDS = 64  # a program packs so many words
+_DECODED = 256  # and lists the bits of so many, a thread those of a word
 
 
 def bitmap_encode(x, *, interpret=False):
@@ -65,15 +67,14 @@ def _encode_kernel(x_ref, level_ref, words_ref, *, size, by_bits):
 
 
 def _decode(words, capacity, fill, interpret):
-    padded, ends = run_ends(words, _WORDS)
-    spare = _WORDS * WORD
-    kernel = functools.partial(_decode_kernel, capacity=capacity)
+    ends = run_ends(words, _DECODED)
+    kernel = functools.partial(_decode_kernel, size=words.size, capacity=capacity)
     (found,) = launch.launch(
         kernel,
         "bitmap_decode",
         ends.size,
-        (padded, ends),
-        [jax.ShapeDtypeStruct((capacity + spare,), jnp.int32)],
+        (words, ends),
+        [jax.ShapeDtypeStruct((capacity + _DECODED,), jnp.int32)],
         interpret=interpret,
     )
     count = ends[-1]
@@ -81,21 +82,23 @@ def _decode(words, capacity, fill, interpret):
     return jnp.where(used, found[:capacity], fill), count
 
 
-def _decode_kernel(words_ref, ends_ref, found_ref, *, capacity):
-    word = launch.lanes(_WORDS)
-    words = words_ref[word]
+def _decode_kernel(words_ref, ends_ref, found_ref, *, size, capacity):
+    word = launch.lanes(_DECODED)
+    words = launch.load(words_ref, word, word < size, jnp.uint32(0))
     counts = _count_bits(words)
-    inside = jnp.cumsum(counts)
-    total = jnp.sum(counts)
-    first = ends_ref[launch.program()] - total + inside - counts
-    bit = lax.broadcasted_iota(jnp.int32, (_WORDS, WORD), 1)
-    below = (jnp.uint32(1) << bit.astype(jnp.uint32)) - jnp.uint32(1)
-    rank = first[:, None] + _count_bits(words[:, None] & below)
-    there = ((words[:, None] >> bit.astype(jnp.uint32)) & jnp.uint32(1)) != 0
-    there = there & (rank < capacity)
-    lane = lax.broadcasted_iota(jnp.int32, (_WORDS, WORD), 0) * WORD + bit
-    to = jnp.where(there, rank, capacity + lane)
-    launch.store(found_ref, to, word[:, None] * WORD + bit, there)
+    first = ends_ref[launch.program()] - jnp.sum(counts)
+    spare = capacity + lax.iota(jnp.int32, _DECODED)
+
+    def one_of_each(_, left):
+        words, rank = left
+        there = (words != 0) & (rank < capacity)
+        below = words - jnp.uint32(1)
+        found = word * WORD + _count_bits(words ^ below) - 1
+        launch.store(found_ref, jnp.where(there, rank, spare), found, there)
+        return words & below, rank + 1
+
+    start = words, first + jnp.cumsum(counts) - counts
+    lax.fori_loop(0, jnp.max(counts), one_of_each, start)
 
 
 def _count_bits(words):

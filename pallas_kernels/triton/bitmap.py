@@ -1,4 +1,7 @@
-"""Bitmap coding, and compaction by it, in Triton; see `pallas_kernels.pallas.bitmap`."""
+"""Bitmap coding, and compaction by it, in Triton; see `pallas_kernels.pallas.bitmap`.
+
+Encoding waits for memory; decoding, with a thread a word, for hardly anything.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +11,11 @@ from jax import lax
 
 from pallas_kernels.rank_select import WORD, run_ends, unsigned
 from pallas_kernels.triton.launch import launch
-from pallas_kernels.triton.words import count_bits
+from pallas_kernels.triton.words import chosen, count_bits, list_bits
 
 
-_WORDS = 64  # a program packs, or unpacks, so many words
+_WORDS = 64  # a program packs so many words
+_DECODED = 256  # and lists the bits of so many
 
 
 def bitmap_encode(x):
@@ -56,28 +60,20 @@ def encode_kernel(
 ):
     """A program packs a run of words."""
     word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
-    bit = tl.arange(0, 32)
-    at = word.to(tl.int64)[:, None] * 32 + bit[None, :]
-    inside = at < SIZE
-    x = tl.load(x_ptr + at, mask=inside, other=0)
-    if BY_BITS:
-        there = (x << 1).to(x.dtype) != 0
-    else:
-        there = tl.abs(x) >= tl.load(level_ptr)
-    ones = (there & inside).to(tl.uint32) << bit[None, :].to(tl.uint32)
-    packed = tl.sum(ones, axis=1)
-    tl.store(words_ptr + word, packed.to(tl.uint32), mask=word.to(tl.int64) * 32 < SIZE)
+    words = chosen(x_ptr, word * 32, level_ptr, SIZE, BY_BITS)
+    tl.store(words_ptr + word, words, mask=word < (SIZE + 31) // 32)
 
 
 def _decode(words, capacity, fill):
-    padded, ends = run_ends(words, _WORDS)
+    ends = run_ends(words, _DECODED)
     (found,) = launch(
         decode_kernel,
         ends.size,
-        (padded, ends),
+        (words, ends),
         results=[jax.ShapeDtypeStruct((capacity,), jnp.int32)],
+        SIZE=words.size,
         CAPACITY=capacity,
-        WORDS=_WORDS,
+        WORDS=_DECODED,
     )
     used = lax.iota(jnp.int32, capacity) < ends[-1]
     return jnp.where(used, found, fill), ends[-1]
@@ -85,16 +81,17 @@ def _decode(words, capacity, fill):
 
 @triton.jit
 def decode_kernel(
-    words_ptr, ends_ptr, found_ptr, CAPACITY: tl.constexpr, WORDS: tl.constexpr
+    words_ptr,
+    ends_ptr,
+    found_ptr,
+    SIZE: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    WORDS: tl.constexpr,
 ):
     """A program writes the positions of the bits of a run of words."""
     program = tl.program_id(0)
     word = program * WORDS + tl.arange(0, WORDS)
-    bits = tl.load(words_ptr + word)
-    counts = count_bits(bits)
-    first = tl.load(ends_ptr + program) - tl.sum(counts) + tl.cumsum(counts, 0) - counts
-    bit = tl.arange(0, 32)[None, :].to(tl.uint32)
-    below = bits[:, None] & ((1 << bit).to(tl.uint32) - 1)
-    rank = first[:, None] + count_bits(below)
-    there = (((bits[:, None] >> bit) & 1) != 0) & (rank < CAPACITY)
-    tl.store(found_ptr + rank, word[:, None] * 32 + bit.to(tl.int32), mask=there)
+    words = tl.load(words_ptr + word, mask=word < SIZE, other=0)
+    counts = count_bits(words)
+    first = tl.load(ends_ptr + program) - tl.sum(counts)
+    list_bits(words, word * 32, found_ptr, first + tl.cumsum(counts, 0) - counts, CAPACITY)

@@ -108,9 +108,11 @@ def into_memory(
     """Places the indices that wait; of those left over the bit of their name is set."""
     part = place(index, tl.load(seeds_ptr), PARTS)
     own = memory_ptr + part * (SLOTS + SERIAL)
+    slot = tl.zeros_like(part)
     for k in tl.static_range(HASHES):
-        slot = place(index, tl.load(seeds_ptr + 1 + k), SLOTS)
-        # It takes no mask. -2 is never there, so those that do not wait swap nothing.
+        # It takes no mask. -2 is never there, so those that do not wait swap nothing, and
+        # ask again where they asked last: that is in the cache.
+        slot = tl.where(waiting, place(index, tl.load(seeds_ptr + 1 + k), SLOTS), slot)
         expected = tl.where(waiting, -1, -2)
         found = tl.atomic_cas(own + slot, expected, index, sem="relaxed")
         waiting = waiting & (found != -1)

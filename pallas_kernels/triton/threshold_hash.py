@@ -7,7 +7,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from pallas_kernels import reference
 from pallas_kernels.triton.launch import launch
-from pallas_kernels.triton.words import place
+from pallas_kernels.triton.words import chosen, count_bits, lowest, place
 
 
 _BLOCK = 4096
@@ -42,10 +42,13 @@ def threshold_hash_kernel(
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program looks at a run of elements."""
-    lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = lane < SIZE
-    x = tl.load(x_ptr + lane, mask=inside, other=0.0)
-    large = inside & (tl.abs(x) >= tl.load(level_ptr))
-    index = lane.to(tl.int32)
-    tl.store(memory_ptr + place(index, tl.load(seed_ptr), SLOTS), index, mask=large)
+    """A program looks at a run of elements; a thread hashes the large ones of a word."""
+    word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK // 32) * 32
+    words = chosen(x_ptr, word, level_ptr, SIZE, False)
+    seed = tl.load(seed_ptr)
+    rounds = tl.max(count_bits(words), 0)
+    while rounds > 0:
+        index = word + lowest(words)
+        tl.store(memory_ptr + place(index, seed, SLOTS), index, mask=words != 0)
+        words = words & (words - 1)
+        rounds -= 1

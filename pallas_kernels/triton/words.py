@@ -1,4 +1,4 @@
-"""What several kernels need of a 32-bit word: its hash, and how many bits it has."""
+"""What several kernels need of a 32-bit word: its hash, its bits, and where they are."""
 
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
@@ -26,3 +26,55 @@ def count_bits(words):
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F
     return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def chosen(x_ptr, word, level_ptr, SIZE: tl.constexpr, BY_BITS: tl.constexpr):
+    """Which elements count, as words of uint32, the first lowest.
+
+    Args:
+        x_ptr: The elements.
+        word: int32, a tensor: the first element of each word.
+        level_ptr: The least magnitude of those that count.
+        SIZE: How many elements there are.
+        BY_BITS: Whether instead all count whose bits say that they are not zero.
+    """
+    bit = tl.arange(0, 32)[None, :]
+    lane = word[:, None] + bit
+    # Unsigned: the last words may lie behind the end of int32.
+    inside = lane.to(tl.uint32, bitcast=True) < SIZE
+    x = tl.load(x_ptr + lane, mask=inside, other=0)
+    if BY_BITS:
+        there = (x << 1).to(x.dtype) != 0
+    else:
+        there = inside & (tl.abs(x) >= tl.load(level_ptr))
+    return tl.sum(there.to(tl.uint32) << bit.to(tl.uint32), axis=1).to(tl.uint32)
+
+
+@triton.jit
+def lowest(words):
+    """The number of each word's lowest set bit."""
+    return count_bits(words ^ (words - 1)) - 1
+
+
+@triton.jit
+def list_bits(words, first, list_ptr, rank, ROOM: tl.constexpr):
+    """Writes where the set bits are, a thread those of a word, a bit of each at a time.
+
+    That takes as many rounds as the fullest word has bits: few where few are set, and no
+    more work than to look at every bit where all are.
+
+    Args:
+        words: uint32, a tensor.
+        first: What the first bit of each word stands for.
+        list_ptr: Where the list begins.
+        rank: The place in the list of the first set bit of each word.
+        ROOM: Places behind which nothing is written.
+    """
+    rounds = tl.max(count_bits(words), 0)
+    while rounds > 0:
+        there = (words != 0) & (rank < ROOM)
+        tl.store(list_ptr + rank, first + lowest(words), mask=there)
+        words = words & (words - 1)
+        rank += 1
+        rounds -= 1
