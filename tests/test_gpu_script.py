@@ -34,10 +34,11 @@ def test_without_a_gpu_it_says_so(tmp_path):
 
 @pytest.mark.slow
 def test_all_but_the_tests_run_on_whatever_there_is(tmp_path):
-    done = run("--out", tmp_path, "--any", "--parts", "contended", "winners", "sums")
+    parts = "probe", "contended", "largest", "sums", "winners"
+    done = run("--out", tmp_path, "--any", "--parts", *parts)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     _, *rows = map(json.loads, (tmp_path / "gpu.jsonl").read_text().splitlines())
-    assert {"contended", "compact", "partition", "sums", "targets"} <= {
+    assert {*parts, "compact", "partition", "targets"} - {"winners"} <= {
         row["part"] for row in rows
     }
     # The table of winners is one that `backends` can read.

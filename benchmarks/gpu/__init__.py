@@ -1,0 +1,1 @@
+"""What is measured and checked on a GPU; `__main__` says how."""

@@ -1,0 +1,35 @@
+"""What a part of the run on a GPU has: where it writes, and how much there is to do."""
+
+import json
+import pathlib
+
+import jax
+
+from benchmarks.record import Recorder
+from pallas_kernels import backends
+
+
+class Context:
+    """The sizes of this device, the backends that run on it, and the rows of a part."""
+
+    def __init__(self, out: pathlib.Path, part: str):
+        self.out = out
+        self.gpu = jax.default_backend() == "gpu"
+        self.sizes = (214_000_000, 1 << 24, 1 << 20) if self.gpu else (1 << 16, 1 << 14)
+        self.runs = 1000 if self.gpu else 5
+        self.backends = [n for n in backends.BACKENDS if backends.why_not(n) is None]
+        self.record = Kept(out / f"{part}.jsonl")
+
+
+class Kept(Recorder):
+    """A recorder whose rows are in a file at once."""
+
+    def __init__(self, path: pathlib.Path):
+        super().__init__("python -m benchmarks.gpu")
+        self._path = path
+        self.head["device"] = jax.devices()[0].device_kind
+
+    def add(self, **row) -> None:
+        super().add(**row)
+        lines = "".join(json.dumps(row) + "\n" for row in (self.head, *self.rows))
+        self._path.write_text(lines)

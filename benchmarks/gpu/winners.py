@@ -1,0 +1,239 @@
+"""Every operation by every backend: which is the fastest, and how near to what it could be.
+
+What a backend returns is compared with what the reference does, before it is timed. All
+programs of a size and a density are compiled side by side, and all sides of an operation
+take turns. The table of winners is written again after each operation.
+"""
+
+import functools
+import json
+import math
+import statistics
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pallas_kernels as kernels
+from benchmarks import kernels as timings, sparsifiers as published
+from benchmarks.compiled import together
+from benchmarks.record import alternate, say, spread
+from pallas_kernels import backends
+from sparsejax import sparsifiers
+
+
+REPEATS = 7
+PARTS = 16
+DENSITIES = (0.028, 0.01)  # of the targets, and of the table
+MEDIUM = 1 << 24  # the largest at which what sorts is timed
+
+
+def winners(context) -> bool:
+    """Times by operation, backend and size, and the table of the fastest."""
+    try:
+        return _all_sizes(context)
+    finally:
+        _targets(context)
+
+
+def _all_sizes(context) -> bool:
+    table: dict[str, dict[int, str]] = {}
+    well = True
+    for size in context.sizes:
+        for density in DENSITIES:
+            found = _sides(context, size, density)
+            programs = together(
+                {
+                    (operation, name): call
+                    for operation, (_, sides) in found.items()
+                    for name, call in sides.items()
+                }
+            )
+            for operation, (over, sides) in found.items():
+                own = {name: programs[operation, name] for name in sides}
+                times, wrong = _timed(operation, own)
+                well &= not wrong
+                say(f"\n{operation}: {size:,} elements, {density:.1%}")
+                for name, why in wrong.items():
+                    say(f"  {name:20} WRONG: {why}")
+                    context.record.add(
+                        part=operation, size=size, density=density, side=name, wrong=why
+                    )
+                for name, taken in times.items():
+                    say(f"  {name:20} {spread(taken)}")
+                    context.record.add(
+                        part=operation, size=size, density=density, side=name, seconds=taken
+                    )
+                ours = {n: t for n, t in times.items() if n in backends.BACKENDS}
+                if density == DENSITIES[-1] and ours:
+                    best = min(ours, key=lambda name: statistics.median(ours[name]))
+                    table.setdefault(operation, {})[over] = best
+                _write(context, table)
+    return well
+
+
+def _timed(operation, sides):
+    """Seconds of the sides that run and agree with the reference, and what is wrong."""
+    right, wrong, expected = {}, {}, None
+    for name, run in sides.items():
+        try:
+            result = jax.block_until_ready(run())
+        except kernels.BackendError:
+            continue  # This operation has no such kernel.
+        except Exception as error:
+            wrong[name] = f"{type(error).__name__}: {str(error)[:300]}"
+            continue
+        if name in backends.BACKENDS:
+            told = _summary(operation, result)
+            expected = told if expected is None else expected
+            if not np.allclose(told, expected, rtol=_TOLERANCE.get(operation, 0), atol=0):
+                wrong[name] = f"{told} where the reference has {expected}"
+                continue
+        right[name] = run
+    return alternate(right, REPEATS, 0.02), wrong
+
+
+# Sums of floats may come in any order; all else must be equal.
+_TOLERANCE = {"coo_add": 1e-5}
+
+
+def _summary(operation, result):
+    """What all backends must agree on, however their threads went: sums modulo 2^32."""
+    if operation in ("partition", "partition_dense", "partition_by_bits"):
+        there = result.memory >= 0
+        kept = jnp.where(there, result.memory, 0)
+        # Where there is room for all, as here; else who is left depends on the threads.
+        return [_total(kept), _total(kept * kept), _total(there), _total(result.left)]
+    if operation == "threshold_hash":
+        return [_total(result >= 0)]
+    if operation == "coo_add":
+        return [float(jnp.sum(result))]
+    found = [jnp.atleast_1d(leaf) for leaf in jax.tree.leaves(result)]
+    weights = [jnp.arange(1, one.size + 1, dtype=jnp.uint32) for one in found]
+    return [
+        _total(one.astype(jnp.uint32) * weight)
+        for one, weight in zip(found, weights, strict=True)
+    ]
+
+
+def _total(x):
+    return int(jnp.sum(x.astype(jnp.uint32), dtype=jnp.uint32))
+
+
+def _write(context, table):
+    rows = {
+        operation: [{"size": size, "backend": best[size]} for size in sorted(best)]
+        for operation, best in table.items()
+    }
+    kind = jax.devices()[0].device_kind
+    (context.out / "winners.json").write_text(json.dumps({kind: rows}, indent=2) + "\n")
+
+
+def _sides(context, size, density):
+    """For each operation how much it goes over, and by name functions and operands."""
+    host = timings.gradient(density, size)
+    x = jnp.asarray(host)
+    indices = jnp.asarray(np.flatnonzero(host), jnp.int32)
+    count = indices.size
+    capacity = int(1.1 * count)
+    words = kernels.bitmap_encode(x, backend="reference")
+    seeds = jnp.asarray(kernels.draw_seeds(4))
+    slots = 2 * count // PARTS
+    of = functools.partial
+    room = {"parts": PARTS, "slots": slots, "serial": max(1, slots // 10)}
+    # Numbers of which so many are above a threshold.
+    normal = jax.random.normal(jax.random.key(0), (size,))
+    level = float(jax.scipy.stats.norm.ppf(1 - density / 2))
+    calls = {
+        "compact": (of(kernels.compact, capacity=capacity), (x,)),
+        "partition_dense": (of(kernels.partition_dense, **room), (x, seeds)),
+        "bitmap_encode": (kernels.bitmap_encode, (x,)),
+        "bitmap_decode": (of(kernels.bitmap_decode, capacity=capacity), (words,)),
+        "partition": (of(kernels.partition, **room), (indices, jnp.int32(count), seeds)),
+        "partition_by_bits": (
+            of(kernels.partition_by_bits, parts=PARTS, capacity=capacity // PARTS),
+            (x,),
+        ),
+        "threshold_hash": (
+            of(kernels.threshold_hash, threshold=level, seed=7, slots=2 * count),
+            (normal,),
+        ),
+        "coo_add": (of(kernels.coo_add, size=size), (indices, jnp.ones(count))),
+    }
+    found = {
+        operation: (
+            operands[0].size,  # what `backends.run` takes for the size
+            {n: (of(function, backend=n), *operands) for n in context.backends},
+        )
+        for operation, (function, operands) in calls.items()
+    }
+    append = of(kernels.partition, parts=PARTS, slots=0, hashes=0, serial=slots)
+    found["partition"][1].update(
+        {
+            f"append, {n}": (of(append, backend=n), *calls["partition"][1])
+            for n in context.backends
+        }
+    )
+    found["compact"][1].update({"copy": (lambda x: x + 1, x), "read": (jnp.sum, x)})
+    found["threshold_hash"][1].update(_selections(normal, density))
+    if size <= MEDIUM:
+        nonzero = of(jnp.nonzero, size=capacity, fill_value=size)
+        found["compact"][1]["jnp.nonzero"] = (nonzero, x)
+    return found
+
+
+def _selections(x, density):
+    """What DRAGONN's hash is to beat: DGC and exact top-k, this library's and others'."""
+
+    def ours(sparsifier):
+        told, room = published.draw(x.size, density), sparsifier.capacity(x.size)
+        state = sparsifier.init(x.size, x.dtype)
+        return lambda x: sparsifier.select(x, state, told, room)[0]
+
+    sides = {
+        "dgc": (ours(sparsifiers.DGC(density)), x),
+        "top_k": (ours(sparsifiers.TopK(density)), x),
+    }
+    if x.size <= MEDIUM:
+        sides["dgc by nonzero"] = (lambda x: published.published_dgc(x, density)[0], x)
+        sides["lax.top_k"] = (lambda x: published.published_top_k(x, density)[0], x)
+    return sides
+
+
+def _targets(context) -> None:
+    """The fastest backend of an operation over something else, and what to reach."""
+    rows = [row for row in context.record.rows if "seconds" in row and "size" in row]
+
+    def median(operation, sides, size):
+        found = [
+            statistics.median(row["seconds"])
+            for row in rows
+            if row["part"] == operation
+            and row["side"] in sides
+            and (row["size"], row["density"]) == (size, DENSITIES[0])
+        ]
+        return min(found, default=float("nan"))
+
+    ours, large, medium = backends.BACKENDS, context.sizes[0], context.sizes[1]
+    read, copy = (median("compact", [side], large) for side in ("read", "copy"))
+    say(f"\nread at {4e-12 * large / read:.2f} TB/s, copied at {8e-12 * large / copy:.2f}")
+    aims = [
+        (operation, ours, "compact", "read", large, 1.43)
+        for operation in ("compact", "partition_dense")
+    ]
+    aims += [
+        ("compact", ours, "compact", "jnp.nonzero", medium, 1 / 5),
+        ("partition", ours[1:], "partition", "reference", large, 1),
+    ]
+    aims += [
+        ("threshold_hash", ours, "threshold_hash", side, medium, 0.3)
+        for side in ("lax.top_k", "dgc by nonzero", "top_k", "dgc")
+    ]
+    for operation, sides, other, side, size, aim in aims:
+        ratio = median(operation, sides, size) / median(other, [side], size)
+        name = f"{operation} over {side}, {size:,} elements"
+        if math.isnan(ratio):
+            say(f"{name}: not measured")
+            continue
+        say(f"{name}: {ratio:.3g} (to reach: at most {aim:.3g})")
+        context.record.add(part="targets", name=name, ratio=ratio, aim=aim)
