@@ -303,7 +303,7 @@ def _draw(rows: list[dict], size: int, out: pathlib.Path) -> None:
             ax.grid(alpha=0.3)
         of_backend[0].set_ylabel(f"{backend}: ms, with reading out")
         of_backend[0].set_ylim(bottom=0)
-    axes[0, 1].legend(title="density")
+    axes[0, 1].legend(title="density", loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.suptitle(f"Algorithm 1, {size:,} parameters, {jax.devices()[0].device_kind}")
     figure.tight_layout()
     figure.savefig(f"{stem}.png", dpi=120)
