@@ -357,6 +357,18 @@ def test_coo_add(backend, shape):
         contract.check_coo_add(run, indices, values, 500, first)
 
 
+@with_launches
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.int32])
+def test_coo_add_of_whole_numbers_is_exact_in_any_dtype(backend, dtype):
+    rng = np.random.default_rng(6)
+    indices = rng.integers(0, 500, 2000).astype(np.int32)
+    indices[:200] = 100  # the same, many times
+    values = rng.integers(-2, 3, 2000).astype(dtype)
+    add = by(backend, lambda i, v: kernels.coo_add(i, v, 500))
+    run = lambda i, v, size, first: add(i, v)
+    contract.check_coo_add(run, indices, values, 500, 0)
+
+
 def test_coo_add_of_what_triton_cannot_add_goes_by_reference():
     ones = np.ones(5, np.int8)
     with kernels.use_kernels("reference"):
