@@ -173,20 +173,35 @@ def rank_of(index: RankIndex, positions: jax.Array) -> jax.Array:
 
 
 def running_sum(x: jax.Array) -> jax.Array:
-    """Inclusive sums of int32 along the last axis, in blocks of 16.
+    """Inclusive sums of int32 along the last axis: what jnp.cumsum computes.
 
-    What jnp.cumsum computes; XLA:CPU takes twice as long to compile that, and to run it.
+    XLA:CPU takes twice as long to compile that as sums in blocks, and to run it. For GPUs
+    it is the other way around with long vectors: blocks of eight million take half a
+    minute to compile.
     """
-    block = 16
+    if x.ndim > 1 or x.size <= _LONG:
+        return _sum_in_blocks(x)
+    return lax.platform_dependent(
+        x,
+        cpu=_sum_in_blocks,
+        default=lambda x: jnp.cumsum(x, dtype=jnp.int32),
+    )
+
+
+_LONG = 1 << 16
+_BLOCK = 16
+
+
+def _sum_in_blocks(x):
     length = x.shape[-1]
-    if length <= block:
+    if length <= _BLOCK:
         at = lax.iota(jnp.int32, length)
         below = at[None, :] <= at[:, None]
         return jnp.sum(jnp.where(below, x[..., None, :], 0), axis=-1, dtype=jnp.int32)
-    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % block)])
-    inner = running_sum(padded.reshape(*x.shape[:-1], -1, block))
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % _BLOCK)])
+    inner = _sum_in_blocks(padded.reshape(*x.shape[:-1], -1, _BLOCK))
     ends = inner[..., -1]
-    whole = inner + (running_sum(ends) - ends)[..., None]
+    whole = inner + (_sum_in_blocks(ends) - ends)[..., None]
     return whole.reshape(*x.shape[:-1], -1)[..., :length]
 
 

@@ -11,8 +11,8 @@ It needs pytest and hypothesis, and is faster with pytest-xdist.
     largest     arrays with as many elements as int32 can number
     sums        whether scatter-add with repeated indices gives the same bytes twice
     winners     every operation by every backend, its results compared with the reference's;
-                214M, 16M and 1M elements, 2.8 and 1%; against reading the array, copying
-                it, jnp.nonzero, top-k and DGC; and the ratios that were to be reached
+                214M and 16M elements at 2.8%, these and 1M at 1%; against reading the
+                array, copying it, jnp.nonzero, top-k and DGC; and the ratios to be reached
     figure14    `benchmarks.kernels memory` at 214M parameters, as in Zen, by XLA and Triton
 
 Each part is a process of its own, in this order, so that neither a fault on the device nor
