@@ -585,7 +585,7 @@ def test_two_memories_in_one_chain():
         (lambda: sparsejax.top_k(0.01, clip_norm=0), "clip_norm must be above 0"),
         (lambda: sparsejax.top_k(0.01, min_size=-1), "min_size must be an int"),
         (lambda: sparsejax.threshold(0), "value must be above 0"),
-        (lambda: sparsejax.dragonn(0.01, tables=1.5), "tables must be an int"),
+        (lambda: sparsejax.dragonn(0.01, tables=1.5), "tables must be a positive int"),
         (lambda: sparsejax.dgc(0.01, momentum=1.0), r"momentum must lie in \[0, 1\)"),
         (lambda: sparsejax.zen_sync and sync(sparsifier=0.01), "sparsifier must be one"),
         (lambda: sparsifiers.Warmup(0.01, 0), "steps must be a positive int"),
