@@ -64,6 +64,11 @@ MUTANTS = {
         "first + jnp.cumsum(counts) - counts",
         "first + jnp.cumsum(counts)",
     ),
+    "all runs begin at the first": (
+        "pallas/bitmap.py",
+        "ends_ref[launch.program()]",
+        "ends_ref[0]",
+    ),
     "positions past the capacity": (
         "pallas/bitmap.py",
         "there = (words != 0) & (rank < capacity)",
@@ -126,8 +131,8 @@ def check_partition(partition):
 
 
 def check_bitmap(made):
-    x = sparse(5000)
-    for capacity in (4000, 20):
+    x = sparse(20_001)  # over several programs
+    for capacity in (16_000, 20):
         contract.check_bitmap(
             lambda x, _: made.bitmap_encode(x, interpret=True),
             lambda words, capacity, _: made.bitmap_decode(words, capacity, interpret=True),

@@ -18,6 +18,8 @@ from tests import kernel_contract as contract
 
 
 SIZES = [1, 7, 1024, 1025, 2048, 5000]
+# Around a block of decoding, which takes 256 words, and over several.
+DECODED_SIZES = [*SIZES, 8192, 8193, 20_001]
 DENSITIES = [0.0, 0.01, 0.3, 1.0]
 
 
@@ -116,7 +118,7 @@ def gradient(size, density, seed=0, dtype=np.float32):
 
 
 @every_backend
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", DECODED_SIZES)
 def test_compact(backend, size):
     for density in DENSITIES:
         x = gradient(size, density)
@@ -150,7 +152,7 @@ def test_nan_denormals_and_the_first_element_count(backend, dtype):
 
 
 @every_backend
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", DECODED_SIZES)
 def test_bitmaps(backend, size):
     for density in DENSITIES:
         x = gradient(size, density, seed=1)
@@ -423,7 +425,7 @@ def guarded(monkeypatch):
     return dead
 
 
-@pytest.mark.parametrize("size", [1, 1025, 2048])
+@pytest.mark.parametrize("size", [1, 1025, 2048, 8193])
 def test_no_kernel_writes_behind_the_end_of_an_array(size, monkeypatch):
     dead, how = guarded(monkeypatch), {"interpret": not ON_GPU}
     x = jnp.asarray(gradient(size, 1.0))

@@ -96,6 +96,11 @@ MUTANTS = {
         "+ tl.cumsum(counts, 0) - counts",
         "+ tl.cumsum(counts, 0)",
     ),
+    "all runs begin at the first": (
+        "bitmap.py",
+        "tl.load(ends_ptr + program)",
+        "tl.load(ends_ptr)",
+    ),
     "positions past the capacity": ("words.py", "& (rank < ROOM)", ""),
     "a hash a word": (
         "threshold_hash.py",

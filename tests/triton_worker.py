@@ -134,7 +134,7 @@ def check_bitmap(made):
     compact = lambda x, capacity, threshold=None: made.compact(
         jnp.asarray(x), capacity, threshold
     )
-    for size in (1, 7, 2048, 2049, 5000):
+    for size in (1, 7, 2048, 2049, 8192, 8193, 20_001):
         for density in (0.0, 0.3, 1.0):
             x = gradient(size, density)
             if size > 7:
