@@ -20,10 +20,11 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from benchmarks.record import say
 from benchmarks.training_tasks import RANKS, Task, mesh
-from sparsejax import magnitudes, sparsifiers
-from sparsejax.schemes.ok_topk import OkTopk, OkTopkState
+from sparsejax import sparsifiers
+from sparsejax.schemes.top_k.ok_topk import OkTopk, OkTopkState
 from sparsejax.sparsifiers.base import Draw
-from sparsejax.state import SyncState
+from sparsejax.transforms.state.per_rank import SyncState
+from sparsejax.units import magnitudes
 
 
 SETTLED = 64  # steps after which thresholds are taken to have settled

@@ -7,8 +7,8 @@ from jax.sharding import Mesh
 
 import sparsejax
 from benchmarks.jax_side import AXIS, JaxSide
-from sparsejax import cost_tables
-from sparsejax.cost_model import Cost
+from sparsejax.advise.papers import cost_tables
+from sparsejax.advise.papers.cost_model import Cost
 
 
 STEPS = 3  # gradients, in turn

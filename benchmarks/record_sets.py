@@ -38,7 +38,7 @@ from benchmarks import index_sets, recorded_data
 from benchmarks.record import say
 from benchmarks.workloads import RECORDED
 from examples import lm_corpus
-from sparsejax import analysis
+from sparsejax.advise.papers import measures
 
 
 RANKS, STEPS = 16, 60
@@ -227,8 +227,8 @@ def train(loss_fn: Callable, params: dict, batches: Iterator[dict]) -> tuple:
 
 def write(folder: pathlib.Path, name: str, found: Recording) -> str:
     """Stores one model's sets; returns its line of the table."""
-    density = float(analysis.density(found.sets).max())
-    denser = float(analysis.densification(found.sets, [RANKS])[0])
+    density = float(measures.density(found.sets).max())
+    denser = float(measures.densification(found.sets, [RANKS])[0])
     versions = {each.__name__: each.__version__ for each in (jax, np, optax)}
     origin = {
         "date": datetime.date.today().isoformat(),

@@ -38,7 +38,7 @@ import matplotlib.pyplot as plt
 from benchmarks import workloads
 from benchmarks.record import RESULTS, say
 from benchmarks.testbed import network
-from sparsejax import cost_model
+from sparsejax.advise.papers import cost_model
 
 
 # Which formula stands for which side.

@@ -30,7 +30,7 @@ from benchmarks.training_tasks import (
     told,
     train,
 )
-from sparsejax import cost_tables
+from sparsejax.advise.papers import cost_tables
 
 
 DENSITY = 0.01

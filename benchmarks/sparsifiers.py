@@ -26,9 +26,10 @@ from jax import lax
 import pallas_kernels
 from benchmarks.record import RESULTS, Recorder, alternate, say, spread
 from benchmarks.testbed.job import ALLOCATOR
-from sparsejax import magnitudes, sparsifiers
+from sparsejax import sparsifiers
 from sparsejax.sparsifiers import base
 from sparsejax.sparsifiers.dgc import sampled
+from sparsejax.units import magnitudes
 
 
 DENSITIES = (0.0001, 0.001, 0.01)

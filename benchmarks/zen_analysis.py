@@ -19,8 +19,9 @@ import numpy as np
 from benchmarks import index_sets, zen_figures
 from benchmarks.record import RESULTS, Recorder, say
 from examples import lm_corpus
-from sparsejax import analysis, design_space, index_codes
-from sparsejax.ownership import StripedHash
+from sparsejax.advise.papers import design_space, measures
+from sparsejax.units.ownership import StripedHash
+from sparsejax.wire import index_codes
 
 
 TRAINING_RANKS = 16
@@ -50,11 +51,11 @@ def figure2(record: Recorder, sets: dict[str, np.ndarray]) -> dict:
     say("\nFigure 2: overlap of pairs, and densification (one rank is 1)")
     found = {}
     for name, flags in sets.items():
-        overlaps = analysis.overlap_ratios(flags)
+        overlaps = measures.overlap_ratios(flags)
         counts = doublings(len(flags))
-        ratios = analysis.densification(flags, counts)
+        ratios = measures.densification(flags, counts)
         found[name] = {
-            "density": float(analysis.density(flags).mean()),
+            "density": float(measures.density(flags).mean()),
             "overlaps": overlaps,
             "counts": counts,
             "densification": ratios.tolist(),
@@ -79,9 +80,9 @@ def figure3(record: Recorder, sets: dict[str, np.ndarray]) -> dict:
     say("\nFigure 3: share of non-zeros in the first of 8 ranges, and skewness ratio")
     found = {}
     for name, flags in sets.items():
-        shares = np.mean([analysis.partition_shares(x, 8) for x in flags], axis=0)
+        shares = np.mean([measures.partition_shares(x, 8) for x in flags], axis=0)
         counts = doublings(128)
-        skew = [np.mean([analysis.skewness_ratio(x, k) for x in flags]) for k in counts]
+        skew = [np.mean([measures.skewness_ratio(x, k) for x in flags]) for k in counts]
         found[name] = {
             "shares": shares.tolist(),
             "counts": counts,
@@ -150,7 +151,7 @@ def figure15(record: Recorder, sets: np.ndarray) -> dict:
     """Bytes of what 16 servers send back, by density, relative to the dense tensor."""
     size = sets.shape[1] * WIDTH
     rng = np.random.default_rng(0)
-    owners = analysis.assignment(StripedHash(), size, SERVERS)
+    owners = measures.assignment(StripedHash(), size, SERVERS)
     width = StripedHash().over(size, SERVERS).width
     unions = [sets[:n].any(axis=0) for n in (1, *doublings(len(sets)))]
     cases = [("model", np.repeat(union, WIDTH)) for union in unions]
@@ -173,7 +174,7 @@ def figure15(record: Recorder, sets: np.ndarray) -> dict:
     rows = []
     for kind, flags in cases:
         density = float(flags.mean())
-        part = analysis.part_counts(flags[None], owners, SERVERS)[0]
+        part = measures.part_counts(flags[None], owners, SERVERS)[0]
         blocks = np.pad(flags, (0, -size % BLOCK)).reshape(-1, BLOCK).any(axis=1).mean()
         # 4 bytes a message say how many entries it has.
         bits = [code.needed_bits(part, width) for code in index_codes.CODES.values()]
@@ -225,19 +226,19 @@ def strawman(record: Recorder, runs: dict[str, tuple[np.ndarray, np.ndarray]]) -
                 if again:
                     cut, owners = step, thresholds(flags.any(axis=0), ranks)
                 if not again or period == 1:
-                    ratios["push"].append(analysis.push_imbalance(flags, owners))
-                    ratios["pull"].append(analysis.pull_imbalance(flags, owners))
+                    ratios["push"].append(measures.push_imbalance(flags, owners))
+                    ratios["pull"].append(measures.pull_imbalance(flags, owners))
             if ratios["push"]:
                 when = "same step" if period == 1 else f"every {period} steps"
                 _say_imbalance(name, when, ratios)
                 record.add(part="strawman", sets=name, period=period, **ratios)
         some = sets[:: max(1, len(sets) // 8)]
         for unit, factor in (("row", 1), ("element", WIDTH)):
-            owners = analysis.assignment(StripedHash(), words * factor, ranks)
+            owners = measures.assignment(StripedHash(), words * factor, ranks)
             wide = [np.repeat(flags, factor, axis=1) for flags in some]
             ratios = {
-                "push": [analysis.push_imbalance(flags, owners) for flags in wide],
-                "pull": [analysis.pull_imbalance(flags, owners) for flags in wide],
+                "push": [measures.push_imbalance(flags, owners) for flags in wide],
+                "pull": [measures.pull_imbalance(flags, owners) for flags in wide],
             }
             _say_imbalance(name, f"hashed by {unit}", ratios)
             record.add(part="strawman", sets=name, hashed_by=unit, **ratios)

@@ -4,31 +4,27 @@ from importlib.metadata import PackageNotFoundError, version
 
 from pallas_kernels import use_kernels as use_kernels
 from sparsejax import errors as errors, schemes as schemes, sparsifiers as sparsifiers
-from sparsejax.axes import local as local
-from sparsejax.choosing import (
-    gaussian_k_sync as gaussian_k_sync,
-    gtopk_sync as gtopk_sync,
-    ok_topk_sync as ok_topk_sync,
-    spardl_sync as spardl_sync,
-    topk_a_sync as topk_a_sync,
-    topk_dsa_sync as topk_dsa_sync,
-)
-from sparsejax.data_parallel import data_parallel as data_parallel
-from sparsejax.explanation import explain as explain
-from sparsejax.memory import (
-    MomentumCorrection as MomentumCorrection,
-    Residual as Residual,
-)
-from sparsejax.plan import LeafPlan as LeafPlan, Plan as Plan
-from sparsejax.planner import (
+from sparsejax.advise.explain import explain as explain
+from sparsejax.advise.planner import (
     make_plan as make_plan,
     profile as profile,
     profile_from_state as profile_from_state,
 )
-from sparsejax.reduce import all_reduce as all_reduce
-from sparsejax.resizing import resized as resized
-from sparsejax.sparse_tensor import SparseTensor as SparseTensor
-from sparsejax.sparsifying import (
+from sparsejax.advise.teams import measure_teams as measure_teams
+from sparsejax.advise.tensors import (
+    CompressionCost as CompressionCost,
+    measure_compression as measure_compression,
+    worthwhile as worthwhile,
+)
+from sparsejax.axes import local as local
+from sparsejax.transforms.all_reduce import all_reduce as all_reduce
+from sparsejax.transforms.data_parallel import data_parallel as data_parallel
+from sparsejax.transforms.memory import (
+    MomentumCorrection as MomentumCorrection,
+    Residual as Residual,
+)
+from sparsejax.transforms.plan import LeafPlan as LeafPlan, Plan as Plan
+from sparsejax.transforms.sparsify import (
     dgc as dgc,
     dragonn as dragonn,
     gaussian_k as gaussian_k,
@@ -41,19 +37,23 @@ from sparsejax.sparsifying import (
     threshold as threshold,
     top_k as top_k,
 )
-from sparsejax.specs import init as init, state_specs as state_specs
-from sparsejax.state import metrics as metrics, residuals as residuals
-from sparsejax.team_times import measure_teams as measure_teams
-from sparsejax.tensor_selection import (
-    CompressionCost as CompressionCost,
-    measure_compression as measure_compression,
-    worthwhile as worthwhile,
-)
-from sparsejax.transforms import (
+from sparsejax.transforms.state.per_rank import metrics as metrics, residuals as residuals
+from sparsejax.transforms.state.resizing import resized as resized
+from sparsejax.transforms.state.specs import init as init, state_specs as state_specs
+from sparsejax.transforms.sync import (
     dense_sync as dense_sync,
     sync as sync,
     zen_sync as zen_sync,
 )
+from sparsejax.transforms.systems import (
+    gaussian_k_sync as gaussian_k_sync,
+    gtopk_sync as gtopk_sync,
+    ok_topk_sync as ok_topk_sync,
+    spardl_sync as spardl_sync,
+    topk_a_sync as topk_a_sync,
+    topk_dsa_sync as topk_dsa_sync,
+)
+from sparsejax.units.sparse_tensor import SparseTensor as SparseTensor
 
 
 try:

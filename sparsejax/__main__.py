@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 import sparsejax
+from sparsejax.advise.explain import abstract
 from sparsejax.errors import SparsejaxError
-from sparsejax.explanation import abstract
 
 
 _LEAF = re.compile(r"(?P<path>[^=]+)=(?P<shape>\d+(x\d+)*)(:(?P<dtype>\w+))?")

@@ -8,11 +8,39 @@ left to save. Types tell: such a gradient does not vary over the axis. With
 
 from typing import Any
 
+import jax
 from jax import lax
 
-from sparsejax import _compat
-from sparsejax._compat import AxisName
+from pallas_kernels.types import (
+    as_invarying,
+    as_varying as as_varying,
+    varying_axes as varying_axes,
+)
 from sparsejax.errors import AlreadySummedError, AxisError, StateError
+
+
+AxisName = str | tuple[str, ...]
+
+
+def axis_names(axis_name: AxisName) -> tuple[str, ...]:
+    """Returns the axis name, or names, as a tuple."""
+    return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+
+
+def is_checking(axis_name: AxisName) -> bool:
+    """Returns whether values carry types that say over which axes they vary."""
+    names = axis_names(axis_name)
+    return all(name in varying_axes(lax.axis_index(name)) for name in names)
+
+
+def manual_axes() -> tuple[str, ...]:
+    """Returns the axes that are manual where this is called."""
+    return tuple(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def assume_same(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Declares x equal on all ranks of an axis; the caller has made sure that it is."""
+    return as_invarying(x, frozenset(axis_names(axis_name)))
 
 
 def resolve(axis_name: AxisName | None, what: str) -> AxisName:
@@ -22,7 +50,7 @@ def resolve(axis_name: AxisName | None, what: str) -> AxisName:
         axis_name: The name, or names, that the caller gave; None for the only manual axis.
         what: The call as the user knows it, for the message.
     """
-    manual = _compat.manual_axes()
+    manual = manual_axes()
     if axis_name is None:
         if len(manual) == 1:
             return manual[0]
@@ -35,7 +63,7 @@ def resolve(axis_name: AxisName | None, what: str) -> AxisName:
             f"{what} needs a mesh axis and found none. Call it inside jax.shard_map, where "
             "the mesh axes are manual; under jax.vmap(..., axis_name=...) name the axis."
         )
-    names = _compat.axis_names(axis_name)
+    names = axis_names(axis_name)
     if not names:
         raise AxisError(f"{what}: axis_name must name an axis, got {axis_name!r}.")
     for name in names:
@@ -62,7 +90,7 @@ def resolve_for_state(axis_name: AxisName | None, what: str, keeps: str) -> Axis
     try:
         return resolve(axis_name, f"init of {what}")
     except AxisError:
-        if _compat.manual_axes():
+        if manual_axes():
             raise
         raise StateError(
             f"{keeps}, so its state must be made where the ranks are known: call "
@@ -90,16 +118,16 @@ def local(tree: Any, axis_name: AxisName | None = None) -> Any:
         The same values, typed as varying.
     """
     axis_name = resolve(axis_name, "sparsejax.local")
-    if not _compat.is_checking(axis_name):
+    if not is_checking(axis_name):
         return tree
-    return _compat.as_varying(tree, frozenset(_compat.axis_names(axis_name)))
+    return as_varying(tree, frozenset(axis_names(axis_name)))
 
 
 def require_local(name: str, leaf: Any, axis_name: AxisName) -> None:
     """Raises if a gradient was summed over the axis before it came here."""
-    if not _compat.is_checking(axis_name):
+    if not is_checking(axis_name):
         return
-    summed = set(_compat.axis_names(axis_name)) - _compat.varying_axes(leaf)
+    summed = set(axis_names(axis_name)) - varying_axes(leaf)
     if summed:
         raise AlreadySummedError(
             f"the gradient of {name!r} was already summed over {_list(sorted(summed))}: it "

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparsejax import analysis
+from sparsejax.advise.papers import measures
 from sparsejax.errors import ArgumentError
-from sparsejax.ownership import Contiguous, MurmurHash, StripedHash
+from sparsejax.units.ownership import Contiguous, MurmurHash, StripedHash
 
 
 def as_sets(*units, size=8):
@@ -30,18 +30,18 @@ def test_a_row_is_a_unit_if_any_number_is_not_zero():
     rows = [[[0, 0], [1, -1], [0, 0], [np.nan, 0]], [[0, -0.0], [0, 0], [1e-40, 0], [3, 4]]]
     wanted = [[False, True, False, True], [False, False, True, True]]
     for gradients in (np.array(rows, np.float32), jnp.array(rows, jnp.float32)):
-        np.testing.assert_array_equal(analysis.nonzero_sets(gradients), wanted)
+        np.testing.assert_array_equal(measures.nonzero_sets(gradients), wanted)
 
 
 def test_gradients_may_be_vectors_or_blocks_of_any_type():
-    assert analysis.nonzero_sets(jnp.array([[0, 2, 0]], jnp.bfloat16)).tolist() == [
+    assert measures.nonzero_sets(jnp.array([[0, 2, 0]], jnp.bfloat16)).tolist() == [
         [False, True, False]
     ]
     blocks = np.zeros((2, 3, 4, 5), np.int32)
     blocks[1, 2, 3, 4] = 7
-    assert analysis.nonzero_sets(blocks).sum() == 1
+    assert measures.nonzero_sets(blocks).sum() == 1
     with pytest.raises(ArgumentError, match=r"\[ranks, units, ...\], got shape \(3,\)"):
-        analysis.nonzero_sets(np.zeros(3))
+        measures.nonzero_sets(np.zeros(3))
 
 
 # --- Definitions 3 to 5.
@@ -49,35 +49,35 @@ def test_gradients_may_be_vectors_or_blocks_of_any_type():
 
 def test_density():
     sets = as_sets([0, 1], [0, 1, 2, 3])
-    assert analysis.density(sets).tolist() == [0.25, 0.5]
-    assert analysis.density(sets[0]) == 0.25
-    assert analysis.density(jnp.asarray(sets)).tolist() == [0.25, 0.5]
-    assert analysis.density(NOTHING).tolist() == [0, 0, 0, 0]
+    assert measures.density(sets).tolist() == [0.25, 0.5]
+    assert measures.density(sets[0]) == 0.25
+    assert measures.density(jnp.asarray(sets)).tolist() == [0.25, 0.5]
+    assert measures.density(NOTHING).tolist() == [0, 0, 0, 0]
 
 
 def test_overlap_ratio():
     a, b, c = as_sets([0, 1, 2], [2, 3, 4, 5], [7])
-    assert analysis.overlap_ratio(a, b) == 1 / 3  # of the smaller
-    assert analysis.overlap_ratio(b, a) == 1 / 3
-    assert analysis.overlap_ratio(a, c) == 0
-    assert analysis.overlap_ratio(a, a) == 1
-    assert analysis.overlap_ratio(a, NOTHING[0]) == 0
-    assert analysis.overlap_ratio(NOTHING[0], NOTHING[0]) == 0
+    assert measures.overlap_ratio(a, b) == 1 / 3  # of the smaller
+    assert measures.overlap_ratio(b, a) == 1 / 3
+    assert measures.overlap_ratio(a, c) == 0
+    assert measures.overlap_ratio(a, a) == 1
+    assert measures.overlap_ratio(a, NOTHING[0]) == 0
+    assert measures.overlap_ratio(NOTHING[0], NOTHING[0]) == 0
 
 
 def test_overlap_ratios_of_all_pairs_and_of_some():
     sets = as_sets([0, 1, 2], [2, 3, 4, 5], [7], [])
-    assert analysis.overlap_ratios(sets).tolist() == [1 / 3, 0, 0, 0, 0, 0]
+    assert measures.overlap_ratios(sets).tolist() == [1 / 3, 0, 0, 0, 0, 0]
     sets = drawn(9, 200, 0.3)
-    every = analysis.overlap_ratios(sets)
+    every = measures.overlap_ratios(sets)
     pairs = [(i, j) for i in range(9) for j in range(i + 1, 9)]
-    wanted = [analysis.overlap_ratio(sets[i], sets[j]) for i, j in pairs]
+    wanted = [measures.overlap_ratio(sets[i], sets[j]) for i, j in pairs]
     np.testing.assert_array_equal(every, wanted)
-    some = analysis.overlap_ratios(sets, pairs=10, seed=1)
+    some = measures.overlap_ratios(sets, pairs=10, seed=1)
     assert len(some) == 10
     assert set(some) <= set(every)
-    np.testing.assert_array_equal(some, analysis.overlap_ratios(sets, pairs=10, seed=1))
-    assert len(analysis.overlap_ratios(sets, pairs=100)) == 36
+    np.testing.assert_array_equal(some, measures.overlap_ratios(sets, pairs=10, seed=1))
+    assert len(measures.overlap_ratios(sets, pairs=100)) == 36
 
 
 def test_densification():
@@ -85,47 +85,47 @@ def test_densification():
     sets = as_sets([0, 1], [1, 2], [6], [5, 6, 2])
     sets[3, 0] = False
     union = [(3 + 3) / 2, 5]
-    assert analysis.densification(sets).tolist() == [union[0] / 2, union[1] / 2]
-    assert analysis.densification(sets, [1]).tolist() == [1]
+    assert measures.densification(sets).tolist() == [union[0] / 2, union[1] / 2]
+    assert measures.densification(sets, [1]).tolist() == [1]
     # Three ranks: the fourth is left out, and so is its size.
-    assert analysis.densification(sets, [3]).tolist() == [4 / (5 / 3)]
-    assert analysis.densification(NOTHING).tolist() == [1, 1]
+    assert measures.densification(sets, [3]).tolist() == [4 / (5 / 3)]
+    assert measures.densification(NOTHING).tolist() == [1, 1]
 
 
 def test_densification_lies_between_the_same_sets_and_disjoint_ones():
     same = np.repeat(drawn(1, 100, 0.2), 8, axis=0)
-    assert analysis.densification(same).tolist() == [1, 1, 1]
+    assert measures.densification(same).tolist() == [1, 1, 1]
     disjoint = np.arange(80) // 10 == np.arange(8)[:, None]
-    assert analysis.densification(disjoint).tolist() == [2, 4, 8]
-    ratios = analysis.densification(drawn(16, 1000, 0.1), range(1, 17))
+    assert measures.densification(disjoint).tolist() == [2, 4, 8]
+    ratios = measures.densification(drawn(16, 1000, 0.1), range(1, 17))
     assert (ratios >= 1).all()
     assert (ratios <= np.arange(1, 17)).all()
 
 
 def test_partition_shares_and_skewness():
     units = as_sets([0, 1, 2, 5])[0]
-    assert analysis.partition_shares(units, 4).tolist() == [0.5, 0.25, 0.25, 0]
+    assert measures.partition_shares(units, 4).tolist() == [0.5, 0.25, 0.25, 0]
     # The densest range is full, all of them are half full.
-    assert analysis.skewness_ratio(units, 4) == 1 / 0.5
-    assert analysis.skewness_ratio(units, 1) == 1
-    assert analysis.partition_shares(NOTHING[0], 4).tolist() == [0, 0, 0, 0]
-    assert analysis.skewness_ratio(NOTHING[0], 4) == 1
+    assert measures.skewness_ratio(units, 4) == 1 / 0.5
+    assert measures.skewness_ratio(units, 1) == 1
+    assert measures.partition_shares(NOTHING[0], 4).tolist() == [0, 0, 0, 0]
+    assert measures.skewness_ratio(NOTHING[0], 4) == 1
 
 
 def test_skewness_of_ranges_that_are_not_equal_goes_by_density():
     # Ranges of 2, 3 and 3 units have 1, 2 and 0: densities 1/2, 2/3 and 0, of 3/8 in all.
     units = as_sets([0, 2, 3])[0]
-    assert analysis.skewness_ratio(units, 3) == pytest.approx((2 / 3) / (3 / 8))
+    assert measures.skewness_ratio(units, 3) == pytest.approx((2 / 3) / (3 / 8))
 
 
 @pytest.mark.parametrize("parts", [1, 3, 7, 64, 1000])
 def test_skewness_is_between_one_and_the_number_of_parts(parts):
     for seed in range(5):
         units = drawn(1, 1000, 0.02, seed)[0]
-        shares = analysis.partition_shares(units, parts)
+        shares = measures.partition_shares(units, parts)
         assert len(shares) == parts
         assert shares.sum() == pytest.approx(1)
-        ratio = analysis.skewness_ratio(units, parts)
+        ratio = measures.skewness_ratio(units, parts)
         assert 1 <= ratio <= 1000 / max(1, 1000 // parts)
 
 
@@ -136,30 +136,30 @@ def test_imbalance():
     owners = np.array([0, 0, 0, 0, 1, 1, 1, 1])
     sets = as_sets([0, 1, 2, 4], [4, 5])
     # Rank 1 sends both to part 1: twice its half. The union has 3 and 2 of 5.
-    assert analysis.push_imbalance(sets, owners) == 2
-    assert analysis.push_imbalance(sets[:1], owners, parts=2) == 2 * 3 / 4
-    assert analysis.pull_imbalance(sets, owners) == 2 * 3 / 5
-    assert analysis.push_imbalance(sets, owners % 2, parts=4) == 4
+    assert measures.push_imbalance(sets, owners) == 2
+    assert measures.push_imbalance(sets[:1], owners, parts=2) == 2 * 3 / 4
+    assert measures.pull_imbalance(sets, owners) == 2 * 3 / 5
+    assert measures.push_imbalance(sets, owners % 2, parts=4) == 4
     # An empty set has no parts; neither has the union of empty ones.
-    assert analysis.push_imbalance(as_sets([0, 4], []), owners) == 1
-    assert analysis.push_imbalance(NOTHING, owners) == 1
-    assert analysis.pull_imbalance(NOTHING, owners) == 1
+    assert measures.push_imbalance(as_sets([0, 4], []), owners) == 1
+    assert measures.push_imbalance(NOTHING, owners) == 1
+    assert measures.pull_imbalance(NOTHING, owners) == 1
 
 
 def test_hashing_balances_what_ranges_do_not():
     sets = np.zeros((8, 8192), bool)
     sets[:, :1024] = drawn(8, 1024, 0.9)
-    assert analysis.push_imbalance(sets, Contiguous()) == 8
-    assert analysis.pull_imbalance(sets, Contiguous()) == 8
-    assert analysis.push_imbalance(sets, analysis.equal_ranges(8192, 8)) == 8
+    assert measures.push_imbalance(sets, Contiguous()) == 8
+    assert measures.pull_imbalance(sets, Contiguous()) == 8
+    assert measures.push_imbalance(sets, measures.equal_ranges(8192, 8)) == 8
     for ownership in (StripedHash(), MurmurHash()):
-        assert 1 <= analysis.push_imbalance(sets, ownership) < 1.5
-        assert 1 <= analysis.pull_imbalance(sets, ownership) < 1.4
+        assert 1 <= measures.push_imbalance(sets, ownership) < 1.5
+        assert 1 <= measures.pull_imbalance(sets, ownership) < 1.4
 
 
 @pytest.mark.parametrize("ownership", [StripedHash(3), MurmurHash(3), Contiguous()])
 def test_assignment_is_what_the_ownership_says(ownership):
-    parts = analysis.assignment(ownership, 1000, 4)
+    parts = measures.assignment(ownership, 1000, 4)
     assert parts.shape == (1000,)
     layout = ownership.over(1000, 4)
     part, slot = layout.assign(jnp.arange(1000))
@@ -170,16 +170,16 @@ def test_assignment_is_what_the_ownership_says(ownership):
 
 
 def test_equal_ranges_differ_by_one_at_most():
-    assert analysis.equal_ranges(8, 3).tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
-    assert analysis.equal_ranges(2, 4).tolist() == [1, 3]
+    assert measures.equal_ranges(8, 3).tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
+    assert measures.equal_ranges(2, 4).tolist() == [1, 3]
     for size in (5, 64, 1001):
-        lengths = np.bincount(analysis.equal_ranges(size, 5), minlength=5)
+        lengths = np.bincount(measures.equal_ranges(size, 5), minlength=5)
         assert lengths.sum() == size
         assert lengths.max() - lengths.min() <= 1
 
 
 def test_part_counts():
-    counts = analysis.part_counts(
+    counts = measures.part_counts(
         as_sets([0, 1, 2], [7]), np.array([0, 0, 1, 1, 2, 2, 3, 3]), 4
     )
     assert counts.tolist() == [[2, 1, 0, 0], [0, 0, 0, 1]]
@@ -191,21 +191,21 @@ def test_part_counts():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: analysis.density(np.ones((2, 3))), "booleans, got float64.*nonzero_sets"),
-        (lambda: analysis.densification(np.ones(3, bool)), r"\[ranks, units\].*\(3,\)"),
-        (lambda: analysis.densification(np.ones((2, 0), bool)), r"\(2, 0\)"),
-        (lambda: analysis.densification(NOTHING, [8]), "between 1 and 4 ranks, got 8"),
-        (lambda: analysis.overlap_ratios(NOTHING, pairs=0), "at least 1, got 0"),
+        (lambda: measures.density(np.ones((2, 3))), "booleans, got float64.*nonzero_sets"),
+        (lambda: measures.densification(np.ones(3, bool)), r"\[ranks, units\].*\(3,\)"),
+        (lambda: measures.densification(np.ones((2, 0), bool)), r"\(2, 0\)"),
+        (lambda: measures.densification(NOTHING, [8]), "between 1 and 4 ranks, got 8"),
+        (lambda: measures.overlap_ratios(NOTHING, pairs=0), "at least 1, got 0"),
         (
-            lambda: analysis.overlap_ratio(NOTHING[0], np.ones(9, bool)),
+            lambda: measures.overlap_ratio(NOTHING[0], np.ones(9, bool)),
             "as many units as a, got 9 and not 8",
         ),
-        (lambda: analysis.skewness_ratio(NOTHING[0], 9), "between 1 and 8 units, got 9"),
-        (lambda: analysis.partition_shares(NOTHING[0], 0), "between 1 and 8 units, got 0"),
-        (lambda: analysis.push_imbalance(NOTHING, np.arange(8)), "0 and 3, got 7"),
-        (lambda: analysis.push_imbalance(NOTHING, np.arange(8) - 1), "0 and 3, got -1"),
-        (lambda: analysis.push_imbalance(NOTHING, np.zeros(7, int)), r"8 integers.*\(7,\)"),
-        (lambda: analysis.push_imbalance(NOTHING, np.zeros(8)), "8 integers, got float64"),
+        (lambda: measures.skewness_ratio(NOTHING[0], 9), "between 1 and 8 units, got 9"),
+        (lambda: measures.partition_shares(NOTHING[0], 0), "between 1 and 8 units, got 0"),
+        (lambda: measures.push_imbalance(NOTHING, np.arange(8)), "0 and 3, got 7"),
+        (lambda: measures.push_imbalance(NOTHING, np.arange(8) - 1), "0 and 3, got -1"),
+        (lambda: measures.push_imbalance(NOTHING, np.zeros(7, int)), r"8 integers.*\(7,\)"),
+        (lambda: measures.push_imbalance(NOTHING, np.zeros(8)), "8 integers, got float64"),
     ],
 )
 def test_errors_name_the_argument_and_the_value(call, text):

@@ -9,7 +9,9 @@ from jax.experimental import checkify
 from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import sparsejax
-from sparsejax import errors, leaves, ownership, schemes
+from sparsejax import errors, schemes
+from sparsejax.transforms import buckets
+from sparsejax.units import ownership
 from tests.helpers import mesh_of
 
 
@@ -245,7 +247,7 @@ def test_paths_that_are_written_alike_are_told_apart():
 
 def test_what_int32_cannot_number_together_forms_several_groups():
     like = [jax.ShapeDtypeStruct((1 << 30,), jnp.float32)] * 3
-    groups = leaves.group(["a", "b", "c"], like, schemes.Zen())
+    groups = buckets.group(["a", "b", "c"], like, schemes.Zen())
     assert [group.paths for group in groups] == [("a",), ("b",), ("c",)]
     huge = jax.ShapeDtypeStruct((2, 2**31 - 1), jnp.float32)
     with pytest.raises(
@@ -260,7 +262,7 @@ def test_the_defaults_of_leaves_are_as_documented():
     names = ["embedding", "small/embedding", "kernel", "embedding_bias"]
     shapes = [(4096, 16), (16, 16), (256, 256), (65_536,)]
     like = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    groups = leaves.group(names, like, schemes.Zen())
+    groups = buckets.group(names, like, schemes.Zen())
     found = {g.paths: (type(g.scheme).__name__, g.shape) for g in groups}
     assert found == {
         ("embedding",): ("Zen", (16,)),

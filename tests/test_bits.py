@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparsejax import bits
+from sparsejax.units import bits
 from tests import helpers
 
 

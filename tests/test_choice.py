@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from sparsejax import bits, forecast, ladder, schemes, wire
-from sparsejax.ownership import StripedHash
-from sparsejax.schemes import growth
+from sparsejax import schemes, wire
+from sparsejax.schemes import forecast
+from sparsejax.schemes.zen import growth
+from sparsejax.units import bits
+from sparsejax.units.ownership import StripedHash
+from sparsejax.wire import ladder
 from tests import helpers
 from tests.test_optimal_schemes import DENSITIES, OVERLAPS, RANKS, SKEWS, draw
 

@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax import cost_tables, errors, schemes
+from sparsejax import errors, schemes
+from sparsejax.advise.papers import cost_tables
 from tests import helpers
 
 

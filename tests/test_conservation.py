@@ -22,7 +22,7 @@ from jax.sharding import AxisType, PartitionSpec as P
 import sparsejax
 from sparsejax import schemes, sparsifiers
 from sparsejax.sparsifiers import base
-from sparsejax.state import SyncState, find
+from sparsejax.transforms.state.per_rank import SyncState, find
 from tests import helpers
 
 

@@ -12,9 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from sparsejax import cost_model, cost_tables, gathers, schemes, wire
-from sparsejax.cost_model import Cost, Workload
+from sparsejax import schemes, wire
+from sparsejax.advise.papers import cost_model, cost_tables
+from sparsejax.advise.papers.cost_model import Cost, Workload
 from sparsejax.errors import ArgumentError
+from sparsejax.wire import gathers
 from tests import helpers
 from tests.helpers import AXIS
 

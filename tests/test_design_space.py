@@ -5,14 +5,14 @@ import functools
 import numpy as np
 import pytest
 
-from sparsejax import analysis, design_space as ds
-from sparsejax.design_space import (
+from sparsejax.advise.papers import design_space as ds, measures
+from sparsejax.advise.papers.design_space import (
     BALANCED_PARALLELISM,
     HIERARCHICAL_CENTRALIZATION,
     Point,
 )
 from sparsejax.errors import ArgumentError
-from sparsejax.ownership import MurmurHash, StripedHash
+from sparsejax.units.ownership import MurmurHash, StripedHash
 
 
 def as_sets(units, size):
@@ -101,7 +101,7 @@ def test_zen_sends_a_bit_a_unit_of_other_parts():
     union = sets.any(axis=0).sum()
     pull = ds.zen(sets).received[1]
     # 1024 units in 4 equal parts: 3 bitmaps of 256 bits. All values but one's own.
-    owners = analysis.assignment(StripedHash(), 1024, 4)
+    owners = measures.assignment(StripedHash(), 1024, 4)
     own = np.bincount(owners[sets.any(axis=0)], minlength=4)
     np.testing.assert_array_equal(pull, 4.0 * (union - own) + 3 * 256 / 8)
 
@@ -184,9 +184,9 @@ def test_every_point_receives_what_messages_carry(point, n):
         # Some units that all have, some ranks with more than others.
         sets = rng.random((n, 96)) < 0.4 * rng.random((n, 1)) * rng.random(96)
         sets |= rng.random(96) < 0.1
-        owners = analysis.equal_ranges(96, n)
+        owners = measures.equal_ranges(96, n)
         if point.balance == "balanced":
-            owners = analysis.assignment(MurmurHash(seed), 96, n)
+            owners = measures.assignment(MurmurHash(seed), 96, n)
         found = ds.traffic(point, sets, ownership=MurmurHash(seed))
         wanted = oracle(point, sets, owners)
         np.testing.assert_array_equal(found.received.sum(axis=0), wanted)

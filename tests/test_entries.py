@@ -8,9 +8,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-import sparsejax.ladder
-from sparsejax import entries, schemes
-from sparsejax.sparse_tensor import SparseTensor
+import sparsejax.wire.ladder
+from sparsejax import schemes
+from sparsejax.units import entries
+from sparsejax.units.sparse_tensor import SparseTensor
 from tests import helpers
 
 
@@ -20,7 +21,7 @@ SIZE = 3001
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Small inputs take several tiles, as large ones do."""
-    monkeypatch.setattr(sparsejax.ladder, "_TILE_NUMBERS", 512)
+    monkeypatch.setattr(sparsejax.wire.ladder, "_TILE_NUMBERS", 512)
 
 
 def tensors_of(x, capacity, rng, twice=False):

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import sparsejax.ladder
-from sparsejax import bits, exchange, index_codes, ladder, wire
+import sparsejax.wire.ladder
+from sparsejax import wire
+from sparsejax.units import bits
+from sparsejax.wire import index_codes, ladder, messages
 from tests import helpers
 from tests.helpers import AXIS
 
@@ -65,7 +67,7 @@ def mixed_ladder(width, unit_bytes, codes):
 
 def transmit(steps, channel, *rest, **options):
     """One exchange over one channel: the only place here that calls the library's."""
-    return exchange.transmit(steps, channel, *rest, **options)
+    return messages.transmit(steps, channel, *rest, **options)
 
 
 @functools.cache
@@ -89,7 +91,7 @@ def exchange_of(setup):
             setup.ladder,
             wire.push_channel(AXIS),
             sets,
-            exchange.Source(x, units=lambda slots: part * setup.width + slots),
+            messages.Source(x, units=lambda slots: part * setup.width + slots),
             need,
             add,
             jnp.zeros((setup.width, *setup.shape), jnp.promote_types(x.dtype, np.float32)),
@@ -107,7 +109,7 @@ def exchange_of(setup):
             setup.ladder,
             wire.pull_channel(AXIS),
             sets,
-            exchange.Source(sums),
+            messages.Source(sums),
             need,
             place,
             jnp.zeros((setup.size, *setup.shape), x.dtype),
@@ -211,7 +213,7 @@ def test_every_dtype_and_unit_is_delivered(dtype, shape, code):
     ids=str,
 )
 def test_small_tiles_fill_the_same_messages(monkeypatch, code, dtype, shape, tile_numbers):
-    monkeypatch.setattr(sparsejax.ladder, "_TILE_NUMBERS", tile_numbers)
+    monkeypatch.setattr(sparsejax.wire.ladder, "_TILE_NUMBERS", tile_numbers)
     setup = Setup(code, dtype, shape, ratio=1.9, tile_numbers=tile_numbers)
     assert setup.ladder.tile < 100
     # Full parts take four rounds of several tiles each.
@@ -298,7 +300,7 @@ def test_values_that_are_no_ordinary_numbers_arrive_bit_for_bit(value):
             steps,
             wire.swap_channel(AXIS, [pairs]),
             sets,
-            exchange.Source(x),
+            messages.Source(x),
             need,
             lambda total, slots, values: total.at[slots[0]].set(values[0], mode="drop"),
             jnp.zeros_like(x),
@@ -329,7 +331,7 @@ def test_the_payload_can_be_reckoned_from_a_typical_count():
             steps,
             wire.push_channel(AXIS),
             sets,
-            exchange.Source(jnp.ones(1024, np.float32)),
+            messages.Source(jnp.ones(1024, np.float32)),
             need,
             lambda count, slots, values: count + jnp.sum(slots < 1024),
             jnp.int32(0),
@@ -368,7 +370,7 @@ def test_the_program_holds_one_message_of_each_size():
             steps,
             wire.push_channel(AXIS),
             sets,
-            exchange.Source(jnp.ones(1024, np.float32)),
+            messages.Source(jnp.ones(1024, np.float32)),
             wire.maximum(jnp.max(sets.counts), AXIS)[0],
             lambda count, slots, values: count + jnp.sum(slots < WIDTH),
             jnp.int32(0),

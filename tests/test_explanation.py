@@ -102,7 +102,7 @@ def test_rules_masks_and_two_levels_are_seen_through():
 def test_what_keeps_something_by_rank_needs_no_mesh():
     _, leaves = explained(sparsejax.zen_sync(every=4))
     assert leaves["embedding"].scheme == "Zen"
-    scheme = schemes.BalancedParallelism(ownership=sparsejax.ownership.MurmurHash())
+    scheme = schemes.BalancedParallelism(ownership=sparsejax.units.ownership.MurmurHash())
     _, leaves = explained(sparsejax.sync(scheme))
     assert leaves["embedding"].scheme == "BalancedParallelism"
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from sparsejax import errors, forecast, ladder, schemes
+from sparsejax import errors, schemes
+from sparsejax.schemes import forecast
+from sparsejax.wire import ladder
 from tests import helpers
 from tests.test_schemes import SCHEMES
 

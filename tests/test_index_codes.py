@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparsejax import bits, errors, index_codes
-from sparsejax.index_codes import BITMAP, COO8, COO16, COO32
+from sparsejax import errors
+from sparsejax.units import bits
+from sparsejax.wire import index_codes
+from sparsejax.wire.index_codes import BITMAP, COO8, COO16, COO32
 from tests import helpers
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparsejax import errors, index_codes, ladder
+from sparsejax import errors
+from sparsejax.wire import index_codes, ladder
 
 
 # width, bytes of a unit, parts, codes, ratio

@@ -4,6 +4,7 @@ Read with `ast`, so nothing is executed.
 """
 
 import ast
+import graphlib
 from pathlib import Path
 
 import pytest
@@ -11,107 +12,20 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# From the bottom up. A module may import those of lower lines, and none of its own line.
-# A new module gets a place here.
-LAYERS = [
-    {
-        "pallas_kernels.errors",
-        "pallas_kernels.pallas",
-        "pallas_kernels.rank_select",
-        "pallas_kernels.triton",
-        "pallas_kernels.triton.words",
-        "pallas_kernels.types",
-    },
-    {"pallas_kernels.pallas.launch"},
-    {"pallas_kernels.hashing", "pallas_kernels.backends", "pallas_kernels.checks"},
-    {"pallas_kernels.triton.launch"},
-    {"pallas_kernels.striping"},
-    {"pallas_kernels.reference"},
-    {
-        "pallas_kernels.pallas.bitmap",
-        "pallas_kernels.pallas.partition",
-        "pallas_kernels.pallas.threshold_hash",
-        "pallas_kernels.triton.bitmap",
-        "pallas_kernels.triton.coo_add",
-        "pallas_kernels.triton.partition",
-        "pallas_kernels.triton.threshold_hash",
-    },
-    {"pallas_kernels.triton.partition_dense"},
-    {
-        "pallas_kernels.bitmap",
-        "pallas_kernels.compact",
-        "pallas_kernels.coo_add",
-        "pallas_kernels.merge_rows",
-        "pallas_kernels.partition",
-        "pallas_kernels.partition_by_bits",
-        "pallas_kernels.partition_dense",
-        "pallas_kernels.threshold_hash",
-    },
+# From the bottom up: a module imports modules of its own folder and of lower floors.
+FLOORS = [
     {"pallas_kernels"},
-    {"sparsejax.errors", "sparsejax._compat", "sparsejax.signatures"},
-    {"sparsejax.checks", "sparsejax.cost_model"},
-    {"sparsejax.cost_tables"},
-    {"sparsejax.bits", "sparsejax.axes"},
-    {"sparsejax.index_codes", "sparsejax.ownership", "sparsejax.sparse_tensor"},
-    {"sparsejax.wire", "sparsejax.thresholds", "sparsejax.analysis"},
-    {"sparsejax.gathers", "sparsejax.design_space", "sparsejax.magnitudes"},
-    {"sparsejax.sparsifiers.base"},
-    {"sparsejax.sparsifiers.dgc", "sparsejax.sparsifiers.top_k"},
-    {
-        "sparsejax.sparsifiers.dragonn",
-        "sparsejax.sparsifiers.gaussian_k",
-        "sparsejax.sparsifiers.ms_top_k",
-        "sparsejax.sparsifiers.qsgd",
-        "sparsejax.sparsifiers.random_k",
-        "sparsejax.sparsifiers.reuse_threshold",
-        "sparsejax.sparsifiers.sign",
-        "sparsejax.sparsifiers.threshold",
-    },
+    {"sparsejax.errors"},
+    {"sparsejax.axes"},
+    {"sparsejax.units"},
+    {"sparsejax.wire"},
     {"sparsejax.sparsifiers"},
-    {"sparsejax.ladder"},
-    {"sparsejax.exchange", "sparsejax.forecast"},
-    {"sparsejax.entries"},
-    {"sparsejax.schemes.base", "sparsejax.schemes.growth"},
-    {
-        "sparsejax.schemes.doubling",
-        "sparsejax.schemes.regions",
-        "sparsejax.schemes.selecting",
-    },
-    {"sparsejax.schemes.region_gather", "sparsejax.schemes.swapping"},
-    {"sparsejax.schemes.owners"},
-    {"sparsejax.schemes.owners_forecast"},
-    {
-        "sparsejax.schemes.ag_sparse",
-        "sparsejax.schemes.all_reduce",
-        "sparsejax.schemes.balanced_parallelism",
-        "sparsejax.schemes.g_topk",
-        "sparsejax.schemes.hierarchical_centralization",
-        "sparsejax.schemes.ok_topk",
-        "sparsejax.schemes.omni_reduce",
-        "sparsejax.schemes.spar_dl",
-    },
-    {
-        "sparsejax.schemes.lossy_strawman",
-        "sparsejax.schemes.sparcml",
-        "sparsejax.schemes.sparse_ps",
-        "sparsejax.schemes.zen",
-    },
-    {"sparsejax.schemes.two_level"},
     {"sparsejax.schemes"},
-    {"sparsejax.tensor_selection"},
-    {"sparsejax.leaves", "sparsejax.state", "sparsejax.plan", "sparsejax.memory"},
-    {"sparsejax.sparsify", "sparsejax.specs", "sparsejax.state_checks"},
-    {"sparsejax.sparsifying"},
-    {"sparsejax.planner", "sparsejax.synchronizer"},
-    {"sparsejax.densities"},
     {"sparsejax.transforms"},
-    {"sparsejax.choosing", "sparsejax.resizing"},
-    {"sparsejax.team_times"},
-    {"sparsejax.reduce", "sparsejax.data_parallel", "sparsejax.explanation"},
+    {"sparsejax.rows", "sparsejax.embrace", "sparsejax.advise"},
     {"sparsejax"},
     {"sparsejax.__main__"},
 ]
-LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 
 # What waits for other ranks or sends to them, and what only changes a type.
 COLLECTIVES = {
@@ -130,7 +44,7 @@ COLLECTIVES = {
 }
 CASTS = {"pcast", "pvary"}
 MAY_USE = {
-    "sparsejax.wire": COLLECTIVES,
+    "sparsejax.wire.collectives": COLLECTIVES,
     "pallas_kernels.types": CASTS,
 }
 
@@ -183,23 +97,33 @@ def lax_names(source, wanted):
     return found & wanted
 
 
-def misplaced(module, targets, level):
-    """What is wrong with what a module imports, as sentences."""
-    missing = sorted({module, *targets} - set(level))
-    if missing:
-        todo = "has no place: add it to LAYERS in test_layers.py"
-        return [f"{name} {todo}" for name in missing]
-    return [
-        f"{module} (layer {level[module]}) imports {target} (layer {level[target]})"
-        for target in sorted(targets)
-        if level[target] >= level[module]
-    ]
+def room(module):
+    """The folder of the first floor that a module belongs to, and the floor's number."""
+    name = ".".join(module.split(".")[: 1 if module.startswith("pallas") else 2])
+    return name, next(i for i, floor in enumerate(FLOORS) if name in floor)
 
 
 @every_module
 def test_imports_point_down(module):
-    found = misplaced(module, imports(MODULES[module].read_text(), MODULES), LEVEL)
-    assert not found, "; ".join(found)
+    name, floor = room(module)
+    for target in imports(MODULES[module].read_text(), MODULES):
+        other, below = room(target)
+        assert other == name or below < floor, f"{module} imports {target}"
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = {m: imports(path.read_text(), MODULES) for m, path in MODULES.items()}
+    list(graphlib.TopologicalSorter(graph).static_order())
+
+
+FOLDERS = sorted({p.parent for m, p in MODULES.items() if m.startswith("sparsejax")})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_a_folder_has_at_most_12_entries(folder):
+    entries = {p.name for p in folder.iterdir() if p.suffix == ".py" or p.is_dir()}
+    entries -= {"__init__.py", "__main__.py", "__pycache__"}
+    assert len(entries) <= 12, sorted(entries)
 
 
 @every_module
@@ -219,20 +143,12 @@ def test_no_file_is_over_400_lines(module):
     assert len(MODULES[module].read_text().splitlines()) <= 400
 
 
-def test_the_table_names_each_module_once_and_only_modules_that_exist():
-    listed = [module for modules in LAYERS for module in modules]
-    assert len(listed) == len(set(listed))
-    assert set(listed) == set(MODULES)
-
-
 def test_the_checks_see_what_they_are_to_refuse():
-    level = {"a": 0, "b.c": 1, "b.d": 1, "b": 2}
+    modules = {"a", "b", "b.c", "b.d"}
     source = "from b import c, name\nimport jax\ndef f():\n    import b.d\n"
-    assert imports(source, level) == {"b", "b.c", "b.d"}
-    assert misplaced("b", {"a", "b.c"}, level) == []
-    assert misplaced("b.c", {"b.d"}, level) == ["b.c (layer 1) imports b.d (layer 1)"]
-    assert misplaced("a", {"b"}, level) == ["a (layer 0) imports b (layer 2)"]
-    assert "add it to LAYERS" in misplaced("new", {"a"}, level)[0]
+    assert imports(source, modules) == {"b", "b.c", "b.d"}
+    assert room("sparsejax.wire.ladder") == ("sparsejax.wire", 4)
+    assert room("pallas_kernels.triton.launch") == ("pallas_kernels", 0)
     for call in (
         "from jax import lax\nlax.psum(x, 'data')",
         "from jax import lax as l\nl.psum(x, 'data')",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparsejax import errors, schemes
-from sparsejax.schemes import lossy_strawman
+from sparsejax.schemes.baselines import lossy_strawman
 from tests import helpers
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
-from sparsejax import magnitudes
+from sparsejax.units import magnitudes
 from tests import helpers
 
 

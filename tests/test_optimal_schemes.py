@@ -12,8 +12,8 @@ import math
 import numpy as np
 import pytest
 
-from sparsejax import design_space as ds
-from sparsejax.design_space import (
+from sparsejax.advise.papers import design_space as ds
+from sparsejax.advise.papers.design_space import (
     BALANCED_PARALLELISM,
     HIERARCHICAL_CENTRALIZATION,
     Point,

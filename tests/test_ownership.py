@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import hashing
-from sparsejax.ownership import Contiguous, MurmurHash, StripedHash
+from sparsejax.units.ownership import Contiguous, MurmurHash, StripedHash
 from tests import helpers
 
 

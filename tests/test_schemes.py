@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
-import sparsejax.ladder
-from sparsejax import ownership, schemes, thresholds
-from sparsejax.schemes import doubling, growth
+import sparsejax.wire.ladder
+from sparsejax import schemes
+from sparsejax.schemes import doubling
+from sparsejax.schemes.zen import growth
+from sparsejax.units import ownership
+from sparsejax.units.ownership import sorted_thresholds
 from tests import helpers
 
 
@@ -39,7 +42,7 @@ SCHEMES = {
     "hierarchical": schemes.HierarchicalCentralization(),
     "hierarchical_bitmap": schemes.HierarchicalCentralization(code="bitmap"),
     "balanced_thresholds": schemes.BalancedParallelism(
-        ownership=thresholds.SortedThresholds(every=1)
+        ownership=sorted_thresholds.SortedThresholds(every=1)
     ),
     "balanced_capacity": schemes.BalancedParallelism(
         push_capacity=20, pull_capacity=40, ratio=4.0
@@ -97,7 +100,7 @@ SIZE = 3001  # not divisible by any number of ranks tested; several words, block
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Small inputs take several tiles, as large ones do."""
-    monkeypatch.setattr(sparsejax.ladder, "_TILE_NUMBERS", 512)
+    monkeypatch.setattr(sparsejax.wire.ladder, "_TILE_NUMBERS", 512)
 
 
 @functools.cache

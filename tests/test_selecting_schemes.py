@@ -18,8 +18,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax import _compat, bits, cost_tables, errors, forecast, magnitudes, schemes
-from sparsejax.schemes import regions
+from sparsejax import axes as mesh_axes, errors, schemes
+from sparsejax.advise.papers import cost_tables
+from sparsejax.schemes import forecast
+from sparsejax.schemes.top_k import regions
+from sparsejax.units import bits, magnitudes
 from tests import helpers
 
 
@@ -49,7 +52,7 @@ def steps_of(scheme, n, size, dtype=jnp.float32):
 
     def on_rank(g):
         like = jax.ShapeDtypeStruct((size,), dtype)
-        axes = _compat.varying_axes(g)
+        axes = mesh_axes.varying_axes(g)
         state = scheme.init(like, n)
 
         def step(carry, g):
@@ -61,9 +64,9 @@ def steps_of(scheme, n, size, dtype=jnp.float32):
             told = *told, sent.scalars
             return (reduced.state, reduced.residual), (reduced.total, told)
 
-        held = _compat.as_varying(jnp.zeros(size, dtype), axes)
+        held = mesh_axes.as_varying(jnp.zeros(size, dtype), axes)
         (_, held), (totals, told) = lax.scan(step, (state, held), g)
-        return _compat.as_varying((totals, held, told), axes)
+        return mesh_axes.as_varying((totals, held, told), axes)
 
     return on_rank
 

@@ -13,9 +13,10 @@ import optax
 import pytest
 
 import sparsejax
-import sparsejax.ladder
-from sparsejax import magnitudes, schemes, sparsifiers
+import sparsejax.wire.ladder
+from sparsejax import schemes, sparsifiers
 from sparsejax.sparsifiers import base
+from sparsejax.units import magnitudes
 from tests import helpers
 
 
@@ -42,7 +43,7 @@ SELECTING = [name for name, one in SPARSIFIERS.items() if isinstance(one, base.S
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Small inputs take several tiles, as large ones do."""
-    monkeypatch.setattr(sparsejax.ladder, "_TILE_NUMBERS", 2048)
+    monkeypatch.setattr(sparsejax.wire.ladder, "_TILE_NUMBERS", 2048)
 
 
 def trained(tx, n, params):

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 import sparsejax
 from sparsejax import schemes
 from sparsejax.errors import ArgumentError, AxisError, StateError
-from sparsejax.state import SparsifyState, SyncState, find
+from sparsejax.transforms.state.per_rank import SparsifyState, SyncState, find
 from tests import helpers
 
 

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 import sparsejax
-from sparsejax import sparsifiers, tensor_selection
+from sparsejax import sparsifiers
+from sparsejax.advise import tensors
+from sparsejax.advise.tensors import CompressionCost
 from sparsejax.errors import ArgumentError
-from sparsejax.tensor_selection import CompressionCost
 
 
 NETWORK = {"ranks": 16, "gbit_per_s": 25, "latency_us": 20}
@@ -34,8 +35,8 @@ def test_a_tensor_pays_where_its_compression_takes_less_than_it_saves():
 def test_what_is_measured_is_remembered_and_can_be_given_instead(monkeypatch, tmp_path):
     calls = []
     seconds = lambda sparsifier, ranks, size: calls.append(size) or 1e-3 + 1e-9 * size
-    monkeypatch.setattr(tensor_selection, "_seconds", seconds)
-    tensor_selection._measured.cache_clear()
+    monkeypatch.setattr(tensors, "_seconds", seconds)
+    tensors._measured.cache_clear()
     cost = sparsejax.measure_compression(OWN, 16)
     assert cost.fixed == pytest.approx(1e-3)
     assert cost.by_number == pytest.approx(1e-9)
@@ -43,15 +44,15 @@ def test_what_is_measured_is_remembered_and_can_be_given_instead(monkeypatch, tm
     assert len(calls) == 3
     cost.save(tmp_path / "cost.json")
     assert CompressionCost.load(tmp_path / "cost.json") == cost
-    tensor_selection._measured.cache_clear()
+    tensors._measured.cache_clear()
 
 
 def test_a_device_can_be_measured(monkeypatch):
-    monkeypatch.setattr(tensor_selection, "_SIZES", (1 << 12, 1 << 13, 1 << 14))
-    tensor_selection._measured.cache_clear()
+    monkeypatch.setattr(tensors, "_SIZES", (1 << 12, 1 << 13, 1 << 14))
+    tensors._measured.cache_clear()
     cost = sparsejax.measure_compression(OWN, 4)
     assert 0 < cost.time(1 << 14) < 10
-    tensor_selection._measured.cache_clear()
+    tensors._measured.cache_clear()
 
 
 def test_bad_arguments():

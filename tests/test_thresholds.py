@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import errors, schemes
-from sparsejax.thresholds import SortedThresholds
+from sparsejax.units.ownership.sorted_thresholds import SortedThresholds
 from tests import helpers
 
 

@@ -218,7 +218,7 @@ def test_masked_and_partition_and_inject_hyperparams():
     )
     params, state = train(tx)[-1]
     assert_same(params, reference())
-    assert len(sparsejax.state.find(state)) == 2
+    assert len(sparsejax.transforms.state.per_rank.find(state)) == 2
     assert "sync1/wire_bytes" in sparsejax.metrics(state)
 
     sparse = {key: value == "sparse" for key, value in labels.items()}

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
 import sparsejax
-from sparsejax import errors, schemes, thresholds
+from sparsejax import errors, schemes
+from sparsejax.units.ownership import sorted_thresholds
 from tests import helpers
 
 
@@ -123,7 +124,7 @@ def test_a_pair_of_axes_is_two_levels_in_sync():
 def test_tables_by_rank_are_made_for_the_outer_axis():
     """A scheme with tables learns from `sparsejax.init` how many hosts there are."""
     params = {"embedding": jnp.zeros((SIZE // 8, 16))}
-    scheme = schemes.BalancedParallelism(ownership=sparsejax.ownership.MurmurHash())
+    scheme = schemes.BalancedParallelism(ownership=sparsejax.units.ownership.MurmurHash())
     tx = optax.chain(sparsejax.sync(scheme, ("hosts", "chips")), optax.sgd(1.0))
     state = sparsejax.init(tx, params, mesh(), ("hosts", "chips"))
     tables = state[0].schemes["embedding"]
@@ -135,7 +136,7 @@ def test_what_cannot_be_two_level_is_refused():
         schemes.TwoLevel(schemes.TwoLevel())
     with pytest.raises(errors.ArgumentError, match="follows the data"):
         schemes.TwoLevel(
-            schemes.BalancedParallelism(ownership=thresholds.SortedThresholds())
+            schemes.BalancedParallelism(ownership=sorted_thresholds.SortedThresholds())
         )
     with pytest.raises(errors.AxisError, match="two axes"):
         helpers.run_ranks(

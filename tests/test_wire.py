@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
-from sparsejax import gathers, wire
-from sparsejax._compat import varying_axes
+from sparsejax import wire
+from sparsejax.axes import varying_axes
+from sparsejax.wire import gathers
 from tests import helpers
 from tests.helpers import AXIS, Collective
 

@@ -7,7 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax import ladder, schemes
+from sparsejax import schemes
+from sparsejax.wire import ladder
 from tests.helpers import collectives, mesh_of, rounds_of, sent_bytes
 
 

@@ -2,24 +2,22 @@
 
 from sparsejax.schemes.ag_sparse import AGSparse as AGSparse
 from sparsejax.schemes.all_reduce import AllReduce as AllReduce
-from sparsejax.schemes.balanced_parallelism import (
-    BalancedParallelism as BalancedParallelism,
-)
 from sparsejax.schemes.base import (
     Reduced as Reduced,
     Scheme as Scheme,
     Stage as Stage,
     Traffic as Traffic,
 )
-from sparsejax.schemes.g_topk import GTopk as GTopk
-from sparsejax.schemes.hierarchical_centralization import (
+from sparsejax.schemes.baselines.lossy_strawman import LossyStrawman as LossyStrawman
+from sparsejax.schemes.baselines.omni_reduce import OmniReduce as OmniReduce
+from sparsejax.schemes.baselines.sparcml import SparCML as SparCML
+from sparsejax.schemes.baselines.sparse_ps import SparsePS as SparsePS
+from sparsejax.schemes.top_k.g_topk import GTopk as GTopk
+from sparsejax.schemes.top_k.ok_topk import OkTopk as OkTopk
+from sparsejax.schemes.top_k.spar_dl import SparDL as SparDL
+from sparsejax.schemes.two_level import TwoLevel as TwoLevel
+from sparsejax.schemes.zen.balanced import BalancedParallelism as BalancedParallelism
+from sparsejax.schemes.zen.hierarchical import (
     HierarchicalCentralization as HierarchicalCentralization,
 )
-from sparsejax.schemes.lossy_strawman import LossyStrawman as LossyStrawman
-from sparsejax.schemes.ok_topk import OkTopk as OkTopk
-from sparsejax.schemes.omni_reduce import OmniReduce as OmniReduce
-from sparsejax.schemes.spar_dl import SparDL as SparDL, fastest_teams as fastest_teams
-from sparsejax.schemes.sparcml import SparCML as SparCML
-from sparsejax.schemes.sparse_ps import SparsePS as SparsePS
-from sparsejax.schemes.two_level import TwoLevel as TwoLevel
-from sparsejax.schemes.zen import Zen as Zen, ZenState as ZenState
+from sparsejax.schemes.zen.zen import Zen as Zen, ZenState as ZenState

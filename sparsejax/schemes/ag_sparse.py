@@ -25,10 +25,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import bits, entries, exchange, gathers, index_codes, ladder, wire
-from sparsejax._compat import as_varying, assume_same
-from sparsejax.forecast import Forecast, agreeing, sent_bytes
+from sparsejax import wire
+from sparsejax.axes import as_varying, assume_same
 from sparsejax.schemes import base
+from sparsejax.schemes.forecast import Forecast, agreeing, sent_bytes
+from sparsejax.units import bits, entries
+from sparsejax.wire import gathers, index_codes, ladder, messages as exchange
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sparsejax import entries, wire
-from sparsejax._compat import AxisName
+from sparsejax import wire
+from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
-from sparsejax.exchange import Sent
-from sparsejax.forecast import Forecast, Load
+from sparsejax.schemes.forecast import Forecast, Load
+from sparsejax.units import entries
+from sparsejax.wire.messages import Sent
 
 
 class Stage(NamedTuple):

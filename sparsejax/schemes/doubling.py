@@ -18,7 +18,7 @@ as a dense array travels densely.
 Every rank ends with the same bits: in each swap both partners add the same two numbers, and
 addition commutes. What each keeps is first rounded as what it sends. A NaN may carry
 either partner's payload, so NaNs are made one. No collective has declared the result equal,
-so the caller declares it (`_compat.assume_same`).
+so the caller declares it (`axes.assume_same`).
 
 All hops of one dtype are turns of one loop, whose body is compiled once; which partner a
 turn has is looked up.
@@ -32,10 +32,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import bits, exchange, ladder, wire
-from sparsejax._compat import as_varying, varying_axes
-from sparsejax.forecast import Forecast, Load, agreeing, sent_bytes
+from sparsejax import wire
+from sparsejax.axes import as_varying, varying_axes
 from sparsejax.schemes import base
+from sparsejax.schemes.forecast import Forecast, Load, agreeing, sent_bytes
+from sparsejax.units import bits
+from sparsejax.wire import ladder, messages
 
 
 _HALF_TO_EVEN = lax.RoundingMethod.TO_NEAREST_EVEN
@@ -242,11 +244,11 @@ class _Hops:
             return total.at[slots.reshape(-1)].add(values, mode="drop")
 
         def sparse(total):
-            total, sent = exchange.transmit(
+            total, sent = messages.transmit(
                 steps,
                 channel,
                 sets,
-                exchange.Source(rounded),
+                messages.Source(rounded),
                 most,
                 add,
                 total,

@@ -26,9 +26,9 @@ from jax import lax
 
 from sparsejax import wire
 from sparsejax.errors import ArgumentError, AxisError
-from sparsejax.ownership import StripedHash
 from sparsejax.schemes import base
-from sparsejax.schemes.zen import Zen
+from sparsejax.schemes.zen.zen import Zen
+from sparsejax.units.ownership import StripedHash
 
 
 # Another hash than a scheme's own: with the same one, the units of a part would nearly all

@@ -27,8 +27,9 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_kernels
-from sparsejax import bits, checks, magnitudes, wire
-from sparsejax._compat import AxisName, as_varying, varying_axes
+from sparsejax import errors, wire
+from sparsejax.axes import AxisName, as_varying, varying_axes
+from sparsejax.units import bits, magnitudes
 
 
 _MOST = 2**31 - 1
@@ -47,9 +48,9 @@ class Warmup:
     start: float = 0.25
 
     def __post_init__(self):
-        checks.density("density", self.density)
-        checks.density("start", self.start)
-        checks.whole("steps", self.steps, 1)
+        errors.check_density("density", self.density)
+        errors.check_density("start", self.start)
+        errors.check_whole("steps", self.steps, 1)
 
     @property
     def largest(self) -> float:
@@ -118,7 +119,7 @@ class Sparsifier:
     density: Density = 0.01
 
     def __post_init__(self):
-        checks.density("density", self.density)
+        errors.check_density("density", self.density)
 
     def init(self, size: int, dtype: Any) -> Any:
         """The first state for a vector of so many elements, each an array by rank."""

@@ -13,8 +13,9 @@ import math
 
 import jax.numpy as jnp
 
-from sparsejax import checks, magnitudes
+from sparsejax import errors
 from sparsejax.sparsifiers import base
+from sparsejax.units import magnitudes
 
 
 SEEN = 64  # of the elements wanted, in the sample
@@ -41,10 +42,10 @@ class DGC(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        checks.density("sample", self.sample)
-        checks.positive("lower", self.lower, 0, 1)
-        checks.positive("upper", self.upper, 1)
-        checks.whole("rounds", self.rounds)
+        errors.check_density("sample", self.sample)
+        errors.check_positive("lower", self.lower, 0, 1)
+        errors.check_positive("upper", self.upper, 1)
+        errors.check_whole("rounds", self.rounds)
 
     @property
     def room(self):

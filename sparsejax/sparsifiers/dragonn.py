@@ -16,9 +16,10 @@ import jax.numpy as jnp
 
 import pallas_kernels
 from pallas_kernels import hashing
-from sparsejax import checks, magnitudes
+from sparsejax import errors
 from sparsejax.sparsifiers import base
 from sparsejax.sparsifiers.dgc import sampled
+from sparsejax.units import magnitudes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Dragonn(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        checks.positive("slots", self.slots)
-        checks.density("sample", self.sample)
-        checks.whole("tables", self.tables, 1)
+        errors.check_positive("slots", self.slots)
+        errors.check_density("sample", self.sample)
+        errors.check_whole("tables", self.tables, 1)
 
     @property
     def room(self):

@@ -10,8 +10,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from sparsejax import checks, magnitudes
+from sparsejax import errors
 from sparsejax.sparsifiers import base
+from sparsejax.units import magnitudes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,7 @@ class GaussianK(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        checks.positive("step", self.step, 1)
+        errors.check_positive("step", self.step, 1)
 
     @property
     def room(self):

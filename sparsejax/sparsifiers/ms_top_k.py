@@ -11,9 +11,10 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import bits, checks, magnitudes
-from sparsejax._compat import as_varying, varying_axes
+from sparsejax import errors
+from sparsejax.axes import as_varying, varying_axes
 from sparsejax.sparsifiers import base
+from sparsejax.units import bits, magnitudes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class MSTopK(base.Selecting):
 
     def __post_init__(self):
         super().__post_init__()
-        checks.whole("halvings", self.halvings, 1)
+        errors.check_whole("halvings", self.halvings, 1)
 
     def select(self, x, state, draw, capacity):
         # What is not finite is above any threshold, and says nothing about the others.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import hashing
-from sparsejax import checks
+from sparsejax import errors
 from sparsejax.sparsifiers import base
 
 
@@ -33,7 +33,7 @@ class QSGD(base.Rounding):
 
     def __post_init__(self):
         super().__post_init__()
-        checks.whole("levels", self.levels, 1)
+        errors.check_whole("levels", self.levels, 1)
 
     def shrink(self, size):
         variance = min(size / self.levels**2, size**0.5 / self.levels)

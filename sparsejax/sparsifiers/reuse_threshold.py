@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import checks, magnitudes
-from sparsejax._compat import as_varying, varying_axes
+from sparsejax import errors
+from sparsejax.axes import as_varying, varying_axes
 from sparsejax.sparsifiers import base
 from sparsejax.sparsifiers.top_k import exact
+from sparsejax.units import magnitudes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +33,8 @@ class ReuseThreshold(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        checks.whole("every", self.every, 1)
-        checks.positive("step", self.step, 1)
+        errors.check_whole("every", self.every, 1)
+        errors.check_positive("step", self.step, 1)
 
     def init(self, size, dtype):
         return jnp.zeros((), dtype)

@@ -6,8 +6,9 @@ waits, and so do the smaller ones until enough has come together.
 
 import dataclasses
 
-from sparsejax import checks, magnitudes
+from sparsejax import errors
 from sparsejax.sparsifiers import base
+from sparsejax.units import magnitudes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Threshold(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        checks.positive("value", self.value)
+        errors.check_positive("value", self.value)
 
     def level(self, x, state, draw):
         del draw

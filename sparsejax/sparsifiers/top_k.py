@@ -7,8 +7,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from sparsejax import bits, magnitudes
 from sparsejax.sparsifiers import base
+from sparsejax.units import bits, magnitudes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What to use: networks, profiles, plans, and what they forecast."""

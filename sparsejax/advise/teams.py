@@ -1,0 +1,117 @@
+"""How long a synchronization takes with SparDL's teams, by running it.
+
+On the wire: what `spardl_sync` sends with each number of teams in turn, a few times, and
+one number at the end, on which all ranks agree.
+"""
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from sparsejax import errors, wire
+from sparsejax.axes import AxisName
+from sparsejax.errors import ArgumentError
+from sparsejax.transforms.state import specs
+from sparsejax.transforms.state.per_rank import find
+from sparsejax.transforms.systems import spardl_sync
+
+
+def measure_teams(
+    params: Any,
+    density: float,
+    mesh: Mesh,
+    axis_name: AxisName | None = None,
+    *,
+    steps: int = 5,
+    **options: Any,
+) -> dict[int, float]:
+    """Runs `spardl_sync` with every number of teams that divides the ranks.
+
+    Takes as long as compiling each of them, and `steps` synchronizations of each; in a job
+    of several processes all of them call it.
+
+    Example:
+        >>> times = sparsejax.measure_teams(params, 0.01, mesh)
+        >>> tx = sparsejax.spardl_sync(0.01, teams=min(times, key=times.get))
+
+    Args:
+        params: The parameters, or anything with their shapes and dtypes.
+        density: The share of elements that are sent.
+        mesh: The mesh.
+        axis_name: The axis of the ranks, where the mesh has several.
+        steps: How many synchronizations of each are timed, in turn.
+        **options: For `spardl_sync`: `between`, `code`, `rules`.
+
+    Returns:
+        The seconds of a synchronization by the number of teams: the median, of the slowest
+        process.
+    """
+    errors.check_whole("steps", steps, 1)
+    for name, why in (
+        ("teams", "is what is measured"),
+        ("every", "leaves synchronizations out"),
+        ("warmup_steps", "makes them dense"),
+    ):
+        if name in options:
+            raise ArgumentError(f"{name} {why}: leave it out.")
+    axis_name = specs.data_axis(mesh, axis_name, "sparsejax.measure_teams")
+    ranks = specs.ranks_of(mesh, axis_name)
+    swaps = options.get("between") == "swaps"
+    fitting = [d for d in range(1, ranks + 1) if ranks % d == 0]
+    fitting = [d for d in fitting if not swaps or d & (d - 1) == 0]
+    runs = {d: _Run(params, density, mesh, axis_name, d, options) for d in fitting}
+    times: dict[int, list[float]] = {d: [] for d in fitting}
+    for _ in range(steps):
+        for d, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[d].append(time.perf_counter() - start)
+    return {d: _agreed(float(np.median(own)), mesh) for d, own in times.items()}
+
+
+class _Run:
+    """A synchronization of random gradients, compiled."""
+
+    def __init__(self, params, density, mesh, axis_name, teams, options):
+        tx = spardl_sync(density, axis_name, teams=teams, **options)
+        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
+        self._state = specs.init(tx, zeros, mesh, axis_name)
+        own = specs.state_specs(self._state)
+        if not any(s.residual is not None for s in find(self._state)):
+            raise ArgumentError(
+                "no parameter is large enough for SparDL, so nothing would be measured. "
+                "Give those that are to use it as rules={path: 'sparse'}."
+            )
+
+        def draw(leaf, number):
+            key = jax.random.fold_in(jax.random.key(number), wire.rank(axis_name))
+            # Any numbers of which some are much larger than others.
+            return (jax.random.normal(key, leaf.shape) ** 3).astype(leaf.dtype)
+
+        def step(state):
+            leaves, structure = jax.tree.flatten(zeros)
+            drawn = [draw(leaf, i) for i, leaf in enumerate(leaves)]
+            updates, state = tx.update(structure.unflatten(drawn), state)
+            sums = [jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(updates)]
+            return state, sum(sums, jnp.float32(0))
+
+        mapped = jax.shard_map(step, mesh=mesh, in_specs=(own,), out_specs=(own, P()))
+        self._step = jax.jit(mapped, donate_argnums=0)
+        self()
+
+    def __call__(self):
+        self._state, done = self._step(self._state)
+        jax.block_until_ready(done)
+
+
+def _agreed(seconds, mesh):
+    """The most of all processes."""
+    rows = NamedSharding(mesh, P(mesh.axis_names))
+    own = np.full(1, seconds, np.float32)
+    whole = jax.make_array_from_callback((mesh.size,), rows, lambda _: own)
+    most = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, P()))
+    return float(most(whole))

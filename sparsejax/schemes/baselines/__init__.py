@@ -1,0 +1,1 @@
+"""Schemes that the papers compare with."""

@@ -1,0 +1,110 @@
+"""OmniReduce: only blocks with anything in them are sent, to aggregators and back.
+
+Fei et al., SIGCOMM 2021. The array is cut into blocks of 256 numbers. A block without a
+non-zero number is not sent; one that is sent takes a single index. Aggregators own equal
+ranges of blocks: so they are as unevenly loaded as the gradient is skewed. What goes over
+the wire is in `owners`, with a block for a unit.
+
+Against the authors' program: any dtype; numbers below a threshold are not set to zero, so
+the sum is exact; and each message has as much room as the fullest, where theirs waits for
+the next non-zero block of any worker.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax import errors, wire
+from sparsejax.schemes import base
+from sparsejax.schemes.forecast import Load
+from sparsejax.schemes.owners import forecast as owners_forecast, push_pull
+from sparsejax.units import bits
+from sparsejax.units.ownership import Contiguous
+from sparsejax.wire import ladder
+
+
+@dataclasses.dataclass(frozen=True)
+class OmniReduce(base.Scheme):
+    """Push non-zero blocks to aggregators, pull non-zero sums.
+
+    Attributes:
+        block: Numbers in a block. Larger ones take fewer indices and send more zeros.
+        aggregators: How many ranges there are, dealt out to the ranks in turn; as many as
+            ranks if None.
+        ratio: How far apart the message sizes are.
+        wire_dtype: The dtype of the values while they travel; that of x if None.
+    """
+
+    block: int = 256
+    aggregators: int | None = None
+    ratio: float = 2.0
+    wire_dtype: jax.typing.DTypeLike | None = None
+
+    def __post_init__(self):
+        errors.check_whole("block", self.block, 1)
+        if self.aggregators is not None:
+            errors.check_whole("aggregators", self.aggregators, 1, " or None")
+        ladder.check_ratio(self.ratio)
+        base.check_wire_dtype(self.wire_dtype)
+
+    def __call__(self, x, state, axis_name, *, present=None):
+        n = wire.ranks(axis_name)
+        if n == 1 or x.size == 0:
+            return base.nothing_to_send(x, state, axis_name)
+        width = x.size // x.shape[0]
+        units = self._units(width)
+        count = -(-x.shape[0] // units)
+        rest = count * units - x.shape[0]
+        blocks = jnp.pad(x, ((0, rest), *((0, 0),) * (x.ndim - 1)))
+        blocks = blocks.reshape(count, units * width)
+        base.check_units(blocks)
+        flags = bits.nonzero_units(x) if present is None else present
+        before = jnp.mean(flags.astype(jnp.float32))
+        flags = jnp.any(jnp.pad(flags, (0, rest)).reshape(count, units), axis=1)
+        layout = Contiguous(self.aggregators).over(count, n)
+        total, traffic = push_pull.reduce(blocks, flags, axis_name, layout, self._options)
+        total = total.reshape(-1, *x.shape[1:])[: x.shape[0]]
+        after = bits.density(total)
+        before, sent = wire.maximum(before, axis_name)
+        traffic = traffic._replace(
+            scalars=traffic.scalars + sent,
+            density_before=before,
+            density_after=after,
+            dense=jnp.float32(
+                wire.all_reduce_cost(
+                    x.size, x.dtype, wire.travelling(x.dtype, self.wire_dtype), n
+                )
+            ),
+        )
+        return base.Reduced(total, None, state, traffic)
+
+    def forecast(self, load):
+        units = self._units(load.numbers)
+        blocks = -(-load.units // units)
+        # As if units fell into blocks at random; where they lie together it is less.
+        counts = tuple(
+            -blocks * math.expm1(units * math.log1p(-min(c / load.units, 1 - 1e-12)))
+            for c in load.counts
+        )
+        # Where a range is full of blocks it cannot be fuller.
+        most = [max(1.0, blocks / max(c, 1e-9)) for c in (counts[0], counts[-1])]
+        whole = Load(
+            load.ranks,
+            blocks,
+            units * load.numbers,
+            load.dtype,
+            counts,
+            min(load.skewness, most[0]),
+            min(load.sum_skewness, most[1]),
+        )
+        return owners_forecast.forecast(whole, Contiguous(self.aggregators), self._options)
+
+    def _units(self, width):
+        """Units in a block; where a unit is larger than a block, it is one."""
+        return max(1, self.block // width)
+
+    @property
+    def _options(self):
+        return push_pull.Options("coo32", "coo32", self.ratio, self.wire_dtype)

@@ -1,0 +1,77 @@
+"""SparCML's three sparse all-reduces, for gradients that are sparse before and maybe after.
+
+Renggli et al., SC 2019; facts on the wire as in its code. Ranges of units are equal, an
+index takes 32 bits, and what no longer pays as entries goes densely:
+
+    ssar_recursive_doubling  partners swap partial sums, log2 n times (`doubling`)
+    ssar_split_all_gather    entries to the ranks that own their ranges, and the sums back
+                             by recursive doubling, each message all that is held (`owners`)
+    dsar_split_all_gather    the same way in; the sums come back as a dense array
+
+"ssar" is for sums that stay sparse, "dsar" for sums that will not: what it sends back is
+known beforehand. Recursive doubling is Zen's Hierarchical Centralization, with the rule of
+SparCML for going densely: as soon as twice the entries of both halves would not pay, before
+it is known how far they overlap. Other numbers of ranks than powers of two are folded.
+"""
+
+import dataclasses
+
+import jax
+
+from sparsejax.schemes import base
+from sparsejax.schemes.zen.balanced import BalancedParallelism
+from sparsejax.schemes.zen.hierarchical import HierarchicalCentralization
+from sparsejax.units.ownership import Contiguous
+from sparsejax.wire import index_codes, ladder
+
+
+ALGORITHMS = (
+    "ssar_recursive_doubling",
+    "ssar_split_all_gather",
+    "dsar_split_all_gather",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SparCML(base.Scheme):
+    """One of SparCML's algorithms.
+
+    Attributes:
+        algorithm: "ssar_recursive_doubling", "ssar_split_all_gather" or
+            "dsar_split_all_gather".
+        code: How indices travel: "coo32" (SparCML's own, and the default), "coo16",
+            "coo8", "bitmap", or "auto" for the cheapest.
+        ratio: How far apart the message sizes are.
+        wire_dtype: The dtype of the values while they travel; see the schemes named.
+    """
+
+    algorithm: str = "ssar_recursive_doubling"
+    code: str = "coo32"
+    ratio: float = 2.0
+    wire_dtype: jax.typing.DTypeLike | None = None
+
+    def __post_init__(self):
+        base.check_choice("algorithm", self.algorithm, ALGORITHMS)
+        index_codes.parse(self.code)
+        ladder.check_ratio(self.ratio)
+        base.check_wire_dtype(self.wire_dtype)
+
+    def init(self, like, ranks):
+        return self._scheme.init(like, ranks)
+
+    def __call__(self, x, state, axis_name, *, present=None):
+        return self._scheme(x, state, axis_name, present=present)
+
+    def forecast(self, load):
+        return self._scheme.forecast(load)
+
+    @property
+    def _scheme(self):
+        if self.algorithm == "ssar_recursive_doubling":
+            return HierarchicalCentralization(
+                self.code, self.ratio, self.wire_dtype, "bound"
+            )
+        pull = "doubling" if self.algorithm == "ssar_split_all_gather" else "dense"
+        return BalancedParallelism(
+            Contiguous(), self.code, self.code, self.ratio, self.wire_dtype, pull
+        )

@@ -1,0 +1,72 @@
+"""SparsePS: a sharded parameter server for sparse gradients, every rank also a server.
+
+Zen, appendix B.1; the side of Parallax that serves sparse variables. Units belong to the
+servers by equal ranges, as usual, and so the fullest part decides. What goes over the wire
+is in `owners`. The sums come back in one of two ways:
+
+    point_to_point  each server sends its sums to each worker
+    broadcast       each server broadcasts its sums by a scatter and an all-gather, all
+                    servers at once: a full server is not alone with its load
+"""
+
+import dataclasses
+
+import jax
+
+from sparsejax.schemes import base
+from sparsejax.schemes.zen.balanced import BalancedParallelism
+from sparsejax.units.ownership import Contiguous, Ownership
+from sparsejax.wire import index_codes, ladder
+
+
+_PULLS = {"point_to_point": "gather", "broadcast": "spread"}
+
+
+@dataclasses.dataclass(frozen=True)
+class SparsePS(base.Scheme):
+    """Push to servers of equal ranges, pull from them.
+
+    Attributes:
+        pull: "point_to_point" or "broadcast".
+        code: How indices travel: "coo32" (the papers' COO, and the default), "coo16",
+            "coo8", "bitmap", or "auto" for the cheapest.
+        ownership: Which server has which unit.
+        ratio: How far apart the message sizes are.
+        wire_dtype: The dtype of the values while they travel; that of x if None.
+    """
+
+    pull: str = "point_to_point"
+    code: str = "coo32"
+    ownership: Ownership = Contiguous()
+    ratio: float = 2.0
+    wire_dtype: jax.typing.DTypeLike | None = None
+
+    def __post_init__(self):
+        base.check_choice("pull", self.pull, tuple(_PULLS))
+        index_codes.parse(self.code)
+        ladder.check_ratio(self.ratio)
+        base.check_wire_dtype(self.wire_dtype)
+
+    @property
+    def needs_ranks(self):
+        return self._scheme.needs_ranks
+
+    def init(self, like, ranks):
+        return self._scheme.init(like, ranks)
+
+    def __call__(self, x, state, axis_name, *, present=None):
+        return self._scheme(x, state, axis_name, present=present)
+
+    def forecast(self, load):
+        return self._scheme.forecast(load)
+
+    @property
+    def _scheme(self):
+        return BalancedParallelism(
+            self.ownership,
+            self.code,
+            self.code,
+            self.ratio,
+            self.wire_dtype,
+            _PULLS[self.pull],
+        )

@@ -1,0 +1,174 @@
+"""What a scheme would send, reckoned before anything runs.
+
+A `Load` says what there is to add up: how many units, how wide, and how many of them one
+rank has and sums over 2, 4, 8, ... ranks have. From it each scheme forecasts the bytes that
+one rank sends, in the message sizes and index codes that it would take, so that a forecast
+from true counts equals what `wire` counts in a run. What is forecast is the network: bytes,
+and how many messages wait for one another. The work of packing is not in it.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from sparsejax import wire
+from sparsejax.errors import ArgumentError
+from sparsejax.wire.ladder import Ladder
+
+
+class Forecast(NamedTuple):
+    """What one rank would send.
+
+    Attributes:
+        push: Bytes on the way to where values are added up.
+        pull: Bytes on the way back.
+        messages: How many messages wait for one another, those that agree on a size
+            included: the latencies.
+        capacity: Entries in the longest message, or 0 where all goes densely.
+        dense: Whether all goes densely.
+    """
+
+    push: float
+    pull: float
+    messages: int
+    capacity: int = 0
+    dense: bool = False
+
+    @property
+    def bytes(self) -> float:
+        """All bytes."""
+        return self.push + self.pull
+
+    def seconds(self, gbit_per_s: float, latency_us: float) -> float:
+        """How long it takes on links of this speed."""
+        return self.messages * latency_us * 1e-6 + self.bytes * 8 / (gbit_per_s * 1e9)
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What there is to add up.
+
+    Attributes:
+        ranks: How many ranks.
+        units: How many units: numbers, or rows.
+        numbers: Numbers in a unit.
+        dtype: Of the numbers.
+        counts: Non-zero units of one rank, and of sums over 2, 4, ... and all ranks: the
+            fullest of each.
+        skewness: The fullest of as many equal ranges as ranks over the mean range (Zen,
+            definition 5), of one rank.
+        sum_skewness: The same, of the sum.
+    """
+
+    ranks: int
+    units: int
+    numbers: int
+    dtype: str
+    counts: tuple[float, ...]
+    skewness: float = 1.0
+    sum_skewness: float = 1.0
+
+    def __post_init__(self):
+        if len(self.counts) != len(merged(self.ranks)):
+            raise ArgumentError(
+                f"counts must have {len(merged(self.ranks))} numbers, for sums over "
+                f"{merged(self.ranks)} ranks, got {len(self.counts)}."
+            )
+        if any(not 0 <= count <= self.units for count in self.counts):
+            raise ArgumentError(
+                f"counts must lie in [0, {self.units}], got {list(self.counts)}."
+            )
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return self.units * self.numbers
+
+    def count(self, ranks: float) -> float:
+        """Non-zero units of a sum over so many ranks, between known ones a power of it."""
+        sums = merged(self.ranks)
+        for i in range(1, len(sums)):
+            if ranks <= sums[i] or i == len(sums) - 1:
+                low, high = self.counts[i - 1], self.counts[i]
+                if low <= 0 or high <= 0:
+                    return max(low, high)
+                part = math.log(ranks / sums[i - 1]) / math.log(sums[i] / sums[i - 1])
+                return low * (high / low) ** min(part, 1.0)
+        return self.counts[0]
+
+    def all_reduce(self, wire_dtype=None) -> Forecast:
+        """The dense sum, by halving and doubling: few messages and the fewest bytes."""
+        sent = wire.all_reduce_cost(
+            self.size, jnp.dtype(self.dtype), wire_dtype, self.ranks
+        )
+        return Forecast(sent / 2, sent / 2, 2 * agreeing(self.ranks), dense=True)
+
+    def unit_bytes(self, wire_dtype=None) -> int:
+        """Bytes of a unit's value as it travels."""
+        narrow = wire.travelling(jnp.dtype(self.dtype), wire_dtype)
+        return self.numbers * narrow.itemsize
+
+    def part(self, inner: int) -> "Load":
+        """What one of `inner` ranks of a host has to add up with other hosts."""
+        outer = self.ranks // inner
+        counts = tuple(self.count(k * inner) / inner for k in merged(outer))
+        return Load(outer, -(-self.units // inner), self.numbers, self.dtype, counts)
+
+
+def merged(ranks: int) -> tuple[int, ...]:
+    """Over how many ranks the sums of a recursive doubling are, from 1 on."""
+    powers = [1 << k for k in range(ranks.bit_length()) if 1 << k < ranks]
+    return (*powers, ranks)
+
+
+def agreeing(ranks: int) -> int:
+    """Messages that wait for one another until all ranks agree on a number."""
+    return (ranks - 1).bit_length()
+
+
+def independent(ranks: int, units: int, density: float) -> tuple[float, ...]:
+    """Counts where each rank draws its units alone."""
+    return tuple(units * -math.expm1(k * math.log1p(-density)) if density < 1 else units
+                 for k in merged(ranks))  # fmt: skip
+
+
+def above_mean(parts: int) -> float:
+    """How far the fullest of so many hashed parts is above the mean, in square roots of it.
+
+    The largest of so many normal numbers, on average.
+    """
+    root = math.sqrt(2 * math.log(max(parts, 2)))
+    return root - (math.log(math.log(max(parts, 3))) + math.log(4 * math.pi)) / (2 * root)
+
+
+def fullest_part(
+    count: float,
+    ranks: int,
+    width: int,
+    balanced: bool,
+    skewness: float,
+    sets: int = 1,
+) -> int:
+    """Entries of the fullest part of a set, or of any of several sets.
+
+    Args:
+        count: Entries of a set.
+        ranks: How many parts it has.
+        width: Slots in a part.
+        balanced: Whether a hash spreads them.
+        skewness: The fullest part over the mean, where none does.
+        sets: How many sets of so many entries there are.
+    """
+    mean = count / ranks
+    over = above_mean(ranks * sets) * math.sqrt(mean)
+    most = mean + over if balanced else skewness * mean
+    return min(math.ceil(min(most, count)), width)
+
+
+def sent_bytes(steps: Ladder, need: int, messages: int) -> tuple[float, int, int]:
+    """Bytes of `messages` messages that send `need` entries each, rounds, and capacity."""
+    taken = steps.messages_for(need, messages)
+    capacity = max((rung.capacity for rung in taken), default=0)
+    return 4.0 * messages * sum(rung.words for rung in taken), len(taken), capacity

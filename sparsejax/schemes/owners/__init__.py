@@ -1,0 +1,1 @@
+"""Push to owners, add up, pull from owners: what schemes with Parallelism share."""

@@ -1,0 +1,1 @@
+"""Schemes that re-select while they reduce: Ok-Topk, SparDL and gTopk."""

@@ -1,0 +1,1 @@
+"""Zen: its two optima, and the choice between them."""

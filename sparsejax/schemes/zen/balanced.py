@@ -1,0 +1,94 @@
+"""Balanced Parallelism: every unit is added up by one rank, and all ranks get equal shares.
+
+Zen, definition 6 and section 3. What goes over the wire is in `owners`: entries to the
+owners of their units, and the sums back to all. Balance makes the messages fit: with a hash
+the fullest part is barely fuller than the mean, and the rung of the ladder that it needs
+wastes little.
+
+Its parts can be exchanged, one argument each: who owns what (`sparsejax.ownership`), how
+indices travel either way, and how the sums come back. "Zen with COO" is
+`push_code="coo32", pull_code="coo32"`.
+"""
+
+import dataclasses
+
+import jax
+
+from sparsejax import wire
+from sparsejax.schemes import base
+from sparsejax.schemes.owners import forecast as owners_forecast, push_pull
+from sparsejax.units.ownership import Ownership, StripedHash
+from sparsejax.wire import index_codes, ladder
+
+
+@dataclasses.dataclass(frozen=True)
+class BalancedParallelism(base.Scheme):
+    """Push to the owners, add up, pull from the owners.
+
+    Attributes:
+        ownership: Who owns which unit.
+        push_code: How indices travel to the owners: "coo32", "coo16", "coo8", "bitmap", or
+            "auto" for the cheapest at each message size.
+        pull_code: The same on the way back.
+        ratio: How far apart the message sizes are; larger compiles faster, and pads more or
+            takes more rounds.
+        wire_dtype: The dtype of the values while they travel; that of x if None. Sums are
+            taken in float32 or wider all the same.
+        pull: How the sums come back: "gather", "spread", "doubling" or "dense"; see
+            `owners`.
+        push_capacity: Entries of the longest message to an owner, where it is known what
+            to expect (`sparsejax.make_plan`); what does not fit takes further rounds.
+        pull_capacity: The same on the way back.
+    """
+
+    takes_entries = True
+    ownership: Ownership = StripedHash()
+    push_code: str = "auto"
+    pull_code: str = "auto"
+    ratio: float = 2.0
+    wire_dtype: jax.typing.DTypeLike | None = None
+    pull: str = "gather"
+    push_capacity: int | None = None
+    pull_capacity: int | None = None
+
+    def __post_init__(self):
+        index_codes.parse(self.push_code)
+        index_codes.parse(self.pull_code)
+        ladder.check_ratio(self.ratio)
+        base.check_wire_dtype(self.wire_dtype)
+        base.check_choice("pull", self.pull, push_pull.PULLS)
+        ladder.check_capacity("push_capacity", self.push_capacity)
+        ladder.check_capacity("pull_capacity", self.pull_capacity)
+
+    @property
+    def needs_ranks(self):
+        return self.ownership.needs_tables
+
+    def init(self, like, ranks):
+        return self.ownership.tables(like.shape[0], ranks)
+
+    def __call__(self, x, state, axis_name, *, present=None):
+        n = wire.ranks(axis_name)
+        if n == 1 or x.size == 0:
+            return base.nothing_to_send(x, state, axis_name)
+        base.check_units(x)
+        layout = self.ownership.over(x.shape[0], n, state)
+        total, traffic = push_pull.reduce(x, present, axis_name, layout, self.options)
+        state = self.ownership.after(state, total)
+        return base.Reduced(total, None, state, traffic)
+
+    def forecast(self, load):
+        return owners_forecast.forecast(load, self.ownership, self.options)
+
+    @property
+    def options(self) -> push_pull.Options:
+        """How entries travel."""
+        return push_pull.Options(
+            self.push_code,
+            self.pull_code,
+            self.ratio,
+            self.wire_dtype,
+            self.pull,
+            self.push_capacity,
+            self.pull_capacity,
+        )

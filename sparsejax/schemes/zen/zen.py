@@ -1,0 +1,254 @@
+"""Zen: the better of the two optima of Theorem 1, and one round where ranks are few.
+
+On the wire: what `HierarchicalCentralization`, `BalancedParallelism` or `AGSparse` puts
+there; each becomes an all-reduce where it does not pay. The paper's equations (1) and (2)
+compare the first two by how full sums get. Between two ranks the answer needs no
+measurement: with g the growth over both, one swap of a whole set against (g + 1) / 2 of it,
+and g is at least 1.
+
+By default the number of ranks decides:
+
+    2        Hierarchical Centralization: they swap their sets
+    3, 4     all entries to all in one round, or owners; see below
+    more     Balanced Parallelism: they have owners
+
+Where sets do not overlap at all hierarchy saves most, one part in n + 1 but for padding,
+and each of its hops goes over the whole array, where owners go over it once. On 4, 8 and 16
+hosts at 100 and 250 Mbit/s hierarchy took longer on everything measured, by the clock and
+by the bytes and the work of one host (benchmarks/README.md).
+
+The theorem counts bytes alone. With owners what is pushed has to arrive before anything
+can be pulled, and ranks agree once more in between; to send everything to all is one round.
+Few ranks send little more that way: n - 1 sets, where owners send up to as much, and half
+of it where all sets are the same. So three and four ranks do what sends fewer bytes, a
+round counted as the bytes that it takes the time of (`ladder.ROUND`). Both are compiled,
+and bytes are reckoned in the message sizes and index codes that each would use: from how
+many entries there are now, on which one pmax agrees, and from how sums grew in the step
+before (`growth`). All ranks reckon from the same, so all take the same branch, and nothing
+is compiled again. In a first step, of which nothing is known, sums are taken to be no
+fuller than one rank's array: then owners have most to win.
+
+`optimum="bytes"` is for networks so slow that only bytes count: in the same way it chooses
+between the theorem's two optima, for any number of ranks. There are owners in a first step,
+and where partial sums could send more than an all-reduce, should this step's sets not
+overlap at all: so no more is ever sent than by an all-reduce and the agreed numbers.
+Balanced Parallelism sees only one rank's share and the total's; what it takes the sums
+between to be is corrected as soon as the other is tried.
+
+"balanced" and "hierarchical" name one of the two.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax import wire
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.errors import ArgumentError
+from sparsejax.schemes import base, doubling
+from sparsejax.schemes.ag_sparse import AGSparse
+from sparsejax.schemes.forecast import above_mean, merged
+from sparsejax.schemes.owners import push_pull
+from sparsejax.schemes.zen import growth
+from sparsejax.schemes.zen.balanced import BalancedParallelism
+from sparsejax.schemes.zen.hierarchical import HierarchicalCentralization
+from sparsejax.units import entries
+from sparsejax.units.ownership import Ownership, StripedHash
+from sparsejax.wire import ladder
+
+
+# Up to so many ranks one round of everything to all may be worth more than its bytes.
+_FEW = 4
+
+
+class ZenState(NamedTuple):
+    """State of `Zen`.
+
+    Attributes:
+        curve: How full sums got in the last step; see `growth`.
+        tables: What the ownership needs.
+    """
+
+    curve: jax.Array
+    tables: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Zen(base.Scheme):
+    """Chooses between Balanced Parallelism and Hierarchical Centralization, or one round.
+
+    Attributes:
+        optimum: "balanced"; "hierarchical"; "auto": by the number of ranks, see the module;
+            or "bytes": whichever of the two sends fewer bytes, step by step.
+        ownership: Who owns which unit, for Balanced Parallelism.
+        wire_dtype: The dtype of the values while they travel; that of x if None.
+    """
+
+    takes_entries = True
+    optimum: str = "auto"
+    ownership: Ownership = StripedHash()
+    wire_dtype: jax.typing.DTypeLike | None = None
+
+    def __post_init__(self):
+        base.check_choice(
+            "optimum", self.optimum, ("auto", "balanced", "hierarchical", "bytes")
+        )
+        base.check_wire_dtype(self.wire_dtype)
+        if self.optimum in ("auto", "bytes") and not self.ownership.balanced:
+            raise ArgumentError(
+                f"{self.ownership!r} does not balance parts, and optimum={self.optimum!r} "
+                "reckons with parts that are: use a hash, or optimum='balanced'."
+            )
+
+    @property
+    def needs_ranks(self):
+        return self._balanced.needs_ranks
+
+    def init(self, like, ranks):
+        return ZenState(growth.unknown(), self._balanced.init(like, ranks))
+
+    def __call__(self, x, state, axis_name, *, present=None):
+        n = wire.ranks(axis_name)
+        if n == 1 or x.size == 0:
+            return base.nothing_to_send(x, state, axis_name)
+        base.check_units(x)
+        state = state if isinstance(state, ZenState) else self.init(x, n)
+
+        if self._choice(n) == "hierarchical":
+            x = entries.dense(x)
+            done = self._hierarchical(n)(x, state.curve, axis_name, present=present)
+            return done._replace(state=ZenState(done.state, state.tables))
+        layout = self.ownership.over(x.shape[0], n, state.tables)
+        balanced = push_pull.owners(x, axis_name, layout, self._balanced.options)
+        if not balanced.may_pay(x):
+            return base.sum_densely(x, state, axis_name, self.wire_dtype)
+        # All schemes take from here which units are there.
+        flags = entries.present(x) if present is None else present
+        known = balanced.agree(flags)
+
+        def next_state(traffic, total):
+            ends = traffic.density_before, traffic.density_after
+            ends = wire.same_elsewhere(jnp.stack(ends), axis_name)
+            curve = growth.stretched(state.curve, n, *ends)
+            return ZenState(curve, self.ownership.after(state.tables, total))
+
+        def by_owners(x):
+            total, traffic = balanced(x, known)
+            return total, next_state(traffic, total), traffic
+
+        def by_one_round(x):
+            total, traffic = self._gathered.add_up(
+                x, flags, known.most, known.sent, axis_name
+            )
+            return total, next_state(traffic, total), traffic
+
+        def by_hierarchy(x):
+            x = entries.dense(x)
+            done = self._hierarchical(n)(x, state.curve, axis_name, present=flags)
+            scalars = done.traffic.scalars + known.sent
+            traffic = done.traffic._replace(scalars=scalars)
+            return done.total, ZenState(done.state, state.tables), traffic
+
+        if self._choice(n) == "balanced":
+            return base.Reduced(*_in_order(by_owners(x)))
+        if self._choice(n) == "soonest":
+            rival, prefers = by_one_round, self._prefers_one_round
+        else:
+            rival, prefers = by_hierarchy, self._prefers_hierarchy
+        axes = entries.axes_of(x) - varying_axes(lax.axis_index(axis_name))
+        typed = lambda side: lambda x: _typed(side(x), axes)
+        done = lax.cond(
+            prefers(x, balanced, known.most, state, axis_name),
+            typed(rival),
+            typed(by_owners),
+            x,
+        )
+        return base.Reduced(*_in_order(done))
+
+    def _prefers_one_round(self, x, balanced, most, state, axis_name):
+        """Whether, by the last step, everything to all takes less time than owners do."""
+        _, bytes_balanced = self._expected(x, balanced, most, state, axis_name)
+        bytes_gathered = self._gathered.expected_bytes(x, axis_name, most)
+        return bytes_gathered < bytes_balanced + ladder.ROUND
+
+    def _prefers_hierarchy(self, x, balanced, most, state, axis_name):
+        """Whether, by the last step, Hierarchical Centralization sends fewer bytes."""
+        n, units = wire.ranks(axis_name), x.shape[0]
+        counts, bytes_balanced = self._expected(x, balanced, most, state, axis_name)
+        hierarchical = self._hierarchical(n)
+        bytes_hierarchical = hierarchical.expected_bytes(x, axis_name, counts)
+        # However little sets overlap: else what is new could send more than an all-reduce.
+        sums = jnp.array(merged(n), jnp.float32)
+        disjoint = jnp.minimum(most.astype(jnp.float32) * sums, units).astype(jnp.int32)
+        most_bytes = hierarchical.expected_bytes(x, axis_name, disjoint)
+        dense = wire.all_reduce_cost(
+            x.size, x.dtype, wire.travelling(x.dtype, self.wire_dtype), n
+        )
+        known = state.curve[0] > 0
+        return known & (most_bytes < dense) & (bytes_hierarchical < bytes_balanced)
+
+    def _expected(self, x, balanced, most, state, axis_name):
+        """By the last step: entries before each hop and in the sum, and bytes of owners."""
+        n, units = wire.ranks(axis_name), x.shape[0]
+        hops = doubling.hops(n)
+        # What was seen, grown or shrunk as one rank's entries have since.
+        curve = state.curve[: hops + 1]
+        scale = most.astype(jnp.float32) / jnp.maximum(curve[0], 1e-12)
+        counts = jnp.round(jnp.minimum(curve * scale, units)).astype(jnp.int32)
+        counts = jnp.where(curve[0] > 0, counts, most)
+        each = counts[jnp.array([0, hops])].astype(jnp.float32) / n
+        # The fullest of n parts of each of n ranks, and of n parts of the sum.
+        over = jnp.array([above_mean(n * n), above_mean(n)], jnp.float32)
+        fullest = jnp.ceil(each + over * jnp.sqrt(each)).astype(jnp.int32)
+        fullest = jnp.minimum(fullest, balanced.layout.width)
+        bytes_balanced = balanced.expected_bytes(x, fullest[0], fullest[1])
+        return counts, bytes_balanced
+
+    def forecast(self, load):
+        choice = self._choice(load.ranks)
+        balanced = self._balanced.forecast(load)
+        if choice == "balanced":
+            return balanced
+        if choice == "soonest":
+            gathered = self._gathered.forecast(load)
+            return gathered if gathered.bytes < balanced.bytes + ladder.ROUND else balanced
+        hierarchical = self._hierarchical(load.ranks).forecast(load)
+        if choice == "hierarchical":
+            return hierarchical
+        return min(balanced, hierarchical, key=lambda told: told.bytes)
+
+    def _choice(self, ranks):
+        """What to do; "soonest" and "bytes" are chosen when the program runs."""
+        if ranks == 2 and self.optimum != "balanced":
+            return "hierarchical"
+        if self.optimum == "auto":
+            return "soonest" if ranks <= _FEW else "balanced"
+        return self.optimum
+
+    @property
+    def _balanced(self):
+        return BalancedParallelism(ownership=self.ownership, wire_dtype=self.wire_dtype)
+
+    @property
+    def _gathered(self):
+        return AGSparse(code="auto", wire_dtype=self.wire_dtype)
+
+    def _hierarchical(self, ranks):
+        # Between two ranks a message size is a branch with one message, and a further round
+        # costs little: sizes closer together pad less.
+        ratio = 2**0.5 if ranks == 2 else 2.0
+        return HierarchicalCentralization(wire_dtype=self.wire_dtype, ratio=ratio)
+
+
+def _in_order(done):
+    total, state, traffic = done
+    return total, None, state, traffic
+
+
+def _typed(results, axes):
+    """Both sides of a branch with one type: only the total may differ over other axes."""
+    total, state, traffic = results
+    return as_varying(total, axes), state, as_varying(traffic, axes)

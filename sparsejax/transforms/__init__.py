@@ -1,0 +1,1 @@
+"""Schemes and sparsifiers as optax transformations."""

@@ -1,0 +1,241 @@
+"""Sparsifiers as optax transformations, to stand before a synchronization.
+
+    tx = optax.chain(sparsejax.dgc(density=0.01), sparsejax.zen_sync(), optax.sgd(0.1))
+
+For models whose gradients are dense: each rank sends a small part now and keeps the rest
+for later. `init` needs to know the ranks (`sparsejax.init`, or `data_parallel`), because
+what is kept differs by rank; `update` runs inside `jax.shard_map`, on local gradients.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypedDict, Unpack
+
+import optax
+
+from sparsejax import errors, sparsifiers
+from sparsejax.axes import AxisName
+from sparsejax.errors import ArgumentError
+from sparsejax.sparsifiers import base
+from sparsejax.transforms import buckets as leaf_rules
+from sparsejax.transforms.memory import Memory, MomentumCorrection, Residual
+from sparsejax.transforms.select import Sparsify
+from sparsejax.transforms.signatures import hands_on
+
+
+_PLAIN = Residual()
+
+
+class Options(TypedDict, total=False):
+    """What every sparsifier can be given; see `sparsify`."""
+
+    axis_name: AxisName | None
+    memory: Memory | None
+    clip_norm: float | None
+    global_: bool
+    min_size: int
+    compress: Callable[[str, Any], bool] | None
+    model_axis: AxisName | None
+    skip_nonfinite: bool
+    seed: int
+
+
+class Sparsification(optax.GradientTransformationExtraArgs):
+    """The transformation, which `sync(scheme, sparsifier=...)` can take apart."""
+
+    @property
+    def parts(self) -> Sparsify:
+        """What it is made of."""
+        return self.init.__self__  # type: ignore
+
+
+def sparsify(
+    sparsifier: base.Sparsifier,
+    *,
+    axis_name: AxisName | None = None,
+    memory: Memory | None = _PLAIN,
+    clip_norm: float | None = None,
+    global_: bool = False,
+    min_size: int = leaf_rules.SPARSE_FROM,
+    compress: Callable[[str, Any], bool] | None = None,
+    model_axis: AxisName | None = None,
+    skip_nonfinite: bool = False,
+    seed: int = 0,
+) -> Sparsification:
+    """Lets through a small part of each rank's gradient, and keeps the rest for later.
+
+    What comes out are `SparseTensor`s, which a synchronization of this library takes as
+    they are; other transformations belong behind that. Nothing is lost: the sum of the
+    gradients is what was sent and what `sparsejax.residuals` shows.
+
+    Args:
+        sparsifier: Which elements go; see `sparsejax.sparsifiers`.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        memory: What is remembered of what did not go: `Residual()`, `MomentumCorrection()`
+            (then the optimizer should have no momentum of its own), or None: what does not
+            go is lost.
+        clip_norm: Clips each rank's gradient, before it is added to what waits, at this
+            norm over all leaves, divided by the square root of the number of ranks.
+        global_: Whether all leaves share one threshold, instead of one each.
+        min_size: Smaller leaves go whole.
+        compress: From a leaf's path and the leaf to whether it is sparsified; leaves below
+            `min_size` never are. See `sparsejax.worthwhile`.
+        model_axis: The mesh axis over which tensors are sharded: their threshold is then
+            found from all shards together. Leaves replicated over it may be among them.
+            See `param_specs` of `sparsejax.init`.
+        skip_nonfinite: Whether updates are zero on all ranks, and nothing is remembered,
+            where any of them has a number that is not finite. The optimizer behind takes
+            its step all the same. Without it NaN and infinity count as the largest
+            magnitudes, and are sent, so that training shows them.
+        seed: Of everything that is drawn; the same on all ranks.
+    """
+    if not isinstance(sparsifier, base.Sparsifier):
+        raise ArgumentError(
+            "sparsifier must be one of sparsejax.sparsifiers, such as DGC(0.01), got "
+            f"{sparsifier!r}."
+        )
+    if memory is not None and not isinstance(memory, Memory):
+        raise ArgumentError(
+            "memory must be sparsejax.Residual(), sparsejax.MomentumCorrection() or None, "
+            f"got {memory!r}."
+        )
+    if global_ and not isinstance(sparsifier, base.ByMagnitude):
+        raise ArgumentError(
+            f"global_=True needs a threshold for all leaves, and {sparsifier!r} has none; "
+            "use TopK, DGC, Threshold, GaussianK, ReuseThreshold or Dragonn."
+        )
+    if clip_norm is not None:
+        errors.check_positive("clip_norm", clip_norm)
+    for name, value in (("min_size", min_size), ("seed", seed)):
+        errors.check_whole(name, value, 0)
+    made = Sparsify(
+        sparsifier,
+        axis_name,
+        memory,
+        clip_norm,
+        global_,
+        min_size,
+        compress,
+        model_axis,
+        skip_nonfinite,
+        seed,
+    )
+    return Sparsification(made.init, made.update)
+
+
+@hands_on(Options, to=sparsify)
+def top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
+    """The largest elements, exactly; options are those of `sparsejax.sparsify`."""
+    return sparsify(sparsifiers.TopK(density), **options)
+
+
+@hands_on(Options, to=sparsify)
+def random_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
+    """Random elements, the same on all ranks, so that no indices travel.
+
+    With `memory=None` values are scaled so that the mean is that of the whole gradient.
+    Options are those of `sparsejax.sparsify`.
+    """
+    return sparsify(sparsifiers.RandomK(density), **options)
+
+
+@hands_on(Options, to=sparsify)
+def threshold(
+    value: float, density: base.Density = 0.01, **options: Unpack[Options]
+) -> Sparsification:
+    """All elements of at least a magnitude, as many as `density` makes room for.
+
+    Options are those of `sparsejax.sparsify`.
+    """
+    return sparsify(sparsifiers.Threshold(density, value), **options)
+
+
+@hands_on(Options, to=sparsify)
+def dgc(
+    density: base.Density = 0.001,
+    *,
+    momentum: float | None = None,
+    nesterov: bool = False,
+    masking: bool = True,
+    **options: Unpack[Options],
+) -> Sparsification:
+    """Deep Gradient Compression: a sampled threshold, and what the paper adds to it.
+
+    With `momentum`, ranks gather velocity (`MomentumCorrection`), and the optimizer behind
+    should have none of its own: optax.sgd(rate). With `masking`, the paper's, an element
+    that went starts again without velocity; where much the same go in every step, as of
+    frequent words, that is training without momentum. Warm-up is a density,
+    `sparsifiers.Warmup(0.001, steps)`; clipping is `clip_norm`. Other options are those of
+    `sparsejax.sparsify`.
+    """
+    if momentum is not None:
+        if options.get("memory", _PLAIN) is not _PLAIN:
+            raise ArgumentError("give momentum or memory, not both: two memories in one.")
+        options["memory"] = MomentumCorrection(momentum, nesterov, masking)
+    return sparsify(sparsifiers.DGC(density), **options)
+
+
+@hands_on(Options, to=sparsify)
+def ms_top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
+    """MSTopK: as many as wanted, nearly the largest, by halving a threshold.
+
+    Options are those of `sparsejax.sparsify`.
+    """
+    return sparsify(sparsifiers.MSTopK(density), **options)
+
+
+@hands_on(Options, to=sparsify)
+def gaussian_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
+    """A threshold from the spread of the elements, corrected.
+
+    Options are those of `sparsejax.sparsify`.
+    """
+    return sparsify(sparsifiers.GaussianK(density), **options)
+
+
+@hands_on(Options, to=sparsify)
+def reuse_threshold(
+    density: base.Density = 0.01, every: int = 32, **options: Unpack[Options]
+) -> Sparsification:
+    """A threshold found exactly at every so many steps, and adapted in between.
+
+    Options are those of `sparsejax.sparsify`.
+    """
+    return sparsify(sparsifiers.ReuseThreshold(density, every), **options)
+
+
+@hands_on(Options, to=sparsify)
+def dragonn(
+    density: base.Density = 0.001,
+    *,
+    slots: float = 4.0,
+    tables: int = 1,
+    **options: Unpack[Options],
+) -> Sparsification:
+    """DRAGONN: large elements go if they find a slot in a hash memory.
+
+    `compress=sparsejax.worthwhile(...)` is its choice of tensors. Options are those of
+    `sparsejax.sparsify`.
+
+    References:
+        Wang et al., DRAGONN: Distributed Randomized Approximate Gradients of Neural
+        Networks, ICML 2022
+    """
+    return sparsify(sparsifiers.Dragonn(density, slots, tables), **options)
+
+
+@hands_on(Options, to=sparsify)
+def sign(**options: Unpack[Options]) -> Sparsification:
+    """The sign of every element and one scale, for comparison.
+
+    Options are those of `sparsejax.sparsify`.
+    """
+    return sparsify(sparsifiers.Sign(), **options)
+
+
+@hands_on(Options, to=sparsify)
+def qsgd(levels: int = 16, **options: Unpack[Options]) -> Sparsification:
+    """Every element as one of a few levels, rounded at random, for comparison.
+
+    Options are those of `sparsejax.sparsify`.
+    """
+    return sparsify(sparsifiers.QSGD(levels=levels), **options)

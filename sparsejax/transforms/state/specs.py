@@ -1,0 +1,304 @@
+"""How a state lies on a mesh: its PartitionSpecs, and the first one, made there.
+
+What differs by rank is sharded over the axis of the ranks, all else is replicated over it.
+Where a further mesh axis shards the parameters, what is like a parameter is sharded as that
+is: behind the rank axis in this library's states, as it stands in other optimizers'. What
+is about a parameter and has none of its axes, as the threshold of one, has a piece for each
+rank and shard, one after another.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, PartitionSpec
+
+from sparsejax import axes as mesh_axes
+from sparsejax.axes import AxisName
+from sparsejax.errors import ArgumentError, AxisError, StateError
+from sparsejax.transforms import buckets as leaf_rules
+from sparsejax.transforms.state.per_rank import PerRank, SparsifyState, SyncState
+
+
+def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
+    """The PartitionSpecs of a state, for `shard_map` and for checkpoints.
+
+    Args:
+        state: An optimizer state, or any tree; abstract values do.
+        params: The parameters that it belongs to, where a further mesh axis shards them;
+            abstract values do.
+        param_specs: Their PartitionSpecs: a tree like the parameters, or a prefix of it, as
+            `shard_map` takes.
+
+    Returns:
+        The same tree with a spec for every leaf. Without `param_specs` it is `P(axis)` for
+        what differs by rank and `P()` for all others. With them, what a leaf of an
+        optimizer's state is sharded like is told by its path and shape.
+    """
+    if (params is None) != (param_specs is None):
+        raise ArgumentError(
+            "state_specs needs params and param_specs, or neither: the paths and shapes of "
+            "the parameters tell it what is sharded like them."
+        )
+    known = None if params is None else _Known.of(params, param_specs)
+    per_rank = lambda node: isinstance(node, PerRank)
+    ours = lambda node: isinstance(node, (PerRank, SyncState, SparsifyState))
+
+    def own(node):
+        return _of_per_rank(node, known) if per_rank(node) else PartitionSpec()
+
+    def specs(path, node):
+        if ours(node):
+            return jax.tree.map(own, node, is_leaf=per_rank)
+        return PartitionSpec() if known is None else known.of_leaf(path, node)
+
+    return jax.tree_util.tree_map_with_path(specs, state, is_leaf=ours)
+
+
+def init(
+    tx: optax.GradientTransformation,
+    params: Any,
+    mesh: Mesh,
+    axis_name: AxisName | None = None,
+    *,
+    param_specs: Any = None,
+    check_vma: bool = True,
+) -> Any:
+    """A state of global arrays: what differs by rank sharded, the rest replicated.
+
+    Needed where a transformation keeps something by rank; right for all.
+
+    Args:
+        tx: The optimizer.
+        params: The parameters, replicated over the axis of the ranks.
+        mesh: The mesh to train on.
+        axis_name: The axis of the ranks, where the mesh has several.
+        param_specs: The parameters' PartitionSpecs, where a further axis shards them: a
+            tree like the parameters, or a prefix of it, as `shard_map` takes. Without them
+            they are replicated over the whole mesh.
+        check_vma: That of the `shard_map` in which `update` will run. With `param_specs`
+            leaves are put together by the types that it checks.
+
+    Returns:
+        The state, to be passed to `shard_map` with `state_specs(state)`, or with
+        `state_specs(state, params, param_specs)` if these were given.
+    """
+    axis_name = data_axis(mesh, axis_name, "sparsejax.init")
+    in_specs = PartitionSpec()
+    if param_specs is not None:
+        known = _Known.of(params, param_specs)
+        known.check(mesh, axis_name)
+        in_specs = known.tree
+    specs = None
+
+    def structure(params):
+        nonlocal specs
+        state = tx.init(params)
+        if param_specs is None:
+            specs = state_specs(state)
+        else:
+            specs = state_specs(state, params, param_specs)
+            _check_types(state, specs)
+        return jnp.zeros(())
+
+    wrap = functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(in_specs,), check_vma=check_vma
+    )
+    jax.eval_shape(wrap(structure, out_specs=PartitionSpec()), params)
+    return jax.jit(wrap(tx.init, out_specs=specs))(params)
+
+
+def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
+    """The axis given, or the only one of the mesh."""
+    if axis_name is None:
+        if len(mesh.axis_names) != 1:
+            raise AxisError(
+                f"{what}: the mesh has the axes {mesh.axis_names}; name the one over which "
+                f"gradients are synchronized, axis_name={mesh.axis_names[0]!r}."
+            )
+        return mesh.axis_names[0]
+    _check_axes(mesh, mesh_axes.axis_names(axis_name), what)
+    return axis_name
+
+
+def ranks_of(mesh: Mesh, axis_name: AxisName) -> int:
+    """How many ranks an axis of the mesh has, or several axes together."""
+    return math.prod(mesh.shape[name] for name in mesh_axes.axis_names(axis_name))
+
+
+def full_specs(params: Any, param_specs: Any) -> Any:
+    """A PartitionSpec for every parameter, from a tree of them or a prefix of it."""
+    return _Known.of(params, param_specs).tree
+
+
+class _Parameter(NamedTuple):
+    path: str
+    shape: tuple[int, ...]
+    spec: PartitionSpec
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes that shard it."""
+        parts = (() if part is None else mesh_axes.axis_names(part) for part in self.spec)
+        return frozenset(name for part in parts for name in part)
+
+
+class _Known(NamedTuple):
+    """The parameters, by where they are in their tree.
+
+    Attributes:
+        tree: Their specs.
+        by_keys: Each by the keys on the way to it.
+    """
+
+    tree: Any
+    by_keys: dict[tuple, _Parameter]
+
+    @classmethod
+    def of(cls, params: Any, param_specs: Any) -> "_Known":
+        """From parameters and a tree of specs, or a prefix of one."""
+        is_spec = lambda node: isinstance(node, PartitionSpec)
+        for leaf in jax.tree.leaves(param_specs, is_leaf=is_spec):
+            if not is_spec(leaf):
+                raise ArgumentError(
+                    "param_specs must hold PartitionSpecs, P() for what is replicated, got "
+                    f"{leaf!r}. (Of a NamedSharding that is its .spec.)"
+                )
+        try:
+            tree = jax.tree.broadcast(param_specs, params, is_leaf=is_spec)
+        except ValueError as error:
+            raise ArgumentError(
+                "param_specs must be a tree like the parameters, or a prefix of it, with a "
+                f"PartitionSpec for each, P() for what is replicated: {error}"
+            ) from None
+        pairs, _ = jax.tree_util.tree_flatten_with_path(params)
+        specs = jax.tree.leaves(tree, is_leaf=is_spec)
+        paths = leaf_rules.unboxed([keys for keys, _ in pairs])
+        by_keys = {}
+        for keys, (_, leaf), spec in zip(paths, pairs, specs, strict=True):
+            found = _Parameter(leaf_rules.written(keys), np.shape(leaf), spec)
+            if len(spec) > len(found.shape):
+                raise ArgumentError(
+                    f"param_specs gives {found.path!r} {spec}, and it has the shape "
+                    f"{list(found.shape)}: a spec may not be longer than that."
+                )
+            by_keys[keys] = found
+        return cls(tree, by_keys)
+
+    def check(self, mesh: Mesh, axis_name: AxisName) -> None:
+        """Raises unless the axes of the specs are there, and none is that of the ranks."""
+        for own in self.by_keys.values():
+            _check_axes(mesh, sorted(own.axes), f"param_specs of {own.path!r}")
+            _check_replicated(own, axis_name)
+
+    def at(self, keys: tuple) -> "_Parameter | None":
+        """The parameter to which these keys lead, if any."""
+        return self.by_keys.get(keys) or self.by_keys.get(leaf_rules.unboxed([keys])[0])
+
+    def of_leaf(self, path: tuple, leaf: Any) -> PartitionSpec:
+        """The spec of a leaf of an optimizer's state, `P()` if it is like no parameter."""
+        shape = np.shape(leaf)
+        ends = (self.at(path[start:]) for start in range(len(path) + 1))
+        like = [own for own in ends if own is not None]
+        for own in like:
+            if own.shape == shape:
+                return own.spec
+        # What counts or switches has one number.
+        for own in like if np.prod(shape) > 1 else ():
+            if own.axes and own.path:
+                raise StateError(
+                    f"the state has at {leaf_rules.written(path)!r} an array of shape "
+                    f"{list(shape)}, and the parameter {own.path!r} of shape "
+                    f"{list(own.shape)} is sharded {own.spec}: how the array is sharded "
+                    "does not follow. Give state_specs the parameters of the state (both "
+                    "global, or both shards). A transformation that keeps arrays of other "
+                    "shapes than the parameters', as optax.adafactor does, belongs to "
+                    "replicated ones: optax.partition."
+                )
+        return PartitionSpec()
+
+
+def _of_per_rank(node, known):
+    """The specs of what differs by rank."""
+    axis_name = node.axis_name
+    if known is None:
+        return jax.tree.map(lambda _: PartitionSpec(axis_name), node)
+
+    def checked(own, what):
+        if own is None:
+            paths = ", ".join(repr(p.path) for p in known.by_keys.values())
+            raise StateError(
+                f"the state holds something of {what!r}, which is not among the parameters "
+                f"given: {paths}. Give the parameters with which it was made."
+            )
+        _check_replicated(own, axis_name)
+        return own
+
+    if node.paths is None:
+
+        def like(keys, leaf):
+            own = checked(known.at(keys), leaf_rules.written(keys))
+            if np.shape(leaf)[1:] != own.shape:
+                raise StateError(
+                    f"the state was made for a parameter {own.path!r} of shape "
+                    f"{list(np.shape(leaf)[1:])}, and the one given has the shape "
+                    f"{list(own.shape)}. Give the parameters with which it was made (both "
+                    "global, or both shards)."
+                )
+            return PartitionSpec(axis_name, *own.spec)
+
+        value = jax.tree_util.tree_map_with_path(like, node.value)
+        return node.with_value(value)
+    axes = frozenset()
+    for path in node.paths:
+        found = [own for own in known.by_keys.values() if own.path == path] or [None]
+        axes |= checked(found[0], path).axes
+        if any(own.axes != found[0].axes for own in found):
+            raise StateError(
+                f"several parameters have a path written {path!r}, and they are not "
+                "sharded alike: which one a state is about cannot be told. Rename one."
+            )
+    further = sorted(axes - frozenset(node.same))
+    names = (*mesh_axes.axis_names(axis_name), *further) if further else axis_name
+    return jax.tree.map(lambda _: PartitionSpec(names), node)
+
+
+def _check_replicated(own, axis_name):
+    both = sorted(own.axes & frozenset(mesh_axes.axis_names(axis_name)))
+    if both:
+        raise ArgumentError(
+            f"param_specs shards {own.path!r} over {both[0]!r}, and over that axis "
+            "gradients are synchronized: each of its ranks needs the whole of what it "
+            "trains. Shard it over another axis, or not."
+        )
+
+
+def _check_axes(mesh, names, what):
+    missing = [name for name in names if name not in mesh.axis_names]
+    if missing:
+        raise AxisError(
+            f"{what}: the mesh has no axis {missing[0]!r}; it has {mesh.axis_names}."
+        )
+
+
+def _check_types(state, specs):
+    """Raises where a state differs over an axis that its spec does not name."""
+    is_spec = lambda node: isinstance(node, PartitionSpec)
+    pairs = jax.tree_util.tree_leaves_with_path(state)
+    for (path, leaf), spec in zip(
+        pairs, jax.tree.leaves(specs, is_leaf=is_spec), strict=True
+    ):
+        own = _Parameter(leaf_rules.written(path), np.shape(leaf), spec)
+        missing = sorted(mesh_axes.varying_axes(leaf) - own.axes)
+        if missing:
+            raise StateError(
+                f"the state has at {own.path!r} an array of shape {list(own.shape)} that "
+                f"differs over {missing[0]!r}, and no parameter has its path and shape: "
+                "how it is sharded does not follow. Make the state in a shard_map of your "
+                "own, or leave sharded parameters out of that transformation: "
+                "optax.partition."
+            )

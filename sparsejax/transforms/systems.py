@@ -1,0 +1,188 @@
+"""The published systems that choose what they send, as optax transformations.
+
+    tx = optax.chain(sparsejax.spardl_sync(density=0.01), optax.sgd(0.1))
+
+All average gradients over the ranks of a mesh axis, send about `density` of them, and keep
+the rest for later: `sparsejax.residuals(state)` shows it. `init` needs to know the ranks
+(`sparsejax.init`, or `data_parallel`); `update` runs inside `jax.shard_map`.
+
+Ok-Topk, SparDL and gTopk choose again of sums on the way, so what each rank sends has one
+size however many there are. TopkA, TopkDSA and Gaussiank choose once, on each rank, and are
+a sparsifier and a lossless scheme: what they are measured against. The `Options` that all
+of them have are as in `sparsejax.sync`; they choose from the leaves that its rules, or
+their sizes, give the scheme. Ok-Topk, SparDL and gTopk choose from all of those together,
+the others from each leaf.
+
+NaN and infinity are the largest of all, and go first; what does not fit is held, and goes
+in the next steps. Where a gradient may be bad, mend it before it comes here.
+"""
+
+from typing import Any, TypedDict, Unpack
+
+import optax
+
+from sparsejax import schemes, sparsifiers
+from sparsejax.axes import AxisName
+from sparsejax.schemes.top_k import base as top_k
+from sparsejax.schemes.top_k.spar_dl import NETWORK
+from sparsejax.transforms import buckets as leaf_rules
+from sparsejax.transforms.signatures import hands_on
+from sparsejax.transforms.sparsify import sparsify
+from sparsejax.transforms.sync import sync
+
+
+class Options(TypedDict, total=False):
+    """What each of them can be given; see `sparsejax.sync`."""
+
+    reduce: str
+    rules: leaf_rules.Rules | None
+    every: int
+    warmup_steps: int
+
+
+@hands_on(Options, to=sync)
+def ok_topk_sync(
+    density: float,
+    axis_name: AxisName | None = None,
+    *,
+    threshold_every: int = 32,
+    repartition_every: int = 64,
+    code: str = "auto",
+    split: str = "all_to_all",
+    **options: Unpack[Options],
+) -> optax.GradientTransformationExtraArgs:
+    """Averages the largest elements with Ok-Topk; see `schemes.OkTopk`.
+
+    Args:
+        density: The share of elements that are sent; smaller sends less.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        threshold_every: Thresholds are found exactly at every so many steps.
+        repartition_every: Regions are bounded anew at every so many steps.
+        code: How indices travel; "coo32" is the paper's.
+        split: "all_to_all", or "rotated" for one rank after another.
+        **options: See `sparsejax.sync`.
+
+    References:
+        Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, PPoPP
+        2022
+    """
+    scheme = schemes.OkTopk(
+        density,
+        code,
+        threshold_every=threshold_every,
+        repartition_every=repartition_every,
+        split=split,
+    )
+    return sync(scheme, axis_name, two_level=False, **options)
+
+
+@hands_on(Options, to=sync)
+def spardl_sync(
+    density: float,
+    axis_name: AxisName | None = None,
+    *,
+    teams: int | str = 1,
+    between: str = "auto",
+    network: tuple[float, float] = NETWORK,
+    code: str = "auto",
+    **options: Unpack[Options],
+) -> optax.GradientTransformationExtraArgs:
+    """Averages the largest elements with SparDL; see `schemes.SparDL`.
+
+    Args:
+        density: The share of elements that are sent; smaller sends less.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        teams: How many teams; more of them mean fewer messages and more bytes. "auto" takes
+            what is fastest on `network`.
+        between: How teams add up: "swaps" (R-SAG), "gather" (B-SAG) or "auto".
+        network: Seconds a message and bytes a second, for "auto".
+        code: How indices travel; "coo32" is the paper's.
+        **options: See `sparsejax.sync`.
+
+    References:
+        Zhao et al., SparDL: Distributed Deep Learning Training with Efficient Sparse
+        Communication, ICDE 2024
+    """
+    scheme = schemes.SparDL(density, code, teams, between, network)
+    return sync(scheme, axis_name, two_level=False, **options)
+
+
+@hands_on(Options, to=sync)
+def gtopk_sync(
+    density: float,
+    axis_name: AxisName | None = None,
+    *,
+    code: str = "auto",
+    **options: Unpack[Options],
+) -> optax.GradientTransformationExtraArgs:
+    """Averages the largest elements with gTopk; see `schemes.GTopk`.
+
+    References:
+        Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification
+        for Low Bandwidth Networks, ICDCS 2019
+    """
+    scheme = schemes.GTopk(density, code)
+    return sync(scheme, axis_name, two_level=False, **options)
+
+
+@hands_on(Options, to=sync)
+def topk_a_sync(
+    density: float,
+    axis_name: AxisName | None = None,
+    *,
+    code: str = "auto",
+    gather: str = "auto",
+    **options: Unpack[Options],
+) -> optax.GradientTransformationExtraArgs:
+    """Averages each rank's largest elements; every rank sends its own to all (TopkA)."""
+    scheme = schemes.AGSparse(gather, code)
+    return _chosen_once(sparsifiers.TopK(density), scheme, axis_name, options)
+
+
+@hands_on(Options, to=sync)
+def topk_dsa_sync(
+    density: float,
+    axis_name: AxisName | None = None,
+    *,
+    code: str = "auto",
+    **options: Unpack[Options],
+) -> optax.GradientTransformationExtraArgs:
+    """Averages each rank's largest elements by regions, densely where sums fill up.
+
+    TopkDSA: SparCML's split all-gather behind an exact top-k.
+    """
+    scheme = schemes.SparCML("ssar_split_all_gather", code)
+    return _chosen_once(sparsifiers.TopK(density), scheme, axis_name, options)
+
+
+@hands_on(Options, to=sync)
+def gaussian_k_sync(
+    density: float,
+    axis_name: AxisName | None = None,
+    *,
+    code: str = "auto",
+    gather: str = "auto",
+    **options: Unpack[Options],
+) -> optax.GradientTransformationExtraArgs:
+    """Averages what is above an estimated threshold on each rank (Gaussiank)."""
+    scheme = schemes.AGSparse(gather, code)
+    return _chosen_once(sparsifiers.GaussianK(density), scheme, axis_name, options)
+
+
+def _chosen_once(
+    sparsifier: sparsifiers.TopK | sparsifiers.GaussianK,
+    scheme: schemes.Scheme,
+    axis_name: AxisName | None,
+    options: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """A sparsifier of the leaves that use a scheme, and the scheme."""
+    rules = options.get("rules")
+
+    def uses(path, leaf):
+        if not leaf_rules.uses(path, leaf, scheme, rules):
+            return False
+        top_k.check_size(path, leaf.size, sparsifier.density)
+        return True
+
+    own = sparsify(sparsifier, min_size=1, compress=uses)
+    return sync(scheme, axis_name, sparsifier=own, two_level=False, **options)

@@ -1,0 +1,1 @@
+"""What is summed: units given densely or by entries, and who owns them."""

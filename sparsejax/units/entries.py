@@ -1,0 +1,154 @@
+"""An array by the units that are there: what a scheme may take in place of a dense one.
+
+A sparsified gradient is a `SparseTensor`, its entries in any order. For an exchange they
+are put into the order of their units once: flags tell which units there are, the values
+follow one another, and where a unit's value is follows from how many units lie below it.
+So no array of zeros is made, filled and searched before anything can be sent. Where a
+scheme has to have a dense array, because it adds up in one, `dense` makes it.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import rank_select
+from sparsejax.axes import varying_axes
+from sparsejax.units import bits
+from sparsejax.units.sparse_tensor import SparseTensor
+
+
+class Source(NamedTuple):
+    """Where the values of a part's slots come from.
+
+    Attributes:
+        array: [units, ...], the values.
+        dtype: Of the values while they travel; that of the array if None.
+        units: From slots int32 [parts, k] to the units whose values they have; the slots
+            themselves if None. It may name any unit for a slot beyond a part's count.
+    """
+
+    array: jax.Array
+    dtype: jax.typing.DTypeLike | None = None
+    units: Callable[[jax.Array], jax.Array] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one value."""
+        return self.array.shape[1:]
+
+    @property
+    def wire_dtype(self) -> jnp.dtype:
+        """The dtype of the values while they travel."""
+        return jnp.dtype(self.dtype or self.array.dtype)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("values", "flags", "index"),
+    meta_fields=("shared",),
+)
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """The units of an array that are there.
+
+    Attributes:
+        values: [capacity, ...], those of the units that are there, ascending.
+        flags: Booleans [units], which are.
+        index: The same packed, to be searched.
+        shared: Whether the flags are the same on all ranks.
+    """
+
+    values: jax.Array
+    flags: jax.Array
+    index: rank_select.RankIndex
+    shared: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the dense array: units, and what a unit has."""
+        return (*self.flags.shape, *self.values.shape[1:])
+
+    @property
+    def size(self) -> int:
+        """How many numbers the dense array has."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of the values."""
+        return self.values.dtype
+
+    def place(self, units: jax.Array) -> jax.Array:
+        """Where the values of units are; anywhere for a unit that is not there."""
+        inside = jnp.clip(units, 0, max(self.flags.size - 1, 0))
+        return rank_select.rank_of(self.index, inside)
+
+    def to_units(self) -> jax.Array:
+        """The dense array, [units, ...]."""
+        return self.with_values(self.values)
+
+    def with_values(self, values: jax.Array) -> jax.Array:
+        """The dense array that has other values [capacity, ...] at the same units."""
+        capacity = self.values.shape[0]
+        units, real = bits.listed(self.index, capacity)
+        units = bits.apart(units, real, self.flags.size)
+        zeros = jnp.zeros(self.shape, values.dtype)
+        return zeros.at[units].set(values, mode="drop", unique_indices=True)
+
+
+Units = jax.Array | Entries
+
+
+def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
+    """The entries of arrays that are laid end to end; those of one unit are added up."""
+    starts = [0]
+    for tensor in tensors:
+        starts.append(starts[-1] + tensor.units)
+    kept = [tensor.kept() for tensor in tensors]
+    moved = [
+        jnp.where(units < tensor.units, units + start, starts[-1])
+        for tensor, units, start in zip(tensors, kept, starts[:-1], strict=True)
+    ]
+    flags = jnp.concatenate([tensor.present() for tensor in tensors])
+    units = jnp.concatenate(moved)
+    values = jnp.concatenate([tensor.values for tensor in tensors])
+    shared = all(tensor.shared for tensor in tensors)
+    index = bits.rank_index(bits.pack_all(flags), max(units.size, 1))
+    places = rank_select.rank_of(index, units)
+    places = jnp.where(units < flags.size, places, units.size)
+    wide = jnp.promote_types(values.dtype, jnp.float32)
+    ordered = jnp.zeros(values.shape, wide).at[places].add(values.astype(wide), mode="drop")
+    return Entries(ordered.astype(values.dtype), flags, index, shared)
+
+
+def dense(x: Units) -> jax.Array:
+    """The array itself, [units, ...]."""
+    return x.to_units() if isinstance(x, Entries) else x
+
+
+def present(x: Units) -> jax.Array:
+    """Which units are there, as booleans [units]."""
+    return x.flags if isinstance(x, Entries) else bits.nonzero_units(x)
+
+
+def axes_of(x: Any) -> frozenset[str]:
+    """The mesh axes over which the values vary."""
+    return varying_axes(getattr(x, "values", x))
+
+
+def source(
+    x: Units,
+    dtype: jax.typing.DTypeLike | None = None,
+    units: Callable[[jax.Array], jax.Array] | None = None,
+) -> Source:
+    """Where an exchange finds the values of slots; see `Source`."""
+    if not isinstance(x, Entries):
+        return Source(x, dtype, units)
+    place = x.place
+    at = place if units is None else lambda slots: place(units(slots))
+    return Source(x.values, dtype, at)

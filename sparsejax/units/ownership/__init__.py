@@ -1,0 +1,7 @@
+"""Rules that give every unit to a rank, one file each; `base` is their protocol."""
+
+from sparsejax.units.ownership.base import Layout as Layout, Ownership as Ownership
+from sparsejax.units.ownership.murmur import MurmurHash as MurmurHash
+from sparsejax.units.ownership.ranges import Contiguous as Contiguous
+from sparsejax.units.ownership.sorted_thresholds import SortedThresholds as SortedThresholds
+from sparsejax.units.ownership.striped import Shares as Shares, StripedHash as StripedHash

@@ -1,0 +1,76 @@
+"""The protocol of ownership: which rank serves which unit, and where in that rank's part.
+
+An `Ownership` laid over `size` units and `ranks` ranks gives a layout: a bijection between
+units and pairs (part, slot), all parts of one width. Balance decides what a scheme costs,
+because every buffer is as long as the fullest part needs: for a set of m units a hash gives
+at most m/n + O(sqrt(m log(n) / n)) to a part, whatever the set is (Zen, Theorem 2).
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout(abc.ABC):
+    """A bijection between `size` units and (part, slot), for `ranks` parts.
+
+    Attributes:
+        size: How many units there are.
+        ranks: How many parts.
+        width: How many slots a part has, a multiple of 32; some belong to no unit.
+    """
+
+    size: int
+    ranks: int
+    width: int
+
+    @abc.abstractmethod
+    def assign(self, units: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The part and the slot of each unit."""
+
+    @abc.abstractmethod
+    def invert(self, parts: jax.Array, slots: jax.Array) -> jax.Array:
+        """The unit of each slot; at least `size` where the slot belongs to none."""
+
+    @abc.abstractmethod
+    def split(self, flags: jax.Array) -> jax.Array:
+        """Booleans [size] as packed bits by part, uint32 [ranks, width / 32]."""
+
+    @abc.abstractmethod
+    def join(self, dense: jax.Array) -> jax.Array:
+        """Values by part [ranks, width, ...] in the order of the units [size, ...]."""
+
+
+class Ownership(abc.ABC):
+    """A rule that gives every unit to a rank. Frozen and hashable."""
+
+    #: Whether `tables` returns anything.
+    needs_tables: bool = False
+
+    #: Whether any set is spread evenly, so that the fullest part is hardly fuller than the
+    #: mean one.
+    balanced: bool = True
+
+    #: Whether the tables change with what was added up.
+    follows_data: bool = False
+
+    @abc.abstractmethod
+    def over(self, size: int, ranks: int, tables: Any = ()) -> Layout:
+        """Lays the rule over `size` units and `ranks` ranks."""
+
+    def tables(self, size: int, ranks: int) -> Any:
+        """Arrays that the layout needs, to be kept in a scheme's state."""
+        del size, ranks
+        return ()
+
+    def width(self, size: int, ranks: int) -> int:
+        """How many slots a part has."""
+        return self.over(size, ranks).width
+
+    def after(self, tables: Any, total: jax.Array) -> Any:
+        """The tables for the next step, from those of this one and its sum."""
+        del total
+        return tables

@@ -1,0 +1,89 @@
+"""Zen's own hash: MurmurHash of every unit, with tables of the units by owner.
+
+The tables are the paper's I_i, and take as much memory as the gradient.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallas_kernels.hashing import mix32
+from pallas_kernels.striping import word_multiple
+from sparsejax import errors
+from sparsejax.units import bits
+from sparsejax.units.ownership.base import Layout, Ownership
+
+
+@dataclasses.dataclass(frozen=True)
+class MurmurHash(Ownership):
+    """The paper's ownership: MurmurHash of every unit, and tables of each part's units.
+
+    Attributes:
+        seed: Which hash function; all ranks need the same.
+    """
+
+    needs_tables = True
+    seed: int = 0
+
+    def __post_init__(self):
+        errors.check_whole("seed", self.seed)
+
+    def over(self, size, ranks, tables=()):
+        width = _murmur_width(size, ranks, self.seed)
+        if not isinstance(tables, jax.Array):
+            tables = self.tables(size, ranks)
+        return _Tables(size, ranks, width, self.seed, tables)
+
+    def width(self, size, ranks):
+        return _murmur_width(size, ranks, self.seed)
+
+    def tables(self, size, ranks):
+        """int32 [ranks, width]: the units of each part, ascending, then `size`."""
+        width = _murmur_width(size, ranks, self.seed)
+        units = lax.iota(jnp.int32, size)
+        part = _murmur_part(units.astype(jnp.uint32), ranks, self.seed)
+        part, units = lax.sort((part.astype(jnp.int32), units), num_keys=1)
+        start = jnp.searchsorted(part, lax.iota(jnp.int32, ranks)).astype(jnp.int32)
+        table = jnp.full((ranks, width), size, jnp.int32)
+        return table.at[part, lax.iota(jnp.int32, size) - start[part]].set(units)
+
+
+def _murmur_part(units, ranks, seed):
+    return mix32(units, seed) % np.uint32(ranks)
+
+
+@functools.lru_cache
+def _murmur_width(size: int, ranks: int, seed: int) -> int:
+    with np.errstate(over="ignore"):
+        part = _murmur_part(np.arange(size, dtype=np.uint32), ranks, seed)
+    return word_multiple(int(np.bincount(part, minlength=1).max(initial=1)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Tables(Layout):
+    seed: int
+    units: jax.Array
+
+    def assign(self, units):
+        part = _murmur_part(units.astype(jnp.uint32), self.ranks, self.seed)
+        part = part.astype(jnp.int32)
+        slots = lax.broadcasted_iota(jnp.int32, self.units.shape, 1)
+        slot_of = jnp.zeros(self.size, jnp.int32).at[self.units].set(slots, mode="drop")
+        return part, slot_of[units]
+
+    def invert(self, parts, slots):
+        return self.units[parts, slots]
+
+    def split(self, flags):
+        return bits.pack(jnp.pad(flags, (0, 1))[self.units])
+
+    def join(self, dense):
+        shape = (self.size, *dense.shape[2:])
+        flat = dense.reshape(-1, *dense.shape[2:])
+        return (
+            jnp.zeros(shape, dense.dtype).at[self.units.reshape(-1)].set(flat, mode="drop")
+        )

@@ -1,0 +1,139 @@
+"""A sparse array with room for a fixed number of entries.
+
+An index points at a unit. Where `values` has one axis the units are the elements of the
+array in row-major order, where it has more they are the rows of its leading axis. Entries
+that are not used carry the index `units`, one past the last; any number of entries may
+carry the same index, and their values add up.
+
+Other indices out of range are an error. Compiled code cannot raise, so they are dropped
+there; under `jax.experimental.checkify` they are reported.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import checkify
+
+import pallas_kernels
+from sparsejax.errors import ArgumentError
+from sparsejax.units import bits
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("indices", "values"),
+    meta_fields=("shape", "shared"),
+)
+@dataclasses.dataclass(frozen=True)
+class SparseTensor:
+    """Entries (index, value) of an array of a given shape.
+
+    Attributes:
+        indices: int32 [capacity]; `units` marks an entry that is not used.
+        values: [capacity] for elements, [capacity, ...] for rows of the leading axis.
+        shape: The shape of the array that is meant.
+        shared: Whether all ranks have the same indices, in the same order, none of them
+            twice. Then values alone need to travel.
+    """
+
+    indices: jax.Array
+    values: jax.Array
+    shape: tuple[int, ...]
+    shared: bool = False
+
+    @property
+    def units(self) -> int:
+        """How many units there are: elements, or rows."""
+        return math.prod(self.shape) if self.values.ndim == 1 else self.shape[0]
+
+    @property
+    def size(self) -> int:
+        """How many elements the array has."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many axes the array has."""
+        return len(self.shape)
+
+    @property
+    def capacity(self) -> int:
+        """How many entries there is room for."""
+        return self.indices.shape[0]
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of the values."""
+        return self.values.dtype
+
+    def check(self, name: str = "SparseTensor") -> None:
+        """Raises where shapes or dtypes do not fit; checks the indices under checkify."""
+        if not isinstance(self.shape, tuple) or not all(
+            isinstance(length, int) for length in self.shape
+        ):
+            raise ArgumentError(
+                f"{name}: shape must be a tuple of Python ints, because it decides what is "
+                f"compiled, got {self.shape!r}."
+            )
+        if self.indices.ndim != 1 or not jnp.issubdtype(self.indices.dtype, jnp.integer):
+            raise ArgumentError(
+                f"{name}: indices must be integers of shape [capacity], got "
+                f"{self.indices.dtype}{list(self.indices.shape)}."
+            )
+        row = self.values.shape[1:]
+        if self.values.shape[:1] != self.indices.shape or (row and row != self.shape[1:]):
+            raise ArgumentError(
+                f"{name}: values of shape {list(self.values.shape)} do not fit "
+                f"{self.capacity} indices into an array of shape {list(self.shape)}; they "
+                f"must have shape [{self.capacity}] or "
+                f"{[self.capacity, *self.shape[1:]]}."
+            )
+        inside = (self.indices >= 0) & (self.indices <= self.units)
+        checkify.debug_check(
+            jnp.all(inside),
+            name + ": indices must lie in [0, {units}], where {units} marks an entry that "
+            "is not used; the smallest is {low}, the largest {high}.",
+            units=jnp.int32(self.units),
+            low=jnp.min(self.indices, initial=self.units),
+            high=jnp.max(self.indices, initial=0),
+        )
+
+    def present(self) -> jax.Array:
+        """Which units have an entry, as booleans [units]."""
+        flags = jnp.zeros(self.units, bool)
+        return flags.at[self.kept()].set(True, mode="drop")
+
+    def to_units(self, dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
+        """The array with a unit a row: [units] or [units, ...]."""
+        values = self.values.astype(dtype or self.dtype)
+        if self.units == 0:
+            return jnp.zeros((0, *values.shape[1:]), values.dtype)
+        return pallas_kernels.coo_add(self.kept(), values, self.units)
+
+    def to_dense(self) -> jax.Array:
+        """The array that is meant, duplicates added up."""
+        return self.to_units().reshape(self.shape)
+
+    def kept(self) -> jax.Array:
+        """The indices, `units` for all that are out of range."""
+        # A negative index would count from the end; it is out of range here.
+        inside = (self.indices >= 0) & (self.indices < self.units)
+        return jnp.where(inside, self.indices, self.units).astype(jnp.int32)
+
+
+def from_units(
+    x: jax.Array, capacity: int, shape: tuple[int, ...]
+) -> tuple[SparseTensor, jax.Array]:
+    """The non-zero units of x [units, ...], ascending, and how many there are.
+
+    The count may exceed the capacity; then the last units are not in the tensor.
+    """
+    words = bits.pack_all(bits.nonzero_units(x))
+    # Room for at least one.
+    found, count = pallas_kernels.bitmap_decode(words, max(int(capacity), 1))
+    indices = jnp.minimum(found[:capacity], x.shape[0])
+    values = x.at[indices].get(mode="fill", fill_value=0)
+    return SparseTensor(indices, values, tuple(shape)), count

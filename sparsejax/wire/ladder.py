@@ -1,0 +1,234 @@
+"""The message sizes a program may choose from when it runs.
+
+XLA fixes every buffer when it compiles, and how many entries a gradient has is known only
+when it is there. So a program is compiled with a ladder of message sizes, each a branch
+that holds nothing but the collective, and takes the lowest rung that all ranks' fullest
+parts fit. Above the top rung it goes round again with what is left, and so it does where a
+lower rung and a second round save more bytes than a round is worth. What is compiled once
+is the work: packing and unpacking go tile by tile, as many tiles as there are entries.
+
+Rungs a factor f apart waste (f - 1)/ln f - 1 in one round, on average: 17% at 1.35, 44% at
+2, the default, where second rounds bring it down again once messages are long. The top rung
+holds a quarter of a part. The bottom one is where a message is so short that its bytes no
+longer matter.
+
+Tried before: a ladder whose branches hold the whole exchange compiled in 13 s with five
+rungs, and rounds of one fixed size waste most of a round at low density or need hundreds of
+rounds at high density.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax import errors
+from sparsejax.errors import ArgumentError
+from sparsejax.wire import index_codes
+from sparsejax.wire.index_codes import IndexCode
+
+
+_LANES = 4  # capacities are multiples of this, so that lanes and values fill whole words
+_SHORT = 1024  # bytes; a shorter message costs its latency
+# Bytes that take as long as a round: 25 Gbit/s for 80 us, 250 Mbit/s for 8 ms, which are
+# what a round took with NCCL (not measured here) and gloo between 16 hosts (measured).
+ROUND = 1 << 18
+# Bytes of the values in a rank's messages above which another round hardly weighs.
+_TOP = 16 * ROUND
+_TILE_NUMBERS = 1 << 16  # numbers packed at a time: fills the caches, hides the overhead
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """One message size: room for `capacity` entries, their slots in `code`."""
+
+    capacity: int
+    code: IndexCode
+    words: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Ladder:
+    """Message sizes for the parts of one exchange.
+
+    Attributes:
+        width: Slots in a part.
+        unit_bytes: Bytes of the value of one unit, as it travels.
+        tile: Entries a part that are packed or unpacked at a time.
+        rungs: From the shortest message to the longest.
+    """
+
+    width: int
+    unit_bytes: int
+    tile: int
+    rungs: tuple[Rung, ...]
+
+    @property
+    def top(self) -> int:
+        """Entries in the longest message."""
+        return self.rungs[-1].capacity
+
+    def rung(self, need: jax.Array) -> jax.Array:
+        """The lowest rung with room for `need` entries; the top one if none has."""
+        capacities = jnp.array([rung.capacity for rung in self.rungs], jnp.int32)
+        above = jnp.sum(capacities < need, dtype=jnp.int32)
+        return jnp.minimum(above, len(self.rungs) - 1)
+
+    def next_message(self, need: jax.Array, messages: int) -> tuple[jax.Array, jax.Array]:
+        """The rung of the next message where `need` entries are left, and its entries.
+
+        The lowest rung that holds them all; but where a lower one, and then one for the
+        rest, save more bytes than a round is worth, the lower one.
+
+        Args:
+            need: Entries of the fullest part.
+            messages: How many messages a rank sends in a round.
+        """
+        words = jnp.array([rung.words for rung in self.rungs], jnp.float32)
+        room = jnp.array([rung.capacity for rung in self.rungs], jnp.int32)
+        high = self.rung(need)
+        low = jnp.maximum(high - 1, 0)
+        rest = self.rung(jnp.maximum(need - room[low], 0))
+        saved = 4.0 * messages * (words[high] - words[low] - words[rest])
+        rung = jnp.where((room[low] < need) & (saved > ROUND), low, high)
+        return rung, jnp.minimum(need, room[rung])
+
+    def messages_for(self, need: int, messages: int) -> list[Rung]:
+        """What `next_message` takes, one rung a round, where `need` is a Python number."""
+        taken = []
+        while need > 0:
+            high = self._lowest(need)
+            low = max(high - 1, 0)
+            room = self.rungs[low].capacity
+            rest = self._lowest(max(need - room, 0))
+            words = [self.rungs[i].words for i in (high, low, rest)]
+            saved = 4 * messages * (words[0] - words[1] - words[2])
+            taken.append(self.rungs[low if room < need and saved > ROUND else high])
+            need -= taken[-1].capacity
+        return taken
+
+    def _lowest(self, need):
+        above = sum(rung.capacity < need for rung in self.rungs)
+        return min(above, len(self.rungs) - 1)
+
+    def bytes(self, need: jax.Array) -> jax.Array:
+        """Bytes of the fewest messages that send `need` entries of a part, as float32.
+
+        What `next_message` chooses sends no more.
+        """
+        table = jnp.array([4.0 * rung.words for rung in self.rungs], jnp.float32)
+        rest = need % self.top
+        last = jnp.where(rest > 0, table[self.rung(rest)], 0.0)
+        return (need // self.top).astype(jnp.float32) * table[-1] + last
+
+    def needed_bytes(self, count: jax.Array, rung: jax.Array) -> jax.Array:
+        """Bytes that `count` entries need in the code of a rung, padding left out."""
+        codes = [
+            index_codes.CODES[name] for name in sorted({r.code.name for r in self.rungs})
+        ]
+        which = jnp.array([codes.index(r.code) for r in self.rungs], jnp.int32)[rung]
+        index_bits = jnp.stack([code.needed_bits(count, self.width) for code in codes])
+        header = 4.0
+        return header + index_bits[which] / 8 + self.unit_bytes * count.astype(jnp.float32)
+
+
+def ladder(
+    width: int,
+    unit_bytes: int,
+    parts: int,
+    codes: str = "auto",
+    ratio: float = 2.0,
+    capacity: int | None = None,
+) -> Ladder:
+    """Builds the ladder for parts of `width` slots.
+
+    Args:
+        width: Slots in a part, a multiple of 32.
+        unit_bytes: Bytes of one unit's value on the wire.
+        parts: How many parts a rank packs or unpacks at once.
+        codes: The index code, or "auto" for the cheapest at each rung.
+        ratio: How far apart the rungs are; a larger ratio compiles faster and pads more.
+        capacity: Entries in the longest message, where it is known what to expect; what
+            does not fit goes in further rounds. A quarter of a part if None.
+    """
+    allowed = index_codes.parse(codes)
+    numbers = max(1, unit_bytes // 4) * parts
+    top = min(capacity or max(_most(width, unit_bytes, parts), 128), width)
+    top = _multiple(max(top, 1), _LANES)
+    tile = min(top, _multiple(max(1, _TILE_NUMBERS // numbers), _LANES))
+    # Whole tiles, no longer than they have to be.
+    tiles = -(-top // tile)
+    tile = _multiple(-(-top // tiles), _LANES)
+    top = tiles * tile
+    rungs: list[Rung] = []
+    wanted = float(top)
+    while True:
+        room = min(top, _multiple(math.ceil(wanted), _LANES))
+        code = index_codes.cheapest(room, width, allowed)
+        words = 1 + code.words(room, width) + room * unit_bytes // 4
+        if not rungs or words < rungs[-1].words:
+            rungs.append(Rung(room, code, words))
+        if 4 * words <= _SHORT or room <= _LANES:
+            break
+        wanted /= ratio
+    return Ladder(width, unit_bytes, tile, tuple(reversed(rungs)))
+
+
+def exactly(
+    width: int,
+    unit_bytes: int,
+    parts: int,
+    capacity: int,
+    codes: str = "auto",
+    least: int | None = None,
+    ratio: float = 1.2,
+) -> Ladder:
+    """The ladder where it is known how many entries there are: one rung, for so many.
+
+    Args:
+        width: Slots in a part, a multiple of 32.
+        unit_bytes: Bytes of one unit's value on the wire.
+        parts: How many parts a rank packs or unpacks at once.
+        capacity: Entries in a message.
+        codes: The index code, or "auto" for the cheapest.
+        least: Where there may be fewer: so many; rungs are then `ratio` apart.
+        ratio: How far apart.
+    """
+    allowed = index_codes.parse(codes)
+    numbers = max(1, unit_bytes // 4) * parts
+    top = _multiple(max(1, min(capacity, width)), _LANES)
+    tile = min(top, _multiple(max(1, _TILE_NUMBERS // numbers), _LANES))
+    rooms = [top]
+    while rooms[-1] > (top if least is None else _multiple(least, _LANES)):
+        rooms.append(min(rooms[-1] - _LANES, _multiple(int(rooms[-1] / ratio), _LANES)))
+    rungs = []
+    for room in reversed(rooms):
+        code = index_codes.cheapest(room, width, allowed)
+        words = 1 + code.words(room, width) + room * unit_bytes // 4
+        rungs.append(Rung(room, code, words))
+    return Ladder(width, unit_bytes, tile, tuple(rungs))
+
+
+def _most(width: int, unit_bytes: int, parts: int) -> int:
+    """Entries of the longest message where nothing is known of how many there will be."""
+    return min(width // 4, _TOP // (parts * unit_bytes))
+
+
+def _multiple(count: int, of: int) -> int:
+    return -(-count // of) * of
+
+
+def check_capacity(name: str, capacity: int | None) -> None:
+    """Raises unless it is a number of entries, or None."""
+    if capacity is not None:
+        errors.check_whole(name, capacity, 1, " or None")
+
+
+def check_ratio(ratio: float) -> None:
+    """Raises unless rungs so far apart make a ladder."""
+    if not isinstance(ratio, (int, float)) or not 1.05 <= ratio <= 64:
+        raise ArgumentError(
+            f"ratio must lie in [1.05, 64], got {ratio!r}. It is the step from one message "
+            "size to the next: a smaller one pads less in one round, and compiles longer."
+        )
