@@ -36,10 +36,10 @@ bench: .venv/bench.stamp  ## Run the core benchmark
 	@.venv/bin/python -m benchmarks.core $(ARGS)
 
 analysis: .venv/bench.stamp  ## Repeat Zen's analysis on the demo's model
-	@.venv/bin/python -m benchmarks.zen_analysis $(ARGS)
+	@.venv/bin/python -m benchmarks.papers.zen_analysis $(ARGS)
 
 aot: .venv-aot/aot.stamp  ## Compile the kernels for a GPU, without one
-	@.venv-aot/bin/python -m benchmarks.aot $(ARGS)
+	@.venv-aot/bin/python -m benchmarks.kernels.aot $(ARGS)
 
 clean:  ## Remove the virtual environments and all caches
 	rm -rf .venv .venv-newest .venv-aot build dist demo.png

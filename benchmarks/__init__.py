@@ -1,1 +1,1 @@
-"""What the library costs, measured. Each module is one command and prints what it finds."""
+"""Measurements of what the library costs; README.md beside this file lists the commands."""

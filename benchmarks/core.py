@@ -1,4 +1,4 @@
-"""What the exact sparse all-reduce costs: to find the entries, in bytes, to compile.
+"""Costs of the exact sparse all-reduce: to find the entries, in bytes, to compile.
 
     python -m benchmarks.core find
     python -m benchmarks.core [bytes] [compile] [--plot]
@@ -7,7 +7,7 @@ Prints tables, and writes benchmarks/results/core-*.jsonl. Simulated devices hav
 network: bytes and compile times are the results here, not the time of a step.
 """
 
-import argparse
+import dataclasses
 import math
 import sys
 import time
@@ -26,16 +26,49 @@ import optax  # noqa: E402
 from jax.sharding import AxisType, Mesh, PartitionSpec as P  # noqa: E402
 
 import sparsejax  # noqa: E402
-from benchmarks.record import Recorder, alternate, say, spread  # noqa: E402
+from benchmarks.harness import figure, settings, table, timing  # noqa: E402
+from benchmarks.harness.record import Recorder, say  # noqa: E402
+from benchmarks.harness.settings import option  # noqa: E402
+from benchmarks.harness.table import Column  # noqa: E402
 from pallas_kernels import reference  # noqa: E402
 from sparsejax import schemes  # noqa: E402
+from sparsejax.units.units import Dense  # noqa: E402
+from sparsejax.wire.collectives import Wire  # noqa: E402
 
 
 RANKS = 8
+# The densities that are printed, and others that count for the mean and the plot.
+PRINTED = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 1)
+BETWEEN = (0.0005, 0.002, 0.004, 0.007, 0.015, 0.02, 0.05, 0.07, 0.15, 0.2, 0.4, 0.7, 0.9)
 
 
-def mesh():
+@dataclasses.dataclass(frozen=True)
+class Settings(settings.Settings):
+    """Measures the costs of the exact sparse all-reduce."""
+
+    PROGRAM = "benchmarks.core"
+    parts: tuple[str, ...] = option(
+        (),
+        "find, or bytes and compile, which are the default,",
+        positional=True,
+        choices=("find", "bytes", "compile"),
+    )
+    plot: bool = option(False, "draw bytes by density")
+
+
+def mesh() -> Mesh:
     return Mesh(np.array(jax.devices()[:RANKS]), ("data",), axis_types=(AxisType.Auto,))
+
+
+def exchange():
+    """A compiled exchange by Balanced Parallelism: its total and its traffic."""
+
+    def reduced(x):
+        result = schemes.BalancedParallelism()(Dense(x[0]), (), Wire("data"))
+        return result.total, result.traffic
+
+    specs = {"in_specs": P("data"), "out_specs": P()}
+    return jax.jit(jax.shard_map(reduced, mesh=mesh(), **specs))
 
 
 def find(record: Recorder) -> None:
@@ -49,11 +82,12 @@ def find(record: Recorder) -> None:
     ours = jax.jit(lambda x: reference.compact(x, capacity)[0])
     theirs = jax.jit(lambda x: jnp.nonzero(x, size=capacity, fill_value=size)[0])
     wrong = int((np.asarray(ours(x)) != np.asarray(theirs(x))).sum())
-    times = alternate({"compact": lambda: ours(x), "jnp.nonzero": lambda: theirs(x)}, 21)
-    ratio = float(np.median(np.divide(times["jnp.nonzero"], times["compact"])))
+    sides = {"compact": lambda: ours(x), "jnp.nonzero": lambda: theirs(x)}
+    times = timing.alternate(sides, 21)
+    ratio = timing.ratios(times, "compact")["jnp.nonzero"]
     say(f"\nIndices of the non-zeros of {size:,} floats at {density:.0%}")
     for name, taken in times.items():
-        say(f"  {name:12} {spread(taken)}")
+        say(f"  {name:12} {timing.spread(taken)}")
     say(f"  {ratio:.1f} times as fast (to reach: 20), {wrong} wrong")
     record.add(
         part="find", size=size, density=density, ratio=ratio, wrong=wrong, seconds=times
@@ -68,7 +102,7 @@ def entropy_bytes(size: int, count: int) -> float:
 
 
 def sets(size: int, density: float, kind: str, rng) -> np.ndarray:
-    """Which units each rank has: drawn alone, the same on all, or from a Zipf law."""
+    """Flags of the units of each rank: drawn alone, equal on all, or by a Zipf law."""
     if kind == "independent":
         return rng.random((RANKS, size)) < density
     if kind == "same":
@@ -86,83 +120,53 @@ def sets(size: int, density: float, kind: str, rng) -> np.ndarray:
 def bytes_sent(record: Recorder) -> None:
     """Payload against values and entropy, wire against payload, over densities."""
     size = 4_000_000
-    step = jax.jit(
-        jax.shard_map(
-            lambda x: schemes.BalancedParallelism()(x[0], (), "data")._replace(state=None),
-            mesh=mesh(),
-            in_specs=P("data"),
-            out_specs=P(),
-        )
-    )
-    named = [0.001, 0.01, 0.03, 0.1, 0.3]
-    between = [
-        0.0005,
-        0.002,
-        0.004,
-        0.007,
-        0.015,
-        0.02,
-        0.05,
-        0.07,
-        0.15,
-        0.2,
-        0.4,
-        0.5,
-        0.7,
-        0.9,
-        1,
-    ]
+    step = exchange()
     say(
         f"\nBytes that one of {RANKS} ranks sends for {size:,} floats, push and pull, in MB"
     )
-    head = (
-        "density",
-        "after",
-        "values",
-        "entropy",
-        "payload",
-        "x limit",
-        "wire",
-        "x payload",
-    )
-    say("  ".join(f"{name:>9}" for name in (*head, "COO", "bitmap", "dense", "#wrong")))
     for kind in ("independent", "same", "zipf"):
-        say(f"{kind} sets")
-        ratios = []
-        for density in sorted(named + between):
+        rows = []
+        for density in sorted(PRINTED + BETWEEN):
             rng = np.random.default_rng(3)
             mask = sets(size, density, kind, rng)
             x = np.where(mask, rng.standard_normal((RANKS, size)), 0).astype(np.float32)
-            row = measured(step, x, mask)
-            ratios.append(row["wire"] / row["payload"])
-            record.add(part="bytes", kind=kind, density=density, **row)
-            if density in named or density in (0.5, 1):
-                say(
-                    "  ".join(
-                        [f"{density:9.2%}", f"{row['after']:9.2%}"]
-                        + [f"{row[k] / 1e6:9.3f}" for k in ("values", "entropy", "payload")]
-                        + [f"{row['payload'] / (row['values'] + row['entropy']):9.3f}"]
-                        + [f"{row['wire'] / 1e6:9.3f}", f"{ratios[-1]:9.3f}"]
-                        + [f"{row[k] / 1e6:9.3f}" for k in ("coo", "hash_bitmap", "dense")]
-                        + [f"{row['wrong']:9d}"]
-                    )
-                )
+            rows.append({"density": density, **measured(step, x, mask)})
+            record.add(part="bytes", kind=kind, **rows[-1])
+        printed = [row for row in rows if row["density"] in PRINTED]
+        table.show(printed, BYTES, f"{kind} sets")
+        ratios = [row["wire"] / row["payload"] for row in rows]
         average = float(np.mean(ratios))
         say(
-            f"  wire over payload: {average:.3f} on average over {len(ratios)} densities "
+            f"wire over payload: {average:.3f} on average over {len(ratios)} densities "
             f"(to reach: 1.25), {max(ratios):.3f} at worst; "
             f"compiled {step._cache_size()} time"
         )
         record.add(part="bytes", kind=kind, average_wire_over_payload=average)
 
 
+BYTES = [
+    Column("density", "density", ".2%"),
+    Column("after", "after", ".2%"),
+    Column("values", "values", ".3f", 1e-6),
+    Column("entropy", "entropy", ".3f", 1e-6),
+    Column("payload", "payload", ".3f", 1e-6),
+    Column("x limit", lambda r: r["payload"] / (r["values"] + r["entropy"]), ".3f"),
+    Column("wire", "wire", ".3f", 1e-6),
+    Column("x payload", lambda r: r["wire"] / r["payload"], ".3f"),
+    Column("COO", "coo", ".3f", 1e-6),
+    Column("bitmap", "hash_bitmap", ".3f", 1e-6),
+    Column("dense", "dense", ".3f", 1e-6),
+    Column("#wrong", "wrong", "d"),
+]
+
+
 def measured(step, x, mask) -> dict:
+    """Bytes of one step by the library's count, by formulas, and wrong numbers."""
     size = x.shape[1]
-    reduced = step(x)
-    traffic = reduced.traffic
+    total, traffic = step(x)
     exact = x.astype(np.float64).sum(0)
     room = (RANKS + 2) * np.finfo(np.float32).eps * np.abs(x).astype(np.float64).sum(0)
-    wrong = int((np.abs(np.asarray(reduced.total) - exact) > room).sum())
+    wrong = int((np.abs(np.asarray(total) - exact) > room).sum())
     most, union = int(mask.sum(1).max()), int(mask.any(0).sum())
     away = (RANKS - 1) / RANKS
     values = away * 4 * (most + union)
@@ -200,10 +204,10 @@ def forty_leaves():
     def loss(params, batch):
         h = params["input_embedding"][batch["tokens"]].mean(1) @ params["in"]
         for block in range(12):
-            own = params[f"block{block:02}"]
+            weights = params[f"block{block:02}"]
             mean, var = h.mean(-1, keepdims=True), h.var(-1, keepdims=True)
-            normed = (h - mean) * jax.lax.rsqrt(var + 1e-5) * own["scale"]
-            h = h + jax.nn.gelu(normed @ own["kernel"] + own["bias"])
+            normed = (h - mean) * jax.lax.rsqrt(var + 1e-5) * weights["scale"]
+            h = h + jax.nn.gelu(normed @ weights["kernel"] + weights["bias"])
         rows = params["output_embedding"][batch["candidates"]]
         scores = jnp.einsum("bd,bkd->bk", h @ params["out"], rows)
         return -jnp.mean(jax.nn.log_softmax(scores)[:, 0])
@@ -227,14 +231,7 @@ def compiling(record: Recorder) -> None:
     for name, shape in leaves.items():
         taken = []
         for _ in range(3):
-            step = jax.jit(
-                jax.shard_map(
-                    lambda x: schemes.BalancedParallelism()(x[0], (), "data").total,
-                    mesh=mesh(),
-                    in_specs=P("data"),
-                    out_specs=P(),
-                )
-            )
+            step = exchange()
             start = time.perf_counter()
             step.lower(jax.ShapeDtypeStruct((RANKS, *shape), jnp.float32)).compile()
             taken.append(time.perf_counter() - start)
@@ -242,7 +239,7 @@ def compiling(record: Recorder) -> None:
         record.add(part="compile", what=name, seconds=taken)
     params, loss, batch = forty_leaves()
     assert len(jax.tree.leaves(params)) == 40
-    # What every model does, and what one does whose user says that its blocks are dense.
+    # Without rules, and with a rule that says that the blocks are dense.
     sides = {
         "dense": sparsejax.dense_sync(),
         "zen": sparsejax.zen_sync(),
@@ -268,22 +265,11 @@ def compiling(record: Recorder) -> None:
         record.add(part="compile", what=f"40 leaves, {name}", ratio=ratio, seconds=seconds)
 
 
-def plot(record: Recorder) -> None:
-    """Bytes by density, as a PNG and the CSV behind it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from benchmarks.record import RESULTS
-
-    rows = [r for r in record.rows if r.get("kind") == "independent" and "wire" in r]
+def plot(rows: list[dict]) -> None:
+    """Draws bytes by density."""
     names = ("wire", "payload", "coo", "hash_bitmap", "dense")
-    lines = ["density," + ",".join(names)]
-    lines += [f"{r['density']}," + ",".join(str(r[n]) for n in names) for r in rows]
-    stem = f"core-bytes-jax{jax.__version__}"
-    (RESULTS / f"{stem}.csv").write_text("\n".join(lines) + "\n")
-    figure, axes = plt.subplots(figsize=(6, 4))
+    rows = [r for r in rows if r.get("kind") == "independent" and "wire" in r]
+    image, ((axes,),) = figure.panels(size=(6, 4))
     labels = ("ours, wire", "ours, payload", "COO", "COO in, hash bitmap out", "all-reduce")
     for name, label in zip(names, labels, strict=True):
         axes.loglog(
@@ -292,31 +278,22 @@ def plot(record: Recorder) -> None:
     axes.set(xlabel="density of one rank's gradient", ylabel="MB sent by one rank")
     axes.set_title(f"4M floats, {RANKS} ranks, independent sets")
     axes.legend()
-    figure.tight_layout()
-    figure.savefig(RESULTS / f"{stem}.png", dpi=120)
+    lines = [{name: r[name] for name in ("density", *names)} for r in rows]
+    figure.save("core-bytes", lines, image)
+
+
+PARTS = {"find": find, "bytes": bytes_sent, "compile": compiling}
 
 
 def main(argv: list[str] | None = None) -> None:
-    parts = {"find": find, "bytes": bytes_sent, "compile": compiling}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.core")
-    parser.add_argument("parts", nargs="*", help="find, or bytes and compile (the default)")
-    parser.add_argument("--plot", action="store_true", help="draw bytes by density")
-    options = parser.parse_args(argv)
-    unknown = set(options.parts) - set(parts)
-    if unknown:
-        parser.error(f"unknown part {sorted(unknown)[0]!r}; there are {', '.join(parts)}")
-    command = " ".join(["python -m benchmarks.core", *(argv or sys.argv[1:])])
-    record = Recorder(command)
-    say(", ".join(f"{key} {value}" for key, value in record.head.items()))
-    for name, part in parts.items():
-        if name in options.parts or (not options.parts and name != "find"):
-            part(record)
-    measured = {row["part"] for row in record.rows}
+    settings = Settings.parse(argv)
     name = "core-find" if ALONE else "core"
-    record.keep(name, lambda row: row["part"] not in measured)
-    say(f"\nwritten: {record.write(name)}")
-    if options.plot:
-        plot(record)
+    record = Recorder(name, settings.command(), ("part",))
+    for part in settings.parts or ("bytes", "compile"):
+        PARTS[part](record)
+    say(f"\nwritten: {record.write()}")
+    if settings.plot:
+        plot(record.all_rows())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m examples.language_model
 
 Eight simulated devices train in data parallel on the docstrings of the packages installed
-here. All that differs between the two runs is the optax transformation that averages the
+here. The two runs differ in nothing but the optax transformation that averages the
 gradients. The losses agree; the bytes that each rank sends do not.
 """
 
@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import sparsejax
-from examples import lm_corpus, lm_model, lm_report
+from examples import lm_model, lm_report
+from examples.data import docstrings
 from examples.lm_report import Run
 
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console(stderr=args.json, highlight=False)
     mesh = _simulated_devices(args.devices)
     console.print("Reading the docstrings of the installed packages ...")
-    corpus = lm_corpus.load()
+    corpus = docstrings.load()
     lm_report.describe(console, corpus, mesh, WIDTH)
     runs = {}
     with _progress(console) as progress:
@@ -66,7 +67,7 @@ def _train(
     batches: Iterator[dict[str, np.ndarray]],
     report: Callable[[int, float], None],
 ) -> Run:
-    """Trains with one way to average gradients, which is all that a run decides."""
+    """Trains with one way to average gradients."""
     tx = optax.chain(sync, optax.adam(LEARNING_RATE))
     trainer = sparsejax.data_parallel(lm_model.loss_fn, tx, mesh)
     state = trainer.init(params)
@@ -133,7 +134,7 @@ class _progress:
         self._bars.stop()
 
     def __call__(self, name: str, steps: int) -> Callable[[int, float], None]:
-        """Starts on a run, and returns what is to be told of each step."""
+        """Starts a run, and returns a function to call with each step and its loss."""
         task = self._bars.add_task(name, total=steps, loss="")
 
         def report(step, loss):

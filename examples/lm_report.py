@@ -1,4 +1,4 @@
-"""What the language model's two runs show: figures, a table, and a plot."""
+"""The figures of the language model's two runs, as a table and as a plot."""
 
 from typing import Any, NamedTuple
 
@@ -8,18 +8,18 @@ from rich.console import Console
 from rich.table import Table
 
 import sparsejax
-from examples.lm_corpus import Corpus
+from examples.data.docstrings import Corpus
 
 
 class Run(NamedTuple):
-    """What one run did.
+    """The results of one run.
 
     Attributes:
         losses: Of each step.
-        sent: What `sparsejax.metrics` says, averaged over the steps.
+        sent: The metrics of `sparsejax.metrics`, averaged over the steps.
         params: The parameters at the end.
         replicas_equal: Whether all devices ended with the same bytes.
-        compile_seconds: What the first step took beyond a usual one.
+        compile_seconds: The time of the first step beyond that of the median one.
         step_seconds: The median step.
     """
 
@@ -32,7 +32,7 @@ class Run(NamedTuple):
 
 
 def origin(corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
-    """What the figures depend on."""
+    """The data and the versions that the figures depend on."""
     return {
         "tokens": len(corpus.tokens),
         "vocabulary": len(corpus.words),
@@ -43,7 +43,7 @@ def origin(corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
 
 
 def describe(console: Console, corpus: Corpus, mesh: Mesh, width: int) -> None:
-    """Prints what is going to be trained, and on what."""
+    """Prints the size of the data and of the model, and the devices."""
     versions = ", ".join(f"{name} {version}" for name, version in corpus.versions.items())
     console.print(
         f"{len(corpus.tokens):,} words, {len(corpus.words):,} different; {versions}\n"
@@ -92,7 +92,7 @@ def _figures(run: Run) -> dict[str, Any]:
 
 
 def show(console: Console, figures: dict[str, Any]) -> None:
-    """Prints a table, and what to make of it."""
+    """Prints a table, and how to read it."""
     dense, zen = figures["dense"], figures["zen"]
     table = Table(title=f"{zen['steps']} steps, means over the steps")
     table.add_column("")

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -137,9 +138,24 @@ def select(index: RankIndex, first: jax.Array, length: int) -> jax.Array:
 
 def bit_sets(words: jax.Array, lanes: int = 0) -> BitSets:
     """Counts the bits of uint32 [parts, words]; for `lanes` see `rank_index`."""
-    counts = jnp.sum(lax.population_count(words), axis=1, dtype=jnp.int32)
-    starts = running_sum(counts) - counts
-    return BitSets(words, counts, starts, rank_index(words.reshape(-1), lanes))
+    parts, part_words = words.shape
+    search = rank_index(words.reshape(-1), lanes)
+    # Read off the index: to count again, and add up, takes six more kernels.
+    if part_words and part_words % search.row == 0:
+        ends = search.row_end.reshape(parts, -1)[:, -1]
+    else:
+        ends = bits_to(search, np.arange(1, parts + 1, dtype=np.int32) * part_words - 1)
+    starts = jnp.pad(ends[:-1], (1, 0))
+    return BitSets(words, ends - starts, starts, search)
+
+
+def bits_to(index: RankIndex, words: jax.Array | np.ndarray) -> jax.Array:
+    """How many bits lie in the words up to and with each of these, which must be there."""
+    if index.row == 1:
+        return _at(index.row_end, words)
+    row = lax.div(words, np.int32(index.row))
+    before = jnp.where(row > 0, _at(index.row_end, jnp.maximum(row - 1, 0)), 0)
+    return before + _at(index.inside, words)
 
 
 def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
@@ -150,7 +166,7 @@ def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
     """
     parts, words = sets.words.shape
     flat = select(sets.search, sets.starts + first, length)
-    return flat - (lax.iota(jnp.int32, parts) * (words * WORD))[:, None]
+    return flat - np.arange(parts, dtype=np.int32)[:, None] * (words * WORD)
 
 
 def run_ends(words: jax.Array, length: int) -> jax.Array:
@@ -163,11 +179,11 @@ def run_ends(words: jax.Array, length: int) -> jax.Array:
 
 def rank_of(index: RankIndex, positions: jax.Array) -> jax.Array:
     """How many bits lie below each position, which must be in range."""
-    word = positions // WORD
-    row = word // index.row
+    word = positions >> 5
+    row = lax.div(word, np.int32(index.row))
     before = jnp.where(row > 0, _at(index.row_end, jnp.maximum(row - 1, 0)), 0)
     bits = _at(index.words, word)
-    below = (jnp.uint32(1) << (positions % WORD).astype(jnp.uint32)) - 1
+    below = (jnp.uint32(1) << (positions & (WORD - 1)).astype(jnp.uint32)) - 1
     from_here = lax.population_count(bits & ~below).astype(jnp.int32)
     return before + _at(index.inside, word) - from_here
 
@@ -190,13 +206,15 @@ def running_sum(x: jax.Array) -> jax.Array:
 
 _LONG = 1 << 16
 _BLOCK = 16
+_SHORT = 32  # so few are added up at once; XLA:CPU splits longer sums itself
 
 
 def _sum_in_blocks(x):
     length = x.shape[-1]
-    if length <= _BLOCK:
-        at = lax.iota(jnp.int32, length)
-        below = at[None, :] <= at[:, None]
+    if length <= _SHORT:
+        # A constant: computed, it is hoisted out of some loops, and kernels that would be
+        # the same, and compiled once, are not.
+        below = np.tri(length, dtype=bool)
         return jnp.sum(jnp.where(below, x[..., None, :], 0), axis=-1, dtype=jnp.int32)
     padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % _BLOCK)])
     inner = _sum_in_blocks(padded.reshape(*x.shape[:-1], -1, _BLOCK))
@@ -207,7 +225,7 @@ def _sum_in_blocks(x):
 
 def _at(table, index):
     """table[index] where index is known to be in range: no test, no wrapping."""
-    return table.at[index].get(mode="promise_in_bounds")
+    return table.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _row_of_rank(row_end, first, length):
@@ -225,9 +243,10 @@ def _row_of_rank(row_end, first, length):
     at = jnp.where(
         run < 0,
         0,
-        run * length + jnp.minimum(row_end - first[jnp.maximum(run, 0)], length),
+        run * length + jnp.minimum(row_end - _at(first, jnp.maximum(run, 0)), length),
     )
-    marks = jnp.zeros(runs * length, jnp.int32).at[at].add(1, mode="drop")
+    marks = jnp.zeros(runs * length, jnp.int32)
+    marks = marks.at[at].add(1, mode="drop", wrap_negative_indices=False)
     return running_sum(marks)
 
 

@@ -36,23 +36,25 @@ def width(size: int, parts: int) -> int:
 
 def turn(slots: jax.Array, parts: int, seed: int) -> jax.Array:
     """By how many parts the units of each slot are turned, in [0, parts)."""
-    words, bit = slots // WORD, (slots % WORD).astype(jnp.uint32)
+    # Shifts: // of signed numbers takes eight operations, and is compiled everywhere.
+    words, bit = slots >> 5, (slots & (WORD - 1)).astype(jnp.uint32)
     turned = jnp.zeros_like(slots)
     for k in range(_turn_bits(parts)):
         one = (_turn_words(words, k, seed) >> bit) & 1
         turned = turned + one.astype(jnp.int32) * ((1 << k) % parts)
-    return turned % parts
+    return _modulo(turned, parts)
 
 
 def assign(units: jax.Array, size: int, parts: int, seed: int) -> tuple:
     """The part and the slot of each unit."""
-    column, slots = units // width(size, parts), units % width(size, parts)
-    return (column + turn(slots, parts, seed)) % parts, slots
+    per_part = jnp.asarray(width(size, parts), units.dtype)
+    column, slots = lax.div(units, per_part), lax.rem(units, per_part)
+    return _modulo(column + turn(slots, parts, seed), parts), slots
 
 
 def invert(part: jax.Array, slots: jax.Array, size: int, parts: int, seed: int):
     """The unit of each slot of a part; at least `size` where the slot belongs to none."""
-    column = (part - turn(slots, parts, seed)) % parts
+    column = _modulo(part - turn(slots, parts, seed) + parts, parts)
     return column * width(size, parts) + slots
 
 
@@ -80,10 +82,18 @@ def join(dense: jax.Array, size: int, seed: int) -> jax.Array:
     for k in range(_turn_bits(parts)):
         one = unpack(_turn_words(number, k, seed)).astype(jnp.int32)
         turned = turned + one * ((1 << k) % parts)
-    column = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
-    place = (column + turned) % parts * per_part + lax.iota(jnp.int32, per_part)
+    column = np.arange(parts, dtype=np.int32)[:, None]
+    place = _modulo(column + turned, parts) * per_part + lax.iota(jnp.int32, per_part)
     flat = dense.reshape(-1, *dense.shape[2:])
-    return flat.at[place.reshape(-1)[:size]].get(mode="promise_in_bounds")
+    place = place.reshape(-1)[:size]
+    return flat.at[place].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _modulo(x, parts):
+    """X modulo so many parts, where x is not negative."""
+    if parts & (parts - 1) == 0:
+        return x & (parts - 1)
+    return lax.rem(x, jnp.asarray(parts, x.dtype))
 
 
 def _turn_bits(parts):

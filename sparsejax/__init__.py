@@ -5,8 +5,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pallas_kernels import use_kernels as use_kernels
 from sparsejax import errors as errors, schemes as schemes, sparsifiers as sparsifiers
 from sparsejax.advise.explain import explain as explain
-from sparsejax.advise.planner import (
-    make_plan as make_plan,
+from sparsejax.advise.plan import LeafPlan as LeafPlan, Plan as Plan
+from sparsejax.advise.planner import make_plan as make_plan
+from sparsejax.advise.profile import (
     profile as profile,
     profile_from_state as profile_from_state,
 )
@@ -17,13 +18,14 @@ from sparsejax.advise.tensors import (
     worthwhile as worthwhile,
 )
 from sparsejax.axes import local as local
+from sparsejax.schemes.forecast import Network as Network
 from sparsejax.transforms.all_reduce import all_reduce as all_reduce
 from sparsejax.transforms.data_parallel import data_parallel as data_parallel
-from sparsejax.transforms.memory import (
+from sparsejax.transforms.feedback import (
     MomentumCorrection as MomentumCorrection,
     Residual as Residual,
+    feedback as feedback,
 )
-from sparsejax.transforms.plan import LeafPlan as LeafPlan, Plan as Plan
 from sparsejax.transforms.sparsify import (
     dgc as dgc,
     dragonn as dragonn,
@@ -37,7 +39,7 @@ from sparsejax.transforms.sparsify import (
     threshold as threshold,
     top_k as top_k,
 )
-from sparsejax.transforms.state.per_rank import metrics as metrics, residuals as residuals
+from sparsejax.transforms.state.metrics import metrics as metrics, residuals as residuals
 from sparsejax.transforms.state.resizing import resized as resized
 from sparsejax.transforms.state.specs import init as init, state_specs as state_specs
 from sparsejax.transforms.sync import (
@@ -52,6 +54,12 @@ from sparsejax.transforms.systems import (
     spardl_sync as spardl_sync,
     topk_a_sync as topk_a_sync,
     topk_dsa_sync as topk_dsa_sync,
+)
+from sparsejax.transforms.wrappers import (
+    accumulate as accumulate,
+    clip_by_rank as clip_by_rank,
+    skip_nonfinite as skip_nonfinite,
+    warm_up as warm_up,
 )
 from sparsejax.units.sparse_tensor import SparseTensor as SparseTensor
 

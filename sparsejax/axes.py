@@ -6,17 +6,19 @@ left to save. Types tell: such a gradient does not vary over the axis. With
 `check_vma=False` they do not, and the gradient is local; nothing can be checked there.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax import lax
+from jax.extend import core as jax_core
 
 from pallas_kernels.types import (
     as_invarying,
     as_varying as as_varying,
     varying_axes as varying_axes,
 )
-from sparsejax.errors import AlreadySummedError, AxisError, StateError
+from sparsejax.errors import AlreadySummedError, AxisError, NeedsRanks
 
 
 AxisName = str | tuple[str, ...]
@@ -41,6 +43,33 @@ def manual_axes() -> tuple[str, ...]:
 def assume_same(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """Declares x equal on all ranks of an axis; the caller has made sure that it is."""
     return as_invarying(x, frozenset(axis_names(axis_name)))
+
+
+def cond(
+    predicate: jax.Array, yes: Callable[..., Any], no: Callable[..., Any], *operands: Any
+) -> Any:
+    """`lax.cond` whose sides may differ in the mesh axes over which their results vary.
+
+    The predicate must be equal on all ranks if either side sends anything.
+    """
+    # Each side is traced once: choices lie within choices, and would be traced twice at
+    # each level if a side were asked for its types first and traced again for `lax.cond`.
+    of_yes = jax.make_jaxpr(yes, return_shape=True)(*operands)
+    of_no = jax.make_jaxpr(no, return_shape=True)(*operands)
+    traced = of_yes, of_no
+    shapes = [shape for _, shape in traced]
+    types = jax.tree.map(lambda a, b: varying_axes(a) | varying_axes(b), *shapes)
+
+    def typed(program, shape):
+        def run(*operands):
+            leaves = jax_core.jaxpr_as_fun(program)(*jax.tree.leaves(operands))
+            results = jax.tree.unflatten(jax.tree.structure(shape), leaves)
+            return jax.tree.map(as_varying, results, types)
+
+        return run
+
+    yes, no = (typed(*side) for side in traced)
+    return lax.cond(predicate, yes, no, *operands)
 
 
 def resolve(axis_name: AxisName | None, what: str) -> AxisName:
@@ -92,11 +121,7 @@ def resolve_for_state(axis_name: AxisName | None, what: str, keeps: str) -> Axis
     except AxisError:
         if manual_axes():
             raise
-        raise StateError(
-            f"{keeps}, so its state must be made where the ranks are known: call "
-            "sparsejax.init(tx, params, mesh) instead of tx.init(params). (What calls "
-            "tx.init by itself, as flax does, can be given that state afterwards.)"
-        ) from None
+        raise NeedsRanks(keeps) from None
 
 
 def local(tree: Any, axis_name: AxisName | None = None) -> Any:

@@ -1,9 +1,15 @@
-"""What the library raises. Each message names the leaf or argument, the value, the fix."""
+"""The errors that the library raises, and the checks of arguments that raise them.
+
+Each message names the leaf or argument, what it may be, its value, and the fix.
+"""
 
 import math
+import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 class SparsejaxError(Exception):
@@ -38,6 +44,20 @@ class StateError(SparsejaxError, ValueError):
     """A state is not the one that the transformation needs here."""
 
 
+class NeedsRanks(StateError):
+    """A state depends on the ranks, and was asked for where they are not known."""
+
+    def __init__(self, why: str):
+        super().__init__(
+            f"{why}, so its state must be made where the ranks are known: call "
+            "sparsejax.init(tx, params, mesh) instead of tx.init(params). (What calls "
+            "tx.init by itself, as flax does, can be given that state afterwards.)"
+        )
+
+
+# --- Checks. Each raises an ArgumentError that names the argument.
+
+
 def check_static(name: str, value: Any) -> None:
     """Raises for a JAX array, which an injected hyperparameter is."""
     if isinstance(value, jax.Array):
@@ -49,23 +69,23 @@ def check_static(name: str, value: Any) -> None:
 
 
 def is_int(value: Any, least: float = -math.inf) -> bool:
-    """Is it a Python int, and at least so much?"""
+    """Whether a value is a Python int of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def is_number(value: Any) -> bool:
-    """Is it a Python number?"""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether a value is a real number of Python or NumPy."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def check_whole(name: str, value: Any, least: float = -math.inf, other: str = "") -> None:
-    """Raises unless it is a Python int of at least so much.
+    """Raises unless an argument is a Python int of at least `least`.
 
     Args:
-        name: Of the argument.
+        name: Name of the argument.
         value: Its value.
-        least: What it must be at least.
-        other: What else it may be, for the message: " or None".
+        least: The smallest int that it may be.
+        other: Other values that it may have, for the message: " or None".
     """
     check_static(name, value)
     if not is_int(value, least):
@@ -74,28 +94,105 @@ def check_whole(name: str, value: Any, least: float = -math.inf, other: str = ""
         raise ArgumentError(f"{name} must be {wanted}{other}, got {value!r}.")
 
 
+def wrong_state(name: str, needs: str, state: Any) -> StateError:
+    """The error where a scheme or an ownership is given a state that another one made.
+
+    Args:
+        name: The name of the scheme or the ownership.
+        needs: The state that it needs, in words.
+        state: The state that it was given.
+    """
+    shape = getattr(state, "shape", None)
+    given = type(state).__name__ if shape is None else f"an array {list(shape)}"
+    return StateError(
+        f"{name} needs the state that its init makes, {needs}, got {given}. Make the state "
+        "anew with sparsejax.init(tx, params, mesh), or use the scheme that has made it."
+    )
+
+
 def check_positive(name: str, value: Any, least: float = 0, most: float = math.inf) -> None:
-    """Raises unless it is a number above one bound and not above the other."""
+    """Raises unless an argument is a number above `least` and not above `most`."""
     check_static(name, value)
     if not is_number(value) or not least < value <= most:
         upper = "" if most == math.inf else f" and at most {most:g}"
         raise ArgumentError(f"{name} must be above {least:g}{upper}, got {value!r}.")
 
 
-def check_density(name: str, value: Any) -> None:
-    """Raises unless it is a share, or a schedule of one."""
+def check_at_least(name: str, value: Any, least: float = 0) -> None:
+    """Raises unless an argument is a finite number of at least `least`."""
     check_static(name, value)
-    if callable(value):
-        if not isinstance(getattr(value, "largest", None), (int, float)):
-            raise ArgumentError(
-                f"{name} is a schedule, and room is made for its largest value: use "
-                "sparsejax.sparsifiers.Warmup(density, steps), or give the function an "
-                "attribute `largest`."
-            )
-        check_density(f"{name}.largest", getattr(value, "largest"))  # noqa: B009
-        return
+    if not is_number(value) or not least <= value < math.inf:
+        raise ArgumentError(f"{name} must be at least {least:g}, got {value!r}.")
+
+
+def check_between(name: str, value: Any, least: float, most: float, why: str = "") -> None:
+    """Raises unless an argument is a number in [least, most].
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        least: The least number that it may be.
+        most: The largest number that it may be.
+        why: A sentence for the message that says what the number does.
+    """
+    check_static(name, value)
+    if not is_number(value) or not least <= value <= most:
+        why = f" {why}" if why else ""
+        raise ArgumentError(
+            f"{name} must lie in [{least:g}, {most:g}], got {value!r}.{why}"
+        )
+
+
+def check_share(name: str, value: Any) -> None:
+    """Raises unless an argument is a number in (0, 1]."""
+    check_static(name, value)
     if not is_number(value):
         raise ArgumentError(f"{name} must be a number in (0, 1], got {value!r}.")
     if not 0 < value <= 1:
         hint = " (0.01 is one per cent)" if value > 1 else ""
         raise ArgumentError(f"{name} must lie in (0, 1], got {value!r}{hint}.")
+
+
+def check_density(name: str, value: Any) -> None:
+    """Raises unless an argument is a number in (0, 1], or a schedule of such numbers."""
+    check_static(name, value)
+    if not callable(value):
+        check_share(name, value)
+        return
+    if not isinstance(getattr(value, "largest", None), (int, float)):
+        raise ArgumentError(
+            f"{name} is a schedule, and room is made for its largest value: use "
+            "sparsejax.sparsifiers.Schedule(schedule, largest=0.1), or "
+            "sparsejax.sparsifiers.Warmup(density, steps)."
+        )
+    check_share(f"{name}.largest", getattr(value, "largest"))  # noqa: B009
+
+
+def check_power_of_two(name: str, value: Any) -> None:
+    """Raises unless an argument is 1, 2, 4, 8, ..."""
+    check_static(name, value)
+    if not is_int(value, 1) or value & (value - 1):
+        raise ArgumentError(f"{name} must be a power of two, got {value!r}.")
+
+
+def check_one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Raises unless an argument is one of the values that it may have."""
+    choices = tuple(choices)
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ArgumentError(f"{name} must be one of {listed}, got {value!r}.")
+
+
+def check_dtype(name: str, value: Any) -> None:
+    """Raises unless numbers can travel in this dtype; None is the dtype of the array."""
+    if value is None:
+        return
+    try:
+        dtype = jnp.dtype(value)
+    except TypeError:
+        dtype = None
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 2:
+        raise ArgumentError(
+            f"{name} must be a floating dtype of at least 16 bits, such as jnp.bfloat16, "
+            f"got {value!r}."
+        )

@@ -9,17 +9,18 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes
-from tests.helpers import assert_same_on_all_ranks, gradients, mesh_of, ranked, total
+from tests import helpers
+from tests.helpers import assert_same_on_all_ranks, gradients, mesh_of, ranked, slow, total
 
 
-@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("n", [3, *slow(2, 8)])
 @pytest.mark.parametrize(
     "scheme",
     [schemes.BalancedParallelism(), schemes.HierarchicalCentralization()],
     ids=["balanced", "hierarchical"],
 )
 def test_schemes_are_exact_and_equal_on_all_ranks(scheme, n):
-    run = ranked(lambda x: scheme(x, (), "data").total, n)
+    run = ranked(lambda x: helpers.call(scheme, x).total, n)
     for density in (0, 0.01, 0.2, 1):
         x = gradients(n, 2003, density)
         got = run(x)
@@ -27,7 +28,7 @@ def test_schemes_are_exact_and_equal_on_all_ranks(scheme, n):
         assert_same_on_all_ranks(got)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, *slow(False)])
 def test_zen_sync_in_a_chain(check_vma):
     tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
     params = {"embedding": jnp.ones((8192, 8)), "bias": jnp.ones(3)}

@@ -1,1 +1,1 @@
-"""What is measured and checked on a GPU; `__main__` says how."""
+"""Checks and measurements on a GPU; `python -m benchmarks.gpu` runs them all."""

@@ -1,11 +1,11 @@
-"""Everything that needs a GPU, in one command: are the kernels right, and which is fastest.
+"""All that needs a GPU, in one command: are the kernels right, and which is fastest.
 
     python -m benchmarks.gpu --out DIR [--minutes 8] [--parts winners figure14]
 
 It needs pytest and hypothesis, and is faster with pytest-xdist.
 
     probe       whether each backend runs at all; if not, nothing else does either
-    suite       tests/test_kernels.py on the GPU, every backend that runs there
+    suite       tests/kernels/test_kernels.py on the GPU, every backend that runs there
     contended   1,000 runs of `partition` and `partition_dense` in memories that are too
                 small, each checked on the device
     largest     arrays with as many elements as int32 can number
@@ -22,7 +22,7 @@ written as soon as there is anything in them. Without a GPU it says so and ends 
 1; with --any it runs on whatever there is, at small sizes, to show that it works.
 """
 
-import argparse
+import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -31,17 +31,19 @@ import subprocess
 import sys
 import time
 
-from benchmarks import kernels as timings
 from benchmarks.gpu import checks, winners
 from benchmarks.gpu.context import Context
-from benchmarks.record import say
+from benchmarks.harness import settings
+from benchmarks.harness.record import say
+from benchmarks.harness.settings import option
+from benchmarks.kernels import figure14 as algorithm1
 
 
 def figure14(context) -> bool:
     """Algorithm 1's cost by memory and number of hashes."""
     size = max(context.sizes[0], 1 << 20)
-    own = [name for name in context.backends if name != "pallas"]  # For want of minutes.
-    timings.memory(context.record, size, context.out, own, 0.02)
+    names = [name for name in context.backends if name != "pallas"]  # For want of minutes.
+    algorithm1.memory(context.record, size, context.out, names, 0.02)
     return True
 
 
@@ -55,6 +57,18 @@ PARTS = {
     "winners": (winners.winners, 240),
     "figure14": (figure14, 180),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(settings.Settings):
+    """Checks and times the kernels on a GPU."""
+
+    PROGRAM = "benchmarks.gpu"
+    out: str = option(help="the folder for all files")
+    minutes: float = option(8.0, "for all parts")
+    any: bool = option(False, "run without a GPU too")
+    parts: tuple[str, ...] = option(tuple(PARTS), choices=tuple(PARTS))
+    one: str | None = option(None, hidden=True)
 
 
 def one_part(name: str, out: pathlib.Path) -> int:
@@ -72,35 +86,30 @@ def one_part(name: str, out: pathlib.Path) -> int:
 def _environment() -> dict[str, str]:
     """Memory as it is needed, and an assembler, which jax-triton starts by its name."""
     path = os.environ.get("PATH", "")
-    if found := importlib.util.find_spec("triton"):
-        for folder in found.submodule_search_locations or ():
+    if spec := importlib.util.find_spec("triton"):
+        for folder in spec.submodule_search_locations or ():
             path += os.pathsep + str(pathlib.Path(folder, "backends", "nvidia", "bin"))
     return os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PATH": path}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
-    parser.add_argument("--out", type=pathlib.Path, required=True)
-    parser.add_argument("--minutes", type=float, default=8, help="(%(default)s)")
-    parser.add_argument("--any", action="store_true", help="run without a GPU too")
-    parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--one", choices=list(PARTS), help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    if options.one:
-        return one_part(options.one, options.out)
+    settings = Settings.parse(argv)
+    out = pathlib.Path(settings.out)
+    if settings.one:
+        return one_part(settings.one, out)
     # This process leaves the device to the others.
-    told = "import jax; print(jax.default_backend())"
-    seen = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True)
-    if seen.stdout.strip() != "gpu" and not options.any:
+    code = "import jax; print(jax.default_backend())"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if seen.stdout.strip() != "gpu" and not settings.any:
         say(f"JAX sees no GPU here, only {seen.stdout.strip()}; --any runs all the same.")
         return 1
-    options.out.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + 60 * options.minutes
+    out.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 60 * settings.minutes
     environment = _environment()
     missed, lines = [], []
-    for name in options.parts:
+    for name in settings.parts:
         say(f"\n== {name}")
-        command = [sys.executable, "-m", "benchmarks.gpu", "--out", options.out]
+        command = [sys.executable, "-m", "benchmarks.gpu", "--out", out]
         most = max(5.0, min(PARTS[name][1], end - time.monotonic()))
         part = subprocess.Popen(
             [*command, "--one", name], env=environment, start_new_session=True
@@ -113,16 +122,16 @@ def main(argv: list[str] | None = None) -> int:
             part.wait()
             say(f"{name} was stopped after {most:.0f} s")
             missed.append(name)
-        written = options.out / f"{name}.jsonl"
+        written = out / f"{name}.jsonl"
         if written.exists():
             rows = written.read_text().splitlines()
             lines += rows[1:] if lines else rows
             written.unlink()
-        (options.out / "gpu.jsonl").write_text("\n".join(lines) + "\n")
-        if name in missed and name == "probe" and not options.any:
+        (out / "gpu.jsonl").write_text("\n".join(lines) + "\n")
+        if name in missed and name == "probe" and not settings.any:
             say("Without all backends a run would be wasted; --any runs all the same.")
             break
-    say(f"\n{'NOT WELL: ' + ', '.join(missed) if missed else 'all well'}; in {options.out}")
+    say(f"\n{'NOT WELL: ' + ', '.join(missed) if missed else 'all well'}; in {out}")
     return 1 if missed else 0
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_kernels as kernels
-from benchmarks.record import say
+from benchmarks.harness.record import say
 from pallas_kernels import backends, hashing, rank_select
 
 
@@ -26,8 +26,8 @@ def probe(context) -> bool:
         try:
             if why := backends.why_not(name):
                 raise kernels.BackendError(why)
-            found = jax.jit(functools.partial(kernels.bitmap_encode, backend=name))(x)
-            assert (found == expected).all(), "its bits are not those of the reference"
+            words = jax.jit(functools.partial(kernels.bitmap_encode, backend=name))(x)
+            assert (words == expected).all(), "its bits are not those of the reference"
             say(f"{name} runs")
         except Exception as error:
             missing[name] = f"{type(error).__name__}: {str(error)[:500]}"
@@ -41,17 +41,17 @@ def suite(context) -> bool:
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
     # A plugin that warns where xdist runs, and warnings are errors in tests.
     command += ["-p", "no:benchmark"]
-    # That Pallas' Triton backend is deprecated is known.
+    # Pallas' Triton backend is deprecated, and JAX warns of it.
     command += ["-W", "ignore::DeprecationWarning", "--optimized"]
     if importlib.util.find_spec("xdist"):
         command += ["-n", "8"]  # Most of the time is XLA's, on the processor.
-    command += ["tests/test_kernels.py", "tests/test_backends.py"]
+    command += ["tests/kernels/test_kernels.py", "tests/kernels/test_backends.py"]
     if not context.gpu:
         command += ["-k", "bad_arguments"]  # The rest runs there as part of all tests.
     with (context.out / "suite.txt").open("w") as file:
         done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT)
-    told = (context.out / "suite.txt").read_text().strip().splitlines()
-    last = told[-1] if told else "nothing ran"
+    lines = (context.out / "suite.txt").read_text().strip().splitlines()
+    last = lines[-1] if lines else "nothing ran"
     say(last)
     context.record.add(part="suite", status=done.returncode, summary=last)
     return done.returncode == 0
@@ -85,26 +85,26 @@ def contended(context) -> bool:
 
 
 def _is_whole(indices, seeds, done, *, sizes):
-    """The laws of `tests.kernel_contract` but the last, on the device, for speed."""
+    """The laws of `tests.kernels.contract` but the last, on the device, for speed."""
     parts, slots, serial = (sizes[name] for name in ("parts", "slots", "serial"))
     memory, left = done.memory, done.left
     there = memory >= 0
     highest = jnp.iinfo(jnp.int32).max
     stored = jnp.where(there, memory, highest).reshape(-1)
-    found = jnp.sort(jnp.concatenate([stored, jnp.where(left, indices, highest)]))
-    once = (found[: indices.size] == jnp.sort(indices)).all()
+    listed = jnp.sort(jnp.concatenate([stored, jnp.where(left, indices, highest)]))
+    once = (listed[: indices.size] == jnp.sort(indices)).all()
     once &= jnp.sum(there) + jnp.sum(left) == indices.size
     number = jnp.arange(parts)[:, None]
-    own = (hashing.place(memory, seeds[0], parts) == number) | ~there
+    owned = (hashing.place(memory, seeds[0], parts) == number) | ~there
     slot = jnp.arange(slots)
     legal = ~there[:, :slots]
     for k in range(1, sizes["hashes"] + 1):
         legal |= hashing.place(memory[:, :slots], seeds[k], slots) == slot
-    held = jnp.minimum(done.counts, serial)[:, None]
-    prefix = there[:, slots:] == (jnp.arange(serial) < held)
+    stored_serially = jnp.minimum(done.counts, serial)[:, None]
+    prefix = there[:, slots:] == (jnp.arange(serial) < stored_serially)
     over = (hashing.place(indices, seeds[0], parts) == number) & left
-    exact = jnp.sum(over, axis=1) == done.counts - held[:, 0]
-    return once & own.all() & legal.all() & prefix.all() & exact.all()
+    exact = jnp.sum(over, axis=1) == done.counts - stored_serially[:, 0]
+    return once & owned.all() & legal.all() & prefix.all() & exact.all()
 
 
 def largest(context) -> bool:
@@ -130,17 +130,17 @@ def largest(context) -> bool:
             continue  # It has no indices of its own, and takes long to compile.
         for operation, run in operations.items():
             try:
-                found = np.asarray(run(name)).reshape(-1)
+                positions = np.asarray(run(name)).reshape(-1)
             except kernels.BackendError:
                 continue  # This operation has no such kernel.
-            found = np.sort(found[(found >= 0) & (found < size)])
+            positions = np.sort(positions[(positions >= 0) & (positions < size)])
             right = (
-                np.isin(found, places).all() and len(found) > 0.9 * len(places)
+                np.isin(positions, places).all() and len(positions) > 0.9 * len(places)
                 if operation == "threshold_hash"  # Of two in a slot one stays.
-                else np.array_equal(found, places)
+                else np.array_equal(positions, places)
             )
-            told = "right" if right else "NOT right"
-            say(f"{operation} of {size:,} elements by {name}: {told}")
+            verdict = "right" if right else "NOT right"
+            say(f"{operation} of {size:,} elements by {name}: {verdict}")
             context.record.add(
                 part="largest", operation=operation, backend=name, right=bool(right)
             )

@@ -1,11 +1,10 @@
-"""What a part of the run on a GPU has: where it writes, and how much there is to do."""
+"""The sizes of the run on a GPU, and the recorder of one of its parts."""
 
-import json
 import pathlib
 
 import jax
 
-from benchmarks.record import Recorder
+from benchmarks.harness.record import Recorder
 from pallas_kernels import backends
 
 
@@ -25,11 +24,10 @@ class Kept(Recorder):
     """A recorder whose rows are in a file at once."""
 
     def __init__(self, path: pathlib.Path):
-        super().__init__("python -m benchmarks.gpu")
-        self._path = path
+        super().__init__(path.stem, "python -m benchmarks.gpu")
+        self.path = path
         self.head["device"] = jax.devices()[0].device_kind
 
     def add(self, **row) -> None:
         super().add(**row)
-        lines = "".join(json.dumps(row) + "\n" for row in (self.head, *self.rows))
-        self._path.write_text(lines)
+        self.write()

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_kernels as kernels
-from benchmarks import kernels as timings, sparsifiers as published
-from benchmarks.compiled import together
-from benchmarks.record import alternate, say, spread
+from benchmarks.harness.record import say
+from benchmarks.harness.timing import alternate, spread
+from benchmarks.kernels import operations, sparsifiers as published
+from benchmarks.kernels.compiled import together
 from pallas_kernels import backends
 from sparsejax import sparsifiers
 
@@ -45,16 +46,16 @@ def _all_sizes(context) -> bool:
 
 def _one_case(context, size, density, table) -> bool:
     """Times on data of one size and density; were all results right?"""
-    found = _sides(context, size, density)
+    by_operation = _sides(context, size, density)
     programs = together(
         {
             (operation, name): call
-            for operation, (_, sides) in found.items()
+            for operation, (_, sides) in by_operation.items()
             for name, call in sides.items()
         }
     )
     well = True
-    for operation, (over, sides) in found.items():
+    for operation, (over, sides) in by_operation.items():
         times, wrong = _timed(
             operation, {name: programs[operation, name] for name in sides}
         )
@@ -87,10 +88,11 @@ def _timed(operation, sides):
             wrong[name] = f"{type(error).__name__}: {str(error)[:300]}"
             continue
         if name in backends.BACKENDS:
-            told = _summary(operation, result)
-            expected = told if expected is None else expected
-            if not np.allclose(told, expected, rtol=_TOLERANCE.get(operation, 0), atol=0):
-                wrong[name] = f"{told} where the reference has {expected}"
+            summary = _summary(operation, result)
+            expected = summary if expected is None else expected
+            tolerance = _TOLERANCE.get(operation, 0)
+            if not np.allclose(summary, expected, rtol=tolerance, atol=0):
+                wrong[name] = f"{summary} where the reference has {expected}"
                 continue
         right[name] = run
     return alternate(right, REPEATS, 0.02), wrong
@@ -101,7 +103,7 @@ _TOLERANCE = {"coo_add": 1e-5}
 
 
 def _summary(operation, result):
-    """What all backends must agree on, however their threads went: sums modulo 2^32."""
+    """Sums modulo 2^32 that all backends must agree on, in whatever order threads ran."""
     if operation in ("partition", "partition_dense", "partition_by_bits"):
         there = result.memory >= 0
         kept = jnp.where(there, result.memory, 0)
@@ -111,11 +113,11 @@ def _summary(operation, result):
         return [_total(result >= 0)]
     if operation == "coo_add":
         return [float(jnp.sum(result))]
-    found = [jnp.atleast_1d(leaf) for leaf in jax.tree.leaves(result)]
-    weights = [jnp.arange(1, one.size + 1, dtype=jnp.uint32) for one in found]
+    leaves = [jnp.atleast_1d(leaf) for leaf in jax.tree.leaves(result)]
+    weights = [jnp.arange(1, leaf.size + 1, dtype=jnp.uint32) for leaf in leaves]
     return [
-        _total(one.astype(jnp.uint32) * weight)
-        for one, weight in zip(found, weights, strict=True)
+        _total(leaf.astype(jnp.uint32) * weight)
+        for leaf, weight in zip(leaves, weights, strict=True)
     ]
 
 
@@ -133,8 +135,8 @@ def _write(context, table):
 
 
 def _sides(context, size, density):
-    """For each operation how much it goes over, and by name functions and operands."""
-    host = timings.gradient(density, size)
+    """For each operation the size of its operand, and by name functions and operands."""
+    host = operations.gradient(density, size)
     x = jnp.asarray(host)
     indices = jnp.asarray(np.flatnonzero(host), jnp.int32)
     count = indices.size
@@ -163,7 +165,7 @@ def _sides(context, size, density):
         ),
         "coo_add": (of(kernels.coo_add, size=size), (indices, jnp.ones(count))),
     }
-    found = {
+    by_operation = {
         operation: (
             operands[0].size,  # what `backends.run` takes for the size
             {n: (of(function, backend=n), *operands) for n in context.backends},
@@ -171,27 +173,27 @@ def _sides(context, size, density):
         for operation, (function, operands) in calls.items()
     }
     append = of(kernels.partition, parts=PARTS, slots=0, hashes=0, serial=slots)
-    found["partition"][1].update(
+    by_operation["partition"][1].update(
         {
             f"append, {n}": (of(append, backend=n), *calls["partition"][1])
             for n in context.backends
         }
     )
-    found["compact"][1].update({"copy": (lambda x: x + 1, x), "read": (jnp.sum, x)})
-    found["threshold_hash"][1].update(_selections(normal, density))
+    by_operation["compact"][1].update({"copy": (lambda x: x + 1, x), "read": (jnp.sum, x)})
+    by_operation["threshold_hash"][1].update(_selections(normal, density))
     if size <= MEDIUM:
         nonzero = of(jnp.nonzero, size=capacity, fill_value=size)
-        found["compact"][1]["jnp.nonzero"] = (nonzero, x)
-    return found
+        by_operation["compact"][1]["jnp.nonzero"] = (nonzero, x)
+    return by_operation
 
 
 def _selections(x, density):
-    """What DRAGONN's hash is to beat: DGC and exact top-k, this library's and others'."""
+    """The rivals of DRAGONN's hash: DGC and exact top-k, this library's and others'."""
 
     def ours(sparsifier):
-        told, room = published.draw(x.size, density), sparsifier.capacity(x.size)
+        drawn, capacity = published.draw(x.size, density), sparsifier.capacity(x.size)
         state = sparsifier.init(x.size, x.dtype)
-        return lambda x: sparsifier.select(x, state, told, room)[0]
+        return lambda x: sparsifier.select(x, state, drawn, capacity)[0]
 
     sides = {
         "dgc": (ours(sparsifiers.DGC(density)), x),
@@ -208,14 +210,14 @@ def _targets(context) -> None:
     rows = [row for row in context.record.rows if "seconds" in row and "size" in row]
 
     def median(operation, sides, size):
-        found = [
+        medians = [
             statistics.median(row["seconds"])
             for row in rows
             if row["part"] == operation
             and row["side"] in sides
             and (row["size"], row["density"]) == (size, TARGETS)
         ]
-        return min(found, default=float("nan"))
+        return min(medians, default=float("nan"))
 
     ours, large, medium = backends.BACKENDS, context.sizes[0], context.sizes[1]
     read, copy = (median("compact", [side], large) for side in ("read", "copy"))

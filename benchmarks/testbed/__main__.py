@@ -1,13 +1,10 @@
 """Runs a command on hosts of a limited network; see the package's docstring."""
 
 import argparse
-import contextlib
 import json
-import signal
 import sys
-from collections.abc import Iterator
 
-from benchmarks.record import machine
+from benchmarks.harness.record import machine
 from benchmarks.testbed import job, network
 
 
@@ -33,8 +30,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     if options.clean:
-        found = network.left_behind()
-        print("\n".join(found) or "Nothing was left behind.")
+        removed = network.left_behind()
+        print("\n".join(removed) or "Nothing was left behind.")
         return 0
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not options.hosts or not command:
@@ -43,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         faults = [job.Fault.parse(text, pause=False) for text in options.kill]
         faults += [job.Fault.parse(text, pause=True) for text in options.pause]
         rate = None if options.unshaped else options.rate
-        with hosts(options.hosts, rate, options.latency) as made:
+        with network.hosts(options.hosts, rate, options.latency) as made:
             outcome = job.run(command, options.hosts, made, options.timeout, tuple(faults))
     except ValueError as error:
         parser().error(str(error))
@@ -52,40 +49,6 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     _tell(outcome, options)
     return outcome.status
-
-
-@contextlib.contextmanager
-def hosts(
-    count: int, rate: str | None, latency: str | None = None
-) -> Iterator[network.Network | None]:
-    """A network of so many hosts, or None where there can be none: then use loopback.
-
-    Says so where a rate was asked for and is not to be had. While it lasts, an end by
-    SIGTERM takes everything down as Ctrl-C does.
-    """
-    made = None
-    if rate is not None:
-        made = network.Network(count, rate, latency)
-        try:
-            network.check()
-        except network.Cannot as error:
-            if latency:
-                raise
-            print(f"testbed: {error}; over loopback instead, unshaped", file=sys.stderr)
-            made = None
-    if made is None:
-        yield None
-        return
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupted)
-    try:
-        with made:
-            yield made
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _tell(outcome: job.Outcome, options) -> None:
@@ -105,8 +68,8 @@ def _tell(outcome: job.Outcome, options) -> None:
     if outcome.why:
         print(f"testbed: {outcome.why}", file=sys.stderr)
     sent = [f"{count / 1e6:.1f}" for count in outcome.sent if count is not None]
-    told = f", MB sent by each host: {' '.join(sent)}" if sent else ", unshaped"
-    print(f"testbed: {outcome.seconds:.1f} s{told}", file=sys.stderr)
+    sent_text = f", MB sent by each host: {' '.join(sent)}" if sent else ", unshaped"
+    print(f"testbed: {outcome.seconds:.1f} s{sent_text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

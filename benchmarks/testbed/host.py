@@ -6,7 +6,7 @@
         here.report(seconds=section.seconds, sent=section.sent)
 
 Bytes are those of the link's counters less the headers of its packets, so that they can be
-held against what a program believes to send. Processor time is this process's own.
+compared with a program's own count. Processor time is that of this process.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ PREFIX = "TESTBED_"
 
 @dataclasses.dataclass
 class Section:
-    """What one host did between two points.
+    """The times and bytes of one host between two points.
 
     Attributes:
         seconds: By the clock.
@@ -64,15 +64,15 @@ class Section:
 def seconds_together(spans: Iterable[tuple[float, float]]) -> float:
     """From when the last of all hosts began to when the last ended.
 
-    Not the longest that any took: hosts begin one after another, and who began first
-    would be charged with having waited for the others.
+    Not the longest time of any host: hosts begin one after another, and the first would be
+    charged with having waited for the others.
     """
     begun, ended = zip(*spans, strict=True)
     return max(ended) - max(begun)
 
 
 class Store(Protocol):
-    """What the processes of a job tell one another outside their collectives."""
+    """A store of values that the processes of a job share outside their collectives."""
 
     def set(self, key: str, value: str) -> None:
         """Keeps a value."""
@@ -100,7 +100,7 @@ class Here:
 
     @classmethod
     def from_environment(cls) -> "Here":
-        """What the testbed said; alone, a job of one rank."""
+        """Reads the testbed's variables; without them, a job of one rank."""
         get = lambda name: os.environ.get(PREFIX + name) or None
         reports = get("REPORTS")
         return cls(
@@ -118,18 +118,13 @@ class Here:
         """Whether the network has a rate."""
         return self.rate is not None
 
-    @property
-    def bytes_per_second(self) -> float | None:
-        """What the host's link carries each way."""
-        return network.bits_per_second(self.rate) / 8 if self.rate else None
-
     def say(self, line: str = "") -> None:
         """Prints, on rank 0 alone."""
         if self.rank == 0:
             print(line, flush=True)
 
     def report(self, **row) -> None:
-        """Hands a row to whoever started the job."""
+        """Hands a row to the process that started the job."""
         if self.reports is not None:
             with self.reports.open("a") as lines:
                 lines.write(json.dumps(row) + "\n")
@@ -160,7 +155,7 @@ class Here:
 
     @contextlib.contextmanager
     def section(self) -> Iterator[Section]:
-        """Measures what is inside; all ranks enter together.
+        """Measures its block; all ranks enter together.
 
         Bytes are counted when all have left: what a rank has sent may wait in its queue.
         """
@@ -209,19 +204,16 @@ class _Coordinator:
         self._client.wait_at_barrier(name, 600_000)
 
     def values(self, folder: str, ranks: int) -> list[str]:
-        told = dict(self._client.key_value_dir_get(folder))
-        return [told[f"{folder}/{rank}"] for rank in range(ranks)]
+        values = dict(self._client.key_value_dir_get(folder))
+        return [values[f"{folder}/{rank}"] for rank in range(ranks)]
 
 
-def share_compiled(folder: str | None = None) -> None:
+def share_compiled() -> None:
     """Lets rank 0 compile for all: with the hosts on one machine, a sixteenth of the work.
 
     JAX does this by itself where the key of a program is the same on all ranks. On CPUs it
     is not, for it holds a fingerprint of the devices, which differs by process; all hosts
     here are one machine, so it says nothing. Call it behind `join`.
-
-    Args:
-        folder: Keeps what was compiled for later runs.
     """
     import jax
     from jax._src import cache_key
@@ -229,14 +221,11 @@ def share_compiled(folder: str | None = None) -> None:
     cache_key._hash_accelerator_config = lambda digest, *_: digest.update(b"one machine")
     jax.config.update("jax_share_binary_between_hosts", True)
     jax.config.update("jax_share_binary_between_hosts_timeout_ms", 600_000)
-    if folder:
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 @contextlib.contextmanager
 def ending(leave: Callable[[], None]) -> Iterator[None]:
-    """Ends the process at once if what is inside fails, and calls `leave` if it does not.
+    """Ends the process at once if its block fails, and calls `leave` if it does not.
 
     Saying good-bye would wait for the other ranks, and they may wait for this one.
     """

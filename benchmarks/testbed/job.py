@@ -49,24 +49,24 @@ class Fault:
     def parse(cls, text: str, pause: bool) -> "Fault":
         """From "3@20", or with a pause "3@20+5"."""
         form = r"(\d+)@(\d+(?:\.\d+)?)" + (r"\+(\d+(?:\.\d+)?)" if pause else "")
-        found = re.fullmatch(form, text)
-        if not found:
+        match = re.fullmatch(form, text)
+        if not match:
             wanted = "RANK@SECONDS+PAUSE, as 3@20+5" if pause else "RANK@SECONDS, as 3@20"
             raise ValueError(f"write it {wanted}; got {text!r}.")
-        return cls(int(found[1]), float(found[2]), float(found[3]) if pause else None)
+        return cls(int(match[1]), float(match[2]), float(match[3]) if pause else None)
 
 
 @dataclasses.dataclass
 class Outcome:
-    """How a job ended.
+    """The end of a job.
 
     Attributes:
         status: 0 if every process did well, else the first bad exit status, or 124 where
             the job ran out of time.
-        rows: What each rank reported.
+        rows: The rows that each rank reported.
         sent: Bytes that each host sent, headers taken off, if the network is shaped.
         seconds: From start to end.
-        why: What went wrong, in a line.
+        why: The error, in a line.
     """
 
     status: int
@@ -91,7 +91,7 @@ def run(
         ranks: How many processes.
         network: Where; None for loopback.
         timeout: Seconds after which all is ended.
-        faults: What is to go wrong on purpose.
+        faults: Faults to cause.
         environment: More variables for the processes.
     """
     for fault in faults:
@@ -159,9 +159,9 @@ class _Job:
         settings["REPORTS"] = self.folder / f"{rank}.jsonl"
         inside = []
         if self.network:
-            own = self.network.hosts[rank]
-            inside = ["ip", "netns", "exec", own.namespace]
-            settings |= {"RATE": self.network.rate, "NAMESPACE": own.namespace}
+            host = self.network.hosts[rank]
+            inside = ["ip", "netns", "exec", host.namespace]
+            settings |= {"RATE": self.network.rate, "NAMESPACE": host.namespace}
             settings["SWITCH"] = self.network.switch
         # JAX's own settings from outside would meet those of the job.
         kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
@@ -236,7 +236,7 @@ class _Job:
         return rows
 
     def end(self) -> None:
-        """Ends every process that still runs, and all that it started."""
+        """Ends every process that still runs, and its children."""
         for process in self.processes:
             if process.poll() is None:
                 self._signal(process, signal.SIGKILL)

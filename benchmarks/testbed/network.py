@@ -10,12 +10,16 @@ else is touched. `/etc/netns/NAME/hosts` gives each host its own address under t
 name: gloo looks that name up to learn where it listens.
 """
 
+import contextlib
 import os
 import pathlib
 import re
 import shutil
+import signal
 import socket
 import subprocess
+import sys
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -50,11 +54,11 @@ class Host(NamedTuple):
 
 
 def bits_per_second(rate: str) -> float:
-    """What `tc` understands by a rate such as "250mbit"."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(k|m|g)?bit", rate.strip().lower())
-    if not found or float(found[1]) == 0:
+    """The bits a second of a rate of `tc`, such as "250mbit"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|m|g)?bit", rate.strip().lower())
+    if not match or float(match[1]) == 0:
         raise ValueError(f"a rate is written like 250mbit or 1gbit, got {rate!r}.")
-    return float(found[1]) * {None: 1e0, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]]
+    return float(match[1]) * {None: 1e0, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
 
 
 def check() -> None:
@@ -88,7 +92,7 @@ def limit(namespace: str, interface: str, rate: str, verb: str = "change") -> No
 
 
 class Network:
-    """So many hosts on one bridge, from `with` to its end."""
+    """Hosts on one bridge, from `with` to its end."""
 
     def __init__(self, hosts: int, rate: str, latency: str | None = None):
         if not 1 <= hosts <= 1000:
@@ -174,9 +178,43 @@ class Network:
         self.rate = rate
 
     def remove(self) -> None:
-        """Removes what was made, as far as it was."""
+        """Removes all namespaces that were made."""
         for namespace in [*(host.namespace for host in self.hosts), self.switch]:
             _remove(namespace)
+
+
+@contextlib.contextmanager
+def hosts(
+    count: int, rate: str | None, latency: str | None = None
+) -> Iterator[Network | None]:
+    """A network of so many hosts, or None where there can be none: then use loopback.
+
+    A message says that a rate that was asked for cannot be had. While the network lasts, an
+    end by SIGTERM takes everything down as Ctrl-C does.
+    """
+    made = None
+    if rate is not None:
+        made = Network(count, rate, latency)
+        try:
+            check()
+        except Cannot as error:
+            if latency:
+                raise
+            print(f"testbed: {error}; over loopback instead, unshaped", file=sys.stderr)
+            made = None
+    if made is None:
+        yield None
+        return
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupted)
+    try:
+        with made:
+            yield made
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _remove(namespace: str) -> None:
@@ -185,11 +223,11 @@ def _remove(namespace: str) -> None:
 
 
 def left_behind() -> list[str]:
-    """Namespaces of testbeds whose process is gone, and removes them."""
-    found = []
+    """Removes the namespaces of testbeds whose process is gone, and returns their names."""
+    removed = []
     for line in run("ip", "netns", "list").splitlines():
         name = re.match(rf"{PREFIX}-(\d+)-\w+", line)
         if name and not pathlib.Path("/proc", name[1]).exists():
-            found.append(name[0])
+            removed.append(name[0])
             _remove(name[0])
-    return found
+    return removed

@@ -1,1 +1,1 @@
-"""What to use: networks, profiles, plans, and what they forecast."""
+"""Advice before and during training: profiles, plans, forecasts, measured costs."""

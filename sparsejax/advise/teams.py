@@ -1,7 +1,7 @@
-"""How long a synchronization takes with SparDL's teams, by running it.
+"""The time of a synchronization with each number of SparDL's teams, measured.
 
-On the wire: what `spardl_sync` sends with each number of teams in turn, a few times, and
-one number at the end, on which all ranks agree.
+On the wire: the messages of `spardl_sync` with each number of teams in turn, a few times,
+and one number at the end, on which all ranks agree.
 """
 
 import time
@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from sparsejax import errors, wire
+from sparsejax import errors
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
+from sparsejax.transforms.feedback import FeedbackState
 from sparsejax.transforms.state import specs
 from sparsejax.transforms.state.per_rank import find
 from sparsejax.transforms.systems import spardl_sync
+from sparsejax.wire.collectives import Wire
 
 
 def measure_teams(
@@ -61,16 +63,16 @@ def measure_teams(
     axis_name = specs.data_axis(mesh, axis_name, "sparsejax.measure_teams")
     ranks = specs.ranks_of(mesh, axis_name)
     swaps = options.get("between") == "swaps"
-    fitting = [d for d in range(1, ranks + 1) if ranks % d == 0]
-    fitting = [d for d in fitting if not swaps or d & (d - 1) == 0]
-    runs = {d: _Run(params, density, mesh, axis_name, d, options) for d in fitting}
-    times: dict[int, list[float]] = {d: [] for d in fitting}
+    divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
+    divisors = [d for d in divisors if not swaps or d & (d - 1) == 0]
+    runs = {d: _Run(params, density, mesh, axis_name, d, options) for d in divisors}
+    times: dict[int, list[float]] = {d: [] for d in divisors}
     for _ in range(steps):
-        for d, run in runs.items():
+        for teams, run in runs.items():
             start = time.perf_counter()
             run()
-            times[d].append(time.perf_counter() - start)
-    return {d: _agreed(float(np.median(own)), mesh) for d, own in times.items()}
+            times[teams].append(time.perf_counter() - start)
+    return {d: _agreed(float(np.median(seconds)), mesh) for d, seconds in times.items()}
 
 
 class _Run:
@@ -80,15 +82,15 @@ class _Run:
         tx = spardl_sync(density, axis_name, teams=teams, **options)
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
         self._state = specs.init(tx, zeros, mesh, axis_name)
-        own = specs.state_specs(self._state)
-        if not any(s.residual is not None for s in find(self._state)):
+        state_specs = specs.state_specs(self._state)
+        if not any(s.residual is not None for s in find(self._state, FeedbackState)):
             raise ArgumentError(
                 "no parameter is large enough for SparDL, so nothing would be measured. "
                 "Give those that are to use it as rules={path: 'sparse'}."
             )
 
         def draw(leaf, number):
-            key = jax.random.fold_in(jax.random.key(number), wire.rank(axis_name))
+            key = jax.random.fold_in(jax.random.key(number), Wire(axis_name).rank)
             # Any numbers of which some are much larger than others.
             return (jax.random.normal(key, leaf.shape) ** 3).astype(leaf.dtype)
 
@@ -99,7 +101,9 @@ class _Run:
             sums = [jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(updates)]
             return state, sum(sums, jnp.float32(0))
 
-        mapped = jax.shard_map(step, mesh=mesh, in_specs=(own,), out_specs=(own, P()))
+        mapped = jax.shard_map(
+            step, mesh=mesh, in_specs=(state_specs,), out_specs=(state_specs, P())
+        )
         self._step = jax.jit(mapped, donate_argnums=0)
         self()
 
@@ -109,9 +113,9 @@ class _Run:
 
 
 def _agreed(seconds, mesh):
-    """The most of all processes."""
-    rows = NamedSharding(mesh, P(mesh.axis_names))
-    own = np.full(1, seconds, np.float32)
-    whole = jax.make_array_from_callback((mesh.size,), rows, lambda _: own)
-    most = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, P()))
-    return float(most(whole))
+    """The seconds of the slowest process."""
+    by_device = NamedSharding(mesh, P(mesh.axis_names))
+    piece = np.full(1, seconds, np.float32)
+    pieces = jax.make_array_from_callback((mesh.size,), by_device, lambda _: piece)
+    slowest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, P()))
+    return float(slowest(pieces))

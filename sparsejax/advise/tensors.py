@@ -1,4 +1,4 @@
-"""Which tensors to compress: DRAGONN's equation (1).
+"""The tensors that are worth compressing, by DRAGONN's equation (1).
 
 A tensor is worth compressing where that takes less time than it saves on the network:
 
@@ -9,13 +9,12 @@ against an all-gather of entries. The left side is the work on the device, to se
 entries and to add up those of all ranks. It is measured once, at three sizes, and taken as
 a fixed part and a part for each element; or it is given, where there is no device to ask.
 
-All processes must decide alike, or they would wait for one another for ever. So what is
-measured is that of the first process, and the others are told.
+All processes must decide alike, or they would wait for one another for ever. So the first
+process measures, and sends its times to the others.
 """
 
 import dataclasses
 import functools
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +27,11 @@ from jax.experimental import multihost_utils
 
 import pallas_kernels
 from sparsejax import errors
+from sparsejax.advise import codec
+from sparsejax.advise.network import network_of
 from sparsejax.advise.papers import cost_tables
 from sparsejax.errors import ArgumentError
+from sparsejax.schemes.forecast import Network
 from sparsejax.sparsifiers import base
 
 
@@ -42,47 +44,51 @@ class CompressionCost:
     """The time to compress a tensor and to decompress those of all ranks.
 
     Attributes:
-        fixed: Seconds a tensor.
-        by_number: Seconds an element more.
+        fixed: Seconds for a tensor of any size.
+        by_number: Further seconds for each of its elements.
     """
 
     fixed: float
     by_number: float
 
     def __post_init__(self):
-        for name in ("fixed", "by_number"):
-            value = getattr(self, name)
-            if not errors.is_number(value) or not 0 <= value < float("inf"):
-                raise ArgumentError(f"{name} must be seconds, at least 0, got {value!r}.")
+        errors.check_at_least("fixed", self.fixed, 0)
+        errors.check_at_least("by_number", self.by_number, 0)
 
     def time(self, numbers: int) -> float:
-        """Seconds for a tensor of so many elements."""
+        """Seconds for a tensor of `numbers` elements."""
         return self.fixed + self.by_number * numbers
 
     def save(self, path: str | Path) -> None:
-        """Writes it as JSON."""
-        Path(path).write_text(json.dumps(dataclasses.asdict(self)) + "\n")
+        """Writes the cost to a file."""
+        Path(path).write_text(codec.dumps(self) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> "CompressionCost":
-        """Reads what `save` wrote."""
-        return cls(**json.loads(Path(path).read_text()))
+        """Reads a cost that `save` wrote."""
+        where = f"the cost in {path}"
+        return codec.decode(cls, codec.loads(Path(path).read_bytes(), where), where)
 
 
-def measure_compression(sparsifier: base.Selecting, ranks: int) -> CompressionCost:
-    """Measures a sparsifier on this machine's default device; a second call remembers.
+def measure_compression(sparsifier: base.Selector, ranks: int) -> CompressionCost:
+    """Measures a sparsifier on this machine's default device, once for all calls.
 
-    In a job of several processes all of them call it, and get what the first one measured.
+    In a job of several processes all of them call it, and get the times of the first one.
 
     Args:
         sparsifier: One of `sparsejax.sparsifiers` that selects.
         ranks: How many ranks' entries are decoded.
     """
-    if not isinstance(sparsifier, base.Selecting):
+    _check(sparsifier, ranks)
+    return _measured(sparsifier, ranks, jax.default_backend())
+
+
+def _check(sparsifier, ranks):
+    if not isinstance(sparsifier, base.Selector):
         raise ArgumentError(
             f"{sparsifier!r} does not select elements, so nothing is compressed."
         )
-    return _measured(sparsifier, ranks, jax.default_backend())
+    errors.check_whole("ranks", ranks, 1)
 
 
 @functools.lru_cache
@@ -106,13 +112,13 @@ def _seconds(sparsifier, ranks, size):
     def compress(x, step):
         wanted = sparsifier.wanted(size, step)
         draw = base.Draw(step, step.astype(jnp.uint32), wanted)
-        found, _ = sparsifier.select(x, sparsifier.init(size, x.dtype), draw, room)
-        return found, x.at[found].get(mode="fill", fill_value=0)
+        indices, _ = sparsifier.select(x, sparsifier.init(size, x.dtype), draw, room)
+        return indices, x.at[indices].get(mode="fill", fill_value=0)
 
     @jax.jit
-    def decompress(found, values):
-        found, values = (jnp.tile(y, ranks) for y in (found, values))
-        return pallas_kernels.coo_add(found, values, size)
+    def decompress(indices, values):
+        indices, values = (jnp.tile(y, ranks) for y in (indices, values))
+        return pallas_kernels.coo_add(indices, values, size)
 
     x = jax.random.normal(jax.random.key(0), (size,))
     times = []
@@ -126,40 +132,42 @@ def _seconds(sparsifier, ranks, size):
 def worthwhile(
     *,
     ranks: int,
-    gbit_per_s: float,
-    latency_us: float,
-    sparsifier: base.Selecting,
+    network: Network | None = None,
+    gbit_per_s: float | None = None,
+    latency_us: float | None = None,
+    sparsifier: base.Selector,
     cost: CompressionCost | None = None,
 ) -> Callable[[str, Any], bool]:
     """Says which leaves are worth compressing, for `compress=` of a sparsifier.
 
     Example:
-        own = sparsejax.sparsifiers.Dragonn(0.001)
-        chosen = sparsejax.worthwhile(
-            ranks=16, gbit_per_s=25, latency_us=20, sparsifier=own)
+        dragonn = sparsejax.sparsifiers.Dragonn(0.001)
+        network = sparsejax.Network(gbit_per_s=25, latency_us=20)
+        pays = sparsejax.worthwhile(ranks=16, network=network, sparsifier=dragonn)
         tx = optax.chain(
-            sparsejax.sparsify(own, compress=chosen), sparsejax.zen_sync(), ...)
+            sparsejax.sparsify(dragonn, compress=pays), sparsejax.zen_sync(), ...)
 
     Args:
         ranks: How many ranks there are.
-        gbit_per_s: Of the network, for one rank.
-        latency_us: Of a message.
-        sparsifier: What compresses.
-        cost: The time that takes; measured here (`measure_compression`) if None.
+        network: Bandwidth and latency between the ranks.
+        gbit_per_s: Bandwidth of a rank's link in one direction, where `network` is None.
+        latency_us: Time of an empty message, where `network` is None.
+        sparsifier: The sparsifier that compresses.
+        cost: The time of compression; measured here (`measure_compression`) if None.
 
     Returns:
         A function from a leaf's path and the leaf to whether to compress it.
     """
+    network = network_of(network, gbit_per_s, latency_us)
+    _check(sparsifier, ranks)
     if cost is None:
         cost = measure_compression(sparsifier, ranks)
-    alpha, bandwidth = latency_us * 1e-6, gbit_per_s * 1e9 / 8
-    for name, value in (("ranks", ranks), ("gbit_per_s", gbit_per_s)):
-        errors.check_positive(name, value)
-    if latency_us < 0:
-        raise ArgumentError(f"latency_us must be at least 0, got {latency_us!r}.")
+    alpha, bandwidth = network.latency_us * 1e-6, network.gbit_per_s * 1e9 / 8
 
     def pays(path: str, leaf: Any) -> bool:
         del path
+        if not leaf.size:
+            return False
         each = jnp.dtype(leaf.dtype).itemsize
         sent = sparsifier.expected(leaf.size) * (4 + each)
         ratio = sent / (leaf.size * each)

@@ -8,7 +8,6 @@ from sparsejax.schemes.base import (
     Stage as Stage,
     Traffic as Traffic,
 )
-from sparsejax.schemes.baselines.lossy_strawman import LossyStrawman as LossyStrawman
 from sparsejax.schemes.baselines.omni_reduce import OmniReduce as OmniReduce
 from sparsejax.schemes.baselines.sparcml import SparCML as SparCML
 from sparsejax.schemes.baselines.sparse_ps import SparsePS as SparsePS

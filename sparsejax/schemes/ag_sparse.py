@@ -25,12 +25,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import wire
-from sparsejax.axes import as_varying, assume_same
+from sparsejax import errors
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, agreeing, sent_bytes
-from sparsejax.units import bits, entries
-from sparsejax.wire import gathers, index_codes, ladder, messages as exchange
+from sparsejax.schemes.or_dense import or_dense
+from sparsejax.units import bits
+from sparsejax.units.dtypes import unit_bytes, wide
+from sparsejax.units.slots import Bits
+from sparsejax.units.units import Units
+from sparsejax.wire import gathers, index_codes, ladder, messages
+from sparsejax.wire.collectives import Wire
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,35 +49,34 @@ class AGSparse(base.Scheme):
         wire_dtype: The dtype of the values while they travel; that of x if None.
     """
 
-    takes_entries = True
     gather: str = "auto"
     code: str = "coo32"
     ratio: float = 2.0
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        base.check_choice("gather", self.gather, gathers.GATHERS)
+        errors.check_one_of("gather", self.gather, gathers.GATHERS)
         index_codes.parse(self.code)
         ladder.check_ratio(self.ratio)
-        base.check_wire_dtype(self.wire_dtype)
+        errors.check_dtype("wire_dtype", self.wire_dtype)
 
-    def __call__(self, x, state, axis_name, *, present=None):
-        n = wire.ranks(axis_name)
+    def __call__(self, x, state, wire):
+        n = wire.ranks
         if n == 1 or x.size == 0:
-            return base.nothing_to_send(x, state, axis_name)
+            return base.nothing_to_send(x, state, wire)
         base.check_units(x)
-        flags = entries.present(x) if present is None else present
-        most, agreed = wire.maximum(jnp.sum(flags, dtype=jnp.int32), axis_name)
-        total, traffic = self.add_up(x, flags, most, agreed, axis_name)
+        flags = x.present()
+        most, agreed = wire.maximum(jnp.sum(flags, dtype=jnp.int32))
+        total, traffic = self.add_up(x, flags, most, agreed, wire)
         return base.Reduced(total, None, state, traffic)
 
     def add_up(
         self,
-        x: entries.Units,
+        x: Units,
         present: jax.Array,
         most: jax.Array,
         agreed: float,
-        axis_name: wire.AxisName,
+        wire: Wire,
     ) -> tuple[jax.Array, base.Traffic]:
         """The sum, and what was sent for it, once ranks have agreed on their counts.
 
@@ -82,21 +85,20 @@ class AGSparse(base.Scheme):
             present: Booleans [units]; all other units are zero.
             most: The most units that any rank has.
             agreed: Bytes that were sent to know it.
-            axis_name: The axis to add up over.
+            wire: The ranks.
         """
-        n = wire.ranks(axis_name)
-        narrow = wire.travelling(x.dtype, self.wire_dtype)
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        steps = self._steps(x, n)
+        wire, n = wire.narrowed(self.wire_dtype), wire.ranks
+        narrow = wire.travelling(x.dtype)
+        dtype = wide(x.dtype)
+        steps = self._steps(x, wire)
         width = steps.width
         words = bits.pack(jnp.pad(present, (0, width - x.shape[0])))
-        sets = bits.bit_sets(words[None], steps.tile)
-        dense = wire.all_reduce_cost(x.size, x.dtype, narrow, n)
-        channel = gathers.gather_channel(axis_name, self.gather)
-        axes = entries.axes_of(x)
+        slots = Bits.of(words[None], steps.tile)
+        dense = wire.dense_bytes(x.size, x.dtype)
+        channel = gathers.gather_channel(wire, self.gather)
 
         def add(total, slots, values):
-            values = values.astype(wide).reshape(*slots.shape, *x.shape[1:])
+            values = values.astype(dtype).reshape(*slots.shape, *x.shape[1:])
 
             def one(source, total):
                 at = total.at[slots[source]]
@@ -106,25 +108,24 @@ class AGSparse(base.Scheme):
             return lax.fori_loop(0, n, one, total)
 
         def sparse(x):
-            total, sent = exchange.transmit(
+            total, sent = messages.transmit(
                 steps,
                 channel,
-                sets,
-                entries.source(x, narrow),
+                slots,
+                x.source(narrow),
                 most,
-                add,
-                jnp.zeros(x.shape, wide),
+                messages.Fold(jnp.zeros(x.shape, dtype), add),
                 typical=most.astype(jnp.float32)[None],
             )
-            return as_varying((total.astype(x.dtype), base.stage_of(sent)), axes)
+            return total.astype(x.dtype), base.stage_of(sent)
 
         def all_reduce(x):
-            total, sent = wire.all_reduce(entries.dense(x), axis_name, self.wire_dtype)
-            return as_varying((total, base.stage(sent, sent, 1)), axes)
+            total, sent = wire.all_reduce(x.dense())
+            return total, base.stage(sent, sent, 1)
 
-        worth = self._sparse_bytes(steps, channel.messages, most) < dense
-        done = lax.cond(worth, sparse, all_reduce, x)
-        total, push = jax.tree.map(lambda y: assume_same(y, axis_name), done)
+        entry_bytes = self._sparse_bytes(steps, channel.messages, most)
+        done = or_dense(entry_bytes, dense, sparse, all_reduce, x)
+        total, push = wire.assume_same(done)
         return total, base.traffic(
             push,
             base.stage(),
@@ -134,13 +135,12 @@ class AGSparse(base.Scheme):
             after=bits.density(total),
         )
 
-    def expected_bytes(self, x, axis_name, most: jax.Array) -> jax.Array:
+    def expected_bytes(self, x: Units, wire: Wire, most: jax.Array) -> jax.Array:
         """Bytes that one rank sends where the fullest array like x has so many units."""
-        n = wire.ranks(axis_name)
-        narrow = wire.travelling(x.dtype, self.wire_dtype)
-        rows, _ = gathers.rows_and_waits(self.gather, n)
-        dense = wire.all_reduce_cost(x.size, x.dtype, narrow, n)
-        return jnp.minimum(self._sparse_bytes(self._steps(x, n), rows, most), dense)
+        wire = wire.narrowed(self.wire_dtype)
+        rows, _ = gathers.rows_and_waits(self.gather, wire.ranks)
+        dense = wire.dense_bytes(x.size, x.dtype)
+        return jnp.minimum(self._sparse_bytes(self._steps(x, wire), rows, most), dense)
 
     def _sparse_bytes(self, steps, messages, most):
         # A folded doubling sends more than n - 1 messages, each with its rank's number.
@@ -156,11 +156,9 @@ class AGSparse(base.Scheme):
             return dense
         return Forecast(sent, 0.0, agreeing(n) + turns * waits, capacity)
 
-    def _steps(self, x, n):
-        narrow = wire.travelling(x.dtype, self.wire_dtype)
-        unit_bytes = x.size // x.shape[0] * narrow.itemsize
-        room = x.values.shape[0] if isinstance(x, entries.Entries) else x.shape[0]
-        return self._ladder(x.shape[0], unit_bytes, n, room)
+    def _steps(self, x, wire):
+        size = unit_bytes(x, wire.travelling(x.dtype))
+        return self._ladder(x.shape[0], size, wire.ranks, x.capacity)
 
     def _ladder(self, units, unit_bytes, n, room):
         width = -(-units // bits.WORD) * bits.WORD

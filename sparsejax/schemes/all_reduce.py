@@ -9,6 +9,7 @@ import dataclasses
 
 import jax
 
+from sparsejax import errors
 from sparsejax.schemes import base
 
 
@@ -23,11 +24,10 @@ class AllReduce(base.Scheme):
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        base.check_wire_dtype(self.wire_dtype)
+        errors.check_dtype("wire_dtype", self.wire_dtype)
 
-    def __call__(self, x, state, axis_name, *, present=None):
-        del present
-        return base.sum_densely(x, state, axis_name, self.wire_dtype)
+    def __call__(self, x, state, wire):
+        return base.sum_densely(x, state, wire.narrowed(self.wire_dtype))
 
     def forecast(self, load):
         return load.all_reduce(self.wire_dtype)

@@ -1,27 +1,28 @@
 """The contract of a scheme.
 
 A scheme is a frozen dataclass, so that it is hashable and static under `jit`. It is called
-inside `jax.shard_map` (or under `jax.vmap` with an axis name) with this rank's numbers, and
+inside `jax.shard_map` (or under `jax.vmap` with an axis name) with this rank's units, and
 returns their sum over the ranks, the same on every rank bit for bit:
 
-    psum(x) == total + psum(residual)
+    psum(x) == total + psum(left)
 
-A lossless scheme has no residual. `x` is a unit a row: [units] where the units are single
-numbers, [units, width] where they are rows of a table. An index costs a unit, not a number.
+A scheme that sends everything leaves nothing. The dense array is a unit a row: [units]
+where the units are single numbers, [units, width] where they are rows of a table. An index
+costs a unit, not a number.
 """
 
 import abc
-from collections.abc import Sequence
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from sparsejax import wire
-from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError
+from sparsejax import errors
+from sparsejax.errors import ArgumentError, NeedsRanks
 from sparsejax.schemes.forecast import Forecast, Load
-from sparsejax.units import entries
+from sparsejax.units.units import Units
+from sparsejax.wire.collectives import Wire
 from sparsejax.wire.messages import Sent
 
 
@@ -82,13 +83,13 @@ class Reduced(NamedTuple):
 
     Attributes:
         total: The sum over the ranks, in x's shape and dtype.
-        residual: What this rank keeps for next time, or None.
+        left: What this rank left out of the total, or None where nothing is left out.
         state: The scheme's next state.
         traffic: What was sent for it.
     """
 
     total: jax.Array
-    residual: jax.Array | None
+    left: jax.Array | None
     state: Any
     traffic: Traffic
 
@@ -96,51 +97,41 @@ class Reduced(NamedTuple):
 class Scheme(abc.ABC):
     """A way to add up one array over all ranks."""
 
-    #: Whether the total is the sum, now or with what is kept back.
-    lossless: bool = True
+    #: The dtype in which values travel, where a scheme has such an argument.
+    wire_dtype: jax.typing.DTypeLike | None = None
 
-    #: Whether x may be `entries.Entries`, of which no dense array is made first.
-    takes_entries: bool = False
+    def narrowed(self, wire_dtype: jax.typing.DTypeLike) -> "Scheme":
+        """The same scheme, with values that travel in this dtype."""
+        fields: Any = self
+        if "wire_dtype" not in {field.name for field in dataclasses.fields(fields)}:
+            raise ArgumentError(f"{type(self).__name__} has no wire_dtype to set.")
+        return dataclasses.replace(fields, wire_dtype=jnp.dtype(wire_dtype))
 
-    #: Whether it chooses what it sends, so that units are elements, and x is not sparse.
-    selects: bool = False
+    def init(self, like: jax.ShapeDtypeStruct, wire: Wire | None) -> Any:
+        """The first state for units like `like`.
 
-    @property
-    def keeps_residual(self) -> bool:
-        """Whether `residual` is an array; then `sync` keeps it for the next x."""
-        return False
-
-    @property
-    def needs_ranks(self) -> bool:
-        """Whether `init` needs to know how many ranks there are."""
-        return False
-
-    def check_size(self, name: str, size: int) -> None:
-        """Raises where the scheme makes no sense for an array of so many elements."""
-        del name, size
-
-    def init(self, like: Any, ranks: Any) -> Any:
-        """The first state for units like `like` on so many ranks: an int."""
-        del like, ranks
+        Args:
+            like: The shape and the dtype of the dense array.
+            wire: The ranks, or None where they are not known. A scheme whose state depends
+                on them raises `errors.NeedsRanks` then.
+        """
+        del like, wire
         return ()
 
     @abc.abstractmethod
-    def __call__(
-        self,
-        x: Any,
-        state: Any,
-        axis_name: AxisName,
-        *,
-        present: jax.Array | None = None,
-    ) -> Reduced:
-        """Adds up x over the axis.
+    def __call__(self, x: Units, state: Any, wire: Wire) -> Reduced:
+        """Adds up x over the ranks.
 
         Args:
-            x: [units] or [units, width], floating; see `takes_entries`.
+            x: This rank's units, floating.
             state: The scheme's state.
-            axis_name: The axis, or axes, to add up over.
-            present: Booleans [units], if the caller knows: all other units are zero.
+            wire: The ranks, and the dtype in which values travel.
         """
+
+    def check_state(self, state: Any, kind: type) -> None:
+        """Raises if a state is not one that this scheme has made."""
+        if not isinstance(state, kind):
+            raise errors.wrong_state(type(self).__name__, kind.__name__, state)
 
     def forecast(self, load: Load) -> Forecast:
         """What one rank would send for such a load; see `sparsejax.forecast`."""
@@ -188,29 +179,7 @@ def add_traffic(a: Traffic, b: Traffic) -> Traffic:
     )
 
 
-def check_wire_dtype(wire_dtype: Any) -> None:
-    """Raises unless numbers can travel in this dtype; None is that of the array."""
-    if wire_dtype is None:
-        return
-    try:
-        dtype = jnp.dtype(wire_dtype)
-    except TypeError:
-        dtype = None
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 2:
-        raise ArgumentError(
-            "wire_dtype must be a floating dtype of at least 16 bits, such as "
-            f"jnp.bfloat16, got {wire_dtype!r}."
-        )
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raises unless an argument is one of the words that it may be."""
-    if value not in choices:
-        known = ", ".join(repr(choice) for choice in choices)
-        raise ArgumentError(f"{name} must be one of {known}, got {value!r}.")
-
-
-def check_units(x: entries.Units) -> None:
+def check_units(x: Units | jax.Array) -> None:
     """Raises if the units are too many to be numbered by int32."""
     if x.shape[0] > MOST_UNITS:
         raise ArgumentError(
@@ -220,39 +189,40 @@ def check_units(x: entries.Units) -> None:
         )
 
 
-def sum_densely(
-    x: entries.Units,
-    state: Any,
-    axis_name: AxisName,
-    wire_dtype: jax.typing.DTypeLike | None = None,
-) -> Reduced:
+def known_ranks(scheme: Scheme, wire: Wire | None) -> Wire:
+    """The wire, for an `init` whose state depends on the ranks; raises if it is None."""
+    if wire is None:
+        raise NeedsRanks(f"what {type(scheme).__name__} remembers depends on the ranks")
+    return wire
+
+
+def sum_densely(x: Units, state: Any, wire: Wire) -> Reduced:
     """The sum by an all-reduce, zeros and all."""
-    total, sent = wire.all_reduce(entries.dense(x), axis_name, wire_dtype)
+    total, sent = wire.all_reduce(x.dense())
     half = stage(sent / 2, sent / 2, 1)
     return Reduced(total, None, state, traffic(half, half, dense=sent))
 
 
-def sum_of_shared(
-    x: entries.Entries,
-    state: Any,
-    axis_name: AxisName,
-    wire_dtype: jax.typing.DTypeLike | None = None,
-) -> Reduced:
+def sum_of_shared(x: Any, state: Any, wire: Wire) -> Reduced:
     """The sum of entries whose units are the same on all ranks: that of their values."""
-    values, sent = wire.all_reduce(x.values, axis_name, wire_dtype)
-    narrow = wire.travelling(x.dtype, wire_dtype)
-    dense = wire.all_reduce_cost(x.size, x.dtype, narrow, wire.ranks(axis_name))
+    values, sent = wire.all_reduce(x.stored)
+    dense = wire.dense_bytes(x.size, x.dtype)
     half = stage(sent / 2, sent / 2, 1)
     share = jnp.mean(x.flags.astype(jnp.float32))
     numbers = {"dense": dense, "before": share, "after": share}
     return Reduced(x.with_values(values), None, state, traffic(half, half, **numbers))
 
 
-def nothing_to_send(x: entries.Units, state: Any, axis_name: AxisName) -> Reduced:
+def nothing_to_send(x: Units, state: Any, wire: Wire) -> Reduced:
     """The sum where there is one rank, or where x is empty."""
-    total, sent = wire.psum(entries.dense(x), axis_name)
+    total, sent = wire.psum(x.dense())
     dense = jnp.float32(sent)
     return Reduced(total, None, state, traffic(stage(), stage(), dense=dense))
+
+
+def no_traffic() -> Traffic:
+    """Zeros, before the first exchange."""
+    return jax.tree.map(jnp.zeros_like, traffic(stage(), stage()))
 
 
 def traffic(

@@ -32,12 +32,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import wire
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, Load, agreeing, sent_bytes
+from sparsejax.schemes.or_dense import or_dense
 from sparsejax.units import bits
-from sparsejax.wire import ladder, messages
+from sparsejax.units.dtypes import unit_bytes, wide
+from sparsejax.units.slots import Bits
+from sparsejax.units.units import Units
+from sparsejax.wire import channels, collectives, gathers, ladder, messages
+from sparsejax.wire.collectives import Permutation, Wire
 
 
 _HALF_TO_EVEN = lax.RoundingMethod.TO_NEAREST_EVEN
@@ -63,28 +67,28 @@ class Doubled(NamedTuple):
 
 def hops(n: int) -> int:
     """How many hops there are, the unfold left out."""
-    fold, swaps, _ = wire.doubling_schedule(n)
+    fold, swaps, _ = gathers.doubling_schedule(n)
     return len(swaps) + bool(fold)
 
 
 def forecast(load: Load, code, ratio, wire_dtype, by_bound: bool) -> Forecast:
     """What one rank would send for such a load."""
     n = load.ranks
-    own, wide = jnp.dtype(load.dtype), jnp.promote_types(load.dtype, jnp.float32)
-    narrow = wire.travelling(own, wire_dtype)
+    sum_dtype = wide(load.dtype)
+    narrow = collectives.travelling(jnp.dtype(load.dtype), wire_dtype)
     hop_count = hops(n)
     folded = n & (n - 1) != 0
     # Before hop k a partner has what 2**k ranks had; a fold is a hop of some ranks.
     sums = [min(1 << k, n) for k in range(hop_count)] + [n] * folded
     width = -(-load.units // bits.WORD) * bits.WORD
     # Hierarchical Centralization agrees before the first hop; see the module.
-    alone = len(sums) == 1 or (wire_dtype is None and narrow != wide)
+    alone = len(sums) == 1 or (wire_dtype is None and narrow != sum_dtype)
     waits = 0 if alone else agreeing(n)
     total, capacity, full = 0.0, 0, False
     dense = load.all_reduce(wire_dtype)
     for k, ranks in enumerate(sums):
         last = folded and k == hop_count
-        dtype = narrow if wire_dtype or k == 0 or last else wide
+        dtype = narrow if wire_dtype or k == 0 or last else sum_dtype
         unit_bytes = load.numbers * dtype.itemsize
         steps = ladder.ladder(width, unit_bytes, 1, code, ratio)
         need = math.ceil(load.count(ranks))
@@ -117,29 +121,26 @@ class Doubling:
     """How partial sums travel.
 
     Attributes:
-        axis_name: The axis to add up over.
+        wire: The ranks, and the dtype in which values travel. If it names none, the first
+            message has x's dtype, and partial sums have float32 or wider.
         code: How indices travel.
         ratio: How far apart the message sizes are.
-        wire_dtype: The dtype of the values while they travel. If None, the first message
-            has x's dtype, and partial sums have float32 or wider.
         by_bound: Whether a partial sum goes densely as soon as twice the entries of its
             two halves would not pay, and then for good, as SparCML does; else where its
             own entries do not pay.
     """
 
-    axis_name: wire.AxisName
+    wire: Wire
     code: str
     ratio: float
-    wire_dtype: jax.typing.DTypeLike | None
     by_bound: bool = False
 
-    def ladder(self, x: jax.Array, dtype: jax.typing.DTypeLike) -> ladder.Ladder:
+    def ladder(self, x: Units | jax.Array, dtype: jax.typing.DTypeLike) -> ladder.Ladder:
         """The message sizes for a partial sum like x."""
         width = -(-x.shape[0] // bits.WORD) * bits.WORD
-        unit_bytes = x.size // x.shape[0] * jnp.dtype(dtype).itemsize
-        return ladder.ladder(width, unit_bytes, 1, self.code, self.ratio)
+        return ladder.ladder(width, unit_bytes(x, dtype), 1, self.code, self.ratio)
 
-    def expected_bytes(self, x: jax.Array, counts: jax.Array) -> jax.Array:
+    def expected_bytes(self, x: Units | jax.Array, counts: jax.Array) -> jax.Array:
         """Bytes that one rank sends where partial sums of arrays like x have `counts`.
 
         Args:
@@ -155,11 +156,10 @@ class Doubling:
 
     def _schedule(self, x):
         """Who sends to whom in each hop, and in which dtype."""
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        narrow = wire.travelling(x.dtype, self.wire_dtype) if self.wire_dtype else None
-        fold, swaps, unfold = wire.doubling_schedule(wire.ranks(self.axis_name))
+        narrow = self.wire.travelling(x.dtype) if self.wire.dtype else None
+        fold, swaps, unfold = gathers.doubling_schedule(self.wire.ranks)
         pairs = tuple(p for p in (fold, *swaps, unfold) if p)
-        dtypes = [jnp.dtype(narrow or wide)] * len(pairs)
+        dtypes = [jnp.dtype(narrow or wide(x.dtype))] * len(pairs)
         dtypes[0] = jnp.dtype(narrow or x.dtype)
         if unfold:
             dtypes[-1] = jnp.dtype(narrow or x.dtype)
@@ -172,13 +172,12 @@ class Doubling:
             x: [units, ...].
             known: What is known of it, if it is, and need not be looked for again.
         """
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        narrow = wire.travelling(x.dtype, self.wire_dtype)
-        fold, _, unfold = wire.doubling_schedule(wire.ranks(self.axis_name))
+        narrow = self.wire.travelling(x.dtype)
+        fold, _, unfold = gathers.doubling_schedule(self.wire.ranks)
         pairs, dtypes = self._schedule(x)
         before = len(pairs) - bool(unfold)
         run = _Hops(self, pairs, bool(fold), before, varying_axes(x))
-        state = run.start(x.astype(wide))
+        state = run.start(x.astype(wide(x.dtype)))
         first = 0
         while first < len(pairs):
             last = first
@@ -205,7 +204,7 @@ class _State(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class _Hops:
     how: Doubling
-    pairs: tuple[wire.Permutation, ...]
+    pairs: tuple[Permutation, ...]
     folds: bool
     before: int  # hops before the unfold
     axes: frozenset[str]
@@ -226,55 +225,53 @@ class _Hops:
 
     def _hop(self, k, state, pairs, which, dtype, known=None):
         """Sends the partial sum to the partner and adds what arrives."""
-        wide = state.total.dtype
+        sum_dtype = state.total.dtype
         total = rounded_to(state.total, dtype)
         rounded = total.astype(dtype)
         steps = self.how.ladder(total, dtype)
         flags = bits.nonzero_units(rounded) if known is None else known.present
         flags = jnp.pad(flags, (0, steps.width - total.shape[0]))
-        sets = bits.bit_sets(bits.pack(flags)[None], steps.tile)
+        sent_slots = Bits.of(bits.pack(flags)[None], steps.tile)
         if known is None:
-            most, cost = wire.maximum(sets.counts[0], self.how.axis_name)
+            most, cost = self.how.wire.maximum(sent_slots.counts[0])
         else:
             most, cost = known.most, 0.0
-        channel = wire.swap_channel(self.how.axis_name, pairs, which)
+        channel = channels.swap(self.how.wire, pairs, which)
 
         def add(total, slots, values):
-            values = values.astype(wide).reshape(-1, *total.shape[1:])
+            values = values.astype(sum_dtype).reshape(-1, *total.shape[1:])
             return total.at[slots.reshape(-1)].add(values, mode="drop")
 
         def sparse(total):
             total, sent = messages.transmit(
                 steps,
                 channel,
-                sets,
+                sent_slots,
                 messages.Source(rounded),
                 most,
-                add,
-                total,
+                messages.Fold(total, add),
                 typical=most.astype(jnp.float32)[None],
             )
-            return as_varying((total, base.stage_of(sent)), self.axes)
+            return total, base.stage_of(sent)
 
         def dense(total):
             arrived, sent = channel.send(rounded)
-            total = total + arrived.astype(wide)
-            return as_varying((total, base.stage(sent, sent, 1)), self.axes)
+            total = total + arrived.astype(sum_dtype)
+            return total, base.stage(sent, sent, 1)
 
-        as_entries = steps.bytes(most)
         as_array = float(rounded.size * dtype.itemsize)
-        worth = as_entries < as_array
         full = state.full
         if self.how.by_bound:
-            worth = worth & ~full
             # A slot of 32 bits an entry, as SparCML reckons.
             entry = steps.unit_bytes + 4.0
             full = full | (2 * entry * most.astype(jnp.float32) >= as_array)
-        total, stage = lax.cond(worth, sparse, dense, total)
+        total, stage = or_dense(
+            steps.bytes(most), as_array, sparse, dense, total, unless=state.full
+        )
         if self.folds:
             # What the folded ranks had is with their partners now.
-            core = 1 << (wire.ranks(self.how.axis_name).bit_length() - 1)
-            gone = (k == 0) & (wire.rank(self.how.axis_name) >= core)
+            core = 1 << (self.how.wire.ranks.bit_length() - 1)
+            gone = (k == 0) & (self.how.wire.rank >= core)
             total = jnp.where(gone, 0, total)
         none = jax.tree.map(jnp.zeros_like, stage)
         pushing = k < self.before

@@ -13,9 +13,27 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from sparsejax import wire
+from sparsejax import errors
 from sparsejax.errors import ArgumentError
+from sparsejax.wire import collectives
 from sparsejax.wire.ladder import Ladder
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """How fast the network between ranks is.
+
+    Attributes:
+        gbit_per_s: Bandwidth of a rank's link, in one direction.
+        latency_us: Time of an empty message.
+    """
+
+    gbit_per_s: float
+    latency_us: float
+
+    def __post_init__(self):
+        errors.check_positive("gbit_per_s", self.gbit_per_s)
+        errors.check_at_least("latency_us", self.latency_us, 0)
 
 
 class Forecast(NamedTuple):
@@ -41,9 +59,10 @@ class Forecast(NamedTuple):
         """All bytes."""
         return self.push + self.pull
 
-    def seconds(self, gbit_per_s: float, latency_us: float) -> float:
-        """How long it takes on links of this speed."""
-        return self.messages * latency_us * 1e-6 + self.bytes * 8 / (gbit_per_s * 1e9)
+    def seconds(self, network: Network) -> float:
+        """Seconds on the network: a latency for each message, and the bytes."""
+        bandwidth = network.gbit_per_s * 1e9 / 8
+        return self.messages * network.latency_us * 1e-6 + self.bytes / bandwidth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +119,14 @@ class Load:
 
     def all_reduce(self, wire_dtype=None) -> Forecast:
         """The dense sum, by halving and doubling: few messages and the fewest bytes."""
-        sent = wire.all_reduce_cost(
+        sent = collectives.all_reduce_cost(
             self.size, jnp.dtype(self.dtype), wire_dtype, self.ranks
         )
         return Forecast(sent / 2, sent / 2, 2 * agreeing(self.ranks), dense=True)
 
     def unit_bytes(self, wire_dtype=None) -> int:
         """Bytes of a unit's value as it travels."""
-        narrow = wire.travelling(jnp.dtype(self.dtype), wire_dtype)
+        narrow = collectives.travelling(jnp.dtype(self.dtype), wire_dtype)
         return self.numbers * narrow.itemsize
 
     def part(self, inner: int) -> "Load":

@@ -24,11 +24,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import wire
+from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.schemes import base
+from sparsejax.schemes.top_k.base import TopKScheme
 from sparsejax.schemes.zen.zen import Zen
 from sparsejax.units.ownership import StripedHash
+from sparsejax.units.units import Dense
 
 
 # Another hash than a scheme's own: with the same one, the units of a part would nearly all
@@ -51,7 +53,7 @@ class TwoLevel(base.Scheme):
             raise ArgumentError(
                 f"across must be a scheme for one level, got {self.across!r}."
             )
-        if self.across.selects:
+        if isinstance(self.across, TopKScheme):
             raise ArgumentError(
                 f"{type(self.across).__name__} chooses among what ranks have, and those of "
                 "a host would hold parts of its sum: give sync two_level=False, to run it "
@@ -64,66 +66,52 @@ class TwoLevel(base.Scheme):
                 "different parts of them; use another ownership across hosts."
             )
 
-    @property
-    def keeps_residual(self):
-        return self.across.keeps_residual
+        # Of the values between hosts.
+        object.__setattr__(self, "wire_dtype", self.across.wire_dtype)
 
-    @property
-    def needs_ranks(self):
-        return self.across.needs_ranks
+    def narrowed(self, wire_dtype):
+        return TwoLevel(self.across.narrowed(wire_dtype))
 
-    @property
-    def wire_dtype(self):
-        """The dtype of the values between hosts; None for that of the array."""
-        return getattr(self.across, "wire_dtype", None)
-
-    def init(self, like: Any, ranks: Any) -> Any:
-        """See `Scheme.init`; `ranks` is a pair, outer and inner, or 1 if not known."""
-        outer, inner = ranks if isinstance(ranks, tuple) else (ranks, 1)
+    def init(self, like, wire):
+        if wire is None:
+            return self.across.init(like, None)
+        outer, inner = (wire.along(axis) for axis in two_axes(wire.axis))
         if like.size == 0:
             return self.across.init(like, outer)
-        width = _INSIDE.over(like.shape[0], inner).width
+        width = _INSIDE.over(like.shape[0], inner.ranks).width
         part = jax.ShapeDtypeStruct((width, *like.shape[1:]), like.dtype)
         return self.across.init(part, outer)
 
-    def __call__(self, x, state, axis_name, *, present=None):
-        del present
-        outer, inner = two_axes(axis_name)
+    def __call__(self, x, state, wire):
+        outer, inner = (wire.along(axis) for axis in two_axes(wire.axis))
         if x.size == 0:
-            return base.nothing_to_send(x, state, axis_name)
+            return base.nothing_to_send(x, state, wire)
         base.check_units(x)
-        layout = _INSIDE.over(x.shape[0], wire.ranks(inner))
+        x = x.dense()
+        layout = _INSIDE.over(x.shape[0], inner.ranks)
         part = lax.broadcasted_iota(jnp.int32, (layout.ranks, 1), 0)
         units = layout.invert(part, lax.iota(jnp.int32, layout.width))
         parts = x.at[units].get(mode="fill", fill_value=0)
-        mine, scattered = wire.reduce_scatter(parts, inner)
-        done = self._across(x.dtype)(mine, state, outer)
-        gathered, spread = wire.all_gather(done.total.astype(x.dtype), inner)
+        mine, scattered = inner.reduce_scatter(parts)
+        # A host's sum has float32 or wider, and travels in x's dtype.
+        across = outer.narrowed(x.dtype) if x.dtype.itemsize <= 2 else outer
+        done = self.across(Dense(mine), state, across)
+        gathered, spread = inner.all_gather(done.total.astype(x.dtype))
         total = layout.join(gathered)
-        residual = done.residual
-        if residual is not None:
-            back = jnp.zeros((x.shape[0], *residual.shape[1:]), residual.dtype)
-            own = units[wire.rank(inner)]
-            residual = back.at[own].set(residual, mode="drop")
-        traffic = wire.agree(done.traffic, outer)
+        left = done.left
+        if left is not None:
+            back = jnp.zeros((x.shape[0], *left.shape[1:]), left.dtype)
+            left = back.at[units[inner.rank]].set(left, mode="drop")
+        traffic = outer.agree(done.traffic)
         traffic = traffic._replace(inside=jnp.float32(scattered + spread))
-        return base.Reduced(total, residual, done.state, traffic)
-
-    def _across(self, dtype):
-        """The scheme for a host's sums, which have float32 and travel in x's dtype."""
-        across: Any = self.across
-        fields = {field.name for field in dataclasses.fields(across)}
-        if jnp.dtype(dtype).itemsize > 2 or "wire_dtype" not in fields:
-            return across
-        narrow = wire.travelling(dtype, self.wire_dtype)
-        return dataclasses.replace(across, wire_dtype=narrow)
+        return base.Reduced(total, left, done.state, traffic)
 
     def forecast(self, load):
         """What one rank would send to other hosts; `load` is its part of a host's sum."""
         return self.across.forecast(load)
 
 
-def two_axes(axis_name: Any) -> tuple[wire.AxisName, wire.AxisName]:
+def two_axes(axis_name: Any) -> tuple[AxisName, AxisName]:
     """The outer and the inner axis, or an error."""
     if isinstance(axis_name, str) or len(axis_name) != 2:
         raise AxisError(

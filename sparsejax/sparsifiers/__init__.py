@@ -1,10 +1,7 @@
-"""Ways to send less than a whole gradient, one file each; `base` is their contract."""
+"""Sparsifiers, one file each: they select what is sent. `base` has their contract."""
 
-from sparsejax.sparsifiers.base import (
-    Draw as Draw,
-    Sparsifier as Sparsifier,
-    Warmup as Warmup,
-)
+from sparsejax.sparsifiers.base import Draw as Draw, Sparsifier as Sparsifier
+from sparsejax.sparsifiers.densities import Schedule as Schedule, Warmup as Warmup
 from sparsejax.sparsifiers.dgc import DGC as DGC
 from sparsejax.sparsifiers.dragonn import Dragonn as Dragonn
 from sparsejax.sparsifiers.gaussian_k import GaussianK as GaussianK

@@ -1,81 +1,53 @@
 """The contract of a sparsifier.
 
-A sparsifier is a frozen dataclass that says which elements of an array go now; the rest
-waits. It is called with what is due, in float32 or wider: the gradient and what waited.
-What it selects goes out as a `SparseTensor`, what it does not is kept (`memory`), so
+A sparsifier is a frozen dataclass that says which elements of an array are sent in this
+step. It is called with the accumulated gradient, which is the gradient plus the residual,
+in float32 or wider. The selected elements are sent as a `SparseTensor`; the others are the
+next residual (`transforms.feedback`), so
 
-    x == kept + residual
+    accumulated gradient == sent + residual
 
-and nothing is lost. `Selecting` returns places, `ByMagnitude` a least magnitude, from which
-places follow; `Rounding` returns another array, each number of few bits.
+and nothing is lost. A `Selector` returns the indices of the selected elements;
+`ByMagnitude` is one that computes a threshold, from which the indices follow. `Rounding`
+returns another array, all elements of it in a few bits each.
 
-How many are selected may vary, the room for them not. What does not fit waits. Of too many
-over a threshold the largest go, and of equal ones a run whose start changes from step to
-step: an order of the indices would let the last ones wait for ever.
+The number of selected elements may vary from step to step, their capacity does not. If
+more elements are above a threshold than fit, the largest are selected, and of equal ones a
+run whose start changes from step to step: by index, the last ones would never be sent.
 
-Random numbers come from a hash of the step, so ranks agree on them without a message.
+Thresholds are keys (`units.magnitudes`). Random numbers are a hash of the step, so ranks
+agree on them without a message.
 """
 
 import abc
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-import pallas_kernels
-from sparsejax import errors, wire
+from sparsejax import axes, errors
 from sparsejax.axes import AxisName, as_varying, varying_axes
-from sparsejax.units import bits, magnitudes
+from sparsejax.sparsifiers.densities import Density as Density
+from sparsejax.units import magnitudes
+from sparsejax.wire.collectives import Wire
 
 
 _MOST = 2**31 - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Warmup:
-    """A density that falls exponentially from `start` to `density` in so many steps.
-
-    Room is made for the largest density, so a large start costs memory and time until the
-    end. `warmup_steps` of `sparsejax.sync` sends densely instead.
-    """
-
-    density: float
-    steps: int
-    start: float = 0.25
-
-    def __post_init__(self):
-        errors.check_density("density", self.density)
-        errors.check_density("start", self.start)
-        errors.check_whole("steps", self.steps, 1)
-
-    @property
-    def largest(self) -> float:
-        """The largest density."""
-        return max(self.density, self.start)
-
-    def __call__(self, step: jax.Array) -> jax.Array:
-        """The density of a step."""
-        done = jnp.minimum(step / self.steps, 1.0)
-        return self.start * (self.density / self.start) ** done
-
-
-Density = float | Callable[[jax.Array], Any]
-
-
 class Draw(NamedTuple):
-    """What a sparsifier knows beside the array.
+    """What a sparsifier is given beside the array.
 
     Attributes:
         step: int32: updates before this one, equal on all ranks.
-        seed: uint32: another for each leaf and step, equal on all ranks.
-        wanted: int32: how many elements are to go, of all shards together.
-        rank: int32: this rank's number, for what ranks are to draw apart.
+        seed: uint32: different for each leaf and step, equal on all ranks.
+        wanted: int32: k, the number of elements to select from all shards together.
+        rank: int32: this rank's number, for random numbers that differ by rank.
         model_axis: The mesh axis over which the tensor is sharded, or None.
-        alone: Whether the level is found from this array alone, not from all leaves.
+        alone: Whether the threshold is computed from this array alone; False if it is one
+            threshold for all leaves.
     """
 
     step: jax.Array
@@ -87,33 +59,27 @@ class Draw(NamedTuple):
 
     @property
     def shards(self) -> int:
-        """How many shards the tensor has."""
-        return 1 if self.model_axis is None else wire.ranks(self.model_axis)
+        """The number of shards of the tensor."""
+        return 1 if self.model_axis is None else Wire(self.model_axis).ranks
 
     @property
-    def total(self) -> Callable:
-        """Adds up a number over the shards of the tensor."""
+    def over(self) -> magnitudes.Shards:
+        """Sums and concatenations over the shards of the tensor."""
         if self.model_axis is None:
-            return magnitudes.itself
-        axis = self.model_axis
-        return lambda x: wire.psum(wire.per_rank(x, axis), axis)[0]
-
-    @property
-    def gathered(self) -> Callable:
-        """Puts vectors of the shards of the tensor together."""
-        if self.model_axis is None:
-            return magnitudes.itself
-        axis = self.model_axis
-        return lambda x: wire.all_gather(wire.per_rank(x, axis), axis)[0].reshape(-1)
+            return magnitudes.WHOLE
+        wire = Wire(self.model_axis)
+        return magnitudes.Shards(
+            add=lambda x: wire.psum(wire.per_rank(x))[0],
+            join=lambda x: wire.all_gather(wire.per_rank(x))[0].reshape(-1),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Sparsifier:
-    """A way to send less of an array than there is.
+    """A way to send less than a whole array.
 
     Attributes:
-        density: The share of elements to send: a number, or a function from the step with
-            an attribute `largest`, such as `Warmup`.
+        density: The share of elements to send: a number, a `Warmup` or a `Schedule`.
     """
 
     density: Density = 0.01
@@ -122,12 +88,12 @@ class Sparsifier:
         errors.check_density("density", self.density)
 
     def init(self, size: int, dtype: Any) -> Any:
-        """The first state for a vector of so many elements, each an array by rank."""
+        """Returns the first state for a vector of `size` elements: arrays, by rank."""
         del size, dtype
         return ()
 
     def wanted(self, size: int, step: jax.Array) -> jax.Array:
-        """How many of so many elements are to go in this step: int32, at least 1."""
+        """Returns k, the number of elements of `size` to send in this step: at least 1."""
         if not callable(self.density):
             return jnp.int32(max(1, min(math.ceil(self.density * size), _MOST)))
         share = jnp.asarray(self.density(step), jnp.float32)
@@ -135,31 +101,31 @@ class Sparsifier:
         return jnp.clip(jnp.ceil(share * size), 1.0, most).astype(jnp.int32)
 
 
-class Selecting(Sparsifier, abc.ABC):
-    """A sparsifier that selects elements, whose values go as they are."""
+class Selector(Sparsifier, abc.ABC):
+    """A sparsifier that selects elements and sends their values unchanged."""
 
-    #: Whether all ranks select the same, so that no indices need to travel.
+    #: Whether all ranks select the same elements, so that no indices need to travel.
     shared: bool = False
 
     @property
     def room(self) -> float:
-        """How many there is room for, in multiples of how many are wanted."""
+        """The capacity as a multiple of k."""
         return 1.0
 
     def capacity(self, size: int) -> int:
-        """Room for the selected of so many elements."""
+        """Returns how many selected elements fit, of an array of `size`."""
         share: Any = getattr(self.density, "largest", self.density)
         return max(1, min(size, math.ceil(self.room * math.ceil(share * size))))
 
     def expected(self, size: int) -> int:
-        """How many of so many elements go in the long run, for estimates."""
+        """Returns how many elements of `size` are sent after any warm-up, for forecasts."""
         share: Any = getattr(self.density, "density", None)
         if share is None:
             share = getattr(self.density, "largest", self.density)
         return min(self.capacity(size), math.ceil(share * size))
 
     def scale(self, size: int, draw: Draw) -> Any:
-        """By what to multiply, without a memory, for the right mean; 1 if by nothing."""
+        """Returns the factor on sent values that makes them unbiased without a memory."""
         del size, draw
         return 1.0
 
@@ -167,18 +133,23 @@ class Selecting(Sparsifier, abc.ABC):
     def select(
         self, x: jax.Array, state: Any, draw: Draw, capacity: int
     ) -> tuple[jax.Array, Any]:
-        """Places int32 [capacity] in x [size], none twice, `size` where there is none."""
+        """Selects elements of x [size], the accumulated gradient.
+
+        Returns:
+            The indices of the selected elements, int32 [capacity], each at most once and
+            padded with `size`; and the next state.
+        """
 
 
 class Correction(NamedTuple):
-    """How a level is moved until about as many as wanted are as large.
+    """How an estimated threshold is corrected until it selects about k elements.
 
     Attributes:
-        fewest: In multiples of how many are wanted.
-        most: The same.
-        lower: By what a magnitude is multiplied where there are too few.
-        higher: By what where there are too many.
-        rounds: How often at most; each reads the array once.
+        fewest: The least accepted count, as a multiple of k.
+        most: The largest accepted count, as a multiple of k.
+        lower: The factor on a threshold that selects too few.
+        higher: The factor on a threshold that selects too many.
+        rounds: The largest number of corrections; each reads the array once.
     """
 
     fewest: float
@@ -190,124 +161,89 @@ class Correction(NamedTuple):
     def __call__(
         self, x: jax.Array, level: jax.Array, count: jax.Array, draw: Draw
     ) -> jax.Array:
-        """The level, corrected; `count` of all shards are as large as it says."""
-        counted = lambda t: draw.total(magnitudes.count(x, magnitudes.key_of(t, x.dtype)))
+        """Corrects a threshold that selects `count` elements of all shards."""
+        shards = draw.over
+        counted = lambda t: shards.add(magnitudes.count(x, magnitudes.key_of(t, x.dtype)))
         few, many = self.fewest * draw.wanted, self.most * draw.wanted
 
-        def off(state):
+        def rejected(state):
             turn, _, count = state
             return (turn < self.rounds) & ((count < few) | (count > many))
 
-        def moved(state):
+        def corrected(state):
             turn, t, count = state
             t = t * jnp.where(count > many, self.higher, self.lower)
             return turn + 1, t, counted(t)
 
         start = magnitudes.magnitude_of(level, x.dtype)
-        axes = varying_axes(start) | varying_axes(count)
-        first = as_varying((jnp.int32(0), start, count), axes)
-        turns, t, count = magnitudes.loop(off, moved, first)
+        over = varying_axes(start) | varying_axes(count)
+        start = as_varying((jnp.int32(0), start, count), over)
+        turns, t, count = magnitudes.rare_loop(rejected, corrected, start)
         level = jnp.where(turns > 0, magnitudes.key_of(t, x.dtype), level)
-        # Where no guess fits, as with numbers that are all the same, all but zeros would
-        # go, and so as many of the largest as there is room for. Else they would wait for
-        # ever.
+        # Where no threshold is accepted, as with elements that are all equal, select all
+        # non-zeros, and so as many of the largest as fit. Else they would never be sent.
         return jnp.where(count < few, jnp.ones_like(level), level)
 
 
-class ByMagnitude(Selecting):
-    """A sparsifier that selects all from some magnitude on, NaN included, zero never."""
+class ByMagnitude(Selector):
+    """A sparsifier that selects all elements from a threshold on: NaN, but never zero."""
 
     @property
     def correction(self) -> Correction | None:
-        """How a level is corrected that lets through too few or too many, if it is."""
+        """The correction of thresholds that are estimates; None if they are not."""
         return None
 
     @abc.abstractmethod
     def level(self, x: jax.Array, state: Any, draw: Draw) -> tuple[jax.Array, Any]:
-        """The key of the least magnitude (`magnitudes`), at least 1."""
+        """Returns the threshold, as a key of at least 1, and the next state."""
 
     def after(self, state: Any, count: jax.Array, draw: Draw) -> Any:
-        """The next state, once so many elements of all shards are known to be as large."""
+        """Returns the next state, given how many elements of all shards were selected."""
         del count, draw
         return state
 
     def take(
         self, x: jax.Array, level: jax.Array, draw: Draw, capacity: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Places of the elements from a level on, and how many there are."""
-        words, count = _from(x, level)
-        words = fitted(x, words, count, draw, capacity)
-        return places(words, x.size, capacity), count
+        """Returns the indices of the elements from a threshold on, and their count."""
+        words, count = magnitudes.at_least(x, level)
+        words = magnitudes.fit(x, words, count, capacity, draw.seed)
+        return magnitudes.indices(words, x.size, capacity), count
 
     def settled(self, x: jax.Array, level: jax.Array, draw: Draw) -> jax.Array:
-        """A level, corrected where it lets through too few or too many."""
+        """Returns a threshold, corrected if it is an estimate."""
         if self.correction is None:
             return level
-        count = draw.total(magnitudes.count(x, level))
+        count = draw.over.add(magnitudes.count(x, level))
         return self.correction(x, level, count, draw)
 
     def select(self, x, state, draw, capacity):
         level, state = self.level(x, state, draw)
         if self.correction is None:
-            found, count = self.take(x, level, draw, capacity)
-            return found, self.after(state, draw.total(count), draw)
-        # The read that selects tells how many there are; seldom another is needed.
-        words, count = _from(x, level)
-        right = self.correction(x, level, draw.total(count), draw)
-        axes = varying_axes(words) | varying_axes(right)
-        again = lambda: as_varying(_from(x, right), axes)
-        same = lambda: as_varying((words, count), axes)
-        words, count = lax.cond(right != level, again, same)
-        words = fitted(x, words, count, draw, capacity)
-        return places(words, x.size, capacity), self.after(state, draw.total(count), draw)
+            places, count = self.take(x, level, draw, capacity)
+            return places, self.after(state, draw.over.add(count), draw)
+        # Selecting counts, too, so most steps need no other read of the array.
+        words, count = magnitudes.at_least(x, level)
+        right = self.correction(x, level, draw.over.add(count), draw)
+        again = lambda: magnitudes.at_least(x, right)
+        words, count = axes.cond(right != level, again, lambda: (words, count))
+        words = magnitudes.fit(x, words, count, capacity, draw.seed)
+        places = magnitudes.indices(words, x.size, capacity)
+        return places, self.after(state, draw.over.add(count), draw)
 
 
 class Rounding(Sparsifier, abc.ABC):
-    """A sparsifier that sends every number, rounded to a few bits."""
+    """A sparsifier that sends every element, rounded to a few bits."""
 
     def shrink(self, size: int) -> float:
-        """By what to multiply where what rounding takes is remembered.
+        """Returns the factor on rounded values where rounding errors are fed back.
 
-        Rounding that is right in the mean may take more than there was; fed back, that
-        would grow without end.
+        Unbiased rounding may take away more than there was; fed back unscaled, the
+        residual would grow without bound.
         """
         del size
         return 1.0
 
     @abc.abstractmethod
     def rounded(self, x: jax.Array, draw: Draw) -> jax.Array:
-        """What goes instead of x [size]."""
-
-
-def fitted(
-    x: jax.Array, words: jax.Array, count: jax.Array, draw: Draw, capacity: int
-) -> jax.Array:
-    """The packed bits of `count` that were selected, or of the largest that fit."""
-    if capacity >= x.size:
-        return words
-    axes = varying_axes(words)
-
-    def fewer():
-        found = magnitudes.largest(x, jnp.int32(capacity), draw.seed)
-        return as_varying(found, axes)
-
-    return lax.cond(count > capacity, fewer, lambda: words)
-
-
-def _from(x, level):
-    """The packed bits of what is as large as a level says, and how many there are."""
-    words = bits.pack_all(magnitudes.keys(x) >= level)
-    return words, bits.members(words)
-
-
-def as_dtype(level: jax.Array, dtype: Any, other: Any) -> jax.Array:
-    """A level among numbers of one dtype as one among numbers of another."""
-    if jnp.dtype(dtype) == jnp.dtype(other):
-        return level
-    return magnitudes.key_of(magnitudes.magnitude_of(level, dtype).astype(other), other)
-
-
-def places(words: jax.Array, size: int, capacity: int) -> jax.Array:
-    """The places of the set bits, `size` where there are no more."""
-    found, _ = pallas_kernels.bitmap_decode(words, capacity)
-    return jnp.minimum(found, size)
+        """Returns the rounded array that is sent instead of x [size]."""

@@ -1,11 +1,11 @@
-"""Deep Gradient Compression: a threshold from a sample, put right while it is far off.
+"""Deep Gradient Compression: a threshold from a sample, corrected while it is far off.
 
-One element in a hundred is looked at, or as many as it takes to see 64 of those wanted; the
-last of their largest is the threshold. Where it lets through more than 1.3 or fewer than
-0.8 times as many as wanted, it is raised by 1.3 or lowered by 0.8, ten times at most. Where
-that does not help, as with numbers that are all the same, the largest go, exactly. Over a
-model axis the samples of all shards are put together first, so that all shards of a
-tensor share one threshold (Zen, section 3.4).
+The sample has one element in a hundred, or so many that about 64 of the k largest are in
+it; the threshold selects the same share of the sample as k is of the array. If it selects
+more than 1.3 k or fewer than 0.8 k elements it is multiplied by that factor, at most ten
+times. Where that does not help, as with elements that are all equal, the largest are
+selected exactly. The shards of a tensor join their samples, so that all shards have one
+threshold (Zen, section 3.4).
 """
 
 import dataclasses
@@ -18,18 +18,20 @@ from sparsejax.sparsifiers import base
 from sparsejax.units import magnitudes
 
 
-SEEN = 64  # of the elements wanted, in the sample
+SEEN = 64  # The least expected number of the k largest elements in a sample.
 
 
 @dataclasses.dataclass(frozen=True)
 class DGC(base.ByMagnitude):
-    """All elements from a threshold on that a sample tells.
+    """Selects all elements from a threshold on that is estimated from a sample.
 
     Attributes:
-        sample: The share of elements that is looked at.
-        lower: Below so many times as many as wanted, the threshold is lowered.
-        upper: Above so many times as many, it is raised. There is room for as many.
-        rounds: How often at most.
+        sample: The share of elements in the sample.
+        lower: The least accepted count, as a multiple of k, and the factor on a threshold
+            that selects fewer.
+        upper: The largest accepted count, as a multiple of k, and the factor on a
+            threshold that selects more. So many fit.
+        rounds: The largest number of corrections.
 
     References:
         Lin et al., Deep Gradient Compression, ICLR 2018
@@ -61,11 +63,11 @@ class DGC(base.ByMagnitude):
 
 
 def sampled(x, draw, share, density):
-    """The key from which on, as a sample has it, as many are as large as wanted."""
+    """Returns the key of the threshold that a sample with this share of elements gives."""
     least = getattr(density, "density", density)
     least = least if isinstance(least, (int, float)) else 0.001
     size = math.ceil(max(share * x.size, min(SEEN / least, x.size)))
-    looked_at = draw.gathered(magnitudes.sample(x, size, draw.seed))
-    whole = draw.total(jnp.float32(x.size))
-    k = jnp.ceil(draw.wanted * (looked_at.size / whole)).astype(jnp.int32)
-    return jnp.maximum(magnitudes.halved(looked_at, k), 1)
+    sample = draw.over.join(magnitudes.sample(x, size, draw.seed))
+    elements = draw.over.add(jnp.float32(x.size))
+    k = jnp.ceil(draw.wanted * (sample.size / elements)).astype(jnp.int32)
+    return jnp.maximum(magnitudes.kth_by_bits(sample, k), 1)

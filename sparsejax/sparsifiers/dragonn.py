@@ -1,13 +1,14 @@
-"""DRAGONN: large elements write their index where they hash to, and nothing is counted.
+"""DRAGONN: selected elements write their index where they hash to, without a prefix sum.
 
-The threshold comes from a sample, as in DGC. Each element that is as large writes its index
-into a memory at the place that its hash says, all at once; where two meet one is
-overwritten, and waits. There is no prefix sum and no order. With l elements and m slots a
-share of (m / l) (1 - exp(-l / m)) stays: 88% with the four slots an element that are usual.
-A further table, with another hash, gives what was overwritten another chance.
+The threshold comes from a sample, as in DGC. All elements from it on write their index
+into a memory at the slot that a hash of the index says, all at once and in no order. Where
+two hash to one slot, one of them is overwritten and stays in the residual. With l elements
+and m slots an expected share of (m / l) (1 - exp(-l / m)) is sent: 88% with the usual four
+slots an element. Another table, with another hash, takes elements that were overwritten in
+the tables before it.
 
-The hash is another at every step, so nobody loses every time. The memory starts as -1, so
-element 0 is as good as any.
+The hash changes at every step, so no element is overwritten at every step. Empty slots
+hold -1, so index 0 is as good as any.
 """
 
 import dataclasses
@@ -24,12 +25,12 @@ from sparsejax.units import magnitudes
 
 @dataclasses.dataclass(frozen=True)
 class Dragonn(base.ByMagnitude):
-    """As many of the large elements as find a slot.
+    """Selects those elements from a sampled threshold on that keep a slot.
 
     Attributes:
-        slots: How many there are for each element wanted, in all tables.
-        tables: How many tables, each with its hash.
-        sample: The share of elements that is looked at for the threshold.
+        slots: The number of slots of all tables together, as a multiple of k.
+        tables: The number of tables, each with a hash of its own.
+        sample: The share of elements in the sample that gives the threshold.
 
     References:
         Wang et al., DRAGONN: Distributed Randomized Approximate Gradients of Neural
@@ -57,26 +58,25 @@ class Dragonn(base.ByMagnitude):
         return sampled(x, draw, self.sample, self.density), state
 
     def take(self, x, level, draw, capacity):
-        # A NaN has no magnitude and would never go: it counts as infinite. And no zero may
-        # be as large as a denormal, as it is to code that takes denormals for zero.
+        # NaN compares with nothing and would never be selected, so it counts as infinite.
+        # No zero may be as large as a denormal, as it is where denormals are flushed.
         x = jnp.where(jnp.isnan(x), jnp.inf, x)
         level = jnp.minimum(level, magnitudes.key_of(jnp.inf, x.dtype))
         least = magnitudes.magnitude_of(level, x.dtype)
         least = jnp.maximum(least, jnp.finfo(x.dtype).tiny)
         each = capacity // self.tables
-        found, sizes, seeds = [], [], []
-        for table in range(self.tables):
-            size = capacity - each * (self.tables - 1) if table == 0 else each
-            seed = hashing.mix32(draw.seed, 0x2545F491 + table)
-            memory = pallas_kernels.threshold_hash(x, least, seed, slots=size)
-            written = memory >= 0
-            for other, width, own in zip(found, sizes, seeds, strict=True):
-                place = hashing.place(jnp.maximum(memory, 0), own, width)
-                written &= other[place] != memory
-            memory = jnp.where(written, memory, -1)
-            found.append(memory)
+        tables, sizes, seeds = [], [], []
+        for number in range(self.tables):
+            size = capacity - each * (self.tables - 1) if number == 0 else each
+            seed = hashing.mix32(draw.seed, 0x2545F491 + number)
+            table = pallas_kernels.threshold_hash(x, least, seed, slots=size)
+            new = table >= 0
+            for before, width, its_seed in zip(tables, sizes, seeds, strict=True):
+                slot = hashing.place(jnp.maximum(table, 0), its_seed, width)
+                new &= before[slot] != table
+            tables.append(jnp.where(new, table, -1))
             sizes.append(size)
             seeds.append(seed)
-        memory = jnp.concatenate(found)
+        memory = jnp.concatenate(tables)
         count = jnp.sum(memory >= 0, dtype=jnp.int32)
         return jnp.where(memory >= 0, memory, x.size), count

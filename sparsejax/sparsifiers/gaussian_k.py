@@ -1,8 +1,8 @@
-"""Gaussian-k: a threshold from the spread, as if the elements were normally distributed.
+"""Gaussian-k: a threshold from the standard deviation, as if elements were normal.
 
-Gradients are not, having longer tails, so the threshold is then moved by two per cent until
-between 3/4 and 5/4 as many as wanted are as large, twenty times at most. Where that does
-not help, the largest go, exactly.
+Gradients have longer tails than that, so the threshold is then moved by two per cent until
+it selects between 3/4 k and 5/4 k elements, at most twenty times. Where that does not help,
+the largest are selected exactly.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from sparsejax.units import magnitudes
 
 @dataclasses.dataclass(frozen=True)
 class GaussianK(base.ByMagnitude):
-    """All elements from a quantile of the normal distribution on.
+    """Selects all elements from a quantile of the normal distribution on.
 
     Attributes:
-        step: By how much the threshold is moved.
-        rounds: How often at most.
+        step: The factor by which the threshold is corrected.
+        rounds: The largest number of corrections.
     """
 
     step: float = 1.02
@@ -40,10 +40,10 @@ class GaussianK(base.ByMagnitude):
         return base.Correction(0.75, 1.25, 1 / self.step, self.step, self.rounds)
 
     def level(self, x, state, draw):
-        # What is not finite is above any threshold, and says nothing about the others.
+        # NaN and infinity are above any threshold and would make the deviation infinite.
         finite = jnp.where(jnp.isfinite(x), x, 0)
-        whole = draw.total(jnp.asarray(x.size, x.dtype))
-        spread = jnp.sqrt(draw.total(jnp.sum(finite * finite)) / whole)
-        share = draw.wanted.astype(x.dtype) / whole
-        start = spread * jax.scipy.stats.norm.ppf(1 - share / 2)
-        return magnitudes.key_of(start, x.dtype), state
+        elements = draw.over.add(jnp.asarray(x.size, x.dtype))
+        deviation = jnp.sqrt(draw.over.add(jnp.sum(finite * finite)) / elements)
+        share = draw.wanted.astype(x.dtype) / elements
+        threshold = deviation * jax.scipy.stats.norm.ppf(1 - share / 2)
+        return magnitudes.key_of(threshold, x.dtype), state

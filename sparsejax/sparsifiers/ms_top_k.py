@@ -1,9 +1,9 @@
-"""MSTopK: a threshold between the mean and the largest magnitude, by halving.
+"""MSTopK: a threshold between the mean and the largest magnitude, by binary search.
 
-After a fixed number of halvings two thresholds are known, one that lets through no more
-than wanted and one that lets through no less. All from the first on go, and of those
-between the two a run that follow one another, from a place that changes with the step, so
-that it is as many as wanted. A halving reads the array once.
+After a fixed number of halvings two thresholds are known: one selects at most k elements,
+the other at least k. All elements from the higher one on are selected. Of those between the
+two a run that makes k in total is selected, from a start that changes from step to step.
+Each halving reads the array once.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ from sparsejax.units import bits, magnitudes
 
 
 @dataclasses.dataclass(frozen=True)
-class MSTopK(base.Selecting):
-    """As many elements as wanted, nearly the largest.
+class MSTopK(base.Selector):
+    """Selects k elements, nearly the largest.
 
     Attributes:
-        halvings: How often the array is read to find the thresholds.
+        halvings: How often the interval of the threshold is halved.
 
     References:
         Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud
@@ -36,28 +36,29 @@ class MSTopK(base.Selecting):
         errors.check_whole("halvings", self.halvings, 1)
 
     def select(self, x, state, draw, capacity):
-        # What is not finite is above any threshold, and says nothing about the others.
+        shards = draw.over
+        # NaN and infinity are above any threshold and would make the mean infinite.
         magnitude = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
-        whole = draw.total(jnp.asarray(x.size, x.dtype))
-        mean = draw.total(jnp.sum(magnitude)) / whole
-        top = jnp.max(draw.gathered(jnp.max(magnitude, initial=0)[None]))
-        counted = lambda t: draw.total(magnitudes.count(x, magnitudes.key_of(t, x.dtype)))
+        elements = shards.add(jnp.asarray(x.size, x.dtype))
+        mean = shards.add(jnp.sum(magnitude)) / elements
+        top = jnp.max(shards.join(jnp.max(magnitude, initial=0)[None]))
+        counted = lambda t: shards.add(magnitudes.count(x, magnitudes.key_of(t, x.dtype)))
 
         def halve(_, state):
-            few, many = state  # thresholds that let through too few and too many
-            middle = few + (many - few) / 2
+            high, low = state  # Thresholds that select at most k, and more than k.
+            middle = high + (low - high) / 2
             too_many = counted(middle) > draw.wanted
-            return jnp.where(too_many, few, middle), jnp.where(too_many, middle, many)
+            return jnp.where(too_many, high, middle), jnp.where(too_many, middle, low)
 
-        # Where fewer than wanted are above the mean, zero is what lets enough through.
+        # If at most k elements are above the mean, the threshold lies below it.
         low = jnp.where(counted(mean) > draw.wanted, mean, 0)
         axes = varying_axes(low) | varying_axes(top)
-        few, many = lax.fori_loop(0, self.halvings, halve, as_varying((top, low), axes))
-        few, many = (magnitudes.key_of(t, x.dtype) for t in (few, many))
+        high, low = lax.fori_loop(0, self.halvings, halve, as_varying((top, low), axes))
+        high, low = (magnitudes.key_of(t, x.dtype) for t in (high, low))
         if draw.model_axis is None:
-            words = magnitudes.filled(x, few, many, draw.wanted, draw.seed)
-        else:  # No shard knows which of those between would make as many as wanted.
-            words = bits.pack_all(magnitudes.keys(x) >= many)
-        count = bits.members(words)
-        words = base.fitted(x, words, count, draw, capacity)
-        return base.places(words, x.size, capacity), state
+            words = magnitudes.with_ties(x, high, low, draw.wanted, draw.seed)
+            count = bits.members(words)
+        else:  # No shard knows how many of those between the thresholds would make k.
+            words, count = magnitudes.at_least(x, low)
+        words = magnitudes.fit(x, words, count, capacity, draw.seed)
+        return magnitudes.indices(words, x.size, capacity), state

@@ -1,9 +1,10 @@
-"""QSGD: every number as one of a few levels of the norm, rounded at random.
+"""QSGD: every element as one of a few levels of the norm, rounded at random.
 
-Up or down is drawn so that the mean is the number itself. The variance may be many times
-the square of the norm; with a memory what goes is therefore less by one and that many
-times, which is what makes the memory stay bounded. For comparison: what follows
-sends the rounded numbers as numbers; the few bits that they would need are not packed.
+An element is rounded up or down so that its expectation is the element itself. The
+variance may be many times the squared norm; where rounding errors are fed back, the sent
+values are divided by one plus that multiple, which keeps the residual bounded. For
+comparison only: the rounded elements travel as floating-point numbers, not packed into the
+few bits that they need.
 """
 
 import dataclasses
@@ -18,10 +19,10 @@ from sparsejax.sparsifiers import base
 
 @dataclasses.dataclass(frozen=True)
 class QSGD(base.Rounding):
-    """Levels of the norm, unbiased; `density` is not used.
+    """Rounds to levels of the norm, without bias; `density` is not used.
 
     Attributes:
-        levels: How many there are beside zero, for either sign.
+        levels: The number of levels beside zero, for either sign.
 
     References:
         Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and
@@ -40,12 +41,12 @@ class QSGD(base.Rounding):
         return 1 / (1 + variance)
 
     def rounded(self, x, draw):
-        norm = jnp.sqrt(draw.total(jnp.sum(x * x)))
+        norm = jnp.sqrt(draw.over.add(jnp.sum(x * x)))
         scaled = jnp.abs(x) / jnp.where(norm > 0, norm, 1) * self.levels
-        # Ranks round apart, so that their errors do not add up.
+        # Ranks draw different numbers, so that their errors do not add up.
         seed = hashing.mix32(jnp.asarray(draw.rank, jnp.uint32), draw.seed)
         drawn = hashing.mix32(lax.iota(jnp.uint32, x.size), seed)
-        chance = (drawn >> 8).astype(x.dtype) * 2.0**-24
-        whole = jnp.floor(scaled)
-        whole = whole + (chance < scaled - whole)
-        return jnp.sign(x) * whole * (norm / self.levels)
+        uniform = (drawn >> 8).astype(x.dtype) * 2.0**-24
+        level = jnp.floor(scaled)
+        level = level + (uniform < scaled - level)
+        return jnp.sign(x) * level * (norm / self.levels)

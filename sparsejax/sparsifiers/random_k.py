@@ -1,9 +1,9 @@
 """Random-k: the same random elements on all ranks, so that no indices travel.
 
-The places are drawn from the step by a hash that is one-to-one, so none comes twice and
-ranks agree on them without a message; what goes over the wire is an all-reduce of k values.
-Without a memory values are scaled by size / k, which makes the mean that of the whole
-gradient; with one they go as they are, and the rest waits.
+The indices are a one-to-one hash of the step, so no index comes twice and ranks agree on
+them without a message; on the wire is an all-reduce of k values. Without a memory, values
+are scaled by size / k, which makes their expectation the whole gradient; with one they are
+sent unchanged, and the others are the residual.
 """
 
 import dataclasses
@@ -16,29 +16,29 @@ from sparsejax.sparsifiers import base
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomK(base.Selecting):
-    """Elements drawn anew at every step, each as likely as any other."""
+class RandomK(base.Selector):
+    """Selects k elements, drawn anew at every step, each with the same probability."""
 
     shared = True
 
     def scale(self, size, draw):
-        return size / self._of_this_shard(draw)
+        return size / self._k_of_shard(draw)
 
-    def _of_this_shard(self, draw):
+    def _k_of_shard(self, draw):
         return -(-draw.wanted // draw.shards)
 
     def select(self, x, state, draw, capacity):
         number = lax.iota(jnp.uint32, capacity)
         drawn = permuted(number, x.size, draw.seed).astype(jnp.int32)
-        used = number.astype(jnp.int32) < self._of_this_shard(draw)
+        used = number.astype(jnp.int32) < self._k_of_shard(draw)
         return jnp.where(used, drawn, x.size), state
 
 
 def permuted(numbers, size, seed):
-    """Distinct numbers in [0, size) for distinct numbers in it; which, the seed says.
+    """Permutes the numbers in [0, size) by the permutation that a seed says.
 
-    Every step of the mixing is one-to-one on the numbers of so many bits. What falls
-    outside is mixed again: so it comes back to a number inside that no other has.
+    Every step of the mixing is a permutation of the numbers of so many bits. A number that
+    falls outside [0, size) is mixed again until it falls inside, where no other number is.
     """
     width = max(int(size - 1).bit_length(), 1)
     mask = np.uint32((1 << width) - 1)

@@ -1,31 +1,27 @@
-"""A threshold found exactly every so many steps, and used again in between.
+"""Threshold reuse: the threshold of exact top-k, computed every so many steps.
 
-Gradients change slowly, so yesterday's threshold lets through about as many today. After
-each step it is moved by about a per cent where fewer than 2/3 or more than 5/4 as many as
-wanted were as large: so most steps read the array once to select, and none to find out
-what. Ok-Topk is built on it.
+Gradients change slowly, so a threshold selects about as many elements in the next step.
+After each step it is moved by about one per cent if it selected fewer than 2/3 k or more
+than 5/4 k elements. So most steps read the array once, to select, and compute no threshold.
+Ok-Topk (section 3.1.3) is built on it.
 """
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 
-from sparsejax import errors
-from sparsejax.axes import as_varying, varying_axes
+from sparsejax import axes, errors
 from sparsejax.sparsifiers import base
-from sparsejax.sparsifiers.top_k import exact
 from sparsejax.units import magnitudes
 
 
 @dataclasses.dataclass(frozen=True)
 class ReuseThreshold(base.ByMagnitude):
-    """All elements from a threshold on that was found some steps ago.
+    """Selects all elements from a threshold on that was computed some steps ago.
 
     Attributes:
-        every: The threshold is found exactly at every so many steps.
-        step: By how much it is moved in between.
+        every: The number of steps after which the threshold is computed exactly.
+        step: The factor by which it is moved in between.
     """
 
     every: int = 32
@@ -44,13 +40,13 @@ class ReuseThreshold(base.ByMagnitude):
         return 1.25
 
     def level(self, x, state, draw):
-        found = lambda: magnitudes.magnitude_of(exact(x, draw), x.dtype)
-        again = lambda: state.astype(x.dtype)
-        axes = varying_axes(jax.eval_shape(found)) | varying_axes(state)
-        typed = lambda side: lambda: as_varying(side(), axes)
-        due = draw.step % self.every == 0
-        t = lax.cond(due, typed(found), typed(again))
-        return magnitudes.key_of(t, x.dtype), t
+        def exact():
+            key = magnitudes.threshold(x, draw.wanted, draw.seed, draw.over)
+            return magnitudes.magnitude_of(key, x.dtype)
+
+        reused = lambda: state.astype(x.dtype)
+        threshold = axes.cond(draw.step % self.every == 0, exact, reused)
+        return magnitudes.key_of(threshold, x.dtype), threshold
 
     def after(self, state, count, draw):
         fewer, more = 3 * count < 2 * draw.wanted, 4 * count > 5 * draw.wanted

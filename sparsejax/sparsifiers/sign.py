@@ -1,7 +1,7 @@
-"""One bit a number, and one scale: the sign, times the mean magnitude.
+"""One bit an element and one scale: the sign, times the mean magnitude.
 
-For comparison: it says how far selection is from rounding. What follows sends the rounded
-numbers as numbers; the bits that they would need are not packed.
+For comparison only: it shows how far selection is from rounding. The rounded elements
+travel as floating-point numbers, not packed into bits.
 """
 
 import dataclasses
@@ -13,10 +13,10 @@ from sparsejax.sparsifiers import base
 
 @dataclasses.dataclass(frozen=True)
 class Sign(base.Rounding):
-    """The sign of every element, with the mean magnitude of all; `density` is not used."""
+    """Rounds to the sign times the mean magnitude of all; `density` is not used."""
 
     density: base.Density = 1.0
 
     def rounded(self, x, draw):
-        whole = draw.total(jnp.asarray(x.size, x.dtype))
-        return jnp.sign(x) * (draw.total(jnp.sum(jnp.abs(x))) / whole)
+        elements = draw.over.add(jnp.asarray(x.size, x.dtype))
+        return jnp.sign(x) * (draw.over.add(jnp.sum(jnp.abs(x))) / elements)

@@ -1,7 +1,8 @@
-"""A fixed threshold: what is as large goes. The caller knows the scale of the gradients.
+"""A fixed threshold, for callers who know the scale of their gradients.
 
-How many go is not known before, so `density` says for how many there is room. The rest
-waits, and so do the smaller ones until enough has come together.
+The number of selected elements is not known in advance, so `density` says how many fit.
+Larger selections are cut to the largest that fit. Elements below the threshold add up in
+the residual until they reach it.
 """
 
 import dataclasses
@@ -13,10 +14,10 @@ from sparsejax.units import magnitudes
 
 @dataclasses.dataclass(frozen=True)
 class Threshold(base.ByMagnitude):
-    """All elements of at least a magnitude, as many as there is room for.
+    """Selects all elements of at least a magnitude, as many as fit.
 
     Attributes:
-        density: The share of elements for which there is room.
+        density: The share of elements that fit.
         value: The least magnitude, above 0.
     """
 

@@ -1,11 +1,9 @@
-"""Exact top-k: the largest magnitudes, so many of them, whatever it costs to find them.
+"""Exact top-k: the k largest magnitudes, which the other sparsifiers approximate.
 
-What the other sparsifiers approximate. Found without a sort; see `magnitudes`.
+The threshold is found without a sort; see `units.magnitudes`.
 """
 
 import dataclasses
-
-import jax.numpy as jnp
 
 from sparsejax.sparsifiers import base
 from sparsejax.units import bits, magnitudes
@@ -13,21 +11,15 @@ from sparsejax.units import bits, magnitudes
 
 @dataclasses.dataclass(frozen=True)
 class TopK(base.ByMagnitude):
-    """The largest elements; of equal ones a run whose start changes from step to step."""
+    """Selects the k largest elements; of equal ones a run whose start changes by step."""
 
     def level(self, x, state, draw):
-        return exact(x, draw), state
+        return magnitudes.threshold(x, draw.wanted, draw.seed, draw.over), state
 
     def take(self, x, level, draw, capacity):
         if draw.model_axis is not None or not draw.alone:
             return super().take(x, level, draw, capacity)
-        # Found here and for this array, more than wanted are equal ones.
-        words = magnitudes.filled(x, level + 1, level, draw.wanted, draw.seed)
+        # The threshold is that of this array, so if it selects more than k, these are ties.
+        words = magnitudes.with_ties(x, level + 1, level, draw.wanted, draw.seed)
         count = bits.members(words)
-        return base.places(words, x.size, capacity), count
-
-
-def exact(x, draw):
-    """The key of the last element wanted."""
-    key = magnitudes.kth_largest(x, draw.wanted, draw.seed, draw.total, draw.gathered)
-    return jnp.maximum(key, 1)
+        return magnitudes.indices(words, x.size, capacity), count

@@ -5,12 +5,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax import axes, schemes, wire
+from sparsejax import schemes
 from sparsejax.axes import AxisName
 from sparsejax.schemes.base import Scheme
-from sparsejax.transforms import buckets as leaf_rules
-from sparsejax.transforms.sync import check_reduce, check_scheme
+from sparsejax.transforms.buckets import ByRules, Everything
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.sync import check_scheme
+from sparsejax.transforms.wrappers import check_reduce
+from sparsejax.units.dtypes import wide
 from sparsejax.units.sparse_tensor import SparseTensor, from_units
+from sparsejax.units.units import Dense
+from sparsejax.wire import Wire
 
 
 def all_reduce(
@@ -37,65 +42,53 @@ def all_reduce(
         room for the entries of all ranks, its indices ascending and distinct.
     """
     check_reduce(reduce)
-    axis_name = axes.resolve(axis_name, "sparsejax.all_reduce")
-    paths, leaves, structure = leaf_rules.flatten(x)
-    leaves = [leaf if leaf_rules.is_sparse(leaf) else _as_array(leaf) for leaf in leaves]
-    leaves = wire.per_rank(leaves, axis_name)
-    own = schemes.Zen() if scheme is None else scheme
-    check_scheme(own)
+    wire = Wire.over(axis_name, "sparsejax.all_reduce")
+    paths, leaves, structure = tree.flatten(x)
+    leaves = [leaf if tree.is_sparse(leaf) else _as_array(leaf) for leaf in leaves]
+    leaves = wire.per_rank(leaves)
+    check_scheme(schemes.Zen() if scheme is None else scheme)
     result: list[Any] = [None] * len(leaves)
-    dense = []
-    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
+    dense = [i for i, leaf in enumerate(leaves) if not tree.is_sparse(leaf)]
+    for i, leaf in enumerate(leaves):
         if isinstance(leaf, SparseTensor):
-            result[i] = _sparse(path, leaf, own, axis_name, reduce)
-        else:
-            dense.append(i)
-    groups = leaf_rules.group(
-        [paths[i] for i in dense],
-        [leaves[i] for i in dense],
-        own,
-        always=scheme is not None,
-    )
+            tensor_scheme = schemes.Zen() if scheme is None else scheme
+            result[i] = _sparse(paths[i], leaf, tensor_scheme, wire, reduce)
+    assignment = ByRules(schemes.Zen()) if scheme is None else Everything(scheme)
     arrays: list[Any] = [leaves[i] for i in dense]
-    totals: list[Any] = [None] * len(arrays)
-    for group in groups:
-        units = group.gather(arrays)
-        total = _total(group.scheme, axis_name, units, None)
-        group.scatter(_scaled(total, reduce, axis_name), totals, arrays)
-    for i, total in zip(dense, totals, strict=True):
-        result[i] = total
+    for bucket in assignment.buckets([paths[i] for i in dense], arrays):
+        total = _total(bucket.scheme, wire, bucket.pack(arrays).dense(), None)
+        for place, part in bucket.unpack(_scaled(total, reduce, wire), arrays).items():
+            result[dense[place]] = part
     return structure.unflatten(result)
 
 
-def _sparse(path, x, scheme, axis_name, reduce):
+def _sparse(path, x, scheme, wire, reduce):
     x.check(path or "x")
-    leaf_rules.check_dtype(path or "x", x)
-    n = wire.ranks(axis_name)
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    units = x.to_units(wide).astype(x.dtype)
-    units, present = wire.per_rank((units, x.present()), axis_name)
-    total = _total(scheme, axis_name, units, present)
-    total = _scaled(total, reduce, axis_name)
-    tensor, _ = from_units(total, min(n * x.capacity, x.units), x.shape)
+    tree.check_dtype(path or "x", x)
+    units = x.to_units(wide(x.dtype)).astype(x.dtype)
+    units, flags = wire.per_rank((units, x.present()))
+    total = _scaled(_total(scheme, wire, units, flags), reduce, wire)
+    tensor, _ = from_units(total, min(wire.ranks * x.capacity, x.units), x.shape)
     return tensor
 
 
-def _sum_of_units(scheme, axis_name, units, present):
-    state = scheme.init(units, wire.ranks(axis_name))
-    return scheme(units, state, axis_name, present=present).total
+def _sum_of_units(scheme, wire, units, flags):
+    like = jax.ShapeDtypeStruct(units.shape, units.dtype)
+    state = scheme.init(like, wire)
+    return scheme(Dense(units, flags), state, wire).total
 
 
 _total = jax.custom_jvp(_sum_of_units, nondiff_argnums=(0, 1))
 
 
 @_total.defjvp
-def _total_jvp(scheme, axis_name, primals, tangents):
+def _total_jvp(scheme, wire, primals, tangents):
     """The derivative of a sum is the sum; what differentiates it is a plain psum.
 
     The values themselves travel as bits, through which JAX sees no derivative.
     """
-    total = _total(scheme, axis_name, *primals)
-    tangent, _ = wire.psum(wire.per_rank(tangents[0], axis_name), axis_name)
+    total = _total(scheme, wire, *primals)
+    tangent, _ = wire.psum(wire.per_rank(tangents[0]))
     return total, tangent
 
 
@@ -103,5 +96,5 @@ def _as_array(leaf):
     return leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
 
 
-def _scaled(total, reduce, axis_name):
-    return total if reduce == "sum" else wire.mean_of(total, axis_name)
+def _scaled(total, reduce, wire):
+    return total if reduce == "sum" else wire.mean_of(total)

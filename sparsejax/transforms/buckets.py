@@ -1,26 +1,30 @@
-"""What is done with each leaf of a gradient: which scheme, which unit, which together.
+"""Assignment: which scheme each leaf is summed by, in which unit, and together with which.
 
-Leaves that are treated alike are laid end to end and exchanged as one, so that a model of
-forty leaves costs the collectives, and the compile time, of one or two. Together go leaves
-of one scheme, dtype and unit width. A dense leaf among sparse ones costs a bit a number.
+Leaves that are treated alike are laid end to end in a bucket and exchanged as one array, so
+that a model of forty leaves costs the collectives, and the compile time, of one or two. A
+bucket has leaves of one scheme, dtype and unit width. A dense leaf among sparse ones costs
+a bit a number.
 """
 
+import abc
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from sparsejax import axes as mesh_axes, schemes, wire
-from sparsejax.axes import AxisName, as_varying, varying_axes
-from sparsejax.errors import LeafError, RuleError
+from sparsejax.axes import as_varying
+from sparsejax.errors import RuleError
+from sparsejax.schemes import AllReduce
 from sparsejax.schemes.base import MOST_UNITS, Scheme
-from sparsejax.units import bits, entries
-from sparsejax.units.sparse_tensor import SparseTensor
+from sparsejax.schemes.top_k.base import TopKScheme
+from sparsejax.transforms.state import tree
+from sparsejax.units import bits
+from sparsejax.units.entries import of_tensors
+from sparsejax.units.units import Dense, Units
 
 
 SPARSE_FROM = 1 << 16  # elements; a smaller leaf joins the one dense psum
@@ -30,12 +34,12 @@ Rules = Mapping[str, Scheme | str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class Bucket:
     """Leaves that are exchanged as one array of units.
 
     Attributes:
         name: For metrics: the path of the only leaf, or of the first and how many more.
-        scheme: How they are added up.
+        scheme: How they are summed.
         leaves: Their places in the flattened tree.
         paths: Their paths.
         units: How many units each of them has.
@@ -49,242 +53,246 @@ class Group:
     units: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def split(self, leaves: Sequence[Any]) -> list["Group"]:
-        """Leaves given by their entries, and the others, as groups of their own.
+    @property
+    def is_lossy(self) -> bool:
+        """Whether its scheme may leave something out."""
+        return isinstance(self.scheme, TopKScheme)
+
+    def like(self, dtype: Any) -> jax.ShapeDtypeStruct:
+        """The shape and dtype of the one array."""
+        return jax.ShapeDtypeStruct((sum(self.units), *self.shape), dtype)
+
+    def split(self, leaves: Sequence[Any]) -> list["Bucket"]:
+        """Leaves given by their entries, and the others, as buckets of their own.
 
         Together they would be one dense array, and no longer sparse.
         """
         members = list(zip(self.leaves, self.paths, self.units, strict=True))
         kinds = [
-            [m for m in members if is_sparse(leaves[m[0]]) is kind]
+            [m for m in members if tree.is_sparse(leaves[m[0]]) is kind]
             for kind in (True, False)
         ]
         return [
-            dataclasses.replace(self, leaves=own[0], paths=own[1], units=own[2])
-            for own in (tuple(zip(*kind, strict=True)) for kind in kinds if kind)
+            dataclasses.replace(self, leaves=part[0], paths=part[1], units=part[2])
+            for part in (tuple(zip(*kind, strict=True)) for kind in kinds if kind)
         ]
 
-    def gather(self, leaves: Sequence[Any], as_elements: bool = False) -> entries.Units:
-        """The group's leaves as one array [units, *shape], by its entries if it can be.
+    def pack(
+        self,
+        leaves: Sequence[Any],
+        flags: jax.Array | None = None,
+        as_elements: bool = True,
+    ) -> Units:
+        """The bucket's leaves as units, given by their entries if all of them are.
 
-        With `as_elements`, entries that are elements stay so, whatever a unit is.
+        Args:
+            leaves: The leaves of the tree.
+            flags: Booleans by unit, if the caller knows which are non-zero.
+            as_elements: Whether entries that are elements stay so, whatever a unit is.
         """
-        own = [leaves[i] for i in self.leaves]
-        unit = lambda leaf: leaf.values.shape[1:]
-        units = [self.shape, *([()] if as_elements else [])]
-        if all(is_sparse(leaf) for leaf in own) and any(
-            all(unit(leaf) == shape for leaf in own) for shape in units
+        members = [leaves[i] for i in self.leaves]
+        shapes = [self.shape, *([()] if as_elements else [])]
+        if all(tree.is_sparse(leaf) for leaf in members) and any(
+            all(leaf.values.shape[1:] == shape for leaf in members) for shape in shapes
         ):
-            return entries.of_tensors(own)
+            return of_tensors(members)
         arrays = [
-            to_dense(leaves[i]).reshape(count, *self.shape)
+            tree.to_dense(leaves[i]).reshape(count, *self.shape)
             for i, count in zip(self.leaves, self.units, strict=True)
         ]
-        return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays)
+        return Dense(arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays), flags)
 
-    def scatter(self, x: jax.Array, leaves: list[Any], like: Sequence[Any]) -> None:
-        """Puts the parts of [units, *shape] at their places in `leaves`."""
+    def unpack(self, x: jax.Array, like: Sequence[Any]) -> dict[int, jax.Array]:
+        """The parts of [units, *shape] by the places of their leaves, shaped as `like`."""
         x = x.reshape(sum(self.units), *self.shape)
-        start = 0
+        parts, start = {}, 0
         for i, count in zip(self.leaves, self.units, strict=True):
-            leaves[i] = x[start : start + count].reshape(like[i].shape)
+            parts[i] = x[start : start + count].reshape(like[i].shape)
             start += count
+        return parts
+
+    def flags(self, leaves: Sequence[Any], ids: Mapping[str, Any]) -> jax.Array | None:
+        """The units that are non-zero, where the caller says which rows were touched."""
+        if not self.shape or not any(path in ids for path in self.paths):
+            return None
+        flags = []
+        for path, i, count in zip(self.paths, self.leaves, self.units, strict=True):
+            # An accumulated gradient may have other rows than those of this batch.
+            if path in ids and not tree.is_sparse(leaves[i]):
+                rows = jnp.asarray(ids[path]).reshape(-1)
+                rows = jnp.where(rows < 0, rows + count, rows)
+                mark = jnp.zeros(count, bool).at[rows].set(True, mode="drop")
+                flags.append(as_varying(mark, tree.axes_of(leaves[i])))
+            else:
+                dense = tree.to_dense(leaves[i]).reshape(count, *self.shape)
+                flags.append(bits.nonzero_units(dense))
+        return jnp.concatenate(flags)
 
 
-def wide(dtype: Any) -> jnp.dtype:
-    """The dtype in which numbers of this one are added up and held."""
-    return jnp.promote_types(dtype, jnp.float32)
+class Assignment(abc.ABC):
+    """Decides for every leaf by which scheme it is summed, and in which unit."""
+
+    @abc.abstractmethod
+    def decide(
+        self, paths: Sequence[str], leaves: Sequence[Any]
+    ) -> list[tuple[Scheme, str]]:
+        """The scheme and the unit, "row" or "element", of each leaf."""
+
+    @abc.abstractmethod
+    def schemes(self) -> list[Scheme]:
+        """All schemes that it may decide for."""
+
+    @abc.abstractmethod
+    def map(self, change: Callable[[Scheme], Scheme]) -> "Assignment":
+        """The same decisions for other schemes."""
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises where it was made for another number of ranks."""
+        del ranks
+
+    def check_levels(self, two_level: bool, axis_name: Any) -> None:
+        """Raises where it was made for two levels, and there is one."""
+        del two_level, axis_name
+
+    def buckets(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[Bucket]:
+        """The buckets, in the order of their first leaves."""
+        members: dict[Any, list[int]] = {}
+        filled: dict[Any, tuple[int, int]] = {}
+        for path, leaf in zip(paths, leaves, strict=True):
+            tree.check_dtype(path, leaf)
+        for i, (scheme, unit) in enumerate(self.decide(paths, leaves)):
+            leaf = leaves[i]
+            shape = leaf.shape[1:] if unit == "row" else ()
+            # A large leaf that is summed densely anyway is not worth a copy.
+            alone = isinstance(scheme, AllReduce) and leaf.size >= SPARSE_FROM
+            axes = tree.axes_of(leaf)
+            key = (scheme, shape, jnp.dtype(leaf.dtype), axes, i if alone else None)
+            width = math.prod(shape)
+            count = leaf.size // width if width else 0
+            # Units are numbered by int32: further ones start another bucket.
+            part, taken = filled.get(key, (0, 0))
+            if taken and taken + count > MOST_UNITS:
+                part, taken = part + 1, 0
+            filled[key] = part, taken + count
+            members.setdefault((*key, part), []).append(i)
+        buckets: list[Bucket] = []
+        for key, indices in members.items():
+            bucket = _bucket(key[0], key[1], indices, paths, leaves)
+            # Two paths may be written alike; names are keys of the state.
+            same = sum(other.name.split(" #")[0] == bucket.name for other in buckets)
+            name = f"{bucket.name} #{same}" if same else bucket.name
+            buckets.append(dataclasses.replace(bucket, name=name))
+        return buckets
 
 
-def zeros_by_rank(leaf: Any, axis_name: AxisName) -> jax.Array:
-    """What is held of a leaf at first: [1, ...] on each rank of an axis."""
-    zeros = jnp.zeros((1, *leaf.shape), wide(leaf.dtype))
-    return wire.per_rank(as_varying(zeros, varying_axes(leaf)), axis_name)
+@dataclasses.dataclass(frozen=True)
+class ByRules(Assignment):
+    """Large leaves by one scheme, small ones densely, and what rules say differently.
 
-
-def is_sparse(leaf: Any) -> bool:
-    """Whether a leaf is given by its entries."""
-    return isinstance(leaf, SparseTensor)
-
-
-def to_dense(leaf: Any) -> jax.Array:
-    """A leaf as a dense array."""
-    return leaf.to_dense() if is_sparse(leaf) else leaf
-
-
-def flatten(tree: Any) -> tuple[list[str], list[Any], Any]:
-    """The paths, written a/b/c, the leaves and the structure of a tree.
-
-    A `SparseTensor` is a leaf.
-    """
-    pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_sparse)
-    paths = [written(keys) for keys in unboxed([keys for keys, _ in pairs])]
-    return paths, [leaf for _, leaf in pairs], structure
-
-
-def written(keys: tuple) -> str:
-    """The keys on the way to a leaf, written a/b/c."""
-    return jax.tree_util.keystr(keys, simple=True, separator="/")
-
-
-def unboxed(paths: Sequence[tuple]) -> list[tuple]:
-    """The keys on the way to each leaf, without a `.value` at their ends.
-
-    The parameters of a flax.nnx model end in it, and their gradients do not.
-    """
-    boxed = jax.tree_util.GetAttrKey("value")
-    short = [keys[:-1] if keys[1:] and keys[-1] == boxed else keys for keys in paths]
-    return short if len(set(short)) == len(short) else list(paths)
-
-
-def distinct(paths: Sequence[str]) -> list[str]:
-    """The paths, with a number behind those that are written like one before."""
-    found: dict[str, None] = {}
-    for path in paths:
-        own, number = path, 0
-        while own in found:
-            number += 1
-            own = f"{path} #{number}"
-        found[own] = None
-    return list(found)
-
-
-def check_dtype(path: str, leaf: Any) -> None:
-    """Raises unless the leaf is an array of real floating numbers."""
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None or not is_floating(dtype):
-        kind = type(leaf).__name__ if dtype is None else dtype
-        raise LeafError(
-            f"leaf {path!r} is {kind}; only real floating gradients of 16, 32 or 64 bits "
-            "can be synchronized. Leave it out with optax.masked, or convert it (a complex "
-            "number is two)."
-        )
-
-
-def is_floating(dtype: Any) -> bool:
-    """Whether numbers of this dtype can be synchronized."""
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize >= 2
-
-
-def group(
-    paths: Sequence[str],
-    leaves: Sequence[Any],
-    scheme: Scheme,
-    rules: Rules | None = None,
-    *,
-    always: bool = False,
-    chosen: Mapping[str, tuple[Scheme, str]] | None = None,
-    elements: Collection[str] = (),
-) -> list[Group]:
-    """Decides for every leaf, and puts like to like.
-
-    Args:
-        paths: The leaves' paths.
-        leaves: The leaves: arrays or anything with a shape and a dtype.
-        scheme: For sparse leaves that no rule gives another.
+    Attributes:
+        scheme: For leaves of at least 65,536 elements that no rule gives another.
         rules: From regular expressions, searched in the path, to a scheme, "dense",
             "sparse" (the scheme, whatever the size), or the unit "row" or "element". Of
             all rules that match a leaf the first to say something about its scheme, and
             the first to say something about its unit, hold.
-        always: Whether small leaves, too, use the scheme.
-        chosen: The scheme and the unit of each leaf by path, where a plan has them.
-        elements: Paths of leaves whose unit is the element unless a rule says else.
-
-    Returns:
-        The groups, in the order of their first leaves.
+        elements: Whether the unit of a leaf is the element unless a rule says otherwise,
+            by its path and the leaf; None: its shape and path decide.
     """
-    rules = dict(rules or {})
-    used: set[str] = set()
-    members: dict[Any, list[int]] = {}
-    fill: dict[Any, tuple[int, int]] = {}
-    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
-        check_dtype(path, leaf)
-        if chosen is None:
-            usual = "element" if path in elements else None
-            own, unit = _decide(path, leaf, scheme, rules, used, always, usual)
-        else:
-            own, unit = chosen[path]
-        shape = leaf.shape[1:] if unit == "row" else ()
-        # A large leaf that goes densely anyway is not worth a copy.
-        alone = isinstance(own, schemes.AllReduce) and leaf.size >= SPARSE_FROM
-        axes = entries.axes_of(leaf)
-        key = (own, shape, jnp.dtype(leaf.dtype), axes, i if alone else None)
-        width = math.prod(shape)
-        own_units = leaf.size // width if width else 0
-        # Units are numbered by int32: what does not fit starts another group.
-        part, filled = fill.get(key, (0, 0))
-        if filled and filled + own_units > MOST_UNITS:
-            part, filled = part + 1, 0
-        fill[key] = part, filled + own_units
-        members.setdefault((*key, part), []).append(i)
-    unused = [pattern for pattern in rules if pattern not in used]
-    if unused:
-        raise RuleError(
-            f"the rule {unused[0]!r} matches no leaf. The leaves are: "
-            + ", ".join(repr(path) for path in paths)
-            + ". Rules are regular expressions, searched in these paths."
-        )
-    groups: list[Group] = []
-    for key, indices in members.items():
-        own = _group(key[0], key[1], indices, paths, leaves)
-        # Two paths may be written alike; names are keys of the state.
-        same = sum(other.name.split(" #")[0] == own.name for other in groups)
-        groups.append(dataclasses.replace(own, name=f"{own.name} #{same}") if same else own)
-    return groups
+
+    scheme: Scheme
+    rules: Rules | None = None
+    elements: Callable[[str, Any], bool] | None = None
+
+    def decide(self, paths, leaves):
+        used: set[str] = set()
+        pairs = zip(paths, leaves, strict=True)
+        decisions = [self._decide(path, leaf, used) for path, leaf in pairs]
+        unused = [pattern for pattern in self.rules or {} if pattern not in used]
+        if unused:
+            raise RuleError(
+                f"the rule {unused[0]!r} matches no leaf. The leaves are: "
+                + ", ".join(repr(path) for path in paths)
+                + ". Rules are regular expressions, searched in these paths."
+            )
+        return decisions
+
+    def schemes(self):
+        values = (self.rules or {}).values()
+        return [self.scheme, *(value for value in values if isinstance(value, Scheme))]
+
+    def map(self, change):
+        rules = {
+            pattern: change(value) if isinstance(value, Scheme) else value
+            for pattern, value in (self.rules or {}).items()
+        }
+        return dataclasses.replace(self, scheme=change(self.scheme), rules=rules)
+
+    def uses(self, path: str, leaf: Any) -> bool:
+        """Whether a leaf is summed by the scheme."""
+        return self._decide(path, leaf, set())[0] == self.scheme
+
+    def _decide(self, path: str, leaf: Any, used: set[str]) -> tuple[Scheme, str]:
+        """The scheme and the unit of one leaf; the rules that it matches join `used`."""
+        scheme: Any = None
+        unit: Any = None
+        for pattern, value in (self.rules or {}).items():
+            if not re.search(pattern, path):
+                continue
+            used.add(pattern)
+            if value in ("row", "element"):
+                unit = unit or value
+            elif value == "dense":
+                scheme = scheme or self._dense()
+            elif value == "sparse":
+                scheme = scheme or self.scheme
+            else:
+                scheme = scheme or value
+        if unit == "row" and leaf.ndim < 2:
+            raise RuleError(
+                f"a rule gives leaf {path!r} the unit 'row', but it has shape "
+                f"{list(leaf.shape)}: rows need two axes. Use 'element'."
+            )
+        scheme = scheme or (self.scheme if self._is_large(leaf) else self._dense())
+        is_top_k = isinstance(scheme, TopKScheme)
+        if unit == "row" and is_top_k:
+            raise RuleError(
+                f"a rule gives leaf {path!r} the unit 'row', and {type(scheme).__name__} "
+                "chooses numbers one by one. Leave the rule out, or give the leaf a scheme "
+                "that sends rows, such as sparsejax.schemes.Zen()."
+            )
+        if unit is None and self.elements is not None and self.elements(path, leaf):
+            unit = "element"
+        if unit is None:
+            is_table = leaf.ndim == 2 and _EMBEDDING.search(path)
+            dense = isinstance(scheme, AllReduce)
+            unit = "row" if is_table and not dense and not is_top_k else "element"
+        return scheme, unit
+
+    def _is_large(self, leaf):
+        return leaf.size >= SPARSE_FROM
+
+    def _dense(self):
+        return AllReduce(self.scheme.wire_dtype)
 
 
-def _group(scheme, shape, indices, paths, leaves):
+@dataclasses.dataclass(frozen=True)
+class Everything(ByRules):
+    """Every leaf by one scheme, however small."""
+
+    def _is_large(self, leaf):
+        del leaf
+        return True
+
+
+def _bucket(scheme, shape, indices, paths, leaves):
     name = paths[indices[0]] or "value"
     if len(indices) > 1:
         name = f"{name} and {len(indices) - 1} more"
     width = math.prod(shape)
     units = tuple(leaves[i].size // width if width else 0 for i in indices)
-    return Group(
+    return Bucket(
         name, scheme, tuple(indices), tuple(paths[i] for i in indices), units, shape
     )
-
-
-def uses(path: str, leaf: Any, scheme: Scheme, rules: Rules | None) -> bool:
-    """Whether rules, or its size, give a leaf the scheme."""
-    return _decide(path, leaf, scheme, dict(rules or {}), set(), False, None)[0] == scheme
-
-
-def _decide(path, leaf, scheme, rules, used, always, usual):
-    """The scheme and the unit of one leaf."""
-    own, unit = None, None
-    for pattern, value in rules.items():
-        if not re.search(pattern, path):
-            continue
-        used.add(pattern)
-        if value in ("row", "element"):
-            unit = unit or value
-        elif value == "dense":
-            own = own or schemes.AllReduce(getattr(scheme, "wire_dtype", None))
-        elif value == "sparse":
-            own = own or scheme
-        else:
-            own = own or value
-    if unit == "row" and leaf.ndim < 2:
-        raise RuleError(
-            f"a rule gives leaf {path!r} the unit 'row', but it has shape "
-            f"{list(leaf.shape)}: rows need two axes. Use 'element'."
-        )
-    large = leaf.size >= SPARSE_FROM or always
-    own = own or (
-        scheme if large else schemes.AllReduce(getattr(scheme, "wire_dtype", None))
-    )
-    if unit == "row" and own.selects:
-        raise RuleError(
-            f"a rule gives leaf {path!r} the unit 'row', and {type(own).__name__} chooses "
-            "numbers one by one. Leave the rule out, or give the leaf a scheme that sends "
-            "rows, such as sparsejax.schemes.Zen()."
-        )
-    unit = unit or usual
-    if unit is None:
-        rows = leaf.ndim == 2 and _EMBEDDING.search(path)
-        dense = isinstance(own, schemes.AllReduce)
-        unit = "row" if rows and not dense and not own.selects else "element"
-    return own, unit
 
 
 def check_rules(rules: Rules | None) -> None:
@@ -295,6 +303,7 @@ def check_rules(rules: Rules | None) -> None:
         raise RuleError(
             f"rules must map regular expressions to treatments, got {type(rules).__name__}."
         )
+    words = ("dense", "sparse", "row", "element")
     for pattern, value in rules.items():
         try:
             re.compile(pattern)
@@ -302,61 +311,26 @@ def check_rules(rules: Rules | None) -> None:
             raise RuleError(
                 f"the rule {pattern!r} is not a regular expression: {error}."
             ) from None
-        if not isinstance(value, Scheme) and value not in (
-            "dense",
-            "sparse",
-            "row",
-            "element",
-        ):
+        if not isinstance(value, Scheme) and value not in words:
             raise RuleError(
                 f"the rule {pattern!r} says {value!r}; it must be a scheme, 'dense', "
                 "'sparse', 'row' or 'element'."
             )
 
 
-def is_masked(tree: Any) -> bool:
-    """Whether optax.masked or optax.partition left leaves out of the tree."""
-    masked = lambda node: isinstance(node, optax.MaskedNode)
-    return any(masked(node) for node in jax.tree.leaves(tree, is_leaf=masked))
-
-
-def touched(
-    groups: Sequence[Group],
-    leaves: Sequence[Any],
-    ids: Mapping[str, Any] | None,
-    masked: bool,
-) -> dict[str, jax.Array]:
-    """Which units of each group the caller says were touched.
+def check_ids(buckets: Sequence[Bucket], ids: Mapping[str, Any], masked: bool) -> None:
+    """Raises where ids are given for a leaf that is not summed by rows.
 
     Where leaves are masked, ids may be meant for another transformation.
     """
-    if not ids:
-        return {}
-    by_path = {path: group for group in groups for path in group.paths}
+    by_path = {path: bucket for bucket in buckets for path in bucket.paths}
     for path in ids:
-        group = by_path.get(path)
-        dense = group is not None and isinstance(group.scheme, schemes.AllReduce)
-        if (group is None and not masked) or (group and not group.shape and not dense):
-            rows = [p for p, group in by_path.items() if group.shape]
+        bucket = by_path.get(path)
+        dense = bucket is not None and isinstance(bucket.scheme, AllReduce)
+        if (bucket is None and not masked) or (bucket and not bucket.shape and not dense):
+            rows = [p for p, bucket in by_path.items() if bucket.shape]
             raise RuleError(
                 f"ids were given for {path!r}, which is not a leaf synchronized by rows. "
                 f"Such leaves are: {rows}. A rule {{path: 'row'}}, or its unit in a plan, "
                 "makes a leaf one."
             )
-    present = {}
-    for group in groups:
-        if not group.shape or not any(path in ids for path in group.paths):
-            continue
-        flags = []
-        for path, i, count in zip(group.paths, group.leaves, group.units, strict=True):
-            # What waited in a memory may be of other rows than those of this batch.
-            if path in ids and not is_sparse(leaves[i]):
-                rows = jnp.asarray(ids[path]).reshape(-1)
-                rows = jnp.where(rows < 0, rows + count, rows)
-                mark = jnp.zeros(count, bool).at[rows].set(True, mode="drop")
-                flags.append(mesh_axes.as_varying(mark, entries.axes_of(leaves[i])))
-            else:
-                dense = to_dense(leaves[i]).reshape(count, *group.shape)
-                flags.append(bits.nonzero_units(dense))
-        present[group.name] = jnp.concatenate(flags)
-    return present

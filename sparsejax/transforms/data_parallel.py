@@ -16,11 +16,13 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sparsejax import axes, wire
+from sparsejax import axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.transforms.state import specs
 from sparsejax.transforms.state.per_rank import check_ranks
+from sparsejax.units.dtypes import wide
+from sparsejax.wire import Wire
 
 
 class TrainState(NamedTuple):
@@ -142,9 +144,9 @@ class DataParallel:
                 f"what loss_fn returns differs over {further[0]!r}, which shards the "
                 f"parameters: add it up there, lax.psum(..., {further[0]!r})."
             )
-        wide = jnp.promote_types(jnp.result_type(x), jnp.float32)
-        x = wire.per_rank(jnp.asarray(x, wide), self._axis_name)
-        return wire.psum(x, self._axis_name)[0] / wire.ranks(self._axis_name)
+        wire = Wire(self._axis_name)
+        x = wire.per_rank(jnp.asarray(x, wide(jnp.result_type(x))))
+        return wire.psum(x)[0] / wire.ranks
 
     def _require_synchronized(self, updates):
         names = set(axes.axis_names(self._axis_name))

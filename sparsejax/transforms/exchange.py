@@ -1,348 +1,287 @@
-"""The two functions of a synchronization: the state at first, and a step.
+"""The exchange: sums every leaf over the ranks, bucket by bucket. The only one that sends.
 
-Groups of leaves go through their schemes, what a scheme keeps back is added to the next
-gradient, and gradients are accumulated and averaged: here, once for all schemes.
+On the wire, for each bucket in turn: what its scheme sends. An exchange is `Lossy`, because
+a top-k scheme leaves entries out; `feedback` keeps those, and makes the transformation. A
+bucket whose scheme sends everything has no residual, and its gradients are passed to the
+scheme as they are, dense or by their entries.
 """
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax import lax
 
-from sparsejax import axes, schemes, wire
-from sparsejax.axes import AxisName, as_varying, assume_same, varying_axes
-from sparsejax.errors import AxisError, StateError
-from sparsejax.schemes import base
-from sparsejax.schemes.base import Scheme
-from sparsejax.schemes.two_level import two_axes
-from sparsejax.transforms import buckets as leaf_rules
-from sparsejax.transforms.plan import Plan
-from sparsejax.transforms.select import Sparsify
-from sparsejax.transforms.state import checks as state_checks
-from sparsejax.transforms.state.per_rank import OBSERVER, PerRank, SyncState
-from sparsejax.units import entries
+from sparsejax import axes
+from sparsejax.axes import AxisName, as_varying, varying_axes
+from sparsejax.errors import ArgumentError, AxisError, NeedsRanks, StateError
+from sparsejax.schemes import AllReduce
+from sparsejax.schemes.base import Traffic, add_traffic, no_traffic, sum_of_shared
+from sparsejax.schemes.top_k.base import TopKScheme
+from sparsejax.transforms.buckets import Assignment, check_ids
+from sparsejax.transforms.feedback import Outcome
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.state.per_rank import OBSERVER, PerRank, check_kind
+from sparsejax.units.units import Dense
+from sparsejax.wire import Wire
 
 
-def observed(tx: optax.GradientTransformation, params: Any) -> list[tuple]:
-    """What the synchronizations in a transformation would do, however deep they are.
+class ExchangeState(NamedTuple):
+    """State of an exchange.
 
-    Nothing is computed, and no mesh is needed.
-
-    Returns:
-        For each of them itself, its groups of leaves, and the leaves.
+    Attributes:
+        schemes: The scheme's state of each bucket; `PerRank`, though alike on all ranks,
+            for a top-k scheme, whose state follows the numbers and so differs by shard.
+        traffic: What was sent the last time, by bucket.
     """
-    found: list[tuple] = []
-    token = OBSERVER.set(lambda *seen: found.append(seen))
-    try:
-        # A fresh function, and none inside it cached: JAX would remember this run.
-        with jax.disable_jit():
-            jax.eval_shape(lambda params: tx.init(params), params)
-    finally:
-        OBSERVER.reset(token)
-    return found
+
+    schemes: dict[str, Any]
+    traffic: dict[str, Traffic]
 
 
 @dataclasses.dataclass(frozen=True)
-class Synchronizer:
-    """The two functions of the transformation."""
+class Exchange:
+    """Sums the leaves of a tree over the ranks; see `Lossy` for its methods.
 
-    scheme: Scheme
-    axis_name: AxisName | None
-    mean: bool
-    rules: leaf_rules.Rules | None
-    every: int
-    warmup_steps: int
-    plan: Plan | None
-    two_level: bool
-    sparsifier: Sparsify | None = None
+    Attributes:
+        assignment: How each leaf is summed.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        mean: Whether sums are divided by the number of ranks.
+        two_level: Whether the axis is a pair (outer, inner) of two levels.
+    """
 
-    def _groups(self, paths, leaves):
-        chosen = None
-        if self.plan is not None:
-            self.plan.check_leaves(paths, leaves)
-            chosen = self.plan.chosen()
-        elements = frozenset()
-        if self.sparsifier is not None:
-            pairs = zip(paths, leaves, strict=True)
-            elements = frozenset(p for p, x in pairs if self.sparsifier.sparsifies(p, x))
-        return leaf_rules.group(
-            paths, leaves, self.scheme, self.rules, chosen=chosen, elements=elements
-        )
+    assignment: Assignment
+    axis_name: AxisName | None = None
+    mean: bool = True
+    two_level: bool = False
 
-    def _check_ranks(self, axis_name):
-        """Raises where a plan was made for another number of ranks, or of hosts."""
-        if self.plan is None:
-            return
-        pair = self.two_level and isinstance(axis_name, tuple) and len(axis_name) == 2
-        self.plan.check_ranks(wire.ranks(axis_name[0] if pair else axis_name))
+    name = "sparsejax.sync"
 
-    def init(self, params: Any) -> Any:
-        """The state for parameters like these."""
-        paths, leaves, structure = leaf_rules.flatten(params)
-        groups = self._groups(paths, leaves)
-        if (told := OBSERVER.get()) is not None:
-            told(self, groups, leaves)
-            return SyncState(jnp.int32(0), {}, None, None, {})
-        axis_name, ranks = self._ranks_at_init(groups)
-        if axis_name:
-            self._check_ranks(axis_name)
-
-        pending = None
-        if self.every > 1:
-            held = [leaf_rules.zeros_by_rank(leaf, axis_name) for leaf in leaves]
-            pending = PerRank(structure.unflatten(held), axis_name)
-        residual = self._first_residual(groups, leaves, structure, axis_name)
-        scheme_states = {}
-        for group in groups:
-            like = jax.ShapeDtypeStruct(
-                (sum(group.units), *group.shape), leaves[group.leaves[0]].dtype
-            )
-            group.scheme.check_size(group.name, like.size)
-            each: Any = ranks
-            if isinstance(group.scheme, schemes.TwoLevel) and axis_name:
-                each = tuple(wire.ranks(name) for name in two_axes(axis_name))
-            first = group.scheme.init(like, each)
-            if group.scheme.selects:
-                over = varying_axes(leaves[group.leaves[0]])
-                first = _by_shard(as_varying(first, over), group, axis_name)
-            scheme_states[group.name] = first
-        nothing = base.traffic(base.stage(), base.stage())
-        nothing = jax.tree.map(jnp.zeros_like, nothing)
-        # Each its own arrays: a state that is donated may hold none twice.
-        traffic = {group.name: jax.tree.map(jnp.zeros_like, nothing) for group in groups}
-        own = None
-        if self.sparsifier is not None:
-            own = self._sparsifier_on(axis_name).init(params)
-        return SyncState(jnp.int32(0), scheme_states, residual, pending, traffic, own)
-
-    def _first_residual(self, groups, leaves, structure, axis_name):
-        """What schemes keep, as a tree like the parameters; None if they keep nothing."""
-        kept = {i for g in groups if g.scheme.keeps_residual for i in g.leaves}
-        if not kept:
+    def init(self, params: Any) -> ExchangeState | None:
+        """The schemes' first states, which may need to know the ranks."""
+        paths, leaves, _ = tree.flatten(params)
+        buckets = self.assignment.buckets(paths, leaves)
+        if (observer := OBSERVER.get()) is not None:
+            observer(self, buckets, leaves)
             return None
-        held = [
-            leaf_rules.zeros_by_rank(leaf, axis_name) if i in kept else optax.MaskedNode()
-            for i, leaf in enumerate(leaves)
-        ]
-        return PerRank(structure.unflatten(held), axis_name)
+        wire = self._wire_if_known()
+        states = {}
+        for bucket in buckets:
+            like = bucket.like(leaves[bucket.leaves[0]].dtype)
+            if isinstance(bucket.scheme, TopKScheme):
+                bucket.scheme.check_size(bucket.name, like.size)
+            state = self._first_state(bucket, like, wire)
+            if bucket.is_lossy and wire is not None:
+                over = varying_axes(leaves[bucket.leaves[0]])
+                state = _by_shard(as_varying(state, over), bucket, wire)
+            states[bucket.name] = state
+        # Each its own arrays: a state that is donated may hold none twice.
+        traffic = {bucket.name: no_traffic() for bucket in buckets}
+        return ExchangeState(states, traffic)
 
-    def _sparsifier_on(self, axis_name):
-        """The sparsifier, over this axis where it names none."""
-        assert self.sparsifier is not None
-        return dataclasses.replace(
-            self.sparsifier, axis_name=self.sparsifier.axis_name or axis_name or None
+    def _wire_if_known(self):
+        """The ranks, or None outside `shard_map`, where no scheme may need them."""
+        try:
+            axis_name = axes.resolve(self.axis_name, f"init of {self.name}")
+        except AxisError:
+            if axes.manual_axes():
+                raise
+            return None
+        wire = Wire(axis_name)
+        self.assignment.check_ranks(self._hosts(wire))
+        return wire
+
+    def _first_state(self, bucket, like, wire):
+        try:
+            return bucket.scheme.init(like, wire)
+        except NeedsRanks:
+            # The same error as for all that keeps something by rank.
+            why = f"{type(bucket.scheme).__name__} keeps state that depends on the ranks"
+            axes.resolve_for_state(self.axis_name, self.name, why)
+            raise
+
+    def _hosts(self, wire):
+        """The ranks of the outer axis, where a pair of axes is two levels; else all."""
+        return wire.along(wire.axis[0]).ranks if self.two_level else wire.ranks
+
+    def leaves_out(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[bool]:
+        """Whether the scheme of each leaf may leave something out."""
+        buckets = self.assignment.buckets(paths, leaves)
+        lossy = {i for bucket in buckets if bucket.is_lossy for i in bucket.leaves}
+        return [i in lossy for i in range(len(leaves))]
+
+    def check(
+        self, paths: Sequence[str], leaves: Sequence[Any], state: Any, wire: Wire
+    ) -> None:
+        """Raises where gradients are summed already, or the state is of other leaves."""
+        self.assignment.check_ranks(self._hosts(wire))
+        buckets = self.assignment.buckets(paths, leaves)
+        for path, leaf in zip(paths, leaves, strict=True):
+            axes.require_local(path, getattr(leaf, "values", leaf), wire.axis)
+            if tree.is_sparse(leaf):
+                leaf.check(path)
+        for bucket in buckets:
+            for i, path in zip(bucket.leaves, bucket.paths, strict=True):
+                if bucket.is_lossy and tree.is_sparse(leaves[i]):
+                    raise ArgumentError(
+                        f"the gradient of {path!r} is sparse already, and "
+                        f"{type(bucket.scheme).__name__} chooses for itself what it sends: "
+                        "two memories would each keep what the other has sent. Leave the "
+                        "sparsifier out, or use a lossless scheme such as "
+                        "sparsejax.zen_sync()."
+                    )
+        check_kind(state, ExchangeState, self.name)
+        names = [bucket.name for bucket in buckets]
+        if set(names) != set(state.traffic):
+            raise StateError(
+                "the gradients do not match the state: they form the groups "
+                f"{sorted(names)}, the state has {sorted(state.traffic)}. Leaves are "
+                "grouped by path, size, dtype and the mesh axes over which they vary. Make "
+                "the state from parameters like the gradients: of the same dtypes, and "
+                "where a second mesh axis shards them, with sparsejax.init(..., "
+                "param_specs=...) and the check_vma of the shard_map in which update runs."
+            )
+        for bucket in buckets:
+            _check_scheme_state(bucket, state.schemes[bucket.name], wire)
+
+    def step(
+        self,
+        paths: Sequence[str],
+        accumulated: Sequence[Any],
+        state: ExchangeState,
+        wire: Wire,
+        *,
+        dtypes: Sequence[Any],
+        dense: bool = False,
+        ids: Any = None,
+        masked: bool = False,
+        **extra: Any,
+    ) -> Outcome:
+        """Sums the leaves; see `Lossy.step`.
+
+        Args:
+            paths: The leaves' paths.
+            accumulated: The leaves.
+            state: The state.
+            wire: The ranks.
+            dtypes: Of the results.
+            dense: Whether every bucket is summed by an all-reduce.
+            ids: The rows that this rank's batch touched, by path, if the caller knows.
+            masked: Whether ids may be of leaves that were masked.
+            **extra: Unused.
+        """
+        del extra
+        likes = [
+            jax.ShapeDtypeStruct(leaf.shape, dtype)
+            for leaf, dtype in zip(accumulated, dtypes, strict=True)
+        ]
+        buckets = self.assignment.buckets(paths, _like(accumulated, likes))
+        if ids:
+            check_ids(buckets, ids, masked)
+        sent: dict[int, Any] = {}
+        left: dict[int, Any] = {}
+        schemes, traffic = {}, {}
+        for bucket in buckets:
+            flags = bucket.flags(accumulated, ids) if ids else None
+            before = state.schemes[bucket.name]
+            totals, rest, after, traffic[bucket.name] = self._exchange(
+                bucket, accumulated, flags, before, wire, likes, dense
+            )
+            schemes[bucket.name] = after
+            sent |= totals
+            left |= rest
+        lossy = {i for bucket in buckets if bucket.is_lossy for i in bucket.leaves}
+        places = range(len(accumulated))
+        return Outcome(
+            [sent[i] for i in places],
+            [left.get(i) for i in places],
+            [i in lossy and not dense for i in places],
+            ExchangeState(schemes, traffic),
         )
 
-    def _ranks_at_init(self, groups):
-        """The axis and its size; no axis and 1 where nothing depends on them."""
-        by_rank = self.every > 1 or self.sparsifier is not None
-        for group in groups:
-            by_rank |= group.scheme.keeps_residual or group.scheme.needs_ranks
-        try:
-            axis_name = axes.resolve_for_state(
-                self.axis_name,
-                "sparsejax.sync",
-                "this transformation keeps something on each rank",
-            )
-        except (AxisError, StateError):
-            if by_rank:
-                raise
-            return (), 1
-        return axis_name, wire.ranks(axis_name)
-
-    def update(
-        self, updates: Any, state: Any, params: Any = None, *, ids: Any = None, **extra_args
-    ) -> Any:
-        """The gradients, synchronized, and the next state."""
-        del params, extra_args
-        axis_name = axes.resolve(self.axis_name, "update of sparsejax.sync")
-        self._check_ranks(axis_name)
-        paths, leaves, structure = leaf_rules.flatten(updates)
-        groups = self._groups(paths, leaves)
-        for path, leaf in zip(paths, leaves, strict=True):
-            axes.require_local(path, getattr(leaf, "values", leaf), axis_name)
-            if leaf_rules.is_sparse(leaf):
-                leaf.check(path)
-        state_checks.check_sparse(groups, leaves)
-        state_checks.check_state(groups, state, self.every, wire.ranks(axis_name))
-        if self.every == 1:
-            present = leaf_rules.touched(groups, leaves, ids, leaf_rules.is_masked(updates))
-            result, state = self._synchronize(
-                groups, leaves, leaves, structure, present, state, axis_name
-            )
-        else:
-            result, state = self._accumulate(groups, leaves, structure, state, axis_name)
-        step = state.step + 1
-        return structure.unflatten(result), state._replace(step=step)
-
-    def _accumulate(self, groups, leaves, structure, state, axis_name):
-        """Adds up until the k-th call, then synchronizes; zeros in between."""
-        held = structure.flatten_up_to(state.pending.value)
-        leaves = [leaf_rules.to_dense(leaf) for leaf in leaves]
-        held = [h + g.astype(h.dtype)[None] for h, g in zip(held, leaves, strict=True)]
-
-        def now(held):
-            scale = self.every if self.mean else 1
-            whole = [h[0] / scale for h in held]
-            if self.sparsifier is None:
-                # Else, and where a scheme keeps something, what rounding takes is kept.
-                kept = {i for g in groups if g.scheme.keeps_residual for i in g.leaves}
-                whole = [
-                    h if i in kept else h.astype(g.dtype)
-                    for i, (h, g) in enumerate(zip(whole, leaves, strict=True))
-                ]
-            result, after = self._synchronize(
-                groups, whole, leaves, structure, {}, state, axis_name
-            )
-            return result, [jnp.zeros_like(h) for h in held], after._replace(pending=None)
-
-        def later(held):
-            zeros = [jnp.zeros(g.shape, g.dtype) for g in leaves]
-            return zeros, held, state._replace(pending=None)
-
-        due = state.step % self.every == self.every - 1
-        result, held, state = _branch(due, now, later, held)
-        pending = PerRank(structure.unflatten(held), axis_name)
-        return result, state._replace(pending=pending)
-
-    def _synchronize(self, groups, leaves, like, structure, present, state, axis_name):
-        """The reduced leaves, and the state with what was kept and sent."""
-        if self.sparsifier is None:
-            return self._exchange(
-                groups, leaves, like, structure, present, state, axis_name
-            )
-        sparsifier = self._sparsifier_on(axis_name)
-
-        def going(leaves, densely=False):
-            tree = structure.unflatten(leaves)
-            own_like = structure.unflatten(like)
-            tree, own = sparsifier.on(
-                axis_name, tree, state.sparsifier, whole=densely, like=own_like
-            )
-            _, own_leaves, _ = leaf_rules.flatten(tree)
-            after = state._replace(sparsifier=own)
-            return self._exchange(
-                groups, own_leaves, like, structure, {}, after, axis_name, densely
-            )
-
-        if not self.warmup_steps:
-            return going(leaves)
-        densely = functools.partial(going, densely=True)
-        return _branch(state.step < self.warmup_steps, densely, going, leaves)
-
-    def _exchange(
-        self, groups, leaves, like, structure, present, state, axis_name, densely=None
-    ):
-        """The same once it is settled what goes; None where the step says if densely."""
-        result: list[Any] = [None] * len(leaves)
-        held = [None] * len(leaves)
-        if state.residual is not None:
-            held = structure.flatten_up_to(state.residual.value)
-        scheme_states, traffic = dict(state.schemes), {}
-        for group in groups:
-            known = present.get(group.name)
-            after, sent = self._exchange_group(
-                group, leaves, like, known, held, result, state, axis_name, densely
-            )
-            scheme_states[group.name], traffic[group.name] = after, sent
-        if state.residual is not None:
-            after = state.residual.with_value(structure.unflatten(held))
-            state = state._replace(residual=after)
-        return result, state._replace(schemes=scheme_states, traffic=traffic)
-
-    def _exchange_group(
-        self, group, leaves, like, known, held, result, state, axis_name, densely
-    ):
-        """What its scheme remembers and sent; its leaves in `held` and `result` are new."""
-        due = list(leaves)
-        if group.scheme.keeps_residual:
-            for i in group.leaves:
-                now = leaf_rules.to_dense(leaves[i])
-                due[i] = now.astype(held[i].dtype) + held[i][0]
-        # Tables of units, and thresholds, are of the group as it is.
-        parts = [group] if group.scheme.needs_ranks else group.split(due)
-        known = known if len(parts) == 1 else None
-        states, sent = [], []
+    def _exchange(self, bucket, leaves, flags, before, wire, likes, dense):
+        """The totals and the left out parts of a bucket's leaves, its state and traffic."""
+        dtype = likes[bucket.leaves[0]].dtype
+        may_split = not _needs_ranks(bucket)
+        parts = bucket.split(leaves) if may_split else [bucket]
+        sent, left, states, traffic = {}, {}, [], []
         for part in parts:
-            own = like[part.leaves[0]].dtype
-            reduced = self._reduce_part(part, due, own, known, state, axis_name, densely)
-            total = reduced.total
-            total = wire.mean_of(total, axis_name) if self.mean else total
-            part.scatter(total.astype(own), result, leaves)
-            if group.scheme.keeps_residual:
-                part.scatter(reduced.residual, held, leaves)
+            units = part.pack(leaves, flags if len(parts) == 1 else None, may_split)
+            if dense and not isinstance(part.scheme, AllReduce):
+                reduced = AllReduce(part.scheme.wire_dtype)(Dense(units.dense()), (), wire)
+                reduced = reduced._replace(state=before)
+            elif units.shared:
+                narrowed = wire.narrowed(part.scheme.wire_dtype)
+                reduced = sum_of_shared(units, before, narrowed)
+            else:
+                reduced = part.scheme(units, _on_rank(bucket, before, wire), wire)
+            total = wire.mean_of(reduced.total) if self.mean else reduced.total
+            sent |= part.unpack(total.astype(dtype), likes)
+            counts = reduced.traffic
+            if part.is_lossy:
+                rest = reduced.left
+                rest = jnp.zeros(units.shape, units.dtype) if rest is None else rest
+                left |= part.unpack(rest, likes)
+                # It was given wider numbers than those that would be summed densely.
+                dense_bytes = wire.dense_bytes(units.size, dtype)
+                counts = counts._replace(dense=jnp.float32(dense_bytes))
             states.append(reduced.state)
-            sent.append(wire.agree(reduced.traffic, axis_name))
-        if group.scheme.keeps_residual:
-            for i in group.leaves:
-                held[i] = held[i][None]
-        # Of two parts the sparse one comes first, and is what is remembered.
+            traffic.append(wire.agree(counts))
+        # Of two parts the sparse one comes first; the next step uses its state.
         after = states[0]
-        after = _by_shard(after, group, axis_name) if group.scheme.selects else after
-        return after, functools.reduce(base.add_traffic, sent)
-
-    def _reduce_part(self, part, due, own, known, state, axis_name, densely):
-        """What a scheme returns for leaves; what it was given where it kept it all."""
-        keeps = part.scheme.keeps_residual
-        x = part.gather(due, as_elements=not part.scheme.needs_ranks)
-        reduced = self._reduce(part, x, None if keeps else known, state, axis_name, densely)
-        if not keeps:
-            return reduced
-        residual = jnp.zeros_like(x) if reduced.residual is None else reduced.residual
-        # It was given wider numbers than those that would have gone densely.
-        dense = wire.all_reduce_cost(x.size, own, None, wire.ranks(axis_name))
-        traffic = reduced.traffic._replace(dense=jnp.float32(dense))
-        return reduced._replace(residual=residual, traffic=traffic)
-
-    def _reduce(self, group, x, known, state, axis_name, densely):
-        before = state.schemes[group.name]
-        if group.scheme.selects:
-            # By shard alone; that it is equal on all ranks cannot be seen.
-            own = jax.tree.map(lambda x: x[0], before.value)
-            before = jax.tree.map(lambda x: assume_same(x, axis_name), own)
-
-        def sparse(x):
-            if not isinstance(x, entries.Entries):
-                return group.scheme(x, before, axis_name, present=known)
-            if x.shared:
-                narrow = getattr(group.scheme, "wire_dtype", None)
-                return base.sum_of_shared(x, before, axis_name, narrow)
-            if not group.scheme.takes_entries:
-                x, flags = x.to_units(), x.flags
-                return group.scheme(x, before, axis_name, present=flags)
-            return group.scheme(x, before, axis_name, present=x.flags)
-
-        settled = not self.warmup_steps or isinstance(group.scheme, schemes.AllReduce)
-        if densely is False or (settled and not densely):
-            return sparse(x)
-
-        def dense(x):
-            scheme = schemes.AllReduce(getattr(group.scheme, "wire_dtype", None))
-            reduced = scheme(x, (), axis_name)
-            residual = jnp.zeros_like(x) if group.scheme.keeps_residual else None
-            return reduced._replace(state=before, residual=residual)
-
-        if densely:
-            return dense(x)
-        return _branch(state.step < self.warmup_steps, dense, sparse, x)
+        if bucket.is_lossy:
+            after = before if dense else _by_shard(after, bucket, wire)
+        return sent, left, after, functools.reduce(add_traffic, traffic)
 
 
-def _by_shard(state, group, axis_name):
-    """What a scheme remembers of leaves that another mesh axis may shard."""
-    own = wire.per_rank(jax.tree.map(lambda x: x[None], state), axis_name)
-    return PerRank(own, axis_name, group.paths)
+def _on_rank(bucket, state, wire):
+    """A scheme's state as it is on this rank."""
+    if not bucket.is_lossy:
+        return state
+    # By shard alone; that it is equal on all ranks cannot be seen.
+    return wire.assume_same(jax.tree.map(lambda x: x[0], state.value))
 
 
-def _branch(predicate, yes, no, operand):
-    """`lax.cond` whose sides may differ in the axes over which results vary."""
-    sides = [jax.eval_shape(side, operand) for side in (yes, no)]
-    types = jax.tree.map(lambda a, b: varying_axes(a) | varying_axes(b), *sides)
+def _needs_ranks(bucket):
+    """Whether the scheme's state depends on the ranks, and so on the number of units."""
+    try:
+        jax.eval_shape(lambda: bucket.scheme.init(bucket.like(jnp.float32), None))
+    except NeedsRanks:
+        return True
+    return False
 
-    def typed(side):
-        return lambda operand: jax.tree.map(as_varying, side(operand), types)
 
-    return lax.cond(predicate, typed(yes), typed(no), operand)
+def _check_scheme_state(bucket, state, wire):
+    """Raises unless the scheme made the state, for as many units and ranks."""
+    given = state.value if isinstance(state, PerRank) else state
+    if bucket.is_lossy:
+        given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), given)
+    like = bucket.like(jnp.float32)
+    wanted = jax.eval_shape(lambda: bucket.scheme.init(like, wire))
+    shapes = lambda tree: [jnp.shape(x) for x in jax.tree.leaves(tree)]
+    same = jax.tree.structure(given) == jax.tree.structure(wanted)
+    if not same or shapes(given) != shapes(wanted):
+        raise StateError(
+            f"the state of {bucket.name!r} was made by another scheme than "
+            f"{type(bucket.scheme).__name__}, or for another number of ranks. Make it with "
+            "the transformation that updates it; sparsejax.residuals(state) is what the "
+            "old one held."
+        )
+
+
+def _like(leaves, likes):
+    """The leaves, those of residuals with the dtypes of their gradients."""
+    return [
+        leaf
+        if tree.is_sparse(leaf) or leaf.dtype == like.dtype
+        else leaf.astype(like.dtype)
+        for leaf, like in zip(leaves, likes, strict=True)
+    ]
+
+
+def _by_shard(state, bucket, wire):
+    """A scheme's state, as arrays by rank and by shard of another mesh axis."""
+    value = wire.per_rank(jax.tree.map(lambda x: x[None], state))
+    return PerRank(value, wire.axis, bucket.paths)

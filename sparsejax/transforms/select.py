@@ -1,392 +1,305 @@
-"""A sparsifier with its memory, as an optax transformation.
+"""A sparsifier on a tree: selects entries of each leaf of the accumulated gradient.
 
-Nothing goes over the wire here but what shards of a tensor agree on (`model_axis`) and, if
-asked for, one bit on which all ranks agree (`skip_nonfinite`). Each leaf of the gradient
-comes out as a `SparseTensor` of what goes now, and the synchronization behind takes it as
-it is. What does not go, for whatever reason, is in the memory:
-
-    due  =  what waited + gradient  =  what goes + what waits
-
-What goes is rounded to the gradient's dtype; what is held is float32 or wider, and keeps
-what rounding took.
+Nothing goes over the wire but what the shards of a tensor agree on (`model_axis`). A leaf
+becomes a `SparseTensor` of the selected entries, which the exchange behind takes as it is.
+Selected values are rounded to the gradient's dtype; the residual keeps what rounding took,
+and all that was not selected.
 """
 
 import dataclasses
 import zlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import hashing
-from sparsejax import axes, wire
+from sparsejax import axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
-from sparsejax.errors import AlreadySummedError, ArgumentError, StateError
+from sparsejax.errors import AlreadySummedError, ArgumentError
 from sparsejax.sparsifiers import base
-from sparsejax.transforms import buckets as leaf_rules
-from sparsejax.transforms.memory import Held, Memory
-from sparsejax.transforms.state.per_rank import (
-    OBSERVER,
-    PerRank,
-    SparsifyState,
-    check_ranks,
-)
-from sparsejax.units import bits
+from sparsejax.transforms.feedback import Outcome
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.state.per_rank import OBSERVER, PerRank, check_kind
+from sparsejax.units import bits, magnitudes
+from sparsejax.units.dtypes import wide
 from sparsejax.units.sparse_tensor import SparseTensor
+from sparsejax.wire import Wire
 
 
-# With one threshold for all leaves, or all shards, one may get so many times its share.
+# With one threshold for all leaves, or all shards, one of them may hold more than its share
+# of the large entries: there is room for this many times its share.
 _UNEVEN = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Sparsify:
-    """The two functions of the transformation; see `sparsejax.sparsify`."""
+class SelectState(NamedTuple):
+    """State of a sparsifier on a tree.
 
-    sparsifier: base.Sparsifier
+    Attributes:
+        step: int32: updates so far.
+        sparsifiers: The sparsifier's state of each leaf, by path, or that of all leaves
+            under the empty one: `PerRank`; None if it has none.
+    """
+
+    step: jax.Array
+    sparsifiers: dict[str, PerRank] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Select:
+    """Selects entries of each leaf; see `Lossy` for its methods, `sparsify` for the fields.
+
+    Attributes:
+        sparsifier: The algorithm that selects.
+        axis_name: The mesh axis of the ranks.
+        has_memory: Whether what is left out comes back; if not, values may be scaled so
+            that the mean is right.
+        global_: Whether all leaves share one threshold.
+        min_size: Smaller leaves are sent whole.
+        compress: Whether a leaf is sparsified, by its path and the leaf.
+        model_axis: The mesh axis over which tensors are sharded.
+        seed: Of everything that is drawn.
+    """
+
+    sparsifier: Any
     axis_name: AxisName | None
-    memory: Memory | None
-    clip_norm: float | None
+    has_memory: bool
     global_: bool
     min_size: int
     compress: Callable[[str, Any], bool] | None
     model_axis: AxisName | None
-    skip_nonfinite: bool
     seed: int
 
+    name = "a sparsejax sparsifier"
+
     def sparsifies(self, path: str, leaf: Any) -> bool:
-        """Whether a leaf is sparsified; else it goes whole."""
+        """Whether a leaf is sparsified; if not it is sent whole."""
         if leaf.size < max(self.min_size, 1):
             return False
         return self.compress is None or bool(self.compress(path, leaf))
 
-    def init(self, params: Any) -> Any:
-        """The state for parameters like these."""
-        paths, leaves, structure = leaf_rules.flatten(params)
+    def leaves_out(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[bool]:
+        """True for each leaf: one that is sent whole keeps what rounding takes."""
+        del paths
+        return [True] * len(leaves)
+
+    def init(self, params: Any) -> SelectState:
+        """The sparsifier's first states, which differ by rank."""
+        paths, leaves, _ = tree.flatten(params)
         for path, leaf in zip(paths, leaves, strict=True):
-            leaf_rules.check_dtype(path, leaf)
-        names = leaf_rules.distinct(paths)
-        own = self._first_states(names, paths, leaves)
-        zero = lambda: jnp.int32(0)
-        if OBSERVER.get() is not None:
-            return SparsifyState(zero(), None, None, None, zero())
-        if self.memory is None and not jax.tree.leaves(own):
-            return SparsifyState(zero(), None, None, None, zero())
-        axis_name = axes.resolve_for_state(
-            self.axis_name,
-            "a sparsejax sparsifier",
-            "a sparsifier keeps on each rank what was not sent",
-        )
-
-        def zeros():
-            held = [leaf_rules.zeros_by_rank(leaf, axis_name) for leaf in leaves]
-            return PerRank(structure.unflatten(held), axis_name)
-
-        own_of = dict(zip(names, zip(paths, leaves, strict=True), strict=True))
+            tree.check_dtype(path, leaf)
+        names = tree.distinct(paths)
+        states = self._first_states(names, paths, leaves)
+        if not jax.tree.leaves(states) or OBSERVER.get() is not None:
+            return SelectState(jnp.int32(0), None)
+        why = "a sparsifier keeps on each rank what was not sent"
+        wire = Wire(axes.resolve_for_state(self.axis_name, self.name, why))
         shards = axes.axis_names(self.model_axis) if self.model_axis else ()
-        states = {}
-        for name, tree in own.items():
-            about = [own_of[each] for each in (names if self.global_ else [name])]
-            axes_of = frozenset().union(*(varying_axes(leaf) for _, leaf in about))
-            # Shards of a tensor have one, too, where they share a threshold.
-            axes_of -= frozenset(shards)
-            typed = lambda x, axes_of=axes_of: as_varying(x[None], axes_of)
-            first = wire.per_rank(jax.tree.map(typed, tree), axis_name)
-            of = tuple(path for path, _ in about)
-            states[name] = PerRank(first, axis_name, of, shards)
-        memory = self.memory
-        return SparsifyState(
-            zero(),
-            zeros() if memory else None,
-            zeros() if memory and memory.has_momentum else None,
-            states if jax.tree.leaves(states) else None,
-            zero(),
-        )
+        leaf_of = dict(zip(names, zip(paths, leaves, strict=True), strict=True))
+        by_name = {}
+        for name, state in states.items():
+            members = [leaf_of[each] for each in (names if self.global_ else [name])]
+            over = frozenset().union(*(varying_axes(leaf) for _, leaf in members))
+            # Shards of a tensor have one state, too, where they share a threshold.
+            over -= frozenset(shards)
+            typed = lambda x, over=over: as_varying(x[None], over)
+            value = wire.per_rank(jax.tree.map(typed, state))
+            of = tuple(path for path, _ in members)
+            by_name[name] = PerRank(value, wire.axis, of, shards)
+        return SelectState(jnp.int32(0), by_name)
 
     def _first_states(self, names, paths, leaves):
-        chosen = [
+        members = [
             (name, leaf)
             for name, path, leaf in zip(names, paths, leaves, strict=True)
             if self.sparsifies(path, leaf)
         ]
-        if self.global_ and chosen:
-            dtype = jnp.result_type(*(leaf_rules.wide(leaf.dtype) for _, leaf in chosen))
-            size = sum(leaf.size for _, leaf in chosen)
+        if self.global_ and members:
+            dtype = jnp.result_type(*(wide(leaf.dtype) for _, leaf in members))
+            size = sum(leaf.size for _, leaf in members)
             return {"": self.sparsifier.init(size, dtype)}
         return {
-            name: self.sparsifier.init(leaf.size, leaf_rules.wide(leaf.dtype))
-            for name, leaf in chosen
+            name: self.sparsifier.init(leaf.size, wide(leaf.dtype))
+            for name, leaf in members
         }
 
-    def update(self, updates: Any, state: Any, params: Any = None, **extra) -> Any:
-        """What goes of the gradients, and the next state."""
-        del params, extra
-        axis_name = axes.resolve(self.axis_name, "update of a sparsejax sparsifier")
-        if self.model_axis is not None:
-            shards = axes.resolve(self.model_axis, "model_axis of a sparsejax sparsifier")
-            if set(axes.axis_names(shards)) & set(axes.axis_names(axis_name)):
-                raise ArgumentError(
-                    f"model_axis={shards!r} is the axis of the ranks, or one of them; it "
-                    "is the one over which tensors are sharded."
-                )
-        return self.on(axis_name, updates, state)
-
-    def on(
-        self,
-        axis_name: AxisName,
-        updates: Any,
-        state: Any,
-        *,
-        whole: bool = False,
-        like: Any = None,
-    ) -> tuple[Any, SparsifyState]:
-        """`update` on the ranks of an axis.
-
-        Args:
-            axis_name: The axis.
-            updates: The gradients.
-            state: The state.
-            whole: Whether everything that is due goes.
-            like: What goes has the dtypes of this tree, where gradients are wider.
-        """
-        paths, leaves, structure = leaf_rules.flatten(updates)
-        self._check(paths, leaves, state, axis_name)
-        bad = self._not_finite(leaves, axis_name) if self.skip_nonfinite else None
-        leaves = self._clipped(leaves, axis_name)
-        helds = self._unpacked(structure, state, leaves)
-        due, helds = self._due(leaves, helds)
-        own, rank = self._own(state), wire.rank(axis_name)
-        shapes = leaves if like is None else structure.flatten_up_to(like)
-        going, helds, own = self._select(
-            paths, shapes, due, helds, own, state.step, whole, rank
-        )
-        after = self._packed(structure, leaves, helds, own, state, axis_name)
-        if bad is not None:
-            going = [_nothing(x, bad) for x in going]
-            kept = jax.tree.map(lambda old, new: jnp.where(bad, old, new), state, after)
-            skipped = state.skipped + bad.astype(jnp.int32)
-            after = kept._replace(skipped=skipped)
-        after = after._replace(step=state.step + 1)
-        return structure.unflatten(going), after
-
-    def _check(self, paths, leaves, state, axis_name):
+    def check(
+        self, paths: Sequence[str], leaves: Sequence[Any], state: Any, wire: Wire
+    ) -> None:
+        """Raises where gradients are summed or sparse already, or shards are mixed."""
+        check_kind(state, SelectState, self.name)
+        check_model_axis(self.model_axis, wire)
         for path, leaf in zip(paths, leaves, strict=True):
-            leaf_rules.check_dtype(path, leaf)
-            if leaf_rules.is_sparse(leaf):
+            tree.check_dtype(path, leaf)
+            if tree.is_sparse(leaf):
                 raise ArgumentError(
                     f"the gradient of {path!r} is sparsified already: two sparsifiers in "
                     "one chain would each keep what the other has sent. Use one of them."
                 )
-            try:
-                axes.require_local(path, leaf, axis_name)
-            except AlreadySummedError as error:
-                raise AlreadySummedError(
-                    f"{error} A sparsifier stands before the synchronization: "
-                    "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), ...)."
-                ) from None
-        together = self.global_ or self.clip_norm is not None
-        shards = sorted({tuple(sorted(varying_axes(leaf))) for leaf in leaves})
-        if together and self.model_axis is None and len(shards) > 1:
-            raise ArgumentError(
-                f"some leaves vary over {shards[0]} and others over {shards[-1]}, and what "
-                "all have together (global_, clip_norm) would differ from shard to shard: "
-                "give the sparsifier model_axis, the axis over which they are sharded."
-            )
-        if (self.memory is not None) != (state.residual is not None):
-            raise StateError(
-                f"the sparsifier has memory={self.memory!r}, and the state was made with "
-                "another."
-            )
-        check_ranks((state.residual, state.momentum), wire.ranks(axis_name))
+            require_local(path, leaf, wire)
+        if self.global_:
+            check_shards(leaves, self.model_axis, "global_")
 
-    def _not_finite(self, leaves, axis_name):
-        """Whether any rank has a number that is not finite; the same on all."""
-        bad = jnp.int32(0)
-        for leaf in leaves:
-            bad = jnp.maximum(bad, jnp.any(~jnp.isfinite(leaf)).astype(jnp.int32))
-        bad, _ = wire.maximum(wire.per_rank(bad, axis_name), axis_name)
-        return bad > 0
-
-    def _clipped(self, leaves, axis_name):
-        """Scaled so that the sum over n ranks is clipped at the norm, if all are alike."""
-        if self.clip_norm is None:
-            return leaves
-        wide = [leaf.astype(leaf_rules.wide(leaf.dtype)) for leaf in leaves]
-        # What is not finite would make everything so.
-        finite = [jnp.where(jnp.isfinite(x), x, 0) for x in wide]
-        square: Any = sum(self._over_shards(jnp.sum(x * x)) for x in finite)
-        most = self.clip_norm * wire.ranks(axis_name) ** -0.5
-        scale = most / jnp.maximum(jnp.sqrt(square), most)
-        return [
-            (x * scale).astype(leaf.dtype) for x, leaf in zip(wide, leaves, strict=True)
+    def step(
+        self,
+        paths: Sequence[str],
+        accumulated: Sequence[Any],
+        state: SelectState,
+        wire: Wire,
+        *,
+        dtypes: Sequence[Any],
+        dense: bool = False,
+        **extra: Any,
+    ) -> Outcome:
+        """Selects entries of each leaf; see `Lossy.step`."""
+        del extra
+        accumulated = [x.astype(wide(x.dtype)) for x in accumulated]
+        likes = [
+            jax.ShapeDtypeStruct(x.shape, dtype)
+            for x, dtype in zip(accumulated, dtypes, strict=True)
         ]
-
-    def _over_shards(self, square):
-        """Added up over the shards of a leaf; one that all of them have counts once."""
-        if self.model_axis is None:
-            return square
-        names = frozenset(axes.axis_names(self.model_axis))
-        if axes.is_checking(self.model_axis) and not names & varying_axes(square):
-            return square
-        return wire.psum(wire.per_rank(square, self.model_axis), self.model_axis)[0]
-
-    def _unpacked(self, structure, state, leaves):
-        """What is held of each leaf, flat."""
-        if state.residual is None:
-            return [None] * len(leaves)
-        residual = structure.flatten_up_to(state.residual.value)
-        momentum = [None] * len(leaves)
-        if state.momentum is not None:
-            momentum = structure.flatten_up_to(state.momentum.value)
-        flat = lambda x: x[0].reshape(-1)
-        return [
-            Held(flat(r), None if m is None else flat(m))
-            for r, m in zip(residual, momentum, strict=True)
-        ]
-
-    def _packed(self, structure, leaves, helds, own, state, axis_name):
-        def tree(name):
-            shaped = [
-                getattr(held, name).reshape(1, *leaf.shape)
-                for held, leaf in zip(helds, leaves, strict=True)
-            ]
-            return PerRank(structure.unflatten(shaped), axis_name)
-
-        if state.residual is not None:
-            state = state._replace(residual=tree("residual"))
-        if state.momentum is not None:
-            state = state._replace(momentum=tree("momentum"))
-        if state.sparsifiers is not None:
-            after = {
-                path: before.with_value(jax.tree.map(lambda x: x[None], own[path]))
-                for path, before in state.sparsifiers.items()
-            }
-            state = state._replace(sparsifiers=after)
-        return state
-
-    def _own(self, state):
-        """The sparsifier's own states, by path."""
-        if state.sparsifiers is None:
-            return {}
-        first = lambda own: jax.tree.map(lambda x: x[0], own.value)
-        return {path: first(own) for path, own in state.sparsifiers.items()}
-
-    def _due(self, leaves, helds):
-        """What would go if there were no limit."""
-        due = []
-        for i, (leaf, held) in enumerate(zip(leaves, helds, strict=True)):
-            flat = leaf.reshape(-1).astype(leaf_rules.wide(leaf.dtype))
-            if held is not None and self.memory is not None:
-                flat, helds[i] = self.memory.due(flat, held)
-            due.append(flat)
-        return due, helds
-
-    def _select(self, paths, leaves, due, helds, own, step, whole, rank):
-        """What goes of each leaf, what is held then, and the sparsifier's states."""
-        pairs = enumerate(zip(paths, leaves, strict=True))
-        chosen = [] if whole else [i for i, pair in pairs if self.sparsifies(*pair)]
-        own = dict(own)
-        names = leaf_rules.distinct(paths)
-        draws = {i: self._draw(step, names[i], due[i].size, rank) for i in chosen}
-        found = self._places(names, due, chosen, draws, own)
-        going = []
-        for i, leaf in enumerate(leaves):
-            if i in found:
-                x, helds[i] = self._taken(leaf, due[i], helds[i], found[i], draws[i])
+        pairs = enumerate(zip(paths, likes, strict=True))
+        chosen = [] if dense else [i for i, pair in pairs if self.sparsifies(*pair)]
+        names = tree.distinct(paths)
+        states = _unwrapped(state.sparsifiers)
+        draws = {
+            i: self._draw(state.step, names[i], accumulated[i].size, wire.rank)
+            for i in chosen
+        }
+        flat = [x.reshape(-1) for x in accumulated]
+        places = self._places(names, flat, chosen, draws, states)
+        sent, left = [], []
+        for i, x in enumerate(flat):
+            shape = accumulated[i].shape
+            if i in places:
+                part = self._taken(x, places[i], draws[i], shape, dtypes[i])
             else:
-                x, helds[i] = self._rounded(leaf, due[i], helds[i], draws.get(i))
-            going.append(x)
-        return going, helds, own
+                part = self._rounded(x, draws.get(i), shape, dtypes[i])
+            sent.append(part[0])
+            left.append(None if part[1] is None else part[1].reshape(shape))
+        after = SelectState(state.step + 1, _wrapped(states, state.sparsifiers))
+        return Outcome(sent, left, [i in places for i in range(len(flat))], after)
 
-    def _rounded(self, leaf, due, held, draw):
-        """A leaf of which all goes, rounded if it was chosen, and what is held then."""
-        x = due
+    def _rounded(self, x, draw, shape, dtype):
+        """A leaf that is sent whole, by few bits if it was chosen, and its residual."""
+        few_bits = x
         if draw is not None:
-            sparsifier: Any = self.sparsifier
-            x = sparsifier.rounded(due, draw)
-            if self.memory is not None:
-                x = x * sparsifier.shrink(due.size * draw.shards)
-        goes = _narrowed(x, leaf.dtype)
-        if held is not None:
-            held = held._replace(residual=_lost(due, goes))
-        return goes.reshape(leaf.shape), held
+            few_bits = self.sparsifier.rounded(x, draw)
+            if self.has_memory:
+                few_bits = few_bits * self.sparsifier.shrink(x.size * draw.shards)
+        sent = tree.rounded(few_bits, dtype)
+        left = tree.rounding_error(x, sent) if self.has_memory else None
+        return sent.reshape(shape), left
 
     def _draw(self, step, name, size, rank):
-        """What a sparsifier may know; ranks agree on it without a message."""
-        shards = wire.ranks(self.model_axis) if self.model_axis is not None else 1
+        """What the sparsifier may know beside the array; equal on all ranks but for one."""
+        shards = Wire(self.model_axis).ranks if self.model_axis is not None else 1
         number = zlib.crc32(f"{self.seed} {name}".encode())
         seed = hashing.mix32(step.astype(jnp.uint32), number)
         wanted = self.sparsifier.wanted(size * shards, step)
         return base.Draw(step, seed, wanted, rank, self.model_axis)
 
-    def _places(self, names, due, chosen, draws, own):
-        """Where the selected elements of each leaf are."""
-        sparsifier: Any = self.sparsifier
+    def _places(self, names, leaves, chosen, draws, states):
+        """The places of the selected entries of each chosen leaf; `states` are replaced."""
+        sparsifier = self.sparsifier
         if isinstance(sparsifier, base.Rounding) or not chosen:
             return {}
-        found = {}
-        if not self.global_:
-            for i in chosen:
-                room = sparsifier.capacity(due[i].size)
-                if isinstance(sparsifier, base.ByMagnitude):
-                    # One shard may have more than its share of what is large.
-                    room = min(due[i].size, min(_UNEVEN, draws[i].shards) * room)
-                found[i], own[names[i]] = sparsifier.select(
-                    due[i], own.get(names[i], ()), draws[i], room
-                )
-            return found
-        dtype = jnp.result_type(*(due[i].dtype for i in chosen))
-        together = jnp.concatenate([due[i].astype(dtype) for i in chosen])
-        first = draws[chosen[0]]
-        draw = self._draw(first.step, "", together.size, first.rank)
-        level, own[""] = sparsifier.level(together, own.get("", ()), draw)
+        if self.global_:
+            return self._places_together(leaves, chosen, draws, states)
+        places = {}
+        for i in chosen:
+            room = sparsifier.capacity(leaves[i].size)
+            if isinstance(sparsifier, base.ByMagnitude):
+                # One shard may have more than its share of what is large.
+                room = min(leaves[i].size, min(_UNEVEN, draws[i].shards) * room)
+            before = states.get(names[i], ())
+            places[i], states[names[i]] = sparsifier.select(
+                leaves[i], before, draws[i], room
+            )
+        return places
+
+    def _places_together(self, leaves, chosen, draws, states):
+        """The places of the selected entries, by one threshold for all chosen leaves."""
+        sparsifier = self.sparsifier
+        dtype = jnp.result_type(*(leaves[i].dtype for i in chosen))
+        together = jnp.concatenate([leaves[i].astype(dtype) for i in chosen])
+        one = draws[chosen[0]]
+        draw = self._draw(one.step, "", together.size, one.rank)
+        level, states[""] = sparsifier.level(together, states.get("", ()), draw)
         level = sparsifier.settled(together, level, draw)
-        count = jnp.int32(0)
+        places, count = {}, jnp.int32(0)
         most = sparsifier.capacity(together.size)
         for i in chosen:
-            size = due[i].size
+            size = leaves[i].size
             room = min(size, most, _UNEVEN * sparsifier.capacity(size))
-            least = base.as_dtype(level, dtype, due[i].dtype)
-            own_draw = draws[i]._replace(alone=False)
-            found[i], held = sparsifier.take(due[i], least, own_draw, room)
-            count = count + held
-        own[""] = sparsifier.after(own[""], draw.total(count), draw)
-        return found
+            least = magnitudes.converted(level, dtype, leaves[i].dtype)
+            places[i], selected = sparsifier.take(
+                leaves[i], least, draws[i]._replace(alone=False), room
+            )
+            count = count + selected
+        states[""] = sparsifier.after(states[""], draw.over.add(count), draw)
+        return places
 
-    def _taken(self, leaf, due, held, found, draw):
-        """A leaf's entries at these places, and what is held without them."""
-        values = due.at[found].get(mode="fill", fill_value=0)
-        sparsifier: Any = self.sparsifier
-        if self.memory is None:
-            values = values * sparsifier.scale(due.size, draw)
-        goes = _narrowed(values, leaf.dtype)
-        tensor = SparseTensor(found, goes, leaf.shape, shared=sparsifier.shared)
-        if held is None or self.memory is None:
-            return tensor, held
-        apart = bits.apart(found, found < due.size, due.size)
-        left = _lost(values, goes)
-        residual = due.at[apart].set(left, mode="drop", unique_indices=True)
-        return tensor, self.memory.gone(held._replace(residual=residual), apart)
-
-
-def _narrowed(x, dtype):
-    """Numbers as they go; what is finite stays so, and the rest of it waits."""
-    if jnp.dtype(dtype) == x.dtype:
-        return x
-    most = float(jnp.finfo(dtype).max)
-    return jnp.where(jnp.isfinite(x), jnp.clip(x, -most, most), x).astype(dtype)
+    def _taken(self, x, places, draw, shape, dtype):
+        """A leaf's entries at these places, and its residual without them."""
+        values = x.at[places].get(mode="fill", fill_value=0)
+        if not self.has_memory:
+            values = values * self.sparsifier.scale(x.size, draw)
+        sent = tree.rounded(values, dtype)
+        tensor = SparseTensor(places, sent, shape, shared=self.sparsifier.shared)
+        if not self.has_memory:
+            return tensor, None
+        apart = bits.apart(places, places < x.size, x.size)
+        error = tree.rounding_error(values, sent)
+        return tensor, x.at[apart].set(error, mode="drop", unique_indices=True)
 
 
-def _lost(due, goes):
-    """What rounding takes; nothing of what is not finite, which would stay for ever."""
-    lost = due - goes.reshape(-1).astype(due.dtype)
-    return jnp.where(jnp.isfinite(lost), lost, 0)
+def require_local(path: str, leaf: Any, wire: Wire) -> None:
+    """Raises if a gradient was summed before it came to a sparsifier."""
+    try:
+        axes.require_local(path, leaf, wire.axis)
+    except AlreadySummedError as error:
+        raise AlreadySummedError(
+            f"{error} A sparsifier stands before the synchronization: "
+            "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), ...)."
+        ) from None
 
 
-def _nothing(x, bad):
-    """A leaf of which nothing goes if something was bad."""
-    if isinstance(x, SparseTensor):
-        units = jnp.where(bad, x.units, x.indices)
-        return dataclasses.replace(x, indices=units)
-    return jnp.where(bad, jnp.zeros_like(x), x)
+def check_model_axis(model_axis: AxisName | None, wire: Wire) -> None:
+    """Raises where tensors are said to be sharded over the axis of the ranks."""
+    if model_axis is None:
+        return
+    shards = axes.resolve(model_axis, "model_axis of a sparsejax sparsifier")
+    if set(axes.axis_names(shards)) & set(axes.axis_names(wire.axis)):
+        raise ArgumentError(
+            f"model_axis={shards!r} is the axis of the ranks, or one of them; it "
+            "is the one over which tensors are sharded."
+        )
+
+
+def check_shards(leaves: Sequence[Any], model_axis: AxisName | None, what: str) -> None:
+    """Raises where leaves share a number and are sharded over an axis with no name."""
+    shards = sorted({tuple(sorted(varying_axes(leaf))) for leaf in leaves})
+    if model_axis is None and len(shards) > 1:
+        raise ArgumentError(
+            f"some leaves vary over {shards[0]} and others over {shards[-1]}, and what all "
+            f"have together ({what}) would differ from shard to shard: give the sparsifier "
+            "model_axis, the axis over which they are sharded."
+        )
+
+
+def _unwrapped(by_name):
+    """The sparsifier's states, by name, of this rank."""
+    mine = lambda state: jax.tree.map(lambda x: x[0], state.value)
+    return {name: mine(state) for name, state in (by_name or {}).items()}
+
+
+def _wrapped(states, before):
+    """The same as state by rank, like that of the last step."""
+    if before is None:
+        return None
+    return {
+        name: old.with_value(jax.tree.map(lambda x: x[None], states[name]))
+        for name, old in before.items()
+    }

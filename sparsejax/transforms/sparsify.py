@@ -7,6 +7,7 @@ for later. `init` needs to know the ranks (`sparsejax.init`, or `data_parallel`)
 what is kept differs by rank; `update` runs inside `jax.shard_map`, on local gradients.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
@@ -16,9 +17,10 @@ from sparsejax import errors, sparsifiers
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
-from sparsejax.transforms import buckets as leaf_rules
-from sparsejax.transforms.memory import Memory, MomentumCorrection, Residual
-from sparsejax.transforms.select import Sparsify
+from sparsejax.transforms import wrappers
+from sparsejax.transforms.buckets import SPARSE_FROM
+from sparsejax.transforms.feedback import Memory, MomentumCorrection, Residual, feedback
+from sparsejax.transforms.select import Select
 from sparsejax.transforms.signatures import hands_on
 
 
@@ -26,7 +28,7 @@ _PLAIN = Residual()
 
 
 class Options(TypedDict, total=False):
-    """What every sparsifier can be given; see `sparsify`."""
+    """The arguments that every sparsifier takes; see `sparsify`."""
 
     axis_name: AxisName | None
     memory: Memory | None
@@ -40,12 +42,28 @@ class Options(TypedDict, total=False):
 
 
 class Sparsification(optax.GradientTransformationExtraArgs):
-    """The transformation, which `sync(scheme, sparsifier=...)` can take apart."""
+    """The transformation, which `sync(scheme, sparsifier=...)` may lay over its axis."""
 
-    @property
-    def parts(self) -> Sparsify:
-        """What it is made of."""
-        return self.init.__self__  # type: ignore
+    _select: Select
+    _assemble: Callable[[Select], Any]
+
+    @classmethod
+    def of(cls, select: Select, assemble: Callable[[Select], Any]) -> "Sparsification":
+        """The transformation that `assemble` makes of a sparsifier on a tree."""
+        tx = optax.with_extra_args_support(assemble(select))
+        made = cls(tx.init, tx.update)
+        made._select, made._assemble = select, assemble
+        return made
+
+    def over(self, axis_name: AxisName | None) -> "Sparsification":
+        """The same over an axis, unless it names its own."""
+        axis_name = self._select.axis_name or axis_name
+        select = dataclasses.replace(self._select, axis_name=axis_name)
+        return Sparsification.of(select, self._assemble)
+
+    def sparsifies(self, path: str, leaf: Any) -> bool:
+        """Whether a leaf is sparsified."""
+        return self._select.sparsifies(path, leaf)
 
 
 def sparsify(
@@ -55,7 +73,7 @@ def sparsify(
     memory: Memory | None = _PLAIN,
     clip_norm: float | None = None,
     global_: bool = False,
-    min_size: int = leaf_rules.SPARSE_FROM,
+    min_size: int = SPARSE_FROM,
     compress: Callable[[str, Any], bool] | None = None,
     model_axis: AxisName | None = None,
     skip_nonfinite: bool = False,
@@ -107,19 +125,25 @@ def sparsify(
         errors.check_positive("clip_norm", clip_norm)
     for name, value in (("min_size", min_size), ("seed", seed)):
         errors.check_whole(name, value, 0)
-    made = Sparsify(
+    select = Select(
         sparsifier,
         axis_name,
-        memory,
-        clip_norm,
+        memory is not None,
         global_,
         min_size,
         compress,
         model_axis,
-        skip_nonfinite,
         seed,
     )
-    return Sparsification(made.init, made.update)
+
+    def assemble(select):
+        tx, axis_name = feedback(select, memory), select.axis_name
+        if clip_norm is not None:
+            clip = wrappers.clip_by_rank(clip_norm, axis_name, model_axis=model_axis)
+            tx = optax.chain(clip, tx)
+        return wrappers.skip_nonfinite(tx, axis_name) if skip_nonfinite else tx
+
+    return Sparsification.of(select, assemble)
 
 
 @hands_on(Options, to=sparsify)

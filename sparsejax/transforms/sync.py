@@ -5,40 +5,47 @@ on all of them bit for bit, so that any optimizer may follow:
 
     tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
 
-`init` may run anywhere unless something is kept by rank (`every`, a scheme with a residual
-or with tables); then it needs to know the ranks, and `sparsejax.init` provides them.
-`update` runs inside `jax.shard_map`. What both do is in `synchronizer`.
+It assembles the parts that can as well be used by themselves: an `Exchange`, which sums
+leaves bucket by bucket; `feedback` around it, for schemes that leave something out; and the
+wrappers `warm_up` and `accumulate`. `init` may run anywhere unless a state differs by rank
+(a residual, tables, gradients added up over steps); then it needs to know the ranks, and
+`sparsejax.init` provides them. `update` runs inside `jax.shard_map`.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from sparsejax import errors, schemes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import Scheme
-from sparsejax.transforms import buckets as leaf_rules
-from sparsejax.transforms.exchange import Synchronizer
-from sparsejax.transforms.plan import Plan
+from sparsejax.schemes.top_k.base import TopKScheme
+from sparsejax.transforms import buckets
+from sparsejax.transforms.buckets import Assignment, ByRules, Rules
+from sparsejax.transforms.exchange import Exchange
+from sparsejax.transforms.feedback import Memory, Residual, feedback as with_feedback
 from sparsejax.transforms.sparsify import Sparsification
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.wrappers import accumulate, check_reduce, warm_up
+
+
+_RESIDUAL = Residual()
 
 
 def sync(
-    scheme: Scheme | Plan,
+    scheme: Scheme | Assignment,
     axis_name: AxisName | None = None,
     *,
     reduce: str = "mean",
-    rules: leaf_rules.Rules | None = None,
+    rules: Rules | None = None,
     every: int = 1,
     warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
     two_level: bool = True,
     sparsifier: Sparsification | None = None,
-    memory: str | None = "residual",
+    feedback: Memory = _RESIDUAL,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients over the ranks of a mesh axis.
 
@@ -47,8 +54,9 @@ def sync(
     `jax.shard_map`, on gradients that are still local; see `sparsejax.local`.
 
     With `every=k`, gradients are added up on each rank and synchronized at every k-th call;
-    the calls between return zeros. So that the optimizer sleeps through those, wrap it:
-    `optax.conditionally_mask(optax.adam(1e-3), lambda step: step % k == k - 1)`.
+    the calls between return zeros, on which an optimizer behind would still decay its
+    momentum. Wrap the whole chain instead, and it sleeps through those, too:
+    `sparsejax.accumulate(optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), every=k)`.
 
     Pass `tx.update(grads, state, params, ids={path: ids})` with the rows that a rank's
     batch touched, and the gradient of that leaf is not searched for them. The ids must name
@@ -73,83 +81,46 @@ def sync(
             mean is taken last, so a sum must fit the narrow dtype. No memory keeps what is
             rounded here, that of a sparsifier neither.
         two_level: Whether a pair of axes is two levels; False adds up over both as one.
-        sparsifier: What makes gradients sparse first, such as `sparsejax.dgc(0.01)`. It can
-            as well stand before `sync` in a chain; here it works on what `every` steps have
-            added up, and sends everything in `warmup_steps`.
-        memory: None to accept a scheme that loses gradients and remembers nothing of them.
+        sparsifier: A sparsifier before the exchange, such as `sparsejax.dgc(0.01)`. It can
+            as well stand before `sync` in a chain; here it selects from the gradients that
+            `every` steps have added up, and sends everything in `warmup_steps`.
+        feedback: How a top-k scheme brings back what it left out: `Residual()`, or
+            `MomentumCorrection(0.9)`, behind which the optimizer has no momentum.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs` with state `SyncState`.
+        An `optax.GradientTransformationExtraArgs`.
     """
-    plan, chosen = (scheme, schemes.Zen()) if isinstance(scheme, Plan) else (None, scheme)
-    if plan is not None:
-        if rules is not None or wire_dtype is not None:
-            raise ArgumentError(
-                "a plan says for every leaf what rules and wire_dtype say: make it with "
-                "them (sparsejax.make_plan), or edit it, and pass it alone."
-            )
-        pair = two_level and isinstance(axis_name, tuple) and len(axis_name) == 2
-        levels = [leaf for leaf in plan.leaves if isinstance(leaf.scheme, schemes.TwoLevel)]
-        if levels and not pair:
-            raise ArgumentError(
-                f"the plan has TwoLevel for leaf {levels[0].path!r}, which works over two "
-                f"axes, and axis_name is {axis_name!r}: pass axis_name=(outer, inner)."
-            )
-    _check(chosen, reduce, every, warmup_steps, wire_dtype)
-    leaf_rules.check_rules(rules)
+    assignment = _assignment(scheme, rules, wire_dtype, sparsifier)
+    check_reduce(reduce)
+    for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
+        errors.check_whole(name, value, least)
+    levels = two_level and isinstance(axis_name, tuple) and len(axis_name) == 2
+    assignment.check_levels(levels, axis_name)
     if wire_dtype is not None:
-        chosen = _narrowed(chosen, wire_dtype)
-        rules = {
-            pattern: _narrowed(rule, wire_dtype) if isinstance(rule, Scheme) else rule
-            for pattern, rule in (rules or {}).items()
-        }
-    if two_level and isinstance(axis_name, tuple) and len(axis_name) == 2:
-        chosen = _by_level(chosen)
-        rules = {
-            pattern: _by_level(rule) if isinstance(rule, Scheme) else rule
-            for pattern, rule in (rules or {}).items()
-        }
-        if plan is not None:
-            leaves = [
-                dataclasses.replace(leaf, scheme=_by_level(leaf.scheme))
-                for leaf in plan.leaves
-            ]
-            plan = dataclasses.replace(plan, leaves=tuple(leaves))
-    if sparsifier is not None and not isinstance(sparsifier, Sparsification):
+        assignment = assignment.map(lambda scheme: scheme.narrowed(wire_dtype))
+    if levels:
+        assignment = assignment.map(_by_level)
+    if not isinstance(feedback, Memory):
         raise ArgumentError(
-            "sparsifier must be one of this library's, such as sparsejax.dgc(0.01), got "
-            f"{sparsifier!r}."
+            "feedback must be sparsejax.Residual() or sparsejax.MomentumCorrection(), got "
+            f"{feedback!r}."
         )
-    if memory not in ("residual", None):
-        raise ArgumentError(f"memory must be 'residual' or None, got {memory!r}.")
-    used = [chosen, *(x for x in (rules or {}).values() if isinstance(x, Scheme))]
-    used += [leaf.scheme for leaf in plan.leaves] if plan is not None else []
-    for one in used if memory is not None else ():
-        if not one.lossless and not one.keeps_residual:
-            raise ArgumentError(
-                f"{type(one).__name__} loses gradients and remembers none of them; pass "
-                "memory=None to accept that."
-            )
-    for one in used if sparsifier is not None else ():
-        if one.selects:
-            raise ArgumentError(
-                f"{type(one).__name__} chooses what it sends, and remembers the rest: give "
-                "it no sparsifier, or the sparsifier a lossless scheme, such as "
-                "sparsejax.schemes.Zen()."
-            )
-    own = None if sparsifier is None else sparsifier.parts
-    mean = reduce == "mean"
-    made = Synchronizer(
-        chosen, axis_name, mean, rules, every, warmup_steps, plan, two_level, own
-    )
-    return optax.GradientTransformationExtraArgs(made.init, made.update)
+    exchange = Exchange(assignment, axis_name, reduce == "mean", levels)
+    tx = with_feedback(exchange, feedback)
+    if sparsifier is not None:
+        tx = optax.chain(sparsifier.over(axis_name), tx)
+    if warmup_steps:
+        tx = warm_up(tx, warmup_steps // every)
+    if every > 1:
+        tx = accumulate(tx, every, axis_name, reduce=reduce)
+    return optax.with_extra_args_support(tx)
 
 
 def zen_sync(
     axis_name: AxisName | None = None,
     *,
     reduce: str = "mean",
-    rules: leaf_rules.Rules | None = None,
+    rules: Rules | None = None,
     every: int = 1,
     warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
@@ -184,7 +155,7 @@ def dense_sync(
     axis_name: AxisName | None = None,
     *,
     reduce: str = "mean",
-    rules: leaf_rules.Rules | None = None,
+    rules: Rules | None = None,
     every: int = 1,
     warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
@@ -206,15 +177,37 @@ def dense_sync(
     )
 
 
-def _check(scheme, reduce, every, warmup_steps, wire_dtype):
-    check_scheme(scheme)
-    check_reduce(reduce)
-    for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
-        errors.check_whole(name, value, least)
-    if wire_dtype is not None and not leaf_rules.is_floating(wire_dtype):
+def _assignment(scheme, rules, wire_dtype, sparsifier):
+    """The assignment that the arguments of `sync` make."""
+    if sparsifier is not None and not isinstance(sparsifier, Sparsification):
+        raise ArgumentError(
+            "sparsifier must be one of this library's, such as sparsejax.dgc(0.01), got "
+            f"{sparsifier!r}."
+        )
+    if isinstance(scheme, Assignment):
+        if rules is not None or wire_dtype is not None:
+            raise ArgumentError(
+                "a plan says for every leaf what rules and wire_dtype say: make it with "
+                "them (sparsejax.make_plan), or edit it, and pass it alone."
+            )
+        assignment = scheme
+    else:
+        check_scheme(scheme)
+        buckets.check_rules(rules)
+        elements = None if sparsifier is None else sparsifier.sparsifies
+        assignment = ByRules(scheme, rules, elements)
+    if wire_dtype is not None and not tree.is_floating(wire_dtype):
         raise ArgumentError(
             f"wire_dtype must be a floating dtype such as jnp.bfloat16, got {wire_dtype!r}."
         )
+    for one in assignment.schemes() if sparsifier is not None else ():
+        if isinstance(one, TopKScheme):
+            raise ArgumentError(
+                f"{type(one).__name__} chooses what it sends, and remembers the rest: give "
+                "it no sparsifier, or the sparsifier a lossless scheme, such as "
+                "sparsejax.schemes.Zen()."
+            )
+    return assignment
 
 
 def check_scheme(scheme: Any) -> None:
@@ -226,22 +219,8 @@ def check_scheme(scheme: Any) -> None:
         )
 
 
-def check_reduce(reduce: str) -> None:
-    """Raises unless it is "sum" or "mean"."""
-    if reduce not in ("sum", "mean"):
-        hint = " Did you mean 'mean'?" if reduce in ("avg", "average") else ""
-        raise ArgumentError(f"reduce must be 'sum' or 'mean', got {reduce!r}.{hint}")
-
-
 def _by_level(scheme):
-    """The scheme across hosts; a dense sum, or what is two-level already, as it is."""
-    whole = isinstance(scheme, (schemes.AllReduce, schemes.TwoLevel))
-    return scheme if whole else schemes.TwoLevel(scheme)
-
-
-def _narrowed(scheme, wire_dtype):
-    if isinstance(scheme, schemes.TwoLevel):
-        return schemes.TwoLevel(_narrowed(scheme.across, wire_dtype))
-    if "wire_dtype" not in {field.name for field in dataclasses.fields(scheme)}:
-        raise ArgumentError(f"{type(scheme).__name__} has no wire_dtype to set.")
-    return dataclasses.replace(scheme, wire_dtype=jnp.dtype(wire_dtype))
+    """The scheme across hosts; a dense sum, or a scheme of two levels, as it is."""
+    if isinstance(scheme, (schemes.AllReduce, schemes.TwoLevel)):
+        return scheme
+    return schemes.TwoLevel(scheme)

@@ -1,4 +1,4 @@
-"""The published systems that choose what they send, as optax transformations.
+"""The published top-k systems as optax transformations.
 
     tx = optax.chain(sparsejax.spardl_sync(density=0.01), optax.sgd(0.1))
 
@@ -7,40 +7,32 @@ the rest for later: `sparsejax.residuals(state)` shows it. `init` needs to know 
 (`sparsejax.init`, or `data_parallel`); `update` runs inside `jax.shard_map`.
 
 Ok-Topk, SparDL and gTopk choose again of sums on the way, so what each rank sends has one
-size however many there are. TopkA, TopkDSA and Gaussiank choose once, on each rank, and are
-a sparsifier and a lossless scheme: what they are measured against. The `Options` that all
-of them have are as in `sparsejax.sync`; they choose from the leaves that its rules, or
-their sizes, give the scheme. Ok-Topk, SparDL and gTopk choose from all of those together,
-the others from each leaf.
+size however many there are. TopkA, TopkDSA and Gaussiank choose once, on each rank: each is
+a sparsifier and a lossless scheme, and the others are compared with it. `reduce`, `rules`,
+`every` and `warmup_steps` are those of `sparsejax.sync`; entries are chosen from the leaves
+that rules, or their sizes, give the scheme. Ok-Topk, SparDL and gTopk choose from all of
+those together, the others from each leaf.
 
-NaN and infinity are the largest of all, and go first; what does not fit is held, and goes
-in the next steps. Where a gradient may be bad, mend it before it comes here.
+NaN and infinity count as the largest magnitudes, and are sent first; those that do not fit
+stay in the residual, and are sent in the next steps. Where a gradient may be bad, wrap the
+chain in `sparsejax.skip_nonfinite`.
 """
 
-from typing import Any, TypedDict, Unpack
+from typing import NamedTuple
 
 import optax
 
 from sparsejax import schemes, sparsifiers
 from sparsejax.axes import AxisName
+from sparsejax.schemes.forecast import Network
 from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.spar_dl import NETWORK
-from sparsejax.transforms import buckets as leaf_rules
-from sparsejax.transforms.signatures import hands_on
+from sparsejax.transforms.buckets import ByRules, Rules
+from sparsejax.transforms.feedback import MomentumCorrection, Residual
 from sparsejax.transforms.sparsify import sparsify
 from sparsejax.transforms.sync import sync
 
 
-class Options(TypedDict, total=False):
-    """What each of them can be given; see `sparsejax.sync`."""
-
-    reduce: str
-    rules: leaf_rules.Rules | None
-    every: int
-    warmup_steps: int
-
-
-@hands_on(Options, to=sync)
 def ok_topk_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -49,7 +41,11 @@ def ok_topk_sync(
     repartition_every: int = 64,
     code: str = "auto",
     split: str = "all_to_all",
-    **options: Unpack[Options],
+    momentum: float | None = None,
+    reduce: str = "mean",
+    rules: Rules | None = None,
+    every: int = 1,
+    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with Ok-Topk; see `schemes.OkTopk`.
 
@@ -60,7 +56,13 @@ def ok_topk_sync(
         repartition_every: Regions are bounded anew at every so many steps.
         code: How indices travel; "coo32" is the paper's.
         split: "all_to_all", or "rotated" for one rank after another.
-        **options: See `sparsejax.sync`.
+        momentum: The momentum of each rank's velocity, which is then sent instead of
+            gradients (`MomentumCorrection`); the optimizer behind should have none. None:
+            gradients are sent.
+        reduce: As in `sparsejax.sync`, like `rules`, `every` and `warmup_steps`.
+        rules: See `reduce`.
+        every: See `reduce`.
+        warmup_steps: See `reduce`.
 
     References:
         Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, PPoPP
@@ -73,19 +75,31 @@ def ok_topk_sync(
         repartition_every=repartition_every,
         split=split,
     )
-    return sync(scheme, axis_name, two_level=False, **options)
+    return sync(
+        scheme,
+        axis_name,
+        two_level=False,
+        feedback=_memory(momentum),
+        reduce=reduce,
+        rules=rules,
+        every=every,
+        warmup_steps=warmup_steps,
+    )
 
 
-@hands_on(Options, to=sync)
 def spardl_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     teams: int | str = 1,
     between: str = "auto",
-    network: tuple[float, float] = NETWORK,
+    network: Network | tuple[float, float] = NETWORK,
     code: str = "auto",
-    **options: Unpack[Options],
+    momentum: float | None = None,
+    reduce: str = "mean",
+    rules: Rules | None = None,
+    every: int = 1,
+    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with SparDL; see `schemes.SparDL`.
 
@@ -95,25 +109,43 @@ def spardl_sync(
         teams: How many teams; more of them mean fewer messages and more bytes. "auto" takes
             what is fastest on `network`.
         between: How teams add up: "swaps" (R-SAG), "gather" (B-SAG) or "auto".
-        network: Seconds a message and bytes a second, for "auto".
+        network: The network for "auto".
         code: How indices travel; "coo32" is the paper's.
-        **options: See `sparsejax.sync`.
+        momentum: The momentum of each rank's velocity, which is then sent instead of
+            gradients (`MomentumCorrection`); the optimizer behind should have none. None:
+            gradients are sent.
+        reduce: As in `sparsejax.sync`, like `rules`, `every` and `warmup_steps`.
+        rules: See `reduce`.
+        every: See `reduce`.
+        warmup_steps: See `reduce`.
 
     References:
         Zhao et al., SparDL: Distributed Deep Learning Training with Efficient Sparse
         Communication, ICDE 2024
     """
     scheme = schemes.SparDL(density, code, teams, between, network)
-    return sync(scheme, axis_name, two_level=False, **options)
+    return sync(
+        scheme,
+        axis_name,
+        two_level=False,
+        feedback=_memory(momentum),
+        reduce=reduce,
+        rules=rules,
+        every=every,
+        warmup_steps=warmup_steps,
+    )
 
 
-@hands_on(Options, to=sync)
 def gtopk_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
-    **options: Unpack[Options],
+    momentum: float | None = None,
+    reduce: str = "mean",
+    rules: Rules | None = None,
+    every: int = 1,
+    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with gTopk; see `schemes.GTopk`.
 
@@ -122,67 +154,113 @@ def gtopk_sync(
         for Low Bandwidth Networks, ICDCS 2019
     """
     scheme = schemes.GTopk(density, code)
-    return sync(scheme, axis_name, two_level=False, **options)
+    return sync(
+        scheme,
+        axis_name,
+        two_level=False,
+        feedback=_memory(momentum),
+        reduce=reduce,
+        rules=rules,
+        every=every,
+        warmup_steps=warmup_steps,
+    )
 
 
-@hands_on(Options, to=sync)
 def topk_a_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
     gather: str = "auto",
-    **options: Unpack[Options],
+    reduce: str = "mean",
+    rules: Rules | None = None,
+    every: int = 1,
+    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages each rank's largest elements; every rank sends its own to all (TopkA)."""
     scheme = schemes.AGSparse(gather, code)
-    return _chosen_once(sparsifiers.TopK(density), scheme, axis_name, options)
+    return _chosen_once(
+        sparsifiers.TopK(density),
+        scheme,
+        axis_name,
+        _Options(reduce, rules, every, warmup_steps),
+    )
 
 
-@hands_on(Options, to=sync)
 def topk_dsa_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
-    **options: Unpack[Options],
+    reduce: str = "mean",
+    rules: Rules | None = None,
+    every: int = 1,
+    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages each rank's largest elements by regions, densely where sums fill up.
 
     TopkDSA: SparCML's split all-gather behind an exact top-k.
     """
     scheme = schemes.SparCML("ssar_split_all_gather", code)
-    return _chosen_once(sparsifiers.TopK(density), scheme, axis_name, options)
+    return _chosen_once(
+        sparsifiers.TopK(density),
+        scheme,
+        axis_name,
+        _Options(reduce, rules, every, warmup_steps),
+    )
 
 
-@hands_on(Options, to=sync)
 def gaussian_k_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
     gather: str = "auto",
-    **options: Unpack[Options],
+    reduce: str = "mean",
+    rules: Rules | None = None,
+    every: int = 1,
+    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages what is above an estimated threshold on each rank (Gaussiank)."""
     scheme = schemes.AGSparse(gather, code)
-    return _chosen_once(sparsifiers.GaussianK(density), scheme, axis_name, options)
+    return _chosen_once(
+        sparsifiers.GaussianK(density),
+        scheme,
+        axis_name,
+        _Options(reduce, rules, every, warmup_steps),
+    )
+
+
+class _Options(NamedTuple):
+    """The arguments of `sync` that a system hands on."""
+
+    reduce: str
+    rules: Rules | None
+    every: int
+    warmup_steps: int
+
+
+def _memory(momentum):
+    """The memory of a top-k scheme, with or without momentum."""
+    return Residual() if momentum is None else MomentumCorrection(momentum)
 
 
 def _chosen_once(
     sparsifier: sparsifiers.TopK | sparsifiers.GaussianK,
     scheme: schemes.Scheme,
     axis_name: AxisName | None,
-    options: Any,
+    options: _Options,
 ) -> optax.GradientTransformationExtraArgs:
     """A sparsifier of the leaves that use a scheme, and the scheme."""
-    rules = options.get("rules")
+    assignment = ByRules(scheme, options.rules)
 
     def uses(path, leaf):
-        if not leaf_rules.uses(path, leaf, scheme, rules):
+        if not assignment.uses(path, leaf):
             return False
         top_k.check_size(path, leaf.size, sparsifier.density)
         return True
 
-    own = sparsify(sparsifier, min_size=1, compress=uses)
-    return sync(scheme, axis_name, sparsifier=own, two_level=False, **options)
+    selector = sparsify(sparsifier, min_size=1, compress=uses)
+    return sync(
+        scheme, axis_name, sparsifier=selector, two_level=False, **options._asdict()
+    )

@@ -10,6 +10,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import pallas_kernels
@@ -39,10 +40,8 @@ def count_below(sets: BitSets, words: jax.Array) -> jax.Array:
         int32 [parts, k].
     """
     parts, part_words = sets.words.shape
-    last = (lax.iota(jnp.int32, parts) * part_words)[:, None] + words - 1
-    row = last // sets.search.row
-    before = jnp.where(row > 0, sets.search.row_end[jnp.maximum(row - 1, 0)], 0)
-    return before + sets.search.inside[last] - sets.starts[:, None]
+    last = np.arange(parts, dtype=np.int32)[:, None] * part_words + (words - 1)
+    return rank_select.bits_to(sets.search, last) - sets.starts[:, None]
 
 
 def of_units(x: jax.Array) -> jax.Array:

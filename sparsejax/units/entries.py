@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,11 @@ import jax.numpy as jnp
 from pallas_kernels import rank_select
 from sparsejax.axes import varying_axes
 from sparsejax.units import bits
+from sparsejax.units.dtypes import wide
 from sparsejax.units.sparse_tensor import SparseTensor
+
+
+Places = Callable[[jax.Array], jax.Array]
 
 
 class Source(NamedTuple):
@@ -34,12 +38,21 @@ class Source(NamedTuple):
 
     array: jax.Array
     dtype: jax.typing.DTypeLike | None = None
-    units: Callable[[jax.Array], jax.Array] | None = None
+    units: Places | None = None
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes over which the values vary."""
+        return varying_axes(self.array)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one value."""
         return self.array.shape[1:]
+
+    def read(self, units: jax.Array) -> jax.Array:
+        """The values of units, in the dtype of the array."""
+        return self.array.at[units].get(mode="clip", wrap_negative_indices=False)
 
     @property
     def wire_dtype(self) -> jnp.dtype:
@@ -49,7 +62,7 @@ class Source(NamedTuple):
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("values", "flags", "index"),
+    data_fields=("stored", "flags", "index"),
     meta_fields=("shared",),
 )
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +70,13 @@ class Entries:
     """The units of an array that are there.
 
     Attributes:
-        values: [capacity, ...], those of the units that are there, ascending.
+        stored: [capacity, ...], the values of the units that are there, ascending.
         flags: Booleans [units], which are.
         index: The same packed, to be searched.
         shared: Whether the flags are the same on all ranks.
     """
 
-    values: jax.Array
+    stored: jax.Array
     flags: jax.Array
     index: rank_select.RankIndex
     shared: bool = False
@@ -71,7 +84,7 @@ class Entries:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the dense array: units, and what a unit has."""
-        return (*self.flags.shape, *self.values.shape[1:])
+        return (*self.flags.shape, *self.stored.shape[1:])
 
     @property
     def size(self) -> int:
@@ -81,27 +94,45 @@ class Entries:
     @property
     def dtype(self) -> jnp.dtype:
         """Of the values."""
-        return self.values.dtype
+        return self.stored.dtype
+
+    @property
+    def capacity(self) -> int:
+        """How many units may be there."""
+        return self.stored.shape[0]
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes over which the values vary."""
+        return varying_axes(self.stored)
+
+    def present(self) -> jax.Array:
+        """Booleans [units], which units are there."""
+        return self.flags
 
     def place(self, units: jax.Array) -> jax.Array:
         """Where the values of units are; anywhere for a unit that is not there."""
         inside = jnp.clip(units, 0, max(self.flags.size - 1, 0))
         return rank_select.rank_of(self.index, inside)
 
-    def to_units(self) -> jax.Array:
+    def dense(self) -> jax.Array:
         """The dense array, [units, ...]."""
-        return self.with_values(self.values)
+        return self.with_values(self.stored)
 
     def with_values(self, values: jax.Array) -> jax.Array:
         """The dense array that has other values [capacity, ...] at the same units."""
-        capacity = self.values.shape[0]
-        units, real = bits.listed(self.index, capacity)
+        units, real = bits.listed(self.index, self.capacity)
         units = bits.apart(units, real, self.flags.size)
         zeros = jnp.zeros(self.shape, values.dtype)
         return zeros.at[units].set(values, mode="drop", unique_indices=True)
 
-
-Units = jax.Array | Entries
+    def source(
+        self, dtype: jax.typing.DTypeLike | None = None, units: Places | None = None
+    ) -> Source:
+        """Where an exchange finds the values of slots; see `Source`."""
+        place = self.place
+        at = place if units is None else lambda slots: place(units(slots))
+        return Source(self.stored, dtype, at)
 
 
 def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
@@ -121,34 +152,8 @@ def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
     index = bits.rank_index(bits.pack_all(flags), max(units.size, 1))
     places = rank_select.rank_of(index, units)
     places = jnp.where(units < flags.size, places, units.size)
-    wide = jnp.promote_types(values.dtype, jnp.float32)
-    ordered = jnp.zeros(values.shape, wide).at[places].add(values.astype(wide), mode="drop")
+    dtype = wide(values.dtype)
+    ordered = (
+        jnp.zeros(values.shape, dtype).at[places].add(values.astype(dtype), mode="drop")
+    )
     return Entries(ordered.astype(values.dtype), flags, index, shared)
-
-
-def dense(x: Units) -> jax.Array:
-    """The array itself, [units, ...]."""
-    return x.to_units() if isinstance(x, Entries) else x
-
-
-def present(x: Units) -> jax.Array:
-    """Which units are there, as booleans [units]."""
-    return x.flags if isinstance(x, Entries) else bits.nonzero_units(x)
-
-
-def axes_of(x: Any) -> frozenset[str]:
-    """The mesh axes over which the values vary."""
-    return varying_axes(getattr(x, "values", x))
-
-
-def source(
-    x: Units,
-    dtype: jax.typing.DTypeLike | None = None,
-    units: Callable[[jax.Array], jax.Array] | None = None,
-) -> Source:
-    """Where an exchange finds the values of slots; see `Source`."""
-    if not isinstance(x, Entries):
-        return Source(x, dtype, units)
-    place = x.place
-    at = place if units is None else lambda slots: place(units(slots))
-    return Source(x.values, dtype, at)

@@ -1,17 +1,20 @@
-"""Which numbers are largest, with no sort: their bits, counted.
+"""Top-k by magnitude without sorting: binary search over bit patterns.
 
-The bits of a floating number without its sign, read as an integer, order as the magnitudes
-do: zero first, NaN above infinity. How many keys are at least t is one read of them and no
-write, so the k-th largest is found by halving. Of a long array a sample first tells between
-which two keys it lies; the few that lie there are taken out and halved among themselves. It
-is exact for any data, two or three reads for most, at worst one for each bit.
+The key of a floating-point number is its bits without the sign, read as an unsigned
+integer. Keys are ordered as magnitudes are: zero has key 0, NaN has one above infinity. A
+threshold is a key, too. Counting the elements from a threshold on reads the array once and
+writes nothing, so a binary search finds the k-th largest key. In a long array a sample
+first tells between which two keys it lies; the few elements between them are extracted and
+searched by themselves. The result is exact for any data. Most arrays are read two or three
+times, the worst once for each bit of a key.
 
-A sharded tensor has one k-th largest: counts are added up over its shards by `total`.
+A sharded array has one k-th largest key: `Shards` adds up counts over the shards.
 
-Functions take the numbers and make keys of them where they are read. Keys that were made
-once would be written out, wherever a loop or a branch comes in between.
+Functions take the numbers and compute keys where they read them. Keys that were computed
+once would be written to memory wherever a loop or a branch comes in between.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -21,81 +24,76 @@ from jax import lax
 
 import pallas_kernels
 from pallas_kernels import hashing, rank_select
+from sparsejax import axes
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units import bits
 
 
-SHORT = 1 << 14  # so few keys are halved as they are
-SPARE = 4.0  # standard deviations to either side of what a sample tells
+SHORT = 1 << 14  # An array of so few elements is searched without a sample.
+SPARE = 4.0  # Standard deviations to either side of the key that a sample suggests.
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The shards of an array whose elements are ranked together, one on each rank.
+
+    Attributes:
+        add: Adds up an array of numbers over the shards.
+        join: Concatenates the shards' vectors.
+    """
+
+    add: Callable[[Any], Any] = _itself
+    join: Callable[[Any], Any] = _itself
+
+
+WHOLE = Shards()  # An array that is not sharded.
 
 
 def keys(x: jax.Array) -> jax.Array:
-    """The magnitudes of floating x as unsigned integers of its width."""
+    """Returns the keys of floating-point x: unsigned integers of the same width."""
     return (rank_select.unsigned(x) << 1) >> 1
 
 
 def key_of(magnitude: jax.typing.ArrayLike, dtype: Any) -> jax.Array:
-    """The key of a magnitude; zero is no magnitude, so at least 1."""
+    """Returns the key of a threshold: at least 1, so that no zero is selected."""
     return jnp.maximum(keys(jnp.asarray(magnitude, dtype)), 1)
 
 
 def magnitude_of(key: jax.Array, dtype: Any) -> jax.Array:
-    """Inverse of `key_of`."""
+    """Returns the number that has a key; the inverse of `key_of`."""
     return lax.bitcast_convert_type(key, jnp.dtype(dtype))
 
 
-def itself(x: Any) -> Any:
-    """The total of what is not sharded."""
-    return x
+def converted(key: jax.Array, dtype: Any, other: Any) -> jax.Array:
+    """Converts the key of a threshold on numbers of one dtype to one for another dtype."""
+    if jnp.dtype(dtype) == jnp.dtype(other):
+        return key
+    return key_of(magnitude_of(key, dtype).astype(other), other)
 
 
 def count(x: jax.Array, least: jax.Array) -> jax.Array:
-    """How many keys are at least so large."""
+    """Counts the elements of x whose keys are at least `least`."""
     return bits.count(keys(x) >= least)
 
 
-def halved(x: jax.Array, k: jax.Array, total: Callable = itself) -> jax.Array:
-    """The k-th largest of a few keys, by halving: a read for each bit. 0 if k is more."""
-    dtype = keys(x).dtype
-    width = dtype.itemsize * 8
-    one = dtype.type(1)
+def at_least(x: jax.Array, least: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Selects the elements of x whose keys are at least `least`.
 
-    def settle(i, found):
-        tried = found | (one << (width - 2 - i).astype(dtype))
-        return jnp.where(total(count(x, tried)) >= k, tried, found)
-
-    return lax.fori_loop(0, width - 1, settle, _typed(dtype.type(0), x, k, total))
-
-
-def by_digits(x: jax.Array, k: jax.Array, total: Callable = itself) -> jax.Array:
-    """`halved` in a fourth of the sums: four bits at a time, fifteen counts in one.
-
-    For few keys of which many ranks have a part, where a sum is a message.
+    Returns:
+        The selection as packed bits, and the number of selected elements.
     """
-    of = keys(x)
-    digits = jnp.arange(1, 16, dtype=of.dtype)
-
-    def settle(turn, found):
-        shift = (of.dtype.itemsize * 8 - 4 - 4 * turn).astype(of.dtype)
-        tried = found | (digits << shift)
-        counts = jnp.sum(of[None] >= tried[:, None], axis=1, dtype=jnp.int32)
-        # The counts fall from digit to digit.
-        digit = jnp.sum(total(counts) >= k, dtype=jnp.int32).astype(of.dtype)
-        return found | (digit << shift)
-
-    start = _typed(of.dtype.type(0), x, k, total)
-    return lax.fori_loop(0, of.dtype.itemsize * 2, settle, start)
-
-
-def by_digits_bytes(dtype: Any, sum_bytes: Callable[[int], float]) -> float:
-    """What the sums of `by_digits` send, where one of so many bytes sends `sum_bytes`."""
-    return jnp.dtype(dtype).itemsize * 2 * sum_bytes(15 * 4)
+    words = bits.pack_all(keys(x) >= least)
+    return words, bits.members(words)
 
 
 def sample(x: jax.Array, size: int, seed: jax.Array) -> jax.Array:
-    """About as many elements, an odd number apart, from a place that the seed says.
+    """Returns about `size` elements of x at an odd stride, from a start drawn by the seed.
 
-    Strides are odd, so that a pattern in the columns of a matrix is not met every time.
+    Odd strides do not meet a pattern in the columns of a matrix at every turn.
     """
     if size >= x.size:
         return x
@@ -105,92 +103,142 @@ def sample(x: jax.Array, size: int, seed: jax.Array) -> jax.Array:
     return x.at[places].get(mode="clip", indices_are_sorted=True)
 
 
-def kth_largest(
-    x: jax.Array,
-    k: jax.Array,
-    seed: jax.Array,
-    total: Callable = itself,
-    gathered: Callable = itself,
-) -> jax.Array:
-    """The k-th largest key, exactly; 0 if there are fewer.
+def kth_by_bits(x: jax.Array, k: jax.Array, shards: Shards = WHOLE) -> jax.Array:
+    """Finds the k-th largest key of a short array; 0 if the array has fewer elements.
+
+    Binary search, one bit of the key at a time; each reads the array once.
+    """
+    dtype = keys(x).dtype
+    width = dtype.itemsize * 8
+    one = dtype.type(1)
+
+    def settle(i, key):
+        tried = key | (one << (width - 2 - i).astype(dtype))
+        return jnp.where(shards.add(count(x, tried)) >= k, tried, key)
+
+    return lax.fori_loop(0, width - 1, settle, _typed(dtype.type(0), x, k, shards))
+
+
+def kth_by_digits(x: jax.Array, k: jax.Array, shards: Shards = WHOLE) -> jax.Array:
+    """Finds what `kth_by_bits` finds in a quarter of the sums over shards.
+
+    Four bits of the key at a time, from fifteen counts added up together: for short arrays
+    with many shards, where each sum is a message.
+    """
+    all_keys = keys(x)
+    digits = jnp.arange(1, 16, dtype=all_keys.dtype)
+
+    def settle(turn, key):
+        shift = (all_keys.dtype.itemsize * 8 - 4 - 4 * turn).astype(all_keys.dtype)
+        tried = key | (digits << shift)
+        counts = jnp.sum(all_keys[None] >= tried[:, None], axis=1, dtype=jnp.int32)
+        # Counts fall from digit to digit, so this finds the last one that is large enough.
+        digit = jnp.sum(shards.add(counts) >= k, dtype=jnp.int32).astype(all_keys.dtype)
+        return key | (digit << shift)
+
+    start = _typed(all_keys.dtype.type(0), x, k, shards)
+    return lax.fori_loop(0, all_keys.dtype.itemsize * 2, settle, start)
+
+
+def kth_by_digits_bytes(dtype: Any, sum_bytes: Callable[[int], float]) -> float:
+    """Returns the bytes that `kth_by_digits` sends.
 
     Args:
-        x: The numbers.
+        dtype: Of the numbers.
+        sum_bytes: What one sum of so many bytes over the shards sends.
+    """
+    return jnp.dtype(dtype).itemsize * 2 * sum_bytes(15 * 4)
+
+
+def kth_largest(
+    x: jax.Array, k: jax.Array, seed: jax.Array, shards: Shards = WHOLE
+) -> jax.Array:
+    """Finds the k-th largest key exactly; 0 if there are fewer elements.
+
+    Args:
+        x: The numbers, or this rank's shard of them.
         k: int32, at least 1.
-        seed: Which elements to look at first.
-        total: Adds up a count over the shards of a tensor.
-        gathered: Puts the samples of the shards together.
+        seed: Draws the sample that narrows the search down.
+        shards: Of the array.
     """
     if x.size <= SHORT:
-        return halved(x, k, total)
-    looked_at = gathered(sample(x, max(SHORT // 4, x.size // 100), seed))
-    share = looked_at.size / total(jnp.float32(x.size))
+        return kth_by_bits(x, k, shards)
+    sampled = shards.join(sample(x, max(SHORT // 4, x.size // 100), seed))
+    share = sampled.size / shards.add(jnp.float32(x.size))
     likely = k * share
     room = max(SHORT // 2, x.size // 128)
     far = SPARE * jnp.sqrt(likely) + SPARE
-    few, many = jnp.maximum(likely - far, 1), jnp.minimum(likely + far, looked_at.size)
-    low = halved(looked_at, jnp.ceil(many).astype(jnp.int32))
-    high = halved(looked_at, jnp.floor(few).astype(jnp.int32))
+    few, many = jnp.maximum(likely - far, 1), jnp.minimum(likely + far, sampled.size)
+    low = kth_by_bits(sampled, jnp.ceil(many).astype(jnp.int32))
+    high = kth_by_bits(sampled, jnp.floor(few).astype(jnp.int32))
     above_all = ~low.dtype.type(0)
-    # The sample may be wrong, and says nothing beyond its largest.
-    at_low, at_high = total(count(x, low)), total(count(x, high))
-    everything = total(jnp.int32(x.size))
-    low, at_low = _where(at_low >= k, (low, at_low), (jnp.zeros_like(low), everything))
-    none = jnp.zeros_like(at_high)
-    unknown = (at_high >= k) | (likely <= far)
-    high, at_high = _where(unknown, (jnp.full_like(high, above_all), none), (high, at_high))
+    # The sample may be wrong, and says nothing about what is above its largest.
+    from_low, from_high = shards.add(count(x, low)), shards.add(count(x, high))
+    everything = shards.add(jnp.int32(x.size))
+    low, from_low = _where(
+        from_low >= k, (low, from_low), (jnp.zeros_like(low), everything)
+    )
+    none = jnp.zeros_like(from_high)
+    unbounded = (from_high >= k) | (likely <= far)
+    high, from_high = _where(
+        unbounded, (jnp.full_like(high, above_all), none), (high, from_high)
+    )
 
-    def wide(state):
-        low, at_low, high, at_high = state
-        return (at_low - at_high > room) & (high - low > 1)
+    def too_wide(state):
+        low, from_low, high, from_high = state
+        return (from_low - from_high > room) & (high - low > 1)
 
     def halve(state):
-        low, at_low, high, at_high = state
+        low, from_low, high, from_high = state
         middle = low + (high - low) // 2
-        here = total(count(x, middle))
-        enough = here >= k
-        low, at_low = _where(enough, (middle, here), (low, at_low))
-        high, at_high = _where(enough, (high, at_high), (middle, here))
-        return low, at_low, high, at_high
+        from_middle = shards.add(count(x, middle))
+        enough = from_middle >= k
+        low, from_low = _where(enough, (middle, from_middle), (low, from_low))
+        high, from_high = _where(enough, (high, from_high), (middle, from_middle))
+        return low, from_low, high, from_high
 
-    start = _typed((low, at_low, high, at_high), x, k, total)
-    low, at_low, high, at_high = loop(wide, halve, start)
-    words = bits.pack_all((keys(x) >= low) & (keys(x) < high))
-    found, held = pallas_kernels.bitmap_decode(words, room)
-    among = x.at[jnp.minimum(found, x.size - 1)].get(mode="clip")
-    among = jnp.where(lax.iota(jnp.int32, room) < held, among, 0)
-    exact = halved(among, k - at_high, total)
-    # Keys that are all the same are not taken out one by one.
+    start = _typed((low, from_low, high, from_high), x, k, shards)
+    low, from_low, high, from_high = rare_loop(too_wide, halve, start)
+    between = bits.pack_all((keys(x) >= low) & (keys(x) < high))
+    places, real = pallas_kernels.bitmap_decode(between, room)
+    extracted = x.at[jnp.minimum(places, x.size - 1)].get(mode="clip")
+    extracted = jnp.where(lax.iota(jnp.int32, room) < real, extracted, 0)
+    exact = kth_by_bits(extracted, k - from_high, shards)
+    # Where only one key is left, its elements need not fit the room for extracted ones.
     return jnp.where(high - low > 1, exact, low)
 
 
-def largest(x: jax.Array, k: jax.Array, seed: jax.Array) -> jax.Array:
-    """The k largest keys as packed bits; of equal ones a run whose start changes.
-
-    Zeros are never among them.
-    """
-    least = jnp.maximum(kth_largest(x, k, seed), 1)
-    return filled(x, least + 1, least, k, seed)
-
-
-def filled(
-    x: jax.Array,
-    above: jax.Array,
-    least: jax.Array,
-    k: jax.Array,
-    seed: jax.Array,
+def threshold(
+    x: jax.Array, k: jax.Array, seed: jax.Array, shards: Shards = WHOLE
 ) -> jax.Array:
-    """All keys from `above` on, and of those from `least` on as many as make k.
+    """Finds the key from which on the k largest elements are: at least 1, so no zero."""
+    return jnp.maximum(kth_largest(x, k, seed, shards), 1)
 
-    They follow one another in the array, around its end, from a place that the seed says.
+
+def largest(x: jax.Array, k: jax.Array, seed: jax.Array) -> jax.Array:
+    """Selects the k largest elements, or all non-zeros if fewer, as packed bits.
+
+    Which of equal elements are selected changes with the seed; see `with_ties`.
     """
-    whole = bits.pack_all(keys(x) >= least)
-    have = bits.members(whole)
+    least = threshold(x, k, seed)
+    return with_ties(x, least + 1, least, k, seed)
+
+
+def with_ties(
+    x: jax.Array, above: jax.Array, least: jax.Array, k: jax.Array, seed: jax.Array
+) -> jax.Array:
+    """Selects all keys from `above` on, and so many of those from `least` on as make k.
+
+    The latter follow one another in the array, around its end, from a start drawn by the
+    seed: an order by index would leave out the last of equal elements at every step.
+    """
+    candidates = bits.pack_all(keys(x) >= least)
+    count = bits.members(candidates)
 
     def cut():
         certain = bits.pack_all(keys(x) >= above)
-        rest = whole & ~certain
-        index = bits.rank_index(rest, 2)
+        ties = candidates & ~certain
+        index = bits.rank_index(ties, 2)
         there = index.row_end[-1]
         need = k - bits.members(certain)
         need = jnp.clip(need, 0, there)
@@ -201,29 +249,52 @@ def filled(
         cuts = jnp.stack([first, jnp.where(around, end - there, end)])
         place = rank_select.select(index, jnp.sort(cuts), 1)[:, 0]
         # A cut behind the last bit is behind the last word.
-        place = jnp.where(jnp.sort(cuts) >= there, rest.size * bits.WORD, place)
-        inside = _below(place[1], rest.size) & ~_below(place[0], rest.size)
-        return certain | (rest & jnp.where(around, ~inside, inside))
+        place = jnp.where(jnp.sort(cuts) >= there, ties.size * bits.WORD, place)
+        inside = _below(place[1], ties.size) & ~_below(place[0], ties.size)
+        return certain | (ties & jnp.where(around, ~inside, inside))
 
-    axes = varying_axes(whole) | varying_axes(k)
-    return lax.cond(
-        have > k, lambda: as_varying(cut(), axes), lambda: as_varying(whole, axes)
-    )
+    return axes.cond(count > k, cut, lambda: candidates)
 
 
-def loop(condition: Callable, body: Callable, state: Any) -> Any:
-    """`lax.while_loop`, for one that seldom runs at all but reads something large.
+def fit(
+    x: jax.Array, words: jax.Array, count: jax.Array, capacity: int, seed: jax.Array
+) -> jax.Array:
+    """Returns a selection that fits, else the `capacity` largest elements, as packed bits.
 
-    XLA copies what a loop reads before it is known whether it will run.
+    Args:
+        x: The array.
+        words: The selection from it, as packed bits.
+        count: How many elements are selected.
+        capacity: How many fit.
+        seed: Draws which of equal elements are selected.
     """
-    again = condition(state)
+    if capacity >= x.size:
+        return words
+    cut = lambda: largest(x, jnp.int32(capacity), seed)
+    return axes.cond(count > capacity, cut, lambda: words)
+
+
+def indices(words: jax.Array, size: int, capacity: int) -> jax.Array:
+    """Returns the indices of the set bits, int32 [capacity], padded with `size`."""
+    places, _ = pallas_kernels.bitmap_decode(words, capacity)
+    return jnp.minimum(places, size)
+
+
+def rare_loop(condition: Callable, body: Callable, state: Any) -> Any:
+    """`lax.while_loop` for a loop that seldom runs but reads something large.
+
+    XLA copies what a loop reads before it knows whether the loop runs.
+    """
     return lax.cond(
-        again, lambda state: lax.while_loop(condition, body, state), lambda x: x, state
+        condition(state),
+        lambda state: lax.while_loop(condition, body, state),
+        lambda state: state,
+        state,
     )
 
 
 def _below(place, words):
-    """Words of which the bits before a place are set."""
+    """Returns so many words in which the bits before a place are set."""
     return bits.low_ones(place - bits.WORD * lax.iota(jnp.int32, words))
 
 
@@ -231,7 +302,7 @@ def _where(condition, yes, no):
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def _typed(tree, x, k, total):
-    """With the types of what counts of these numbers decide."""
-    like = jax.eval_shape(lambda: total(count(x, keys(x).dtype.type(0))))
+def _typed(tree, x, k, shards):
+    """Makes a loop's first state vary over the axes over which its counts and k vary."""
+    like = jax.eval_shape(lambda: shards.add(count(x, keys(x).dtype.type(0))))
     return as_varying(tree, varying_axes(like) | varying_axes(k))

@@ -1,9 +1,10 @@
 """The only file that talks to other ranks, and the one that counts what it costs.
 
-Every function takes an axis name and returns its result with the bytes that one rank sends
-for it. The bytes are Python numbers, known when the program is traced: they are read off
-the very operands that the collective is given. Where a program chooses between collectives
-when it runs, each branch returns its own number, and the sum says what was sent.
+A `Wire` is a mesh axis with a method a collective. Each returns its result with the bytes
+that one rank sends for it. The bytes are Python numbers, known when the program is traced:
+they are read off the very operands that the collective is given. Where a program chooses
+between collectives when it runs, each branch returns its own number, and the sum says what
+was sent.
 
 The counts are those of the usual algorithms, the ones that are optimal in volume: an
 all-reduce of M bytes sends 2 (n-1)/n M (reduce-scatter, then all-gather), an all-gather
@@ -13,6 +14,7 @@ arrives is as much as what is sent, summed over ranks.
 Exchanges made of many `permute`s are in `gathers`.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -22,31 +24,17 @@ from jax import lax
 from sparsejax.axes import (
     AxisName,
     as_varying,
+    assume_same,
     axis_names,
     is_checking,
     manual_axes,
+    resolve,
     varying_axes,
 )
+from sparsejax.units.dtypes import wide
 
 
 Permutation = tuple[tuple[int, int], ...]
-
-
-def ranks(axis_name: AxisName) -> int:
-    """The number of ranks along the axis."""
-    return lax.axis_size(axis_name)
-
-
-def rank(axis_name: AxisName) -> jax.Array:
-    """This rank's number along the axis."""
-    return lax.axis_index(axis_name)
-
-
-def per_rank(tree, axis_name: AxisName):
-    """Makes the leaves vary over the axis, where checking is on: a type, not a message."""
-    if is_checking(axis_name):
-        return as_varying(tree, frozenset(axis_names(axis_name)))
-    return tree
 
 
 def byte_count(x: jax.Array) -> int:
@@ -86,38 +74,185 @@ def _summed_by_psum(dtype, narrow, size: int, n: int) -> bool:
     return wide_enough or n == 1 or size == 0
 
 
-def psum(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
-    """The dense sum over all ranks, the same on every rank."""
-    return lax.psum(x, axis_name), all_reduce_bytes(byte_count(x), ranks(axis_name))
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """The ranks that a scheme sums over: a mesh axis, and the dtype in which values travel.
 
-
-def all_reduce(
-    x: jax.Array, axis_name: AxisName, wire_dtype: jax.typing.DTypeLike | None = None
-) -> tuple[jax.Array, float]:
-    """The dense sum over all ranks in x's dtype, added up in float32 or wider.
-
-    An all-reduce of 16-bit numbers would add them up in 16 bits. Instead the ranks
-    exchange parts, each adds up its own in float32, and the sums are gathered: the same
-    bytes. `wire_dtype` narrows the numbers while they travel.
+    Attributes:
+        axis: The name of the mesh axis, or the names of several that count as one.
+        dtype: The dtype of the values while they travel; that of the array if None, or if
+            that is narrower.
     """
-    narrow = travelling(x.dtype, wire_dtype)
-    n = ranks(axis_name)
-    if _summed_by_psum(x.dtype, narrow, x.size, n):
-        return psum(x, axis_name)
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    flat = x.astype(narrow).reshape(-1)
-    parts = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
-    received, pushed = all_to_all(parts, axis_name)
-    total = jnp.sum(received.astype(wide), axis=0).astype(narrow)
-    gathered, pulled = all_gather(total, axis_name)
-    total = gathered.reshape(-1)[: x.size].reshape(x.shape)
-    return total.astype(x.dtype), pushed + pulled
 
+    axis: AxisName
+    dtype: jax.typing.DTypeLike | None = None
 
-def mean_of(total: jax.Array, axis_name: AxisName) -> jax.Array:
-    """A sum over the ranks as their mean, divided in float32 or wider."""
-    wide = jnp.promote_types(total.dtype, jnp.float32)
-    return (total.astype(wide) / ranks(axis_name)).astype(total.dtype)
+    @classmethod
+    def over(
+        cls,
+        axis_name: AxisName | None,
+        what: str,
+        dtype: jax.typing.DTypeLike | None = None,
+    ) -> "Wire":
+        """The wire over the axis that a user named, or over the only one; else an error.
+
+        Args:
+            axis_name: The name, or names, that the caller gave; None for the only axis.
+            what: The call as the user knows it, for the message.
+            dtype: The dtype of the values while they travel.
+        """
+        return cls(resolve(axis_name, what), dtype)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return lax.axis_size(self.axis)
+
+    @property
+    def rank(self) -> jax.Array:
+        """This rank's number."""
+        return lax.axis_index(self.axis)
+
+    def along(self, axis: AxisName) -> "Wire":
+        """The wire over another axis, with this one's dtype."""
+        return Wire(axis, self.dtype)
+
+    def narrowed(self, dtype: jax.typing.DTypeLike | None) -> "Wire":
+        """The wire on which values travel in this dtype, if it is narrower than here."""
+        if dtype is None:
+            return self
+        narrow = dtype if self.dtype is None else travelling(self.dtype, dtype)
+        return Wire(self.axis, narrow)
+
+    def travelling(self, dtype: jax.typing.DTypeLike) -> jnp.dtype:
+        """The dtype in which numbers of a dtype travel: the narrower of the two."""
+        return travelling(dtype, self.dtype)
+
+    def dense_bytes(self, size: int, dtype: jax.typing.DTypeLike) -> float:
+        """The bytes that one rank sends for `all_reduce` of so many numbers."""
+        return all_reduce_cost(size, dtype, self.dtype, self.ranks)
+
+    def per_rank(self, tree):
+        """Makes leaves vary over the axis, where checking is on: a type, not a message."""
+        if is_checking(self.axis):
+            return as_varying(tree, frozenset(axis_names(self.axis)))
+        return tree
+
+    def assume_same(self, tree):
+        """Declares leaves equal on all ranks; the caller has made sure that they are."""
+        return jax.tree.map(lambda x: assume_same(x, self.axis), tree)
+
+    def psum(self, x: jax.Array) -> tuple[jax.Array, float]:
+        """The dense sum over all ranks, the same on every rank."""
+        return lax.psum(x, self.axis), all_reduce_bytes(byte_count(x), self.ranks)
+
+    def all_reduce(self, x: jax.Array) -> tuple[jax.Array, float]:
+        """The dense sum over all ranks in x's dtype, added up in float32 or wider.
+
+        An all-reduce of 16-bit numbers would add them up in 16 bits. Instead the ranks
+        exchange parts, each adds up its own in float32, and the sums are gathered: the same
+        bytes. The dtype of the wire narrows the numbers while they travel.
+        """
+        narrow = self.travelling(x.dtype)
+        n = self.ranks
+        if _summed_by_psum(x.dtype, narrow, x.size, n):
+            return self.psum(x)
+        flat = x.astype(narrow).reshape(-1)
+        parts = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
+        received, pushed = self.all_to_all(parts)
+        total = jnp.sum(received.astype(wide(x.dtype)), axis=0).astype(narrow)
+        gathered, pulled = self.all_gather(total)
+        total = gathered.reshape(-1)[: x.size].reshape(x.shape)
+        return total.astype(x.dtype), pushed + pulled
+
+    def mean_of(self, total: jax.Array) -> jax.Array:
+        """A sum over the ranks as their mean, divided in float32 or wider."""
+        return (total.astype(wide(total.dtype)) / self.ranks).astype(total.dtype)
+
+    def maximum(self, x: jax.Array) -> tuple[jax.Array, float]:
+        """The largest over all ranks, element by element, the same on every rank.
+
+        The result decides which branch a program takes, so it must be equal on every
+        device, those of other mesh axes over which x varies included.
+        """
+        cost = all_reduce_bytes(byte_count(x), self.ranks)
+        axes = varying_axes(x) | _unseen() | frozenset(axis_names(self.axis))
+        return lax.pmax(x, tuple(sorted(axes))), cost
+
+    def agree(self, tree):
+        """Makes scalars that differ over other mesh axes equal: the largest of each.
+
+        One collective if any of them varies, or may with checking off; none otherwise.
+        """
+        leaves, structure = jax.tree.flatten(tree)
+        axes = frozenset[str]().union(*(varying_axes(leaf) for leaf in leaves))
+        axes |= _unseen() - frozenset(axis_names(self.axis))
+        if not axes:
+            return tree
+        largest = lax.pmax(jnp.stack(as_varying(leaves, axes)), tuple(sorted(axes)))
+        return structure.unflatten(list(largest))
+
+    def same_elsewhere(self, x: jax.Array) -> jax.Array:
+        """The largest over all other manual axes, so that x may decide what a program does.
+
+        x is equal on all ranks of the axis; on a mesh of one axis nothing is sent.
+        """
+        axes = (varying_axes(x) | _unseen()) - frozenset(axis_names(self.axis))
+        return lax.pmax(x, tuple(sorted(axes))) if axes else x
+
+    def reduce_scatter(self, x: jax.Array) -> tuple[jax.Array, float]:
+        """On rank i the sum over all ranks of row i of x [n, ...], in float32 or wider.
+
+        On CPUs rows are sent and added up here: gloo's reduce-scatter writes its result
+        over what it has not sent yet (github.com/jax-ml/jax/issues/40830), and now and then
+        the end of rank 0's sum is made of other numbers.
+        """
+        n = self.ranks
+        cost = (n - 1) / n * byte_count(x)
+
+        def here(x):
+            received, _ = self.all_to_all(x)
+            return jnp.sum(received.astype(wide(x.dtype)), axis=0)
+
+        if x.dtype.itemsize <= 2:
+            return here(x), cost
+        scattered = lambda x: lax.psum_scatter(x, self.axis, scatter_dimension=0)
+        return on_cpus(x, here, scattered), cost
+
+    def all_to_all(self, x: jax.Array) -> tuple[jax.Array, float]:
+        """Row i of x [n, ...] goes to rank i; row i of the result came from rank i."""
+        n = self.ranks
+        received = lax.all_to_all(x, self.axis, split_axis=0, concat_axis=0, tiled=True)
+        return received, (n - 1) / n * byte_count(x)
+
+    def all_gather(self, x: jax.Array, same: bool = True) -> tuple[jax.Array, float]:
+        """Row i of the result [n, ...] is rank i's x; the same on every rank.
+
+        Args:
+            x: This rank's row.
+            same: Whether the result is typed as the same on every rank.
+        """
+        cost = (self.ranks - 1) * byte_count(x)
+        if same and is_checking(self.axis):
+            return lax.all_gather(x, self.axis, to="invarying"), cost
+        return lax.all_gather(x, self.axis), cost
+
+    def permute(self, x: jax.Array, permutation: Permutation) -> tuple[jax.Array, float]:
+        """Sends x from rank a to rank b for every pair (a, b); zeros where nothing came."""
+        cost, n = float(byte_count(x)), self.ranks
+        if len(permutation) == n or set(axis_names(self.axis)) <= set(manual_axes()):
+            return lax.ppermute(x, self.axis, permutation), cost
+        # Under vmap JAX moves all ranks or none: move the others too, and drop what they
+        # send.
+        sources, targets = zip(*permutation, strict=True)
+        idle = zip(
+            sorted(set(range(n)) - set(sources)),
+            sorted(set(range(n)) - set(targets)),
+            strict=True,
+        )
+        moved = lax.ppermute(x, self.axis, (*permutation, *idle))
+        meant = jnp.isin(self.rank, jnp.array(targets))
+        return jnp.where(meant, moved, jnp.zeros_like(moved)), cost
 
 
 def _unseen() -> frozenset[str]:
@@ -125,101 +260,35 @@ def _unseen() -> frozenset[str]:
     return frozenset(name for name in manual_axes() if not is_checking(name))
 
 
-def maximum(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
-    """The largest over all ranks, element by element, the same on every rank.
-
-    What comes out decides which branch a program takes, so it must be equal on every
-    device, those of other mesh axes over which x varies included.
-    """
-    cost = all_reduce_bytes(byte_count(x), ranks(axis_name))
-    axes = varying_axes(x) | _unseen() | frozenset(axis_names(axis_name))
-    return lax.pmax(x, tuple(sorted(axes))), cost
+def unseen_numbers(count: int) -> tuple[jax.Array, ...]:
+    """0, 1, 2, ... as scalars that XLA does not take for constants; see `heads`."""
+    return lax.optimization_barrier(tuple(jnp.int32(i) for i in range(count)))
 
 
-def agree(tree, axis_name: AxisName):
-    """Makes scalars that differ over other mesh axes equal: the largest of each.
+def heads(x: jax.Array, words: int, rows: tuple[jax.Array, ...]) -> jax.Array:
+    """The first words of each row of x, [n, words].
 
-    One collective if any of them varies, or may with checking off; none otherwise.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    axes = frozenset[str]().union(*(varying_axes(leaf) for leaf in leaves))
-    axes |= _unseen() - frozenset(axis_names(axis_name))
-    if not axes:
-        return tree
-    largest = lax.pmax(jnp.stack(as_varying(leaves, axes)), tuple(sorted(axes)))
-    return structure.unflatten(list(largest))
-
-
-def same_elsewhere(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """The largest over all other manual axes, so that x may decide what a program does.
-
-    x is equal on all ranks of the axis; on a mesh of one axis nothing is sent.
-    """
-    axes = (varying_axes(x) | _unseen()) - frozenset(axis_names(axis_name))
-    return lax.pmax(x, tuple(sorted(axes))) if axes else x
-
-
-def reduce_scatter(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
-    """On rank i the sum over all ranks of row i of x [n, ...], in float32 or wider.
-
-    On CPUs rows are sent and added up here: gloo's reduce-scatter writes its result over
-    what it has not sent yet (github.com/jax-ml/jax/issues/40830), and now and then the end
-    of rank 0's sum is made of other numbers.
-    """
-    n = ranks(axis_name)
-    cost = (n - 1) / n * byte_count(x)
-
-    def here(x):
-        received, _ = all_to_all(x, axis_name)
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        return jnp.sum(received.astype(wide), axis=0)
-
-    if x.dtype.itemsize <= 2:
-        return here(x), cost
-    scattered = lambda x: lax.psum_scatter(x, axis_name, scatter_dimension=0)
-    return on_cpus(x, here, scattered), cost
-
-
-def all_to_all(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
-    """Row i of x [n, ...] goes to rank i; row i of the result came from rank i."""
-    n = ranks(axis_name)
-    got = lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0, tiled=True)
-    return got, (n - 1) / n * byte_count(x)
-
-
-def all_gather(
-    x: jax.Array, axis_name: AxisName, same: bool = True
-) -> tuple[jax.Array, float]:
-    """Row i of the result [n, ...] is rank i's x; the same on every rank.
+    XLA:CPU sends the rows of an all-to-all as arrays of their own, each cut out by a kernel
+    of its own. Where a row's number is an operand, all of them are one and the same kernel,
+    and that is compiled once.
 
     Args:
-        x: This rank's row.
-        axis_name: The axis.
-        same: Whether the result is typed as the same on every rank.
+        x: [n, ...].
+        words: How many.
+        rows: The numbers of the rows, from `unseen_numbers`, handed to the branch of a
+            program that this is called in.
     """
-    cost = (ranks(axis_name) - 1) * byte_count(x)
-    if same and is_checking(axis_name):
-        return lax.all_gather(x, axis_name, to="invarying"), cost
-    return lax.all_gather(x, axis_name), cost
+    head = lambda x: x[:, :words]
+    if len(x) == 1:
+        return head(x)
 
+    def row_by_row(x):
+        cut = lambda row: lax.dynamic_slice(
+            x, (row, jnp.int32(0)), (1, words), allow_negative_indices=False
+        )
+        return jnp.concatenate([cut(row) for row in rows])
 
-def permute(
-    x: jax.Array, axis_name: AxisName, permutation: Permutation
-) -> tuple[jax.Array, float]:
-    """Sends x from rank a to rank b for every pair (a, b); zeros where nothing came."""
-    cost, n = float(byte_count(x)), ranks(axis_name)
-    if len(permutation) == n or set(axis_names(axis_name)) <= set(manual_axes()):
-        return lax.ppermute(x, axis_name, permutation), cost
-    # Under vmap JAX moves all ranks or none: move the others too, and drop what they send.
-    sources, targets = zip(*permutation, strict=True)
-    idle = zip(
-        sorted(set(range(n)) - set(sources)),
-        sorted(set(range(n)) - set(targets)),
-        strict=True,
-    )
-    moved = lax.ppermute(x, axis_name, (*permutation, *idle))
-    meant = jnp.isin(rank(axis_name), jnp.array(targets))
-    return jnp.where(meant, moved, jnp.zeros_like(moved)), cost
+    return on_cpus(x, row_by_row, head)
 
 
 def on_cpus(x: jax.Array, cpu: Callable, default: Callable) -> jax.Array:
@@ -231,18 +300,3 @@ def on_cpus(x: jax.Array, cpu: Callable, default: Callable) -> jax.Array:
     one way waits for the other.
     """
     return lax.platform_dependent(x, cpu=cpu, default=default)
-
-
-def branch(
-    index: jax.Array, branches: list[Callable], *operands
-) -> tuple[jax.Array, jax.Array]:
-    """`lax.switch` over functions that return (arrays, bytes); the bytes become float32."""
-
-    def counted(function):
-        def run(*operands):
-            result, sent = function(*operands)
-            return result, jnp.float32(sent)
-
-        return run
-
-    return lax.switch(index, [counted(function) for function in branches], *operands)

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax.axes import AxisName, as_varying, varying_axes
-from sparsejax.wire import channels, collectives
-from sparsejax.wire.collectives import Permutation
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.wire import channels
+from sparsejax.wire.collectives import Permutation, Wire
 
 
 def doubling_schedule(n: int) -> tuple[Permutation, tuple[Permutation, ...], Permutation]:
@@ -67,7 +67,7 @@ class Rings:
 
 
 def bruck_all_gather(
-    x: jax.Array, axis_name: AxisName, rings: Rings | None = None
+    x: jax.Array, wire: Wire, rings: Rings | None = None
 ) -> tuple[jax.Array, float]:
     """`all_gather` in ceil(log2 n) messages for any n; the result is typed as varying.
 
@@ -76,51 +76,31 @@ def bruck_all_gather(
 
     Args:
         x: This rank's row.
-        axis_name: The axis.
+        wire: The ranks.
         rings: Ranks that gather among themselves; all together if None.
     """
-    n = collectives.ranks(axis_name)
+    n = wire.ranks
     rings = rings or Rings(n, n)
     rows, cost = x[None], 0.0
     while len(rows) < rings.size:
         have = len(rows)
         send = rows[: min(have, rings.size - have)]
-        got, sent = collectives.permute(send, axis_name, rings.shift(-have))
+        got, sent = wire.permute(send, rings.shift(-have))
         rows, cost = jnp.concatenate([rows, got]), cost + sent
-    return jnp.roll(rows, rings.place(collectives.rank(axis_name)), axis=0), cost
+    return jnp.roll(rows, rings.place(wire.rank), axis=0), cost
 
 
-def bruck_all_to_all(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
-    """`all_to_all` in ceil(log2 n) messages of n/2 rows each, for any n.
-
-    A row that has j ranks to go travels by the powers of two in j, all rows with the same
-    power together: more bytes than a direct exchange, and far fewer messages.
-    """
-    n = collectives.ranks(axis_name)
-    me = collectives.rank(axis_name)
-    rows, cost = jnp.roll(x, -me, axis=0), 0.0
-    distance = 1
-    while distance < n:
-        move = [j for j in range(n) if j & distance]
-        forth = tuple((source, (source + distance) % n) for source in range(n))
-        got, sent = collectives.permute(rows[jnp.array(move)], axis_name, forth)
-        rows, cost = rows.at[jnp.array(move)].set(got), cost + sent
-        distance *= 2
-    # Row j has come from the rank j behind.
-    return rows[(me - jnp.arange(n)) % n], cost
-
-
-def doubling_all_gather(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
+def doubling_all_gather(x: jax.Array, wire: Wire) -> tuple[jax.Array, float]:
     """`all_gather` by recursive doubling, folded for any n; typed as varying.
 
     Partners swap everything they hold, log2 n times. Ranks beyond the largest power of
     two hand their row to a partner first and are given everything at the end.
     """
-    n, me = collectives.ranks(axis_name), collectives.rank(axis_name)
+    n, me = wire.ranks, wire.rank
     # A row travels with the number of the rank it came from, plus one: what a rank that
     # gets no message receives is zeros, and says so.
-    rows, names = collectives.per_rank(
-        (jnp.zeros((n, *x.shape), x.dtype), jnp.zeros(n, jnp.int32)), axis_name
+    rows, names = wire.per_rank(
+        (jnp.zeros((n, *x.shape), x.dtype), jnp.zeros(n, jnp.int32))
     )
     rows, names = rows.at[me].set(x), names.at[me].set(me.astype(jnp.int32) + 1)
     cost = 0.0
@@ -128,8 +108,8 @@ def doubling_all_gather(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, f
         mine = jnp.nonzero(names, size=count, fill_value=n)[0].astype(jnp.int32)
         row = rows.at[mine].get(mode="fill", fill_value=0)
         name = names.at[mine].get(mode="fill", fill_value=0)
-        row, row_bytes = collectives.permute(row, axis_name, pairs)
-        name, name_bytes = collectives.permute(name, axis_name, pairs)
+        row, row_bytes = wire.permute(row, pairs)
+        name, name_bytes = wire.permute(name, pairs)
         where = jnp.where(name > 0, name - 1, n)
         rows = rows.at[where].set(row, mode="drop")
         names = names.at[where].set(name, mode="drop")
@@ -146,27 +126,27 @@ def _rows_by_doubling(n: int) -> list[tuple[Permutation, int]]:
     return [(pairs, count) for pairs, count in steps if pairs]
 
 
-def ring_all_gather(x: jax.Array, axis_name: AxisName) -> tuple[jax.Array, float]:
+def ring_all_gather(x: jax.Array, wire: Wire) -> tuple[jax.Array, float]:
     """`all_gather` in n - 1 messages to the next rank; the result is typed as varying."""
-    n, me = collectives.ranks(axis_name), collectives.rank(axis_name)
+    n, me = wire.ranks, wire.rank
     onward = tuple((source, (source + 1) % n) for source in range(n))
-    rows = collectives.per_rank(jnp.zeros((n, *x.shape), x.dtype), axis_name)
+    rows = wire.per_rank(jnp.zeros((n, *x.shape), x.dtype))
     rows = as_varying(rows, varying_axes(x)).at[me].set(x)
 
     def turn(step, rows):
         # What came last, or at first one's own, goes on.
-        row, _ = collectives.permute(rows[(me - step) % n], axis_name, onward)
+        row, _ = wire.permute(rows[(me - step) % n], onward)
         return rows.at[(me - step - 1) % n].set(row)
 
     rows = lax.fori_loop(0, n - 1, turn, rows)
     return rows, (n - 1) * float(x.size * x.dtype.itemsize)
 
 
-def gather_channel(axis_name: AxisName, how: str) -> channels.Channel:
+def gather_channel(wire: Wire, how: str) -> channels.Channel:
     """This rank's one message goes to all, by one of GATHERS."""
     if how == "auto":
-        return channels.pull_channel(axis_name)
-    n = collectives.ranks(axis_name)
+        return channels.pull(wire)
+    n = wire.ranks
     gather = {
         "ring": ring_all_gather,
         "doubling": doubling_all_gather,
@@ -174,51 +154,49 @@ def gather_channel(axis_name: AxisName, how: str) -> channels.Channel:
     }[how]
 
     def send(x):
-        received, sent = gather(x, axis_name)
+        received, sent = gather(x, wire)
         return received.reshape(n, x.shape[1]), sent
 
     rows, waits = rows_and_waits(how, n)
     return channels.Channel(send, n, rows, waits=waits)
 
 
-def ring_channel(axis_name: AxisName, rings: Rings) -> channels.Channel:
+def ring_channel(wire: Wire, rings: Rings) -> channels.Channel:
     """This rank's one message goes to all ranks of its ring, by Bruck's algorithm."""
 
     def send(x):
-        received, sent = bruck_all_gather(x[0], axis_name, rings)
+        received, sent = bruck_all_gather(x[0], wire, rings)
         return received, sent
 
     rows, waits = rows_and_waits("bruck", rings.size)
     return channels.Channel(send, rings.size, rows, waits=waits)
 
 
-def shift_channel(
-    axis_name: AxisName, rings: Rings, distance: int, parts: int
-) -> channels.Channel:
+def shift_channel(wire: Wire, rings: Rings, distance: int, parts: int) -> channels.Channel:
     """All of this rank's messages go, together, to the one so far ahead in its ring."""
 
     def send(x):
-        return collectives.permute(x, axis_name, rings.shift(distance))
+        return wire.permute(x, rings.shift(distance))
 
     return channels.Channel(send, parts, parts)
 
 
-def rotated_channel(axis_name: AxisName, bucket: int) -> channels.Channel:
+def rotated_channel(wire: Wire, bucket: int) -> channels.Channel:
     """Message i goes to rank i, by permutations: to the next rank, the one behind it, ...
 
     Every rank sends to another one at a time. So many messages are under way together; the
     next wait for them.
     """
-    n = collectives.ranks(axis_name)
+    n = wire.ranks
     ring = Rings(n, n)
 
     def send(x):
-        me, sent = collectives.rank(axis_name), 0.0
+        me, sent = wire.rank, 0.0
         received = x
         for first in range(1, n, bucket):
             for distance in range(first, min(first + bucket, n)):
                 row = lax.dynamic_index_in_dim(x, (me + distance) % n)
-                row, cost = collectives.permute(row, axis_name, ring.shift(distance))
+                row, cost = wire.permute(row, ring.shift(distance))
                 at = (me - distance) % n
                 received = lax.dynamic_update_index_in_dim(received, row, at, 0)
                 sent += cost

@@ -24,10 +24,15 @@ from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
+from sparsejax.units.slots import Slots
+
+
+_WORD_BITS = 5  # of the number of a bit in a word
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +74,15 @@ class IndexCode:
     def needed_bits(self, count: jax.Array, width: int) -> jax.Array:
         """Bits that `count` slots need, had the message no room to spare, as float32."""
         count = jnp.asarray(count, jnp.float32)
+        lane, each, blocks = self.needed_terms(width)
+        return lane * count + (each * count + blocks)
+
+    def needed_terms(self, width: int) -> tuple[int, int, int]:
+        """The terms of `needed_bits`: bits of a slot in lanes and in the string; others."""
         if self.lane == 0:
-            return jnp.full_like(count, width)
+            return 0, 0, width
         blocks = self.blocks(width)
-        return self.lane * count + ((count + blocks) if blocks > 1 else 0.0)
+        return (self.lane, 1, blocks) if blocks > 1 else (self.lane, 0, 0)
 
 
 COO32 = IndexCode("coo32", 32)
@@ -98,7 +108,8 @@ def cheapest(capacity: int, width: int, among: Iterable[IndexCode]) -> IndexCode
 
 
 def unary(
-    sets: bits.BitSets,
+    slots: Slots,
+    width: int,
     first: jax.Array,
     length: jax.Array,
     lane: jax.Array,
@@ -108,7 +119,8 @@ def unary(
     """The bit string of a message: ones for slots, a zero behind each block.
 
     Args:
-        sets: The slots of each part.
+        slots: The slots of each part.
+        width: How many slots a part may have, a multiple of 32.
         first: The rank of the message's first slot.
         length: How many slots the message has room for.
         lane: Which code, as int32: 8 or 16 (32 gives one block).
@@ -118,27 +130,33 @@ def unary(
     Returns:
         uint32 [parts, words], zeros behind the end.
     """
-    part_words = sets.words.shape[1]
-    width = part_words * bits.WORD
+    parts, part_words = len(slots.counts), width // bits.WORD
     most = -(-width // (1 << least))
     block = lax.iota(jnp.int32, most)
     # Beyond 30 the shift would leave int32, and one block is one block.
-    shift = jnp.minimum(lane, 30)
-    per_block = (jnp.int32(1) << shift) // bits.WORD
+    shift = jnp.clip(lane, least, 30)
+    per_block = (jnp.int32(1) << shift) >> _WORD_BITS
     blocks = (width - 1 >> shift) + 1
-    # The product may wrap behind the last block; such blocks are dropped below.
-    end = jnp.where(block < blocks - 1, (block + 1) * per_block, part_words)
-    below = jnp.clip(bits.count_below(sets, end) - first, 0, length)
+    # The product may wrap behind the last block; such blocks are dropped below. No term is
+    # of constants alone: XLA would compute it in a kernel before the loop that this is in.
+    end = jnp.where(block < blocks - 1, block * per_block + per_block, part_words)
+    below = jnp.clip(slots.below(end) - first, 0, length)
     zero = below + block
-    zero = jnp.where(block < blocks, zero, words * bits.WORD)
-    row = lax.broadcasted_iota(jnp.int32, zero.shape, 0)
-    mark = jnp.uint32(1) << (zero % bits.WORD).astype(jnp.uint32)
-    ends = jnp.zeros((len(sets.counts), words), jnp.uint32)
-    ends = ends.at[row, zero // bits.WORD].add(mark, mode="drop")
+    row = np.arange(parts, dtype=np.int32)[:, None] * words
+    word = zero >> _WORD_BITS
+    # Laid end to end: an index of two numbers is a kernel more to compile.
+    at = jnp.where((block < blocks) & (word < words), row + word, parts * words)
+    mark = jnp.uint32(1) << (zero & (bits.WORD - 1)).astype(jnp.uint32)
+    ends = jnp.zeros(parts * words, jnp.uint32)
+    ends = (
+        ends.at[at]
+        .add(mark, mode="drop", wrap_negative_indices=False)
+        .reshape(parts, words)
+    )
     # Ones up to the last slot of the message, but for the marks.
-    have = jnp.clip(sets.counts - first, 0, length)
-    total = (have + blocks)[:, None] - lax.iota(jnp.int32, words) * bits.WORD
-    return ~ends & bits.low_ones(total)
+    have = (jnp.clip(slots.counts - first, 0, length) + blocks)[:, None]
+    ahead = (have >> _WORD_BITS) - lax.iota(jnp.int32, words)
+    return ~ends & bits.low_ones(ahead * bits.WORD + (have & (bits.WORD - 1)))
 
 
 def to_bytes(slots: jax.Array, plane: int) -> jax.Array:

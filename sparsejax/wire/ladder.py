@@ -22,9 +22,10 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from sparsejax import errors
-from sparsejax.errors import ArgumentError
 from sparsejax.wire import index_codes
 from sparsejax.wire.index_codes import IndexCode
 
@@ -85,14 +86,28 @@ class Ladder:
             need: Entries of the fullest part.
             messages: How many messages a rank sends in a round.
         """
-        words = jnp.array([rung.words for rung in self.rungs], jnp.float32)
         room = jnp.array([rung.capacity for rung in self.rungs], jnp.int32)
-        high = self.rung(need)
-        low = jnp.maximum(high - 1, 0)
-        rest = self.rung(jnp.maximum(need - room[low], 0))
-        saved = 4.0 * messages * (words[high] - words[low] - words[rest])
-        rung = jnp.where((room[low] < need) & (saved > ROUND), low, high)
+        below = jnp.array(self._bounds(messages), jnp.int32) < need
+        rung = jnp.sum(below, dtype=jnp.int32) >> 1
         return rung, jnp.minimum(need, room[rung])
+
+    def _bounds(self, messages: int) -> list[int]:
+        """The most entries for which each rung is taken: alone, and followed by another.
+
+        In the order 0 alone, 0 followed, 1 alone, 1 followed, and so on; the top rung has
+        no bound. So one comparison with them all says which rung is next.
+        """
+        words = np.array([rung.words for rung in self.rungs], np.float32)
+        bounds = []
+        for low, rung in enumerate(self.rungs[:-1]):
+            # As float32, and in this order, so that what is chosen is the same everywhere.
+            saved = np.float32(4.0 * messages) * (words[low + 1] - words[low] - words)
+            rest = [r.capacity for r, s in zip(self.rungs, saved, strict=True) if s > ROUND]
+            followed = rung.capacity + max(rest, default=0)
+            if low + 2 < len(self.rungs):
+                followed = min(followed, self.rungs[low + 1].capacity)
+            bounds += [rung.capacity, followed]
+        return bounds
 
     def messages_for(self, need: int, messages: int) -> list[Rung]:
         """What `next_message` takes, one rung a round, where `need` is a Python number."""
@@ -118,19 +133,18 @@ class Ladder:
         What `next_message` chooses sends no more.
         """
         table = jnp.array([4.0 * rung.words for rung in self.rungs], jnp.float32)
-        rest = need % self.top
+        rest = lax.rem(need, np.int32(self.top))
         last = jnp.where(rest > 0, table[self.rung(rest)], 0.0)
-        return (need // self.top).astype(jnp.float32) * table[-1] + last
+        return lax.div(need, np.int32(self.top)).astype(jnp.float32) * table[-1] + last
 
     def needed_bytes(self, count: jax.Array, rung: jax.Array) -> jax.Array:
         """Bytes that `count` entries need in the code of a rung, padding left out."""
-        codes = [
-            index_codes.CODES[name] for name in sorted({r.code.name for r in self.rungs})
-        ]
-        which = jnp.array([codes.index(r.code) for r in self.rungs], jnp.int32)[rung]
-        index_bits = jnp.stack([code.needed_bits(count, self.width) for code in codes])
+        count = jnp.asarray(count, jnp.float32)
+        terms = [rung.code.needed_terms(self.width) for rung in self.rungs]
+        lane, each, blocks = jnp.array(terms, jnp.float32)[rung]
         header = 4.0
-        return header + index_bits[which] / 8 + self.unit_bytes * count.astype(jnp.float32)
+        index_bits = lane * count + (each * count + blocks)
+        return header + index_bits / 8 + self.unit_bytes * count
 
 
 def ladder(
@@ -227,8 +241,8 @@ def check_capacity(name: str, capacity: int | None) -> None:
 
 def check_ratio(ratio: float) -> None:
     """Raises unless rungs so far apart make a ladder."""
-    if not isinstance(ratio, (int, float)) or not 1.05 <= ratio <= 64:
-        raise ArgumentError(
-            f"ratio must lie in [1.05, 64], got {ratio!r}. It is the step from one message "
-            "size to the next: a smaller one pads less in one round, and compiles longer."
-        )
+    why = (
+        "It is the step from one message size to the next: a smaller one pads less in one "
+        "round, and compiles longer."
+    )
+    errors.check_between("ratio", ratio, 1.05, 64, why)

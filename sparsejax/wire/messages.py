@@ -19,22 +19,35 @@ alone. Tiles are written last to first: the bytes with which a whole tile runs o
 of its lanes lie in the values of earlier entries, which are written after them.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units import bits
 from sparsejax.units.entries import Source
+from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, collectives, index_codes
 from sparsejax.wire.ladder import Ladder
 
 
-Receive = Callable[[Any, jax.Array, jax.Array], Any]
+class Fold(NamedTuple):
+    """What is made of the entries that arrive, tile by tile.
+
+    Attributes:
+        start: The result where nothing arrives.
+        add: From a result, slots int32 [sources, k] and values [sources, k, ...] to the
+            next result. A slot is `width` or more where there is no entry.
+    """
+
+    start: Any
+    add: Callable[[Any, jax.Array, jax.Array], Any]
 
 
 class Sent(NamedTuple):
@@ -56,37 +69,34 @@ class Sent(NamedTuple):
 def transmit(
     ladder: Ladder,
     channel: channels.Channel,
-    sets: bits.BitSets,
+    slots: Slots,
     source: Source,
     need: jax.Array,
-    receive: Receive,
-    carry: Any,
+    fold: Fold,
     typical: jax.Array | None = None,
 ) -> tuple[Any, Sent]:
-    """Sends every entry of every part, and hands what arrives to `receive`.
+    """Sends every entry of every part, and folds the entries that arrive.
 
     Args:
         ladder: The message sizes.
         channel: Where the messages go.
-        sets: The slots of each part that this rank sends.
+        slots: The slots of each part that this rank sends.
         source: The values of the slots.
         need: The count of the fullest part of all ranks, equal on all of them.
-        receive: From carry, slots int32 [sources, k] and values [sources, k, ...] to
-            carry. A slot is `width` or more where there is no entry.
-        carry: What `receive` builds up.
+        fold: What is made of the entries that arrive.
         typical: float32 [k], equal on all ranks: the counts to reckon the payload from;
             if None, those that the messages received name.
 
     Returns:
-        The final carry, and what was sent.
+        The result of the fold, and what was sent.
     """
     form = _Form(ladder, source.shape, source.wire_dtype)
-    axes = varying_axes(sets.words) | varying_axes(source.array)
+    axes = slots.axes | source.axes
     received_axes = axes - channel.same
 
     def sender(words):
-        def send(message):
-            received, sent = channel.send(message[:, :words])
+        def send(message, *rows):
+            received, sent = channel.send(collectives.heads(message, words, rows))
             # Kept apart from the padding: XLA:CPU makes an all-to-all of slices and a
             # concatenation, and the two fused cost 45 ns a word.
             received = lax.optimization_barrier(received)
@@ -95,7 +105,8 @@ def transmit(
             # Zeros that XLA cannot see: it would make the update a padding, word by word,
             # several times as slow where messages are long.
             padded, zero = lax.optimization_barrier((padded, jnp.int32(0)))
-            return lax.dynamic_update_slice(padded, received, (zero, zero)), sent
+            padded = lax.dynamic_update_slice(padded, received, (zero, zero))
+            return padded, jnp.float32(sent)
 
         return send
 
@@ -104,10 +115,12 @@ def transmit(
     def one_round(state):
         first, carry, sent = state
         rung, length = ladder.next_message(need - first, channel.messages)
-        message = _pack(form, sets, source, first, length, rung, axes)
-        received, wire_bytes = collectives.branch(rung, senders, message)
+        places = form.places(rung)
+        message = _pack(form, slots, source, first, length, places, axes)
+        rows = collectives.unseen_numbers(len(message))
+        received, wire_bytes = lax.switch(rung, senders, message, *rows)
         received = channel.received(received)
-        carry = _unpack(form, received, first, length, rung, receive, carry)
+        carry = _unpack(form, received, first, length, places, fold.add, carry)
         counts = lax.bitcast_convert_type(received[:, 0], jnp.int32)
         expected = counts if typical is None else typical
         here = jnp.clip(expected - first, 0, length.astype(expected.dtype))
@@ -124,7 +137,7 @@ def transmit(
     payload = zero if typical is not None else as_varying(zero, received_axes)
     start = (
         jnp.int32(0),
-        as_varying(carry, received_axes),
+        as_varying(fold.start, received_axes),
         Sent(zero, payload, jnp.int32(0), counts),
     )
     _, carry, sent = lax.while_loop(lambda state: state[0] < need, one_round, start)
@@ -149,14 +162,41 @@ class _Form:
         self.spare = max(*tails, self.longest + 2, 1 + max(strings) + spill)
         self.room = self.spare + ladder.tile // 4
         self.planes = max(r.code.planes for r in rungs)
-        self.string = jnp.array(strings, jnp.int32)
-        self.plane = jnp.array([r.capacity // 4 for r in rungs], jnp.int32)
-        self.lanes = jnp.array(lanes, jnp.int32)
-        self.lane = jnp.array([r.code.lane for r in rungs], jnp.int32)
+        self.table = np.array(
+            [
+                self._places(rung, string, lane)
+                for rung, string, lane in zip(rungs, strings, lanes, strict=True)
+            ],
+            np.int32,
+        )
+
+    def _places(self, rung, string, lane):
+        """A row of the table, in the order of `_Places`."""
+        code = rung.code
+        planes = []
+        for plane in range(self.planes):
+            sent = plane < code.planes
+            # A plane that this rung does not send goes where nobody looks.
+            at = 1 + string + plane * (rung.capacity // 4) if sent else self.spare
+            planes += [at, int(sent)]
+        return [
+            code.lane,
+            string,
+            1 + string + lane,
+            int(code.lane == 0),
+            int(code.lane != 0),
+            int(string > 0),
+            min(code.lane, 30),
+            *planes,
+        ]
+
+    def places(self, rung):
+        """Where the parts of a message lie, as one array: see `_Places`."""
+        return jnp.asarray(self.table)[rung]
 
     def unit_words(self, entries):
         # Entries come in fours; dividing first keeps the product within int32.
-        return (entries // 4) * (math.prod(self.shape) * self.dtype.itemsize)
+        return (entries >> 2) * (math.prod(self.shape) * self.dtype.itemsize)
 
     def to_words(self, values):
         """[parts, entries, *shape] to uint32 [parts, words]."""
@@ -176,48 +216,68 @@ class _Form:
         return values.reshape(parts, entries, *self.shape)
 
 
-def _pack(form, sets, source, first, length, rung, axes):
+class _Places:
+    """Where the parts of a message lie, read off a row of the table of a `_Form`.
+
+    A row goes through loops as it is, and numbers are read in them: as operands of a loop
+    each of them, and each that is computed from them, is a kernel to compile.
+    """
+
+    def __init__(self, row):
+        numbers = [lax.index_in_dim(row, i, keepdims=False) for i in range(row.size)]
+        self.lane, self.string, self.values, *numbers = numbers
+        self.is_bitmap, self.has_lanes, self.has_string, self.shift, *planes = numbers
+        self.planes = list(zip(planes[::2], planes[1::2], strict=True))
+
+
+def _pack(form, slots, source, first, length, row, axes):
     """Writes a run of ranks of each part into a message."""
-    ladder, parts, tile = form.ladder, len(sets.counts), form.ladder.tile
-    lane = form.lane[rung]
-    lanes_at = 1 + form.string[rung]
-    values_from = lanes_at + form.lanes[rung]
-    string = sets.words
+    ladder, parts, tile = form.ladder, len(slots.counts), form.ladder.tile
+    string = slots.bitmap
     lanes = [size.code.lane for size in ladder.rungs if size.code.lane]
     if lanes:
         # Where the rung is a bitmap this is work for nothing, but little.
-        string = index_codes.unary(sets, first, length, lane, min(lanes), form.longest)
+        lane = _Places(row).lane
+        string = index_codes.unary(
+            slots, ladder.width, first, length, lane, min(lanes), form.longest
+        )
         if len(lanes) < len(ladder.rungs):
-            string = jnp.where(lane == 0, sets.words, string)
+            string = jnp.where(lane == 0, slots.bitmap, string)
     message = as_varying(jnp.zeros((parts, form.room), jnp.uint32), axes)
     message = lax.dynamic_update_slice(message, string, (0, 1))
 
     def one_tile(state):
         number, message = state
         at = number * tile
-        found = _alone(number, axes, lambda: bits.slots(sets, first + at, tile))
-        for plane in range(form.planes):
+        alone = functools.partial(_alone, number, axes, (parts, tile))
+        found = alone(jnp.int32, lambda: slots.run(first + at, tile))
+        places = _Places(row)
+        for plane, (begin, is_sent) in enumerate(places.planes):
             words = index_codes.to_bytes(found, plane)
-            start = lanes_at + plane * form.plane[rung] + at // 4
-            # A plane that this rung does not send goes where nobody looks.
-            start = jnp.where(8 * plane < lane, start, form.spare)
+            start = begin + is_sent * (at >> 2)
             message = lax.dynamic_update_slice_in_dim(message, words, start, axis=1)
         units = found
         if source.units is not None:
-            units = _alone(number, axes, lambda: source.units(found))
-        values = _alone(number, axes, lambda: source.array.at[units].get(mode="clip"))
+            units = alone(jnp.int32, lambda: source.units(found))
+        values = _alone(
+            number,
+            axes,
+            (parts, tile, *source.shape),
+            source.array.dtype,
+            lambda: source.read(units),
+        )
         words = form.to_words(values.astype(form.dtype))
-        start = values_from + form.unit_words(at)
+        start = places.values + form.unit_words(at)
         message = lax.dynamic_update_slice_in_dim(message, words, start, axis=1)
         return number - 1, message
 
-    tiles = -(-length // tile)
+    tiles = lax.div(length + (tile - 1), np.int32(tile))
     _, message = lax.while_loop(lambda state: state[0] >= 0, one_tile, (tiles - 1, message))
-    header = lax.bitcast_convert_type(sets.counts, jnp.uint32)[:, None]
+    header = lax.bitcast_convert_type(slots.counts, jnp.uint32)[:, None]
     return lax.dynamic_update_slice(message, header, (0, 0))
 
 
-def _alone(tile, axes, function):
+def _alone(tile, axes, shape, dtype, function):
     """What a function returns, computed in kernels of its own on CPUs.
 
     XLA:CPU makes one loop of a gather, of all that computes its indices and of all that is
@@ -225,45 +285,41 @@ def _alone(tile, axes, function):
     where it takes 5 in three loops. A branch that is always taken keeps them apart: that
     the number of a tile is never negative is more than XLA sees.
     """
-    result = jax.eval_shape(function)
 
     def apart():
-        zeros = lambda: as_varying(jnp.zeros(result.shape, result.dtype), axes)
+        zeros = lambda: as_varying(jnp.zeros(shape, dtype), axes)
         return lax.cond(tile >= 0, lambda: as_varying(function(), axes), zeros)
 
     return lax.platform_dependent(cpu=apart, default=lambda: as_varying(function(), axes))
 
 
-def _unpack(form, message, first, length, rung, receive, carry):
-    """Hands the entries of the messages received to `receive`, tile by tile."""
+def _unpack(form, message, first, length, row, add, carry):
+    """Folds the entries of the messages received with `add`, tile by tile."""
     ladder, tile = form.ladder, form.ladder.tile
-    lane = form.lane[rung]
-    lanes_at = 1 + form.string[rung]
-    values_from = lanes_at + form.lanes[rung]
-    used = lax.iota(jnp.int32, form.longest) < form.string[rung]
+    used = lax.iota(jnp.int32, form.longest) < _Places(row).string
     strings = jnp.where(used, message[:, 1 : 1 + form.longest], 0)
     sets = bits.bit_sets(strings, len(message) * tile)
     counts = lax.bitcast_convert_type(message[:, 0], jnp.int32)
     here = jnp.clip(counts - first, 0, length)[:, None]
-    # The bitmap holds all of a part, the string of other codes just this message.
-    start = jnp.where(lane == 0, first, 0)
 
     def one_tile(state):
         at, carry = state
+        places = _Places(row)
         rank = at + lax.iota(jnp.int32, tile)
-        found = bits.slots(sets, start + at, tile)
+        # The bitmap holds all of a part, the string of other codes just this message.
+        found = bits.slots(sets, places.is_bitmap * first + at, tile)
         low = jnp.zeros_like(found)
-        for plane in range(form.planes):
-            begin = lanes_at + plane * form.plane[rung] + at // 4
+        for plane, (begin, is_sent) in enumerate(places.planes):
+            begin = begin + is_sent * (at >> 2)
             octets = lax.dynamic_slice_in_dim(message, begin, tile // 4, axis=1)
-            octets = index_codes.from_bytes(octets, plane)
-            low = low | jnp.where(8 * plane < lane, octets, 0)
-        block = jnp.where(form.string[rung] > 0, found - rank, 0)
-        slots = jnp.where(lane == 0, found, low | (block << jnp.minimum(lane, 30)))
+            low = low | index_codes.from_bytes(octets, plane) * is_sent
+        # The slots of a bitmap; of another code their blocks, if there are several.
+        block = (found - places.has_lanes * rank) * places.has_string
+        slots = low | (block << places.shift)
         slots = jnp.where(rank < here, slots, ladder.width)
-        begin = values_from + form.unit_words(at)
+        begin = places.values + form.unit_words(at)
         words = lax.dynamic_slice_in_dim(message, begin, form.unit_words(tile), axis=1)
-        return at + tile, receive(carry, slots, form.from_words(words, tile))
+        return at + tile, add(carry, slots, form.from_words(words, tile))
 
     _, carry = lax.while_loop(
         lambda state: state[0] < length, one_tile, (jnp.int32(0), carry)

@@ -1,4 +1,4 @@
-"""What a synchronization costs by the papers' formulas: messages and bytes of one rank.
+"""Costs of a synchronization by the papers' formulas: messages and bytes of one rank.
 
 Pure arithmetic, for any number of ranks and without devices. This file holds the model and
 the formulas of Zen, which follow how sets grow as they are added up; `cost_tables` holds
@@ -21,11 +21,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sparsejax import errors
 from sparsejax.errors import ArgumentError
 
 
 class Cost(NamedTuple):
-    """What the busiest rank sends, or receives where that is more.
+    """Messages and bytes that the busiest rank sends, or receives where that is more.
 
     Attributes:
         rounds: Messages that follow one another.
@@ -37,32 +38,14 @@ class Cost(NamedTuple):
 
     def time(self, alpha: float, bandwidth: float) -> float:
         """Seconds, with alpha seconds a message and so many bytes a second."""
-        check_at_least("alpha", alpha, 0)
-        check_above_zero("bandwidth", bandwidth)
+        errors.check_at_least("alpha", alpha, 0)
+        errors.check_positive("bandwidth", bandwidth)
         return self.rounds * alpha + self.bytes / bandwidth
 
 
 def total(*stages: Cost) -> Cost:
     """The cost of stages that follow one another."""
     return Cost(math.fsum(s.rounds for s in stages), math.fsum(s.bytes for s in stages))
-
-
-def check_at_least(name: str, value: float, least: float) -> None:
-    """Raises unless an argument is a number of at least so much."""
-    if not least <= value < math.inf:
-        raise ArgumentError(f"{name} must be at least {least}, got {name}={value!r}.")
-
-
-def check_above_zero(name: str, value: float) -> None:
-    """Raises unless an argument is a number above zero."""
-    if not 0 < value < math.inf:
-        raise ArgumentError(f"{name} must be above 0, got {name}={value!r}.")
-
-
-def check_share(name: str, value: float) -> None:
-    """Raises unless an argument lies in (0, 1]."""
-    if not 0 < value <= 1:
-        raise ArgumentError(f"{name} must lie in (0, 1], got {name}={value!r}.")
 
 
 def doublings(ranks: int) -> int:
@@ -94,21 +77,16 @@ class Workload:
     index_bytes: float = 4.0
 
     def __post_init__(self):
-        check_at_least("ranks", self.ranks, 1)
-        check_at_least("units", self.units, 1)
-        check_above_zero("unit_bytes", self.unit_bytes)
-        check_share("density", self.density)
-        check_at_least("index_bytes", self.index_bytes, 0)
-        if not 1 <= self.skewness <= self.ranks:
-            raise ArgumentError(
-                f"skewness must lie between 1 and ranks={self.ranks}, "
-                f"got skewness={self.skewness!r}."
-            )
+        errors.check_at_least("ranks", self.ranks, 1)
+        errors.check_at_least("units", self.units, 1)
+        errors.check_positive("unit_bytes", self.unit_bytes)
+        errors.check_share("density", self.density)
+        errors.check_at_least("index_bytes", self.index_bytes, 0)
+        errors.check_between("skewness", self.skewness, 1, self.ranks)
         points = _points(self.ranks)
         if len(self.growth) != len(points):
             raise ArgumentError(
-                f"growth must hold a ratio for each of {points} ranks, "
-                f"got growth={self.growth!r}."
+                f"growth must hold a ratio for each of {points} ranks, got {self.growth!r}."
             )
         last = 1.0
         for k, ratio in zip(points, self.growth, strict=True):
@@ -118,7 +96,7 @@ class Workload:
                 raise ArgumentError(
                     "growth must not fall, nor exceed the number of ranks or 1 / density: "
                     f"at {k} ranks it must lie between {last:g} and {most:g}, "
-                    f"got growth={self.growth!r}."
+                    f"got {self.growth!r}."
                 )
             last = ratio
 
@@ -164,16 +142,13 @@ class Workload:
         index_bytes: float = 4.0,
     ) -> "Workload":
         """Each rank draws its set at random: g^k = (1 - (1 - d)^k) / d."""
-        check_share("density", density)
+        errors.check_share("density", density)
         growth = tuple((1 - (1 - density) ** k) / density for k in _points(ranks))
         return cls(ranks, units, unit_bytes, density, growth, skewness, index_bytes)
 
     def gamma(self, k: float) -> float:
         """g^k; between known points a power of k, which is exact for disjoint sets."""
-        if not 1 <= k <= self.ranks:
-            raise ArgumentError(
-                f"k must lie between 1 and ranks={self.ranks}, got k={k!r}."
-            )
+        errors.check_between("k", k, 1, self.ranks)
         ks, ratios = (1, *_points(self.ranks)), (1.0, *self.growth)
         right = bisect.bisect_left(ks, k)
         if ks[right] == k:
@@ -199,7 +174,7 @@ class Workload:
 
 
 def _points(ranks: int) -> tuple[int, ...]:
-    """The numbers of ranks at which the growth is told."""
+    """The numbers of ranks at which `Workload.growth` holds a ratio."""
     return tuple(min(2 << k, ranks) for k in range(doublings(ranks)))
 
 
@@ -293,9 +268,7 @@ def sparse_ps_broadcast(workload: Workload, algorithm: str = "scatter_all_gather
         "binomial": (doublings(n), doublings(n)),
         "scatter_all_gather": (2 * (n - 1), 2 * (n - 1) / n),
     }
-    if algorithm not in ways:
-        known = ", ".join(repr(way) for way in ways)
-        raise ArgumentError(f"algorithm must be one of {known}, got {algorithm!r}.")
+    errors.check_one_of("algorithm", algorithm, ways)
     rounds, factor = ways[algorithm]
     push, _ = _point_to_point(workload)
     return total(push, Cost(rounds, factor * workload.sum_bytes))
@@ -326,7 +299,7 @@ def hierarchy_parallelism_push(workload: Workload) -> Cost:
     E d (g^1/2 + g^2/4 + g^4/8 + ... + g^(n/2)/n), in log2 n stages: the paper's volume of
     all ranks divided by n. Only for a power of two.
     """
-    check_power_of_two("ranks", workload.ranks)
+    errors.check_power_of_two("ranks", workload.ranks)
     stages = range(doublings(workload.ranks))
     sizes = math.fsum(workload.gamma(1 << i) / (2 << i) for i in stages)
     return Cost(len(stages), workload.set_bytes * sizes)
@@ -352,7 +325,7 @@ def omni_reduce(
         growth: The same as in `Workload`, of blocks.
         skewness: The same as in `Workload`, of blocks.
     """
-    check_at_least("block", block, 1)
+    errors.check_at_least("block", block, 1)
     n, count = workload.ranks, -(-workload.units // block)
     unit_bytes = block * workload.unit_bytes
     return sparse_ps(Workload(n, count, unit_bytes, density, growth, skewness, 0.0))
@@ -370,12 +343,6 @@ def zen_optimum(workload: Workload) -> str:
         "balanced": balanced_parallelism(workload).bytes,
     }
     return min(bytes_of, key=lambda name: bytes_of[name])
-
-
-def check_power_of_two(name: str, value: int) -> None:
-    """Raises unless an argument is 1, 2, 4, 8, ..."""
-    if value < 1 or value & (value - 1):
-        raise ArgumentError(f"{name} must be a power of two, got {name}={value!r}.")
 
 
 #: The formulas that need nothing but a workload.

@@ -10,15 +10,8 @@ Logarithms are rounded up to whole rounds. The tables print them bare, and SparD
 derivation rounds them up. The k/P entries of a part are not rounded.
 """
 
-from sparsejax.advise.papers.cost_model import (
-    Cost,
-    check_above_zero,
-    check_at_least,
-    check_power_of_two,
-    check_share,
-    doublings,
-    total,
-)
+from sparsejax import errors
+from sparsejax.advise.papers.cost_model import Cost, doublings, total
 from sparsejax.errors import ArgumentError
 
 
@@ -55,18 +48,18 @@ def embrace_ps(
     `servers` is None. The server exchanges with all N ranks, those of its node included.
     """
     _check_embrace(size, density, ranks)
-    check_at_least("nodes", nodes, 1)
+    errors.check_at_least("nodes", nodes, 1)
     if nodes > ranks:
         raise ArgumentError(
-            f"nodes must not exceed ranks, got nodes={nodes!r} and ranks={ranks!r}."
+            f"nodes must not exceed ranks, got {nodes!r} nodes and {ranks!r} ranks."
         )
-    held_by = nodes if servers is None else servers
-    check_at_least("servers", held_by, 1)
-    if held_by > nodes:
+    count = nodes if servers is None else servers
+    errors.check_at_least("servers", count, 1)
+    if count > nodes:
         raise ArgumentError(
-            f"servers must not exceed nodes, got servers={servers!r} and nodes={nodes!r}."
+            f"servers must not exceed nodes, got {servers!r} servers and {nodes!r} nodes."
         )
-    return Cost(2 * ranks, 2 * ranks * density * size / held_by)
+    return Cost(2 * ranks, 2 * ranks * density * size / count)
 
 
 def embrace_all_gather(size: float, density: float, ranks: int) -> Cost:
@@ -76,9 +69,9 @@ def embrace_all_gather(size: float, density: float, ranks: int) -> Cost:
 
 
 def _check_embrace(size, density, ranks):
-    check_above_zero("size", size)
-    check_share("density", density)
-    check_at_least("ranks", ranks, 1)
+    errors.check_positive("size", size)
+    errors.check_share("density", density)
+    errors.check_at_least("ranks", ranks, 1)
 
 
 # --- DRAGONN, section 4.2.
@@ -104,7 +97,7 @@ def dragonn_sparse(numbers: int, number_bytes: float, ratio: float, ranks: int) 
     the compressed size over d A, indices included.
     """
     _check_dragonn(numbers, number_bytes, ranks)
-    check_above_zero("ratio", ratio)
+    errors.check_positive("ratio", ratio)
     return Cost(ranks - 1, (ranks - 1) * ratio * numbers * number_bytes)
 
 
@@ -122,16 +115,16 @@ def dragonn_pays(
     The difference is taken of the two models, (K - 1) (alpha + (2/K - c) d A/B). The paper
     prints it with 1/K in place of 2/K, which does not follow from them.
     """
-    check_at_least("compression", compression, 0)
+    errors.check_at_least("compression", compression, 0)
     full = dragonn_full(numbers, number_bytes, ranks).time(alpha, bandwidth)
     sparse = dragonn_sparse(numbers, number_bytes, ratio, ranks).time(alpha, bandwidth)
     return compression < full - sparse
 
 
 def _check_dragonn(numbers, number_bytes, ranks):
-    check_at_least("numbers", numbers, 1)
-    check_above_zero("number_bytes", number_bytes)
-    check_at_least("ranks", ranks, 1)
+    errors.check_at_least("numbers", numbers, 1)
+    errors.check_positive("number_bytes", number_bytes)
+    errors.check_at_least("ranks", ranks, 1)
 
 
 # --- Ok-Topk, table 1, and SparDL, table I: P ranks, n numbers, k chosen ones.
@@ -170,7 +163,7 @@ def topk_dsa(k: int, numbers: int, ranks: int, word_bytes: int = 4) -> tuple[Cos
     are a little more than the P - 1 + log P that a split and one all-gather need.
     """
     _check_table("k", k, ranks, word_bytes)
-    check_at_least("numbers", numbers, k)
+    errors.check_at_least("numbers", numbers, k)
     rounds = ranks + 2 * doublings(ranks)
     share = word_bytes * (ranks - 1) / ranks
     return Cost(rounds, share * 4 * k), Cost(rounds, share * (2 * k + numbers))
@@ -217,7 +210,7 @@ def spar_dl_r_sag(k: int, ranks: int, teams: int, word_bytes: int = 4) -> Cost:
     all-gather in each team.
     """
     _check_teams(k, ranks, teams, word_bytes)
-    check_power_of_two("teams", teams)
+    errors.check_power_of_two("teams", teams)
     within = _in_team(k, ranks, teams, word_bytes)
     swaps = doublings(teams)
     between = Cost(swaps, word_bytes * swaps * 2 * teams * k / ranks)
@@ -254,15 +247,15 @@ def _in_team(k, ranks, teams, word_bytes) -> Cost:
 
 def _check_teams(k, ranks, teams, word_bytes):
     _check_table("k", k, ranks, word_bytes)
-    check_at_least("teams", teams, 1)
+    errors.check_at_least("teams", teams, 1)
     if ranks % teams:
         raise ArgumentError(
             "teams must divide ranks into teams of the same size, "
-            f"got teams={teams!r} and ranks={ranks!r}."
+            f"got {teams!r} teams and {ranks!r} ranks."
         )
 
 
 def _check_table(name, value, ranks, word_bytes):
-    check_at_least(name, value, 1)
-    check_at_least("ranks", ranks, 1)
-    check_above_zero("word_bytes", word_bytes)
+    errors.check_at_least(name, value, 1)
+    errors.check_at_least("ranks", ranks, 1)
+    errors.check_positive("word_bytes", word_bytes)

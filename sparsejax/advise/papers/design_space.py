@@ -1,4 +1,4 @@
-"""What every way to add up sparse gradients sends, counted from the sets of non-zeros.
+"""Zen's design space: the bytes of every way to add up sparse gradients, from their sets.
 
 Zen (2.2) orders the ways by four choices: how ranks communicate, when entries are added,
 whether a gradient travels whole or in parts, and whether the parts are balanced. `points`
@@ -45,6 +45,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sparsejax import errors
 from sparsejax.advise.papers import measures
 from sparsejax.errors import ArgumentError
 from sparsejax.units.ownership import Ownership, StripedHash
@@ -73,16 +74,10 @@ class Point:
     balance: str | None = None
 
     def __post_init__(self):
-        for name, values in (
-            ("communication", COMMUNICATION),
-            ("aggregation", AGGREGATION),
-            ("partition", tuple(BALANCE)),
-            ("balance", BALANCE.get(self.partition, ())),
-        ):
-            if getattr(self, name) not in values:
-                raise ArgumentError(
-                    f"{name} must be one of {values}, got {getattr(self, name)!r}."
-                )
+        errors.check_one_of("communication", self.communication, COMMUNICATION)
+        errors.check_one_of("aggregation", self.aggregation, AGGREGATION)
+        errors.check_one_of("partition", self.partition, BALANCE)
+        errors.check_one_of("balance", self.balance, BALANCE[self.partition])
 
 
 BALANCED_PARALLELISM = Point("point_to_point", "incremental", "parallelism", "balanced")
@@ -100,8 +95,13 @@ def points() -> list[Point]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Traffic:
-    """What each rank receives and sends at each stage, as floats [stages, ranks]."""
+class StageBytes:
+    """Bytes, or entries, of each rank at each stage, as floats [stages, ranks].
+
+    Attributes:
+        received: Bytes that a rank receives.
+        sent: Bytes that it sends.
+    """
 
     received: np.ndarray
     sent: np.ndarray
@@ -121,39 +121,24 @@ class Traffic:
         """
         return float(np.maximum(self.received, self.sent).max(axis=1, initial=0).sum())
 
-    def then(self, after: "Traffic") -> "Traffic":
-        """This traffic, and behind it another."""
+    def then(self, after: "StageBytes") -> "StageBytes":
+        """These stages, and other ones after them."""
         received = np.concatenate([self.received, after.received])
-        return Traffic(received, np.concatenate([self.sent, after.sent]))
+        return StageBytes(received, np.concatenate([self.sent, after.sent]))
 
-    def times(self, unit_bytes: float) -> "Traffic":
-        """Entries as bytes."""
-        return Traffic(self.received * unit_bytes, self.sent * unit_bytes)
+    def times(self, unit_bytes: float) -> "StageBytes":
+        """The bytes of entries of `unit_bytes` each."""
+        return StageBytes(self.received * unit_bytes, self.sent * unit_bytes)
 
 
-def received_bytes(
-    point: Point,
-    sets: ArrayLike,
-    *,
-    value_bytes: float = 4,
-    index_bytes: float = 4,
-    ownership: Ownership = HASH,
-) -> float:
-    """The bytes that the most loaded rank receives, exactly.
+def traffic(point: Point, sets: ArrayLike, *, ownership: Ownership = HASH) -> StageBytes:
+    """The *entries* that each rank receives and sends at each stage.
 
     Args:
-        point: Which way; what it sends is in the module's description.
+        point: A way to add up; the module's description says what it sends.
         sets: Booleans [ranks, units], the non-zeros of each rank; ranks a power of two.
-        value_bytes: Of the value of one unit.
-        index_bytes: Of one index; 0 leaves indices out.
-        ownership: Which parts are "balanced".
+        ownership: The rule that gives units to "balanced" parts.
     """
-    found = traffic(point, sets, ownership=ownership)
-    return found.most_received * (value_bytes + index_bytes)
-
-
-def traffic(point: Point, sets: ArrayLike, *, ownership: Ownership = HASH) -> Traffic:
-    """The *entries* that each rank receives and sends at each stage."""
     sets = measures.checked(sets)
     ranks, size = sets.shape
     if ranks < 2 or ranks & (ranks - 1):
@@ -168,21 +153,21 @@ def traffic(point: Point, sets: ArrayLike, *, ownership: Ownership = HASH) -> Tr
         owners = measures.equal_ranges(size, ranks)
     push = {"ring": _ring_push, "hierarchy": _halving, "point_to_point": _push}
     pull = {"ring": _ring_pull, "hierarchy": _doubled_pull, "point_to_point": _pull}
-    first = push[point.communication](sets, owners, once)
-    back = sets if once else sets.any(axis=0, keepdims=True)
-    amounts = measures.part_counts(back, owners, ranks).sum(axis=0)
-    return first.then(pull[point.communication](amounts))
+    pushed = push[point.communication](sets, owners, once)
+    pulled_sets = sets if once else sets.any(axis=0, keepdims=True)
+    amounts = measures.part_counts(pulled_sets, owners, ranks).sum(axis=0)
+    return pushed.then(pull[point.communication](amounts))
 
 
 # --- Centralization.
 
 
-def _send_all(sets: np.ndarray, _: bool = True) -> Traffic:
+def _send_all(sets: np.ndarray, _: bool = True) -> StageBytes:
     counts = sets.sum(axis=1)
     return _stage(counts.sum() - counts, (len(sets) - 1) * counts)
 
 
-def _ring_all(sets: np.ndarray, once: bool) -> Traffic:
+def _ring_all(sets: np.ndarray, once: bool) -> StageBytes:
     ranks, size = sets.shape
     if once:
         return _ring_pull(sets.sum(axis=1))
@@ -196,10 +181,10 @@ def _ring_all(sets: np.ndarray, once: bool) -> Traffic:
             received[:, rank] = np.cumsum(np.bincount(back, minlength=ranks + 1)[1:])
         last[sets[rank]] = step
     received = received[: ranks - 1]
-    return Traffic(received, np.roll(received, -1, axis=1))
+    return StageBytes(received, np.roll(received, -1, axis=1))
 
 
-def _doubling(sets: np.ndarray, once: bool) -> Traffic:
+def _doubling(sets: np.ndarray, once: bool) -> StageBytes:
     if once:
         return _doubled_pull(sets.sum(axis=1))
     rank = np.arange(len(sets))
@@ -211,13 +196,13 @@ def _doubling(sets: np.ndarray, once: bool) -> Traffic:
 # --- Parallelism, the first step: each part to its owner.
 
 
-def _push(sets: np.ndarray, owners: np.ndarray, _: bool = True) -> Traffic:
+def _push(sets: np.ndarray, owners: np.ndarray, _: bool = True) -> StageBytes:
     counts = measures.part_counts(sets, owners, len(sets))
-    own = np.diagonal(counts)
-    return _stage(counts.sum(axis=0) - own, counts.sum(axis=1) - own)
+    kept = np.diagonal(counts)
+    return _stage(counts.sum(axis=0) - kept, counts.sum(axis=1) - kept)
 
 
-def _ring_push(sets: np.ndarray, owners: np.ndarray, once: bool) -> Traffic:
+def _ring_push(sets: np.ndarray, owners: np.ndarray, once: bool) -> StageBytes:
     ranks = len(sets)
     received = np.zeros((ranks - 1, ranks))
     stage = np.arange(1, ranks)
@@ -232,25 +217,25 @@ def _ring_push(sets: np.ndarray, owners: np.ndarray, once: bool) -> Traffic:
             # The first rank of the chain that has a unit; the owner comes last.
             chain = np.roll(by_unit[edges[part] : edges[part + 1]], -part - 1, axis=1)
             chain = chain[:, : ranks - 1]
-            first = chain.argmax(axis=1)[chain.any(axis=1)]
-            added = np.bincount(first, minlength=ranks - 1)
+            first_rank = chain.argmax(axis=1)[chain.any(axis=1)]
+            added = np.bincount(first_rank, minlength=ranks - 1)
         received[stage - 1, (part + 1 + stage) % ranks] = np.cumsum(added)
-    return Traffic(received, np.roll(received, -1, axis=1))
+    return StageBytes(received, np.roll(received, -1, axis=1))
 
 
-def _halving(sets: np.ndarray, owners: np.ndarray, once: bool) -> Traffic:
+def _halving(sets: np.ndarray, owners: np.ndarray, once: bool) -> StageBytes:
     ranks = len(sets)
     rank, stages = np.arange(ranks), []
     counts = measures.part_counts(sets, owners, ranks)
     for group, unions in _groups(sets):
         if once:
-            held = counts.reshape(-1, group, ranks).sum(axis=1)
+            amounts = counts.reshape(-1, group, ranks).sum(axis=1)
         else:
-            held = measures.part_counts(unions, owners, ranks)
+            amounts = measures.part_counts(unions, owners, ranks)
         # The parts whose owners agree in the bits below 2 * group travel together.
         width = 2 * group
-        held = held.reshape(ranks // group, -1, width).sum(axis=1)
-        received = held[rank // group ^ 1, rank % width]
+        amounts = amounts.reshape(ranks // group, -1, width).sum(axis=1)
+        received = amounts[rank // group ^ 1, rank % width]
         stages.append((received, received[rank ^ group]))
     return _stages(stages, ranks)
 
@@ -258,21 +243,21 @@ def _halving(sets: np.ndarray, owners: np.ndarray, once: bool) -> Traffic:
 # --- Parallelism, the second step: all parts, of these many entries, to all ranks.
 
 
-def _pull(amounts: np.ndarray) -> Traffic:
+def _pull(amounts: np.ndarray) -> StageBytes:
     return _stage(amounts.sum() - amounts, (len(amounts) - 1) * amounts)
 
 
-def _ring_pull(amounts: np.ndarray) -> Traffic:
+def _ring_pull(amounts: np.ndarray) -> StageBytes:
     rank, stage = np.arange(len(amounts)), np.arange(1, len(amounts))[:, None]
     received = amounts[(rank - stage) % len(amounts)].astype(float)
-    return Traffic(received, np.roll(received, -1, axis=1))
+    return StageBytes(received, np.roll(received, -1, axis=1))
 
 
-def _doubled_pull(amounts: np.ndarray) -> Traffic:
+def _doubled_pull(amounts: np.ndarray) -> StageBytes:
     rank, stages = np.arange(len(amounts)), []
     for k in range(len(amounts).bit_length() - 1):
-        held = amounts.reshape(-1, 1 << k).sum(axis=1)
-        stages.append((held[(rank >> k) ^ 1], held[rank >> k]))
+        of_group = amounts.reshape(-1, 1 << k).sum(axis=1)
+        stages.append((of_group[(rank >> k) ^ 1], of_group[rank >> k]))
     return _stages(stages, len(amounts))
 
 
@@ -284,59 +269,62 @@ def _groups(sets: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         sets, group = sets[0::2] | sets[1::2], 2 * group
 
 
-def _stage(received: np.ndarray, sent: np.ndarray) -> Traffic:
-    return Traffic(received[None].astype(float), sent[None].astype(float))
+def _stage(received: np.ndarray, sent: np.ndarray) -> StageBytes:
+    return StageBytes(received[None].astype(float), sent[None].astype(float))
 
 
-def _stages(stages: list[tuple[np.ndarray, np.ndarray]], ranks: int) -> Traffic:
+def _stages(stages: list[tuple[np.ndarray, np.ndarray]], ranks: int) -> StageBytes:
     both = np.array(stages, float).reshape(-1, 2, ranks)
-    return Traffic(both[:, 0], both[:, 1])
+    return StageBytes(both[:, 0], both[:, 1])
 
 
 # --- Schemes by name. Each takes sets [ranks, units] and gives bytes.
 
 
-def all_reduce(sets: ArrayLike, value_bytes: float = 4) -> Traffic:
+def all_reduce(sets: ArrayLike, value_bytes: float = 4) -> StageBytes:
     """The dense way: reduce-scatter and all-gather, 2 (n - 1) / n of all values."""
     sets = measures.checked(sets)
     ranks, size = sets.shape
     each = np.full((2, ranks), (ranks - 1) / ranks * size * value_bytes)
-    return Traffic(each, each)
+    return StageBytes(each, each)
 
 
-def ag_sparse(sets: ArrayLike, value_bytes: float = 4, index_bytes: float = 4) -> Traffic:
+def ag_sparse(
+    sets: ArrayLike, value_bytes: float = 4, index_bytes: float = 4
+) -> StageBytes:
     """AGsparse: every rank sends its set to all others."""
     return _send_all(measures.checked(sets)).times(value_bytes + index_bytes)
 
 
-def sparcml(sets: ArrayLike, value_bytes: float = 4, index_bytes: float = 4) -> Traffic:
+def sparcml(sets: ArrayLike, value_bytes: float = 4, index_bytes: float = 4) -> StageBytes:
     """SparCML with recursive doubling: Hierarchical Centralization."""
     return traffic(HIERARCHICAL_CENTRALIZATION, sets).times(value_bytes + index_bytes)
 
 
 def omnireduce(
     sets: ArrayLike, block: int = 256, value_bytes: float = 4, offset_bytes: float = 4
-) -> Traffic:
+) -> StageBytes:
     """OmniReduce: blocks with a non-zero in them go to the owners of equal ranges and back.
 
     Args:
         sets: Booleans [ranks, units].
         block: Units in a block, of which all are sent; the last is filled up with zeros.
         value_bytes: Of one unit.
-        offset_bytes: What tells where a block belongs.
+        offset_bytes: Of the offset that travels with a block.
     """
     sets = measures.checked(sets)
-    if block < 1:
-        raise ArgumentError(f"block must be at least 1, got {block}.")
+    errors.check_whole("block", block, 1)
     ranks, size = sets.shape
-    spare = np.zeros((ranks, -size % block), bool)
-    whole = np.concatenate([sets, spare], axis=1)
-    blocks = np.asarray(whole.reshape(ranks, -1, block).any(axis=2))
+    padding = np.zeros((ranks, -size % block), bool)
+    padded = np.concatenate([sets, padding], axis=1)
+    blocks = np.asarray(padded.reshape(ranks, -1, block).any(axis=2))
     owners = measures.equal_ranges(blocks.shape[1], ranks)
     return _push_pull(blocks, owners).times(block * value_bytes + offset_bytes)
 
 
-def sparse_ps(sets: ArrayLike, value_bytes: float = 4, index_bytes: float = 4) -> Traffic:
+def sparse_ps(
+    sets: ArrayLike, value_bytes: float = 4, index_bytes: float = 4
+) -> StageBytes:
     """A parameter server: equal ranges, point to point, entries in COO (B.1)."""
     sets = measures.checked(sets)
     owners = measures.equal_ranges(sets.shape[1], len(sets))
@@ -345,7 +333,7 @@ def sparse_ps(sets: ArrayLike, value_bytes: float = 4, index_bytes: float = 4) -
 
 def sparse_ps_broadcast(
     sets: ArrayLike, value_bytes: float = 4, index_bytes: float = 4
-) -> Traffic:
+) -> StageBytes:
     """A parameter server whose owners broadcast by scatter and all-gather (B.1).
 
     A part is cut into n pieces, each goes to another rank, and ranks collect them. So
@@ -364,17 +352,19 @@ def sparse_ps_broadcast(
 
 def balanced_parallelism(
     sets: ArrayLike, value_bytes: float = 4, index_bytes: float = 4
-) -> Traffic:
+) -> StageBytes:
     """Balanced Parallelism with COO both ways."""
     return traffic(BALANCED_PARALLELISM, sets).times(value_bytes + index_bytes)
 
 
-def balanced_parallelism_without_index(sets: ArrayLike, value_bytes: float = 4) -> Traffic:
+def balanced_parallelism_without_index(
+    sets: ArrayLike, value_bytes: float = 4
+) -> StageBytes:
     """Balanced Parallelism that need not tell which units there are: a bound."""
     return balanced_parallelism(sets, value_bytes, index_bytes=0)
 
 
-def zen(sets: ArrayLike, value_bytes: float = 4, index_bytes: float = 4) -> Traffic:
+def zen(sets: ArrayLike, value_bytes: float = 4, index_bytes: float = 4) -> StageBytes:
     """Zen: Balanced Parallelism, COO on the way in, hash bitmaps on the way out (3.3).
 
     A hash bitmap has a bit for each unit of a part, so all together have one a unit.
@@ -391,6 +381,6 @@ def _union_parts(sets: np.ndarray, owners: np.ndarray) -> np.ndarray:
     return measures.part_counts(sets.any(axis=0, keepdims=True), owners, len(sets))[0]
 
 
-def _push_pull(sets: np.ndarray, owners: np.ndarray) -> Traffic:
+def _push_pull(sets: np.ndarray, owners: np.ndarray) -> StageBytes:
     """Point to point, the parts added up by their owners."""
     return _push(sets, owners).then(_pull(_union_parts(sets, owners)))

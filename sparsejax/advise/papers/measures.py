@@ -1,4 +1,4 @@
-"""What sets of non-zero units look like: density, overlap, skew, and balance.
+"""Measures of sets of non-zero units: density, overlap, skew, and balance.
 
 The measures by which sparse gradients are described (Zen, section 2.1 and Definition 8),
 for sets that were recorded from a model or drawn. A set is an array of booleans, one for
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sparsejax import errors
 from sparsejax.errors import ArgumentError
 from sparsejax.units.ownership import Ownership
 
@@ -46,7 +47,7 @@ def density(sets: ArrayLike) -> np.ndarray:
 
 
 def overlap_ratio(a: ArrayLike, b: ArrayLike) -> float:
-    """How much two sets have in common (Definition 3).
+    """The overlap ratio of two sets (Definition 3).
 
     The number of units in both, over the number in the smaller; 0 if one is empty.
     """
@@ -73,8 +74,7 @@ def overlap_ratios(sets: ArrayLike, pairs: int | None = None, seed: int = 0) -> 
     sets = checked(sets)
     first, second = np.triu_indices(len(sets), k=1)
     if pairs is not None and pairs < len(first):
-        if pairs < 1:
-            raise ArgumentError(f"pairs must be at least 1, got {pairs}.")
+        errors.check_at_least("pairs", pairs, 1)
         drawn = np.random.default_rng(seed).choice(len(first), pairs, replace=False)
         drawn = np.sort(drawn)
         first, second = first[drawn], second[drawn]
@@ -87,7 +87,7 @@ def overlap_ratios(sets: ArrayLike, pairs: int | None = None, seed: int = 0) -> 
 
 
 def densification(sets: ArrayLike, counts: Sequence[int] | None = None) -> np.ndarray:
-    """How much denser a sum over k ranks is than one rank's gradient (Definition 4).
+    """The densification ratio of sums over k ranks (Definition 4).
 
     The mean size of the union of k consecutive ranks, over the mean size of one of those
     ranks' sets. It lies between 1, all sets the same, and k, no two of them overlap. Groups
@@ -116,7 +116,7 @@ def densification(sets: ArrayLike, counts: Sequence[int] | None = None) -> np.nd
 
 
 def partition_shares(units: ArrayLike, parts: int) -> np.ndarray:
-    """Which share of a set's units lies in each of `parts` equal ranges.
+    """The shares of a set's units that lie in each of `parts` equal ranges.
 
     Args:
         units: Booleans [units].
@@ -131,9 +131,10 @@ def partition_shares(units: ArrayLike, parts: int) -> np.ndarray:
 
 
 def skewness_ratio(units: ArrayLike, parts: int) -> float:
-    """How much denser the densest of equal ranges is than all of them (Definition 5).
+    """The skewness ratio of a set over equal ranges (Definition 5).
 
-    Between 1, all ranges alike, and `parts`, all non-zeros in one; 1 for an empty set.
+    The density of the densest range over that of all units: between 1, all ranges alike,
+    and `parts`, all non-zeros in one; 1 for an empty set.
 
     Args:
         units: Booleans [units].
@@ -182,7 +183,7 @@ def pull_imbalance(
 
 
 def part_counts(sets: ArrayLike, owners: np.ndarray, parts: int) -> np.ndarray:
-    """How many units of each set lie in each part, as int64 [ranks, parts]."""
+    """The number of units of each set in each part, as int64 [ranks, parts]."""
     rows = [np.bincount(owners[row], minlength=parts) for row in checked(sets)]
     return np.stack(rows).astype(np.int64)
 
@@ -195,14 +196,14 @@ def checked(sets: ArrayLike, axes: tuple[int, ...] = (2,)) -> np.ndarray:
         axes: How many axes they may have.
     """
     flags = np.asarray(sets)
-    wanted = "[ranks, units]" if 2 in axes else "[units]"
+    shape = "[ranks, units]" if 2 in axes else "[units]"
     if flags.dtype != bool:
         raise ArgumentError(
             f"sets must be booleans, got {flags.dtype}. Of gradients, nonzero_sets makes "
             "them."
         )
     if flags.ndim not in axes or 0 in flags.shape:
-        raise ArgumentError(f"sets must be {wanted}, none of them 0, got {flags.shape}.")
+        raise ArgumentError(f"sets must be {shape}, none of them 0, got {flags.shape}.")
     return flags
 
 
@@ -223,7 +224,7 @@ def equal_ranges(size: int, parts: int) -> np.ndarray:
 
 
 def _range_edges(size: int, parts: int, empty: bool = False) -> np.ndarray:
-    """Where ranges begin and end, int64 [parts + 1]."""
+    """The ends of ranges, from 0 on, int64 [parts + 1]."""
     if parts < 1 or (parts > size and not empty):
         raise ArgumentError(f"parts must lie between 1 and {size} units, got {parts}.")
     return np.arange(parts + 1, dtype=np.int64) * size // parts

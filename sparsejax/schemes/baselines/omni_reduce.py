@@ -16,12 +16,13 @@ import math
 import jax
 import jax.numpy as jnp
 
-from sparsejax import errors, wire
+from sparsejax import errors
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Load
 from sparsejax.schemes.owners import forecast as owners_forecast, push_pull
 from sparsejax.units import bits
 from sparsejax.units.ownership import Contiguous
+from sparsejax.units.units import Dense
 from sparsejax.wire import ladder
 
 
@@ -47,36 +48,33 @@ class OmniReduce(base.Scheme):
         if self.aggregators is not None:
             errors.check_whole("aggregators", self.aggregators, 1, " or None")
         ladder.check_ratio(self.ratio)
-        base.check_wire_dtype(self.wire_dtype)
+        errors.check_dtype("wire_dtype", self.wire_dtype)
 
-    def __call__(self, x, state, axis_name, *, present=None):
-        n = wire.ranks(axis_name)
+    def __call__(self, x, state, wire):
+        n = wire.ranks
         if n == 1 or x.size == 0:
-            return base.nothing_to_send(x, state, axis_name)
+            return base.nothing_to_send(x, state, wire)
         width = x.size // x.shape[0]
         units = self._units(width)
         count = -(-x.shape[0] // units)
         rest = count * units - x.shape[0]
+        wire = wire.narrowed(self.wire_dtype)
+        flags, x = x.present(), x.dense()
         blocks = jnp.pad(x, ((0, rest), *((0, 0),) * (x.ndim - 1)))
         blocks = blocks.reshape(count, units * width)
         base.check_units(blocks)
-        flags = bits.nonzero_units(x) if present is None else present
         before = jnp.mean(flags.astype(jnp.float32))
         flags = jnp.any(jnp.pad(flags, (0, rest)).reshape(count, units), axis=1)
         layout = Contiguous(self.aggregators).over(count, n)
-        total, traffic = push_pull.reduce(blocks, flags, axis_name, layout, self._options)
+        total, traffic = push_pull.reduce(Dense(blocks, flags), wire, layout, self._options)
         total = total.reshape(-1, *x.shape[1:])[: x.shape[0]]
         after = bits.density(total)
-        before, sent = wire.maximum(before, axis_name)
+        before, sent = wire.maximum(before)
         traffic = traffic._replace(
             scalars=traffic.scalars + sent,
             density_before=before,
             density_after=after,
-            dense=jnp.float32(
-                wire.all_reduce_cost(
-                    x.size, x.dtype, wire.travelling(x.dtype, self.wire_dtype), n
-                )
-            ),
+            dense=jnp.float32(wire.dense_bytes(x.size, x.dtype)),
         )
         return base.Reduced(total, None, state, traffic)
 

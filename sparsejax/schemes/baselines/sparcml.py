@@ -18,6 +18,7 @@ import dataclasses
 
 import jax
 
+from sparsejax import errors
 from sparsejax.schemes import base
 from sparsejax.schemes.zen.balanced import BalancedParallelism
 from sparsejax.schemes.zen.hierarchical import HierarchicalCentralization
@@ -51,16 +52,16 @@ class SparCML(base.Scheme):
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        base.check_choice("algorithm", self.algorithm, ALGORITHMS)
+        errors.check_one_of("algorithm", self.algorithm, ALGORITHMS)
         index_codes.parse(self.code)
         ladder.check_ratio(self.ratio)
-        base.check_wire_dtype(self.wire_dtype)
+        errors.check_dtype("wire_dtype", self.wire_dtype)
 
-    def init(self, like, ranks):
-        return self._scheme.init(like, ranks)
+    def init(self, like, wire):
+        return self._scheme.init(like, wire)
 
-    def __call__(self, x, state, axis_name, *, present=None):
-        return self._scheme(x, state, axis_name, present=present)
+    def __call__(self, x, state, wire):
+        return self._scheme(x, state, wire)
 
     def forecast(self, load):
         return self._scheme.forecast(load)

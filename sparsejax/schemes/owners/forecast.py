@@ -2,7 +2,6 @@
 
 import math
 
-from sparsejax import wire
 from sparsejax.schemes.forecast import (
     Forecast,
     Load,
@@ -13,7 +12,7 @@ from sparsejax.schemes.forecast import (
 )
 from sparsejax.schemes.owners import push_pull
 from sparsejax.units.ownership import Ownership, StripedHash
-from sparsejax.wire import ladder
+from sparsejax.wire import collectives, ladder
 
 
 def forecast(load: Load, ownership: Ownership, options: push_pull.Options) -> Forecast:
@@ -31,7 +30,8 @@ def forecast(load: Load, ownership: Ownership, options: push_pull.Options) -> Fo
     dense = load.all_reduce(options.wire_dtype)
     whole = (n - 1) * width * unit_bytes
     if n * width > push_pull.EVEN * load.units + 32 * n:
-        whole, least = wire.all_reduce_bytes(load.size * unit_bytes // load.numbers, n), 0
+        size = load.size * unit_bytes // load.numbers
+        whole, least = collectives.all_reduce_bytes(size, n), 0
     else:
         least = whole
     if pushed + least >= dense.bytes:

@@ -34,12 +34,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import wire
-from sparsejax.axes import as_varying, assume_same, varying_axes
+from sparsejax.axes import as_varying, varying_axes
 from sparsejax.schemes import base, doubling
-from sparsejax.units import bits, entries
+from sparsejax.schemes.or_dense import or_dense
+from sparsejax.units import bits
+from sparsejax.units.dtypes import unit_bytes, wide
 from sparsejax.units.ownership import Layout, Shares
-from sparsejax.wire import ladder, messages
+from sparsejax.units.slots import Bits
+from sparsejax.units.units import Units
+from sparsejax.wire import channels, collectives, ladder, messages
+from sparsejax.wire.collectives import Wire
 
 
 # Parts are as good as even if together they have so many times as many slots as units.
@@ -61,9 +65,8 @@ class Options(NamedTuple):
 
 
 def reduce(
-    x: entries.Units,
-    present: jax.Array | None,
-    axis_name: wire.AxisName,
+    x: Units,
+    wire: Wire,
     layout: Layout,
     options: Options,
 ) -> tuple[jax.Array, base.Traffic]:
@@ -71,34 +74,32 @@ def reduce(
 
     Args:
         x: [units] or [units, width], on at least two ranks, not empty.
-        present: Booleans [units], if known: all other units are zero.
-        axis_name: The axis to add up over.
+        wire: The ranks.
         layout: Who owns which unit.
         options: How the entries travel.
     """
-    run = owners(x, axis_name, layout, options)
+    run = owners(x, wire, layout, options)
     if not run.may_pay(x):
-        dense = base.sum_densely(x, None, axis_name, options.wire_dtype)
+        dense = base.sum_densely(x, None, run.wire)
         return dense.total, dense.traffic
-    return run(x, run.agree(entries.present(x) if present is None else present))
+    return run(x, run.agree(x.present()))
 
 
-def owners(x, axis_name, layout, options) -> "Owners":
+def owners(x: Units, wire: Wire, layout: Layout, options: Options) -> "Owners":
     """The stages for arrays like x."""
-    n = layout.ranks
-    narrow = wire.travelling(x.dtype, options.wire_dtype)
-    unit_bytes = x.size // x.shape[0] * narrow.itemsize
+    n, wire = layout.ranks, wire.narrowed(options.wire_dtype)
+    narrow = wire.travelling(x.dtype)
+    size = unit_bytes(x, narrow)
     push = (options.push_code, options.ratio, options.push_capacity)
     pull = (options.pull_code, options.ratio, options.pull_capacity)
     return Owners(
-        axis_name,
+        wire,
         layout,
         options,
         narrow,
-        jnp.promote_types(x.dtype, jnp.float32),
-        ladder.ladder(layout.width, unit_bytes, n, *push),
-        ladder.ladder(layout.width, unit_bytes, n, *pull),
-        entries.axes_of(x) - varying_axes(lax.axis_index(axis_name)),
+        wide(x.dtype),
+        ladder.ladder(layout.width, size, n, *push),
+        ladder.ladder(layout.width, size, n, *pull),
     )
 
 
@@ -113,7 +114,7 @@ class Agreed(NamedTuple):
         sent: Bytes that one rank sent for it.
     """
 
-    sets: bits.BitSets
+    sets: Bits
     fullest: jax.Array
     most: jax.Array
     imbalance: jax.Array
@@ -124,14 +125,13 @@ class Agreed(NamedTuple):
 class Owners:
     """The scheme on one array: what is fixed, with a method a stage."""
 
-    axis_name: wire.AxisName
+    wire: Wire
     layout: Layout
     options: Options
     narrow: jnp.dtype
     wide: jnp.dtype
     push_ladder: ladder.Ladder
     pull_ladder: ladder.Ladder
-    other_axes: frozenset[str]  # over which x varies beside the one it is added up over
 
     def may_pay(self, x):
         """Whether any gradient can be sent in fewer bytes than by an all-reduce.
@@ -163,39 +163,37 @@ class Owners:
     def agree(self, present: jax.Array) -> "Agreed":
         """Splits the units that are there among their owners, and counts them."""
         lanes = self.layout.ranks * self.push_ladder.tile
-        sets = bits.bit_sets(self.layout.split(present), lanes)
+        sets = Bits.of(self.layout.split(present), lanes)
         count = jnp.sum(sets.counts, dtype=jnp.int32)
         fullest = jnp.max(sets.counts)
         mean = count.astype(jnp.float32) / self.layout.ranks
         imbalance = jnp.where(count > 0, fullest / jnp.maximum(mean, 1e-6), 1.0)
         # Positive floats order like their bits, so one pmax serves for all three.
         as_int = lax.bitcast_convert_type(imbalance.astype(jnp.float32), jnp.int32)
-        agreed, sent = wire.maximum(jnp.stack([fullest, count, as_int]), self.axis_name)
+        agreed, sent = self.wire.maximum(jnp.stack([fullest, count, as_int]))
         worst = lax.bitcast_convert_type(agreed[2], jnp.float32)
         return Agreed(sets, agreed[0], agreed[1], worst, sent)
 
-    def __call__(self, x: entries.Units, known: "Agreed") -> tuple[jax.Array, base.Traffic]:
+    def __call__(self, x: Units, known: "Agreed") -> tuple[jax.Array, base.Traffic]:
         """The sum, and what was sent for it, once ranks have agreed on their counts."""
         n = self.layout.ranks
-        sets, fullest, most, imbalance, agreed = known
+        _, fullest, most, imbalance, agreed = known
         dense = self._all_reduce_bytes(x)
         push_bytes = (n - 1) * self.push_ladder.bytes(fullest)
         pull_bytes = self._dense_pull_bytes() if self._bounded() else 0.0
-        worth = push_bytes + pull_bytes < dense
-
-        def sparse(x):
-            totals, push = self._push(x, sets, fullest, most)
-            total, pull, after, second = self._pull(totals, x)
-            return total, base.stage_of(push, imbalance), pull, after, second
 
         def all_reduce(x):
-            total, sent = wire.all_reduce(entries.dense(x), self.axis_name, self.narrow)
+            total, sent = self.wire.all_reduce(x.dense())
             half = base.stage(sent / 2, sent / 2, 1, imbalance)
             after = jnp.sum(bits.nonzero_units(total)).astype(jnp.float32)
             return total, half, half, after, jnp.float32(0)
 
-        total, push, pull, after, second = lax.cond(
-            worth, self._typed(sparse), self._typed(all_reduce), x
+        total, push, pull, after, second = or_dense(
+            push_bytes + pull_bytes,
+            dense,
+            functools.partial(self._by_entries, known=known),
+            all_reduce,
+            x,
         )
         before = most.astype(jnp.float32) / self.layout.size
         return total, base.traffic(
@@ -207,12 +205,8 @@ class Owners:
             after=after / self.layout.size,
         )
 
-    def _typed(self, function):
-        """Gives the results of both sides of a branch the same type."""
-        return lambda x: as_varying(function(x), self.other_axes)
-
-    def _push(self, x, sets, fullest, most):
-        """Adds up what all ranks have for the units that this rank owns."""
+    def _by_entries(self, x, known):
+        """Sends entries to their owners, which add them up, and the sums to all."""
         n, width = self.layout.ranks, self.layout.width
         part = lax.broadcasted_iota(jnp.int32, (n, 1), 0)
 
@@ -221,16 +215,17 @@ class Owners:
                 values.astype(self.wide).reshape(-1, *x.shape[1:]), mode="drop"
             )
 
-        return messages.transmit(
+        totals, pushed = messages.transmit(
             self.push_ladder,
-            wire.push_channel(self.axis_name),
-            sets,
-            entries.source(x, self.narrow, functools.partial(self.layout.invert, part)),
-            fullest,
-            add,
-            jnp.zeros((width, *x.shape[1:]), self.wide),
-            typical=most.astype(jnp.float32)[None] / n,
+            channels.push(self.wire),
+            known.sets,
+            x.source(self.narrow, functools.partial(self.layout.invert, part)),
+            known.fullest,
+            messages.Fold(jnp.zeros((width, *x.shape[1:]), self.wide), add),
+            typical=known.most.astype(jnp.float32)[None] / n,
         )
+        total, pull, after, scalars = self._pull(totals, x)
+        return total, base.stage_of(pushed, known.imbalance), pull, after, scalars
 
     def _pull(self, totals, x):
         """Gives all ranks all sums."""
@@ -238,8 +233,8 @@ class Owners:
         if self.options.pull == "dense":
             total, stage, units = self._dense(totals)
             return total.astype(x.dtype), stage, units, jnp.float32(0)
-        sets = bits.bit_sets(bits.of_units(totals)[None], self.pull_ladder.tile)
-        fullest, agreed = wire.maximum(sets.counts[0], self.axis_name)
+        sets = Bits.of(bits.of_units(totals)[None], self.pull_ladder.tile)
+        fullest, agreed = self.wire.maximum(sets.counts[0])
         if self.options.pull == "gather":
             sparse = functools.partial(self._gather, sets=sets, fullest=fullest)
             pull_bytes = (self._n - 1) * self.pull_ladder.bytes(fullest)
@@ -250,11 +245,8 @@ class Owners:
             spread = Shares.of(self.layout)
             sparse, pull_bytes, cost = self._spread(spread, totals, sets.counts[0])
             agreed += cost
-        total, pull, units = lax.cond(
-            pull_bytes < self._dense_pull_bytes(),
-            self._typed(sparse),
-            self._typed(self._dense),
-            totals,
+        total, pull, units = or_dense(
+            pull_bytes, self._dense_pull_bytes(), sparse, self._dense, totals
         )
         return total.astype(x.dtype), pull, units, jnp.float32(agreed)
 
@@ -272,12 +264,11 @@ class Owners:
 
         total, sent = messages.transmit(
             self.pull_ladder,
-            wire.pull_channel(self.axis_name),
+            channels.pull(self.wire),
             sets,
             messages.Source(totals),
             fullest,
-            place,
-            jnp.zeros((size, *totals.shape[1:]), self.narrow),
+            messages.Fold(jnp.zeros((size, *totals.shape[1:]), self.narrow), place),
         )
         units = jnp.sum(sent.counts).astype(jnp.float32)
         mean = units / self.layout.ranks
@@ -287,20 +278,17 @@ class Owners:
     def _dense(self, totals):
         """Gathers all sums, zeros and all."""
         if self._bounded():
-            gathered, sent = wire.all_gather(totals, self.axis_name)
-            flags = bits.nonzero_units(gathered.reshape(-1, *totals.shape[1:]))
+            gathered, sent = self.wire.all_gather(totals)
             total = self.layout.join(gathered)
         else:
-            total, sent = wire.psum(self._own(totals), self.axis_name)
-            flags = bits.nonzero_units(total)
-        units = jnp.sum(flags).astype(jnp.float32)
+            total, sent = self.wire.psum(self._own(totals))
+        # Of the total, as after an all-reduce: then both count with the same kernels.
+        units = jnp.sum(bits.nonzero_units(total)).astype(jnp.float32)
         return total, base.stage(sent, sent, 1), units
 
     def _own(self, totals):
         """The sums of this rank at their units, zeros elsewhere."""
-        units = self.layout.invert(
-            wire.rank(self.axis_name), lax.iota(jnp.int32, self.layout.width)
-        )
+        units = self.layout.invert(self.wire.rank, lax.iota(jnp.int32, self.layout.width))
         shape = (self.layout.size, *totals.shape[1:])
         zeros = as_varying(jnp.zeros(shape, totals.dtype), varying_axes(totals))
         return zeros.at[units].set(totals, mode="drop")
@@ -308,14 +296,14 @@ class Owners:
     def _doubling(self, totals):
         """Every rank starts with its own part; what two partners hold is disjoint."""
         done = self._doubler()(self._own(totals))
-        done = jax.tree.map(lambda y: assume_same(y, self.axis_name), done)
+        done = self.wire.assume_same(done)
         units = jnp.sum(bits.nonzero_units(done.total)).astype(jnp.float32)
         return done.total, base.add_stages(done.push, done.pull), units
 
     def _doubler(self):
         options = self.options
         return doubling.Doubling(
-            self.axis_name, options.pull_code, options.ratio, self.narrow, by_bound=True
+            self.wire.narrowed(self.narrow), options.pull_code, options.ratio, by_bound=True
         )
 
     def _doubling_bytes(self, fullest):
@@ -339,10 +327,10 @@ class Owners:
             ladder.ladder(width, unit_bytes, n, options.pull_code, options.ratio)
             for width in (inner.width, spread.width)
         )
-        sets = bits.bit_sets(inner.split(bits.nonzero_units(totals)), n * push.tile)
-        fullest, agreed = wire.maximum(jnp.max(sets.counts), self.axis_name)
-        whole, counted = wire.psum(count, self.axis_name)
-        whole = wire.same_elsewhere(whole, self.axis_name)
+        sets = Bits.of(inner.split(bits.nonzero_units(totals)), n * push.tile)
+        fullest, agreed = self.wire.maximum(jnp.max(sets.counts))
+        whole, counted = self.wire.psum(count)
+        whole = self.wire.same_elsewhere(whole)
         # What a rank will hold is known when it holds it; even shares are nearly equal.
         share = (1.05 * whole.astype(jnp.float32) / n).astype(jnp.int32)
         share = jnp.minimum(share + 1, spread.width)
@@ -357,17 +345,18 @@ class Owners:
         def sparse(totals):
             shares, sent = messages.transmit(
                 push,
-                wire.push_channel(self.axis_name),
+                channels.push(self.wire),
                 sets,
                 messages.Source(totals, units=functools.partial(inner.invert, part)),
                 fullest,
-                place,
-                jnp.zeros((spread.width, *totals.shape[1:]), self.narrow),
+                messages.Fold(
+                    jnp.zeros((spread.width, *totals.shape[1:]), self.narrow), place
+                ),
                 typical=whole.astype(jnp.float32)[None] / n**2,
             )
             run = dataclasses.replace(self, layout=spread, pull_ladder=pull)
-            held = bits.bit_sets(bits.of_units(shares)[None], pull.tile)
-            most, cost = wire.maximum(held.counts[0], self.axis_name)
+            held = Bits.of(bits.of_units(shares)[None], pull.tile)
+            most, cost = self.wire.maximum(held.counts[0])
             total, stage, units = run._gather(shares, held, most)
             first = base.stage_of(sent._replace(wire=sent.wire + cost))
             return total, base.add_stages(first, stage), units
@@ -388,7 +377,7 @@ class Owners:
         unit = self.push_ladder.unit_bytes
         if self._bounded():
             return float((self._n - 1) * self.layout.width * unit)
-        return wire.all_reduce_bytes(self.layout.size * unit, self._n)
+        return collectives.all_reduce_bytes(self.layout.size * unit, self._n)
 
     def _all_reduce_bytes(self, x):
-        return wire.all_reduce_cost(x.size, x.dtype, self.narrow, self._n)
+        return self.wire.dense_bytes(x.size, x.dtype)

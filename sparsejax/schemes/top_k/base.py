@@ -1,17 +1,19 @@
-"""What schemes share that choose and send in one motion.
+"""Shared parts of the schemes that re-select while they reduce: Ok-Topk, SparDL, gTopk.
 
-Such a scheme is given what is due, the gradient and what waited, and returns the sum of
-what it chose; the rest is its residual. Two rules make the law of conservation hold:
+Such a scheme is given the accumulated gradient, which is the gradient plus the residual. It
+returns the sum of what all its selections kept, and for each rank what it left out, the
+next residual. Two rules make the law of conservation hold:
 
-    where the total is zero   a rank keeps what was due, as if nothing had been sent
-    where it is not           each rank keeps what it has itself left out of the total
+    where the total is zero      a rank leaves out its accumulated gradient, as if unsent
+    where the total is not zero  a rank leaves out what its own selections left out
 
-An index is then either kept by all ranks as it was, or all that was due at it is either in
-the total or left out by exactly one rank. Nothing that is chosen is zero, so which of the
-two it is shows in the total, on every rank.
+So at each index either all ranks keep their accumulated gradients, or each contribution is
+in the total or left out by exactly one rank. No selection keeps a zero, so the total itself
+tells every rank which of the two it is. (SparDL's global residual collection, Algorithm 1,
+for any scheme.)
 
 Units are elements. An array is cut into blocks of equal width, one for each of some ranks;
-what is chosen of a block travels as a message of fixed size (`ladder.exactly`).
+the selection from a block travels as one message of fixed size (`ladder.exactly`).
 """
 
 import dataclasses
@@ -23,26 +25,25 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import hashing
-from sparsejax import errors, wire
+from sparsejax import errors
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.units import bits, magnitudes
-from sparsejax.wire import ladder, messages
+from sparsejax.units.slots import Bits
+from sparsejax.wire import channels, ladder, messages
 
 
 @dataclasses.dataclass(frozen=True)
-class Selecting(base.Scheme):
-    """A scheme that sends the largest elements and keeps the others.
+class TopKScheme(base.Scheme):
+    """A scheme that sends the largest elements and leaves out the others.
 
     Attributes:
-        density: The share of elements that the total has.
+        density: The share of elements that are not zero in the total; smaller sends less.
         code: How indices travel: "auto" for the cheapest, or "coo32" (the papers'),
             "coo16", "coo8" or "bitmap".
     """
 
-    lossless = False
-    selects = True
     density: float = 0.01
     code: str = "auto"
 
@@ -54,22 +55,18 @@ class Selecting(base.Scheme):
                 "one size, got a schedule. Use warmup_steps, or a sparsifier with it."
             )
 
-    @property
-    def keeps_residual(self):
-        return True
-
     def check_size(self, name: str, size: int) -> None:
-        """Raises where nothing of an array would be chosen."""
+        """Raises if the density of so few elements is less than one element."""
         check_size(name, size, self.density)
 
     def k(self, size: int) -> int:
-        """How many of so many elements are chosen."""
+        """Returns the number of elements to select from `size`: at least 1."""
         # A product that is a whole number but for its rounding is that number.
         return max(1, min(size, math.ceil(self.density * size * (1 - 1e-12))))
 
 
 def check_size(name: str, size: int, density: Any) -> None:
-    """Raises where a density, if it is a number, is that of less than one element."""
+    """Raises if the density, where it is a number, is less than one element of `size`."""
     if size and not callable(density) and density * size < 1:
         raise ArgumentError(
             f"density={density:g} of the {size:,} elements of {name!r} is less than one "
@@ -78,8 +75,8 @@ def check_size(name: str, size: int, density: Any) -> None:
         )
 
 
-class Counted(NamedTuple):
-    """The state of a scheme that only counts its calls.
+class StepCount(NamedTuple):
+    """The state of a scheme that only counts its steps.
 
     Attributes:
         step: int32: calls before this one.
@@ -87,22 +84,18 @@ class Counted(NamedTuple):
 
     step: jax.Array
 
-    @property
-    def seed(self) -> jax.Array:
-        """Which of equal elements go: another run of them in each step."""
-        return hashing.mix32(self.step.astype(jnp.uint32), 0x2545F491)
 
-    def after(self) -> "Counted":
-        """The state of the next call."""
-        return Counted(self.step + 1)
+def seed_of(step: jax.Array) -> jax.Array:
+    """Returns the seed of a step's selections: which of equal elements they select."""
+    return hashing.mix32(step.astype(jnp.uint32), 0x2545F491)
 
 
 class Blocks(NamedTuple):
-    """How an array is cut.
+    """How an array is cut into blocks of equal width.
 
     Attributes:
-        number: How many blocks.
-        width: Elements of a block; the last may be shorter.
+        number: The number of blocks.
+        width: Elements of a block; the last one is padded.
     """
 
     number: int
@@ -115,94 +108,115 @@ class Blocks(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Elements of all blocks."""
+        """Elements of all blocks, padding included."""
         return self.number * self.width
 
-    def of(self, x: jax.Array) -> jax.Array:
-        """The array, zeros behind it up to the last block's end."""
+    def pad(self, x: jax.Array) -> jax.Array:
+        """Pads an array with zeros to the end of the last block."""
         return jnp.pad(x, (0, self.size - x.size))
 
     def ladder(
-        self, parts: int, capacity: int, dtype: jnp.dtype, code: str, least=None
+        self,
+        parts: int,
+        capacity: int,
+        dtype: jnp.dtype,
+        code: str,
+        least: int | None = None,
     ) -> ladder.Ladder:
-        """Messages for so many entries of a block."""
+        """Returns the message sizes for selections from blocks.
+
+        Args:
+            parts: The number of blocks that one rank sends at once.
+            capacity: Entries of a block that fit.
+            dtype: Of the elements.
+            code: How indices travel.
+            least: The smallest number of entries, if it varies.
+        """
         width = self.words * bits.WORD
         return ladder.exactly(width, dtype.itemsize, parts, capacity, code, least)
 
 
-def blocks(size: int, count: int) -> Blocks:
-    """An array of so many elements in so many blocks."""
-    return Blocks(count, -(-size // count))
+def cut(size: int, number: int) -> Blocks:
+    """Cuts an array of `size` elements into so many blocks."""
+    return Blocks(number, -(-size // number))
 
 
-def largest(rows: jax.Array, k: jax.Array | int, seed: jax.Array) -> jax.Array:
-    """The k largest of each row, none of them zero, as packed bits [rows, words]."""
+def select(rows: jax.Array, k: jax.Array | int, seed: jax.Array) -> jax.Array:
+    """Selects the k largest non-zero elements of each row, as packed bits [rows, words]."""
     k = jnp.asarray(k, jnp.int32)
     if len(rows) == 1:
         return magnitudes.largest(rows[0], k, seed)[None]
     return lax.map(lambda row: magnitudes.largest(row, k, seed), rows)
 
 
-def flags(words: jax.Array, width: int) -> jax.Array:
-    """Packed bits [rows, words] as booleans [rows, width]."""
+def unpacked(words: jax.Array, width: int) -> jax.Array:
+    """Unpacks bits [rows, words] to booleans [rows, width]."""
     return bits.unpack(words).reshape(len(words), -1)[:, :width]
 
 
-def of_rows(rows: jax.Array) -> messages.Source:
-    """The elements of rows [parts, width], a part a row."""
-    at = (jnp.arange(len(rows), dtype=jnp.int32) * rows.shape[1])[:, None]
-    return messages.Source(rows.reshape(-1), units=lambda slots: at + slots)
+def source_of(rows: jax.Array) -> messages.Source:
+    """Returns where messages find the elements of rows [parts, width], one part a row."""
+    starts = (jnp.arange(len(rows), dtype=jnp.int32) * rows.shape[1])[:, None]
+    return messages.Source(rows.reshape(-1), units=lambda slots: starts + slots)
 
 
-def deliver(
-    steps: ladder.Ladder,
-    channel: wire.Channel,
+def send_and_add(
+    sizes: ladder.Ladder,
+    channel: channels.Channel,
     words: jax.Array,
     source: messages.Source,
     starts: jax.Array,
     into: jax.Array,
     need: jax.Array | int | None = None,
 ) -> tuple[jax.Array, messages.Sent]:
-    """Sends what was chosen of some parts, and adds what arrives to an array.
+    """Sends the selection from each part, and adds what arrives to an array.
 
-    One sender after another is added, in their order, so that ranks that receive the same
-    end with the same bits.
+    What arrives from one sender is added after what arrived from the sender before it, so
+    that ranks that receive the same messages end with the same bits.
 
     Args:
-        steps: The message sizes.
-        channel: Where the messages go.
-        words: Which slots of each part, packed.
+        sizes: The message sizes.
+        channel: To whom the messages go.
+        words: The selected slots of each part, packed.
         source: The values of the slots.
-        starts: int32 [sources], where in the array slot 0 of each sender belongs.
+        starts: int32 [senders], the index in `into` of each sender's slot 0.
         into: The array.
-        need: Entries of the fullest message, equal on all ranks; all that fit if None.
+        need: Entries of the fullest message, equal on all ranks; as many as fit if None.
+
+    Returns:
+        The array with everything added, and what was sent.
     """
-    sets = bits.bit_sets(words, len(words) * steps.tile)
+    slots = Bits.of(words, len(words) * sizes.tile)
 
     def add(into, slots, values):
-        real = slots < steps.width
+        real = slots < sizes.width
         places = bits.apart(slots + starts[:, None], real, into.size)
 
-        def one(sender, into):
+        def add_one(sender, into):
             at = into.at[places[sender]]
             return at.add(values[sender], mode="drop", unique_indices=True)
 
-        return lax.fori_loop(0, channel.sources, one, into)
+        return lax.fori_loop(0, channel.sources, add_one, into)
 
-    need = jnp.asarray(steps.top if need is None else need, jnp.int32)
-    axes = varying_axes(into) | varying_axes(source.array) | varying_axes(starts)
+    need = jnp.asarray(sizes.top if need is None else need, jnp.int32)
+    axes = varying_axes(into) | source.axes | varying_axes(starts)
     return messages.transmit(
-        steps,
+        sizes,
         channel,
-        sets,
+        slots,
         source,
         need,
-        add,
-        as_varying(into, axes),
+        messages.Fold(as_varying(into, axes), add),
         typical=jnp.broadcast_to(need.astype(jnp.float32), (1,)),
     )
 
 
-def left_over(due: jax.Array, left: jax.Array, total: jax.Array) -> jax.Array:
-    """What a rank keeps: what it left out where there is a total, else what was due."""
-    return jnp.where(bits.nonzero(total), left, due)
+def residual(accumulated: jax.Array, left_out: jax.Array, total: jax.Array) -> jax.Array:
+    """Returns this rank's residual by the two rules of this module.
+
+    Args:
+        accumulated: The accumulated gradient.
+        left_out: What this rank's selections left out.
+        total: The sum of what all ranks' selections kept.
+    """
+    return jnp.where(bits.nonzero(total), left_out, accumulated)

@@ -1,86 +1,85 @@
-"""gTopk: the k largest of the sum, by meetings of two that keep k each.
+"""gTopk: the k largest elements of the sum, by meetings of two ranks that keep k each.
 
 On the wire, with n ranks, messages of k entries:
 
-    fold    ranks beyond the largest power of two p send theirs to a partner
-    swap    log2 p times: partners swap theirs, add them up and keep the k largest
-    unfold  the folded ranks are sent the result
+    fold    ranks beyond the largest power of two p send their selections to a partner
+    swap    log2 p meetings: partners exchange selections, add up, select k
+    unfold  the folded ranks receive the result
 
-The paper has a tree to one rank and a tree back: 2 log2 n messages, 4 k log2 n words.
-Swaps send each way at the same time and need no way back: log2 n messages and half the
-words, where n is a power of two, and two messages more where it is not. What a meeting
-leaves out is kept by one of those that met (`swapping`); the paper's ranks look only
-whether an index of theirs is in the result, and lose what was left out of it on the way.
+The paper reduces along a binary tree to one rank and broadcasts along a tree back: 2 log2 n
+messages, 4 k log2 n words. Swaps send both ways at the same time and need no way back:
+log2 n messages and half the words if n is a power of two, two messages more if it is not.
+What a meeting leaves out goes into the residual of one of the two (`meetings`). The paper's
+ranks only put back what of theirs is not in the result, and lose what was left out of an
+index that is.
 """
 
 import dataclasses
 
 import jax.numpy as jnp
 
-from sparsejax import wire
-from sparsejax.axes import assume_same
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast
 from sparsejax.schemes.top_k import base as top_k, meetings
-from sparsejax.units import bits
-from sparsejax.wire import index_codes
+from sparsejax.units import bits, dtypes
+from sparsejax.wire import gathers, index_codes
 
 
 @dataclasses.dataclass(frozen=True)
-class GTopk(top_k.Selecting):
-    """The k largest elements of the sums of k; see `selecting.Selecting`."""
+class GTopk(top_k.TopKScheme):
+    """gTopk's sparse all-reduce; see `TopKScheme` for its arguments."""
 
     def __post_init__(self):
         super().__post_init__()
         index_codes.parse(self.code)
 
-    def init(self, like, ranks):
-        return top_k.Counted(jnp.int32(0))
+    def init(self, like, wire):
+        return top_k.StepCount(jnp.int32(0))
 
-    def __call__(self, x, state, axis_name, *, present=None):
+    def __call__(self, x, state, wire):
+        self.check_state(state, top_k.StepCount)
         if x.size == 0:
-            return base.nothing_to_send(x, state, axis_name)
-        n, me = wire.ranks(axis_name), wire.rank(axis_name)
-        flat = x.reshape(-1)
-        base.check_units(flat)
-        k, seed = self.k(flat.size), state.seed
-        fold, swaps, unfold = wire.doubling_schedule(n)
+            return base.nothing_to_send(x, state, wire)
+        accumulated = x.dense().reshape(-1)
+        base.check_units(accumulated)
+        size, me = accumulated.size, wire.rank
+        k, seed = self.k(size), top_k.seed_of(state.step)
+        fold, swaps, unfold = gathers.doubling_schedule(wire.ranks)
         core = 1 << len(swaps)
-        held = meetings.start(flat, k, seed)
-        meet = lambda held, pairs, mine: meetings.meet(
-            held, pairs, k, seed, self.code, axis_name, mine
+        meet = lambda selected, pairs, keeper: meetings.meet(
+            selected, pairs, k, seed, self.code, wire, keeper
         )
+        selected = meetings.start(accumulated, k, seed)
         if fold:
-            # The partner alone knows what it leaves out; who was folded has nothing left.
-            held = meet(held, fold, me < core)
-            held = held._replace(kept=jnp.where(me < core, held.kept, 0))
+            # Only the partner knows what its selection leaves out, and a folded rank has
+            # nothing more to send.
+            selected = meet(selected, fold, me < core)
+            selected = selected._replace(kept=jnp.where(me < core, selected.kept, 0))
         for turn, pairs in enumerate(swaps):
             holders = 2 << turn
-            mine = meetings.keepers(flat.size, me % holders, holders) & (me < core)
-            held = meet(held, pairs, mine)
-        push, pull = held.stage, base.stage()
+            keeper = meetings.keepers(size, me % holders, holders) & (me < core)
+            selected = meet(selected, pairs, keeper)
+        push, pull = selected.stage, base.stage()
         if unfold:
-            held = meet(held, unfold, False)
-            pull = base.Stage(*(a - b for a, b in zip(held.stage, push, strict=True)))
+            selected = meet(selected, unfold, False)
+            pull = base.Stage(*(a - b for a, b in zip(selected.stage, push, strict=True)))
             pull = pull._replace(imbalance=push.imbalance)
-        total = assume_same(held.kept, axis_name)
-        residual = top_k.left_over(flat, held.left, total).reshape(x.shape)
-        share = k / flat.size
+        total = wire.assume_same(selected.kept)
+        left = top_k.residual(accumulated, selected.left_out, total)
         traffic = base.traffic(
             push,
             pull,
-            dense=wire.all_reduce_cost(x.size, x.dtype, None, n),
-            before=share,
+            dense=wire.dense_bytes(x.size, x.dtype),
+            before=k / size,
             after=bits.density(total),
         )
-        return base.Reduced(total.reshape(x.shape), residual, state.after(), traffic)
+        state = top_k.StepCount(state.step + 1)
+        return base.Reduced(total.reshape(x.shape), left.reshape(x.shape), state, traffic)
 
     def forecast(self, load):
-        n = load.ranks
-        fold, swaps, unfold = wire.doubling_schedule(n)
-        cut = top_k.Blocks(1, load.size)
-        dtype = jnp.promote_types(load.dtype, jnp.float32)
-        message = 4.0 * cut.ladder(1, self.k(load.size), dtype, self.code).rungs[-1].words
-        hops, back = len(swaps) + bool(fold), bool(unfold)
-        k = self.k(load.size)
-        return Forecast(hops * message, back * message, hops + back, k)
+        fold, swaps, unfold = gathers.doubling_schedule(load.ranks)
+        dtype, k = dtypes.wide(load.dtype), self.k(load.size)
+        sizes = top_k.cut(load.size, 1).ladder(1, k, dtype, self.code)
+        message = 4.0 * sizes.rungs[-1].words
+        forth, back = len(swaps) + bool(fold), bool(unfold)
+        return Forecast(forth * message, back * message, forth + back, k)

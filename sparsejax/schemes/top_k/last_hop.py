@@ -1,81 +1,88 @@
-"""Ok-Topk's last hop: what was chosen of all regions, on all ranks.
+"""Ok-Topk's second phase: balance and allgatherv (section 3.1.2).
 
-On the wire, each rank's entries to all, in messages as long as the longest. Where one rank
-has many times its share that would be mostly padding: then each rank writes its run into
-one list, zeros elsewhere, and an all-reduce of that, as integers, is what balances it (its
-reduce-scatter) and what gathers it.
+On the wire, each rank's selection from its region goes to all ranks, in messages as long
+as the longest. If one rank has many times its share, those would be mostly padding. Then
+each rank writes its entries into its own run of one list, with zeros elsewhere, and the
+list goes through an all-reduce of integers: its reduce-scatter does what the paper's data
+balancing does, its all-gather what the allgatherv does.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import wire
-from sparsejax.axes import as_varying, assume_same, varying_axes
+from sparsejax import axes
 from sparsejax.schemes import base
 from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.regions import Regions
 from sparsejax.units import bits
-from sparsejax.wire import ladder
+from sparsejax.wire import channels
+from sparsejax.wire.collectives import Wire
+from sparsejax.wire.ladder import Ladder
 
 
-def gather(
-    layout: Regions,
-    steps: ladder.Ladder,
+def balance_and_allgatherv(
+    regions: Regions,
+    sizes: Ladder,
     region: jax.Array,
     words: jax.Array,
     counts: jax.Array,
     starts: jax.Array,
     balance_at: float,
-    axis_name: wire.AxisName,
+    wire: Wire,
 ) -> tuple[jax.Array, base.Stage]:
-    """What was chosen of all regions: [size], the same on all ranks, and what was sent.
+    """Gathers what was selected of all regions (Algorithm 1, line 13).
 
     Args:
-        layout: The regions.
-        steps: Message sizes.
+        regions: How elements are divided.
+        sizes: The message sizes.
         region: The sum of this rank's region.
-        words: What was chosen of it, packed.
-        counts: int32 [ranks], how many each rank has, equal on all of them.
+        words: The selection from it, packed.
+        counts: int32 [ranks], how many elements each rank selected, equal on all ranks.
         starts: Of the regions.
-        balance_at: From how many times its share a rank is relieved.
-        axis_name: The axis.
+        balance_at: From how many times the mean on the largest count is balanced.
+        wire: The ranks.
+
+    Returns:
+        The selected elements [size], the same on all ranks, and what was sent.
     """
-    need = wire.same_elsewhere(jnp.max(counts), axis_name)
-    # Made in each branch: what a branch is given it would copy.
-    zeros = lambda: jnp.zeros(layout.words * bits.WORD, region.dtype)
-    axes = varying_axes(region) | varying_axes(words) | varying_axes(starts)
+    need = wire.same_elsewhere(jnp.max(counts))
+    # A function, because XLA would copy an array that is given to a branch.
+    zeros = lambda: jnp.zeros(regions.words * bits.WORD, region.dtype)
 
     def directly():
-        channel = wire.pull_channel(axis_name)
-        source = top_k.of_rows(region[None])
-        total, sent = top_k.deliver(
-            steps, channel, words[None], source, starts * bits.WORD, zeros(), need
+        total, sent = top_k.send_and_add(
+            sizes,
+            channels.pull(wire),
+            words[None],
+            top_k.source_of(region[None]),
+            starts * bits.WORD,
+            zeros(),
+            need,
         )
-        return as_varying((total, base.stage_of(sent)), axes)
+        return total, base.stage_of(sent)
 
-    def by_list():
-        ranks = lax.iota(jnp.int32, layout.most)
-        here, _ = bits.listed(bits.rank_index(words, layout.most), layout.most)
-        me = wire.rank(axis_name)
-        mine = counts[me]
-        first = jnp.sum(jnp.where(jnp.arange(layout.ranks) < me, counts, 0))
-        place = (starts[me] * bits.WORD + here + 1).astype(jnp.uint32)
-        values = bits.as_words(region.at[here].get(mode="clip"))
-        at = bits.apart(first + ranks, ranks < mine, layout.most)
-        rows = jnp.concatenate([place[:, None], values], axis=1)
-        listed = jnp.zeros_like(rows).at[at].set(rows, mode="drop", unique_indices=True)
-        listed, sent = wire.psum(wire.per_rank(listed, axis_name), axis_name)
+    def balanced():
+        lanes = lax.iota(jnp.int32, regions.most)
+        places, _ = bits.listed(bits.rank_index(words, regions.most), regions.most)
+        me = wire.rank
+        first = jnp.sum(jnp.where(jnp.arange(regions.ranks) < me, counts, 0))
+        # An index of 0 marks a row that no rank has written.
+        index = (starts[me] * bits.WORD + places + 1).astype(jnp.uint32)
+        values = bits.as_words(region.at[places].get(mode="clip"))
+        rows = jnp.concatenate([index[:, None], values], axis=1)
+        run = bits.apart(first + lanes, lanes < counts[me], regions.most)
+        listed = jnp.zeros_like(rows).at[run].set(rows, mode="drop", unique_indices=True)
+        listed, sent = wire.psum(wire.per_rank(listed))
         values = bits.of_words(listed[:, 1:], region.dtype)
-        place = listed[:, 0].astype(jnp.int32) - 1
+        index = listed[:, 0].astype(jnp.int32) - 1
         total = zeros()
-        place = jnp.where(place >= 0, place, total.size)
-        total = total.at[place].set(values, mode="drop")
-        return as_varying((total, base.stage(sent, sent, 2)), axes)
+        index = jnp.where(index >= 0, index, total.size)
+        total = total.at[index].set(values, mode="drop")
+        return total, base.stage(sent, sent, 2)
 
-    mean = jnp.sum(counts).astype(jnp.float32) / layout.ranks
-    fits = (need <= balance_at * mean) & (need <= steps.top)
-    fits = wire.same_elsewhere(fits.astype(jnp.int32), axis_name) > 0
-    total, stage = lax.cond(fits, directly, by_list)
-    total = assume_same(total[: layout.size], axis_name)
-    return total, jax.tree.map(lambda y: assume_same(y, axis_name), stage)
+    mean = jnp.sum(counts).astype(jnp.float32) / regions.ranks
+    fits = (need <= balance_at * mean) & (need <= sizes.top)
+    fits = wire.same_elsewhere(fits.astype(jnp.int32)) > 0
+    total, stage = axes.cond(fits, directly, balanced)
+    return wire.assume_same(total[: regions.size]), wire.assume_same(stage)

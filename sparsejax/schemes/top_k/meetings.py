@@ -1,14 +1,15 @@
-"""Partners swap what they have chosen, add it up, and keep the largest of the sum.
+"""Recursive doubling with a selection after each exchange.
 
-Recursive doubling with a selection at each meeting: the messages stay as long as the first.
-gTopk is made of it, and SparDL's R-SAG between teams. Both partners add the same two
-numbers and choose by the same rule, so both go on with the same bits, and after the last
-swap all ranks have them.
+In a meeting two partners exchange their selections, add them up and select the k largest
+of the sum, so messages keep one size. gTopk consists of meetings, and so does SparDL's
+R-SAG between teams. Both partners add the same two numbers and select by the same rule, so
+they end with the same bits, and after the last meeting all ranks do.
 
-What a choice leaves out is then known to every rank that has the sum: two after the first
-swap, four after the second. One of them keeps it, another one for each element. (SparDL's
-paper has partners keep half each. After the second swap four have the sum, so that would
-count twice; and a third of a number three times is not that number.)
+What the selection after a meeting leaves out is then known to every rank that has the same
+sum: to two ranks after the first meeting, to four after the second. One of them takes it
+into its residual, a different one from element to element. (In SparDL's paper both partners
+collect half of it. After the second meeting four ranks have the sum, so that would collect
+it twice.)
 """
 
 from typing import NamedTuple
@@ -17,77 +18,93 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import wire
 from sparsejax.schemes import base, doubling
 from sparsejax.schemes.top_k import base as top_k
 from sparsejax.units import bits
+from sparsejax.wire import channels
+from sparsejax.wire.collectives import Permutation, Wire
 
 
-class Merged(NamedTuple):
-    """What meetings leave behind.
+class Selected(NamedTuple):
+    """A partial sum, selected from after each exchange.
 
     Attributes:
-        kept: [width], what is chosen of the sum, zeros elsewhere.
-        left: [width], what this rank keeps of what was left out.
+        kept: [width], the selected elements of the sum, zeros elsewhere.
+        left_out: [width], this rank's part of what the selections left out.
         stage: What was sent.
     """
 
     kept: jax.Array
-    left: jax.Array
+    left_out: jax.Array
     stage: base.Stage
 
+    def then(
+        self, x: jax.Array, words: jax.Array, keeper: jax.Array | bool, stage: base.Stage
+    ) -> "Selected":
+        """Returns what a selection from the next partial sum keeps and leaves out.
 
-def start(x: jax.Array, k: int, seed: jax.Array) -> Merged:
-    """The k largest elements of x [width], and what they leave."""
-    words = top_k.largest(x[None], k, seed)
-    return split(x, words, jnp.zeros_like(x), True, base.stage())
+        Args:
+            x: [width], the new sum.
+            words: The selection from it, packed.
+            keeper: Booleans [width]: where this rank keeps what the selection leaves out.
+            stage: What was sent so far.
+        """
+        selected = top_k.unpacked(words, x.size)[0]
+        zero = jnp.zeros_like(x)
+        kept = jnp.where(selected, x, zero)
+        left_out = jnp.where(selected | ~jnp.asarray(keeper), zero, x)
+        return Selected(kept, self.left_out + left_out, stage)
 
 
-def split(x, words, left, mine, stage) -> Merged:
-    """A sum as what is chosen of it and, where it is this rank's to keep, the rest."""
-    chosen = top_k.flags(words, x.size)[0]
-    zero = jnp.zeros_like(x)
-    kept = jnp.where(chosen, x, zero)
-    return Merged(kept, left + jnp.where(chosen | ~jnp.asarray(mine), zero, x), stage)
+def start(x: jax.Array, k: int, seed: jax.Array) -> Selected:
+    """Selects the k largest elements of x [width], before any exchange."""
+    words = top_k.select(x[None], k, seed)
+    before = Selected(x, jnp.zeros_like(x), base.stage())
+    return before.then(x, words, True, before.stage)
 
 
 def meet(
-    before: Merged,
-    pairs: wire.Permutation,
+    before: Selected,
+    pairs: Permutation,
     k: int,
     seed: jax.Array,
     code: str,
-    axis_name: wire.AxisName,
-    mine: jax.Array | bool,
-) -> Merged:
-    """One meeting: partners send what they have, add it up and choose k.
+    wire: Wire,
+    keeper: jax.Array | bool,
+) -> Selected:
+    """Exchanges selections with a partner, adds them up and selects k elements.
 
     Args:
-        before: What was chosen so far.
-        pairs: Who sends to whom.
-        k: How many are chosen.
-        seed: Which of equal ones, the same on all ranks.
+        before: The selections.
+        pairs: Which rank sends to which.
+        k: The number of elements to select from the sum.
+        seed: Which of equal elements are selected, the same on all ranks.
         code: How indices travel.
-        axis_name: The axis.
-        mine: Booleans [width]: of which elements this rank keeps what is left out.
+        wire: The ranks.
+        keeper: Booleans [width]: where this rank keeps what the selection leaves out.
     """
     kept = before.kept
-    cut = top_k.Blocks(1, kept.size)
-    steps = cut.ladder(1, k, kept.dtype, code)
-    channel = wire.swap_channel(axis_name, [pairs])
+    sizes = top_k.cut(kept.size, 1).ladder(1, k, kept.dtype, code)
+    channel = channels.swap(wire, [pairs])
     words = bits.pack_all(bits.nonzero(kept))[None]
     # Added to zeros first, so that partners add the same two numbers.
-    source, start = top_k.of_rows(kept[None]), jnp.zeros(1, jnp.int32)
-    arrived, sent = top_k.deliver(
-        steps, channel, words, source, start, jnp.zeros_like(kept)
+    source, starts = top_k.source_of(kept[None]), jnp.zeros(1, jnp.int32)
+    arrived, sent = top_k.send_and_add(
+        sizes, channel, words, source, starts, jnp.zeros_like(kept)
     )
     both = doubling.one_nan(kept + arrived)
-    chosen = top_k.largest(both[None], k, seed)
+    words = top_k.select(both[None], k, seed)
     stage = base.add_stages(before.stage, base.stage_of(sent))
-    return split(both, chosen, before.left, mine, stage)
+    return before.then(both, words, keeper, stage)
 
 
 def keepers(width: int, holder: jax.Array, holders: int) -> jax.Array:
-    """Booleans [width]: the elements of which one of so many ranks keeps the rest."""
-    # Neighbours go to different ranks, of any stride that is not a multiple of many.
+    """Returns booleans [width]: where one of the ranks that hold a sum is the keeper.
+
+    Args:
+        width: Elements of the sum.
+        holder: This rank's number among those that hold the sum.
+        holders: How many ranks hold the sum.
+    """
+    # Neighbouring elements have different keepers, as have those of most strides.
     return lax.iota(jnp.int32, width) % holders == holder

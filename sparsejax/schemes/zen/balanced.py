@@ -14,7 +14,7 @@ import dataclasses
 
 import jax
 
-from sparsejax import wire
+from sparsejax import errors
 from sparsejax.schemes import base
 from sparsejax.schemes.owners import forecast as owners_forecast, push_pull
 from sparsejax.units.ownership import Ownership, StripedHash
@@ -41,7 +41,6 @@ class BalancedParallelism(base.Scheme):
         pull_capacity: The same on the way back.
     """
 
-    takes_entries = True
     ownership: Ownership = StripedHash()
     push_code: str = "auto"
     pull_code: str = "auto"
@@ -55,25 +54,24 @@ class BalancedParallelism(base.Scheme):
         index_codes.parse(self.push_code)
         index_codes.parse(self.pull_code)
         ladder.check_ratio(self.ratio)
-        base.check_wire_dtype(self.wire_dtype)
-        base.check_choice("pull", self.pull, push_pull.PULLS)
+        errors.check_dtype("wire_dtype", self.wire_dtype)
+        errors.check_one_of("pull", self.pull, push_pull.PULLS)
         ladder.check_capacity("push_capacity", self.push_capacity)
         ladder.check_capacity("pull_capacity", self.pull_capacity)
 
-    @property
-    def needs_ranks(self):
-        return self.ownership.needs_tables
-
-    def init(self, like, ranks):
+    def init(self, like, wire):
+        ranks = 1
+        if self.ownership.needs_tables:
+            ranks = base.known_ranks(self, wire).ranks
         return self.ownership.tables(like.shape[0], ranks)
 
-    def __call__(self, x, state, axis_name, *, present=None):
-        n = wire.ranks(axis_name)
+    def __call__(self, x, state, wire):
+        n = wire.ranks
         if n == 1 or x.size == 0:
-            return base.nothing_to_send(x, state, axis_name)
+            return base.nothing_to_send(x, state, wire)
         base.check_units(x)
         layout = self.ownership.over(x.shape[0], n, state)
-        total, traffic = push_pull.reduce(x, present, axis_name, layout, self.options)
+        total, traffic = push_pull.reduce(x, wire, layout, self.options)
         state = self.ownership.after(state, total)
         return base.Reduced(total, None, state, traffic)
 

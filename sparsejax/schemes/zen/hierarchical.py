@@ -14,14 +14,15 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from sparsejax import wire
-from sparsejax.axes import as_varying, assume_same, varying_axes
+from sparsejax import errors
 from sparsejax.schemes import base, doubling
+from sparsejax.schemes.or_dense import or_dense
 from sparsejax.schemes.zen import growth
 from sparsejax.units import bits
+from sparsejax.units.units import Units
 from sparsejax.wire import index_codes, ladder
+from sparsejax.wire.collectives import Wire
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,44 +48,45 @@ class HierarchicalCentralization(base.Scheme):
     def __post_init__(self):
         index_codes.parse(self.code)
         ladder.check_ratio(self.ratio)
-        base.check_wire_dtype(self.wire_dtype)
-        base.check_choice("switch", self.switch, ("count", "bound"))
+        errors.check_dtype("wire_dtype", self.wire_dtype)
+        errors.check_one_of("switch", self.switch, ("count", "bound"))
 
-    def init(self, like, ranks):
-        del like, ranks
+    def init(self, like, wire):
+        del like, wire
         return growth.unknown()
 
-    def __call__(self, x, state, axis_name, *, present=None):
-        n = wire.ranks(axis_name)
+    def __call__(self, x, state, wire):
+        n = wire.ranks
         if n == 1 or x.size == 0:
-            return base.nothing_to_send(x, state, axis_name)
+            return base.nothing_to_send(x, state, wire)
         base.check_units(x)
-        narrow = wire.travelling(x.dtype, self.wire_dtype)
-        double = self._double(axis_name)
+        self.check_state(state, jax.Array)
+        wire = wire.narrowed(self.wire_dtype)
+        narrow, double = wire.travelling(x.dtype), self._double(wire)
+        named, x = x.flags, x.dense()
         flags = bits.nonzero_units(x)
-        if present is not None:
-            # What the caller did not name is not sent, here as in other schemes.
-            flags = flags & present
-            x = jnp.where(present.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
+        if named is not None:
+            # Units that the caller did not name are not sent, here as in other schemes.
+            flags = flags & named
+            x = jnp.where(named.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
         count = jnp.sum(flags, dtype=jnp.int32)
-        most, agreed = wire.maximum(count, axis_name)
+        most, agreed = wire.maximum(count)
         hops = doubling.hops(n)
-        dense = wire.all_reduce_cost(x.size, x.dtype, narrow, n)
-        worth = _messages(n) * double.ladder(x, narrow).bytes(most) < dense
-        axes = varying_axes(x)
+        dense = wire.dense_bytes(x.size, x.dtype)
+        entry_bytes = _messages(n) * double.ladder(x, narrow).bytes(most)
 
         def sparse(x):
-            return as_varying(double(x, doubling.Known(flags, most)), axes)
+            return double(x, doubling.Known(flags, most))
 
         def all_reduce(x):
-            total, sent = wire.all_reduce(x, axis_name, self.wire_dtype)
+            total, sent = wire.all_reduce(x)
             half = base.stage(sent / 2, sent / 2, 1)
             unseen = jnp.zeros(hops, jnp.int32)
             none = jnp.float32(0)
-            return as_varying(doubling.Doubled(total, half, half, none, unseen), axes)
+            return doubling.Doubled(total, half, half, none, unseen)
 
-        done = lax.cond(worth, sparse, all_reduce, x)
-        done = jax.tree.map(lambda y: assume_same(y, axis_name), done)
+        done = or_dense(entry_bytes, dense, sparse, all_reduce, x)
+        done = wire.assume_same(done)
         after = bits.density(done.total)
         before = most.astype(jnp.float32) / x.shape[0]
         traffic = base.traffic(
@@ -95,11 +97,12 @@ class HierarchicalCentralization(base.Scheme):
             before=before,
             after=after,
         )
-        curve = state if isinstance(state, jax.Array) else growth.unknown()
         seen = jnp.append(done.counts.astype(jnp.float32) / x.shape[0], after)
-        seen = wire.same_elsewhere(seen, axis_name)
+        seen = wire.same_elsewhere(seen)
         curve = jnp.where(
-            worth, growth.measured(seen), growth.stretched(curve, n, before, seen[-1])
+            entry_bytes < dense,
+            growth.measured(seen),
+            growth.stretched(state, n, before, seen[-1]),
         )
         return base.Reduced(done.total, None, curve, traffic)
 
@@ -108,26 +111,24 @@ class HierarchicalCentralization(base.Scheme):
             load, self.code, self.ratio, self.wire_dtype, self.switch == "bound"
         )
 
-    def expected_bytes(self, x, axis_name, counts: jax.Array) -> jax.Array:
+    def expected_bytes(self, x: Units, wire: Wire, counts: jax.Array) -> jax.Array:
         """Bytes that one rank sends where partial sums of arrays like x have `counts`.
 
         Args:
             x: The array.
-            axis_name: The axis.
+            wire: The ranks.
             counts: int32 [hops + 1]: entries before each hop, and in the total.
         """
-        double = self._double(axis_name)
-        narrow = wire.travelling(x.dtype, self.wire_dtype)
-        dense = wire.all_reduce_cost(x.size, x.dtype, narrow, wire.ranks(axis_name))
+        wire = wire.narrowed(self.wire_dtype)
+        double = self._double(wire)
+        narrow = wire.travelling(x.dtype)
+        dense = wire.dense_bytes(x.size, x.dtype)
         first = double.ladder(x, narrow).bytes(counts[0])
-        sparsely = _messages(wire.ranks(axis_name)) * first < dense
+        sparsely = _messages(wire.ranks) * first < dense
         return jnp.where(sparsely, double.expected_bytes(x, counts), dense)
 
-    def _double(self, axis_name):
-        by_bound = self.switch == "bound"
-        return doubling.Doubling(
-            axis_name, self.code, self.ratio, self.wire_dtype, by_bound
-        )
+    def _double(self, wire):
+        return doubling.Doubling(wire, self.code, self.ratio, self.switch == "bound")
 
 
 def _messages(n):

@@ -43,20 +43,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from sparsejax import wire
-from sparsejax.axes import as_varying, varying_axes
+from sparsejax import axes, errors
 from sparsejax.errors import ArgumentError
-from sparsejax.schemes import base, doubling
+from sparsejax.schemes import base
 from sparsejax.schemes.ag_sparse import AGSparse
-from sparsejax.schemes.forecast import above_mean, merged
 from sparsejax.schemes.owners import push_pull
 from sparsejax.schemes.zen import growth
 from sparsejax.schemes.zen.balanced import BalancedParallelism
+from sparsejax.schemes.zen.choice import Choice
 from sparsejax.schemes.zen.hierarchical import HierarchicalCentralization
-from sparsejax.units import entries
 from sparsejax.units.ownership import Ownership, StripedHash
+from sparsejax.units.units import Dense
 from sparsejax.wire import ladder
 
 
@@ -87,51 +85,46 @@ class Zen(base.Scheme):
         wire_dtype: The dtype of the values while they travel; that of x if None.
     """
 
-    takes_entries = True
     optimum: str = "auto"
     ownership: Ownership = StripedHash()
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        base.check_choice(
+        errors.check_one_of(
             "optimum", self.optimum, ("auto", "balanced", "hierarchical", "bytes")
         )
-        base.check_wire_dtype(self.wire_dtype)
+        errors.check_dtype("wire_dtype", self.wire_dtype)
         if self.optimum in ("auto", "bytes") and not self.ownership.balanced:
             raise ArgumentError(
                 f"{self.ownership!r} does not balance parts, and optimum={self.optimum!r} "
                 "reckons with parts that are: use a hash, or optimum='balanced'."
             )
 
-    @property
-    def needs_ranks(self):
-        return self._balanced.needs_ranks
+    def init(self, like, wire):
+        return ZenState(growth.unknown(), self._balanced.init(like, wire))
 
-    def init(self, like, ranks):
-        return ZenState(growth.unknown(), self._balanced.init(like, ranks))
-
-    def __call__(self, x, state, axis_name, *, present=None):
-        n = wire.ranks(axis_name)
+    def __call__(self, x, state, wire):
+        n = wire.ranks
         if n == 1 or x.size == 0:
-            return base.nothing_to_send(x, state, axis_name)
+            return base.nothing_to_send(x, state, wire)
         base.check_units(x)
-        state = state if isinstance(state, ZenState) else self.init(x, n)
+        wire = wire.narrowed(self.wire_dtype)
+        self.check_state(state, ZenState)
 
         if self._choice(n) == "hierarchical":
-            x = entries.dense(x)
-            done = self._hierarchical(n)(x, state.curve, axis_name, present=present)
+            done = self._hierarchical(n)(x, state.curve, wire)
             return done._replace(state=ZenState(done.state, state.tables))
         layout = self.ownership.over(x.shape[0], n, state.tables)
-        balanced = push_pull.owners(x, axis_name, layout, self._balanced.options)
+        balanced = push_pull.owners(x, wire, layout, self._balanced.options)
         if not balanced.may_pay(x):
-            return base.sum_densely(x, state, axis_name, self.wire_dtype)
+            return base.sum_densely(x, state, wire)
         # All schemes take from here which units are there.
-        flags = entries.present(x) if present is None else present
+        flags = x.present()
         known = balanced.agree(flags)
 
         def next_state(traffic, total):
             ends = traffic.density_before, traffic.density_after
-            ends = wire.same_elsewhere(jnp.stack(ends), axis_name)
+            ends = wire.same_elsewhere(jnp.stack(ends))
             curve = growth.stretched(state.curve, n, *ends)
             return ZenState(curve, self.ownership.after(state.tables, total))
 
@@ -140,72 +133,26 @@ class Zen(base.Scheme):
             return total, next_state(traffic, total), traffic
 
         def by_one_round(x):
-            total, traffic = self._gathered.add_up(
-                x, flags, known.most, known.sent, axis_name
-            )
+            total, traffic = self._gathered.add_up(x, flags, known.most, known.sent, wire)
             return total, next_state(traffic, total), traffic
 
         def by_hierarchy(x):
-            x = entries.dense(x)
-            done = self._hierarchical(n)(x, state.curve, axis_name, present=flags)
+            done = self._hierarchical(n)(Dense(x.dense(), flags), state.curve, wire)
             scalars = done.traffic.scalars + known.sent
             traffic = done.traffic._replace(scalars=scalars)
             return done.total, ZenState(done.state, state.tables), traffic
 
         if self._choice(n) == "balanced":
-            return base.Reduced(*_in_order(by_owners(x)))
+            total, traffic = balanced(x, known)
+            return base.Reduced(total, None, next_state(traffic, total), traffic)
+        choice = Choice(x, wire, balanced, known.most, state.curve)
         if self._choice(n) == "soonest":
-            rival, prefers = by_one_round, self._prefers_one_round
+            prefers = choice.prefers_one_round(self._gathered)
+            done = axes.cond(prefers, by_one_round, by_owners, x)
         else:
-            rival, prefers = by_hierarchy, self._prefers_hierarchy
-        axes = entries.axes_of(x) - varying_axes(lax.axis_index(axis_name))
-        typed = lambda side: lambda x: _typed(side(x), axes)
-        done = lax.cond(
-            prefers(x, balanced, known.most, state, axis_name),
-            typed(rival),
-            typed(by_owners),
-            x,
-        )
+            prefers = choice.prefers_hierarchy(self._hierarchical(n))
+            done = axes.cond(prefers, by_hierarchy, by_owners, x)
         return base.Reduced(*_in_order(done))
-
-    def _prefers_one_round(self, x, balanced, most, state, axis_name):
-        """Whether, by the last step, everything to all takes less time than owners do."""
-        _, bytes_balanced = self._expected(x, balanced, most, state, axis_name)
-        bytes_gathered = self._gathered.expected_bytes(x, axis_name, most)
-        return bytes_gathered < bytes_balanced + ladder.ROUND
-
-    def _prefers_hierarchy(self, x, balanced, most, state, axis_name):
-        """Whether, by the last step, Hierarchical Centralization sends fewer bytes."""
-        n, units = wire.ranks(axis_name), x.shape[0]
-        counts, bytes_balanced = self._expected(x, balanced, most, state, axis_name)
-        hierarchical = self._hierarchical(n)
-        bytes_hierarchical = hierarchical.expected_bytes(x, axis_name, counts)
-        # However little sets overlap: else what is new could send more than an all-reduce.
-        sums = jnp.array(merged(n), jnp.float32)
-        disjoint = jnp.minimum(most.astype(jnp.float32) * sums, units).astype(jnp.int32)
-        most_bytes = hierarchical.expected_bytes(x, axis_name, disjoint)
-        dense = wire.all_reduce_cost(
-            x.size, x.dtype, wire.travelling(x.dtype, self.wire_dtype), n
-        )
-        known = state.curve[0] > 0
-        return known & (most_bytes < dense) & (bytes_hierarchical < bytes_balanced)
-
-    def _expected(self, x, balanced, most, state, axis_name):
-        """By the last step: entries before each hop and in the sum, and bytes of owners."""
-        n, units = wire.ranks(axis_name), x.shape[0]
-        hops = doubling.hops(n)
-        # What was seen, grown or shrunk as one rank's entries have since.
-        curve = state.curve[: hops + 1]
-        scale = most.astype(jnp.float32) / jnp.maximum(curve[0], 1e-12)
-        counts = jnp.round(jnp.minimum(curve * scale, units)).astype(jnp.int32)
-        counts = jnp.where(curve[0] > 0, counts, most)
-        each = counts[jnp.array([0, hops])].astype(jnp.float32) / n
-        # The fullest of n parts of each of n ranks, and of n parts of the sum.
-        over = jnp.array([above_mean(n * n), above_mean(n)], jnp.float32)
-        fullest = jnp.ceil(each + over * jnp.sqrt(each)).astype(jnp.int32)
-        fullest = jnp.minimum(fullest, balanced.layout.width)
-        bytes_balanced = balanced.expected_bytes(x, fullest[0], fullest[1])
-        return counts, bytes_balanced
 
     def forecast(self, load):
         choice = self._choice(load.ranks)
@@ -246,9 +193,3 @@ class Zen(base.Scheme):
 def _in_order(done):
     total, state, traffic = done
     return total, None, state, traffic
-
-
-def _typed(results, axes):
-    """Both sides of a branch with one type: only the total may differ over other axes."""
-    total, state, traffic = results
-    return as_varying(total, axes), state, as_varying(traffic, axes)

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax.errors import StateError
-from sparsejax.transforms.state.per_rank import PerRank, SyncState
-from sparsejax.transforms.sync import check_reduce
+from sparsejax.transforms.exchange import ExchangeState
+from sparsejax.transforms.state.per_rank import PerRank
+from sparsejax.transforms.wrappers import check_reduce
+from sparsejax.units.dtypes import wide
 
 
 def resized(state: Any, like: Any, *, reduce: str = "mean") -> Any:
@@ -37,8 +39,7 @@ def resized(state: Any, like: Any, *, reduce: str = "mean") -> Any:
         The new state, placed as `like` is.
     """
     check_reduce(reduce)
-    per_rank = lambda node: isinstance(node, PerRank)
-    ours = lambda node: isinstance(node, (PerRank, SyncState))
+    ours = lambda node: isinstance(node, (PerRank, ExchangeState))
     old, structure = jax.tree.flatten(state, is_leaf=ours)
     new, other = jax.tree.flatten(like, is_leaf=ours)
     if structure != other:
@@ -68,8 +69,7 @@ def resized(state: Any, like: Any, *, reduce: str = "mean") -> Any:
             )
         if x.shape == fresh.shape:
             return placed(x, fresh)
-        wide = jnp.promote_types(fresh.dtype, jnp.float32)
-        share = jnp.sum(jnp.asarray(x, wide), axis=0)
+        share = jnp.sum(jnp.asarray(x, wide(fresh.dtype)), axis=0)
         share = share / (len(x) if mean else len(fresh))
         return placed(jnp.broadcast_to(share, fresh.shape), fresh)
 
@@ -78,16 +78,9 @@ def resized(state: Any, like: Any, *, reduce: str = "mean") -> Any:
             # What is about leaves, such as a threshold, is theirs and no share of them.
             by = spread if x.paths is None else average
             return x.with_value(jax.tree.map(by, x.value, fresh.value))
-        if isinstance(x, SyncState):
-            rest = x._replace(schemes=fresh.schemes, traffic=fresh.traffic)
-            if jax.tree.structure(rest, is_leaf=per_rank) != jax.tree.structure(
-                fresh, is_leaf=per_rank
-            ):
-                raise StateError(
-                    "the two states are of synchronizations with other options: make "
-                    "`like` with the transformation with which the state was made."
-                )
-            return jax.tree.map(node, rest, fresh, is_leaf=per_rank)
+        if isinstance(x, ExchangeState):
+            # Thresholds, regions and tables are those of the fresh state.
+            return fresh
         return placed(x, fresh)
 
     return structure.unflatten([node(x, y) for x, y in zip(old, new, strict=True)])

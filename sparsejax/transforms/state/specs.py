@@ -20,8 +20,10 @@ from jax.sharding import Mesh, PartitionSpec
 from sparsejax import axes as mesh_axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, AxisError, StateError
-from sparsejax.transforms import buckets as leaf_rules
-from sparsejax.transforms.state.per_rank import PerRank, SparsifyState, SyncState
+from sparsejax.transforms.exchange import ExchangeState
+from sparsejax.transforms.select import SelectState
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.state.per_rank import PerRank, find
 
 
 def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
@@ -44,9 +46,10 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
             "state_specs needs params and param_specs, or neither: the paths and shapes of "
             "the parameters tell it what is sharded like them."
         )
+    _check_not_inside_multi_steps(state)
     known = None if params is None else _Known.of(params, param_specs)
     per_rank = lambda node: isinstance(node, PerRank)
-    ours = lambda node: isinstance(node, (PerRank, SyncState, SparsifyState))
+    ours = lambda node: isinstance(node, (PerRank, ExchangeState, SelectState))
 
     def own(node):
         return _of_per_rank(node, known) if per_rank(node) else PartitionSpec()
@@ -57,6 +60,17 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
         return PartitionSpec() if known is None else known.of_leaf(path, node)
 
     return jax.tree_util.tree_map_with_path(specs, state, is_leaf=ours)
+
+
+def _check_not_inside_multi_steps(state):
+    """Raises where optax.MultiSteps would add up gradients that differ by rank."""
+    for outer in find(state, optax.MultiStepsState):
+        if find(tuple(outer), (PerRank, ExchangeState)):
+            raise StateError(
+                "optax.MultiSteps is around a synchronization: it adds up gradients that "
+                "differ by rank in a state that is declared equal on all. Use "
+                "sparsejax.accumulate(tx, every=k) around the chain instead."
+            )
 
 
 def init(
@@ -169,25 +183,25 @@ class _Known(NamedTuple):
                     f"{leaf!r}. (Of a NamedSharding that is its .spec.)"
                 )
         try:
-            tree = jax.tree.broadcast(param_specs, params, is_leaf=is_spec)
+            full = jax.tree.broadcast(param_specs, params, is_leaf=is_spec)
         except ValueError as error:
             raise ArgumentError(
                 "param_specs must be a tree like the parameters, or a prefix of it, with a "
                 f"PartitionSpec for each, P() for what is replicated: {error}"
             ) from None
         pairs, _ = jax.tree_util.tree_flatten_with_path(params)
-        specs = jax.tree.leaves(tree, is_leaf=is_spec)
-        paths = leaf_rules.unboxed([keys for keys, _ in pairs])
+        specs = jax.tree.leaves(full, is_leaf=is_spec)
+        paths = tree.unboxed([keys for keys, _ in pairs])
         by_keys = {}
         for keys, (_, leaf), spec in zip(paths, pairs, specs, strict=True):
-            found = _Parameter(leaf_rules.written(keys), np.shape(leaf), spec)
+            found = _Parameter(tree.written(keys), np.shape(leaf), spec)
             if len(spec) > len(found.shape):
                 raise ArgumentError(
                     f"param_specs gives {found.path!r} {spec}, and it has the shape "
                     f"{list(found.shape)}: a spec may not be longer than that."
                 )
             by_keys[keys] = found
-        return cls(tree, by_keys)
+        return cls(full, by_keys)
 
     def check(self, mesh: Mesh, axis_name: AxisName) -> None:
         """Raises unless the axes of the specs are there, and none is that of the ranks."""
@@ -197,7 +211,7 @@ class _Known(NamedTuple):
 
     def at(self, keys: tuple) -> "_Parameter | None":
         """The parameter to which these keys lead, if any."""
-        return self.by_keys.get(keys) or self.by_keys.get(leaf_rules.unboxed([keys])[0])
+        return self.by_keys.get(keys) or self.by_keys.get(tree.unboxed([keys])[0])
 
     def of_leaf(self, path: tuple, leaf: Any) -> PartitionSpec:
         """The spec of a leaf of an optimizer's state, `P()` if it is like no parameter."""
@@ -211,7 +225,7 @@ class _Known(NamedTuple):
         for own in like if np.prod(shape) > 1 else ():
             if own.axes and own.path:
                 raise StateError(
-                    f"the state has at {leaf_rules.written(path)!r} an array of shape "
+                    f"the state has at {tree.written(path)!r} an array of shape "
                     f"{list(shape)}, and the parameter {own.path!r} of shape "
                     f"{list(own.shape)} is sharded {own.spec}: how the array is sharded "
                     "does not follow. Give state_specs the parameters of the state (both "
@@ -241,7 +255,7 @@ def _of_per_rank(node, known):
     if node.paths is None:
 
         def like(keys, leaf):
-            own = checked(known.at(keys), leaf_rules.written(keys))
+            own = checked(known.at(keys), tree.written(keys))
             if np.shape(leaf)[1:] != own.shape:
                 raise StateError(
                     f"the state was made for a parameter {own.path!r} of shape "
@@ -292,7 +306,7 @@ def _check_types(state, specs):
     for (path, leaf), spec in zip(
         pairs, jax.tree.leaves(specs, is_leaf=is_spec), strict=True
     ):
-        own = _Parameter(leaf_rules.written(path), np.shape(leaf), spec)
+        own = _Parameter(tree.written(path), np.shape(leaf), spec)
         missing = sorted(mesh_axes.varying_axes(leaf) - own.axes)
         if missing:
             raise StateError(

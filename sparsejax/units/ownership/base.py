@@ -58,8 +58,14 @@ class Ownership(abc.ABC):
     follows_data: bool = False
 
     @abc.abstractmethod
-    def over(self, size: int, ranks: int, tables: Any = ()) -> Layout:
-        """Lays the rule over `size` units and `ranks` ranks."""
+    def over(self, size: int, ranks: int, tables: Any = None) -> Layout:
+        """Lays the rule over `size` units and `ranks` ranks.
+
+        Args:
+            size: How many units there are.
+            ranks: How many ranks.
+            tables: Those of `tables`, or of `after`; made here if None.
+        """
 
     def tables(self, size: int, ranks: int) -> Any:
         """Arrays that the layout needs, to be kept in a scheme's state."""

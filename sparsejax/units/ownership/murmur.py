@@ -32,10 +32,13 @@ class MurmurHash(Ownership):
     def __post_init__(self):
         errors.check_whole("seed", self.seed)
 
-    def over(self, size, ranks, tables=()):
+    def over(self, size, ranks, tables=None):
         width = _murmur_width(size, ranks, self.seed)
-        if not isinstance(tables, jax.Array):
+        if tables is None:
             tables = self.tables(size, ranks)
+        elif getattr(tables, "shape", None) != (ranks, width):
+            needs = f"an array {[ranks, width]} of the units by rank"
+            raise errors.wrong_state("MurmurHash", needs, tables)
         return _Tables(size, ranks, width, self.seed, tables)
 
     def width(self, size, ranks):

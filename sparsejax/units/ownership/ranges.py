@@ -27,7 +27,7 @@ class Contiguous(Ownership):
         if self.ranges is not None:
             errors.check_whole("ranges", self.ranges, 1, " or None")
 
-    def over(self, size, ranks, tables=()):
+    def over(self, size, ranks, tables=None):
         del tables
         ranges = self.ranges or ranks
         length = word_multiple(-(-size // ranges))

@@ -40,9 +40,12 @@ class SortedThresholds(Ownership):
     def __post_init__(self):
         errors.check_whole("every", self.every, 1)
 
-    def over(self, size, ranks, tables=()):
-        if not isinstance(tables, _Thresholds):
+    def over(self, size, ranks, tables=None):
+        if tables is None:
             tables = self.tables(size, ranks)
+        elif not isinstance(tables, _Thresholds) or len(tables.starts) != ranks:
+            needs = f"the thresholds of {ranks} ranks"
+            raise errors.wrong_state("SortedThresholds", needs, tables)
         return _Cut(size, ranks, word_multiple(size), tables.starts)
 
     def width(self, size, ranks):
@@ -53,8 +56,6 @@ class SortedThresholds(Ownership):
         return _Thresholds(jnp.int32(0), jnp.asarray(starts, jnp.int32))
 
     def after(self, tables, total):
-        if not isinstance(tables, _Thresholds):
-            return tables
         ranks = len(tables.starts)
         elsewhere = varying_axes(total)
         if elsewhere:

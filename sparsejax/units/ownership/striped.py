@@ -27,7 +27,7 @@ class StripedHash(Ownership):
     def __post_init__(self):
         errors.check_whole("seed", self.seed)
 
-    def over(self, size, ranks, tables=()):
+    def over(self, size, ranks, tables=None):
         del tables
         return _Striped(size, ranks, striping.width(size, ranks), self.seed)
 

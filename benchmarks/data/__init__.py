@@ -1,0 +1,1 @@
+"""Gradients to add up: which rows have one, drawn or recorded from training."""

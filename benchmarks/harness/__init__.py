@@ -1,0 +1,1 @@
+"""Parts that every benchmark uses: settings, times, tables, figures and result files."""

@@ -1,0 +1,1 @@
+"""Benchmarks of the work of one device: kernels and sparsifiers."""

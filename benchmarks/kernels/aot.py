@@ -1,0 +1,249 @@
+"""Compiles the kernels and a whole exchange for an H200, with no GPU and no driver.
+
+    make aot
+
+XLA compiles for a device that is only described, if JAX's CUDA plugin is installed. For
+each operation and backend, and for `zen_sync` on four devices, it prints the time, the
+memory for temporaries, and the kernels in the program. jax-triton puts PTX into a program,
+which has not been assembled yet: that is done here. It fails where
+
+* something does not compile or assemble,
+* a backend that was named, or that "auto" takes, is not in the program, or is where it
+  should not be,
+* temporaries exceed their ceiling, so many bytes an element,
+* a kernel keeps registers in memory, or one of Triton needs so many that fewer than half of
+  the threads of a processor run,
+* a control passes, which cannot be compiled.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from unittest import mock
+
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # The plugin must not look for a driver.
+# Where jax-triton leaves the PTX of what it compiles.
+os.environ["JAX_TRITON_DUMP_DIR"] = tempfile.mkdtemp(prefix="sparsejax-aot-")
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_gpu_fail_ptx_compilation_on_register_spilling=true",
+    ]
+)
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+import pallas_kernels as kernels
+import sparsejax
+from benchmarks.harness.record import Recorder, say
+from benchmarks.kernels import h200
+from benchmarks.kernels.assembler import REGISTERS, assembled
+from pallas_kernels import backends
+from pallas_kernels.pallas import launch
+
+
+DUMP = pathlib.Path(os.environ["JAX_TRITON_DUMP_DIR"])
+# Of Triton, by the names of their functions.
+KERNELS = {
+    f"{name}_kernel"
+    for name in (
+        "encode",
+        "decode",
+        "partition",
+        "partition_dense",
+        "threshold_hash",
+        "coo_add",
+    )
+}
+
+
+def program_of(function, arguments, where: Mesh):
+    """The program for these devices."""
+    like = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(where, P()))
+        for shape, dtype in arguments
+    ]
+    with jax.set_mesh(where):
+        return jax.jit(function).lower(*like).compile()
+
+
+def asking(backend: str):
+    """Takes kernels of a backend, for a GPU that is not here."""
+    return kernels.use_kernels(backend, compile_only=True)
+
+
+def launches(program) -> int:
+    """The number of our kernels that a program launches."""
+    text = program.as_text()
+    return len(re.findall(r'custom_call_target="[^"]*triton[^"]*"', text))
+
+
+def check(record: Recorder, name: str, backend: str, build, ceiling: int) -> list[str]:
+    """Compiles, prints a line, and returns what is wrong."""
+    start = time.perf_counter()
+    try:
+        program = build()
+    except Exception as error:
+        return [f"{name} by {backend} does not compile: {str(error)[:300]}"]
+    seconds = time.perf_counter() - start
+    temporary = program.memory_analysis().temp_size_in_bytes
+    ours = launches(program)
+    say(f"{name:28} {backend:10} {seconds:7.1f} {temporary / 1e6:10.1f} {ours:8}")
+    record.add(
+        name=name, backend=backend, seconds=seconds, temporary=temporary, kernels=ours
+    )
+    wrong = []
+    if (ours > 0) != (backend != "reference"):
+        wrong.append(f"{name} by {backend} has {ours} kernels of ours.")
+    if temporary > ceiling:
+        wrong.append(f"{name} by {backend}: {temporary:,} bytes, ceiling {ceiling:,}.")
+    return wrong
+
+
+def assemble(record: Recorder) -> list[str]:
+    """Assembles every kernel of Triton that was compiled, and returns what is wrong."""
+    say(f"\n{'assembled':28} registers  spilled bytes")
+    wrong, seen = [], set()
+    for path in sorted(DUMP.rglob("*.ptx")):
+        for kernel in assembled(path):
+            seen.add(kernel.name)
+            say(f"{kernel.name:28} {kernel.registers:9} {kernel.spilled:14}")
+            record.add(part="assembled", **dataclasses.asdict(kernel))
+            if kernel.spilled or kernel.registers > REGISTERS:
+                wrong.append(f"{kernel}: no spills and {REGISTERS} registers are allowed.")
+    missing = KERNELS - seen
+    return wrong + ([f"no PTX of {sorted(missing)} was found."] if missing else [])
+
+
+def exchange(backend: str):
+    """A step of `zen_sync` on four devices, 4M numbers one by one, checking on."""
+    where = h200.mesh(4)
+    tx = sparsejax.zen_sync("data")
+    state = tx.init({"kernel": jnp.zeros(1 << 22, jnp.float32)})
+    everywhere = NamedSharding(where, P())
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), state
+    )
+    x = jax.ShapeDtypeStruct(
+        (4, 1 << 22), jnp.float32, sharding=NamedSharding(where, P("data"))
+    )
+    step = jax.shard_map(
+        lambda x, state: tx.update({"kernel": x[0]}, state),
+        mesh=where,
+        in_specs=(P("data"), P()),
+        out_specs=P(),
+    )
+    with jax.set_mesh(where), asking(backend):
+        return jax.jit(step).lower(x, like).compile()
+
+
+def by_auto(where: Mesh) -> list[str]:
+    """With "auto", where Triton was fastest: its kernel, but under `vmap` the reference."""
+    wrong = []
+    compact = functools.partial(kernels.compact, capacity=1000)
+    with mock.patch.object(backends, "_winner", return_value="triton"), asking("auto"):
+        for name, function, shape, has in (
+            ("compact by auto", compact, (1 << 16,), True),
+            ("compact by auto, vmap", jax.vmap(compact), (2, 1 << 16), False),
+        ):
+            ours = launches(program_of(function, [(shape, jnp.float32)], where))
+            say(f"{name:28} {'auto':10} {'':7} {'':10} {ours:8}")
+            wrong += [] if (ours > 0) == has else [f"{name} has {ours} kernels of ours."]
+    return wrong
+
+
+def control(where: Mesh) -> list[str]:
+    """A kernel with an operation that no GPU has must not compile."""
+
+    def kernel(x_ref, y_ref):
+        y_ref[jnp.arange(128)] = jnp.sort(x_ref[jnp.arange(128)])
+
+    def run(x):
+        like = [jax.ShapeDtypeStruct((128,), jnp.float32)]
+        return launch.launch(kernel, "control", 1, (x,), like)
+
+    try:
+        program_of(run, [((128,), jnp.float32)], where)
+    except Exception as error:
+        say(f"{'control':28} refused, as it must be: {str(error).splitlines()[0][:60]}")
+        return []
+    return ["The control compiled: this run proves nothing."]
+
+
+def control_of_ptx() -> list[str]:
+    """PTX with an instruction that there is not must not be assembled."""
+    path = DUMP / "control.broken"
+    path.write_text(
+        ".version 8.0\n.target sm_90\n.address_size 64\n"
+        ".visible .entry control() { bogus.u32 %r1; ret; }\n"
+    )
+    try:
+        assembled(path)
+    except subprocess.CalledProcessError:
+        say(f"{'control of PTX':28} refused, as it must be")
+        return []
+    return ["The control of PTX was assembled: this run proves nothing."]
+
+
+def main() -> int:
+    warnings.simplefilter("ignore", DeprecationWarning)
+    record = Recorder("aot", "make aot")
+    try:
+        where = h200.mesh(1)
+    except Exception as error:
+        say(
+            "JAX's CUDA plugin is needed to compile for a GPU; `make aot` installs it: "
+            f"{error}"
+        )
+        return 1
+    say(f"\n{'compiled for an H200':28} {'backend':10} seconds  temp (MB)  kernels")
+    wrong = control(where) + control_of_ptx()
+    named = {}
+    for backend in backends.BACKENDS:
+        try:
+            with asking(backend):
+                named[backend] = h200.HAS[backend]
+        except kernels.BackendError as error:
+            say(str(error))
+            if backend != "triton" or jax.__version_info__ < (0, 12):
+                wrong.append(f"{backend} was not compiled.")
+    say(f"backends: {', '.join(named)}")
+    for name, (function, arguments, ceiling) in h200.operations().items():
+        for backend in (b for b, has in named.items() if name in has):
+
+            def build(function=function, arguments=arguments, backend=backend):
+                with asking(backend):
+                    run = functools.partial(function, backend=backend)
+                    return program_of(run, arguments, where)
+
+            wrong += check(record, name, backend, build, ceiling)
+    for backend in named:
+        wrong += check(
+            record,
+            "zen_sync, 4 devices",
+            backend,
+            functools.partial(exchange, backend),
+            20 * 4 * (1 << 22),
+        )
+    if "triton" in named:
+        wrong += by_auto(where) + assemble(record)
+    for line in wrong:
+        say(f"WRONG: {line}")
+    say(f"written: {record.write()}")
+    shutil.rmtree(DUMP)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

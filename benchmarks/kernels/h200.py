@@ -1,0 +1,143 @@
+"""A described H200, and the operations that `benchmarks.kernels.aot` compiles for it."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+import pallas_kernels as kernels
+
+
+SIZE = 1 << 24
+CAPACITY = SIZE // 50
+PARTS = 16
+# XLA's description of a device, with the figures of an H200 SXM.
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000
+  l2_cache_size: 62914560
+  clock_rate_ghz: 1.98
+  device_memory_size: 150754820096
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 minor: 0 }
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 13 minor: 0 patch: 0 }
+device_description_str: "NVIDIA H200"
+"""
+
+
+def devices(count: int):
+    """Descriptions of H200s in one host, which can be compiled for and nothing else."""
+    # Slices, hosts of each, devices of each host.
+    described = topologies.get_topology_desc(
+        platform="cuda", topology_name="h200", target_config=H200, topology=f"1x1x{count}"
+    )
+    return np.array(described.devices)
+
+
+def mesh(count: int) -> Mesh:
+    return Mesh(devices(count), ("data",), axis_types=(AxisType.Auto,))
+
+
+def operations() -> dict:
+    """By name: the function of a backend, its arguments, and bytes of temporaries."""
+    floats = ((SIZE,), jnp.float32)
+    words = ((SIZE // 32,), jnp.uint32)
+    indices = ((CAPACITY,), jnp.int32)
+    seeds = ((4,), jnp.uint32)
+    scalar = ((), jnp.int32)
+    slots = 2 * CAPACITY // PARTS
+    sizes = {"parts": PARTS, "slots": slots, "serial": slots // 10}
+    of = functools.partial
+    return {
+        "compact": (of(kernels.compact, capacity=CAPACITY), [floats], SIZE),
+        "compact by magnitude": (
+            lambda x, backend: kernels.compact(
+                x, CAPACITY, threshold=jnp.float32(0.1), backend=backend
+            ),
+            [floats],
+            SIZE,
+        ),
+        "bitmap_encode": (kernels.bitmap_encode, [floats], SIZE // 4),
+        "bitmap_decode": (of(kernels.bitmap_decode, capacity=CAPACITY), [words], SIZE),
+        "partition": (of(kernels.partition, **sizes), [indices, scalar, seeds], 4 * SIZE),
+        "partition, append": (
+            lambda indices, count, seeds, backend: kernels.partition(
+                indices,
+                count,
+                seeds,
+                parts=PARTS,
+                slots=0,
+                serial=slots,
+                hashes=0,
+                backend=backend,
+            ),
+            [indices, scalar, seeds],
+            4 * SIZE,
+        ),
+        "partition_dense": (
+            of(kernels.partition_dense, **sizes),
+            [floats, seeds],
+            8 * SIZE,
+        ),
+        "partition_dense by magnitude": (
+            of(kernels.partition_dense, threshold=0.1, **sizes),
+            [floats, seeds],
+            8 * SIZE,
+        ),
+        "partition_by_bits": (
+            of(kernels.partition_by_bits, parts=PARTS, capacity=CAPACITY // 8),
+            [floats],
+            2 * SIZE,
+        ),
+        "threshold_hash": (
+            lambda x, backend: kernels.threshold_hash(
+                x, 0.1, 7, slots=CAPACITY, backend=backend
+            ),
+            [floats],
+            SIZE,
+        ),
+        "coo_add": (
+            of(kernels.coo_add, size=SIZE),
+            [indices, ((CAPACITY,), jnp.float32)],
+            SIZE,
+        ),
+        "merge_rows": (
+            of(kernels.merge_rows, rows=1 << 20),
+            [((1 << 16,), jnp.int32), ((1 << 16, 64), jnp.float32)],
+            SIZE,
+        ),
+    }
+
+
+HAS_PALLAS = {
+    "compact",
+    "compact by magnitude",
+    "bitmap_encode",
+    "bitmap_decode",
+    "partition",
+    "threshold_hash",
+}
+HAS = {"reference": set(operations()), "pallas": HAS_PALLAS}
+HAS["triton"] = HAS_PALLAS | {
+    "coo_add",
+    "partition, append",
+    "partition_dense",
+    "partition_dense by magnitude",
+}

@@ -1,0 +1,1 @@
+"""Measurements of published papers, repeated with this library."""

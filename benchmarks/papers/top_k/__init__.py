@@ -1,0 +1,1 @@
+"""The comparisons of Ok-Topk, SparDL and gTopk: bytes, messages, time and training."""

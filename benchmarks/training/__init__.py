@@ -1,0 +1,1 @@
+"""Benchmarks of what sparsified gradients do to training."""

@@ -1,0 +1,151 @@
+"""Dataclasses as JSON: plans, explanations and measured costs, to be read and edited.
+
+A dataclass is an object whose keys are its fields. A field that has its default value is
+left out. A scheme or an ownership also says which class it is, under "name"; where it has
+no other keys, the name alone will do:
+
+    {"name": "BalancedParallelism", "push_capacity": 512, "ownership": "MurmurHash"}
+
+`decode` checks keys and lists; what a value may be, its class checks.
+"""
+
+import dataclasses
+import inspect
+import json
+import types
+import typing
+from collections.abc import Set
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from sparsejax import errors, schemes
+from sparsejax.errors import ArgumentError, SparsejaxError
+from sparsejax.schemes.base import Scheme
+from sparsejax.schemes.top_k.base import TopKScheme
+from sparsejax.units import ownership
+from sparsejax.units.ownership import Ownership
+
+
+def _exported(module: types.ModuleType, family: type) -> dict[str, type]:
+    """The classes of a family that a module exports and that a file may name."""
+    return {
+        name: kind
+        for name, kind in vars(module).items()
+        if isinstance(kind, type)
+        and issubclass(kind, family)
+        and not inspect.isabstract(kind)
+        and not issubclass(kind, TopKScheme)
+    }
+
+
+# The classes that are written with their names, by the class that they implement.
+_FAMILIES: dict[type, tuple[str, dict[str, type]]] = {
+    Scheme: ("scheme", _exported(schemes, Scheme)),
+    Ownership: ("ownership", _exported(ownership, Ownership)),
+}
+
+
+def dumps(value: Any, **head: Any) -> str:
+    """A dataclass as text, with the keys of `head` before its own."""
+    return json.dumps({**head, **encode(value)}, indent=1)
+
+
+def encode(value: Any) -> Any:
+    """A value as lists, objects and numbers that JSON has."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        named = any(isinstance(value, family) for family in _FAMILIES)
+        encoded = {"name": type(value).__name__} if named else {}
+        for field in dataclasses.fields(value):
+            given = getattr(value, field.name)
+            if given == field.default:
+                continue
+            if field.name == "wire_dtype":
+                given = str(jnp.dtype(given))
+            encoded[field.name] = encode(given)
+        return encoded
+    if isinstance(value, dict):
+        return {key: encode(given) for key, given in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(given) for given in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def loads(text: str | bytes, where: str) -> Any:
+    """The lists, objects and numbers of a text, which messages call `where`."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(f"{where} is not JSON: {error}.") from None
+
+
+def decode(kind: Any, given: Any, where: str) -> Any:
+    """The value that `encode` wrote, edited or not.
+
+    Args:
+        kind: The type that it must have, as annotated at a field of a dataclass.
+        given: Lists, objects and numbers.
+        where: The name of the value in messages, such as "leaf 'w' of the plan".
+    """
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        members = typing.get_args(kind) if isinstance(given, dict) else ()
+        kind = next((k for k in members if dataclasses.is_dataclass(k)), Any)
+    if kind in _FAMILIES:
+        family, classes = _FAMILIES[kind]
+        fields = {"name": given} if isinstance(given, str) else given
+        name = fields.get("name") if isinstance(fields, dict) else fields
+        if not isinstance(name, str) or name not in classes:
+            raise ArgumentError(
+                f"{where}: unknown {family} {name!r}; there are "
+                f"{', '.join(sorted(classes))}."
+            )
+        arguments = {key: value for key, value in fields.items() if key != "name"}
+        return _built(classes[name], arguments, f"{where}: {name}")
+    if dataclasses.is_dataclass(kind):
+        return _built(kind, given, where)
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(given, list):
+            raise ArgumentError(f"{where} must be a list, got {given!r}.")
+        member = typing.get_args(kind)[0]
+        return tuple(decode(member, item, where) for item in given)
+    if kind is str and not isinstance(given, str):
+        raise ArgumentError(f"{where} must be a string, got {given!r}.")
+    return given
+
+
+def _built(kind: Any, given: Any, where: str) -> Any:
+    """A dataclass from the values of its fields."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    required = {k for k, default in defaults.items() if default is dataclasses.MISSING}
+    check_keys(where, given, required, set(defaults) - required)
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for name, value in given.items():
+        # A scheme or an ownership says itself what it is.
+        inside = where if hints[name] in _FAMILIES else f"{where}: {name}"
+        values[name] = decode(hints[name], value, inside)
+    try:
+        if values.get("wire_dtype") is not None:
+            errors.check_dtype("wire_dtype", values["wire_dtype"])
+            values["wire_dtype"] = jnp.dtype(values["wire_dtype"])
+        return kind(**values)
+    except (SparsejaxError, TypeError) as error:
+        raise ArgumentError(f"{where}: {error}") from None
+
+
+def check_keys(
+    where: str, given: Any, required: Set[str], optional: Set[str] = frozenset()
+) -> None:
+    """Raises unless a value is an object with the keys that it needs, and no others."""
+    if not isinstance(given, dict):
+        raise ArgumentError(f"{where} must be a JSON object, got {type(given).__name__}.")
+    missing = sorted(required - set(given))
+    if missing:
+        raise ArgumentError(f"{where} has no {missing[0]!r}.")
+    unknown = sorted(set(given) - required - optional)
+    if unknown:
+        raise ArgumentError(
+            f"{where} has an unknown key {unknown[0]!r}; its keys are "
+            f"{', '.join(sorted(required | optional))}."
+        )

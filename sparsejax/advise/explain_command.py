@@ -1,0 +1,145 @@
+"""The command `python -m sparsejax explain`."""
+
+import argparse
+import importlib
+import re
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax.advise.explain import explain
+from sparsejax.advise.plan import Plan
+from sparsejax.errors import ArgumentError
+from sparsejax.schemes.forecast import Network
+from sparsejax.transforms.sync import sync, zen_sync
+
+
+_LEAF = re.compile(r"(?P<path>[^=]+)=(?P<shape>\d+(x\d+)*)(:(?P<dtype>\w+))?")
+
+
+def add(subparsers: Any) -> argparse.ArgumentParser:
+    """Adds the command and its arguments to the command line."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="say what a synchronization would send, and how long it would take",
+        description="Says, without any device, what the synchronization of a model's "
+        "gradients would send, how long each scheme would take, and where dense is better.",
+    )
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="module:name of the parameters, of a pair (optimizer, parameters), or of a "
+        "function that returns either",
+    )
+    parser.add_argument(
+        "--leaf",
+        action="append",
+        default=[],
+        metavar="PATH=ROWSxWIDTH[:DTYPE]",
+        help="a leaf instead of a model, such as embedding=50000x512:bfloat16; may repeat",
+    )
+    parser.add_argument("--plan", help="the JSON file of a plan to explain")
+    parser.add_argument("--ranks", type=_positive, required=True, help="ranks, or hosts")
+    parser.add_argument(
+        "--inner", type=_positive, default=1, help="ranks of a host, for two levels"
+    )
+    parser.add_argument("--gbit-per-s", type=float, required=True)
+    parser.add_argument("--latency-us", type=float, required=True)
+    parser.add_argument("--density", type=float, help="of one rank's gradient; 0.01")
+    parser.add_argument(
+        "--leaf-density",
+        action="append",
+        default=[],
+        metavar="PATTERN=DENSITY",
+        help="of the leaves whose path matches; may repeat",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the explanation."""
+    tx, params = _target(options)
+    density: Any = options.density
+    if options.leaf_density:
+        density = dict(_pattern_and_density(text) for text in options.leaf_density)
+        if options.density is not None:
+            density[""] = options.density
+    two_levels = options.inner > 1
+    explanation = explain(
+        tx,
+        params,
+        ranks=(options.ranks, options.inner) if two_levels else options.ranks,
+        network=Network(options.gbit_per_s, options.latency_us),
+        density=density,
+    )
+    print(explanation.to_json() if options.json else explanation)
+    return 0
+
+
+def _positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _target(options):
+    """The optimizer and the parameters to explain."""
+    axis = ("hosts", "devices") if options.inner > 1 else None
+    plan = Plan.load(options.plan) if options.plan else None
+    tx = zen_sync(axis) if plan is None else sync(plan, axis)
+    if options.model and options.leaf:
+        raise ArgumentError("name a model or leaves, not both.")
+    if options.model:
+        model = _imported(options.model)
+        if isinstance(model, tuple) and len(model) == 2 and hasattr(model[0], "update"):
+            return model
+        return tx, model
+    if options.leaf:
+        return tx, _leaves(options.leaf)
+    if plan is not None:
+        return tx, {leaf.path: _leaf(leaf.shape, leaf.dtype) for leaf in plan.leaves}
+    raise ArgumentError("nothing to explain: name a model, --leaf or --plan.")
+
+
+def _imported(text):
+    """The object that "module:name" names; what it returns if it is a function."""
+    module, _, name = text.partition(":")
+    if not name or not module or module.startswith("."):
+        raise ArgumentError(f"the model must be written module:name, got {text!r}.")
+    sys.path.insert(0, "")
+    model = importlib.import_module(module)
+    for part in name.split("."):
+        model = getattr(model, part)
+    return model() if callable(model) else model
+
+
+def _leaves(texts):
+    """Parameters without values, as the arguments --leaf describe them."""
+    leaves = {}
+    for text in texts:
+        match = _LEAF.fullmatch(text)
+        if not match:
+            raise ArgumentError(f"a leaf is written PATH=ROWSxWIDTH[:DTYPE], got {text!r}.")
+        if match["path"] in leaves:
+            raise ArgumentError(f"the leaf {match['path']!r} is given twice.")
+        shape = tuple(int(n) for n in match["shape"].split("x"))
+        leaves[match["path"]] = _leaf(shape, match["dtype"] or "float32")
+    return leaves
+
+
+def _leaf(shape, dtype):
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def _pattern_and_density(text):
+    pattern, _, value = text.rpartition("=")
+    try:
+        if not pattern:
+            raise ValueError
+        return pattern, float(value)
+    except ValueError:
+        raise ArgumentError(f"a density is written PATTERN=NUMBER, got {text!r}.") from None

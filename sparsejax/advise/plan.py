@@ -1,0 +1,174 @@
+"""A plan: for each leaf its scheme, unit, index codes and capacities, as a JSON file.
+
+`sparsejax.make_plan` makes one from profiles of the first steps, and
+`sparsejax.sync(plan)` follows it. A plan is made to be read and edited: a leaf's scheme is
+its class and its arguments, by name. It holds for one tree of parameters and one number of
+ranks, which is checked before anything is sent. A later step that does not fit a capacity
+takes further rounds or goes densely: the sum is exact all the same.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from sparsejax import errors
+from sparsejax.advise import codec
+from sparsejax.errors import ArgumentError, PlanError
+from sparsejax.schemes import TwoLevel
+from sparsejax.schemes.base import Scheme
+from sparsejax.transforms.buckets import Assignment
+
+
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafPlan:
+    """The scheme and the unit of one leaf.
+
+    Attributes:
+        path: Its path in the tree, written a/b/c.
+        shape: Its shape.
+        dtype: Its dtype, by name.
+        unit: What an index points at: "element" or "row".
+        scheme: The scheme that adds it up.
+        note: The reason for the choice, for the reader of the file.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    unit: str
+    scheme: Scheme
+    note: str = ""
+
+    def __post_init__(self):
+        errors.check_one_of("unit", self.unit, ("element", "row"))
+        errors.check_dtype("dtype", self.dtype)
+        if not all(errors.is_int(n, 0) for n in self.shape):
+            raise ArgumentError(f"shape must hold ints of at least 0, got {self.shape}.")
+        if self.unit == "row" and len(self.shape) < 2:
+            raise ArgumentError(f"rows need two axes, and the shape is {self.shape}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(Assignment):
+    """The schemes and the units of all leaves of a model.
+
+    Attributes:
+        ranks: For how many ranks it was made: hosts, where there are two levels.
+        leaves: One entry a leaf, in the order of the tree.
+    """
+
+    ranks: int
+    leaves: tuple[LeafPlan, ...]
+
+    def __post_init__(self):
+        errors.check_whole("ranks", self.ranks, 1)
+
+    def check_leaves(self, paths: Sequence[str], leaves: Sequence[Any]) -> None:
+        """Raises unless the plan was made for a tree of these leaves."""
+        by_path = {leaf.path: leaf for leaf in self.leaves}
+        missing = [path for path in paths if path not in by_path]
+        extra = [path for path in by_path if path not in set(paths)]
+        if missing or extra:
+            raise PlanError(
+                "the plan was made for another tree: "
+                + (f"it has no entry for {_some(missing)}" if missing else "")
+                + (", and " if missing and extra else "")
+                + (f"the tree has no leaf for its {_some(extra)}" if extra else "")
+                + ". Make a new plan, or rename the entries in its file."
+            )
+        for path, leaf in zip(paths, leaves, strict=True):
+            shape, dtype = tuple(leaf.shape), str(jnp.dtype(leaf.dtype))
+            if (shape, dtype) != (by_path[path].shape, by_path[path].dtype):
+                raise PlanError(
+                    f"the plan was made for another tree: in the plan {path!r} is "
+                    f"{by_path[path].dtype}{list(by_path[path].shape)}, in the tree "
+                    f"{dtype}{list(shape)}. Make a new plan."
+                )
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises unless the plan was made for so many ranks."""
+        if ranks != self.ranks:
+            raise PlanError(
+                f"the plan was made for {self.ranks} ranks, and there are {ranks}. Make a "
+                "new plan, or, if it should hold here too, edit `ranks` in its file."
+            )
+
+    def check_levels(self, two_level: bool, axis_name: Any) -> None:
+        """Raises where a leaf has a scheme of two levels, and there is one axis."""
+        levels = [leaf for leaf in self.leaves if isinstance(leaf.scheme, TwoLevel)]
+        if levels and not two_level:
+            raise ArgumentError(
+                f"the plan has TwoLevel for leaf {levels[0].path!r}, which works over two "
+                f"axes, and axis_name is {axis_name!r}: pass axis_name=(outer, inner)."
+            )
+
+    def decide(self, paths, leaves):
+        """The scheme and the unit of each leaf; raises if the tree is another."""
+        self.check_leaves(paths, leaves)
+        by_path = {leaf.path: (leaf.scheme, leaf.unit) for leaf in self.leaves}
+        return [by_path[path] for path in paths]
+
+    def schemes(self) -> list[Scheme]:
+        """The scheme of each leaf."""
+        return [leaf.scheme for leaf in self.leaves]
+
+    def map(self, change: Callable[[Scheme], Scheme]) -> "Plan":
+        """A plan with each scheme replaced by what `change` makes of it."""
+        leaves = [
+            dataclasses.replace(leaf, scheme=change(leaf.scheme)) for leaf in self.leaves
+        ]
+        return dataclasses.replace(self, leaves=tuple(leaves))
+
+    def to_json(self) -> str:
+        """The plan as text."""
+        return codec.dumps(self, format=_FORMAT) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """The plan that `to_json` wrote, edited or not."""
+        try:
+            head = codec.loads(text, "the plan")
+            codec.check_keys("the plan", head, {"format", "ranks", "leaves"})
+            if not errors.is_int(head["format"]) or head["format"] != _FORMAT:
+                raise ArgumentError(
+                    f"the plan has format {head['format']!r}; this version reads {_FORMAT}."
+                )
+            if not isinstance(head["leaves"], list):
+                raise ArgumentError("the plan's leaves must be a list.")
+            leaves = tuple(_leaf(entry) for entry in head["leaves"])
+            paths = [leaf.path for leaf in leaves]
+            twice = [path for path in paths if paths.count(path) > 1]
+            if twice:
+                raise ArgumentError(f"the plan has two entries for {twice[0]!r}.")
+            return cls(head["ranks"], leaves)
+        except ArgumentError as error:
+            raise PlanError(str(error)) from None
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the plan to a file."""
+        pathlib.Path(path).write_text(self.to_json())
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> "Plan":
+        """Reads a plan from a file."""
+        try:
+            return cls.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise PlanError(f"the plan in {path} is not text: {error}.") from None
+
+
+def _leaf(entry: Any) -> LeafPlan:
+    path = entry.get("path") if isinstance(entry, dict) else None
+    where = "a leaf of the plan" if path is None else f"leaf {path!r} of the plan"
+    return codec.decode(LeafPlan, entry, where)
+
+
+def _some(paths: Sequence[str]) -> str:
+    shown = ", ".join(repr(path) for path in paths[:3])
+    return shown + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

@@ -1,0 +1,258 @@
+"""Densities of gradients: measured in a step, read from a running state, or assumed.
+
+`profile` measures one step's gradients: how many units of each leaf one rank has, and how
+many the sums over 2, 4, ... and all ranks have. Inside `shard_map`, on local gradients:
+
+    profiles.append(sparsejax.profile(grads, "data"))
+
+On the wire it is packed bits, a bit a unit, log2 n times, joined by "or": each about 1/32
+of a dense gradient. Where that is too much, `profile_from_state` takes what the
+metrics of a running synchronization tell, by bucket of leaves. `densities` reads the
+`density` argument of `explain`: one number, numbers by pattern, or profiles.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparsejax import axes, errors, schemes
+from sparsejax.axes import AxisName
+from sparsejax.errors import ArgumentError, PlanError, RuleError
+from sparsejax.schemes.forecast import Load, independent, merged
+from sparsejax.schemes.zen import growth
+from sparsejax.transforms.buckets import Bucket, ByRules, Rules
+from sparsejax.transforms.exchange import ExchangeState
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.state.per_rank import find
+from sparsejax.units import bits
+from sparsejax.wire.collectives import Wire
+
+
+DENSITY = 0.01  # where none is given
+
+
+class LeafProfile(NamedTuple):
+    """The density of one step's gradient of one leaf; equal on all ranks.
+
+    Attributes:
+        counts: float32 [sums]: non-zero units of the fullest rank, and of the fullest of
+            the sums over 2, 4, ... and all ranks.
+        skewness: The fullest of as many equal ranges as ranks over the mean one, of the
+            rank where it is worst (Zen, definition 5).
+        sum_skewness: The skewness of the sum.
+        ranks: On how many ranks it was taken.
+    """
+
+    counts: jax.Array
+    skewness: jax.Array
+    sum_skewness: jax.Array
+    ranks: jax.Array
+
+
+Density = float | Mapping[str, float] | Sequence[Mapping[str, LeafProfile]]
+
+
+def profile(
+    grads: Any, axis_name: AxisName | None = None, *, rules: Rules | None = None
+) -> dict[str, LeafProfile]:
+    """Measures how sparse the gradients of one step are; call it inside `shard_map`.
+
+    Args:
+        grads: The gradients of this rank, not yet synchronized.
+        axis_name: The axis of the ranks; the only manual one if None.
+        rules: As in `sparsejax.sync`: they say which leaves go by rows.
+
+    Returns:
+        By path, the profile of every leaf that is not small, equal on all ranks: leave
+        `shard_map` with `out_specs=P()`.
+    """
+    axis_name = axes.resolve(axis_name, "sparsejax.profile")
+    paths, leaves, _ = tree.flatten(grads)
+    profiles = {}
+    for bucket in _sparse_buckets(paths, leaves, rules):
+        for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True):
+            axes.require_local(path, leaves[i], axis_name)
+            flags = bits.nonzero_units(leaves[i].reshape(units, *bucket.shape))
+            profiles[path] = _measure(flags, axis_name)
+    return profiles
+
+
+def _sparse_buckets(paths, leaves, rules) -> list[Bucket]:
+    """The buckets of leaves that `zen_sync` would not sum densely."""
+    buckets = ByRules(schemes.Zen(), rules).buckets(paths, leaves)
+    return [b for b in buckets if not isinstance(b.scheme, schemes.AllReduce)]
+
+
+def _measure(flags, axis_name):
+    wire, units = Wire(axis_name), len(flags)
+    n = wire.ranks
+    width = -(-units // (32 * n)) * 32
+    words = bits.pack(jnp.pad(flags, (0, n * width - units)))
+
+    def count_and_skewness(words):
+        by_range = jnp.sum(jax.lax.population_count(words.reshape(n, -1)), axis=1)
+        by_range = by_range.astype(jnp.float32)
+        count = jnp.sum(by_range)
+        skewness = n * jnp.max(by_range) / jnp.maximum(count, 1)
+        return jnp.stack([count, jnp.maximum(skewness, 1)])
+
+    sums = [count_and_skewness(words)]
+    distance = 1
+    while distance < n:
+        # From the rank so far ahead: then this rank has what twice as many have. What is
+        # had twice does no harm, so any number of ranks will do.
+        back = tuple((source, (source - distance) % n) for source in range(n))
+        words = words | wire.permute(words, back)[0]
+        sums.append(count_and_skewness(words))
+        distance *= 2
+    most, _ = wire.maximum(jnp.stack(sums))
+    return LeafProfile(most[:, 0], most[0, 1], most[-1, 1], jnp.int32(n))
+
+
+def profile_from_state(
+    opt_state: Any, params: Any, *, ranks: int, rules: Rules | None = None
+) -> dict[str, LeafProfile]:
+    """Reads profiles from the metrics of the last step of a running `zen_sync`.
+
+    Leaves that were exchanged together get the same densities. The metrics say nothing of
+    skewness.
+
+    Args:
+        opt_state: An optimizer state with a synchronization by `zen_sync` in it.
+        params: The parameters, or their shapes and dtypes.
+        ranks: How many ranks there were.
+        rules: The rules that `zen_sync` had.
+    """
+    paths, leaves, _ = tree.flatten(params)
+    states = find(opt_state, ExchangeState)
+    traffics = {name: traffic for sync in states for name, traffic in sync.traffic.items()}
+    scheme_states = {name: state for sync in states for name, state in sync.schemes.items()}
+    profiles = {}
+    for bucket in _sparse_buckets(paths, leaves, rules):
+        if bucket.name not in traffics:
+            raise PlanError(
+                f"the state has no group {bucket.name!r}; it has {sorted(traffics)}. Pass "
+                "the state, the parameters and the rules of one zen_sync."
+            )
+        traffic, curve = traffics[bucket.name], growth.unknown()
+        if isinstance(scheme_states[bucket.name], schemes.ZenState):
+            curve = scheme_states[bucket.name].curve
+        ends = traffic.density_before, traffic.density_after
+        shares = growth.stretched(curve, ranks, *ends)[: len(merged(ranks))]
+        for path, units in zip(bucket.paths, bucket.units, strict=True):
+            even = jnp.float32(1)
+            profiles[path] = LeafProfile(shares * units, even, even, jnp.int32(ranks))
+    return profiles
+
+
+def load_of(profiles, path, units, shape, dtype, ranks) -> Load:
+    """The load of one leaf, its densities the largest of all profiles."""
+    try:
+        of_leaf = [jax.tree.map(np.asarray, profile[path]) for profile in profiles]
+    except KeyError:
+        raise PlanError(
+            f"the profiles have no leaf {path!r}; they have {sorted(profiles[0])}. Profile "
+            "the gradients of the same parameters, with the same rules."
+        ) from None
+    others = [int(profile.ranks) for profile in of_leaf if profile.ranks != ranks]
+    if others:
+        raise PlanError(
+            f"the profiles were taken on {others[0]} ranks, and here there are {ranks}: "
+            "profile on as many ranks."
+        )
+    counts = np.max([profile.counts for profile in of_leaf], axis=0)
+    return Load(
+        ranks,
+        units,
+        math.prod(shape),
+        str(jnp.dtype(dtype)),
+        tuple(min(float(count), units) for count in counts),
+        max(float(profile.skewness) for profile in of_leaf),
+        max(float(profile.sum_skewness) for profile in of_leaf),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Densities:
+    """The densities that leaves are assumed to have.
+
+    Attributes:
+        ranks: How many ranks there are.
+        by_pattern: Densities by regular expressions; the last one matches all.
+        profiles: Measured densities, a step each.
+        origin: Where the densities come from, in words.
+    """
+
+    ranks: int
+    by_pattern: tuple[tuple[str, float], ...]
+    profiles: tuple[Mapping[str, LeafProfile], ...]
+    origin: str
+
+    def check(self, paths: Sequence[str]) -> None:
+        """Raises where a pattern matches no leaf."""
+        for pattern, _ in self.by_pattern:
+            if pattern and not any(re.search(pattern, path) for path in paths):
+                raise RuleError(
+                    f"the density of {pattern!r} matches no leaf. The leaves are: "
+                    + ", ".join(repr(path) for path in paths)
+                    + "."
+                )
+
+    def load(self, path: str, units: int, shape: tuple[int, ...], dtype: Any) -> Load:
+        """The load of one leaf."""
+        if any(path in profile for profile in self.profiles):
+            return load_of(self.profiles, path, units, shape, dtype, self.ranks)
+        share = next(share for p, share in self.by_pattern if re.search(p, path))
+        counts = independent(self.ranks, units, share)
+        width = math.prod(shape)
+        return Load(self.ranks, units, width, str(jnp.dtype(dtype)), counts)
+
+
+def densities(density: Density | None, ranks: int) -> Densities:
+    """Reads the `density` argument of `explain`."""
+    profiles: tuple[Mapping[str, LeafProfile], ...] = ()
+    by_pattern: dict[str, Any] = {"": DENSITY}
+    if density is None:
+        origin = f"density taken to be {DENSITY:.0%}, sets independent and even"
+    elif isinstance(density, Mapping):
+        for pattern, share in density.items():
+            _check_pattern(pattern, share)
+        # The empty pattern matches all, so it comes last.
+        by_pattern = {k: v for k, v in density.items() if k}
+        by_pattern[""] = density.get("", DENSITY)
+        origin = f"densities given, else {by_pattern['']:.3g}; sets independent and even"
+    elif errors.is_number(density) or getattr(density, "ndim", None) == 0:
+        by_pattern = {"": float(density)}  # type: ignore[arg-type]
+        errors.check_between("density", by_pattern[""], 0, 1)
+        origin = f"density given as {by_pattern['']:.3g}, sets independent and even"
+    elif isinstance(density, Sequence) and density and _are_profiles(density):
+        profiles = tuple(density)
+        origin = f"densities measured in {len(density)} steps"
+    else:
+        raise ArgumentError(
+            "density must be a number, numbers by pattern, or a list of results of "
+            f"sparsejax.profile, got {density!r}."
+        )
+    pairs = tuple((pattern, float(share)) for pattern, share in by_pattern.items())
+    return Densities(ranks, pairs, profiles, origin)
+
+
+def _check_pattern(pattern, share):
+    errors.check_between(f"density of {pattern!r}" if pattern else "density", share, 0, 1)
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise RuleError(f"{pattern!r} is not a regular expression: {error}.") from None
+
+
+def _are_profiles(density):
+    return all(
+        isinstance(step, Mapping) and all(isinstance(x, LeafProfile) for x in step.values())
+        for step in density
+    )

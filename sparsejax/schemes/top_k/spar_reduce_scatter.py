@@ -1,0 +1,96 @@
+"""SparDL's first and last phase: Spar-Reduce-Scatter, and the all-gather of blocks.
+
+Spar-Reduce-Scatter (SRS, section III.B) takes ceil(log2 q) steps in a team of q ranks. In
+each step a rank sends one bag of blocks to the rank 2**i ahead of it, the farthest first,
+and adds the bag that arrives to its own blocks. In the end it has sent all blocks but one.
+
+A block is selected from right before it is sent, not after each addition (the paper's
+"Optimization for SRS"). What the selection leaves out stays in the sender's copy of the
+block. So in the end that copy is what this rank's selections have left out: the paper's
+global residual collection (section III.C) without a second copy.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.schemes import base
+from sparsejax.schemes.top_k import base as top_k
+from sparsejax.schemes.top_k.teams import Member
+from sparsejax.units import bits
+from sparsejax.wire import gathers
+
+
+def spar_reduce_scatter(x: jax.Array, member: Member) -> tuple[jax.Array, base.Stage]:
+    """Sends all blocks but this rank's own to the ranks of its team that sum them.
+
+    Args:
+        x: [blocks.size], the accumulated gradient, padded.
+        member: This rank in its team.
+
+    Returns:
+        The blocks: this rank's own has the sum of what arrived, not yet selected from; the
+        others what this rank's selections left out. And what was sent.
+    """
+    blocks, ring = member.teams.blocks, member.teams.within
+    stage, q = base.stage(), ring.size
+    place = member.place
+    x = as_varying(x, varying_axes(place))
+    distance = 1 << (q - 1).bit_length() >> 1
+    while distance:
+        # The first bag is not full if q is no power of two.
+        bag = min(distance, q - distance)
+        offsets = jnp.arange(bag, dtype=jnp.int32)
+        outgoing = (place + distance + offsets) % q * blocks.width
+        rows = _slices(x, outgoing, blocks.width)
+        words = member.select(rows)
+        x = _without(x, rows, words, outgoing)
+        incoming = (place + offsets) % q * blocks.width
+        x, sent = top_k.send_and_add(
+            member.ladder(bag, x.dtype),
+            gathers.shift_channel(member.wire, ring, distance, bag),
+            words,
+            top_k.source_of(rows),
+            incoming,
+            x,
+        )
+        stage = base.add_stages(stage, base.stage_of(sent))
+        distance //= 2
+    return x, stage
+
+
+def all_gather(block: jax.Array, member: Member) -> tuple[jax.Array, base.Stage]:
+    """Gathers the selected elements of all blocks by Bruck's algorithm in each team.
+
+    Args:
+        block: [width], the selected elements of this rank's block, zeros elsewhere.
+        member: This rank in its team.
+
+    Returns:
+        All blocks [blocks.size], the same on all ranks, and what was sent.
+    """
+    blocks = member.teams.blocks
+    total, sent = top_k.send_and_add(
+        member.ladder(1, block.dtype),
+        gathers.ring_channel(member.wire, member.teams.within),
+        bits.pack_all(bits.nonzero(block))[None],
+        top_k.source_of(block[None]),
+        jnp.arange(blocks.number, dtype=jnp.int32) * blocks.width,
+        jnp.zeros(blocks.size, block.dtype),
+    )
+    return member.wire.assume_same(total), base.stage_of(sent)
+
+
+def _slices(x, starts, width):
+    """Slices of x [rows, width], one from each start."""
+    slices = [lax.dynamic_slice_in_dim(x, starts[i], width) for i in range(len(starts))]
+    return jnp.stack(slices)
+
+
+def _without(x, rows, words, starts):
+    """Returns x with the selected elements of its slices set to zero."""
+    left_out = jnp.where(top_k.unpacked(words, rows.shape[1]), 0, rows)
+    for i in range(len(rows)):
+        x = lax.dynamic_update_slice_in_dim(x, left_out[i], starts[i], 0)
+    return x

@@ -1,0 +1,81 @@
+"""SparDL's teams: how ranks and elements are divided.
+
+The n ranks are d teams of n / d neighbouring ranks. An array is cut into as many blocks as
+a team has ranks; of each block L = d k / n elements are selected. After Spar-Reduce-Scatter
+each rank of a team has one block, and ranks of one place have the same block in all teams.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax.schemes.top_k import base as top_k
+from sparsejax.wire import gathers
+from sparsejax.wire.collectives import Wire
+from sparsejax.wire.ladder import Ladder
+
+
+class Teams(NamedTuple):
+    """How ranks and elements are divided.
+
+    Attributes:
+        within: Each team as a ring of its ranks.
+        number: d, the number of teams.
+        blocks: The blocks.
+        k: L, the number of elements to select from a block.
+        recursive: Whether teams synchronize by R-SAG; else by B-SAG.
+    """
+
+    within: gathers.Rings
+    number: int
+    blocks: top_k.Blocks
+    k: int
+    recursive: bool
+
+    @property
+    def across(self) -> gathers.Rings:
+        """The ranks of one place in all teams as a ring."""
+        return gathers.Rings(self.within.ranks, self.number, self.within.size)
+
+    @property
+    def least_h(self) -> int:
+        """The least h of B-SAG: enough where no two teams select the same elements."""
+        return max(1, self.k // self.number)
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A rank as the member of its team, in one step.
+
+    Attributes:
+        teams: How ranks and elements are divided.
+        wire: The ranks.
+        code: How indices travel.
+        seed: Which of equal elements are selected, the same on all ranks.
+    """
+
+    teams: Teams
+    wire: Wire
+    code: str
+    seed: jax.Array
+
+    @property
+    def place(self) -> jax.Array:
+        """This rank's place in its team, which is also the number of its block."""
+        return self.teams.within.place(self.wire.rank)
+
+    @property
+    def team(self) -> jax.Array:
+        """The number of this rank's team."""
+        return self.teams.across.place(self.wire.rank)
+
+    def select(self, rows: jax.Array, k: jax.Array | int | None = None) -> jax.Array:
+        """Selects the k largest elements of each block, L if k is None, as packed bits."""
+        return top_k.select(rows, self.teams.k if k is None else k, self.seed)
+
+    def ladder(self, blocks: int, dtype: jnp.dtype, least: int | None = None) -> Ladder:
+        """Returns the message sizes for selections from so many blocks at once."""
+        teams = self.teams
+        return teams.blocks.ladder(blocks, teams.k, dtype, self.code, least)

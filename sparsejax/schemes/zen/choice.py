@@ -1,0 +1,82 @@
+"""The bytes that Zen's rivals would send in this step, from how sums grew in the last one.
+
+All ranks reckon from numbers on which they have agreed, so all choose the same. The bytes
+are those of the message sizes and index codes that each scheme would use.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax.schemes import doubling
+from sparsejax.schemes.ag_sparse import AGSparse
+from sparsejax.schemes.forecast import above_mean, merged
+from sparsejax.schemes.owners.push_pull import Owners
+from sparsejax.schemes.zen.hierarchical import HierarchicalCentralization
+from sparsejax.units.units import Units
+from sparsejax.wire import ladder
+from sparsejax.wire.collectives import Wire
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choice:
+    """The choice between owners and a rival for one array.
+
+    Attributes:
+        x: The array.
+        wire: The ranks.
+        owners: Balanced Parallelism on this array.
+        most: The most units that any rank has, equal on all ranks.
+        curve: How full sums got in the last step; see `growth`.
+    """
+
+    x: Units
+    wire: Wire
+    owners: Owners
+    most: jax.Array
+    curve: jax.Array
+
+    @functools.cached_property
+    def counts(self) -> jax.Array:
+        """int32 [hops + 1]: expected entries before each hop, and in the sum.
+
+        Those of the last step, grown or shrunk as one rank's entries have since. In a first
+        step sums are taken to be no fuller than one rank's array.
+        """
+        curve = self.curve[: doubling.hops(self.wire.ranks) + 1]
+        scale = self.most.astype(jnp.float32) / jnp.maximum(curve[0], 1e-12)
+        counts = jnp.minimum(curve * scale, self.x.shape[0])
+        counts = jnp.round(counts).astype(jnp.int32)
+        return jnp.where(curve[0] > 0, counts, self.most)
+
+    @functools.cached_property
+    def owner_bytes(self) -> jax.Array:
+        """Bytes that one rank is expected to send with owners."""
+        n = self.wire.ranks
+        ends = self.counts[jnp.array([0, doubling.hops(n)])]
+        mean = ends.astype(jnp.float32) / n
+        # The fullest of n parts of each of n ranks, and of n parts of the sum.
+        over = jnp.array([above_mean(n * n), above_mean(n)], jnp.float32)
+        fullest = jnp.ceil(mean + over * jnp.sqrt(mean)).astype(jnp.int32)
+        fullest = jnp.minimum(fullest, self.owners.layout.width)
+        return self.owners.expected_bytes(self.x, fullest[0], fullest[1])
+
+    def prefers_one_round(self, one_round: AGSparse) -> jax.Array:
+        """Whether sending everything to all takes less time than owners do."""
+        gathered = one_round.expected_bytes(self.x, self.wire, self.most)
+        return gathered < self.owner_bytes + ladder.ROUND
+
+    def prefers_hierarchy(self, hierarchy: HierarchicalCentralization) -> jax.Array:
+        """Whether Hierarchical Centralization sends fewer bytes than owners do.
+
+        However little the sets of this step overlap, it must send less than an all-reduce.
+        """
+        sums = jnp.array(merged(self.wire.ranks), jnp.float32)
+        disjoint = jnp.minimum(self.most.astype(jnp.float32) * sums, self.x.shape[0])
+        most_bytes = hierarchy.expected_bytes(self.x, self.wire, disjoint.astype(jnp.int32))
+        expected = hierarchy.expected_bytes(self.x, self.wire, self.counts)
+        dense = self.wire.dense_bytes(self.x.size, self.x.dtype)
+        seen = self.curve[0] > 0
+        return seen & (most_bytes < dense) & (expected < self.owner_bytes)

@@ -1,0 +1,71 @@
+"""Densities that change from step to step.
+
+A schedule is a function from the step to the density. Capacities are fixed when a program
+is compiled, so a schedule also says its largest density.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax import errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Warmup:
+    """A density that falls exponentially from `start` to `density` in `steps` steps.
+
+    Capacities are those of the largest density, so a large start costs memory and time in
+    all steps. `warmup_steps` of `sparsejax.sync` sends densely instead.
+    """
+
+    density: float
+    steps: int
+    start: float = 0.25
+
+    def __post_init__(self):
+        errors.check_density("density", self.density)
+        errors.check_density("start", self.start)
+        errors.check_whole("steps", self.steps, 1)
+
+    @property
+    def largest(self) -> float:
+        """The largest density of all steps."""
+        return max(self.density, self.start)
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        """Returns the density of a step."""
+        done = jnp.minimum(step / self.steps, 1.0)
+        return self.start * (self.density / self.start) ** done
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A density that follows a schedule, such as those of optax.
+
+    Attributes:
+        density_at: From the step, an int32 array, to the density. The density is clipped
+            to `largest`.
+        largest: The largest density, for which there is capacity in all steps.
+    """
+
+    density_at: Callable[[jax.Array], Any]
+    largest: float
+
+    def __post_init__(self):
+        if not callable(self.density_at):
+            raise errors.ArgumentError(
+                "density_at must be a function from the step to the density, such as "
+                f"optax.cosine_decay_schedule(0.1, 1000), got {self.density_at!r}."
+            )
+        errors.check_density("largest", self.largest)
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        """Returns the density of a step."""
+        return jnp.minimum(self.density_at(step), self.largest)
+
+
+Density = float | Callable[[jax.Array], Any]

@@ -1,0 +1,312 @@
+"""Error feedback, once for all that leaves something out: sparsifiers, and top-k schemes.
+
+    accumulated gradient = residual + gradient = sent + new residual
+
+Something that leaves entries out is `Lossy`: from the accumulated gradient it returns the
+part that it sent and the part that it left out. `feedback` makes an optax transformation of
+it, in which a `Memory` keeps the part that was left out, on each rank, for the next step.
+Nothing goes over the wire here.
+
+`Residual` adds what was left out to the next gradient. So over any number of steps
+
+    sum of gradients == sum of what was sent + residual
+
+`MomentumCorrection` is DGC's: a rank accumulates velocity instead of gradients, and sends
+accumulated velocity; the optimizer behind it has no momentum of its own. Its law is that of
+the velocities u, for gradients g and momentum m:
+
+    u[t] = m u[t-1] + g[t]    and    sum of u == sum of what was sent + residual
+
+where, with masking, u[t-1] is zero for entries sent at t-1: their momentum points to where
+they have just been moved. Leaves that are sent whole have velocity too, as they would in an
+optimizer, and it is not masked.
+
+Residuals and velocities are float32 or wider, whatever the gradient is, and keep what
+rounding takes from what is sent.
+"""
+
+import abc
+import dataclasses
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sparsejax import axes, errors
+from sparsejax.axes import AxisName
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.state.per_rank import (
+    OBSERVER,
+    PerRank,
+    by_rank,
+    check_kind,
+    check_ranks,
+)
+from sparsejax.units.dtypes import wide
+from sparsejax.wire import Wire
+
+
+class Outcome(NamedTuple):
+    """What became of an accumulated gradient; lists have an entry a leaf.
+
+    Attributes:
+        sent: The leaves as they go on: of the gradients' dtypes, or a `SparseTensor`.
+        left: The part of each accumulated leaf that was not sent, in its dtype; None where
+            the leaf has no residual.
+        selected: Whether only selected entries of a leaf were sent.
+        state: The next state.
+    """
+
+    sent: list[Any]
+    left: list[Any]
+    selected: list[bool]
+    state: Any
+
+
+class Lossy(Protocol):
+    """Something that may leave out a part of the gradients that it is given."""
+
+    @property
+    def name(self) -> str:
+        """The call as the user knows it, for messages."""
+        ...
+
+    @property
+    def axis_name(self) -> AxisName | None:
+        """The mesh axis of the ranks; the only manual one if None."""
+        ...
+
+    def init(self, params: Any) -> Any:
+        """The first state for parameters like these."""
+        ...
+
+    def leaves_out(self, paths: list[str], leaves: list[Any]) -> list[bool]:
+        """Whether each leaf needs a residual."""
+        ...
+
+    def check(self, paths: list[str], leaves: list[Any], state: Any, wire: Wire) -> None:
+        """Raises where the gradients, or the state, cannot be used."""
+        ...
+
+    def step(
+        self,
+        paths: list[str],
+        accumulated: list[Any],
+        state: Any,
+        wire: Wire,
+        *,
+        dtypes: list[Any],
+        dense: bool = False,
+        **extra: Any,
+    ) -> Outcome:
+        """Sends a part of the accumulated gradient, or with `dense` all of it.
+
+        Args:
+            paths: The leaves' paths.
+            accumulated: The leaves; float32 or wider where they have a residual.
+            state: The state.
+            wire: The ranks.
+            dtypes: Of the gradients, in which leaves are to be sent.
+            dense: Whether everything is sent.
+            **extra: The extra arguments of `update`.
+        """
+        ...
+
+
+class Memory(abc.ABC):
+    """A way to bring back what was left out. Frozen and hashable."""
+
+    #: Whether a velocity is kept beside the residual.
+    has_momentum: bool = False
+
+    @abc.abstractmethod
+    def accumulate(
+        self, gradient: jax.Array, residual: jax.Array, momentum: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """The accumulated gradient of a leaf, and its next velocity."""
+
+    def after(self, momentum: Any, sent: jax.Array) -> Any:
+        """The velocity once the entries where `sent` is true were sent."""
+        del sent
+        return momentum
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual(Memory):
+    """Adds what was not sent to the next gradient."""
+
+    def accumulate(self, gradient, residual, momentum):
+        return residual + gradient, momentum
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentumCorrection(Memory):
+    """DGC's memory: accumulates velocity, and sends that.
+
+    Attributes:
+        momentum: The share of the velocity that is left after a step, in [0, 1).
+        nesterov: Whether the gradient is added once more, ahead of the velocity.
+        masking: Whether an entry that was sent starts again without velocity.
+    """
+
+    has_momentum = True
+    momentum: float = 0.9
+    nesterov: bool = False
+    masking: bool = True
+
+    def __post_init__(self):
+        value = self.momentum
+        if not errors.is_number(value) or not 0 <= value < 1:
+            raise errors.ArgumentError(f"momentum must lie in [0, 1), got {value!r}.")
+
+    def accumulate(self, gradient, residual, momentum):
+        assert momentum is not None
+        if self.nesterov:
+            velocity = self.momentum * (momentum + gradient)
+            accumulated = residual + velocity + gradient
+        else:
+            velocity = self.momentum * momentum + gradient
+            accumulated = residual + velocity
+        # Velocity that is not finite would stay so for ever.
+        return accumulated, jnp.where(jnp.isfinite(velocity), velocity, 0)
+
+    def after(self, momentum, sent):
+        return jnp.where(sent, 0, momentum) if self.masking else momentum
+
+
+class FeedbackState(NamedTuple):
+    """State of `feedback`.
+
+    Attributes:
+        step: int32: updates so far.
+        residual: Trees like the parameters, by rank, with an `optax.MaskedNode` for a leaf
+            that is always sent whole; None if all are, or without a memory.
+        momentum: The velocities, alike; None where there are none.
+        inner: The state of the sparsifier, or of the exchange.
+    """
+
+    step: jax.Array
+    residual: PerRank | None
+    momentum: PerRank | None
+    inner: Any
+
+
+def feedback(
+    lossy: Lossy, memory: Memory | None = Residual()
+) -> optax.GradientTransformationExtraArgs:
+    """Makes a transformation of something that leaves out a part of the gradient.
+
+    Args:
+        lossy: A sparsifier on a tree, or an exchange.
+        memory: How the part that was left out is brought back; None: it is lost.
+    """
+    if isinstance(lossy, optax.GradientTransformation):
+        raise errors.ArgumentError(
+            "feedback was given an optax transformation, which has its own memory if it "
+            "needs one: two would each keep what the other has sent. Give the memory to "
+            "it: sparsejax.dgc(0.01, memory=...), sparsejax.sync(scheme, feedback=...)."
+        )
+    if memory is not None and not isinstance(memory, Memory):
+        raise errors.ArgumentError(
+            "memory must be sparsejax.Residual(), sparsejax.MomentumCorrection() or None, "
+            f"got {memory!r}."
+        )
+
+    def init(params: Any) -> Any:
+        paths, leaves, structure = tree.flatten(params)
+        inner = lossy.init(params)
+        residual = momentum = None
+        needed = lossy.leaves_out(paths, leaves)
+        if memory is not None and any(needed) and OBSERVER.get() is None:
+            axis_name = axes.resolve_for_state(
+                lossy.axis_name,
+                lossy.name,
+                f"{lossy.name} keeps on each rank what was not sent",
+            )
+            kept = [
+                leaf if need else optax.MaskedNode()
+                for leaf, need in zip(leaves, needed, strict=True)
+            ]
+            residual = by_rank(structure.unflatten(kept), axis_name)
+            if memory.has_momentum:
+                momentum = by_rank(structure.unflatten(kept), axis_name)
+        return FeedbackState(jnp.int32(0), residual, momentum, inner)
+
+    def update(updates, state, params=None, *, dense=False, **extra):
+        del params
+        check_kind(state, FeedbackState, lossy.name)
+        wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
+        paths, leaves, structure = tree.flatten(updates)
+        _check(lossy, memory, lossy.leaves_out(paths, leaves), state, wire)
+        lossy.check(paths, leaves, state.inner, wire)
+        residuals = _unpacked(structure, state.residual, len(leaves))
+        momenta = _unpacked(structure, state.momentum, len(leaves))
+        accumulated = list(leaves)
+        for i, residual in enumerate(residuals):
+            if residual is not None and memory is not None:
+                gradient = tree.to_dense(leaves[i]).astype(wide(leaves[i].dtype))
+                accumulated[i], momenta[i] = memory.accumulate(
+                    gradient, residual, momenta[i]
+                )
+        sent, left, selected, inner = lossy.step(
+            paths,
+            accumulated,
+            state.inner,
+            wire,
+            dtypes=[leaf.dtype for leaf in leaves],
+            dense=dense,
+            masked=tree.has_masked(updates),
+            **extra,
+        )
+        for i, momentum in enumerate(momenta):
+            if momentum is not None and memory is not None and selected[i]:
+                momenta[i] = memory.after(momentum, left[i] != accumulated[i])
+        state = FeedbackState(
+            state.step + 1,
+            _packed(structure, left, state.residual),
+            _packed(structure, momenta, state.momentum),
+            inner,
+        )
+        return structure.unflatten(sent), state
+
+    return tree.transformation(init, update)
+
+
+def _unpacked(structure: Any, held: PerRank | None, count: int) -> list[Any]:
+    """The arrays of a tree by rank, None where it has none."""
+    if held is None:
+        return [None] * count
+    leaves = structure.flatten_up_to(held.value)
+    return [None if tree.is_masked(leaf) else leaf[0] for leaf in leaves]
+
+
+def _packed(structure, arrays, held):
+    """Arrays as a tree by rank, like the one of the last step."""
+    if held is None:
+        return None
+    before = structure.flatten_up_to(held.value)
+    leaves = [
+        old if tree.is_masked(old) else new[None]
+        for new, old in zip(arrays, before, strict=True)
+    ]
+    return held.with_value(structure.unflatten(leaves))
+
+
+def _check(lossy: Lossy, memory: Any, needed: list[bool], state: Any, wire: Wire):
+    """Raises where the state has no residual and one is needed, or the other way round."""
+    needs = memory is not None and any(needed)
+    has_momentum = memory is not None and memory.has_momentum
+    if needs != (state.residual is not None):
+        raise errors.StateError(
+            f"the state of {lossy.name} was made for another scheme or memory: it "
+            + ("holds nothing back" if needs else "holds something back")
+            + ", and the transformation does"
+            + (". " if needs else " not. ")
+            + "Make it with the transformation that updates it."
+        )
+    if needs and has_momentum != (state.momentum is not None):
+        raise errors.StateError(
+            f"{lossy.name} has memory={memory!r}, and the state was made with another."
+        )
+    check_ranks((state.residual, state.momentum), wire.ranks)

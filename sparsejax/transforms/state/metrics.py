@@ -1,0 +1,128 @@
+"""What a training run shows of its state: metrics as scalars, and residuals as trees."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax.errors import StateError
+from sparsejax.schemes.base import Traffic
+from sparsejax.transforms.exchange import ExchangeState
+from sparsejax.transforms.feedback import FeedbackState
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.state.per_rank import find
+from sparsejax.transforms.wrappers import SkipState
+
+
+def residuals(state: Any) -> Any:
+    """The residuals as a tree like the parameters, with a leading rank axis.
+
+    Of sparsifiers, and of top-k schemes. A leaf that a sparsifier sends whole has a
+    residual of what rounding to its dtype took, mostly zeros; a leaf whose scheme sends
+    everything is an `optax.MaskedNode`. Where several transformations each have some of the
+    leaves (`optax.masked`, `optax.partition`), it is one tree of all of them.
+
+    Args:
+        state: An optimizer state, chained, masked or partitioned as you like. Inside
+            `shard_map` the rank axis has length 1.
+    """
+    trees = [s.residual.value for s in find(state, FeedbackState) if s.residual is not None]
+    if not trees:
+        raise StateError(
+            "nothing with a memory has its state here; pass the optimizer's state, as "
+            "tx.init or tx.update returned it, of a chain with a sparsifier such as "
+            "sparsejax.dgc(), or with a scheme that chooses, such as "
+            "sparsejax.spardl_sync()."
+        )
+
+    def one(*leaves):
+        there = [leaf for leaf in leaves if not tree.is_masked(leaf)]
+        return there[0] if there else leaves[0]
+
+    return tree.map_leaves(one, *trees)
+
+
+def metrics(state: Any) -> dict[str, jax.Array]:
+    """The traffic of the last synchronization, as a flat dict of scalars.
+
+    Keys are `sync/<leaf>/<what>` for each bucket of leaves that were exchanged together,
+    and `sync/<bytes>` for the totals; a second synchronization in the same state is
+    `sync1`, and so on. `wire_bytes` is what one rank sent, `payload_bytes` what its entries
+    needed, `inside_bytes` what it sent inside a host where there are two levels,
+    `dense_bytes` what an all-reduce would have sent, `rounds` how many messages with
+    entries followed one another, those left out by which ranks agree on a few numbers;
+    densities and imbalances are as in `Traffic`. `residual_norm` is there where a rank
+    has a residual: the norm over all ranks (inside `shard_map`, over this one). A
+    sparsifier has `sparsify/residual_norm`, over all leaves, and `sparsify/skipped`, how
+    many updates were left out because something was not finite; where a whole chain is
+    wrapped in `skip_nonfinite`, `skipped` counts for it.
+
+    Args:
+        state: An optimizer state, chained, masked or partitioned as you like.
+    """
+    exchanges = find(state, ExchangeState)
+    if not exchanges:
+        raise StateError(
+            "there is no state of a sparsejax transformation in this state; pass the "
+            "optimizer's state, as tx.init or tx.update returned it."
+        )
+    result: dict[str, jax.Array] = {}
+    syncs = sparsifiers = 0
+    for feedback, skipped in _feedbacks(state, jnp.int32(0)):
+        if isinstance(feedback.inner, ExchangeState):
+            prefix = f"sync{syncs or ''}"
+            result |= _of_exchange(feedback.inner, prefix)
+            syncs += 1
+        else:
+            prefix = f"sparsify{sparsifiers or ''}"
+            result[f"{prefix}/skipped"] = skipped
+            sparsifiers += 1
+        if feedback.residual is not None:
+            result[f"{prefix}/residual_norm"] = _norm(feedback.residual)
+    for number, skip in enumerate(find(state, SkipState)):
+        if find(skip.inner, ExchangeState):
+            result[f"skip{number or ''}/skipped"] = skip.skipped
+    return result
+
+
+def _feedbacks(state, skipped):
+    """The states of `feedback`, each with how many updates were skipped around it."""
+    pairs = []
+    for node in find(state, (FeedbackState, SkipState)):
+        if isinstance(node, SkipState):
+            pairs += _feedbacks(node.inner, node.skipped)
+        else:
+            pairs.append((node, skipped))
+    return pairs
+
+
+def _of_exchange(state, prefix):
+    """The metrics of an exchange, by bucket and in all."""
+    result: dict[str, Any] = {}
+    totals: dict[str, Any] = {"wire_bytes": 0.0, "payload_bytes": 0.0, "dense_bytes": 0.0}
+    for name, traffic in state.traffic.items():
+        numbers = _of_traffic(traffic)
+        result |= {f"{prefix}/{name}/{key}": value for key, value in numbers.items()}
+        totals = {key: total + numbers[key] for key, total in totals.items()}
+    return result | {f"{prefix}/{k}": jnp.asarray(x) for k, x in totals.items()}
+
+
+def _norm(tree_of_arrays) -> jax.Array:
+    """The norm of all numbers of a tree."""
+    leaves = jax.tree.leaves(tree_of_arrays)
+    squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in leaves]
+    return jnp.sqrt(sum(squares, jnp.float32(0)))
+
+
+def _of_traffic(traffic: Traffic) -> dict[str, jax.Array]:
+    return {
+        "wire_bytes": traffic.wire,
+        "payload_bytes": traffic.payload,
+        "inside_bytes": traffic.inside,
+        "dense_bytes": traffic.dense,
+        "density_before": traffic.density_before,
+        "density_after": traffic.density_after,
+        "push_imbalance": traffic.push.imbalance,
+        "pull_imbalance": traffic.pull.imbalance,
+        "rounds": traffic.push.rounds + traffic.pull.rounds,
+    }

@@ -1,0 +1,134 @@
+"""Trees of gradients: their paths, their leaves, and arrays of zeros like them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sparsejax.axes import varying_axes
+from sparsejax.errors import LeafError
+from sparsejax.units.sparse_tensor import SparseTensor
+
+
+def is_sparse(leaf: Any) -> bool:
+    """Whether a leaf is given by its entries."""
+    return isinstance(leaf, SparseTensor)
+
+
+def is_masked(leaf: Any) -> bool:
+    """Whether a leaf was left out by optax.masked or optax.partition, or keeps nothing."""
+    return isinstance(leaf, optax.MaskedNode)
+
+
+def has_masked(tree: Any) -> bool:
+    """Whether any leaf of a tree is masked."""
+    return any(is_masked(leaf) for leaf in jax.tree.leaves(tree, is_leaf=is_masked))
+
+
+def to_dense(leaf: Any) -> jax.Array:
+    """A leaf as a dense array."""
+    return leaf.to_dense() if is_sparse(leaf) else leaf
+
+
+def axes_of(leaf: Any) -> frozenset[str]:
+    """The mesh axes over which a leaf varies."""
+    return varying_axes(getattr(leaf, "values", leaf))
+
+
+def flatten(tree: Any) -> tuple[list[str], list[Any], Any]:
+    """The paths, written a/b/c, the leaves and the structure of a tree.
+
+    A `SparseTensor` is a leaf.
+    """
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_sparse)
+    paths = [written(keys) for keys in unboxed([keys for keys, _ in pairs])]
+    return paths, [leaf for _, leaf in pairs], structure
+
+
+def map_leaves(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
+    """`jax.tree.map` for which masked and sparse leaves are leaves."""
+    is_leaf = lambda leaf: is_masked(leaf) or is_sparse(leaf)
+    return jax.tree.map(function, tree, *trees, is_leaf=is_leaf)
+
+
+def written(keys: tuple) -> str:
+    """The keys on the way to a leaf, written a/b/c."""
+    return jax.tree_util.keystr(keys, simple=True, separator="/")
+
+
+def unboxed(paths: Sequence[tuple]) -> list[tuple]:
+    """The keys on the way to each leaf, without a `.value` at their ends.
+
+    The parameters of a flax.nnx model end in it, and their gradients do not.
+    """
+    boxed = jax.tree_util.GetAttrKey("value")
+    short = [keys[:-1] if keys[1:] and keys[-1] == boxed else keys for keys in paths]
+    return short if len(set(short)) == len(short) else list(paths)
+
+
+def distinct(paths: Sequence[str]) -> list[str]:
+    """The paths, with a number behind those that are written like one before."""
+    names: dict[str, None] = {}
+    for path in paths:
+        name, number = path, 0
+        while name in names:
+            number += 1
+            name = f"{path} #{number}"
+        names[name] = None
+    return list(names)
+
+
+def check_dtype(path: str, leaf: Any) -> None:
+    """Raises unless the leaf is an array of real floating numbers."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or not is_floating(dtype):
+        kind = type(leaf).__name__ if dtype is None else dtype
+        raise LeafError(
+            f"leaf {path!r} is {kind}; only real floating gradients of 16, 32 or 64 bits "
+            "can be synchronized. Leave it out with optax.masked, or convert it (a complex "
+            "number is two)."
+        )
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether numbers of this dtype can be synchronized."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize >= 2
+
+
+def rounded(x: jax.Array, dtype: Any) -> jax.Array:
+    """Numbers in the gradient's dtype; finite ones stay finite."""
+    if jnp.dtype(dtype) == x.dtype:
+        return x
+    most = float(jnp.finfo(dtype).max)
+    return jnp.where(jnp.isfinite(x), jnp.clip(x, -most, most), x).astype(dtype)
+
+
+def rounding_error(x: jax.Array, sent: jax.Array) -> jax.Array:
+    """The part of x that rounding took from what was sent, zero where x is not finite.
+
+    An infinity in a residual would stay there for ever.
+    """
+    error = x - sent.astype(x.dtype)
+    return jnp.where(jnp.isfinite(error), error, 0)
+
+
+def nothing(shapes: Any) -> Any:
+    """A tree of updates that change no parameter: zeros, or tensors without entries."""
+
+    def zeros(leaf):
+        if is_sparse(leaf):
+            indices = jnp.full(leaf.indices.shape, leaf.units, leaf.indices.dtype)
+            values = jnp.zeros(leaf.values.shape, leaf.values.dtype)
+            return SparseTensor(indices, values, leaf.shape, leaf.shared)
+        return jnp.zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(zeros, shapes, is_leaf=is_sparse)
+
+
+def transformation(
+    init: Callable[..., Any], update: Callable[..., Any]
+) -> optax.GradientTransformationExtraArgs:
+    """The transformation of two functions whose states are of types of this library."""
+    return optax.GradientTransformationExtraArgs(init, update)

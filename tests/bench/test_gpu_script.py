@@ -1,0 +1,62 @@
+"""The script for a GPU runs where there is none, on what there is: it must work at once."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import pallas_kernels as kernels
+from pallas_kernels import backends
+
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+
+
+@pytest.mark.slow
+def test_without_a_gpu_it_says_so(tmp_path):
+    done = run("--out", tmp_path)
+    assert done.returncode == 1
+    assert "JAX sees no GPU here, only cpu; --any runs all the same" in done.stdout
+
+
+@pytest.mark.slow
+def test_all_but_the_tests_run_on_whatever_there_is(tmp_path):
+    parts = "probe", "contended", "largest", "sums", "winners"
+    done = run("--out", tmp_path, "--any", "--parts", *parts)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    _, *rows = map(json.loads, (tmp_path / "gpu.jsonl").read_text().splitlines())
+    assert {*parts, "compact", "partition", "targets"} - {"winners"} <= {
+        row["part"] for row in rows
+    }
+    # The table of winners is one that `backends` can read.
+    (table,) = json.loads((tmp_path / "winners.json").read_text()).values()
+    for operation, found in table.items():
+        assert hasattr(kernels, operation)
+        sizes = [row["size"] for row in found]
+        assert sizes == sorted(set(sizes))
+        assert all(row["backend"] in backends.BACKENDS for row in found)
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_does_not_lose_the_others(tmp_path):
+    done = run(
+        "--out", tmp_path, "--any", "--parts", "sums", "figure14", "--minutes", "0.6"
+    )
+    assert done.returncode == 1
+    assert "figure14 was stopped" in done.stdout
+    assert "figure14" in done.stdout.splitlines()[-1]
+    assert '"sums"' in (tmp_path / "gpu.jsonl").read_text()

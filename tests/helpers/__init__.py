@@ -1,0 +1,54 @@
+"""What the tests share: runs over ranks, an oracle in NumPy, inputs, a jaxpr reader."""
+
+import pytest
+
+from tests.helpers.conservation import (
+    assert_conserved as assert_conserved,
+    held as held,
+)
+from tests.helpers.inputs import (
+    adversarial_sets as adversarial_sets,
+    gradients as gradients,
+    strided_set as strided_set,
+    zipf_set as zipf_set,
+)
+from tests.helpers.oracle import (
+    is_nonzero as is_nonzero,
+    packed as packed,
+    total as total,
+    unpacked as unpacked,
+)
+from tests.helpers.programs import (
+    Collective as Collective,
+    collective_equations as collective_equations,
+    collectives as collectives,
+    rounds_of as rounds_of,
+    sent_bytes as sent_bytes,
+    traced_collectives as traced_collectives,
+)
+from tests.helpers.runs import (
+    AXIS as AXIS,
+    WIRE as WIRE,
+    Run as Run,
+    assert_same_on_all_ranks as assert_same_on_all_ranks,
+    call as call,
+    first_state as first_state,
+    grid as grid,
+    init as init,
+    is_replicated as is_replicated,
+    mesh_of as mesh_of,
+    ranked as ranked,
+    ranks as ranks,
+    run_ranks as run_ranks,
+    stacked as stacked,
+)
+
+
+def slow(*values):
+    """Values of a parameter, or tuples of values, whose tests are slow."""
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow
+        )
+        for value in values
+    ]

@@ -1,0 +1,40 @@
+"""The law of error feedback: gradients come out as updates, or ranks hold them."""
+
+from typing import Any
+
+import numpy as np
+import optax
+
+from sparsejax.transforms.feedback import FeedbackState
+from sparsejax.transforms.state.per_rank import find
+from sparsejax.transforms.wrappers import AccumulateState
+from tests.helpers.runs import Run, assert_same_on_all_ranks
+
+
+def held(state: Any) -> dict[str, np.ndarray]:
+    """What the ranks of a `Run` hold by leaf, in float64: residuals and pending sums."""
+    trees = [node.residual for node in find(state, FeedbackState)]
+    trees += [node.pending for node in find(state, AccumulateState)]
+    total = {}
+    for tree in trees:
+        for name, x in ({} if tree is None else tree.value).items():
+            if not isinstance(x, optax.MaskedNode):
+                exact = np.asarray(x).astype(np.float64).sum((0, 1))
+                total[name] = total.get(name, 0) + exact
+    return total
+
+
+def assert_conserved(grads: Any, run: Run, room: float = 1e-6) -> None:
+    """Raises unless the sum of gradients is the sum of updates and what the ranks hold.
+
+    `room` is the error allowed, as a share of the sum of the gradients' magnitudes.
+    """
+    assert_same_on_all_ranks(run.updates)
+    kept = held(run.state)
+    for name, x in grads.items():
+        exact = np.asarray(x).astype(np.float64)
+        sent = np.asarray(run.updates[name][0]).astype(np.float64).sum(0)
+        error = np.abs(exact.sum((0, 1)) - sent - kept.get(name, 0))
+        scale = np.abs(exact).sum((0, 1))
+        assert (error <= room * scale + 1e-30).all(), (name, (error / scale).max())
+        assert sent.any(), f"nothing of {name} was sent"

@@ -1,0 +1,146 @@
+"""Runs over simulated ranks: of functions, of schemes, and of transformations."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, PartitionSpec as P
+
+from sparsejax.units.units import Dense
+from sparsejax.wire.collectives import Wire
+
+
+AXIS = "data"
+WIRE = Wire(AXIS)
+
+
+@functools.cache
+def mesh_of(n: int) -> jax.sharding.Mesh:
+    """A mesh of one axis, "data", over the first n CPU devices."""
+    devices = jax.devices("cpu")[:n]
+    return jax.make_mesh((n,), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+
+
+def grid(**sizes: int) -> jax.sharding.Mesh:
+    """A mesh of several axes over the first CPU devices: `grid(data=4, model=2)`."""
+    devices = jax.devices("cpu")[: math.prod(sizes.values())]
+    types = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh((*sizes.values(),), (*sizes,), types, devices=devices)
+
+
+def stacked(fn: Callable, n: int, check_vma: bool = True) -> Callable:
+    """Runs fn on n ranks: from arrays [n, ...], a row a rank, to results [n, ...]."""
+
+    def on_rank(*args):
+        result = fn(*jax.tree.map(lambda x: x[0], args))
+        return jax.tree.map(lambda y: y[None], result)
+
+    return jax.shard_map(
+        on_rank, mesh=mesh_of(n), in_specs=P(AXIS), out_specs=P(AXIS), check_vma=check_vma
+    )
+
+
+def ranked(fn: Callable, n: int, check_vma: bool = True) -> Callable:
+    """`stacked`, compiled, with results in NumPy."""
+    compiled = jax.jit(stacked(fn, n, check_vma))
+    return lambda *args: jax.tree.map(np.asarray, compiled(*args))
+
+
+def run_ranks(fn: Callable, x: Any, n: int, check_vma: bool = True) -> Any:
+    """Runs fn once on n ranks; x and the results are stacked by rank."""
+    return ranked(fn, n, check_vma)(x)
+
+
+class Run(NamedTuple):
+    """What became of a transformation on ranks; every array has a rank axis first.
+
+    Attributes:
+        updates: By step.
+        state: The last one.
+        seen: What was watched of the states, by step.
+    """
+
+    updates: Any
+    state: Any
+    seen: Any
+
+
+def ranks(n: int, *, mesh: Any = None, axes: Any = AXIS, check_vma: bool = True):
+    """Runs a transformation on n ranks: `ranks(n)(tx, grads)`, all steps in one program.
+
+    Gradients are a dict of arrays [n, steps, ...]. `watch`, a function of the state, says
+    what is returned of each step.
+    """
+
+    def run(tx, grads, watch: Callable = lambda state: ()) -> Run:
+        params = {name: jax.numpy.zeros(x.shape[2:], x.dtype) for name, x in grads.items()}
+
+        def on_rank(grads):
+            def step(state, grad):
+                updates, state = tx.update(grad, state, params)
+                return state, (updates, watch(state))
+
+            grads = jax.tree.map(lambda x: x[0], grads)
+            state, (updates, seen) = jax.lax.scan(step, tx.init(params), grads)
+            return jax.tree.map(lambda x: x[None], Run(updates, state, seen))
+
+        program = jax.shard_map(
+            on_rank,
+            mesh=mesh or mesh_of(n),
+            in_specs=P(axes),
+            out_specs=P(axes),
+            check_vma=check_vma,
+        )
+        return jax.tree.map(np.asarray, jax.jit(program)(grads))
+
+    return run
+
+
+def is_replicated(fn: Callable, x: Any, n: int) -> bool:
+    """Whether all results of fn are typed as equal on all ranks."""
+    types = []
+
+    def on_rank(x):
+        result = jax.tree.leaves(fn(jax.tree.map(lambda x: x[0], x)))
+        types.extend(jax.typeof(y).manual_axis_type.varying for y in result)
+        return 0
+
+    specs = {"mesh": mesh_of(n), "in_specs": P(AXIS), "out_specs": P()}
+    jax.eval_shape(jax.shard_map(on_rank, **specs), x)
+    assert types, "fn returns nothing"
+    return not any(types)
+
+
+def assert_same_on_all_ranks(results: Any) -> None:
+    """Raises unless every rank, a row each, has the same bytes."""
+    for leaf in jax.tree.leaves(results):
+        rows = np.asarray(leaf)
+        for rank in range(1, len(rows)):
+            same = rows[rank].tobytes() == rows[0].tobytes()
+            assert same, f"rank {rank} differs from rank 0"
+
+
+# --- Schemes.
+
+
+def call(scheme: Any, x: Any, state: Any = None, axis: Any = AXIS, present: Any = None):
+    """A scheme's result for a dense array over a mesh axis; call it on ranks.
+
+    Where no state is given, the first one.
+    """
+    state = init(scheme, x, axis) if state is None else state
+    return scheme(Dense(x, present), state, Wire(axis))
+
+
+def init(scheme: Any, like: Any, axis: Any = AXIS) -> Any:
+    """A scheme's first state over a mesh axis; call it on ranks."""
+    return scheme.init(jax.ShapeDtypeStruct(like.shape, like.dtype), Wire(axis))
+
+
+def first_state(scheme: Any, like: Any, n: int) -> Any:
+    """A scheme's first state on n ranks, made outside of them."""
+    made = lambda _: init(scheme, like)
+    return jax.vmap(made, axis_name=AXIS, out_axes=None)(np.zeros(n, np.float32))

@@ -1,0 +1,551 @@
+"""Every operation by every backend that has it, held to `contract`.
+
+Without a GPU kernels are interpreted. What compiles is decided by a few shapes; the data in
+them is many.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_kernels as kernels
+from pallas_kernels import striping
+from pallas_kernels.pallas import bitmap, launch, partition, threshold_hash
+from tests.helpers import slow
+from tests.kernels import contract
+
+
+SIZES = [1, 7, 1024, 1025, 2048, 5000]
+# Around a block of decoding, which takes 256 words, and over several.
+DECODED_SIZES = [*SIZES, 8192, 8193, 20_001]
+SOME_SIZES = [1, 1025, 8193, *slow(*(n for n in DECODED_SIZES if n not in (1, 1025, 8193)))]
+DENSITIES = [0.0, 0.01, 0.3, 1.0]
+
+
+ON_GPU = jax.default_backend() == "gpu"
+
+
+def by(backend, operation, **static):
+    """An operation by one backend, compiled; NumPy in, whatever comes out."""
+    named = jax.jit(functools.partial(operation, **static))
+
+    def run(*operands):
+        with kernels.use_kernels(backend, interpret=backend == "pallas" and not ON_GPU):
+            return named(*operands)
+
+    return run
+
+
+@functools.cache
+def ops(backend):
+    """The operations as the checks call them, compiled once a shape."""
+
+    @functools.cache
+    def compact(capacity):
+        return by(backend, kernels.compact, capacity=capacity)
+
+    @functools.cache
+    def compact_above(capacity):
+        above = lambda x, level: kernels.compact(x, capacity, threshold=level)
+        return by(backend, above)
+
+    @functools.cache
+    def decode(capacity):
+        listed = lambda words, *units: kernels.bitmap_decode(words, capacity, *units)
+        return by(backend, listed)
+
+    @functools.cache
+    def partition(sizes):
+        return by(backend, kernels.partition, **dict(sizes))
+
+    @functools.cache
+    def dense(sizes):
+        return by(backend, kernels.partition_dense, **dict(sizes))
+
+    @functools.cache
+    def dense_above(sizes):
+        above = lambda x, seeds, level: kernels.partition_dense(
+            x, seeds, threshold=level, **dict(sizes)
+        )
+        return by(backend, above)
+
+    @functools.cache
+    def hashed(slots):
+        return by(backend, kernels.threshold_hash, slots=slots)
+
+    encode = by(backend, kernels.bitmap_encode)
+    listed = lambda units: () if units is None else (units,)
+    return {
+        "compact": lambda x, capacity, threshold=None: (
+            compact(capacity)(x)
+            if threshold is None
+            else compact_above(capacity)(x, x.dtype.type(threshold))
+        ),
+        "encode": lambda x, units=None: encode(x, *listed(units)),
+        "decode": lambda words, capacity, units=None: decode(capacity)(
+            words, *listed(units)
+        ),
+        "partition": lambda indices, count, seeds, **sizes: partition(
+            tuple(sorted(sizes.items()))
+        )(indices, np.int32(count), seeds),
+        "partition_dense": lambda x, seeds, threshold=None, **sizes: (
+            dense(tuple(sorted(sizes.items())))(x, seeds)
+            if threshold is None
+            else dense_above(tuple(sorted(sizes.items())))(x, seeds, np.float32(threshold))
+        ),
+        "threshold_hash": lambda x, level, seed, slots: hashed(slots)(
+            x, x.dtype.type(level), np.uint32(seed)
+        ),
+    }
+
+
+every_backend = pytest.mark.parametrize(
+    "backend",
+    ["reference", "pallas", pytest.param("triton", marks=pytest.mark.gpu)],
+)
+
+
+with_launches = pytest.mark.parametrize(
+    "backend", ["reference", pytest.param("triton", marks=pytest.mark.gpu)]
+)
+
+
+def gradient(size, density, seed=0, dtype=np.float32):
+    rng = np.random.default_rng([size, seed])
+    x = rng.standard_normal(size) * (rng.random(size) < density)
+    return x.astype(dtype)
+
+
+@every_backend
+@pytest.mark.parametrize("size", SOME_SIZES)
+def test_compact(backend, size):
+    for density in DENSITIES:
+        x = gradient(size, density)
+        contract.check_compact(ops(backend)["compact"], x, min(size, 2000))
+
+
+@every_backend
+def test_compact_by_magnitude(backend):
+    for threshold in (0.0, 0.5, 2.0, 9.0):
+        x = gradient(1025, 0.3)
+        x[[0, 1024]] = 1.5, np.nan
+        contract.check_compact(ops(backend)["compact"], x, 1000, threshold)
+
+
+@every_backend
+def test_compact_counts_what_does_not_fit(backend):
+    for density in (0.1, 1.0):
+        contract.check_compact(ops(backend)["compact"], gradient(5000, density), 3)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+def test_nan_denormals_and_the_first_element_count(backend, dtype):
+    x = np.zeros(1025, dtype)
+    least = np.ones(1, f"u{x.dtype.itemsize}").view(dtype)[0]
+    x[[0, 3, 9, 1024]] = least, np.nan, -np.inf, -least
+    x[5] = -0.0
+    assert contract.chosen(x).sum() == 4
+    contract.check_compact(ops(backend)["compact"], x, 1000)
+    contract.check_bitmap(ops(backend)["encode"], ops(backend)["decode"], x, 1000)
+
+
+@every_backend
+@pytest.mark.parametrize("size", SOME_SIZES)
+def test_bitmaps(backend, size):
+    for density in DENSITIES:
+        x = gradient(size, density, seed=1)
+        run = ops(backend)
+        contract.check_bitmap(run["encode"], run["decode"], x, min(size, 2000))
+
+
+@every_backend
+def test_bitmaps_of_the_units_that_a_server_owns(backend):
+    rng = np.random.default_rng(5)
+    for density in DENSITIES:
+        x = gradient(5000, density, seed=2)
+        owned = np.sort(rng.choice(5000, 1025, replace=False)).astype(np.int32)
+        run = ops(backend)
+        contract.check_bitmap(run["encode"], run["decode"], x, 700, owned)
+
+
+ROOMY = {"parts": 8, "slots": 256, "serial": 32, "hashes": 3}
+
+
+def indices_of(kind, capacity, rng):
+    """Indices that are each there once, as a compaction would give them or not."""
+    if kind == "large":  # float32 cannot tell these apart
+        return np.arange(2**24 + 1, 2**24 + 1 + capacity).astype(np.int32)
+    if kind == "all in one part":
+        keys = np.arange(60 * capacity)
+        parts = contract.murmur3(keys, kernels.draw_seeds(4)[0]) % 8
+        return keys[parts == 3][:capacity].astype(np.int32)
+    if kind == "some negative":
+        found = rng.choice(2**31 - 1, capacity, replace=False)
+        return np.where(np.arange(capacity) % 3 == 1, -1, found).astype(np.int32)
+    if kind == "in any order":
+        return rng.choice(2**31 - 1, capacity, replace=False).astype(np.int32)
+    return np.sort(rng.choice(1 << 20, capacity, replace=False)).astype(np.int32)
+
+
+@every_backend
+@pytest.mark.parametrize("capacity", [8, 1025, *slow(1024)])
+@pytest.mark.parametrize(
+    "kind", ["sorted", "in any order", "large", "all in one part", "some negative"]
+)
+def test_partition(backend, capacity, kind):
+    rng = np.random.default_rng(capacity)
+    indices = indices_of(kind, capacity, rng)
+    for count in sorted({0, 1, 7, capacity - 1, capacity}):
+        contract.check_partition(
+            ops(backend)["partition"], indices, count, kernels.draw_seeds(4), **ROOMY
+        )
+
+
+@every_backend
+def test_partition_has_the_first_element(backend):
+    indices = np.arange(1025, dtype=np.int32)
+    contract.check_partition(
+        ops(backend)["partition"], indices, 1025, kernels.draw_seeds(4), **ROOMY
+    )
+
+
+@every_backend
+@pytest.mark.parametrize(
+    ("slots", "serial", "hashes"),
+    [
+        *((1, 1, 3), (64, 16, 1), (128, 1024, 3)),
+        *slow((1, 1, 1), (64, 16, 3), (128, 1024, 1)),
+    ],
+)
+def test_partition_returns_what_finds_no_place(backend, hashes, slots, serial):
+    indices = indices_of("sorted", 1025, np.random.default_rng(0))
+    sizes = {"parts": 8, "slots": slots, "serial": serial, "hashes": hashes}
+    seeds = kernels.draw_seeds(4, seed=1)
+    contract.check_partition(ops(backend)["partition"], indices, 1025, seeds, **sizes)
+
+
+@every_backend
+@pytest.mark.parametrize("serial", [16, *slow(2048)])
+def test_without_hashes_partition_appends(backend, serial):
+    rng = np.random.default_rng(2)
+    sizes = {"parts": 8, "slots": 0, "serial": serial, "hashes": 0}
+    for kind in ("sorted", "in any order", "all in one part"):
+        indices = indices_of(kind, 1025, rng)
+        for count in (0, 1, 1025):
+            contract.check_partition(
+                ops(backend)["partition"], indices, count, kernels.draw_seeds(1), **sizes
+            )
+
+
+@with_launches
+@pytest.mark.parametrize("size", [7, 8193, *slow(4, 8192, 20_000)])
+def test_partition_dense(backend, size):
+    for density in DENSITIES:
+        x = gradient(size, density, seed=8)
+        x[0] = 1e-40  # element 0 is an element, and a denormal is not zero
+        for sizes in (
+            {"parts": 4, "slots": 4096, "serial": 512, "hashes": 3},
+            {"parts": 4, "slots": 64, "serial": 16, "hashes": 2},
+            {"parts": 4, "slots": 0, "serial": 1000, "hashes": 0},
+        ):
+            seeds = kernels.draw_seeds(sizes["hashes"] + 1, seed=3)
+            contract.check_partition_dense(
+                ops(backend)["partition_dense"], x, seeds, **sizes
+            )
+
+
+@with_launches
+@pytest.mark.parametrize("dtype", [np.float32, *slow(np.float16, jnp.bfloat16)])
+def test_partition_dense_by_magnitude(backend, dtype):
+    x = gradient(9000, 0.3, seed=9, dtype=dtype)
+    x[[0, 8999]] = 1.5, np.nan
+    sizes = {"parts": 4, "slots": 256, "serial": 64, "hashes": 3}
+    for threshold in (0.5, 2.0, 9.0):
+        contract.check_partition_dense(
+            ops(backend)["partition_dense"],
+            x,
+            kernels.draw_seeds(4),
+            threshold=threshold,
+            **sizes,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("slots", "hashes"), [(3000, 3), (0, 0)])
+def test_partition_goes_over_more_than_a_tile(slots, hashes):
+    rng = np.random.default_rng(3)
+    indices = indices_of("in any order", 60_000, rng)
+    for serial in (20_000, 3000):
+        sizes = {"parts": 4, "slots": slots, "serial": serial, "hashes": hashes}
+        seeds = kernels.draw_seeds(hashes + 1)
+        contract.check_partition(
+            ops("reference")["partition"], indices, 59_000, seeds, **sizes
+        )
+
+
+@pytest.mark.slow
+def test_partition_dense_goes_over_more_than_a_tile():
+    x = gradient(200_000, 0.9, seed=10)
+    sizes = {"parts": 4, "slots": 30_000, "serial": 9_000, "hashes": 2}
+    contract.check_partition_dense(
+        ops("reference")["partition_dense"], x, kernels.draw_seeds(3), **sizes
+    )
+
+
+def test_what_is_left_goes_in_a_further_round():
+    indices = indices_of("sorted", 1025, np.random.default_rng(1))
+    seeds = kernels.draw_seeds(4)
+    sizes = {"parts": 8, "slots": 32, "serial": 8, "hashes": 3}
+    count, seen = indices.size, []
+    while count:
+        done = ops("reference")["partition"](indices, count, seeds, **sizes)
+        memory = np.asarray(done.memory)
+        seen.append(memory[memory != -1])
+        left = indices[np.asarray(done.left)]
+        assert len(left) < count, "a round that places nothing"
+        indices, count = np.resize(left, 1025) if len(left) else indices, len(left)
+    everything = indices_of("sorted", 1025, np.random.default_rng(1))
+    np.testing.assert_array_equal(np.sort(np.concatenate(seen)), everything)
+
+
+@pytest.mark.parametrize(
+    ("parts", "capacity"),
+    [
+        *((1, 5000), (3, 100), (8, 5000)),
+        *slow((1, 100), (2, 100), (2, 5000), (3, 5000), (8, 100)),
+    ],
+)
+def test_partition_by_bits(parts, capacity):
+    size = 5000
+    run = by("reference", kernels.partition_by_bits, parts=parts, capacity=capacity)
+    above = by(
+        "reference",
+        lambda x, level: kernels.partition_by_bits(
+            x, parts=parts, capacity=capacity, threshold=level
+        ),
+    )
+
+    def partition(x, *, parts, capacity, threshold):
+        del parts, capacity
+        return run(x) if threshold is None else above(x, np.float32(threshold))
+
+    assign = lambda units: striping.assign(jnp.asarray(units), size, parts, 0)
+    for density in DENSITIES:
+        for threshold in (None, 1.0):
+            contract.check_partition_by_bits(
+                partition,
+                gradient(size, density, seed=3),
+                parts=parts,
+                capacity=capacity,
+                threshold=threshold,
+                assign=assign,
+            )
+
+
+@every_backend
+@pytest.mark.parametrize("size", SIZES)
+def test_threshold_hash(backend, size):
+    for density, threshold in [(0.0, 0.5), (0.3, 0.5), (1.0, 2.0), (1.0, 0.0)]:
+        x = gradient(size, density, seed=4)
+        x[0] = 3.0  # element 0 is an element
+        for seed in kernels.draw_seeds(2):
+            contract.check_threshold_hash(
+                ops(backend)["threshold_hash"], x, threshold, seed, 512
+            )
+
+
+@with_launches
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_coo_add(backend, shape):
+    rng = np.random.default_rng(6)
+    indices = rng.integers(-1, 3000, 2000).astype(np.int32)
+    indices[:200] = 1000  # the same, many times
+    values = rng.standard_normal((2000, *shape)).astype(np.float32)
+    add = by(backend, lambda i, v, first: kernels.coo_add(i, v, 500, first=first))
+    for first in (0, 990, 2999):
+        run = lambda i, v, size, first: add(i, v, np.int32(first))
+        contract.check_coo_add(run, indices, values, 500, first)
+
+
+@with_launches
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.int32])
+def test_coo_add_of_whole_numbers_is_exact_in_any_dtype(backend, dtype):
+    rng = np.random.default_rng(6)
+    indices = rng.integers(0, 500, 2000).astype(np.int32)
+    indices[:200] = 100  # the same, many times
+    values = rng.integers(-2, 3, 2000).astype(dtype)
+    add = by(backend, lambda i, v: kernels.coo_add(i, v, 500))
+    run = lambda i, v, size, first: add(i, v)
+    contract.check_coo_add(run, indices, values, 500, 0)
+
+
+def test_coo_add_of_what_triton_cannot_add_goes_by_reference():
+    ones = np.ones(5, np.int8)
+    with kernels.use_kernels("reference"):
+        assert kernels.coo_add(np.zeros(5, np.int32), ones, 2).tolist() == [5, 0]
+    with pytest.raises(kernels.BackendError, match="coo_add has no kernel"):
+        kernels.coo_add(np.zeros(5, np.int32), ones, 2, backend="triton")
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+@pytest.mark.parametrize("rows", [1, 33, 5000])
+def test_merge_rows(shape, rows):
+    rng = np.random.default_rng(7)
+    merge = jax.jit(kernels.merge_rows, static_argnums=2)
+    for high in (1, rows, rows + 40):
+        ids = rng.integers(-2, high + 1, 1025).astype(np.int32)
+        values = rng.standard_normal((1025, *shape)).astype(np.float32)
+        contract.check_merge_rows(merge, ids, values, rows)
+
+
+CANARY, GUARD = 0x7B7B7B7B, 1024  # a word, and how many behind the end of each array
+
+
+def guarded(monkeypatch):
+    """Puts canaries behind everything that a Pallas kernel may write; tells who died.
+
+    The kernels are called as they are, outside of jit, so that each launch can be checked.
+    """
+    real, dead = launch.launch, []
+
+    def with_guards(kernel, name, programs, operands, results, *, in_place=None, **how):
+        operands, in_place = list(operands), dict(in_place or {})
+        sizes = [x.shape[0] for x in results]
+        given = len(operands)
+        for number, result in enumerate(results):
+            if number not in in_place.values():
+                in_place[len(operands)] = number
+                operands.append(jnp.zeros(result.shape, result.dtype))
+        for operand in in_place:
+            x = operands[operand]
+            canary = jnp.full(GUARD, CANARY, jnp.uint32).view(x.dtype)
+            operands[operand] = jnp.concatenate([x, canary])
+        like = [jax.ShapeDtypeStruct((x.shape[0] + GUARD,), x.dtype) for x in results]
+        total = len(operands)
+        inner = lambda *refs: kernel(*refs[:given], *refs[total:])
+        done = real(inner, name, programs, operands, like, in_place=in_place, **how)
+        for x, size in zip(done, sizes, strict=True):
+            if not (np.asarray(x[size:]).view(np.uint32) == CANARY).all():
+                dead.append(name)
+        return [x[:size] for x, size in zip(done, sizes, strict=True)]
+
+    monkeypatch.setattr(launch, "launch", with_guards)
+    return dead
+
+
+@pytest.mark.parametrize("size", [1025, *slow(1, 2048, 8193)])
+def test_no_kernel_writes_behind_the_end_of_an_array(size, monkeypatch):
+    dead, how = guarded(monkeypatch), {"interpret": not ON_GPU}
+    x = jnp.asarray(gradient(size, 1.0))
+    words = bitmap.bitmap_encode(x, **how)
+    for capacity in (size, 1):
+        bitmap.bitmap_decode(words, capacity, **how)
+    threshold_hash.threshold_hash(x, 0.0, kernels.draw_seeds(1)[0], 33, **how)
+    for slots in (256, 1):
+        sizes = {"parts": 8, "slots": slots, "serial": 1, "hashes": 2}
+        indices = jnp.arange(max(size, 8), dtype=jnp.int32)
+        partition.partition(indices, size, kernels.draw_seeds(3), **sizes, **how)
+    assert not dead, f"past its end wrote {dead}"
+
+
+@pytest.fixture
+def guarded_triton(monkeypatch):
+    """The Triton kernels, outside of jit, and which of them wrote past an array's end.
+
+    Behind what a kernel works on in place lie canaries, behind what it only writes zeros.
+    """
+    from pallas_kernels.triton import (
+        bitmap,
+        coo_add,
+        launch,
+        partition,
+        partition_dense,
+        threshold_hash,
+    )
+
+    real, dead = launch.launch, []
+
+    def with_guards(kernel, programs, operands, *, in_place=(), results=(), **how):
+        canary = lambda x: jnp.full(GUARD, CANARY, jnp.uint32).view(x.dtype)
+        longer = [jnp.concatenate([x, canary(x)]) for x in in_place]
+        like = [jax.ShapeDtypeStruct((x.shape[0] + GUARD,), x.dtype) for x in results]
+        done = real(
+            kernel, programs, operands, in_place=longer, results=like, zeroed=True, **how
+        )
+        kept = [CANARY] * len(in_place) + [0] * len(results)
+        for x, given, word in zip(done, [*in_place, *results], kept, strict=True):
+            guard = np.asarray(x[given.shape[0] :]).view(np.uint32)
+            dead.extend([kernel] if (guard != word).any() else [])
+        given = [*in_place, *results]
+        return [x[: y.shape[0]] for x, y in zip(done, given, strict=True)]
+
+    modules = bitmap, coo_add, partition, partition_dense, threshold_hash
+    for module in modules:
+        monkeypatch.setattr(module, "launch", with_guards)
+    return (*modules, dead)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [8, 1025, 4096, 70_001])
+def test_no_triton_kernel_writes_behind_the_end_of_an_array(size, guarded_triton):
+    bitmap, coo_add, partition, dense, hashed, dead = guarded_triton
+    x, seeds = jnp.asarray(gradient(size, 1.0)), kernels.draw_seeds(3)
+    words = bitmap.bitmap_encode(x)
+    for capacity in (size, 1):
+        bitmap.bitmap_decode(words, capacity)
+    hashed.threshold_hash(x, 0.0, seeds[0], 33)
+    indices = jnp.arange(size, dtype=jnp.int32)
+    coo_add.coo_add(indices, x, jnp.int32(3), size=size // 2)
+    for slots, serial, hashes in ((256, 1, 2), (1, 1, 2), (0, 3, 0), (0, size, 0)):
+        sizes = {"parts": 8, "slots": slots, "serial": serial, "hashes": hashes}
+        partition.partition(indices, jnp.int32(size), seeds, **sizes)
+        dense.partition_dense(x, seeds, **sizes)
+    assert not dead, f"past its end wrote {dead}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("density", [0.05, 0.5, 1.0])
+def test_programs_of_triton_use_their_scratch_again_and_again(density, monkeypatch):
+    from pallas_kernels.triton import partition_dense
+
+    monkeypatch.setattr(partition_dense, "_PROGRAMS", 2)
+    x = gradient(300_003, density)
+    sizes = {"parts": 4, "slots": 1 << 17, "serial": 1 << 17, "hashes": 2}
+    run = lambda x, seeds, threshold, **sizes: partition_dense.partition_dense(
+        jnp.asarray(x), jnp.asarray(seeds), threshold=threshold, **sizes
+    )
+    for seed in range(20):
+        seeds = kernels.draw_seeds(3, seed)
+        contract.check_partition_dense(run, x, seeds, **sizes)
+
+
+def test_a_write_behind_the_end_kills_a_canary(monkeypatch):
+    dead = guarded(monkeypatch)
+
+    def kernel(x_ref, y_ref):
+        at = launch.lanes(64)
+        launch.store(y_ref, at + 1, x_ref[at], at >= 0)
+
+    like = [jax.ShapeDtypeStruct((64,), jnp.int32)]
+    launch.launch(kernel, "by_one", 1, [jnp.arange(64)], like, interpret=not ON_GPU)
+    assert dead == ["by_one"]
+
+
+def test_nothing_in_nothing_out():
+    nothing = jnp.zeros(0, jnp.float32)
+    for backend in ("reference", "pallas"):
+        run = ops(backend)
+        found, count = run["compact"](np.asarray(nothing), 3)
+        assert int(count) == 0
+        np.testing.assert_array_equal(found, [0, 0, 0])
+        assert np.asarray(run["encode"](np.asarray(nothing))).tolist() == [0]
+        memory = run["threshold_hash"](np.asarray(nothing), 1.0, 3, 5)
+        np.testing.assert_array_equal(memory, [-1] * 5)
+    none = jnp.zeros(0, jnp.int32)
+    np.testing.assert_array_equal(kernels.coo_add(none, nothing, 2), [0, 0])
+    ids, _, count = kernels.merge_rows(none, nothing, 4)
+    assert (ids.size, int(count)) == (0, 0)

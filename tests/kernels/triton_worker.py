@@ -1,0 +1,255 @@
+"""The Triton kernels in Triton's interpreter, held to `contract`.
+
+    python -m tests.kernels.triton_worker [FILE OLD NEW]
+
+By itself in a process: the interpreter checks no bounds, and what runs past an array's end
+may take the process down. With three arguments a kernel's file has NEW instead of OLD, and
+the process must fail. Arrays lie between canaries, which must live.
+
+The interpreter runs programs one after another, so it cannot show a race.
+"""
+
+import os
+import pathlib
+import sys
+import types
+
+
+os.environ["TRITON_INTERPRET"] = "1"  # Before Triton is imported.
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pallas_kernels as kernels
+from tests.kernels import contract
+
+
+FOLDER = pathlib.Path(kernels.__file__).parent / "triton"
+CANARY, GUARD = 0x7B, 4096  # a byte, and how many on each side
+
+
+class Guarded:
+    """A NumPy array between canaries, as the kind of tensor that Triton takes."""
+
+    def __init__(self, x):
+        x = np.ascontiguousarray(x)
+        self._all = np.full(x.nbytes + 2 * GUARD, CANARY, np.uint8)
+        self.array = self._all[GUARD : GUARD + x.nbytes].view(x.dtype).reshape(x.shape)
+        self.array[...] = x
+
+    @property
+    def dtype(self):
+        return str(self.array.dtype)
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    def data_ptr(self):
+        return self.array.ctypes.data
+
+    def stride(self):
+        return tuple(step // self.array.itemsize for step in self.array.strides)
+
+    def size(self):
+        return self.array.shape
+
+    def storage_offset(self):
+        return 0
+
+    # The interpreter copies its arguments to the CPU and back; they are there already.
+    def cpu(self):
+        return self
+
+    def untyped_storage(self):
+        return self
+
+    def new_empty(self, *_, **__):
+        return self
+
+    def set_(self, *_):
+        return self
+
+    def copy_(self, _):
+        return self
+
+    def check(self, name):
+        guards = np.concatenate([self._all[:GUARD], self._all[-GUARD:]])
+        assert (guards == CANARY).all(), f"{name} wrote past the end of an array"
+
+
+def launch(
+    kernel, programs, operands, *, in_place=(), results=(), warps=4, **sizes
+) -> list:
+    """As `pallas_kernels.triton.launch`, in the interpreter."""
+    del warps
+    assert programs <= 64, "the interpreter takes 14 ms a program"
+    reads = [Guarded(x) for x in operands]
+    works = [Guarded(x) for x in in_place]
+    fills = [Guarded(np.full(x.shape, 0x5A5A5A5A, x.dtype)) for x in results]
+    kernel[(programs,)](*reads, *works, *works, *fills, **sizes)
+    for argument in (*reads, *works, *fills):
+        argument.check(kernel.__name__)
+    return [jnp.asarray(argument.array) for argument in (*works, *fills)]
+
+
+def load(file, old="", new=""):
+    """A file of kernels with one edit, as a module whose launches are interpreted."""
+    path = FOLDER / file
+    if old:
+        source = path.read_text()
+        assert source.count(old) == 1, f"{old!r} is not once in {file}"
+        # Triton reads a kernel's source from its file.
+        path = pathlib.Path(os.environ["MUTANTS"]) / f"mutant_{file}"
+        path.write_text(source.replace(old, new))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.launch = launch
+    return module
+
+
+def with_words(words):
+    """The bitmap kernels, with these helpers instead of their own."""
+    module = load("bitmap.py")
+    own = {name for name in vars(words) if hasattr(module, name)} - {"tl", "triton"}
+    for name in own:
+        setattr(module, name, getattr(words, name))
+    return module
+
+
+def gradient(size, density):
+    rng = np.random.default_rng(size)
+    x = rng.standard_normal(size) * (rng.random(size) < density)
+    x[[0, -1]] = 2.0, -3.0
+    return x.astype(np.float32)
+
+
+def check_bitmap(made):
+    encode = lambda x, _: made.bitmap_encode(jnp.asarray(x))
+    decode = lambda words, capacity, _: made.bitmap_decode(jnp.asarray(words), capacity)
+    compact = lambda x, capacity, threshold=None: made.compact(
+        jnp.asarray(x), capacity, threshold
+    )
+    for size in (1, 7, 2048, 2049, 8192, 8193, 20_001):
+        for density in (0.0, 0.3, 1.0):
+            x = gradient(size, density)
+            if size > 7:
+                x[3:6] = 1e-40, np.nan, -0.0
+            for capacity in (size, 3):
+                contract.check_bitmap(encode, decode, x, capacity)
+                contract.check_compact(compact, x, capacity)
+            contract.check_compact(compact, x, size, 0.5)
+
+
+def check_partition(made):
+    def run(indices, count, seeds, **sizes):
+        return made.partition(
+            jnp.asarray(indices), jnp.int32(count), jnp.asarray(seeds), **sizes
+        )
+
+    rng = np.random.default_rng(0)
+    seeds = kernels.draw_seeds(4)
+    kinds = {
+        "sorted": np.arange(1025),
+        "any": rng.choice(2**31 - 1, 1025, replace=False),
+        "large": 2**24 + 1 + np.arange(1025),
+    }
+    memories = ((256, 32, 3), (32, 8, 3), (1, 1, 1), (0, 200, 0), (0, 16, 0))
+    for indices in kinds.values():
+        for count in (0, 1, 1024, 1025):
+            for slots, serial, hashes in memories:
+                contract.check_partition(
+                    run,
+                    indices.astype(np.int32),
+                    count,
+                    seeds,
+                    parts=8,
+                    slots=slots,
+                    serial=serial,
+                    hashes=hashes,
+                )
+
+
+def check_partition_dense(made):
+    def run(x, seeds, threshold, **sizes):
+        return made.partition_dense(
+            jnp.asarray(x), jnp.asarray(seeds), threshold=threshold, **sizes
+        )
+
+    made._PROGRAMS = 2  # so that one goes over more than a block
+    for size in (8, 8192, 8193, 26_000):
+        for density in (0.0, 0.05, 0.6):
+            x = gradient(size, density)
+            x[3:6] = 1e-40, np.nan, -0.0
+            for slots, serial, hashes in ((512, 64, 3), (32, 8, 2), (0, 300, 0)):
+                for threshold in (None, 0.5):
+                    contract.check_partition_dense(
+                        run,
+                        x,
+                        kernels.draw_seeds(hashes + 1),
+                        threshold=threshold,
+                        parts=8,
+                        slots=slots,
+                        serial=serial,
+                        hashes=hashes,
+                    )
+
+
+def check_threshold_hash(made):
+    for size in (1, 7, 4096, 4097, 9000):
+        for threshold in (0.0, 0.5, 9.0):
+            for seed in kernels.draw_seeds(2):
+                contract.check_threshold_hash(
+                    lambda x, level, seed, slots: made.threshold_hash(
+                        jnp.asarray(x), level, jnp.uint32(seed), slots
+                    ),
+                    gradient(size, 0.6),
+                    threshold,
+                    seed,
+                    512,
+                )
+
+
+def check_coo_add(made):
+    rng = np.random.default_rng(6)
+    indices = rng.integers(-1, 3000, 2000).astype(np.int32)
+    indices[:200] = 1000
+    for shape in ((), (3,)):
+        values = rng.standard_normal((2000, *shape)).astype(np.float32)
+        for first in (0, 990, 2999):
+            contract.check_coo_add(
+                lambda i, v, size, first: made.coo_add(
+                    jnp.asarray(i), jnp.asarray(v), jnp.int32(first), size=size
+                ),
+                indices,
+                values,
+                500,
+                first,
+            )
+
+
+CHECKS = {
+    "bitmap.py": check_bitmap,
+    "words.py": lambda made: check_bitmap(with_words(made)),
+    "partition.py": check_partition,
+    "partition_dense.py": check_partition_dense,
+    "threshold_hash.py": check_threshold_hash,
+    "coo_add.py": check_coo_add,
+}
+
+
+def main(file=None, old="", new=""):
+    # jax-triton needs a GPU's jaxlib to be imported, and nothing here is launched by it.
+    sys.modules.setdefault("jax_triton", types.ModuleType("jax_triton"))
+    jax.config.update("jax_platforms", "cpu")
+    for name in [file] if file else CHECKS:
+        CHECKS[name](load(name, old, new))
+        print(f"{name} holds", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,339 @@
+"""Bad input gets a typed error that names the leaf or argument, the value, and the fix."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.experimental import checkify
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import errors, schemes
+from sparsejax.transforms import buckets
+from sparsejax.units import ownership
+from tests import helpers
+from tests.helpers import grid, mesh_of
+
+
+TWO_AXES = grid(data=2, model=2)
+
+
+def on_ranks(function, mesh=None, **options):
+    mapped = jax.shard_map(
+        function, mesh=mesh or mesh_of(2), in_specs=P("data"), out_specs=P(), **options
+    )
+    return jax.jit(mapped)  # Without jit every operation is compiled by itself.
+
+
+def updated(tx, grads):
+    return lambda x: tx.update(
+        jax.tree.map(lambda g: g * x[0].astype(g.dtype), grads), tx.init(grads)
+    )[0]
+
+
+def test_outside_shard_map():
+    with pytest.raises(errors.AxisError, match=r"Call it inside jax.shard_map"):
+        sparsejax.all_reduce(jnp.ones(3))
+    with pytest.raises(
+        errors.AxisError, match=r"no manual axis 'data' here; there is none"
+    ):
+        sparsejax.all_reduce(jnp.ones(3), "data")
+    tx = sparsejax.zen_sync()
+    with pytest.raises(
+        errors.AxisError, match=r"update of sparsejax.sync needs a mesh axis"
+    ):
+        tx.update(jnp.ones(3), tx.init(jnp.ones(3)))
+    with pytest.raises(errors.AxisError, match=r"sparsejax.local needs a mesh axis"):
+        sparsejax.local(jnp.ones(3))
+
+
+def test_an_axis_that_is_not_manual():
+    step = on_ranks(
+        lambda x: sparsejax.all_reduce(x[0], "model"), TWO_AXES, axis_names={"data"}
+    )
+    with pytest.raises(errors.AxisError, match=r"'model' here; the manual axes are 'data'"):
+        jax.jit(step)(jnp.ones((2, 3)))
+
+
+def test_several_manual_axes_and_none_named():
+    step = on_ranks(lambda x: sparsejax.all_reduce(x[0]), TWO_AXES)
+    with pytest.raises(
+        errors.AxisError, match=r"several .* axes, 'data', 'model'.*axis_name='data'"
+    ):
+        step(jnp.ones((2, 3)))
+    tx = sparsejax.zen_sync()
+    with pytest.raises(
+        errors.AxisError, match=r"the mesh has the axes \('data', 'model'\)"
+    ):
+        sparsejax.init(tx, {"w": jnp.ones(3)}, TWO_AXES)
+    with pytest.raises(
+        errors.AxisError, match=r"no axis 'dta'; it has \('data', 'model'\)"
+    ):
+        sparsejax.data_parallel(lambda p, b: 0.0, tx, TWO_AXES, axis_name="dta")
+
+
+def test_a_gradient_that_was_already_summed():
+    tx = sparsejax.zen_sync()
+    params = {"block": {"w": jnp.ones(3)}}
+
+    def step(x):
+        grads = jax.grad(lambda p: jnp.sum(p["block"]["w"] * x))(params)
+        return tx.update(grads, tx.init(params))[0]
+
+    with pytest.raises(
+        errors.AlreadySummedError,
+        match=r"'block/w' was already summed over 'data'.*local\(params\)",
+    ):
+        on_ranks(step)(jnp.ones((2, 3)))
+
+    def right(x):
+        loss = lambda p: jnp.sum(p["block"]["w"] * x[0])
+        return tx.update(jax.grad(loss)(sparsejax.local(params)), tx.init(params))[0]
+
+    got = on_ranks(right)(jnp.arange(6.0).reshape(2, 3))
+    np.testing.assert_array_equal(got["block"]["w"], [1.5, 2.5, 3.5])
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64, jnp.bool_])
+def test_leaves_that_are_not_real_floating_numbers(dtype):
+    grads = {"ok": jnp.ones(2), "table": jnp.ones(3, dtype)}
+    message = rf"leaf 'table' is {jnp.dtype(dtype)}; only real floating"
+    with pytest.raises(errors.LeafError, match=message):
+        sparsejax.zen_sync().init(grads)
+    with pytest.raises(errors.LeafError, match=message):
+        on_ranks(lambda x: sparsejax.all_reduce(grads))(jnp.ones(2))
+
+
+def test_arguments_that_cannot_be_used():
+    with pytest.raises(errors.ArgumentError, match=r"got 'avg'. Did you mean 'mean'\?"):
+        sparsejax.zen_sync(reduce="avg")
+    with pytest.raises(errors.ArgumentError, match="reduce must be 'sum' or 'mean'"):
+        sparsejax.all_reduce(jnp.ones(2), reduce="max")
+    with pytest.raises(errors.ArgumentError, match="every must be a positive int, got 0"):
+        sparsejax.zen_sync(every=0)
+    with pytest.raises(
+        errors.ArgumentError, match=r"every must be a Python value.*static_args"
+    ):
+        optax.inject_hyperparams(sparsejax.zen_sync)().init({"w": jnp.ones(3)})
+    with pytest.raises(
+        errors.ArgumentError, match=r"warmup_steps must be an int .* got -1"
+    ):
+        sparsejax.dense_sync(warmup_steps=-1)
+    with pytest.raises(errors.ArgumentError, match="wire_dtype must be a floating dtype"):
+        sparsejax.zen_sync(wire_dtype=jnp.int8)
+    with pytest.raises(
+        errors.ArgumentError, match=r"scheme must be a sparsejax scheme.*'zen'"
+    ):
+        sparsejax.sync("zen")
+    with pytest.raises(errors.ArgumentError, match="codes must be one of auto, coo32"):
+        schemes.BalancedParallelism(push_code="coo64")
+    with pytest.raises(
+        errors.ArgumentError, match=r"ratio must lie in \[1.05, 64\], got 1"
+    ):
+        schemes.BalancedParallelism(ratio=1)
+    with pytest.raises(errors.ArgumentError, match=r"wire_dtype must be .*float8_e4m3fn"):
+        sparsejax.zen_sync(wire_dtype=jnp.float8_e4m3fn)
+    with pytest.raises(errors.ArgumentError, match="scheme must be a sparsejax scheme"):
+        on_ranks(lambda x: sparsejax.all_reduce(x[0], scheme=schemes.Zen))(jnp.ones((2, 3)))
+    with pytest.raises(errors.ArgumentError, match="optimum must be"):
+        schemes.Zen(optimum="best")
+
+
+def test_rules_that_say_nothing_sensible():
+    grads = {"block": {"w": jnp.ones((3, 2))}, "b": jnp.ones(3)}
+    with pytest.raises(errors.RuleError, match=r"'bias' matches no leaf.*'b', 'block/w'"):
+        sparsejax.zen_sync(rules={"bias": "dense"}).init(grads)
+    with pytest.raises(errors.RuleError, match=r"'b' says 'rows'; it must be a scheme"):
+        sparsejax.zen_sync(rules={"b": "rows"})
+    with pytest.raises(errors.RuleError, match=r"'\(' is not a regular expression"):
+        sparsejax.zen_sync(rules={"(": "dense"})
+    with pytest.raises(errors.RuleError, match="rules must map"):
+        sparsejax.zen_sync(rules=["dense"])
+    with pytest.raises(errors.RuleError, match=r"leaf 'b' the unit 'row'.*shape \[3\]"):
+        sparsejax.zen_sync(rules={"^b$": "row"}).init(grads)
+    tx = sparsejax.zen_sync()
+    with pytest.raises(errors.RuleError, match=r"ids were given for 'c'"):
+        on_ranks(
+            lambda x: tx.update(
+                sparsejax.local(grads), tx.init(grads), ids={"c": jnp.ones(1, jnp.int32)}
+            )[0]
+        )(jnp.ones(2))
+
+
+def test_a_state_of_something_else():
+    tx = sparsejax.zen_sync()
+    state = tx.init({"w": jnp.ones(3)})
+    with pytest.raises(
+        errors.StateError, match=r"form the groups \['v'\], the state has \['w'\]"
+    ):
+        on_ranks(lambda x: tx.update({"v": x[0]}, state)[0])(jnp.ones((2, 3)))
+    two = sparsejax.zen_sync(every=2)
+    with pytest.raises(errors.StateError, match=r"every=2.* was given a FeedbackState"):
+        on_ranks(lambda x: two.update({"w": x[0]}, state)[0])(jnp.ones((2, 3)))
+    with pytest.raises(errors.StateError, match=r"call sparsejax.init\(tx, params, mesh\)"):
+        sparsejax.zen_sync(every=2).init({"w": jnp.ones(3)})
+    murmur = schemes.BalancedParallelism(ownership=ownership.MurmurHash())
+    with pytest.raises(errors.StateError, match=r"call sparsejax.init\(tx, params, mesh\)"):
+        sparsejax.sync(murmur, rules={"w": "sparse"}).init({"w": jnp.ones(3)})
+    with pytest.raises(errors.StateError, match="no state of a sparsejax transformation"):
+        sparsejax.metrics(optax.adam(1.0).init(jnp.ones(3)))
+
+
+def test_an_optimizer_that_does_not_synchronize():
+    mesh = mesh_of(2)
+    trainer = sparsejax.data_parallel(
+        lambda p, b: jnp.sum(p["w"] * b["x"]), optax.sgd(0.1), mesh
+    )
+    state = trainer.init({"w": jnp.ones(())})
+    with pytest.raises(
+        errors.ArgumentError, match=r"'w' still differs by rank.*zen_sync\(\)"
+    ):
+        trainer.step(state, {"x": np.ones(2, np.float32)})
+
+
+def test_sparse_tensors_that_do_not_fit():
+    def reduce(indices, values, shape):
+        tensor = sparsejax.SparseTensor(jnp.asarray(indices), jnp.asarray(values), shape)
+        on_ranks(lambda x: sparsejax.all_reduce(tensor).values)(jnp.ones(2))
+
+    with pytest.raises(
+        errors.ArgumentError, match=r"indices must be integers .* float32\[2\]"
+    ):
+        reduce([0.0, 1.0], [1.0, 2.0], (5,))
+    with pytest.raises(
+        errors.ArgumentError, match=r"values of shape \[3\] do not fit 2 indices"
+    ):
+        reduce([0, 1], [1.0, 2.0, 3.0], (5,))
+    with pytest.raises(errors.ArgumentError, match=r"must have shape \[2\] or \[2, 3\]"):
+        reduce([0, 1], np.ones((2, 4)), (5, 3))
+    with pytest.raises(errors.ArgumentError, match=r"shape must be a tuple of Python ints"):
+        reduce([0, 1], [1.0, 2.0], 5)
+
+
+def test_indices_out_of_range_are_dropped_and_checkify_reports_them():
+    good = jnp.array([1, 5, 0])  # 5 is the padding of an array of five
+    bad = jnp.array([1, 6, -1])
+    values = jnp.array([1.0, 2.0, 4.0])
+
+    def reduce(indices):
+        tensor = sparsejax.SparseTensor(indices, values, (5,))
+        return sparsejax.all_reduce(tensor, "ranks").to_dense()
+
+    @jax.jit
+    def run(indices):
+        return jax.vmap(reduce, axis_name="ranks")(jnp.stack([indices, indices]))
+
+    np.testing.assert_array_equal(run(good)[0], [8, 2, 0, 0, 0])
+    np.testing.assert_array_equal(run(bad)[0], [0, 2, 0, 0, 0])
+    checked = checkify.checkify(
+        lambda i: sparsejax.SparseTensor(i, values, (5,)).check("grads/table"),
+        errors=checkify.user_checks,
+    )
+    checked(good)[0].throw()
+    with pytest.raises(
+        checkify.JaxRuntimeError,
+        match=r"grads/table: indices must lie in \[0, 5\].*smallest is -1",
+    ):
+        checked(bad)[0].throw()
+
+
+def test_paths_that_are_written_alike_are_told_apart():
+    grads = {"a": {"b": jnp.ones(3)}, "a/b": jnp.ones(3, jnp.bfloat16)}
+    state = sparsejax.zen_sync().init(grads)
+    assert sorted(state.inner.traffic) == ["a/b", "a/b #1"]
+
+
+def test_what_int32_cannot_number_together_forms_several_groups():
+    like = [jax.ShapeDtypeStruct((1 << 30,), jnp.float32)] * 3
+    groups = buckets.ByRules(schemes.Zen()).buckets(["a", "b", "c"], like)
+    assert [group.paths for group in groups] == [("a",), ("b",), ("c",)]
+    huge = jax.ShapeDtypeStruct((2, 2**31 - 1), jnp.float32)
+    with pytest.raises(
+        errors.ArgumentError, match=r"2,147,483,647 units is too large.*'row'"
+    ):
+        jax.eval_shape(
+            on_ranks(lambda x: helpers.call(schemes.BalancedParallelism(), x[0]).total),
+            huge,
+        )
+
+
+def test_the_defaults_of_leaves_are_as_documented():
+    names = ["embedding", "small/embedding", "kernel", "embedding_bias"]
+    shapes = [(4096, 16), (16, 16), (256, 256), (65_536,)]
+    like = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    groups = buckets.ByRules(schemes.Zen()).buckets(names, like)
+    found = {g.paths: (type(g.scheme).__name__, g.shape) for g in groups}
+    assert found == {
+        ("embedding",): ("Zen", (16,)),
+        ("small/embedding",): ("AllReduce", ()),
+        ("kernel", "embedding_bias"): ("Zen", ()),
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: schemes.OmniReduce(block=0), "block must be a positive int, got 0"),
+        (lambda: schemes.OmniReduce(block=2.5), "block must be a positive int, got 2.5"),
+        (lambda: schemes.OmniReduce(aggregators=-1), "aggregators must be a positive int"),
+        (lambda: ownership.Contiguous(ranges=0), "ranges must be a positive int or None"),
+        (lambda: schemes.AGSparse("tree"), "gather must be one of 'auto', 'ring'"),
+        (lambda: schemes.SparsePS("multicast"), "pull must be one of 'point_to_point'"),
+        (lambda: schemes.SparCML("ssar"), "algorithm must be one of 'ssar_recursive"),
+        (lambda: schemes.BalancedParallelism(pull="tree"), "pull must be one of 'gather'"),
+        (
+            lambda: schemes.BalancedParallelism(push_capacity=0),
+            "push_capacity must be a positive int or None, got 0",
+        ),
+        (
+            lambda: schemes.HierarchicalCentralization(switch="never"),
+            "switch must be one of 'count', 'bound'",
+        ),
+        (lambda: schemes.Zen("best"), "optimum must be one of 'auto', 'balanced'"),
+        (
+            lambda: schemes.Zen(ownership=ownership.Contiguous()),
+            "does not balance parts.* use a hash, or optimum='balanced'",
+        ),
+    ],
+)
+def test_what_a_scheme_cannot_be_is_refused_when_it_is_made(make, match):
+    with pytest.raises(errors.ArgumentError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        (schemes.Zen(), "Zen needs the state that its init makes, ZenState, got tuple"),
+        (schemes.Zen(optimum="hierarchical"), "Zen needs the state"),
+        (
+            schemes.HierarchicalCentralization(),
+            "HierarchicalCentralization needs the state",
+        ),
+        (schemes.SparCML(), "HierarchicalCentralization needs"),
+        (
+            schemes.BalancedParallelism(ownership=ownership.MurmurHash()),
+            r"MurmurHash needs .* an array \[2, 64\] of the units by rank, got tuple",
+        ),
+        (
+            schemes.SparsePS(ownership=ownership.SortedThresholds()),
+            "SortedThresholds needs .* the thresholds of 2 ranks, got tuple",
+        ),
+    ],
+)
+def test_a_state_that_another_scheme_made_is_an_error(scheme, message):
+    with pytest.raises(errors.StateError, match=message):
+        helpers.traced_collectives(
+            lambda x: helpers.call(scheme, x, ()).total, np.ones((2, 100), np.float32), 2
+        )
+
+
+def test_tables_for_another_number_of_units_are_an_error():
+    scheme = schemes.BalancedParallelism(ownership=ownership.MurmurHash())
+
+    def run(x):
+        return helpers.call(scheme, x, helpers.init(scheme, x[:50])).total
+
+    with pytest.raises(errors.StateError, match=r"\[2, 64\].* got an array \[2, 32\]"):
+        helpers.traced_collectives(run, np.ones((2, 100), np.float32), 2)

@@ -1,0 +1,389 @@
+"""The law of error feedback, over many steps.
+
+    sum of gradients == sum of updates + residual + pending
+
+for every sparsifier before every scheme, every top-k scheme, and every wrapper around them.
+A sparsifier selects the same whichever scheme adds up its entries: so each runs once, over
+all steps in one program, and each scheme then adds up what they sent, twenty-odd programs
+instead of one for each pair. All sparsifiers have the same capacity, for the same reason.
+The sum is one in NumPy's float64.
+
+A new sparsifier, scheme or wrapper is a row of a table here.
+"""
+
+import functools
+import inspect
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import schemes, sparsifiers
+from sparsejax.schemes.top_k.base import TopKScheme
+from sparsejax.sparsifiers import base
+from sparsejax.transforms import wrappers
+from sparsejax.transforms.feedback import FeedbackState
+from sparsejax.transforms.state.per_rank import find
+from tests import helpers
+
+
+AXIS = helpers.AXIS
+N, STEPS = 4, 32
+SIZE, ROOM = 20_011, 392  # long enough for thresholds from a sample
+SHAPES = {"w": (SIZE,), "bias": (7,)}  # the second is sent whole
+RULES = {"w": "sparse"}
+
+SPARSIFIERS = {
+    "TopK": sparsifiers.TopK,
+    "RandomK": sparsifiers.RandomK,
+    "Threshold": functools.partial(sparsifiers.Threshold, value=3.0),
+    "DGC": sparsifiers.DGC,
+    "MSTopK": sparsifiers.MSTopK,
+    "GaussianK": sparsifiers.GaussianK,
+    "ReuseThreshold": functools.partial(sparsifiers.ReuseThreshold, every=5),
+    "Dragonn": sparsifiers.Dragonn,
+    "DGC, one round": functools.partial(sparsifiers.DGC, rounds=0, upper=1.05),
+    "DGC, warming up": lambda d: sparsifiers.DGC(sparsifiers.Warmup(d / 4, 20, d)),
+    "Dragonn, two tables": functools.partial(sparsifiers.Dragonn, slots=1.5, tables=2),
+    "Sign": lambda _: sparsifiers.Sign(),
+    "QSGD": lambda _: sparsifiers.QSGD(),
+}
+SCHEMES = {
+    "AllReduce": schemes.AllReduce(),
+    "AGSparse": schemes.AGSparse(),
+    "BalancedParallelism": schemes.BalancedParallelism(),
+    "HierarchicalCentralization": schemes.HierarchicalCentralization(),
+    "OmniReduce": schemes.OmniReduce(block=32),
+    "SparCML": schemes.SparCML(),
+    "SparsePS": schemes.SparsePS(),
+    "Zen": schemes.Zen(),
+    "Zen, bytes": schemes.Zen("bytes"),
+}
+ELSEWHERE = {"TwoLevel"}  # has a test below
+
+
+def sync(scheme, axis_name=None, **options):
+    return sparsejax.sync(scheme, axis_name, reduce="sum", rules=RULES, **options)
+
+
+def systems(make):
+    return lambda: make(0.02, reduce="sum", rules=RULES)
+
+
+# What leaves something out by itself. Top-k schemes refuse the entries of a sparsifier.
+LOSSY = {
+    "TopK": lambda: optax.chain(
+        sparsejax.top_k(0.02, min_size=100), sync(schemes.AGSparse())
+    ),
+    "DGC": lambda: sync(
+        schemes.BalancedParallelism(), sparsifier=sparsejax.dgc(0.02, min_size=100)
+    ),
+    "GTopk": lambda: sync(schemes.GTopk(0.02)),
+    "SparDL": lambda: sync(schemes.SparDL(0.02)),
+    "OkTopk": lambda: sync(schemes.OkTopk(0.02, threshold_every=8, repartition_every=16)),
+    "TopK-A": systems(sparsejax.topk_a_sync),
+    "TopK-DSA": systems(sparsejax.topk_dsa_sync),
+    "Gaussian-k": systems(sparsejax.gaussian_k_sync),
+}
+# The last synchronization of `accumulate` is not at the last step: something is pending.
+WRAPPERS = {
+    "alone": lambda tx: tx,
+    "accumulate": lambda tx: sparsejax.accumulate(tx, 3, reduce="sum"),
+    "warm_up": lambda tx: sparsejax.warm_up(tx, 5),
+    "warm_up in accumulate": lambda tx: sparsejax.accumulate(
+        sparsejax.warm_up(tx, 2), 3, reduce="sum"
+    ),
+    "skip_nonfinite": sparsejax.skip_nonfinite,
+}
+
+
+def with_room(make):
+    """The sparsifier with the density for which it makes room for ROOM elements."""
+    for k in range(1, ROOM + 1):
+        made = make(k / SIZE)
+        if isinstance(made, base.Rounding) or made.capacity(SIZE) == ROOM:
+            return made
+    raise AssertionError(f"no density of {made} makes room for {ROOM}")
+
+
+def gradients(n, dtype="float32", seed=0, apart=False):
+    """[n, steps, ...] with long tails; `apart`: of each element only one rank has any."""
+    rng = np.random.default_rng(seed)
+    grads = {k: rng.standard_t(3, (n, STEPS, *shape)) for k, shape in SHAPES.items()}
+    for x in grads.values() if apart else ():
+        x *= np.arange(x.shape[2]) % n == np.arange(n)[:, None, None]
+    return {k: x.astype(jnp.dtype(dtype)) for k, x in grads.items()}
+
+
+def zeros(dtype="float32"):
+    return {name: jnp.zeros(shape, dtype) for name, shape in SHAPES.items()}
+
+
+@functools.cache
+def sent(name, n, dtype="float32", apart=False, check_vma=True):
+    """What a sparsifier lets through, and its state behind; both [n, ...]."""
+    tx = sparsejax.sparsify(with_room(SPARSIFIERS[name]), min_size=100)
+    grads = gradients(n, dtype, apart=apart)
+    return helpers.ranks(n, check_vma=check_vma)(tx, grads)
+
+
+@functools.cache
+def adds_up(name, n, dtype="float32", check_vma=True):
+    """From what was sent to updates, by a scheme that itself leaves nothing out."""
+    tx, zeros = sync(SCHEMES[name]), {k: jnp.zeros(x, dtype) for k, x in SHAPES.items()}
+
+    def on_rank(entries):
+        def step(state, now):
+            update, state = tx.update(now, state)
+            return state, update
+
+        state, updates = jax.lax.scan(step, tx.init(zeros), entries)
+        assert state.residual is None
+        return updates
+
+    return helpers.ranked(on_rank, n, check_vma)
+
+
+def conserves(sparsifier, scheme, n, dtype="float32", room=1e-6, **options):
+    apart = options.get("apart", False)
+    checks = {"check_vma": options.get("check_vma", True)}
+    before = sent(sparsifier, n, dtype, apart, **checks)
+    updates = adds_up(scheme, n, dtype, **checks)(before.updates)
+    assert updates["w"].dtype == jnp.dtype(dtype)
+    both = before._replace(updates=updates)
+    helpers.assert_conserved(gradients(n, dtype, apart=apart), both, room)
+    assert helpers.held(before.state)["w"].any()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "names"),
+    [
+        ("BalancedParallelism", ("DGC", "RandomK", "QSGD", "Dragonn, two tables")),
+        *helpers.slow(*((scheme, tuple(SPARSIFIERS)) for scheme in SCHEMES)),
+    ],
+)
+def test_every_sparsifier_before_every_scheme(scheme, names):
+    for name in names:
+        conserves(name, scheme, N)
+
+
+@pytest.mark.parametrize("n", [3, *helpers.slow(1, 2, 5, 7, 8)])
+def test_any_number_of_ranks(n):
+    conserves("RandomK", "AGSparse", n)
+    conserves("DGC", "HierarchicalCentralization", n)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        ("bfloat16", "DGC"),
+        *helpers.slow(("float16", "DGC"), ("bfloat16", "Dragonn"), ("float16", "TopK")),
+    ],
+)
+def test_16_bit_gradients(dtype, name):
+    """Of each element one rank has any, so that their sum needs no rounding."""
+    conserves(name, "BalancedParallelism", N, dtype, apart=True)
+    residual = sparsejax.residuals(sent(name, N, dtype, True).state)
+    assert residual["w"].dtype == np.float32
+
+
+@pytest.mark.parametrize("name", helpers.slow("DGC", "ReuseThreshold", "QSGD"))
+def test_doubles(name):
+    with jax.enable_x64(True):
+        conserves(name, "BalancedParallelism", N, "float64", room=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        ("TopK", "AGSparse"),
+        *helpers.slow(("DGC", "Zen"), ("RandomK", "Zen, bytes"), ("Dragonn", "SparCML")),
+    ],
+)
+def test_without_checking_types(name, scheme):
+    conserves(name, scheme, N, check_vma=False)
+
+
+IN_SHORT = [
+    ("TopK", "warm_up in accumulate"),
+    ("TopK", "skip_nonfinite"),
+    ("GTopk", "accumulate"),  # OkTopk and SparDL: see schemes/top_k/test_top_k.py
+]
+REST = [pair for pair in itertools.product(LOSSY, WRAPPERS) if pair not in IN_SHORT]
+
+
+@pytest.mark.parametrize(("name", "wrapper"), [*IN_SHORT, *helpers.slow(*REST)])
+def test_every_wrapper_around_what_leaves_something_out(name, wrapper):
+    grads = gradients(N)
+    run = helpers.ranks(N)(WRAPPERS[wrapper](LOSSY[name]()), grads)
+    helpers.assert_conserved(grads, run)
+    kept = helpers.held(run.state)
+    assert kept["w"].any()
+    # A leaf that is sent whole is pending at most.
+    assert kept.get("bias", np.zeros(7)).any() == ("accumulate" in wrapper)
+
+
+def test_the_tables_name_all_there_are():
+    def named(module, kind, but=()):
+        types = [x for x in vars(module).values() if isinstance(x, type)]
+        return {x.__name__ for x in types if issubclass(x, kind)} - {kind.__name__, *but}
+
+    kinds = {type(with_room(make)).__name__ for make in SPARSIFIERS.values()}
+    bases = {"Selector", "ByMagnitude", "Rounding"}
+    assert named(sparsifiers, base.Sparsifier, bases) == kinds
+    kinds = {type(scheme).__name__ for scheme in SCHEMES.values()}
+    assert named(schemes, schemes.Scheme, ELSEWHERE) == kinds | named(schemes, TopKScheme)
+    assert named(schemes, TopKScheme) <= set(LOSSY)
+    functions = {
+        name
+        for name, value in vars(wrappers).items()
+        if getattr(sparsejax, name, None) is value and inspect.isfunction(value)
+    }
+    assert functions - {"clip_by_rank"} == set(WRAPPERS) - {
+        "alone",
+        "warm_up in accumulate",
+    }
+
+
+# --- In one program.
+
+
+def test_a_plan_whose_messages_are_too_small():
+    """Several rounds send them; the scheme that a plan names gets a leaf's entries."""
+    owned = schemes.BalancedParallelism(push_capacity=64, pull_capacity=64)
+    entry = lambda name, scheme: sparsejax.LeafPlan(
+        name, SHAPES[name], "float32", "element", scheme
+    )
+    leaves = (entry("bias", schemes.AllReduce()), entry("w", owned))
+    sparsifier = sparsejax.top_k(0.1, min_size=100)
+    plan = sparsejax.Plan(N, leaves)
+    tx = sparsejax.sync(plan, reduce="sum", sparsifier=sparsifier)
+    grads = gradients(N)
+    helpers.assert_conserved(grads, helpers.ranks(N)(tx, grads))
+
+
+def test_two_levels():
+    pair = ("hosts", "chips")
+    mesh = helpers.grid(hosts=2, chips=2)
+    tx = optax.chain(
+        sparsejax.dgc(0.02, min_size=100, axis_name=pair), sync(schemes.Zen(), pair)
+    )
+    grads = gradients(N)
+    run = helpers.ranks(N, mesh=mesh, axes=pair)(tx, grads)
+    helpers.assert_conserved(grads, run)
+
+
+def test_a_step_with_a_nan_is_left_out_on_all_ranks():
+    bad = [9, 20]
+    grads = gradients(N)
+    grads["w"][2, 9, 17] = np.nan
+    grads["bias"][1, 20, 3] = np.inf
+    tx = optax.chain(
+        sparsejax.top_k(0.02, min_size=100, skip_nonfinite=True), sync(schemes.AGSparse())
+    )
+    watch = lambda state: (
+        sparsejax.residuals(state),
+        sparsejax.metrics(state)["sparsify/skipped"],
+    )
+    run = helpers.ranks(N)(tx, grads, watch)
+    residuals, skipped = run.seen
+    assert (skipped == np.cumsum(np.isin(np.arange(STEPS), bad))).all()
+    for name in SHAPES:
+        assert not run.updates[name][:, bad].any()
+        for step in bad:
+            now, before = residuals[name][:, step], residuals[name][:, step - 1]
+            assert now.tobytes() == before.tobytes()
+    good = {name: np.delete(x, bad, axis=1) for name, x in grads.items()}
+    helpers.assert_conserved(good, run)
+
+
+# --- The law of momentum, and checkpoints.
+
+
+@pytest.mark.parametrize("masking", [True, *helpers.slow(False)])
+def test_momentum_correction_after_a_dense_warm_up(masking):
+    """The reference, element by element: dense momentum first, DGC's from then on."""
+    n, steps, size, warm, k, momentum = 2, 16, 6007, 6, 60, np.float32(0.9)
+    own = sparsejax.top_k(
+        k / size,
+        memory=sparsejax.MomentumCorrection(0.9, masking=masking),
+        min_size=100,
+    )
+    tx = sync(schemes.AGSparse(), sparsifier=own, warmup_steps=warm)
+    tails = np.random.default_rng(0).standard_t(3, (n, steps, size))
+    grads = {"w": tails.astype(np.float32)}
+    run = helpers.ranks(n)(tx, grads)
+    updates, waits = run.updates, sparsejax.residuals(run.state)["w"][:, 0]
+    u = np.zeros((n, size), np.float32)
+    v, came = np.zeros_like(u), np.zeros((n, size))
+    for step in range(steps):
+        u = momentum * u + grads["w"][:, step]
+        v, came = v + u, came + u
+        going = np.ones((n, size), bool)
+        if step >= warm:
+            least = np.sort(np.abs(v), axis=1)[:, -k][:, None]
+            going = np.abs(v) >= least
+            u = np.where(going & masking, 0, u)
+        went = np.where(going, v, 0).sum(0)
+        np.testing.assert_allclose(updates["w"][0, step], went, rtol=1e-5, atol=1e-5)
+        v = np.where(going, 0, v)
+    np.testing.assert_allclose(waits, v, rtol=1e-5, atol=1e-5)
+    # The stated law, of the velocities.
+    total = updates["w"][0].astype(np.float64).sum(0) + waits.astype(np.float64).sum(0)
+    np.testing.assert_allclose(total, came.sum(0), rtol=1e-5, atol=1e-4)
+
+
+def test_a_density_schedule_goes_on_behind_a_checkpoint():
+    """Bytes as without: step, thresholds, velocity and residual are all in the state."""
+    n, steps, stop = 2, 8, 3
+    mesh = helpers.mesh_of(n)
+    density = sparsifiers.Warmup(0.01, 6, start=0.2)
+    own = sparsifiers.ReuseThreshold(density, every=2)
+    memory = sparsejax.MomentumCorrection(0.9)
+    tx = optax.chain(
+        sparsejax.sparsify(own, memory=memory, min_size=100),
+        sparsejax.sync(schemes.AGSparse(), rules={"w": "sparse"}),
+    )
+    grads = gradients(n)
+    zeros = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+    first = sparsejax.init(tx, zeros, mesh)
+    specs = sparsejax.state_specs(first)
+    step = jax.jit(
+        jax.shard_map(
+            lambda g, state: tx.update(jax.tree.map(lambda x: x[0], g), state),
+            mesh=mesh,
+            in_specs=(P(AXIS), specs),
+            out_specs=(P(), specs),
+        )
+    )
+
+    def run(state, start, stop):
+        found = []
+        for number in range(start, stop):
+            now = {name: x[:, number] for name, x in grads.items()}
+            update, state = step(now, state)
+            found.append(jax.tree.map(np.asarray, update))
+        return found, state
+
+    straight, end = run(first, 0, steps)
+    before, state = run(first, 0, stop)
+    saved = [np.array(x) for x in jax.tree.leaves(state)]
+    after, again = run(jax.tree.unflatten(jax.tree.structure(first), saved), stop, steps)
+    both = zip(
+        jax.tree.leaves((straight, end)),
+        jax.tree.leaves((before + after, again)),
+        strict=True,
+    )
+    assert all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in both)
+    # Where a threshold is found, just as many go as the schedule says.
+    counts = [int((x["w"] != 0).sum()) for x in straight]
+    for number in (0, 2, 4, 6):
+        each = int(np.ceil(np.float32(density(jnp.int32(number))) * SIZE))
+        assert each < counts[number] <= n * each
+    assert counts[0] > 10 * counts[6]
+    assert int(find(end, FeedbackState)[0].step) == steps

@@ -1,0 +1,148 @@
+"""What a program really sends: read from the program, and compared with the count."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import schemes
+from sparsejax.wire import ladder
+from tests import helpers
+from tests.helpers import collectives, mesh_of, rounds_of, sent_bytes
+
+
+N, SIZE = 4, 40_064  # parts of whole words, so that nothing is padded
+
+
+def program(scheme, check_vma=True):
+    def run(x):
+        return helpers.call(scheme, x[0])._replace(state=None)
+
+    return jax.jit(
+        jax.shard_map(
+            run, mesh=mesh_of(N), in_specs=P("data"), out_specs=P(), check_vma=check_vma
+        )
+    )
+
+
+def messages(found, name):
+    """Operand bytes of each collective of a kind that stands in a ladder, by branch."""
+    return [c.bytes for c in found if c.name == name and c.path[-2:-1] == ("while",)]
+
+
+@pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
+def test_balanced_parallelism_sends_the_rungs_that_the_program_holds(check_vma):
+    """The bytes reported are those of the branches taken, once for each round."""
+    run = program(schemes.BalancedParallelism(), check_vma)
+    shape = jax.ShapeDtypeStruct((N, SIZE), jnp.float32)
+    found = collectives(jax.make_jaxpr(run)(shape))
+    width = SIZE // N
+    steps = {
+        "push": ladder.ladder(width, 4, N, ratio=schemes.BalancedParallelism().ratio),
+        "pull": ladder.ladder(width, 4, N, ratio=schemes.BalancedParallelism().ratio),
+    }
+    # A branch for each rung, and nothing else, carries messages: first those of the push.
+    # On CPUs a pull is an all-to-all of copies, on others a gather of one.
+    sent = messages(found, "all_to_all")
+    pushes, pulls = sent[: len(steps["push"].rungs)], sent[len(steps["push"].rungs) :]
+    assert pushes == [4 * N * rung.words for rung in steps["push"].rungs]
+    assert pulls == [4 * N * rung.words for rung in steps["pull"].rungs]
+    assert messages(found, "all_gather") == []
+    elsewhere = collectives(jax.make_jaxpr(run)(shape), "cuda")
+    assert messages(elsewhere, "all_to_all") == pushes
+    gathers = messages(elsewhere, "all_gather")
+    assert gathers == [4 * rung.words for rung in steps["pull"].rungs]
+    # What the pull is charged is what either of the two programs sends.
+    assert [(N - 1) * own for own in gathers] == [(N - 1) / N * copies for copies in pulls]
+    scalars = [c for c in found if c.name == "pmax"]
+    assert [c.bytes for c in scalars] == [12, 4]
+    # Outside the ladders: the dense sum, and the dense gather of the sums.
+    rest = [(c.name, c.bytes) for c in found if c.path[-2:-1] != ("while",)]
+    assert sorted(rest) == [
+        ("all_gather", 4 * width),
+        ("pmax", 4),
+        ("pmax", 12),
+        ("psum", 4 * SIZE),
+    ]
+
+    rng = np.random.default_rng(1)
+    layout = schemes.BalancedParallelism().ownership.over(SIZE, N)
+    part = np.asarray(layout.assign(jnp.arange(SIZE))[0])
+    for density in (0.0005, 0.02, 0.3, 0.7):
+        mask = rng.random((N, SIZE)) < density
+        x = np.where(mask, rng.standard_normal((N, SIZE)), 0).astype(np.float32)
+        traffic = run(x).traffic
+        counts = np.array([np.bincount(part[m], minlength=N) for m in mask])
+        union = np.bincount(part[mask.any(0)], minlength=N)
+        push = operands_of(counts.max(), steps["push"], pushes, N - 1)
+        pull = operands_of(union.max(), steps["pull"], pulls, N - 1)
+        assert traffic.push.rounds == len(push)
+        assert float(traffic.push.wire) == sum(push) * (N - 1) / N
+        if sum(pull) < 4 * N * width:
+            assert traffic.pull.rounds == len(pull)
+            assert float(traffic.pull.wire) == sum(pull) * (N - 1) / N
+        else:
+            assert float(traffic.pull.wire) == 4 * width * (N - 1)
+        assert float(traffic.scalars) == sum(sent_bytes(c, N) for c in scalars)
+
+
+def operands_of(need, steps, operands, messages):
+    """The operands of the branches that a need takes, one a round."""
+    taken = rounds_of(steps, int(need), messages)
+    return [operands[steps.rungs.index(rung)] for rung, _ in taken]
+
+
+def test_hierarchical_centralization_sends_one_message_a_hop():
+    run = program(schemes.HierarchicalCentralization())
+    shape = jax.ShapeDtypeStruct((N, SIZE), jnp.float32)
+    found = collectives(jax.make_jaxpr(run)(shape))
+    steps = ladder.ladder(SIZE, 4, 1, ratio=schemes.HierarchicalCentralization().ratio)
+    # The two hops are turns of one loop: a branch a rung, and in it one for each hop.
+    in_ladder = [c for c in found if c.name == "ppermute" and c.path.count("while") == 2]
+    assert [c.bytes for c in in_ladder] == [
+        4 * rung.words for rung in steps.rungs for _ in range(2)
+    ]
+    dense = [c.bytes for c in found if c.name == "ppermute" and c not in in_ladder]
+    assert dense == [4 * SIZE, 4 * SIZE]
+    rng = np.random.default_rng(1)
+    x = np.where(rng.random((N, SIZE)) < 0.01, 1.0, 0).astype(np.float32)
+    traffic = run(x).traffic
+    first = (x != 0).sum(1).max()
+    second = max(((x[0] + x[1]) != 0).sum(), ((x[2] + x[3]) != 0).sum())
+    operands = [4 * rung.words for rung in steps.rungs]
+    sent = sum(operands_of(first, steps, operands, 1))
+    sent += sum(operands_of(second, steps, operands, 1))
+    assert float(traffic.push.wire) == sent
+    assert float(traffic.pull.wire) == 0
+    # One number is agreed on at first, and one before each hop.
+    assert [c.bytes for c in found if c.name == "pmax"] == [4, 4]
+    one = next(sent_bytes(c, N) for c in found if c.name == "pmax")
+    assert float(traffic.scalars) == 3 * one
+
+
+def test_small_leaves_join_one_psum_and_large_dense_ones_have_their_own():
+    tx = sparsejax.dense_sync()
+    grads = {"a": jnp.ones(3), "b": jnp.ones((2, 2)), "large": jnp.ones(65_536)}
+
+    def run(x):
+        local = jax.tree.map(lambda g: g * x[0], grads)
+        return tx.update(local, tx.init(local))[0]
+
+    step = jax.shard_map(run, mesh=mesh_of(N), in_specs=P("data"), out_specs=P())
+    found = collectives(jax.make_jaxpr(step)(jnp.ones(N)))
+    assert sorted((c.name, c.bytes) for c in found) == [
+        ("psum", 4 * 7),
+        ("psum", 4 * 65_536),
+    ]
+
+
+def test_denormals_are_found_though_the_processor_adds_them_as_zero():
+    """XLA:CPU flushes denormals when it adds; that they are there is seen all the same."""
+    x = np.zeros((N, SIZE), np.float32)
+    x[0, ::100] = 1e-45
+    reduced = program(schemes.BalancedParallelism())(x)
+    assert float(reduced.traffic.density_before) == np.float32(401 / SIZE)
+    dense = program(schemes.AllReduce())(x)
+    assert np.asarray(reduced.total).tobytes() == np.asarray(dense.total).tobytes()

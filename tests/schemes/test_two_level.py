@@ -1,0 +1,200 @@
+"""Dense sums inside a host, a sparse scheme across hosts."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import errors, schemes
+from sparsejax.units.ownership import sorted_thresholds
+from sparsejax.units.units import Dense
+from tests import helpers
+
+
+OUTER, INNER = 4, 2
+SIZE = 40_000
+
+
+def mesh():
+    return helpers.grid(hosts=OUTER, chips=INNER)
+
+
+@functools.cache
+def program(scheme, check_vma):
+    def run(x):
+        state = helpers.init(scheme, x[0], ("hosts", "chips"))
+        done = helpers.call(scheme, x[0], state, ("hosts", "chips"))
+        return done.total[None], done.total, done.traffic
+
+    step = jax.shard_map(
+        run,
+        mesh=mesh(),
+        in_specs=P(("hosts", "chips")),
+        out_specs=(P(("hosts", "chips")), P(), P()),
+        check_vma=check_vma,
+    )
+    return jax.jit(step)
+
+
+def inputs(size, kind="spread", shape=(), dtype=np.float32):
+    rng = np.random.default_rng(5)
+    x = rng.integers(1, 5, (OUTER * INNER, size, *shape)).astype(dtype)
+    mask = rng.random((OUTER * INNER, size)) < 0.01
+    if kind == "one range":
+        mask = np.broadcast_to(np.arange(size) < size // 50, mask.shape)
+    return x * mask.reshape(*mask.shape, *[1] * len(shape)).astype(dtype)
+
+
+@pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
+@pytest.mark.parametrize(
+    ("scheme", "size", "shape", "dtype"),
+    [
+        (schemes.TwoLevel(), SIZE, (), np.float32),
+        (schemes.TwoLevel(schemes.BalancedParallelism()), 3001, (), jnp.bfloat16),
+        (schemes.TwoLevel(schemes.SparCML()), 517, (8,), np.float32),
+        (schemes.TwoLevel(schemes.AGSparse()), 5, (), np.float32),
+    ],
+    ids=["zen", "bf16", "rows", "tiny"],
+)
+def test_the_total_is_the_sum_over_both_axes(scheme, size, shape, dtype, check_vma):
+    x = inputs(size, shape=shape, dtype=dtype)
+    by_rank, total, _ = program(scheme, check_vma)(x)
+    np.testing.assert_array_equal(
+        np.asarray(total).astype(np.float64), x.astype(np.float64).sum(0)
+    )
+    helpers.assert_same_on_all_ranks(by_rank)
+
+
+def test_an_empty_array_has_an_empty_sum():
+    _, total, _ = program(schemes.TwoLevel(), True)(np.zeros((8, 0), np.float32))
+    assert total.shape == (0,)
+
+
+def test_dense_bytes_stay_inside_and_entries_go_across():
+    x = inputs(SIZE)
+    _, _, traffic = program(schemes.TwoLevel(), True)(x)
+    shard = 20_000
+    assert float(traffic.inside) == pytest.approx(4 * shard * 2 * (INNER - 1), rel=0.01)
+    # An all-reduce of a part over the hosts; the sparse scheme sends far less.
+    assert float(traffic.dense) == pytest.approx(1.5 * 4 * shard, rel=0.01)
+    assert float(traffic.wire) < 0.2 * float(traffic.dense)
+
+
+def test_skew_does_not_survive_the_split():
+    """All entries lie in one range; each rank of a host still gets its share of them."""
+    scheme = schemes.TwoLevel(schemes.AGSparse())
+    _, _, traffic = program(scheme, True)(inputs(SIZE, "one range"))
+    # The share of the fullest part of a host's sum: half of 800 in each of two parts.
+    fullest = float(traffic.density_before) * 20_000
+    assert fullest < 1.15 * 400
+    ranges = float(np.ceil(SIZE / 50))
+    assert fullest < 0.6 * ranges
+
+
+def test_a_pair_of_axes_is_two_levels_in_sync():
+    x = {"embedding": inputs(SIZE // 8, shape=(16,))}
+    pair = ("hosts", "chips")
+
+    def run(tx):
+        def step(x):
+            local = jax.tree.map(lambda g: g[0], x)
+            mean, state = tx.update(local, tx.init(local))
+            return mean, sparsejax.metrics(state)
+
+        return jax.jit(
+            jax.shard_map(step, mesh=mesh(), in_specs=P(pair), out_specs=(P(), P()))
+        )(x)
+
+    want = x["embedding"].astype(np.float64).mean(0)
+    two, told = run(sparsejax.zen_sync(pair))
+    np.testing.assert_allclose(two["embedding"], want, rtol=1e-6)
+    assert told["sync/embedding/inside_bytes"] > 0
+    one, told = run(sparsejax.zen_sync(pair, two_level=False))
+    np.testing.assert_allclose(one["embedding"], want, rtol=1e-6)
+    assert told["sync/embedding/inside_bytes"] == 0
+    half, told = run(sparsejax.zen_sync(pair, wire_dtype=jnp.bfloat16))
+    np.testing.assert_allclose(half["embedding"], want, rtol=2e-2)
+
+
+def test_tables_by_rank_are_made_for_the_outer_axis():
+    """A scheme with tables learns from `sparsejax.init` how many hosts there are."""
+    params = {"embedding": jnp.zeros((SIZE // 8, 16))}
+    scheme = schemes.BalancedParallelism(ownership=sparsejax.units.ownership.MurmurHash())
+    tx = optax.chain(sparsejax.sync(scheme, ("hosts", "chips")), optax.sgd(1.0))
+    state = sparsejax.init(tx, params, mesh(), ("hosts", "chips"))
+    tables = state[0].inner.schemes["embedding"]
+    assert tables.shape[0] == OUTER
+
+
+def test_what_cannot_be_two_level_is_refused():
+    with pytest.raises(errors.ArgumentError, match="scheme for one level"):
+        schemes.TwoLevel(schemes.TwoLevel())
+    with pytest.raises(errors.ArgumentError, match="follows the data"):
+        schemes.TwoLevel(
+            schemes.BalancedParallelism(ownership=sorted_thresholds.SortedThresholds())
+        )
+    with pytest.raises(errors.AxisError, match="two axes"):
+        helpers.run_ranks(
+            lambda x: helpers.call(schemes.TwoLevel(), x).total,
+            np.zeros((2, 64), np.float32),
+            2,
+        )
+
+
+@pytest.mark.parametrize("inner", [4, *helpers.slow(2)])
+def test_owners_across_hosts_are_balanced_for_sets_in_one_range(inner):
+    """The units of a part would share an owner, were both hashes the same."""
+    outer, size = 8 // inner, 65_536
+    mesh = helpers.grid(hosts=outer, chips=inner)
+    scheme = schemes.TwoLevel(schemes.BalancedParallelism())
+
+    def run(x):
+        return helpers.call(
+            scheme, x[0], helpers.init(scheme, x[0], ("hosts", "chips")), ("hosts", "chips")
+        ).traffic
+
+    step = jax.shard_map(
+        run, mesh=mesh, in_specs=P(("hosts", "chips")), out_specs=P(), check_vma=True
+    )
+    x = np.zeros((8, size), np.float32)
+    x[:, :4096] = np.random.default_rng(0).random((8, 4096)) < 0.25
+    traffic = jax.jit(step)(x)
+    assert float(traffic.push.imbalance) < 1.3
+    assert float(traffic.pull.imbalance) < 1.3
+
+
+def test_a_single_axis_is_refused_with_the_fix():
+    tx = sparsejax.sync(schemes.TwoLevel(), "data")
+    init = lambda x: tx.init({"embedding": x}).step
+    with pytest.raises(errors.AxisError, match="two axes"):
+        helpers.run_ranks(init, np.zeros((2, 9000, 8), np.float32), 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepsHalf(schemes.Scheme):
+    """Sends half of every number and keeps the other half."""
+
+    def __call__(self, x, state, wire):
+        half = x.dense() / 2
+        return schemes.AllReduce()(Dense(half), state, wire)._replace(left=half)
+
+
+def test_what_the_scheme_across_keeps_back_is_kept_at_its_units():
+    scheme = schemes.TwoLevel(KeepsHalf())
+    x = 2 * inputs(3001)
+
+    def run(x):
+        done = helpers.call(scheme, x[0], (), ("hosts", "chips"))
+        return done.total, done.left[None]
+
+    both = P(("hosts", "chips"))
+    step = jax.shard_map(run, mesh=mesh(), in_specs=both, out_specs=(P(), both))
+    total, kept = jax.jit(step)(x)
+    np.testing.assert_array_equal(total, x.sum(0) / 2)
+    np.testing.assert_array_equal(total + np.asarray(kept).sum(0), x.sum(0))

@@ -1,0 +1,262 @@
+"""What each sparsifier selects. A new one is a row in SPARSIFIERS.
+
+That nothing is lost is tested in laws/test_conservation.py.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sparsejax
+import sparsejax.wire.ladder
+from sparsejax import schemes, sparsifiers
+from sparsejax.errors import ArgumentError
+from sparsejax.sparsifiers import base
+from sparsejax.units import magnitudes
+from tests import helpers
+
+
+SIZE = 20011  # long enough for thresholds to come from a sample
+DENSITY = 0.02
+SPARSIFIERS = {
+    "top_k": sparsifiers.TopK(DENSITY),
+    "random_k": sparsifiers.RandomK(DENSITY),
+    "threshold": sparsifiers.Threshold(DENSITY, 2.0),
+    "dgc": sparsifiers.DGC(DENSITY),
+    "dgc_of_one_round": sparsifiers.DGC(DENSITY, rounds=0, upper=1.05),
+    "dgc_warmup": sparsifiers.DGC(sparsifiers.Warmup(DENSITY, 4, start=0.2)),
+    "ms_top_k": sparsifiers.MSTopK(DENSITY),
+    "gaussian_k": sparsifiers.GaussianK(DENSITY),
+    "reuse_threshold": sparsifiers.ReuseThreshold(DENSITY, every=3),
+    "dragonn": sparsifiers.Dragonn(DENSITY),
+    "dragonn_tables": sparsifiers.Dragonn(DENSITY, slots=1.5, tables=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Small inputs take several tiles, as large ones do."""
+    monkeypatch.setattr(sparsejax.wire.ladder, "_TILE_NUMBERS", 2048)
+
+
+def long_tails():
+    return np.random.default_rng(0).standard_t(3, SIZE).astype(np.float32)
+
+
+def draw(step, wanted):
+    return base.Draw(jnp.int32(step), jnp.uint32(step * 7919 + 1), jnp.int32(wanted))
+
+
+@functools.cache
+def selecting(sparsifier, size):
+    room = sparsifier.capacity(size)
+
+    def run(x, step):
+        wanted = sparsifier.wanted(size, step)
+        own = base.Draw(step, step.astype(jnp.uint32) * 7919 + 1, wanted)
+        return sparsifier.select(x, sparsifier.init(size, x.dtype), own, room)[0]
+
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("name", SPARSIFIERS)
+def test_places_are_in_range_and_none_comes_twice(name):
+    x = long_tails()
+    few = np.where(np.abs(x) > 20, x, 0)
+    nan = np.where(np.arange(SIZE) % 20 == 3, np.nan, x)
+    for case in (x, 0 * x, np.full_like(x, 0.5), few, nan, np.full_like(x, np.nan)):
+        found = np.asarray(selecting(SPARSIFIERS[name], SIZE)(case, jnp.int32(2)))
+        used = found[found != SIZE]
+        assert ((used >= 0) & (used < SIZE)).all()
+        assert len(np.unique(used)) == len(used)
+        if name != "random_k":
+            assert (case[used] != 0).all()  # zeros never go
+            if not case.all():  # few others: all of them, but who found no slot
+                sent, there = len(used), np.count_nonzero(case)
+                assert sent >= (0.8 if "dragonn" in name else 1.0) * there
+            if np.isnan(case).any():
+                assert np.isnan(case[used]).any()
+
+
+@pytest.mark.parametrize("name", ["dgc", "gaussian_k", "ms_top_k", "reuse_threshold"])
+def test_approximate_ones_find_about_the_largest(name):
+    x = long_tails()
+    wanted = int(np.ceil(DENSITY * SIZE))
+    least = np.sort(np.abs(x))[-wanted]
+    found = np.asarray(selecting(SPARSIFIERS[name], SIZE)(x, jnp.int32(0)))
+    used = found[found != SIZE]
+    assert 0.75 * wanted <= len(used) <= 1.3 * wanted
+    assert np.abs(x[used]).min() > 0.8 * least
+
+
+@pytest.mark.parametrize("tables", [1, 2])
+@pytest.mark.parametrize("slots", [2.0, *helpers.slow(1.0, 4.0)])
+def test_dragonn_keeps_the_share_that_the_paper_expects(slots, tables):
+    """(m / l) (1 - exp(-l / m)) of l in m slots; two tables, who has a slot in either.
+
+    On CPUs the last to write stays, so who loses is likely to lose twice: by lemma A.5 the
+    i-th stays with ((m - 1) / m)^(l - i).
+    """
+    size, survivors, seeds = 50_000, 2000, 20
+    x = np.zeros(size, np.float32)
+    kept = []
+    own = sparsifiers.Dragonn(survivors / size, slots=slots, tables=tables)
+    level = magnitudes.key_of(1.0, jnp.float32)
+    run = jax.jit(lambda x, step: own.take(x, level, draw(step, survivors), room)[1])
+    room = own.capacity(size)
+    for seed in range(seeds):
+        x[:] = 0
+        x[np.random.default_rng(seed).permutation(size)[:survivors]] = 2
+        kept.append(int(run(x, jnp.int32(seed))) / survivors)
+    places = slots / tables * survivors
+    each = (1 - 1 / places) ** np.arange(survivors)
+    want = 1 - np.mean((1 - each) ** tables)
+    if tables == 1:
+        assert want == pytest.approx(slots * (1 - np.exp(-1 / slots)), abs=1e-3)
+    # Of one draw the spread is below 1/sqrt(4 l).
+    assert abs(np.mean(kept) - want) < 4 / np.sqrt(4 * survivors * seeds)
+
+
+def test_dragonn_keeps_what_lemma_a5_says():
+    """The one that is i-th to write stays if none of the later ones has its slot.
+
+    The lemma gives ((m - 1) / m)^(n - i); here whoever stays is chosen among all that
+    meet, so the mean over i is what can be compared.
+    """
+    n, m, size, seeds = 500, 1000, 40_000, 60
+    x = np.zeros(size, np.float32)
+    x[np.random.default_rng(0).permutation(size)[:n]] = 1
+    own = sparsifiers.Dragonn(n / size, slots=m / n)
+    level = magnitudes.key_of(0.5, jnp.float32)
+    run = jax.jit(lambda step: own.take(x, level, draw(step, n), m)[1])
+    kept = np.mean([int(run(jnp.int32(seed))) for seed in range(seeds)])
+    lemma = sum(((m - 1) / m) ** (n - i) for i in range(1, n + 1))
+    assert abs(kept - lemma) < 4 * np.sqrt(n / 4 / seeds)
+
+
+def test_no_element_of_a_constant_gradient_is_starved():
+    """With another hash at every step each of 2000 goes, element 0 among them."""
+    size = 2000
+    x = np.full(size, 0.1, np.float32)
+    own = sparsifiers.Dragonn(1.0, slots=0.5)
+    level = magnitudes.key_of(0.1, jnp.float32)
+    run = jax.jit(lambda step: own.take(x, level, draw(step, size), size // 2)[0])
+    went = np.zeros(size + 1)
+    for step in range(60):
+        went[np.asarray(run(jnp.int32(step)))] += 1
+    share = 0.5 * (1 - np.exp(-2))
+    assert went[:size].min() > 0
+    assert abs(went[:size].mean() / 60 - share) < 0.01
+    assert went[0] > 0
+
+
+@pytest.mark.parametrize("tx", ["dgc", "dragonn", *helpers.slow("top_k", "threshold")])
+def test_with_a_memory_no_element_waits_for_ever(tx):
+    """Of a constant gradient everything goes, though there is room for a tenth a step."""
+    size, steps = 3001, 40
+    made = {
+        "top_k": sparsejax.top_k(0.1, min_size=1),
+        "dgc": sparsejax.dgc(0.1, min_size=1),
+        "dragonn": sparsejax.dragonn(0.1, slots=1.0, min_size=1),
+        "threshold": sparsejax.threshold(0.5, 0.1, min_size=1),
+    }[tx]
+    chain = optax.chain(made, sparsejax.sync(schemes.AGSparse(), rules={"": "sparse"}))
+
+    def run(grad):
+        def step(state, _):
+            update, state = chain.update({"w": grad}, state)
+            return state, update["w"] != 0
+
+        return jax.lax.scan(step, chain.init({"w": grad}), None, steps)[1]
+
+    went = helpers.ranked(run, 1)(np.ones((1, size), np.float32))[0].sum(0)
+    assert went.min() > 0
+
+
+def test_random_k_is_unbiased_and_sends_no_indices():
+    n, size, density, steps = 2, 3001, 0.05, 400
+    own = sparsejax.random_k(density, memory=None, min_size=1)
+    sync = sparsejax.sync(schemes.Zen(), reduce="sum", rules={"": "sparse"})
+    tx = optax.chain(own, sync)
+    rng = np.random.default_rng(0)
+    grad = rng.standard_normal((n, size)).astype(np.float32)
+
+    def run(grad):
+        def step(state, _):
+            update, state = tx.update({"w": grad}, state)
+            return state, (update["w"], sparsejax.metrics(state)["sync/wire_bytes"])
+
+        return jax.lax.scan(step, tx.init({"w": grad}), None, steps)[1]
+
+    updates, sent = helpers.ranked(run, n)(grad)
+    k = int(np.ceil(density * size))
+    assert (sent == 2 * (n - 1) / n * 4 * k).all()
+    assert ((updates[0] != 0).sum(1) == k).all()
+    exact = grad.sum(0)
+    spread = np.abs(exact) * np.sqrt(size / k / steps)
+    assert (np.abs(updates[0].mean(0) - exact) < 6 * spread + 1e-6).all()
+    assert abs(np.mean((updates[0].mean(0) - exact) / spread)) < 0.1
+
+
+def test_a_threshold_is_found_again_when_it_is_due():
+    """Gradients grow tenfold in between: the old one lets through all there is room for."""
+    own = sparsifiers.ReuseThreshold(DENSITY, every=4)
+    room = own.capacity(SIZE)
+    wanted = int(np.ceil(DENSITY * SIZE))
+    x = long_tails()
+    state = own.init(SIZE, jnp.float32)
+    run = jax.jit(lambda x, state, step: own.select(x, state, draw(step, wanted), room))
+    thresholds, counts = [], []
+    for step in range(9):
+        scaled = x * (10 if step >= 2 else 1)
+        found, state = run(scaled, state, jnp.int32(step))
+        counts.append(int((np.asarray(found) != SIZE).sum()))
+        thresholds.append(float(state))
+    exact = np.sort(np.abs(x))[-wanted]
+    assert thresholds[0] == exact  # nothing to adapt: just as many as wanted
+    assert counts[0] == wanted
+    assert thresholds[2] == pytest.approx(exact * 1.012)
+    assert thresholds[3] == pytest.approx(exact * 1.012**2)
+    assert counts[2] == room
+    assert thresholds[4] == pytest.approx(10 * exact)
+
+
+def test_a_density_may_follow_a_schedule_of_optax():
+    schedule = optax.piecewise_constant_schedule(0.5, {2: 0.2, 4: 0.1})
+    own = sparsifiers.TopK(sparsifiers.Schedule(schedule, largest=0.2))
+    assert own.capacity(SIZE) == math.ceil(0.2 * SIZE)
+    # The first density is more than there is capacity for.
+    for step, share in ((0, 0.2), (3, 0.1), (9, 0.01)):
+        want = math.ceil(np.float32(share) * SIZE)
+        assert int(own.wanted(SIZE, jnp.int32(step))) == pytest.approx(want, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: sparsifiers.Schedule(0.1, 0.1), "density_at must be a function"),
+        (lambda: sparsifiers.Schedule(optax.constant_schedule(0.1), 2), "must lie in"),
+        (lambda: sparsifiers.TopK(optax.constant_schedule(0.1)), r"Schedule\(.*largest"),
+    ],
+)
+def test_a_schedule_says_what_is_wrong_with_it(make, match):
+    with pytest.raises(ArgumentError, match=match):
+        make()
+
+
+def test_a_warmup_starts_dense_and_ends_sparse():
+    warmup = sparsifiers.Warmup(0.01, 4, start=0.16)
+    shares = [float(warmup(jnp.int32(step))) for step in (0, 2, 4, 9)]
+    np.testing.assert_allclose(shares, [0.16, 0.04, 0.01, 0.01], rtol=1e-5)
+    own = sparsifiers.TopK(warmup)
+    x = long_tails()
+    sent = [
+        int((np.asarray(selecting(own, SIZE)(x, jnp.int32(step))) != SIZE).sum())
+        for step in (0, 2, 9)
+    ]
+    assert sent == [int(np.ceil(np.float32(s) * SIZE)) for s in (0.16, 0.04, 0.01)]

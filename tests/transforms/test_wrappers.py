@@ -1,0 +1,129 @@
+"""Wrappers around a whole chain: what sleeps, what is skipped, and what they refuse."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import errors, schemes
+from sparsejax.state import SyncState
+from tests import helpers
+
+
+N, SIZE = 3, 600
+PARAMS = {"w": jnp.zeros(SIZE)}
+SPARSE = {"w": "sparse"}
+
+
+def train(tx, grads):
+    """The updates of all steps [steps, ...], and the last state; see `draw`."""
+    mesh = helpers.mesh_of(N)
+    state = sparsejax.init(tx, PARAMS, mesh)
+    specs = sparsejax.state_specs(state)
+    step = jax.shard_map(
+        lambda x, state: tx.update({"w": x[0]}, state, PARAMS),
+        mesh=mesh,
+        in_specs=(P("data"), specs),
+        out_specs=(P(), specs),
+    )
+    step, updates = jax.jit(step), []
+    for x in grads:
+        out, state = step(x, state)
+        updates.append(np.asarray(out["w"]))
+    return np.stack(updates), state
+
+
+def draw(steps, seed=0):
+    """Gradients [steps, n, ...]."""
+    return np.random.default_rng(seed).standard_normal((steps, N, SIZE)).astype(np.float32)
+
+
+def test_an_optimizer_inside_accumulate_sleeps():
+    chain = optax.chain(
+        sparsejax.dgc(0.05, min_size=1),
+        sparsejax.zen_sync(rules=SPARSE),
+        optax.adam(1e-3),
+    )
+    updates, state = train(sparsejax.accumulate(chain, every=4), draw(9))
+    sent = [bool(x.any()) for x in updates]
+    assert sent == [False, False, False, True, False, False, False, True, False]
+    counts = optax.tree_utils.tree_get_all_with_path(state, "count")
+    assert [int(count) for _, count in counts] == [2]
+
+
+def test_momentum_correction_serves_a_scheme_that_selects():
+    momentum = sparsejax.MomentumCorrection(0.5, masking=False)
+    tx = sparsejax.sync(schemes.GTopk(0.05), reduce="sum", rules=SPARSE, feedback=momentum)
+    grads = draw(6)
+    updates, state = train(tx, grads)
+    velocity, total = np.zeros((N, SIZE)), np.zeros(SIZE)
+    for x in grads.astype(np.float64):
+        velocity = 0.5 * velocity + x
+        total += velocity.sum(0)
+    residual = np.asarray(sparsejax.residuals(state)["w"], np.float64).sum(0)
+    np.testing.assert_allclose(updates.sum(0) + residual, total, rtol=1e-4, atol=1e-4)
+    assert updates.any()
+    assert residual.any()
+
+
+def test_a_step_that_is_not_finite_leaves_everything_as_it_was():
+    chain = optax.chain(sparsejax.zen_sync(rules=SPARSE), optax.adam(1e-3))
+    grads = draw(3)
+    clean, _ = train(sparsejax.skip_nonfinite(chain), grads)
+    bad = np.concatenate([grads[:1], grads[:1], grads[1:]])
+    bad[1, 2, 5] = np.nan
+    skipped, state = train(sparsejax.skip_nonfinite(chain), bad)
+    assert not skipped[1].any()
+    np.testing.assert_array_equal(np.delete(skipped, 1, axis=0), clean)
+    assert int(sparsejax.metrics(state)["skip/skipped"]) == 1
+
+
+def test_what_wrappers_refuse():
+    adam = optax.adam(1e-3)
+    for wrap in (
+        lambda tx: sparsejax.accumulate(tx, 2),
+        lambda tx: sparsejax.warm_up(tx, 2),
+    ):
+        with pytest.raises(errors.ArgumentError, match="wraps nothing that synchronizes"):
+            wrap(adam).init(PARAMS)
+        with pytest.raises(errors.ArgumentError, match="wraps an optax transformation"):
+            wrap(schemes.Zen())
+    with pytest.raises(errors.ArgumentError, match="two would each keep"):
+        sparsejax.feedback(sparsejax.zen_sync())
+    with pytest.raises(errors.ArgumentError, match=r"feedback must be sparsejax\.Residual"):
+        sparsejax.sync(schemes.Zen(), feedback="residual")
+    inside = sparsejax.accumulate(sparsejax.zen_sync(), 2)
+    around = optax.MultiSteps(inside, 2).gradient_transformation()
+    with pytest.raises(errors.StateError, match=r"Use sparsejax\.accumulate"):
+        sparsejax.init(around, PARAMS, helpers.mesh_of(N))
+
+
+def test_what_was_summed_already_is_refused_by_every_wrapper():
+    chain = optax.chain(sparsejax.zen_sync(), optax.sgd(1.0))
+    mesh = helpers.mesh_of(N)
+    for wrapped in (sparsejax.accumulate(chain, 2), sparsejax.skip_nonfinite(chain)):
+        state = sparsejax.init(wrapped, PARAMS, mesh)
+        step = jax.shard_map(
+            lambda state, tx=wrapped: tx.update(PARAMS, state, PARAMS)[0],
+            mesh=mesh,
+            in_specs=(sparsejax.state_specs(state),),
+            out_specs=P(),
+        )
+        with pytest.raises(errors.AlreadySummedError, match="'w' was already summed"):
+            jax.eval_shape(step, state)
+
+
+def test_a_state_of_version_0_1_is_recognised():
+    old = SyncState(jnp.int32(3), {}, None, None, {})
+    old = pickle.loads(pickle.dumps(old))
+    tx = sparsejax.zen_sync()
+    run = lambda state: helpers.stacked(lambda x: tx.update({"w": x}, state)[0], N)
+    x = jax.ShapeDtypeStruct((N, SIZE), jnp.float32)
+    for state in (old, old._asdict()):
+        with pytest.raises(errors.StateError, match=r"version 0\.1.*Start anew"):
+            jax.eval_shape(run(state), x)

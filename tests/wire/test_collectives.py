@@ -1,0 +1,437 @@
+"""Every collective against NumPy, and the bytes it says against those in the program."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec as P
+
+from sparsejax import wire
+from sparsejax.axes import varying_axes
+from sparsejax.wire import channels, gathers
+from tests import helpers
+from tests.helpers import AXIS, WIRE, Collective
+
+
+RANKS = [1, 2, 3, 5, 7, 8]
+COLUMNS = 6
+every = pytest.mark.parametrize("n", RANKS)
+
+
+def shift(n):
+    """Everyone sends to the next but one, rank 0 to nobody."""
+    return tuple((source, (source + 2) % n) for source in range(1, n))
+
+
+def programs(n):
+    """Every function of `wire`, over n ranks, from a row [n, COLUMNS] a rank."""
+    return {
+        "psum": lambda x: WIRE.psum(x),
+        "all_reduce": lambda x: WIRE.all_reduce(x),
+        "all_reduce_bf16": lambda x: WIRE.all_reduce(x.astype(jnp.bfloat16)),
+        "all_reduce_narrow": lambda x: WIRE.narrowed(jnp.float16).all_reduce(x),
+        "maximum": lambda x: WIRE.maximum(x),
+        "all_to_all": lambda x: WIRE.all_to_all(x),
+        "all_gather": lambda x: WIRE.all_gather(x),
+        "permute": lambda x: WIRE.permute(x, shift(n)),
+        "bruck_all_gather": lambda x: gathers.bruck_all_gather(x, WIRE),
+        "doubling_all_gather": lambda x: gathers.doubling_all_gather(x, WIRE),
+        "push_channel": lambda x: channels.push(WIRE).send(as_words(x)),
+        "pull_channel": lambda x: pulled(as_words(x[:1])),
+        "swap_channel": lambda x: channels.swap(WIRE, [shift(n)]).send(as_words(x[:1])),
+    }
+
+
+NAMES = list(programs(1))
+
+
+def pulled(message):
+    """What a pull brings, typed as what it is, and the bytes sent for it."""
+    channel = channels.pull(WIRE)
+    received, sent = channel.send(message)
+    return channel.received(received), sent
+
+
+def as_words(x):
+    return jax.lax.bitcast_convert_type(x, jnp.uint32)
+
+
+def inputs(n):
+    """Small integers, other ones in every place."""
+    x = np.random.default_rng(n).permutation(n * n * COLUMNS) - 20
+    return x.reshape(n, n, COLUMNS).astype(np.float32)
+
+
+@functools.cache
+def results(n):
+    """What every function gives on n ranks, all in one program to compile it once."""
+    run = lambda x: {name: program(x)[0] for name, program in programs(n).items()}
+    return helpers.run_ranks(run, inputs(n), n)
+
+
+def traced(name, n, told=None, check_vma=True, platform="cpu"):
+    """The collectives of one function; what it says it sends goes to `told`."""
+
+    def run(x):
+        result, sent = programs(n)[name](x)
+        if told is not None:
+            told.append(sent)
+        return result
+
+    return helpers.traced_collectives(run, inputs(n), n, check_vma, platform)
+
+
+@every
+def test_psum_adds_up_and_is_the_same_everywhere(n):
+    found = results(n)["psum"]
+    helpers.assert_same_on_all_ranks(found)
+    np.testing.assert_array_equal(found[0], helpers.total(inputs(n)))
+
+
+@every
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("all_reduce", np.float32),
+        ("all_reduce_bf16", jnp.bfloat16),
+        ("all_reduce_narrow", np.float32),
+    ],
+)
+def test_all_reduce_adds_up_and_is_the_same_everywhere(n, name, dtype):
+    found = results(n)[name]
+    helpers.assert_same_on_all_ranks(found)
+    assert found.dtype == dtype
+    # Integers below 2 * 8 * 400: exact in float32, rounded once in 16 bits.
+    sums = helpers.total(inputs(n).astype(dtype))
+    rounded = sums.astype(np.float16) if name == "all_reduce_narrow" and n > 1 else sums
+    np.testing.assert_array_equal(found[0], rounded.astype(dtype))
+
+
+@every
+def test_maximum_is_the_largest_of_all_ranks_element_by_element(n):
+    found = results(n)["maximum"]
+    helpers.assert_same_on_all_ranks(found)
+    np.testing.assert_array_equal(found[0], inputs(n).max(axis=0))
+
+
+@every
+@pytest.mark.parametrize("name", ["all_to_all", "push_channel"])
+def test_row_i_goes_to_rank_i_and_comes_from_rank_i(n, name):
+    np.testing.assert_array_equal(
+        results(n)[name].view(np.float32), inputs(n).swapaxes(0, 1)
+    )
+
+
+@every
+@pytest.mark.parametrize("name", ["all_gather", "bruck_all_gather", "doubling_all_gather"])
+def test_every_rank_has_the_rows_of_all(n, name):
+    found = results(n)[name]
+    helpers.assert_same_on_all_ranks(found)
+    np.testing.assert_array_equal(found[0], inputs(n))
+
+
+@every
+def test_the_pull_channel_gives_the_one_message_of_each_rank_to_all(n):
+    found = results(n)["pull_channel"]
+    helpers.assert_same_on_all_ranks(found)
+    np.testing.assert_array_equal(found[0].view(np.float32), inputs(n)[:, 0])
+
+
+@every
+def test_permute_sends_along_its_pairs_and_leaves_zeros_elsewhere(n):
+    expected = np.zeros_like(inputs(n))
+    for source, target in shift(n):
+        expected[target] = inputs(n)[source]
+    np.testing.assert_array_equal(results(n)["permute"], expected)
+    swapped = results(n)["swap_channel"].view(np.float32)
+    np.testing.assert_array_equal(swapped, expected[:, :1])
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("check_vma", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bytes_returned_are_those_of_the_program(name, check_vma, platform):
+    for n in RANKS:
+        told = []
+        found = traced(name, n, told, check_vma, platform)
+        assert told[-1] == pytest.approx(sum(helpers.sent_bytes(c, n) for c in found))
+        # Over one rank only a permutation says that it sends: it counts its operand.
+        assert (told[-1] > 0) == (n > 1 or name in ("permute", "swap_channel"))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # 8 rows of 6 numbers of 4 bytes are 192 bytes.
+        ("psum", [Collective("psum", 192)]),
+        ("all_reduce", [Collective("psum", 192)]),
+        # Half as many bytes, and the sums of an eighth of them.
+        ("all_reduce_bf16", [Collective("all_to_all", 96), Collective("all_gather", 12)]),
+        ("all_reduce_narrow", [Collective("all_to_all", 96), Collective("all_gather", 12)]),
+        ("maximum", [Collective("pmax", 192)]),
+        ("all_to_all", [Collective("all_to_all", 192)]),
+        ("all_gather", [Collective("all_gather", 192)]),
+        # A message of 24 bytes, on CPUs a copy for each rank.
+        ("pull_channel", [Collective("all_to_all", 192)]),
+        ("permute", [Collective("ppermute", 192)]),
+        # Twice as much each time; log2 8 = 3.
+        ("bruck_all_gather", [Collective("ppermute", 192 * k) for k in (1, 2, 4)]),
+        # Half of the rows each time.
+        # With every row the number of its rank.
+        (
+            "doubling_all_gather",
+            [Collective("ppermute", b * k) for k in (1, 2, 4) for b in (192, 4)],
+        ),
+    ],
+)
+def test_on_eight_ranks_these_collectives_are_sent(name, expected):
+    assert traced(name, 8) == expected
+
+
+def test_a_pull_is_one_all_to_all_on_cpus_and_one_all_gather_elsewhere():
+    """Each in what is compiled for it, and nowhere both; 7/8 of 192 bytes, or 7 of 24."""
+    gathered = traced("pull_channel", 8, platform="cuda")
+    assert gathered == [Collective("all_gather", 24)]
+    copied = traced("pull_channel", 8, platform="cpu")
+    assert [helpers.sent_bytes(c, 8) for c in (*gathered, *copied)] == [168, 168]
+    pull = jax.jit(helpers.stacked(lambda x: pulled(as_words(x[:1]))[0], 8))
+    for platform, meant, other in (
+        ("cpu", "all_to_all", "all_gather"),
+        ("cuda", "all_gather", "all_to_all"),
+    ):
+        lowered = pull.trace(inputs(8)).lower(lowering_platforms=(platform,)).as_text()
+        assert lowered.count(f"stablehlo.{meant}") == 1
+        assert f"stablehlo.{other}" not in lowered
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_long_messages_go_both_ways_at_once_on_cpus_and_arrive_alike(n):
+    """A push, a pull and a swap, on both sides of the length that decides."""
+    pairs = tuple((source, (source + 1) % n) for source in range(n))
+
+    def run(rows):
+        three = [channels.push(WIRE), channels.pull(WIRE), channels.swap(WIRE, [pairs])]
+        given = (rows, rows[:1], rows[:1])
+        done = [channel.send(x) for channel, x in zip(three, given, strict=True)]
+        return [channel.received(y) for channel, (y, _) in zip(three, done, strict=True)]
+
+    for words in (channels._LONG // 4 - 1, channels._LONG // 4):
+        names = ["all_to_all", "all_to_all", "ppermute"]
+        if words == channels._LONG // 4:
+            names[1] = "all_gather"
+            names = ["psum"] * 3 if n == 2 else names
+        x = np.random.default_rng(words).integers(0, 1 << 32, (n, n, words), np.uint32)
+        pushed, pulled, swapped = helpers.run_ranks(run, x, n)
+        np.testing.assert_array_equal(pushed, np.swapaxes(x, 0, 1))
+        np.testing.assert_array_equal(pulled, np.stack([x[:, 0]] * n))
+        np.testing.assert_array_equal(swapped[:, 0], np.roll(x[:, 0], 1, axis=0))
+        told = helpers.traced_collectives(run, x, n)
+        assert [one.name for one in told] == names
+        counted = [4 * words * times for times in (n - 1, n - 1, 1)]
+        assert [helpers.sent_bytes(one, n) for one in told] == counted
+        told = helpers.traced_collectives(run, x, n, platform="cuda")
+        assert [one.name for one in told] == ["all_to_all", "all_gather", "ppermute"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64", "int32"])
+def test_a_long_swap_between_two_ranks_keeps_every_bit(dtype):
+    """A sum of floats would keep neither the sign of zeros nor the payload of NaNs."""
+    size = channels._LONG // np.dtype(jnp.dtype(dtype)).itemsize + 1
+    octets = np.random.default_rng(0).integers(0, 256, (2, size * 8), np.uint8)
+    x = octets.view(jnp.dtype(dtype))[:, :size]
+    x[:, :3] = np.array([-0.0, 0.0, 1.0]).astype(x.dtype)
+    with jax.enable_x64(dtype == "float64"):
+        swap = lambda x: channels.swap(WIRE, [((0, 1), (1, 0))]).send(x)[0]
+        swapped = helpers.run_ranks(swap, x, 2)
+        names = [one.name for one in helpers.traced_collectives(swap, x, 2)]
+    assert swapped.tobytes() == x[::-1].tobytes()
+    assert names == ["ppermute" if dtype == "int32" else "psum"]
+
+
+def test_sums_are_not_scattered_by_gloo():
+    """Its reduce-scatter gives rank 0 other numbers now and then, and no error."""
+    x = np.random.default_rng(0).integers(-9, 9, (3, 3, 8)).astype(np.float32)
+    scatter = lambda x: WIRE.reduce_scatter(x)[0]
+    np.testing.assert_array_equal(helpers.run_ranks(scatter, x, 3), x.sum(0))
+    for platform, name in (("cpu", "all_to_all"), ("cuda", "reduce_scatter")):
+        told = helpers.traced_collectives(scatter, x, 3, platform=platform)
+        assert [one.name for one in told] == [name]
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_a_pull_may_leave_a_shard_map_that_checks_as_the_same_on_all_ranks(n):
+    """`out_specs=P()` promises one array: every device's copy of it has the same bytes."""
+    x = np.random.default_rng(n).integers(0, 1 << 32, (n, COLUMNS), np.uint32)
+    x[0, :3] = np.array([np.nan, -0.0, 1e-45], np.float32).view(np.uint32)
+    run = jax.shard_map(
+        lambda x: pulled(x)[0],
+        mesh=helpers.mesh_of(n),
+        in_specs=P(AXIS),
+        out_specs=P(),
+        check_vma=True,
+    )
+    everything = jax.jit(run)(x)
+    copies = [np.asarray(shard.data) for shard in everything.addressable_shards]
+    assert len(copies) == n
+    for copy in copies:
+        assert copy.shape == x.shape
+        assert copy.tobytes() == x.tobytes()
+
+
+def test_a_pull_over_two_axes_or_over_one_of_two_brings_the_rows_in_order():
+    """It is the same over the axes that it goes over, and over no other."""
+    mesh = jax.make_mesh(
+        (4, 2),
+        (AXIS, "model"),
+        axis_types=(AxisType.Auto,) * 2,
+        devices=jax.devices("cpu"),
+    )
+    x = np.arange(8 * COLUMNS, dtype=np.uint32).reshape(8, COLUMNS)
+
+    def run(axis_name):
+        def on_rank(message):
+            channel = channels.pull(wire.Wire(axis_name))
+            return channel.received(channel.send(message)[0])
+
+        both = P((AXIS, "model"))
+        kept = P() if isinstance(axis_name, tuple) else P("model")
+        return jax.jit(jax.shard_map(on_rank, mesh=mesh, in_specs=both, out_specs=kept))(x)
+
+    everything = run((AXIS, "model"))
+    for shard in everything.addressable_shards:
+        np.testing.assert_array_equal(shard.data, x)
+    columns = run(AXIS)
+    for shard in columns.addressable_shards:
+        _, column = np.argwhere(mesh.devices == shard.device)[0]
+        np.testing.assert_array_equal(shard.data, x[column::2])
+
+
+@every
+def test_bruck_takes_as_few_messages_as_there_can_be(n):
+    messages = len(traced("bruck_all_gather", n))
+    assert messages == {1: 0, 2: 1, 3: 2, 5: 3, 7: 3, 8: 3}[n]
+
+
+@every
+def test_what_was_summed_or_gathered_is_typed_as_replicated(n):
+    replicated = ("psum", "all_reduce", "maximum", "all_gather", "pull_channel")
+    for name, program in programs(n).items():
+        same = helpers.is_replicated(lambda x, run=program: run(x)[0], inputs(n), n)
+        assert same == name.startswith(replicated), name
+
+
+def test_channels_know_what_is_the_same_behind_them_and_how_much_they_send():
+    def run(x):
+        push, pull = channels.push(WIRE), channels.pull(WIRE)
+        swap = channels.swap(WIRE, [shift(3)])
+        assert [c.sources for c in (push, pull, swap)] == [3, 3, 1]
+        assert [c.messages for c in (push, pull, swap)] == [2, 2, 1]
+        assert push.same == swap.same == frozenset()
+        assert pull.same == {AXIS}
+        for channel in (push, pull, swap):
+            # Nothing was sent; the type is what is looked at.
+            received = channel.received(as_words(x))
+            assert varying_axes(received) == varying_axes(x) - channel.same
+        return x
+
+    jax.eval_shape(helpers.stacked(run, 3), inputs(3))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
+def test_numbers_of_16_bits_are_added_up_in_32(dtype):
+    # An eighth of a unit in the last place of 1: added up one by one in 16 bits, 1 stays 1.
+    small = float(jnp.finfo(dtype).eps) / 8
+    x = np.full((8, 5), small).astype(dtype)
+    x[3] = 1
+    # 7 eighths are rounded to the next number above 1.
+    expected = np.full(5, 1 + 8 * small).astype(dtype)
+    one_by_one = x[3]
+    for row in x[[0, 1, 2, 4, 5, 6, 7]]:
+        one_by_one = one_by_one + row
+    assert (one_by_one == 1).all()
+    found = helpers.run_ranks(lambda x: WIRE.all_reduce(x)[0], x, 8)
+    helpers.assert_same_on_all_ranks(found)
+    np.testing.assert_array_equal(found[0], expected)
+
+
+def test_branches_give_their_own_bytes():
+    def run(x):
+        most, _ = WIRE.maximum(x[0].astype(jnp.int32))
+        summed = lambda x: jax.tree.map(jnp.float32, WIRE.psum(x))
+        last = lambda x: (WIRE.all_gather(x)[0][2], jnp.float32(7))
+        return jax.lax.switch(most, [summed, last], x)
+
+    found = helpers.traced_collectives(run, np.zeros((3, 2), np.float32), 3)
+    assert found == [
+        Collective("pmax", 4),
+        Collective("psum", 8, ("cond[0]",)),
+        Collective("all_gather", 8, ("cond[1]",)),
+    ]
+    compiled = helpers.ranked(run, 3)
+    x = np.array([[0, 1], [0, 2], [0, 4]], np.float32)
+    total, sent = compiled(x)
+    # 2 * (3 - 1) / 3 of 8 bytes.
+    np.testing.assert_allclose(sent, [32 / 3] * 3, rtol=1e-6)
+    np.testing.assert_array_equal(total, [[0, 7]] * 3)
+    x[1, 0] = 1
+    row, sent = compiled(x)
+    np.testing.assert_array_equal(sent, [7, 7, 7])
+    np.testing.assert_array_equal(row, [[0, 4]] * 3)
+
+
+def test_collectives_in_loops_and_branches_are_found():
+    def run(x):
+        count = WIRE.maximum(x[0].astype(jnp.int32))[0]
+
+        def body(state):
+            number, total = state
+            sides = [lambda x: WIRE.psum(x)[0], lambda x: x * 2]
+            return number + 1, jax.lax.switch(number % 2, sides, total)
+
+        return jax.lax.while_loop(lambda s: s[0] < count, body, (jnp.int32(0), x * 0))[1]
+
+    found = helpers.traced_collectives(
+        run, np.zeros((2, 3), np.float32), 2, check_vma=False
+    )
+    assert found == [
+        Collective("pmax", 4),
+        Collective("psum", 12, ("while", "cond[0]")),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["f32", "f16"])
+@pytest.mark.parametrize("size", [0, 1, 5, 6])
+def test_the_cost_of_an_all_reduce_is_known_before_it_is_sent(size, dtype):
+    told = []
+
+    def run(x):
+        result, sent = WIRE.all_reduce(x)
+        told.append(sent)
+        return result
+
+    found = helpers.traced_collectives(run, np.zeros((3, size), dtype), 3)
+    cost = wire.all_reduce_cost(size, dtype, None, 3)
+    assert cost == pytest.approx(sum(helpers.sent_bytes(c, 3) for c in found))
+    assert cost == pytest.approx(told[0])
+
+
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_sizes_that_ranks_do_not_divide_are_padded(size):
+    x = np.arange(3 * size).reshape(3, size).astype(jnp.bfloat16)
+    found = helpers.run_ranks(lambda x: WIRE.all_reduce(x)[0], x, 3)
+    assert found.shape == (3, size)
+    np.testing.assert_array_equal(found, np.stack([helpers.total(x)] * 3))
+
+
+def test_numbers_never_travel_wider_than_they_are():
+    """A wire dtype narrows; asked to widen, it leaves them as they are."""
+    assert wire.travelling(jnp.float32, None) == jnp.float32
+    assert wire.travelling(jnp.float32, jnp.bfloat16) == jnp.bfloat16
+    assert wire.travelling(jnp.bfloat16, jnp.float32) == jnp.bfloat16
+    x = np.ones((3, 5), jnp.bfloat16)
+    run = lambda x: WIRE.narrowed(jnp.float32).all_reduce(x)[0]
+    found = helpers.traced_collectives(run, x, 3)
+    # Two of the five numbers a part, and so six in all: added up in float32, not by psum.
+    assert [(c.name, c.bytes) for c in found] == [("all_to_all", 12), ("all_gather", 4)]

@@ -1,0 +1,194 @@
+"""What each code costs, which is cheapest, and that its bit string can be read."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparsejax import errors
+from sparsejax.units import bits
+from sparsejax.units.slots import Bits
+from sparsejax.wire import index_codes
+from sparsejax.wire.index_codes import BITMAP, COO8, COO16, COO32
+from tests import helpers
+
+
+@pytest.mark.parametrize(
+    ("code", "capacity", "width", "words"),
+    [
+        # A word a slot.
+        (COO32, 64, 1024, 64),
+        (COO32, 1000, 1 << 17, 1000),
+        # Half a word a slot, and in one block there is nothing else to tell.
+        (COO16, 64, 1024, 32),
+        (COO16, 64, 65536, 32),
+        # 500 words of lanes, and 1000 ones and 2 zeros in ceil(1002 / 32) = 32 words.
+        (COO16, 1000, 1 << 17, 532),
+        # One block of 256.
+        (COO8, 64, 256, 16),
+        # 16 words of lanes, and 64 + 4 bits in 3 words.
+        (COO8, 64, 1024, 19),
+        # 250 words of lanes, and 1000 + 512 bits in ceil(47.25) = 48 words.
+        (COO8, 1000, 1 << 17, 298),
+        # A last block that is not whole is a block: 4 + 5 bits in one word.
+        (COO8, 4, 1056, 2),
+        # A bit a slot of the part, whatever the capacity.
+        (BITMAP, 64, 1024, 32),
+        (BITMAP, 1000, 1 << 17, 4096),
+    ],
+)
+def test_a_message_has_as_many_words_as_its_code_says(code, capacity, width, words):
+    assert code.words(capacity, width) == words
+    assert code.lane_words(capacity) + code.string_words(capacity, width) == words
+
+
+@pytest.mark.parametrize(
+    ("capacity", "width", "code"),
+    [
+        # 256 blocks of 65536: COO 4 words, coo16 2 + 9, coo8 1 + 2049.
+        (4, 1 << 24, COO32),
+        # COO 32, coo16 16 + 9, ...
+        (32, 1 << 24, COO16),
+        # One block of 65536. COO 32, coo16 16, coo8 8 + 9, a bitmap 2048.
+        (32, 65536, COO16),
+        # COO 64, coo16 32, coo8 16 + 10.
+        (64, 65536, COO8),
+        # The last multiple of 32 where coo8 wins: 1808 + 234 = 2042 words.
+        (7232, 65536, COO8),
+        # coo8 takes 1816 + 235 = 2051 words and a bitmap 2048.
+        (7264, 65536, BITMAP),
+        (65536, 65536, BITMAP),
+        # One block of 256: coo8 takes 7 words, then 8, as a bitmap does.
+        (28, 256, COO8),
+        (36, 256, BITMAP),
+    ],
+)
+def test_the_cheapest_code_changes_with_capacity_and_width(capacity, width, code):
+    assert index_codes.cheapest(capacity, width, index_codes.parse("auto")) is code
+
+
+def test_a_code_that_is_not_allowed_is_not_chosen():
+    assert index_codes.cheapest(64, 65536, [COO32, BITMAP]) is COO32
+    assert index_codes.cheapest(64, 65536, index_codes.parse("bitmap")) is BITMAP
+
+
+@pytest.mark.parametrize("code", index_codes.CODES.values(), ids=index_codes.CODES)
+def test_the_bits_needed_are_those_of_a_message_without_room_to_spare(code):
+    # Counts at which everything comes out in whole words: 4 slots a word in a lane, and
+    # 32 bits a word in the string.
+    for count, width in [(96, 8192), (256, 65536), (65504, 1 << 21), (32, 256)]:
+        needed = float(code.needed_bits(jnp.int32(count), width))
+        assert needed == 32 * code.words(count, width) - unused(code, count, width)
+
+
+def unused(code, count, width):
+    """Bits of the last word of the string that nothing is written to."""
+    if code is BITMAP or code.blocks(width) == 1:
+        return 0
+    return -(count + code.blocks(width)) % 32
+
+
+def test_parse_names_one_code_or_all():
+    assert index_codes.parse("coo8") == (COO8,)
+    assert index_codes.parse("auto") == (COO32, COO16, COO8, BITMAP)
+
+
+@pytest.mark.parametrize("name", ["", "coo", "COO8", "coo64"])
+def test_parse_says_which_codes_there_are(name):
+    known = "auto, coo32, coo16, coo8, bitmap"
+    with pytest.raises(errors.ArgumentError, match=f"one of {known}, got '{name}'"):
+        index_codes.parse(name)
+
+
+# --- The bit string.
+
+
+@functools.cache
+def unary(least, room, longest):
+    """The string of a message, and the positions of its ones as a receiver finds them."""
+
+    @jax.jit
+    def run(words, first, length, lane):
+        width = words.shape[1] * bits.WORD
+        string = index_codes.unary(
+            Bits.of(words), width, first, length, lane, least, longest
+        )
+        found = bits.slots(bits.bit_sets(string), jnp.int32(0), room)
+        return string, found
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("lane", "least", "words"),
+    [
+        (8, 8, 32),  # four blocks
+        (8, 8, 33),  # four blocks and an eighth of one
+        (8, 8, 8),  # one block: nothing to tell, but the string is there
+        (16, 8, 33),  # one block, beside a code with several
+        (16, 8, 2 * 2048 + 5),  # three blocks, beside a code with 514
+        (16, 16, 2 * 2048 + 5),
+        (32, 8, 33),  # one block, always
+    ],
+)
+def test_the_string_tells_the_block_of_every_slot(lane, least, words):
+    width = 32 * words
+    flags = np.random.default_rng(words).random((4, width)) < [[0.02], [0.2], [0.1], [0.0]]
+    flags[1, 600:] = False  # blocks of many, then blocks of none; the last part is empty
+    flags[2, [0, width - 1]] = True
+    packed = helpers.packed(flags)
+    blocks = -(-width // (1 << lane))
+    room = width // 5
+    longest = -(-(room + blocks) // 32)
+    for first, length in [(0, room), (0, 5), (7, 20), (width // 16, room)]:
+        args = (np.int32(first), np.int32(length), np.int32(lane))
+        string, found = map(np.asarray, unary(least, room, longest)(packed, *args))
+        for part in range(4):
+            sent = np.flatnonzero(flags[part])[first : first + length]
+            # By hand: a one for every slot, a zero behind each block, zeros to the end.
+            expected = []
+            for block in range(blocks):
+                expected += [1] * int((sent >> lane == block).sum()) + [0]
+            expected += [0] * (32 * longest - len(expected))
+            np.testing.assert_array_equal(helpers.unpacked(string[part]), expected)
+            # And as a receiver reads it: the position of the j-th one, less j.
+            ranks = np.arange(len(sent))
+            np.testing.assert_array_equal(found[part, : len(sent)] - ranks, sent >> lane)
+
+
+@pytest.mark.parametrize("code", [COO8, COO16], ids=["coo8", "coo16"])
+def test_nothing_of_the_string_lies_beyond_the_words_it_is_given(code):
+    width, capacity = 2 * 65536 + 160, 400
+    flags = np.zeros((1, width), bool)
+    flags[0, -capacity:] = True  # the last one stands as far back as it can
+    args = (np.int32(0), np.int32(capacity), np.int32(code.lane))
+    words = code.string_words(capacity, width)
+    string, _ = unary(8, capacity, words)(helpers.packed(flags), *args)
+    room = 32 * words
+    ones = np.flatnonzero(helpers.unpacked(string[0]))
+    # Behind it there is one zero, and less than a word of room.
+    assert ones[-1] == capacity + code.blocks(width) - 2
+    assert room - 32 < ones[-1] + 2 <= room
+
+
+def test_low_ones_are_none_below_0_and_all_above_32():
+    counts = jnp.array([-5, 0, 1, 5, 31, 32, 33, 1 << 30])
+    expected = [0, 0, 1, 0x1F, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF]
+    np.testing.assert_array_equal(bits.low_ones(counts), expected)
+
+
+def test_four_slots_give_a_word_of_their_lowest_bytes_and_one_of_the_next():
+    slots = jnp.array([[0x0A0B0C0D, 0x01020304, 5, 0x7FFFFFFF]])
+    words = [int(index_codes.to_bytes(slots, plane)[0, 0]) for plane in range(4)]
+    assert words == [0xFF05040D, 0xFF00030C, 0xFF00020B, 0x7F00010A]
+
+
+def test_from_bytes_inverts_to_bytes():
+    slots = np.random.default_rng(0).integers(0, 2**31, (3, 40), dtype=np.int32)
+    slots[:, :2] = [0, 2**31 - 1]
+    for plane, mask in enumerate([0xFF, 0xFF00, 0xFF0000, 0x7F000000]):
+        words = index_codes.to_bytes(slots, plane)
+        assert words.shape == (3, 10)
+        np.testing.assert_array_equal(index_codes.from_bytes(words, plane), slots & mask)

@@ -1,0 +1,218 @@
+"""Message sizes: in order, large enough, and not much too large."""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparsejax import errors
+from sparsejax.wire import index_codes, ladder
+from tests import helpers
+
+
+# width, bytes of a unit, parts, codes, ratio
+LADDERS = {
+    "default": (65536, 4, 8, "auto", 1.35),
+    "narrow": (32, 4, 3, "auto", 1.35),
+    "half": (1024, 2, 8, "auto", 1.6),
+    "rows": (4096, 512, 16, "auto", 1.3),
+    "odd-rows": (4096, 6, 3, "coo16", 1.3),
+    "coo32": (65536, 4, 8, "coo32", 1.35),
+    "coo8": (1 << 20, 4, 1, "coo8", 2.0),
+    "bitmap": (65536, 4, 8, "bitmap", 1.1),
+    # A quarter of these would be more than 16 rounds' worth.
+    "huge": (1 << 24, 4, 16, "auto", 2.0),
+    "huge-half": (3 << 20, 2, 7, "auto", 2.0),
+    "huge-rows": (1 << 18, 2048, 5, "auto", 2.0),
+    "few-huge-rows": (8192, 1 << 16, 8, "auto", 2.0),
+}
+ROUND = 1 << 18  # bytes that are worth a round
+every = pytest.mark.parametrize("name", LADDERS)
+
+
+@functools.cache
+def build(name):
+    return ladder.ladder(*LADDERS[name])
+
+
+@every
+def test_rungs_grow_in_room_and_in_words(name):
+    rungs = build(name).rungs
+    for low, high in itertools.pairwise(rungs):
+        assert low.capacity < high.capacity
+        assert low.words < high.words
+
+
+@every
+def test_a_rung_holds_a_header_the_slots_and_the_values(name):
+    width, unit_bytes, _, codes, _ = LADDERS[name]
+    for rung in build(name).rungs:
+        allowed = index_codes.parse(codes)
+        assert rung.code in allowed
+        assert rung.code.words(rung.capacity, width) == min(
+            code.words(rung.capacity, width) for code in allowed
+        )
+        # Lanes and values fill whole words.
+        assert rung.capacity % 4 == 0
+        values = rung.capacity * unit_bytes / 4
+        assert rung.words == 1 + rung.code.words(rung.capacity, width) + values
+
+
+@every
+def test_rungs_are_no_further_apart_than_the_ratio(name):
+    ratio = LADDERS[name][-1]
+    rungs = build(name).rungs
+    for low, high in itertools.pairwise(rungs):
+        # Rounded up to a multiple of 4 at both ends.
+        assert high.capacity <= ratio * low.capacity + 4
+
+
+@every
+def test_the_top_rung_holds_a_quarter_or_16_rounds_and_is_made_of_whole_tiles(name):
+    width, unit_bytes, parts = LADDERS[name][:3]
+    steps = build(name)
+    least = min(width // 4, 16 * ROUND // (parts * unit_bytes))
+    least = max(least, min(width, 128))
+    assert steps.top == steps.rungs[-1].capacity
+    assert steps.top % steps.tile == 0
+    assert least <= steps.top < least + steps.tile + 4
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 16, 256])
+@pytest.mark.parametrize("unit_bytes", [2, 4, 6, 400, 4096, 1 << 20])
+def test_however_large_a_part_the_top_rung_holds_no_more_than_16_rounds(unit_bytes, parts):
+    """In values; but for the end of a tile, and for 128 entries, which it always holds."""
+    tops = []
+    for width in (1 << 12, 1 << 20, 1 << 24, (1 << 29) + 32):
+        steps = ladder.ladder(width, unit_bytes, parts)
+        entry = parts * unit_bytes
+        tile = steps.tile * entry
+        # 65536 whole words, rounded up to four entries; a unit of six bytes has but one.
+        assert tile < 65536 * 8 + 4 * entry
+        assert steps.top * entry < max(16 * ROUND, 128 * entry) + tile
+        tops.append(steps.top)
+        # What it does not hold goes in further rounds, and in no more than it takes.
+        taken = steps.messages_for(min(width, 10 * steps.top), parts)
+        assert sum(rung.capacity for rung in taken) >= min(width, 10 * steps.top)
+        assert len(taken) <= 11
+    # It stops growing.
+    assert tops == sorted(tops)
+    assert tops[-2] == tops[-1]
+
+
+@every
+def test_the_bottom_rung_is_short_or_cannot_be_shorter(name):
+    bottom = build(name).rungs[0]
+    assert 4 * bottom.words <= 1024 or bottom.capacity <= 4
+
+
+@every
+def test_the_rung_is_the_smallest_that_fits(name):
+    steps = build(name)
+    room = [rung.capacity for rung in steps.rungs]
+    edges = [need for r in room for need in (r - 1, r, r + 1)]
+    needs = np.array([1, *edges, 4 * room[-1]], np.int32)
+    for need, got in zip(needs, jax.vmap(steps.rung)(needs), strict=True):
+        fits = [number for number, r in enumerate(room) if r >= need]
+        assert got == (fits[0] if fits else len(room) - 1)
+
+
+@every
+def test_bytes_are_those_of_the_fewest_messages_one_after_another(name):
+    steps = build(name)
+    top, bottom = steps.top, steps.rungs[0].capacity
+    needs = [0, 1, bottom, bottom + 1, top - 1, top, top + 1, 2 * top, 3 * top + bottom + 1]
+    found = jax.vmap(steps.bytes)(np.array(needs, np.int32))
+    assert found.dtype == np.float32
+    for number, need in enumerate(needs):
+        left, sent = need, 0
+        while left > 0:
+            length = min(left, top)
+            sent += 4 * next(r.words for r in steps.rungs if r.capacity >= length)
+            left -= length
+        assert found[number] == sent
+
+
+@every
+@pytest.mark.parametrize("messages", [7, *helpers.slow(1, 1023)])
+def test_a_second_round_is_taken_where_it_saves_more_than_it_costs(name, messages):
+    """All is sent, in no more bytes than the fewest messages take, and each choice pays."""
+    steps = build(name)
+    choose = jax.jit(lambda need: steps.next_message(need, messages))
+    for need in (1, 5, 37, steps.top // 3, steps.top - 1, steps.top, 2 * steps.top + 7):
+        left, sent = need, 0
+        while left > 0:
+            rung, length = map(int, choose(jnp.int32(left)))
+            size = steps.rungs[rung]
+            assert 0 < length <= size.capacity
+            assert length == min(left, size.capacity)
+            one = next((r for r in steps.rungs if r.capacity >= left), steps.rungs[-1])
+            if length < min(left, steps.top):
+                rest = next(r for r in steps.rungs if r.capacity >= left - length)
+                saved = 4 * messages * (one.words - size.words - rest.words)
+                assert saved > ROUND
+            left, sent = left - length, sent + 4 * size.words
+        assert sent <= steps.bytes(jnp.int32(need))
+
+
+def test_long_messages_are_split_and_short_ones_are_not():
+    steps = ladder.ladder(1 << 20, 4, 8, ratio=2)
+    just_above = steps.rungs[-2].capacity + 1
+    assert int(steps.next_message(jnp.int32(just_above), 7)[1]) == just_above - 1
+    assert int(steps.next_message(jnp.int32(steps.rungs[0].capacity + 1), 7)[1]) == (
+        steps.rungs[0].capacity + 1
+    )
+
+
+@every
+def test_what_entries_need_is_no_more_than_the_message_that_holds_them(name):
+    width, unit_bytes = LADDERS[name][:2]
+    steps = build(name)
+    numbers = np.arange(len(steps.rungs), dtype=np.int32)
+    room = np.array([rung.capacity for rung in steps.rungs], np.int32)
+    full = np.asarray(jax.vmap(steps.needed_bytes)(room, numbers))
+    for rung, needed in zip(steps.rungs, full, strict=True):
+        # A full message wastes less than the last word of its string.
+        assert 4 * rung.words - 4 < needed <= 4 * rung.words
+        bits = float(rung.code.needed_bits(np.int32(rung.capacity), width))
+        assert needed == np.float32(4 + bits / 8 + unit_bytes * rung.capacity)
+
+
+@pytest.mark.parametrize("ratio", [1.1, 1.35, 1.6, 2.0, 4.0])
+def test_padding_is_what_rungs_a_ratio_apart_waste(ratio):
+    """(f - 1) / ln f - 1 on average, where needs are spread evenly over magnitudes."""
+    steps = ladder.ladder(1 << 20, 4, 1, "coo32", ratio)
+    low, high = steps.rungs[0].capacity, steps.top
+    drawn = np.exp(np.random.default_rng(0).uniform(np.log(low), np.log(high), 4000))
+    need = np.ceil(drawn).astype(np.int32)
+    room = np.array([rung.capacity for rung in steps.rungs])
+    used = room[np.asarray(jax.vmap(steps.rung)(need))]
+    waste = np.mean(used / need) - 1
+    expected = (ratio - 1) / math.log(ratio) - 1
+    # Rounding up to 4 adds up to 2% at the bottom of 128 entries, and less above. A mean
+    # of 4000 strays by (ratio - 1) / sqrt(12 * 4000), and the lowest step may be a part.
+    assert waste < expected + 0.01 + 3 * (ratio - 1) / math.sqrt(12 * 4000)
+    assert waste > 0.7 * expected
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0, -2, 65, "1.35", None, math.nan])
+def test_ratios_that_make_no_ladder_are_refused(ratio):
+    with pytest.raises(errors.ArgumentError, match=r"ratio must lie in \[1.05, 64\], got"):
+        ladder.check_ratio(ratio)
+
+
+def test_ratios_at_the_limits_make_ladders():
+    for ratio in (1.05, 64):
+        ladder.check_ratio(ratio)
+        assert ladder.ladder(4096, 4, 8, ratio=ratio).top == 1024
+
+
+def test_a_capacity_is_the_longest_message():
+    for wanted, top in ((1, 4), (20, 20), (21, 24), (10**9, 4096)):
+        steps = ladder.ladder(4096, 4, 8, capacity=wanted)
+        assert steps.top == top
+    assert ladder.ladder(4096, 4, 8).top == 1024

@@ -1,0 +1,395 @@
+"""Sets of units with their values, sent in every code, dtype and size of message."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sparsejax.wire.ladder
+from sparsejax.units import bits
+from sparsejax.units.slots import Bits
+from sparsejax.wire import channels, index_codes, ladder, messages
+from tests import helpers
+from tests.helpers import WIRE
+
+
+CODES = ["coo32", "coo16", "coo8", "bitmap", "auto"]
+WIDTH = 1056  # slots in a part: five blocks of 256, the last one of a word; top rung 264
+
+
+class Setup(NamedTuple):
+    """What is fixed when an exchange is traced. Parts are ranges of `width` units."""
+
+    code: str = "auto"
+    dtype: Any = np.float32
+    shape: tuple[int, ...] = ()
+    n: int = 3
+    width: int = WIDTH
+    ratio: float = 1.6
+    tile_numbers: int = 1 << 16
+    check_vma: bool = True
+
+    @property
+    def size(self):
+        return self.n * self.width
+
+    @property
+    def unit_bytes(self):
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
+
+    @property
+    def ladder(self):
+        if self.code in MIXED:
+            return mixed_ladder(self.width, self.unit_bytes, MIXED[self.code])
+        return ladder.ladder(self.width, self.unit_bytes, self.n, self.code, self.ratio)
+
+
+# Every code in one ladder, as no real one has them: what one writes must not harm another.
+MIXED = {
+    "rising": ["coo32", "coo16", "coo8", "bitmap"],
+    "falling": ["bitmap", "coo8", "coo16", "coo32"],
+}
+
+
+def mixed_ladder(width, unit_bytes, codes):
+    """Rungs of 8 to 264 entries, in tiles of 24."""
+    rungs = []
+    for name, room in zip(codes, [8, 24, 96, 264], strict=True):
+        code = index_codes.CODES[name]
+        words = 1 + code.words(room, width) + room * unit_bytes // 4
+        rungs.append(ladder.Rung(room, code, words))
+    return ladder.Ladder(width, unit_bytes, 24, tuple(rungs))
+
+
+def transmit(steps, channel, slots, source, need, add, start, **options):
+    """One exchange over one channel: the only place here that calls the library's."""
+    fold = messages.Fold(start, add)
+    return messages.transmit(steps, channel, slots, source, need, fold, **options)
+
+
+@functools.cache
+def exchange_of(setup):
+    """Compiled: what every rank has is pushed to its owner, added up, and pulled by all.
+
+    From x [n, size, *shape] to the sums that each rank owns, all sums, and both `Sent`.
+    """
+    part = jnp.arange(setup.n, dtype=jnp.int32)[:, None]
+
+    def run(x):
+        sets = Bits.of(bits.pack(bits.nonzero_units(x).reshape(setup.n, -1)))
+        need, _ = WIRE.maximum(jnp.max(sets.counts))
+
+        def add(totals, slots, values):
+            assert values.dtype == x.dtype
+            values = values.reshape(-1, *setup.shape).astype(totals.dtype)
+            return totals.at[slots.reshape(-1)].add(values, mode="drop")
+
+        owned, pushed = transmit(
+            setup.ladder,
+            channels.push(WIRE),
+            sets,
+            messages.Source(x, units=lambda slots: part * setup.width + slots),
+            need,
+            add,
+            jnp.zeros((setup.width, *setup.shape), jnp.promote_types(x.dtype, np.float32)),
+        )
+        sums = owned.astype(x.dtype)
+        sets = Bits.of(bits.pack(bits.nonzero_units(sums))[None])
+        need, _ = WIRE.maximum(sets.counts[0])
+
+        def place(total, slots, values):
+            units = jnp.where(slots < setup.width, part * setup.width + slots, setup.size)
+            values = values.reshape(-1, *setup.shape)
+            return total.at[units.reshape(-1)].set(values, mode="drop")
+
+        everything, pulled = transmit(
+            setup.ladder,
+            channels.pull(WIRE),
+            sets,
+            messages.Source(sums),
+            need,
+            place,
+            jnp.zeros((setup.size, *setup.shape), x.dtype),
+        )
+        return owned, everything, pushed, pulled
+
+    return helpers.ranked(run, setup.n, setup.check_vma)
+
+
+def check(setup, x):
+    """Sums, replicas, and what was counted on the way, all from NumPy."""
+    n = setup.n
+    owned, everything, pushed, pulled = exchange_of(setup)(x)
+    sums = helpers.total(x)
+    np.testing.assert_array_equal(owned.reshape(sums.shape), sums)
+    helpers.assert_same_on_all_ranks(everything)
+    assert everything.dtype == x.dtype
+    np.testing.assert_array_equal(everything[0], sums)
+
+    sent = helpers.is_nonzero(x).reshape(n, n, setup.width, -1).any(axis=3).sum(axis=2)
+    check_sent(setup, pushed, sent.T, sent.max())
+    summed = helpers.is_nonzero(sums).reshape(n, setup.width, -1).any(axis=2).sum(axis=1)
+    check_sent(setup, pulled, np.stack([summed] * n), summed.max())
+
+
+def check_sent(setup, sent, counts, need):
+    """counts[i, j] is what rank i was sent by rank j, and `need` the most of a message."""
+    steps = setup.ladder
+    rounds, words, payload, first = 0, 0, np.zeros(setup.n), 0
+    for rung, length in helpers.rounds_of(steps, need, setup.n - 1):
+        rounds += 1
+        words += rung.words
+        here = np.clip(counts - first, 0, length)
+        payload += (setup.n - 1) * needed_bytes(setup, rung.code, here).mean(axis=1)
+        first += length
+    np.testing.assert_array_equal(sent.rounds, [rounds] * setup.n)
+    np.testing.assert_array_equal(sent.wire, [(setup.n - 1) * 4 * words] * setup.n)
+    np.testing.assert_array_equal(sent.counts, counts if rounds else 0 * counts)
+    np.testing.assert_allclose(sent.payload, payload, rtol=1e-6)
+    assert (sent.payload <= sent.wire).all()
+
+
+def needed_bytes(setup, code, count):
+    """A header, the slots in this code and the values, with no room to spare."""
+    blocks = -(-setup.width // 2**code.lane)
+    bits = {
+        "coo32": 32 * count,
+        "coo16": 16 * count + (count + blocks) * (blocks > 1),
+        "coo8": 8 * count + (count + blocks) * (blocks > 1),
+        "bitmap": setup.width + 0 * count,
+    }
+    return 4 + bits[code.name] / 8 + setup.unit_bytes * count
+
+
+def gradients(setup, seed=0):
+    """From none to all, and ranks that differ as much as they can."""
+    densities = [0.0, 1 / setup.size, 0.01, 0.1, 0.4, 1.0, [0.0, 1.0, 0.02][: setup.n]]
+    if setup.n > 3:
+        densities[-1] = [0.0, 1.0, *[0.02] * (setup.n - 2)]
+    for number, density in enumerate(densities):
+        yield helpers.gradients(
+            setup.n, setup.size, density, setup.dtype, setup.shape, seed + number
+        )
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_code_delivers_everything_at_any_density(code):
+    setup = Setup(code)
+    for x in gradients(setup):
+        check(setup, x)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "code"),
+    [
+        (jnp.bfloat16, (), "auto"),
+        (np.float16, (4,), "auto"),
+        (np.float32, (3,), "coo16"),
+        (jnp.bfloat16, (3,), "coo8"),
+        (np.float16, (2, 2), "bitmap"),
+    ],
+    ids=str,
+)
+def test_every_dtype_and_unit_is_delivered(dtype, shape, code):
+    setup = Setup(code, dtype, shape)
+    for x in gradients(setup):
+        check(setup, x)
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype", "shape", "tile_numbers"),
+    [
+        # Tiles of 4, 24, 88 entries: 66, 11 and 3 of them in a message of 264.
+        ("auto", np.float32, (), 1),
+        ("coo8", jnp.bfloat16, (3,), 264),
+        *helpers.slow(
+            ("coo32", np.float32, (), 72),
+            ("coo16", np.float32, (), 72),
+            ("coo8", np.float32, (), 72),
+            ("bitmap", np.float16, (), 264),
+        ),
+    ],
+    ids=str,
+)
+def test_small_tiles_fill_the_same_messages(monkeypatch, code, dtype, shape, tile_numbers):
+    monkeypatch.setattr(sparsejax.wire.ladder, "_TILE_NUMBERS", tile_numbers)
+    setup = Setup(code, dtype, shape, ratio=1.9, tile_numbers=tile_numbers)
+    assert setup.ladder.tile < 100
+    # Full parts take four rounds of several tiles each.
+    assert -(-WIDTH // setup.ladder.top) == 4
+    for x in gradients(setup, seed=50):
+        check(setup, x)
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype"),
+    [
+        ("rising", np.float16),
+        ("falling", np.float32),
+        *helpers.slow(("rising", np.float32), ("falling", np.float16)),
+    ],
+)
+def test_codes_do_not_get_in_the_way_of_one_another(code, dtype):
+    setup = Setup(code, dtype)
+    counts = [3, 8, 9, 24, 60, 96, 97, 200, 264, 270, 288, 360, 500, WIDTH]
+    for number, count in enumerate(counts):
+        # So many in the fullest part, and less in others.
+        x = np.zeros((3, 3, WIDTH))
+        x[0, 1] = helpers.gradients(1, WIDTH, count / WIDTH, seed=number)[0]
+        x[1, :, ::9] = 1
+        x[1, :, 9 * count :] = 0
+        check(setup, x.reshape(3, -1).astype(dtype))
+
+
+@pytest.mark.parametrize("code", ["coo16", *helpers.slow("coo8")])
+def test_parts_of_several_blocks_of_65536_are_delivered(code):
+    setup = Setup(code, n=2, width=2 * 65536 + 64, ratio=8)
+    ends = np.zeros((2, setup.size), np.float32)
+    ends[:, [0, 65535, 65536, 131072, setup.width - 1, setup.width, setup.size - 1]] = 5
+    check(setup, ends)
+    for density in (0.001, 0.05, 0.4):
+        check(setup, helpers.gradients(2, setup.size, density, seed=3))
+
+
+@pytest.mark.parametrize("code", helpers.slow("auto", "coo8"))
+def test_parts_of_more_than_the_longest_message_are_delivered_in_several_rounds(code):
+    """Long rows: messages of 4 MiB, and shorter ones where two of those save a round."""
+    setup = Setup(code, shape=(64,), n=2, width=36 * 1024, ratio=2)
+    steps = setup.ladder
+    assert steps.top == 8192 < setup.width // 4
+    assert setup.n * steps.top * setup.unit_bytes == 1 << 22
+    rounds = {0.05: 1, 0.13: 2, 0.4: 2, 1.0: 5}
+    for density, expected in rounds.items():
+        x = helpers.gradients(2, setup.size, density, shape=(64,), seed=7)
+        check(setup, x)
+        most = helpers.is_nonzero(x).any(axis=2).reshape(2, 2, -1).sum(axis=2).max()
+        assert len(helpers.rounds_of(steps, most, 1)) == expected
+
+
+@pytest.mark.parametrize("n", [8, *helpers.slow(5)])
+def test_any_number_of_ranks_delivers(n):
+    setup = Setup(n=n, width=320, ratio=4)
+    for x in gradients(setup):
+        check(setup, x)
+
+
+def test_parts_of_one_word_are_delivered():
+    setup = Setup("auto", n=2, width=32)
+    for x in gradients(setup):
+        check(setup, x)
+
+
+@pytest.mark.slow
+def test_without_checking_the_same_is_delivered():
+    setup = Setup(ratio=4, check_vma=False)
+    for x in gradients(setup):
+        check(setup, x)
+
+
+@pytest.mark.slow
+def test_doubles_are_delivered():
+    with jax.enable_x64(True):
+        setup = Setup("auto", np.float64, n=2, ratio=4)
+        for x in gradients(setup):
+            check(setup, x + np.where(x != 0, 2.0**-40, 0))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e-45])
+def test_values_that_are_no_ordinary_numbers_arrive_bit_for_bit(value):
+    # Nothing is added up here: XLA on CPUs takes denormals for zero when it adds.
+    pairs = ((0, 1), (1, 0))
+
+    def swap(x):
+        sets = Bits.of(bits.pack(bits.nonzero_units(x))[None])
+        need, _ = WIRE.maximum(sets.counts[0])
+        steps = ladder.ladder(256, 4, 1, "auto", 4)
+        return transmit(
+            steps,
+            channels.swap(WIRE, [pairs]),
+            sets,
+            messages.Source(x),
+            need,
+            lambda total, slots, values: total.at[slots[0]].set(values[0], mode="drop"),
+            jnp.zeros_like(x),
+        )
+
+    x = np.zeros((2, 256), np.float32)
+    x[0, [0, 99]] = value, -1
+    x[1, 255] = -value
+    arrived, sent = helpers.run_ranks(swap, x, 2)
+    assert arrived.tobytes() == x[::-1].tobytes()
+    np.testing.assert_array_equal(sent.counts, [[1], [2]])
+    # One message, of one partner.
+    np.testing.assert_array_equal(sent.wire, [4.0 * 1 * bottom_words()] * 2)
+
+
+def bottom_words():
+    return ladder.ladder(256, 4, 1, "auto", 4).rungs[0].words
+
+
+def test_the_payload_can_be_reckoned_from_a_typical_count():
+    """The same on all ranks then, and the bytes of that many entries in each message."""
+    steps = ladder.ladder(1024, 4, 3, "coo8", 4)
+
+    def run(x):
+        sets = Bits.of(bits.pack((x != 0).reshape(3, -1)))
+        need, _ = WIRE.maximum(jnp.max(sets.counts))
+        _, sent = transmit(
+            steps,
+            channels.push(WIRE),
+            sets,
+            messages.Source(jnp.ones(1024, np.float32)),
+            need,
+            lambda count, slots, values: count + jnp.sum(slots < 1024),
+            jnp.int32(0),
+            typical=jnp.array([20.0, 10.0]),
+        )
+        assert not sent.payload.aval.manual_axis_type.varying
+        return sent
+
+    x = np.zeros((3, 3 * 1024), np.float32)
+    x[0, :30] = 1
+    sent = helpers.run_ranks(run, x, 3)
+    # Two messages. A header of 4 bytes; 9 bits a slot, and 4 for the blocks; 4 bytes a
+    # value: 20 entries take 4 + 184 / 8 + 80 = 107 bytes, 10 take 4 + 94 / 8 + 40.
+    np.testing.assert_array_equal(sent.payload, [2 * (107 + 55.75) / 2] * 3)
+
+
+def test_nothing_is_sent_where_nobody_has_anything():
+    setup = Setup()
+    x = np.zeros((3, setup.size), np.float32)
+    x[1] = -0.0
+    _, everything, pushed, pulled = exchange_of(setup)(x)
+    assert not everything.any()
+    for sent in (pushed, pulled):
+        assert not sent.wire.any()
+        assert not sent.payload.any()
+        assert not sent.rounds.any()
+
+
+def test_the_program_holds_one_message_of_each_size():
+    setup = Setup("coo8", n=3)
+    steps = setup.ladder
+
+    def push(x):
+        sets = Bits.of(bits.pack((x != 0).reshape(3, -1)))
+        return transmit(
+            steps,
+            channels.push(WIRE),
+            sets,
+            messages.Source(jnp.ones(1024, np.float32)),
+            WIRE.maximum(jnp.max(sets.counts))[0],
+            lambda count, slots, values: count + jnp.sum(slots < WIDTH),
+            jnp.int32(0),
+        )[0]
+
+    found = helpers.traced_collectives(push, np.zeros((3, setup.size), np.float32), 3)
+    expected = [helpers.Collective("pmax", 4)]
+    for number, rung in enumerate(steps.rungs):
+        path = ("while", f"cond[{number}]")
+        expected.append(helpers.Collective("all_to_all", 3 * 4 * rung.words, path))
+    assert found == expected
