@@ -44,7 +44,7 @@ class Stage(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What one rank sent.
+    """The traffic of one exchange: bytes that one rank sent, and densities.
 
     Bytes are float32: exact to 16 MiB, seven digits beyond. Payload is that of the rank
     with most entries, taken as evenly spread over the parts.
@@ -79,7 +79,7 @@ class Traffic(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """What a scheme returns.
+    """The result of a scheme.
 
     Attributes:
         total: The sum over the ranks, in x's shape and dtype.
@@ -101,7 +101,7 @@ class Scheme(abc.ABC):
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def narrowed(self, wire_dtype: jax.typing.DTypeLike) -> "Scheme":
-        """The same scheme, with values that travel in this dtype."""
+        """This scheme, with values that travel in another dtype."""
         fields: Any = self
         if "wire_dtype" not in {field.name for field in dataclasses.fields(fields)}:
             raise ArgumentError(f"{type(self).__name__} has no wire_dtype to set.")
@@ -134,7 +134,7 @@ class Scheme(abc.ABC):
             raise errors.wrong_state(type(self).__name__, kind.__name__, state)
 
     def forecast(self, load: Load) -> Forecast:
-        """What one rank would send for such a load; see `sparsejax.forecast`."""
+        """Reckons what one rank would send for a load; see `schemes.forecast`."""
         raise NotImplementedError(f"{type(self).__name__} has no forecast.")
 
 

@@ -48,7 +48,7 @@ _HALF_TO_EVEN = lax.RoundingMethod.TO_NEAREST_EVEN
 
 
 class Doubled(NamedTuple):
-    """What a recursive doubling returns.
+    """The result of a recursive doubling.
 
     Attributes:
         total: The sum, equal on all ranks and not typed so.
@@ -72,7 +72,7 @@ def hops(n: int) -> int:
 
 
 def forecast(load: Load, code, ratio, wire_dtype, by_bound: bool) -> Forecast:
-    """What one rank would send for such a load."""
+    """Reckons what one rank would send for a load."""
     n = load.ranks
     sum_dtype = wide(load.dtype)
     narrow = collectives.travelling(jnp.dtype(load.dtype), wire_dtype)
@@ -105,7 +105,7 @@ def forecast(load: Load, code, ratio, wire_dtype, by_bound: bool) -> Forecast:
 
 
 class Known(NamedTuple):
-    """What is known of an array before its first hop.
+    """Counts of an array that ranks agreed on before its first hop.
 
     Attributes:
         present: Booleans, which units have anything.

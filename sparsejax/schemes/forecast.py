@@ -37,7 +37,7 @@ class Network:
 
 
 class Forecast(NamedTuple):
-    """What one rank would send.
+    """Bytes and messages that one rank would send.
 
     Attributes:
         push: Bytes on the way to where values are added up.
@@ -67,7 +67,7 @@ class Forecast(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What there is to add up.
+    """An array to sum: its size, and how many of its units are non-zero.
 
     Attributes:
         ranks: How many ranks.
@@ -130,7 +130,7 @@ class Load:
         return self.numbers * narrow.itemsize
 
     def part(self, inner: int) -> "Load":
-        """What one of `inner` ranks of a host has to add up with other hosts."""
+        """The load that one of `inner` ranks of a host sums with other hosts."""
         outer = self.ranks // inner
         counts = tuple(self.count(k * inner) / inner for k in merged(outer))
         return Load(outer, -(-self.units // inner), self.numbers, self.dtype, counts)

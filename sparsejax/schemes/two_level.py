@@ -107,7 +107,7 @@ class TwoLevel(base.Scheme):
         return base.Reduced(total, left, done.state, traffic)
 
     def forecast(self, load):
-        """What one rank would send to other hosts; `load` is its part of a host's sum."""
+        """Reckons what one rank sends to other hosts, of its part of a host's sum."""
         return self.across.forecast(load)
 
 

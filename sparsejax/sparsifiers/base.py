@@ -38,7 +38,7 @@ _MOST = 2**31 - 1
 
 
 class Draw(NamedTuple):
-    """What a sparsifier is given beside the array.
+    """The numbers that a sparsifier is given beside the array.
 
     Attributes:
         step: int32: updates before this one, equal on all ranks.

@@ -144,7 +144,7 @@ class Assignment(abc.ABC):
 
     @abc.abstractmethod
     def map(self, change: Callable[[Scheme], Scheme]) -> "Assignment":
-        """The same decisions for other schemes."""
+        """Replaces every scheme by what `change` makes of it."""
 
     def check_ranks(self, ranks: int) -> None:
         """Raises where it was made for another number of ranks."""

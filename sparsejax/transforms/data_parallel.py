@@ -26,7 +26,7 @@ from sparsejax.wire import Wire
 
 
 class TrainState(NamedTuple):
-    """What a training run carries from step to step.
+    """The state of a training run.
 
     Attributes:
         step: int32: steps taken.

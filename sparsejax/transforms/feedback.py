@@ -48,7 +48,7 @@ from sparsejax.wire import Wire
 
 
 class Outcome(NamedTuple):
-    """What became of an accumulated gradient; lists have an entry a leaf.
+    """The sent and the left out part of an accumulated gradient, an entry a leaf.
 
     Attributes:
         sent: The leaves as they go on: of the gradients' dtypes, or a `SparseTensor`.

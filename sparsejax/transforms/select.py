@@ -193,7 +193,7 @@ class Select:
         return sent.reshape(shape), left
 
     def _draw(self, step, name, size, rank):
-        """What the sparsifier may know beside the array; equal on all ranks but for one."""
+        """Numbers for the sparsifier; all but `rank` are equal on all ranks."""
         shards = Wire(self.model_axis).ranks if self.model_axis is not None else 1
         number = zlib.crc32(f"{self.seed} {name}".encode())
         seed = hashing.mix32(step.astype(jnp.uint32), number)
@@ -296,7 +296,7 @@ def _unwrapped(by_name):
 
 
 def _wrapped(states, before):
-    """The same as state by rank, like that of the last step."""
+    """Wraps the states by rank, as those of the last step were."""
     if before is None:
         return None
     return {

@@ -56,7 +56,7 @@ class Sparsification(optax.GradientTransformationExtraArgs):
         return made
 
     def over(self, axis_name: AxisName | None) -> "Sparsification":
-        """The same over an axis, unless it names its own."""
+        """Lays the sparsifier over an axis, unless it names one itself."""
         axis_name = self._select.axis_name or axis_name
         select = dataclasses.replace(self._select, axis_name=axis_name)
         return Sparsification.of(select, self._assemble)

@@ -45,7 +45,7 @@ def count_below(sets: BitSets, words: jax.Array) -> jax.Array:
 
 
 def of_units(x: jax.Array) -> jax.Array:
-    """Which units of x [units, ...] are non-zero, packed; units are a multiple of 32."""
+    """Packs the flags of non-zero units of x [units, ...]; a multiple of 32 units."""
     return pallas_kernels.bitmap_encode(x) if x.ndim == 1 else pack(nonzero_units(x))
 
 
@@ -121,7 +121,7 @@ def low_ones(count: jax.Array) -> jax.Array:
 
 
 def nonzero_units(x: jax.Array) -> jax.Array:
-    """Which units of x [units, ...] have any bit set, as booleans [units].
+    """Flags the units of x [units, ...] that have any bit set: booleans [units].
 
     A unit is non-zero when any of its numbers is, never when their sum is: a row like
     [1, -1] counts.

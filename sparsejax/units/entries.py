@@ -27,7 +27,7 @@ Places = Callable[[jax.Array], jax.Array]
 
 
 class Source(NamedTuple):
-    """Where the values of a part's slots come from.
+    """The array in which the values of a part's slots are found.
 
     Attributes:
         array: [units, ...], the values.
@@ -111,7 +111,7 @@ class Entries:
         return self.flags
 
     def place(self, units: jax.Array) -> jax.Array:
-        """Where the values of units are; anywhere for a unit that is not there."""
+        """Finds the values of units; any place for a unit that is not there."""
         inside = jnp.clip(units, 0, max(self.flags.size - 1, 0))
         return rank_select.rank_of(self.index, inside)
 
@@ -129,7 +129,7 @@ class Entries:
     def source(
         self, dtype: jax.typing.DTypeLike | None = None, units: Places | None = None
     ) -> Source:
-        """Where an exchange finds the values of slots; see `Source`."""
+        """The source of the values of slots for an exchange."""
         place = self.place
         at = place if units is None else lambda slots: place(units(slots))
         return Source(self.stored, dtype, at)

@@ -102,7 +102,7 @@ class SparseTensor:
         )
 
     def present(self) -> jax.Array:
-        """Which units have an entry, as booleans [units]."""
+        """Flags the units that have an entry: booleans [units]."""
         flags = jnp.zeros(self.units, bool)
         return flags.at[self.kept()].set(True, mode="drop")
 

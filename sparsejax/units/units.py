@@ -66,7 +66,7 @@ class Units(Protocol):
     def source(
         self, dtype: jax.typing.DTypeLike | None = None, units: Places | None = None
     ) -> Source:
-        """Where an exchange finds the values of slots; see `Source`."""
+        """The source of the values of slots for an exchange."""
         ...
 
 
@@ -126,5 +126,5 @@ class Dense:
     def source(
         self, dtype: jax.typing.DTypeLike | None = None, units: Places | None = None
     ) -> Source:
-        """Where an exchange finds the values of slots; see `Source`."""
+        """The source of the values of slots for an exchange."""
         return Source(self.array, dtype, units)

@@ -31,7 +31,7 @@ class Channel(NamedTuple):
     waits: int = 1
 
     def received(self, x: jax.Array) -> jax.Array:
-        """What was received, typed as the same where it is."""
+        """Types a received array as equal on the ranks on which it is."""
         return assume_same(x, tuple(sorted(self.same)))
 
 
@@ -41,7 +41,7 @@ _LONG = 1 << 17
 
 
 def _swapped(x: jax.Array, wire: Wire) -> jax.Array:
-    """What the other of two ranks has: what both have together, less one's own.
+    """Returns the other rank's array: the sum of both, less this rank's own.
 
     Of two ranks an all-reduce sends what any swap sends, and gloo's sends both ways at the
     same time. Bits are added up, as integers that wrap, so that they arrive as they are.

@@ -43,7 +43,7 @@ def byte_count(x: jax.Array) -> int:
 
 
 def all_reduce_bytes(size: int, n: int) -> float:
-    """What one rank sends to add up `size` bytes."""
+    """Bytes that one rank sends to add up `size` bytes."""
     return 2 * (n - 1) / n * size
 
 
@@ -61,7 +61,7 @@ def all_reduce_cost(
     wire_dtype: jax.typing.DTypeLike | None,
     n: int,
 ) -> float:
-    """What one rank sends for `all_reduce` of so many numbers."""
+    """Bytes that one rank sends for `all_reduce` of so many numbers."""
     narrow = travelling(dtype, wire_dtype)
     if _summed_by_psum(dtype, narrow, size, n):
         return all_reduce_bytes(size * narrow.itemsize, n)

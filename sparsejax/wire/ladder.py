@@ -110,7 +110,7 @@ class Ladder:
         return bounds
 
     def messages_for(self, need: int, messages: int) -> list[Rung]:
-        """What `next_message` takes, one rung a round, where `need` is a Python number."""
+        """The rungs that `next_message` takes, a round each, for a Python number."""
         taken = []
         while need > 0:
             high = self._lowest(need)

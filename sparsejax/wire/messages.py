@@ -38,7 +38,7 @@ from sparsejax.wire.ladder import Ladder
 
 
 class Fold(NamedTuple):
-    """What is made of the entries that arrive, tile by tile.
+    """Takes in the entries that arrive, tile by tile.
 
     Attributes:
         start: The result where nothing arrives.
@@ -51,7 +51,7 @@ class Fold(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What one stage of an exchange did.
+    """Bytes, rounds and counts of one stage of an exchange.
 
     Attributes:
         wire: Bytes that one rank sent, padding included.
@@ -145,7 +145,7 @@ def transmit(
 
 
 class _Form:
-    """Where everything lies in a message, for each rung."""
+    """The layout of a message, for each rung."""
 
     def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any):
         self.ladder, self.shape, self.dtype = ladder, shape, dtype
@@ -191,7 +191,7 @@ class _Form:
         ]
 
     def places(self, rung):
-        """Where the parts of a message lie, as one array: see `_Places`."""
+        """The places of the parts of a message, as one array: see `_Places`."""
         return jnp.asarray(self.table)[rung]
 
     def unit_words(self, entries):
@@ -217,7 +217,7 @@ class _Form:
 
 
 class _Places:
-    """Where the parts of a message lie, read off a row of the table of a `_Form`.
+    """The places of the parts of a message, from a row of the table of a `_Form`.
 
     A row goes through loops as it is, and numbers are read in them: as operands of a loop
     each of them, and each that is computed from them, is a kernel to compile.
@@ -278,7 +278,7 @@ def _pack(form, slots, source, first, length, row, axes):
 
 
 def _alone(tile, axes, shape, dtype, function):
-    """What a function returns, computed in kernels of its own on CPUs.
+    """Computes a function in kernels of its own on CPUs.
 
     XLA:CPU makes one loop of a gather, of all that computes its indices and of all that is
     done with its result; not a part of it is vectorized then, and an entry takes 50 ns

@@ -16,7 +16,7 @@ from sparsejax.wire import collectives, ladder
 
 
 def forecast(load: Load, ownership: Ownership, options: push_pull.Options) -> Forecast:
-    """What one rank would send for such a load."""
+    """Reckons what one rank would send for a load."""
     n, width = load.ranks, ownership.width(load.units, load.ranks)
     unit_bytes = load.unit_bytes(options.wire_dtype)
     push = (options.push_code, options.ratio, options.push_capacity)

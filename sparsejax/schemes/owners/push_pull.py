@@ -104,7 +104,7 @@ def owners(x: Units, wire: Wire, layout: Layout, options: Options) -> "Owners":
 
 
 class Agreed(NamedTuple):
-    """What a rank has for each owner, and what all ranks agreed on.
+    """A rank's units by owner, and the counts that all ranks agreed on.
 
     Attributes:
         sets: This rank's units by owner.

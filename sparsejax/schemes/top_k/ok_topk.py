@@ -81,7 +81,7 @@ class OkTopkState(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What all ranks know about each other's selections.
+    """Counts of selected elements that all ranks know of each other.
 
     Attributes:
         above: int32 [ranks], how many elements are above each rank's threshold.

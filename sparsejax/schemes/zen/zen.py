@@ -168,7 +168,7 @@ class Zen(base.Scheme):
         return min(balanced, hierarchical, key=lambda told: told.bytes)
 
     def _choice(self, ranks):
-        """What to do; "soonest" and "bytes" are chosen when the program runs."""
+        """The choice; "soonest" and "bytes" are settled when the program runs."""
         if ranks == 2 and self.optimum != "balanced":
             return "hierarchical"
         if self.optimum == "auto":
