@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from sparsejax import errors, schemes
 from sparsejax.advise.papers import cost_tables
+from sparsejax.transforms.state.per_rank import find
+from sparsejax.transforms.wrappers import AccumulateState
 from tests import helpers
 
 
@@ -64,7 +66,11 @@ def held(state):
     add_up = lambda x, like: (
         np.zeros(like.shape) if masked(x) else np.asarray(x, float).sum(0)
     )
-    return jax.tree.map(add_up, sparsejax.residuals(state), PARAMS, is_leaf=masked)
+    total = jax.tree.map(add_up, sparsejax.residuals(state), PARAMS, is_leaf=masked)
+    for node in find(state, AccumulateState):
+        pending = jax.tree.map(lambda x: np.asarray(x, float).sum(0), node.pending.value)
+        total = jax.tree.map(np.add, total, pending)
+    return total
 
 
 def run(tx, steps, state=None, first=0, dtype=np.float32, touched=None):
