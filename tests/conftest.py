@@ -3,6 +3,7 @@ skipped without one.
 """
 
 import functools
+import gc
 import os
 import pathlib
 import sys
@@ -15,6 +16,11 @@ import pytest
 # Before anything starts a backend: the number is fixed once one is up.
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "standard")
+
+# A fifth of the time that tracing takes: lines of code in programs, and looking for garbage
+# among the many objects that JAX keeps.
+jax.config.update("jax_traceback_in_locations_limit", 0)
+gc.set_threshold(100_000, 50, 100)
 
 # Compiling comes out of the first example's time, and fixed seeds make failures repeat.
 hypothesis.settings.register_profile(

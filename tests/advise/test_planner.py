@@ -1,5 +1,6 @@
 """Profiles of first steps, the plans made from them, and what a plan does."""
 
+import functools
 import json
 
 import jax
@@ -51,7 +52,12 @@ def made(**options):
     return sparsejax.make_plan(profiled(0, 1), PARAMS, **options)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 7])
+@functools.cache
+def a_file():
+    return made().to_json()
+
+
+@pytest.mark.parametrize("n", [3, 4, *helpers.slow(2, 7)])
 def test_a_profile_counts_what_sums_have(n):
     grads = gradients(0, density=0.05, n=n)
     found = on_ranks(lambda g: sparsejax.profile(g), n)(grads)
@@ -315,7 +321,7 @@ def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():
     ],
 )
 def test_a_file_with_a_mistake_names_it(change, match):
-    text = json.loads(made().to_json())
+    text = json.loads(a_file())
     text["leaves"][1] |= change
     refused(match, sparsejax.Plan.from_json, json.dumps(text))
 

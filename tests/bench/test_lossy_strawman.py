@@ -26,6 +26,7 @@ def test_the_share_that_survives_is_that_of_random_places(memory, density):
     assert left.sum() / flags.sum() == pytest.approx(expected, abs=room)
 
 
+@pytest.mark.slow
 def test_the_total_is_the_sum_of_survivors_and_replicas_are_equal():
     scheme = lossy_strawman.LossyStrawman(memory=0.5, seed=3)
     x = helpers.gradients(4, 3001, 0.3)

@@ -54,7 +54,7 @@ def test_the_program_rounds_by_more_than_a_cast(dtype):
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=["bf16", "f16"])
-@pytest.mark.parametrize("n", [2, 5])
+@pytest.mark.parametrize("n", [5, *helpers.slow(2)])
 def test_replicas_are_equal_where_values_travel_narrow(n, dtype):
     scheme = schemes.HierarchicalCentralization(wire_dtype=dtype)
     rng = np.random.default_rng(1)
@@ -80,6 +80,7 @@ def test_nans_with_different_payloads_become_one():
     assert set(total.view(np.uint32)[:, [50, 60]].reshape(-1)) == {0x7FC00000}
 
 
+@pytest.mark.slow
 def test_by_the_bound_the_second_message_is_dense_where_by_count_it_is_not():
     """Equal sets of 26%: entries of 8 bytes pay, and twice as many would not."""
     n, size = 4, 32_000

@@ -97,29 +97,31 @@ def test_skew_does_not_survive_the_split():
     assert fullest < 0.6 * ranges
 
 
-def test_a_pair_of_axes_is_two_levels_in_sync():
+@pytest.mark.parametrize(
+    ("options", "levels", "room"),
+    [
+        ({}, 2, 1e-6),
+        *helpers.slow(
+            ({"two_level": False}, 1, 1e-6), ({"wire_dtype": jnp.bfloat16}, 2, 2e-2)
+        ),
+    ],
+    ids=["two", "one", "narrow"],
+)
+def test_a_pair_of_axes_is_two_levels_in_sync(options, levels, room):
     x = {"embedding": inputs(SIZE // 8, shape=(16,))}
     pair = ("hosts", "chips")
+    tx = sparsejax.zen_sync(pair, **options)
 
-    def run(tx):
-        def step(x):
-            local = jax.tree.map(lambda g: g[0], x)
-            mean, state = tx.update(local, tx.init(local))
-            return mean, sparsejax.metrics(state)
+    def step(x):
+        local = jax.tree.map(lambda g: g[0], x)
+        mean, state = tx.update(local, tx.init(local))
+        return mean, sparsejax.metrics(state)
 
-        return jax.jit(
-            jax.shard_map(step, mesh=mesh(), in_specs=P(pair), out_specs=(P(), P()))
-        )(x)
-
+    run = jax.shard_map(step, mesh=mesh(), in_specs=P(pair), out_specs=(P(), P()))
+    mean, metrics = jax.jit(run)(x)
     want = x["embedding"].astype(np.float64).mean(0)
-    two, told = run(sparsejax.zen_sync(pair))
-    np.testing.assert_allclose(two["embedding"], want, rtol=1e-6)
-    assert told["sync/embedding/inside_bytes"] > 0
-    one, told = run(sparsejax.zen_sync(pair, two_level=False))
-    np.testing.assert_allclose(one["embedding"], want, rtol=1e-6)
-    assert told["sync/embedding/inside_bytes"] == 0
-    half, told = run(sparsejax.zen_sync(pair, wire_dtype=jnp.bfloat16))
-    np.testing.assert_allclose(half["embedding"], want, rtol=2e-2)
+    np.testing.assert_allclose(mean["embedding"], want, rtol=room)
+    assert (metrics["sync/embedding/inside_bytes"] > 0) == (levels == 2)
 
 
 def test_tables_by_rank_are_made_for_the_outer_axis():

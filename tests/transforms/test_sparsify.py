@@ -191,6 +191,7 @@ def test_leaves_whose_paths_are_written_alike_have_states_of_their_own():
 # --- Chains.
 
 
+@pytest.mark.slow
 def test_in_a_chain_or_given_to_sync_it_is_the_same():
     grads = {"w": random(), "b": random(shape=(5,), seed=1)}
     own = sparsejax.dragonn(0.02, min_size=100, seed=5)
@@ -213,6 +214,7 @@ def test_every_accumulates_before_it_is_sparsified():
     np.testing.assert_allclose(held["w"], waits["w"], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_warm_up_is_dense_and_leaves_nothing_waiting():
     grads = {"w": random()}
     own = sparsejax.top_k(0.05, **SMALL)
@@ -397,6 +399,7 @@ def test_one_that_is_not_finite_does_not_clip_the_others():
     assert np.isfinite(updates["w"][0, 1]).all()
 
 
+@pytest.mark.slow
 def test_momentum_that_is_not_finite_is_forgotten():
     memory = sparsejax.MomentumCorrection(0.9, masking=False)
     grads = {"w": random(3), "bias": random(3, (5,), seed=1)}

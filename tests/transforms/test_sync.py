@@ -261,6 +261,7 @@ def test_masked_and_partition_and_inject_hyperparams(make):
     assert_same(train(tx)[-1][0], reference())
 
 
+@pytest.mark.slow
 def test_inject_hyperparams_around_zen_sync():
     make = optax.inject_hyperparams(
         sparsejax.zen_sync, static_args=("every", "warmup_steps")
@@ -476,6 +477,7 @@ def shard(x):
     return x.addressable_shards[0].data
 
 
+@pytest.mark.slow
 @any_scheme
 def test_ids_are_for_the_transformation_that_holds_the_leaf(make):
     labels = {"embedding": "sparse", "kernel": "dense", "bias": "dense"}
@@ -486,7 +488,7 @@ def test_ids_are_for_the_transformation_that_holds_the_leaf(make):
     assert_same(train(tx, ids=True)[-1][0], reference())
 
 
-@pytest.mark.parametrize("check_vma", [True, *slow(False)])
+@pytest.mark.parametrize("check_vma", slow(True, False))
 def test_a_second_axis_may_hold_more_than_its_neighbour(check_vma):
     """Ranks that take different branches must not meet in one collective."""
     mesh = grid(data=2, model=2)

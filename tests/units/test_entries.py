@@ -50,7 +50,7 @@ def test_entries_are_the_array_in_the_order_of_its_units(shape):
             SparseTensor(jnp.asarray(indices[rank]), jnp.asarray(v), (SIZE, *shape))
             for v in (values[rank], 2 * values[rank])
         ]
-        laid = entries.of_tensors(halves)
+        laid = jax.jit(entries.of_tensors)(halves)
         assert laid.shape == (2 * SIZE, *shape)
         want = np.concatenate([x[rank], 2 * x[rank]])
         np.testing.assert_array_equal(laid.dense(), want)

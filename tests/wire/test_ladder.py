@@ -116,7 +116,7 @@ def test_the_rung_is_the_smallest_that_fits(name):
     room = [rung.capacity for rung in steps.rungs]
     edges = [need for r in room for need in (r - 1, r, r + 1)]
     needs = np.array([1, *edges, 4 * room[-1]], np.int32)
-    for need, got in zip(needs, jax.vmap(steps.rung)(needs), strict=True):
+    for need, got in zip(needs, jax.jit(jax.vmap(steps.rung))(needs), strict=True):
         fits = [number for number, r in enumerate(room) if r >= need]
         assert got == (fits[0] if fits else len(room) - 1)
 
@@ -126,7 +126,7 @@ def test_bytes_are_those_of_the_fewest_messages_one_after_another(name):
     steps = build(name)
     top, bottom = steps.top, steps.rungs[0].capacity
     needs = [0, 1, bottom, bottom + 1, top - 1, top, top + 1, 2 * top, 3 * top + bottom + 1]
-    found = jax.vmap(steps.bytes)(np.array(needs, np.int32))
+    found = jax.jit(jax.vmap(steps.bytes))(np.array(needs, np.int32))
     assert found.dtype == np.float32
     for number, need in enumerate(needs):
         left, sent = need, 0
@@ -174,7 +174,7 @@ def test_what_entries_need_is_no_more_than_the_message_that_holds_them(name):
     steps = build(name)
     numbers = np.arange(len(steps.rungs), dtype=np.int32)
     room = np.array([rung.capacity for rung in steps.rungs], np.int32)
-    full = np.asarray(jax.vmap(steps.needed_bytes)(room, numbers))
+    full = np.asarray(jax.jit(jax.vmap(steps.needed_bytes))(room, numbers))
     for rung, needed in zip(steps.rungs, full, strict=True):
         # A full message wastes less than the last word of its string.
         assert 4 * rung.words - 4 < needed <= 4 * rung.words
@@ -190,7 +190,7 @@ def test_padding_is_what_rungs_a_ratio_apart_waste(ratio):
     drawn = np.exp(np.random.default_rng(0).uniform(np.log(low), np.log(high), 4000))
     need = np.ceil(drawn).astype(np.int32)
     room = np.array([rung.capacity for rung in steps.rungs])
-    used = room[np.asarray(jax.vmap(steps.rung)(need))]
+    used = room[np.asarray(jax.jit(jax.vmap(steps.rung))(need))]
     waste = np.mean(used / need) - 1
     expected = (ratio - 1) / math.log(ratio) - 1
     # Rounding up to 4 adds up to 2% at the bottom of 128 entries, and less above. A mean

@@ -55,7 +55,10 @@ BUILT = {
 
 
 # Made of the same messages.
-LIKE_OTHERS = ("balanced_parallelism_with_bitmap", "sparcml", "sparcml_dense")
+LIKE_OTHERS = (
+    *("balanced_parallelism_with_bitmap", "sparcml", "sparcml_split", "sparcml_dense"),
+    "ag_sparse",
+)
 
 
 def split_and_dense(load):
@@ -121,6 +124,7 @@ def test_a_run_needs_the_bytes_of_its_formula(name, n, overlap):
         assert density[0] == pytest.approx(load.density * load.gamma(n), rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", RANKS)
 def test_a_broadcast_by_all_servers_at_once_sends_less_than_its_formula(n):
     """In the paper servers broadcast one after another, each with a scatter of its own."""
@@ -157,7 +161,7 @@ def test_omni_reduce_sends_the_blocks_of_its_formula(n):
     assert formula <= run(x)[0] <= formula * 1.03
 
 
-@pytest.mark.parametrize("n", [3, 5, 6])
+@pytest.mark.parametrize("n", [3, *helpers.slow(5, 6)])
 def test_ranks_beyond_a_power_of_two_fold_as_in_our_scheme(n):
     """Disjoint sets, whose ratios between the known points are exact."""
     load = workload("disjoint", n)

@@ -350,6 +350,7 @@ def test_both_ways_to_split_and_to_gather_give_the_same_bytes():
     np.testing.assert_array_equal(at_once[2][2] + more, one_by_one[2][2])
 
 
+@pytest.mark.slow
 def test_fewer_equal_ones_than_ranks_are_sent_at_once():
     """Each rank's share of two is less than one; some of them have to go all the same."""
     n, size = 8, 800
@@ -423,7 +424,7 @@ def test_b_sag_sends_what_its_formulas_say(name, n):
     assert (sent <= high.bytes + headers).all()
 
 
-@pytest.mark.parametrize("n", [3, *helpers.slow(4, 8)])
+@pytest.mark.parametrize("n", helpers.slow(3, 4, 8))
 def test_g_topk_sends_half_of_what_the_paper_says(n):
     k = 64
     scheme = dataclasses.replace(SCHEMES["g_topk"], code="coo32", density=k / EXACT)
@@ -541,7 +542,7 @@ def test_periods_are_positive(name):
 # --- What they are measured against chooses from the same leaves.
 
 
-@pytest.mark.parametrize("name", ["topk_a", "gaussian_k", *helpers.slow("topk_dsa")])
+@pytest.mark.parametrize("name", ["gaussian_k", *helpers.slow("topk_a", "topk_dsa")])
 def test_those_that_choose_once_follow_the_rules(name):
     tx = ONCE[name](0.01, rules={"small": "sparse", "whole": "dense"})
     sizes = {"bias": 64, "small": 2000, "whole": 70_000}

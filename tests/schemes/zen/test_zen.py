@@ -215,7 +215,7 @@ def test_the_bytes_reckoned_here_are_those_of_runs():
         sets = draw(n, SIZE, density, overlap, skew)
         told = bytes_sent(n, sets)
         for name, want in told.items():
-            run, state = program(name, n)
+            run, state = program(name, n, SIZE)
             assert float(run(state, sets.astype(np.float32))[1]) == pytest.approx(want)
 
 
