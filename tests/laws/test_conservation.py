@@ -163,7 +163,7 @@ def conserves(sparsifier, scheme, n, dtype="float32", room=1e-6, **options):
 @pytest.mark.parametrize(
     ("scheme", "names"),
     [
-        ("BalancedParallelism", ("DGC", "Dragonn, two tables")),
+        ("BalancedParallelism", ("DGC", "QSGD", "Dragonn, two tables")),
         *helpers.slow(*((scheme, tuple(SPARSIFIERS)) for scheme in SCHEMES)),
     ],
 )

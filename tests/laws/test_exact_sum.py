@@ -222,7 +222,7 @@ def test_sums_of_16_bit_numbers_are_taken_in_float32(name, dtype):
     check(name, 5, (SIZE,), dtype)
 
 
-@pytest.mark.parametrize("name", ["hierarchical", *helpers.slow("balanced")])
+@pytest.mark.parametrize("name", ["balanced", "hierarchical"])
 def test_doubles_are_added_up_as_doubles(name):
     with jax.enable_x64(True):
         check(name, 3, (SIZE,), jnp.float64)
@@ -234,7 +234,7 @@ def test_rows_are_units(name, width):
     check(name, 3, (517, width), jnp.float32)
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "hierarchical", *helpers.slow("balanced")])
+@pytest.mark.parametrize("name", ["all_reduce", "balanced", "hierarchical"])
 def test_without_checking_the_result_is_the_same(name):
     check(name, 3, (SIZE,), jnp.float32, check_vma=False)
 
@@ -348,7 +348,7 @@ def test_arrays_of_more_than_two_gib_are_traced(name, shape):
     assert jax.eval_shape(step, whole).shape == (1, *shape[1:])
 
 
-@pytest.mark.parametrize("name", ["balanced", *helpers.slow("hierarchical", "zen")])
+@pytest.mark.parametrize("name", ["balanced", "hierarchical", "zen"])
 def test_units_that_the_caller_did_not_name_are_not_sent(name):
     scheme, n = SCHEMES[name], 4
     x = np.ones((n, SIZE), np.float32)

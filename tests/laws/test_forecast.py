@@ -42,11 +42,11 @@ def load_of(x, n, units):
 @pytest.mark.parametrize(
     ("name", "n"),
     [
+        ("all_reduce", 4),
         ("balanced", 4),
         ("hierarchical", 5),
+        ("ag_sparse", 4),
         *helpers.slow(
-            ("all_reduce", 4),
-            ("ag_sparse", 4),
             ("balanced_contiguous", 4),
             ("balanced_capacity", 4),
             ("hierarchical", 4),
