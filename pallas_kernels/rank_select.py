@@ -12,6 +12,7 @@ Bits are tested, not values: XLA on CPUs takes denormals for zero in `x != 0`, a
 lossless scheme may not lose them. NaN counts as non-zero, -0.0 as zero.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -188,39 +189,50 @@ def rank_of(index: RankIndex, positions: jax.Array) -> jax.Array:
     return before + _at(index.inside, word) - from_here
 
 
+@jax.jit
 def running_sum(x: jax.Array) -> jax.Array:
     """Inclusive sums of int32 along the last axis: what jnp.cumsum computes.
 
-    XLA:CPU takes twice as long to compile that as sums in blocks, and to run it. For GPUs
-    it is the other way around with long vectors: blocks of eight million take half a
+    On CPUs by products with a triangle of ones, which are library calls: they run three
+    times as fast as sums in blocks, or as jnp.cumsum, and compile in half the time. For
+    GPUs jnp.cumsum is best with long vectors: sums in blocks of eight million take half a
     minute to compile.
     """
-    if x.ndim > 1 or x.size <= _LONG:
-        return _sum_in_blocks(x)
+    is_long = x.ndim == 1 and x.size > _LONG
+    elsewhere = functools.partial(jnp.cumsum, dtype=jnp.int32)
     return lax.platform_dependent(
         x,
-        cpu=_sum_in_blocks,
-        default=lambda x: jnp.cumsum(x, dtype=jnp.int32),
+        cpu=functools.partial(_sum_in_blocks, block_sums=_by_product),
+        default=elsewhere
+        if is_long
+        else functools.partial(_sum_in_blocks, block_sums=_by_mask),
     )
 
 
 _LONG = 1 << 16
 _BLOCK = 16
-_SHORT = 32  # so few are added up at once; XLA:CPU splits longer sums itself
+_SHORT = 32  # so few are added up at once
 
 
-def _sum_in_blocks(x):
+def _sum_in_blocks(x, block_sums):
     length = x.shape[-1]
     if length <= _SHORT:
-        # A constant: computed, it is hoisted out of some loops, and kernels that would be
-        # the same, and compiled once, are not.
-        below = np.tri(length, dtype=bool)
-        return jnp.sum(jnp.where(below, x[..., None, :], 0), axis=-1, dtype=jnp.int32)
+        return block_sums(x)
     padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % _BLOCK)])
-    inner = _sum_in_blocks(padded.reshape(*x.shape[:-1], -1, _BLOCK))
+    inner = block_sums(padded.reshape(*x.shape[:-1], -1, _BLOCK))
     ends = inner[..., -1]
-    whole = inner + (_sum_in_blocks(ends) - ends)[..., None]
+    whole = inner + (_sum_in_blocks(ends, block_sums) - ends)[..., None]
     return whole.reshape(*x.shape[:-1], -1)[..., :length]
+
+
+def _by_mask(x):
+    below = np.tri(x.shape[-1], dtype=bool)
+    return jnp.sum(jnp.where(below, x[..., None, :], 0), axis=-1, dtype=jnp.int32)
+
+
+def _by_product(x):
+    above = np.tri(x.shape[-1], dtype=np.int32).T
+    return lax.dot_general(x, above, (((x.ndim - 1,), (0,)), ((), ())))
 
 
 def _at(table, index):
@@ -228,6 +240,7 @@ def _at(table, index):
     return table.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
+@functools.partial(jax.jit, static_argnames="length")
 def _row_of_rank(row_end, first, length):
     """How many rows end at or before each rank: one mark a row, then a running sum.
 
@@ -261,6 +274,7 @@ def _first_above(table, base, key, length):
     return position
 
 
+@jax.jit
 def _bit_of_rank(words, rank):
     """The position of the bit of this rank in each word, by halving."""
     position = jnp.zeros_like(rank)

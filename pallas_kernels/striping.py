@@ -15,6 +15,8 @@ so. With a power of two of parts, log2(parts) bits make the turn uniform; otherw
 do but for parts / 65536.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +36,7 @@ def width(size: int, parts: int) -> int:
     return word_multiple(-(-size // parts))
 
 
+@functools.partial(jax.jit, static_argnames=("parts", "seed"))
 def turn(slots: jax.Array, parts: int, seed: int) -> jax.Array:
     """By how many parts the units of each slot are turned, in [0, parts)."""
     # Shifts: // of signed numbers takes eight operations, and is compiled everywhere.

@@ -265,22 +265,22 @@ def unseen_numbers(count: int) -> tuple[jax.Array, ...]:
     return lax.optimization_barrier(tuple(jnp.int32(i) for i in range(count)))
 
 
-def heads(x: jax.Array, words: int, rows: tuple[jax.Array, ...]) -> jax.Array:
-    """The first words of each row of x, [n, words].
+def heads(
+    x: jax.Array, count: int, words: int, rows: tuple[jax.Array, ...]
+) -> jax.Array:
+    """The first words of the first rows of x, [count, words].
 
     XLA:CPU sends the rows of an all-to-all as arrays of their own, each cut out by a kernel
     of its own. Where a row's number is an operand, all of them are one and the same kernel,
-    and that is compiled once.
+    and that is compiled once; so is the row of a message that goes to all.
 
     Args:
-        x: [n, ...].
-        words: How many.
+        x: [at least count, at least words].
+        count: How many rows.
+        words: How many words.
         rows: The numbers of the rows, from `unseen_numbers`, handed to the branch of a
             program that this is called in.
     """
-    head = lambda x: x[:, :words]
-    if len(x) == 1:
-        return head(x)
 
     def row_by_row(x):
         cut = lambda row: lax.dynamic_slice(
@@ -288,7 +288,7 @@ def heads(x: jax.Array, words: int, rows: tuple[jax.Array, ...]) -> jax.Array:
         )
         return jnp.concatenate([cut(row) for row in rows])
 
-    return on_cpus(x, row_by_row, head)
+    return on_cpus(x, row_by_row, lambda x: x[:count, :words])
 
 
 def on_cpus(x: jax.Array, cpu: Callable, default: Callable) -> jax.Array:

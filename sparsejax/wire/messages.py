@@ -90,23 +90,19 @@ def transmit(
     Returns:
         The result of the fold, and what was sent.
     """
-    form = _Form(ladder, source.shape, source.wire_dtype)
+    rows = max(channel.sources, len(slots.counts))
+    form = _Form(ladder, source.shape, source.wire_dtype, rows)
     axes = slots.axes | source.axes
     received_axes = axes - channel.same
 
     def sender(words):
         def send(message, *rows):
-            received, sent = channel.send(collectives.heads(message, words, rows))
-            # Kept apart from the padding: XLA:CPU makes an all-to-all of slices and a
-            # concatenation, and the two fused cost 45 ns a word.
-            received = lax.optimization_barrier(received)
-            padded = jnp.zeros((channel.sources, form.room), jnp.uint32)
-            padded = as_varying(padded, varying_axes(received))
-            # Zeros that XLA cannot see: it would make the update a padding, word by word,
-            # several times as slow where messages are long.
-            padded, zero = lax.optimization_barrier((padded, jnp.int32(0)))
-            padded = lax.dynamic_update_slice(padded, received, (zero, zero))
-            return padded, jnp.float32(sent)
+            heads = collectives.heads(message, len(slots.counts), words, rows)
+            received, sent = channel.send(heads)
+            # Over what was sent: where a rung has fewer words than the message has room
+            # for, nobody looks at the others.
+            received = as_varying(received, varying_axes(message))
+            return lax.dynamic_update_slice(message, received, (0, 0)), jnp.float32(sent)
 
         return send
 
@@ -117,9 +113,9 @@ def transmit(
         rung, length = ladder.next_message(need - first, channel.messages)
         places = form.places(rung)
         message = _pack(form, slots, source, first, length, places, axes)
-        rows = collectives.unseen_numbers(len(message))
+        rows = collectives.unseen_numbers(len(slots.counts))
         received, wire_bytes = lax.switch(rung, senders, message, *rows)
-        received = channel.received(received)
+        received = channel.received(received[: channel.sources])
         carry = _unpack(form, received, first, length, places, fold.add, carry)
         counts = lax.bitcast_convert_type(received[:, 0], jnp.int32)
         expected = counts if typical is None else typical
@@ -145,10 +141,10 @@ def transmit(
 
 
 class _Form:
-    """The layout of a message, for each rung."""
+    """The layout of a message, for each rung; messages sent and received share a buffer."""
 
-    def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any):
-        self.ladder, self.shape, self.dtype = ladder, shape, dtype
+    def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any, rows: int):
+        self.ladder, self.shape, self.dtype, self.rows = ladder, shape, dtype, rows
         rungs = ladder.rungs
         strings = [r.code.string_words(r.capacity, ladder.width) for r in rungs]
         lanes = [r.code.lane_words(r.capacity) for r in rungs]
@@ -243,7 +239,7 @@ def _pack(form, slots, source, first, length, row, axes):
         )
         if len(lanes) < len(ladder.rungs):
             string = jnp.where(lane == 0, slots.bitmap, string)
-    message = as_varying(jnp.zeros((parts, form.room), jnp.uint32), axes)
+    message = as_varying(jnp.zeros((form.rows, form.room), jnp.uint32), axes)
     message = lax.dynamic_update_slice(message, string, (0, 1))
 
     def one_tile(state):
@@ -285,6 +281,9 @@ def _alone(tile, axes, shape, dtype, function):
     where it takes 5 in three loops. A branch that is always taken keeps them apart: that
     the number of a tile is never negative is more than XLA sees.
     """
+
+    # Traced once for both.
+    function = jax.jit(function)
 
     def apart():
         zeros = lambda: as_varying(jnp.zeros(shape, dtype), axes)
