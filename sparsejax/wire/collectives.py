@@ -265,9 +265,7 @@ def unseen_numbers(count: int) -> tuple[jax.Array, ...]:
     return lax.optimization_barrier(tuple(jnp.int32(i) for i in range(count)))
 
 
-def heads(
-    x: jax.Array, count: int, words: int, rows: tuple[jax.Array, ...]
-) -> jax.Array:
+def heads(x: jax.Array, count: int, words: int, rows: tuple[jax.Array, ...]) -> jax.Array:
     """The first words of the first rows of x, [count, words].
 
     XLA:CPU sends the rows of an all-to-all as arrays of their own, each cut out by a kernel

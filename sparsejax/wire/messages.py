@@ -281,7 +281,6 @@ def _alone(tile, axes, shape, dtype, function):
     where it takes 5 in three loops. A branch that is always taken keeps them apart: that
     the number of a tile is never negative is more than XLA sees.
     """
-
     # Traced once for both.
     function = jax.jit(function)
 

@@ -19,7 +19,9 @@ import jax.numpy as jnp
 from sparsejax import errors
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Load
-from sparsejax.schemes.owners import forecast as owners_forecast, push_pull
+from sparsejax.schemes.owners import forecast as owners_forecast
+from sparsejax.schemes.owners.pulls import Gather, Message
+from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.units import bits
 from sparsejax.units.ownership import Contiguous
 from sparsejax.units.units import Dense
@@ -66,7 +68,7 @@ class OmniReduce(base.Scheme):
         before = jnp.mean(flags.astype(jnp.float32))
         flags = jnp.any(jnp.pad(flags, (0, rest)).reshape(count, units), axis=1)
         layout = Contiguous(self.aggregators).over(count, n)
-        total, traffic = push_pull.reduce(Dense(blocks, flags), wire, layout, self._options)
+        total, traffic = self._push_pull(Dense(blocks, flags), wire, layout)
         total = total.reshape(-1, *x.shape[1:])[: x.shape[0]]
         after = bits.density(total)
         before, sent = wire.maximum(before)
@@ -97,12 +99,14 @@ class OmniReduce(base.Scheme):
             min(load.skewness, most[0]),
             min(load.sum_skewness, most[1]),
         )
-        return owners_forecast.forecast(whole, Contiguous(self.aggregators), self._options)
+        layout = Contiguous(self.aggregators)
+        return owners_forecast.forecast(whole, layout, self._push_pull)
 
     def _units(self, width):
         """Units in a block; where a unit is larger than a block, it is one."""
         return max(1, self.block // width)
 
     @property
-    def _options(self):
-        return push_pull.Options("coo32", "coo32", self.ratio, self.wire_dtype)
+    def _push_pull(self):
+        message = Message("coo32", self.ratio)
+        return PushPull(message, message, Gather(), self.wire_dtype)

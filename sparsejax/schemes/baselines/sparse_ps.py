@@ -15,12 +15,14 @@ import jax
 
 from sparsejax import errors
 from sparsejax.schemes import base
+from sparsejax.schemes.baselines.pulls import Spread
+from sparsejax.schemes.owners.pulls import Gather
 from sparsejax.schemes.zen.balanced import BalancedParallelism
 from sparsejax.units.ownership import Contiguous, Ownership
 from sparsejax.wire import index_codes, ladder
 
 
-_PULLS = {"point_to_point": "gather", "broadcast": "spread"}
+_PULLS = {"point_to_point": Gather(), "broadcast": Spread()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,15 @@ import jax
 
 from sparsejax import errors
 from sparsejax.schemes import base
-from sparsejax.schemes.owners import forecast as owners_forecast, push_pull
+from sparsejax.schemes.baselines.pulls import Doubled, Spread
+from sparsejax.schemes.owners import forecast as owners_forecast
+from sparsejax.schemes.owners.pulls import Gather, Message, Pull, Whole
+from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.units.ownership import Ownership, StripedHash
 from sparsejax.wire import index_codes, ladder
+
+
+_PULLS = {"gather": Gather(), "spread": Spread(), "doubling": Doubled(), "dense": Whole()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +40,8 @@ class BalancedParallelism(base.Scheme):
             takes more rounds.
         wire_dtype: The dtype of the values while they travel; that of x if None. Sums are
             taken in float32 or wider all the same.
-        pull: How the sums come back: "gather", "spread", "doubling" or "dense"; see
-            `owners`.
+        pull: How the sums come back: "gather", "spread", "doubling", "dense", or a `Pull`;
+            see `owners.pulls` and `baselines.pulls`.
         push_capacity: Entries of the longest message to an owner, where it is known what
             to expect (`sparsejax.make_plan`); what does not fit takes further rounds.
         pull_capacity: The same on the way back.
@@ -46,7 +52,7 @@ class BalancedParallelism(base.Scheme):
     pull_code: str = "auto"
     ratio: float = 2.0
     wire_dtype: jax.typing.DTypeLike | None = None
-    pull: str = "gather"
+    pull: str | Pull = "gather"
     push_capacity: int | None = None
     pull_capacity: int | None = None
 
@@ -55,7 +61,8 @@ class BalancedParallelism(base.Scheme):
         index_codes.parse(self.pull_code)
         ladder.check_ratio(self.ratio)
         errors.check_dtype("wire_dtype", self.wire_dtype)
-        errors.check_one_of("pull", self.pull, push_pull.PULLS)
+        if not isinstance(self.pull, Pull):
+            errors.check_one_of("pull", self.pull, tuple(_PULLS))
         ladder.check_capacity("push_capacity", self.push_capacity)
         ladder.check_capacity("pull_capacity", self.pull_capacity)
 
@@ -71,22 +78,19 @@ class BalancedParallelism(base.Scheme):
             return base.nothing_to_send(x, state, wire)
         base.check_units(x)
         layout = self.ownership.over(x.shape[0], n, state)
-        total, traffic = push_pull.reduce(x, wire, layout, self.options)
+        total, traffic = self.push_pull(x, wire, layout)
         state = self.ownership.after(state, total)
         return base.Reduced(total, None, state, traffic)
 
     def forecast(self, load):
-        return owners_forecast.forecast(load, self.ownership, self.options)
+        return owners_forecast.forecast(load, self.ownership, self.push_pull)
 
     @property
-    def options(self) -> push_pull.Options:
-        """How entries travel."""
-        return push_pull.Options(
-            self.push_code,
-            self.pull_code,
-            self.ratio,
+    def push_pull(self) -> PushPull:
+        """How arrays are added up by owners."""
+        return PushPull(
+            Message(self.push_code, self.ratio, self.push_capacity),
+            Message(self.pull_code, self.ratio, self.pull_capacity),
+            self.pull if isinstance(self.pull, Pull) else _PULLS[self.pull],
             self.wire_dtype,
-            self.pull,
-            self.push_capacity,
-            self.pull_capacity,
         )

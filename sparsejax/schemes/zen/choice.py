@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from sparsejax.schemes import doubling
 from sparsejax.schemes.ag_sparse import AGSparse
 from sparsejax.schemes.forecast import above_mean, merged
-from sparsejax.schemes.owners.push_pull import Owners
+from sparsejax.schemes.owners.push_pull import Stages
 from sparsejax.schemes.zen.hierarchical import HierarchicalCentralization
 from sparsejax.units.units import Units
 from sparsejax.wire import ladder
@@ -34,7 +34,7 @@ class Choice:
 
     x: Units
     wire: Wire
-    owners: Owners
+    owners: Stages
     most: jax.Array
     curve: jax.Array
 
@@ -61,7 +61,7 @@ class Choice:
         over = jnp.array([above_mean(n * n), above_mean(n)], jnp.float32)
         fullest = jnp.ceil(mean + over * jnp.sqrt(mean)).astype(jnp.int32)
         fullest = jnp.minimum(fullest, self.owners.layout.width)
-        return self.owners.expected_bytes(self.x, fullest[0], fullest[1])
+        return self.owners.expected_bytes(fullest[0], fullest[1])
 
     def prefers_one_round(self, one_round: AGSparse) -> jax.Array:
         """Whether sending everything to all takes less time than owners do."""

@@ -48,7 +48,6 @@ from sparsejax import axes, errors
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.ag_sparse import AGSparse
-from sparsejax.schemes.owners import push_pull
 from sparsejax.schemes.zen import growth
 from sparsejax.schemes.zen.balanced import BalancedParallelism
 from sparsejax.schemes.zen.choice import Choice
@@ -66,7 +65,8 @@ class ZenState(NamedTuple):
     """State of `Zen`.
 
     Attributes:
-        curve: How full sums got in the last step; see `growth`.
+        curve: How full sums got in the last step, if anything is chosen by it; see
+            `growth`.
         tables: What the ownership needs.
     """
 
@@ -115,17 +115,19 @@ class Zen(base.Scheme):
             done = self._hierarchical(n)(x, state.curve, wire)
             return done._replace(state=ZenState(done.state, state.tables))
         layout = self.ownership.over(x.shape[0], n, state.tables)
-        balanced = push_pull.owners(x, wire, layout, self._balanced.options)
-        if not balanced.may_pay(x):
+        balanced = self._balanced.push_pull.over(x, wire, layout)
+        if not balanced.may_pay:
             return base.sum_densely(x, state, wire)
         # All schemes take from here which units are there.
         flags = x.present()
-        known = balanced.agree(flags)
+        known = balanced.count(flags)
 
         def next_state(traffic, total):
-            ends = traffic.density_before, traffic.density_after
-            ends = wire.same_elsewhere(jnp.stack(ends))
-            curve = growth.stretched(state.curve, n, *ends)
+            curve = state.curve
+            if self._choice(n) != "balanced":
+                ends = traffic.density_before, traffic.density_after
+                ends = wire.same_elsewhere(jnp.stack(ends))
+                curve = growth.stretched(curve, n, *ends)
             return ZenState(curve, self.ownership.after(state.tables, total))
 
         def by_owners(x):

@@ -1,0 +1,176 @@
+"""Two more ways in which owners' sums come back to all ranks; see `owners.pulls`.
+
+On the wire, with n ranks:
+
+    Spread    all_to_all of the sums to evenly filled parts, then all_gather
+    Doubled   recursive doubling; what is held doubles with each message
+
+`Spread` is a broadcast by every owner at once, made of a scatter and an all-gather: an
+owner hands a share of its sums to each rank, and each rank sends its shares to all. An
+owner that has nearly everything then sends little more than the others. Under a hash parts
+are even from the start, and `Gather` does the same in one message.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax.schemes import base, doubling
+from sparsejax.schemes.forecast import agreeing, fullest_part, merged, sent_bytes
+from sparsejax.schemes.owners.pulls import Message, Owned, PullEntries, nonzero_units
+from sparsejax.units import bits
+from sparsejax.units.ownership import Layout, StripedHash
+from sparsejax.units.slots import Bits
+from sparsejax.wire import channels, ladder, messages
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread(PullEntries):
+    """Even shares of each owner's sums to every rank, and those of a rank to all."""
+
+    def by_entries(self, owned, totals, sets, fullest):
+        n, wire = owned.layout.ranks, owned.wire
+        spread = _Shares.of(owned.layout)
+        inner, message = spread.shares, _uncapped(owned.message)
+        scattered = message.ladder(inner.width, owned.unit_bytes, n)
+        shared = dataclasses.replace(owned, layout=spread, message=message)
+        shares = Bits.of(inner.split(bits.nonzero_units(totals)), n * scattered.tile)
+        fullest_share, agreed = wire.maximum(jnp.max(shares.counts))
+        count, counted = wire.psum(sets.counts[0])
+        count = wire.same_elsewhere(count)
+        # What a rank will hold is known when it holds it; even shares are nearly equal.
+        even = (1.05 * count.astype(jnp.float32) / n).astype(jnp.int32)
+        even = jnp.minimum(even + 1, spread.width)
+        entry_bytes = (n - 1) * (scattered.bytes(fullest_share) + shared.ladder.bytes(even))
+        part = lax.broadcasted_iota(jnp.int32, (n, 1), 0)
+
+        def place(held, slots, values):
+            at = jnp.where(slots < inner.width, part * inner.width + slots, spread.width)
+            values = values.reshape(-1, *totals.shape[1:])
+            return held.at[at.reshape(-1)].set(values, mode="drop")
+
+        def send(totals):
+            held, sent = messages.transmit(
+                scattered,
+                channels.push(wire),
+                shares,
+                messages.Source(totals, units=functools.partial(inner.invert, part)),
+                fullest_share,
+                messages.Fold(
+                    jnp.zeros((spread.width, *totals.shape[1:]), owned.dtype), place
+                ),
+                typical=count.astype(jnp.float32)[None] / n**2,
+            )
+            kept = Bits.of(bits.of_units(held)[None], shared.ladder.tile)
+            most, cost = wire.maximum(kept.counts[0])
+            total, stage, units = shared.gather(held, kept, most)
+            first = base.stage_of(sent._replace(wire=sent.wire + cost))
+            return total, base.add_stages(first, stage), units
+
+        return send, entry_bytes, agreed + counted
+
+    def forecast(self, load, message, width, unit_bytes, fullest):
+        n, last = load.ranks, load.counts[-1]
+        message = _uncapped(message)
+        shares = StripedHash().width(width, n)
+        inner = message.ladder(shares, unit_bytes, n)
+        outer = message.ladder(n * shares, unit_bytes, n)
+        share = fullest_part(fullest, n, shares, True, 1.0, sets=n)
+        even = fullest_part(last, n, n * shares, True, 1.0)
+        scattered, turns, _ = sent_bytes(inner, share, n - 1)
+        gathered, more, _ = sent_bytes(outer, even, n - 1)
+        return scattered + gathered, 3 * agreeing(n) + (turns + more) * (n - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubled(PullEntries):
+    """Recursive doubling: every rank starts with its part; what two hold is disjoint."""
+
+    def by_entries(self, owned, totals, sets, fullest):
+        del totals, sets
+        doubler = doubling.Doubling(
+            owned.wire.narrowed(owned.dtype),
+            owned.message.code,
+            owned.message.ratio,
+            by_bound=True,
+        )
+
+        def send(totals):
+            done = doubler(owned.at_units(totals))
+            done = owned.wire.assume_same(done)
+            stage = base.add_stages(done.push, done.pull)
+            return done.total, stage, nonzero_units(done.total)
+
+        return send, _most_bytes(owned, doubler, fullest), 0.0
+
+    def forecast(self, load, message, width, unit_bytes, fullest):
+        n, last = load.ranks, load.counts[-1]
+        units = -(-load.units // 32) * 32
+        steps = ladder.ladder(units, unit_bytes, 1, message.code, message.ratio)
+        pulled, waits = 0.0, 0
+        for held in merged(n)[:-1]:
+            part = min(held * fullest, math.ceil(last))
+            sent, turns, _ = sent_bytes(steps, part, 1)
+            pulled, waits = pulled + sent, waits + turns + agreeing(n)
+        return pulled, waits
+
+
+def _uncapped(message: Message) -> Message:
+    """A message of other parts than those whose counts were foreseen."""
+    return dataclasses.replace(message, capacity=None)
+
+
+def _most_bytes(owned: Owned, doubler: doubling.Doubling, fullest: jax.Array):
+    """The most that a recursive doubling sends, what it agrees on left out."""
+    n, size = owned.layout.ranks, owned.layout.size
+    like = jnp.empty((size, owned.unit_bytes), jnp.uint8)
+    steps = doubler.ladder(like, jnp.uint8)
+    total, held = jnp.float32(0), 1
+    for _ in range(doubling.hops(n)):
+        total += steps.bytes(jnp.minimum(held * fullest, size))
+        held = min(2 * held, n)
+    if n & (n - 1):
+        total += steps.bytes(jnp.minimum(n * fullest, size))
+    return total
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shares(Layout):
+    """Every part of a layout cut into even shares, one for each rank.
+
+    A slot of the new part r is a pair: whose unit it is, and where in r's share of it.
+
+    Attributes:
+        layout: The layout whose parts are cut.
+        shares: How each of its parts is.
+    """
+
+    layout: Layout
+    shares: Layout
+
+    @classmethod
+    def of(cls, layout: Layout) -> "_Shares":
+        """Cuts the parts of a layout by a striped hash, another than is usual for parts."""
+        shares = StripedHash(seed=0x1B56C4E9).over(layout.width, layout.ranks)
+        return cls(layout.size, layout.ranks, layout.ranks * shares.width, layout, shares)
+
+    def assign(self, units):
+        part, slot = self.layout.assign(units)
+        share, place = self.shares.assign(slot)
+        return share, part * self.shares.width + place
+
+    def invert(self, parts, slots):
+        owner, place = slots // self.shares.width, slots % self.shares.width
+        slot = self.shares.invert(parts, place)
+        units = self.layout.invert(owner, jnp.minimum(slot, self.layout.width - 1))
+        return jnp.where(slot < self.layout.width, units, self.layout.size)
+
+    def split(self, flags):
+        raise NotImplementedError("shares are cut from sums, not from units")
+
+    def join(self, dense):
+        raise NotImplementedError("shares are gathered as entries")

@@ -1,0 +1,264 @@
+"""Pull: every owner's sums to all ranks. The protocol, and the two ways that Zen needs.
+
+On the wire, with n ranks:
+
+    agree    one pmax: the entries of the owner that has most
+    Gather   all_gather of the entries, each part as long as the fullest
+    Whole    all_gather of the sums, zeros and all, and nothing to agree on
+
+A pull that would send more than all sums, zeros and all, becomes `Whole`: the bytes of both
+follow from counts on which all ranks agreed, so all ranks take the same side. Where any
+part may hold nearly all units, as with thresholds that follow the data, parts are not
+gathered whole: the dense way out is an all-reduce of the sums.
+
+Each unit was added up by its owner and is copied from there, so all ranks hold the same
+bits. Two more ways are in `baselines.pulls`.
+"""
+
+import abc
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.schemes import base
+from sparsejax.schemes.forecast import Load, agreeing, sent_bytes
+from sparsejax.schemes.or_dense import or_dense
+from sparsejax.schemes.owners import counts
+from sparsejax.units import bits
+from sparsejax.units.ownership import Layout
+from sparsejax.units.slots import Bits
+from sparsejax.wire import channels, collectives, messages
+from sparsejax.wire.collectives import Wire
+from sparsejax.wire.ladder import Ladder, ladder
+
+
+# Parts are as good as even if together they have so many times as many slots as units.
+EVEN = 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """How the entries of one way travel.
+
+    Attributes:
+        code: How indices travel: the name of a code, or "auto" for the cheapest at each
+            message size.
+        ratio: How far apart the message sizes are.
+        capacity: Entries of the longest message, where it is known what to expect.
+    """
+
+    code: str = "auto"
+    ratio: float = 2.0
+    capacity: int | None = None
+
+    def ladder(self, width: int, unit_bytes: int, parts: int) -> Ladder:
+        """The message sizes for parts of `width` slots."""
+        return ladder(width, unit_bytes, parts, self.code, self.ratio, self.capacity)
+
+
+class Pulled(NamedTuple):
+    """What all ranks have after a pull.
+
+    Attributes:
+        total: The sums in the order of the units, in the dtype of the wire.
+        stage: What one rank sent.
+        units: float32: how many units are non-zero.
+        scalars: Bytes that one rank sent to agree.
+    """
+
+    total: jax.Array
+    stage: base.Stage
+    units: jax.Array
+    scalars: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Owned:
+    """Sums by owner, which all ranks are to have: what is fixed when traced.
+
+    Attributes:
+        wire: The ranks.
+        layout: Who owns which unit.
+        message: How entries travel.
+        dtype: Of the sums while they travel.
+        unit_bytes: Bytes of one unit's sum.
+    """
+
+    wire: Wire
+    layout: Layout
+    message: Message
+    dtype: jnp.dtype
+    unit_bytes: int
+
+    @functools.cached_property
+    def ladder(self) -> Ladder:
+        """The message sizes."""
+        return self.message.ladder(self.layout.width, self.unit_bytes, self.layout.ranks)
+
+    @property
+    def has_even_parts(self) -> bool:
+        """Whether parts have about equal widths, so that gathering them whole is cheap."""
+        return has_even_parts(self.layout.ranks, self.layout.width, self.layout.size)
+
+    @property
+    def whole_bytes(self) -> float:
+        """Bytes that one rank sends to give its sums to all, zeros and all."""
+        n = self.layout.ranks
+        if self.has_even_parts:
+            return float((n - 1) * self.layout.width * self.unit_bytes)
+        return collectives.all_reduce_bytes(self.layout.size * self.unit_bytes, n)
+
+    def bytes(self, fullest: jax.Array) -> jax.Array:
+        """Bytes that one rank sends to give all its entries; `fullest`: of any owner."""
+        return (self.layout.ranks - 1) * self.ladder.bytes(fullest)
+
+    def gather(
+        self, totals: jax.Array, sets: Bits, fullest: jax.Array
+    ) -> tuple[jax.Array, base.Stage, jax.Array]:
+        """Gathers the entries of all owners: their total, what was sent, how many units.
+
+        Args:
+            totals: [width, ...], this owner's sums by slot.
+            sets: Which of them are not zero.
+            fullest: How many the owner with most has.
+        """
+        part = lax.broadcasted_iota(jnp.int32, (self.layout.ranks, 1), 0)
+        size = self.layout.size
+
+        def place(total, slots, values):
+            units = self.layout.invert(part, jnp.minimum(slots, self.layout.width - 1))
+            real = (slots < self.layout.width).reshape(-1)
+            units = bits.apart(units.reshape(-1), real, size)
+            values = values.reshape(-1, *totals.shape[1:])
+            return total.at[units].set(values, mode="drop", unique_indices=True)
+
+        total, sent = messages.transmit(
+            self.ladder,
+            channels.pull(self.wire),
+            sets,
+            messages.Source(totals),
+            fullest,
+            messages.Fold(jnp.zeros((size, *totals.shape[1:]), self.dtype), place),
+        )
+        units = jnp.sum(sent.counts).astype(jnp.float32)
+        ratio = counts.imbalance(fullest, units, self.layout.ranks)
+        return total, base.stage_of(sent, ratio), units
+
+    def whole(self, totals: jax.Array) -> tuple[jax.Array, base.Stage, jax.Array]:
+        """Gives all ranks the sums of all owners, zeros and all."""
+        if self.has_even_parts:
+            gathered, sent = self.wire.all_gather(totals)
+            total = self.layout.join(gathered)
+        else:
+            total, sent = self.wire.psum(self.at_units(totals))
+        return total, base.stage(sent, sent, 1), nonzero_units(total)
+
+    def at_units(self, totals: jax.Array) -> jax.Array:
+        """The sums of this owner at their units, zeros elsewhere."""
+        slots = lax.iota(jnp.int32, self.layout.width)
+        units = self.layout.invert(self.wire.rank, slots)
+        shape = (self.layout.size, *totals.shape[1:])
+        zeros = as_varying(jnp.zeros(shape, totals.dtype), varying_axes(totals))
+        return zeros.at[units].set(totals, mode="drop")
+
+
+def has_even_parts(ranks: int, width: int, size: int) -> bool:
+    """Whether parts of this width have about as many slots as there are units."""
+    return ranks * width <= EVEN * size + 32 * ranks
+
+
+def nonzero_units(total: jax.Array) -> jax.Array:
+    """How many units of a total are non-zero, as after an all-reduce: float32."""
+    return jnp.sum(bits.nonzero_units(total)).astype(jnp.float32)
+
+
+# From this owner's sums to the total, what was sent and how many units are non-zero.
+Sender = Callable[[jax.Array], tuple[jax.Array, base.Stage, jax.Array]]
+
+
+class Pull(abc.ABC):
+    """A way in which sums come back. A frozen dataclass."""
+
+    @abc.abstractmethod
+    def __call__(self, owned: Owned, totals: jax.Array) -> Pulled:
+        """Gives all ranks the sums.
+
+        Args:
+            owned: What is fixed when traced.
+            totals: [width, ...], this owner's sums by slot, in the dtype of the wire.
+        """
+
+    @abc.abstractmethod
+    def forecast(
+        self, load: Load, message: Message, width: int, unit_bytes: int, fullest: int
+    ) -> tuple[float, int]:
+        """Reckons the bytes that one rank would send, and messages that follow one another.
+
+        Args:
+            load: What there is to add up.
+            message: How entries travel.
+            width: Slots in a part.
+            unit_bytes: Bytes of one unit's sum.
+            fullest: Entries of the owner that has most.
+        """
+
+
+class PullEntries(Pull):
+    """A way in which sums come back as entries, or whole where that takes fewer bytes."""
+
+    def __call__(self, owned, totals):
+        sets = Bits.of(bits.of_units(totals)[None], owned.ladder.tile)
+        fullest, agreed = owned.wire.maximum(sets.counts[0])
+        by_entries, entry_bytes, cost = self.by_entries(owned, totals, sets, fullest)
+        total, stage, units = or_dense(
+            entry_bytes, owned.whole_bytes, by_entries, owned.whole, totals
+        )
+        return Pulled(total, stage, units, jnp.float32(agreed + cost))
+
+    @abc.abstractmethod
+    def by_entries(
+        self, owned: Owned, totals: jax.Array, sets: Bits, fullest: jax.Array
+    ) -> tuple[Sender, jax.Array, float]:
+        """How the entries are sent, the bytes of that, and those of what it agreed on.
+
+        Args:
+            owned: What is fixed when traced.
+            totals: [width, ...], this owner's sums by slot.
+            sets: Which of them are not zero.
+            fullest: How many the owner with most has.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Gather(PullEntries):
+    """Each owner's entries to all ranks, in one message."""
+
+    def by_entries(self, owned, totals, sets, fullest):
+        def gather(totals):
+            return owned.gather(totals, sets, fullest)
+
+        return gather, owned.bytes(fullest), 0.0
+
+    def forecast(self, load, message, width, unit_bytes, fullest):
+        steps = message.ladder(width, unit_bytes, load.ranks)
+        sent, turns, _ = sent_bytes(steps, fullest, load.ranks - 1)
+        return sent, agreeing(load.ranks) + turns * (load.ranks - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole(Pull):
+    """Each owner's sums to all ranks, zeros and all."""
+
+    def __call__(self, owned, totals):
+        return Pulled(*owned.whole(totals), jnp.float32(0))
+
+    def forecast(self, load, message, width, unit_bytes, fullest):
+        # As every way that would send more than all sums, which is reckoned elsewhere.
+        return math.inf, 0
