@@ -1,0 +1,262 @@
+"""Edits that break the library, one each, and the tests that must notice.
+
+    python -m tests.laws.mutants [NAME ...]
+
+Copies the tree, makes one edit, runs the tests named beside it that are not slow, and goes
+on with the next: a law that nothing can break is no law. Each mutant ends "caught", with
+the first test that failed, or "MISSED". All of them take about twenty minutes on two cores;
+`test_mutants.py` checks that what they edit is still there.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Mutant(NamedTuple):
+    """One edit.
+
+    Attributes:
+        file: The file, from the root.
+        old: What stands there, once.
+        new: What the mutant has instead.
+        tests: The arguments of pytest for the tests that must notice.
+    """
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+CONSERVATION = "tests/laws/test_conservation.py"
+EXACT_SUM = "tests/laws/test_exact_sum.py"
+
+MUTANTS = {
+    # What is summed.
+    "a slot belongs to another unit": Mutant(
+        "pallas_kernels/striping.py",
+        "return column * width(size, parts) + slots",
+        "return column * width(size, parts) + (slots ^ 1)",
+        "tests/units",
+    ),
+    "a row counts by its sum": Mutant(
+        "sparsejax/units/bits.py",
+        "return jnp.any((joined << 1) != 0, axis=1)",
+        "return jnp.sum(x.reshape(x.shape[0], -1), axis=1) != 0",
+        f"tests/units {EXACT_SUM}",
+    ),
+    "running sums restart in each block": Mutant(
+        "pallas_kernels/rank_select.py",
+        "whole = inner + (_sum_in_blocks(ends, block_sums) - ends)[..., None]",
+        "whole = inner",
+        "tests/kernels/test_rank_select.py tests/units",
+    ),
+    # How it travels.
+    "the last tile of a message is not packed": Mutant(
+        "sparsejax/wire/messages.py",
+        "tiles = lax.div(length + (tile - 1), np.int32(tile))",
+        "tiles = lax.div(length, np.int32(tile))",
+        "tests/wire/test_messages.py",
+    ),
+    "there is no second round": Mutant(
+        "sparsejax/wire/messages.py",
+        "_, carry, sent = lax.while_loop(lambda state: state[0] < need, one_round, start)",
+        "_, carry, sent = one_round(start)",
+        "tests/wire/test_messages.py",
+    ),
+    "a message is one size too long": Mutant(
+        "sparsejax/wire/ladder.py",
+        "rung = jnp.sum(below, dtype=jnp.int32) >> 1",
+        "rung = jnp.minimum((jnp.sum(below, dtype=jnp.int32) >> 1) + 1, len(room) - 1)",
+        "tests/wire/test_ladder.py tests/wire/test_messages.py",
+    ),
+    "the dearest index code is taken": Mutant(
+        "sparsejax/wire/index_codes.py",
+        "return min(among, key=lambda code: code.words(capacity, width))",
+        "return max(among, key=lambda code: code.words(capacity, width))",
+        "tests/wire/test_index_codes.py tests/wire/test_ladder.py",
+    ),
+    "an all-to-all counts its own part": Mutant(
+        "sparsejax/wire/collectives.py",
+        "return received, (n - 1) / n * byte_count(x)",
+        "return received, float(byte_count(x))",
+        "tests/wire/test_collectives.py tests/laws/test_wire_contract.py",
+    ),
+    # Schemes.
+    "entries are sent where they do not pay": Mutant(
+        "sparsejax/schemes/or_dense.py",
+        "pays = entry_bytes < dense_bytes",
+        "pays = entry_bytes < 2 * dense_bytes",
+        EXACT_SUM,
+    ),
+    "slots of no unit are placed": Mutant(
+        "sparsejax/schemes/owners/pulls.py",
+        "units = bits.apart(units.reshape(-1), real, size)",
+        "units = bits.apart(units.reshape(-1), real | True, size)",
+        EXACT_SUM,
+    ),
+    "partial sums are kept wider than they are sent": Mutant(
+        "sparsejax/schemes/doubling.py",
+        "        total = rounded_to(state.total, dtype)\n        rounded =",
+        "        total = state.total\n        rounded =",
+        "tests/schemes/test_doubling.py",
+    ),
+    "a NaN keeps its payload": Mutant(
+        "sparsejax/schemes/doubling.py",
+        "    x = jnp.where(jnp.isnan(x), jnp.full_like(x, jnp.nan), x)\n",
+        "",
+        f"tests/schemes/test_doubling.py {EXACT_SUM}",
+    ),
+    "the dearer of Zen's ways is taken": Mutant(
+        "sparsejax/schemes/zen/choice.py",
+        "return gathered < self.owner_bytes + ladder.ROUND",
+        "return gathered > self.owner_bytes + ladder.ROUND",
+        "tests/schemes/zen",
+    ),
+    "Ok-Topk forgets what others did not keep": Mutant(
+        "sparsejax/schemes/top_k/ok_topk.py",
+        "left = top_k.residual(accumulated, jnp.where(sent, 0, accumulated), total)",
+        "left = jnp.where(sent, 0, accumulated)",
+        f"tests/schemes/top_k {CONSERVATION}",
+    ),
+    "two levels lose what is left out": Mutant(
+        "sparsejax/schemes/two_level.py",
+        'left = back.at[units[inner.rank]].set(left, mode="drop")',
+        "left = back",
+        "tests/schemes/test_two_level.py",
+    ),
+    # Transformations.
+    "a residual does not come back": Mutant(
+        "sparsejax/transforms/feedback.py",
+        "return residual + gradient, momentum",
+        "return gradient, momentum",
+        CONSERVATION,
+    ),
+    "momentum is not masked": Mutant(
+        "sparsejax/transforms/feedback.py",
+        "return jnp.where(sent, 0, momentum) if self.masking else momentum",
+        "return momentum",
+        "tests/transforms/test_sparsify.py tests/transforms/test_systems.py",
+    ),
+    "selected entries stay in the residual": Mutant(
+        "sparsejax/transforms/select.py",
+        'return tensor, x.at[apart].set(error, mode="drop", unique_indices=True)',
+        "return tensor, x + 0 * x.at[apart].set(error)",
+        CONSERVATION,
+    ),
+    "every step draws the same entries": Mutant(
+        "sparsejax/transforms/select.py",
+        "seed = hashing.mix32(step.astype(jnp.uint32), number)",
+        "seed = hashing.mix32(jnp.uint32(0), number)",
+        "tests/sparsifiers tests/transforms/test_sparsify.py",
+    ),
+    "a mean is a sum": Mutant(
+        "sparsejax/transforms/exchange.py",
+        "total = wire.mean_of(reduced.total) if self.mean else reduced.total",
+        "total = reduced.total",
+        "tests/transforms/test_sync.py",
+    ),
+    "a gradient that was summed is taken for local": Mutant(
+        "sparsejax/transforms/exchange.py",
+        '            axes.require_local(path, getattr(leaf, "values", leaf), wire.axis)\n',
+        "",
+        "tests/transforms/test_sync.py tests/laws/test_bad_input.py",
+    ),
+    "what rounding takes from a sum is lost": Mutant(
+        "sparsejax/transforms/wrappers.py",
+        "scale * tree.rounding_error(total[0] / scale, x)[None]",
+        "jnp.zeros_like(total)",
+        f"tests/transforms/test_wrappers.py {CONSERVATION}",
+    ),
+    "the chain runs at the first of k steps": Mutant(
+        "sparsejax/transforms/wrappers.py",
+        "is_due = state.step % every == every - 1",
+        "is_due = state.step % every == 0",
+        "tests/transforms/test_wrappers.py",
+    ),
+    "warm-up lasts a step longer": Mutant(
+        "sparsejax/transforms/wrappers.py",
+        "out, inner = axes.cond(state.step < steps,",
+        "out, inner = axes.cond(state.step <= steps,",
+        "tests/transforms/test_wrappers.py",
+    ),
+    "infinities are not skipped": Mutant(
+        "sparsejax/transforms/wrappers.py",
+        "jnp.any(~jnp.isfinite(numbers))",
+        "jnp.any(jnp.isnan(numbers))",
+        "tests/transforms/test_wrappers.py",
+    ),
+    "a rank clips as if it were alone": Mutant(
+        "sparsejax/transforms/wrappers.py",
+        "most = norm * wire.ranks**-0.5",
+        "most = norm * 1.0",
+        "tests/transforms",
+    ),
+    "fewer ranks inherit too little": Mutant(
+        "sparsejax/transforms/state/resizing.py",
+        "share = share / (len(x) if mean else len(fresh))",
+        "share = share / len(fresh)",
+        "tests/transforms",
+    ),
+    "data_parallel differentiates what is replicated": Mutant(
+        "sparsejax/transforms/data_parallel.py",
+        "value_and_grad(axes.local(state.params, axis_name), batch)",
+        "value_and_grad(state.params, batch)",
+        "tests/test_smoke.py tests/transforms",
+    ),
+    # Advice.
+    "a forecast forgets a message": Mutant(
+        "sparsejax/schemes/owners/forecast.py",
+        "pushed, rounds, capacity = sent_bytes(push_steps, need, n - 1)",
+        "pushed, rounds, capacity = sent_bytes(push_steps, need, n - 2)",
+        "tests/laws/test_forecast.py",
+    ),
+}
+
+
+def run(mutant: Mutant) -> tuple[bool, str]:
+    """Whether the tests notice a mutant, and the first that did."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        skip = shutil.ignore_patterns(".*", "__pycache__", "results")
+        shutil.copytree(ROOT, tree, ignore=skip)
+        path = tree / mutant.file
+        path.write_text(path.read_text().replace(mutant.old, mutant.new))
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow"]
+        command += ["-p", "no:cacheprovider", "-n", "2", *mutant.tests.split()]
+        environment = os.environ | {"PYTHONPATH": str(tree)}
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+        )
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    # 1: tests failed. All else is no answer: nothing was collected, or pytest broke.
+    if done.returncode not in (0, 1):
+        raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
+    return done.returncode == 1, failed[1] if failed else ""
+
+
+def main(names: list[str]) -> int:
+    """Runs the mutants named, or all; how many were missed."""
+    missed = 0
+    for name in names or MUTANTS:
+        start = time.perf_counter()
+        caught, test = run(MUTANTS[name])
+        missed += not caught
+        seconds = time.perf_counter() - start
+        what = f"caught  {test}" if caught else "MISSED"
+        print(f"{name:50} {seconds:4.0f} s  {what}", flush=True)
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
