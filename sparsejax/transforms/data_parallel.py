@@ -42,7 +42,7 @@ class TrainState(NamedTuple):
 class DataParallel:
     """See `data_parallel`."""
 
-    def __init__(self, loss_fn, tx, mesh, axis_name, has_aux, ids, param_specs):
+    def __init__(self, loss_fn, tx, mesh, axis_name, *, has_aux, ids, param_specs):
         self._loss_fn = loss_fn
         self._tx = optax.with_extra_args_support(tx)
         self._mesh = mesh
@@ -197,4 +197,6 @@ def data_parallel(
     Returns:
         An object with `init(params)` and `step(state, batch)`.
     """
-    return DataParallel(loss_fn, tx, mesh, axis_name, has_aux, ids, param_specs)
+    return DataParallel(
+        loss_fn, tx, mesh, axis_name, has_aux=has_aux, ids=ids, param_specs=param_specs
+    )

@@ -239,10 +239,11 @@ def run(mutant: Mutant) -> tuple[bool, str]:
             command, cwd=tree, env=environment, capture_output=True, text=True, check=False
         )
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    # 1: tests failed. All else is no answer: nothing was collected, or pytest broke.
-    if done.returncode not in (0, 1):
+    # A worker that stops at its first failure counts as an interrupt. Where nothing failed
+    # and not all passed, nothing was collected, or pytest broke.
+    if done.returncode and not failed:
         raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
-    return done.returncode == 1, failed[1] if failed else ""
+    return failed is not None, failed[1] if failed else ""
 
 
 def main(names: list[str]) -> int:
