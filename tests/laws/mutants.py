@@ -146,7 +146,7 @@ MUTANTS = {
         "sparsejax/transforms/feedback.py",
         "return jnp.where(sent, 0, momentum) if self.masking else momentum",
         "return momentum",
-        "tests/transforms/test_sparsify.py tests/transforms/test_systems.py",
+        "tests/laws/test_conservation.py -k warm_up",
     ),
     "selected entries stay in the residual": Mutant(
         "sparsejax/transforms/select.py",

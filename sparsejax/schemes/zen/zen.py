@@ -1,4 +1,4 @@
-"""Zen: the better of the two optima of Theorem 1, and one round where ranks are few.
+"""Zen: the better of the two optima of Theorem 1, settled by the number of ranks.
 
 On the wire: what `HierarchicalCentralization`, `BalancedParallelism` or `AGSparse` puts
 there; each becomes an all-reduce where it does not pay. The paper's equations (1) and (2)
@@ -6,11 +6,10 @@ compare the first two by how full sums get. Between two ranks the answer needs n
 measurement: with g the growth over both, one swap of a whole set against (g + 1) / 2 of it,
 and g is at least 1.
 
-By default the number of ranks decides:
+By default the number of ranks decides, so a program has one scheme to compile:
 
-    2        Hierarchical Centralization: they swap their sets
-    3, 4     all entries to all in one round, or owners; see below
-    more     Balanced Parallelism: they have owners
+    2       Hierarchical Centralization: they swap their sets
+    more    Balanced Parallelism: they have owners
 
 Where sets do not overlap at all hierarchy saves most, one part in n + 1 but for padding,
 and each of its hops goes over the whole array, where owners go over it once. On 4, 8 and 16
@@ -20,13 +19,13 @@ by the bytes and the work of one host (benchmarks/README.md).
 The theorem counts bytes alone. With owners what is pushed has to arrive before anything
 can be pulled, and ranks agree once more in between; to send everything to all is one round.
 Few ranks send little more that way: n - 1 sets, where owners send up to as much, and half
-of it where all sets are the same. So three and four ranks do what sends fewer bytes, a
-round counted as the bytes that it takes the time of (`ladder.ROUND`). Both are compiled,
-and bytes are reckoned in the message sizes and index codes that each would use: from how
-many entries there are now, on which one pmax agrees, and from how sums grew in the step
-before (`growth`). All ranks reckon from the same, so all take the same branch, and nothing
-is compiled again. In a first step, of which nothing is known, sums are taken to be no
-fuller than one rank's array: then owners have most to win.
+of it where all sets are the same. `optimum="soonest"` lets three and four ranks do what
+sends fewer bytes, a round counted as the bytes that it takes the time of (`ladder.ROUND`).
+Both are compiled, and bytes are reckoned in the message sizes and index codes that each
+would use: from how many entries there are now, on which one pmax agrees, and from how sums
+grew in the step before (`growth`). All ranks reckon from the same, so all take the same
+branch, and nothing is compiled again. In a first step, of which nothing is known, sums are
+taken to be no fuller than one rank's array: then owners have most to win.
 
 `optimum="bytes"` is for networks so slow that only bytes count: in the same way it chooses
 between the theorem's two optima, for any number of ranks. There are owners in a first step,
@@ -80,7 +79,8 @@ class Zen(base.Scheme):
 
     Attributes:
         optimum: "balanced"; "hierarchical"; "auto": by the number of ranks, see the module;
-            or "bytes": whichever of the two sends fewer bytes, step by step.
+            "soonest": "auto", but three and four ranks choose between owners and one round,
+            step by step; or "bytes": whichever of the two sends fewer bytes, step by step.
         ownership: Who owns which unit, for Balanced Parallelism.
         wire_dtype: The dtype of the values while they travel; that of x if None.
     """
@@ -91,10 +91,12 @@ class Zen(base.Scheme):
 
     def __post_init__(self):
         errors.check_one_of(
-            "optimum", self.optimum, ("auto", "balanced", "hierarchical", "bytes")
+            "optimum",
+            self.optimum,
+            ("auto", "balanced", "hierarchical", "soonest", "bytes"),
         )
         errors.check_dtype("wire_dtype", self.wire_dtype)
-        if self.optimum in ("auto", "bytes") and not self.ownership.balanced:
+        if self.optimum in ("auto", "soonest", "bytes") and not self.ownership.balanced:
             raise ArgumentError(
                 f"{self.ownership!r} does not balance parts, and optimum={self.optimum!r} "
                 "reckons with parts that are: use a hash, or optimum='balanced'."
@@ -173,8 +175,8 @@ class Zen(base.Scheme):
         """The choice; "soonest" and "bytes" are settled when the program runs."""
         if ranks == 2 and self.optimum != "balanced":
             return "hierarchical"
-        if self.optimum == "auto":
-            return "soonest" if ranks <= _FEW else "balanced"
+        if self.optimum == "auto" or (self.optimum == "soonest" and ranks > _FEW):
+            return "balanced"
         return self.optimum
 
     @property

@@ -10,10 +10,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from sparsejax import schemes, wire
-from sparsejax.schemes import forecast
+from sparsejax.schemes import doubling, forecast
 from sparsejax.schemes.zen import growth
+from sparsejax.schemes.zen.choice import Choice
 from sparsejax.units import bits
 from sparsejax.units.ownership import StripedHash
+from sparsejax.units.units import Dense
 from sparsejax.wire import ladder
 from tests import helpers
 from tests.advise.papers.test_optimal_schemes import DENSITIES, OVERLAPS, RANKS, SKEWS, draw
@@ -30,6 +32,7 @@ def program(name, n, size=SIZE):
     """From a state and x [n, size] to the next state, bytes and total."""
     scheme = {
         "auto": schemes.Zen(),
+        "soonest": schemes.Zen("soonest"),
         "zen": schemes.Zen("bytes"),
         "balanced": schemes.Zen("balanced"),
         "hierarchical": schemes.Zen("hierarchical"),
@@ -59,13 +62,43 @@ def bytes_of(n, x, names=("balanced", "hierarchical")):
 
 @pytest.mark.slow
 def test_the_number_of_ranks_decides_by_default():
-    for n, name in ((2, "hierarchical"), (5, "balanced")):
+    for n, name in ((2, "hierarchical"), (3, "balanced"), (5, "balanced")):
         x = draw(n, SIZE, 0.06, "disjoint", "uniform").astype(np.float32)
         run, state = program("auto", n)
         for _ in range(2):
             state, sent, total = run(state, x)
         np.testing.assert_array_equal(total, x.sum(0))
         assert float(sent) == bytes_of(n, x)[name]
+
+
+def test_one_round_is_preferred_where_it_sends_less_than_owners_and_a_round_more():
+    """By the forecasts, away from ties, on ranks that are simulated by vmap."""
+    size, preferred = 1 << 19, set()
+    for n, most, growth_of_sums in itertools.product(
+        (3, 4), (3_000, 30_000, 150_000), (1.0, 1.6, 2.4)
+    ):
+        hops = doubling.hops(n)
+        steps = [growth_of_sums ** (hop / hops) for hop in range(hops + 1)]
+        counts = [min(most * step, size) for step in steps]
+        load = forecast.Load(n, size, 1, "float32", tuple(counts))
+        one_round = schemes.AGSparse(code="auto").forecast(load).bytes
+        owners = schemes.BalancedParallelism().forecast(load).bytes + ladder.ROUND
+        if 0.9 < one_round / owners < 1.1:
+            continue
+        curve = jnp.zeros_like(growth.unknown()).at[: hops + 1].set(jnp.array(counts))
+
+        def prefers(most, curve=curve):
+            line = wire.Wire("data")
+            x = Dense(jnp.zeros(size))
+            layout = StripedHash().over(size, line.ranks, ())
+            stages = schemes.BalancedParallelism().push_pull.over(x, line, layout)
+            seen = Choice(x, line, stages, most, curve)
+            return seen.prefers_one_round(schemes.AGSparse(code="auto"))
+
+        each = jax.vmap(prefers, axis_name="data")(jnp.full(n, most))
+        assert set(np.asarray(each).tolist()) == {one_round < owners}, (n, counts)
+        preferred.add(one_round < owners)
+    assert preferred == {True, False}
 
 
 @pytest.mark.parametrize("n", helpers.slow(3, 4))
@@ -75,7 +108,7 @@ def test_few_ranks_send_all_to_all_where_that_costs_less_than_a_round(n):
     same = np.broadcast_to(one, (n, size)).astype(np.float32)
     apart = draw(n, size, 0.03, "disjoint", "uniform").astype(np.float32)
     short = np.where(rng.random((n, size)) < 0.01, same, 0)
-    run, state = program("auto", n, size)
+    run, state = program("soonest", n, size)
     seen = []
     fresh = run(state, same)
     for x in (apart, same, same, short, apart):
