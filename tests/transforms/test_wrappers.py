@@ -75,12 +75,40 @@ def test_a_step_that_is_not_finite_leaves_everything_as_it_was():
     chain = optax.chain(sparsejax.zen_sync(rules=SPARSE), optax.adam(1e-3))
     grads = draw(3)
     clean, _ = train(sparsejax.skip_nonfinite(chain), grads)
-    bad = np.concatenate([grads[:1], grads[:1], grads[1:]])
-    bad[1, 2, 5] = np.nan
+    bad = np.concatenate([grads[:1], grads[:1], grads[:1], grads[1:]])
+    bad[1, 2, 5], bad[2, 0, 7] = np.nan, -np.inf
     skipped, state = train(sparsejax.skip_nonfinite(chain), bad)
-    assert not skipped[1].any()
-    np.testing.assert_array_equal(np.delete(skipped, 1, axis=0), clean)
-    assert int(sparsejax.metrics(state)["skip/skipped"]) == 1
+    assert not skipped[1:3].any()
+    np.testing.assert_array_equal(np.delete(skipped, [1, 2], axis=0), clean)
+    assert int(sparsejax.metrics(state)["skip/skipped"]) == 2
+
+
+def test_what_rounding_takes_from_a_sum_is_sent_with_the_next_one():
+    params = {"w": jnp.zeros(SIZE, jnp.bfloat16)}
+    tx = sparsejax.accumulate(
+        sparsejax.dense_sync("data", reduce="sum"), 2, "data", reduce="sum"
+    )
+    grads = jnp.asarray(draw(6), jnp.bfloat16)
+
+    def run(grads):
+        state, sent = tx.init(params), 0.0
+        for x in grads[0]:
+            out, state = tx.update({"w": x}, state, params)
+            sent += out["w"].astype(jnp.float32)
+        return sent, state.pending.value["w"]
+
+    run = jax.shard_map(
+        run,
+        mesh=helpers.mesh_of(N),
+        in_specs=P("data"),
+        out_specs=(P(), P("data")),
+    )
+    # A sum of ranks is rounded once more, and there all have sent what they had.
+    ones = jnp.where(jnp.arange(N)[:, None, None] == 0, grads.swapaxes(0, 1), 0)
+    sent, pending = jax.jit(run)(ones)
+    assert np.abs(pending).max() > 0
+    want = np.asarray(ones, np.float64).sum((0, 1))
+    np.testing.assert_allclose(sent + np.asarray(pending).sum(0), want, atol=1e-5)
 
 
 def test_what_wrappers_refuse():
