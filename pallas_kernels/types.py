@@ -35,6 +35,15 @@ def as_varying(tree: Any, axes: frozenset[str]) -> Any:
     return jax.tree.map(cast, tree) if axes else tree
 
 
+def same_trace(x: Any, y: Any) -> bool:
+    """Whether two arrays are of one program that is being traced, or both are concrete.
+
+    A branch of a `cond`, or the body of a loop, is a program of its own.
+    """
+    # JAX has no public name for it; `_trace` is that of 0.10 to 0.12.
+    return getattr(x, "_trace", None) is getattr(y, "_trace", None)
+
+
 # There is no cast from varying to invarying; this primitive is one. A recursive doubling
 # leaves the same bits on every rank, though no collective that JAX knows to do so has made
 # them: there it is used where the sums commute pair by pair, and tested on bytes. A kernel

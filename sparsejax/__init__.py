@@ -40,8 +40,13 @@ from sparsejax.transforms.sparsify import (
     top_k as top_k,
 )
 from sparsejax.transforms.state.metrics import metrics as metrics, residuals as residuals
+from sparsejax.transforms.state.placed import (
+    abstract_state as abstract_state,
+    bind as bind,
+    init as init,
+)
 from sparsejax.transforms.state.resizing import resized as resized
-from sparsejax.transforms.state.specs import init as init, state_specs as state_specs
+from sparsejax.transforms.state.specs import state_specs as state_specs
 from sparsejax.transforms.sync import (
     dense_sync as dense_sync,
     sync as sync,

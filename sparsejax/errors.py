@@ -50,8 +50,9 @@ class NeedsRanks(StateError):
     def __init__(self, why: str):
         super().__init__(
             f"{why}, so its state must be made where the ranks are known: call "
-            "sparsejax.init(tx, params, mesh) instead of tx.init(params). (What calls "
-            "tx.init by itself, as flax does, can be given that state afterwards.)"
+            "sparsejax.init(tx, params, mesh) instead of tx.init(params). Where something "
+            "else calls tx.init, as flax's TrainState.create and nnx.Optimizer do, give it "
+            "sparsejax.bind(tx, mesh)."
         )
 
 

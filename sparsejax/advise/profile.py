@@ -133,6 +133,7 @@ def profile_from_state(
     states = find(opt_state, ExchangeState)
     traffics = {name: traffic for sync in states for name, traffic in sync.traffic.items()}
     scheme_states = {name: state for sync in states for name, state in sync.schemes.items()}
+    traffics = tree.here(traffics)
     profiles = {}
     for bucket in _sparse_buckets(paths, leaves, rules):
         if bucket.name not in traffics:
@@ -142,7 +143,7 @@ def profile_from_state(
             )
         traffic, curve = traffics[bucket.name], growth.unknown()
         if isinstance(scheme_states[bucket.name], schemes.ZenState):
-            curve = scheme_states[bucket.name].curve
+            curve = tree.here(scheme_states[bucket.name].curve)
         ends = traffic.density_before, traffic.density_after
         shares = growth.stretched(curve, ranks, *ends)[: len(merged(ranks))]
         for path, units in zip(bucket.paths, bucket.units, strict=True):

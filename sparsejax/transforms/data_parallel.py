@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sparsejax import axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
-from sparsejax.transforms.state import specs
+from sparsejax.transforms.state import placed, specs
 from sparsejax.transforms.state.per_rank import check_ranks
 from sparsejax.units.dtypes import wide
 from sparsejax.wire import Wire
@@ -66,7 +66,7 @@ class DataParallel:
             out_specs=both,
         )
         params, step = jax.jit(copy)((params, jnp.int32(0)))
-        opt_state = specs.init(
+        opt_state = placed.init(
             self._tx, params, self._mesh, self._axis_name, param_specs=self._param_specs
         )
         return TrainState(step, params, opt_state)

@@ -28,6 +28,18 @@ from sparsejax.units.units import Dense
 from sparsejax.wire import Wire
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """Whether ranks' gradients are averaged or added up: no array, and known when traced.
+
+    Attributes:
+        mean: Whether they are averaged.
+    """
+
+    mean: bool
+
+
 class ExchangeState(NamedTuple):
     """State of an exchange.
 
@@ -35,10 +47,12 @@ class ExchangeState(NamedTuple):
         schemes: The scheme's state of each bucket; `PerRank`, though alike on all ranks,
             for a top-k scheme, whose state follows the numbers and so differs by shard.
         traffic: What was sent the last time, by bucket.
+        reduction: The reduction, for those who give the state to another number of ranks.
     """
 
     schemes: dict[str, Any]
     traffic: dict[str, Traffic]
+    reduction: Reduction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +93,7 @@ class Exchange:
             states[bucket.name] = state
         # Each its own arrays: a state that is donated may hold none twice.
         traffic = {bucket.name: no_traffic() for bucket in buckets}
-        return ExchangeState(states, traffic)
+        return ExchangeState(states, traffic, Reduction(self.mean))
 
     def _wire_if_known(self):
         """The ranks, or None outside `shard_map`, where no scheme may need them."""
@@ -121,6 +135,7 @@ class Exchange:
         for path, leaf in zip(paths, leaves, strict=True):
             axes.require_local(path, getattr(leaf, "values", leaf), wire.axis)
             if tree.is_sparse(leaf):
+                _check_origin(path, leaf)
                 leaf.check(path)
         for bucket in buckets:
             for i, path in zip(bucket.leaves, bucket.paths, strict=True):
@@ -145,6 +160,19 @@ class Exchange:
             )
         for bucket in buckets:
             _check_scheme_state(bucket, state.schemes[bucket.name], wire)
+
+    def outline(
+        self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire
+    ) -> list[jax.Array]:
+        """Leaves like the sums; see `Lossy.outline`."""
+        del paths
+        own = frozenset(axes.axis_names(wire.axis))
+
+        def one(leaf):
+            zeros = jnp.zeros(leaf.shape, leaf.dtype)
+            return as_varying(zeros, tree.axes_of(leaf) - own)
+
+        return [one(leaf) for leaf in leaves]
 
     def step(
         self,
@@ -198,7 +226,7 @@ class Exchange:
             [sent[i] for i in places],
             [left.get(i) for i in places],
             [i in lossy and not dense for i in places],
-            ExchangeState(schemes, traffic),
+            ExchangeState(schemes, traffic, state.reduction),
         )
 
     def _exchange(self, bucket, leaves, flags, before, wire, likes, dense):
@@ -234,6 +262,18 @@ class Exchange:
         if bucket.is_lossy:
             after = before if dense else _by_shard(after, bucket, wire)
         return sent, left, after, functools.reduce(add_traffic, traffic)
+
+
+def _check_origin(path, leaf):
+    """Raises where the indices are not those that a sparsifier selected."""
+    if leaf.origin.is_changed(leaf.indices):
+        raise ArgumentError(
+            f"between the sparsifier and the synchronization the indices of the selected "
+            f"entries of {path!r} were changed: optax.scale, and all that computes with "
+            "every array of the gradients, computes with them, too. Put it in front of the "
+            "sparsifier, or behind the synchronization: optax.chain(sparsejax.dgc(0.01), "
+            "sparsejax.zen_sync(), optax.scale(2.0))."
+        )
 
 
 def _on_rank(bucket, state, wire):

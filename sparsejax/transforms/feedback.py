@@ -5,7 +5,8 @@
 Something that leaves entries out is `Lossy`: from the accumulated gradient it returns the
 part that it sent and the part that it left out. `feedback` makes an optax transformation of
 it, in which a `Memory` keeps the part that was left out, on each rank, for the next step.
-Nothing goes over the wire here.
+Over the wire goes one number, the square of a rank's residual, so that the norm over all
+ranks is at hand wherever the state is read, on one process alone, too.
 
 `Residual` adds what was left out to the next gradient. So over any number of steps
 
@@ -38,6 +39,7 @@ from sparsejax.axes import AxisName
 from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.per_rank import (
     OBSERVER,
+    OUTLINE,
     PerRank,
     by_rank,
     check_kind,
@@ -87,6 +89,16 @@ class Lossy(Protocol):
 
     def check(self, paths: list[str], leaves: list[Any], state: Any, wire: Wire) -> None:
         """Raises where the gradients, or the state, cannot be used."""
+        ...
+
+    def outline(self, paths: list[str], leaves: list[Any], wire: Wire) -> list[Any]:
+        """Leaves of the types of those that `step` sends: nothing is computed or sent.
+
+        Args:
+            paths: The leaves' paths.
+            leaves: The gradients.
+            wire: The ranks.
+        """
         ...
 
     def step(
@@ -183,12 +195,14 @@ class FeedbackState(NamedTuple):
         residual: Trees like the parameters, by rank, with an `optax.MaskedNode` for a leaf
             that is always sent whole; None if all are, or without a memory.
         momentum: The velocities, alike; None where there are none.
+        norm: float32: the norm of the residuals of all ranks; None where there are none.
         inner: The state of the sparsifier, or of the exchange.
     """
 
     step: jax.Array
     residual: PerRank | None
     momentum: PerRank | None
+    norm: jax.Array | None
     inner: Any
 
 
@@ -216,7 +230,7 @@ def feedback(
     def init(params: Any) -> Any:
         paths, leaves, structure = tree.flatten(params)
         inner = lossy.init(params)
-        residual = momentum = None
+        residual = momentum = norm = None
         needed = lossy.leaves_out(paths, leaves)
         if memory is not None and any(needed) and OBSERVER.get() is None:
             axis_name = axes.resolve_for_state(
@@ -229,9 +243,10 @@ def feedback(
                 for leaf, need in zip(leaves, needed, strict=True)
             ]
             residual = by_rank(structure.unflatten(kept), axis_name)
+            norm = jnp.float32(0)
             if memory.has_momentum:
                 momentum = by_rank(structure.unflatten(kept), axis_name)
-        return FeedbackState(jnp.int32(0), residual, momentum, inner)
+        return FeedbackState(jnp.int32(0), residual, momentum, norm, inner)
 
     def update(updates, state, params=None, *, dense=False, **extra):
         del params
@@ -240,6 +255,8 @@ def feedback(
         paths, leaves, structure = tree.flatten(updates)
         _check(lossy, memory, lossy.leaves_out(paths, leaves), state, wire)
         lossy.check(paths, leaves, state.inner, wire)
+        if OUTLINE.get():
+            return structure.unflatten(lossy.outline(paths, leaves, wire)), state
         residuals = _unpacked(structure, state.residual, len(leaves))
         momenta = _unpacked(structure, state.momentum, len(leaves))
         accumulated = list(leaves)
@@ -262,10 +279,12 @@ def feedback(
         for i, momentum in enumerate(momenta):
             if momentum is not None and memory is not None and selected[i]:
                 momenta[i] = memory.after(momentum, left[i] != accumulated[i])
+        residual = _packed(structure, left, state.residual)
         state = FeedbackState(
             state.step + 1,
-            _packed(structure, left, state.residual),
+            residual,
             _packed(structure, momenta, state.momentum),
+            None if residual is None else _norm(residual, wire),
             inner,
         )
         return structure.unflatten(sent), state
@@ -291,6 +310,22 @@ def _packed(structure, arrays, held):
         for new, old in zip(arrays, before, strict=True)
     ]
     return held.with_value(structure.unflatten(leaves))
+
+
+def _norm(residual: PerRank, wire: Wire) -> jax.Array:
+    """The norm over all ranks, and over the shards of a leaf that is sharded."""
+    by_axes: dict[frozenset[str], list[jax.Array]] = {}
+    for leaf in jax.tree.leaves(residual.value):
+        square = jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+        over = axes.varying_axes(square) | frozenset(axes.axis_names(wire.axis))
+        by_axes.setdefault(over, []).append(square)
+    total = jnp.float32(0)
+    for over, squares in by_axes.items():
+        total = (
+            total + wire.along(tuple(sorted(over))).psum(sum(squares, jnp.float32(0)))[0]
+        )
+    # With checking off shards are not seen; the fullest one's number is taken then.
+    return jnp.sqrt(wire.same_elsewhere(total))
 
 
 def _check(lossy: Lossy, memory: Any, needed: list[bool], state: Any, wire: Wire):

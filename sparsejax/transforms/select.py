@@ -24,7 +24,7 @@ from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.per_rank import OBSERVER, PerRank, check_kind
 from sparsejax.units import bits, magnitudes
 from sparsejax.units.dtypes import wide
-from sparsejax.units.sparse_tensor import SparseTensor
+from sparsejax.units.sparse_tensor import Origin, SparseTensor
 from sparsejax.wire import Wire
 
 
@@ -141,6 +141,23 @@ class Select:
         if self.global_:
             check_shards(leaves, self.model_axis, "global_")
 
+    def outline(self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire) -> list[Any]:
+        """Leaves like those that `step` sends; see `Lossy.outline`."""
+        del wire
+        if isinstance(self.sparsifier, base.Rounding):
+            return list(leaves)
+
+        def one(path, leaf):
+            if not self.sparsifies(path, leaf):
+                return leaf
+            room = self.sparsifier.capacity(leaf.size)
+            indices = jnp.zeros(room, jnp.int32)
+            values = as_varying(jnp.zeros(room, leaf.dtype), varying_axes(leaf))
+            shared = self.sparsifier.shared
+            return SparseTensor(indices, values, leaf.shape, shared, Origin(indices))
+
+        return [one(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
+
     def step(
         self,
         paths: Sequence[str],
@@ -247,7 +264,7 @@ class Select:
         if not self.has_memory:
             values = values * self.sparsifier.scale(x.size, draw)
         sent = tree.rounded(values, dtype)
-        tensor = SparseTensor(places, sent, shape, shared=self.sparsifier.shared)
+        tensor = SparseTensor(places, sent, shape, self.sparsifier.shared, Origin(places))
         if not self.has_memory:
             return tensor, None
         apart = bits.apart(places, places < x.size, x.size)

@@ -5,6 +5,10 @@ array in row-major order, where it has more they are the rows of its leading axi
 that are not used carry the index `units`, one past the last; any number of entries may
 carry the same index, and their values add up.
 
+Indices are leaves of a tree of gradients, so what computes with every leaf, as
+`optax.scale` does, would compute with them. A tensor that a sparsifier made knows its
+indices, and whoever sums it asks whether they are still the same (`Origin`).
+
 Other indices out of range are an error. Compiled code cannot raise, so they are dropped
 there; under `jax.experimental.checkify` they are reported.
 """
@@ -12,20 +16,57 @@ there; under `jax.experimental.checkify` they are reported.
 import dataclasses
 import functools
 import math
+import weakref
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
 import pallas_kernels
+from pallas_kernels.types import same_trace
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
+
+
+class Origin:
+    """The indices that a sparsifier selected, so that a change of them is noticed.
+
+    All origins are equal: they are part of no comparison of trees.
+    """
+
+    def __init__(self, indices: jax.Array | None = None):
+        self._indices = None if indices is None else weakref.ref(indices)
+
+    def __eq__(self, other):
+        return isinstance(other, Origin)
+
+    def __hash__(self):
+        return hash(Origin)
+
+    def __deepcopy__(self, memo):
+        return Origin()
+
+    def __reduce__(self):
+        return Origin, ()
+
+    def __repr__(self):
+        return "Origin()"
+
+    def is_changed(self, indices: jax.Array) -> bool:
+        """Whether other indices were put in place of the selected ones.
+
+        Where the selected ones are those of another program, as outside of a branch, this
+        cannot be told, and the answer is no.
+        """
+        first = self._indices() if self._indices else None
+        changed = first is not None and first is not indices
+        return changed and same_trace(first, indices)
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("indices", "values"),
-    meta_fields=("shape", "shared"),
+    meta_fields=("shape", "shared", "origin"),
 )
 @dataclasses.dataclass(frozen=True)
 class SparseTensor:
@@ -37,12 +78,14 @@ class SparseTensor:
         shape: The shape of the array that is meant.
         shared: Whether all ranks have the same indices, in the same order, none of them
             twice. Then values alone need to travel.
+        origin: The indices of the sparsifier that made it.
     """
 
     indices: jax.Array
     values: jax.Array
     shape: tuple[int, ...]
     shared: bool = False
+    origin: Origin = dataclasses.field(default_factory=Origin, repr=False, compare=False)
 
     @property
     def units(self) -> int:

@@ -1,10 +1,12 @@
 """Real processes that talk over gloo hold the same bytes as simulated devices."""
 
+import itertools
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -16,12 +18,13 @@ ROOT = pathlib.Path(__file__).parents[2]
 TIMEOUT = 240  # seconds; a collective that hangs must not hang the suite
 
 
-def start(*arguments):
+def start(*arguments, module="distributed_worker"):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.laws.distributed_worker", *map(str, arguments)],
+        [sys.executable, "-m", f"tests.laws.{module}", *map(str, arguments)],
         cwd=ROOT,
         env=environment,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -38,13 +41,35 @@ def wait(processes):
             process.kill()
 
 
+def free_address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_one_process_alone_reads_a_state():
+    """A collective would wait for the other, which does nothing."""
+    coordinator = free_address()
+    both = [start(coordinator, rank, module="alone_worker") for rank in (0, 1)]
+    timer = threading.Timer(TIMEOUT / 2, lambda: [process.kill() for process in both])
+    timer.start()
+    try:
+        lines = list(itertools.takewhile(lambda line: line != "alone\n", both[0].stdout))
+        assert both[0].poll() is None, "".join(lines)
+    finally:
+        timer.cancel()
+        for process in both:
+            process.kill()
+            process.communicate()
+
+
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("ranks", [2, *helpers.slow(3)])
 def test_processes_hold_the_bytes_that_simulated_devices_hold(tmp_path, ranks):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    coordinator = free_address()
     wait([start(tmp_path / "simulated.npz", ranks)])
     wait(
         [start(tmp_path / f"{rank}.npz", ranks, coordinator, rank) for rank in range(ranks)]

@@ -256,8 +256,9 @@ def test_the_state_keeps_its_shape_and_specs_tell_what_differs_by_rank():
     specs = sparsejax.state_specs(state)
     own = specs[0]
     assert own.step == P()
-    for tree in (own.residual, own.momentum, own.inner.sparsifiers):
-        assert set(jax.tree.leaves(tree)) == {P(helpers.AXIS)}
+    for tree in (own.residual, own.momentum, own.inner.sparsifiers["w"]):
+        assert set(jax.tree.leaves(tree.value)) == {P(helpers.AXIS)}
+    assert own.residual.ranks == own.momentum.ranks == own.norm == P()
     assert jax.tree.map(np.shape, sparsejax.residuals(state)) == {
         "w": (N, SIZE),
         "b": (N, 3),

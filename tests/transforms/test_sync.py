@@ -190,7 +190,7 @@ def test_between_synchronizations_nothing_is_sent_and_nothing_lost(make):
     held = first.pending.value["embedding"]
     assert held.shape == (RANKS, ROWS, WIDTH)
     assert np.abs(held).sum() > 0
-    assert all(np.abs(x).sum() == 0 for x in jax.tree.leaves(second.pending))
+    assert all(np.abs(x).sum() == 0 for x in jax.tree.leaves(second.pending.value))
 
 
 @any_scheme

@@ -52,7 +52,8 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     `dense_bytes` what an all-reduce would have sent, `rounds` how many messages with
     entries followed one another, those left out by which ranks agree on a few numbers;
     densities and imbalances are as in `Traffic`. `residual_norm` is there where a rank
-    has a residual: the norm over all ranks (inside `shard_map`, over this one). A
+    has a residual: the norm over all ranks. Nothing is computed or sent, so one process of
+    several may ask alone. A
     sparsifier has `sparsify/residual_norm`, over all leaves, and `sparsify/skipped`, how
     many updates were left out because something was not finite; where a whole chain is
     wrapped in `skip_nonfinite`, `skipped` counts for it.
@@ -75,13 +76,13 @@ def metrics(state: Any) -> dict[str, jax.Array]:
             syncs += 1
         else:
             prefix = f"sparsify{sparsifiers or ''}"
-            result[f"{prefix}/skipped"] = skipped
+            result[f"{prefix}/skipped"] = tree.here(skipped)
             sparsifiers += 1
-        if feedback.residual is not None:
-            result[f"{prefix}/residual_norm"] = _norm(feedback.residual)
+        if feedback.norm is not None:
+            result[f"{prefix}/residual_norm"] = tree.here(feedback.norm)
     for number, skip in enumerate(find(state, SkipState)):
         if find(skip.inner, ExchangeState):
-            result[f"skip{number or ''}/skipped"] = skip.skipped
+            result[f"skip{number or ''}/skipped"] = tree.here(skip.skipped)
     return result
 
 
@@ -100,18 +101,11 @@ def _of_exchange(state, prefix):
     """The metrics of an exchange, by bucket and in all."""
     result: dict[str, Any] = {}
     totals: dict[str, Any] = {"wire_bytes": 0.0, "payload_bytes": 0.0, "dense_bytes": 0.0}
-    for name, traffic in state.traffic.items():
+    for name, traffic in tree.here(state.traffic).items():
         numbers = _of_traffic(traffic)
         result |= {f"{prefix}/{name}/{key}": value for key, value in numbers.items()}
         totals = {key: total + numbers[key] for key, total in totals.items()}
     return result | {f"{prefix}/{k}": jnp.asarray(x) for k, x in totals.items()}
-
-
-def _norm(tree_of_arrays) -> jax.Array:
-    """The norm of all numbers of a tree."""
-    leaves = jax.tree.leaves(tree_of_arrays)
-    squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in leaves]
-    return jnp.sqrt(sum(squares, jnp.float32(0)))
 
 
 def _of_traffic(traffic: Traffic) -> dict[str, jax.Array]:

@@ -3,7 +3,9 @@
 A residual, or a gradient accumulated so far, is an array [ranks, ...] outside `shard_map`,
 sharded over its leading axis, and [1, ...] inside. It is wrapped in `PerRank`, so that
 `specs` can tell it from state that is replicated: declared as `P()`, a checkpoint would
-keep one rank's copy and lose the others.
+keep one rank's copy and lose the others. Beside a residual stands the number of ranks for
+which it was made: a tool that cuts an array to another shape leaves that number as it is,
+and so the loss is found.
 """
 
 import contextvars
@@ -12,7 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
 
 from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.errors import StateError
@@ -28,6 +33,10 @@ OBSERVER: contextvars.ContextVar[Callable | None] = contextvars.ContextVar(
 )
 
 
+# Set while a whole chain is checked: then `update` only says what types it returns.
+OUTLINE: contextvars.ContextVar[bool] = contextvars.ContextVar("outline", default=False)
+
+
 @jax.tree_util.register_pytree_with_keys_class
 class PerRank:
     """A tree of arrays that differ by rank, each with a leading rank axis.
@@ -39,7 +48,11 @@ class PerRank:
             where the tree is one like the parameters.
         same: Mesh axes over which the arrays are the same though those leaves are sharded
             over them.
+        ranks: int32: for how many ranks the arrays were made, the same on all of them; None
+            where they hold nothing back.
     """
+
+    ranks: Any = None  # in states that were pickled before there was one, too
 
     def __init__(
         self,
@@ -47,25 +60,35 @@ class PerRank:
         axis_name: AxisName,
         paths: tuple[str, ...] | None = None,
         same: tuple[str, ...] = (),
+        ranks: Any = None,
     ):
         self.value = value
         self.axis_name = axis_name
         self.paths = paths
         self.same = same
+        self.ranks = ranks
 
     def with_value(self, value: Any) -> "PerRank":
-        """Another value of the same kind."""
-        return PerRank(value, self.axis_name, self.paths, self.same)
+        """Another value of the same kind, for as many ranks."""
+        return PerRank(value, self.axis_name, self.paths, self.same, self.ranks)
+
+    def specs(self, value: Any) -> "PerRank":
+        """The PartitionSpecs of this, from those of its value."""
+        ranks = None if self.ranks is None else PartitionSpec()
+        return PerRank(value, self.axis_name, self.paths, self.same, ranks)
 
     def tree_flatten_with_keys(self):
-        """Flattens for JAX: the tree is a child, the rest is part of the structure."""
-        child = (jax.tree_util.GetAttrKey("value"), self.value)
-        return (child,), (self.axis_name, self.paths, self.same)
+        """Flattens for JAX: arrays are children, the rest is part of the structure."""
+        keys = [jax.tree_util.GetAttrKey(name) for name in ("value", "ranks")]
+        children = zip(keys, (self.value, self.ranks), strict=True)
+        return tuple(children), (self.axis_name, self.paths, self.same)
 
     @classmethod
     def tree_unflatten(cls, rest, children):
         """Unflattens for JAX."""
-        return cls(children[0], *rest)
+        value, ranks = children
+        axis_name, paths, same = rest
+        return cls(value, axis_name, paths, same, ranks)
 
     def __repr__(self) -> str:
         return f"PerRank({self.value!r}, axis_name={self.axis_name!r})"
@@ -83,7 +106,8 @@ def by_rank(params: Any, axis_name: AxisName) -> PerRank:
         x = jnp.zeros((1, *leaf.shape), wide(leaf.dtype))
         return Wire(axis_name).per_rank(as_varying(x, varying_axes(leaf)))
 
-    return PerRank(tree.map_leaves(zeros, params), axis_name)
+    ranks = jnp.int32(Wire(axis_name).ranks)
+    return PerRank(tree.map_leaves(zeros, params), axis_name, ranks=ranks)
 
 
 def observed(tx: optax.GradientTransformation, params: Any) -> list[tuple]:
@@ -126,6 +150,31 @@ def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
                 "what was held to those there are; if the synchronization has "
                 "reduce='sum', give it that, too." + (_OR_WHOLE if inside else "")
             )
+
+
+def check_whole(state: Any) -> None:
+    """Raises where some of what ranks held was lost on the way, as in a checkpoint.
+
+    It reads numbers, so it is for states at rest: those that are being traced pass.
+
+    Args:
+        state: The state of a transformation, or any tree, outside `shard_map`.
+    """
+    for held in find(state, PerRank):
+        ranks = held.ranks
+        if ranks is None or isinstance(ranks, (Tracer, jax.ShapeDtypeStruct)):
+            continue
+        made = int(np.asarray(ranks))
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(held.value):
+            if leaf.shape[0] != made:
+                raise StateError(
+                    f"the state was made for {made} ranks, and holds {leaf.shape[0]} rows "
+                    f"for {tree.written(keys)!r}: the others were lost on the way, as with "
+                    "orbax's strict=False. Restore it into "
+                    f"sparsejax.abstract_state(tx, params, mesh, ranks={made}), and give "
+                    "what comes back to sparsejax.resized(state, like=sparsejax.init(tx, "
+                    "params, mesh))."
+                )
 
 
 _OR_WHOLE = (

@@ -1,22 +1,24 @@
 """A state for another number of ranks: what was held goes to those there are.
 
 Nothing goes over a wire: this works on whole states, between two runs, as when a checkpoint
-of eight hosts is continued on four.
+of eight hosts is continued on four. Every process computes on what it has itself.
 """
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from sparsejax.errors import StateError
+from sparsejax.errors import ArgumentError, StateError
 from sparsejax.transforms.exchange import ExchangeState
-from sparsejax.transforms.state.per_rank import PerRank
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.state.per_rank import PerRank, check_whole, find
 from sparsejax.transforms.wrappers import check_reduce
 from sparsejax.units.dtypes import wide
 
 
-def resized(state: Any, like: Any, *, reduce: str = "mean") -> Any:
+def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     """A state as if it had been built up on another number of ranks.
 
     What ranks hold back, or have gathered so far, is spread evenly over the new ones, so
@@ -30,57 +32,106 @@ def resized(state: Any, like: Any, *, reduce: str = "mean") -> Any:
         >>> state = sparsejax.resized(state, like=fresh)
 
     Args:
-        state: The state, whole, as a checkpoint gives it back.
+        state: The state, whole, as a checkpoint gives it back when it is restored into
+            `sparsejax.abstract_state(tx, params, mesh, ranks=...)`.
         like: A fresh one for the new ranks, from the same transformation and parameters.
-        reduce: What the synchronization is given. A mean over fewer ranks weighs each more,
-            so what each of them gets is what each had on average; of a sum it is a share.
+        reduce: The reduction of the synchronization, "mean" or "sum", where the state does
+            not say. A mean over fewer ranks weighs each more, so what each of them gets is
+            what each had on average; of a sum it is a share.
 
     Returns:
         The new state, placed as `like` is.
     """
-    check_reduce(reduce)
+    mean = _is_mean(like, reduce)
+    check_whole(state)
     ours = lambda node: isinstance(node, (PerRank, ExchangeState))
-    old, structure = jax.tree.flatten(state, is_leaf=ours)
+    old, structure = jax.tree_util.tree_flatten_with_path(state, is_leaf=ours)
     new, other = jax.tree.flatten(like, is_leaf=ours)
     if structure != other:
         raise StateError(
             "the two states are of different transformations, or of other parameters: make "
-            "`like` with the one and the parameters with which the state was made."
+            "`like` with the one and the parameters with which the state was made. A "
+            "checkpoint that was restored without a target is made of dicts and lists: "
+            "restore it into sparsejax.abstract_state(tx, params, mesh, ranks=...)."
         )
 
-    def placed(x, fresh):
-        x = jnp.asarray(x, fresh.dtype)
-        if x.shape != fresh.shape:
-            raise StateError(
-                f"the state has an array of shape {list(x.shape)} where the fresh one has "
-                f"{list(fresh.shape)}, and it does not differ by rank: they were made for "
-                "other parameters."
-            )
-        return jax.device_put(x, fresh.sharding)
-
-    def average(x, fresh):
-        return spread(x, fresh, mean=True)
-
-    def spread(x, fresh, mean=reduce == "mean"):
-        if x.shape[1:] != fresh.shape[1:]:
-            raise StateError(
-                f"what ranks hold has the shape {list(x.shape[1:])}, in the fresh state "
-                f"{list(fresh.shape[1:])}: they were made for other parameters."
-            )
-        if x.shape == fresh.shape:
-            return placed(x, fresh)
-        share = jnp.sum(jnp.asarray(x, wide(fresh.dtype)), axis=0)
-        share = share / (len(x) if mean else len(fresh))
-        return placed(jnp.broadcast_to(share, fresh.shape), fresh)
-
-    def node(x, fresh):
+    def node(keys, x, fresh):
         if isinstance(x, PerRank):
             # What is about leaves, such as a threshold, is theirs and no share of them.
-            by = spread if x.paths is None else average
-            return x.with_value(jax.tree.map(by, x.value, fresh.value))
+            spread = _spread(mean or x.paths is not None)
+            value = jax.tree_util.tree_map_with_path(spread, x.value, fresh.value)
+            return fresh.with_value(value)
         if isinstance(x, ExchangeState):
             # Thresholds, regions and tables are those of the fresh state.
             return fresh
-        return placed(x, fresh)
+        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            return jax.device_put(x, fresh.sharding)
+        return _placed(tree.written(keys), _whole(tree.written(keys), x), fresh)
 
-    return structure.unflatten([node(x, y) for x, y in zip(old, new, strict=True)])
+    pairs = zip(old, new, strict=True)
+    return structure.unflatten([node(keys, x, y) for (keys, x), y in pairs])
+
+
+def _is_mean(like, reduce):
+    """Whether ranks are averaged, by the exchanges of a state."""
+    seen = {exchange.reduction.mean for exchange in find(like, ExchangeState)}
+    if reduce is not None:
+        check_reduce(reduce)
+        if seen and seen != {reduce == "mean"} and len(seen) == 1:
+            other = "mean" if seen == {True} else "sum"
+            raise ArgumentError(
+                f"reduce={reduce!r} was given, and the synchronization of `like` has "
+                f"reduce={other!r}: leave it out."
+            )
+        return reduce == "mean"
+    if len(seen) > 1:
+        raise ArgumentError(
+            "`like` has synchronizations with reduce='mean' and with reduce='sum': resize "
+            "their states one by one, or say which, reduce='mean' or 'sum'."
+        )
+    return seen != {False}
+
+
+def _spread(mean):
+    """From what ranks held, and a fresh array, to what the new ranks hold."""
+
+    def spread(keys, x, fresh):
+        path = tree.written(keys)
+        x = _whole(path, x)
+        if x.shape[1:] != fresh.shape[1:]:
+            raise StateError(
+                f"what ranks hold of {path!r} has the shape {list(x.shape[1:])}, in the "
+                f"fresh state {list(fresh.shape[1:])}: they were made for other parameters."
+            )
+        if x.shape != fresh.shape:
+            share = np.sum(np.asarray(x, wide(fresh.dtype)), axis=0)
+            share = share / (len(x) if mean else len(fresh))
+            x = np.broadcast_to(share, fresh.shape)
+        return _placed(path, x, fresh)
+
+    return spread
+
+
+def _whole(path, x):
+    """An array as NumPy's."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        if not x.is_fully_replicated:
+            raise StateError(
+                f"of {path!r}, {list(x.shape)}, this process has a part: other processes "
+                "have the rest. Restore the state with every process having all of it: "
+                "sparsejax.abstract_state(tx, params, mesh, ranks=...) is placed so."
+            )
+        x = x.addressable_data(0)
+    return np.asarray(x)
+
+
+def _placed(path, x, fresh):
+    """An array where the fresh one is, of its dtype."""
+    x = x.astype(fresh.dtype)
+    if x.shape != fresh.shape:
+        raise StateError(
+            f"the state has at {path!r} an array of shape {list(x.shape)} where the fresh "
+            f"one has {list(fresh.shape)}, and it does not differ by rank: they were made "
+            "for other parameters."
+        )
+    return jax.make_array_from_callback(x.shape, fresh.sharding, lambda index: x[index])

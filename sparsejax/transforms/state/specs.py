@@ -1,4 +1,4 @@
-"""How a state lies on a mesh: its PartitionSpecs, and the first one, made there.
+"""How a state lies on a mesh: its PartitionSpecs.
 
 What differs by rank is sharded over the axis of the ranks, all else is replicated over it.
 Where a further mesh axis shards the parameters, what is like a parameter is sharded as that
@@ -7,14 +7,12 @@ is about a parameter and has none of its axes, as the threshold of one, has a pi
 rank and shard, one after another.
 """
 
-import functools
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from sparsejax import axes as mesh_axes
@@ -23,7 +21,8 @@ from sparsejax.errors import ArgumentError, AxisError, StateError
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.select import SelectState
 from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.per_rank import PerRank, find
+from sparsejax.transforms.state.chains import check_not_inside_multi_steps
+from sparsejax.transforms.state.per_rank import PerRank, check_whole, find
 
 
 def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
@@ -39,16 +38,20 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
     Returns:
         The same tree with a spec for every leaf. Without `param_specs` it is `P(axis)` for
         what differs by rank and `P()` for all others. With them, what a leaf of an
-        optimizer's state is sharded like is told by its path and shape.
+        optimizer's state is sharded like is told by its path and shape. Where a framework
+        has put the arrays into containers of its own, as `nnx.split` does, no type tells
+        what they are: then each array's place does, and `sparsejax.bind` put it there.
     """
     if (params is None) != (param_specs is None):
         raise ArgumentError(
             "state_specs needs params and param_specs, or neither: the paths and shapes of "
             "the parameters tell it what is sharded like them."
         )
-    _check_not_inside_multi_steps(state)
-    known = None if params is None else _Known.of(params, param_specs)
+    check_not_inside_multi_steps(state)
+    check_whole(state)
+    known = None if params is None else Known.of(params, param_specs)
     per_rank = lambda node: isinstance(node, PerRank)
+    is_flat = not find(state, (PerRank, ExchangeState, SelectState))
     ours = lambda node: isinstance(node, (PerRank, ExchangeState, SelectState))
 
     def own(node):
@@ -57,73 +60,16 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
     def specs(path, node):
         if ours(node):
             return jax.tree.map(own, node, is_leaf=per_rank)
-        return PartitionSpec() if known is None else known.of_leaf(path, node)
+        if known is None:
+            return _placed(node) if is_flat else PartitionSpec()
+        return known.of_leaf(path, node)
 
     return jax.tree_util.tree_map_with_path(specs, state, is_leaf=ours)
 
 
-def _check_not_inside_multi_steps(state):
-    """Raises where optax.MultiSteps would add up gradients that differ by rank."""
-    for outer in find(state, optax.MultiStepsState):
-        if find(tuple(outer), (PerRank, ExchangeState)):
-            raise StateError(
-                "optax.MultiSteps is around a synchronization: it adds up gradients that "
-                "differ by rank in a state that is declared equal on all. Use "
-                "sparsejax.accumulate(tx, every=k) around the chain instead."
-            )
-
-
-def init(
-    tx: optax.GradientTransformation,
-    params: Any,
-    mesh: Mesh,
-    axis_name: AxisName | None = None,
-    *,
-    param_specs: Any = None,
-    check_vma: bool = True,
-) -> Any:
-    """A state of global arrays: what differs by rank sharded, the rest replicated.
-
-    Needed where a transformation keeps something by rank; right for all.
-
-    Args:
-        tx: The optimizer.
-        params: The parameters, replicated over the axis of the ranks.
-        mesh: The mesh to train on.
-        axis_name: The axis of the ranks, where the mesh has several.
-        param_specs: The parameters' PartitionSpecs, where a further axis shards them: a
-            tree like the parameters, or a prefix of it, as `shard_map` takes. Without them
-            they are replicated over the whole mesh.
-        check_vma: That of the `shard_map` in which `update` will run. With `param_specs`
-            leaves are put together by the types that it checks.
-
-    Returns:
-        The state, to be passed to `shard_map` with `state_specs(state)`, or with
-        `state_specs(state, params, param_specs)` if these were given.
-    """
-    axis_name = data_axis(mesh, axis_name, "sparsejax.init")
-    in_specs = PartitionSpec()
-    if param_specs is not None:
-        known = _Known.of(params, param_specs)
-        known.check(mesh, axis_name)
-        in_specs = known.tree
-    specs = None
-
-    def structure(params):
-        nonlocal specs
-        state = tx.init(params)
-        if param_specs is None:
-            specs = state_specs(state)
-        else:
-            specs = state_specs(state, params, param_specs)
-            _check_types(state, specs)
-        return jnp.zeros(())
-
-    wrap = functools.partial(
-        jax.shard_map, mesh=mesh, in_specs=(in_specs,), check_vma=check_vma
-    )
-    jax.eval_shape(wrap(structure, out_specs=PartitionSpec()), params)
-    return jax.jit(wrap(tx.init, out_specs=specs))(params)
+def _placed(leaf):
+    """The spec by which an array lies on a mesh, `P()` if it is on none."""
+    return getattr(getattr(leaf, "sharding", None), "spec", PartitionSpec())
 
 
 def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
@@ -135,7 +81,7 @@ def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
                 f"gradients are synchronized, axis_name={mesh.axis_names[0]!r}."
             )
         return mesh.axis_names[0]
-    _check_axes(mesh, mesh_axes.axis_names(axis_name), what)
+    check_axes(mesh, mesh_axes.axis_names(axis_name), what)
     return axis_name
 
 
@@ -146,7 +92,7 @@ def ranks_of(mesh: Mesh, axis_name: AxisName) -> int:
 
 def full_specs(params: Any, param_specs: Any) -> Any:
     """A PartitionSpec for every parameter, from a tree of them or a prefix of it."""
-    return _Known.of(params, param_specs).tree
+    return Known.of(params, param_specs).tree
 
 
 class _Parameter(NamedTuple):
@@ -161,7 +107,7 @@ class _Parameter(NamedTuple):
         return frozenset(name for part in parts for name in part)
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """The parameters, by where they are in their tree.
 
     Attributes:
@@ -173,7 +119,7 @@ class _Known(NamedTuple):
     by_keys: dict[tuple, _Parameter]
 
     @classmethod
-    def of(cls, params: Any, param_specs: Any) -> "_Known":
+    def of(cls, params: Any, param_specs: Any) -> "Known":
         """From parameters and a tree of specs, or a prefix of one."""
         is_spec = lambda node: isinstance(node, PartitionSpec)
         for leaf in jax.tree.leaves(param_specs, is_leaf=is_spec):
@@ -206,7 +152,7 @@ class _Known(NamedTuple):
     def check(self, mesh: Mesh, axis_name: AxisName) -> None:
         """Raises unless the axes of the specs are there, and none is that of the ranks."""
         for own in self.by_keys.values():
-            _check_axes(mesh, sorted(own.axes), f"param_specs of {own.path!r}")
+            check_axes(mesh, sorted(own.axes), f"param_specs of {own.path!r}")
             _check_replicated(own, axis_name)
 
     def at(self, keys: tuple) -> "_Parameter | None":
@@ -240,7 +186,7 @@ def _of_per_rank(node, known):
     """The specs of what differs by rank."""
     axis_name = node.axis_name
     if known is None:
-        return jax.tree.map(lambda _: PartitionSpec(axis_name), node)
+        return node.specs(jax.tree.map(lambda _: PartitionSpec(axis_name), node.value))
 
     def checked(own, what):
         if own is None:
@@ -266,7 +212,7 @@ def _of_per_rank(node, known):
             return PartitionSpec(axis_name, *own.spec)
 
         value = jax.tree_util.tree_map_with_path(like, node.value)
-        return node.with_value(value)
+        return node.specs(value)
     axes = frozenset()
     for path in node.paths:
         found = [own for own in known.by_keys.values() if own.path == path] or [None]
@@ -278,7 +224,7 @@ def _of_per_rank(node, known):
             )
     further = sorted(axes - frozenset(node.same))
     names = (*mesh_axes.axis_names(axis_name), *further) if further else axis_name
-    return jax.tree.map(lambda _: PartitionSpec(names), node)
+    return node.specs(jax.tree.map(lambda _: PartitionSpec(names), node.value))
 
 
 def _check_replicated(own, axis_name):
@@ -291,7 +237,8 @@ def _check_replicated(own, axis_name):
         )
 
 
-def _check_axes(mesh, names, what):
+def check_axes(mesh: Mesh, names: Iterable[str], what: str) -> None:
+    """Raises unless the mesh has the axes."""
     missing = [name for name in names if name not in mesh.axis_names]
     if missing:
         raise AxisError(
@@ -299,7 +246,7 @@ def _check_axes(mesh, names, what):
         )
 
 
-def _check_types(state, specs):
+def check_types(state: Any, specs: Any) -> None:
     """Raises where a state differs over an axis that its spec does not name."""
     is_spec = lambda node: isinstance(node, PartitionSpec)
     pairs = jax.tree_util.tree_leaves_with_path(state)

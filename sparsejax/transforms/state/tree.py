@@ -1,11 +1,13 @@
 """Trees of gradients: their paths, their leaves, and arrays of zeros like them."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from sparsejax.axes import varying_axes
 from sparsejax.errors import LeafError
@@ -114,6 +116,21 @@ def rounding_error(x: jax.Array, sent: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(error), error, 0)
 
 
+def here(tree: Any) -> Any:
+    """Arrays that are alike on all processes, as this process has them.
+
+    Arithmetic on them is this process's alone then, and waits for no other.
+    """
+
+    def one(x):
+        spans = isinstance(x, jax.Array) and not isinstance(x, Tracer)
+        if spans and not x.is_fully_addressable and x.is_fully_replicated:
+            return x.addressable_data(0)
+        return x
+
+    return jax.tree.map(one, tree)
+
+
 def nothing(shapes: Any) -> Any:
     """A tree of updates that change no parameter: zeros, or tensors without entries."""
 
@@ -121,7 +138,7 @@ def nothing(shapes: Any) -> Any:
         if is_sparse(leaf):
             indices = jnp.full(leaf.indices.shape, leaf.units, leaf.indices.dtype)
             values = jnp.zeros(leaf.values.shape, leaf.values.dtype)
-            return SparseTensor(indices, values, leaf.shape, leaf.shared)
+            return dataclasses.replace(leaf, indices=indices, values=values)
         return jnp.zeros(leaf.shape, leaf.dtype)
 
     return jax.tree.map(zeros, shapes, is_leaf=is_sparse)

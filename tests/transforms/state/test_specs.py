@@ -23,6 +23,12 @@ from sparsejax.units.units import Dense
 from tests import helpers
 
 
+# How states lie is asked of parts of chains, and of optimizers that do not sleep, too.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the updates of"),
+    pytest.mark.filterwarnings("ignore:every=k stands beside"),
+]
+
 DATA, MODEL, STEPS, DECAY = 2, 2, 5, 0.5
 SHAPES = {"cols": (10, 24), "rows": (12, 16), "same": (50,)}
 SPECS = {"cols": P(None, "model"), "rows": P("model", None), "same": P()}
@@ -244,7 +250,7 @@ def test_a_prefix_of_specs_and_masks_and_doubled_names():
     )
     state = sparsejax.init(tx, params, mesh_of(), "data", param_specs=specs)
     found = sparsejax.state_specs(state, params, specs)
-    assert jax.tree.leaves(found[0].inner_state.pending) == [P("data", "model")]
+    assert jax.tree.leaves(found[0].inner_state.pending.value) == [P("data", "model")]
     full = {"w": P("model"), "head": {"w": P(), "b": P()}}
     adam = found[1].inner_state[0]
     assert (adam.mu, adam.nu, adam.count) == (full, full, P())

@@ -1,0 +1,184 @@
+"""States made on a mesh: the first one, where a framework asks for it, and as a target.
+
+What differs by rank needs the ranks, so a state is made inside `shard_map` on the mesh on
+which it will be used, whole and in its place: the first step compiles once then, and for
+all later ones. `bind` does that where flax and others call `tx.init` by themselves.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from sparsejax import axes as mesh_axes, errors
+from sparsejax.axes import AxisName
+from sparsejax.errors import AxisError
+from sparsejax.transforms.state import chains
+from sparsejax.transforms.state.specs import (
+    Known,
+    check_types,
+    data_axis,
+    ranks_of,
+    state_specs,
+)
+
+
+def init(
+    tx: optax.GradientTransformation,
+    params: Any,
+    mesh: Mesh,
+    axis_name: AxisName | None = None,
+    *,
+    param_specs: Any = None,
+    check_vma: bool = True,
+) -> Any:
+    """A state of global arrays: what differs by rank sharded, the rest replicated.
+
+    Needed where a transformation keeps something by rank; right for all.
+
+    Args:
+        tx: The optimizer.
+        params: The parameters, replicated over the axis of the ranks.
+        mesh: The mesh to train on.
+        axis_name: The axis of the ranks, where the mesh has several.
+        param_specs: The parameters' PartitionSpecs, where a further axis shards them: a
+            tree like the parameters, or a prefix of it, as `shard_map` takes. Without them
+            they are replicated over the whole mesh.
+        check_vma: That of the `shard_map` in which `update` will run. With `param_specs`
+            leaves are put together by the types that it checks.
+
+    Returns:
+        The state, to be passed to `shard_map` with `state_specs(state)`, or with
+        `state_specs(state, params, param_specs)` if these were given.
+    """
+    axis_name = data_axis(mesh, axis_name, "sparsejax.init")
+    make, _ = _maker(tx, params, mesh, axis_name, param_specs, check_vma)
+    return jax.jit(make)(params)
+
+
+def _maker(tx, params, mesh, axis_name, param_specs, check_vma):
+    """A function from parameters to the state, and the state's specs."""
+    in_specs = PartitionSpec()
+    if param_specs is not None:
+        known = Known.of(params, param_specs)
+        known.check(mesh, axis_name)
+        in_specs = known.tree
+    chains.check_chain(tx, params, mesh, axis_name, in_specs)
+    specs = None
+
+    def structure(params):
+        nonlocal specs
+        state = tx.init(params)
+        if param_specs is None:
+            specs = state_specs(state)
+        else:
+            specs = state_specs(state, params, param_specs)
+            check_types(state, specs)
+        return jnp.zeros(())
+
+    wrap = functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(in_specs,), check_vma=check_vma
+    )
+    jax.eval_shape(wrap(structure, out_specs=PartitionSpec()), params)
+    return wrap(tx.init, out_specs=specs), specs
+
+
+def bind(
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    axis_name: AxisName | None = None,
+    *,
+    param_specs: Any = None,
+    check_vma: bool = True,
+) -> optax.GradientTransformationExtraArgs:
+    """The same transformation, whose `init` works anywhere, as `sparsejax.init` does.
+
+    For what calls `tx.init` by itself: `TrainState.create` of flax, `nnx.Optimizer`,
+    trainers. Its `update` is that of `tx`, and runs inside `shard_map` on that mesh.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))
+        >>> optimizer = nnx.Optimizer(model, sparsejax.bind(tx, mesh), wrt=nnx.Param)
+
+    Args:
+        tx: The optimizer, with the synchronization in it.
+        mesh: The mesh to train on.
+        axis_name: The axis of the ranks, where the mesh has several.
+        param_specs: As in `sparsejax.init`.
+        check_vma: As in `sparsejax.init`.
+    """
+    tx = optax.with_extra_args_support(tx)
+    axis_name = data_axis(mesh, axis_name, "sparsejax.bind")
+
+    def bound(params):
+        if set(mesh_axes.axis_names(axis_name)) & set(mesh_axes.manual_axes()):
+            return tx.init(params)
+        return init(
+            tx, params, mesh, axis_name, param_specs=param_specs, check_vma=check_vma
+        )
+
+    return optax.GradientTransformationExtraArgs(bound, tx.update)
+
+
+def abstract_state(
+    tx: optax.GradientTransformation,
+    params: Any,
+    mesh: Mesh,
+    axis_name: AxisName | None = None,
+    *,
+    ranks: int | None = None,
+    param_specs: Any = None,
+    check_vma: bool = True,
+) -> Any:
+    """The shapes, dtypes and places of a state, to restore a checkpoint into.
+
+    Example:
+        >>> target = sparsejax.abstract_state(tx, params, mesh, ranks=8)  # saved by eight
+        >>> state = checkpointer.restore(path, target)
+        >>> state = sparsejax.resized(state, like=sparsejax.init(tx, params, mesh))
+
+    Args:
+        tx: The optimizer that made the state.
+        params: The parameters; abstract values do.
+        mesh: The mesh to train on from now on.
+        axis_name: The axis of the ranks, where the mesh has several.
+        ranks: How many ranks the state was made for; as many as the mesh has if None.
+        param_specs: As in `sparsejax.init`.
+        check_vma: As in `sparsejax.init`.
+
+    Returns:
+        A tree of `jax.ShapeDtypeStruct`. For the ranks of the mesh each is placed as
+        `sparsejax.init` places it; for others every device gets the whole of it, which
+        `sparsejax.resized` takes.
+    """
+    axis_name = data_axis(mesh, axis_name, "sparsejax.abstract_state")
+    made_for = mesh
+    if ranks is not None:
+        errors.check_whole("ranks", ranks, 1)
+        made_for = _mesh_of(mesh, axis_name, ranks)
+    make, specs = _maker(tx, params, made_for, axis_name, param_specs, check_vma)
+    shapes = jax.eval_shape(make, params)
+    if ranks is not None and ranks != ranks_of(mesh, axis_name):
+        specs = jax.tree.map(lambda _: PartitionSpec(), shapes)
+
+    def placed(x, spec):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(placed, shapes, specs)
+
+
+def _mesh_of(mesh, axis_name, ranks):
+    """An abstract mesh like another, with so many ranks along an axis, or a pair."""
+    outer, *inner = mesh_axes.axis_names(axis_name)
+    inside = ranks_of(mesh, tuple(inner))
+    if ranks % inside:
+        raise AxisError(
+            f"sparsejax.abstract_state: ranks={ranks} is no multiple of the {inside} along "
+            f"{inner}; a state of another number there cannot be restored on this mesh."
+        )
+    sizes = {**mesh.shape, outer: ranks // inside}
+    names = tuple(sizes)
+    return AbstractMesh(tuple(sizes.values()), names, axis_types=mesh.axis_types)

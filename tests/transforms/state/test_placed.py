@@ -1,0 +1,154 @@
+"""States wherever a framework makes them, and targets to restore them into."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax.errors import AxisError, StateError
+from tests import helpers
+
+
+PARAMS = {"table": jnp.zeros((60, 4)), "bias": jnp.zeros(3)}
+N = 2
+
+
+def chain():
+    sparsifier = sparsejax.top_k(0.1, min_size=1)
+    return optax.chain(sparsifier, sparsejax.zen_sync(), optax.adam(1e-3))
+
+
+def shapes(tree):
+    return [x.shape for x in jax.tree.leaves(tree)]
+
+
+def places(tree):
+    return [(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(tree)]
+
+
+def test_bind_makes_the_state_that_init_makes():
+    mesh = helpers.mesh_of(N)
+    bound, expected = sparsejax.bind(chain(), mesh), sparsejax.init(chain(), PARAMS, mesh)
+    state = bound.init(PARAMS)
+    assert places(state) == places(expected)
+    assert shapes(jax.eval_shape(bound.init, PARAMS)) == shapes(expected)
+    with pytest.raises(StateError, match=r"sparsejax\.bind\(tx, mesh\)"):
+        chain().init(PARAMS)
+
+
+WRAPPED = {
+    "alone": lambda tx: tx,
+    "masked": lambda tx: optax.masked(tx, {"table": True, "bias": False}),
+    "partition": lambda tx: optax.partition(
+        {"rows": tx, "rest": sparsejax.dense_sync()}, {"table": "rows", "bias": "rest"}
+    ),
+    "named_chain": lambda tx: optax.named_chain(("sync", tx), ("scale", optax.scale(1.0))),
+    "freeze": lambda tx: optax.transforms.selective_transform(
+        tx, freeze_mask={"table": False, "bias": True}
+    ),
+    "lookahead of updates": lambda tx: optax.chain(tx, optax.trace(0.9)),
+    "inject": lambda tx: optax.chain(tx, optax.inject_hyperparams(optax.sgd)(0.1)),
+    "schedule": lambda tx: optax.chain(tx, optax.scale_by_schedule(lambda step: 1 / step)),
+    "accumulate": lambda tx: sparsejax.accumulate(tx, every=2),
+    "warm up and skip": lambda tx: sparsejax.skip_nonfinite(sparsejax.warm_up(tx, 2)),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_wrappers_of_optax_keep_a_state_with_specs(name):
+    """The state goes through a step in shard_map, by its specs, and keeps its types."""
+    mesh = helpers.mesh_of(N)
+    tx = sparsejax.bind(WRAPPED[name](chain()), mesh)
+    state = tx.init(PARAMS)
+    specs = sparsejax.state_specs(state)
+    assert P("data") in jax.tree.leaves(specs)
+
+    def on_rank(params, state):
+        return tx.update(sparsejax.local(params), state, params)[1]
+
+    step = jax.shard_map(on_rank, mesh=mesh, in_specs=(P(), specs), out_specs=specs)
+    after = jax.eval_shape(step, PARAMS, state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert shapes(after) == shapes(state)
+
+
+@pytest.mark.parametrize("ranks", [None, N, 4, 3])
+def test_a_target_is_like_the_state_of_so_many_ranks(ranks):
+    mesh = helpers.mesh_of(N)
+    target = sparsejax.abstract_state(chain(), PARAMS, mesh, ranks=ranks)
+    made = sparsejax.init(chain(), PARAMS, helpers.mesh_of(ranks or N))
+    assert jax.tree.structure(target) == jax.tree.structure(made)
+    assert shapes(target) == shapes(made)
+    if ranks in (None, N):
+        assert places(target) == places(made)
+    else:
+        assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(target))
+
+
+def test_a_target_for_a_pair_of_axes():
+    mesh = helpers.grid(hosts=2, chips=2)
+    params, pair = {"table": PARAMS["table"]}, ("hosts", "chips")
+    sparsifier = sparsejax.top_k(0.1, min_size=1, axis_name=pair)
+    tx = optax.chain(sparsifier, sparsejax.dense_sync(pair))
+    target = sparsejax.abstract_state(tx, params, mesh, pair, ranks=8)
+    assert sparsejax.residuals(target)["table"].shape == (8, 60, 4)
+    with pytest.raises(AxisError, match=r"ranks=5 .*multiple of the 2"):
+        sparsejax.abstract_state(tx, params, mesh, pair, ranks=5)
+
+
+def test_arrays_in_containers_of_another_framework_say_where_they_are():
+    mesh = helpers.mesh_of(N)
+    state = sparsejax.bind(chain(), mesh).init(PARAMS)
+    flat = dict(enumerate(jax.tree.leaves(state)))
+    specs = sparsejax.state_specs(flat)
+    known = jax.tree.leaves(sparsejax.state_specs(state))
+    short = lambda spec: tuple(spec)[: sum(part is not None for part in spec)]
+    assert [short(spec) for spec in specs.values()] == [short(spec) for spec in known]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [N, 4])
+def test_checkpoint_manager_restores_into_a_target(tmp_path, ranks):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    tx, mesh = chain(), helpers.mesh_of(N)
+    saved = sparsejax.init(tx, PARAMS, helpers.mesh_of(ranks))
+    saved = jax.tree.map(lambda x: x + 1 if x.dtype == jnp.float32 else x, saved)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(3, args=ocp.args.StandardSave(saved))
+        manager.wait_until_finished()
+        target = sparsejax.abstract_state(tx, PARAMS, mesh, ranks=ranks)
+        state = manager.restore(3, args=ocp.args.StandardRestore(target))
+    assert places(state) == places(target)
+    for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(saved), strict=True):
+        np.testing.assert_array_equal(x, y)
+    moved = sparsejax.resized(state, like=sparsejax.init(tx, PARAMS, mesh))
+    held = np.asarray(sparsejax.residuals(moved)["table"])
+    np.testing.assert_allclose(held.sum(0), N)
+
+
+def test_a_state_in_place_is_compiled_for_once():
+    mesh = helpers.mesh_of(N)
+    tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
+    params = jax.device_put(PARAMS, jax.NamedSharding(mesh, P()))
+    state = sparsejax.bind(tx, mesh).init(params)
+    specs = sparsejax.state_specs(state)
+
+    @jax.jit
+    @jax.shard_map(mesh=mesh, in_specs=(P(), specs), out_specs=(P(), specs))
+    def step(params, state):
+        updates, state = tx.update(sparsejax.local(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event)
+    )
+    try:
+        for _ in range(2):
+            params, state = step(params, state)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert sum("backend_compile" in event for event in compiled) == 1
