@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+
 from sparsejax.errors import ArgumentError
 
 
@@ -25,7 +27,16 @@ class Loss:
     def __call__(self, params: Any, batch: Any, given: dict[str, Any]) -> tuple[Any, Any]:
         """Calls it with what the state has, by keyword; what is not returned is None."""
         self._check_call(params, batch, given)
-        out = self.function(params, batch, **given)
+        loss, rest = self._taken_apart(self.function(params, batch, **given), given)
+        if jnp.shape(loss):
+            raise ArgumentError(
+                f"{self.name} must return a scalar loss, the mean over its share of the "
+                f"batch, got an array {list(jnp.shape(loss))}: loss.mean()."
+            )
+        return loss, rest
+
+    def _taken_apart(self, out, given):
+        """What the function returned, as (loss, (aux, variables))."""
         returns = ["aux"] * self.has_aux + ["variables"] * ("variables" in given)
         if not returns:
             if isinstance(out, tuple):

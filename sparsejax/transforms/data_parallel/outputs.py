@@ -45,7 +45,7 @@ def put_together(outputs: Any, aux: Any, share: Share) -> Any:
     """
 
     def below(path, kind, outputs):
-        one = lambda further, x: _one(tree.written((*path, *further)), x, kind, share)
+        one = lambda further, x: _one((*path, *further), x, kind, share)
         return jax.tree_util.tree_map_with_path(one, outputs)
 
     try:
@@ -59,7 +59,8 @@ def put_together(outputs: Any, aux: Any, share: Share) -> Any:
         ) from None
 
 
-def _one(path, x, kind, share):
+def _one(keys, x, kind, share):
+    path = tree.written(tree.unboxed([keys])[0])
     name = f"the auxiliary output {path!r}" if path else "the auxiliary output"
     dtype = getattr(x, "dtype", None)
     if dtype is None and isinstance(x, (bool, int, float, complex)):

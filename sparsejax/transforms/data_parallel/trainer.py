@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from sparsejax import axes
 from sparsejax.axes import AxisName
+from sparsejax.errors import ArgumentError
 from sparsejax.transforms.data_parallel import outputs, placing, variables as of_variables
 from sparsejax.transforms.data_parallel.losses import Loss
 from sparsejax.transforms.data_parallel.shares import Share
@@ -43,6 +44,12 @@ class DataParallel:
         eval_fn,
         donate,
     ):
+        if not isinstance(tx, optax.GradientTransformation) or not isinstance(mesh, Mesh):
+            raise ArgumentError(
+                "sparsejax.data_parallel(loss_fn, tx, mesh) takes an optax transformation, "
+                "such as optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), and a "
+                f"jax.sharding.Mesh, got a {type(tx).__name__} and a {type(mesh).__name__}."
+            )
         if has_aux:
             outputs.check(aux)
         of_variables.check(variables)
@@ -292,7 +299,8 @@ def data_parallel(
             the number of examples that are there, if shares are filled up. The gradient is
             then sum(weight * gradient) / sum(weight), where `tx` averages. A rank whose
             weight is 0 does not count, whatever its loss is; if all are 0, the gradient
-            is 0 and the loss NaN. Sums leave such ranks out, and know no weights else.
+            is 0 and the loss NaN. Sums leave such ranks out, and know no weights else; what
+            is stacked holds what shares were filled up with.
         eval_fn: What `evaluate` calls, as `loss_fn` is called; `loss_fn` itself if None.
         donate: Whether a step uses up the state that it is given, and reuses its memory.
 

@@ -117,7 +117,7 @@ def merged(variables: Any, new: Any, share: Share) -> Any:
     def one(path, node, old, new):
         if isinstance(node, PerRank):
             return node.with_value(jax.tree.map(kept, old, new))
-        return _averaged(tree.written(path), node, new, share)
+        return _averaged(tree.written(tree.unboxed([path])[0]), node, new, share)
 
     return jax.tree_util.tree_map_with_path(one, variables, old, new, is_leaf=_is_per_rank)
 

@@ -137,6 +137,7 @@ def test_a_sparsifier_that_nothing_synchronizes_is_named():
 @pytest.mark.parametrize(
     ("loss_fn", "options", "values", "match"),
     [
+        (lambda p, b: p["w"] * b, {}, {}, r"must return a scalar loss.*array \[1\]"),
         (lambda p, b: (0.0, 1), {}, {}, "must return the loss, got a tuple of 2.*has_aux"),
         (lambda p, b: p["w"], {"has_aux": True}, {}, r"return \(loss, aux\), got"),
         (
@@ -168,6 +169,12 @@ def test_a_sparsifier_that_nothing_synchronizes_is_named():
 def test_a_loss_function_of_another_form_is_an_error(loss_fn, options, values, match):
     with pytest.raises(ArgumentError, match=match):
         stepped(plain(loss_fn, **options), **values)
+
+
+def test_arguments_in_another_order_are_an_error():
+    tx = optax.chain(sparsejax.zen_sync(), optax.sgd(0.5))
+    with pytest.raises(ArgumentError, match=r"\(loss_fn, tx, mesh\).* got a Mesh and a "):
+        sparsejax.data_parallel(lambda p, b: 0.0, mesh_of(2), tx)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,27 @@ def test_another_axis_may_shard_the_parameters(kinds):
         )
 
 
+def test_those_of_flax_models():
+    nnx = pytest.importorskip("flax.nnx")
+    layer = nnx.BatchNorm(4, momentum=0.5, rngs=nnx.Rngs(0))
+    graph, params, statistics = nnx.split(layer, nnx.Param, nnx.BatchStat)
+
+    def loss(params, batch, *, variables):
+        model = nnx.merge(graph, params, variables, copy=True)
+        out = model(batch[:, None] * jnp.ones(4))
+        return jnp.mean(out), nnx.state(model, nnx.BatchStat)
+
+    state, (after, _) = traced(loss, params=params, values=statistics)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+
+    def shorter(*args, **given):
+        value, changed = loss(*args, **given)
+        return value, jax.tree.map(lambda x: x[:2], changed)
+
+    with pytest.raises(ArgumentError, match=r"'mean' was float32\[4\] .* float32\[2\]"):
+        traced(shorter, params=params, values=statistics)
+
+
 @pytest.mark.parametrize(
     ("change", "options", "match"),
     [
