@@ -20,7 +20,10 @@ from sparsejax.advise.tensors import (
 from sparsejax.axes import local as local
 from sparsejax.schemes.forecast import Network as Network
 from sparsejax.transforms.all_reduce import all_reduce as all_reduce
-from sparsejax.transforms.data_parallel import data_parallel as data_parallel
+from sparsejax.transforms.data_parallel import (
+    TrainState as TrainState,
+    data_parallel as data_parallel,
+)
 from sparsejax.transforms.feedback import (
     MomentumCorrection as MomentumCorrection,
     Residual as Residual,

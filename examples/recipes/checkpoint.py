@@ -4,7 +4,6 @@ import pathlib
 import tempfile
 
 import jax
-import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 
@@ -15,7 +14,7 @@ jax.config.update("jax_num_cpu_devices", 4)  # simulated, where there are no GPU
 four = jax.make_mesh((4,), ("data",))
 two = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
 tx = optax.chain(sparsejax.top_k(0.05, min_size=1), sparsejax.zen_sync(), optax.sgd(0.1))
-params = {"w": jnp.zeros((100, 16))}
+params = {"w": jax.random.normal(jax.random.key(1), (100, 16))}
 batch = jax.random.normal(jax.random.key(0), (8, 100, 16))
 loss_fn = lambda params, batch: optax.squared_error(params["w"] - batch).mean()
 
@@ -36,7 +35,6 @@ with ocp.StandardCheckpointer() as checkpointer:
         fresh = sparsejax.data_parallel(loss_fn, tx, mesh).init(params)
         target = sparsejax.abstract_state(tx, params, mesh, ranks=4)
         state = checkpointer.restore(path, fresh._replace(opt_state=target))
-        if mesh is two:
-            opt_state = sparsejax.resized(state.opt_state, like=fresh.opt_state)
-            state = state._replace(opt_state=opt_state)
-        print(f"loss {loss:.4f} at first, {train(mesh, state)[1]:.4f} at last")
+        opt_state = sparsejax.resized(state.opt_state, like=fresh.opt_state)
+        state = state._replace(opt_state=opt_state)
+        print(f"loss {loss:.4f}, then loss {train(mesh, state)[1]:.4f}")

@@ -37,4 +37,4 @@ losses = []
 for _ in range(60):
     state, loss = step(state, ids)
     losses.append(float(loss))
-print(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last")
+print(f"loss {losses[0]:.3f}, then loss {losses[-1]:.3f}")

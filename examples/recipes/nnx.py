@@ -23,10 +23,8 @@ def step(state, ids):
     model, optimizer = nnx.merge(graph, state)
     inside, params = nnx.split(model, nnx.Param)
 
-    def loss_fn(params):
-        logits = nnx.merge(inside, params)(ids)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, ids % 10).mean()
-
+    entropy = optax.softmax_cross_entropy_with_integer_labels
+    loss_fn = lambda params: entropy(nnx.merge(inside, params)(ids), ids % 10).mean()
     loss, grads = jax.value_and_grad(loss_fn)(sparsejax.local(params))
     optimizer.update(model, grads)
     return nnx.state((model, optimizer)), jax.lax.pmean(loss, "data")
@@ -39,4 +37,4 @@ losses = []
 for _ in range(60):
     state, loss = step(state, ids)
     losses.append(float(loss))
-print(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last")
+print(f"loss {losses[0]:.3f}, then loss {losses[-1]:.3f}")

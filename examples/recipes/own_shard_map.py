@@ -36,5 +36,5 @@ losses = []
 for _ in range(60):
     params, state, loss = step(params, state, ids)
     losses.append(float(loss))
-print(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last")
+print(f"loss {losses[0]:.3f}, then loss {losses[-1]:.3f}")
 print(f"bytes sent a step: {sparsejax.metrics(state)['sync/wire_bytes']:,.0f}")

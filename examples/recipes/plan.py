@@ -37,4 +37,4 @@ losses = []
 for _ in range(60):
     state, loss = trainer.step(state, ids)
     losses.append(float(loss))
-print(plan, f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last", sep="\n")
+print(plan, f"loss {losses[0]:.3f}, then loss {losses[-1]:.3f}", sep="\n")

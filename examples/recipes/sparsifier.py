@@ -34,5 +34,5 @@ losses = []
 for _ in range(60):
     state, loss = trainer.step(state, batch)
     losses.append(float(loss))
-print(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last")
+print(f"loss {losses[0]:.3f}, then loss {losses[-1]:.3f}")
 print(f"held back: {sparsejax.metrics(state.opt_state)['sparsify/residual_norm']:.3f}")

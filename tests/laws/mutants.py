@@ -209,9 +209,9 @@ MUTANTS = {
         "tests/transforms",
     ),
     "data_parallel differentiates what is replicated": Mutant(
-        "sparsejax/transforms/data_parallel.py",
-        "value_and_grad(axes.local(state.params, axis_name), batch)",
-        "value_and_grad(state.params, batch)",
+        "sparsejax/transforms/data_parallel/trainer.py",
+        "value_and_grad(axes.local(state.params, wire.axis))",
+        "value_and_grad(state.params)",
         "tests/test_smoke.py tests/transforms",
     ),
     # Advice.

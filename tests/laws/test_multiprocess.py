@@ -1,65 +1,25 @@
 """Real processes that talk over gloo hold the same bytes as simulated devices."""
 
-import itertools
-import os
-import pathlib
-import socket
-import subprocess
-import sys
-import threading
-
 import numpy as np
 import pytest
 
 from tests import helpers
+from tests.helpers import processes
 
 
-ROOT = pathlib.Path(__file__).parents[2]
-TIMEOUT = 240  # seconds; a collective that hangs must not hang the suite
-
-
-def start(*arguments, module="distributed_worker"):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", f"tests.laws.{module}", *map(str, arguments)],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def wait(processes):
-    try:
-        for process in processes:
-            output, _ = process.communicate(timeout=TIMEOUT)
-            assert process.returncode == 0, output
-    finally:
-        for process in processes:
-            process.kill()
-
-
-def free_address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+def start(*arguments):
+    return processes.start("tests.laws.distributed_worker", *arguments)
 
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_one_process_alone_reads_a_state():
     """A collective would wait for the other, which does nothing."""
-    coordinator = free_address()
-    both = [start(coordinator, rank, module="alone_worker") for rank in (0, 1)]
-    timer = threading.Timer(TIMEOUT / 2, lambda: [process.kill() for process in both])
-    timer.start()
+    address = processes.free_address()
+    both = [processes.start("tests.laws.alone_worker", address, rank) for rank in (0, 1)]
     try:
-        lines = list(itertools.takewhile(lambda line: line != "alone\n", both[0].stdout))
-        assert both[0].poll() is None, "".join(lines)
+        processes.printed(both[0], "alone")
     finally:
-        timer.cancel()
         for process in both:
             process.kill()
             process.communicate()
@@ -69,9 +29,9 @@ def test_one_process_alone_reads_a_state():
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("ranks", [2, *helpers.slow(3)])
 def test_processes_hold_the_bytes_that_simulated_devices_hold(tmp_path, ranks):
-    coordinator = free_address()
-    wait([start(tmp_path / "simulated.npz", ranks)])
-    wait(
+    coordinator = processes.free_address()
+    processes.wait([start(tmp_path / "simulated.npz", ranks)])
+    processes.wait(
         [start(tmp_path / f"{rank}.npz", ranks, coordinator, rank) for rank in range(ranks)]
     )
     simulated = np.load(tmp_path / "simulated.npz")
@@ -88,3 +48,28 @@ def test_processes_hold_the_bytes_that_simulated_devices_hold(tmp_path, ranks):
                 assert held[name].tobytes() == simulated[name].tobytes(), (rank, name)
             first = np.load(tmp_path / "0.npz")[name]
             assert held[name].tobytes() == first.tobytes(), (rank, name)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_processes_that_give_their_own_shares_train_as_one_that_gives_all(tmp_path):
+    worker = "tests.transforms.data_parallel.worker"
+    coordinator = processes.free_address()
+    processes.wait([processes.start(worker, tmp_path / "all.npz")])
+    processes.wait(
+        [
+            processes.start(worker, tmp_path / f"{rank}.npz", coordinator, rank)
+            for rank in range(2)
+        ]
+    )
+    whole = np.load(tmp_path / "all.npz")
+    parts = [np.load(tmp_path / f"{rank}.npz") for rank in range(2)]
+    assert len(whole.files) == 34
+    for name in whole.files:
+        held = [part[name] for part in parts]
+        if held[0].shape == whole[name].shape:
+            assert held[0].tobytes() == held[1].tobytes(), name
+            got = held[0]
+        else:
+            got = np.concatenate(held)
+        np.testing.assert_allclose(got, whole[name], rtol=1e-6, err_msg=name)

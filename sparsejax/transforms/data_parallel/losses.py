@@ -1,0 +1,78 @@
+"""How a loss function is called, and what it may return."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from sparsejax.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A loss function in one form: from parameters to (loss, (aux, variables)).
+
+    Attributes:
+        function: The user's.
+        name: The argument that it was given as, for messages.
+        has_aux: Whether it returns auxiliary outputs.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    has_aux: bool
+
+    def __call__(self, params: Any, batch: Any, given: dict[str, Any]) -> tuple[Any, Any]:
+        """Calls it with what the state has, by keyword; what is not returned is None."""
+        self._check_call(params, batch, given)
+        loss, rest = self._taken_apart(self.function(params, batch, **given), given)
+        if jnp.shape(loss):
+            raise ArgumentError(
+                f"{self.name} must return a scalar loss, the mean over its share of the "
+                f"batch, got an array {list(jnp.shape(loss))}: loss.mean()."
+            )
+        return loss, rest
+
+    def _taken_apart(self, out, given):
+        """What the function returned, as (loss, (aux, variables))."""
+        returns = ["aux"] * self.has_aux + ["variables"] * ("variables" in given)
+        if not returns:
+            if isinstance(out, tuple):
+                raise self._wrong(out, "the loss", "With auxiliary outputs, has_aux=True.")
+            return out, (None, None)
+        rest = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
+        if not _is_pair(out):
+            raise self._wrong(out, f"(loss, {rest})")
+        loss, rest = out
+        if len(returns) == 1:
+            return loss, (rest, None) if self.has_aux else (None, rest)
+        if not _is_pair(rest):
+            raise self._wrong(rest, "(aux, variables)", what="second value")
+        return loss, tuple(rest)
+
+    def _check_call(self, params, batch, given):
+        """Raises where the function does not take what it is called with."""
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):  # a builtin, which does not say
+            return
+        try:
+            signature.bind(params, batch, **given)
+        except TypeError as error:
+            named = ", ".join(["params", "batch", *(f"{name}={name}" for name in given)])
+            raise ArgumentError(
+                f"{self.name} is called as {self.name}({named}), and does not take that: "
+                f"{error}. It is given what the state was made with: trainer.init(params, "
+                "variables=..., key=...)."
+            ) from None
+
+    def _wrong(self, out, wanted, hint="", what=""):
+        kind = f"a tuple of {len(out)}" if isinstance(out, tuple) else type(out).__name__
+        subject = f"the {what} of {self.name}" if what else self.name
+        return ArgumentError(f"{subject} must return {wanted}, got {kind}. {hint}".rstrip())
+
+
+def _is_pair(out):
+    return isinstance(out, tuple) and len(out) == 2

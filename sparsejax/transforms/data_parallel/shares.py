@@ -1,0 +1,93 @@
+"""This rank's share in what is put together over all ranks: means, sums, weights.
+
+On the wire: a psum for each mean and each sum, and one for the weights where there are any.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax import axes
+from sparsejax.errors import ArgumentError
+from sparsejax.units.dtypes import wide
+from sparsejax.wire import Wire
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """How much this rank counts.
+
+    Attributes:
+        wire: The ranks.
+        weight: This rank's weight, float32; None where all ranks count alike.
+        total: The sum of all ranks' weights.
+    """
+
+    wire: Wire
+    weight: jax.Array | None = None
+    total: jax.Array | None = None
+
+    @classmethod
+    def of(cls, batch: Any, weight_of: Callable[[Any], Any] | None, wire: Wire) -> "Share":
+        """The share that goes with this rank's part of a batch."""
+        if weight_of is None:
+            return cls(wire)
+        weight = jnp.asarray(weight_of(batch))
+        if weight.shape or not jnp.issubdtype(wide(weight.dtype), jnp.floating):
+            raise ArgumentError(
+                "weight must return one number for a rank's share of the batch, got "
+                f"{weight.dtype}{list(weight.shape)}. Of a mask that is its sum: "
+                "weight=lambda batch: batch['mask'].sum()."
+            )
+        weight = wire.per_rank(jnp.maximum(weight.astype(jnp.float32), 0))
+        return cls(wire, weight, wire.psum(weight)[0])
+
+    def scaled(self, x: jax.Array) -> jax.Array:
+        """What has the weighted mean as its plain mean over ranks.
+
+        Zeros on a rank without data, whatever x is there. Where all weights are equal it is
+        x itself.
+        """
+        if self.weight is None or self.total is None:
+            return x
+        total = jnp.where(self.total == 0, 1, self.total)
+        scale = self.weight * self.wire.ranks / total
+        scaled = (x.astype(wide(x.dtype)) * scale).astype(x.dtype)
+        return jnp.where(self.weight > 0, scaled, jnp.zeros_like(scaled))
+
+    def mean(self, x: jax.Array) -> jax.Array:
+        """The mean over the ranks that have data, in float32 or wider; NaN if none has."""
+        x = self.scaled(jnp.asarray(x, wide(jnp.result_type(x))))
+        mean = self.wire.psum(self.wire.per_rank(x))[0] / self.wire.ranks
+        return mean if self.total is None else jnp.where(self.total == 0, jnp.nan, mean)
+
+    def sum(self, x: jax.Array) -> jax.Array:
+        """The sum over the ranks that have data; of integers and flags an integer."""
+        dtype = jnp.result_type(x)
+        is_float = jnp.issubdtype(dtype, jnp.inexact)
+        to = wide(dtype) if is_float else jnp.promote_types(dtype, jnp.int32)
+        x = jnp.asarray(x, to)
+        if self.weight is not None:
+            x = jnp.where(self.weight > 0, x, jnp.zeros_like(x))
+        return self.wire.psum(self.wire.per_rank(x))[0]
+
+    def of_all(self, new: jax.Array, old: jax.Array) -> jax.Array:
+        """The mean in the old value's dtype; the old value where no rank has data."""
+        mean = self.mean(new).astype(old.dtype)
+        return mean if self.total is None else jnp.where(self.total == 0, old, mean)
+
+    def own(self, new: jax.Array, old: jax.Array) -> jax.Array:
+        """This rank's value; the old one where it has no data."""
+        return new if self.weight is None else jnp.where(self.weight > 0, new, old)
+
+    def require_same_elsewhere(self, what: str, x: Any) -> None:
+        """Raises where x differs over a mesh axis that is not the ranks'."""
+        further = sorted(axes.varying_axes(x) - set(axes.axis_names(self.wire.axis)))
+        if further:
+            raise ArgumentError(
+                f"{what} differs over {further[0]!r}, which shards the parameters: add it "
+                f"up there, lax.psum(..., {further[0]!r})."
+            )

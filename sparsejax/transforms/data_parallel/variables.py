@@ -1,0 +1,161 @@
+"""Variables: what a loss function changes and no gradient trains, such as batch statistics.
+
+On the wire: a psum for each floating leaf that is averaged; nothing for what is kept by
+rank, nor for integers, which must be equal on all ranks.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax import axes
+from sparsejax.axes import AxisName
+from sparsejax.errors import ArgumentError, StateError
+from sparsejax.transforms.data_parallel.shares import Share
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.state.per_rank import PerRank
+from sparsejax.wire import Wire
+
+
+KINDS = ("mean", "by_rank")
+
+
+def check(kinds: Any) -> None:
+    """Raises unless it says for each variable what becomes of it."""
+    for kind in jax.tree.leaves(kinds, is_leaf=lambda node: node is None):
+        if kind not in KINDS:
+            raise ArgumentError(
+                "variables must be 'mean' or 'by_rank', or a tree of these like the "
+                f"variables, or a prefix of one; got {kind!r}. (Their values are given to "
+                "trainer.init(params, variables=...).)"
+            )
+
+
+def wrapped(values: Any, kinds: Any, axis_name: AxisName) -> Any:
+    """The values, those that are kept by rank as `PerRank`."""
+    if values is None:
+        return None
+
+    def wrap(kind, value):
+        # Of no parameter: so they are sharded over the ranks alone, and `sparsejax.resized`
+        # averages them.
+        return PerRank(value, axis_name, paths=()) if kind == "by_rank" else value
+
+    try:
+        return jax.tree.map(wrap, kinds, values)
+    except ValueError as error:
+        raise ArgumentError(
+            "variables, as given to sparsejax.data_parallel, must be a tree like those "
+            f"given to trainer.init, or a prefix of one: {error}"
+        ) from None
+
+
+def copied(x: jax.Array) -> jax.Array:
+    """A copy, of a dtype that later steps will not change."""
+    return jnp.array(x, dtype=x.dtype, copy=True)
+
+
+def first(values: Any, wire: Wire) -> Any:
+    """The first variables on a rank: wrapped values, copied, with a leading rank axis."""
+
+    def one(node):
+        if not isinstance(node, PerRank):
+            return copied(node)
+        return node.with_value(jax.tree.map(lambda x: wire.per_rank(x[None]), node.value))
+
+    return jax.tree.map(one, values, is_leaf=_is_per_rank)
+
+
+def check_ranks(variables: Any, ranks: int) -> None:
+    """Raises where variables were kept by another number of ranks."""
+    nodes = jax.tree_util.tree_leaves_with_path(variables, is_leaf=_is_per_rank)
+    for path, node in nodes:
+        held = node.value if isinstance(node, PerRank) else ()
+        for below, leaf in jax.tree_util.tree_leaves_with_path(held):
+            if leaf.shape[0] != ranks:
+                raise StateError(
+                    f"the variable {tree.written((*path, *below))!r} is kept by "
+                    f"{leaf.shape[0]} ranks, and there are {ranks}: sparsejax.resized("
+                    "state, like=trainer.init(params, ...)) gives each of them the average."
+                )
+
+
+def given(variables: Any, wire: Wire) -> Any:
+    """The variables as the loss function is given them.
+
+    Floating ones vary over the ranks from the start, as what is computed from them will.
+    """
+
+    def one(node):
+        if isinstance(node, PerRank):
+            return jax.tree.map(lambda x: x[0], node.value)
+        return wire.per_rank(node) if _is_floating(node) else node
+
+    return jax.tree.map(one, variables, is_leaf=_is_per_rank)
+
+
+def merged(variables: Any, new: Any, share: Share) -> Any:
+    """The next variables, from the last ones and those that the loss function returned.
+
+    Args:
+        variables: As they are in the state, on this rank.
+        new: Those returned.
+        share: How much this rank counts.
+    """
+    old = given(variables, share.wire)
+    _check_alike(old, new)
+    new = jax.tree.structure(old).unflatten(jax.tree.leaves(new))
+
+    paths, leaves, _ = tree.flatten(new)
+    for path, leaf in zip(paths, leaves, strict=True):
+        share.require_same_elsewhere(f"the variable {path!r} that loss_fn returns", leaf)
+
+    def kept(old, new):
+        return share.wire.per_rank(share.own(new, old)[None])
+
+    def one(path, node, old, new):
+        if isinstance(node, PerRank):
+            return node.with_value(jax.tree.map(kept, old, new))
+        return _averaged(tree.written(tree.unboxed([path])[0]), node, new, share)
+
+    return jax.tree_util.tree_map_with_path(one, variables, old, new, is_leaf=_is_per_rank)
+
+
+def _averaged(path, old, new, share):
+    if _is_floating(new):
+        return share.of_all(new, old)
+    if axes.varying_axes(new):
+        raise ArgumentError(
+            f"the variable {path!r} is {new.dtype}, which has no mean, and it differs by "
+            "rank. Keep it by rank, sparsejax.data_parallel(..., variables='by_rank') or a "
+            "tree that says it of this one; or compute it from what all ranks share."
+        )
+    return new
+
+
+def _check_alike(old, new):
+    """Raises unless the loss function returned what it was given, changed."""
+
+    def kinds(variables):
+        paths, leaves, _ = tree.flatten(variables)
+        described = (f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in leaves)
+        return dict(zip(paths, described, strict=True))
+
+    was, now = kinds(old), kinds(new)
+    for path in sorted(was.keys() | now.keys()):
+        if was.get(path) != now.get(path):
+            raise ArgumentError(
+                f"the variable {path!r} was {was.get(path, 'not there')} when loss_fn was "
+                f"given it, and is {now.get(path, 'not there')} among those it returned. "
+                "Return all variables that are given, of the same shapes and dtypes: "
+                "changed, or as they are."
+            )
+
+
+def _is_per_rank(node):
+    return isinstance(node, PerRank)
+
+
+def _is_floating(x):
+    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)

@@ -1,0 +1,198 @@
+"""The trainer's state, keys and evaluation, and what it says where something is wrong."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sparsejax
+from sparsejax.errors import ArgumentError, StateError
+from tests.helpers import mesh_of
+from tests.transforms.data_parallel import model
+
+
+def plain(loss_fn=lambda p, b: jnp.mean(p["w"] * b), tx=None, **options):
+    tx = tx or optax.chain(sparsejax.dense_sync(), optax.sgd(0.5))
+    return sparsejax.data_parallel(loss_fn, tx, mesh_of(2), **options)
+
+
+def stepped(trainer, batch=None, **values):
+    """Traces a step from the first state of a trainer of parameters {"w": 1}."""
+    state = trainer.init({"w": np.float32(1)}, **values)
+    batch = np.ones(2, np.float32) if batch is None else batch
+    return jax.eval_shape(trainer.compiled(state), state, batch)
+
+
+def draws(state, count=3):
+    """What each rank draws in each of so many steps, and the states before them."""
+    states, drawn = [], []
+    for step in range(count):
+        states.append(state)
+        state, (_, aux) = model.trainer().step(state, model.batch_of(step))
+        drawn.append(np.asarray(aux["drawn"]))
+    return np.stack(drawn), states
+
+
+def test_each_rank_and_step_has_a_key_of_its_own():
+    drawn, states = draws(model.first())
+    assert drawn.shape == (3, model.RANKS)
+    assert len(np.unique(drawn)) == drawn.size
+    want = [
+        [
+            jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, step), rank))
+            for rank in range(model.RANKS)
+        ]
+        for key in [jax.random.key(0)]
+        for step in range(3)
+    ]
+    np.testing.assert_array_equal(drawn, want)
+    # From any state on it goes on as before; another key draws other numbers.
+    again, _ = draws(states[1], 2)
+    np.testing.assert_array_equal(again, drawn[1:])
+    other, _ = draws(model.first(seed=1), 1)
+    assert not np.isin(other, drawn).any()
+
+
+@pytest.mark.parametrize("key", [0, jax.random.split(jax.random.key(0), 2), np.ones(2)])
+def test_what_is_no_key_is_an_error_that_says_what_is_one(key):
+    with pytest.raises(ArgumentError, match=r"key must be one .*jax.random.key\(0\).* got"):
+        plain().init({"w": np.float32(1)}, key=key)
+
+
+def test_a_key_of_the_old_kind_will_do():
+    loss = lambda p, b, *, key: jnp.mean(p["w"] * b) + jax.random.uniform(key)
+    stepped(plain(loss), key=jax.random.PRNGKey(0))
+
+
+def test_a_state_that_is_not_donated_can_be_used_again():
+    state, batch = model.first(), model.batch_of(0)
+    first, _ = model.trainer().step(state, batch)
+    second, _ = model.trainer().step(state, batch)
+    assert float(first.params["w"]) == float(second.params["w"]) != 1
+
+
+def test_a_state_that_is_used_up_is_an_error_that_names_the_fix():
+    trainer, batch = plain(), np.ones(2, np.float32)
+    state = trainer.init({"w": np.float32(1)})
+    after, _ = trainer.step(state, batch)
+    for call in (trainer.step, trainer.evaluate):
+        with pytest.raises(StateError, match=r"'step' was deleted.*donate=False"):
+            call(state, batch)
+    # One leaf is enough.
+    mixed = after._replace(params=state.params)
+    with pytest.raises(StateError, match=r"'params/w' was deleted"):
+        trainer.step(mixed, batch)
+    trainer.step(after, batch)
+
+
+def test_what_is_no_state_is_an_error_that_names_what_makes_one():
+    with pytest.raises(StateError, match=r"trainer.init\(params\).*got a dict"):
+        plain().step({"w": np.float32(1)}, np.ones(2, np.float32))
+
+
+def test_evaluation_is_the_loss_without_gradient_or_optimizer():
+    trainer, batch = model.trainer(), model.batch_of(0)
+    state = model.first()
+    loss, aux = trainer.evaluate(state._replace(opt_state=None), batch)
+    # What is evaluated is `eval_fn`, which knows no parameters.
+    np.testing.assert_array_equal(aux["product"], -batch["x"])
+    np.testing.assert_allclose(loss, -batch["x"].mean(), rtol=1e-6)
+    # It draws what the next step draws, and changes nothing.
+    _, (_, stepped_aux) = trainer.step(state, batch)
+    np.testing.assert_array_equal(aux["drawn"], stepped_aux["drawn"])
+    assert (int(state.step), int(state.variables["steps"])) == (0, 0)
+
+
+def test_evaluation_calls_loss_fn_if_there_is_nothing_else():
+    trainer = plain()
+    state = trainer.init({"w": np.float32(3)})
+    assert float(trainer.evaluate(state, np.ones(2, np.float32))) == 3
+    assert float(state.params["w"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("tx", "path"),
+    [
+        (optax.chain(optax.adam(1e-3), sparsejax.dense_sync()), "0/0/mu/w"),
+        (optax.chain(optax.trace(0.9), sparsejax.dense_sync()), "0/trace/w"),
+    ],
+)
+def test_an_optimizer_in_front_of_the_synchronization_is_named(tx, path):
+    params = {"w": np.float32(3)}
+    with pytest.raises(StateError, match=rf"{path}' would differ by rank.*zen_sync"):
+        plain(tx=tx).init(params)
+    # A state that was made elsewhere is found out by the step.
+    state = plain().init(params)._replace(opt_state=tx.init(params))
+    fix = rf"opt_state/{path} differs by rank.*zen_sync\(\) before the optimizer"
+    with pytest.raises(ArgumentError, match=fix):
+        jax.eval_shape(plain(tx=tx).compiled(state), state, np.ones(2, np.float32))
+
+
+@pytest.mark.filterwarnings("ignore:the updates of all leaves are")
+def test_a_sparsifier_that_nothing_synchronizes_is_named():
+    tx = optax.chain(sparsejax.top_k(0.5, min_size=1), optax.identity())
+    trainer = plain(lambda p, b: jnp.mean(p["w"]) * jnp.mean(b), tx)
+    state = trainer.init({"w": np.ones(8, np.float32)})
+    with pytest.raises(
+        ArgumentError, match=r"update of 'w' still differs by rank.*zen_sync"
+    ):
+        jax.eval_shape(trainer.compiled(state), state, np.ones(2, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "options", "values", "match"),
+    [
+        (lambda p, b: p["w"] * b, {}, {}, r"must return a scalar loss.*array \[1\]"),
+        (lambda p, b: (0.0, 1), {}, {}, "must return the loss, got a tuple of 2.*has_aux"),
+        (lambda p, b: p["w"], {"has_aux": True}, {}, r"return \(loss, aux\), got"),
+        (
+            lambda p, b, variables: (p["w"], 1, 2),
+            {},
+            {"variables": 1.0},
+            r"return \(loss, variables\), got a tuple of 3",
+        ),
+        (
+            lambda p, b, variables: (p["w"], variables),
+            {"aux": "mean"},
+            {"variables": 1.0},
+            r"second value .* must return \(aux, variables\), got ",
+        ),
+        (
+            lambda p, b: p["w"],
+            {},
+            {"key": jax.random.key(0)},
+            r"called as loss_fn\(params, batch, key=key\).*unexpected",
+        ),
+        (
+            lambda p, b, key: p["w"],
+            {},
+            {},
+            r"called as loss_fn\(params, batch\).*missing .*'key'.*trainer.init\(",
+        ),
+    ],
+)
+def test_a_loss_function_of_another_form_is_an_error(loss_fn, options, values, match):
+    with pytest.raises(ArgumentError, match=match):
+        stepped(plain(loss_fn, **options), **values)
+
+
+def test_arguments_in_another_order_are_an_error():
+    tx = optax.chain(sparsejax.zen_sync(), optax.sgd(0.5))
+    with pytest.raises(ArgumentError, match=r"\(loss_fn, tx, mesh\).* got a Mesh and a "):
+        sparsejax.data_parallel(lambda p, b: 0.0, mesh_of(2), tx)
+
+
+@pytest.mark.parametrize(
+    ("batch", "match"),
+    [
+        ({"x": np.ones(3)}, r"2 ranks along.* 2 must divide; got shape \[3\] for .*'x'"),
+        ({"x": np.float32(1)}, r"\[\] for the array 'x'.*trainer.init\(params, key="),
+        (jax.random.key(0), r"shape \[\] for the array\..*trainer.init\(params, key="),
+    ],
+)
+def test_a_batch_that_cannot_be_split_is_an_error_that_names_the_array(batch, match):
+    trainer = plain(lambda p, b: p["w"])
+    state = trainer.init({"w": np.float32(1)})
+    with pytest.raises(ArgumentError, match=match):
+        trainer.step(state, batch)
