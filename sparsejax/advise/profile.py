@@ -3,7 +3,13 @@
 `profile` measures one step's gradients: how many units of each leaf one rank has, and how
 many the sums over 2, 4, ... and all ranks have. Inside `shard_map`, on local gradients:
 
-    profiles.append(sparsejax.profile(grads, "data"))
+    def of_step(params, batch):
+        grads = jax.grad(loss_fn)(sparsejax.local(params, "data"), batch)
+        return sparsejax.profile(grads, "data")
+
+    of_step = jax.jit(jax.shard_map(
+        of_step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
+    profiles.append(of_step(params, batch))
 
 On the wire it is packed bits, a bit a unit, log2 n times, joined by "or": each about 1/32
 of a dense gradient. Where that is too much, `profile_from_state` takes what the
@@ -20,6 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from sparsejax import axes, errors, schemes
 from sparsejax.axes import AxisName
@@ -154,6 +161,15 @@ def profile_from_state(
 
 def load_of(profiles, path, units, shape, dtype, ranks) -> Load:
     """The load of one leaf, its densities the largest of all profiles."""
+    for profile in profiles:
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves(profile.get(path))):
+            raise PlanError(
+                f"the profile of {path!r} has no numbers yet: it was kept while a function "
+                "was traced, and sparsejax.profile must be what that returns. seen.append("
+                "profiled(params, batch)), where profiled = jax.jit(jax.shard_map(lambda "
+                "params, batch: sparsejax.profile(jax.grad(loss_fn)(sparsejax.local(params"
+                "), batch)), mesh=mesh, in_specs=(P(), P('data')), out_specs=P()))."
+            )
     try:
         of_leaf = [jax.tree.map(np.asarray, profile[path]) for profile in profiles]
     except KeyError:

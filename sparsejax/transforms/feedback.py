@@ -43,6 +43,7 @@ from sparsejax.transforms.state.per_rank import (
     PerRank,
     by_rank,
     check_kind,
+    check_like,
     check_ranks,
 )
 from sparsejax.units.dtypes import wide
@@ -254,6 +255,7 @@ def feedback(
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
         paths, leaves, structure = tree.flatten(updates)
         _check(lossy, memory, lossy.leaves_out(paths, leaves), state, wire)
+        check_like(state.residual, paths, leaves, structure)
         lossy.check(paths, leaves, state.inner, wire)
         if OUTLINE.get():
             return structure.unflatten(lossy.outline(paths, leaves, wire)), state

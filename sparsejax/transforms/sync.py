@@ -18,7 +18,7 @@ import jax
 import optax
 
 from sparsejax import errors, schemes
-from sparsejax.axes import AxisName
+from sparsejax.axes import AxisName, check_axis_name
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import Scheme
 from sparsejax.schemes.top_k.base import TopKScheme
@@ -27,7 +27,6 @@ from sparsejax.transforms.buckets import Assignment, ByRules, Rules
 from sparsejax.transforms.exchange import Exchange
 from sparsejax.transforms.feedback import Memory, Residual, feedback as with_feedback
 from sparsejax.transforms.sparsify import Sparsification
-from sparsejax.transforms.state import tree
 from sparsejax.transforms.wrappers import accumulate, check_reduce, warm_up
 
 
@@ -91,6 +90,10 @@ def sync(
         An `optax.GradientTransformationExtraArgs`.
     """
     assignment = _assignment(scheme, rules, wire_dtype, sparsifier)
+    hint = ""
+    if isinstance(axis_name, Scheme | Assignment):
+        hint = "A scheme or a plan is the first argument of sparsejax.sync(scheme)."
+    check_axis_name(axis_name, "sparsejax.sync", hint)
     check_reduce(reduce)
     for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
         errors.check_whole(name, value, least)
@@ -196,10 +199,7 @@ def _assignment(scheme, rules, wire_dtype, sparsifier):
         buckets.check_rules(rules)
         elements = None if sparsifier is None else sparsifier.sparsifies
         assignment = ByRules(scheme, rules, elements)
-    if wire_dtype is not None and not tree.is_floating(wire_dtype):
-        raise ArgumentError(
-            f"wire_dtype must be a floating dtype such as jnp.bfloat16, got {wire_dtype!r}."
-        )
+    errors.check_dtype("wire_dtype", wire_dtype)
     for one in assignment.schemes() if sparsifier is not None else ():
         if isinstance(one, TopKScheme):
             raise ArgumentError(
@@ -212,11 +212,27 @@ def _assignment(scheme, rules, wire_dtype, sparsifier):
 
 def check_scheme(scheme: Any) -> None:
     """Raises unless it is a scheme."""
-    if not isinstance(scheme, Scheme):
-        raise ArgumentError(
-            "scheme must be a sparsejax scheme such as sparsejax.schemes.Zen(), got "
-            f"{scheme!r}."
-        )
+    if isinstance(scheme, Scheme):
+        return
+    hint = ""
+    if isinstance(scheme, Sparsification):
+        given, hint = repr(scheme), "A sparsifier is sync(scheme, sparsifier=...)."
+    elif isinstance(scheme, type) and issubclass(scheme, Scheme):
+        given = f"the class {scheme.__name__}"
+        hint = f"Make one: sparsejax.schemes.{scheme.__name__}()."
+    elif isinstance(scheme, str) and scheme.endswith(".json"):
+        given, hint = repr(scheme), f"A plan is read with sparsejax.Plan.load({scheme!r})."
+    else:
+        given = repr(scheme)
+        if isinstance(scheme, str):
+            name = {"dense": "AllReduce"}.get(scheme, scheme).lower()
+            named = [kind for kind in vars(schemes) if kind.lower() == name]
+            classes = [k for k in named if isinstance(getattr(schemes, k), type)]
+            hint = "".join(f"That is sparsejax.schemes.{k}()." for k in classes)
+    raise ArgumentError(
+        "scheme must be a sparsejax scheme such as sparsejax.schemes.Zen(), got "
+        f"{given}. {hint}".rstrip()
+    )
 
 
 def _by_level(scheme):

@@ -28,6 +28,7 @@ from sparsejax.transforms.state.per_rank import (
     PerRank,
     by_rank,
     check_kind,
+    check_like,
     check_ranks,
     observed,
 )
@@ -115,6 +116,7 @@ def accumulate(
             tree.check_dtype(path, leaf)
             axes.require_local(path, getattr(leaf, "values", leaf), wire.axis)
         check_ranks(state.pending, wire.ranks)
+        check_like(state.pending, paths, leaves, structure)
         extra.pop("ids", None)
         scale = every if reduce == "mean" else 1
         dtypes = [leaf.dtype for leaf in leaves]

@@ -9,7 +9,8 @@ and so the loss is found.
 """
 
 import contextvars
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,8 +20,8 @@ import optax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from sparsejax.axes import AxisName, as_varying, varying_axes
-from sparsejax.errors import StateError
+from sparsejax.axes import AxisName, as_varying, axis_names, is_checking, varying_axes
+from sparsejax.errors import ArgumentError, StateError
 from sparsejax.transforms.state import tree
 from sparsejax.units.dtypes import wide
 from sparsejax.wire import Wire
@@ -118,12 +119,22 @@ def observed(tx: optax.GradientTransformation, params: Any) -> list[tuple]:
     Returns:
         For each exchange itself, its buckets, and the leaves.
     """
+    tree.check_transformation(tx, params)
     exchanges: list[tuple] = []
     token = OBSERVER.set(lambda *seen: exchanges.append(seen))
     try:
         # A fresh function, and none inside it cached: JAX would remember this run.
         with jax.disable_jit():
             jax.eval_shape(lambda params: tx.init(params), params)
+    except AttributeError as error:
+        # optax.chain takes anything, and asks it for its `init` here.
+        if error.name == "init" and inspect.isfunction(error.obj):
+            function = error.obj.__name__
+            raise ArgumentError(
+                f"the chain has the function {function} in it, and not the transformation "
+                f"that it makes: call it, {function}(...)."
+            ) from None
+        raise
     finally:
         OBSERVER.reset(token)
     return exchanges
@@ -137,19 +148,70 @@ def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
         ranks: How many ranks there are.
         inside: Whether each rank was given its own part, as inside `shard_map`.
     """
-    is_held = lambda node: isinstance(node, PerRank)
-    nodes = jax.tree.leaves(state, is_leaf=is_held)
-    held = [node.value for node in nodes if is_held(node) and node.paths is None]
-    for leaf in jax.tree.leaves(held):
-        rows = leaf.shape[0]
-        if rows != (1 if inside else ranks):
+    for held in find(state, PerRank):
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(held.value):
+            rows = leaf.shape[0]
+            if held.paths is not None or rows == (1 if inside else ranks):
+                continue
+            name = tree.named(keys)
+            if inside and _is_whole(leaf, held.axis_name, ranks):
+                raise StateError(
+                    f"of {name!r} each rank was given what all {rows} hold: the state was "
+                    "passed to shard_map with the spec P(). Pass it with "
+                    "sparsejax.state_specs(state) in in_specs and out_specs."
+                )
             made = rows * ranks if inside else rows
             raise StateError(
-                f"the state was made for {made} ranks, and there are {ranks}: "
-                "sparsejax.resized(state, like=sparsejax.init(tx, params, mesh)) gives "
-                "what was held to those there are; if the synchronization has "
-                "reduce='sum', give it that, too." + (_OR_WHOLE if inside else "")
+                f"the state was made for {made} ranks, as its {name!r} says, and there are "
+                f"{ranks}: sparsejax.resized(state, like=sparsejax.init(tx, params, mesh)) "
+                "gives what was held to those there are; if the synchronization has "
+                "reduce='sum', give it that, too."
             )
+
+
+def _is_whole(leaf, axis_name, ranks):
+    """Whether a rank was given the rows of all ranks."""
+    if not is_checking(axis_name):
+        return leaf.shape[0] == ranks
+    return not frozenset(axis_names(axis_name)) & varying_axes(leaf)
+
+
+def check_like(
+    held: PerRank | None, paths: Sequence[str], leaves: Sequence[Any], structure: Any
+) -> None:
+    """Raises where what is held is of other parameters than those of the gradients.
+
+    Args:
+        held: A tree like the parameters, by rank; masked where nothing is held of a leaf.
+        paths: The paths of the gradients.
+        leaves: The gradients.
+        structure: Their structure.
+    """
+    if held is None:
+        return
+    what, fix = (
+        "the state was made for other parameters",
+        ("Make it with those that are trained: sparsejax.init(tx, params, mesh)."),
+    )
+    nodes = jax.tree_util.tree_leaves_with_path(held.value, is_leaf=tree.is_masked)
+    rows = {tree.named(keys): leaf for keys, leaf in nodes}
+    for path, leaf in zip(paths, leaves, strict=True):
+        if path not in rows:
+            continue  # perhaps it is written otherwise there, as another node of JAX
+        row = rows[path]
+        if not tree.is_masked(row) and row.shape[1:] != leaf.shape:
+            raise StateError(
+                f"{what}: in it {path!r} has the shape {list(row.shape[1:])}, its gradient "
+                f"{list(leaf.shape)}. {fix}"
+            )
+    try:
+        structure.flatten_up_to(held.value)
+    except ValueError:
+        missing = [path for path in paths if path not in rows]
+        extra = [path for path in rows if path not in set(paths)]
+        raise StateError(
+            f"{what}: the gradients have {missing}, the state {extra}. {fix}"
+        ) from None
 
 
 def check_whole(state: Any) -> None:
@@ -169,18 +231,12 @@ def check_whole(state: Any) -> None:
             if leaf.shape[0] != made:
                 raise StateError(
                     f"the state was made for {made} ranks, and holds {leaf.shape[0]} rows "
-                    f"for {tree.written(keys)!r}: the others were lost on the way, as with "
+                    f"for {tree.named(keys)!r}: the others were lost on the way, as with "
                     "orbax's strict=False. Restore it into "
                     f"sparsejax.abstract_state(tx, params, mesh, ranks={made}), and give "
                     "what comes back to sparsejax.resized(state, like=sparsejax.init(tx, "
                     "params, mesh))."
                 )
-
-
-_OR_WHOLE = (
-    " (Or the state was passed to shard_map with P(), and each rank has what all hold: its "
-    "specs are sparsejax.state_specs(state).)"
-)
 
 
 def find(state: Any, kind: type | tuple[type, ...]) -> list[Any]:

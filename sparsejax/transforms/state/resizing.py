@@ -66,7 +66,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
             return fresh
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return jax.device_put(x, fresh.sharding)
-        return _placed(tree.written(keys), _whole(tree.written(keys), x), fresh)
+        return _placed(tree.named(keys), _whole(tree.named(keys), x), fresh)
 
     pairs = zip(old, new, strict=True)
     return structure.unflatten([node(keys, x, y) for (keys, x), y in pairs])
@@ -96,7 +96,7 @@ def _spread(mean):
     """From what ranks held, and a fresh array, to what the new ranks hold."""
 
     def spread(keys, x, fresh):
-        path = tree.written(keys)
+        path = tree.named(keys)
         x = _whole(path, x)
         if x.shape[1:] != fresh.shape[1:]:
             raise StateError(
