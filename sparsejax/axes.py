@@ -46,9 +46,11 @@ def check_axis_name(axis_name: Any, what: str, hint: str = "") -> None:
         hint += "." if len(axis_name.axis_names) == 1 else " (or another, or a pair)."
     elif hasattr(axis_name, "init") and hasattr(axis_name, "update"):
         given = "an optax transformation"
-        hint = f"Put that behind it: optax.chain({what}(), optimizer)."
-    else:
+        hint = "It goes behind: optax.chain(sparsejax.zen_sync(), optimizer)."
+    elif isinstance(axis_name, str | tuple | int):
         given = repr(axis_name)
+    else:
+        given = f"a {type(axis_name).__name__}"
     raise ArgumentError(
         f"{what}: axis_name must be the name of a mesh axis, such as 'data', a pair of "
         f"names, or None for the only one, got {given}. {hint}".rstrip()

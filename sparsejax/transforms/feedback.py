@@ -36,6 +36,7 @@ import optax
 
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
+from sparsejax.transforms.signatures import described
 from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.per_rank import (
     OBSERVER,
@@ -207,6 +208,7 @@ class FeedbackState(NamedTuple):
     inner: Any
 
 
+@described
 def feedback(
     lossy: Lossy, memory: Memory | None = Residual()
 ) -> optax.GradientTransformationExtraArgs:

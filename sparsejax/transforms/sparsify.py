@@ -21,7 +21,8 @@ from sparsejax.transforms import wrappers
 from sparsejax.transforms.buckets import SPARSE_FROM
 from sparsejax.transforms.feedback import Memory, MomentumCorrection, Residual, feedback
 from sparsejax.transforms.select import Select
-from sparsejax.transforms.signatures import hands_on
+from sparsejax.transforms.signatures import described, hands_on
+from sparsejax.transforms.state.tree import Transformation
 
 
 _PLAIN = Residual()
@@ -41,7 +42,7 @@ class Options(TypedDict, total=False):
     seed: int
 
 
-class Sparsification(optax.GradientTransformationExtraArgs):
+class Sparsification(Transformation):
     """The transformation, which `sync(scheme, sparsifier=...)` may lay over its axis."""
 
     _select: Select
@@ -66,6 +67,7 @@ class Sparsification(optax.GradientTransformationExtraArgs):
         return self._select.sparsifies(path, leaf)
 
 
+@described
 def sparsify(
     sparsifier: base.Sparsifier,
     *,
@@ -146,12 +148,14 @@ def sparsify(
     return Sparsification.of(select, assemble)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """The largest elements, exactly; options are those of `sparsejax.sparsify`."""
     return sparsify(sparsifiers.TopK(density), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def random_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """Random elements, the same on all ranks, so that no indices travel.
@@ -162,6 +166,7 @@ def random_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsi
     return sparsify(sparsifiers.RandomK(density), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def threshold(
     value: float, density: base.Density = 0.01, **options: Unpack[Options]
@@ -173,6 +178,7 @@ def threshold(
     return sparsify(sparsifiers.Threshold(density, value), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def dgc(
     density: base.Density = 0.001,
@@ -198,6 +204,7 @@ def dgc(
     return sparsify(sparsifiers.DGC(density), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def ms_top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """MSTopK: as many as wanted, nearly the largest, by halving a threshold.
@@ -207,6 +214,7 @@ def ms_top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsi
     return sparsify(sparsifiers.MSTopK(density), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def gaussian_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """A threshold from the spread of the elements, corrected.
@@ -216,6 +224,7 @@ def gaussian_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Spar
     return sparsify(sparsifiers.GaussianK(density), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def reuse_threshold(
     density: base.Density = 0.01, every: int = 32, **options: Unpack[Options]
@@ -227,6 +236,7 @@ def reuse_threshold(
     return sparsify(sparsifiers.ReuseThreshold(density, every), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def dragonn(
     density: base.Density = 0.001,
@@ -247,6 +257,7 @@ def dragonn(
     return sparsify(sparsifiers.Dragonn(density, slots, tables), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def sign(**options: Unpack[Options]) -> Sparsification:
     """The sign of every element and one scale, for comparison.
@@ -256,6 +267,7 @@ def sign(**options: Unpack[Options]) -> Sparsification:
     return sparsify(sparsifiers.Sign(), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def qsgd(levels: int = 16, **options: Unpack[Options]) -> Sparsification:
     """Every element as one of a few levels, rounded at random, for comparison.

@@ -26,6 +26,7 @@ from sparsejax.transforms import buckets
 from sparsejax.transforms.buckets import Assignment, ByRules, Rules
 from sparsejax.transforms.exchange import Exchange
 from sparsejax.transforms.feedback import Memory, Residual, feedback as with_feedback
+from sparsejax.transforms.signatures import described
 from sparsejax.transforms.sparsify import Sparsification
 from sparsejax.transforms.wrappers import accumulate, check_reduce, warm_up
 
@@ -33,6 +34,7 @@ from sparsejax.transforms.wrappers import accumulate, check_reduce, warm_up
 _RESIDUAL = Residual()
 
 
+@described
 def sync(
     scheme: Scheme | Assignment,
     axis_name: AxisName | None = None,
@@ -119,6 +121,7 @@ def sync(
     return optax.with_extra_args_support(tx)
 
 
+@described
 def zen_sync(
     axis_name: AxisName | None = None,
     *,
@@ -154,6 +157,7 @@ def zen_sync(
     )
 
 
+@described
 def dense_sync(
     axis_name: AxisName | None = None,
     *,

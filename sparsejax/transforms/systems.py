@@ -29,10 +29,12 @@ from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.spar_dl import NETWORK
 from sparsejax.transforms.buckets import ByRules, Rules
 from sparsejax.transforms.feedback import MomentumCorrection, Residual
+from sparsejax.transforms.signatures import described
 from sparsejax.transforms.sparsify import sparsify
 from sparsejax.transforms.sync import sync
 
 
+@described
 def ok_topk_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -87,6 +89,7 @@ def ok_topk_sync(
     )
 
 
+@described
 def spardl_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -136,6 +139,7 @@ def spardl_sync(
     )
 
 
+@described
 def gtopk_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -166,6 +170,7 @@ def gtopk_sync(
     )
 
 
+@described
 def topk_a_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -187,6 +192,7 @@ def topk_a_sync(
     )
 
 
+@described
 def topk_dsa_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -210,6 +216,7 @@ def topk_dsa_sync(
     )
 
 
+@described
 def gaussian_k_sync(
     density: float,
     axis_name: AxisName | None = None,

@@ -22,6 +22,7 @@ import optax
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.transforms import select
+from sparsejax.transforms.signatures import described
 from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.per_rank import (
     OBSERVER,
@@ -75,6 +76,7 @@ class SkipState(NamedTuple):
     inner: Any
 
 
+@described
 def accumulate(
     tx: optax.GradientTransformation,
     every: int,
@@ -150,6 +152,7 @@ def accumulate(
     return tree.transformation(init, update)
 
 
+@described
 def warm_up(
     tx: optax.GradientTransformation, steps: int
 ) -> optax.GradientTransformationExtraArgs:
@@ -184,6 +187,7 @@ def warm_up(
     return tree.transformation(init, update)
 
 
+@described
 def skip_nonfinite(
     tx: optax.GradientTransformation, axis_name: AxisName | None = None
 ) -> optax.GradientTransformationExtraArgs:
@@ -225,6 +229,7 @@ def skip_nonfinite(
     return tree.transformation(init, update)
 
 
+@described
 def clip_by_rank(
     norm: float,
     axis_name: AxisName | None = None,
@@ -248,8 +253,8 @@ def clip_by_rank(
         del params
         return optax.EmptyState()
 
-    def update(updates, state, params=None):
-        del params
+    def update(updates, state, params=None, **extra):
+        del params, extra
         wire = Wire.over(axis_name, f"update of {name}")
         paths, leaves, structure = tree.flatten(updates)
         select.check_model_axis(model_axis, wire)

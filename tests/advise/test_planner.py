@@ -52,6 +52,10 @@ def made(**options):
     return sparsejax.make_plan(profiled(0, 1), PARAMS, **options)
 
 
+def made_of(profiles):
+    return sparsejax.make_plan(profiles, PARAMS, ranks=N, **NETWORK)
+
+
 @functools.cache
 def a_file():
     return made().to_json()
@@ -277,6 +281,7 @@ def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():
     ("change", "match"),
     [
         ({"scheme": "Zenn"}, "unknown scheme 'Zenn'; there are AGSparse"),
+        ({"scheme": "Balanced"}, r"unknown scheme 'Balanced'.*'BalancedParallelism'\?"),
         ({"scheme": {"name": "OmniReduce", "block": 0}}, "block must be a positive int"),
         (
             {"scheme": {"name": "OmniReduce", "blok": 1}},
@@ -324,6 +329,36 @@ def test_a_file_with_a_mistake_names_it(change, match):
     text = json.loads(a_file())
     text["leaves"][1] |= change
     refused(match, sparsejax.Plan.from_json, json.dumps(text))
+
+
+def test_a_file_may_say_dense_as_rules_do():
+    text = json.loads(a_file())
+    text["leaves"][1]["scheme"] = "dense"
+    plan = sparsejax.Plan.from_json(json.dumps(text))
+    assert plan.leaves[1].scheme == schemes.AllReduce()
+
+
+def test_a_plan_prints_as_a_table_with_a_line_a_leaf():
+    plan = made()
+    title, _, heading, _, *lines = str(plan).splitlines()
+    assert title == f"plan for {N} ranks"
+    assert heading.split() == "leaf shape unit scheme push pull note".split()
+    assert [line.split()[0] for line in lines] == [leaf.path for leaf in plan.leaves]
+    for line, leaf in zip(lines, plan.leaves, strict=True):
+        for cell in (f"x{leaf.shape[-1]}]", leaf.unit, type(leaf.scheme).__name__):
+            assert cell in line or len(leaf.shape) == 1
+        assert line.endswith(leaf.note)
+    for leaf, line in zip(plan.leaves, lines, strict=True):
+        if isinstance(leaf.scheme, schemes.BalancedParallelism):
+            assert f"{leaf.scheme.push_capacity:,} {leaf.scheme.push_code}" in line
+
+
+def test_profiles_that_were_kept_while_traced_are_told_how_to_return():
+    seen = []
+    on_ranks(lambda g: (seen.append(sparsejax.profile(g)), sparsejax.profile(g))[1])(
+        gradients(0)
+    )
+    refused(r"'embedding' has no numbers yet.*out_specs=P\(\)", made_of, seen)
 
 
 @pytest.mark.parametrize(

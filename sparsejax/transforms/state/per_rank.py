@@ -9,7 +9,6 @@ and so the loss is found.
 """
 
 import contextvars
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from sparsejax.axes import AxisName, as_varying, axis_names, is_checking, varying_axes
-from sparsejax.errors import ArgumentError, StateError
+from sparsejax.errors import StateError
 from sparsejax.transforms.state import tree
 from sparsejax.units.dtypes import wide
 from sparsejax.wire import Wire
@@ -126,15 +125,6 @@ def observed(tx: optax.GradientTransformation, params: Any) -> list[tuple]:
         # A fresh function, and none inside it cached: JAX would remember this run.
         with jax.disable_jit():
             jax.eval_shape(lambda params: tx.init(params), params)
-    except AttributeError as error:
-        # optax.chain takes anything, and asks it for its `init` here.
-        if error.name == "init" and inspect.isfunction(error.obj):
-            function = error.obj.__name__
-            raise ArgumentError(
-                f"the chain has the function {function} in it, and not the transformation "
-                f"that it makes: call it, {function}(...)."
-            ) from None
-        raise
     finally:
         OBSERVER.reset(token)
     return exchanges

@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from sparsejax import axes as mesh_axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.errors import AxisError
+from sparsejax.transforms.signatures import described
 from sparsejax.transforms.state import chains
 from sparsejax.transforms.state.specs import (
     Known,
@@ -86,6 +87,7 @@ def _maker(tx, params, mesh, axis_name, param_specs, check_vma):
     return wrap(tx.init, out_specs=specs), specs
 
 
+@described
 def bind(
     tx: optax.GradientTransformation,
     mesh: Mesh,

@@ -76,7 +76,7 @@ def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
     """The axis given, or the only one of the mesh."""
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise ArgumentError(
-            f"{what} needs a mesh, jax.sharding.Mesh(jax.devices(), ('data',)) for example, "
+            f"{what} needs a mesh, such as jax.sharding.Mesh(jax.devices(), ('data',)), "
             f"got a {type(mesh).__name__}."
         )
     mesh_axes.check_axis_name(axis_name, what)
@@ -84,8 +84,8 @@ def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
         if len(mesh.axis_names) != 1:
             raise AxisError(
                 f"{what}: the mesh has the axes {mesh.axis_names}; name the one over which "
-                f"gradients are synchronized, axis_name={mesh.axis_names[0]!r}, here and in "
-                f"the chain: sparsejax.zen_sync({mesh.axis_names[0]!r})."
+                f"gradients are synchronized, axis_name={mesh.axis_names[0]!r}, here and "
+                f"in the chain: sparsejax.zen_sync({mesh.axis_names[0]!r})."
             )
         return mesh.axis_names[0]
     check_axes(mesh, mesh_axes.axis_names(axis_name), what)

@@ -1,6 +1,7 @@
 """Trees of gradients: their paths, their leaves, and arrays of zeros like them."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,6 +106,7 @@ def check_transformation(tx: Any, params: Any) -> None:
     wanted = "optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))"
     if not is_tx(tx):
         swapped = ", and params is one: they are swapped" if is_tx(params) else ""
+        swapped = ": call it" if inspect.isfunction(tx) else swapped
         raise ArgumentError(
             f"tx must be an optax transformation, such as {wanted}, got a "
             f"{type(tx).__name__}{swapped}."
@@ -172,8 +174,21 @@ def nothing(shapes: Any) -> Any:
     return jax.tree.map(zeros, shapes, is_leaf=is_sparse)
 
 
+class Transformation(optax.GradientTransformationExtraArgs):
+    """A transformation that prints as the call that made it.
+
+    Attributes:
+        text: That call; empty before it is known.
+    """
+
+    text: str = ""
+
+    def __repr__(self) -> str:
+        return self.text or super().__repr__()
+
+
 def transformation(
     init: Callable[..., Any], update: Callable[..., Any]
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation of two functions whose states are of types of this library."""
-    return optax.GradientTransformationExtraArgs(init, update)
+    return Transformation(init, update)

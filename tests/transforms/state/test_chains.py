@@ -94,6 +94,15 @@ def test_entries_that_nobody_sums():
         init(top_k())
 
 
+def test_a_wrapper_of_optax_that_decides_by_rank():
+    tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
+    with pytest.raises(StateError, match=r"apply_if_finite.*sparsejax.skip_nonfinite"):
+        init(optax.apply_if_finite(tx, 2))
+    with pytest.raises(StateError, match=r"MultiSteps.*sparsejax.accumulate"):
+        init(optax.MultiSteps(tx, 2).gradient_transformation())
+    init(optax.chain(sparsejax.zen_sync(), optax.apply_if_finite(optax.adam(1e-3), 2)))
+
+
 def test_an_optimizer_that_is_run_on_zeros():
     with pytest.warns(UserWarning, match=r"sparsejax\.accumulate\(optax.chain"):
         init(optax.chain(sparsejax.zen_sync(every=2), optax.adam(1e-3)))
