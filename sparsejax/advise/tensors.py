@@ -143,7 +143,7 @@ def worthwhile(
     Example:
         dragonn = sparsejax.sparsifiers.Dragonn(0.001)
         network = sparsejax.Network(gbit_per_s=25, latency_us=20)
-        pays = sparsejax.worthwhile(ranks=16, network=network, sparsifier=dragonn)
+        pays = sparsejax.advise.worthwhile(ranks=16, network=network, sparsifier=dragonn)
         tx = optax.chain(
             sparsejax.sparsify(dragonn, compress=pays), sparsejax.zen_sync(), ...)
 

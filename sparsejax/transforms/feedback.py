@@ -226,8 +226,8 @@ def feedback(
         )
     if memory is not None and not isinstance(memory, Memory):
         raise errors.ArgumentError(
-            "memory must be sparsejax.Residual(), sparsejax.MomentumCorrection() or None, "
-            f"got {memory!r}."
+            "memory must be Residual() or MomentumCorrection() of sparsejax.transforms, or "
+            f"None, got {memory!r}."
         )
 
     def init(params: Any) -> Any:

@@ -62,8 +62,8 @@ def described(function: _Function) -> _Function:
     def not_called(params):
         del params
         raise ArgumentError(
-            f"the chain has the function sparsejax.{name} in it, and not the "
-            f"transformation that it makes: call it, sparsejax.{name}(...)."
+            f"the chain has the function {name} in it, and not the transformation that it "
+            f"makes: call it, {name}(...)."
         )
 
     # All that optax asks for before a state is made.

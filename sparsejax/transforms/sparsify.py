@@ -98,7 +98,7 @@ def sparsify(
         global_: Whether all leaves share one threshold, instead of one each.
         min_size: Smaller leaves go whole.
         compress: From a leaf's path and the leaf to whether it is sparsified; leaves below
-            `min_size` never are. See `sparsejax.worthwhile`.
+            `min_size` never are. See `sparsejax.advise.worthwhile`.
         model_axis: The mesh axis over which tensors are sharded: their threshold is then
             found from all shards together. Leaves replicated over it may be among them.
             See `param_specs` of `sparsejax.init`.
@@ -115,8 +115,8 @@ def sparsify(
         )
     if memory is not None and not isinstance(memory, Memory):
         raise ArgumentError(
-            "memory must be sparsejax.Residual(), sparsejax.MomentumCorrection() or None, "
-            f"got {memory!r}."
+            "memory must be Residual() or MomentumCorrection() of sparsejax.transforms, or "
+            f"None, got {memory!r}."
         )
     if global_ and not isinstance(sparsifier, base.ByMagnitude):
         raise ArgumentError(
@@ -196,6 +196,10 @@ def dgc(
     frequent words, that is training without momentum. Warm-up is a density,
     `sparsifiers.Warmup(0.001, steps)`; clipping is `clip_norm`. Other options are those of
     `sparsejax.sparsify`.
+
+    What waits comes later all at once, and acts as a momentum of its own: with the learning
+    rate and the momentum of dense training the steps may be too large, and diverge. Lower
+    the rate, move the momentum here, or start densely (`Warmup`, `sparsejax.warm_up`).
     """
     if momentum is not None:
         if options.get("memory", _PLAIN) is not _PLAIN:
@@ -247,8 +251,8 @@ def dragonn(
 ) -> Sparsification:
     """DRAGONN: large elements go if they find a slot in a hash memory.
 
-    `compress=sparsejax.worthwhile(...)` is its choice of tensors. Options are those of
-    `sparsejax.sparsify`.
+    `compress=sparsejax.advise.worthwhile(...)` is its choice of tensors. Options are those
+    of `sparsejax.sparsify`.
 
     References:
         Wang et al., DRAGONN: Distributed Randomized Approximate Gradients of Neural

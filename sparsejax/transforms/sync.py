@@ -107,8 +107,8 @@ def sync(
         assignment = assignment.map(_by_level)
     if not isinstance(feedback, Memory):
         raise ArgumentError(
-            "feedback must be sparsejax.Residual() or sparsejax.MomentumCorrection(), got "
-            f"{feedback!r}."
+            "feedback must be Residual() or MomentumCorrection() of sparsejax.transforms, "
+            f"got {feedback!r}."
         )
     exchange = Exchange(assignment, axis_name, reduce == "mean", levels)
     tx = with_feedback(exchange, feedback)
@@ -135,7 +135,17 @@ def zen_sync(
     """Averages gradients with Zen: exact, and sends only what is not zero.
 
     The result is that of `jax.lax.pmean`, for any gradient; where zeros are too few to
-    matter it becomes an all-reduce. Arguments are those of `sparsejax.sync`.
+    matter it becomes an all-reduce. A sparsifier stands before it in a chain, as
+    `sparsejax.dgc(0.01)`.
+
+    Args:
+        axis_name: As in `sparsejax.sync`, like all that follow: the mesh axis.
+        reduce: "mean" or "sum".
+        rules: What becomes of which leaves.
+        every: Synchronize at every k-th call.
+        warmup_steps: For so many first calls, add up densely.
+        wire_dtype: bfloat16 or float16 to narrow values while they travel.
+        two_level: Whether a pair of axes is two levels.
 
     Example:
         >>> import optax, sparsejax
@@ -170,7 +180,14 @@ def dense_sync(
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients with a dense all-reduce: the yardstick.
 
-    Arguments are those of `sparsejax.sync`.
+    Args:
+        axis_name: As in `sparsejax.sync`, like all that follow: the mesh axis.
+        reduce: "mean" or "sum".
+        rules: What becomes of which leaves.
+        every: Synchronize at every k-th call.
+        warmup_steps: Changes nothing, for all calls add up densely.
+        wire_dtype: bfloat16 or float16 to narrow values while they travel.
+        two_level: Whether a pair of axes is two levels.
     """
     return sync(
         schemes.AllReduce(),

@@ -51,6 +51,10 @@ def ok_topk_sync(
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with Ok-Topk; see `schemes.OkTopk`.
 
+    What waits comes later all at once, and acts as a momentum of its own: with the learning
+    rate and the momentum of dense training the steps may be too large, and diverge. Lower
+    the rate, move the momentum here (`momentum`), or start densely (`warmup_steps`).
+
     Args:
         density: The share of elements that are sent; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
@@ -105,6 +109,10 @@ def spardl_sync(
     warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with SparDL; see `schemes.SparDL`.
+
+    What waits comes later all at once, and acts as a momentum of its own: with the learning
+    rate and the momentum of dense training the steps may be too large, and diverge. Lower
+    the rate, move the momentum here (`momentum`), or start densely (`warmup_steps`).
 
     Args:
         density: The share of elements that are sent; smaller sends less.

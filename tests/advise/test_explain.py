@@ -215,7 +215,9 @@ def test_the_command_reads_models_and_plans(capsys, tmp_path):
     name = f"{__name__}:model" if "." in __name__ else "tests.advise.test_explain:model"
     assert command.main(["explain", name, *ARGUMENTS, "--inner", "2"]) == 0
     assert "two-level Zen" in capsys.readouterr().out
-    leaf = sparsejax.LeafPlan("a", (70_000,), "float32", "element", schemes.AGSparse())
+    leaf = sparsejax.advise.LeafPlan(
+        "a", (70_000,), "float32", "element", schemes.AGSparse()
+    )
     sparsejax.Plan(8, (leaf,)).save(tmp_path / "plan.json")
     plan = ["--plan", str(tmp_path / "plan.json")]
     assert command.main(["explain", *plan, *ARGUMENTS]) == 0

@@ -177,7 +177,7 @@ def test_a_file_of_the_first_format_can_be_read():
     across = schemes.SparCML(wire_dtype=jnp.dtype("float16"))
     hashed = sparsejax.units.ownership.MurmurHash(seed=3)
     balanced = schemes.BalancedParallelism(push_capacity=5, ownership=hashed)
-    leaf = sparsejax.LeafPlan
+    leaf = sparsejax.advise.LeafPlan
     assert sparsejax.Plan.from_json(text) == sparsejax.Plan(
         8,
         (
@@ -192,14 +192,14 @@ def test_every_scheme_can_be_written_down():
     from tests.laws.test_exact_sum import SCHEMES
 
     leaves = [
-        sparsejax.LeafPlan(name, (64, 2), "float32", "row", scheme)
+        sparsejax.advise.LeafPlan(name, (64, 2), "float32", "row", scheme)
         for name, scheme in SCHEMES.items()
         # One is Zen with a past, made for those tests.
         if type(scheme).__module__.startswith("sparsejax.")
     ]
     assert len(leaves) == len(SCHEMES) - 1
     leaves.append(
-        sparsejax.LeafPlan("two", (64,), "float32", "element", schemes.TwoLevel())
+        sparsejax.advise.LeafPlan("two", (64,), "float32", "element", schemes.TwoLevel())
     )
     plan = sparsejax.Plan(8, tuple(leaves))
     assert sparsejax.Plan.from_json(plan.to_json()) == plan
@@ -217,7 +217,7 @@ def test_a_running_synchronization_tells_enough_for_a_plan():
 
     grads = gradients(0)
     state = on_ranks(run)(grads)
-    found = sparsejax.profile_from_state((state,), PARAMS, ranks=N)
+    found = sparsejax.advise.profile_from_state((state,), PARAMS, ranks=N)
     mask = (grads["embedding"] != 0).any(-1)
     counts = np.asarray(found["embedding"].counts)
     np.testing.assert_allclose(counts[0], mask.sum(1).max(), rtol=1e-4)
@@ -406,7 +406,7 @@ def test_arguments_that_a_plan_settles_are_refused():
             made(**options)
     with pytest.raises(errors.RuleError, match="it must be a scheme"):
         made(rules={"bias": "sparsely"})
-    two = sparsejax.LeafPlan("a", (4,), "float32", "element", schemes.TwoLevel())
+    two = sparsejax.advise.LeafPlan("a", (4,), "float32", "element", schemes.TwoLevel())
     with pytest.raises(errors.ArgumentError, match="TwoLevel for leaf 'a'"):
         sparsejax.sync(sparsejax.Plan(N, (two,)), "data")
 
@@ -422,4 +422,6 @@ def test_profiles_of_other_parameters_are_refused():
         **NETWORK,
     )
     state = sparsejax.zen_sync().init({"other_embedding": PARAMS["embedding"]})
-    refused("no group 'embedding'", sparsejax.profile_from_state, state, PARAMS, ranks=N)
+    refused(
+        "no group 'embedding'", sparsejax.advise.profile_from_state, state, PARAMS, ranks=N
+    )

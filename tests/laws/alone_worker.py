@@ -40,7 +40,7 @@ def main(coordinator, rank):
         jax.tree.leaves(sparsejax.residuals(opt_state))[0].addressable_data(0)
         sparsejax.state_specs(opt_state)
         sparsejax.abstract_state(tx, params, mesh)
-        profiles = sparsejax.profile_from_state(opt_state, params, ranks=2)
+        profiles = sparsejax.advise.profile_from_state(opt_state, params, ranks=2)
         assert all(float(p.counts[0]) >= 0 for p in profiles.values())
         whole = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype),

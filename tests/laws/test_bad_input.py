@@ -117,7 +117,7 @@ def test_arguments_that_are_swapped_or_of_another_kind():
 
 def test_a_function_in_the_chain_that_was_not_called():
     for function in (sparsejax.zen_sync, sparsejax.dgc, sparsejax.spardl_sync):
-        call = rf"call it, sparsejax.{function.__name__}\(\.\.\.\)"
+        call = rf"call it, {function.__name__}\(\.\.\.\)"
         tx = optax.chain(function, optax.sgd(0.1))
         with pytest.raises(errors.ArgumentError, match=call):
             tx.init({"w": jnp.ones(3)})
