@@ -157,12 +157,17 @@ def resolve_for_state(axis_name: AxisName | None, what: str, keeps: str) -> Axis
 def local(tree: Any, axis_name: AxisName | None = None) -> Any:
     """Makes replicated parameters vary over the axis, so that their gradients stay local.
 
-    Use it on the parameters before `jax.grad`, inside `jax.shard_map`:
+    Use it on the parameters before `jax.grad`, inside `jax.shard_map`. Without it, and with
+    checking on, `jax.grad` puts a dense psum into the gradient. It sends nothing, and does
+    nothing where checking is off.
 
-        grads = jax.grad(loss)(sparsejax.local(params), batch)
-
-    Without it, and with checking on, `jax.grad` puts a dense psum into the gradient. It
-    sends nothing, and does nothing where checking is off.
+    Example:
+        >>> def local_grads(params, batch):
+        ...     grads = jax.grad(loss_fn)(sparsejax.local(params), batch)
+        ...     return sparsejax.all_reduce(grads, reduce="mean")
+        >>> grads = jax.jit(jax.shard_map(
+        ...     local_grads, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()
+        ... ))(params, batch)
 
     Args:
         tree: The parameters.

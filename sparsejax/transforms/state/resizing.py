@@ -27,9 +27,8 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     kept.
 
     Example:
-        >>> # state was saved by eight ranks, mesh has four
-        >>> fresh = sparsejax.init(tx, params, mesh)
-        >>> state = sparsejax.resized(state, like=fresh)
+        >>> fresh = sparsejax.init(tx, params, mesh)  # of four ranks
+        >>> state = sparsejax.resized(state, like=fresh)  # it was saved by eight
 
     Args:
         state: The state, whole, as a checkpoint gives it back when it is restored into
