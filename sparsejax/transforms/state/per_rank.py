@@ -154,8 +154,7 @@ def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
             raise StateError(
                 f"the state was made for {made} ranks, as its {name!r} says, and there are "
                 f"{ranks}: sparsejax.resized(state, like=sparsejax.init(tx, params, mesh)) "
-                "gives what was held to those there are; if the synchronization has "
-                "reduce='sum', give it that, too."
+                "gives what was held to those there are."
             )
 
 

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import nnx
 
 import sparsejax
 from sparsejax.errors import ArgumentError, StateError
+from sparsejax.transforms.state import tree
 from tests import helpers
 
 
@@ -28,6 +30,16 @@ def test_an_optimizer_in_front_of_the_synchronization_is_named(sync, check_vma):
     tx = optax.chain(optax.adam(1e-3), sync())
     with pytest.raises(StateError, match=r"0/0/mu/bias.* differ by rank.*zen_sync"):
         init(tx, check_vma=check_vma)
+
+
+def test_leaves_of_flax_models_are_named_as_in_metrics():
+    """Their parameters end in `.value`, and their gradients do not."""
+    params = nnx.state(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Param)
+    named = tree.flatten(params)[0][0]
+    assert named in ("bias", "kernel")
+    tx = optax.chain(optax.adam(1e-3), sparsejax.zen_sync())
+    with pytest.raises(StateError, match=f"'0/0/mu/{named}' would differ by rank"):
+        sparsejax.init(tx, params, helpers.mesh_of(N))
 
 
 @pytest.mark.parametrize(
