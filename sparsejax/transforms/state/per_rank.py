@@ -152,7 +152,7 @@ def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
                 )
             made = rows * ranks if inside else rows
             raise StateError(
-                f"the state was made for {made} ranks, as its {name!r} says, and there are "
+                f"the state, by its {name!r}, was made for {made} ranks, and there are "
                 f"{ranks}: sparsejax.resized(state, like=sparsejax.init(tx, params, mesh)) "
                 "gives what was held to those there are."
             )
@@ -178,29 +178,25 @@ def check_like(
     """
     if held is None:
         return
-    what, fix = (
-        "the state was made for other parameters",
-        ("Make it with those that are trained: sparsejax.init(tx, params, mesh)."),
-    )
-    nodes = jax.tree_util.tree_leaves_with_path(held.value, is_leaf=tree.is_masked)
-    rows = {tree.named(keys): leaf for keys, leaf in nodes}
-    for path, leaf in zip(paths, leaves, strict=True):
-        if path not in rows:
-            continue  # perhaps it is written otherwise there, as another node of JAX
-        row = rows[path]
+    what = "the state was made for other parameters"
+    fix = "Make it with those that are trained: sparsejax.init(tx, params, mesh)."
+    try:
+        rows = structure.flatten_up_to(held.value)
+    except ValueError:
+        pairs = jax.tree_util.tree_leaves_with_path(held.value, is_leaf=tree.is_masked)
+        there = [tree.named(keys) for keys, _ in pairs]
+        missing = [path for path in paths if path not in there]
+        extra = [path for path in there if path not in paths]
+        found = f"the gradients have {missing}, the state {extra}"
+        if not missing and not extra:
+            found = f"the gradients are {structure}, and the state is of other nodes"
+        raise StateError(f"{what}: {found}. {fix}") from None
+    for path, leaf, row in zip(paths, leaves, rows, strict=True):
         if not tree.is_masked(row) and row.shape[1:] != leaf.shape:
             raise StateError(
                 f"{what}: in it {path!r} has the shape {list(row.shape[1:])}, its gradient "
                 f"{list(leaf.shape)}. {fix}"
             )
-    try:
-        structure.flatten_up_to(held.value)
-    except ValueError:
-        missing = [path for path in paths if path not in rows]
-        extra = [path for path in rows if path not in set(paths)]
-        raise StateError(
-            f"{what}: the gradients have {missing}, the state {extra}. {fix}"
-        ) from None
 
 
 def check_whole(state: Any) -> None:
