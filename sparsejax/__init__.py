@@ -59,6 +59,7 @@ from sparsejax.transforms.systems import (
     gaussian_k_sync as gaussian_k_sync,
     gtopk_sync as gtopk_sync,
     ok_topk_sync as ok_topk_sync,
+    power_sgd_sync as power_sgd_sync,
     spardl_sync as spardl_sync,
     topk_a_sync as topk_a_sync,
     topk_dsa_sync as topk_dsa_sync,
