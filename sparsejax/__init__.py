@@ -11,6 +11,7 @@ from sparsejax.advise.profile import (
     profile as profile,
     profile_from_state as profile_from_state,
 )
+from sparsejax.advise.summary import summary as summary
 from sparsejax.advise.teams import measure_teams as measure_teams
 from sparsejax.advise.tensors import (
     CompressionCost as CompressionCost,
