@@ -52,7 +52,7 @@ def _exchange(prefix, numbers):
     count = int(numbers[f"{prefix}/exchanges"])
     if not count:
         return [f"{prefix}: nothing was exchanged yet."]
-    rows = [_HEADING]
+    rows: list[tuple[str, ...]] = [_HEADING]
     names = [
         key.removesuffix("/density_before").removeprefix(f"{prefix}/")
         for key in numbers

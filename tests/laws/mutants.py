@@ -135,7 +135,31 @@ MUTANTS = {
         "left = back",
         "tests/schemes/test_two_level.py",
     ),
+    "PowerSGD keeps what is missing of the sum on each rank": Mutant(
+        "sparsejax/schemes/baselines/power_sgd.py",
+        "rest = jnp.where(finite, matrices - _times(basis, mine.mT), 0)",
+        "rest = jnp.where(finite, matrices - _times(basis, right.mT), 0)",
+        "tests/schemes/test_power_sgd.py",
+    ),
+    "PowerSGD looks no more where there was nothing": Mutant(
+        "sparsejax/schemes/baselines/power_sgd.py",
+        "ahead = jnp.where(moved, right / jnp.where(moved, length, 1), state.right)",
+        "ahead = jnp.where(finite, right / jnp.where(moved, length, 1), state.right)",
+        "tests/schemes/test_power_sgd.py",
+    ),
     # Transformations.
+    "indices that were changed are sent": Mutant(
+        "sparsejax/transforms/exchange.py",
+        "    if leaf.origin.is_changed(leaf.indices):\n",
+        "    if False:\n",
+        "tests/transforms/test_sparsify.py -k between",
+    ),
+    "running totals do not carry": Mutant(
+        "sparsejax/transforms/state/totals.py",
+        "carried += ones >> 12",
+        "carried += 0 * ones",
+        "tests/transforms/state/test_totals.py",
+    ),
     "a residual does not come back": Mutant(
         "sparsejax/transforms/feedback.py",
         "return residual + gradient, momentum",
