@@ -25,6 +25,7 @@ from sparsejax.advise.explain import explain as explain
 from sparsejax.advise.plan import Plan as Plan
 from sparsejax.advise.planner import make_plan as make_plan
 from sparsejax.advise.profile import profile as profile
+from sparsejax.advise.summary import summary as summary
 from sparsejax.axes import local as local
 from sparsejax.schemes.forecast import Network as Network
 from sparsejax.transforms.all_reduce import all_reduce as all_reduce
@@ -48,6 +49,7 @@ from sparsejax.transforms.sync import (
 )
 from sparsejax.transforms.systems import (
     ok_topk_sync as ok_topk_sync,
+    power_sgd_sync as power_sgd_sync,
     spardl_sync as spardl_sync,
 )
 from sparsejax.transforms.wrappers import (
@@ -73,6 +75,7 @@ __all__ = [
     "dgc",
     "make_plan",
     "ok_topk_sync",
+    "power_sgd_sync",
     "residuals",
     "resized",
     "schemes",
@@ -88,7 +91,7 @@ __all__ = [
 
 # As good as nothing, or another thing, when read without the prefix.
 _WITH_PREFIX = ["advise", "bind", "errors", "explain", "init", "local", "metrics"]
-_WITH_PREFIX += ["profile", "sync", "top_k", "transforms"]
+_WITH_PREFIX += ["profile", "summary", "sync", "top_k", "transforms"]
 
 
 def _version() -> str:

@@ -23,8 +23,7 @@ import numpy as np
 
 from sparsejax import errors, schemes
 from sparsejax.errors import ArgumentError, SparsejaxError
-from sparsejax.schemes.base import Scheme
-from sparsejax.schemes.top_k.base import TopKScheme
+from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.units import ownership
 from sparsejax.units.ownership import Ownership
 
@@ -37,7 +36,7 @@ def _exported(module: types.ModuleType, family: type) -> dict[str, type]:
         if isinstance(kind, type)
         and issubclass(kind, family)
         and not inspect.isabstract(kind)
-        and not issubclass(kind, TopKScheme)
+        and not issubclass(kind, LossyScheme)
     }
 
 

@@ -24,9 +24,8 @@ from sparsejax.advise.network import network_of
 from sparsejax.advise.plan import LeafPlan, Plan
 from sparsejax.advise.profile import LeafProfile, load_of
 from sparsejax.errors import ArgumentError
-from sparsejax.schemes.base import Scheme
+from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.schemes.forecast import Load, Network, fullest_part
-from sparsejax.schemes.top_k.base import TopKScheme
 from sparsejax.transforms.buckets import ByRules, Rules, check_rules
 from sparsejax.transforms.state import tree
 from sparsejax.wire import index_codes
@@ -109,7 +108,7 @@ def make_plan(
 def _options(candidates, wire_dtype) -> tuple[Scheme, ...]:
     """The schemes to choose from, the dense sum first."""
     for scheme in candidates or ():
-        if not isinstance(scheme, Scheme) or isinstance(scheme, TopKScheme):
+        if not isinstance(scheme, Scheme) or isinstance(scheme, LossyScheme):
             raise ArgumentError(f"candidates must be lossless schemes, got {scheme!r}.")
     if candidates is None:
         candidates = (

@@ -9,6 +9,7 @@ from sparsejax.schemes.base import (
     Traffic as Traffic,
 )
 from sparsejax.schemes.baselines.omni_reduce import OmniReduce as OmniReduce
+from sparsejax.schemes.baselines.power_sgd import PowerSGD as PowerSGD
 from sparsejax.schemes.baselines.sparcml import SparCML as SparCML
 from sparsejax.schemes.baselines.sparse_ps import SparsePS as SparsePS
 from sparsejax.schemes.top_k.g_topk import GTopk as GTopk

@@ -100,6 +100,14 @@ class Scheme(abc.ABC):
     #: The dtype in which values travel, where a scheme has such an argument.
     wire_dtype: jax.typing.DTypeLike | None = None
 
+    #: The unit that it needs: "element", or "leaf" for leaves whole; any, if None.
+    unit: str | None = None
+
+    def suits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a leaf of this shape is worth this scheme, and not a dense sum."""
+        del shape
+        return True
+
     def narrowed(self, wire_dtype: jax.typing.DTypeLike) -> "Scheme":
         """This scheme, with values that travel in another dtype."""
         fields: Any = self
@@ -136,6 +144,21 @@ class Scheme(abc.ABC):
     def forecast(self, load: Load) -> Forecast:
         """Reckons what one rank would send for a load; see `schemes.forecast`."""
         raise NotImplementedError(f"{type(self).__name__} has no forecast.")
+
+
+class LossyScheme(Scheme):
+    """A scheme that may leave something out: what it left comes back by `feedback`.
+
+    It is given the accumulated gradient, the gradient plus the residual, and returns for
+    each rank what this rank left out, so that psum(x) == total + psum(left).
+    """
+
+    #: Whether an element is sent whole or not at all, so that its momentum may be masked.
+    selects: bool = True
+
+    def check_size(self, name: str, size: int) -> None:
+        """Raises if nothing of so few elements would be sent."""
+        del name, size
 
 
 Number = jax.Array | float

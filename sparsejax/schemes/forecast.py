@@ -79,6 +79,7 @@ class Load:
         skewness: The fullest of as many equal ranges as ranks over the mean range (Zen,
             definition 5), of one rank.
         sum_skewness: The same, of the sum.
+        shape: The shape of a unit that is a whole leaf.
     """
 
     ranks: int
@@ -88,6 +89,7 @@ class Load:
     counts: tuple[float, ...]
     skewness: float = 1.0
     sum_skewness: float = 1.0
+    shape: tuple[int, ...] = ()
 
     def __post_init__(self):
         if len(self.counts) != len(merged(self.ranks)):

@@ -27,7 +27,6 @@ from jax import lax
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.schemes import base
-from sparsejax.schemes.top_k.base import TopKScheme
 from sparsejax.schemes.zen.zen import Zen
 from sparsejax.units.ownership import StripedHash
 from sparsejax.units.units import Dense
@@ -53,11 +52,11 @@ class TwoLevel(base.Scheme):
             raise ArgumentError(
                 f"across must be a scheme for one level, got {self.across!r}."
             )
-        if isinstance(self.across, TopKScheme):
+        if isinstance(self.across, base.LossyScheme):
             raise ArgumentError(
-                f"{type(self.across).__name__} chooses among what ranks have, and those of "
-                "a host would hold parts of its sum: give sync two_level=False, to run it "
-                "over both axes as one."
+                f"{type(self.across).__name__} leaves out a part of what each rank has, "
+                "and the ranks of a host would have parts of its sum: give sync "
+                "two_level=False, to run it over both axes as one."
             )
         ownership = getattr(self.across, "ownership", None)
         if getattr(ownership, "follows_data", False):

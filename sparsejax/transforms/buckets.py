@@ -19,8 +19,7 @@ import jax.numpy as jnp
 from sparsejax.axes import as_varying
 from sparsejax.errors import RuleError
 from sparsejax.schemes import AllReduce
-from sparsejax.schemes.base import MOST_UNITS, Scheme
-from sparsejax.schemes.top_k.base import TopKScheme
+from sparsejax.schemes.base import MOST_UNITS, LossyScheme, Scheme
 from sparsejax.transforms.state import tree
 from sparsejax.units import bits
 from sparsejax.units.entries import of_tensors
@@ -43,7 +42,7 @@ class Bucket:
         leaves: Their places in the flattened tree.
         paths: Their paths.
         units: How many units each of them has.
-        shape: The shape of one unit.
+        shape: The shape of one unit: () for an element, and all of it for a leaf.
     """
 
     name: str
@@ -56,7 +55,12 @@ class Bucket:
     @property
     def is_lossy(self) -> bool:
         """Whether its scheme may leave something out."""
-        return isinstance(self.scheme, TopKScheme)
+        return isinstance(self.scheme, LossyScheme)
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether its units are rows."""
+        return bool(self.shape) and self.scheme.unit is None
 
     def like(self, dtype: Any) -> jax.ShapeDtypeStruct:
         """The shape and dtype of the one array."""
@@ -113,7 +117,7 @@ class Bucket:
 
     def flags(self, leaves: Sequence[Any], ids: Mapping[str, Any]) -> jax.Array | None:
         """The units that are non-zero, where the caller says which rows were touched."""
-        if not self.shape or not any(path in ids for path in self.paths):
+        if not self.is_by_rows or not any(path in ids for path in self.paths):
             return None
         flags = []
         for path, i, count in zip(self.paths, self.leaves, self.units, strict=True):
@@ -136,7 +140,7 @@ class Assignment(abc.ABC):
     def decide(
         self, paths: Sequence[str], leaves: Sequence[Any]
     ) -> list[tuple[Scheme, str]]:
-        """The scheme and the unit, "row" or "element", of each leaf."""
+        """The scheme and the unit, "row", "element" or "leaf", of each leaf."""
 
     @abc.abstractmethod
     def schemes(self) -> list[Scheme]:
@@ -162,7 +166,7 @@ class Assignment(abc.ABC):
             tree.check_dtype(path, leaf)
         for i, (scheme, unit) in enumerate(self.decide(paths, leaves)):
             leaf = leaves[i]
-            shape = leaf.shape[1:] if unit == "row" else ()
+            shape = {"row": leaf.shape[1:], "leaf": leaf.shape}.get(unit, ())
             # A large leaf that is summed densely anyway is not worth a copy.
             alone = isinstance(scheme, AllReduce) and leaf.size >= SPARSE_FROM
             axes = tree.axes_of(leaf)
@@ -252,20 +256,29 @@ class ByRules(Assignment):
                 f"a rule gives leaf {path!r} the unit 'row', but it has shape "
                 f"{list(leaf.shape)}: rows need two axes. Use 'element'."
             )
-        scheme = scheme or (self.scheme if self._is_large(leaf) else self._dense())
-        is_top_k = isinstance(scheme, TopKScheme)
-        if unit == "row" and is_top_k:
+        if scheme is not None and not scheme.suits(leaf.shape):
             raise RuleError(
-                f"a rule gives leaf {path!r} the unit 'row', and {type(scheme).__name__} "
-                "chooses numbers one by one. Leave the rule out, or give the leaf a scheme "
-                "that sends rows, such as sparsejax.schemes.Zen()."
+                f"a rule gives leaf {path!r}, of shape {list(leaf.shape)}, the scheme "
+                f"{scheme!r}, which would send more of it than a dense sum. Leave the rule "
+                "out: such leaves are summed densely."
             )
+        worth = self._is_large(leaf) and self.scheme.suits(leaf.shape)
+        scheme = scheme or (self.scheme if worth else self._dense())
+        if scheme.unit is not None:
+            if unit is not None and unit != scheme.unit:
+                raise RuleError(
+                    f"a rule gives leaf {path!r} the unit {unit!r}, and "
+                    f"{type(scheme).__name__} has the unit {scheme.unit!r}. Leave the rule "
+                    "out, or give the leaf a scheme that sends rows or elements, such as "
+                    "sparsejax.schemes.Zen()."
+                )
+            return scheme, scheme.unit
         if unit is None and self.elements is not None and self.elements(path, leaf):
             unit = "element"
         if unit is None:
             is_table = leaf.ndim == 2 and _EMBEDDING.search(path)
             dense = isinstance(scheme, AllReduce)
-            unit = "row" if is_table and not dense and not is_top_k else "element"
+            unit = "row" if is_table and not dense else "element"
         return scheme, unit
 
     def _is_large(self, leaf):
@@ -326,9 +339,12 @@ def check_ids(buckets: Sequence[Bucket], ids: Mapping[str, Any], masked: bool) -
     by_path = {path: bucket for bucket in buckets for path in bucket.paths}
     for path in ids:
         bucket = by_path.get(path)
-        dense = bucket is not None and isinstance(bucket.scheme, AllReduce)
-        if (bucket is None and not masked) or (bucket and not bucket.shape and not dense):
-            rows = [p for p, bucket in by_path.items() if bucket.shape]
+        if bucket is None:
+            is_wrong = not masked
+        else:
+            is_wrong = not bucket.is_by_rows and not isinstance(bucket.scheme, AllReduce)
+        if is_wrong:
+            rows = [p for p, bucket in by_path.items() if bucket.is_by_rows]
             raise RuleError(
                 f"ids were given for {path!r}, which is not a leaf synchronized by rows. "
                 f"Such leaves are: {rows}. A rule {{path: 'row'}}, or its unit in a plan, "

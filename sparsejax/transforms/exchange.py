@@ -1,9 +1,9 @@
 """The exchange: sums every leaf over the ranks, bucket by bucket. The only one that sends.
 
 On the wire, for each bucket in turn: what its scheme sends. An exchange is `Lossy`, because
-a top-k scheme leaves entries out; `feedback` keeps those, and makes the transformation. A
-bucket whose scheme sends everything has no residual, and its gradients are passed to the
-scheme as they are, dense or by their entries.
+a top-k scheme, or PowerSGD, leaves something out; `feedback` keeps it, and makes the
+transformation. A bucket whose scheme sends everything has no residual, and its gradients
+are passed to the scheme as they are, dense or by their entries.
 """
 
 import dataclasses
@@ -18,12 +18,18 @@ from sparsejax import axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.errors import ArgumentError, AxisError, NeedsRanks, StateError
 from sparsejax.schemes import AllReduce
-from sparsejax.schemes.base import Traffic, add_traffic, no_traffic, sum_of_shared
-from sparsejax.schemes.top_k.base import TopKScheme
+from sparsejax.schemes.base import (
+    LossyScheme,
+    Traffic,
+    add_traffic,
+    no_traffic,
+    sum_of_shared,
+)
 from sparsejax.transforms.buckets import Assignment, check_ids
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.per_rank import OBSERVER, PerRank, check_kind
+from sparsejax.transforms.state.totals import Totals
 from sparsejax.units.units import Dense
 from sparsejax.wire import Wire
 
@@ -45,13 +51,15 @@ class ExchangeState(NamedTuple):
 
     Attributes:
         schemes: The scheme's state of each bucket; `PerRank`, though alike on all ranks,
-            for a top-k scheme, whose state follows the numbers and so differs by shard.
+            for a lossy scheme, whose state follows the numbers and so differs by shard.
         traffic: What was sent the last time, by bucket.
+        totals: What was sent since the first state.
         reduction: The reduction, for those who give the state to another number of ranks.
     """
 
     schemes: dict[str, Any]
     traffic: dict[str, Traffic]
+    totals: Totals
     reduction: Reduction
 
 
@@ -84,7 +92,7 @@ class Exchange:
         states = {}
         for bucket in buckets:
             like = bucket.like(leaves[bucket.leaves[0]].dtype)
-            if isinstance(bucket.scheme, TopKScheme):
+            if isinstance(bucket.scheme, LossyScheme):
                 bucket.scheme.check_size(bucket.name, like.size)
             state = self._first_state(bucket, like, wire)
             if bucket.is_lossy and wire is not None:
@@ -93,7 +101,7 @@ class Exchange:
             states[bucket.name] = state
         # Each its own arrays: a state that is donated may hold none twice.
         traffic = {bucket.name: no_traffic() for bucket in buckets}
-        return ExchangeState(states, traffic, Reduction(self.mean))
+        return ExchangeState(states, traffic, Totals.zero(), Reduction(self.mean))
 
     def _wire_if_known(self):
         """The ranks, or None outside `shard_map`, where no scheme may need them."""
@@ -142,7 +150,7 @@ class Exchange:
                 if bucket.is_lossy and tree.is_sparse(leaves[i]):
                     raise ArgumentError(
                         f"the gradient of {path!r} is sparse already, and "
-                        f"{type(bucket.scheme).__name__} chooses for itself what it sends: "
+                        f"{type(bucket.scheme).__name__} leaves something out by itself: "
                         "two memories would each keep what the other has sent. Leave the "
                         "sparsifier out, or use a lossless scheme such as "
                         "sparsejax.zen_sync()."
@@ -226,7 +234,9 @@ class Exchange:
             [sent[i] for i in places],
             [left.get(i) for i in places],
             [i in lossy and not dense for i in places],
-            ExchangeState(schemes, traffic, state.reduction),
+            ExchangeState(
+                schemes, traffic, state.totals.plus(traffic.values()), state.reduction
+            ),
         )
 
     def _exchange(self, bucket, leaves, flags, before, wire, likes, dense):

@@ -20,12 +20,16 @@ import optax
 from sparsejax import errors, schemes
 from sparsejax.axes import AxisName, check_axis_name
 from sparsejax.errors import ArgumentError
-from sparsejax.schemes.base import Scheme
-from sparsejax.schemes.top_k.base import TopKScheme
+from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.transforms import buckets
 from sparsejax.transforms.buckets import Assignment, ByRules, Rules
 from sparsejax.transforms.exchange import Exchange
-from sparsejax.transforms.feedback import Memory, Residual, feedback as with_feedback
+from sparsejax.transforms.feedback import (
+    Memory,
+    MomentumCorrection,
+    Residual,
+    feedback as with_feedback,
+)
 from sparsejax.transforms.signatures import described
 from sparsejax.transforms.sparsify import Sparsification
 from sparsejax.transforms.wrappers import accumulate, check_reduce, warm_up
@@ -85,7 +89,7 @@ def sync(
         sparsifier: A sparsifier before the exchange, such as `sparsejax.dgc(0.01)`. It can
             as well stand before `sync` in a chain; here it selects from the gradients that
             `every` steps have added up, and sends everything in `warmup_steps`.
-        feedback: How a top-k scheme brings back what it left out: `Residual()`, or
+        feedback: How a lossy scheme brings back what it left out: `Residual()`, or
             `MomentumCorrection(0.9)`, behind which the optimizer has no momentum.
 
     Returns:
@@ -110,6 +114,7 @@ def sync(
             "feedback must be Residual() or MomentumCorrection() of sparsejax.transforms, "
             f"got {feedback!r}."
         )
+    _check_masking(assignment, feedback)
     exchange = Exchange(assignment, axis_name, reduce == "mean", levels)
     tx = with_feedback(exchange, feedback)
     if sparsifier is not None:
@@ -222,13 +227,27 @@ def _assignment(scheme, rules, wire_dtype, sparsifier):
         assignment = ByRules(scheme, rules, elements)
     errors.check_dtype("wire_dtype", wire_dtype)
     for one in assignment.schemes() if sparsifier is not None else ():
-        if isinstance(one, TopKScheme):
+        if isinstance(one, LossyScheme):
             raise ArgumentError(
-                f"{type(one).__name__} chooses what it sends, and remembers the rest: give "
+                f"{type(one).__name__} decides what it sends, and remembers the rest: give "
                 "it no sparsifier, or the sparsifier a lossless scheme, such as "
                 "sparsejax.schemes.Zen()."
             )
     return assignment
+
+
+def _check_masking(assignment, memory):
+    """Raises where momentum would be masked, and no entry is sent whole."""
+    if not isinstance(memory, MomentumCorrection) or not memory.masking:
+        return
+    for scheme in assignment.schemes():
+        if isinstance(scheme, LossyScheme) and not scheme.selects:
+            raise ArgumentError(
+                f"{type(scheme).__name__} sends a part of every entry, so masking would "
+                "clear all momentum: use sparsejax.transforms.MomentumCorrection("
+                f"{memory.momentum}, masking=False), or give the optimizer behind the "
+                "momentum."
+            )
 
 
 def check_scheme(scheme: Any) -> None:

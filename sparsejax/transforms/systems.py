@@ -1,10 +1,13 @@
-"""The published top-k systems as optax transformations.
+"""The published lossy systems as optax transformations.
 
     tx = optax.chain(sparsejax.spardl_sync(density=0.01), optax.sgd(0.1))
 
-All average gradients over the ranks of a mesh axis, send about `density` of them, and keep
-the rest for later: `sparsejax.residuals(state)` shows it. `init` needs to know the ranks
-(`sparsejax.init`, or `data_parallel`); `update` runs inside `jax.shard_map`.
+All average gradients over the ranks of a mesh axis, send a part of them, about `density`
+where there is such an argument, and keep the rest for later: `sparsejax.residuals(state)`
+shows it. `init` needs to know the ranks (`sparsejax.init`, or `data_parallel`); `update`
+runs inside `jax.shard_map`.
+
+PowerSGD sends matrices of low rank instead of entries.
 
 Ok-Topk, SparDL and gTopk choose again of sums on the way, so what each rank sends has one
 size however many there are. TopkA, TopkDSA and Gaussiank choose once, on each rank: each is
@@ -171,6 +174,46 @@ def gtopk_sync(
         axis_name,
         two_level=False,
         feedback=_memory(momentum),
+        reduce=reduce,
+        rules=rules,
+        every=every,
+        warmup_steps=warmup_steps,
+    )
+
+
+@described
+def power_sgd_sync(
+    rank: int = 4,
+    axis_name: AxisName | None = None,
+    *,
+    reduce: str = "mean",
+    rules: Rules | None = None,
+    every: int = 1,
+    warmup_steps: int = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """Averages matrices by their projections on a few directions; see `schemes.PowerSGD`.
+
+    Leaves that it does not make half as large (vectors, narrow matrices) are averaged
+    densely. Momentum belongs into the optimizer behind. It pays from the first step on, but
+    learns best where the first epochs are dense (`warmup_steps`): those gradients have no
+    low rank.
+
+    Args:
+        rank: How many directions; smaller sends less.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        reduce: As in `sparsejax.sync`, like `rules`, `every` and `warmup_steps`.
+        rules: See `reduce`.
+        every: See `reduce`.
+        warmup_steps: See `reduce`.
+
+    References:
+        Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for
+        Distributed Optimization, NeurIPS 2019
+    """
+    return sync(
+        schemes.PowerSGD(rank),
+        axis_name,
+        two_level=False,
         reduce=reduce,
         rules=rules,
         every=every,

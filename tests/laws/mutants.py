@@ -135,7 +135,31 @@ MUTANTS = {
         "left = back",
         "tests/schemes/test_two_level.py",
     ),
+    "PowerSGD keeps what is missing of the sum on each rank": Mutant(
+        "sparsejax/schemes/baselines/power_sgd.py",
+        "rest = jnp.where(finite, matrices - _times(basis, mine.mT), 0)",
+        "rest = jnp.where(finite, matrices - _times(basis, right.mT), 0)",
+        "tests/schemes/test_power_sgd.py",
+    ),
+    "PowerSGD looks no more where there was nothing": Mutant(
+        "sparsejax/schemes/baselines/power_sgd.py",
+        "ahead = jnp.where(moved, right / jnp.where(moved, length, 1), state.right)",
+        "ahead = jnp.where(finite, right / jnp.where(moved, length, 1), state.right)",
+        "tests/schemes/test_power_sgd.py",
+    ),
     # Transformations.
+    "indices that were changed are sent": Mutant(
+        "sparsejax/transforms/exchange.py",
+        "    if leaf.origin.is_changed(leaf.indices):\n",
+        "    if False:\n",
+        "tests/transforms/test_sparsify.py -k between",
+    ),
+    "running totals do not carry": Mutant(
+        "sparsejax/transforms/state/totals.py",
+        "carried += ones >> 12",
+        "carried += 0 * ones",
+        "tests/transforms/state/test_totals.py",
+    ),
     "a residual does not come back": Mutant(
         "sparsejax/transforms/feedback.py",
         "return residual + gradient, momentum",
@@ -220,6 +244,43 @@ MUTANTS = {
         "pushed, rounds, capacity = sent_bytes(push_steps, need, n - 1)",
         "pushed, rounds, capacity = sent_bytes(push_steps, need, n - 2)",
         "tests/laws/test_forecast.py",
+    ),
+    # Messages and names.
+    "a state of other parameters is taken": Mutant(
+        "sparsejax/transforms/feedback.py",
+        "        check_like(state.residual, paths, leaves, structure)\n",
+        "",
+        "tests/laws/test_bad_input.py",
+    ),
+    "a state passed with P() is said to be of more ranks": Mutant(
+        "sparsejax/transforms/state/per_rank.py",
+        "if inside and _is_whole(",
+        "if not inside and _is_whole(",
+        "tests/laws/test_bad_input.py",
+    ),
+    "an optimizer and parameters may be swapped": Mutant(
+        "sparsejax/transforms/state/per_rank.py",
+        "    tree.check_transformation(tx, params)\n",
+        "",
+        "tests/laws/test_bad_input.py",
+    ),
+    "a profile may hold what was traced": Mutant(
+        "sparsejax/advise/profile.py",
+        "if any(isinstance(x, Tracer)",
+        "if any(x is None",
+        "tests/advise/test_planner.py",
+    ),
+    "a star brings names that mislead": Mutant(
+        "sparsejax/__init__.py",
+        '    "abstract_state",\n',
+        '    "abstract_state",\n    "local",\n',
+        "tests/laws/test_names.py",
+    ),
+    "README shows what is not there": Mutant(
+        "README.md",
+        "sparsejax.residuals(state)  # what",
+        "sparsejax.residual(state)  # what",
+        "tests/test_readme.py",
     ),
 }
 

@@ -2,7 +2,7 @@
 
     sum of gradients == sum of updates + residual + pending
 
-for every sparsifier before every scheme, every top-k scheme, and every wrapper around them.
+for every sparsifier before every scheme, every lossy scheme, and every wrapper around them.
 A sparsifier selects the same whichever scheme adds up its entries: so each runs once, over
 all steps in one program, and each scheme then adds up what they sent, twenty-odd programs
 instead of one for each pair. All sparsifiers have the same capacity, for the same reason.
@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes, sparsifiers
-from sparsejax.schemes.top_k.base import TopKScheme
+from sparsejax.schemes.base import LossyScheme
 from sparsejax.sparsifiers import base
 from sparsejax.transforms import wrappers
 from sparsejax.transforms.feedback import FeedbackState
@@ -36,6 +36,7 @@ AXIS = helpers.AXIS
 N, STEPS = 4, 32
 SIZE, ROOM = 20_011, 392  # long enough for thresholds from a sample
 SHAPES = {"w": (SIZE,), "bias": (7,)}  # the second is sent whole
+MATRICES = {"w": (131, 153), "bias": (7,)}  # for schemes that send matrices
 RULES = {"w": "sparse"}
 
 SPARSIFIERS = {
@@ -89,6 +90,7 @@ LOSSY = {
     "TopK-A": systems(sparsejax.transforms.topk_a_sync),
     "TopK-DSA": systems(sparsejax.transforms.topk_dsa_sync),
     "Gaussian-k": systems(sparsejax.transforms.gaussian_k_sync),
+    "PowerSGD": lambda: sync(schemes.PowerSGD(2)),
 }
 # The last synchronization of `accumulate` is not at the last step: something is pending.
 WRAPPERS = {
@@ -111,10 +113,10 @@ def with_room(make):
     raise AssertionError(f"no density of {made} makes room for {ROOM}")
 
 
-def gradients(n, dtype="float32", seed=0, apart=False):
+def gradients(n, dtype="float32", seed=0, apart=False, shapes=SHAPES):
     """[n, steps, ...] with long tails; `apart`: of each element only one rank has any."""
     rng = np.random.default_rng(seed)
-    grads = {k: rng.standard_t(3, (n, STEPS, *shape)) for k, shape in SHAPES.items()}
+    grads = {k: rng.standard_t(3, (n, STEPS, *shape)) for k, shape in shapes.items()}
     for x in grads.values() if apart else ():
         x *= np.arange(x.shape[2]) % n == np.arange(n)[:, None, None]
     return {k: x.astype(jnp.dtype(dtype)) for k, x in grads.items()}
@@ -222,7 +224,7 @@ REST = [pair for pair in itertools.product(LOSSY, WRAPPERS) if pair not in IN_SH
 
 @pytest.mark.parametrize(("name", "wrapper"), [*IN_SHORT, *helpers.slow(*REST)])
 def test_every_wrapper_around_what_leaves_something_out(name, wrapper):
-    grads = gradients(N)
+    grads = gradients(N, shapes=MATRICES if name == "PowerSGD" else SHAPES)
     run = helpers.ranks(N)(WRAPPERS[wrapper](LOSSY[name]()), grads)
     helpers.assert_conserved(grads, run)
     kept = helpers.held(run.state)
@@ -240,8 +242,8 @@ def test_the_tables_name_all_there_are():
     bases = {"Selector", "ByMagnitude", "Rounding"}
     assert named(sparsifiers, base.Sparsifier, bases) == kinds
     kinds = {type(scheme).__name__ for scheme in SCHEMES.values()}
-    assert named(schemes, schemes.Scheme, ELSEWHERE) == kinds | named(schemes, TopKScheme)
-    assert named(schemes, TopKScheme) <= set(LOSSY)
+    assert named(schemes, schemes.Scheme, ELSEWHERE) == kinds | named(schemes, LossyScheme)
+    assert named(schemes, LossyScheme) <= set(LOSSY)
     functions = {
         name
         for name, value in vars(wrappers).items()

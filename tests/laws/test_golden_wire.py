@@ -45,6 +45,7 @@ AGAIN = "If that is meant, write it again: python -m tests.laws.test_golden_wire
 
 SIZE = 40_064  # four parts of whole words
 VECTOR = {"w": ((SIZE,), "float32")}
+MATRIX = {"w": ((313, 128), "float32")}
 ROWS = {"w_embedding": ((4096, 16), "float32")}
 # A leaf of rows, one of elements, and one that joins the dense psum.
 MODEL = {
@@ -198,6 +199,7 @@ OF_SCHEMES = {
     "spar_dl_auto": of_scheme(schemes.SparDL(DENSITY, teams="auto")),
     "g_topk": of_scheme(schemes.GTopk(DENSITY)),
     "g_topk_6": of_scheme(schemes.GTopk(DENSITY), 6),
+    "power_sgd": of_scheme(schemes.PowerSGD(2), leaves=MATRIX),
 }
 
 OF_TRANSFORMATIONS = {
@@ -281,6 +283,7 @@ OF_TRANSFORMATIONS = {
     "spardl_sync": of_tx(sparsejax.spardl_sync(DENSITY, "data")),
     "spardl_sync_2": of_tx(sparsejax.spardl_sync(DENSITY, "data", teams=2)),
     "gtopk_sync": of_tx(sparsejax.transforms.gtopk_sync(DENSITY, "data")),
+    "power_sgd_sync": of_tx(sparsejax.power_sgd_sync(2, "data"), leaves=MODEL),
     "topk_a_sync": of_tx(sparsejax.transforms.topk_a_sync(DENSITY, "data")),
     "topk_dsa_sync": of_tx(sparsejax.transforms.topk_dsa_sync(DENSITY, "data")),
     "gaussian_k_sync": of_tx(sparsejax.transforms.gaussian_k_sync(DENSITY, "data")),

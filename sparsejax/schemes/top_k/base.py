@@ -35,7 +35,7 @@ from sparsejax.wire import channels, ladder, messages
 
 
 @dataclasses.dataclass(frozen=True)
-class TopKScheme(base.Scheme):
+class TopKScheme(base.LossyScheme):
     """A scheme that sends the largest elements and leaves out the others.
 
     Attributes:
@@ -44,6 +44,7 @@ class TopKScheme(base.Scheme):
             "coo16", "coo8" or "bitmap".
     """
 
+    unit = "element"
     density: float = 0.01
     code: str = "auto"
 

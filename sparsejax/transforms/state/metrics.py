@@ -43,7 +43,7 @@ def residuals(state: Any) -> Any:
 
 
 def metrics(state: Any) -> dict[str, jax.Array]:
-    """The traffic of the last synchronization, as a flat dict of scalars.
+    """The traffic of the last synchronization and of all, as a flat dict of scalars.
 
     Keys are `sync/<leaf>/<what>` for each bucket of leaves that were exchanged together,
     and `sync/<bytes>` for the totals; a second synchronization in the same state is
@@ -51,7 +51,9 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     needed, `inside_bytes` what it sent inside a host where there are two levels,
     `dense_bytes` what an all-reduce would have sent, `rounds` how many messages with
     entries followed one another, those left out by which ranks agree on a few numbers;
-    densities and imbalances are as in `Traffic`. `residual_norm` is there where a rank
+    densities and imbalances are as in `Traffic`. `exchanges` and the bytes that begin with
+    `total_` are since the first state, exact for any length of run; what `skip_nonfinite`
+    left out is not in them. `residual_norm` is there where a rank
     has a residual: the norm over all ranks. Nothing is computed or sent, so one process of
     several may ask alone. A
     sparsifier has `sparsify/residual_norm`, over all leaves, and `sparsify/skipped`, how
@@ -105,7 +107,8 @@ def _of_exchange(state, prefix):
         numbers = _of_traffic(traffic)
         result |= {f"{prefix}/{name}/{key}": value for key, value in numbers.items()}
         totals = {key: total + numbers[key] for key, total in totals.items()}
-    return result | {f"{prefix}/{k}": jnp.asarray(x) for k, x in totals.items()}
+    result |= {f"{prefix}/{key}": jnp.asarray(x) for key, x in totals.items()}
+    return result | {f"{prefix}/{key}": x for key, x in state.totals.numbers().items()}
 
 
 def _of_traffic(traffic: Traffic) -> dict[str, jax.Array]:

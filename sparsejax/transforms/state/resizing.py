@@ -62,7 +62,10 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
             return fresh.with_value(value)
         if isinstance(x, ExchangeState):
             # Thresholds, regions and tables are those of the fresh state.
-            return fresh
+            place = lambda x, y: _placed(
+                tree.written(keys), _whole(tree.written(keys), x), y
+            )
+            return fresh._replace(totals=jax.tree.map(place, x.totals, fresh.totals))
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return jax.device_put(x, fresh.sharding)
         return _placed(tree.named(keys), _whole(tree.named(keys), x), fresh)

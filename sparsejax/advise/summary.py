@@ -1,0 +1,84 @@
+"""What a run has sent so far, as a table for people."""
+
+from typing import Any
+
+import numpy as np
+
+from sparsejax.advise import table
+from sparsejax.transforms.state.metrics import metrics
+
+
+_HEADING = (
+    "exchanged together",
+    "density",
+    "of the sum",
+    "sent",
+    "densely",
+    "share",
+    "rounds",
+)
+
+
+def summary(state: Any) -> str:
+    """What one rank sent, in the last step and since the first, as a table.
+
+    A row is a bucket of leaves that were exchanged together. Densities are those of its
+    fullest rank and of the sum; `densely` is what an all-reduce would have sent. Nothing is
+    computed or sent, so one process of several may ask alone; `sparsejax.metrics` has the
+    same as numbers.
+
+    Example:
+        >>> print(sparsejax.summary(state.opt_state))
+
+    Args:
+        state: An optimizer state, chained, masked or partitioned as you like.
+    """
+    numbers = {key: float(np.asarray(x)) for key, x in metrics(state).items()}
+    prefixes = [key.split("/")[0] for key in numbers if key.endswith("/exchanges")]
+    lines: list[str] = []
+    for prefix in prefixes:
+        lines += [*_exchange(prefix, numbers), ""]
+    for key, value in numbers.items():
+        where, _, what = key.partition("/")
+        if what == "residual_norm":
+            lines.append(f"Norm of the residuals of all ranks: {value:.4g} ({where}).")
+        elif what == "skipped" and value:
+            lines.append(f"Steps left out, not finite: {value:,.0f} ({where}).")
+    return "\n".join(lines).rstrip()
+
+
+def _exchange(prefix, numbers):
+    """The lines about one synchronization."""
+    count = int(numbers[f"{prefix}/exchanges"])
+    if not count:
+        return [f"{prefix}: nothing was exchanged yet."]
+    rows: list[tuple[str, ...]] = [_HEADING]
+    names = [
+        key.removesuffix("/density_before").removeprefix(f"{prefix}/")
+        for key in numbers
+        if key.startswith(f"{prefix}/") and key.endswith("/density_before")
+    ]
+    for name in names:
+        of = lambda what, name=name: numbers[f"{prefix}/{name}/{what}"]
+        rows.append(
+            (
+                name,
+                f"{of('density_before'):.2%}",
+                f"{of('density_after'):.2%}",
+                *_sizes(of("wire_bytes"), of("dense_bytes")),
+                f"{of('rounds'):.0f}",
+            )
+        )
+    last = numbers[f"{prefix}/wire_bytes"], numbers[f"{prefix}/dense_bytes"]
+    rows.append(("last step", "", "", *_sizes(*last), ""))
+    total = numbers[f"{prefix}/total_wire_bytes"], numbers[f"{prefix}/total_dense_bytes"]
+    steps = "1 exchange" if count == 1 else f"{count:,} exchanges"
+    rows.append((f"all of {steps}", "", "", *_sizes(*total), ""))
+    lines = table.table(rows, left={0})
+    return [*lines[: len(names) + 2], lines[1], *lines[len(names) + 2 :]]
+
+
+def _sizes(sent, dense):
+    """The cells of bytes: sent, as an all-reduce would, and the one as a share."""
+    share = f"{sent / dense:.1%}" if dense else ""
+    return table.size(sent), table.size(dense), share

@@ -1,0 +1,61 @@
+"""Bytes over a whole run, exact however long it is: in 16 MiB and the rest.
+
+A float32 that has counted 16 MiB no longer sees single bytes, and JAX has no 64-bit numbers
+by default. Each step's bytes are a float32, which splits into two integers without error;
+those are added up in 32 bits each, up to 2**56 bytes, 72 petabytes a rank.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from sparsejax.schemes.base import Traffic
+from sparsejax.transforms.state import tree
+
+
+_LOW, _HALF = 24, 0xFFF  # bits below 16 MiB, and the mask of half of them
+
+
+class Totals(NamedTuple):
+    """Sums over all exchanges so far.
+
+    Attributes:
+        exchanges: uint32, how many there were.
+        high: uint32 [3], in 16 MiB, of wire, payload and dense bytes.
+        low: uint32 [3], the bytes that are left, below 16 MiB.
+    """
+
+    exchanges: jax.Array
+    high: jax.Array
+    low: jax.Array
+
+    @classmethod
+    def zero(cls) -> "Totals":
+        """The totals before the first exchange."""
+        return cls(jnp.uint32(0), jnp.zeros(3, jnp.uint32), jnp.zeros(3, jnp.uint32))
+
+    def plus(self, traffic: Iterable[Traffic]) -> "Totals":
+        """The totals after one more exchange, of these buckets."""
+        counts = [(t.wire, t.payload, t.dense) for t in traffic]
+        numbers = jnp.round(jnp.array(counts, jnp.float32).reshape(-1, 3))
+        high = jnp.floor(numbers / 2**_LOW)
+        low = jnp.vstack([(numbers - high * 2**_LOW).astype(jnp.uint32), self.low])
+        # Halves of 12 bits: a model may have more buckets than whole ones leave room for.
+        ones, carried = (low & _HALF).sum(0), (low >> 12).sum(0)
+        carried += ones >> 12
+        high = high.astype(jnp.uint32).sum(0) + self.high + (carried >> 12)
+        return Totals(self.exchanges + 1, high, (carried & _HALF) << 12 | ones & _HALF)
+
+    def numbers(self) -> dict[str, Any]:
+        """The exchanges, and each total: a float64 at rest, a float32 while traced."""
+        exchanges, high, low = tree.here(tuple(self))
+        if not isinstance(high, Tracer):
+            high, low = np.asarray(high, np.float64), np.asarray(low, np.float64)
+        totals = high * 2.0**_LOW + low
+        names = ("total_wire_bytes", "total_payload_bytes", "total_dense_bytes")
+        each = {name: totals[..., i] for i, name in enumerate(names)}
+        return {"exchanges": exchanges, **each}
