@@ -203,7 +203,9 @@ def test_a_leaf_of_which_nothing_would_be_sent_is_named(name):
 
 def test_rows_are_no_unit_of_what_is_chosen_one_by_one():
     tx = sparsejax.spardl_sync(0.05, rules={"embedding": "row"})
-    with pytest.raises(errors.RuleError, match="SparDL chooses numbers one by one"):
+    with pytest.raises(
+        errors.RuleError, match=r"leaf 'embedding' the unit 'row', and SparDL"
+    ):
         sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
 
 
