@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from pallas_kernels import use_kernels as use_kernels
 from sparsejax import errors as errors, schemes as schemes, sparsifiers as sparsifiers
-from sparsejax.advise.explain import explain as explain
+from sparsejax.advise.explain.explanation import explain as explain
 from sparsejax.advise.plan import LeafPlan as LeafPlan, Plan as Plan
 from sparsejax.advise.planner import make_plan as make_plan
 from sparsejax.advise.profile import (
