@@ -148,7 +148,8 @@ class AGSparse(base.Scheme):
 
     def forecast(self, load):
         n, unit_bytes = load.ranks, load.unit_bytes(self.wire_dtype)
-        steps = self._ladder(load.units, unit_bytes, n, load.units)
+        room = load.units if load.room is None else load.room
+        steps = self._ladder(load.units, unit_bytes, n, room)
         rows, waits = gathers.rows_and_waits(self.gather, n)
         sent, turns, capacity = sent_bytes(steps, math.ceil(load.counts[0]), rows)
         dense = load.all_reduce(self.wire_dtype)

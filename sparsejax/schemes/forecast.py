@@ -83,6 +83,8 @@ class Load:
         skewness: The fullest of as many equal ranges as ranks over the mean range (Zen,
             definition 5), of one rank.
         sum_skewness: The same, of the sum.
+        room: How many entries one rank's array has room for, where it is given by entries;
+            None where it is dense.
     """
 
     ranks: int
@@ -92,6 +94,7 @@ class Load:
     counts: tuple[float, ...]
     skewness: float = 1.0
     sum_skewness: float = 1.0
+    room: int | None = None
 
     def __post_init__(self):
         if len(self.counts) != len(merged(self.ranks)):

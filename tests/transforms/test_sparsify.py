@@ -531,7 +531,9 @@ def test_a_leaf_that_all_shards_have_may_be_among_sharded_ones(order):
 
 def test_what_stands_between_a_sparsifier_and_its_synchronization():
     tx = optax.chain(sparsejax.top_k(0.1, **SMALL), optax.scale(0.5), sync())
-    with pytest.raises(ArgumentError, match="indices of the selected entries of .w. were changed"):
+    with pytest.raises(
+        ArgumentError, match="indices of the selected entries of .w. were changed"
+    ):
         run(tx, {"w": random(1)})
 
 

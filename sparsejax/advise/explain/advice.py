@@ -18,9 +18,9 @@ _WORTH = 0.9  # of the time; what takes more than that is not worth the change
 _DGC = 0.01
 # benchmarks/results/core-jax0.10.2.jsonl, part "compile".
 _MEASURED = (
-    "measured with XLA:CPU (JAX 0.10.2, two cores of an AMD EPYC, eight simulated devices), "
-    "a train step of forty leaves took 4.2 to 4.7 s with none, 8.6 to 10.1 with one, 13.0 "
-    "to 14.7 with two"
+    "measured with XLA:CPU (JAX 0.10.2, two cores of an AMD EPYC, eight simulated "
+    "devices), a train step of forty leaves took 4.2 to 4.7 s with none, 8.6 to 10.1 "
+    "with one, 13.0 to 14.7 with two"
 )
 
 
@@ -33,11 +33,18 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
             f"Assumed: a rank touches {TABLE:.0%} of the rows of {_some(tables)}, by name "
             "and shape a table; density= says better, a number or sparsejax.profile."
         )
-    dense = [r.name for r in rows if "dense" in r.sources and r.taken and not r.sparsifier]
-    dense = [name for name in dense if name not in tables]
+    dense = [
+        row.name
+        for group, row in pairs
+        if row.sources == ("dense",)
+        and row.taken
+        and not row.sparsifier
+        and not _chooses(group.scheme)
+    ]
     if dense:
         yield f"Taken to be dense, since nothing makes it sparse: {_some(dense)}."
-    if any(source != "measured" for row in rows for source in row.sources):
+    sources = {source for row in rows if row.taken for source in row.sources}
+    if sources - {"measured", "dense"}:
         yield "Sets of several ranks are taken to be independent, which overlap least."
     for sparsifier in dict.fromkeys(g.sparsifier for g in groups if g.sparsifier):
         start = getattr(sparsifier.density, "largest", None)
@@ -48,7 +55,8 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
             )
     for steps in sorted({group.dense_steps for group in groups} - {0}):
         yield f"The first {steps} exchanges send everything densely."
-    for every in sorted({group.every for group, row in pairs if row.taken} - {1}):
+    sparse = [group for group, row in pairs if row.taken and row.density < 1]
+    for every in sorted({group.every for group in sparse} - {1}):
         yield (
             f"Of {every} steps added up, 1 - (1 - d)^{every} of the units are taken to be "
             "there: the most, had the steps nothing in common."
@@ -56,7 +64,7 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
 
 
 def compiling(rows: Sequence[Row]) -> str:
-    """What there is to compile, what that took where it was measured, and what lowers it."""
+    """What there is to compile, what that took elsewhere, and what lowers it."""
     exchanges = [row for row in rows if row.taken]
     count, kinds = len(exchanges), sum(len(row.taken) for row in exchanges)
     if not count:
@@ -83,10 +91,8 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: Times) -> str:
     told, dense = (_step(rows, name) for name in (CHOSEN, _DENSE))
     call = _call(rows)
     if told < _WORTH * dense:
-        return (
-            f"Advice: keep {call}: {told:.3g} ms a step instead of {dense:.3g} densely"
-            + (f"{_but(rows)}.")
-        )
+        gain = f"{told:.3g} ms a step instead of {dense:.3g} densely"
+        return f"Advice: keep {call}: {gain}{_but(rows)}."
     if any(row.sparsifier and row.taken for row in rows):
         names = next(row.sparsifier for row in rows if row.sparsifier)
         return (
@@ -160,8 +166,7 @@ def _chooses(scheme: Scheme) -> bool:
 
 
 def _zen(scheme: Scheme) -> Scheme:
-    zen = schemes.Zen(wire_dtype=getattr(scheme, "wire_dtype", None))
-    return zen
+    return schemes.Zen(wire_dtype=getattr(scheme, "wire_dtype", None))
 
 
 def _sparsified(group: Group) -> Group:

@@ -47,9 +47,7 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--gbit-per-s", type=float, required=True)
     parser.add_argument("--latency-us", type=float, required=True)
-    parser.add_argument(
-        "--density", type=float, help="of one rank's gradient, in every leaf"
-    )
+    parser.add_argument("--density", type=float, help="of every leaf's gradient")
     parser.add_argument(
         "--leaf-density",
         action="append",

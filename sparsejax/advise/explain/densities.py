@@ -34,7 +34,8 @@ class Shares(NamedTuple):
 
     Attributes:
         sums: Of one rank, and of sums over 2, 4, ... and all ranks.
-        source: "given", "measured", "assumed" for the guess of a table, or "dense".
+        source: "given", "measured", "assumed" for the guess of a table, "dense", or
+            "selected" by a sparsifier.
         skewness: Of one rank, as in `Load`.
         sum_skewness: Of the sum.
     """
@@ -62,7 +63,7 @@ class Shares(NamedTuple):
         """These where they are no larger than what a sparsifier selects; else that."""
         if self.sums[0] <= share:
             return self
-        return Shares(independent(ranks, 1, share), self.source)
+        return Shares(independent(ranks, 1, share), "selected")
 
 
 def _any_of(share, times):

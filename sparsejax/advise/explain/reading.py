@@ -142,7 +142,10 @@ def _member(bucket, path, leaf, units, exchange, before, known):
     if isinstance(sparsifier, sparsifiers.Selector) and leaf.size:
         most = sparsifier.expected(leaf.size) / leaf.size
         # It selects elements, whatever is a unit here.
-        of_elements = most < shares.sums[0]
+        of_elements = most < shares.sums[0] or sparsifier.shared
+        if sparsifier.shared:
+            # As many, whatever they are, and the same on all ranks.
+            shares = Shares((most,) * len(shares.sums), "selected")
         shares = shares.at_most(most, known.ranks)
     shares = shares.after(later)
     return _Member(path, leaf, units, shares, sparsifier, by_entries, of_elements)
@@ -166,6 +169,9 @@ def _group(bucket, members, inside, ranks, as_entries, split):
         skew = shares.skewness, shares.sum_skewness
         loads.append(Load(ranks, units, width, dtype, counts, *skew))
     load = joined(loads)
+    if as_entries:
+        rooms = [m.sparsifier.capacity(m.leaf.size) for m in members]
+        load = dataclasses.replace(load, room=sum(rooms))
     chosen = [member.sparsifier for member in members if member.sparsifier is not None]
     alone = members[0].leaf
     return Group(

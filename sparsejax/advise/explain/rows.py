@@ -6,11 +6,13 @@ in them.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from sparsejax import schemes
 from sparsejax.advise.explain.reading import Group
+from sparsejax.advise.planner import tightened
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import MOST_UNITS, Scheme
 from sparsejax.schemes.forecast import Forecast, Load, Network, independent
@@ -19,7 +21,7 @@ from sparsejax.transforms.buckets import SPARSE_FROM
 
 
 # The schemes that every group is forecast for: the columns of the table, by their names.
-COMPARED: tuple[type[Scheme], ...] = (
+COMPARED: tuple[Any, ...] = (
     schemes.AllReduce,
     schemes.AGSparse,
     schemes.BalancedParallelism,
@@ -47,7 +49,7 @@ class Row:
         density: The share of one rank's units that it sends.
         density_after: The share of the sum's units.
         sources: Where the density comes from: "given", "measured", "assumed" for a table,
-            or "dense", where nothing is known to make it sparse.
+            "dense", where nothing is known to make it sparse, or "selected".
         sparsifier: The sparsifier that selects from these leaves, or "".
         every: How many steps there are to an exchange.
         capacity: Entries in the longest message, 0 where it is sent densely.
@@ -55,10 +57,14 @@ class Row:
             `sparsejax.metrics`.
         latencies: How many messages wait for one another, those of all rounds, and those
             that agree on sizes.
-        sent_bytes: Bytes that one rank sends in an exchange.
+        sent_bytes: Bytes that one rank sends in an exchange, to other hosts where there
+            are two levels; those of a dense sum, which is over all ranks, to any.
         dense_bytes: Bytes that one rank would send in a dense sum.
         milliseconds: The time of every scheme, that of `scheme` under "chosen"; None where
             a scheme cannot be used.
+        roomy: Where owners get and send in several rounds: milliseconds with room in a
+            message for as much as is expected, and the entries for which there is room
+            on either way; else None.
         pays_below: The density below which the scheme is sooner done than a dense sum.
         reason: Where another scheme is sooner done: why it is not the one.
         verdict: "dense is better here", or "".
@@ -82,6 +88,7 @@ class Row:
     sent_bytes: float
     dense_bytes: float
     milliseconds: dict[str, float | None]
+    roomy: tuple[float, int, int] | None
     pays_below: float
     reason: str
     verdict: str
@@ -131,13 +138,18 @@ def row_of(group: Group, times: Times) -> Row:
         elif not whole.units or whole.units > MOST_UNITS:
             seconds[name] = None
         else:
-            other = forecast_of(group, kind(wire_dtype=wire_dtype), load)
-            seconds[name] = times.seconds(other)
+            like = forecast_of(group, kind(wire_dtype=wire_dtype), load)
+            seconds[name] = times.seconds(like)
+    own, other = forecast.bytes, dense.bytes
+    if is_dense:
+        # Not split in levels: it is one sum over all ranks, those of a host among them.
+        own = other = whole.all_reduce(wire_dtype).bytes
     dense_wins = times.seconds(dense) <= times.seconds(forecast) or forecast.dense
     before, after = (whole.counts[k] / max(whole.units, 1) for k in (0, -1))
     if isinstance(scheme, TopKScheme):
         before = after = scheme.density
-    selects = group.shared or isinstance(scheme, TopKScheme)
+    # What these send does not depend on how sparse a gradient is.
+    is_fixed = is_dense or group.shared or isinstance(scheme, TopKScheme)
     row = Row(
         name=group.name,
         paths=group.paths,
@@ -154,12 +166,13 @@ def row_of(group: Group, times: Times) -> Row:
         capacity=forecast.capacity,
         rounds=forecast.rounds if load.ranks > 1 else 0,
         latencies=forecast.messages,
-        sent_bytes=forecast.bytes,
-        dense_bytes=dense.bytes,
+        sent_bytes=own,
+        dense_bytes=other,
         milliseconds={k: None if t is None else 1e3 * t for k, t in seconds.items()},
-        pays_below=0.0 if is_dense or selects else _pays_below(group, times),
+        roomy=_roomy(scheme, load, forecast, times),
+        pays_below=0.0 if is_fixed else _pays_below(group, times),
         reason="",
-        verdict="dense is better here" if dense_wins and not is_dense else "",
+        verdict="dense is better here" if dense_wins and not is_fixed else "",
     )
     return dataclasses.replace(row, reason=_reason(row, group))
 
@@ -168,9 +181,8 @@ def forecast_of(group: Group, scheme: Scheme, load: Load) -> Forecast:
     """What a scheme sends of a group; a sum of values where all ranks have the same."""
     if group.shared and not isinstance(scheme, TopKScheme):
         count = round(load.counts[0])
-        values = dataclasses.replace(
-            load, units=count, counts=(float(count),) * len(load.counts)
-        )
+        counts = (float(count),) * len(load.counts)
+        values = dataclasses.replace(load, units=count, counts=counts)
         return values.all_reduce(getattr(scheme, "wire_dtype", None))
     return scheme.forecast(load)
 
@@ -193,6 +205,22 @@ def _pays_below(group: Group, times: Times) -> float:
             break
         limit = float(density)
     return limit
+
+
+def _roomy(scheme, load, forecast, times):
+    """The time with owners and room for what is expected; see `Row`."""
+    across = _across(scheme)
+    if isinstance(across, schemes.Zen):
+        if across.candidates(load.ranks) != (schemes.BalancedParallelism,):
+            return None
+        across = schemes.BalancedParallelism(
+            ownership=across.ownership, wire_dtype=across.wire_dtype
+        )
+    if not isinstance(across, schemes.BalancedParallelism) or forecast.rounds <= 2:
+        return None
+    roomy: Any = tightened(across, load, 1.0)
+    seconds = times.seconds(roomy.forecast(load))
+    return 1e3 * seconds, roomy.push_capacity, roomy.pull_capacity
 
 
 def _across(scheme: Scheme) -> Scheme:
