@@ -31,7 +31,7 @@ SMALL = {"scale": (48,), "zero/bias": (100,)}
 TABLE = {"embedding": (ROWS, WIDTH), **SMALL}
 KERNEL = {"kernel": (512, 256), **SMALL}
 KERNELS = {"kernel": (512, 256), "other": (256, 512), **SMALL}
-NETWORK = {"gbit_per_s": 25, "latency_us": 20}
+NETWORK = sparsejax.Network(gbit_per_s=25, latency_us=20)
 # Of the few numbers of a row on which ranks agree, which `metrics` counts, too.
 AGREED = 150
 
@@ -180,7 +180,11 @@ def explained(case, factor=1.0):
         density = {name: min(1.0, density * factor) for name in leaves if name not in SMALL}
     params = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in leaves.items()}
     told = sparsejax.explain(
-        make(factor), params, ranks=mesh_of(case.program)[2], density=density, **NETWORK
+        make(factor),
+        params,
+        ranks=mesh_of(case.program)[2],
+        density=density,
+        network=NETWORK,
     )
     return told.rows
 

@@ -26,24 +26,17 @@ _MEASURED = (
 
 def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
     """What the rows rest upon, a sentence each."""
-    pairs = list(zip(groups, rows, strict=True))
-    tables = [row.name for row in rows if "assumed" in row.sources]
+    pairs = [pair for pair in zip(groups, rows, strict=True) if pair[1].taken]
+    tables = _paths([row for _, row in pairs], "assumed")
     if tables:
         yield (
             f"Assumed: a rank touches {TABLE:.0%} of the rows of {_some(tables)}, by name "
             "and shape a table; density= says better, a number or sparsejax.profile."
         )
-    dense = [
-        row.name
-        for group, row in pairs
-        if row.sources == ("dense",)
-        and row.taken
-        and not row.sparsifier
-        and not _chooses(group.scheme)
-    ]
+    dense = _paths([row for group, row in pairs if not _chooses(group.scheme)], "dense")
     if dense:
         yield f"Taken to be dense, since nothing makes it sparse: {_some(dense)}."
-    sources = {source for row in rows if row.taken for source in row.sources}
+    sources = {source for _, row in pairs for source in row.sources}
     if sources - {"measured", "dense"}:
         yield "Sets of several ranks are taken to be independent, which overlap least."
     for sparsifier in dict.fromkeys(g.sparsifier for g in groups if g.sparsifier):
@@ -55,12 +48,22 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
             )
     for steps in sorted({group.dense_steps for group in groups} - {0}):
         yield f"The first {steps} exchanges send everything densely."
-    sparse = [group for group, row in pairs if row.taken and row.density < 1]
+    sparse = [group for group, row in pairs if row.density < 1]
     for every in sorted({group.every for group in sparse} - {1}):
         yield (
             f"Of {every} steps added up, 1 - (1 - d)^{every} of the units are taken to be "
             "there: the most, had the steps nothing in common."
         )
+
+
+def _paths(rows, source):
+    """The leaves whose density comes from there."""
+    return [
+        path
+        for row in rows
+        for path, its in zip(row.paths, row.sources, strict=True)
+        if its == source
+    ]
 
 
 def compiling(rows: Sequence[Row]) -> str:

@@ -35,7 +35,7 @@ class Group:
         unit: What an index points at: "element" or "row".
         scheme: How they are added up.
         load: What there is to add up, over all ranks.
-        sources: Where the densities come from, each once; see `Shares`.
+        sources: Where the density of each leaf comes from; see `Shares`.
         sparsifier: The sparsifier in front, if one selects from these leaves.
         shared: Whether it selects the same elements on all ranks.
         every: How many steps there are to an exchange.
@@ -181,7 +181,7 @@ def _group(bucket, members, inside, ranks, as_entries, split):
         unit="row" if shape else "element",
         scheme=bucket.scheme if load.size else schemes.AllReduce(),
         load=load,
-        sources=tuple(dict.fromkeys(member.shares.source for member in members)),
+        sources=tuple(member.shares.source for member in members),
         sparsifier=chosen[0] if chosen else None,
         shared=as_entries and all(sparsifier.shared for sparsifier in chosen),
         every=math.prod(wrapper.every for wrapper in inside),

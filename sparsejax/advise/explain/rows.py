@@ -48,8 +48,8 @@ class Row:
             All of them are compiled; none where it is a dense sum.
         density: The share of one rank's units that it sends.
         density_after: The share of the sum's units.
-        sources: Where the density comes from: "given", "measured", "assumed" for a table,
-            "dense", where nothing is known to make it sparse, or "selected".
+        sources: Where the density of each leaf comes from: "given", "measured", "assumed"
+            for a table, "dense", where nothing is known to make it sparse, or "selected".
         sparsifier: The sparsifier that selects from these leaves, or "".
         every: How many steps there are to an exchange.
         capacity: Entries in the longest message, 0 where it is sent densely.
