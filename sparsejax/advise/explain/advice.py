@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from sparsejax import schemes
+from sparsejax import schemes, sparsifiers
 from sparsejax.advise.explain.densities import TABLE
 from sparsejax.advise.explain.reading import Group
 from sparsejax.advise.explain.rows import CHOSEN, Row, Times, forecast_of
@@ -40,11 +40,18 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
     if sources - {"measured", "dense"}:
         yield "Sets of several ranks are taken to be independent, which overlap least."
     for sparsifier in dict.fromkeys(g.sparsifier for g in groups if g.sparsifier):
+        name = type(sparsifier).__name__
+        if isinstance(sparsifier, sparsifiers.Threshold):
+            yield f"{name} selects what is large enough, at most what is said here."
+        elif (correction := getattr(sparsifier, "correction", None)) is not None:
+            yield (
+                f"{name} estimates its threshold: it selects {correction.fewest:.0%} to "
+                f"{correction.most:.0%} of what is said here."
+            )
         start = getattr(sparsifier.density, "largest", None)
         if start is not None:
             yield (
-                f"{type(sparsifier).__name__} is taken after its warm-up; it sends up to "
-                f"{start:.3%} before."
+                f"{name} is taken after its warm-up; before, it sends up to {start:.3%}."
             )
     for steps in sorted({group.dense_steps for group in groups} - {0}):
         yield f"The first {steps} exchanges send everything densely."
@@ -95,12 +102,13 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: Times) -> str:
     call = _call(rows)
     if told < _WORTH * dense:
         gain = f"{told:.3g} ms a step instead of {dense:.3g} densely"
-        return f"Advice: keep {call}: {gain}{_but(rows)}."
+        sparser = _with(groups, rows, times, _sparsified)
+        return f"Advice: keep {call}: {gain}{_but(rows, told, sparser)}."
     if any(row.sparsifier and row.taken for row in rows):
         names = next(row.sparsifier for row in rows if row.sparsifier)
         return (
-            f"Advice: use sparsejax.dense_sync() without {names}: what it selects takes "
-            f"{told:.3g} ms a step, and everything {dense:.3g}."
+            f"Advice: use sparsejax.dense_sync() without {names}: what it lets through "
+            f"takes {told:.3g} ms a step, and everything {dense:.3g}."
         )
     zen = _with(groups, rows, times, lambda group: group)
     if zen < _WORTH * dense:
@@ -126,11 +134,15 @@ def _step(rows, name):
     return sum((row.milliseconds[name] or 0.0) / row.every for row in rows)
 
 
-def _but(rows):
+def _but(rows, told, sparser):
     """What may be better still, or what it rests upon."""
     worse = [row for row in rows if row.verdict]
     if worse:
-        return f', and give {_some([row.name for row in worse])} the rule "dense"'
+        text = f'; give {_some([row.name for row in worse])} the rule "dense"'
+        if sparser < told / 2:
+            text += f", or put sparsejax.dgc({_DGC:g}) in front, if training bears it"
+            text += f": {sparser:.3g} ms"
+        return text
     if any("assumed" in row.sources and row.taken for row in rows):
         return ", if the share of rows that is assumed holds"
     return ""

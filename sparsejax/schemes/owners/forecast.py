@@ -20,7 +20,9 @@ def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
     if not has_even_parts(n, width, load.units):
         size = load.size * unit_bytes // load.numbers
         whole, least = collectives.all_reduce_bytes(size, n), 0
-    if pushed + least >= dense.bytes:
+    # As where it is traced, and where it runs.
+    shortest = (n - 1) * 4.0 * push_steps.rungs[0].words
+    if max(pushed, shortest) + least >= dense.bytes:
         return dense
     fullest = fullest_part(load.counts[-1], n, width, balanced, load.sum_skewness)
     pulled, waits, turns = how.way.forecast(load, how.pull, width, unit_bytes, fullest)
