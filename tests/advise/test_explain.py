@@ -101,8 +101,14 @@ def test_a_schedule_is_taken_at_its_end_and_warm_up_is_told():
     found, rows = explained(tx)
     assert rows["kernel"].density == pytest.approx(0.001, rel=0.01)
     text = str(found)
-    assert "25.000%" in text
+    assert "up to 25.000%" in text
     assert "first 10 exchanges" in text
+    falling = sparsejax.sparsifiers.Schedule(optax.linear_schedule(0.1, 0.01, 5), 0.1)
+    found, rows = explained(
+        sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(falling))
+    )
+    assert rows["kernel"].density > 0.05
+    assert "largest density of its schedule, 10.000%" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +124,7 @@ def test_a_step_costs_its_share_of_an_exchange(tx):
     (alone, one), (found, rows) = (explained(tx(k), density=0.01) for k in (1, 4))
     row = rows["embedding"]
     assert (one["embedding"].every, row.every) == (1, 4)
-    # Four steps that have nothing in common have up to four times as many rows.
+    # Four steps that are drawn alone have nearly four times as many rows.
     assert row.density == pytest.approx(1 - 0.99**4)
     assert one["embedding"].sent_bytes < row.sent_bytes < 4 * one["embedding"].sent_bytes
     assert found.step_bytes == pytest.approx(sum(r.sent_bytes for r in found.rows) / 4)
@@ -252,14 +258,33 @@ ADVICE = {
         {"density": 1.0, "latency_us": 10_000},
         ["keep sparsejax.dense_sync()"],
     ),
-    "zen": (sparsejax.dense_sync(), {}, ["use sparsejax.zen_sync()"]),
+    "zen": (
+        sparsejax.dense_sync(),
+        {},
+        ["use sparsejax.zen_sync()", "if the share of rows that is assumed holds"],
+    ),
+    "named": (
+        sparsejax.sync(schemes.AGSparse()),
+        {"density": 0.001},
+        ["keep sparsejax.sync(schemes.AGSparse(...))"],
+    ),
+    "several": (
+        sparsejax.zen_sync(rules={"kernel": schemes.SparCML()}),
+        {"density": 0.001},
+        ["keep the schemes that it names"],
+    ),
+    "both": (
+        sparsejax.zen_sync(),
+        {"ranks": 4, "gbit_per_s": 1, "density": {"embedding": 0.3, "kernel": 1.0}},
+        ["keep sparsejax.zen_sync()", "or put sparsejax.dgc(0.01) in front"],
+    ),
     "no sparsifier": (
         sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(0.9)),
         {"density": 1.0},
         ["use sparsejax.dense_sync() without DGC"],
     ),
     "nothing": (sparsejax.zen_sync(), {"ranks": 1}, ["there is nothing to send"]),
-    "system": (sparsejax.spardl_sync(0.01), {}, ["keep SparDL"]),
+    "system": (sparsejax.spardl_sync(0.01), {}, ["keep sparsejax.spardl_sync"]),
 }
 
 
@@ -275,7 +300,7 @@ def test_it_ends_with_one_sentence_of_advice(name):
 
 
 def test_what_there_is_to_compile_is_told():
-    assert "dense sums alone" in explained(sparsejax.dense_sync())[0].compiling
+    assert "no sparse exchange" in explained(sparsejax.dense_sync())[0].compiling
     assert "2 sparse exchanges;" in explained()[0].compiling
     both = explained(sparsejax.sync(schemes.Zen("bytes")), ranks=8)[0].compiling
     assert "2 sparse exchanges of 4 schemes" in both

@@ -16,6 +16,11 @@ from sparsejax.transforms.buckets import SPARSE_FROM
 _DENSE = schemes.AllReduce.__name__
 _WORTH = 0.9  # of the time; what takes more than that is not worth the change
 _DGC = 0.01
+_SYSTEMS = {
+    "OkTopk": "sparsejax.ok_topk_sync(...)",
+    "SparDL": "sparsejax.spardl_sync(...)",
+    "GTopk": "sparsejax.gtopk_sync(...)",
+}
 # benchmarks/results/core-jax0.10.2.jsonl, part "compile".
 _MEASURED = (
     "measured with XLA:CPU (JAX 0.10.2, two cores of an AMD EPYC, eight simulated "
@@ -48,18 +53,18 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
                 f"{name} estimates its threshold: it selects {correction.fewest:.0%} to "
                 f"{correction.most:.0%} of what is said here."
             )
-        start = getattr(sparsifier.density, "largest", None)
-        if start is not None:
-            yield (
-                f"{name} is taken after its warm-up; before, it sends up to {start:.3%}."
-            )
+        most = getattr(sparsifier.density, "largest", None)
+        if isinstance(sparsifier.density, sparsifiers.Warmup):
+            yield f"{name} is taken after its warm-up; before, it sends up to {most:.3%}."
+        elif most is not None:
+            yield f"{name} is taken at the largest density of its schedule, {most:.3%}."
     for steps in sorted({group.dense_steps for group in groups} - {0}):
         yield f"The first {steps} exchanges send everything densely."
     sparse = [group for group, row in pairs if row.density < 1]
     for every in sorted({group.every for group in sparse} - {1}):
         yield (
             f"Of {every} steps added up, 1 - (1 - d)^{every} of the units are taken to be "
-            "there: the most, had the steps nothing in common."
+            "there, as of steps drawn independently; steps that are alike have fewer."
         )
 
 
@@ -78,11 +83,13 @@ def compiling(rows: Sequence[Row]) -> str:
     exchanges = [row for row in rows if row.taken]
     count, kinds = len(exchanges), sum(len(row.taken) for row in exchanges)
     if not count:
-        return "Compiling: dense sums alone, which cost next to nothing."
+        return "Compiling: no sparse exchange."
     text = f"Compiling: {count} sparse exchange{'s' if count > 1 else ''}"
     if kinds > count:
         text += f" of {kinds} schemes in all"
     text += f"; {_MEASURED}."
+    if any(row.sparsifier for row in rows):
+        text += " The sparsifier comes on top."
     if kinds > count:
         one = exchanges[0].taken[0]
         text += f" Naming one scheme, sparsejax.sync(schemes.{one}()), compiles that alone."
@@ -112,9 +119,8 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: Times) -> str:
         )
     zen = _with(groups, rows, times, lambda group: group)
     if zen < _WORTH * dense:
-        return (
-            f"Advice: use sparsejax.zen_sync(): {zen:.3g} ms a step instead of {told:.3g}."
-        )
+        gain = f"{zen:.3g} ms a step instead of {told:.3g}"
+        return f"Advice: use sparsejax.zen_sync(): {gain}{_if_assumed(rows)}."
     dgc = _with(groups, rows, times, _sparsified)
     dense_call = "keep" if call == "sparsejax.dense_sync()" else "use"
     if dgc < dense / 2:
@@ -143,21 +149,27 @@ def _but(rows, told, sparser):
             text += f", or put sparsejax.dgc({_DGC:g}) in front, if training bears it"
             text += f": {sparser:.3g} ms"
         return text
-    if any("assumed" in row.sources and row.taken for row in rows):
+    return _if_assumed([row for row in rows if row.taken])
+
+
+def _if_assumed(rows):
+    """A clause where the gain rests on a guess."""
+    if any("assumed" in row.sources for row in rows):
         return ", if the share of rows that is assumed holds"
     return ""
 
 
 def _call(rows):
     """The synchronization as a user writes it."""
-    names = {row.scheme for row in rows if row.scheme != _DENSE}
-    name = names.pop() if len(names) == 1 else ""
+    names = {row.scheme for row in rows} - {_DENSE}
+    if not names:
+        return "sparsejax.dense_sync()"
+    name = names.pop()
+    if names:
+        return "the schemes that it names"
     if name in ("Zen", "TwoLevel(Zen)"):
         return "sparsejax.zen_sync()"
-    if name:
-        return f"{name}()" if "(" not in name else name
-    some = any(row.scheme != _DENSE for row in rows)
-    return "the schemes that it names" if some else "sparsejax.dense_sync()"
+    return _SYSTEMS.get(name, f"sparsejax.sync(schemes.{name}(...))")
 
 
 def _with(groups, rows, times: Times, change):

@@ -46,10 +46,9 @@ class Shares(NamedTuple):
     sum_skewness: float = 1.0
 
     def after(self, steps: int) -> "Shares":
-        """The shares of as many steps' gradients added up, had they nothing in common.
+        """The shares of as many steps' gradients added up, were each drawn by itself.
 
-        Steps that are drawn alone overlap by chance; others overlap more, so this is the
-        most that there can be.
+        Steps that are alike overlap more than by chance, and then their sum has fewer.
         """
         if steps == 1:
             return self

@@ -30,7 +30,7 @@ def _sent(row: Row) -> list[str]:
     """A row of the table of bytes."""
     what = f"{row.name} {list(row.shape)}"
     scheme = row.scheme
-    if row.taken and row.taken != (row.scheme,) and row.scheme.endswith(("Zen", "Zen)")):
+    if row.taken and not any(kind in row.scheme for kind in row.taken):
         scheme += f": {' or '.join(row.taken)}"
     if row.sparsifier:
         scheme = f"{row.sparsifier}, {scheme}"

@@ -46,7 +46,7 @@ class Row:
         scheme: The scheme that the transformation uses.
         taken: The schemes between which it chooses on so many ranks: itself, but for Zen.
             All of them are compiled; none where it is a dense sum.
-        density: The share of one rank's units that it sends.
+        density: The share of one rank's units that are not zero, or that are selected.
         density_after: The share of the sum's units.
         sources: Where the density of each leaf comes from: "given", "measured", "assumed"
             for a table, "dense", where nothing is known to make it sparse, or "selected".
