@@ -21,7 +21,7 @@ from sparsejax import (
     sparsifiers as sparsifiers,
     transforms as transforms,
 )
-from sparsejax.advise.explain import explain as explain
+from sparsejax.advise.explain.explanation import explain as explain
 from sparsejax.advise.plan import Plan as Plan
 from sparsejax.advise.planner import make_plan as make_plan
 from sparsejax.advise.profile import profile as profile

@@ -37,9 +37,8 @@ import optax
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.transforms.signatures import described
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.state import observing, tree
 from sparsejax.transforms.state.per_rank import (
-    OBSERVER,
     OUTLINE,
     PerRank,
     by_rank,
@@ -235,7 +234,7 @@ def feedback(
         inner = lossy.init(params)
         residual = momentum = norm = None
         needed = lossy.leaves_out(paths, leaves)
-        if memory is not None and any(needed) and OBSERVER.get() is None:
+        if memory is not None and any(needed) and not observing.is_observing():
             axis_name = axes.resolve_for_state(
                 lossy.axis_name,
                 lossy.name,

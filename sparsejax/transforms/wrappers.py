@@ -23,15 +23,13 @@ from sparsejax import axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.transforms import select
 from sparsejax.transforms.signatures import described
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.state import observing, tree
 from sparsejax.transforms.state.per_rank import (
-    OBSERVER,
     PerRank,
     by_rank,
     check_kind,
     check_like,
     check_ranks,
-    observed,
 )
 from sparsejax.units.dtypes import wide
 from sparsejax.wire import Wire
@@ -103,8 +101,9 @@ def accumulate(
     name = "sparsejax.accumulate"
 
     def init(params):
-        if OBSERVER.get() is not None:
-            return AccumulateState(jnp.int32(0), None, tx.init(params))
+        if observing.is_observing():
+            with observing.inside(observing.Wrapper(every=every)):
+                return AccumulateState(jnp.int32(0), None, tx.init(params))
         _require_exchange(tx, params, name)
         why = f"{name} (every={every}) adds up gradients on each rank"
         axis = axes.resolve_for_state(axis_name, name, why)
@@ -170,9 +169,10 @@ def warm_up(
     name = "sparsejax.warm_up"
 
     def init(params):
-        if OBSERVER.get() is None:
+        if not observing.is_observing():
             _require_exchange(tx, params, name)
-        return WarmUpState(jnp.int32(0), tx.init(params))
+        with observing.inside(observing.Wrapper(dense_steps=steps)):
+            return WarmUpState(jnp.int32(0), tx.init(params))
 
     def update(updates, state, params=None, **extra):
         check_kind(state, WarmUpState, name)
@@ -298,7 +298,7 @@ def _checked(tx, what):
 
 def _require_exchange(tx, params, what):
     """Raises where nothing inside synchronizes."""
-    if not observed(tx, params):
+    if not observing.observed(tx, params).exchanges:
         raise errors.ArgumentError(
             f"{what} wraps nothing that synchronizes: put the whole chain in it, "
             "optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))."

@@ -355,6 +355,6 @@ def test_explain_says_what_they_send():
     told = sparsejax.explain(
         ALL["spardl"](), PARAMS, ranks=14, gbit_per_s=25, latency_us=20
     )
-    leaf = next(leaf for leaf in told.leaves if leaf.path == "embedding")
-    assert leaf.scheme.startswith("SparDL")
+    leaf = told.row("embedding")
+    assert leaf.scheme == "SparDL"
     assert leaf.sent_bytes < 0.15 * leaf.dense_bytes

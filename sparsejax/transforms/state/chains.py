@@ -33,7 +33,8 @@ from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.feedback import FeedbackState
 from sparsejax.transforms.select import SelectState
 from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.per_rank import OUTLINE, PerRank, find, observed
+from sparsejax.transforms.state.observing import observed
+from sparsejax.transforms.state.per_rank import OUTLINE, PerRank, find
 from sparsejax.transforms.wrappers import AccumulateState, SkipState, WarmUpState
 
 
@@ -60,8 +61,8 @@ def check_chain(
     """
     summed = {
         path
-        for _, buckets, _ in observed(tx, params)
-        for bucket in buckets
+        for exchange in observed(tx, params).exchanges
+        for bucket in exchange.buckets
         for path in bucket.paths
     }
 

@@ -9,13 +9,12 @@ and so the loss is found.
 """
 
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
@@ -24,13 +23,6 @@ from sparsejax.errors import StateError
 from sparsejax.transforms.state import tree
 from sparsejax.units.dtypes import wide
 from sparsejax.wire import Wire
-
-
-# Set while `observed` asks which leaves a transformation would exchange: then `init` makes
-# no state by rank, since no mesh is needed to answer.
-OBSERVER: contextvars.ContextVar[Callable | None] = contextvars.ContextVar(
-    "observer", default=None
-)
 
 
 # Set while a whole chain is checked: then `update` only says what types it returns.
@@ -108,26 +100,6 @@ def by_rank(params: Any, axis_name: AxisName) -> PerRank:
 
     ranks = jnp.int32(Wire(axis_name).ranks)
     return PerRank(tree.map_leaves(zeros, params), axis_name, ranks=ranks)
-
-
-def observed(tx: optax.GradientTransformation, params: Any) -> list[tuple]:
-    """The exchanges in a transformation, however deep, with the buckets that each has.
-
-    Nothing is computed, and no mesh is needed.
-
-    Returns:
-        For each exchange itself, its buckets, and the leaves.
-    """
-    tree.check_transformation(tx, params)
-    exchanges: list[tuple] = []
-    token = OBSERVER.set(lambda *seen: exchanges.append(seen))
-    try:
-        # A fresh function, and none inside it cached: JAX would remember this run.
-        with jax.disable_jit():
-            jax.eval_shape(lambda params: tx.init(params), params)
-    finally:
-        OBSERVER.reset(token)
-    return exchanges
 
 
 def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax.advise.explain import explain
+from sparsejax.advise.explain.explanation import explain
 from sparsejax.advise.plan import Plan
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.forecast import Network
@@ -47,7 +47,7 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--gbit-per-s", type=float, required=True)
     parser.add_argument("--latency-us", type=float, required=True)
-    parser.add_argument("--density", type=float, help="of one rank's gradient; 0.01")
+    parser.add_argument("--density", type=float, help="of every leaf's gradient")
     parser.add_argument(
         "--leaf-density",
         action="append",
