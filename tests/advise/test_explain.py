@@ -9,6 +9,7 @@ import pytest
 
 import sparsejax
 from sparsejax import __main__ as command, errors, schemes
+from tests import helpers
 
 
 PARAMS = {
@@ -352,6 +353,12 @@ def test_what_keeps_something_by_rank_needs_no_mesh():
     scheme = schemes.BalancedParallelism(ownership=sparsejax.units.ownership.MurmurHash())
     _, rows = explained(sparsejax.sync(scheme))
     assert rows["embedding"].scheme == "BalancedParallelism"
+
+
+def test_a_bound_transformation_is_seen_through():
+    tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))
+    bound = sparsejax.bind(tx, helpers.mesh_of(4))
+    assert explained(bound)[0] == explained(tx)[0]
 
 
 def test_the_table_and_json_say_the_same():

@@ -127,9 +127,9 @@ CASES = {
     "ok_topk": Case("ok_topk", None),
     "two_levels": Case("levels", 0.05),
 }
-# These four programs are the cheapest to compile.
+# These five programs are the cheapest to compile.
 AT_ONCE = ("dense", "zen_table", "zen_of_dense_gradients", "zen_where_the_sum_is_full")
-AT_ONCE += ("random_k", "ag_sparse_every_second_step")
+AT_ONCE += ("random_k", "ag_sparse_every_second_step", "rounds")
 
 
 def mesh_of(program):
