@@ -22,7 +22,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax import schemes
+from sparsejax import schemes, sparsifiers
 from tests import helpers
 
 
@@ -73,7 +73,7 @@ PROGRAMS: dict[str, tuple[dict[str, Any], Callable[[float], Any]]] = {
         KERNEL,
         lambda f: sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.top_k(0.02 * f)),
     ),
-    "random": (KERNELS, lambda f: chain(sparsejax.random_k(0.02))),
+    "random": (KERNELS, lambda f: chain(sparsejax.sparsify(sparsifiers.RandomK(0.02)))),
     "one_of_two": (
         KERNELS,
         lambda f: chain(sparsejax.top_k(0.02 * f, compress=lambda p, x: p == "kernel")),
@@ -86,7 +86,7 @@ PROGRAMS: dict[str, tuple[dict[str, Any], Callable[[float], Any]]] = {
     ),
     "between": (KERNEL, lambda f: chain(sparsejax.top_k(0.02 * f), every=2)),
     "spardl": (KERNEL, lambda f: sparsejax.spardl_sync(0.02)),
-    "gtopk": (KERNEL, lambda f: sparsejax.gtopk_sync(0.02)),
+    "gtopk": (KERNEL, lambda f: sparsejax.transforms.gtopk_sync(0.02)),
     "ok_topk": (KERNEL, lambda f: sparsejax.ok_topk_sync(0.02 * f)),
     "levels": (TABLE, lambda f: levels()),
 }
