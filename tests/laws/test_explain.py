@@ -88,6 +88,7 @@ PROGRAMS: dict[str, tuple[dict[str, Any], Callable[[float], Any]]] = {
     "spardl": (KERNEL, lambda f: sparsejax.spardl_sync(0.02)),
     "gtopk": (KERNEL, lambda f: sparsejax.transforms.gtopk_sync(0.02)),
     "ok_topk": (KERNEL, lambda f: sparsejax.ok_topk_sync(0.02 * f)),
+    "power_sgd": (KERNELS, lambda f: sparsejax.power_sgd_sync(2)),
     "levels": (TABLE, lambda f: levels()),
 }
 
@@ -125,6 +126,7 @@ CASES = {
     "spardl": Case("spardl", None),
     "gtopk": Case("gtopk", None),
     "ok_topk": Case("ok_topk", None),
+    "power_sgd": Case("power_sgd", None),
     "two_levels": Case("levels", 0.05),
 }
 # These five programs are the cheapest to compile.
