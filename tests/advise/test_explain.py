@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import linen as nn
 
 import sparsejax
 from sparsejax import __main__ as command, errors, schemes
@@ -453,6 +454,9 @@ MODEL = ["--leaf", "embedding=5000x64", "--leaf", "bias=100:bfloat16"]
 ARGUMENTS = ["--ranks", "8", "--gbit-per-s", "10", "--latency-us", "5"]
 
 
+HERE = __name__ if "." in __name__ else "tests.advise.test_explain"
+
+
 def test_the_command_prints_a_table_or_json(capsys):
     assert command.main(["explain", *MODEL, *ARGUMENTS]) == 0
     assert "embedding [5000, 64]" in capsys.readouterr().out
@@ -463,8 +467,7 @@ def test_the_command_prints_a_table_or_json(capsys):
 
 
 def test_the_command_reads_models_and_plans(capsys, tmp_path):
-    name = f"{__name__}:model" if "." in __name__ else "tests.advise.test_explain:model"
-    assert command.main(["explain", name, *ARGUMENTS, "--inner", "2"]) == 0
+    assert command.main(["explain", f"{HERE}:model", *ARGUMENTS, "--inner", "2"]) == 0
     assert "TwoLevel(Zen)" in capsys.readouterr().out
     leaf = sparsejax.advise.LeafPlan(
         "a", (70_000,), "float32", "element", schemes.AGSparse()
@@ -482,6 +485,19 @@ def model():
     return PARAMS
 
 
+def a_pair_the_wrong_way_round():
+    return PARAMS, sparsejax.zen_sync()
+
+
+class Flax(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+a_module = Flax()
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -496,6 +512,9 @@ def model():
         (["a:b", *MODEL], "not both"),
         (["--leaf", "w=4x4:garbage"], "garbage"),
         (["--plan", "nowhere.json"], "nowhere.json"),
+        ([f"{HERE}:a_pair_the_wrong_way_round"], "they are swapped"),
+        ([f"{HERE}:a_module"], "is a Flax that cannot be called without arguments"),
+        ([f"{HERE}:a_module"], "nnx.state(model, nnx.Param)"),
     ],
 )
 def test_the_command_says_what_is_wrong(arguments, match, capsys):

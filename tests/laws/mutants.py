@@ -259,7 +259,7 @@ MUTANTS = {
         "tests/laws/test_bad_input.py",
     ),
     "an optimizer and parameters may be swapped": Mutant(
-        "sparsejax/transforms/state/per_rank.py",
+        "sparsejax/transforms/state/observing.py",
         "    tree.check_transformation(tx, params)\n",
         "",
         "tests/laws/test_bad_input.py",

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import inspect
 import re
 import sys
 from typing import Any
@@ -106,7 +107,7 @@ def _target(options):
 
 
 def _imported(text):
-    """The object that "module:name" names; what it returns if it is a function."""
+    """The object that "module:name" names; what it returns if it is called with nothing."""
     module, _, name = text.partition(":")
     if not name or not module or module.startswith("."):
         raise ArgumentError(f"the model must be written module:name, got {text!r}.")
@@ -114,7 +115,18 @@ def _imported(text):
     model = importlib.import_module(module)
     for part in name.split("."):
         model = getattr(model, part)
-    return model() if callable(model) else model
+    if not callable(model):
+        return model
+    try:
+        inspect.signature(model).bind()
+    except TypeError as error:
+        raise ArgumentError(
+            f"{text} is a {type(model).__name__} that cannot be called without arguments "
+            f"({error}). Name parameters, a pair (optimizer, parameters), or a function of "
+            "no arguments that returns either; the parameters of a flax model are "
+            "nnx.state(model, nnx.Param), or model.init(key, x)."
+        ) from None
+    return model()
 
 
 def _leaves(texts):
