@@ -57,7 +57,7 @@ class NeedsRanks(StateError):
 
 
 class DenseGradientWarning(UserWarning):
-    """The gradient of a table that is read by rows is dense, because of another use of it."""
+    """The gradient of a table that is read by rows is dense, as it is used otherwise too."""
 
 
 # --- Checks. Each raises an ArgumentError that names the argument.

@@ -1,8 +1,8 @@
 """A lookup of rows that says that it is one, and is refused where it would be none.
 
 It puts a marker into the program, an identity of the table that compiles to nothing.
-`value_and_grad` finds it in the program that it traces; where something else differentiates,
-the marker's own rule says that the gradient is dense.
+`value_and_grad` finds it in the program that it traces; where something else
+differentiates, the marker's own rule says that the gradient is dense.
 """
 
 import warnings

@@ -5,7 +5,7 @@ looked into, so that a table which it uses has a dense gradient.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,8 +44,7 @@ def kind_of(eqn: Any) -> Kind | None:
     if kind is None or set(params) - _KNOWN.get(kind, set(params)):
         return None
     if kind is Kind.SCAN:
-        # Without a turn, what is carried comes out though the program does not return it.
-        known = scan_split(eqn) and params["length"] and not params.get("_split_transpose")
+        known = _is_known_scan(eqn)
     elif kind is Kind.REMAT:
         known = isinstance(params["prevent_cse"], bool) and not params["differentiated"]
     else:
@@ -66,15 +65,19 @@ def closed(jaxpr: Any) -> core.ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else core.ClosedJaxpr(jaxpr, ())
 
 
-def scan_split(eqn: Any) -> tuple[int, int] | None:
-    """Where the carry and where the slices begin among the inputs of a scan."""
+def scan_split(eqn: Any) -> tuple[int, int]:
+    """Where the carry and where the slices begin among the inputs of a scan.
+
+    Raises:
+        ValueError: This JAX says it in another way.
+    """
     params = eqn.params
     if "num_consts" in params:
         return params["num_consts"], params["num_consts"] + params["num_carry"]
     try:
         consts, carry, _ = (len(list(group)) for group in params["ft_in"].unpack())
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("unknown parameters of a scan") from error
     return consts, consts + carry
 
 
@@ -119,13 +122,13 @@ def line(eqn: Any) -> str:
         return "an unknown line"
 
 
-def evaluate(jaxpr: Any, eqns: Sequence[Any], env: dict[Any, Any]) -> dict[Any, Any]:
+def evaluate(jaxpr: Any, eqns: Sequence[Any], read: Callable[[Any], Any]) -> dict[Any, Any]:
     """Runs some equations of a program as JAX does.
 
     Args:
         jaxpr: The program.
         eqns: Equations of it that follow each other.
-        env: The values of variables, at least of those that the equations read.
+        read: From a variable that is not written by them to its value.
 
     Returns:
         The values of the variables that the equations write.
@@ -136,8 +139,17 @@ def evaluate(jaxpr: Any, eqns: Sequence[Any], env: dict[Any, Any]) -> dict[Any, 
     used = (v for eqn in eqns for v in eqn.invars if not is_literal(v))
     free = list(dict.fromkeys(v for v in used if v not in made))
     part = jaxpr.replace(constvars=[], invars=free, outvars=[*made], eqns=[*eqns])
-    values = core.jaxpr_as_fun(closed(part))(*(env[v] for v in free))
+    values = core.jaxpr_as_fun(closed(part))(*map(read, free))
     return dict(zip(made, values, strict=True))
+
+
+def _is_known_scan(eqn):
+    try:
+        scan_split(eqn)
+    except ValueError:
+        return False
+    # Without a turn, what is carried comes out though the program does not return it.
+    return eqn.params["length"] > 0 and not eqn.params.get("_split_transpose")
 
 
 def _are_as_given(eqn, kind):

@@ -124,7 +124,7 @@ def _saves(count, height, marked):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Alias:
-    """A variable that holds a leaf, or a leaf with something done to each of its numbers."""
+    """A variable that holds a leaf, or a leaf with something done to each number."""
 
     leaf: int
     height: int

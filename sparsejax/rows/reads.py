@@ -88,7 +88,7 @@ def ids_of(eqn: Any, operands: Sequence[jax.Array]) -> jax.Array:
     # A start behind the first axis has to be 0, as whole rows are read.
     inside = (first >= 0) & _at_most(first, height - reach) & jnp.all(others == 0, -1)
     if not numbers.collapsed_slice_dims:
-        # Several rows from each start; in what is read, their axis is before those of a row.
+        # Several rows from each start; their axis is before those of a row.
         at = numbers.offset_dims[0]
         column = [-1 if axis == at else 1 for axis in range(ids.ndim + 1)]
         steps = jnp.arange(reach, dtype=jnp.int32).reshape(column)

@@ -5,6 +5,7 @@ more for each scan around it; they are never added to anything, and exist as tan
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -61,7 +62,7 @@ def run(program: Any, plan: Plan, inputs: Sequence[Any], deltas: Iterator[jax.Ar
     get = lambda v: programs.literal(v) if programs.is_literal(v) else env[v]
     ids, begin = [], 0
     for at in [*sorted(plan.steps), len(jaxpr.eqns)]:
-        env.update(programs.evaluate(jaxpr, jaxpr.eqns[begin:at], _Whole(env)))
+        env.update(programs.evaluate(jaxpr, jaxpr.eqns[begin:at], lambda v: whole(env[v])))
         begin = at + 1
         if at == len(jaxpr.eqns):
             break
@@ -86,16 +87,6 @@ def run(program: Any, plan: Plan, inputs: Sequence[Any], deltas: Iterator[jax.Ar
 def whole(x: Any) -> Any:
     """An output of `run` as an array."""
     return x.whole() if isinstance(x, Table) else x
-
-
-class _Whole:
-    """The variables of a program, tables as arrays."""
-
-    def __init__(self, env):
-        self.env = env
-
-    def __getitem__(self, v):
-        return whole(self.env[v])
 
 
 @jax.custom_jvp
@@ -180,7 +171,7 @@ def _remat(eqn, step, given, deltas):
 
 def _scan(eqn, step, given, deltas):
     program, params = programs.programs(eqn)[0], eqn.params
-    first, last = programs.scan_split(eqn) or (0, 0)
+    first, last = programs.scan_split(eqn)
     carry = _Split(given[first:last])
 
     def turn(arrays, slices):
@@ -220,7 +211,7 @@ def _cond(eqn, step, given, deltas):
         every = [as_varying(i, s.varying) for i, s in zip(every, step.sites, strict=True)]
         return list(map(whole, made)), every
 
-    branches = [lambda deltas, k=k: side(k, deltas) for k in range(len(sides))]
+    branches = [functools.partial(side, k) for k in range(len(sides))]
     return lax.switch(index, branches, list(islice(deltas, len(step.sites))))
 
 

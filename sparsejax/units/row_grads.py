@@ -1,8 +1,8 @@
 """The gradient of a table that was read by rows: which rows, and what each of them gets.
 
-Unlike the entries of a `SparseTensor`, which a sparsifier selects by their values, these are
-the rows that a loss has read. One whose gradient happens to be zero is still among them, and
-an optimizer takes its step for it.
+Unlike the entries of a `SparseTensor`, which a sparsifier selects by their values, these
+are the rows that a loss has read. One whose gradient happens to be zero is still among
+them, and an optimizer takes its step for it.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ import pallas_kernels
 from sparsejax.errors import ArgumentError
 
 
-# Up to how many rows of the table there may be to one that was read for flags of all rows to
-# be a faster way to merge than a sort. On two CPU cores they are level at 300 to 1; a flag is
-# a byte, so this also bounds the memory by that of the rows that were read.
+# To how many rows of the table for one that was read flags of all rows merge faster than a
+# sort. On two CPU cores they are level at 300; a flag is a byte, so this also bounds their
+# memory by that of the rows that were read.
 _FLAGS_AT_MOST = 256
 
 

@@ -367,9 +367,7 @@ def several_rows_each_or_none(look, p, ids):
         offset_dims=(1, 3), collapsed_slice_dims=(), start_index_map=(0, 1)
     )
     starts = jnp.stack([ids[:2] * 6, ids[:2] * 0], -1).at[0, 0].set(-1)
-    rows = lax.gather(
-        p["table"], starts, numbers, (2, WIDTH), mode="fill", fill_value=0.5
-    )
+    rows = lax.gather(p["table"], starts, numbers, (2, WIDTH), mode="fill", fill_value=0.5)
     return (jnp.sin(rows) @ p["w"]).sum()
 
 

@@ -143,7 +143,9 @@ def test_the_gradient_is_differentiated_and_mapped():
 
 
 def abstract(**shapes):
-    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    return {
+        name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()
+    }
 
 
 def tied(p, ids):
@@ -164,7 +166,12 @@ def test_a_large_table_that_is_used_densely_is_named_once(loss):
     assert not is_row_grads(grads["table"])
     (warning,) = seen
     line = loss.__code__.co_firstlineno + 2 - (loss is decayed)
-    for named in ("'table'", "[4096, 16]", f"test_value_and_grad.py:{line}", "stop_gradient"):
+    for named in (
+        "'table'",
+        "[4096, 16]",
+        f"test_value_and_grad.py:{line}",
+        "stop_gradient",
+    ):
         assert named in str(warning.message)
     jax.eval_shape(ours, p, IDS)  # and no more: warnings are errors here
 
@@ -184,7 +191,9 @@ def test_other_leaves_are_not_spoken_of(loss, shape):
 
 def test_a_leaf_has_rows_where_fewer_are_read_than_there_are():
     loss = lambda p, ids: take(p["table"], ids).sum()
-    grad = lambda height: jax.eval_shape(value_and_grad(loss), abstract(table=(height, 2)), IDS)
+    grad = lambda height: jax.eval_shape(
+        value_and_grad(loss), abstract(table=(height, 2)), IDS
+    )
     assert not is_row_grads(grad(IDS.size)[1]["table"])
     assert is_row_grads(grad(IDS.size + 1)[1]["table"])
 
@@ -208,7 +217,7 @@ def test_bad_input_is_refused_by_name():
     p = cases.params()
     with pytest.raises(errors.ArgumentError, match="loss_fn must be a function, got 3"):
         value_and_grad(3)  # type: ignore
-    with pytest.raises(errors.ArgumentError, match="has_aux=True .* got .*Tracer"):
+    with pytest.raises(errors.ArgumentError, match=r"has_aux=True .* got .*Tracer"):
         value_and_grad(lambda p: p["w"].sum(), has_aux=True)(p)
     with pytest.raises(TypeError, match="scalar"):
         value_and_grad(lambda p: p["w"])(p)
