@@ -199,12 +199,12 @@ def _scan(eqn, step, given, deltas):
 def _cond(eqn, step, given, deltas):
     index, *given = given
     sites = [plan.sites for plan in step.plans]
-    sides = list(zip(programs.programs(eqn), step.plans, strict=True))
+    sides = programs.programs(eqn)
 
     def side(k, deltas):
         before = sum(map(len, sites[:k]))
         own = slice(before, before + len(sites[k]))
-        made, ids = run(*sides[k], given, iter(deltas[own]))
+        made, ids = run(sides[k], step.plans[k], given, iter(deltas[own]))
         # The lookups of the other sides have read nothing.
         every = [jnp.full(s.ids_shape, s.height, jnp.int32) for s in step.sites]
         every[own] = ids
