@@ -41,6 +41,7 @@ def params():
         "scale": jnp.float32(1.5),
         "stack": normal(4, 2, WIDTH),
         "table": normal(HEIGHT, WIDTH),
+        "thin": normal(HEIGHT, 1, WIDTH),
         "u": normal(WIDTH, WIDTH),
         "w": normal(WIDTH),
     }
@@ -121,6 +122,14 @@ def scan_with_ids_that_it_computes(look, p, ids):
     return (lax.scan(turn, start, None, length=4)[1] * p["w"]).sum()
 
 
+@case(rows=3)
+def scan_that_reads_for_the_next_turn(look, p, ids):
+    def turn(h, ids):
+        return jnp.tanh(h @ p["u"] + look(p["table"], ids[0])), h
+
+    return (lax.scan(turn, jnp.ones(WIDTH) + nothing(ids), ids)[1] * p["w"]).sum()
+
+
 @case(rows=6)
 def scan_that_carries_the_table(look, p, ids):
     def turn(carry, ids):
@@ -142,7 +151,7 @@ def scan_that_returns_what_it_carries(look, p, ids):
 @case(rows=None)
 def scan_that_changes_the_table(look, p, ids):
     def turn(table, ids):
-        return jnp.roll(table, 1, axis=0), score(look, {**p, "table": table}, ids)
+        return table * 0.5, score(look, {**p, "table": table}, ids)
 
     return lax.scan(turn, p["table"] + nothing(ids), ids)[1].sum()
 
@@ -150,10 +159,9 @@ def scan_that_changes_the_table(look, p, ids):
 @case(rows=6)
 def scan_over_the_table_without_a_gradient(look, p, ids):
     def turn(carry, row):
-        return jnp.maximum(carry, lax.stop_gradient(row).sum()), None
+        return jnp.maximum(carry * p["scale"], lax.stop_gradient(row).sum()), None
 
-    most = lax.scan(turn, nothing(ids), p["table"])[0]
-    return score(look, p, ids) * lax.stop_gradient(most)
+    return score(look, p, ids) * lax.scan(turn, 1.0 + nothing(ids), p["table"])[0]
 
 
 @case(rows=None)
@@ -237,8 +245,9 @@ def vmap_along_other_axes(look, p, ids):
 @case(rows=None)
 def vmap_over_tables(look, p, ids):
     tables = jnp.stack([p["table"], 2 * p["table"]])
-    read = jax.vmap(lambda table, ids: take(table, ids))(tables, ids[:2])
-    return (read @ p["w"]).sum()
+    read = jax.vmap(take)(tables, ids[:2])
+    read_of_one = jax.vmap(take, in_axes=(1, 0))(p["thin"], ids[:1])
+    return (jnp.sin(read) @ p["w"]).sum() + (jnp.sin(read_of_one) @ p["w"]).sum()
 
 
 @case(rows=6)
@@ -282,7 +291,13 @@ def scan_of_switch(look, p, ids):
 def cond_that_returns_the_table(look, p, ids):
     one = lambda table: 2.0 * table
     table = lax.cond(ids[0, 0] > 0, one, lambda table: table + 1.0, p["table"])
-    return score(take, {**p, "table": table}, ids)
+    return score(take, {**p, "table": table}, ids) + score(take, p, ids[0])
+
+
+@case(rows=None)
+def remat_that_returns_what_it_has_scaled(look, p, ids):
+    table = jax.checkpoint(lambda table, scale: table * scale)(p["table"], p["scale"])
+    return score(take, {**p, "table": table}, ids) + score(take, p, ids[0])
 
 
 # --- What is done to each number.
@@ -366,9 +381,36 @@ def several_rows_each_or_none(look, p, ids):
     numbers = lax.GatherDimensionNumbers(
         offset_dims=(1, 3), collapsed_slice_dims=(), start_index_map=(0, 1)
     )
-    starts = jnp.stack([ids[:2] * 6, ids[:2] * 0], -1).at[0, 0].set(-1)
+    # One starts in front of the table, and one beside it.
+    starts = jnp.stack([ids[:2] * 3, ids[:2] * 0], -1)
+    starts = starts.at[0, 0].set(-1).at[1, 0, 1].set(1)
     rows = lax.gather(p["table"], starts, numbers, (2, WIDTH), mode="fill", fill_value=0.5)
     return (jnp.sin(rows) @ p["w"]).sum()
+
+
+@case(rows=6)
+def rows_in_front_of_ids(look, p, ids):
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(0,), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
+    rows = lax.gather(p["table"], ids[..., None], numbers, (1, WIDTH), mode="clip")
+    return (jnp.sin(rows) * p["w"][:, None, None] * ids).sum()
+
+
+@case(rows=None)
+def rows_at_swapped_indices(look, p, ids):
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(2,), collapsed_slice_dims=(0,), start_index_map=(1, 0)
+    )
+    starts = jnp.stack([ids * 0, ids], -1)
+    rows = lax.gather(p["table"], starts, numbers, (1, WIDTH), mode="clip")
+    return (jnp.sin(rows) @ p["w"]).sum()
+
+
+@case(rows=None)
+def parts_of_rows(look, p, ids):
+    read = lambda at: lax.dynamic_slice(p["table"], (at, 0), (1, 2))
+    return jnp.sin(jax.vmap(read)(ids[0])).sum()
 
 
 @case(rows=None)
