@@ -61,9 +61,11 @@ def wanted(name):
         (False, False, [*NAMES[:2], *WITH_BRANCHES]),
         (True, False, NAMES),
         (True, True, [*NAMES, *WITH_BRANCHES]),
-        (False, True, MORE_NAMES),
-        (True, False, MORE_NAMES),
-        (True, True, MORE_NAMES),
+        *helpers.slow(
+            (False, True, MORE_NAMES),
+            (True, False, MORE_NAMES),
+            (True, True, MORE_NAMES),
+        ),
     ],
 )
 def test_the_sum_over_the_ranks_is_the_gradient(check_vma, local, names):
