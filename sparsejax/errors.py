@@ -56,6 +56,10 @@ class NeedsRanks(StateError):
         )
 
 
+class DenseGradientWarning(UserWarning):
+    """The gradient of a table that is read by rows is dense: all of it is used too."""
+
+
 # --- Checks. Each raises an ArgumentError that names the argument.
 
 

@@ -238,6 +238,49 @@ MUTANTS = {
         "value_and_grad(state.params)",
         "tests/test_smoke.py tests/transforms",
     ),
+    # Rows.
+    "a row that there is not gets a gradient": Mutant(
+        "sparsejax/rows/reads.py",
+        "return jnp.where(inside, ids, height) if drops else ids",
+        "return ids",
+        "tests/rows/test_value_and_grad.py::test_gradients_are_those_of_jax[out_of_range]",
+    ),
+    "memory is looked through": Mutant(
+        "sparsejax/rows/programs.py",
+        'return any("Ref" in',
+        'return any("-" in',
+        "tests/rows/test_value_and_grad.py::test_gradients_are_those_of_jax[by_way_of_memory]",
+    ),
+    "the next turn needs nothing": Mutant(
+        "sparsejax/rows/reading.py",
+        "more = [w or any(carried[k : k + 1]) for k, w in enumerate(wanted)]",
+        "more = wanted",
+        "tests/rows/test_value_and_grad.py",
+    ),
+    "a carried table may be replaced": Mutant(
+        "sparsejax/rows/reading.py",
+        "[x for x, y in zip(carry, made, strict=False) if x is not y]",
+        "[]",
+        "tests/rows/test_value_and_grad.py",
+    ),
+    "a branch is given the rows of another": Mutant(
+        "sparsejax/rows/replay.py",
+        "before = sum(map(len, sites[:k]))",
+        "before = 0",
+        "tests/rows/test_value_and_grad.py",
+    ),
+    "what all ranks have read counts on each": Mutant(
+        "sparsejax/rows/value_and_grad.py",
+        "        if same:\n",
+        "        if False:\n",
+        "tests/rows/test_ranks.py",
+    ),
+    "unused rows are merged into the last": Mutant(
+        "sparsejax/units/row_grads.py",
+        "    to = jnp.where(ids < height, to, ids.size)\n",
+        "",
+        "tests/units/test_row_grads.py",
+    ),
     # Advice.
     "a forecast forgets a message": Mutant(
         "sparsejax/schemes/owners/forecast.py",

@@ -1,0 +1,171 @@
+"""Traced programs, and what the versions of JAX call their parts: the one file that knows.
+
+Written for JAX 0.10 to 0.12. An equation that has a part which is not known here is not
+looked into, so that a table which it uses has a dense gradient.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax.extend import core, source_info_util
+
+
+class Kind(enum.Enum):
+    """What an equation does with the programs inside it."""
+
+    INLINE = "runs it once"
+    REMAT = "runs it once, and again when it is differentiated"
+    SCAN = "runs it once a turn"
+    COND = "runs one of them"
+
+
+_KINDS = {
+    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call"), Kind.INLINE),
+    **dict.fromkeys(("remat", "remat2", "checkpoint"), Kind.REMAT),
+    "scan": Kind.SCAN,
+    "cond": Kind.COND,
+}
+
+# All parameters that an equation may have; where the names alone say nothing, None.
+_KNOWN = {
+    Kind.REMAT: {"jaxpr", "prevent_cse", "differentiated", "policy"},
+    # How many inputs are constants and how many carried is in the last two since JAX 0.11.
+    Kind.SCAN: {"jaxpr", "reverse", "length", "unroll", "linear", "_split_transpose"}
+    | {"num_consts", "num_carry", "ft_in", "ft_out"},
+    Kind.COND: {"branches"},
+}
+
+
+def kind_of(eqn: Any) -> Kind | None:
+    """What an equation is, if all about it is known; None otherwise."""
+    kind, params = _KINDS.get(eqn.primitive.name), eqn.params
+    if kind is None or set(params) - _KNOWN.get(kind, set(params)):
+        return None
+    if kind is Kind.SCAN:
+        known = _is_known_scan(eqn)
+    elif kind is Kind.REMAT:
+        known = isinstance(params["prevent_cse"], bool) and not params["differentiated"]
+    else:
+        known = True
+    return kind if known and _are_as_given(eqn, kind) else None
+
+
+def programs(eqn: Any) -> list[core.ClosedJaxpr]:
+    """The programs inside an equation."""
+    if "branches" in eqn.params:
+        return [closed(branch) for branch in eqn.params["branches"]]
+    inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    return [] if inner is None else [closed(inner)]
+
+
+def closed(jaxpr: Any) -> core.ClosedJaxpr:
+    """A program with its constants; since JAX 0.11 every program has them."""
+    return jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else core.ClosedJaxpr(jaxpr, ())
+
+
+def scan_split(eqn: Any) -> tuple[int, int]:
+    """Where the carry and where the slices begin among the inputs of a scan.
+
+    Raises:
+        ValueError: This JAX says it in another way.
+    """
+    params = eqn.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_consts"] + params["num_carry"]
+    try:
+        consts, carry, _ = (len(list(group)) for group in params["ft_in"].unpack())
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("unknown parameters of a scan") from error
+    return consts, consts + carry
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an input of an equation is a number in the program's text."""
+    return isinstance(atom, core.Literal)
+
+
+def literal(atom: Any) -> Any:
+    """The array that a literal is."""
+    return jnp.asarray(atom.val, atom.aval.dtype)
+
+
+def is_real(atom: Any) -> bool:
+    """Whether a gradient can flow through a variable, as far as its dtype tells."""
+    return jnp.issubdtype(getattr(atom.aval, "dtype", jnp.int32), jnp.inexact)
+
+
+def touches_memory(eqn: Any) -> bool:
+    """Whether an equation reads or writes a mutable array.
+
+    A gradient can flow through it to what stands below it in no chain of variables.
+    """
+    return any("Ref" in type(atom.aval).__name__ for atom in (*eqn.invars, *eqn.outvars))
+
+
+def varying(aval: Any) -> frozenset[str]:
+    """The mesh axes over which values of a type vary."""
+    return frozenset(aval.manual_axis_type.varying)
+
+
+def place(eqn: Any) -> str:
+    """What an equation is, and the file and line that it comes from."""
+    return f"{eqn.primitive.name} at {line(eqn)}"
+
+
+def line(eqn: Any) -> str:
+    """The file and line of the user's program that an equation comes from."""
+    try:
+        return source_info_util.summarize(eqn.source_info)
+    except Exception:  # the gradient is right without it
+        return "an unknown line"
+
+
+def evaluate(jaxpr: Any, eqns: Sequence[Any], read: Callable[[Any], Any]) -> dict[Any, Any]:
+    """Runs some equations of a program as JAX does.
+
+    Args:
+        jaxpr: The program.
+        eqns: Equations of it that follow each other.
+        read: From a variable that is not written by them to its value.
+
+    Returns:
+        The values of the variables that the equations write.
+    """
+    made = dict.fromkeys(
+        v for eqn in eqns for v in eqn.outvars if not isinstance(v, core.DropVar)
+    )
+    used = (v for eqn in eqns for v in eqn.invars if not is_literal(v))
+    free = list(dict.fromkeys(v for v in used if v not in made))
+    part = jaxpr.replace(constvars=[], invars=free, outvars=[*made], eqns=[*eqns])
+    values = core.jaxpr_as_fun(closed(part))(*map(read, free))
+    return dict(zip(made, values, strict=True))
+
+
+def _is_known_scan(eqn):
+    try:
+        scan_split(eqn)
+    except ValueError:
+        return False
+    # Without a turn, what is carried comes out though the program does not return it.
+    return eqn.params["length"] > 0 and not eqn.params.get("_split_transpose")
+
+
+def _are_as_given(eqn, kind):
+    """Whether the programs inside an equation have the types that are seen outside."""
+    inside = [inner.jaxpr for inner in programs(eqn)]
+    if kind is Kind.SCAN:
+        return len(inside) == 1 and len(inside[0].invars) == len(eqn.invars)
+    given = eqn.invars[1:] if kind is Kind.COND else eqn.invars
+    return bool(inside) and all(
+        _same_types(given, jaxpr.invars) and _same_types(eqn.outvars, jaxpr.outvars)
+        for jaxpr in inside
+    )
+
+
+def _same_types(ours, theirs):
+    strong = lambda v: getattr(v.aval, "strip_weak_type", lambda: v.aval)()
+    return len(ours) == len(theirs) and all(
+        strong(a) == strong(b) for a, b in zip(ours, theirs, strict=True)
+    )

@@ -1,0 +1,258 @@
+"""The first walk: which leaves a program reads by whole rows only, and where.
+
+Follows leaves through the program, into what is jitted, scanned, rematerialized and chosen.
+An equation that uses a leaf otherwise makes its gradient dense, if a gradient can flow
+through it to the loss at all: what metrics and negatives see of a table costs nothing.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sparsejax.rows import programs, reads
+from sparsejax.rows.lookup import is_marker
+from sparsejax.rows.programs import Kind
+from sparsejax.rows.reads import Site
+
+
+class Does(enum.Enum):
+    """What an equation does with a table, but for reading it and running a program."""
+
+    SAME = "returns it"
+    CAST = "changes its type"
+    BY_NUMBER = "does something to each number"
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    """The programs inside an equation, read.
+
+    Attributes:
+        kind: What the equation does with them.
+        plans: Theirs.
+        sites: What they read, over all turns.
+        tables: Which of the programs' inputs are tables there; others that are tables
+            outside are used whole, without a gradient.
+    """
+
+    kind: Kind
+    plans: tuple["Plan", ...]
+    sites: tuple[Site, ...]
+    tables: tuple[bool, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to do with those equations of a program that have a table among their inputs.
+
+    Attributes:
+        steps: By the number of the equation.
+    """
+
+    steps: Mapping[int, Site | Inner | Does]
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The places that read rows, in the order of the program."""
+        found: list[Site] = []
+        for _, step in sorted(self.steps.items(), key=lambda item: item[0]):
+            if isinstance(step, Site):
+                found.append(step)
+            elif isinstance(step, Inner):
+                found.extend(step.sites)
+        return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What was found.
+
+    Attributes:
+        plan: Reads the leaves that are read by rows only.
+        spoiled: The place of the first dense use of each leaf that is read by rows as well.
+        marked: The place of the first `lookup` of each leaf that has one.
+    """
+
+    plan: Plan
+    spoiled: Mapping[int, str]
+    marked: Mapping[int, str]
+
+
+def read(program: Any, leaves: Mapping[int, Any], wanted: Sequence[bool]) -> Reading:
+    """Reads a program.
+
+    Args:
+        program: A program whose first inputs are the leaves of the parameters.
+        leaves: Those that may be tables, by their numbers.
+        wanted: Which of the outputs are differentiated.
+    """
+    leaves, first = dict(leaves), None
+    while True:
+        walk = _Walk()
+        inputs = [
+            _Alias(at, leaves[at].shape[0], leaves[at].dtype) if at in leaves else None
+            for at in range(len(program.jaxpr.invars))
+        ]
+        plan, outputs = walk.program(program.jaxpr, inputs, wanted)
+        walk.spoil(outputs, "is returned as the loss")
+        counts = dict.fromkeys(leaves, 0)
+        for site in plan.sites:
+            counts[site.leaf] += site.count
+        first = first or (walk, {at for at, count in counts.items() if count})
+        useless = {
+            at
+            for at, count in counts.items()
+            if at in walk.dense or not _saves(count, leaves[at].shape[0], at in walk.marked)
+        }
+        if not useless:
+            break
+        leaves = {at: leaf for at, leaf in leaves.items() if at not in useless}
+    walk, looked_up = first
+    spoiled = {at: why for at, why in walk.dense.items() if at in looked_up}
+    return Reading(plan, spoiled, walk.marked)
+
+
+def _saves(count, height, marked):
+    """Whether rows are returned for a leaf of which so many rows are read.
+
+    Fewer than it has: with as many or more, as where layers are stacked and read one by
+    one, a dense gradient is smaller and needs no ids. A `lookup` asks for rows in any case.
+    """
+    return 0 < count and (marked or count < height)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Alias:
+    """A variable that holds a leaf, or a leaf with something done to each number."""
+
+    leaf: int
+    height: int
+    dtype: Any
+
+
+class _Walk:
+    """One walk over a program; `dense` and `marked` say where, by leaf."""
+
+    def __init__(self):
+        self.dense: dict[int, str] = {}
+        self.marked: dict[int, str] = {}
+
+    def spoil(self, aliases: Iterable[_Alias | None], place: str) -> None:
+        for alias in aliases:
+            if alias is not None:
+                self.dense.setdefault(alias.leaf, place)
+
+    def program(self, jaxpr, inputs, wanted):
+        """The plan of a program, and what its outputs hold."""
+        env = {v: x for v, x in zip(jaxpr.invars, inputs, strict=True) if x is not None}
+        get = lambda v: None if programs.is_literal(v) else env.get(v)
+        needed = _needed(jaxpr, wanted)
+        steps = {}
+        for at, eqn in enumerate(jaxpr.eqns):
+            given = [get(v) for v in eqn.invars]
+            if not any(given) or not _is_needed(eqn, needed):
+                continue
+            steps[at], made = self.equation(eqn, given, needed)
+            env.update((v, x) for v, x in zip(eqn.outvars, made, strict=True) if x)
+        steps = {at: step for at, step in steps.items() if step is not None}
+        # What is not differentiated may be returned whole.
+        outputs = [
+            get(v) if w else None for v, w in zip(jaxpr.outvars, wanted, strict=True)
+        ]
+        return Plan(steps), outputs
+
+    def equation(self, eqn, given, needed):
+        """What an equation does, and what its outputs hold."""
+        nothing = [None] * len(eqn.outvars)
+        at = next(k for k, alias in enumerate(given) if alias)
+        alias, alone = given[at], sum(map(bool, given)) == 1
+        if not programs.touches_memory(eqn):
+            if kind := programs.kind_of(eqn):
+                return self.inner(kind, eqn, given, needed)
+            if is_marker(eqn):
+                self.marked.setdefault(alias.leaf, programs.line(eqn))
+            if is_marker(eqn) or reads.is_same(eqn):
+                return Does.SAME, [alias]
+            if reads.is_cast(eqn):
+                return Does.CAST, [dataclasses.replace(alias)]
+            if alone and reads.is_by_number(eqn, at):
+                return Does.BY_NUMBER, [dataclasses.replace(alias)]
+            if alone and at == 0 and (site := reads.site_of(eqn, alias.leaf, alias.dtype)):
+                return site, nothing
+        self.spoil(given, programs.place(eqn))
+        return None, nothing
+
+    def inner(self, kind, eqn, given, needed):
+        """`equation` for one that runs programs."""
+        wanted = [v in needed for v in eqn.outvars]
+        if kind is Kind.COND:
+            self.spoil(given[:1], programs.place(eqn))
+            given = given[1:]
+        elif kind is Kind.SCAN:
+            given, wanted = self.turns(eqn, given, wanted)
+        plans, made = [], []
+        for program in programs.programs(eqn):
+            plan, made = self.program(program.jaxpr, given, wanted)
+            plans.append(plan)
+            if kind is not Kind.INLINE:
+                made = self.kept(kind, eqn, given, made)
+        sites = [site for plan in plans for site in plan.sites]
+        if kind is Kind.SCAN:
+            sites = [site.over(eqn.params["length"]) for site in sites]
+        tables = tuple(alias is not None for alias in given)
+        return Inner(kind, tuple(plans), tuple(sites), tables), made
+
+    def turns(self, eqn, given, wanted):
+        """What a scan's turns are given, and what is wanted of them."""
+        body = programs.programs(eqn)[0].jaxpr
+        first, last = programs.scan_split(eqn)
+        while True:
+            needed = _needed(body, wanted)
+            # The next turn needs what is carried.
+            carried = [v in needed for v in body.invars[first:last]]
+            more = [w or any(carried[k : k + 1]) for k, w in enumerate(wanted)]
+            if more == wanted:
+                break
+            wanted = more
+        given = [
+            x if v in needed else None for v, x in zip(body.invars, given, strict=True)
+        ]
+        self.spoil(given[last:], programs.place(eqn))  # each turn uses a part of it
+        return [*given[:last], *[None] * len(given[last:])], wanted
+
+    def kept(self, kind, eqn, given, made):
+        """What comes out of a program that is traced by itself: what went in, as it was."""
+        if kind is Kind.SCAN:
+            first, last = programs.scan_split(eqn)
+            carry = given[first:last]
+            changed = [x for x, y in zip(carry, made, strict=False) if x is not y]
+            self.spoil(changed, programs.place(eqn))
+            known = [[x] for x in carry] + [[] for _ in made[last - first :]]
+        else:
+            known = [given if kind is Kind.REMAT else []] * len(made)
+        kept = [x if x in olds else None for x, olds in zip(made, known, strict=True)]
+        lost = [x for x, y in zip(made, kept, strict=True) if y is None]
+        self.spoil(lost, programs.place(eqn))
+        return kept
+
+
+# --- Through which variables a gradient can flow.
+
+
+def _needed(jaxpr, wanted):
+    """The variables through which a gradient can flow to the wanted outputs."""
+    pairs = zip(jaxpr.outvars, wanted, strict=True)
+    needed = {v for v, is_wanted in pairs if is_wanted and not programs.is_literal(v)}
+    for eqn in reversed(jaxpr.eqns):
+        if _is_needed(eqn, needed):
+            needed.update(
+                v for v in eqn.invars if not programs.is_literal(v) and programs.is_real(v)
+            )
+    return needed
+
+
+def _is_needed(eqn, needed):
+    if programs.touches_memory(eqn):
+        return True
+    return eqn.primitive.name != "stop_gradient" and any(v in needed for v in eqn.outvars)

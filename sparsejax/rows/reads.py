@@ -1,0 +1,191 @@
+"""Which equations read whole rows of a table, which rows, and what may be done before.
+
+What is done to each number by itself can be done to the rows that were read instead of to
+the table: casts, signs, scales. So mixed precision, which casts all parameters first, reads
+rows like everything else.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.lax import GatherScatterMode
+
+from sparsejax.rows import programs
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A place in the program that reads rows.
+
+    Attributes:
+        leaf: The number of the leaf that is the table.
+        height: How many rows the table has.
+        shape: The shape of what is read, over all turns where it is inside scans.
+        axes: Those of its axes that are the axes of a row.
+        dtype: The dtype of the table.
+        varying: The mesh axes over which what is read varies.
+    """
+
+    leaf: int
+    height: int
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    dtype: Any
+    varying: frozenset[str]
+
+    @property
+    def ids_shape(self) -> tuple[int, ...]:
+        """The shape of the ids of the rows."""
+        return tuple(n for at, n in enumerate(self.shape) if at not in self.axes)
+
+    @property
+    def count(self) -> int:
+        """How many rows are read."""
+        return math.prod(self.ids_shape)
+
+    def over(self, turns: int) -> "Site":
+        """The same in a scan: an axis of turns in front."""
+        axes = tuple(at + 1 for at in self.axes)
+        return dataclasses.replace(self, shape=(turns, *self.shape), axes=axes)
+
+
+def site_of(eqn: Any, leaf: int, dtype: Any) -> Site | None:
+    """What an equation reads of its first input, if that is whole rows; None otherwise."""
+    axes = _ROW_AXES.get(eqn.primitive.name, lambda eqn: None)(eqn)
+    if axes is None:
+        return None
+    table, read = eqn.invars[0].aval, eqn.outvars[0].aval
+    varying = programs.varying(read)
+    return Site(leaf, table.shape[0], tuple(read.shape), axes, dtype, varying)
+
+
+def ids_of(eqn: Any, operands: Sequence[jax.Array]) -> jax.Array:
+    """The rows that an equation reads, of the shape `Site.ids_shape`.
+
+    Args:
+        eqn: The equation, of which there is a site.
+        operands: What it is given beside the table.
+
+    Returns:
+        int32; the height of the table where a gradient goes nowhere.
+    """
+    height, params = eqn.invars[0].aval.shape[0], eqn.params
+    length = eqn.outvars[0].aval.shape[0]
+    if eqn.primitive.name == "slice":
+        return jnp.arange(length, dtype=jnp.int32) + params["start_indices"][0]
+    if eqn.primitive.name == "dynamic_slice":
+        return _clipped(operands[0], height - length) + jnp.arange(length, dtype=jnp.int32)
+    starts, reach = operands[0], params["slice_sizes"][0]
+    numbers = params["dimension_numbers"]
+    first, others = starts[..., 0], starts[..., 1:]
+    ids = _clipped(first, height - reach)
+    # A start behind the first axis has to be 0, as whole rows are read.
+    inside = (first >= 0) & _at_most(first, height - reach) & jnp.all(others == 0, -1)
+    if not numbers.collapsed_slice_dims:
+        # Several rows from each start; their axis is before those of a row.
+        at = numbers.offset_dims[0]
+        column = [-1 if axis == at else 1 for axis in range(ids.ndim + 1)]
+        steps = jnp.arange(reach, dtype=jnp.int32).reshape(column)
+        ids, inside = jnp.expand_dims(ids, at) + steps, jnp.expand_dims(inside, at)
+    drops = params["mode"] == GatherScatterMode.FILL_OR_DROP
+    return jnp.where(inside, ids, height) if drops else ids
+
+
+def fill_of(eqn: Any, dtype: Any) -> Any:
+    """What an equation returns for rows that there are not; None if it returns others."""
+    if eqn.params.get("mode") != GatherScatterMode.FILL_OR_DROP:
+        return None
+    fill = eqn.params["fill_value"]
+    return jnp.asarray(jnp.nan if fill is None else fill, dtype)
+
+
+# --- What commutes with reading rows.
+
+# Each returns its first input; none is a change of its numbers.
+_SAME = {"copy", "copy_p", "name"}
+# These do too, and change the type of the table, or say where it is.
+_CASTS = {"pvary", "sharding_constraint"}
+_ONE_BY_ONE = {
+    *("abs", "convert_element_type", "cos", "exp", "integer_pow", "log", "logistic", "neg"),
+    *("reduce_precision", "rsqrt", "sign", "sin", "sqrt", "square", "tanh"),
+}
+_WITH_A_SCALAR = {"add", "div", "max", "min", "mul", "sub"}
+
+
+def is_same(eqn: Any) -> bool:
+    """Whether an equation returns its only input as it is."""
+    return eqn.primitive.name in _SAME and len(eqn.invars) == len(eqn.outvars) == 1
+
+
+def is_cast(eqn: Any) -> bool:
+    """Whether an equation changes the type of its only input."""
+    return eqn.primitive.name in _CASTS and len(eqn.invars) == len(eqn.outvars) == 1
+
+
+def is_by_number(eqn: Any, at: int) -> bool:
+    """Whether an equation does something to each number of its input `at` by itself."""
+    name, params = eqn.primitive.name, eqn.params
+    if len(eqn.outvars) != 1 or eqn.outvars[0].aval.shape != eqn.invars[at].aval.shape:
+        return False
+    if name in _ONE_BY_ONE:
+        return params.get("sharding") is None and programs.is_real(eqn.outvars[0])
+    others = [v for k, v in enumerate(eqn.invars) if k != at]
+    return name in _WITH_A_SCALAR and len(others) == 1 and others[0].aval.shape == ()
+
+
+# --- Where the axes of a row are in what is read.
+
+
+def _of_gather(eqn):
+    params, table = eqn.params, eqn.invars[0].aval.shape
+    numbers, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
+    known = {
+        GatherScatterMode.CLIP,
+        GatherScatterMode.FILL_OR_DROP,
+        GatherScatterMode.PROMISE_IN_BOUNDS,
+    }
+    batched = numbers.operand_batching_dims or numbers.start_indices_batching_dims
+    if batched or params["mode"] not in known or sizes[1:] != table[1:]:
+        return None
+    if numbers.start_index_map[:1] != (0,) or sizes[0] > table[0]:
+        return None
+    if numbers.collapsed_slice_dims not in ((), (0,)):
+        return None
+    return tuple(numbers.offset_dims[-len(table[1:]) :])
+
+
+def _of_dynamic_slice(eqn):
+    sizes, table = tuple(eqn.params["slice_sizes"]), eqn.invars[0].aval.shape
+    return tuple(range(1, len(table))) if sizes[1:] == table[1:] else None
+
+
+def _of_slice(eqn):
+    read, table = eqn.outvars[0].aval.shape, eqn.invars[0].aval.shape
+    strides = eqn.params["strides"]
+    whole = read[1:] == table[1:] and (strides is None or set(strides) <= {1})
+    return tuple(range(1, len(table))) if whole else None
+
+
+_ROW_AXES = {
+    "dynamic_slice": _of_dynamic_slice,
+    "gather": _of_gather,
+    "slice": _of_slice,
+}
+
+
+# --- Ids of any integer dtype, of which some hold fewer numbers than a table has rows.
+
+
+def _at_most(ids, most):
+    return ids <= most if most <= np.iinfo(ids.dtype).max else jnp.ones(ids.shape, bool)
+
+
+def _clipped(ids, most):
+    most = min(most, int(np.iinfo(ids.dtype).max))
+    return lax.clamp(ids.dtype.type(0), ids, ids.dtype.type(most)).astype(jnp.int32)

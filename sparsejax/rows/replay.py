@@ -1,0 +1,223 @@
+"""The second walk: the program again, with a zero added to what each lookup returns.
+
+Tables are constants in it. What is differentiated are the zeros, one a lookup, with an axis
+more for each scan around it; they are never added to anything, and exist as tangents alone.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.rows import programs, reads
+from sparsejax.rows.programs import Kind
+from sparsejax.rows.reading import Does, Inner, Plan
+from sparsejax.rows.reads import Site
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """A table in the program: its constant value, and what is to be done to each number."""
+
+    value: jax.Array
+    then: tuple[Callable[[jax.Array], jax.Array], ...] = ()
+
+    def whole(self) -> jax.Array:
+        """The table as the program has it."""
+        return self.done_to(self.value)
+
+    def done_to(self, rows: jax.Array) -> jax.Array:
+        """Does to rows what was done to the table."""
+        for do in self.then:
+            rows = do(rows)
+        return rows
+
+
+def zeros(site: Site) -> jax.Array:
+    """What is added to what a lookup returns."""
+    return as_varying(jnp.zeros(site.shape, site.dtype), site.varying)
+
+
+def run(program: Any, plan: Plan, inputs: Sequence[Any], deltas: Iterator[jax.Array]):
+    """Runs a program as its plan says.
+
+    Args:
+        program: The program.
+        plan: What `reading.read` has made of it.
+        inputs: Arrays, and a `Table` for each leaf that is read by rows only.
+        deltas: What is to be added to what each lookup returns, in their order.
+
+    Returns:
+        The outputs; of those that are tables, a `Table`. And the ids that each lookup read.
+    """
+    jaxpr = program.jaxpr
+    env = dict(zip(jaxpr.constvars, program.consts, strict=True))
+    env.update(zip(jaxpr.invars, inputs, strict=True))
+    get = lambda v: programs.literal(v) if programs.is_literal(v) else env[v]
+    ids, begin = [], 0
+    for at in [*sorted(plan.steps), len(jaxpr.eqns)]:
+        env.update(programs.evaluate(jaxpr, jaxpr.eqns[begin:at], lambda v: whole(env[v])))
+        begin = at + 1
+        if at == len(jaxpr.eqns):
+            break
+        eqn, step = jaxpr.eqns[at], plan.steps[at]
+        given = [get(v) for v in eqn.invars]
+        if isinstance(step, Inner):
+            skipped = len(given) - len(step.tables)  # the number of a branch
+            is_table = [False] * skipped + [*step.tables]
+            given = [x if t else whole(x) for x, t in zip(given, is_table, strict=True)]
+            made, read = _INNER[step.kind](eqn, step, given, deltas)
+            ids += read
+        elif isinstance(step, Site):
+            rows, read = _look_up(eqn, step, given, next(deltas))
+            made = [rows]
+            ids.append(read)
+        else:
+            made = [_used(eqn, step, given)]
+        env.update(zip(eqn.outvars, made, strict=True))
+    return [get(v) for v in jaxpr.outvars], ids
+
+
+def whole(x: Any) -> Any:
+    """An output of `run` as an array."""
+    return x.whole() if isinstance(x, Table) else x
+
+
+@jax.custom_jvp
+def _plus(rows, delta):
+    """Rows plus a delta that is zero."""
+    del delta
+    return rows
+
+
+_plus.defjvp(lambda primals, tangents: (primals[0], tangents[0] + tangents[1]))
+
+
+def _look_up(eqn, site, given, delta):
+    """The rows that an equation reads, and their ids."""
+    table, *operands = given
+    ids = reads.ids_of(eqn, operands)
+    read = eqn.primitive.bind(table.value, *operands, **eqn.params)
+    rows = table.done_to(_plus(read, as_varying(delta, varying_axes(read))))
+    fill = reads.fill_of(eqn, rows.dtype)
+    if table.then and fill is not None:
+        # The table has no such rows, and nothing was done to what stands for them.
+        rows = jnp.where(jnp.expand_dims(ids < site.height, site.axes), rows, fill)
+    return rows, ids
+
+
+def _used(eqn, does, given):
+    """The table after an equation."""
+    at = next(k for k, x in enumerate(given) if isinstance(x, Table))
+    table = given[at]
+    if does is Does.SAME:
+        return table
+    if does is Does.CAST:
+        return dataclasses.replace(
+            table, value=eqn.primitive.bind(table.value, **eqn.params)
+        )
+
+    def by_number(x):
+        others = [
+            x if k == at else as_varying(y, varying_axes(x)) for k, y in enumerate(given)
+        ]
+        return eqn.primitive.bind(*others, **eqn.params)
+
+    return dataclasses.replace(table, then=(*table.then, by_number))
+
+
+# --- Programs inside an equation.
+
+
+class _Split:
+    """Values of which some are tables, which JAX cannot trace: these are closed over."""
+
+    def __init__(self, values):
+        self.values = values
+        self.arrays = [x for x in values if not isinstance(x, Table)]
+
+    def joined(self, arrays):
+        rest = iter(arrays)
+        return [x if isinstance(x, Table) else next(rest) for x in self.values]
+
+
+def _inline(eqn, step, given, deltas):
+    return run(programs.programs(eqn)[0], step.plans[0], given, deltas)
+
+
+def _remat(eqn, step, given, deltas):
+    program, params, split = programs.programs(eqn)[0], eqn.params, _Split(given)
+    returned = []
+
+    def inner(arrays, deltas):
+        made, ids = run(program, step.plans[0], split.joined(arrays), iter(deltas))
+        # A table that comes out as one is one that went in.
+        kept = [x if any(x is y for y in given) else whole(x) for x in made]
+        returned[:] = [_Split(kept)]
+        return returned[0].arrays, ids
+
+    again = jax.checkpoint(
+        inner, prevent_cse=params["prevent_cse"], policy=params["policy"]
+    )
+    arrays, ids = again(split.arrays, list(islice(deltas, len(step.sites))))
+    return returned[0].joined(arrays), ids
+
+
+def _scan(eqn, step, given, deltas):
+    program, params = programs.programs(eqn)[0], eqn.params
+    first, last = programs.scan_split(eqn)
+    carry = _Split(given[first:last])
+
+    def turn(arrays, slices):
+        slices, deltas = slices
+        inputs = [*given[:first], *carry.joined(arrays), *slices]
+        made, ids = run(program, step.plans[0], inputs, iter(deltas))
+        made, stacked = made[: last - first], made[last - first :]
+        # A carried table comes out as it went in.
+        pairs = zip(carry.values, made, strict=True)
+        arrays = [whole(y) for x, y in pairs if not isinstance(x, Table)]
+        return arrays, (list(map(whole, stacked)), ids)
+
+    slices = given[last:], list(islice(deltas, len(step.sites)))
+    arrays, (stacked, ids) = lax.scan(
+        turn,
+        carry.arrays,
+        slices,
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry.joined(arrays), *stacked], ids
+
+
+def _cond(eqn, step, given, deltas):
+    index, *given = given
+    sites = [plan.sites for plan in step.plans]
+    sides = programs.programs(eqn)
+
+    def side(k, deltas):
+        before = sum(map(len, sites[:k]))
+        own = slice(before, before + len(sites[k]))
+        made, ids = run(sides[k], step.plans[k], given, iter(deltas[own]))
+        # The lookups of the other sides have read nothing.
+        every = [jnp.full(s.ids_shape, s.height, jnp.int32) for s in step.sites]
+        every[own] = ids
+        every = [as_varying(i, s.varying) for i, s in zip(every, step.sites, strict=True)]
+        return list(map(whole, made)), every
+
+    branches = [functools.partial(side, k) for k in range(len(sides))]
+    return lax.switch(index, branches, list(islice(deltas, len(step.sites))))
+
+
+_INNER = {
+    Kind.INLINE: _inline,
+    Kind.REMAT: _remat,
+    Kind.SCAN: _scan,
+    Kind.COND: _cond,
+}

@@ -1,0 +1,182 @@
+"""The value of a loss and its gradient, with rows where the loss reads tables by rows."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax.axes import as_varying
+from sparsejax.errors import ArgumentError, DenseGradientWarning
+from sparsejax.rows import reading, replay
+from sparsejax.rows.replay import Table
+from sparsejax.transforms.state import tree
+from sparsejax.units.row_grads import RowGrads
+
+
+# From how many elements on it is worth a word that the gradient of a table is dense.
+_SAID_FROM = 65_536
+
+
+def value_and_grad(
+    loss_fn: Callable[..., Any], *, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any]]:
+    """`jax.value_and_grad` of the first argument, with `RowGrads` for tables.
+
+    The model needs no change: `table[ids]`, `jnp.take`, `table.at[ids].get`, slices along
+    the first axis and the `Embed` of flax are found in the program that is traced, in
+    scans, branches, `remat`, `vmap` and `jit` too, and behind casts and scales. All lookups
+    of one table make one `RowGrads`, whose ids repeat where rows were read twice.
+
+    A leaf of at least two axes has `RowGrads` if all that a gradient flows through are such
+    reads, and they read fewer rows than it has, counted with repeats. Any other leaf has
+    the gradient that `jax.grad` gives. Where a table with 65,536 elements or more is read
+    by rows and is used otherwise too, as tied output weights are, its gradient is dense,
+    and a `DenseGradientWarning` names the leaf and the line, once. Uses without a gradient,
+    as in metrics, or behind `stop_gradient`, do not count. The walks over the program know
+    what JAX 0.10 to 0.12 write; what they do not know makes a gradient dense, never wrong.
+
+    Under `jax.shard_map` the rows are always those that this rank has read. This differs
+    from `jax.grad` of parameters that are replicated, if checking is on: that one sums
+    dense gradients over the ranks. Types tell: rows vary over the axis where other ranks
+    have others. `sparsejax.local(params)` makes all leaves local.
+
+    Args:
+        loss_fn: As for `jax.value_and_grad`: `loss_fn(params, ...)` returns a scalar, or
+            with has_aux `(scalar, aux)`. It is traced as for `jax.jit` even where nothing
+            compiles it; arguments but the first may be anything.
+        has_aux: Whether it returns auxiliary outputs.
+
+    Returns:
+        A function of the same arguments that returns the value, or `(value, aux)`, and the
+        gradients, a tree like the first argument.
+
+    Raises:
+        ArgumentError: A table that is given to `sparsejax.lookup` is used densely too.
+    """
+    if not callable(loss_fn):
+        raise ArgumentError(f"value_and_grad: loss_fn must be a function, got {loss_fn!r}.")
+    said: set[str] = set()
+
+    @functools.wraps(loss_fn)
+    def evaluate(params, *args, **kwargs):
+        paths, leaves, structure = tree.flatten(params)
+        outputs = _Outputs(has_aux)
+        program = jax.make_jaxpr(lambda p: outputs.arrays(loss_fn(p, *args, **kwargs)))(
+            params
+        )
+        tables = {at: leaf for at, leaf in enumerate(leaves) if _may_be_table(leaf)}
+        wanted = [at < outputs.differentiated for at in range(len(program.jaxpr.outvars))]
+        found = reading.read(program, tables, wanted)
+        _complain(found, paths, leaves, said)
+        sites = found.plan.sites
+        by_rows = {site.leaf for site in sites}
+
+        def run(dense, deltas):
+            inputs = [
+                Table(leaf) if at in by_rows else dense[at]
+                for at, leaf in enumerate(leaves)
+            ]
+            made, ids = replay.run(program, found.plan, inputs, iter(deltas))
+            value, aux = outputs.restored(list(map(replay.whole, made)))
+            return value, (aux, ids)
+
+        dense = {at: leaf for at, leaf in enumerate(leaves) if at not in by_rows}
+        deltas = [replay.zeros(site) for site in sites]
+        differentiate = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)
+        (value, (aux, ids)), (grads, rows) = differentiate(dense, deltas)
+        read = list(zip(sites, ids, rows, strict=True))
+        for at in by_rows:
+            own = [place for place in read if place[0].leaf == at]
+            grads[at] = _row_grads(own, leaves[at].shape)
+        grads = jax.tree.unflatten(structure, [grads[at] for at in range(len(leaves))])
+        return ((value, aux) if has_aux else value), grads
+
+    return evaluate
+
+
+class _Outputs:
+    """What a loss function returns, as arrays and back.
+
+    Args:
+        has_aux: Whether it returns (loss, aux).
+    """
+
+    def __init__(self, has_aux: bool):
+        self.has_aux = has_aux
+        self.differentiated = 0  # how many of the arrays are the loss
+
+    def arrays(self, returned):
+        """The arrays; what is none, as names and Python numbers, is kept aside."""
+        pair = isinstance(returned, (tuple, list)) and len(returned) == 2
+        if self.has_aux and not pair:
+            raise ArgumentError(
+                "value_and_grad: with has_aux=True loss_fn must return (loss, aux), got "
+                f"{type(returned).__name__}. Leave has_aux out if there is no aux."
+            )
+        loss, aux = returned if self.has_aux else (returned, None)
+        loss, self._loss = jax.tree.flatten(loss)
+        aux, self._aux = jax.tree.flatten(aux)
+        self._others = [None if hasattr(x, "dtype") else (x,) for x in aux]
+        self.differentiated = len(loss)
+        pairs = zip(aux, self._others, strict=True)
+        return [*loss, *[x for x, other in pairs if other is None]]
+
+    def restored(self, arrays):
+        """The loss and the auxiliary outputs."""
+        loss, rest = arrays[: self.differentiated], iter(arrays[self.differentiated :])
+        aux = [other[0] if other else next(rest) for other in self._others]
+        return jax.tree.unflatten(self._loss, loss), jax.tree.unflatten(self._aux, aux)
+
+
+def _may_be_table(leaf):
+    dtype = getattr(leaf, "dtype", None)
+    floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    return floating and leaf.ndim >= 2 and 0 < leaf.size and leaf.shape[0] < 2**31 - 1
+
+
+def _complain(found, paths, leaves, said):
+    """Says which tables have a dense gradient; raises if one is given to `lookup`."""
+    for at, place in found.spoiled.items():
+        path, leaf = paths[at], leaves[at]
+        if at in found.marked:
+            raise ArgumentError(
+                f"sparsejax.lookup (at {found.marked[at]}) reads rows of {path!r}, but the "
+                f"loss also uses all of it: {place}. Its gradient would be dense. Leave "
+                "that out, put jax.lax.stop_gradient around the table there, or read it "
+                "with jnp.take, where a dense gradient is meant."
+            )
+        if leaf.ndim == 2 and leaf.size >= _SAID_FROM and path not in said:
+            said.add(path)
+            warnings.warn(
+                f"the loss reads {path!r} {list(leaf.shape)} by rows, but its gradient is "
+                f"dense, because the loss also uses all of it: {place}. Put "
+                "jax.lax.stop_gradient around the table there if no gradient is to flow, "
+                "and keep tied weights and penalties of a table apart from it to train it "
+                "by rows.",
+                DenseGradientWarning,
+                stacklevel=3,
+            )
+
+
+def _row_grads(places, shape):
+    """The gradient of a table from the sites that read it, their ids, and their rows."""
+    varying = frozenset().union(*(site.varying for site, _, _ in places))
+    all_ids, all_rows = [], []
+    for site, ids, rows in places:
+        row = range(-len(site.axes), 0)
+        rows = jnp.moveaxis(rows, site.axes, row).reshape(-1, *shape[1:])
+        # Over these axes all ranks have read the same, and have the sum of their gradients:
+        # one of them keeps it.
+        same = varying - site.varying
+        ids = as_varying(ids.reshape(-1), varying)
+        if same:
+            first = [lax.axis_index(axis) == 0 for axis in sorted(same)]
+            kept = functools.reduce(jnp.logical_and, first)
+            ids = jnp.where(as_varying(kept, varying), ids, shape[0])
+        all_ids.append(ids)
+        all_rows.append(as_varying(rows, varying))
+    return RowGrads(jnp.concatenate(all_ids), jnp.concatenate(all_rows), tuple(shape))

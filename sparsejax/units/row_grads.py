@@ -1,0 +1,144 @@
+"""The gradient of a table that was read by rows: which rows, and what each of them gets.
+
+Unlike the entries of a `SparseTensor`, which a sparsifier selects by their values, these
+are the rows that a loss has read. One whose gradient happens to be zero is still among
+them, and an optimizer takes its step for it.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import checkify
+
+import pallas_kernels
+from sparsejax.errors import ArgumentError
+
+
+# To how many rows of the table for one that was read flags of all rows merge faster than a
+# sort. On two CPU cores they are level at 300; a flag is a byte, so this also bounds their
+# memory by that of the rows that were read.
+_FLAGS_AT_MOST = 256
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=("ids", "rows"), meta_fields=("shape",)
+)
+@dataclasses.dataclass(frozen=True)
+class RowGrads:
+    """Rows of a gradient of a given shape; rows that are not listed are zero.
+
+    Attributes:
+        ids: int32 [capacity], the row of the table that each row belongs to; `shape[0]`
+            marks a place without a row. Ids may repeat, and their rows add up.
+        rows: [capacity, ...], the gradients of these rows.
+        shape: The shape of the table.
+    """
+
+    ids: jax.Array
+    rows: jax.Array
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many elements the table has."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many axes the table has."""
+        return len(self.shape)
+
+    @property
+    def capacity(self) -> int:
+        """How many rows there is room for."""
+        return self.ids.shape[0]
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of the rows."""
+        return self.rows.dtype
+
+    def check(self, name: str = "RowGrads") -> None:
+        """Raises where shapes or dtypes do not fit; checks the ids under checkify."""
+        shape = self.shape
+        if not isinstance(shape, tuple) or not all(isinstance(n, int) for n in shape):
+            raise ArgumentError(
+                f"{name}: shape must be a tuple of Python ints, because it decides what is "
+                f"compiled, got {shape!r}."
+            )
+        if len(shape) < 2:
+            raise ArgumentError(
+                f"{name}: a table has at least two axes, got the shape {list(shape)}. "
+                "Entries of an array of one axis are a sparsejax.SparseTensor."
+            )
+        if self.ids.ndim != 1 or not jnp.issubdtype(self.ids.dtype, jnp.integer):
+            raise ArgumentError(
+                f"{name}: ids must be integers of shape [capacity], got "
+                f"{self.ids.dtype}{list(self.ids.shape)}."
+            )
+        wanted = (self.capacity, *shape[1:])
+        if self.rows.shape != wanted:
+            raise ArgumentError(
+                f"{name}: rows of shape {list(self.rows.shape)} do not fit {self.capacity} "
+                f"ids into a table of shape {list(shape)}; they must have shape "
+                f"{list(wanted)}."
+            )
+        checkify.debug_check(
+            jnp.all((self.ids >= 0) & (self.ids <= shape[0])),
+            name
+            + ": ids must lie in [0, {height}], where {height} marks a place without a "
+            "row; the smallest is {low}, the largest {high}.",
+            height=jnp.int32(shape[0]),
+            low=jnp.min(self.ids, initial=shape[0]),
+            high=jnp.max(self.ids, initial=0),
+        )
+
+    def to_dense(self) -> jax.Array:
+        """The whole gradient, rows of equal ids added up."""
+        if not self.size:
+            return jnp.zeros(self.shape, self.dtype)
+        return pallas_kernels.coo_add(self._kept(), self.rows, self.shape[0])
+
+    def merged(self) -> "RowGrads":
+        """The same with distinct ids, ascending; places without a row are behind them.
+
+        Rows of equal ids are added up in float32, or wider where they are wider. There is
+        room for as many as before, so nothing is left out.
+        """
+        if not self.capacity or not self.size:
+            return self
+        merge = _by_flags if self.shape[0] <= _FLAGS_AT_MOST * self.capacity else _by_sort
+        wide = self.rows.astype(jnp.promote_types(self.dtype, jnp.float32))
+        ids, rows = merge(self._kept(), wide, self.shape[0])
+        return RowGrads(ids, rows.astype(self.dtype), self.shape)
+
+    def _kept(self) -> jax.Array:
+        """The ids, `shape[0]` for all that are out of range."""
+        inside = (self.ids >= 0) & (self.ids < self.shape[0])
+        return jnp.where(inside, self.ids, self.shape[0]).astype(jnp.int32)
+
+
+def is_row_grads(leaf: Any) -> bool:
+    """Whether a leaf of a tree of gradients holds rows."""
+    return isinstance(leaf, RowGrads)
+
+
+def _by_flags(ids, rows, height):
+    merged, sums, _ = pallas_kernels.merge_rows(ids, rows, height)
+    return merged, sums
+
+
+def _by_sort(ids, rows, height):
+    # Keys alone: XLA sorts pairs of keys and places six times slower on a CPU.
+    ordered = lax.sort(ids)
+    first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
+    place = jnp.cumsum(first, dtype=jnp.int32) - 1
+    distinct = jnp.full_like(ids, height).at[place].set(ordered, indices_are_sorted=True)
+    to = jnp.searchsorted(distinct, ids, method="scan_unrolled")
+    to = jnp.where(ids < height, to, ids.size)
+    return distinct, jnp.zeros_like(rows).at[to].add(rows, mode="drop")

@@ -1,0 +1,96 @@
+"""Rows of a gradient: dense, merged, and refused where they do not fit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+
+from sparsejax import errors
+from sparsejax.units.row_grads import RowGrads
+
+
+def rows_of(rng, capacity, shape, dtype=np.float32):
+    """Few distinct ids, many times, some of them that of no row."""
+    few = rng.choice(shape[0] + 1, min(7, shape[0]), replace=False)
+    ids = rng.choice([*few, shape[0]], capacity).astype(np.int32)
+    rows = rng.normal(size=(capacity, *shape[1:])).astype(np.float32)
+    want = np.zeros((shape[0] + 1, *shape[1:]), np.float64)
+    np.add.at(want, ids, rows)
+    grads = RowGrads(jnp.asarray(ids), jnp.asarray(rows, dtype), shape)
+    return grads, want[:-1].astype(np.float32), ids
+
+
+# Merged by flags of all rows, and by a sort.
+SHAPES = [(23, 3), (40 * 256 + 1, 2, 2)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equal_ids_add_up(shape):
+    grads, want, ids = rows_of(np.random.default_rng(1), 40, shape)
+    grads.check("table")
+    dense, merged = jax.jit(lambda g: (g.to_dense(), g.merged()))(grads)
+    np.testing.assert_allclose(dense, want, rtol=1e-5, atol=1e-6)
+    there = np.unique(ids[ids < shape[0]])
+    np.testing.assert_array_equal(merged.ids[: len(there)], there)
+    np.testing.assert_array_equal(merged.ids[len(there) :], shape[0])
+    np.testing.assert_array_equal(np.asarray(merged.rows[len(there) :]), 0)
+    np.testing.assert_allclose(merged.to_dense(), want, rtol=1e-5, atol=1e-6)
+    assert (merged.capacity, merged.ndim, merged.size) == (40, len(shape), want.size)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_small_numbers_add_up_in_float32(shape):
+    # In bfloat16 1 + 1/256 is 1; 8 of them are 1/32.
+    ids = jnp.array([5] * 9 + [shape[0]] * 31, jnp.int32)
+    rows = jnp.full((40, *shape[1:]), 1 / 256, jnp.bfloat16).at[0].set(1)
+    merged = jax.jit(RowGrads.merged)(RowGrads(ids, rows, shape))
+    assert merged.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(merged.rows[0], np.float32), 1 + 1 / 32)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ids_out_of_range_are_left_out(shape):
+    ids = jnp.array([-1, 2, shape[0] + 1, shape[0], 2] * 8, jnp.int32)
+    grads = RowGrads(ids, jnp.ones((40, *shape[1:])), shape)
+    assert float(grads.to_dense()[2].max()) == 16
+    assert float(grads.to_dense().sum()) == 16 * grads.size / shape[0]
+    np.testing.assert_array_equal(grads.merged().ids[:2], [2, shape[0]])
+    checked = checkify.checkify(lambda g: g.check("table"), checkify.user_checks)
+    error, _ = checked(grads)
+    with pytest.raises(checkify.JaxRuntimeError, match="table: ids must lie in"):
+        error.throw()
+
+
+def test_no_rows_at_all():
+    none = RowGrads(jnp.zeros(0, jnp.int32), jnp.zeros((0, 3)), (5, 3))
+    assert none.merged().capacity == 0
+    np.testing.assert_array_equal(none.to_dense(), np.zeros((5, 3)))
+    empty = RowGrads(jnp.zeros(2, jnp.int32), jnp.zeros((2, 3)), (0, 3))
+    assert empty.merged().to_dense().shape == (0, 3)
+
+
+def test_a_tree_of_gradients_keeps_its_shape():
+    grads, _, _ = rows_of(np.random.default_rng(1), 8, (23, 3))
+    twice = jax.tree.map(lambda x: x, {"table": grads})["table"]
+    assert twice.shape == (23, 3)
+    assert len(jax.tree.leaves(twice)) == 2
+
+
+ZERO = jnp.zeros(2, jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("grads", "match"),
+    [
+        (RowGrads(ZERO, jnp.ones((2, 3)), [5, 3]), r"table: shape .* got \[5, 3\]"),
+        (RowGrads(ZERO, jnp.ones(2), (5,)), r"table: .*two axes.*\[5\].*SparseTensor"),
+        (RowGrads(ZERO.astype(float), jnp.ones((2, 3)), (5, 3)), r"ids .* float32\[2\]"),
+        (RowGrads(ZERO[None], jnp.ones((2, 3)), (5, 3)), r"ids .* int32\[1, 2\]"),
+        (RowGrads(ZERO, jnp.ones((2, 4)), (5, 3)), r"rows .*\[2, 4\].*\[2, 3\]"),
+        (RowGrads(ZERO, jnp.ones((3, 3)), (5, 3)), r"rows .*\[3, 3\].*\[2, 3\]"),
+    ],
+)
+def test_bad_input_is_refused_by_name(grads, match):
+    with pytest.raises(errors.ArgumentError, match=match):
+        grads.check("table")
