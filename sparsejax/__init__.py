@@ -1,23 +1,31 @@
-"""Exact sparse gradient synchronization for JAX, as optax transformations."""
+"""Exact sparse gradient synchronization for JAX, as optax transformations.
 
-from importlib.metadata import PackageNotFoundError, version
+Names that say by themselves what they are may be imported bare, and are in `__all__`. The
+others are to be written with the prefix: `sparsejax.local`, `sparsejax.init`.
+
+Three folders have what is needed more rarely: `sparsejax.sparsifiers`, each of which
+`sparsify` makes a transformation of; `sparsejax.transforms`, memories and the systems that
+others are compared with; `sparsejax.advise`, what is measured before a choice.
+"""
+
+import importlib
+import importlib.metadata
+import typing
+import warnings
 
 from pallas_kernels import use_kernels as use_kernels
-from sparsejax import errors as errors, schemes as schemes, sparsifiers as sparsifiers
-from sparsejax.advise.explain import explain as explain
-from sparsejax.advise.plan import LeafPlan as LeafPlan, Plan as Plan
+from sparsejax import (
+    advise as advise,
+    errors as errors,
+    schemes as schemes,
+    sparsifiers as sparsifiers,
+    transforms as transforms,
+)
+from sparsejax.advise.explain.explanation import explain as explain
+from sparsejax.advise.plan import Plan as Plan
 from sparsejax.advise.planner import make_plan as make_plan
-from sparsejax.advise.profile import (
-    profile as profile,
-    profile_from_state as profile_from_state,
-)
+from sparsejax.advise.profile import profile as profile
 from sparsejax.advise.summary import summary as summary
-from sparsejax.advise.teams import measure_teams as measure_teams
-from sparsejax.advise.tensors import (
-    CompressionCost as CompressionCost,
-    measure_compression as measure_compression,
-    worthwhile as worthwhile,
-)
 from sparsejax.axes import local as local
 from sparsejax.schemes.forecast import Network as Network
 from sparsejax.transforms.all_reduce import all_reduce as all_reduce
@@ -25,24 +33,7 @@ from sparsejax.transforms.data_parallel import (
     TrainState as TrainState,
     data_parallel as data_parallel,
 )
-from sparsejax.transforms.feedback import (
-    MomentumCorrection as MomentumCorrection,
-    Residual as Residual,
-    feedback as feedback,
-)
-from sparsejax.transforms.sparsify import (
-    dgc as dgc,
-    dragonn as dragonn,
-    gaussian_k as gaussian_k,
-    ms_top_k as ms_top_k,
-    qsgd as qsgd,
-    random_k as random_k,
-    reuse_threshold as reuse_threshold,
-    sign as sign,
-    sparsify as sparsify,
-    threshold as threshold,
-    top_k as top_k,
-)
+from sparsejax.transforms.sparsify import dgc as dgc, sparsify as sparsify, top_k as top_k
 from sparsejax.transforms.state.metrics import metrics as metrics, residuals as residuals
 from sparsejax.transforms.state.placed import (
     abstract_state as abstract_state,
@@ -57,13 +48,9 @@ from sparsejax.transforms.sync import (
     zen_sync as zen_sync,
 )
 from sparsejax.transforms.systems import (
-    gaussian_k_sync as gaussian_k_sync,
-    gtopk_sync as gtopk_sync,
     ok_topk_sync as ok_topk_sync,
     power_sgd_sync as power_sgd_sync,
     spardl_sync as spardl_sync,
-    topk_a_sync as topk_a_sync,
-    topk_dsa_sync as topk_dsa_sync,
 )
 from sparsejax.transforms.wrappers import (
     accumulate as accumulate,
@@ -74,7 +61,93 @@ from sparsejax.transforms.wrappers import (
 from sparsejax.units.sparse_tensor import SparseTensor as SparseTensor
 
 
-try:
-    __version__ = version("sparsejax")
-except PackageNotFoundError:  # run from a source tree that was not installed
-    __version__ = "0.0.0"
+__all__ = [
+    "Network",
+    "Plan",
+    "SparseTensor",
+    "TrainState",
+    "abstract_state",
+    "accumulate",
+    "all_reduce",
+    "clip_by_rank",
+    "data_parallel",
+    "dense_sync",
+    "dgc",
+    "make_plan",
+    "ok_topk_sync",
+    "power_sgd_sync",
+    "residuals",
+    "resized",
+    "schemes",
+    "skip_nonfinite",
+    "spardl_sync",
+    "sparsifiers",
+    "sparsify",
+    "state_specs",
+    "use_kernels",
+    "warm_up",
+    "zen_sync",
+]
+
+# As good as nothing, or another thing, when read without the prefix.
+_WITH_PREFIX = ["advise", "bind", "errors", "explain", "init", "local", "metrics"]
+_WITH_PREFIX += ["profile", "summary", "sync", "top_k", "transforms"]
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("sparsejax")
+    except importlib.metadata.PackageNotFoundError:
+        return "0.0.0"  # run from a source tree that was not installed
+
+
+__version__ = _version()
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_WITH_PREFIX, *(n for n in globals() if n.startswith("__"))])
+
+
+# --- Names of version 0.1 that are elsewhere, for one version more.
+
+_SPARSIFIERS = {
+    "dragonn": "Dragonn(density)",
+    "gaussian_k": "GaussianK(density)",
+    "ms_top_k": "MSTopK(density)",
+    "qsgd": "QSGD(levels=16)",
+    "random_k": "RandomK(density)",
+    "reuse_threshold": "ReuseThreshold(density)",
+    "sign": "Sign()",
+    "threshold": "Threshold(density, value)",
+}
+_MOVED = {name: "transforms.sparsify" for name in _SPARSIFIERS} | {
+    "CompressionCost": "advise",
+    "LeafPlan": "advise",
+    "measure_compression": "advise",
+    "measure_teams": "advise",
+    "profile_from_state": "advise",
+    "worthwhile": "advise",
+    "MomentumCorrection": "transforms",
+    "Residual": "transforms",
+    "feedback": "transforms.feedback",
+    "gaussian_k_sync": "transforms",
+    "gtopk_sync": "transforms",
+    "topk_a_sync": "transforms",
+    "topk_dsa_sync": "transforms",
+}
+
+
+if not typing.TYPE_CHECKING:  # which would take any name for one that is there
+
+    def __getattr__(name: str) -> typing.Any:
+        if name not in _MOVED:
+            raise AttributeError(f"module 'sparsejax' has no attribute {name!r}", name=name)
+        instead = f"sparsejax.{_MOVED[name]}.{name}"
+        if name in _SPARSIFIERS:
+            instead = f"sparsejax.sparsify(sparsejax.sparsifiers.{_SPARSIFIERS[name]}, ...)"
+        warnings.warn(
+            f"sparsejax.{name} is deprecated, and gone in the next version: use {instead}.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(importlib.import_module(f"sparsejax.{_MOVED[name]}"), name)

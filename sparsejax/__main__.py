@@ -7,7 +7,7 @@ A command is a module with two functions: `add(subparsers)` describes its argume
 import argparse
 import sys
 
-from sparsejax.advise import explain_command
+from sparsejax.advise.explain import command as explain_command
 from sparsejax.errors import SparsejaxError
 
 

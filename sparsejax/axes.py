@@ -18,7 +18,7 @@ from pallas_kernels.types import (
     as_varying as as_varying,
     varying_axes as varying_axes,
 )
-from sparsejax.errors import AlreadySummedError, AxisError, NeedsRanks
+from sparsejax.errors import AlreadySummedError, ArgumentError, AxisError, NeedsRanks
 
 
 AxisName = str | tuple[str, ...]
@@ -27,6 +27,34 @@ AxisName = str | tuple[str, ...]
 def axis_names(axis_name: AxisName) -> tuple[str, ...]:
     """Returns the axis name, or names, as a tuple."""
     return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+
+
+def check_axis_name(axis_name: Any, what: str, hint: str = "") -> None:
+    """Raises unless it is the name of a mesh axis, a tuple of names, or None.
+
+    Args:
+        axis_name: What was given.
+        what: The call as the user knows it, for the message.
+        hint: What to write instead, where the caller knows; for a mesh it is known here.
+    """
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    if axis_name is None or (names and all(isinstance(name, str) for name in names)):
+        return
+    if isinstance(axis_name, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        given = f"a {type(axis_name).__name__}"
+        hint = f"Name its axis, axis_name={axis_name.axis_names[0]!r}"
+        hint += "." if len(axis_name.axis_names) == 1 else " (or another, or a pair)."
+    elif hasattr(axis_name, "init") and hasattr(axis_name, "update"):
+        given = "an optax transformation"
+        hint = "It goes behind: optax.chain(sparsejax.zen_sync(), optimizer)."
+    elif isinstance(axis_name, str | tuple | int):
+        given = repr(axis_name)
+    else:
+        given = f"a {type(axis_name).__name__}"
+    raise ArgumentError(
+        f"{what}: axis_name must be the name of a mesh axis, such as 'data', a pair of "
+        f"names, or None for the only one, got {given}. {hint}".rstrip()
+    )
 
 
 def is_checking(axis_name: AxisName) -> bool:
@@ -79,6 +107,7 @@ def resolve(axis_name: AxisName | None, what: str) -> AxisName:
         axis_name: The name, or names, that the caller gave; None for the only manual axis.
         what: The call as the user knows it, for the message.
     """
+    call = what.removeprefix("update of ").removeprefix("init of ")
     manual = manual_axes()
     if axis_name is None:
         if len(manual) == 1:
@@ -86,15 +115,16 @@ def resolve(axis_name: AxisName | None, what: str) -> AxisName:
         if manual:
             raise AxisError(
                 f"{what} found several manual mesh axes, {_list(manual)}, and was given "
-                f"none: name the one to work over, axis_name={manual[0]!r}."
+                "none: name the one to work over where it is written, "
+                f"{call}(..., axis_name={manual[0]!r})."
             )
         raise AxisError(
             f"{what} needs a mesh axis and found none. Call it inside jax.shard_map, where "
-            "the mesh axes are manual; under jax.vmap(..., axis_name=...) name the axis."
+            "the mesh axes are manual, or let sparsejax.data_parallel(loss_fn, tx, mesh) "
+            "make the whole step; under jax.vmap(..., axis_name=...) name the axis."
         )
+    check_axis_name(axis_name, call)
     names = axis_names(axis_name)
-    if not names:
-        raise AxisError(f"{what}: axis_name must name an axis, got {axis_name!r}.")
     for name in names:
         try:
             lax.axis_size(name)
@@ -127,12 +157,17 @@ def resolve_for_state(axis_name: AxisName | None, what: str, keeps: str) -> Axis
 def local(tree: Any, axis_name: AxisName | None = None) -> Any:
     """Makes replicated parameters vary over the axis, so that their gradients stay local.
 
-    Use it on the parameters before `jax.grad`, inside `jax.shard_map`:
+    Use it on the parameters before `jax.grad`, inside `jax.shard_map`. Without it, and with
+    checking on, `jax.grad` puts a dense psum into the gradient. It sends nothing, and does
+    nothing where checking is off.
 
-        grads = jax.grad(loss)(sparsejax.local(params), batch)
-
-    Without it, and with checking on, `jax.grad` puts a dense psum into the gradient. It
-    sends nothing, and does nothing where checking is off.
+    Example:
+        >>> def local_grads(params, batch):
+        ...     grads = jax.grad(loss_fn)(sparsejax.local(params), batch)
+        ...     return sparsejax.all_reduce(grads, reduce="mean")
+        >>> grads = jax.jit(jax.shard_map(
+        ...     local_grads, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()
+        ... ))(params, batch)
 
     Args:
         tree: The parameters.
@@ -157,9 +192,11 @@ def require_local(name: str, leaf: Any, axis_name: AxisName) -> None:
         raise AlreadySummedError(
             f"the gradient of {name!r} was already summed over {_list(sorted(summed))}: it "
             "does not vary over it, so synchronizing it would send nothing less and count "
-            "every rank twice. jax.grad does this for parameters that are replicated: "
-            "differentiate with respect to sparsejax.local(params) instead. (So do "
-            "constants, and optax.MultiSteps around a synchronization: use every=k.)"
+            "every rank twice. Either jax.grad did it, as for all parameters that are "
+            "replicated: differentiate with respect to sparsejax.local(params) instead. Or "
+            "you did, with jax.lax.pmean or psum: leave that to the synchronization. (A "
+            "constant does not vary either; nor does what optax.MultiSteps around a "
+            "synchronization has added up: use sparsejax.accumulate.)"
         )
 
 

@@ -197,7 +197,12 @@ def check_dtype(name: str, value: Any) -> None:
     except TypeError:
         dtype = None
     if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 2:
+        meant = _DTYPES.get(value) if isinstance(value, str) else None
         raise ArgumentError(
             f"{name} must be a floating dtype of at least 16 bits, such as jnp.bfloat16, "
-            f"got {value!r}."
+            f"got {value!r}." + (f" Did you mean {meant!r}?" if meant else "")
         )
+
+
+# What other libraries call them.
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32"}

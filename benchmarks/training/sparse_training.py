@@ -51,9 +51,9 @@ def optimizers(rate: float, momentum: float) -> dict[str, optax.GradientTransfor
     sync = sparsejax.sync(sparsejax.schemes.AGSparse(code="auto"))
     small = {
         "dgc": sparsejax.dgc(DENSITY, **gate),
-        "dragonn": sparsejax.dragonn(DENSITY, **gate),
+        "dragonn": sparsejax.sparsify(sparsejax.sparsifiers.Dragonn(DENSITY), **gate),
         "top_k": sparsejax.top_k(DENSITY, **gate),
-        "random_k": sparsejax.random_k(DENSITY, **gate),
+        "random_k": sparsejax.sparsify(sparsejax.sparsifiers.RandomK(DENSITY), **gate),
     }
     warm = sparsejax.sparsifiers.Warmup(DENSITY, WARM)
 
@@ -67,7 +67,11 @@ def optimizers(rate: float, momentum: float) -> dict[str, optax.GradientTransfor
         "dgc, its momentum": corrected(DENSITY),
         "dgc, its momentum, warm-up": corrected(warm),
         "dgc, its momentum, not masked": corrected(DENSITY, masking=False),
-        "dragonn, warm-up": behind(optax.chain(sparsejax.dragonn(warm, **gate), sync)),
+        "dragonn, warm-up": behind(
+            optax.chain(
+                sparsejax.sparsify(sparsejax.sparsifiers.Dragonn(warm), **gate), sync
+            )
+        ),
         "top_k, warm-up": behind(optax.chain(sparsejax.top_k(warm, **gate), sync)),
         **{name: behind(optax.chain(tx, sync)) for name, tx in small.items()},
     }
@@ -124,7 +128,9 @@ def xml(record: Recorder, settings: Settings) -> None:
     sync = sparsejax.sync(sparsejax.schemes.AGSparse(code="auto"))
     sides = {
         "dense": sparsejax.dense_sync(),
-        "dragonn": optax.chain(sparsejax.dragonn(0.001), sync),
+        "dragonn": optax.chain(
+            sparsejax.sparsify(sparsejax.sparsifiers.Dragonn(0.001)), sync
+        ),
         "dgc": optax.chain(sparsejax.dgc(0.001), sync),
         "top_k": optax.chain(sparsejax.top_k(0.001), sync),
     }

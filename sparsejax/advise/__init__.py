@@ -1,1 +1,15 @@
-"""Advice before and during training: profiles, plans, forecasts, measured costs."""
+"""What to choose: profiles, plans, forecasts, and times measured before a choice.
+
+`explain`, `profile`, `make_plan` and `Plan` are at the top, in `sparsejax`. Here are the
+entry of a plan, profiles of a running synchronization, the number of teams for SparDL, and
+DRAGONN's choice of tensors.
+"""
+
+from sparsejax.advise.plan import LeafPlan as LeafPlan
+from sparsejax.advise.profile import profile_from_state as profile_from_state
+from sparsejax.advise.teams import measure_teams as measure_teams
+from sparsejax.advise.tensors import (
+    CompressionCost as CompressionCost,
+    measure_compression as measure_compression,
+    worthwhile as worthwhile,
+)

@@ -10,6 +10,7 @@ no other keys, the name alone will do:
 """
 
 import dataclasses
+import difflib
 import inspect
 import json
 import types
@@ -44,6 +45,10 @@ _FAMILIES: dict[type, tuple[str, dict[str, type]]] = {
     Scheme: ("scheme", _exported(schemes, Scheme)),
     Ownership: ("ownership", _exported(ownership, Ownership)),
 }
+
+
+# Rules and explanations call a scheme so.
+_AS_RULES_SAY = {"dense": "AllReduce"}
 
 
 def dumps(value: Any, **head: Any) -> str:
@@ -94,10 +99,13 @@ def decode(kind: Any, given: Any, where: str) -> Any:
         family, classes = _FAMILIES[kind]
         fields = {"name": given} if isinstance(given, str) else given
         name = fields.get("name") if isinstance(fields, dict) else fields
+        name = _AS_RULES_SAY.get(name, name) if isinstance(name, str) else name
         if not isinstance(name, str) or name not in classes:
+            close = difflib.get_close_matches(str(name), classes, 1, 0.5)
             raise ArgumentError(
                 f"{where}: unknown {family} {name!r}; there are "
                 f"{', '.join(sorted(classes))}."
+                + "".join(f" Did you mean {kind!r}?" for kind in close)
             )
         arguments = {key: value for key, value in fields.items() if key != "name"}
         return _built(classes[name], arguments, f"{where}: {name}")

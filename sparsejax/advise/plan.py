@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from sparsejax import errors
 from sparsejax.advise import codec
+from sparsejax.advise.table import table
 from sparsejax.errors import ArgumentError, PlanError
 from sparsejax.schemes import TwoLevel
 from sparsejax.schemes.base import Scheme
@@ -52,6 +53,18 @@ class LeafPlan:
             raise ArgumentError(f"shape must hold ints of at least 0, got {self.shape}.")
         if self.unit == "row" and len(self.shape) < 2:
             raise ArgumentError(f"rows need two axes, and the shape is {self.shape}.")
+
+    def row(self) -> tuple[str, ...]:
+        """The cells of a table: path, shape, unit, scheme, room and codes, note."""
+        ways = [(f"{way}_code", f"{way}_capacity") for way in ("push", "pull")]
+        given = [[getattr(self.scheme, name, None) for name in names] for names in ways]
+        room = [
+            "" if code is None else f"{capacity:,} {code}" if capacity else str(code)
+            for code, capacity in given
+        ]
+        shape = "x".join(map(str, self.shape))
+        kind = f"{self.dtype}[{shape}]"
+        return self.path, kind, self.unit, type(self.scheme).__name__, *room, self.note
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +137,12 @@ class Plan(Assignment):
             dataclasses.replace(leaf, scheme=change(leaf.scheme)) for leaf in self.leaves
         ]
         return dataclasses.replace(self, leaves=tuple(leaves))
+
+    def __str__(self) -> str:
+        """A table, a line a leaf."""
+        heading = ("leaf", "shape", "unit", "scheme", "push", "pull", "note")
+        rows = [heading, *(leaf.row() for leaf in self.leaves)]
+        return "\n".join([f"plan for {self.ranks} ranks", "", *table(rows, {0, 2, 3, 6})])
 
     def to_json(self) -> str:
         """The plan as text."""

@@ -1,6 +1,6 @@
 """Makes a plan from the densities of some steps.
 
-    profiles.append(sparsejax.profile(grads, "data"))
+    profiles.append(of_step(params, batch))  # what sparsejax.profile returned
     network = sparsejax.Network(gbit_per_s=25, latency_us=20)
     plan = sparsejax.make_plan(profiles, params, ranks=8, network=network)
 

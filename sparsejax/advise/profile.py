@@ -1,30 +1,33 @@
-"""Densities of gradients: measured in a step, read from a running state, or assumed.
+"""Densities of gradients: measured in a step, or read from a running state.
 
 `profile` measures one step's gradients: how many units of each leaf one rank has, and how
 many the sums over 2, 4, ... and all ranks have. Inside `shard_map`, on local gradients:
 
-    profiles.append(sparsejax.profile(grads, "data"))
+    def of_step(params, batch):
+        grads = jax.grad(loss_fn)(sparsejax.local(params, "data"), batch)
+        return sparsejax.profile(grads, "data")
+
+    of_step = jax.jit(jax.shard_map(
+        of_step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
+    profiles.append(of_step(params, batch))
 
 On the wire it is packed bits, a bit a unit, log2 n times, joined by "or": each about 1/32
 of a dense gradient. Where that is too much, `profile_from_state` takes what the
-metrics of a running synchronization tell, by bucket of leaves. `densities` reads the
-`density` argument of `explain`: one number, numbers by pattern, or profiles.
+metrics of a running synchronization tell, by bucket of leaves.
 """
 
-import dataclasses
 import math
-import re
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
-from sparsejax import axes, errors, schemes
+from sparsejax import axes, schemes
 from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError, PlanError, RuleError
-from sparsejax.schemes.forecast import Load, independent, merged
+from sparsejax.errors import PlanError
+from sparsejax.schemes.forecast import Load, merged
 from sparsejax.schemes.zen import growth
 from sparsejax.transforms.buckets import Bucket, ByRules, Rules
 from sparsejax.transforms.exchange import ExchangeState
@@ -32,9 +35,6 @@ from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.per_rank import find
 from sparsejax.units import bits
 from sparsejax.wire.collectives import Wire
-
-
-DENSITY = 0.01  # where none is given
 
 
 class LeafProfile(NamedTuple):
@@ -53,9 +53,6 @@ class LeafProfile(NamedTuple):
     skewness: jax.Array
     sum_skewness: jax.Array
     ranks: jax.Array
-
-
-Density = float | Mapping[str, float] | Sequence[Mapping[str, LeafProfile]]
 
 
 def profile(
@@ -154,6 +151,15 @@ def profile_from_state(
 
 def load_of(profiles, path, units, shape, dtype, ranks) -> Load:
     """The load of one leaf, its densities the largest of all profiles."""
+    for profile in profiles:
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves(profile.get(path))):
+            raise PlanError(
+                f"the profile of {path!r} has no numbers yet: it was kept while a function "
+                "was traced, and sparsejax.profile must be what that returns. seen.append("
+                "profiled(params, batch)), where profiled = jax.jit(jax.shard_map(lambda "
+                "params, batch: sparsejax.profile(jax.grad(loss_fn)(sparsejax.local(params"
+                "), batch)), mesh=mesh, in_specs=(P(), P('data')), out_specs=P()))."
+            )
     try:
         of_leaf = [jax.tree.map(np.asarray, profile[path]) for profile in profiles]
     except KeyError:
@@ -176,84 +182,4 @@ def load_of(profiles, path, units, shape, dtype, ranks) -> Load:
         tuple(min(float(count), units) for count in counts),
         max(float(profile.skewness) for profile in of_leaf),
         max(float(profile.sum_skewness) for profile in of_leaf),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Densities:
-    """The densities that leaves are assumed to have.
-
-    Attributes:
-        ranks: How many ranks there are.
-        by_pattern: Densities by regular expressions; the last one matches all.
-        profiles: Measured densities, a step each.
-        origin: Where the densities come from, in words.
-    """
-
-    ranks: int
-    by_pattern: tuple[tuple[str, float], ...]
-    profiles: tuple[Mapping[str, LeafProfile], ...]
-    origin: str
-
-    def check(self, paths: Sequence[str]) -> None:
-        """Raises where a pattern matches no leaf."""
-        for pattern, _ in self.by_pattern:
-            if pattern and not any(re.search(pattern, path) for path in paths):
-                raise RuleError(
-                    f"the density of {pattern!r} matches no leaf. The leaves are: "
-                    + ", ".join(repr(path) for path in paths)
-                    + "."
-                )
-
-    def load(self, path: str, units: int, shape: tuple[int, ...], dtype: Any) -> Load:
-        """The load of one leaf."""
-        if any(path in profile for profile in self.profiles):
-            return load_of(self.profiles, path, units, shape, dtype, self.ranks)
-        share = next(share for p, share in self.by_pattern if re.search(p, path))
-        counts = independent(self.ranks, units, share)
-        width = math.prod(shape)
-        return Load(self.ranks, units, width, str(jnp.dtype(dtype)), counts)
-
-
-def densities(density: Density | None, ranks: int) -> Densities:
-    """Reads the `density` argument of `explain`."""
-    profiles: tuple[Mapping[str, LeafProfile], ...] = ()
-    by_pattern: dict[str, Any] = {"": DENSITY}
-    if density is None:
-        origin = f"density taken to be {DENSITY:.0%}, sets independent and even"
-    elif isinstance(density, Mapping):
-        for pattern, share in density.items():
-            _check_pattern(pattern, share)
-        # The empty pattern matches all, so it comes last.
-        by_pattern = {k: v for k, v in density.items() if k}
-        by_pattern[""] = density.get("", DENSITY)
-        origin = f"densities given, else {by_pattern['']:.3g}; sets independent and even"
-    elif errors.is_number(density) or getattr(density, "ndim", None) == 0:
-        by_pattern = {"": float(density)}  # type: ignore[arg-type]
-        errors.check_between("density", by_pattern[""], 0, 1)
-        origin = f"density given as {by_pattern['']:.3g}, sets independent and even"
-    elif isinstance(density, Sequence) and density and _are_profiles(density):
-        profiles = tuple(density)
-        origin = f"densities measured in {len(density)} steps"
-    else:
-        raise ArgumentError(
-            "density must be a number, numbers by pattern, or a list of results of "
-            f"sparsejax.profile, got {density!r}."
-        )
-    pairs = tuple((pattern, float(share)) for pattern, share in by_pattern.items())
-    return Densities(ranks, pairs, profiles, origin)
-
-
-def _check_pattern(pattern, share):
-    errors.check_between(f"density of {pattern!r}" if pattern else "density", share, 0, 1)
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise RuleError(f"{pattern!r} is not a regular expression: {error}.") from None
-
-
-def _are_profiles(density):
-    return all(
-        isinstance(step, Mapping) and all(isinstance(x, LeafProfile) for x in step.values())
-        for step in density
     )

@@ -37,7 +37,7 @@ def measure_teams(
     of several processes all of them call it.
 
     Example:
-        >>> times = sparsejax.measure_teams(params, 0.01, mesh)
+        >>> times = sparsejax.advise.measure_teams(params, 0.01, mesh)
         >>> tx = sparsejax.spardl_sync(0.01, teams=min(times, key=times.get))
 
     Args:
@@ -60,7 +60,7 @@ def measure_teams(
     ):
         if name in options:
             raise ArgumentError(f"{name} {why}: leave it out.")
-    axis_name = specs.data_axis(mesh, axis_name, "sparsejax.measure_teams")
+    axis_name = specs.data_axis(mesh, axis_name, "sparsejax.advise.measure_teams")
     ranks = specs.ranks_of(mesh, axis_name)
     swaps = options.get("between") == "swaps"
     divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]

@@ -141,11 +141,12 @@ def worthwhile(
     """Says which leaves are worth compressing, for `compress=` of a sparsifier.
 
     Example:
-        dragonn = sparsejax.sparsifiers.Dragonn(0.001)
-        network = sparsejax.Network(gbit_per_s=25, latency_us=20)
-        pays = sparsejax.worthwhile(ranks=16, network=network, sparsifier=dragonn)
-        tx = optax.chain(
-            sparsejax.sparsify(dragonn, compress=pays), sparsejax.zen_sync(), ...)
+        >>> dragonn = sparsejax.sparsifiers.Dragonn(0.001)
+        >>> network = sparsejax.Network(gbit_per_s=25, latency_us=20)
+        >>> pays = sparsejax.advise.worthwhile(
+        ...     ranks=16, network=network, sparsifier=dragonn)
+        >>> tx = optax.chain(
+        ...     sparsejax.sparsify(dragonn, compress=pays), sparsejax.zen_sync())
 
     Args:
         ranks: How many ranks there are.

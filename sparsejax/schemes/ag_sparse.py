@@ -148,13 +148,17 @@ class AGSparse(base.Scheme):
 
     def forecast(self, load):
         n, unit_bytes = load.ranks, load.unit_bytes(self.wire_dtype)
-        steps = self._ladder(load.units, unit_bytes, n, load.units)
+        room = load.units if load.room is None else load.room
+        steps = self._ladder(load.units, unit_bytes, n, room)
         rows, waits = gathers.rows_and_waits(self.gather, n)
         sent, turns, capacity = sent_bytes(steps, math.ceil(load.counts[0]), rows)
         dense = load.all_reduce(self.wire_dtype)
         if sent >= dense.bytes:
-            return dense
-        return Forecast(sent, 0.0, agreeing(n) + turns * waits, capacity)
+            return dense._replace(rounds=1)
+        # How XLA's own collective goes is one round, whatever it does.
+        rounds = turns * (1 if self.gather == "auto" else waits)
+        latencies = agreeing(n) + turns * waits
+        return Forecast(sent, 0.0, latencies, capacity, rounds=rounds)
 
     def _steps(self, x, wire):
         size = unit_bytes(x, wire.travelling(x.dtype))

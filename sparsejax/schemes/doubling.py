@@ -84,7 +84,7 @@ def forecast(load: Load, code, ratio, wire_dtype, by_bound: bool) -> Forecast:
     # Hierarchical Centralization agrees before the first hop; see the module.
     alone = len(sums) == 1 or (wire_dtype is None and narrow != sum_dtype)
     waits = 0 if alone else agreeing(n)
-    total, capacity, full = 0.0, 0, False
+    total, capacity, rounds, full = 0.0, 0, 0, False
     dense = load.all_reduce(wire_dtype)
     for k, ranks in enumerate(sums):
         last = folded and k == hop_count
@@ -100,8 +100,8 @@ def forecast(load: Load, code, ratio, wire_dtype, by_bound: bool) -> Forecast:
             sent, turns, room = as_array, 1, 0
         full = by_bound and (full or 2 * (unit_bytes + 4) * need >= as_array)
         total, waits = total + sent, waits + turns + agreeing(n)
-        capacity = max(capacity, room)
-    return Forecast(total, 0.0, waits, capacity)
+        capacity, rounds = max(capacity, room), rounds + turns
+    return Forecast(total, 0.0, waits, capacity, rounds=rounds)
 
 
 class Known(NamedTuple):

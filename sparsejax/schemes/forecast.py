@@ -46,6 +46,9 @@ class Forecast(NamedTuple):
             included: the latencies.
         capacity: Entries in the longest message, or 0 where all goes densely.
         dense: Whether all goes densely.
+        rounds: How many collectives with entries, or with the dense array, follow one
+            another: what `sparsejax.metrics` counts. A round of an all-to-all or a gather
+            is `ranks - 1` messages.
     """
 
     push: float
@@ -53,6 +56,7 @@ class Forecast(NamedTuple):
     messages: int
     capacity: int = 0
     dense: bool = False
+    rounds: int = 0
 
     @property
     def bytes(self) -> float:
@@ -79,7 +83,9 @@ class Load:
         skewness: The fullest of as many equal ranges as ranks over the mean range (Zen,
             definition 5), of one rank.
         sum_skewness: The same, of the sum.
-        shape: The shape of a unit that is a whole leaf.
+        shape: The shape of each leaf, where leaves are sent whole, and units are elements.
+        room: How many entries one rank's array has room for, where it is given by entries;
+            None where it is dense.
     """
 
     ranks: int
@@ -90,6 +96,7 @@ class Load:
     skewness: float = 1.0
     sum_skewness: float = 1.0
     shape: tuple[int, ...] = ()
+    room: int | None = None
 
     def __post_init__(self):
         if len(self.counts) != len(merged(self.ranks)):
@@ -124,7 +131,8 @@ class Load:
         sent = collectives.all_reduce_cost(
             self.size, jnp.dtype(self.dtype), wire_dtype, self.ranks
         )
-        return Forecast(sent / 2, sent / 2, 2 * agreeing(self.ranks), dense=True)
+        half, waits = sent / 2, 2 * agreeing(self.ranks)
+        return Forecast(half, half, waits, dense=True, rounds=2)
 
     def unit_bytes(self, wire_dtype=None) -> int:
         """Bytes of a unit's value as it travels."""

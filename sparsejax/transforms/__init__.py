@@ -1,1 +1,17 @@
-"""Schemes and sparsifiers as optax transformations."""
+"""The library as optax transformations, one file each.
+
+What most need is at the top, in `sparsejax`. Here are memories for `sync(feedback=)` and
+`sparsify(memory=)`, and the systems with which `ok_topk_sync` and `spardl_sync` are
+compared; `sparsejax.transforms.feedback` has the contract of what leaves something out.
+"""
+
+from sparsejax.transforms.feedback import (
+    MomentumCorrection as MomentumCorrection,
+    Residual as Residual,
+)
+from sparsejax.transforms.systems import (
+    gaussian_k_sync as gaussian_k_sync,
+    gtopk_sync as gtopk_sync,
+    topk_a_sync as topk_a_sync,
+    topk_dsa_sync as topk_dsa_sync,
+)

@@ -25,10 +25,10 @@ from sparsejax.schemes.base import (
     no_traffic,
     sum_of_shared,
 )
-from sparsejax.transforms.buckets import Assignment, check_ids
+from sparsejax.transforms.buckets import Assignment, Bucket, check_ids
 from sparsejax.transforms.feedback import Outcome
-from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.per_rank import OBSERVER, PerRank, check_kind
+from sparsejax.transforms.state import observing, tree
+from sparsejax.transforms.state.per_rank import PerRank, check_kind
 from sparsejax.transforms.state.totals import Totals
 from sparsejax.units.units import Dense
 from sparsejax.wire import Wire
@@ -85,8 +85,8 @@ class Exchange:
         """The schemes' first states, which may need to know the ranks."""
         paths, leaves, _ = tree.flatten(params)
         buckets = self.assignment.buckets(paths, leaves)
-        if (observer := OBSERVER.get()) is not None:
-            observer(self, buckets, leaves)
+        if observing.is_observing():
+            observing.report_exchange(self, paths, leaves, buckets)
             return None
         wire = self._wire_if_known()
         states = {}
@@ -242,7 +242,7 @@ class Exchange:
     def _exchange(self, bucket, leaves, flags, before, wire, likes, dense):
         """The totals and the left out parts of a bucket's leaves, its state and traffic."""
         dtype = likes[bucket.leaves[0]].dtype
-        may_split = not _needs_ranks(bucket)
+        may_split = not needs_ranks(bucket)
         parts = bucket.split(leaves) if may_split else [bucket]
         sent, left, states, traffic = {}, {}, [], []
         for part in parts:
@@ -294,7 +294,7 @@ def _on_rank(bucket, state, wire):
     return wire.assume_same(jax.tree.map(lambda x: x[0], state.value))
 
 
-def _needs_ranks(bucket):
+def needs_ranks(bucket: Bucket) -> bool:
     """Whether the scheme's state depends on the ranks, and so on the number of units."""
     try:
         jax.eval_shape(lambda: bucket.scheme.init(bucket.like(jnp.float32), None))

@@ -36,13 +36,14 @@ import optax
 
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.signatures import described
+from sparsejax.transforms.state import observing, tree
 from sparsejax.transforms.state.per_rank import (
-    OBSERVER,
     OUTLINE,
     PerRank,
     by_rank,
     check_kind,
+    check_like,
     check_ranks,
 )
 from sparsejax.units.dtypes import wide
@@ -206,6 +207,7 @@ class FeedbackState(NamedTuple):
     inner: Any
 
 
+@described
 def feedback(
     lossy: Lossy, memory: Memory | None = Residual()
 ) -> optax.GradientTransformationExtraArgs:
@@ -223,8 +225,8 @@ def feedback(
         )
     if memory is not None and not isinstance(memory, Memory):
         raise errors.ArgumentError(
-            "memory must be sparsejax.Residual(), sparsejax.MomentumCorrection() or None, "
-            f"got {memory!r}."
+            "memory must be Residual() or MomentumCorrection() of sparsejax.transforms, or "
+            f"None, got {memory!r}."
         )
 
     def init(params: Any) -> Any:
@@ -232,7 +234,7 @@ def feedback(
         inner = lossy.init(params)
         residual = momentum = norm = None
         needed = lossy.leaves_out(paths, leaves)
-        if memory is not None and any(needed) and OBSERVER.get() is None:
+        if memory is not None and any(needed) and not observing.is_observing():
             axis_name = axes.resolve_for_state(
                 lossy.axis_name,
                 lossy.name,
@@ -254,6 +256,7 @@ def feedback(
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
         paths, leaves, structure = tree.flatten(updates)
         _check(lossy, memory, lossy.leaves_out(paths, leaves), state, wire)
+        check_like(state.residual, paths, leaves, structure)
         lossy.check(paths, leaves, state.inner, wire)
         if OUTLINE.get():
             return structure.unflatten(lossy.outline(paths, leaves, wire)), state

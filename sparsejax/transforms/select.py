@@ -20,8 +20,8 @@ from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.errors import AlreadySummedError, ArgumentError
 from sparsejax.sparsifiers import base
 from sparsejax.transforms.feedback import Outcome
-from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.per_rank import OBSERVER, PerRank, check_kind
+from sparsejax.transforms.state import observing, tree
+from sparsejax.transforms.state.per_rank import PerRank, check_kind
 from sparsejax.units import bits, magnitudes
 from sparsejax.units.dtypes import wide
 from sparsejax.units.sparse_tensor import Origin, SparseTensor
@@ -89,9 +89,12 @@ class Select:
         paths, leaves, _ = tree.flatten(params)
         for path, leaf in zip(paths, leaves, strict=True):
             tree.check_dtype(path, leaf)
+        if observing.is_observing():
+            observing.report_sparsifier(self, paths, leaves)
+            return SelectState(jnp.int32(0), None)
         names = tree.distinct(paths)
         states = self._first_states(names, paths, leaves)
-        if not jax.tree.leaves(states) or OBSERVER.get() is not None:
+        if not jax.tree.leaves(states):
             return SelectState(jnp.int32(0), None)
         why = "a sparsifier keeps on each rank what was not sent"
         wire = Wire(axes.resolve_for_state(self.axis_name, self.name, why))

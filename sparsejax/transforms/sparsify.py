@@ -21,7 +21,8 @@ from sparsejax.transforms import wrappers
 from sparsejax.transforms.buckets import SPARSE_FROM
 from sparsejax.transforms.feedback import Memory, MomentumCorrection, Residual, feedback
 from sparsejax.transforms.select import Select
-from sparsejax.transforms.signatures import hands_on
+from sparsejax.transforms.signatures import described, hands_on
+from sparsejax.transforms.state.tree import Transformation
 
 
 _PLAIN = Residual()
@@ -41,7 +42,7 @@ class Options(TypedDict, total=False):
     seed: int
 
 
-class Sparsification(optax.GradientTransformationExtraArgs):
+class Sparsification(Transformation):
     """The transformation, which `sync(scheme, sparsifier=...)` may lay over its axis."""
 
     _select: Select
@@ -66,6 +67,7 @@ class Sparsification(optax.GradientTransformationExtraArgs):
         return self._select.sparsifies(path, leaf)
 
 
+@described
 def sparsify(
     sparsifier: base.Sparsifier,
     *,
@@ -96,7 +98,7 @@ def sparsify(
         global_: Whether all leaves share one threshold, instead of one each.
         min_size: Smaller leaves go whole.
         compress: From a leaf's path and the leaf to whether it is sparsified; leaves below
-            `min_size` never are. See `sparsejax.worthwhile`.
+            `min_size` never are. See `sparsejax.advise.worthwhile`.
         model_axis: The mesh axis over which tensors are sharded: their threshold is then
             found from all shards together. Leaves replicated over it may be among them.
             See `param_specs` of `sparsejax.init`.
@@ -113,8 +115,8 @@ def sparsify(
         )
     if memory is not None and not isinstance(memory, Memory):
         raise ArgumentError(
-            "memory must be sparsejax.Residual(), sparsejax.MomentumCorrection() or None, "
-            f"got {memory!r}."
+            "memory must be Residual() or MomentumCorrection() of sparsejax.transforms, or "
+            f"None, got {memory!r}."
         )
     if global_ and not isinstance(sparsifier, base.ByMagnitude):
         raise ArgumentError(
@@ -146,12 +148,14 @@ def sparsify(
     return Sparsification.of(select, assemble)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """The largest elements, exactly; options are those of `sparsejax.sparsify`."""
     return sparsify(sparsifiers.TopK(density), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def random_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """Random elements, the same on all ranks, so that no indices travel.
@@ -162,6 +166,7 @@ def random_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsi
     return sparsify(sparsifiers.RandomK(density), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def threshold(
     value: float, density: base.Density = 0.01, **options: Unpack[Options]
@@ -173,6 +178,7 @@ def threshold(
     return sparsify(sparsifiers.Threshold(density, value), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def dgc(
     density: base.Density = 0.001,
@@ -190,6 +196,10 @@ def dgc(
     frequent words, that is training without momentum. Warm-up is a density,
     `sparsifiers.Warmup(0.001, steps)`; clipping is `clip_norm`. Other options are those of
     `sparsejax.sparsify`.
+
+    What waits comes later all at once, and acts as a momentum of its own: with the learning
+    rate and the momentum of dense training the steps may be too large, and diverge. Lower
+    the rate, move the momentum here, or start densely (`Warmup`, `sparsejax.warm_up`).
     """
     if momentum is not None:
         if options.get("memory", _PLAIN) is not _PLAIN:
@@ -198,6 +208,7 @@ def dgc(
     return sparsify(sparsifiers.DGC(density), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def ms_top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """MSTopK: as many as wanted, nearly the largest, by halving a threshold.
@@ -207,6 +218,7 @@ def ms_top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsi
     return sparsify(sparsifiers.MSTopK(density), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def gaussian_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """A threshold from the spread of the elements, corrected.
@@ -216,6 +228,7 @@ def gaussian_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Spar
     return sparsify(sparsifiers.GaussianK(density), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def reuse_threshold(
     density: base.Density = 0.01, every: int = 32, **options: Unpack[Options]
@@ -227,6 +240,7 @@ def reuse_threshold(
     return sparsify(sparsifiers.ReuseThreshold(density, every), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def dragonn(
     density: base.Density = 0.001,
@@ -237,8 +251,8 @@ def dragonn(
 ) -> Sparsification:
     """DRAGONN: large elements go if they find a slot in a hash memory.
 
-    `compress=sparsejax.worthwhile(...)` is its choice of tensors. Options are those of
-    `sparsejax.sparsify`.
+    `compress=sparsejax.advise.worthwhile(...)` is its choice of tensors. Options are those
+    of `sparsejax.sparsify`.
 
     References:
         Wang et al., DRAGONN: Distributed Randomized Approximate Gradients of Neural
@@ -247,6 +261,7 @@ def dragonn(
     return sparsify(sparsifiers.Dragonn(density, slots, tables), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def sign(**options: Unpack[Options]) -> Sparsification:
     """The sign of every element and one scale, for comparison.
@@ -256,6 +271,7 @@ def sign(**options: Unpack[Options]) -> Sparsification:
     return sparsify(sparsifiers.Sign(), **options)
 
 
+@described
 @hands_on(Options, to=sparsify)
 def qsgd(levels: int = 16, **options: Unpack[Options]) -> Sparsification:
     """Every element as one of a few levels, rounded at random, for comparison.

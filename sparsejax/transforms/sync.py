@@ -18,7 +18,7 @@ import jax
 import optax
 
 from sparsejax import errors, schemes
-from sparsejax.axes import AxisName
+from sparsejax.axes import AxisName, check_axis_name
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.transforms import buckets
@@ -30,14 +30,15 @@ from sparsejax.transforms.feedback import (
     Residual,
     feedback as with_feedback,
 )
+from sparsejax.transforms.signatures import described
 from sparsejax.transforms.sparsify import Sparsification
-from sparsejax.transforms.state import tree
 from sparsejax.transforms.wrappers import accumulate, check_reduce, warm_up
 
 
 _RESIDUAL = Residual()
 
 
+@described
 def sync(
     scheme: Scheme | Assignment,
     axis_name: AxisName | None = None,
@@ -95,6 +96,10 @@ def sync(
         An `optax.GradientTransformationExtraArgs`.
     """
     assignment = _assignment(scheme, rules, wire_dtype, sparsifier)
+    hint = ""
+    if isinstance(axis_name, Scheme | Assignment):
+        hint = "A scheme or a plan is the first argument of sparsejax.sync(scheme)."
+    check_axis_name(axis_name, "sparsejax.sync", hint)
     check_reduce(reduce)
     for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
         errors.check_whole(name, value, least)
@@ -106,8 +111,8 @@ def sync(
         assignment = assignment.map(_by_level)
     if not isinstance(feedback, Memory):
         raise ArgumentError(
-            "feedback must be sparsejax.Residual() or sparsejax.MomentumCorrection(), got "
-            f"{feedback!r}."
+            "feedback must be Residual() or MomentumCorrection() of sparsejax.transforms, "
+            f"got {feedback!r}."
         )
     _check_masking(assignment, feedback)
     exchange = Exchange(assignment, axis_name, reduce == "mean", levels)
@@ -121,6 +126,7 @@ def sync(
     return optax.with_extra_args_support(tx)
 
 
+@described
 def zen_sync(
     axis_name: AxisName | None = None,
     *,
@@ -134,7 +140,17 @@ def zen_sync(
     """Averages gradients with Zen: exact, and sends only what is not zero.
 
     The result is that of `jax.lax.pmean`, for any gradient; where zeros are too few to
-    matter it becomes an all-reduce. Arguments are those of `sparsejax.sync`.
+    matter it becomes an all-reduce. A sparsifier stands before it in a chain, as
+    `sparsejax.dgc(0.01)`.
+
+    Args:
+        axis_name: As in `sparsejax.sync`, like all that follow: the mesh axis.
+        reduce: "mean" or "sum".
+        rules: What becomes of which leaves.
+        every: Synchronize at every k-th call.
+        warmup_steps: For so many first calls, add up densely.
+        wire_dtype: bfloat16 or float16 to narrow values while they travel.
+        two_level: Whether a pair of axes is two levels.
 
     Example:
         >>> import optax, sparsejax
@@ -156,6 +172,7 @@ def zen_sync(
     )
 
 
+@described
 def dense_sync(
     axis_name: AxisName | None = None,
     *,
@@ -168,7 +185,14 @@ def dense_sync(
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients with a dense all-reduce: the yardstick.
 
-    Arguments are those of `sparsejax.sync`.
+    Args:
+        axis_name: As in `sparsejax.sync`, like all that follow: the mesh axis.
+        reduce: "mean" or "sum".
+        rules: What becomes of which leaves.
+        every: Synchronize at every k-th call.
+        warmup_steps: Changes nothing, for all calls add up densely.
+        wire_dtype: bfloat16 or float16 to narrow values while they travel.
+        two_level: Whether a pair of axes is two levels.
     """
     return sync(
         schemes.AllReduce(),
@@ -201,10 +225,7 @@ def _assignment(scheme, rules, wire_dtype, sparsifier):
         buckets.check_rules(rules)
         elements = None if sparsifier is None else sparsifier.sparsifies
         assignment = ByRules(scheme, rules, elements)
-    if wire_dtype is not None and not tree.is_floating(wire_dtype):
-        raise ArgumentError(
-            f"wire_dtype must be a floating dtype such as jnp.bfloat16, got {wire_dtype!r}."
-        )
+    errors.check_dtype("wire_dtype", wire_dtype)
     for one in assignment.schemes() if sparsifier is not None else ():
         if isinstance(one, LossyScheme):
             raise ArgumentError(
@@ -223,19 +244,35 @@ def _check_masking(assignment, memory):
         if isinstance(scheme, LossyScheme) and not scheme.selects:
             raise ArgumentError(
                 f"{type(scheme).__name__} sends a part of every entry, so masking would "
-                "clear all momentum: use "
-                f"sparsejax.MomentumCorrection({memory.momentum}, masking=False), or give "
-                "the optimizer behind the momentum."
+                "clear all momentum: use sparsejax.transforms.MomentumCorrection("
+                f"{memory.momentum}, masking=False), or give the optimizer behind the "
+                "momentum."
             )
 
 
 def check_scheme(scheme: Any) -> None:
     """Raises unless it is a scheme."""
-    if not isinstance(scheme, Scheme):
-        raise ArgumentError(
-            "scheme must be a sparsejax scheme such as sparsejax.schemes.Zen(), got "
-            f"{scheme!r}."
-        )
+    if isinstance(scheme, Scheme):
+        return
+    hint = ""
+    if isinstance(scheme, Sparsification):
+        given, hint = repr(scheme), "A sparsifier is sync(scheme, sparsifier=...)."
+    elif isinstance(scheme, type) and issubclass(scheme, Scheme):
+        given = f"the class {scheme.__name__}"
+        hint = f"Make one: sparsejax.schemes.{scheme.__name__}()."
+    elif isinstance(scheme, str) and scheme.endswith(".json"):
+        given, hint = repr(scheme), f"A plan is read with sparsejax.Plan.load({scheme!r})."
+    else:
+        given = repr(scheme)
+        if isinstance(scheme, str):
+            name = {"dense": "AllReduce"}.get(scheme, scheme).lower()
+            named = [kind for kind in vars(schemes) if kind.lower() == name]
+            classes = [k for k in named if isinstance(getattr(schemes, k), type)]
+            hint = "".join(f"That is sparsejax.schemes.{k}()." for k in classes)
+    raise ArgumentError(
+        "scheme must be a sparsejax scheme such as sparsejax.schemes.Zen(), got "
+        f"{given}. {hint}".rstrip()
+    )
 
 
 def _by_level(scheme):

@@ -32,10 +32,12 @@ from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.spar_dl import NETWORK
 from sparsejax.transforms.buckets import ByRules, Rules
 from sparsejax.transforms.feedback import MomentumCorrection, Residual
+from sparsejax.transforms.signatures import described
 from sparsejax.transforms.sparsify import sparsify
 from sparsejax.transforms.sync import sync
 
 
+@described
 def ok_topk_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -51,6 +53,10 @@ def ok_topk_sync(
     warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with Ok-Topk; see `schemes.OkTopk`.
+
+    What waits comes later all at once, and acts as a momentum of its own: with the learning
+    rate and the momentum of dense training the steps may be too large, and diverge. Lower
+    the rate, move the momentum here (`momentum`), or start densely (`warmup_steps`).
 
     Args:
         density: The share of elements that are sent; smaller sends less.
@@ -90,6 +96,7 @@ def ok_topk_sync(
     )
 
 
+@described
 def spardl_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -105,6 +112,10 @@ def spardl_sync(
     warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with SparDL; see `schemes.SparDL`.
+
+    What waits comes later all at once, and acts as a momentum of its own: with the learning
+    rate and the momentum of dense training the steps may be too large, and diverge. Lower
+    the rate, move the momentum here (`momentum`), or start densely (`warmup_steps`).
 
     Args:
         density: The share of elements that are sent; smaller sends less.
@@ -139,6 +150,7 @@ def spardl_sync(
     )
 
 
+@described
 def gtopk_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -169,6 +181,7 @@ def gtopk_sync(
     )
 
 
+@described
 def power_sgd_sync(
     rank: int = 4,
     axis_name: AxisName | None = None,
@@ -208,6 +221,7 @@ def power_sgd_sync(
     )
 
 
+@described
 def topk_a_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -229,6 +243,7 @@ def topk_a_sync(
     )
 
 
+@described
 def topk_dsa_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -252,6 +267,7 @@ def topk_dsa_sync(
     )
 
 
+@described
 def gaussian_k_sync(
     density: float,
     axis_name: AxisName | None = None,

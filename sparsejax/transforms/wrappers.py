@@ -22,14 +22,14 @@ import optax
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.transforms import select
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.signatures import described
+from sparsejax.transforms.state import observing, tree
 from sparsejax.transforms.state.per_rank import (
-    OBSERVER,
     PerRank,
     by_rank,
     check_kind,
+    check_like,
     check_ranks,
-    observed,
 )
 from sparsejax.units.dtypes import wide
 from sparsejax.wire import Wire
@@ -74,6 +74,7 @@ class SkipState(NamedTuple):
     inner: Any
 
 
+@described
 def accumulate(
     tx: optax.GradientTransformation,
     every: int,
@@ -100,8 +101,9 @@ def accumulate(
     name = "sparsejax.accumulate"
 
     def init(params):
-        if OBSERVER.get() is not None:
-            return AccumulateState(jnp.int32(0), None, tx.init(params))
+        if observing.is_observing():
+            with observing.inside(observing.Wrapper(every=every)):
+                return AccumulateState(jnp.int32(0), None, tx.init(params))
         _require_exchange(tx, params, name)
         why = f"{name} (every={every}) adds up gradients on each rank"
         axis = axes.resolve_for_state(axis_name, name, why)
@@ -115,6 +117,7 @@ def accumulate(
             tree.check_dtype(path, leaf)
             axes.require_local(path, getattr(leaf, "values", leaf), wire.axis)
         check_ranks(state.pending, wire.ranks)
+        check_like(state.pending, paths, leaves, structure)
         extra.pop("ids", None)
         scale = every if reduce == "mean" else 1
         dtypes = [leaf.dtype for leaf in leaves]
@@ -148,6 +151,7 @@ def accumulate(
     return tree.transformation(init, update)
 
 
+@described
 def warm_up(
     tx: optax.GradientTransformation, steps: int
 ) -> optax.GradientTransformationExtraArgs:
@@ -165,9 +169,10 @@ def warm_up(
     name = "sparsejax.warm_up"
 
     def init(params):
-        if OBSERVER.get() is None:
+        if not observing.is_observing():
             _require_exchange(tx, params, name)
-        return WarmUpState(jnp.int32(0), tx.init(params))
+        with observing.inside(observing.Wrapper(dense_steps=steps)):
+            return WarmUpState(jnp.int32(0), tx.init(params))
 
     def update(updates, state, params=None, **extra):
         check_kind(state, WarmUpState, name)
@@ -182,6 +187,7 @@ def warm_up(
     return tree.transformation(init, update)
 
 
+@described
 def skip_nonfinite(
     tx: optax.GradientTransformation, axis_name: AxisName | None = None
 ) -> optax.GradientTransformationExtraArgs:
@@ -223,6 +229,7 @@ def skip_nonfinite(
     return tree.transformation(init, update)
 
 
+@described
 def clip_by_rank(
     norm: float,
     axis_name: AxisName | None = None,
@@ -246,8 +253,8 @@ def clip_by_rank(
         del params
         return optax.EmptyState()
 
-    def update(updates, state, params=None):
-        del params
+    def update(updates, state, params=None, **extra):
+        del params, extra
         wire = Wire.over(axis_name, f"update of {name}")
         paths, leaves, structure = tree.flatten(updates)
         select.check_model_axis(model_axis, wire)
@@ -291,7 +298,7 @@ def _checked(tx, what):
 
 def _require_exchange(tx, params, what):
     """Raises where nothing inside synchronizes."""
-    if not observed(tx, params):
+    if not observing.observed(tx, params).exchanges:
         raise errors.ArgumentError(
             f"{what} wraps nothing that synchronizes: put the whole chain in it, "
             "optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))."

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import linen as nn
 
 import sparsejax
 from sparsejax import __main__ as command, errors, schemes
+from tests import helpers
 
 
 PARAMS = {
@@ -19,64 +21,304 @@ PARAMS = {
 NETWORK = {"ranks": 16, "gbit_per_s": 25, "latency_us": 20}
 
 
-def explained(tx=None, **options):
+def explained(tx=None, params=None, **options):
     tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)) if tx is None else tx
-    found = sparsejax.explain(tx, PARAMS, **{**NETWORK, **options})
-    return found, {leaf.path: leaf for leaf in found.leaves}
+    found = sparsejax.explain(tx, params or PARAMS, **{**NETWORK, **options})
+    return found, {path: row for row in found.rows for path in row.paths}
 
 
-def test_every_leaf_is_explained_in_the_order_of_the_tree():
+def test_every_row_is_explained_in_the_order_of_the_tree():
     found, _ = explained()
-    assert [leaf.path for leaf in found.leaves] == ["bias", "embedding", "kernel"]
+    assert [row.name for row in found.rows] == ["bias", "embedding", "kernel"]
+    assert found.row("kernel") == found.rows[2]
+    with pytest.raises(errors.ArgumentError, match="no leaf 'kernal'"):
+        found.row("kernal")
 
 
 def test_units_schemes_and_bytes_are_those_of_the_optimizer():
-    _, leaves = explained(density={"embedding": 0.01, "kernel": 1.0})
-    assert (leaves["embedding"].unit, leaves["embedding"].scheme) == ("row", "Zen")
-    assert leaves["bias"].scheme == "dense"
-    assert leaves["embedding"].dense_bytes == 2 * 15 / 16 * 4 * 50_000 * 64
-    assert leaves["embedding"].sent_bytes < 0.2 * leaves["embedding"].dense_bytes
-    assert leaves["embedding"].verdict == ""
-    assert leaves["kernel"].verdict == "dense is better here"
-    assert leaves["embedding"].capacity > 0
-    assert leaves["kernel"].capacity == 0
-    assert leaves["embedding"].density == pytest.approx(0.01)
-    assert leaves["embedding"].density_after == pytest.approx(1 - 0.99**16)
+    _, rows = explained(density={"embedding": 0.01, "kernel": 1.0})
+    assert (rows["embedding"].unit, rows["embedding"].scheme) == ("row", "Zen")
+    assert rows["embedding"].taken == ("BalancedParallelism",)
+    assert rows["bias"].scheme == "AllReduce"
+    assert rows["embedding"].dense_bytes == 2 * 15 / 16 * 4 * 50_000 * 64
+    assert rows["embedding"].sent_bytes < 0.2 * rows["embedding"].dense_bytes
+    assert rows["embedding"].verdict == ""
+    assert rows["kernel"].verdict == "dense is better here"
+    assert rows["embedding"].capacity > 0
+    assert rows["kernel"].capacity == 0
+    assert rows["embedding"].density == pytest.approx(0.01)
+    assert rows["embedding"].density_after == pytest.approx(1 - 0.99**16)
+
+
+def test_leaves_that_are_joined_are_one_row_with_one_latency():
+    many = {f"l{i:03d}": jax.ShapeDtypeStruct((128,), jnp.float32) for i in range(200)}
+    one = {"l": jax.ShapeDtypeStruct((200 * 128,), jnp.float32)}
+    (joined,), (alone,) = (explained(params=params)[0].rows for params in (many, one))
+    assert len(joined.paths) == 200
+    assert joined.name == "l000 and 199 more"
+    assert joined.milliseconds == alone.milliseconds
+    assert joined.sent_bytes == alone.sent_bytes
+    assert joined.latencies == 8
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        lambda d: optax.chain(sparsejax.dgc(d), sparsejax.zen_sync()),
+        lambda d: sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(d)),
+        lambda d: optax.masked(
+            optax.chain(sparsejax.dgc(d), sparsejax.zen_sync()),
+            {"kernel": True, "bias": False},
+        ),
+    ],
+)
+def test_a_sparsifier_says_how_sparse_it_is(tx):
+    params = {name: PARAMS[name] for name in ("kernel", "bias")}
+    of = {d: explained(tx(d), params)[1]["kernel"] for d in (0.001, 0.05)}
+    for density, row in of.items():
+        assert row.density == pytest.approx(density, rel=0.01)
+        assert (row.sparsifier, row.sources) == ("DGC", ("selected",))
+    assert of[0.001].sent_bytes < 0.1 * of[0.05].sent_bytes
+    # What a gradient has is all that can be selected; dense ones are no denser for it.
+    _, rows = explained(tx(0.01), params, density=1.0, gbit_per_s=1)
+    assert rows["kernel"].density == pytest.approx(0.01, rel=0.01)
+    assert rows["kernel"].verdict == ""
+    sparse = explained(tx(0.01), params, density=0.002)[1]["kernel"]
+    assert sparse.density == pytest.approx(0.002)
+
+
+def test_what_a_sparsifier_lets_through_is_dense():
+    options = {"compress": lambda path, leaf: path == "embedding"}
+    tx = optax.chain(sparsejax.dgc(0.01, **options), sparsejax.zen_sync())
+    _, rows = explained(tx, density={"embedding": 0.5})
+    assert rows["embedding"].sparsifier == "DGC"
+    # Of a table it selects elements, and the exchange takes them as they are.
+    assert rows["embedding"].unit == "element"
+    assert (rows["kernel"].sparsifier, rows["kernel"].density) == ("", 1.0)
+
+
+def test_a_schedule_is_taken_at_its_end_and_warm_up_is_told():
+    warm = sparsejax.sparsifiers.Warmup(0.001, 100, start=0.25)
+    tx = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(warm), warmup_steps=10)
+    found, rows = explained(tx)
+    assert rows["kernel"].density == pytest.approx(0.001, rel=0.01)
+    text = str(found)
+    assert "up to 25.000%" in text
+    assert "first 10 exchanges" in text
+    falling = sparsejax.sparsifiers.Schedule(optax.linear_schedule(0.1, 0.01, 5), 0.1)
+    tx = optax.chain(sparsejax.dgc(falling), sparsejax.zen_sync())
+    found, rows = explained(tx)
+    assert rows["kernel"].density == pytest.approx(0.1, rel=0.01)
+    assert "largest density of its schedule, 10.000%" in str(found)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        lambda every: sparsejax.zen_sync(every=every),
+        lambda every: sparsejax.accumulate(
+            optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), every
+        ),
+    ],
+)
+def test_a_step_costs_its_share_of_an_exchange(tx):
+    (alone, one), (found, rows) = (explained(tx(k), density=0.01) for k in (1, 4))
+    row = rows["embedding"]
+    assert (one["embedding"].every, row.every) == (1, 4)
+    # Four steps that are drawn alone have nearly four times as many rows.
+    assert row.density == pytest.approx(1 - 0.99**4)
+    assert one["embedding"].sent_bytes < row.sent_bytes < 4 * one["embedding"].sent_bytes
+    assert found.step_bytes == pytest.approx(sum(r.sent_bytes for r in found.rows) / 4)
+    assert found.step_bytes < alone.step_bytes
+    assert found.step_milliseconds < alone.step_milliseconds
+    assert "every 4 steps" in str(found)
+
+
+def test_what_is_selected_and_then_accumulated_is_dense_and_fuller():
+    tx = optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync(every=4))
+    inside = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.top_k(0.01), every=4)
+    (_, after), (_, before) = explained(tx), explained(inside)
+    assert after["kernel"].density == pytest.approx(1 - 0.99**4, rel=0.01)
+    assert before["kernel"].density == pytest.approx(0.01, rel=0.01)
+
+
+def test_nothing_is_sparse_unless_something_makes_it_so():
+    found, rows = explained()
+    assert (rows["kernel"].density, rows["kernel"].sources) == (1.0, ("dense",))
+    assert (rows["embedding"].density, rows["embedding"].sources) == (0.01, ("assumed",))
+    assert "1% of the rows of embedding" in str(found)
+    assert "makes it sparse: kernel." in str(found)
+    shapes = {"wide/embedding": (300, 400), "table": (5000, 20), "tall": (5000, 20)}
+    params = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()}
+    found, rows = explained(params=params, density={"nothing|tall": 0.3})
+    assert rows["wide/embedding"].density == 1.0
+    # Two that go together: their mean, and where each is from.
+    assert rows["table"] == rows["tall"]
+    assert rows["tall"].paths == ("table", "tall")
+    assert rows["tall"].sources == ("assumed", "given")
+    assert rows["tall"].density == pytest.approx(0.155)
+    assert "1% of the rows of table," in str(found)
+
+
+def test_a_profile_may_be_given_alone():
+    counts = jnp.array([500.0, 900.0, 1600.0])
+    profile = sparsejax.advise.profile.LeafProfile(counts, 1.0, 1.0, 4)
+    for density in ({"embedding": profile}, [{"embedding": profile}]):
+        _, rows = explained(ranks=4, density=density)
+        assert rows["embedding"].density == pytest.approx(0.01)
+        assert rows["embedding"].density_after == pytest.approx(0.032)
+        assert rows["embedding"].sources == ("measured",)
+        assert rows["kernel"].sources == ("dense",)
+    # Of a table that a sparsifier takes apart the profile still counted rows.
+    tx = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(0.1))
+    table = {"embedding": PARAMS["embedding"]}
+    _, rows = explained(tx, table, ranks=4, density={"embedding": profile})
+    assert rows["embedding"].unit == "element"
+    assert rows["embedding"].density == pytest.approx(0.01)
 
 
 def test_every_scheme_has_a_time_and_the_chosen_one_is_that_which_runs():
-    _, leaves = explained()
-    times = leaves["embedding"].milliseconds
+    _, rows = explained()
+    times = rows["embedding"].milliseconds
     assert set(times) == {
         "chosen",
-        "all-reduce",
-        "AGsparse",
+        "AllReduce",
+        "AGSparse",
+        "BalancedParallelism",
+        "HierarchicalCentralization",
         "SparCML",
         "OmniReduce",
         "SparsePS",
-        "balanced",
-        "hierarchical",
     }
     # Of sixteen ranks Zen never takes the hierarchical way, and of two always.
-    assert times["chosen"] == times["balanced"] != times["hierarchical"]
+    balanced, hierarchical = "BalancedParallelism", "HierarchicalCentralization"
+    assert times["chosen"] == times[balanced] != times[hierarchical]
     of_two = explained(ranks=2)[1]["embedding"].milliseconds
     # In sizes closer together than the scheme has by itself.
-    assert of_two["chosen"] < of_two["hierarchical"] < of_two["balanced"]
+    assert of_two["chosen"] < of_two[hierarchical] < of_two[balanced]
     # 20 us for each of 8 messages, and the bytes at 3.125 GB/s.
-    dense = 8 * 0.02 + leaves["embedding"].dense_bytes / 3.125e6
-    assert times["all-reduce"] == pytest.approx(dense)
+    dense = 8 * 0.02 + rows["embedding"].dense_bytes / 3.125e6
+    assert times["AllReduce"] == pytest.approx(dense)
+
+
+@pytest.mark.parametrize("density", [0.0001, 0.01, 0.3])
+@pytest.mark.parametrize(
+    "tx",
+    [
+        sparsejax.zen_sync,
+        sparsejax.dense_sync,
+        lambda: sparsejax.sync(schemes.SparCML()),
+        lambda: sparsejax.sync(schemes.Zen("bytes"), sparsifier=sparsejax.dgc(0.01)),
+    ],
+)
+def test_what_is_chosen_is_the_least_of_its_row_or_a_reason_is_given(tx, density):
+    found, _ = explained(tx(), ranks=8, density=density)
+    for row in found.rows:
+        times = {name: t for name, t in row.milliseconds.items() if t is not None}
+        least = min(times, key=lambda name: times[name])
+        assert (times["chosen"] > times[least]) == bool(row.reason)
+        if row.reason:
+            assert least in row.reason
+            assert row.reason in str(found)
+
+
+def test_rounds_are_priced_and_what_room_would_save_is_told():
+    params = {"embedding": jax.ShapeDtypeStruct((500_000, 512), jnp.float32)}
+    found, rows = explained(params=params)
+    row = rows["embedding"]
+    assert row.rounds > 20
+    bandwidth = 25e9 / 8
+    expected = 1e3 * (row.latencies * 20e-6 + row.sent_bytes / bandwidth)
+    assert row.milliseconds["chosen"] == pytest.approx(expected)
+    # Each round is a message to each of the fifteen others.
+    assert row.latencies >= row.rounds * 15
+    assert row.roomy is not None
+    best, push, pull = row.roomy
+    assert best < 0.9 * row.milliseconds["chosen"]
+    assert f"push_capacity={push}, pull_capacity={pull}" in str(found)
+    scheme = schemes.BalancedParallelism(push_capacity=push, pull_capacity=pull, ratio=4)
+    _, rows = explained(sparsejax.sync(scheme), params)
+    assert rows["embedding"].rounds == 2
+    assert rows["embedding"].milliseconds["chosen"] == pytest.approx(best, rel=0.01)
+
+
+ADVICE = {
+    "keep": (sparsejax.zen_sync(), {"density": 0.01}, ["keep sparsejax.zen_sync()"]),
+    "rule": (
+        sparsejax.zen_sync(),
+        {},
+        ["keep sparsejax.zen_sync()", 'kernel the rule "dense"'],
+    ),
+    "dgc": (
+        sparsejax.zen_sync(),
+        {"density": 1.0},
+        ["add sparsejax.dgc(0.01)", "use sparsejax.dense_sync()"],
+    ),
+    "dense": (
+        sparsejax.dense_sync(),
+        {"density": 1.0, "latency_us": 10_000},
+        ["keep sparsejax.dense_sync()"],
+    ),
+    "zen": (
+        sparsejax.dense_sync(),
+        {},
+        ["use sparsejax.zen_sync()", "if the share of rows that is assumed holds"],
+    ),
+    "named": (
+        sparsejax.sync(schemes.AGSparse()),
+        {"density": 0.001},
+        ["keep sparsejax.sync(schemes.AGSparse(...))"],
+    ),
+    "several": (
+        sparsejax.zen_sync(rules={"kernel": schemes.SparCML()}),
+        {"density": 0.001},
+        ["keep the schemes that it names"],
+    ),
+    "both": (
+        sparsejax.zen_sync(),
+        {"ranks": 4, "gbit_per_s": 1, "density": {"embedding": 0.3, "kernel": 1.0}},
+        ["keep sparsejax.zen_sync()", "or put sparsejax.dgc(0.01) in front"],
+    ),
+    "no sparsifier": (
+        sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(0.9)),
+        {"density": 1.0},
+        ["use sparsejax.dense_sync() without DGC"],
+    ),
+    "nothing": (sparsejax.zen_sync(), {"ranks": 1}, ["there is nothing to send"]),
+    "system": (sparsejax.spardl_sync(0.01), {}, ["keep sparsejax.spardl_sync"]),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_it_ends_with_one_sentence_of_advice(name):
+    tx, options, words = ADVICE[name]
+    found, _ = explained(tx, **options)
+    last = str(found).splitlines()[-1]
+    assert last == found.advice
+    assert last.endswith(".")
+    for word in words:
+        assert word in last
+
+
+def test_what_there_is_to_compile_is_told():
+    assert "no sparse exchange" in explained(sparsejax.dense_sync())[0].compiling
+    assert "2 sparse exchanges;" in explained()[0].compiling
+    both = explained(sparsejax.sync(schemes.Zen("bytes")), ranks=8)[0].compiling
+    assert "2 sparse exchanges of 4 schemes" in both
+    assert "JAX 0.10.2" in both
+    assert "schemes.BalancedParallelism()" in both
 
 
 def test_below_the_density_named_it_pays_and_above_it_does_not():
-    _, leaves = explained()
-    limit = leaves["embedding"].pays_below
+    _, rows = explained()
+    limit = rows["embedding"].pays_below
     assert 0.01 < limit < 1
     # The next density tried is a ninth above.
     for factor, pays in ((1.0, True), (10 ** (1 / 20) * 1.001, False)):
         density = min(1.0, factor * limit)
         _, there = explained(density={"embedding": density})
         times = there["embedding"].milliseconds
-        assert (times["chosen"] < times["all-reduce"]) == pays
+        assert (times["chosen"] < times["AllReduce"]) == pays
 
 
 def test_a_network_may_be_given_as_one():
@@ -97,32 +339,39 @@ def test_rules_masks_and_two_levels_are_seen_through():
         sparsejax.zen_sync(rules={"kernel": schemes.SparCML()}),
         {"embedding": True, "kernel": True, "bias": False},
     )
-    _, leaves = explained(optax.chain(inner, optax.sgd(0.1)))
-    assert set(leaves) == {"embedding", "kernel"}
-    assert leaves["kernel"].scheme == "SparCML"
-    _, leaves = explained(sparsejax.zen_sync(("hosts", "chips")), ranks=(16, 8))
-    assert leaves["embedding"].scheme == "two-level Zen"
+    _, rows = explained(optax.chain(inner, optax.sgd(0.1)))
+    assert set(rows) == {"embedding", "kernel"}
+    assert rows["kernel"].scheme == "SparCML"
+    _, rows = explained(sparsejax.zen_sync(("hosts", "chips")), ranks=(16, 8))
+    assert rows["embedding"].scheme == "TwoLevel(Zen)"
     # A rank of a host sends its eighth.
-    assert leaves["embedding"].dense_bytes == 2 * 15 / 16 * 4 * 50_000 * 64 / 8
+    assert rows["embedding"].dense_bytes == 2 * 15 / 16 * 4 * 50_000 * 64 / 8
 
 
 def test_what_keeps_something_by_rank_needs_no_mesh():
-    _, leaves = explained(sparsejax.zen_sync(every=4))
-    assert leaves["embedding"].scheme == "Zen"
+    _, rows = explained(sparsejax.zen_sync(every=4))
+    assert rows["embedding"].scheme == "Zen"
     scheme = schemes.BalancedParallelism(ownership=sparsejax.units.ownership.MurmurHash())
-    _, leaves = explained(sparsejax.sync(scheme))
-    assert leaves["embedding"].scheme == "BalancedParallelism"
+    _, rows = explained(sparsejax.sync(scheme))
+    assert rows["embedding"].scheme == "BalancedParallelism"
+
+
+def test_a_bound_transformation_is_seen_through():
+    tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))
+    bound = sparsejax.bind(tx, helpers.mesh_of(4))
+    assert explained(bound)[0] == explained(tx)[0]
 
 
 def test_the_table_and_json_say_the_same():
-    found, leaves = explained(density=0.02)
+    found, rows = explained(density={"embedding": 0.02})
     text = str(found)
-    assert "16 ranks, 25 Gbit/s, 20 us; density given as 0.02" in text
+    assert "16 ranks, 25 Gbit/s, 20 us" in text
     assert "dense is better here" in text
     read = json.loads(found.to_json())
-    assert read["leaves"][1]["sent_bytes"] == leaves["embedding"].sent_bytes
-    for leaf in leaves:
-        assert leaf in text
+    assert read["rows"][1]["sent_bytes"] == rows["embedding"].sent_bytes
+    assert read["advice"] == found.advice
+    for path in rows:
+        assert path in text
 
 
 def test_bad_input_is_refused():
@@ -155,7 +404,7 @@ def test_bad_input_is_refused():
     with pytest.raises(errors.ArgumentError, match="leaf 'w' has 10,000,000,000 units"):
         sparsejax.explain(sparsejax.zen_sync(), huge, **NETWORK)
     dense = sparsejax.explain(sparsejax.zen_sync(rules={"w": "dense"}), huge, **NETWORK)
-    assert dense.leaves[0].milliseconds["balanced"] is None
+    assert dense.rows[0].milliseconds["BalancedParallelism"] is None
 
 
 def test_explaining_leaves_the_optimizer_as_it_was():
@@ -165,7 +414,7 @@ def test_explaining_leaves_the_optimizer_as_it_was():
     before = jax.eval_shape(tx.init, params)
     for density in (0.1, 0.2):
         found = sparsejax.explain(tx, params, **NETWORK, density=density)
-        assert found.leaves[0].density == pytest.approx(density)
+        assert found.rows[0].density == pytest.approx(density)
     after = jax.eval_shape(tx.init, params)
     assert jax.tree.structure(before) == jax.tree.structure(after)
     assert set(jax.jit(tx.init)(params).inner.traffic) == {"embedding"}
@@ -174,7 +423,10 @@ def test_explaining_leaves_the_optimizer_as_it_was():
 def test_empty_leaves_and_single_arrays_are_explained():
     params = {"none": jax.ShapeDtypeStruct((0, 5), jnp.float32), **PARAMS}
     found = sparsejax.explain(sparsejax.zen_sync(), params, **NETWORK)
-    assert "none [0, 5]" in str(found)
+    assert found.row("none").paths == ("bias", "none")
+    alone = sparsejax.explain(sparsejax.dense_sync(), {"n": params["none"]}, **NETWORK)
+    assert "n [0, 5]" in str(alone)
+    assert "there is nothing to send" in alone.advice
     one = sparsejax.explain(sparsejax.zen_sync(), PARAMS["embedding"], **NETWORK)
     assert "value [50000, 64]" in str(one)
 
@@ -192,14 +444,17 @@ def test_patterns_may_lie_in_different_synchronizations():
         {"rows": sparsejax.zen_sync(), "rest": sparsejax.dense_sync()},
         {"embedding": "rows", "kernel": "rest", "bias": "rest"},
     )
-    _, leaves = explained(tx, density={"embedding": 0.1, "kernel": 0.2, "": 0.5})
-    assert leaves["embedding"].density == pytest.approx(0.1)
-    assert leaves["kernel"].density == pytest.approx(0.2)
-    assert leaves["bias"].density == pytest.approx(0.5)
+    _, rows = explained(tx, density={"embedding": 0.1, "kernel": 0.2, "": 0.5})
+    assert rows["embedding"].density == pytest.approx(0.1)
+    assert rows["kernel"].density == pytest.approx(0.2)
+    assert rows["bias"].density == pytest.approx(0.5)
 
 
 MODEL = ["--leaf", "embedding=5000x64", "--leaf", "bias=100:bfloat16"]
 ARGUMENTS = ["--ranks", "8", "--gbit-per-s", "10", "--latency-us", "5"]
+
+
+HERE = __name__ if "." in __name__ else "tests.advise.test_explain"
 
 
 def test_the_command_prints_a_table_or_json(capsys):
@@ -208,14 +463,15 @@ def test_the_command_prints_a_table_or_json(capsys):
     assert command.main(["explain", *MODEL, *ARGUMENTS, "--json"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert read["ranks"] == 8
-    assert read["leaves"][0]["dtype"] == "bfloat16"
+    assert read["rows"][0]["dtype"] == "bfloat16"
 
 
 def test_the_command_reads_models_and_plans(capsys, tmp_path):
-    name = f"{__name__}:model" if "." in __name__ else "tests.advise.test_explain:model"
-    assert command.main(["explain", name, *ARGUMENTS, "--inner", "2"]) == 0
-    assert "two-level Zen" in capsys.readouterr().out
-    leaf = sparsejax.LeafPlan("a", (70_000,), "float32", "element", schemes.AGSparse())
+    assert command.main(["explain", f"{HERE}:model", *ARGUMENTS, "--inner", "2"]) == 0
+    assert "TwoLevel(Zen)" in capsys.readouterr().out
+    leaf = sparsejax.advise.LeafPlan(
+        "a", (70_000,), "float32", "element", schemes.AGSparse()
+    )
     sparsejax.Plan(8, (leaf,)).save(tmp_path / "plan.json")
     plan = ["--plan", str(tmp_path / "plan.json")]
     assert command.main(["explain", *plan, *ARGUMENTS]) == 0
@@ -227,6 +483,19 @@ def test_the_command_reads_models_and_plans(capsys, tmp_path):
 
 def model():
     return PARAMS
+
+
+def a_pair_the_wrong_way_round():
+    return PARAMS, sparsejax.zen_sync()
+
+
+class Flax(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+a_module = Flax()
 
 
 @pytest.mark.parametrize(
@@ -243,6 +512,9 @@ def model():
         (["a:b", *MODEL], "not both"),
         (["--leaf", "w=4x4:garbage"], "garbage"),
         (["--plan", "nowhere.json"], "nowhere.json"),
+        ([f"{HERE}:a_pair_the_wrong_way_round"], "they are swapped"),
+        ([f"{HERE}:a_module"], "is a Flax that cannot be called without arguments"),
+        ([f"{HERE}:a_module"], "nnx.state(model, nnx.Param)"),
     ],
 )
 def test_the_command_says_what_is_wrong(arguments, match, capsys):

@@ -52,6 +52,10 @@ def made(**options):
     return sparsejax.make_plan(profiled(0, 1), PARAMS, **options)
 
 
+def made_of(profiles):
+    return sparsejax.make_plan(profiles, PARAMS, ranks=N, **NETWORK)
+
+
 @functools.cache
 def a_file():
     return made().to_json()
@@ -173,7 +177,7 @@ def test_a_file_of_the_first_format_can_be_read():
     across = schemes.SparCML(wire_dtype=jnp.dtype("float16"))
     hashed = sparsejax.units.ownership.MurmurHash(seed=3)
     balanced = schemes.BalancedParallelism(push_capacity=5, ownership=hashed)
-    leaf = sparsejax.LeafPlan
+    leaf = sparsejax.advise.LeafPlan
     assert sparsejax.Plan.from_json(text) == sparsejax.Plan(
         8,
         (
@@ -188,14 +192,14 @@ def test_every_scheme_can_be_written_down():
     from tests.laws.test_exact_sum import SCHEMES
 
     leaves = [
-        sparsejax.LeafPlan(name, (64, 2), "float32", "row", scheme)
+        sparsejax.advise.LeafPlan(name, (64, 2), "float32", "row", scheme)
         for name, scheme in SCHEMES.items()
         # One is Zen with a past, made for those tests.
         if type(scheme).__module__.startswith("sparsejax.")
     ]
     assert len(leaves) == len(SCHEMES) - 1
     leaves.append(
-        sparsejax.LeafPlan("two", (64,), "float32", "element", schemes.TwoLevel())
+        sparsejax.advise.LeafPlan("two", (64,), "float32", "element", schemes.TwoLevel())
     )
     plan = sparsejax.Plan(8, tuple(leaves))
     assert sparsejax.Plan.from_json(plan.to_json()) == plan
@@ -213,7 +217,7 @@ def test_a_running_synchronization_tells_enough_for_a_plan():
 
     grads = gradients(0)
     state = on_ranks(run)(grads)
-    found = sparsejax.profile_from_state((state,), PARAMS, ranks=N)
+    found = sparsejax.advise.profile_from_state((state,), PARAMS, ranks=N)
     mask = (grads["embedding"] != 0).any(-1)
     counts = np.asarray(found["embedding"].counts)
     np.testing.assert_allclose(counts[0], mask.sum(1).max(), rtol=1e-4)
@@ -277,6 +281,7 @@ def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():
     ("change", "match"),
     [
         ({"scheme": "Zenn"}, "unknown scheme 'Zenn'; there are AGSparse"),
+        ({"scheme": "Balanced"}, r"unknown scheme 'Balanced'.*'BalancedParallelism'\?"),
         ({"scheme": {"name": "OmniReduce", "block": 0}}, "block must be a positive int"),
         (
             {"scheme": {"name": "OmniReduce", "blok": 1}},
@@ -326,6 +331,36 @@ def test_a_file_with_a_mistake_names_it(change, match):
     refused(match, sparsejax.Plan.from_json, json.dumps(text))
 
 
+def test_a_file_may_say_dense_as_rules_do():
+    text = json.loads(a_file())
+    text["leaves"][1]["scheme"] = "dense"
+    plan = sparsejax.Plan.from_json(json.dumps(text))
+    assert plan.leaves[1].scheme == schemes.AllReduce()
+
+
+def test_a_plan_prints_as_a_table_with_a_line_a_leaf():
+    plan = made()
+    title, _, heading, _, *lines = str(plan).splitlines()
+    assert title == f"plan for {N} ranks"
+    assert heading.split() == "leaf shape unit scheme push pull note".split()
+    assert [line.split()[0] for line in lines] == [leaf.path for leaf in plan.leaves]
+    for line, leaf in zip(lines, plan.leaves, strict=True):
+        for cell in (f"x{leaf.shape[-1]}]", leaf.unit, type(leaf.scheme).__name__):
+            assert cell in line or len(leaf.shape) == 1
+        assert line.endswith(leaf.note)
+    for leaf, line in zip(plan.leaves, lines, strict=True):
+        if isinstance(leaf.scheme, schemes.BalancedParallelism):
+            assert f"{leaf.scheme.push_capacity:,} {leaf.scheme.push_code}" in line
+
+
+def test_profiles_that_were_kept_while_traced_are_told_how_to_return():
+    seen = []
+    on_ranks(lambda g: (seen.append(sparsejax.profile(g)), sparsejax.profile(g))[1])(
+        gradients(0)
+    )
+    refused(r"'embedding' has no numbers yet.*out_specs=P\(\)", made_of, seen)
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -371,7 +406,7 @@ def test_arguments_that_a_plan_settles_are_refused():
             made(**options)
     with pytest.raises(errors.RuleError, match="it must be a scheme"):
         made(rules={"bias": "sparsely"})
-    two = sparsejax.LeafPlan("a", (4,), "float32", "element", schemes.TwoLevel())
+    two = sparsejax.advise.LeafPlan("a", (4,), "float32", "element", schemes.TwoLevel())
     with pytest.raises(errors.ArgumentError, match="TwoLevel for leaf 'a'"):
         sparsejax.sync(sparsejax.Plan(N, (two,)), "data")
 
@@ -387,4 +422,6 @@ def test_profiles_of_other_parameters_are_refused():
         **NETWORK,
     )
     state = sparsejax.zen_sync().init({"other_embedding": PARAMS["embedding"]})
-    refused("no group 'embedding'", sparsejax.profile_from_state, state, PARAMS, ranks=N)
+    refused(
+        "no group 'embedding'", sparsejax.advise.profile_from_state, state, PARAMS, ranks=N
+    )

@@ -22,7 +22,7 @@ def leaf(size, dtype=jnp.float32):
 def test_a_tensor_pays_where_its_compression_takes_less_than_it_saves():
     """25 Gbit/s, 16 ranks: by hand from the paper's two formulas."""
     cost = CompressionCost(fixed=1e-3, by_number=25e-12)
-    pays = sparsejax.worthwhile(sparsifier=OWN, cost=cost, **NETWORK)
+    pays = sparsejax.advise.worthwhile(sparsifier=OWN, cost=cost, **NETWORK)
     for size in (1 << 16, 1 << 18, 1 << 20, 1 << 24):
         sent = 8 * -(-size // 1000)
         full = 30 * (20e-6 + size * 4 / 16 / 3.125e9)
@@ -37,10 +37,10 @@ def test_what_is_measured_is_remembered_and_can_be_given_instead(monkeypatch, tm
     seconds = lambda sparsifier, ranks, size: calls.append(size) or 1e-3 + 1e-9 * size
     monkeypatch.setattr(tensors, "_seconds", seconds)
     tensors._measured.cache_clear()
-    cost = sparsejax.measure_compression(OWN, 16)
+    cost = sparsejax.advise.measure_compression(OWN, 16)
     assert cost.fixed == pytest.approx(1e-3)
     assert cost.by_number == pytest.approx(1e-9)
-    assert sparsejax.measure_compression(OWN, 16) == cost
+    assert sparsejax.advise.measure_compression(OWN, 16) == cost
     assert len(calls) == 3
     cost.save(tmp_path / "cost.json")
     assert CompressionCost.load(tmp_path / "cost.json") == cost
@@ -51,19 +51,21 @@ def test_what_is_measured_is_remembered_and_can_be_given_instead(monkeypatch, tm
 def test_a_device_can_be_measured(monkeypatch):
     monkeypatch.setattr(tensors, "_SIZES", (1 << 12, 1 << 13, 1 << 14))
     tensors._measured.cache_clear()
-    cost = sparsejax.measure_compression(OWN, 4)
+    cost = sparsejax.advise.measure_compression(OWN, 4)
     assert 0 < cost.time(1 << 14) < 10
     tensors._measured.cache_clear()
 
 
 def test_bad_arguments():
     with pytest.raises(ArgumentError, match="does not select"):
-        sparsejax.measure_compression(sparsifiers.Sign(), 4)
+        sparsejax.advise.measure_compression(sparsifiers.Sign(), 4)
     with pytest.raises(ArgumentError, match="fixed must be at least 0, got -1"):
         CompressionCost(-1, 0)
     cost = CompressionCost(0, 0)
     with pytest.raises(ArgumentError, match="gbit_per_s must be above 0"):
-        sparsejax.worthwhile(ranks=2, gbit_per_s=0, latency_us=1, sparsifier=OWN, cost=cost)
+        sparsejax.advise.worthwhile(
+            ranks=2, gbit_per_s=0, latency_us=1, sparsifier=OWN, cost=cost
+        )
 
 
 @pytest.mark.parametrize(
@@ -81,17 +83,17 @@ def test_arguments_are_checked_before_anything_is_measured(monkeypatch, change, 
     monkeypatch.setattr(tensors, "_seconds", lambda *_: pytest.fail("measured"))
     tensors._measured.cache_clear()
     with pytest.raises(ArgumentError, match=match):
-        sparsejax.worthwhile(**({"sparsifier": OWN} | NETWORK | change))
+        sparsejax.advise.worthwhile(**({"sparsifier": OWN} | NETWORK | change))
     with pytest.raises(ArgumentError, match="ranks must be a positive int"):
-        sparsejax.measure_compression(OWN, 0)
+        sparsejax.advise.measure_compression(OWN, 0)
 
 
 def test_a_network_may_be_given_as_one():
     cost = CompressionCost(fixed=1e-3, by_number=25e-12)
     network = sparsejax.Network(25, 20)
     options = {"ranks": 16, "sparsifier": OWN, "cost": cost}
-    apart = sparsejax.worthwhile(gbit_per_s=25, latency_us=20, **options)
-    together = sparsejax.worthwhile(network=network, **options)
+    apart = sparsejax.advise.worthwhile(gbit_per_s=25, latency_us=20, **options)
+    together = sparsejax.advise.worthwhile(network=network, **options)
     for size in (1 << 16, 1 << 18, 1 << 20, 1 << 24):
         assert apart("w", leaf(size)) == together("w", leaf(size))
     assert not together("w", leaf(0))

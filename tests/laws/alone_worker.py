@@ -37,10 +37,11 @@ def main(coordinator, rank):
         metrics = sparsejax.metrics(opt_state)
         assert float(metrics["sparsify/residual_norm"]) > 0
         assert all(float(value) == float(value) for value in metrics.values())
+        assert "all of 1 exchange" in sparsejax.summary(opt_state)
         jax.tree.leaves(sparsejax.residuals(opt_state))[0].addressable_data(0)
         sparsejax.state_specs(opt_state)
         sparsejax.abstract_state(tx, params, mesh)
-        profiles = sparsejax.profile_from_state(opt_state, params, ranks=2)
+        profiles = sparsejax.advise.profile_from_state(opt_state, params, ranks=2)
         assert all(float(p.counts[0]) >= 0 for p in profiles.values())
         whole = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype),

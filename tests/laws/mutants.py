@@ -152,7 +152,7 @@ MUTANTS = {
         "sparsejax/transforms/exchange.py",
         "    if leaf.origin.is_changed(leaf.indices):\n",
         "    if False:\n",
-        "tests/transforms/test_sparsify.py -k between",
+        "tests/transforms/test_sparsify.py",
     ),
     "running totals do not carry": Mutant(
         "sparsejax/transforms/state/totals.py",
@@ -244,6 +244,43 @@ MUTANTS = {
         "pushed, rounds, capacity = sent_bytes(push_steps, need, n - 1)",
         "pushed, rounds, capacity = sent_bytes(push_steps, need, n - 2)",
         "tests/laws/test_forecast.py",
+    ),
+    # Messages and names.
+    "a state of other parameters is taken": Mutant(
+        "sparsejax/transforms/feedback.py",
+        "        check_like(state.residual, paths, leaves, structure)\n",
+        "",
+        "tests/laws/test_bad_input.py",
+    ),
+    "a state passed with P() is said to be of more ranks": Mutant(
+        "sparsejax/transforms/state/per_rank.py",
+        "if inside and _is_whole(",
+        "if not inside and _is_whole(",
+        "tests/laws/test_bad_input.py",
+    ),
+    "an optimizer and parameters may be swapped": Mutant(
+        "sparsejax/transforms/state/observing.py",
+        "    tree.check_transformation(tx, params)\n",
+        "",
+        "tests/laws/test_bad_input.py",
+    ),
+    "a profile may hold what was traced": Mutant(
+        "sparsejax/advise/profile.py",
+        "if any(isinstance(x, Tracer)",
+        "if any(x is None",
+        "tests/advise/test_planner.py",
+    ),
+    "a star brings names that mislead": Mutant(
+        "sparsejax/__init__.py",
+        '    "abstract_state",\n',
+        '    "abstract_state",\n    "local",\n',
+        "tests/laws/test_names.py",
+    ),
+    "a docstring shows what does not run": Mutant(
+        "sparsejax/transforms/state/placed.py",
+        "nnx.Optimizer(model, sparsejax.bind(tx, mesh), wrt=nnx.Param)",
+        "nnx.Optimizer(model, sparsejax.bind(mesh, tx), wrt=nnx.Param)",
+        "tests/test_readme.py",
     ),
 }
 

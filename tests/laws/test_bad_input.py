@@ -59,18 +59,68 @@ def test_an_axis_that_is_not_manual():
 def test_several_manual_axes_and_none_named():
     step = on_ranks(lambda x: sparsejax.all_reduce(x[0]), TWO_AXES)
     with pytest.raises(
-        errors.AxisError, match=r"several .* axes, 'data', 'model'.*axis_name='data'"
+        errors.AxisError,
+        match=r"several .* axes, 'data', 'model'.*all_reduce\(..., axis_name='data'\)",
     ):
         step(jnp.ones((2, 3)))
     tx = sparsejax.zen_sync()
     with pytest.raises(
-        errors.AxisError, match=r"the mesh has the axes \('data', 'model'\)"
+        errors.AxisError,
+        match=r"the mesh has the axes \('data', 'model'\).*sparsejax.zen_sync\('data'\)",
     ):
         sparsejax.init(tx, {"w": jnp.ones(3)}, TWO_AXES)
     with pytest.raises(
         errors.AxisError, match=r"no axis 'dta'; it has \('data', 'model'\)"
     ):
         sparsejax.data_parallel(lambda p, b: 0.0, tx, TWO_AXES, axis_name="dta")
+
+
+@pytest.mark.parametrize(
+    ("axis_name", "match"),
+    [
+        (TWO_AXES, "a Mesh. .*axis_name='data'"),
+        (optax.sgd(0.1), r"an optax transformation. .*chain\(sparsejax.zen_sync\(\), "),
+        (schemes.Zen(), r"a Zen. .*sparsejax.sync\(scheme\)"),
+        (sparsejax.Plan(2, ()), r"a Plan. .*sparsejax.sync\(scheme\)"),
+        ((), r"got \(\)"),
+        (3, "got 3"),
+    ],
+)
+def test_what_is_no_axis_name(axis_name, match):
+    with pytest.raises(errors.ArgumentError, match=f"axis_name must be .*{match}"):
+        sparsejax.zen_sync(axis_name)
+
+
+def test_no_mesh_axis_and_data_parallel_makes_one():
+    tx = sparsejax.zen_sync()
+    state = tx.init(jnp.ones(3))
+    with pytest.raises(errors.AxisError, match=r"sparsejax.data_parallel\(loss_fn, tx, "):
+        jax.jit(tx.update)(jnp.ones(3), state)
+
+
+def test_arguments_that_are_swapped_or_of_another_kind():
+    mesh, tx, params = mesh_of(2), sparsejax.zen_sync(), {"w": jnp.ones(3)}
+    with pytest.raises(errors.ArgumentError, match=r"tx must be .* got a dict.*swapped"):
+        sparsejax.init(params, tx, mesh)
+    with pytest.raises(errors.ArgumentError, match=r"sparsejax.init needs a mesh.* a dict"):
+        sparsejax.init(tx, mesh, params)
+    with pytest.raises(errors.ArgumentError, match="got a function: call it"):
+        sparsejax.init(sparsejax.zen_sync, params, mesh)
+    with pytest.raises(
+        errors.ArgumentError, match=r"leaf 'model' is a object: .*nnx.state"
+    ):
+        sparsejax.init(tx, {"model": object()}, mesh)
+    network = {"ranks": 2, "gbit_per_s": 1, "latency_us": 1}
+    with pytest.raises(errors.ArgumentError, match=r"leaf '1' is a .*\(tx, params\)"):
+        sparsejax.explain(tx, (params, tx), **network)
+
+
+def test_a_function_in_the_chain_that_was_not_called():
+    for function in (sparsejax.zen_sync, sparsejax.dgc, sparsejax.spardl_sync):
+        call = rf"call it, {function.__name__}\(\.\.\.\)"
+        tx = optax.chain(function, optax.sgd(0.1))
+        with pytest.raises(errors.ArgumentError, match=call):
+            tx.init({"w": jnp.ones(3)})
 
 
 def test_a_gradient_that_was_already_summed():
@@ -83,7 +133,7 @@ def test_a_gradient_that_was_already_summed():
 
     with pytest.raises(
         errors.AlreadySummedError,
-        match=r"'block/w' was already summed over 'data'.*local\(params\)",
+        match=r"'block/w' was already summed over 'data'.*local\(params\).*lax.pmean",
     ):
         on_ranks(step)(jnp.ones((2, 3)))
 
@@ -123,9 +173,21 @@ def test_arguments_that_cannot_be_used():
     with pytest.raises(errors.ArgumentError, match="wire_dtype must be a floating dtype"):
         sparsejax.zen_sync(wire_dtype=jnp.int8)
     with pytest.raises(
-        errors.ArgumentError, match=r"scheme must be a sparsejax scheme.*'zen'"
+        errors.ArgumentError, match=r"wire_dtype must be .*'bf16'.*'bfloat16'"
     ):
-        sparsejax.sync("zen")
+        sparsejax.zen_sync(wire_dtype="bf16")
+    for scheme, match in (
+        ("zen", r"got 'zen'\. That is sparsejax.schemes.Zen\(\)"),
+        ("dense", r"got 'dense'\. That is sparsejax.schemes.AllReduce\(\)"),
+        ("best", r"got 'best'\.$"),
+        ("plan.json", r"sparsejax.Plan.load\('plan.json'\)"),
+        (schemes.Zen, r"the class Zen\. .*sparsejax.schemes.Zen\(\)"),
+        (sparsejax.dgc(0.01), r"got dgc\(density=0.01\)\. .*sparsifier="),
+    ):
+        with pytest.raises(
+            errors.ArgumentError, match=f"scheme must be a sparsejax scheme.*{match}"
+        ):
+            sparsejax.sync(scheme)
     with pytest.raises(errors.ArgumentError, match="codes must be one of auto, coo32"):
         schemes.BalancedParallelism(push_code="coo64")
     with pytest.raises(
@@ -178,6 +240,47 @@ def test_a_state_of_something_else():
         sparsejax.sync(murmur, rules={"w": "sparse"}).init({"w": jnp.ones(3)})
     with pytest.raises(errors.StateError, match="no state of a sparsejax transformation"):
         sparsejax.metrics(optax.adam(1.0).init(jnp.ones(3)))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_state_that_was_passed_with_one_spec_for_all(check_vma):
+    tx = sparsejax.zen_sync(every=2)
+    mesh = mesh_of(2)
+    state = sparsejax.init(tx, {"w": jnp.ones(3)}, mesh)
+    update = jax.shard_map(
+        lambda x, state: tx.update({"w": x[0]}, state)[0],
+        mesh=mesh,
+        in_specs=(P("data"), P()),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+    with pytest.raises(errors.StateError, match=r"'w' .* all 2 hold.*state_specs\(state\)"):
+        jax.eval_shape(update, jnp.ones((2, 3)), state)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_state_of_other_parameters(every):
+    tx = optax.chain(sparsejax.top_k(0.5, min_size=1), sparsejax.zen_sync(every=every))
+    if every == 2:
+        tx = sparsejax.accumulate(sparsejax.zen_sync(), every)
+    mesh = mesh_of(2)
+
+    def update(grads, params):
+        state = sparsejax.init(tx, params, mesh)
+        step = jax.shard_map(
+            lambda x, state: tx.update(jax.tree.map(lambda g: g[0], x), state)[0],
+            mesh=mesh,
+            in_specs=(P("data"), sparsejax.state_specs(state)),
+            out_specs=P(),
+        )
+        jax.eval_shape(step, grads, state)
+
+    grads = {"a": {"w": jnp.ones((2, 3))}}
+    update(grads, {"a": {"w": jnp.ones(3)}})
+    with pytest.raises(errors.StateError, match=r"'a/w' has the shape \[4\], .* \[3\]\."):
+        update(grads, {"a": {"w": jnp.ones(4)}})
+    with pytest.raises(errors.StateError, match=r"have \['a/w'\], the state \['a/v'\]"):
+        update(grads, {"a": {"v": jnp.ones(3)}})
 
 
 def test_an_optimizer_that_does_not_synchronize():

@@ -87,9 +87,9 @@ LOSSY = {
     "GTopk": lambda: sync(schemes.GTopk(0.02)),
     "SparDL": lambda: sync(schemes.SparDL(0.02)),
     "OkTopk": lambda: sync(schemes.OkTopk(0.02, threshold_every=8, repartition_every=16)),
-    "TopK-A": systems(sparsejax.topk_a_sync),
-    "TopK-DSA": systems(sparsejax.topk_dsa_sync),
-    "Gaussian-k": systems(sparsejax.gaussian_k_sync),
+    "TopK-A": systems(sparsejax.transforms.topk_a_sync),
+    "TopK-DSA": systems(sparsejax.transforms.topk_dsa_sync),
+    "Gaussian-k": systems(sparsejax.transforms.gaussian_k_sync),
     "PowerSGD": lambda: sync(schemes.PowerSGD(2)),
 }
 # The last synchronization of `accumulate` is not at the last step: something is pending.
@@ -261,7 +261,7 @@ def test_the_tables_name_all_there_are():
 def test_a_plan_whose_messages_are_too_small():
     """Several rounds send them; the scheme that a plan names gets a leaf's entries."""
     owned = schemes.BalancedParallelism(push_capacity=64, pull_capacity=64)
-    entry = lambda name, scheme: sparsejax.LeafPlan(
+    entry = lambda name, scheme: sparsejax.advise.LeafPlan(
         name, SHAPES[name], "float32", "element", scheme
     )
     leaves = (entry("bias", schemes.AllReduce()), entry("w", owned))
@@ -316,7 +316,7 @@ def test_momentum_correction_after_a_dense_warm_up(masking):
     n, steps, size, warm, k, momentum = 2, 16, 6007, 6, 60, np.float32(0.9)
     own = sparsejax.top_k(
         k / size,
-        memory=sparsejax.MomentumCorrection(0.9, masking=masking),
+        memory=sparsejax.transforms.MomentumCorrection(0.9, masking=masking),
         min_size=100,
     )
     tx = sync(schemes.AGSparse(), sparsifier=own, warmup_steps=warm)
@@ -350,7 +350,7 @@ def test_a_density_schedule_goes_on_behind_a_checkpoint():
     mesh = helpers.mesh_of(n)
     density = sparsifiers.Warmup(0.01, 6, start=0.2)
     own = sparsifiers.ReuseThreshold(density, every=2)
-    memory = sparsejax.MomentumCorrection(0.9)
+    memory = sparsejax.transforms.MomentumCorrection(0.9)
     tx = optax.chain(
         sparsejax.sparsify(own, memory=memory, min_size=100),
         sparsejax.sync(schemes.AGSparse(), rules={"w": "sparse"}),

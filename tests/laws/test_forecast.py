@@ -79,6 +79,10 @@ def test_a_forecast_from_true_counts_is_what_a_run_sends(name, n):
             room = 1e-6
         assert abs(expected.bytes - sent) <= room * sent, (density, expected, sent)
         errors_seen.append(abs(expected.bytes - sent) / sent)
+        assert expected.rounds <= expected.messages
+        if errors_seen[-1] < 1e-6:
+            rounds = float(traffic.push.rounds + traffic.pull.rounds)
+            assert expected.rounds == rounds, (density, expected, rounds)
     if n == 4:
         assert min(errors_seen) < 1e-6
 

@@ -267,7 +267,11 @@ OF_TRANSFORMATIONS = {
         )
     ),
     "sync_random_k": of_tx(
-        sparsejax.sync(schemes.Zen(), "data", sparsifier=sparsejax.random_k(DENSITY))
+        sparsejax.sync(
+            schemes.Zen(),
+            "data",
+            sparsifier=sparsejax.sparsify(sparsifiers.RandomK(DENSITY)),
+        )
     ),
     "ok_topk_sync": of_tx(sparsejax.ok_topk_sync(DENSITY, "data")),
     "ok_topk_sync_every_2_warmup": of_tx(
@@ -278,11 +282,11 @@ OF_TRANSFORMATIONS = {
     ),
     "spardl_sync": of_tx(sparsejax.spardl_sync(DENSITY, "data")),
     "spardl_sync_2": of_tx(sparsejax.spardl_sync(DENSITY, "data", teams=2)),
-    "gtopk_sync": of_tx(sparsejax.gtopk_sync(DENSITY, "data")),
+    "gtopk_sync": of_tx(sparsejax.transforms.gtopk_sync(DENSITY, "data")),
     "power_sgd_sync": of_tx(sparsejax.power_sgd_sync(2, "data"), leaves=MODEL),
-    "topk_a_sync": of_tx(sparsejax.topk_a_sync(DENSITY, "data")),
-    "topk_dsa_sync": of_tx(sparsejax.topk_dsa_sync(DENSITY, "data")),
-    "gaussian_k_sync": of_tx(sparsejax.gaussian_k_sync(DENSITY, "data")),
+    "topk_a_sync": of_tx(sparsejax.transforms.topk_a_sync(DENSITY, "data")),
+    "topk_dsa_sync": of_tx(sparsejax.transforms.topk_dsa_sync(DENSITY, "data")),
+    "gaussian_k_sync": of_tx(sparsejax.transforms.gaussian_k_sync(DENSITY, "data")),
     "dgc_zen_sync": of_tx(optax.chain(sparsejax.dgc(DENSITY), sparsejax.zen_sync("data"))),
     "dgc_with_all_options_zen_sync": of_tx(
         optax.chain(

@@ -162,8 +162,8 @@ def test_with_a_memory_no_element_waits_for_ever(tx):
     made = {
         "top_k": sparsejax.top_k(0.1, min_size=1),
         "dgc": sparsejax.dgc(0.1, min_size=1),
-        "dragonn": sparsejax.dragonn(0.1, slots=1.0, min_size=1),
-        "threshold": sparsejax.threshold(0.5, 0.1, min_size=1),
+        "dragonn": sparsejax.sparsify(sparsifiers.Dragonn(0.1, slots=1.0), min_size=1),
+        "threshold": sparsejax.sparsify(sparsifiers.Threshold(0.1, 0.5), min_size=1),
     }[tx]
     chain = optax.chain(made, sparsejax.sync(schemes.AGSparse(), rules={"": "sparse"}))
 
@@ -180,7 +180,7 @@ def test_with_a_memory_no_element_waits_for_ever(tx):
 
 def test_random_k_is_unbiased_and_sends_no_indices():
     n, size, density, steps = 2, 3001, 0.05, 400
-    own = sparsejax.random_k(density, memory=None, min_size=1)
+    own = sparsejax.sparsify(sparsifiers.RandomK(density), memory=None, min_size=1)
     sync = sparsejax.sync(schemes.Zen(), reduce="sum", rules={"": "sparse"})
     tx = optax.chain(own, sync)
     rng = np.random.default_rng(0)

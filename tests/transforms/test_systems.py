@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from sparsejax import errors, schemes
 from sparsejax.advise.papers import cost_tables
+from sparsejax.transforms import systems
 from sparsejax.transforms.state.per_rank import find
 from sparsejax.transforms.wrappers import AccumulateState
 from tests import helpers
@@ -22,10 +23,10 @@ RANKS = 4
 MAKE = {
     "ok_topk": lambda **more: sparsejax.ok_topk_sync(0.05, threshold_every=4, **more),
     "spardl": lambda **more: sparsejax.spardl_sync(0.05, **more),
-    "gtopk": lambda **more: sparsejax.gtopk_sync(0.05, **more),
-    "topk_a": lambda **more: sparsejax.topk_a_sync(0.05, **more),
-    "topk_dsa": lambda **more: sparsejax.topk_dsa_sync(0.05, **more),
-    "gaussian_k": lambda **more: sparsejax.gaussian_k_sync(0.05, **more),
+    "gtopk": lambda **more: sparsejax.transforms.gtopk_sync(0.05, **more),
+    "topk_a": lambda **more: sparsejax.transforms.topk_a_sync(0.05, **more),
+    "topk_dsa": lambda **more: sparsejax.transforms.topk_dsa_sync(0.05, **more),
+    "gaussian_k": lambda **more: sparsejax.transforms.gaussian_k_sync(0.05, **more),
 }
 # Each made once for the same options, so that what is compiled serves several tests.
 ALL = {name: functools.cache(make) for name, make in MAKE.items()}
@@ -177,7 +178,7 @@ def test_a_state_is_not_resized_into_another_one():
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3])
 def test_numbers_of_16_bits_are_held_in_32(every):
-    tx = sparsejax.gtopk_sync(0.05, reduce="sum", every=every)
+    tx = sparsejax.transforms.gtopk_sync(0.05, reduce="sum", every=every)
     touched = {"embedding": np.zeros(SHAPES["embedding"], bool)}
     given, applied, state = run(tx, 6, dtype=jnp.bfloat16, touched=touched)
     # Where nothing was applied, nothing was rounded.
@@ -195,21 +196,23 @@ def test_numbers_of_16_bits_are_held_in_32(every):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_leaf_of_which_nothing_would_be_sent_is_named(name):
-    tx = getattr(sparsejax, f"{name}_sync")(1e-6)
+    tx = getattr(systems, f"{name}_sync")(1e-6)
     with pytest.raises(errors.ArgumentError, match="'embedding' is less than one element"):
         sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
 
 
 def test_rows_are_no_unit_of_what_is_chosen_one_by_one():
     tx = sparsejax.spardl_sync(0.05, rules={"embedding": "row"})
-    with pytest.raises(errors.RuleError, match="SparDL chooses numbers one by one"):
+    with pytest.raises(
+        errors.RuleError, match=r"leaf 'embedding' the unit 'row', and SparDL"
+    ):
         sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
 
 
 def test_two_that_choose_are_one_too_many():
     with pytest.raises(errors.ArgumentError, match="give it no sparsifier"):
         sparsejax.sync(schemes.SparDL(0.01), sparsifier=sparsejax.dgc(0.01))
-    tx = optax.chain(sparsejax.top_k(0.05), sparsejax.gtopk_sync(0.05))
+    tx = optax.chain(sparsejax.top_k(0.05), sparsejax.transforms.gtopk_sync(0.05))
     with pytest.raises(errors.ArgumentError, match="'embedding' is sparse already"):
         sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
 
@@ -252,7 +255,7 @@ def test_traced_arguments_are_an_error_that_names_them():
 @pytest.mark.filterwarnings("ignore:the updates of all leaves are")
 @pytest.mark.parametrize("name", [f"{name}_sync" for name in ALL] + ["dgc", "top_k"])
 def test_with_all_arguments_static_they_can_be_injected_around(name):
-    make = getattr(sparsejax, name)
+    make = getattr(systems if name.endswith("_sync") else sparsejax, name)
     named = tuple(inspect.signature(make).parameters)
     assert "options" not in named
     tx = optax.inject_hyperparams(make, static_args=named)(0.05)
@@ -266,7 +269,7 @@ def test_two_axes_may_be_the_ranks(name):
     shape, names = (2, 2), ("hosts", "devices")
     devices = np.array(jax.devices()[:4]).reshape(shape)
     mesh = jax.sharding.Mesh(devices, names)
-    make = getattr(sparsejax, f"{name}_sync")
+    make = getattr(systems, f"{name}_sync")
     pair, one = make(0.05, names), make(0.05)
     state = sparsejax.init(pair, PARAMS, mesh, names)
     specs = sparsejax.state_specs(state)
@@ -293,7 +296,7 @@ def test_two_axes_may_be_the_ranks(name):
 def test_a_second_axis_may_shard_what_is_chosen_from(name, check_vma):
     devices = np.array(jax.devices()).reshape(4, 2)
     mesh = jax.sharding.Mesh(devices, ("data", "model"))
-    make = getattr(sparsejax, f"{name.split()[0]}_sync")
+    make = getattr(systems, f"{name.split()[0]}_sync")
     more = {"teams": 2, "between": "gather"} if name.endswith("teams") else {}
     tx = make(0.05, "data", rules={"": "sparse"}, reduce="sum", **more)
     params = {"w": np.zeros((1000, 6), np.float32)}
@@ -321,25 +324,25 @@ def test_a_second_axis_may_shard_what_is_chosen_from(name, check_vma):
 
 @pytest.mark.slow
 def test_teams_are_timed_by_running_them():
-    times = sparsejax.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), steps=2)
+    times = sparsejax.advise.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), steps=2)
     assert set(times) == {1, 2, 4}
     assert all(0 < seconds < 60 for seconds in times.values())
 
 
 def test_what_is_measured_is_not_given():
     with pytest.raises(errors.ArgumentError, match="teams is what is measured"):
-        sparsejax.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), teams=2)
+        sparsejax.advise.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), teams=2)
     for name in ("every", "warmup_steps"):
         with pytest.raises(errors.ArgumentError, match=f"{name} .*: leave it out"):
-            sparsejax.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), **{name: 8})
+            sparsejax.advise.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), **{name: 8})
     with pytest.raises(errors.ArgumentError, match="no parameter is large enough"):
-        sparsejax.measure_teams({"b": np.zeros(100)}, 0.05, helpers.mesh_of(2))
+        sparsejax.advise.measure_teams({"b": np.zeros(100)}, 0.05, helpers.mesh_of(2))
     with pytest.raises(errors.ArgumentError, match="steps must be"):
-        sparsejax.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), steps=0)
+        sparsejax.advise.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), steps=0)
 
 
 def test_topk_a_sends_what_the_papers_say():
-    tx = sparsejax.topk_a_sync(0.05, code="coo32")
+    tx = sparsejax.transforms.topk_a_sync(0.05, code="coo32")
     _, _, state = run(tx, 2)
     told = sparsejax.metrics(state)
     k = round(0.05 * PARAMS["embedding"].size)
@@ -352,6 +355,6 @@ def test_explain_says_what_they_send():
     told = sparsejax.explain(
         ALL["spardl"](), PARAMS, ranks=14, gbit_per_s=25, latency_us=20
     )
-    leaf = next(leaf for leaf in told.leaves if leaf.path == "embedding")
-    assert leaf.scheme.startswith("SparDL")
+    leaf = told.row("embedding")
+    assert leaf.scheme == "SparDL"
     assert leaf.sent_bytes < 0.15 * leaf.dense_bytes

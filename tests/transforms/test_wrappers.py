@@ -57,7 +57,7 @@ def test_an_optimizer_inside_accumulate_sleeps():
 
 
 def test_momentum_correction_serves_a_scheme_that_selects():
-    momentum = sparsejax.MomentumCorrection(0.5, masking=False)
+    momentum = sparsejax.transforms.MomentumCorrection(0.5, masking=False)
     tx = sparsejax.sync(schemes.GTopk(0.05), reduce="sum", rules=SPARSE, feedback=momentum)
     grads = draw(6)
     updates, state = train(tx, grads)
@@ -122,8 +122,8 @@ def test_what_wrappers_refuse():
         with pytest.raises(errors.ArgumentError, match="wraps an optax transformation"):
             wrap(schemes.Zen())
     with pytest.raises(errors.ArgumentError, match="two would each keep"):
-        sparsejax.feedback(sparsejax.zen_sync())
-    with pytest.raises(errors.ArgumentError, match=r"feedback must be sparsejax\.Residual"):
+        sparsejax.transforms.feedback.feedback(sparsejax.zen_sync())
+    with pytest.raises(errors.ArgumentError, match=r"feedback must be Residual\(\)"):
         sparsejax.sync(schemes.Zen(), feedback="residual")
     inside = sparsejax.accumulate(sparsejax.zen_sync(), 2)
     around = optax.MultiSteps(inside, 2).gradient_transformation()

@@ -91,10 +91,10 @@ def sides(density: float, **options: Any) -> dict[str, Any]:
         "spardl": spardl(),
         "spardl, R-SAG of 2": spardl(teams=2, between="swaps"),
         "spardl, B-SAG of 2": spardl(teams=2, between="gather"),
-        "gtopk": sparsejax.gtopk_sync(density, **options),
-        "topk_a": sparsejax.topk_a_sync(density, **options),
-        "topk_dsa": sparsejax.topk_dsa_sync(density, **options),
-        "gaussian_k": sparsejax.gaussian_k_sync(density, **options),
+        "gtopk": sparsejax.transforms.gtopk_sync(density, **options),
+        "topk_a": sparsejax.transforms.topk_a_sync(density, **options),
+        "topk_dsa": sparsejax.transforms.topk_dsa_sync(density, **options),
+        "gaussian_k": sparsejax.transforms.gaussian_k_sync(density, **options),
     }
 
 

@@ -108,9 +108,10 @@ class PowerSGD(base.LossyScheme):
 
     def forecast(self, load: Load) -> Forecast:
         n, m = as_matrix(load.shape)
-        size = load.units * self.rank * wide(load.dtype).itemsize
+        matrices = load.size // max(n * m, 1)
+        size = matrices * self.rank * wide(load.dtype).itemsize
         halves = (collectives.all_reduce_bytes(size * side, load.ranks) for side in (n, m))
-        return Forecast(*halves, messages=4 * agreeing(load.ranks))
+        return Forecast(*halves, messages=4 * agreeing(load.ranks), rounds=2)
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:

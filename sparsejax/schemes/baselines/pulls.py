@@ -83,7 +83,8 @@ class Spread(PullEntries):
         even = fullest_part(last, n, n * shares, True, 1.0)
         scattered, turns, _ = sent_bytes(inner, share, n - 1)
         gathered, more, _ = sent_bytes(outer, even, n - 1)
-        return scattered + gathered, 3 * agreeing(n) + (turns + more) * (n - 1)
+        turns += more
+        return scattered + gathered, 3 * agreeing(n) + turns * (n - 1), turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,12 +112,13 @@ class Doubled(PullEntries):
         n, last = load.ranks, load.counts[-1]
         units = -(-load.units // 32) * 32
         steps = ladder.ladder(units, unit_bytes, 1, message.code, message.ratio)
-        pulled, waits = 0.0, 0
+        pulled, waits, rounds = 0.0, 0, 0
         for held in merged(n)[:-1]:
             part = min(held * fullest, math.ceil(last))
             sent, turns, _ = sent_bytes(steps, part, 1)
             pulled, waits = pulled + sent, waits + turns + agreeing(n)
-        return pulled, waits
+            rounds += turns
+        return pulled, waits, rounds
 
 
 def _uncapped(message: Message) -> Message:

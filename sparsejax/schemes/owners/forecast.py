@@ -20,11 +20,15 @@ def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
     if not has_even_parts(n, width, load.units):
         size = load.size * unit_bytes // load.numbers
         whole, least = collectives.all_reduce_bytes(size, n), 0
-    if pushed + least >= dense.bytes:
+    # As where it is traced, and where it runs.
+    shortest = (n - 1) * 4.0 * push_steps.rungs[0].words
+    if max(pushed, shortest) + least >= dense.bytes:
         return dense
     fullest = fullest_part(load.counts[-1], n, width, balanced, load.sum_skewness)
-    pulled, waits = how.way.forecast(load, how.pull, width, unit_bytes, fullest)
+    pulled, waits, turns = how.way.forecast(load, how.pull, width, unit_bytes, fullest)
     if pulled >= whole:
-        pulled, waits = whole, agreeing(n) + n - 1
+        pulled, waits, turns = whole, agreeing(n) + n - 1, 1
     messages = rounds * (n - 1) + agreeing(n)
-    return Forecast(pushed, float(pulled), messages + waits, capacity)
+    return Forecast(
+        pushed, float(pulled), messages + waits, capacity, rounds=rounds + turns
+    )

@@ -198,8 +198,8 @@ class Pull(abc.ABC):
     @abc.abstractmethod
     def forecast(
         self, load: Load, message: Message, width: int, unit_bytes: int, fullest: int
-    ) -> tuple[float, int]:
-        """Reckons the bytes that one rank would send, and messages that follow one another.
+    ) -> tuple[float, int, int]:
+        """Reckons the bytes that one rank would send, the messages, and the rounds.
 
         Args:
             load: What there is to add up.
@@ -249,7 +249,7 @@ class Gather(PullEntries):
     def forecast(self, load, message, width, unit_bytes, fullest):
         steps = message.ladder(width, unit_bytes, load.ranks)
         sent, turns, _ = sent_bytes(steps, fullest, load.ranks - 1)
-        return sent, agreeing(load.ranks) + turns * (load.ranks - 1)
+        return sent, agreeing(load.ranks) + turns * (load.ranks - 1), turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,4 +261,4 @@ class Whole(Pull):
 
     def forecast(self, load, message, width, unit_bytes, fullest):
         # As every way that would send more than all sums, which is reckoned elsewhere.
-        return math.inf, 0
+        return math.inf, 0, 0

@@ -82,4 +82,5 @@ class GTopk(top_k.TopKScheme):
         sizes = top_k.cut(load.size, 1).ladder(1, k, dtype, self.code)
         message = 4.0 * sizes.rungs[-1].words
         forth, back = len(swaps) + bool(fold), bool(unfold)
-        return Forecast(forth * message, back * message, forth + back, k)
+        rounds = forth + back
+        return Forecast(forth * message, back * message, rounds, k, rounds=rounds)

@@ -261,12 +261,16 @@ class OkTopk(top_k.TopKScheme):
         fullest = fullest_part(regions.k, n, regions.width, True, 1.0, n)
         sizes = regions.split_ladder(dtype, self.code)
         push, turns, room = sent_bytes(sizes, min(regions.room, fullest), n - 1)
+        # Of an all-to-all or a gather each round is n - 1 messages, as in the paper.
+        latencies = turns * (n - 1)
         if self.split == "rotated":
             turns *= gathers.rotated_waits(n, self.bucket)
+            latencies = turns
         fullest = fullest_part(regions.k, n, regions.width, True, 1.0)
         sizes = regions.gather_ladder(dtype, self.code, self.balance_at)
         pull, more, _ = sent_bytes(sizes, fullest, n - 1)
-        return Forecast(push, pull, turns + more + 2 * agreeing(n), room)
+        latencies += more * (n - 1) + 2 * agreeing(n)
+        return Forecast(push, pull, latencies, room, rounds=turns + more)
 
 
 def _exchange_counts(parts, above, threshold, wire):

@@ -170,7 +170,8 @@ class SparDL(top_k.TopKScheme):
         hops, rounds = others.bit_length(), (teams.number - 1).bit_length()
         between = rounds if teams.recursive else teams.number - 1
         push = (others + between) * block
-        return Forecast(push, others * block, 2 * hops + rounds, teams.k)
+        rounds += 2 * hops
+        return Forecast(push, others * block, rounds, teams.k, rounds=rounds)
 
 
 def _network(network: Any) -> Network:

@@ -171,6 +171,15 @@ class Zen(base.Scheme):
             return hierarchical
         return min(balanced, hierarchical, key=lambda told: told.bytes)
 
+    def candidates(self, ranks: int) -> tuple[type[base.Scheme], ...]:
+        """The schemes between which it chooses on so many ranks: all of them compiled."""
+        return {
+            "balanced": (BalancedParallelism,),
+            "hierarchical": (HierarchicalCentralization,),
+            "soonest": (AGSparse, BalancedParallelism),
+            "bytes": (BalancedParallelism, HierarchicalCentralization),
+        }[self._choice(ranks)]
+
     def _choice(self, ranks):
         """The choice; "soonest" and "bytes" are settled when the program runs."""
         if ranks == 2 and self.optimum != "balanced":

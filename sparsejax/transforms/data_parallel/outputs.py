@@ -60,7 +60,7 @@ def put_together(outputs: Any, aux: Any, share: Share) -> Any:
 
 
 def _one(keys, x, kind, share):
-    path = tree.written(tree.unboxed([keys])[0])
+    path = tree.named(keys)
     name = f"the auxiliary output {path!r}" if path else "the auxiliary output"
     dtype = getattr(x, "dtype", None)
     if dtype is None and isinstance(x, (bool, int, float, complex)):

@@ -57,7 +57,7 @@ class Batches:
         shape = np.shape(x)
         if shape and shape[0] % ranks == 0:
             return
-        name = f"the array {tree.written(path)!r}" if path else "the array"
+        name = f"the array {tree.named(path)!r}" if path else "the array"
         if not shape:
             raise ArgumentError(
                 "each array of a batch is split over the ranks along its leading axis; got "

@@ -75,7 +75,7 @@ def require_usable(state: Any, call: str) -> None:
         if leaf.is_deleted():
             raise StateError(
                 f"{call} was given a state that is used up: its leaf "
-                f"{tree.written(path)!r} was deleted when an earlier step reused its "
+                f"{tree.named(path)!r} was deleted when an earlier step reused its "
                 "memory. Go on with the state that the step returned, "
                 "state, loss = trainer.step(state, batch); or make the trainer with "
                 "sparsejax.data_parallel(..., donate=False), whose steps leave it as it is."

@@ -254,22 +254,24 @@ def data_parallel(
     """Makes a train step that runs on every device of a mesh axis.
 
     Example:
-        trainer = sparsejax.data_parallel(
-            loss_fn, optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), mesh)
-        state = trainer.init(params)
-        for batch in batches:
-            state, loss = trainer.step(state, batch)
+        >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
+        >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
+        >>> state = trainer.init(params)
+        >>> for batch in batches:
+        ...     state, loss = trainer.step(state, batch)
 
-    With dropout and batch statistics:
-        def loss_fn(params, batch, *, variables, key, train=True):
-            ...
-            return loss, ({"logits": logits}, variables)
+        With dropout and batch statistics:
 
-        trainer = sparsejax.data_parallel(
-            loss_fn, tx, mesh, aux="stack", eval_fn=functools.partial(loss_fn, train=False))
-        state = trainer.init(params, variables=statistics, key=jax.random.key(0))
-        state, (loss, aux) = trainer.step(state, batch)
-        loss, aux = trainer.evaluate(state, batch)
+        >>> def loss_fn(params, batch, *, variables, key, train=True):
+        ...     logits, variables = model(params, batch, variables, key, train)
+        ...     loss = optax.squared_error(logits, batch["y"]).mean()
+        ...     return loss, ({"logits": logits}, variables)
+        >>> eval_fn = functools.partial(loss_fn, train=False)
+        >>> trainer = sparsejax.data_parallel(
+        ...     loss_fn, tx, mesh, aux="stack", eval_fn=eval_fn)
+        >>> state = trainer.init(params, variables=statistics, key=jax.random.key(0))
+        >>> state, (loss, aux) = trainer.step(state, batch)
+        >>> loss, aux = trainer.evaluate(state, batch)
 
     A batch is a tree of arrays, split over the ranks along their leading axis. In a job of
     several processes each gives its own part of it, as NumPy arrays: the shares of the

@@ -75,7 +75,7 @@ def check_ranks(variables: Any, ranks: int) -> None:
         for below, leaf in jax.tree_util.tree_leaves_with_path(held):
             if leaf.shape[0] != ranks:
                 raise StateError(
-                    f"the variable {tree.written((*path, *below))!r} is kept by "
+                    f"the variable {tree.named((*path, *below))!r} is kept by "
                     f"{leaf.shape[0]} ranks, and there are {ranks}: sparsejax.resized("
                     "state, like=trainer.init(params, ...)) gives each of them the average."
                 )
@@ -117,7 +117,7 @@ def merged(variables: Any, new: Any, share: Share) -> Any:
     def one(path, node, old, new):
         if isinstance(node, PerRank):
             return node.with_value(jax.tree.map(kept, old, new))
-        return _averaged(tree.written(tree.unboxed([path])[0]), node, new, share)
+        return _averaged(tree.named(path), node, new, share)
 
     return jax.tree_util.tree_map_with_path(one, variables, old, new, is_leaf=_is_per_rank)
 

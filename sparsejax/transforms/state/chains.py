@@ -33,7 +33,8 @@ from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.feedback import FeedbackState
 from sparsejax.transforms.select import SelectState
 from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.per_rank import OUTLINE, PerRank, find, observed
+from sparsejax.transforms.state.observing import observed
+from sparsejax.transforms.state.per_rank import OUTLINE, PerRank, find
 from sparsejax.transforms.wrappers import AccumulateState, SkipState, WarmUpState
 
 
@@ -60,8 +61,8 @@ def check_chain(
     """
     summed = {
         path
-        for _, buckets, _ in observed(tx, params)
-        for bucket in buckets
+        for exchange in observed(tx, params).exchanges
+        for bucket in exchange.buckets
         for path in bucket.paths
     }
 
@@ -73,7 +74,7 @@ def check_chain(
             for path, leaf in zip(paths, leaves, strict=True)
         ]
         state = tx.init(params)
-        check_not_inside_multi_steps(state)
+        check_not_inside(state)
         _check_sleep(state)
         if not summed:
             if find(state, SelectState):
@@ -146,7 +147,7 @@ def _check_state(state, names):
             _check_state(node.inner, names)
         elif not ours(node) and axes.varying_axes(node) & names:
             raise StateError(
-                f"the optimizer's state at {tree.written(keys)!r} would differ by rank: a "
+                f"the optimizer's state at {tree.named(keys)!r} would differ by rank: a "
                 "transformation with a state stands in front of the synchronization, and "
                 "is given each rank's own gradient. Its copies would drift apart, and a "
                 "checkpoint keep one of them. Synchronize first: "
@@ -169,12 +170,19 @@ def _check_sleep(state):
         )
 
 
-def check_not_inside_multi_steps(state):
-    """Raises where optax.MultiSteps would add up gradients that differ by rank."""
-    for outer in find(state, optax.MultiStepsState):
-        if find(tuple(outer), (PerRank, ExchangeState)):
+def check_not_inside(state):
+    """Raises where optax would add up, or decide by, gradients that differ by rank."""
+    for outer in find(state, (optax.MultiStepsState, optax.ApplyIfFiniteState)):
+        if not find(tuple(outer), (PerRank, ExchangeState)):
+            continue
+        if isinstance(outer, optax.MultiStepsState):
             raise StateError(
                 "optax.MultiSteps is around a synchronization: it adds up gradients that "
                 "differ by rank in a state that is declared equal on all. Use "
                 "sparsejax.accumulate(tx, every=k) around the chain instead."
             )
+        raise StateError(
+            "optax.apply_if_finite is around a synchronization: each rank would decide by "
+            "its own gradient whether to take part. Use sparsejax.skip_nonfinite(tx) "
+            "around the chain instead, by which all ranks decide alike."
+        )

@@ -9,28 +9,20 @@ and so the loss is found.
 """
 
 import contextvars
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from sparsejax.axes import AxisName, as_varying, varying_axes
+from sparsejax.axes import AxisName, as_varying, axis_names, is_checking, varying_axes
 from sparsejax.errors import StateError
 from sparsejax.transforms.state import tree
 from sparsejax.units.dtypes import wide
 from sparsejax.wire import Wire
-
-
-# Set while `observed` asks which leaves a transformation would exchange: then `init` makes
-# no state by rank, since no mesh is needed to answer.
-OBSERVER: contextvars.ContextVar[Callable | None] = contextvars.ContextVar(
-    "observer", default=None
-)
 
 
 # Set while a whole chain is checked: then `update` only says what types it returns.
@@ -110,25 +102,6 @@ def by_rank(params: Any, axis_name: AxisName) -> PerRank:
     return PerRank(tree.map_leaves(zeros, params), axis_name, ranks=ranks)
 
 
-def observed(tx: optax.GradientTransformation, params: Any) -> list[tuple]:
-    """The exchanges in a transformation, however deep, with the buckets that each has.
-
-    Nothing is computed, and no mesh is needed.
-
-    Returns:
-        For each exchange itself, its buckets, and the leaves.
-    """
-    exchanges: list[tuple] = []
-    token = OBSERVER.set(lambda *seen: exchanges.append(seen))
-    try:
-        # A fresh function, and none inside it cached: JAX would remember this run.
-        with jax.disable_jit():
-            jax.eval_shape(lambda params: tx.init(params), params)
-    finally:
-        OBSERVER.reset(token)
-    return exchanges
-
-
 def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
     """Raises where what is held by rank is not of the ranks that there are.
 
@@ -137,18 +110,64 @@ def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
         ranks: How many ranks there are.
         inside: Whether each rank was given its own part, as inside `shard_map`.
     """
-    is_held = lambda node: isinstance(node, PerRank)
-    nodes = jax.tree.leaves(state, is_leaf=is_held)
-    held = [node.value for node in nodes if is_held(node) and node.paths is None]
-    for leaf in jax.tree.leaves(held):
-        rows = leaf.shape[0]
-        if rows != (1 if inside else ranks):
+    for held in find(state, PerRank):
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(held.value):
+            rows = leaf.shape[0]
+            if held.paths is not None or rows == (1 if inside else ranks):
+                continue
+            name = tree.named(keys)
+            if inside and _is_whole(leaf, held.axis_name, ranks):
+                raise StateError(
+                    f"of {name!r} each rank was given what all {rows} hold: the state was "
+                    "passed to shard_map with the spec P(). Pass it with "
+                    "sparsejax.state_specs(state) in in_specs and out_specs."
+                )
             made = rows * ranks if inside else rows
             raise StateError(
-                f"the state was made for {made} ranks, and there are {ranks}: "
-                "sparsejax.resized(state, like=sparsejax.init(tx, params, mesh)) gives "
-                "what was held to those there are; if the synchronization has "
-                "reduce='sum', give it that, too." + (_OR_WHOLE if inside else "")
+                f"the state, by its {name!r}, was made for {made} ranks, and there are "
+                f"{ranks}: sparsejax.resized(state, like=sparsejax.init(tx, params, mesh)) "
+                "gives what was held to those there are."
+            )
+
+
+def _is_whole(leaf, axis_name, ranks):
+    """Whether a rank was given the rows of all ranks."""
+    if not is_checking(axis_name):
+        return leaf.shape[0] == ranks
+    return not frozenset(axis_names(axis_name)) & varying_axes(leaf)
+
+
+def check_like(
+    held: PerRank | None, paths: Sequence[str], leaves: Sequence[Any], structure: Any
+) -> None:
+    """Raises where what is held is of other parameters than those of the gradients.
+
+    Args:
+        held: A tree like the parameters, by rank; masked where nothing is held of a leaf.
+        paths: The paths of the gradients.
+        leaves: The gradients.
+        structure: Their structure.
+    """
+    if held is None:
+        return
+    what = "the state was made for other parameters"
+    fix = "Make it with those that are trained: sparsejax.init(tx, params, mesh)."
+    try:
+        rows = structure.flatten_up_to(held.value)
+    except ValueError:
+        pairs = jax.tree_util.tree_leaves_with_path(held.value, is_leaf=tree.is_masked)
+        there = [tree.named(keys) for keys, _ in pairs]
+        missing = [path for path in paths if path not in there]
+        extra = [path for path in there if path not in paths]
+        found = f"the gradients have {missing}, the state {extra}"
+        if not missing and not extra:
+            found = f"the gradients are {structure}, and the state is of other nodes"
+        raise StateError(f"{what}: {found}. {fix}") from None
+    for path, leaf, row in zip(paths, leaves, rows, strict=True):
+        if not tree.is_masked(row) and row.shape[1:] != leaf.shape:
+            raise StateError(
+                f"{what}: in it {path!r} has the shape {list(row.shape[1:])}, its gradient "
+                f"{list(leaf.shape)}. {fix}"
             )
 
 
@@ -169,18 +188,12 @@ def check_whole(state: Any) -> None:
             if leaf.shape[0] != made:
                 raise StateError(
                     f"the state was made for {made} ranks, and holds {leaf.shape[0]} rows "
-                    f"for {tree.written(keys)!r}: the others were lost on the way, as with "
+                    f"for {tree.named(keys)!r}: the others were lost on the way, as with "
                     "orbax's strict=False. Restore it into "
                     f"sparsejax.abstract_state(tx, params, mesh, ranks={made}), and give "
                     "what comes back to sparsejax.resized(state, like=sparsejax.init(tx, "
                     "params, mesh))."
                 )
-
-
-_OR_WHOLE = (
-    " (Or the state was passed to shard_map with P(), and each rank has what all hold: its "
-    "specs are sparsejax.state_specs(state).)"
-)
 
 
 def find(state: Any, kind: type | tuple[type, ...]) -> list[Any]:

@@ -16,7 +16,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from sparsejax import axes as mesh_axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.errors import AxisError
-from sparsejax.transforms.state import chains
+from sparsejax.transforms.signatures import described
+from sparsejax.transforms.state import chains, observing
 from sparsejax.transforms.state.specs import (
     Known,
     check_types,
@@ -86,6 +87,7 @@ def _maker(tx, params, mesh, axis_name, param_specs, check_vma):
     return wrap(tx.init, out_specs=specs), specs
 
 
+@described
 def bind(
     tx: optax.GradientTransformation,
     mesh: Mesh,
@@ -114,7 +116,8 @@ def bind(
     axis_name = data_axis(mesh, axis_name, "sparsejax.bind")
 
     def bound(params):
-        if set(mesh_axes.axis_names(axis_name)) & set(mesh_axes.manual_axes()):
+        on_ranks = set(mesh_axes.axis_names(axis_name)) & set(mesh_axes.manual_axes())
+        if on_ranks or observing.is_observing():
             return tx.init(params)
         return init(
             tx, params, mesh, axis_name, param_specs=param_specs, check_vma=check_vma

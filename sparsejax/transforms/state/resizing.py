@@ -27,9 +27,8 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     kept.
 
     Example:
-        >>> # state was saved by eight ranks, mesh has four
-        >>> fresh = sparsejax.init(tx, params, mesh)
-        >>> state = sparsejax.resized(state, like=fresh)
+        >>> fresh = sparsejax.init(tx, params, mesh)  # of four ranks
+        >>> state = sparsejax.resized(state, like=fresh)  # it was saved by eight
 
     Args:
         state: The state, whole, as a checkpoint gives it back when it is restored into
@@ -69,7 +68,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
             return fresh._replace(totals=jax.tree.map(place, x.totals, fresh.totals))
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return jax.device_put(x, fresh.sharding)
-        return _placed(tree.written(keys), _whole(tree.written(keys), x), fresh)
+        return _placed(tree.named(keys), _whole(tree.named(keys), x), fresh)
 
     pairs = zip(old, new, strict=True)
     return structure.unflatten([node(keys, x, y) for (keys, x), y in pairs])
@@ -99,7 +98,7 @@ def _spread(mean):
     """From what ranks held, and a fresh array, to what the new ranks hold."""
 
     def spread(keys, x, fresh):
-        path = tree.written(keys)
+        path = tree.named(keys)
         x = _whole(path, x)
         if x.shape[1:] != fresh.shape[1:]:
             raise StateError(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from sparsejax import axes as mesh_axes
 from sparsejax.axes import AxisName
@@ -21,7 +21,7 @@ from sparsejax.errors import ArgumentError, AxisError, StateError
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.select import SelectState
 from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.chains import check_not_inside_multi_steps
+from sparsejax.transforms.state.chains import check_not_inside
 from sparsejax.transforms.state.per_rank import PerRank, check_whole, find
 
 
@@ -47,7 +47,7 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
             "state_specs needs params and param_specs, or neither: the paths and shapes of "
             "the parameters tell it what is sharded like them."
         )
-    check_not_inside_multi_steps(state)
+    check_not_inside(state)
     check_whole(state)
     known = None if params is None else Known.of(params, param_specs)
     per_rank = lambda node: isinstance(node, PerRank)
@@ -74,11 +74,18 @@ def _placed(leaf):
 
 def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
     """The axis given, or the only one of the mesh."""
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise ArgumentError(
+            f"{what} needs a mesh, such as jax.sharding.Mesh(jax.devices(), ('data',)), "
+            f"got a {type(mesh).__name__}."
+        )
+    mesh_axes.check_axis_name(axis_name, what)
     if axis_name is None:
         if len(mesh.axis_names) != 1:
             raise AxisError(
                 f"{what}: the mesh has the axes {mesh.axis_names}; name the one over which "
-                f"gradients are synchronized, axis_name={mesh.axis_names[0]!r}."
+                f"gradients are synchronized, axis_name={mesh.axis_names[0]!r}, here and "
+                f"in the chain: sparsejax.zen_sync({mesh.axis_names[0]!r})."
             )
         return mesh.axis_names[0]
     check_axes(mesh, mesh_axes.axis_names(axis_name), what)
@@ -171,7 +178,7 @@ class Known(NamedTuple):
         for own in like if np.prod(shape) > 1 else ():
             if own.axes and own.path:
                 raise StateError(
-                    f"the state has at {tree.written(path)!r} an array of shape "
+                    f"the state has at {tree.named(path)!r} an array of shape "
                     f"{list(shape)}, and the parameter {own.path!r} of shape "
                     f"{list(own.shape)} is sharded {own.spec}: how the array is sharded "
                     "does not follow. Give state_specs the parameters of the state (both "
@@ -201,7 +208,7 @@ def _of_per_rank(node, known):
     if node.paths is None:
 
         def like(keys, leaf):
-            own = checked(known.at(keys), tree.written(keys))
+            own = checked(known.at(keys), tree.named(keys))
             if np.shape(leaf)[1:] != own.shape:
                 raise StateError(
                     f"the state was made for a parameter {own.path!r} of shape "
@@ -253,7 +260,7 @@ def check_types(state: Any, specs: Any) -> None:
     for (path, leaf), spec in zip(
         pairs, jax.tree.leaves(specs, is_leaf=is_spec), strict=True
     ):
-        own = _Parameter(tree.written(path), np.shape(leaf), spec)
+        own = _Parameter(tree.named(path), np.shape(leaf), spec)
         missing = sorted(mesh_axes.varying_axes(leaf) - own.axes)
         if missing:
             raise StateError(

@@ -1,6 +1,7 @@
 """Trees of gradients: their paths, their leaves, and arrays of zeros like them."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import optax
 from jax.core import Tracer
 
 from sparsejax.axes import varying_axes
-from sparsejax.errors import LeafError
+from sparsejax.errors import ArgumentError, LeafError
 from sparsejax.units.sparse_tensor import SparseTensor
 
 
@@ -60,6 +61,11 @@ def written(keys: tuple) -> str:
     return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
+def named(keys: tuple) -> str:
+    """The keys on the way to one leaf, written as messages and metrics name it."""
+    return written(unboxed([keys])[0])
+
+
 def unboxed(paths: Sequence[tuple]) -> list[tuple]:
     """The keys on the way to each leaf, without a `.value` at their ends.
 
@@ -91,6 +97,30 @@ def check_dtype(path: str, leaf: Any) -> None:
             f"leaf {path!r} is {kind}; only real floating gradients of 16, 32 or 64 bits "
             "can be synchronized. Leave it out with optax.masked, or convert it (a complex "
             "number is two)."
+        )
+
+
+def check_transformation(tx: Any, params: Any) -> None:
+    """Raises unless these are an optax transformation and a tree of arrays."""
+    is_tx = lambda node: isinstance(node, optax.GradientTransformation)
+    wanted = "optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))"
+    if not is_tx(tx):
+        swapped = ", and params is one: they are swapped" if is_tx(params) else ""
+        swapped = ": call it" if inspect.isfunction(tx) else swapped
+        raise ArgumentError(
+            f"tx must be an optax transformation, such as {wanted}, got a "
+            f"{type(tx).__name__}{swapped}."
+        )
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_tx):
+        if hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex):
+            continue
+        where = f"their leaf {named(keys)!r}" if keys else "params"
+        fix = "those of a flax model are nnx.state(model, nnx.Param) or model.init(key, x)"
+        if is_tx(leaf):
+            fix = "an optimizer goes first, (tx, params), and the parameters second"
+        raise ArgumentError(
+            f"params must be a tree of arrays, and {where} is a {type(leaf).__name__}: "
+            f"{fix}."
         )
 
 
@@ -144,8 +174,21 @@ def nothing(shapes: Any) -> Any:
     return jax.tree.map(zeros, shapes, is_leaf=is_sparse)
 
 
+class Transformation(optax.GradientTransformationExtraArgs):
+    """A transformation that prints as the call that made it.
+
+    Attributes:
+        text: That call; empty before it is known.
+    """
+
+    text: str = ""
+
+    def __repr__(self) -> str:
+        return self.text or super().__repr__()
+
+
 def transformation(
     init: Callable[..., Any], update: Callable[..., Any]
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation of two functions whose states are of types of this library."""
-    return optax.GradientTransformationExtraArgs(init, update)
+    return Transformation(init, update)

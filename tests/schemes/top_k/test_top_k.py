@@ -127,9 +127,9 @@ def test_nothing_is_lost_in_300_steps(name, n):
 
 
 ONCE = {
-    "topk_a": sparsejax.topk_a_sync,
-    "topk_dsa": sparsejax.topk_dsa_sync,
-    "gaussian_k": sparsejax.gaussian_k_sync,
+    "topk_a": sparsejax.transforms.topk_a_sync,
+    "topk_dsa": sparsejax.transforms.topk_dsa_sync,
+    "gaussian_k": sparsejax.transforms.gaussian_k_sync,
 }
 ONCE_ON = [
     *((name, n, "many") for name in ("topk_a", "topk_dsa") for n in RANKS),

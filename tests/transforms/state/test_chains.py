@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import nnx
 
 import sparsejax
 from sparsejax.errors import ArgumentError, StateError
+from sparsejax.transforms.state import tree
 from tests import helpers
 
 
@@ -28,6 +30,16 @@ def test_an_optimizer_in_front_of_the_synchronization_is_named(sync, check_vma):
     tx = optax.chain(optax.adam(1e-3), sync())
     with pytest.raises(StateError, match=r"0/0/mu/bias.* differ by rank.*zen_sync"):
         init(tx, check_vma=check_vma)
+
+
+def test_leaves_of_flax_models_are_named_as_in_metrics():
+    """Their parameters end in `.value`, and their gradients do not."""
+    params = nnx.state(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Param)
+    named = tree.flatten(params)[0][0]
+    assert named in ("bias", "kernel")
+    tx = optax.chain(optax.adam(1e-3), sparsejax.zen_sync())
+    with pytest.raises(StateError, match=f"'0/0/mu/{named}' would differ by rank"):
+        sparsejax.init(tx, params, helpers.mesh_of(N))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +104,15 @@ def test_what_fails_between_a_sparsifier_and_its_synchronization(between):
 def test_entries_that_nobody_sums():
     with pytest.warns(UserWarning, match=r"all leaves .*sparsejax.zen_sync"):
         init(top_k())
+
+
+def test_a_wrapper_of_optax_that_decides_by_rank():
+    tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
+    with pytest.raises(StateError, match=r"apply_if_finite.*sparsejax.skip_nonfinite"):
+        init(optax.apply_if_finite(tx, 2))
+    with pytest.raises(StateError, match=r"MultiSteps.*sparsejax.accumulate"):
+        init(optax.MultiSteps(tx, 2).gradient_transformation())
+    init(optax.chain(sparsejax.zen_sync(), optax.apply_if_finite(optax.adam(1e-3), 2)))
 
 
 def test_an_optimizer_that_is_run_on_zeros():

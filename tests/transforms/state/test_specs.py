@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import sparsejax
-from sparsejax import schemes
+from sparsejax import schemes, sparsifiers
 from sparsejax.errors import ArgumentError, AxisError, StateError
 from sparsejax.schemes.top_k.base import TopKScheme
 from sparsejax.transforms.feedback import FeedbackState
@@ -80,14 +80,18 @@ def behind(first, *rest):
 TRANSFORMATIONS = {
     "dgc": behind(lambda: sparsejax.dgc(0.1, **SHARED), sync),
     "kept": behind(lambda: sync(HalfKept(density=0.5))),
-    "by_shard": behind(lambda: sparsejax.reuse_threshold(0.1, **SMALL), sync),
+    "by_shard": behind(
+        lambda: sparsejax.sparsify(sparsifiers.ReuseThreshold(0.1), **SMALL), sync
+    ),
     "together": behind(
-        lambda: sparsejax.reuse_threshold(0.1, global_=True, **SHARED),
+        lambda: sparsejax.sparsify(sparsifiers.ReuseThreshold(0.1), global_=True, **SHARED),
         lambda: sync(schemes.BalancedParallelism()),
     ),
     "zen_every": behind(
         lambda: sync(
-            schemes.Zen(), every=2, sparsifier=sparsejax.reuse_threshold(0.1, **SHARED)
+            schemes.Zen(),
+            every=2,
+            sparsifier=sparsejax.sparsify(sparsifiers.ReuseThreshold(0.1), **SHARED),
         )
     ),
     "zen_bytes": behind(lambda: sync(schemes.Zen("bytes"), every=2)),
@@ -442,7 +446,7 @@ def test_what_is_of_all_leaves_is_of_all_their_shards(options):
 def test_leaves_that_are_written_alike_and_sharded_apart():
     params = {"a": {"b": np.zeros(64)}, "a/b": np.zeros(64)}
     specs = {"a": P("model"), "a/b": P()}
-    tx = sparsejax.reuse_threshold(0.1, **SMALL)
+    tx = sparsejax.sparsify(sparsifiers.ReuseThreshold(0.1), **SMALL)
     with pytest.raises(StateError, match="path written 'a/b', and they are not sharded"):
         init(tx, params, specs)
     state = init(tx, params, P("model"))

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import inspect
 import re
 import sys
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax.advise.explain import explain
+from sparsejax.advise.explain.explanation import explain
 from sparsejax.advise.plan import Plan
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.forecast import Network
@@ -47,7 +48,7 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--gbit-per-s", type=float, required=True)
     parser.add_argument("--latency-us", type=float, required=True)
-    parser.add_argument("--density", type=float, help="of one rank's gradient; 0.01")
+    parser.add_argument("--density", type=float, help="of every leaf's gradient")
     parser.add_argument(
         "--leaf-density",
         action="append",
@@ -106,7 +107,7 @@ def _target(options):
 
 
 def _imported(text):
-    """The object that "module:name" names; what it returns if it is a function."""
+    """The object that "module:name" names; what it returns if it is called with nothing."""
     module, _, name = text.partition(":")
     if not name or not module or module.startswith("."):
         raise ArgumentError(f"the model must be written module:name, got {text!r}.")
@@ -114,7 +115,18 @@ def _imported(text):
     model = importlib.import_module(module)
     for part in name.split("."):
         model = getattr(model, part)
-    return model() if callable(model) else model
+    if not callable(model):
+        return model
+    try:
+        inspect.signature(model).bind()
+    except TypeError as error:
+        raise ArgumentError(
+            f"{text} is a {type(model).__name__} that cannot be called without arguments "
+            f"({error}). Name parameters, a pair (optimizer, parameters), or a function of "
+            "no arguments that returns either; the parameters of a flax model are "
+            "nnx.state(model, nnx.Param), or model.init(key, x)."
+        ) from None
+    return model()
 
 
 def _leaves(texts):

@@ -1,0 +1,216 @@
+"""What was assumed, what there is to compile, and one sentence of advice."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from sparsejax import schemes, sparsifiers
+from sparsejax.advise.explain.densities import TABLE
+from sparsejax.advise.explain.reading import Group
+from sparsejax.advise.explain.rows import CHOSEN, Row, Times, forecast_of
+from sparsejax.schemes.base import LossyScheme, Scheme
+from sparsejax.schemes.forecast import independent
+from sparsejax.transforms.buckets import SPARSE_FROM
+
+
+_DENSE = schemes.AllReduce.__name__
+_WORTH = 0.9  # of the time; what takes more than that is not worth the change
+_DGC = 0.01
+_SYSTEMS = {
+    "OkTopk": "sparsejax.ok_topk_sync(...)",
+    "SparDL": "sparsejax.spardl_sync(...)",
+    "GTopk": "sparsejax.transforms.gtopk_sync(...)",
+    "PowerSGD": "sparsejax.power_sgd_sync(...)",
+}
+# benchmarks/results/core-jax0.10.2.jsonl, part "compile".
+_MEASURED = (
+    "measured with XLA:CPU (JAX 0.10.2, two cores of an AMD EPYC, eight simulated "
+    "devices), a train step of forty leaves took 4.2 to 4.7 s with none, 8.6 to 10.1 "
+    "with one, 13.0 to 14.7 with two"
+)
+
+
+def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
+    """What the rows rest upon, a sentence each."""
+    pairs = [pair for pair in zip(groups, rows, strict=True) if pair[1].taken]
+    tables = _paths([row for _, row in pairs], "assumed")
+    if tables:
+        yield (
+            f"Assumed: a rank touches {TABLE:.0%} of the rows of {_some(tables)}, by name "
+            "and shape a table; density= says better, a number or sparsejax.profile."
+        )
+    dense = _paths([row for group, row in pairs if not _chooses(group.scheme)], "dense")
+    if dense:
+        yield f"Taken to be dense, since nothing makes it sparse: {_some(dense)}."
+    sources = {source for _, row in pairs for source in row.sources}
+    if sources - {"measured", "dense"}:
+        yield "Sets of several ranks are taken to be independent, which overlap least."
+    for sparsifier in dict.fromkeys(g.sparsifier for g in groups if g.sparsifier):
+        name = type(sparsifier).__name__
+        if isinstance(sparsifier, sparsifiers.Threshold):
+            yield f"{name} selects what is large enough, at most what is said here."
+        elif (correction := getattr(sparsifier, "correction", None)) is not None:
+            yield (
+                f"{name} estimates its threshold: it selects {correction.fewest:.0%} to "
+                f"{correction.most:.0%} of what is said here."
+            )
+        most = getattr(sparsifier.density, "largest", None)
+        if isinstance(sparsifier.density, sparsifiers.Warmup):
+            yield f"{name} is taken after its warm-up; before, it sends up to {most:.3%}."
+        elif most is not None:
+            yield f"{name} is taken at the largest density of its schedule, {most:.3%}."
+    for steps in sorted({group.dense_steps for group in groups} - {0}):
+        yield f"The first {steps} exchanges send everything densely."
+    sparse = [group for group, row in pairs if row.density < 1]
+    for every in sorted({group.every for group in sparse} - {1}):
+        yield (
+            f"Of {every} steps added up, 1 - (1 - d)^{every} of the units are taken to be "
+            "there, as of steps drawn independently; steps that are alike have fewer."
+        )
+
+
+def _paths(rows, source):
+    """The leaves whose density comes from there."""
+    return [
+        path
+        for row in rows
+        for path, its in zip(row.paths, row.sources, strict=True)
+        if its == source
+    ]
+
+
+def compiling(rows: Sequence[Row]) -> str:
+    """What there is to compile, what that took elsewhere, and what lowers it."""
+    exchanges = [row for row in rows if row.taken]
+    count, kinds = len(exchanges), sum(len(row.taken) for row in exchanges)
+    if not count:
+        return "Compiling: no sparse exchange."
+    text = f"Compiling: {count} sparse exchange{'s' if count > 1 else ''}"
+    if kinds > count:
+        text += f" of {kinds} schemes in all"
+    text += f"; {_MEASURED}."
+    if any(row.sparsifier for row in rows):
+        text += " The sparsifier comes on top."
+    if kinds > count:
+        one = exchanges[0].taken[0]
+        text += f" Naming one scheme, sparsejax.sync(schemes.{one}()), compiles that alone."
+    elif count > 1:
+        text += (
+            ' The rule "dense" for what is dense, or a plan (sparsejax.make_plan) that '
+            "finds it out, compiles fewer exchanges."
+        )
+    return text
+
+
+def advise(groups: Sequence[Group], rows: Sequence[Row], times: Times) -> str:
+    """What to do, in one sentence that names the call."""
+    if all(row.dense_bytes == 0 for row in rows):
+        return "Advice: keep it as it is; there is nothing to send."
+    told, dense = (_step(rows, name) for name in (CHOSEN, _DENSE))
+    call = _call(rows)
+    if told < _WORTH * dense:
+        gain = f"{told:.3g} ms a step instead of {dense:.3g} densely"
+        sparser = _with(groups, rows, times, _sparsified)
+        return f"Advice: keep {call}: {gain}{_but(rows, told, sparser)}."
+    if any(row.sparsifier and row.taken for row in rows):
+        names = next(row.sparsifier for row in rows if row.sparsifier)
+        return (
+            f"Advice: use sparsejax.dense_sync() without {names}: what it lets through "
+            f"takes {told:.3g} ms a step, and everything {dense:.3g}."
+        )
+    zen = _with(groups, rows, times, lambda group: group)
+    if zen < _WORTH * dense:
+        gain = f"{zen:.3g} ms a step instead of {told:.3g}"
+        return f"Advice: use sparsejax.zen_sync(): {gain}{_if_assumed(rows)}."
+    dgc = _with(groups, rows, times, _sparsified)
+    dense_call = "keep" if call == "sparsejax.dense_sync()" else "use"
+    if dgc < dense / 2:
+        return (
+            f"Advice: add sparsejax.dgc({_DGC:g}) in front of sparsejax.zen_sync() if "
+            f"training bears it, {dgc:.3g} ms a step instead of {dense:.3g}; else "
+            f"{dense_call} sparsejax.dense_sync(): nothing here is sparse."
+        )
+    return (
+        f"Advice: {dense_call} sparsejax.dense_sync(): nothing here is sparse enough, "
+        f"{told:.3g} ms a step and {dense:.3g} densely."
+    )
+
+
+def _step(rows, name):
+    """Milliseconds of a step, on average over steps."""
+    return sum((row.milliseconds[name] or 0.0) / row.every for row in rows)
+
+
+def _but(rows, told, sparser):
+    """What may be better still, or what it rests upon."""
+    worse = [row for row in rows if row.verdict]
+    if worse:
+        text = f'; give {_some([row.name for row in worse])} the rule "dense"'
+        if sparser < told / 2:
+            text += f", or put sparsejax.dgc({_DGC:g}) in front, if training bears it"
+            text += f": {sparser:.3g} ms"
+        return text
+    return _if_assumed([row for row in rows if row.taken])
+
+
+def _if_assumed(rows):
+    """A clause where the gain rests on a guess."""
+    if any("assumed" in row.sources for row in rows):
+        return ", if the share of rows that is assumed holds"
+    return ""
+
+
+def _call(rows):
+    """The synchronization as a user writes it."""
+    names = {row.scheme for row in rows} - {_DENSE}
+    if not names:
+        return "sparsejax.dense_sync()"
+    name = names.pop()
+    if names:
+        return "the schemes that it names"
+    if name in ("Zen", "TwoLevel(Zen)"):
+        return "sparsejax.zen_sync()"
+    return _SYSTEMS.get(name, f"sparsejax.sync(schemes.{name}(...))")
+
+
+def _with(groups, rows, times: Times, change):
+    """Milliseconds of a step with Zen, were groups as `change` makes them."""
+    total = 0.0
+    for group, row in zip(groups, rows, strict=True):
+        own = (row.milliseconds[CHOSEN] or 0.0) / row.every
+        is_small = len(group.paths) > 1 and isinstance(group.scheme, schemes.AllReduce)
+        if is_small or group.load.size < SPARSE_FROM or _chooses(group.scheme):
+            total += own
+            continue
+        changed = change(group)
+        scheme = _zen(group.scheme)
+        seconds = times.seconds(forecast_of(changed, scheme, times.across(changed.load)))
+        total += min(own, 1e3 * seconds / row.every)
+    return total
+
+
+def _chooses(scheme: Scheme) -> bool:
+    return isinstance(scheme, LossyScheme)
+
+
+def _zen(scheme: Scheme) -> Scheme:
+    return schemes.Zen(wire_dtype=getattr(scheme, "wire_dtype", None))
+
+
+def _sparsified(group: Group) -> Group:
+    """The group, were a sparsifier in front of it."""
+    load = group.load
+    counts = tuple(
+        min(load.size * share, load.size) for share in independent(load.ranks, 1, _DGC)
+    )
+    if load.counts[0] * load.numbers <= counts[0]:
+        return group
+    load = dataclasses.replace(
+        load, units=load.size, numbers=1, counts=counts, skewness=1.0, sum_skewness=1.0
+    )
+    return dataclasses.replace(group, load=load)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of several names, and how many more there are."""
+    shown = ", ".join(names[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

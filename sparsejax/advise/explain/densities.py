@@ -1,0 +1,172 @@
+"""How sparse a gradient is taken to be: given, measured, or the least that is known.
+
+Where nothing is known a gradient is dense: a kernel's is, and calling it sparse would make
+any scheme look good. One guess is made, and said wherever it is used: a table of embeddings
+is looked up by few rows a step.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from sparsejax import errors, schemes
+from sparsejax.advise.profile import LeafProfile, load_of
+from sparsejax.errors import ArgumentError, RuleError
+from sparsejax.schemes.forecast import independent
+from sparsejax.transforms.buckets import ByRules
+
+
+TABLE = 0.01  # the guess for a table: the share of its rows that a rank's batch looks up
+_TABLE = re.compile("embed|table", re.IGNORECASE)
+_TALL = 4  # a table has so many times as many rows as columns
+
+Measured = Mapping[str, LeafProfile]
+Density = float | Mapping[str, float] | Measured | Sequence[Measured]
+
+
+class Shares(NamedTuple):
+    """The shares of a leaf's units that are not zero.
+
+    Attributes:
+        sums: Of one rank, and of sums over 2, 4, ... and all ranks.
+        source: "given", "measured", "assumed" for the guess of a table, "dense", or
+            "selected" by a sparsifier.
+        skewness: Of one rank, as in `Load`.
+        sum_skewness: Of the sum.
+    """
+
+    sums: tuple[float, ...]
+    source: str
+    skewness: float = 1.0
+    sum_skewness: float = 1.0
+
+    def after(self, steps: int) -> "Shares":
+        """The shares of as many steps' gradients added up, were each drawn by itself.
+
+        Steps that are alike overlap more than by chance, and then their sum has fewer.
+        """
+        if steps == 1:
+            return self
+        return self._replace(sums=tuple(_any_of(share, steps) for share in self.sums))
+
+    def by_rows(self, width: int) -> "Shares":
+        """The shares of rows with anything in them, where these are shares of elements."""
+        return self.after(width)
+
+    def at_most(self, share: float, ranks: int) -> "Shares":
+        """These where they are no larger than what a sparsifier selects; else that."""
+        if self.sums[0] <= share:
+            return self
+        return Shares(independent(ranks, 1, share), "selected")
+
+
+def _any_of(share, times):
+    return 1.0 if share >= 1 else -math.expm1(times * math.log1p(-share))
+
+
+@dataclasses.dataclass(frozen=True)
+class Densities:
+    """The densities that gradients are taken to have.
+
+    Attributes:
+        ranks: How many ranks there are.
+        by_pattern: Densities by regular expressions; the first that matches holds.
+        profiles: Measured densities, a step each.
+    """
+
+    ranks: int
+    by_pattern: tuple[tuple[str, float], ...]
+    profiles: tuple[Measured, ...]
+
+    def check(self, paths: Sequence[str]) -> None:
+        """Raises where a pattern matches no leaf."""
+        for pattern, _ in self.by_pattern:
+            if pattern and not any(re.search(pattern, path) for path in paths):
+                raise RuleError(
+                    f"the density of {pattern!r} matches no leaf. The leaves are: "
+                    + ", ".join(repr(path) for path in paths)
+                    + "."
+                )
+
+    def shares(self, path: str, leaf: Any, units: int, shape: tuple[int, ...]) -> Shares:
+        """The shares of one leaf, of so many units of this shape."""
+        if any(path in profile for profile in self.profiles):
+            units = self._measured_units(path, leaf, units, shape)
+            load = load_of(self.profiles, path, units, shape, leaf.dtype, self.ranks)
+            sums = tuple(count / max(units, 1) for count in load.counts)
+            return Shares(sums, "measured", load.skewness, load.sum_skewness)
+        given = [share for p, share in self.by_pattern if re.search(p, path)]
+        if given:
+            return self._independent(given[0], "given")
+        if is_table(path, leaf):
+            return self._independent(TABLE, "assumed")
+        return self._independent(1.0, "dense")
+
+    def _measured_units(self, path, leaf, units, shape):
+        """How many units the profiles saw: rows of a table that here goes by elements."""
+        _, unit = ByRules(schemes.Zen()).decide([path], [leaf])[0]
+        if shape or unit == "element":
+            return units
+        most = max(np.max(p[path].counts) for p in self.profiles if path in p)
+        return leaf.shape[0] if most <= leaf.shape[0] else units
+
+    def _independent(self, share, source):
+        return Shares(tuple(independent(self.ranks, 1, share)), source)
+
+
+def is_table(path: str, leaf: Any) -> bool:
+    """Whether a leaf is taken for a table whose rows are looked up, by name and shape."""
+    if len(leaf.shape) != 2 or not _TABLE.search(path):
+        return False
+    return leaf.shape[0] >= _TALL * leaf.shape[1]
+
+
+def densities(density: Density | None, ranks: int) -> Densities:
+    """Reads the `density` argument of `explain`."""
+    by_pattern: dict[str, Any] = {}
+    profiles: tuple[Measured, ...] = ()
+    if density is None:
+        pass
+    elif errors.is_number(density) or getattr(density, "ndim", None) == 0:
+        by_pattern = {"": float(density)}  # type: ignore[arg-type]
+        errors.check_between("density", by_pattern[""], 0, 1)
+    elif _is_profile(density):
+        profiles = (_read(density),)
+    elif isinstance(density, Mapping):
+        for pattern, share in density.items():
+            _check_pattern(pattern, share)
+        # The empty pattern matches all, so it comes last.
+        by_pattern = {k: v for k, v in density.items() if k}
+        by_pattern |= {"": density[""]} if "" in density else {}
+    elif isinstance(density, Sequence) and density and all(map(_is_profile, density)):
+        profiles = tuple(_read(step) for step in density)
+    else:
+        raise ArgumentError(
+            "density must be a number, numbers by pattern, a result of sparsejax.profile "
+            f"or a list of them, got {density!r}."
+        )
+    pairs = tuple((pattern, float(share)) for pattern, share in by_pattern.items())
+    return Densities(ranks, pairs, profiles)
+
+
+def _check_pattern(pattern, share):
+    errors.check_between(f"density of {pattern!r}" if pattern else "density", share, 0, 1)
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise RuleError(f"{pattern!r} is not a regular expression: {error}.") from None
+
+
+def _is_profile(density):
+    if not isinstance(density, Mapping):
+        return False
+    return bool(density) and all(isinstance(x, LeafProfile) for x in density.values())
+
+
+def _read(profile):
+    return jax.tree.map(np.asarray, dict(profile))

@@ -1,0 +1,167 @@
+"""Says, without any device, what a synchronization would do and how long it would take.
+
+    network = sparsejax.Network(gbit_per_s=25, latency_us=20)
+    print(sparsejax.explain(tx, params, ranks=16, network=network))
+
+For each group of leaves that are exchanged together: its scheme and unit, the bytes that
+one rank would send beside those of a dense sum, the time of every scheme, and the density
+below which sending entries pays at all; what a step costs; what was assumed; what there is
+to compile; and one sentence of advice.
+"""
+
+import dataclasses
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import optax
+
+from sparsejax import schemes
+from sparsejax.advise import codec
+from sparsejax.advise.explain import advice, printed, reading
+from sparsejax.advise.explain.densities import Density, densities
+from sparsejax.advise.explain.rows import CHOSEN, Row, Times, row_of
+from sparsejax.advise.network import network_of
+from sparsejax.errors import ArgumentError
+from sparsejax.schemes.forecast import Network
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The forecasts of `explain`; `str` makes tables of them.
+
+    Attributes:
+        ranks: For how many ranks; hosts, where there are two levels.
+        inner: Ranks of a host; 1 where there is one level.
+        gbit_per_s: Bandwidth of a rank's link, in one direction.
+        latency_us: Time of an empty message.
+        rows: One entry a group of leaves that are exchanged together, in the order of the
+            tree.
+        assumed: What is assumed, a sentence each.
+        compiling: What there is to compile, in words.
+        advice: What to do, in one sentence.
+    """
+
+    ranks: int
+    inner: int
+    gbit_per_s: float
+    latency_us: float
+    rows: tuple[Row, ...]
+    assumed: tuple[str, ...]
+    compiling: str
+    advice: str
+
+    def row(self, path: str) -> Row:
+        """The row of the leaf with this path."""
+        for row in self.rows:
+            if path in row.paths:
+                return row
+        paths = [path for row in self.rows for path in row.paths]
+        raise ArgumentError(f"no leaf {path!r} is exchanged; there are {paths}.")
+
+    @property
+    def step_bytes(self) -> float:
+        """Bytes that one rank sends, on average over steps."""
+        return sum(row.sent_bytes / row.every for row in self.rows)
+
+    @property
+    def step_milliseconds(self) -> float:
+        """Milliseconds on the network, on average over steps."""
+        return sum((row.milliseconds[CHOSEN] or 0.0) / row.every for row in self.rows)
+
+    def to_json(self) -> str:
+        """Everything, as a JSON object."""
+        return codec.dumps(self)
+
+    def __str__(self) -> str:
+        ranks = f"{self.ranks} ranks"
+        if self.inner > 1:
+            ranks = f"{self.ranks} hosts of {self.inner} ranks"
+        head = f"{ranks}, {self.gbit_per_s:g} Gbit/s, {self.latency_us:g} us"
+        parts = [*printed.tables(self.rows, self.latency_us)]
+        parts.append([*self.assumed, self.compiling])
+        parts.append([self.advice])
+        return "\n\n".join([head, *("\n".join(lines) for lines in parts)])
+
+
+def explain(
+    tx: optax.GradientTransformation,
+    params: Any,
+    *,
+    ranks: int | tuple[int, int],
+    network: Network | None = None,
+    gbit_per_s: float | None = None,
+    latency_us: float | None = None,
+    density: Density | None = None,
+) -> Explanation:
+    """Forecasts bytes and times of the synchronizations in an optimizer, without devices.
+
+    It reads from the optimizer which leaves go together and by which scheme, what a
+    sparsifier selects from them (its density after any warm-up), and how many steps there
+    are to an exchange (`every`, `sparsejax.accumulate`).
+
+    Args:
+        tx: The optimizer, with a synchronization somewhere in it.
+        params: The parameters, or anything with their shapes and dtypes.
+        ranks: How many ranks; a pair (hosts, ranks of a host) for two levels.
+        network: Bandwidth and latency between the ranks.
+        gbit_per_s: Bandwidth of a rank's link in one direction, where `network` is None.
+        latency_us: Time of an empty message, where `network` is None.
+        density: The share of units of a rank's gradient of one step that is not zero,
+            before any sparsifier: one number, numbers by regular expressions searched in
+            the paths, or a result of `sparsejax.profile`, or a list of them, one a step.
+            A leaf of which it says nothing is taken to be dense, but for tables: of a leaf
+            of two axes that is called embedding or table and has at least four times as
+            many rows as columns, a rank is assumed to touch 1% of the rows, and the result
+            says so. From numbers alone, sums are those of independent sets, which overlap
+            least.
+
+    Returns:
+        An `Explanation`, to be printed or read.
+    """
+    network = network_of(network, gbit_per_s, latency_us)
+    hosts, inner = _hosts_and_inner(ranks)
+    known = densities(density, hosts * inner)
+    groups = reading.groups_of(tx, params, hosts, known)
+    _check_levels(groups, isinstance(ranks, tuple))
+    times = Times(network, inner)
+    rows = tuple(row_of(group, times) for group in groups)
+    return Explanation(
+        hosts,
+        inner,
+        network.gbit_per_s,
+        network.latency_us,
+        rows,
+        tuple(advice.assumed(groups, rows)),
+        advice.compiling(rows),
+        advice.advise(groups, rows, times),
+    )
+
+
+def _hosts_and_inner(ranks) -> tuple[int, int]:
+    """The number of hosts and of a host's ranks; hosts of one rank where it is one int."""
+    pair = ranks if isinstance(ranks, tuple) else (ranks, 1)
+    if len(pair) != 2 or any(
+        isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 1 for n in pair
+    ):
+        raise ArgumentError(
+            "ranks must be a positive int, or a pair (hosts, ranks of a host), got "
+            f"{ranks!r}."
+        )
+    return int(pair[0]), int(pair[1])
+
+
+def _check_levels(groups: Sequence[reading.Group], two: bool) -> None:
+    """Raises unless a pair of ranks and schemes for two levels come together."""
+    levels = [isinstance(group.scheme, schemes.TwoLevel) for group in groups]
+    sparse = [not isinstance(group.scheme, schemes.AllReduce) for group in groups]
+    if any(levels) and not two:
+        raise ArgumentError(
+            "the synchronization has two levels, and ranks is one number: pass "
+            "ranks=(hosts, ranks of a host)."
+        )
+    if two and any(sparse) and not any(levels):
+        raise ArgumentError(
+            "ranks is a pair, and the synchronization has one level: give it two axes, "
+            'as in sparsejax.zen_sync(("hosts", "devices")), or pass one number.'
+        )

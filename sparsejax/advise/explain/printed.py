@@ -1,0 +1,98 @@
+"""The rows of an explanation as tables, with what a step costs in all."""
+
+from collections.abc import Iterator, Sequence
+
+from sparsejax.advise.explain.rows import CHOSEN, COMPARED, Row
+from sparsejax.advise.table import size, table
+from sparsejax.schemes import AllReduce
+
+
+_DENSE = AllReduce.__name__
+_SENT = ["leaves", "unit", "scheme", "density", "after", "room", "rounds", "sends"]
+_SENT += ["dense", "pays below", ""]
+_TIMES = [CHOSEN, *(kind.__name__ for kind in COMPARED)]
+_MUCH = 0.95  # of the time; what saves less is not worth a word
+
+
+def tables(rows: Sequence[Row], latency_us: float) -> Iterator[list[str]]:
+    """The lines of each part: bytes, times, why not the soonest scheme, and the sums."""
+    yield ["What one rank sends in an exchange; room is entries in the longest message:"]
+    yield table([_SENT, *map(_sent, rows)], left=(0, 1, 2, 10))
+    yield ["Milliseconds on the network, the work on the device left out:"]
+    yield table([["leaves", *_TIMES], *map(_times, rows)], left=(0,))
+    notes = [*_reasons(rows), *_rounds(rows, latency_us)]
+    if notes:
+        yield notes
+    yield [*_sums(rows)]
+
+
+def _sent(row: Row) -> list[str]:
+    """A row of the table of bytes."""
+    what = f"{row.name} {list(row.shape)}"
+    scheme = row.scheme
+    if row.taken and not any(kind in row.scheme for kind in row.taken):
+        scheme += f": {' or '.join(row.taken)}"
+    if row.sparsifier:
+        scheme = f"{row.sparsifier}, {scheme}"
+    return [
+        what,
+        row.unit,
+        scheme,
+        f"{row.density:.3%}",
+        f"{row.density_after:.3%}",
+        f"{row.capacity:,}" if row.capacity else "-",
+        str(row.rounds),
+        size(row.sent_bytes),
+        size(row.dense_bytes),
+        f"{row.pays_below:.2%}" if row.pays_below else "-",
+        row.verdict,
+    ]
+
+
+def _times(row: Row) -> list[str]:
+    """A row of the table of times."""
+    times = [row.milliseconds[name] for name in _TIMES]
+    return [row.name, *("-" if t is None else f"{t:.3g}" for t in times)]
+
+
+def _reasons(rows):
+    """Why a scheme is taken that is not the soonest done."""
+    return [f"{row.name}: {row.reason}." for row in rows if row.reason]
+
+
+def _rounds(rows, latency_us):
+    """Where rounds take a good part of the time that room in messages would save."""
+    for row in rows:
+        whole = row.milliseconds[CHOSEN] or 0.0
+        if row.roomy is None or row.roomy[0] > _MUCH * whole:
+            continue
+        waits = row.latencies * latency_us * 1e-3
+        best, push, pull = row.roomy
+        yield (
+            f"{row.name}: in {row.rounds} rounds {row.latencies} messages wait for one "
+            f"another, {waits:.3g} of {whole:.3g} ms; it is {best:.3g} ms with "
+            f"BalancedParallelism(push_capacity={push}, pull_capacity={pull}, ratio=4), "
+            "room for what is expected here."
+        )
+
+
+def _sums(rows):
+    """What a step costs, on average where there are several to an exchange."""
+    every = sorted({row.every for row in rows})
+    sent, dense, sent_ms, dense_ms = (
+        sum(value(row) / row.every for row in rows)
+        for value in (
+            lambda row: row.sent_bytes,
+            lambda row: row.dense_bytes,
+            lambda row: row.milliseconds[CHOSEN] or 0.0,
+            lambda row: row.milliseconds[_DENSE] or 0.0,
+        )
+    )
+    what = "In all a step"
+    if every != [1]:
+        steps = " or ".join(str(k) for k in every)
+        what = f"An exchange is at every {steps} steps: a step, on average,"
+    yield (
+        f"{what} sends {size(sent)} in {sent_ms:.3g} ms; densely {size(dense)} in "
+        f"{dense_ms:.3g} ms."
+    )

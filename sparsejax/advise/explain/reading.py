@@ -1,0 +1,195 @@
+"""What a transformation will exchange: which leaves together, how sparse, and how often.
+
+Read from the transformation itself (`transforms.state.observing`): the exchanges in it, the
+sparsifiers in front of them, and what accumulates around either.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from sparsejax import schemes
+from sparsejax.advise.explain.densities import Densities, Shares
+from sparsejax.advise.planner import joined
+from sparsejax.errors import ArgumentError
+from sparsejax.schemes.base import Scheme
+from sparsejax.schemes.forecast import Load
+from sparsejax.sparsifiers import base as sparsifiers
+from sparsejax.transforms.buckets import Bucket
+from sparsejax.transforms.exchange import needs_ranks
+from sparsejax.transforms.state import observing
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Leaves that one exchange adds up as one array.
+
+    Attributes:
+        paths: Of the leaves.
+        shape: Of the leaf, or of all leaves laid end to end.
+        dtype: Of the leaves.
+        unit: What an index points at: "element" or "row".
+        scheme: How they are added up.
+        load: What there is to add up, over all ranks.
+        sources: Where the density of each leaf comes from; see `Shares`.
+        sparsifier: The sparsifier in front, if one selects from these leaves.
+        shared: Whether it selects the same elements on all ranks.
+        every: How many steps there are to an exchange.
+        dense_steps: How many exchanges send everything first.
+    """
+
+    paths: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    unit: str
+    scheme: Scheme
+    load: Load
+    sources: tuple[str, ...]
+    sparsifier: sparsifiers.Sparsifier | None
+    shared: bool
+    every: int
+    dense_steps: int
+
+    @property
+    def name(self) -> str:
+        """The path of the only leaf, or of the first and how many more."""
+        more = len(self.paths) - 1
+        return (self.paths[0] or "value") + (f" and {more} more" if more else "")
+
+
+def groups_of(
+    tx: optax.GradientTransformation, params: Any, hosts: int, known: Densities
+) -> list[Group]:
+    """The groups of leaves that a transformation exchanges, in the order of the tree.
+
+    Args:
+        tx: The transformation.
+        params: The parameters, or anything with their shapes and dtypes.
+        hosts: How many ranks an exchange is over; hosts, where there are two levels.
+        known: The densities.
+    """
+    is_one = hasattr(tx, "update")
+    seen = observing.observed(tx, params) if is_one else observing.Observed()
+    if not seen.exchanges:
+        raise ArgumentError(
+            "there is no sparsejax synchronization in this transformation: put "
+            "sparsejax.zen_sync() first in its chain."
+        )
+    known.check([path for exchange in seen.exchanges for path in exchange.paths])
+    groups = []
+    for exchange in seen.exchanges:
+        exchange.part.assignment.check_ranks(hosts)
+        found = [
+            (min(bucket.leaves), group)
+            for bucket in exchange.buckets
+            for group in _groups(bucket, exchange, seen.sparsifiers, known)
+        ]
+        # Of two parts of a bucket, too, the one whose first leaf is first.
+        order = {path: place for place, path in enumerate(exchange.paths)}
+        found.sort(key=lambda pair: (pair[0], order[pair[1].paths[0]]))
+        groups += [group for _, group in found]
+    return groups
+
+
+@dataclasses.dataclass(frozen=True)
+class _Member:
+    """One leaf of a bucket as it reaches the exchange."""
+
+    path: str
+    leaf: Any
+    units: int
+    shares: Shares
+    sparsifier: Any
+    by_entries: bool
+    of_elements: bool
+
+
+def _groups(
+    bucket: Bucket,
+    exchange: observing.Part,
+    before: Sequence[observing.Part],
+    known: Densities,
+) -> Iterator[Group]:
+    """The groups of a bucket: leaves that come as entries are exchanged by themselves."""
+    whole = bucket.shape if bucket.scheme.unit == "leaf" else ()
+    by_ranks = needs_ranks(bucket)
+    if whole:
+        sizes = tuple(exchange.leaves[i].size for i in bucket.leaves)
+        bucket = dataclasses.replace(bucket, units=sizes, shape=())
+    members = [
+        _member(bucket, path, exchange.leaves[i], units, exchange, before, known)
+        for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True)
+    ]
+    parts = [members]
+    if not by_ranks:
+        parts = [[m for m in members if m.by_entries is kind] for kind in (True, False)]
+    for part in filter(None, parts):
+        as_entries = all(m.by_entries for m in part)
+        split = as_entries and len(parts) > 1
+        group = _group(bucket, part, exchange.inside, known.ranks, as_entries, split)
+        yield dataclasses.replace(group, load=dataclasses.replace(group.load, shape=whole))
+
+
+def _member(bucket, path, leaf, units, exchange, before, known):
+    """A leaf, and how sparse it is after all that stands before the exchange."""
+    shares = known.shares(path, leaf, units, bucket.shape)
+    selecting = next((s for s in before if _selects(s, path, leaf)), None)
+    outside = selecting.inside if selecting is not None else exchange.inside
+    between = [w for w in exchange.inside if w not in outside]
+    shares = shares.after(math.prod(wrapper.every for wrapper in outside))
+    sparsifier = None if selecting is None else selecting.part.sparsifier
+    later = math.prod(wrapper.every for wrapper in between)
+    by_entries = isinstance(sparsifier, sparsifiers.Selector) and later == 1
+    of_elements = False
+    if isinstance(sparsifier, sparsifiers.Selector) and leaf.size:
+        most = sparsifier.expected(leaf.size) / leaf.size
+        # It selects elements, whatever is a unit here.
+        of_elements = most < shares.sums[0] or sparsifier.shared
+        if sparsifier.shared:
+            # As many, whatever they are, and the same on all ranks.
+            shares = Shares((most,) * len(shares.sums), "selected")
+        shares = shares.at_most(most, known.ranks)
+    shares = shares.after(later)
+    return _Member(path, leaf, units, shares, sparsifier, by_entries, of_elements)
+
+
+def _selects(seen: observing.Part, path: str, leaf: Any) -> bool:
+    return path in seen.paths and seen.part.sparsifies(path, leaf)
+
+
+def _group(bucket, members, inside, ranks, as_entries, split):
+    """The members as one array; `split` if they stay elements, whatever a unit is."""
+    shape = () if split else bucket.shape
+    width = math.prod(shape)
+    loads = []
+    for member in members:
+        shares, units = member.shares, member.leaf.size if split else member.units
+        if shape and member.of_elements:
+            shares = shares.by_rows(width)
+        counts = tuple(min(share, 1.0) * units for share in shares.sums)
+        dtype = str(jnp.dtype(member.leaf.dtype))
+        skew = shares.skewness, shares.sum_skewness
+        loads.append(Load(ranks, units, width, dtype, counts, *skew))
+    load = joined(loads)
+    if as_entries:
+        rooms = [m.sparsifier.capacity(m.leaf.size) for m in members]
+        load = dataclasses.replace(load, room=sum(rooms))
+    chosen = [member.sparsifier for member in members if member.sparsifier is not None]
+    alone = members[0].leaf
+    return Group(
+        paths=tuple(member.path for member in members),
+        shape=tuple(alone.shape) if len(members) == 1 else (load.units, *shape),
+        dtype=load.dtype,
+        unit="row" if shape else "element",
+        scheme=bucket.scheme if load.size else schemes.AllReduce(),
+        load=load,
+        sources=tuple(member.shares.source for member in members),
+        sparsifier=chosen[0] if chosen else None,
+        shared=as_entries and all(sparsifier.shared for sparsifier in chosen),
+        every=math.prod(wrapper.every for wrapper in inside),
+        dense_steps=max((wrapper.dense_steps for wrapper in inside), default=0),
+    )

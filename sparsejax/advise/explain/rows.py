@@ -1,0 +1,265 @@
+"""The forecast of one group of leaves: bytes, rounds, the time of every scheme, and why.
+
+Times are those of the network: bytes over the bandwidth, and a latency for each message
+that waits for another, those of every further round among them. The work of packing is not
+in them.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from sparsejax import schemes
+from sparsejax.advise.explain.reading import Group
+from sparsejax.advise.planner import tightened
+from sparsejax.errors import ArgumentError
+from sparsejax.schemes.base import MOST_UNITS, LossyScheme, Scheme
+from sparsejax.schemes.forecast import Forecast, Load, Network, independent
+from sparsejax.transforms.buckets import SPARSE_FROM
+
+
+# The schemes that every group is forecast for: the columns of the table, by their names.
+COMPARED: tuple[Any, ...] = (
+    schemes.AllReduce,
+    schemes.AGSparse,
+    schemes.BalancedParallelism,
+    schemes.HierarchicalCentralization,
+    schemes.SparCML,
+    schemes.OmniReduce,
+    schemes.SparsePS,
+)
+CHOSEN = "chosen"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The forecast for leaves that are exchanged together, in one exchange.
+
+    Attributes:
+        name: The path of the leaf, or of the first and how many more.
+        paths: Of the leaves.
+        shape: Of the leaf, or of all leaves laid end to end.
+        dtype: Of the leaves.
+        unit: What an index points at: "element" or "row".
+        scheme: The scheme that the transformation uses.
+        taken: The schemes between which it chooses on so many ranks: itself, but for Zen.
+            All of them are compiled; none where it is a dense sum.
+        density: The share of one rank's units that are not zero, or that are selected.
+        density_after: The share of the sum's units.
+        sources: Where the density of each leaf comes from: "given", "measured", "assumed"
+            for a table, "dense", where nothing is known to make it sparse, or "selected".
+        sparsifier: The sparsifier that selects from these leaves, or "".
+        every: How many steps there are to an exchange.
+        capacity: Entries in the longest message, 0 where it is sent densely.
+        rounds: How many collectives with entries follow one another, as in
+            `sparsejax.metrics`.
+        latencies: How many messages wait for one another, those of all rounds, and those
+            that agree on sizes.
+        sent_bytes: Bytes that one rank sends in an exchange, to other hosts where there
+            are two levels; those of a dense sum, which is over all ranks, to any.
+        dense_bytes: Bytes that one rank would send in a dense sum.
+        milliseconds: The time of every scheme, that of `scheme` under "chosen"; None where
+            a scheme cannot be used.
+        roomy: Where owners get and send in several rounds: milliseconds with room in a
+            message for as much as is expected, and the entries for which there is room
+            on either way; else None.
+        pays_below: The density below which the scheme is sooner done than a dense sum.
+        reason: Where another scheme is sooner done: why it is not the one.
+        verdict: "dense is better here", or "".
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    unit: str
+    scheme: str
+    taken: tuple[str, ...]
+    density: float
+    density_after: float
+    sources: tuple[str, ...]
+    sparsifier: str
+    every: int
+    capacity: int
+    rounds: int
+    latencies: int
+    sent_bytes: float
+    dense_bytes: float
+    milliseconds: dict[str, float | None]
+    roomy: tuple[float, int, int] | None
+    pays_below: float
+    reason: str
+    verdict: str
+
+    @property
+    def soonest(self) -> str:
+        """The scheme that is soonest done, "chosen" where none is sooner than that."""
+        times = {name: t for name, t in self.milliseconds.items() if t is not None}
+        best = min(times, key=lambda name: times[name])
+        return CHOSEN if times[CHOSEN] <= times[best] * (1 + 1e-9) else best
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """The times of schemes on a network between hosts of `inner` ranks."""
+
+    network: Network
+    inner: int
+
+    def across(self, load: Load) -> Load:
+        """The load that one rank adds up with other hosts."""
+        return load.part(self.inner) if self.inner > 1 else load
+
+    def seconds(self, forecast: Forecast) -> float:
+        """Seconds of a forecast on the network."""
+        return forecast.seconds(self.network)
+
+
+def row_of(group: Group, times: Times) -> Row:
+    """The row of a group."""
+    whole, scheme = group.load, group.scheme
+    is_dense = isinstance(scheme, schemes.AllReduce)
+    if whole.units > MOST_UNITS and not is_dense:
+        raise ArgumentError(
+            f"leaf {group.name!r} has {whole.units:,} units, more than can be numbered: "
+            "use rows as units, or the rule 'dense', or shard it over a second mesh axis."
+        )
+    load = times.across(whole)
+    wire_dtype = getattr(scheme, "wire_dtype", None)
+    dense = load.all_reduce(wire_dtype)
+    forecast = forecast_of(group, scheme, load)
+    seconds: dict[str, float | None] = {CHOSEN: times.seconds(forecast)}
+    for kind in COMPARED:
+        name = kind.__name__
+        if kind is schemes.AllReduce:
+            seconds[name] = times.seconds(dense)
+        elif not whole.units or whole.units > MOST_UNITS:
+            seconds[name] = None
+        else:
+            like = forecast_of(group, kind(wire_dtype=wire_dtype), load)
+            seconds[name] = times.seconds(like)
+    own, other = forecast.bytes, dense.bytes
+    if is_dense:
+        # Not split in levels: it is one sum over all ranks, those of a host among them.
+        own = other = whole.all_reduce(wire_dtype).bytes
+    dense_wins = times.seconds(dense) <= times.seconds(forecast) or forecast.dense
+    before, after = (whole.counts[k] / max(whole.units, 1) for k in (0, -1))
+    if isinstance(scheme, LossyScheme):
+        before = after = getattr(scheme, "density", 1.0)
+    # What these send does not depend on how sparse a gradient is.
+    is_fixed = is_dense or group.shared or isinstance(scheme, LossyScheme)
+    row = Row(
+        name=group.name,
+        paths=group.paths,
+        shape=group.shape,
+        dtype=group.dtype,
+        unit=group.unit,
+        scheme=_named(scheme),
+        taken=() if is_dense or group.shared else _taken(scheme, load.ranks),
+        density=before,
+        density_after=after,
+        sources=group.sources,
+        sparsifier=type(group.sparsifier).__name__ if group.sparsifier else "",
+        every=group.every,
+        capacity=forecast.capacity,
+        rounds=forecast.rounds if load.ranks > 1 else 0,
+        latencies=forecast.messages,
+        sent_bytes=own,
+        dense_bytes=other,
+        milliseconds={k: None if t is None else 1e3 * t for k, t in seconds.items()},
+        roomy=_roomy(scheme, load, forecast, times),
+        pays_below=0.0 if is_fixed else _pays_below(group, times),
+        reason="",
+        verdict="dense is better here" if dense_wins and not is_fixed else "",
+    )
+    return dataclasses.replace(row, reason=_reason(row, group))
+
+
+def forecast_of(group: Group, scheme: Scheme, load: Load) -> Forecast:
+    """What a scheme sends of a group; a sum of values where all ranks have the same."""
+    if group.shared and not isinstance(scheme, LossyScheme):
+        count = round(load.counts[0])
+        counts = (float(count),) * len(load.counts)
+        values = dataclasses.replace(load, units=count, counts=counts)
+        return values.all_reduce(getattr(scheme, "wire_dtype", None))
+    return scheme.forecast(load)
+
+
+def _pays_below(group: Group, times: Times) -> float:
+    """The density below which the scheme is sooner done than a dense sum."""
+    whole, scheme = group.load, group.scheme
+    dense = times.across(whole).all_reduce(getattr(scheme, "wire_dtype", None))
+
+    def pays(density):
+        counts = independent(whole.ranks, whole.units, density)
+        load = times.across(dataclasses.replace(whole, counts=counts))
+        forecast = scheme.forecast(load)
+        return not forecast.dense and times.seconds(forecast) < times.seconds(dense)
+
+    # Message sizes come in steps, so it may pay, not pay, and pay again above the limit.
+    limit = 0.0
+    for density in np.geomspace(1e-6, 1, 121):
+        if not pays(float(density)):
+            break
+        limit = float(density)
+    return limit
+
+
+def _roomy(scheme, load, forecast, times):
+    """The time with owners and room for what is expected; see `Row`."""
+    across = _across(scheme)
+    if isinstance(across, schemes.Zen):
+        if across.candidates(load.ranks) != (schemes.BalancedParallelism,):
+            return None
+        across = schemes.BalancedParallelism(
+            ownership=across.ownership, wire_dtype=across.wire_dtype
+        )
+    if not isinstance(across, schemes.BalancedParallelism) or forecast.rounds <= 2:
+        return None
+    roomy: Any = tightened(across, load, 1.0)
+    seconds = times.seconds(roomy.forecast(load))
+    return 1e3 * seconds, roomy.push_capacity, roomy.pull_capacity
+
+
+def _across(scheme: Scheme) -> Scheme:
+    """The scheme between hosts, where there are two levels."""
+    return scheme.across if isinstance(scheme, schemes.TwoLevel) else scheme
+
+
+def _named(scheme: Scheme) -> str:
+    """The scheme as a user writes it."""
+    if isinstance(scheme, schemes.TwoLevel):
+        return f"TwoLevel({_named(scheme.across)})"
+    return type(scheme).__name__
+
+
+def _taken(scheme: Scheme, ranks: int) -> tuple[str, ...]:
+    """The schemes that are compiled for an exchange."""
+    across = _across(scheme)
+    if ranks == 1:
+        return ()
+    if isinstance(across, schemes.Zen):
+        return tuple(kind.__name__ for kind in across.candidates(ranks))
+    return (_named(across),)
+
+
+def _reason(row: Row, group: Group) -> str:
+    """Why the scheme is not the one that is soonest done, if it is not."""
+    if row.soonest == CHOSEN:
+        return ""
+    scheme, least = _across(group.scheme), row.milliseconds[row.soonest]
+    sooner = f"{row.soonest} would take {least:.3g} ms"
+    if isinstance(scheme, schemes.AllReduce):
+        if group.load.size < SPARSE_FROM or len(group.paths) > 1:
+            small = f"leaves below {SPARSE_FROM:,} numbers join one dense sum"
+            return f'{sooner}; {small}, unless a rule says "sparse"'
+        return f"{sooner}; the transformation, or a rule, names the dense sum"
+    if isinstance(scheme, schemes.Zen) and row.soonest != schemes.AllReduce.__name__:
+        return (
+            f"{sooner} of the network; Zen goes by the number of ranks, since what a "
+            "scheme computes is not in these times"
+        )
+    if isinstance(scheme, schemes.Zen):
+        return f"{sooner}; Zen sends entries where they are fewer bytes"
+    return f"{sooner}; the transformation names {_named(scheme)}"

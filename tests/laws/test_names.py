@@ -1,0 +1,81 @@
+"""The names in `sparsejax`: what is there, what may be imported bare, what has moved."""
+
+import importlib
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+
+import sparsejax
+
+
+# What each stands for elsewhere, or what a reader takes it for where no prefix is.
+MISTAKABLE = {
+    *("bind", "errors", "explain", "init", "local", "metrics", "profile", "sign"),
+    *("summary", "sync", "threshold", "top_k", "version"),
+}
+DUNDERS = re.compile("__.*__")
+
+
+def names():
+    return {name for name in dir(sparsejax) if not DUNDERS.fullmatch(name)}
+
+
+def test_a_star_brings_names_that_say_what_they_are():
+    everything = {}
+    exec("from sparsejax import *", everything)
+    brought = set(everything) - {"__builtins__"}
+    assert brought == set(sparsejax.__all__)
+    assert 20 <= len(brought) <= 30
+    assert not brought & MISTAKABLE
+    assert brought <= names()
+
+
+def test_no_module_shows_but_the_documented_folders():
+    modules = {
+        name for name in names() if isinstance(getattr(sparsejax, name), types.ModuleType)
+    }
+    assert modules == {"advise", "errors", "schemes", "sparsifiers", "transforms"}
+    assert len(names()) <= 40
+
+
+def test_all_that_is_imported_to_be_public_is_listed():
+    here = {
+        name
+        for name, value in vars(sparsejax).items()
+        if getattr(value, "__module__", "").startswith("sparsejax.")
+    }
+    assert here <= names()
+    for name in names():
+        assert getattr(sparsejax, name).__doc__
+
+
+@pytest.mark.parametrize("name", sorted(sparsejax._MOVED))
+def test_a_name_that_moved_works_and_says_where_it_went(name):
+    assert name not in names()
+    with pytest.warns(DeprecationWarning, match=f"sparsejax.{name} is deprecated") as seen:
+        old = getattr(sparsejax, name)
+    instead = re.search(r"use sparsejax\.([\w.]+\w)", str(seen[0].message))[1]
+    assert seen[0].filename == __file__
+    if instead == "sparsify":
+        kind = re.search(r"(sparsifiers)\.(\w+)\(", str(seen[0].message))
+        assert getattr(sparsejax.sparsifiers, kind[2])
+        assert callable(old)
+    else:
+        module, _, attribute = instead.rpartition(".")
+        new = getattr(importlib.import_module(f"sparsejax.{module}"), attribute)
+        assert old is new
+
+
+def test_a_name_that_never_was_is_no_attribute():
+    assert not hasattr(sparsejax, "zen_synch")
+    with pytest.raises(AttributeError, match="no attribute 'zen_synch'"):
+        sparsejax.zen_synch  # noqa: B018
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["sparsejax.transforms", "sparsejax.advise"])
+def test_a_folder_can_be_imported_first(module):
+    subprocess.run([sys.executable, "-W", "error", "-c", f"import {module}"], check=True)

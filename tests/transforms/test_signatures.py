@@ -1,0 +1,62 @@
+"""What was made prints as the call that made it."""
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+import sparsejax
+from sparsejax import schemes, sparsifiers
+from sparsejax.transforms import signatures
+from tests import helpers
+
+
+CHAIN = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
+
+
+@pytest.mark.parametrize(
+    ("tx", "text"),
+    [
+        (sparsejax.zen_sync(), "zen_sync()"),
+        (sparsejax.zen_sync("data", reduce="mean"), "zen_sync(axis_name='data')"),
+        (sparsejax.sync(schemes.Zen("bytes")), "sync(scheme=Zen(optimum='bytes'))"),
+        (
+            sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(0.01)),
+            "sync(scheme=Zen(), sparsifier=dgc(density=0.01))",
+        ),
+        (
+            sparsejax.dgc(momentum=0.9, min_size=5),
+            "dgc(momentum=0.9, min_size=5)",
+        ),
+        (
+            sparsejax.sparsify(sparsifiers.TopK(sparsifiers.Warmup(0.001, 10))),
+            "sparsify(sparsifier=TopK(density=Warmup(density=0.001, steps=10)))",
+        ),
+        (sparsejax.accumulate(CHAIN, 4), "accumulate(tx=chain(...), every=4)"),
+        (sparsejax.warm_up(CHAIN, 4), "warm_up(tx=chain(...), steps=4)"),
+        (sparsejax.clip_by_rank(1.5), "clip_by_rank(norm=1.5)"),
+        (
+            sparsejax.spardl_sync(0.01, teams="auto"),
+            "spardl_sync(density=0.01, teams='auto')",
+        ),
+    ],
+)
+def test_it_prints_as_its_call(tx, text):
+    assert repr(tx) == str(tx) == text
+    assert isinstance(tx, optax.GradientTransformationExtraArgs)
+    init, update = tx
+    assert (init, update) == (tx.init, tx.update)
+
+
+def test_what_is_long_is_cut():
+    plan = sparsejax.Plan(2, ())
+    assert repr(sparsejax.sync(plan)) == "sync(scheme=Plan(ranks=2, leaves=()))"
+    rules = {f"layer_{i}": "dense" for i in range(20)}
+    assert repr(sparsejax.zen_sync(rules=rules)) == "zen_sync(rules=...)"
+    bound = sparsejax.bind(CHAIN, helpers.mesh_of(2))
+    assert repr(bound).startswith("bind(tx=chain(...), mesh=")
+    assert len(repr(bound)) < 200
+
+
+def test_arrays_are_told_by_their_kind():
+    assert signatures.brief(jnp.ones((2, 3))) == "float32[2, 3]"
+    assert signatures.brief(optax.sgd) == "sgd"
