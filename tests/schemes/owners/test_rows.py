@@ -1,0 +1,152 @@
+"""Listed rows by owners: the float64 sum, by ids, with nothing of the table's size."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from sparsejax.schemes.owners import rows as owned_rows
+from sparsejax.units.ownership import StripedHash
+from sparsejax.units.row_grads import RowGrads
+from sparsejax.wire import Wire
+from tests import helpers
+
+
+HEIGHT, WIDTH, COUNT = 5003, 6, 300
+
+
+@functools.cache
+def program(n, height=HEIGHT, dtype=None, check_vma=True):
+    """From ids [n, K] and rows [n, K, width] to the sum and its traffic on every rank."""
+
+    def on_rank(ids, rows):
+        grads = RowGrads(ids, rows, (height, *rows.shape[1:]))
+        total, traffic = owned_rows.add_up(grads, Wire(helpers.AXIS, dtype))
+        return total.ids, total.rows, traffic
+
+    return helpers.ranked(on_rank, n, check_vma)
+
+
+def drawn(n, ids=None, seed=0, dtype="float32"):
+    rng = np.random.default_rng(seed)
+    if ids is None:
+        ids = rng.integers(0, HEIGHT, (n, COUNT))
+    rows = rng.standard_normal((*np.shape(ids), WIDTH)).astype(jnp.dtype(dtype))
+    return np.asarray(ids, np.int32), rows
+
+
+def assert_sums(n, ids, rows, room=1e-6, **options):
+    """The law: distinct ids, all that were listed, their float64 sums, equal bytes."""
+    listed, sums, traffic = program(n, **options)(ids, rows)
+    helpers.assert_same_on_all_ranks((listed, sums, traffic))
+    listed, sums = listed[0], sums[0].astype(np.float64)
+    real = listed < HEIGHT
+    assert not sums[~real].any()
+    inside = (ids >= 0) & (ids < HEIGHT)
+    assert sorted(listed[real]) == sorted(set(ids[inside].tolist()))
+    exact, scale = np.zeros((2, HEIGHT, rows.shape[-1]))
+    np.add.at(exact, ids[inside], rows[inside].astype(np.float64))
+    np.add.at(scale, ids[inside], np.abs(rows[inside].astype(np.float64)))
+    error = np.abs(sums[real] - exact[listed[real]])
+    assert (error <= room * scale[listed[real]]).all()
+    return jax.tree.map(lambda x: x[0], traffic)
+
+
+@pytest.mark.parametrize("n", [4, *helpers.slow(1, 2, 3, 5, 8)])
+def test_uniform_ids(n):
+    traffic = assert_sums(n, *drawn(n))
+    if n > 1:
+        assert 0 < traffic.payload <= traffic.wire < 2 * traffic.payload
+        # What is listed, a word more a row, and message sizes 1.5 apart.
+        share = (traffic.density_before + traffic.density_after) / 2
+        assert traffic.wire < 1.5 * share * (1 + 1 / WIDTH) * traffic.dense + 2_000
+
+
+def zipf(n):
+    return np.minimum(np.random.default_rng(1).zipf(1.3, (n, COUNT)), HEIGHT) - 1
+
+
+def colliding(n):
+    """As many rows of one owner as there are, on all ranks."""
+    units = jnp.arange(HEIGHT, dtype=jnp.int32)
+    parts, _ = StripedHash().over(HEIGHT, n).assign(units)
+    own = np.flatnonzero(np.asarray(parts) == 1)
+    return np.stack([own[k : k + COUNT] for k in range(n)])
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        zipf(4),
+        colliding(4),
+        np.zeros((4, COUNT)),
+        np.full((4, COUNT), HEIGHT),
+        np.random.default_rng(2).integers(-HEIGHT, 3 * HEIGHT, (4, COUNT)),
+        np.tile(np.arange(COUNT), (4, 1)),
+        np.arange(4 * COUNT).reshape(4, COUNT),
+    ],
+    ids=["zipf", "colliding", "one row", "none", "out of range", "same", "apart"],
+)
+def test_any_ids(ids):
+    assert_sums(4, *drawn(4, ids))
+
+
+def test_rows_of_few_ids_are_few_bytes():
+    full = assert_sums(4, *drawn(4))
+    few = assert_sums(4, *drawn(4, zipf(4)))
+    assert few.wire < 0.5 * full.wire
+    assert few.wire < 1.7 * few.payload
+
+
+def test_a_row_that_is_zero_is_there():
+    ids, rows = drawn(4)
+    listed, sums, _ = program(4)(ids, 0 * rows)
+    assert set(listed[0]) - {HEIGHT} == set(ids.ravel().tolist())
+    assert not sums.any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", *helpers.slow("float16")])
+def test_rows_of_16_bits_are_added_up_in_float32(dtype):
+    """Equal rows in every place but one, whose sum 16 bits would lose."""
+    ids = np.zeros((4, COUNT))
+    ids, rows = drawn(4, ids, dtype=dtype)
+    rows = np.ones_like(rows)
+    listed, sums, _ = program(4)(ids, rows)
+    assert sums[0][listed[0] == 0].astype(np.float64).ravel().tolist() == [1200.0] * WIDTH
+
+
+def test_a_narrow_wire():
+    ids, rows = drawn(4)
+    traffic = assert_sums(4, ids, rows, room=2**-7, dtype=jnp.bfloat16)
+    assert traffic.wire < 0.65 * assert_sums(4, ids, rows).wire
+
+
+@pytest.mark.slow
+def test_without_checking_types():
+    assert_sums(4, *drawn(4), check_vma=False)
+    assert_sums(4, *drawn(4, colliding(4)), check_vma=False)
+
+
+def test_nothing_is_as_large_as_the_table():
+    """Of a table of 2M x 16, 128 MB, a thousand rows are exchanged in some hundred kB."""
+    height = 2_000_000
+
+    def on_rank(ids, rows):
+        grads = RowGrads(ids[0], rows[0], (height, 16))
+        total, _ = owned_rows.add_up(grads, Wire(helpers.AXIS))
+        return total
+
+    mesh = helpers.mesh_of(4)
+    run = jax.jit(
+        jax.shard_map(on_rank, mesh=mesh, in_specs=P(helpers.AXIS), out_specs=P())
+    )
+    ids = jax.ShapeDtypeStruct((4, 1000), jnp.int32)
+    rows = jax.ShapeDtypeStruct((4, 1000, 16), jnp.float32)
+    compiled = run.lower(ids, rows).compile()
+    memory = compiled.memory_analysis()
+    rows_bytes = 4 * 1000 * 16 * 4
+    assert memory.temp_size_in_bytes < 20 * rows_bytes
+    assert "2000000" not in compiled.as_text().replace("s32[] constant(2000000)", "")
