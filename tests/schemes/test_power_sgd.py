@@ -282,3 +282,13 @@ def test_momentum_that_is_not_masked_and_the_rows_of_ids():
 
     with pytest.raises(RuleError, match="'w', which is not a leaf synchronized by rows"):
         helpers.run_ranks(run, grads["w"], 2)
+
+
+@pytest.mark.parametrize("exponent", [-80, 66])
+def test_the_warm_start_is_that_of_numbers_whose_squares_are_none(exponent):
+    grads = gradients()
+    scaled = jax.tree.map(lambda x: np.ldexp(x, exponent).astype(np.float32), grads)
+    want, got = (
+        program()(x).seen[1]["kernel and 1 more"].value.right for x in (grads, scaled)
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)

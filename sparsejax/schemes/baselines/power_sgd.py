@@ -93,9 +93,12 @@ class PowerSGD(base.LossyScheme):
         right, pulled = wire.psum(mine)
         finite &= jnp.isfinite(right).all((1, 2), keepdims=True)
         # A direction in which there was nothing is looked into once more.
-        length = jnp.linalg.norm(right, axis=1, keepdims=True)
-        moved = finite & (length > 0)
-        ahead = jnp.where(moved, right / jnp.where(moved, length, 1), state.right)
+        most = jnp.abs(right).max(1, keepdims=True)
+        moved = finite & (most > 0)
+        # By the largest first: the squares of very large or small numbers are no numbers.
+        ahead = jnp.where(moved, right / jnp.where(moved, most, 1), 1)
+        ahead = ahead / jnp.linalg.norm(ahead, axis=1, keepdims=True)
+        ahead = jnp.where(moved, ahead, state.right)
         total = jnp.where(finite, _times(basis, right.mT), jnp.nan)
         rest = jnp.where(finite, matrices - _times(basis, mine.mT), 0)
         traffic = base.traffic(

@@ -10,6 +10,23 @@ import jax.numpy as jnp
 from sparsejax.errors import ArgumentError
 
 
+_EXAMPLES = {
+    "ids": "lambda batch: {'embedding': batch['ids']}",
+    "weight": "lambda batch: batch['mask'].sum()",
+}
+
+
+def check_functions(required: dict[str, Any], optional: dict[str, Any]) -> None:
+    """Raises where an argument is to be a function, and is none; by their names."""
+    given = {name: value for name, value in optional.items() if value is not None}
+    for name, value in (required | given).items():
+        if not callable(value):
+            example = _EXAMPLES.get(name, "lambda params, batch: loss")
+            raise ArgumentError(
+                f"{name} must be a function, such as {example}, got {value!r}."
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class Loss:
     """A loss function in one form: from parameters to (loss, (aux, variables)).

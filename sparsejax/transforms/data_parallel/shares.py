@@ -56,7 +56,8 @@ class Share:
         total = jnp.where(self.total == 0, 1, self.total)
         scale = self.weight * self.wire.ranks / total
         scaled = (x.astype(wide(x.dtype)) * scale).astype(x.dtype)
-        return jnp.where(self.weight > 0, scaled, jnp.zeros_like(scaled))
+        # A weight that is NaN must show.
+        return jnp.where(self.weight == 0, jnp.zeros_like(scaled), scaled)
 
     def mean(self, x: jax.Array) -> jax.Array:
         """The mean over the ranks that have data, in float32 or wider; NaN if none has."""

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import core as jax_core
 from jax.sharding import PartitionSpec
 
 from sparsejax import axes
@@ -69,17 +68,12 @@ def require_usable(state: Any, call: str) -> None:
             f"{call} needs a sparsejax.TrainState, as trainer.init(params) makes it or the "
             f"last trainer.step returned it; got a {type(state).__name__}."
         )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        if isinstance(leaf, jax_core.Tracer) or not isinstance(leaf, jax.Array):
-            continue
-        if leaf.is_deleted():
-            raise StateError(
-                f"{call} was given a state that is used up: its leaf "
-                f"{tree.named(path)!r} was deleted when an earlier step reused its "
-                "memory. Go on with the state that the step returned, "
-                "state, loss = trainer.step(state, batch); or make the trainer with "
-                "sparsejax.data_parallel(..., donate=False), whose steps leave it as it is."
-            )
+    tree.check_there(
+        state,
+        call,
+        ", state, loss = trainer.step(state, batch); or make the trainer with "
+        "sparsejax.data_parallel(..., donate=False), whose steps leave it as it is",
+    )
 
 
 def require_synchronized(

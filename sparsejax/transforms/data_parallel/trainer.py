@@ -11,7 +11,12 @@ from jax.sharding import Mesh, PartitionSpec
 from sparsejax import axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
-from sparsejax.transforms.data_parallel import outputs, placing, variables as of_variables
+from sparsejax.transforms.data_parallel import (
+    losses,
+    outputs,
+    placing,
+    variables as of_variables,
+)
 from sparsejax.transforms.data_parallel.losses import Loss
 from sparsejax.transforms.data_parallel.shares import Share
 from sparsejax.transforms.data_parallel.train_state import (
@@ -50,6 +55,9 @@ class DataParallel:
                 "such as optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), and a "
                 f"jax.sharding.Mesh, got a {type(tx).__name__} and a {type(mesh).__name__}."
             )
+        losses.check_functions(
+            {"loss_fn": loss_fn}, {"ids": ids, "weight": weight, "eval_fn": eval_fn}
+        )
         if has_aux:
             outputs.check(aux)
         of_variables.check(variables)

@@ -26,6 +26,7 @@ def residuals(state: Any) -> Any:
         state: An optimizer state, chained, masked or partitioned as you like. Inside
             `shard_map` the rank axis has length 1.
     """
+    tree.check_there(state, "sparsejax.residuals")
     trees = [s.residual.value for s in find(state, FeedbackState) if s.residual is not None]
     if not trees:
         raise StateError(
@@ -69,6 +70,7 @@ def metrics(state: Any) -> dict[str, jax.Array]:
             "there is no state of a sparsejax transformation in this state; pass the "
             "optimizer's state, as tx.init or tx.update returned it."
         )
+    tree.check_there(state, "sparsejax.metrics")
     result: dict[str, jax.Array] = {}
     syncs = sparsifiers = 0
     for feedback, skipped in _feedbacks(state, jnp.int32(0)):

@@ -17,7 +17,7 @@ from sparsejax import axes as mesh_axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.errors import AxisError
 from sparsejax.transforms.signatures import described
-from sparsejax.transforms.state import chains, observing
+from sparsejax.transforms.state import chains, observing, tree
 from sparsejax.transforms.state.specs import (
     Known,
     check_types,
@@ -112,6 +112,7 @@ def bind(
         param_specs: As in `sparsejax.init`.
         check_vma: As in `sparsejax.init`.
     """
+    tree.check_transformation(tx, ())
     tx = optax.with_extra_args_support(tx)
     axis_name = data_axis(mesh, axis_name, "sparsejax.bind")
 

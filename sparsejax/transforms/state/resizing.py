@@ -41,6 +41,12 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     Returns:
         The new state, placed as `like` is.
     """
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((state, like))):
+        raise ArgumentError(
+            "resized takes states with their arrays, and got one of jax.ShapeDtypeStruct, "
+            "as sparsejax.abstract_state makes them: restore into that, and let `like` be "
+            "sparsejax.init(tx, params, mesh)."
+        )
     mean = _is_mean(like, reduce)
     check_whole(state)
     ours = lambda node: isinstance(node, (PerRank, ExchangeState))
@@ -61,6 +67,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
             value = jax.tree_util.tree_map_with_path(spread, x.value, fresh.value)
             return fresh.with_value(value)
         if isinstance(x, ExchangeState):
+            _check_reduction(x, fresh)
             # Thresholds, regions and tables are those of the fresh state.
             place = lambda x, y: _placed(
                 tree.written(keys), _whole(tree.written(keys), x), y
@@ -92,6 +99,18 @@ def _is_mean(like, reduce):
             "their states one by one, or say which, reduce='mean' or 'sum'."
         )
     return seen != {False}
+
+
+def _check_reduction(old, fresh):
+    """Raises where one of two exchanges averages ranks, and the other adds them up."""
+    if old.reduction == fresh.reduction:
+        return
+    was, now = ("mean" if x.reduction.mean else "sum" for x in (old, fresh))
+    raise StateError(
+        f"the state was built up with reduce={was!r}, and `like` has reduce={now!r}: what "
+        "ranks hold would reach the parameters with another weight. Make `like` with the "
+        f"transformation that made the state, reduce={was!r}."
+    )
 
 
 def _spread(mean):

@@ -45,9 +45,11 @@ class Totals(NamedTuple):
         high = jnp.floor(numbers / 2**_LOW)
         low = jnp.vstack([(numbers - high * 2**_LOW).astype(jnp.uint32), self.low])
         # Halves of 12 bits: a model may have more buckets than whole ones leave room for.
-        ones, carried = (low & _HALF).sum(0), (low >> 12).sum(0)
+        ones, carried = (half.sum(0, dtype=jnp.uint32) for half in (low & _HALF, low >> 12))
         carried += ones >> 12
-        high = high.astype(jnp.uint32).sum(0) + self.high + (carried >> 12)
+        high = (
+            high.astype(jnp.uint32).sum(0, dtype=jnp.uint32) + self.high + (carried >> 12)
+        )
         return Totals(self.exchanges + 1, high, (carried & _HALF) << 12 | ones & _HALF)
 
     def numbers(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import optax
 from jax.core import Tracer
 
 from sparsejax.axes import varying_axes
-from sparsejax.errors import ArgumentError, LeafError
+from sparsejax.errors import ArgumentError, LeafError, StateError
 from sparsejax.units.sparse_tensor import SparseTensor
 
 
@@ -144,6 +144,19 @@ def rounding_error(x: jax.Array, sent: jax.Array) -> jax.Array:
     """
     error = x - sent.astype(x.dtype)
     return jnp.where(jnp.isfinite(error), error, 0)
+
+
+def check_there(tree: Any, call: str, fix: str = "") -> None:
+    """Raises where an array was deleted, since a step reused its memory."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
+            continue
+        if leaf.is_deleted():
+            raise StateError(
+                f"{call} was given a state that is used up: its leaf {named(path)!r} was "
+                "deleted when an earlier step reused its memory. Go on with the state that "
+                f"the step returned{fix}."
+            )
 
 
 def here(tree: Any) -> Any:

@@ -83,7 +83,17 @@ def test_a_state_that_is_used_up_is_an_error_that_names_the_fix():
     mixed = after._replace(params=state.params)
     with pytest.raises(StateError, match=r"'params/w' was deleted"):
         trainer.step(mixed, batch)
+    # What is asked of it says so, too.
+    for ask in (sparsejax.metrics, sparsejax.summary, sparsejax.residuals):
+        with pytest.raises(StateError, match=r"was deleted.*Go on with the state"):
+            ask(state.opt_state)
     trainer.step(after, batch)
+
+
+@pytest.mark.parametrize("name", ["loss_fn", "eval_fn", "weight", "ids"])
+def test_what_is_no_function_is_named(name):
+    with pytest.raises(ArgumentError, match=rf"{name} must be a function, .* got 'm'"):
+        plain(**{name: "m"})
 
 
 def test_what_is_no_state_is_an_error_that_names_what_makes_one():

@@ -73,3 +73,15 @@ def test_a_weight_is_one_number(weight):
     state = trainer.init({"w": np.float32(1)})
     with pytest.raises(ArgumentError, match=r"weight must return one number.*\.sum\(\)"):
         trainer.evaluate(state, np.ones(4, np.float32))
+
+
+@pytest.mark.parametrize("weights", [(np.nan, np.nan), (1, np.nan)])
+def test_a_weight_that_is_no_number_shows(weights):
+    trainer = sparsejax.data_parallel(
+        lambda p, b: p["w"] * jnp.mean(b),
+        optax.chain(sparsejax.dense_sync(), optax.sgd(0.5)),
+        mesh_of(2),
+        weight=jnp.sum,
+    )
+    state = trainer.init({"w": np.float32(1)})
+    assert np.isnan(trainer.evaluate(state, np.array(weights, np.float32)))

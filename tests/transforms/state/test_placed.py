@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax.errors import AxisError, StateError
+from sparsejax.errors import ArgumentError, AxisError, StateError
 from tests import helpers
 
 
@@ -152,3 +152,11 @@ def test_a_state_in_place_is_compiled_for_once():
     finally:
         jax.monitoring.clear_event_listeners()
     assert sum("backend_compile" in event for event in compiled) == 1
+
+
+def test_arguments_in_another_order_are_named():
+    mesh = helpers.mesh_of(N)
+    with pytest.raises(ArgumentError, match=r"tx must be an optax .* got a Mesh"):
+        sparsejax.bind(mesh, sparsejax.zen_sync())
+    with pytest.raises(ArgumentError, match=r"got a function: call it"):
+        sparsejax.bind(sparsejax.zen_sync, mesh)

@@ -90,3 +90,20 @@ def test_dicts_as_a_checkpoint_without_a_target_gives_them_are_named():
     state = {"0": {"residual": np.zeros((4, 3))}}
     with pytest.raises(StateError, match=r"abstract_state"):
         sparsejax.resized(state, like=state_of(chain(), NEW))
+
+
+def test_a_state_of_another_reduction_is_named():
+    """What ranks hold of a mean weighs otherwise than what they hold of a sum."""
+    make = lambda reduce: optax.chain(
+        sparsejax.top_k(0.1, min_size=1), sparsejax.dense_sync(reduce=reduce)
+    )
+    state, like = state_of(make("mean"), OLD), state_of(make("sum"), NEW)
+    with pytest.raises(StateError, match=r"reduce='mean', .* reduce='sum'"):
+        sparsejax.resized(state, like=like)
+
+
+def test_a_state_without_arrays_is_no_state_to_be_like():
+    tx = chain()
+    like = sparsejax.abstract_state(tx, PARAMS, helpers.mesh_of(NEW))
+    with pytest.raises(ArgumentError, match=r"abstract_state.*sparsejax\.init"):
+        sparsejax.resized(state_of(tx, OLD), like=like)

@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax.schemes import base
@@ -79,3 +81,20 @@ def test_a_state_keeps_them_on_other_ranks():
     moved = sparsejax.metrics(sparsejax.resized(old, like=new))
     assert int(moved["sync/exchanges"]) == 5
     assert moved["sync/total_dense_bytes"] == 2 * 2**24 + 7
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_state_keeps_its_types_where_numbers_have_64_bits(every, dtype):
+    """Else a wrapper's two sides differ, and each step is compiled once more."""
+    with jax.enable_x64(True):
+        params = {"w": jnp.zeros((300, 256), dtype)}
+        tx = optax.chain(sparsejax.zen_sync(every=every), optax.sgd(0.1))
+        mesh = helpers.mesh_of(2)
+        state = sparsejax.init(tx, params, mesh)
+        specs = sparsejax.state_specs(state)
+        step = lambda grads, state: tx.update(sparsejax.local(grads, "data"), state)[1]
+        step = jax.shard_map(step, mesh=mesh, in_specs=(P(), specs), out_specs=specs)
+        after = jax.eval_shape(step, params, state)
+        types = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+        assert types(after) == types(state)
