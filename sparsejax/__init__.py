@@ -17,6 +17,7 @@ from pallas_kernels import use_kernels as use_kernels
 from sparsejax import (
     advise as advise,
     errors as errors,
+    rows as rows,
     schemes as schemes,
     sparsifiers as sparsifiers,
     transforms as transforms,
@@ -91,7 +92,7 @@ __all__ = [
 
 # As good as nothing, or another thing, when read without the prefix.
 _WITH_PREFIX = ["advise", "bind", "errors", "explain", "init", "local", "metrics"]
-_WITH_PREFIX += ["profile", "summary", "sync", "top_k", "transforms"]
+_WITH_PREFIX += ["profile", "rows", "summary", "sync", "top_k", "transforms"]
 
 
 def _version() -> str:
@@ -137,9 +138,27 @@ _MOVED = {name: "transforms.sparsify" for name in _SPARSIFIERS} | {
 }
 
 
+_MODULES = {
+    "analysis": "advise.papers.measures",
+    "cost_model": "advise.papers.cost_model",
+    "cost_tables": "advise.papers.cost_tables",
+    "design_space": "advise.papers.design_space",
+    "gathers": "wire.gathers",
+    "ownership": "units.ownership",
+}
+
+
 if not typing.TYPE_CHECKING:  # which would take any name for one that is there
 
     def __getattr__(name: str) -> typing.Any:
+        if name in _MODULES:
+            warnings.warn(
+                f"sparsejax.{name} is deprecated, and gone in the next version: import "
+                f"sparsejax.{_MODULES[name]}.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return importlib.import_module(f"sparsejax.{_MODULES[name]}")
         if name not in _MOVED:
             raise AttributeError(f"module 'sparsejax' has no attribute {name!r}", name=name)
         instead = f"sparsejax.{_MOVED[name]}.{name}"

@@ -156,6 +156,13 @@ class Exchange:
                         "sparsejax.zen_sync()."
                     )
         check_kind(state, ExchangeState, self.name)
+        if state.reduction.mean != self.mean:
+            words = {True: "reduce='mean'", False: "reduce='sum'"}
+            raise StateError(
+                f"the state was made with {words[state.reduction.mean]}, and the "
+                f"synchronization has {words[self.mean]}: what ranks held would count "
+                "differently. Make the state with the transformation that updates it."
+            )
         names = [bucket.name for bucket in buckets]
         if set(names) != set(state.traffic):
             raise StateError(

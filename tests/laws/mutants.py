@@ -143,8 +143,8 @@ MUTANTS = {
     ),
     "PowerSGD looks no more where there was nothing": Mutant(
         "sparsejax/schemes/baselines/power_sgd.py",
-        "ahead = jnp.where(moved, right / jnp.where(moved, length, 1), state.right)",
-        "ahead = jnp.where(finite, right / jnp.where(moved, length, 1), state.right)",
+        "ahead = jnp.where(moved, ahead, state.right)",
+        "ahead = jnp.where(finite, ahead, state.right)",
         "tests/schemes/test_power_sgd.py",
     ),
     # Transformations.

@@ -37,7 +37,8 @@ def test_no_module_shows_but_the_documented_folders():
     modules = {
         name for name in names() if isinstance(getattr(sparsejax, name), types.ModuleType)
     }
-    assert modules == {"advise", "errors", "schemes", "sparsifiers", "transforms"}
+    folders = {"advise", "errors", "rows", "schemes", "sparsifiers", "transforms"}
+    assert modules == folders
     assert len(names()) <= 40
 
 
@@ -79,3 +80,12 @@ def test_a_name_that_never_was_is_no_attribute():
 @pytest.mark.parametrize("module", ["sparsejax.transforms", "sparsejax.advise"])
 def test_a_folder_can_be_imported_first(module):
     subprocess.run([sys.executable, "-W", "error", "-c", f"import {module}"], check=True)
+
+
+@pytest.mark.parametrize("name", sorted(sparsejax._MODULES))
+def test_a_module_that_moved_is_found_and_says_where_it_went(name):
+    with pytest.warns(
+        DeprecationWarning, match=rf"sparsejax\.{name} .* import sparsejax\."
+    ):
+        module = getattr(sparsejax, name)
+    assert module.__name__ == f"sparsejax.{sparsejax._MODULES[name]}"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental import checkify
 
+import sparsejax
 from sparsejax import errors
 from sparsejax.units.row_grads import RowGrads
 
@@ -94,3 +95,9 @@ ZERO = jnp.zeros(2, jnp.int32)
 def test_bad_input_is_refused_by_name(grads, match):
     with pytest.raises(errors.ArgumentError, match=match):
         grads.check("table")
+
+
+def test_synchronizations_refuse_them_by_name():
+    grads = {"table": RowGrads(jnp.zeros(3, jnp.int32), jnp.zeros((3, 2)), (5, 2))}
+    with pytest.raises(errors.LeafError, match=r"'table' is RowGrads.*to_dense"):
+        sparsejax.zen_sync().init(grads)

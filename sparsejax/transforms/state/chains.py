@@ -163,8 +163,8 @@ def _check_sleep(state):
     if sleeping and not all(ours(node) for node in nodes):
         warnings.warn(
             "every=k stands beside an optimizer with a state, which runs at every step, on "
-            "zeros in between: its momentum decays and its step count grows k times as "
-            "fast. To let it sleep write sparsejax.accumulate(optax.chain("
+            "zeros in between: momentum, if it has any, decays, and its step count grows k "
+            "times as fast. To let it sleep write sparsejax.accumulate(optax.chain("
             "sparsejax.zen_sync(), optax.adam(1e-3)), every=k).",
             stacklevel=2,
         )

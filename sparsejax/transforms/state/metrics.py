@@ -58,8 +58,9 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     has a residual: the norm over all ranks. Nothing is computed or sent, so one process of
     several may ask alone. A
     sparsifier has `sparsify/residual_norm`, over all leaves, and `sparsify/skipped`, how
-    many updates were left out because something was not finite; where a whole chain is
-    wrapped in `skip_nonfinite`, `skipped` counts for it.
+    many updates were left out because something was not finite; for a whole chain that is
+    wrapped in `skip_nonfinite` it is `skip/skipped`. With `check_vma=False` the shards of a
+    leaf over a further mesh axis are not seen: the norm is that of the fullest one then.
 
     Args:
         state: An optimizer state, chained, masked or partitioned as you like.

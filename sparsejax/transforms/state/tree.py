@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from sparsejax.axes import varying_axes
 from sparsejax.errors import ArgumentError, LeafError, StateError
+from sparsejax.units.row_grads import is_row_grads
 from sparsejax.units.sparse_tensor import SparseTensor
 
 
@@ -43,11 +44,20 @@ def axes_of(leaf: Any) -> frozenset[str]:
 def flatten(tree: Any) -> tuple[list[str], list[Any], Any]:
     """The paths, written a/b/c, the leaves and the structure of a tree.
 
-    A `SparseTensor` is a leaf.
+    A `SparseTensor` is a leaf; `RowGrads` are refused.
     """
-    pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_sparse)
+    is_leaf = lambda leaf: is_sparse(leaf) or is_row_grads(leaf)
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     paths = [written(keys) for keys in unboxed([keys for keys, _ in pairs])]
-    return paths, [leaf for _, leaf in pairs], structure
+    leaves = [leaf for _, leaf in pairs]
+    for path, leaf in zip(paths, leaves, strict=True):
+        if is_row_grads(leaf):
+            raise LeafError(
+                f"leaf {path!r} is RowGrads, which synchronizations do not take yet: give "
+                "them grads.to_dense(), or add up the rows with "
+                "sparsejax.schemes.owners.rows.add_up."
+            )
+    return paths, leaves, structure
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:

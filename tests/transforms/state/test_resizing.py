@@ -107,3 +107,16 @@ def test_a_state_without_arrays_is_no_state_to_be_like():
     like = sparsejax.abstract_state(tx, PARAMS, helpers.mesh_of(NEW))
     with pytest.raises(ArgumentError, match=r"abstract_state.*sparsejax\.init"):
         sparsejax.resized(state_of(tx, OLD), like=like)
+
+
+def test_a_state_of_another_reduction_is_no_state_of_a_synchronization():
+    mesh = helpers.mesh_of(2)
+    state = sparsejax.init(sparsejax.zen_sync(reduce="sum"), PARAMS, mesh)
+    grads = jax.tree.map(lambda x: jnp.zeros((2, *x.shape)), PARAMS)
+
+    def update(grads):
+        grads = jax.tree.map(lambda x: x[0], grads)
+        return sparsejax.zen_sync().update(grads, state)[0]
+
+    with pytest.raises(StateError, match=r"with reduce='sum', .* has reduce='mean'"):
+        helpers.run_ranks(lambda x: update(jax.tree.map(lambda y: y[None], x)), grads, 2)
