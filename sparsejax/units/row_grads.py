@@ -17,6 +17,7 @@ from jax.experimental import checkify
 
 import pallas_kernels
 from sparsejax.errors import ArgumentError
+from sparsejax.units.dtypes import wide
 
 
 # To how many rows of the table for one that was read flags of all rows merge faster than a
@@ -113,8 +114,8 @@ class RowGrads:
         if not self.capacity or not self.size:
             return self
         merge = _by_flags if self.shape[0] <= _FLAGS_AT_MOST * self.capacity else _by_sort
-        wide = self.rows.astype(jnp.promote_types(self.dtype, jnp.float32))
-        ids, rows = merge(self._kept(), wide, self.shape[0])
+        rows = self.rows.astype(wide(self.dtype))
+        ids, rows = merge(self._kept(), rows, self.shape[0])
         return RowGrads(ids, rows.astype(self.dtype), self.shape)
 
     def _kept(self) -> jax.Array:
@@ -134,11 +135,27 @@ def _by_flags(ids, rows, height):
 
 
 def _by_sort(ids, rows, height):
+    merged, to = distinct(ids, ids.size, height)
+    return merged, jnp.zeros_like(rows).at[to].add(rows, mode="drop")
+
+
+def distinct(keys: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax.Array]:
+    """The distinct keys, by a sort, and where each key is among them.
+
+    Args:
+        keys: int32 [k], none above `nowhere`.
+        capacity: How many distinct keys there is room for; there must not be more.
+        nowhere: The key of no entry.
+
+    Returns:
+        int32 [capacity], the distinct keys ascending, `nowhere` behind the last; and int32
+        [k], the place of each key, `capacity` where it is `nowhere`.
+    """
     # Keys alone: XLA sorts pairs of keys and places six times slower on a CPU.
-    ordered = lax.sort(ids)
+    ordered = lax.sort(keys)
     first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
     place = jnp.cumsum(first, dtype=jnp.int32) - 1
-    distinct = jnp.full_like(ids, height).at[place].set(ordered, indices_are_sorted=True)
-    to = jnp.searchsorted(distinct, ids, method="scan_unrolled")
-    to = jnp.where(ids < height, to, ids.size)
-    return distinct, jnp.zeros_like(rows).at[to].add(rows, mode="drop")
+    found = jnp.full(capacity, nowhere, jnp.int32)
+    found = found.at[place].set(ordered, mode="drop", indices_are_sorted=True)
+    where = jnp.searchsorted(found, keys, method="scan").astype(jnp.int32)
+    return found, jnp.where(keys < nowhere, where, capacity)

@@ -277,8 +277,8 @@ MUTANTS = {
     ),
     "unused rows are merged into the last": Mutant(
         "sparsejax/units/row_grads.py",
-        "    to = jnp.where(ids < height, to, ids.size)\n",
-        "",
+        "return found, jnp.where(keys < nowhere, where, capacity)",
+        "return found, where",
         "tests/units/test_row_grads.py",
     ),
     # Advice.

@@ -34,7 +34,7 @@ from sparsejax.schemes import base
 from sparsejax.schemes.owners.counts import imbalance
 from sparsejax.units.dtypes import wide
 from sparsejax.units.ownership import Layout, Ownership, StripedHash
-from sparsejax.units.row_grads import RowGrads
+from sparsejax.units.row_grads import RowGrads, distinct
 from sparsejax.wire import collectives
 from sparsejax.wire.collectives import Wire
 
@@ -162,10 +162,10 @@ class _Exchange:
         inside = (ids >= 0) & (ids < height)
         parts, slots = self.layout.assign(jnp.where(inside, ids, 0).astype(jnp.int32))
         keys = jnp.where(inside, parts * self.layout.width + slots, self.nowhere)
-        distinct, of_row = _distinct(keys, keys.size, self.nowhere)
+        listed, of_row = distinct(keys, keys.size, self.nowhere)
         bounds = jnp.arange(self.layout.ranks + 1, dtype=jnp.int32) * self.layout.width
-        starts = jnp.searchsorted(distinct, bounds).astype(jnp.int32)
-        return _Lists(distinct, of_row, starts)
+        starts = jnp.searchsorted(listed, bounds).astype(jnp.int32)
+        return _Lists(listed, of_row, starts)
 
     def _by_owners(self, keys, of_row, starts, rows, *, fullest, most):
         """Push, add up, pull."""
@@ -188,7 +188,7 @@ class _Exchange:
             values.reshape(n, room, -1),
         )
         slots = slots.reshape(-1)
-        owned, of_row = _distinct(slots, self.owned, width)
+        owned, of_row = distinct(slots, self.owned, width)
         values = values.reshape(slots.size, -1).astype(wide(rows.dtype))
         sums = jnp.zeros((self.owned, values.shape[1]), values.dtype)
         sums = sums.at[of_row].add(values, mode="drop")
@@ -212,7 +212,7 @@ class _Exchange:
         keys, sent_keys = self.wire.all_gather(keys)
         merged, sent_rows = self.wire.all_gather(merged.astype(self.dtype))
         owned = min(n * size, self.capacity)
-        distinct, of_row = _distinct(keys.reshape(-1), owned, self.nowhere)
+        listed, of_row = distinct(keys.reshape(-1), owned, self.nowhere)
         of_row = of_row.reshape(n, size)
 
         def one(source, total):
@@ -226,9 +226,9 @@ class _Exchange:
         start = as_varying(start, varying_axes(merged))
         total = lax.fori_loop(0, n, one, start)
         width = self.layout.width
-        real = distinct < self.nowhere
-        parts = jnp.where(real, distinct // width, 0)
-        ids = self.layout.invert(parts, jnp.where(real, distinct % width, 0))
+        real = listed < self.nowhere
+        parts = jnp.where(real, listed // width, 0)
+        ids = self.layout.invert(parts, jnp.where(real, listed % width, 0))
         ids = jnp.where(real, ids, self.layout.size)
         push = base.stage(sent_keys + sent_rows, (n - 1) * self.row_bytes * most, 1)
         return self._padded(ids, total.astype(self.dtype)), push, base.stage(), 0.0
@@ -300,18 +300,6 @@ class _Exchange:
         ids = jnp.pad(ids, (0, more), constant_values=self.layout.size)
         rows = jnp.pad(rows, [(0, more)] + [(0, 0)] * (rows.ndim - 1))
         return ids, rows.astype(self.grads.dtype)
-
-
-def _distinct(keys, capacity, nowhere):
-    """Distinct keys ascending, then `nowhere`; and where each key is, or `capacity`."""
-    # Keys alone: XLA sorts pairs of keys and places six times slower on a CPU.
-    ordered = lax.sort(keys)
-    first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-    place = jnp.cumsum(first, dtype=jnp.int32) - 1
-    distinct = jnp.full(capacity, nowhere, jnp.int32)
-    distinct = distinct.at[place].set(ordered, mode="drop", indices_are_sorted=True)
-    where = jnp.searchsorted(distinct, keys, method="scan").astype(jnp.int32)
-    return distinct, jnp.where(keys < nowhere, where, capacity)
 
 
 def _rungs(room):
