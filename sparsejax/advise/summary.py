@@ -20,7 +20,7 @@ _HEADING = (
 
 
 def summary(state: Any) -> str:
-    """What one rank sent, in the last step and since the first, as a table.
+    """Tabulates the bytes that one rank sent, in the last step and since the first.
 
     A row is a bucket of leaves that were exchanged together. Densities are those of its
     fullest rank and of the sum; `densely` is what an all-reduce would have sent. Nothing is

@@ -30,7 +30,7 @@ _MEASURED = (
 
 
 def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
-    """What the rows rest upon, a sentence each."""
+    """Names the assumptions behind the rows, a sentence each."""
     pairs = [pair for pair in zip(groups, rows, strict=True) if pair[1].taken]
     tables = _paths([row for _, row in pairs], "assumed")
     if tables:
@@ -79,7 +79,7 @@ def _paths(rows, source):
 
 
 def compiling(rows: Sequence[Row]) -> str:
-    """What there is to compile, what that took elsewhere, and what lowers it."""
+    """Counts the exchanges to compile, and says what they took elsewhere and lowers it."""
     exchanges = [row for row in rows if row.taken]
     count, kinds = len(exchanges), sum(len(row.taken) for row in exchanges)
     if not count:
@@ -102,7 +102,7 @@ def compiling(rows: Sequence[Row]) -> str:
 
 
 def advise(groups: Sequence[Group], rows: Sequence[Row], times: Times) -> str:
-    """What to do, in one sentence that names the call."""
+    """Advises the user in one sentence that names the call."""
     if all(row.dense_bytes == 0 for row in rows):
         return "Advice: keep it as it is; there is nothing to send."
     told, dense = (_step(rows, name) for name in (CHOSEN, _DENSE))
@@ -141,7 +141,7 @@ def _step(rows, name):
 
 
 def _but(rows, told, sparser):
-    """What may be better still, or what it rests upon."""
+    """A clause that names a better call, or the assumption behind the advice."""
     worse = [row for row in rows if row.verdict]
     if worse:
         text = f'; give {_some([row.name for row in worse])} the rule "dense"'

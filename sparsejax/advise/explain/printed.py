@@ -77,7 +77,7 @@ def _rounds(rows, latency_us):
 
 
 def _sums(rows):
-    """What a step costs, on average where there are several to an exchange."""
+    """The bytes and time of a step, on average where several share an exchange."""
     every = sorted({row.every for row in rows})
     sent, dense, sent_ms, dense_ms = (
         sum(value(row) / row.every for row in rows)

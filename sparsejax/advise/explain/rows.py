@@ -177,7 +177,7 @@ def row_of(group: Group, times: Times) -> Row:
 
 
 def forecast_of(group: Group, scheme: Scheme, load: Load) -> Forecast:
-    """What a scheme sends of a group; a sum of values where all ranks have the same."""
+    """Forecasts a scheme for a group; a sum of values where ranks have the same indices."""
     if group.shared and not isinstance(scheme, LossyScheme):
         count = round(load.counts[0])
         counts = (float(count),) * len(load.counts)
