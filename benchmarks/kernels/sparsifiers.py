@@ -86,7 +86,7 @@ def one_read(x):
 
 def sample_of(x, density):
     """DRAGONN's threshold, from a sample."""
-    return sampled(x, draw(x.size, density), 0.01, density)
+    return sampled([x], [draw(x.size, density)], 0.01, density)[0]
 
 
 def counted_of(x, density):

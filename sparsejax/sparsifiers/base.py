@@ -22,15 +22,18 @@ agree on them without a message.
 import abc
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from sparsejax import axes, errors
-from sparsejax.axes import AxisName, as_varying, varying_axes
+from sparsejax import errors
+from sparsejax.axes import AxisName
 from sparsejax.sparsifiers.densities import Density as Density
 from sparsejax.units import magnitudes
+from sparsejax.units.corrections import Correction
+from sparsejax.units.selections import Arrays
 from sparsejax.wire.collectives import Wire
 
 
@@ -140,49 +143,21 @@ class Selector(Sparsifier, abc.ABC):
             padded with `size`; and the next state.
         """
 
+    def select_all(
+        self,
+        arrays: Sequence[jax.Array],
+        states: Sequence[Any],
+        draws: Sequence[Draw],
+        capacities: Sequence[int],
+    ) -> tuple[list[jax.Array], list[Any]]:
+        """Selects elements of several arrays that are alike; see `units.selections`.
 
-class Correction(NamedTuple):
-    """How an estimated threshold is corrected until it selects about k elements.
-
-    Attributes:
-        fewest: The least accepted count, as a multiple of k.
-        most: The largest accepted count, as a multiple of k.
-        lower: The factor on a threshold that selects too few.
-        higher: The factor on a threshold that selects too many.
-        rounds: The largest number of corrections; each reads the array once.
-    """
-
-    fewest: float
-    most: float
-    lower: float
-    higher: float
-    rounds: int
-
-    def __call__(
-        self, x: jax.Array, level: jax.Array, count: jax.Array, draw: Draw
-    ) -> jax.Array:
-        """Corrects a threshold that selects `count` elements of all shards."""
-        shards = draw.over
-        counted = lambda t: shards.add(magnitudes.count(x, magnitudes.key_of(t, x.dtype)))
-        few, many = self.fewest * draw.wanted, self.most * draw.wanted
-
-        def rejected(state):
-            turn, _, count = state
-            return (turn < self.rounds) & ((count < few) | (count > many))
-
-        def corrected(state):
-            turn, t, count = state
-            t = t * jnp.where(count > many, self.higher, self.lower)
-            return turn + 1, t, counted(t)
-
-        start = magnitudes.magnitude_of(level, x.dtype)
-        over = varying_axes(start) | varying_axes(count)
-        start = as_varying((jnp.int32(0), start, count), over)
-        turns, t, count = magnitudes.rare_loop(rejected, corrected, start)
-        level = jnp.where(turns > 0, magnitudes.key_of(t, x.dtype), level)
-        # Where no threshold is accepted, as with elements that are all equal, select all
-        # non-zeros, and so as many of the largest as fit. Else they would never be sent.
-        return jnp.where(count < few, jnp.ones_like(level), level)
+        Returns:
+            What `select` returns for each: the lists of indices, and of states.
+        """
+        each = zip(arrays, states, draws, capacities, strict=True)
+        places, after = zip(*(self.select(*one) for one in each), strict=True)
+        return list(places), list(after)
 
 
 class ByMagnitude(Selector):
@@ -202,34 +177,86 @@ class ByMagnitude(Selector):
         del count, draw
         return state
 
-    def take(
-        self, x: jax.Array, level: jax.Array, draw: Draw, capacity: int
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the indices of the elements from a threshold on, and their count."""
-        words, count = magnitudes.at_least(x, level)
-        words = magnitudes.fit(x, words, count, capacity, draw.seed)
-        return magnitudes.indices(words, x.size, capacity), count
+    def levels(
+        self, arrays: Sequence[jax.Array], states: Sequence[Any], draws: Sequence[Draw]
+    ) -> tuple[list[jax.Array], list[Any]]:
+        """Returns the thresholds of several arrays, and the next states; see `level`."""
+        each = zip(arrays, states, draws, strict=True)
+        levels, after = zip(*(self.level(*one) for one in each), strict=True)
+        return list(levels), list(after)
+
+    def limit(self, draw: Draw, capacity: int) -> jax.Array | int:
+        """Returns how many of the elements from a threshold on are selected at most."""
+        del draw
+        return capacity
+
+    def cut(
+        self, x: jax.Array, level: jax.Array, limit: jax.Array, draw: Draw
+    ) -> jax.Array:
+        """Selects so many of x, where more are above the threshold, as packed bits."""
+        del level
+        return magnitudes.largest(x, limit, draw.seed)
+
+    def take_all(
+        self,
+        arrays: Sequence[jax.Array],
+        levels: Sequence[jax.Array],
+        draws: Sequence[Draw],
+        capacities: Sequence[int],
+    ) -> tuple[list[jax.Array], jax.Array]:
+        """Selects the elements of each array from its threshold on, as many as fit.
+
+        Returns:
+            Their indices, and int32 [arrays], how many there are from the threshold on.
+        """
+        together = Arrays(arrays)
+        selected = together.at_least(levels)
+        places = self._fit(together, levels, selected, draws, capacities)
+        return places, selected.counts
+
+    def _fit(self, together, levels, selected, draws, capacities):
+        """The indices of what is selected, and of no more than fit."""
+        limits = [self.limit(*pair) for pair in zip(draws, capacities, strict=True)]
+        pairs = zip(limits, together.arrays, strict=True)
+        if not all(isinstance(limit, int) and limit >= x.size for limit, x in pairs):
+            limits, levels = jnp.stack([jnp.int32(n) for n in limits]), jnp.stack(levels)
+            wanted = jnp.stack([draw.wanted for draw in draws])
+            seeds = jnp.stack([draw.seed for draw in draws])
+
+            def cut(x, i):
+                draw = draws[0]._replace(seed=seeds[i], wanted=wanted[i])
+                return self.cut(x, levels[i], limits[i], draw)
+
+            selected = together.fit(selected, limits, cut)
+        return together.indices(selected, capacities)
 
     def settled(self, x: jax.Array, level: jax.Array, draw: Draw) -> jax.Array:
         """Returns a threshold, corrected if it is an estimate."""
         if self.correction is None:
             return level
-        count = draw.over.add(magnitudes.count(x, level))
-        return self.correction(x, level, count, draw)
+        together, wanted = Arrays([x]), draw.wanted[None]
+        selected = together.at_least([level])
+        return self.correction(together, [level], selected, wanted, draw.over)[1][0]
 
     def select(self, x, state, draw, capacity):
-        level, state = self.level(x, state, draw)
+        (places,), (state,) = self.select_all([x], [state], [draw], [capacity])
+        return places, state
+
+    def select_all(self, arrays, states, draws, capacities):
+        levels, states = self.levels(arrays, states, draws)
+        shards = draws[0].over
         if self.correction is None:
-            places, count = self.take(x, level, draw, capacity)
-            return places, self.after(state, draw.over.add(count), draw)
-        # Selecting counts, too, so most steps need no other read of the array.
-        words, count = magnitudes.at_least(x, level)
-        right = self.correction(x, level, draw.over.add(count), draw)
-        again = lambda: magnitudes.at_least(x, right)
-        words, count = axes.cond(right != level, again, lambda: (words, count))
-        words = magnitudes.fit(x, words, count, capacity, draw.seed)
-        places = magnitudes.indices(words, x.size, capacity)
-        return places, self.after(state, draw.over.add(count), draw)
+            places, counts = self.take_all(arrays, levels, draws, capacities)
+        else:
+            # Selecting counts, too, so most steps need no other read of the arrays.
+            together, wanted = Arrays(arrays), jnp.stack([draw.wanted for draw in draws])
+            selected = together.at_least(levels)
+            selected, levels = self.correction(together, levels, selected, wanted, shards)
+            places = self._fit(together, list(levels), selected, draws, capacities)
+            counts = selected.counts
+        counts = shards.add(counts)
+        each = zip(states, counts, draws, strict=True)
+        return places, [self.after(*one) for one in each]
 
 
 class Rounding(Sparsifier, abc.ABC):

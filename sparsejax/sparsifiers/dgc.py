@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from sparsejax import errors
 from sparsejax.sparsifiers import base
-from sparsejax.units import magnitudes
+from sparsejax.units import magnitudes, selections
+from sparsejax.units.corrections import Correction
 
 
 SEEN = 64  # The least expected number of the k largest elements in a sample.
@@ -56,18 +57,25 @@ class DGC(base.ByMagnitude):
     @property
     def correction(self):
         bounds = self.lower, self.upper
-        return base.Correction(*bounds, *bounds, self.rounds)
+        return Correction(*bounds, *bounds, self.rounds)
 
     def level(self, x, state, draw):
-        return sampled(x, draw, self.sample, self.density), state
+        (level,), _ = self.levels([x], [state], [draw])
+        return level, state
+
+    def levels(self, arrays, states, draws):
+        return sampled(arrays, draws, self.sample, self.density), list(states)
 
 
-def sampled(x, draw, share, density):
-    """Returns the key of the threshold that a sample with this share of elements gives."""
+def sampled(arrays, draws, share, density):
+    """Returns the keys of the thresholds that samples with this share of elements give."""
     least = getattr(density, "density", density)
     least = least if isinstance(least, (int, float)) else 0.001
-    size = math.ceil(max(share * x.size, min(SEEN / least, x.size)))
-    sample = draw.over.join(magnitudes.sample(x, size, draw.seed))
-    elements = draw.over.add(jnp.float32(x.size))
-    k = jnp.ceil(draw.wanted * (sample.size / elements)).astype(jnp.int32)
-    return jnp.maximum(magnitudes.kth_by_bits(sample, k), 1)
+    samples, k = [], []
+    for x, draw in zip(arrays, draws, strict=True):
+        size = math.ceil(max(share * x.size, min(SEEN / least, x.size)))
+        sample = draw.over.join(magnitudes.sample(x, size, draw.seed))
+        elements = draw.over.add(jnp.float32(x.size))
+        samples.append(sample)
+        k.append(jnp.ceil(draw.wanted * (sample.size / elements)).astype(jnp.int32))
+    return list(jnp.maximum(selections.kth_of_each(samples, jnp.stack(k)), 1))

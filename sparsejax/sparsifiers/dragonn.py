@@ -13,6 +13,7 @@ hold -1, so index 0 is as good as any.
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 import pallas_kernels
@@ -55,9 +56,21 @@ class Dragonn(base.ByMagnitude):
         return max(super().capacity(size), self.tables)
 
     def level(self, x, state, draw):
-        return sampled(x, draw, self.sample, self.density), state
+        (level,), _ = self.levels([x], [state], [draw])
+        return level, state
 
-    def take(self, x, level, draw, capacity):
+    def levels(self, arrays, states, draws):
+        return sampled(arrays, draws, self.sample, self.density), list(states)
+
+    def take_all(self, arrays, levels, draws, capacities):
+        each = zip(arrays, levels, draws, capacities, strict=True)
+        places, counts = zip(*(self.take(*one) for one in each), strict=True)
+        return list(places), jnp.stack(counts)
+
+    def take(
+        self, x: jax.Array, level: jax.Array, draw: base.Draw, capacity: int
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the indices of the elements that keep a slot, and their count."""
         # NaN compares with nothing and would never be selected, so it counts as infinite.
         # No zero may be as large as a denormal, as it is where denormals are flushed.
         x = jnp.where(jnp.isnan(x), jnp.inf, x)

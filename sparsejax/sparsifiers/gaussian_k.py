@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from sparsejax import errors
 from sparsejax.sparsifiers import base
 from sparsejax.units import magnitudes
+from sparsejax.units.corrections import Correction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ class GaussianK(base.ByMagnitude):
 
     @property
     def correction(self):
-        return base.Correction(0.75, 1.25, 1 / self.step, self.step, self.rounds)
+        return Correction(0.75, 1.25, 1 / self.step, self.step, self.rounds)
 
     def level(self, x, state, draw):
         # NaN and infinity are above any threshold and would make the deviation infinite.

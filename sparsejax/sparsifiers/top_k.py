@@ -6,7 +6,7 @@ The threshold is found without a sort; see `units.magnitudes`.
 import dataclasses
 
 from sparsejax.sparsifiers import base
-from sparsejax.units import bits, magnitudes
+from sparsejax.units import magnitudes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,10 +16,15 @@ class TopK(base.ByMagnitude):
     def level(self, x, state, draw):
         return magnitudes.threshold(x, draw.wanted, draw.seed, draw.over), state
 
-    def take(self, x, level, draw, capacity):
-        if draw.model_axis is not None or not draw.alone:
-            return super().take(x, level, draw, capacity)
-        # The threshold is that of this array, so if it selects more than k, these are ties.
-        words = magnitudes.with_ties(x, level + 1, level, draw.wanted, draw.seed)
-        count = bits.members(words)
-        return magnitudes.indices(words, x.size, capacity), count
+    def limit(self, draw, capacity):
+        return draw.wanted if _is_exact(draw) else capacity
+
+    def cut(self, x, level, limit, draw):
+        if not _is_exact(draw):
+            return super().cut(x, level, limit, draw)
+        return magnitudes.with_ties(x, level + 1, level, limit, draw.seed)
+
+
+def _is_exact(draw):
+    """Whether the threshold selects k elements of the array, but for ties."""
+    return draw.alone and draw.model_axis is None

@@ -22,7 +22,7 @@ from sparsejax.sparsifiers import base
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.transforms.state import observing, tree
 from sparsejax.transforms.state.per_rank import PerRank, check_kind
-from sparsejax.units import bits, magnitudes
+from sparsejax.units import bits, magnitudes, selections
 from sparsejax.units.dtypes import wide
 from sparsejax.units.sparse_tensor import Origin, SparseTensor
 from sparsejax.wire import Wire
@@ -228,16 +228,25 @@ class Select:
         if self.global_:
             return self._places_together(leaves, chosen, draws, states)
         places = {}
-        for i in chosen:
-            room = sparsifier.capacity(leaves[i].size)
-            if isinstance(sparsifier, base.ByMagnitude):
-                # One shard may have more than its share of what is large.
-                room = min(leaves[i].size, min(_UNEVEN, draws[i].shards) * room)
-            before = states.get(names[i], ())
-            places[i], states[names[i]] = sparsifier.select(
-                leaves[i], before, draws[i], room
+        for group in selections.alike([leaves[i] for i in chosen]):
+            own = [chosen[at] for at in group]
+            found, after = sparsifier.select_all(
+                [leaves[i] for i in own],
+                [states.get(names[i], ()) for i in own],
+                [draws[i] for i in own],
+                [self._room(leaves[i].size, draws[i]) for i in own],
             )
+            places |= dict(zip(own, found, strict=True))
+            states |= dict(zip([names[i] for i in own], after, strict=True))
         return places
+
+    def _room(self, size, draw):
+        """How many selected elements of a leaf fit."""
+        room = self.sparsifier.capacity(size)
+        if isinstance(self.sparsifier, base.ByMagnitude):
+            # One shard may have more than its share of what is large.
+            room = min(size, min(_UNEVEN, draw.shards) * room)
+        return room
 
     def _places_together(self, leaves, chosen, draws, states):
         """The places of the selected entries, by one threshold for all chosen leaves."""
@@ -250,14 +259,21 @@ class Select:
         level = sparsifier.settled(together, level, draw)
         places, count = {}, jnp.int32(0)
         most = sparsifier.capacity(together.size)
-        for i in chosen:
-            size = leaves[i].size
-            room = min(size, most, _UNEVEN * sparsifier.capacity(size))
-            least = magnitudes.converted(level, dtype, leaves[i].dtype)
-            places[i], selected = sparsifier.take(
-                leaves[i], least, draws[i]._replace(alone=False), room
+        for group in selections.alike([leaves[i] for i in chosen]):
+            own = [chosen[at] for at in group]
+            least = magnitudes.converted(level, dtype, leaves[own[0]].dtype)
+            rooms = [
+                min(leaves[i].size, most, _UNEVEN * sparsifier.capacity(leaves[i].size))
+                for i in own
+            ]
+            found, counts = sparsifier.take_all(
+                [leaves[i] for i in own],
+                [least] * len(own),
+                [draws[i]._replace(alone=False) for i in own],
+                rooms,
             )
-            count = count + selected
+            places |= dict(zip(own, found, strict=True))
+            count = count + jnp.sum(counts)
         states[""] = sparsifier.after(states[""], draw.over.add(count), draw)
         return places
 

@@ -1,0 +1,102 @@
+"""Corrects thresholds that are estimates, until each selects about k elements.
+
+A threshold that selects too many is raised by a factor, one that selects too few is
+lowered, and the array is selected from again, a few times at most. Where that does not
+help, as with elements that are all equal, all non-zeros are selected.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.units import magnitudes
+from sparsejax.units.selections import Arrays, Selected
+
+
+class Correction(NamedTuple):
+    """How an estimated threshold is corrected until it selects about k elements.
+
+    Attributes:
+        fewest: The least accepted count, as a multiple of k.
+        most: The largest accepted count, as a multiple of k.
+        lower: The factor on a threshold that selects too few.
+        higher: The factor on a threshold that selects too many.
+        rounds: The largest number of corrections; each reads the array once.
+    """
+
+    fewest: float
+    most: float
+    lower: float
+    higher: float
+    rounds: int
+
+    def __call__(
+        self,
+        together: Arrays,
+        levels: Sequence[jax.Array],
+        selected: Selected,
+        wanted: jax.Array,
+        shards: magnitudes.Shards,
+    ) -> tuple[Selected, jax.Array]:
+        """Corrects thresholds, one for each array, and what they select.
+
+        Args:
+            together: The arrays.
+            levels: Their thresholds, as keys.
+            selected: What these select.
+            wanted: int32 [arrays], k of each.
+            shards: Of the arrays.
+
+        Returns:
+            What is selected by the corrected thresholds, and these.
+        """
+        dtype = together.arrays[0].dtype
+
+        def rejected(state):
+            return (state.counts < self.fewest * wanted) | (
+                state.counts > self.most * wanted
+            )
+
+        def pending(state):
+            # Where no threshold is accepted, as with elements that are all equal, all
+            # non-zeros are selected, and so as many of the largest as fit. Else they would
+            # never be sent.
+            last = (state.turns == self.rounds) & (state.counts < self.fewest * wanted)
+            return (rejected(state) & (state.turns < self.rounds)) | last
+
+        def key(state, i):
+            many = state.counts[i] > self.most * wanted[i]
+            moved = state.thresholds[i] * jnp.where(many, self.higher, self.lower)
+            moved = magnitudes.key_of(moved, dtype)
+            moved = jnp.where(state.turns[i] < self.rounds, moved, jnp.ones_like(moved))
+            new = magnitudes.magnitude_of(moved, dtype)
+            return moved, state._replace(thresholds=state.thresholds.at[i].set(new))
+
+        def counted(state, i, count):
+            counts = state.counts.at[i].set(shards.add(count))
+            return state._replace(counts=counts, turns=state.turns.at[i].add(1))
+
+        thresholds = magnitudes.magnitude_of(jnp.stack(levels), dtype)
+        turns = jnp.zeros(len(levels), jnp.int32)
+        start = _Turns(turns, thresholds, shards.add(selected.counts))
+        over = frozenset().union(*map(varying_axes, (*start, wanted)))
+        start = as_varying(start, over)
+        selected, state = together.corrected(selected, start, pending, key, counted)
+        return selected, magnitudes.key_of(state.thresholds, dtype)
+
+
+class _Turns(NamedTuple):
+    """The state of a correction.
+
+    Attributes:
+        turns: int32 [arrays], how often each threshold was corrected.
+        thresholds: [arrays], as magnitudes.
+        counts: int32 [arrays], how many elements of all shards they select.
+    """
+
+    turns: jax.Array
+    thresholds: jax.Array
+    counts: jax.Array

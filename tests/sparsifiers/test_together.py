@@ -1,0 +1,79 @@
+"""Several arrays are selected from by one program, as each by itself would be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparsejax import sparsifiers
+from sparsejax.sparsifiers import base
+from sparsejax.units import selections
+from tests import helpers
+
+
+DENSITY = 0.03
+SIZES = (40_001, 3001, 3001, 1500)  # one that is searched by way of a sample
+SPARSIFIERS = {
+    "dgc": sparsifiers.DGC(DENSITY),
+    "top_k": sparsifiers.TopK(DENSITY),
+    "gaussian_k": sparsifiers.GaussianK(DENSITY),
+    "threshold": sparsifiers.Threshold(DENSITY, 1.0),
+    "reuse_threshold": sparsifiers.ReuseThreshold(DENSITY, every=2),
+    "dragonn": sparsifiers.Dragonn(DENSITY, slots=2.0, tables=2),
+}
+OTHERS = sorted(set(SPARSIFIERS) - {"dgc"})
+
+
+def cases():
+    """Arrays of which none, one or several are cut, or have their thresholds corrected."""
+    rng = np.random.default_rng(0)
+    usual = [rng.standard_t(3, size).astype(np.float32) for size in SIZES]
+    yield usual
+    yield [usual[0], np.full_like(usual[1], 0.5), 0 * usual[2], usual[3]]
+    yield [np.ones_like(x) for x in usual]
+    last = np.where(np.arange(SIZES[3]) % 50 == 3, np.nan, usual[3]).astype(np.float32)
+    yield [usual[0] ** 3, np.sign(usual[1]), 9 * usual[2], last]
+
+
+def programs(sparsifier):
+    rooms = [sparsifier.capacity(size) for size in SIZES]
+
+    def prepared(arrays, step):
+        states = [sparsifier.init(x.size, x.dtype) for x in arrays]
+        draws = [
+            base.Draw(step, jnp.uint32(77 + i), sparsifier.wanted(x.size, step))
+            for i, x in enumerate(arrays)
+        ]
+        return arrays, states, draws, rooms
+
+    def together(arrays, step):
+        return sparsifier.select_all(*prepared(arrays, step))
+
+    def alone(arrays, step):
+        each = zip(*prepared(arrays, step), strict=True)
+        return tuple(
+            map(list, zip(*(sparsifier.select(*one) for one in each), strict=True))
+        )
+
+    return jax.jit(together), jax.jit(alone)
+
+
+@pytest.mark.parametrize("name", ["dgc", *helpers.slow(*OTHERS)])
+def test_each_array_gets_what_it_would_get_alone(name):
+    together, alone = programs(SPARSIFIERS[name])
+    for arrays in cases():
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            together(arrays, jnp.int32(2)),
+            alone(arrays, jnp.int32(2)),
+        )
+
+
+def test_arrays_that_are_alike_share_a_program():
+    shape = lambda size, dtype=jnp.float32: jax.ShapeDtypeStruct((size,), dtype)
+    arrays = [shape(100), shape(3200), shape(99), shape(2000, jnp.float64), shape(50)]
+    assert list(selections.alike(arrays)) == [[1, 0], [2, 4], [3]]
+    # No bit has a number above 2^31.
+    large = [shape(2**30 + 2**29), shape(2**30)]
+    assert list(selections.alike(large)) == [[0], [1]]
+    assert list(selections.alike([])) == []
