@@ -49,6 +49,12 @@ MUTANTS = {
         "return column * width(size, parts) + (slots ^ 1)",
         "tests/units",
     ),
+    "an array that is cut overwrites the next": Mutant(
+        "sparsejax/units/selections.py",
+        "new = jnp.where((here >= 0) & (here < lengths[i]), new, old)",
+        "new = jnp.where(here >= 0, new, old)",
+        "tests/sparsifiers/test_together.py",
+    ),
     "a row counts by its sum": Mutant(
         "sparsejax/units/bits.py",
         "return jnp.any((joined << 1) != 0, axis=1)",
