@@ -87,6 +87,12 @@ def test_a_sparsifier_says_how_sparse_it_is(tx):
     assert sparse.density == pytest.approx(0.002)
 
 
+def test_a_scheme_for_whole_leaves_has_the_unit_leaf():
+    params = {"kernel": jax.ShapeDtypeStruct((512, 256), jnp.float32)}
+    _, rows = explained(sparsejax.power_sgd_sync(2), params)
+    assert rows["kernel"].unit == "leaf"
+
+
 def test_what_a_sparsifier_lets_through_is_dense():
     options = {"compress": lambda path, leaf: path == "embedding"}
     tx = optax.chain(sparsejax.dgc(0.01, **options), sparsejax.zen_sync())

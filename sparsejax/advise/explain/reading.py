@@ -32,7 +32,7 @@ class Group:
         paths: Of the leaves.
         shape: Of the leaf, or of all leaves laid end to end.
         dtype: Of the leaves.
-        unit: What an index points at: "element" or "row".
+        unit: What an index points at, "element" or "row", or "leaf"; see `Row`.
         scheme: How they are added up.
         load: What there is to add up, over all ranks.
         sources: Where the density of each leaf comes from; see `Shares`.
@@ -184,7 +184,7 @@ def _group(bucket, members, inside, ranks, as_entries, split):
         paths=tuple(member.path for member in members),
         shape=tuple(alone.shape) if len(members) == 1 else (load.units, *shape),
         dtype=load.dtype,
-        unit="row" if shape else "element",
+        unit=bucket.scheme.unit or ("row" if shape else "element"),
         scheme=bucket.scheme if load.size else schemes.AllReduce(),
         load=load,
         sources=tuple(member.shares.source for member in members),

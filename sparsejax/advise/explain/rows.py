@@ -41,7 +41,8 @@ class Row:
         paths: Of the leaves.
         shape: Of the leaf, or of all leaves laid end to end.
         dtype: Of the leaves.
-        unit: What an index points at: "element" or "row".
+        unit: What an index points at, "element" or "row"; "leaf" where a scheme takes all
+            of a leaf at once.
         scheme: The scheme that the transformation uses.
         taken: The schemes between which it chooses on so many ranks: itself, but for Zen.
             All of them are compiled; none where it is a dense sum.

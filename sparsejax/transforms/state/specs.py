@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from sparsejax import axes as mesh_axes
@@ -46,6 +47,12 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
         raise ArgumentError(
             "state_specs needs params and param_specs, or neither: the paths and shapes of "
             "the parameters tell it what is sharded like them."
+        )
+    if isinstance(state, optax.GradientTransformation):
+        raise ArgumentError(
+            "state_specs needs a state and was given a transformation: "
+            "sparsejax.state_specs(sparsejax.init(tx, params, mesh)), or with "
+            "jax.eval_shape around init where nothing is to be computed."
         )
     check_not_inside(state)
     check_whole(state)

@@ -471,3 +471,9 @@ def test_a_state_for_other_types_names_what_to_do():
         StateError, match=r"init\(\.\.\., param_specs=\.\.\.\) and the check_vma"
     ):
         jax.eval_shape(step, {name: x[0] for name, x in grads.items()}, checked)
+
+
+def test_specs_of_a_transformation_are_refused_with_the_call_that_is_meant():
+    tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
+    with pytest.raises(ArgumentError, match=r"specs\(sparsejax.init\(tx, params, mesh"):
+        sparsejax.state_specs(tx)
