@@ -227,6 +227,7 @@ def test_a_running_synchronization_tells_enough_for_a_plan():
     assert plan.leaves[1].scheme != schemes.AllReduce()
 
 
+@pytest.mark.slow
 def test_two_levels_plan_for_hosts():
     step = on_ranks(lambda g: sparsejax.profile(g, "data"), 8)
     seen = [step(gradients(0, n=8))]

@@ -8,12 +8,9 @@ import sys
 
 import pytest
 
-from tests import helpers
-
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = sorted(path.stem for path in (ROOT / "examples" / "recipes").glob("[!_]*.py"))
-QUICK = "evaluation"  # The one that compiles least runs by default.
 
 
 def run(recipe, folder):
@@ -33,9 +30,8 @@ def run(recipe, folder):
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "recipe", [QUICK, *helpers.slow(*(name for name in RECIPES if name != QUICK))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_runs_and_its_loss_falls(recipe, tmp_path):
     printed = run(recipe, tmp_path)
     losses = [float(loss) for loss in re.findall(r"\bloss:? ([0-9.]+)", printed)]

@@ -58,10 +58,10 @@ def wanted(name):
 @pytest.mark.parametrize(
     ("check_vma", "local", "names"),
     [
-        (False, False, [*NAMES[:2], *WITH_BRANCHES]),
-        (True, False, NAMES),
         (True, True, [*NAMES, *WITH_BRANCHES]),
         *helpers.slow(
+            (False, False, [*NAMES[:2], *WITH_BRANCHES]),
+            (True, False, NAMES),
             (False, True, MORE_NAMES),
             (True, False, MORE_NAMES),
             (True, True, MORE_NAMES),

@@ -254,7 +254,8 @@ def test_spar_dl_chooses_what_its_algorithm_says(name, n):
     np.testing.assert_allclose(totals[0, 0], want, rtol=1e-5)
 
 
-@pytest.mark.parametrize("n", [3, *helpers.slow(8)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [3, 8])
 def test_g_topk_merges_two_by_two(n):
     g = gradients(n, 300)
     totals, waits, _ = compiled("g_topk", n)(g)

@@ -153,6 +153,7 @@ def test_zen_comes_to_send_what_the_better_one_sends():
     assert max(excess.values()) < 1.15, wrong
 
 
+@pytest.mark.slow
 def test_zen_takes_both_branches_and_stays_exact():
     n, rng = 4, np.random.default_rng(0)
     run, state = program("zen", n)
@@ -252,9 +253,8 @@ def test_the_bytes_reckoned_here_are_those_of_runs():
             assert float(run(state, sets.astype(np.float32))[1]) == pytest.approx(want)
 
 
-@pytest.mark.parametrize(
-    "ranks", [RANKS[:5], pytest.param(RANKS[5:], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [RANKS[:5], RANKS[5:]])
 def test_the_forecast_chooses_what_sends_less(ranks):
     """Of drawn sets on up to 256 ranks; a choice that costs nothing is right."""
     right, cells, wrong = 0, 0, []

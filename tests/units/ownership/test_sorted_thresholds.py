@@ -41,6 +41,7 @@ def sets_near(start, rng, length=600, density=0.3):
     return x
 
 
+@pytest.mark.slow
 def test_every_step_is_exact_and_thresholds_follow_every_other():
     step, state = stepper(every=2)
     rng = np.random.default_rng(0)
