@@ -105,6 +105,13 @@ class TwoLevel(base.Scheme):
         traffic = traffic._replace(inside=jnp.float32(scattered + spread))
         return base.Reduced(total, left, done.state, traffic)
 
+    def rows(self, grads, wire):
+        """Listed rows go over both axes as one: no dense sum inside, which is a table's.
+
+        What a rank sends inside its host is in `wire` then, and not in `inside`.
+        """
+        return self.across.rows(grads, wire)
+
     def forecast(self, load):
         """Reckons what one rank sends to other hosts, of its part of a host's sum."""
         return self.across.forecast(load)

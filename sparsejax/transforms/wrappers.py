@@ -112,10 +112,10 @@ def accumulate(
     def update(updates, state, params=None, **extra):
         check_kind(state, AccumulateState, f"{name} (every={every})")
         wire = Wire.over(axis_name, f"update of {name}")
-        paths, leaves, structure = tree.flatten(updates)
+        paths, leaves, structure = tree.flatten(updates, name)
         for path, leaf in zip(paths, leaves, strict=True):
             tree.check_dtype(path, leaf)
-            axes.require_local(path, getattr(leaf, "values", leaf), wire.axis)
+            axes.require_local(path, tree.numbers(leaf), wire.axis)
         check_ranks(state.pending, wire.ranks)
         check_like(state.pending, paths, leaves, structure)
         extra.pop("ids", None)
@@ -209,10 +209,10 @@ def skip_nonfinite(
     def update(updates, state, params=None, **extra):
         check_kind(state, SkipState, name)
         wire = Wire.over(axis_name, f"update of {name}")
-        paths, leaves, _ = tree.flatten(updates)
+        paths, leaves, _ = tree.flatten(updates, name)
         is_bad = jnp.int32(0)
         for path, leaf in zip(paths, leaves, strict=True):
-            numbers = getattr(leaf, "values", leaf)
+            numbers = tree.numbers(leaf)
             axes.require_local(path, numbers, wire.axis)
             is_bad = jnp.maximum(is_bad, jnp.any(~jnp.isfinite(numbers)).astype(jnp.int32))
         is_bad, _ = wire.maximum(wire.per_rank(is_bad))
@@ -256,10 +256,10 @@ def clip_by_rank(
     def update(updates, state, params=None, **extra):
         del params, extra
         wire = Wire.over(axis_name, f"update of {name}")
-        paths, leaves, structure = tree.flatten(updates)
+        paths, leaves, structure = tree.flatten(updates, name)
         select.check_model_axis(model_axis, wire)
         for path, leaf in zip(paths, leaves, strict=True):
-            select.require_local(path, getattr(leaf, "values", leaf), wire)
+            select.require_local(path, tree.numbers(leaf), wire)
         select.check_shards(leaves, model_axis, "clip_norm")
         numbers = [leaf.astype(wide(leaf.dtype)) for leaf in leaves]
         # A number that is not finite would make the norm, and all other numbers, so.

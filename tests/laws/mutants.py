@@ -192,7 +192,7 @@ MUTANTS = {
     ),
     "a gradient that was summed is taken for local": Mutant(
         "sparsejax/transforms/exchange.py",
-        '            axes.require_local(path, getattr(leaf, "values", leaf), wire.axis)\n',
+        "            axes.require_local(path, tree.numbers(leaf), wire.axis)\n",
         "",
         "tests/transforms/test_sync.py tests/laws/test_bad_input.py",
     ),
@@ -280,6 +280,31 @@ MUTANTS = {
         "return found, jnp.where(keys < nowhere, where, capacity)",
         "return found, where",
         "tests/units/test_row_grads.py",
+    ),
+    "a list of rows is cut short": Mutant(
+        "sparsejax/schemes/row_lists.py",
+        "number = jnp.sum(jnp.array(rungs, jnp.int32) < need)",
+        "number = jnp.maximum(jnp.sum(jnp.array(rungs, jnp.int32) < need) - 1, 0)",
+        "tests/laws/test_exact_rows.py",
+    ),
+    "rows of zeros are not there": Mutant(
+        "sparsejax/schemes/row_lists.py",
+        "    merged = grads.merged()\n    lists =",
+        "    merged = grads.merged()\n    merged = dataclasses.replace(merged, ids="
+        "jnp.where(jnp.any(merged.rows != 0, 1), merged.ids, height))\n    lists =",
+        "tests/laws/test_exact_rows.py",
+    ),
+    "rows are added up and not averaged": Mutant(
+        "sparsejax/transforms/exchange.py",
+        "rows = wire.mean_of(total.rows) if self.mean else total.rows",
+        "rows = total.rows",
+        "tests/transforms/test_rows_exchange.py",
+    ),
+    "ids that were scaled are ids": Mutant(
+        "sparsejax/units/row_grads.py",
+        "if self.origin.is_changed(self.ids):",
+        "if False:",
+        "tests/transforms/test_rows_exchange.py",
     ),
     # Advice.
     "a forecast forgets a message": Mutant(

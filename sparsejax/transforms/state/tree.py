@@ -33,29 +33,44 @@ def has_masked(tree: Any) -> bool:
 
 def to_dense(leaf: Any) -> jax.Array:
     """A leaf as a dense array."""
-    return leaf.to_dense() if is_sparse(leaf) else leaf
+    return leaf.to_dense() if is_sparse(leaf) or is_row_grads(leaf) else leaf
+
+
+def numbers(leaf: Any) -> Any:
+    """The numbers of a leaf: an array itself, the values of entries, or the rows."""
+    if is_row_grads(leaf):
+        return leaf.rows
+    return leaf.values if is_sparse(leaf) else leaf
 
 
 def axes_of(leaf: Any) -> frozenset[str]:
     """The mesh axes over which a leaf varies."""
-    return varying_axes(getattr(leaf, "values", leaf))
+    return varying_axes(numbers(leaf))
 
 
-def flatten(tree: Any) -> tuple[list[str], list[Any], Any]:
+def flatten(
+    tree: Any, call: str = "this call", *, rows: bool = False
+) -> tuple[list[str], list[Any], Any]:
     """The paths, written a/b/c, the leaves and the structure of a tree.
 
-    A `SparseTensor` is a leaf; `RowGrads` are refused.
+    A `SparseTensor` is a leaf, and so are `RowGrads`.
+
+    Args:
+        tree: The tree.
+        call: Who flattens it, as the user knows it, for the message.
+        rows: Whether it takes `RowGrads`; else they are refused.
     """
     is_leaf = lambda leaf: is_sparse(leaf) or is_row_grads(leaf)
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     paths = [written(keys) for keys in unboxed([keys for keys, _ in pairs])]
     leaves = [leaf for _, leaf in pairs]
     for path, leaf in zip(paths, leaves, strict=True):
-        if is_row_grads(leaf):
+        if is_row_grads(leaf) and not rows:
             raise LeafError(
-                f"leaf {path!r} is RowGrads, which synchronizations do not take yet: give "
-                "them grads.to_dense(), or add up the rows with "
-                "sparsejax.schemes.owners.rows.add_up."
+                f"leaf {path!r} is RowGrads, the rows that a loss has read, and {call} "
+                "takes whole arrays: hand them to sparsejax.zen_sync() or "
+                "sparsejax.sync(scheme), which add up rows, or make the leaf dense with "
+                "its method to_dense()."
             )
     return paths, leaves, structure
 
