@@ -1,5 +1,7 @@
 """`RowGrads` through `sync`: from a loss that reads tables to one mean on all ranks."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,7 +116,7 @@ def test_rows_stay_rows_however_many():
         updates, state = tx.update(grads, tx.init(jnp.zeros((height, 1))))
         return updates, sparsejax.metrics(state)
 
-    updates, numbers = on_ranks(step)(ids.astype(np.int32), values)
+    updates, numbers = on_ranks(step, n)(ids.astype(np.int32), values)
     assert is_row_grads(updates)
     assert height <= updates.capacity < height + 32 * n
     exact = np.zeros((height, 1))
@@ -208,3 +210,48 @@ def test_ids_that_were_computed_with_are_found_behind_a_synchronization():
     traced(TX, check)
     with pytest.raises(errors.ArgumentError, match=r"table: the ids .*optax\.scale"):
         traced(optax.chain(TX, optax.scale(2.0)), check)
+
+
+WHOLE = (10_000_000, 16)
+
+
+def as_large_as_the_table(tx, n=4, ids=1_000):
+    """What a step makes that has the table's rows, and the bytes of all temporaries.
+
+    Compiled for shapes alone, so nothing is there of all this.
+    """
+    params = {
+        "table": jax.ShapeDtypeStruct(WHOLE, jnp.float32),
+        "kernel": jax.ShapeDtypeStruct((WHOLE[1], 4), jnp.float32),
+    }
+
+    def loss(params, ids):
+        return jnp.mean((params["table"][ids] @ params["kernel"]) ** 2)
+
+    def step(params, state, ids):
+        grads = rows.value_and_grad(loss)(sparsejax.local(params), ids[0])[1]
+        return tx.update(grads, state)
+
+    run = on_ranks(step, n, in_specs=(P(), P(), P("data")))
+    batch = jax.ShapeDtypeStruct((n, ids), jnp.int32)
+    state = jax.eval_shape(tx.init, params)
+    compiled = run.lower(params, state, batch).compile()
+    made = re.findall(rf"= \w+\[[^\]]*\b{WHOLE[0]}\b.*", compiled.as_text())
+    made = [line for line in made if " parameter(" not in line]
+    return made, compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("name", ["Zen", *helpers.slow("AGSparse", "OmniReduce")])
+def test_a_step_makes_nothing_of_the_size_of_the_table(name):
+    """Of a table of 640 MB a thousand rows on each of four ranks, 64 kB, are read."""
+    made, temporaries = as_large_as_the_table(sparsejax.sync(getattr(schemes, name)()))
+    assert not made
+    read = 1_000 * WHOLE[1] * 4
+    # Lists of all ranks, their messages and sums.
+    assert temporaries < 5 * 4 * read
+
+
+def test_what_is_as_large_as_the_table_is_seen():
+    made, temporaries = as_large_as_the_table(sparsejax.dense_sync())
+    assert made
+    assert temporaries >= WHOLE[0] * WHOLE[1] * 4
