@@ -233,7 +233,7 @@ MUTANTS = {
         "tests/transforms",
     ),
     "data_parallel differentiates what is replicated": Mutant(
-        "sparsejax/transforms/data_parallel/trainer.py",
+        "sparsejax/training/trainer.py",
         "value_and_grad(axes.local(state.params, wire.axis))",
         "value_and_grad(state.params)",
         "tests/test_smoke.py tests/transforms",

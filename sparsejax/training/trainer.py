@@ -11,15 +11,15 @@ from jax.sharding import Mesh, PartitionSpec
 from sparsejax import axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
-from sparsejax.transforms.data_parallel import (
+from sparsejax.training import (
     losses,
     outputs,
     placing,
     variables as of_variables,
 )
-from sparsejax.transforms.data_parallel.losses import Loss
-from sparsejax.transforms.data_parallel.shares import Share
-from sparsejax.transforms.data_parallel.train_state import (
+from sparsejax.training.losses import Loss
+from sparsejax.training.shares import Share
+from sparsejax.training.train_state import (
     TrainState,
     check_key,
     require_synchronized,
