@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from sparsejax import axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
-from sparsejax.errors import ArgumentError, AxisError, NeedsRanks, StateError
+from sparsejax.errors import AxisError, NeedsRanks, StateError
 from sparsejax.schemes import AllReduce
 from sparsejax.schemes.base import (
     LossyScheme,
@@ -32,6 +32,7 @@ from sparsejax.schemes.base import (
     no_traffic,
     sum_of_shared,
 )
+from sparsejax.transforms import checks
 from sparsejax.transforms.buckets import Assignment, Bucket, check_ids
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.transforms.state import observing, tree
@@ -149,30 +150,7 @@ class Exchange:
         """Raises where gradients are summed already, or the state is of other leaves."""
         self.assignment.check_ranks(self._hosts(wire))
         buckets = self.assignment.buckets(paths, leaves)
-        for path, leaf in zip(paths, leaves, strict=True):
-            axes.require_local(path, tree.numbers(leaf), wire.axis)
-            if tree.is_sparse(leaf):
-                _check_origin(path, leaf)
-            if tree.is_sparse(leaf) or is_row_grads(leaf):
-                leaf.check(path)
-        for bucket in buckets:
-            for i, path in zip(bucket.leaves, bucket.paths, strict=True):
-                if bucket.is_lossy and is_row_grads(leaves[i]):
-                    raise ArgumentError(
-                        f"leaf {path!r} is RowGrads, and {type(bucket.scheme).__name__} "
-                        "keeps what it leaves out in an array as large as the table: sum "
-                        "it by a lossless scheme, such as sparsejax.zen_sync() or a rule "
-                        "{path: sparsejax.schemes.Zen()}, or make the leaf dense with its "
-                        "method to_dense()."
-                    )
-                if bucket.is_lossy and tree.is_sparse(leaves[i]):
-                    raise ArgumentError(
-                        f"the gradient of {path!r} is sparse already, and "
-                        f"{type(bucket.scheme).__name__} leaves something out by itself: "
-                        "two memories would each keep what the other has sent. Leave the "
-                        "sparsifier out, or use a lossless scheme such as "
-                        "sparsejax.zen_sync()."
-                    )
+        checks.check_leaves(paths, leaves, buckets, wire.axis)
         check_kind(state, ExchangeState, self.name)
         if state.reduction.mean != self.mean:
             words = {True: "reduce='mean'", False: "reduce='sum'"}
@@ -192,7 +170,7 @@ class Exchange:
                 "param_specs=...) and the check_vma of the shard_map in which update runs."
             )
         for bucket in buckets:
-            _check_scheme_state(bucket, state.schemes[bucket.name], wire)
+            checks.check_scheme_state(bucket, state.schemes[bucket.name], wire)
 
     def outline(
         self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire
@@ -318,18 +296,6 @@ class Exchange:
         return sent, traffic
 
 
-def _check_origin(path, leaf):
-    """Raises where the indices are not those that a sparsifier selected."""
-    if leaf.origin.is_changed(leaf.indices):
-        raise ArgumentError(
-            f"between the sparsifier and the synchronization the indices of the selected "
-            f"entries of {path!r} were changed: optax.scale, and all that computes with "
-            "every array of the gradients, computes with them, too. Put it in front of the "
-            "sparsifier, or behind the synchronization: optax.chain(sparsejax.dgc(0.01), "
-            "sparsejax.zen_sync(), optax.scale(2.0))."
-        )
-
-
 def _on_rank(bucket, state, wire):
     """A scheme's state as it is on this rank."""
     if not bucket.is_lossy:
@@ -345,24 +311,6 @@ def needs_ranks(bucket: Bucket) -> bool:
     except NeedsRanks:
         return True
     return False
-
-
-def _check_scheme_state(bucket, state, wire):
-    """Raises unless the scheme made the state, for as many units and ranks."""
-    given = state.value if isinstance(state, PerRank) else state
-    if bucket.is_lossy:
-        given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), given)
-    like = bucket.like(jnp.float32)
-    wanted = jax.eval_shape(lambda: bucket.scheme.init(like, wire))
-    shapes = lambda tree: [jnp.shape(x) for x in jax.tree.leaves(tree)]
-    same = jax.tree.structure(given) == jax.tree.structure(wanted)
-    if not same or shapes(given) != shapes(wanted):
-        raise StateError(
-            f"the state of {bucket.name!r} was made by another scheme than "
-            f"{type(bucket.scheme).__name__}, or for another number of ranks. Make it with "
-            "the transformation that updates it; sparsejax.residuals(state) is what the "
-            "old one held."
-        )
 
 
 def _like(leaves, likes):

@@ -149,7 +149,7 @@ MUTANTS = {
     ),
     # Transformations.
     "indices that were changed are sent": Mutant(
-        "sparsejax/transforms/exchange.py",
+        "sparsejax/transforms/checks.py",
         "    if leaf.origin.is_changed(leaf.indices):\n",
         "    if False:\n",
         "tests/transforms/test_sparsify.py",
@@ -191,8 +191,8 @@ MUTANTS = {
         "tests/transforms/test_sync.py",
     ),
     "a gradient that was summed is taken for local": Mutant(
-        "sparsejax/transforms/exchange.py",
-        "            axes.require_local(path, tree.numbers(leaf), wire.axis)\n",
+        "sparsejax/transforms/checks.py",
+        "        axes.require_local(path, tree.numbers(leaf), axis)\n",
         "",
         "tests/transforms/test_sync.py tests/laws/test_bad_input.py",
     ),
