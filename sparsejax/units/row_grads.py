@@ -139,7 +139,7 @@ class RowGrads:
         merge = _by_flags if self.shape[0] <= _FLAGS_AT_MOST * self.capacity else _by_sort
         rows = self.rows.astype(wide(self.dtype))
         ids, rows = merge(self._kept(), rows, self.shape[0])
-        return RowGrads(ids, rows.astype(self.dtype), self.shape)
+        return RowGrads.marked(ids, rows.astype(self.dtype), self.shape)
 
     def _kept(self) -> jax.Array:
         """The ids, `shape[0]` for all that are out of range."""

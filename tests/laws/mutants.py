@@ -234,9 +234,9 @@ MUTANTS = {
     ),
     "data_parallel differentiates what is replicated": Mutant(
         "sparsejax/training/trainer.py",
-        "value_and_grad(axes.local(state.params, wire.axis))",
-        "value_and_grad(state.params)",
-        "tests/test_smoke.py tests/transforms",
+        "evaluated(axes.local(state.params, wire.axis))",
+        "evaluated(state.params)",
+        "tests/test_smoke.py tests/training",
     ),
     # Rows.
     "a row that there is not gets a gradient": Mutant(
@@ -305,6 +305,24 @@ MUTANTS = {
         "if self.origin.is_changed(self.ids):",
         "if False:",
         "tests/transforms/test_rows_exchange.py",
+    ),
+    "rows that are listed twice have two norms": Mutant(
+        "sparsejax/transforms/wrappers.py",
+        "[leaf.merged() if is_row_grads(leaf) else leaf for leaf in leaves]",
+        "[leaf if is_row_grads(leaf) else leaf for leaf in leaves]",
+        "tests/training/test_by_rows.py",
+    ),
+    "a rank without data lists rows": Mutant(
+        "sparsejax/training/by_rows.py",
+        "ids = jnp.where(share.weight == 0, leaf.shape[0], leaf.ids)",
+        "ids = leaf.ids",
+        "tests/training/test_by_rows.py",
+    ),
+    "an optimizer in front of the exchange takes rows": Mutant(
+        "sparsejax/training/by_rows.py",
+        "for exchange in seen.exchanges[: part.behind]",
+        "for exchange in seen.exchanges",
+        "tests/training/test_by_rows.py",
     ),
     # Advice.
     "a forecast forgets a message": Mutant(

@@ -43,6 +43,11 @@ def numbers(leaf: Any) -> Any:
     return leaf.values if is_sparse(leaf) else leaf
 
 
+def with_numbers(leaf: Any, x: jax.Array) -> Any:
+    """A leaf like an array, or like `RowGrads`, with other numbers."""
+    return dataclasses.replace(leaf, rows=x) if is_row_grads(leaf) else x
+
+
 def axes_of(leaf: Any) -> frozenset[str]:
     """The mesh axes over which a leaf varies."""
     return varying_axes(numbers(leaf))
@@ -200,16 +205,21 @@ def here(tree: Any) -> Any:
 
 
 def nothing(shapes: Any) -> Any:
-    """A tree of updates that change no parameter: zeros, or tensors without entries."""
+    """A tree of updates that change no parameter: zeros, or no entries, or no rows."""
 
     def zeros(leaf):
+        if is_row_grads(leaf):
+            ids = jnp.full(leaf.ids.shape, leaf.shape[0], leaf.ids.dtype)
+            rows = jnp.zeros(leaf.rows.shape, leaf.rows.dtype)
+            return dataclasses.replace(leaf, ids=ids, rows=rows)
         if is_sparse(leaf):
             indices = jnp.full(leaf.indices.shape, leaf.units, leaf.indices.dtype)
             values = jnp.zeros(leaf.values.shape, leaf.values.dtype)
             return dataclasses.replace(leaf, indices=indices, values=values)
         return jnp.zeros(leaf.shape, leaf.dtype)
 
-    return jax.tree.map(zeros, shapes, is_leaf=is_sparse)
+    is_leaf = lambda leaf: is_sparse(leaf) or is_row_grads(leaf)
+    return jax.tree.map(zeros, shapes, is_leaf=is_leaf)
 
 
 class Transformation(optax.GradientTransformationExtraArgs):
