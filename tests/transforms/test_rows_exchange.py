@@ -169,9 +169,21 @@ def test_a_pair_of_axes_counts_as_one():
     np.testing.assert_allclose(total.to_dense(), exact / 6, rtol=1e-5, atol=1e-6)
 
 
-def test_rows_are_sent_as_rows_in_a_warm_up():
-    """Both sides of its branch have one type."""
-    assert is_row_grads(traced(sparsejax.warm_up(TX, 2))["table"])
+@pytest.mark.parametrize(
+    "tx",
+    [
+        sparsejax.warm_up(TX, 2),
+        sparsejax.skip_nonfinite(TX),
+        optax.masked(TX, {"table": True}),
+        optax.partition({"table": TX}, {"table": "table"}),
+    ],
+    ids=["warm_up", "skip_nonfinite", "masked", "partition"],
+)
+def test_rows_stay_rows_in_what_is_around(tx):
+    """Where there is a branch, both of its sides have one type."""
+    updates = traced(tx)["table"]
+    assert is_row_grads(updates)
+    assert updates.ids.dtype == jnp.int32
 
 
 @pytest.mark.parametrize(
