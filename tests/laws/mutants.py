@@ -324,6 +324,12 @@ MUTANTS = {
         "for exchange in seen.exchanges",
         "tests/training/test_by_rows.py",
     ),
+    "a host's rows are not added up inside": Mutant(
+        "sparsejax/schemes/two_level.py",
+        "if across is None or inner.ranks == 1:",
+        "if across is None or inner.ranks > 1:",
+        "tests/transforms/test_rows_exchange.py",
+    ),
     # Advice.
     "a forecast forgets a message": Mutant(
         "sparsejax/schemes/owners/forecast.py",
