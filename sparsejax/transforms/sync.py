@@ -73,8 +73,8 @@ def sync(
     rows; as an array where it is summed densely: a small table, one that rules send
     densely, or by a scheme without rows. The state is made from the table itself. What
     stands in front of `sync` has to leave RowGrads alone, and what stands behind has to
-    work on rows, as `sparsejax.lazy` does: optax.scale and the like compute with ids as
-    with any array. The method `check` of RowGrads finds such ids, and `sync` calls it.
+    work on rows, as `sparsejax.rows.lazy` does: optax.scale and the like compute with ids
+    as with any array. The method `check` of RowGrads finds such ids, and `sync` calls it.
 
     Args:
         scheme: How to add up leaves of at least 65,536 elements. Smaller ones join one
