@@ -29,11 +29,11 @@ from sparsejax.advise.profile import profile as profile
 from sparsejax.advise.summary import summary as summary
 from sparsejax.axes import local as local
 from sparsejax.schemes.forecast import Network as Network
-from sparsejax.transforms.all_reduce import all_reduce as all_reduce
-from sparsejax.transforms.data_parallel import (
+from sparsejax.training import (
     TrainState as TrainState,
     data_parallel as data_parallel,
 )
+from sparsejax.transforms.all_reduce import all_reduce as all_reduce
 from sparsejax.transforms.sparsify import dgc as dgc, sparsify as sparsify, top_k as top_k
 from sparsejax.transforms.state.metrics import metrics as metrics, residuals as residuals
 from sparsejax.transforms.state.placed import (

@@ -70,7 +70,7 @@ def profile(
         `shard_map` with `out_specs=P()`.
     """
     axis_name = axes.resolve(axis_name, "sparsejax.profile")
-    paths, leaves, _ = tree.flatten(grads)
+    paths, leaves, _ = tree.flatten(grads, "sparsejax.profile")
     profiles = {}
     for bucket in _sparse_buckets(paths, leaves, rules):
         for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True):

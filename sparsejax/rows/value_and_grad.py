@@ -63,7 +63,7 @@ def value_and_grad(
 
     @functools.wraps(loss_fn)
     def evaluate(params, *args, **kwargs):
-        paths, leaves, structure = tree.flatten(params)
+        paths, leaves, structure = tree.flatten(params, "value_and_grad")
         outputs = _Outputs(has_aux)
         program = jax.make_jaxpr(lambda p: outputs.arrays(loss_fn(p, *args, **kwargs)))(
             params
@@ -179,4 +179,6 @@ def _row_grads(places, shape):
             ids = jnp.where(as_varying(kept, varying), ids, shape[0])
         all_ids.append(ids)
         all_rows.append(as_varying(rows, varying))
-    return RowGrads(jnp.concatenate(all_ids), jnp.concatenate(all_rows), tuple(shape))
+    return RowGrads.marked(
+        jnp.concatenate(all_ids), jnp.concatenate(all_rows), tuple(shape)
+    )

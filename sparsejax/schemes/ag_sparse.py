@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sparsejax import errors
-from sparsejax.schemes import base
+from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.forecast import Forecast, agreeing, sent_bytes
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.units import bits
@@ -69,6 +69,10 @@ class AGSparse(base.Scheme):
         most, agreed = wire.maximum(jnp.sum(flags, dtype=jnp.int32))
         total, traffic = self.add_up(x, flags, most, agreed, wire)
         return base.Reduced(total, None, state, traffic)
+
+    def rows(self, grads, wire):
+        """Lists go to all as they are, however many: the sum is never a dense array."""
+        return row_lists.gathered(grads, wire.narrowed(self.wire_dtype), self.gather)
 
     def add_up(
         self,

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from sparsejax import errors
 from sparsejax.errors import ArgumentError, NeedsRanks
 from sparsejax.schemes.forecast import Forecast, Load
+from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.units import Units
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.messages import Sent
@@ -94,6 +95,18 @@ class Reduced(NamedTuple):
     traffic: Traffic
 
 
+class SummedRows(NamedTuple):
+    """The sum of listed rows over the ranks, the same on every rank bit for bit.
+
+    Attributes:
+        total: Rows of distinct ids: all that any rank listed, and no others.
+        traffic: What was sent for it.
+    """
+
+    total: RowGrads
+    traffic: Traffic
+
+
 class Scheme(abc.ABC):
     """A way to add up one array over all ranks."""
 
@@ -135,6 +148,24 @@ class Scheme(abc.ABC):
             state: The scheme's state.
             wire: The ranks, and the dtype in which values travel.
         """
+
+    def rows(self, grads: RowGrads, wire: Wire) -> SummedRows | None:
+        """Adds up the rows that ranks list, with nothing of the order of the table.
+
+        What is listed decides what is sent, and not what is in it: a row of zeros is a row.
+        Ids out of range are not sent. A scheme's state is that of its arrays, and rows
+        leave it as it is.
+
+        Args:
+            grads: This rank's rows; ids may repeat.
+            wire: The ranks, and the dtype in which values travel.
+
+        Returns:
+            The sum; None from a scheme that sends no lists of rows, and is given the whole
+            table.
+        """
+        del grads, wire
+        return None
 
     def check_state(self, state: Any, kind: type) -> None:
         """Raises if a state is not one that this scheme has made."""

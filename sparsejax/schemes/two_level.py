@@ -27,6 +27,7 @@ from jax import lax
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.schemes import base
+from sparsejax.schemes.owners import rows as owned_rows
 from sparsejax.schemes.zen.zen import Zen
 from sparsejax.units.ownership import StripedHash
 from sparsejax.units.units import Dense
@@ -104,6 +105,24 @@ class TwoLevel(base.Scheme):
         traffic = outer.agree(done.traffic)
         traffic = traffic._replace(inside=jnp.float32(scattered + spread))
         return base.Reduced(total, left, done.state, traffic)
+
+    def rows(self, grads, wire):
+        """Listed rows across first, and then inside.
+
+        Each rank adds up its list with those of the same place in other hosts; then the
+        ranks of a host add up the sums, by owners. So every link to the network carries its
+        own rank's rows, and nothing is of the order of the table. A row that several ranks
+        of a host list crosses for each of them.
+        """
+        outer, inner = (wire.along(axis) for axis in two_axes(wire.axis))
+        across = self.across.rows(grads, outer)
+        if across is None or inner.ranks == 1:
+            return across
+        inside = owned_rows.add_up(across.total, inner)
+        traffic = outer.agree(across.traffic)._replace(
+            density_after=inside.traffic.density_after, inside=inside.traffic.wire
+        )
+        return base.SummedRows(inside.total, traffic)
 
     def forecast(self, load):
         """Reckons what one rank sends to other hosts, of its part of a host's sum."""

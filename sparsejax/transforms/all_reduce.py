@@ -43,7 +43,7 @@ def all_reduce(
     """
     check_reduce(reduce)
     wire = Wire.over(axis_name, "sparsejax.all_reduce")
-    paths, leaves, structure = tree.flatten(x)
+    paths, leaves, structure = tree.flatten(x, "sparsejax.all_reduce")
     leaves = [leaf if tree.is_sparse(leaf) else _as_array(leaf) for leaf in leaves]
     leaves = wire.per_rank(leaves)
     check_scheme(schemes.Zen() if scheme is None else scheme)

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -66,6 +66,16 @@ class Bucket:
         """The shape and dtype of the one array."""
         return jax.ShapeDtypeStruct((sum(self.units), *self.shape), dtype)
 
+    def without(self, places: Collection[int]) -> "Bucket":
+        """The bucket of the other leaves; there may be none."""
+        members = zip(self.leaves, self.paths, self.units, strict=True)
+        kept = [member for member in members if member[0] not in places]
+        return self._of(kept)
+
+    def _of(self, members):
+        leaves, paths, units = zip(*members, strict=True) if members else ((), (), ())
+        return dataclasses.replace(self, leaves=leaves, paths=paths, units=units)
+
     def split(self, leaves: Sequence[Any]) -> list["Bucket"]:
         """Leaves given by their entries, and the others, as buckets of their own.
 
@@ -76,10 +86,7 @@ class Bucket:
             [m for m in members if tree.is_sparse(leaves[m[0]]) is kind]
             for kind in (True, False)
         ]
-        return [
-            dataclasses.replace(self, leaves=part[0], paths=part[1], units=part[2])
-            for part in (tuple(zip(*kind, strict=True)) for kind in kinds if kind)
-        ]
+        return [self._of(kind) for kind in kinds if kind]
 
     def pack(
         self,

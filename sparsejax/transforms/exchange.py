@@ -4,6 +4,13 @@ On the wire, for each bucket in turn: what its scheme sends. An exchange is `Los
 a top-k scheme, or PowerSGD, leaves something out; `feedback` keeps it, and makes the
 transformation. A bucket whose scheme sends everything has no residual, and its gradients
 are passed to the scheme as they are, dense or by their entries.
+
+`RowGrads` are summed leaf by leaf, by `Scheme.rows`, and come out as `RowGrads` of distinct
+ids, whatever the number of rows: which rows those are is for an optimizer to know, and
+there is never room for more than the table has. The leaf stays in the bucket that it would
+have as an array, whose state and metrics it shares; so a state made from parameters serves.
+Where a scheme sends no rows, as the dense all-reduce of small leaves, they are made a dense
+array, and the sum is one, too.
 """
 
 import dataclasses
@@ -16,7 +23,7 @@ import jax.numpy as jnp
 
 from sparsejax import axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
-from sparsejax.errors import ArgumentError, AxisError, NeedsRanks, StateError
+from sparsejax.errors import AxisError, NeedsRanks, StateError
 from sparsejax.schemes import AllReduce
 from sparsejax.schemes.base import (
     LossyScheme,
@@ -25,11 +32,13 @@ from sparsejax.schemes.base import (
     no_traffic,
     sum_of_shared,
 )
+from sparsejax.transforms import checks
 from sparsejax.transforms.buckets import Assignment, Bucket, check_ids
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.transforms.state import observing, tree
 from sparsejax.transforms.state.per_rank import PerRank, check_kind
 from sparsejax.transforms.state.totals import Totals
+from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.units.units import Dense
 from sparsejax.wire import Wire
 
@@ -80,6 +89,7 @@ class Exchange:
     two_level: bool = False
 
     name = "sparsejax.sync"
+    takes_rows = True
 
     def init(self, params: Any) -> ExchangeState | None:
         """The schemes' first states, which may need to know the ranks."""
@@ -140,21 +150,7 @@ class Exchange:
         """Raises where gradients are summed already, or the state is of other leaves."""
         self.assignment.check_ranks(self._hosts(wire))
         buckets = self.assignment.buckets(paths, leaves)
-        for path, leaf in zip(paths, leaves, strict=True):
-            axes.require_local(path, getattr(leaf, "values", leaf), wire.axis)
-            if tree.is_sparse(leaf):
-                _check_origin(path, leaf)
-                leaf.check(path)
-        for bucket in buckets:
-            for i, path in zip(bucket.leaves, bucket.paths, strict=True):
-                if bucket.is_lossy and tree.is_sparse(leaves[i]):
-                    raise ArgumentError(
-                        f"the gradient of {path!r} is sparse already, and "
-                        f"{type(bucket.scheme).__name__} leaves something out by itself: "
-                        "two memories would each keep what the other has sent. Leave the "
-                        "sparsifier out, or use a lossless scheme such as "
-                        "sparsejax.zen_sync()."
-                    )
+        checks.check_leaves(paths, leaves, buckets, wire.axis)
         check_kind(state, ExchangeState, self.name)
         if state.reduction.mean != self.mean:
             words = {True: "reduce='mean'", False: "reduce='sum'"}
@@ -174,7 +170,7 @@ class Exchange:
                 "param_specs=...) and the check_vma of the shard_map in which update runs."
             )
         for bucket in buckets:
-            _check_scheme_state(bucket, state.schemes[bucket.name], wire)
+            checks.check_scheme_state(bucket, state.schemes[bucket.name], wire)
 
     def outline(
         self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire
@@ -227,10 +223,9 @@ class Exchange:
         left: dict[int, Any] = {}
         schemes, traffic = {}, {}
         for bucket in buckets:
-            flags = bucket.flags(accumulated, ids) if ids else None
             before = state.schemes[bucket.name]
             totals, rest, after, traffic[bucket.name] = self._exchange(
-                bucket, accumulated, flags, before, wire, likes, dense
+                bucket, accumulated, ids, before, wire, likes, dense
             )
             schemes[bucket.name] = after
             sent |= totals
@@ -246,14 +241,17 @@ class Exchange:
             ),
         )
 
-    def _exchange(self, bucket, leaves, flags, before, wire, likes, dense):
+    def _exchange(self, bucket, leaves, ids, before, wire, likes, dense):
         """The totals and the left out parts of a bucket's leaves, its state and traffic."""
         dtype = likes[bucket.leaves[0]].dtype
         may_split = not needs_ranks(bucket)
-        parts = bucket.split(leaves) if may_split else [bucket]
-        sent, left, states, traffic = {}, {}, [], []
+        sent, traffic = self._sums_of_rows(bucket, leaves, wire) if may_split else ({}, [])
+        rest = bucket.without(sent)
+        parts = rest.split(leaves) if may_split else [rest]
+        left, states = {}, [] if parts else [before]
         for part in parts:
-            units = part.pack(leaves, flags if len(parts) == 1 else None, may_split)
+            flags = part.flags(leaves, ids) if ids and len(parts) == 1 else None
+            units = part.pack(leaves, flags, may_split)
             if dense and not isinstance(part.scheme, AllReduce):
                 reduced = AllReduce(part.scheme.wire_dtype)(Dense(units.dense()), (), wire)
                 reduced = reduced._replace(state=before)
@@ -266,9 +264,9 @@ class Exchange:
             sent |= part.unpack(total.astype(dtype), likes)
             counts = reduced.traffic
             if part.is_lossy:
-                rest = reduced.left
-                rest = jnp.zeros(units.shape, units.dtype) if rest is None else rest
-                left |= part.unpack(rest, likes)
+                kept = reduced.left
+                kept = jnp.zeros(units.shape, units.dtype) if kept is None else kept
+                left |= part.unpack(kept, likes)
                 # It was given wider numbers than those that would be summed densely.
                 dense_bytes = wire.dense_bytes(units.size, dtype)
                 counts = counts._replace(dense=jnp.float32(dense_bytes))
@@ -280,17 +278,22 @@ class Exchange:
             after = before if dense else _by_shard(after, bucket, wire)
         return sent, left, after, functools.reduce(add_traffic, traffic)
 
-
-def _check_origin(path, leaf):
-    """Raises where the indices are not those that a sparsifier selected."""
-    if leaf.origin.is_changed(leaf.indices):
-        raise ArgumentError(
-            f"between the sparsifier and the synchronization the indices of the selected "
-            f"entries of {path!r} were changed: optax.scale, and all that computes with "
-            "every array of the gradients, computes with them, too. Put it in front of the "
-            "sparsifier, or behind the synchronization: optax.chain(sparsejax.dgc(0.01), "
-            "sparsejax.zen_sync(), optax.scale(2.0))."
-        )
+    def _sums_of_rows(self, bucket, leaves, wire):
+        """The sums of leaves that are rows, where the scheme sends rows; their traffic."""
+        sent, traffic = {}, []
+        for i in bucket.leaves:
+            grads = leaves[i]
+            if not is_row_grads(grads):
+                continue
+            summed = bucket.scheme.rows(wire.per_rank(grads), wire)
+            if summed is None:
+                continue
+            total = summed.total
+            rows = wire.mean_of(total.rows) if self.mean else total.rows
+            rows = rows.astype(grads.dtype)
+            sent[i] = RowGrads.marked(total.ids, rows, grads.shape)
+            traffic.append(wire.agree(summed.traffic))
+        return sent, traffic
 
 
 def _on_rank(bucket, state, wire):
@@ -308,24 +311,6 @@ def needs_ranks(bucket: Bucket) -> bool:
     except NeedsRanks:
         return True
     return False
-
-
-def _check_scheme_state(bucket, state, wire):
-    """Raises unless the scheme made the state, for as many units and ranks."""
-    given = state.value if isinstance(state, PerRank) else state
-    if bucket.is_lossy:
-        given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), given)
-    like = bucket.like(jnp.float32)
-    wanted = jax.eval_shape(lambda: bucket.scheme.init(like, wire))
-    shapes = lambda tree: [jnp.shape(x) for x in jax.tree.leaves(tree)]
-    same = jax.tree.structure(given) == jax.tree.structure(wanted)
-    if not same or shapes(given) != shapes(wanted):
-        raise StateError(
-            f"the state of {bucket.name!r} was made by another scheme than "
-            f"{type(bucket.scheme).__name__}, or for another number of ranks. Make it with "
-            "the transformation that updates it; sparsejax.residuals(state) is what the "
-            "old one held."
-        )
 
 
 def _like(leaves, likes):

@@ -54,7 +54,8 @@ class Outcome(NamedTuple):
     """The sent and the left out part of an accumulated gradient, an entry a leaf.
 
     Attributes:
-        sent: The leaves as they go on: of the gradients' dtypes, or a `SparseTensor`.
+        sent: The leaves as they go on: of the gradients' dtypes, a `SparseTensor`, or
+            `RowGrads`.
         left: The part of each accumulated leaf that was not sent, in its dtype; None where
             the leaf has no residual.
         selected: Whether only selected entries of a leaf were sent.
@@ -78,6 +79,11 @@ class Lossy(Protocol):
     @property
     def axis_name(self) -> AxisName | None:
         """The mesh axis of the ranks; the only manual one if None."""
+        ...
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether a leaf may be `RowGrads`."""
         ...
 
     def init(self, params: Any) -> Any:
@@ -230,7 +236,7 @@ def feedback(
         )
 
     def init(params: Any) -> Any:
-        paths, leaves, structure = tree.flatten(params)
+        paths, leaves, structure = tree.flatten(params, f"init of {lossy.name}")
         inner = lossy.init(params)
         residual = momentum = norm = None
         needed = lossy.leaves_out(paths, leaves)
@@ -254,7 +260,7 @@ def feedback(
         del params
         check_kind(state, FeedbackState, lossy.name)
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
-        paths, leaves, structure = tree.flatten(updates)
+        paths, leaves, structure = tree.flatten(updates, lossy.name, rows=lossy.takes_rows)
         _check(lossy, memory, lossy.leaves_out(paths, leaves), state, wire)
         check_like(state.residual, paths, leaves, structure)
         lossy.check(paths, leaves, state.inner, wire)

@@ -72,6 +72,7 @@ class Select:
     seed: int
 
     name = "a sparsejax sparsifier"
+    takes_rows = False
 
     def sparsifies(self, path: str, leaf: Any) -> bool:
         """Whether a leaf is sparsified; if not it is sent whole."""

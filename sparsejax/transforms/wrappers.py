@@ -32,6 +32,7 @@ from sparsejax.transforms.state.per_rank import (
     check_ranks,
 )
 from sparsejax.units.dtypes import wide
+from sparsejax.units.row_grads import is_row_grads
 from sparsejax.wire import Wire
 
 
@@ -102,7 +103,7 @@ def accumulate(
 
     def init(params):
         if observing.is_observing():
-            with observing.inside(observing.Wrapper(every=every)):
+            with observing.inside(observing.Wrapper(every=every, takes_rows=False)):
                 return AccumulateState(jnp.int32(0), None, tx.init(params))
         _require_exchange(tx, params, name)
         why = f"{name} (every={every}) adds up gradients on each rank"
@@ -112,10 +113,10 @@ def accumulate(
     def update(updates, state, params=None, **extra):
         check_kind(state, AccumulateState, f"{name} (every={every})")
         wire = Wire.over(axis_name, f"update of {name}")
-        paths, leaves, structure = tree.flatten(updates)
+        paths, leaves, structure = tree.flatten(updates, name)
         for path, leaf in zip(paths, leaves, strict=True):
             tree.check_dtype(path, leaf)
-            axes.require_local(path, getattr(leaf, "values", leaf), wire.axis)
+            axes.require_local(path, tree.numbers(leaf), wire.axis)
         check_ranks(state.pending, wire.ranks)
         check_like(state.pending, paths, leaves, structure)
         extra.pop("ids", None)
@@ -209,10 +210,10 @@ def skip_nonfinite(
     def update(updates, state, params=None, **extra):
         check_kind(state, SkipState, name)
         wire = Wire.over(axis_name, f"update of {name}")
-        paths, leaves, _ = tree.flatten(updates)
+        paths, leaves, _ = tree.flatten(updates, name, rows=True)
         is_bad = jnp.int32(0)
         for path, leaf in zip(paths, leaves, strict=True):
-            numbers = getattr(leaf, "values", leaf)
+            numbers = tree.numbers(leaf)
             axes.require_local(path, numbers, wire.axis)
             is_bad = jnp.maximum(is_bad, jnp.any(~jnp.isfinite(numbers)).astype(jnp.int32))
         is_bad, _ = wire.maximum(wire.per_rank(is_bad))
@@ -256,19 +257,23 @@ def clip_by_rank(
     def update(updates, state, params=None, **extra):
         del params, extra
         wire = Wire.over(axis_name, f"update of {name}")
-        paths, leaves, structure = tree.flatten(updates)
+        paths, leaves, structure = tree.flatten(updates, name, rows=True)
+        # Rows that are listed twice add up before they have a norm.
+        leaves = [leaf.merged() if is_row_grads(leaf) else leaf for leaf in leaves]
         select.check_model_axis(model_axis, wire)
         for path, leaf in zip(paths, leaves, strict=True):
-            select.require_local(path, getattr(leaf, "values", leaf), wire)
-        select.check_shards(leaves, model_axis, "clip_norm")
-        numbers = [leaf.astype(wide(leaf.dtype)) for leaf in leaves]
+            select.require_local(path, tree.numbers(leaf), wire)
+        arrays = [tree.numbers(leaf) for leaf in leaves]
+        select.check_shards(arrays, model_axis, "clip_norm")
+        numbers = [x.astype(wide(x.dtype)) for x in arrays]
         # A number that is not finite would make the norm, and all other numbers, so.
         finite = [jnp.where(jnp.isfinite(x), x, 0) for x in numbers]
         squares = [_over_shards(jnp.sum(x * x), model_axis) for x in finite]
         most = norm * wire.ranks**-0.5
         scale = most / jnp.maximum(jnp.sqrt(sum(squares, jnp.float32(0))), most)
         clipped = [
-            (x * scale).astype(leaf.dtype) for x, leaf in zip(numbers, leaves, strict=True)
+            tree.with_numbers(leaf, (x * scale).astype(leaf.dtype))
+            for x, leaf in zip(numbers, leaves, strict=True)
         ]
         return structure.unflatten(clipped), state
 

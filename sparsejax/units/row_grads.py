@@ -3,6 +3,9 @@
 Unlike the entries of a `SparseTensor`, which a sparsifier selects by their values, these
 are the rows that a loss has read. One whose gradient happens to be zero is still among
 them, and an optimizer takes its step for it.
+
+Ids are leaves of a tree of gradients, as the indices of a `SparseTensor` are, and who made
+them says so (`Origin`): `check` finds ids that something has computed with.
 """
 
 import dataclasses
@@ -18,6 +21,7 @@ from jax.experimental import checkify
 import pallas_kernels
 from sparsejax.errors import ArgumentError
 from sparsejax.units.dtypes import wide
+from sparsejax.units.sparse_tensor import Origin
 
 
 # To how many rows of the table for one that was read flags of all rows merge faster than a
@@ -27,7 +31,9 @@ _FLAGS_AT_MOST = 256
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=("ids", "rows"), meta_fields=("shape",)
+    jax.tree_util.register_dataclass,
+    data_fields=("ids", "rows"),
+    meta_fields=("shape", "origin"),
 )
 @dataclasses.dataclass(frozen=True)
 class RowGrads:
@@ -38,11 +44,18 @@ class RowGrads:
             marks a place without a row. Ids may repeat, and their rows add up.
         rows: [capacity, ...], the gradients of these rows.
         shape: The shape of the table.
+        origin: The ids that a gradient or a sum was made with.
     """
 
     ids: jax.Array
     rows: jax.Array
     shape: tuple[int, ...]
+    origin: Origin = dataclasses.field(default_factory=Origin, repr=False, compare=False)
+
+    @classmethod
+    def marked(cls, ids: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> "RowGrads":
+        """Rows whose ids `check` knows again."""
+        return cls(ids, rows, shape, Origin(ids))
 
     @property
     def size(self) -> int:
@@ -65,7 +78,10 @@ class RowGrads:
         return self.rows.dtype
 
     def check(self, name: str = "RowGrads") -> None:
-        """Raises where shapes or dtypes do not fit; checks the ids under checkify."""
+        """Raises where shapes or dtypes do not fit, or something computed with the ids.
+
+        Under checkify it looks at the ids, too.
+        """
         shape = self.shape
         if not isinstance(shape, tuple) or not all(isinstance(n, int) for n in shape):
             raise ArgumentError(
@@ -76,6 +92,13 @@ class RowGrads:
             raise ArgumentError(
                 f"{name}: a table has at least two axes, got the shape {list(shape)}. "
                 "Entries of an array of one axis are a sparsejax.SparseTensor."
+            )
+        if self.origin.is_changed(self.ids):
+            raise ArgumentError(
+                f"{name}: the ids of these RowGrads were changed since they were made: "
+                "optax.scale, and all that computes with every array of the gradients, "
+                "computes with them, too. Put it in front of the gradients, as a factor of "
+                "the loss, or into sparsejax.rows.lazy, which works on rows."
             )
         if self.ids.ndim != 1 or not jnp.issubdtype(self.ids.dtype, jnp.integer):
             raise ArgumentError(
@@ -116,7 +139,7 @@ class RowGrads:
         merge = _by_flags if self.shape[0] <= _FLAGS_AT_MOST * self.capacity else _by_sort
         rows = self.rows.astype(wide(self.dtype))
         ids, rows = merge(self._kept(), rows, self.shape[0])
-        return RowGrads(ids, rows.astype(self.dtype), self.shape)
+        return RowGrads.marked(ids, rows.astype(self.dtype), self.shape)
 
     def _kept(self) -> jax.Array:
         """The ids, `shape[0]` for all that are out of range."""

@@ -26,6 +26,12 @@ from tests.helpers.programs import (
     sent_bytes as sent_bytes,
     traced_collectives as traced_collectives,
 )
+from tests.helpers.rows import (
+    assert_sum_of_rows as assert_sum_of_rows,
+    drawn_rows as drawn_rows,
+    listed_ids as listed_ids,
+    of_one_owner as of_one_owner,
+)
 from tests.helpers.runs import (
     AXIS as AXIS,
     WIRE as WIRE,

@@ -155,7 +155,7 @@ MUTANTS = {
     ),
     # Transformations.
     "indices that were changed are sent": Mutant(
-        "sparsejax/transforms/exchange.py",
+        "sparsejax/transforms/checks.py",
         "    if leaf.origin.is_changed(leaf.indices):\n",
         "    if False:\n",
         "tests/transforms/test_sparsify.py",
@@ -197,8 +197,8 @@ MUTANTS = {
         "tests/transforms/test_sync.py",
     ),
     "a gradient that was summed is taken for local": Mutant(
-        "sparsejax/transforms/exchange.py",
-        '            axes.require_local(path, getattr(leaf, "values", leaf), wire.axis)\n',
+        "sparsejax/transforms/checks.py",
+        "        axes.require_local(path, tree.numbers(leaf), axis)\n",
         "",
         "tests/transforms/test_sync.py tests/laws/test_bad_input.py",
     ),
@@ -239,10 +239,10 @@ MUTANTS = {
         "tests/transforms",
     ),
     "data_parallel differentiates what is replicated": Mutant(
-        "sparsejax/transforms/data_parallel/trainer.py",
-        "value_and_grad(axes.local(state.params, wire.axis))",
-        "value_and_grad(state.params)",
-        "tests/test_smoke.py tests/transforms",
+        "sparsejax/training/trainer.py",
+        "evaluated(axes.local(state.params, wire.axis))",
+        "evaluated(state.params)",
+        "tests/test_smoke.py tests/training",
     ),
     # Rows.
     "a row that there is not gets a gradient": Mutant(
@@ -286,6 +286,55 @@ MUTANTS = {
         "return found, jnp.where(keys < nowhere, where, capacity)",
         "return found, where",
         "tests/units/test_row_grads.py",
+    ),
+    "a list of rows is cut short": Mutant(
+        "sparsejax/schemes/row_lists.py",
+        "number = jnp.sum(jnp.array(rungs, jnp.int32) < need)",
+        "number = jnp.maximum(jnp.sum(jnp.array(rungs, jnp.int32) < need) - 1, 0)",
+        "tests/laws/test_exact_rows.py",
+    ),
+    "rows of zeros are not there": Mutant(
+        "sparsejax/schemes/row_lists.py",
+        "    merged = grads.merged()\n    lists =",
+        "    merged = grads.merged()\n    merged = dataclasses.replace(merged, ids="
+        "jnp.where(jnp.any(merged.rows != 0, 1), merged.ids, height))\n    lists =",
+        "tests/laws/test_exact_rows.py",
+    ),
+    "rows are added up and not averaged": Mutant(
+        "sparsejax/transforms/exchange.py",
+        "rows = wire.mean_of(total.rows) if self.mean else total.rows",
+        "rows = total.rows",
+        "tests/transforms/test_rows_exchange.py",
+    ),
+    "ids that were scaled are ids": Mutant(
+        "sparsejax/units/row_grads.py",
+        "if self.origin.is_changed(self.ids):",
+        "if False:",
+        "tests/transforms/test_rows_exchange.py",
+    ),
+    "rows that are listed twice have two norms": Mutant(
+        "sparsejax/transforms/wrappers.py",
+        "[leaf.merged() if is_row_grads(leaf) else leaf for leaf in leaves]",
+        "[leaf if is_row_grads(leaf) else leaf for leaf in leaves]",
+        "tests/training/test_by_rows.py",
+    ),
+    "a rank without data lists rows": Mutant(
+        "sparsejax/training/by_rows.py",
+        "ids = jnp.where(share.weight == 0, leaf.shape[0], leaf.ids)",
+        "ids = leaf.ids",
+        "tests/training/test_by_rows.py",
+    ),
+    "an optimizer in front of the exchange takes rows": Mutant(
+        "sparsejax/training/by_rows.py",
+        "for exchange in seen.exchanges[: part.behind]",
+        "for exchange in seen.exchanges",
+        "tests/training/test_by_rows.py",
+    ),
+    "a host's rows are not added up inside": Mutant(
+        "sparsejax/schemes/two_level.py",
+        "if across is None or inner.ranks == 1:",
+        "if across is None or inner.ranks > 1:",
+        "tests/transforms/test_rows_exchange.py",
     ),
     # Advice.
     "a forecast forgets a message": Mutant(

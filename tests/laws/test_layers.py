@@ -23,6 +23,7 @@ FLOORS = [
     {"sparsejax.schemes"},
     {"sparsejax.transforms"},
     {"sparsejax.rows", "sparsejax.embrace", "sparsejax.advise", "sparsejax.state"},
+    {"sparsejax.training"},
     {"sparsejax"},
     {"sparsejax.__main__"},
 ]

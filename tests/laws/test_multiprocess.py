@@ -53,7 +53,7 @@ def test_processes_hold_the_bytes_that_simulated_devices_hold(tmp_path, ranks):
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_processes_that_give_their_own_shares_train_as_one_that_gives_all(tmp_path):
-    worker = "tests.transforms.data_parallel.worker"
+    worker = "tests.training.worker"
     coordinator = processes.free_address()
     processes.wait([processes.start(worker, tmp_path / "all.npz")])
     processes.wait(

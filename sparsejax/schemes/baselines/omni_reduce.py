@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from sparsejax import errors
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Load
-from sparsejax.schemes.owners import forecast as owners_forecast
+from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
 from sparsejax.schemes.owners.pulls import Gather, Message
 from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.units import bits
@@ -79,6 +79,11 @@ class OmniReduce(base.Scheme):
             dense=jnp.float32(wire.dense_bytes(x.size, x.dtype)),
         )
         return base.Reduced(total, None, state, traffic)
+
+    def rows(self, grads, wire):
+        """Listed rows by the aggregators of their ranges; a block is a row."""
+        ranges = Contiguous(self.aggregators)
+        return owned_rows.add_up(grads, wire.narrowed(self.wire_dtype), ranges)
 
     def forecast(self, load):
         units = self._units(load.numbers)

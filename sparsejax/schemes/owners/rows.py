@@ -13,11 +13,11 @@ owner does the same with what arrives. A row counts as there because it is liste
 is in it: an optimizer takes its step for a row that was read. Each row is added up in one
 place and copied from there, so all ranks hold the same bits.
 
-Messages have one of a few sizes, and take the smallest that the fullest part fits. A hash
-fills parts evenly (Zen, Theorem 2), so there is room for the mean and six standard
-deviations; lists that are fuller, as of ids that somebody made to collide, go to all ranks
-instead, as they are, and each adds them up in the order of the ranks. No row is left out,
-and no array of the table's size is made on either way.
+Messages have one of a few sizes (`row_lists`), and take the smallest that the fullest part
+fits. A hash fills parts evenly (Zen, Theorem 2), so there is room for the mean and six
+standard deviations; lists that are fuller, as of ids that somebody made to collide, go to
+all ranks instead, as they are, and each adds them up in the order of the ranks. No row is
+left out, and no array of the table's size is made on either way.
 """
 
 import dataclasses
@@ -29,23 +29,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from sparsejax import axes
-from sparsejax.axes import as_varying, varying_axes
-from sparsejax.schemes import base
+from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.owners.counts import imbalance
+from sparsejax.schemes.row_lists import Lists
 from sparsejax.units.dtypes import wide
 from sparsejax.units.ownership import Layout, Ownership, StripedHash
 from sparsejax.units.row_grads import RowGrads, distinct
-from sparsejax.wire import collectives
 from sparsejax.wire.collectives import Wire
-
-
-# Message sizes are so far apart, and so many.
-_RATIO, _RUNGS = 1.5, 6
 
 
 def add_up(
     grads: RowGrads, wire: Wire, ownership: Ownership = StripedHash()
-) -> tuple[RowGrads, base.Traffic]:
+) -> base.SummedRows:
     """The sum of listed rows over the ranks, the same on all, and what was sent for it.
 
     Args:
@@ -57,16 +52,13 @@ def add_up(
         Rows of distinct ids, in the order of their owners, with room for all that ranks
         list: about as many on each.
     """
-    n = wire.ranks
-    if n == 1 or not grads.capacity or not grads.size:
-        _, sent = wire.psum(jnp.float32(0))
-        merged = wire.assume_same(grads.merged())
-        return merged, base.traffic(base.stage(), base.stage(), scalars=sent)
-    return _Exchange(grads, wire, ownership.over(grads.shape[0], n))()
+    if row_lists.is_trivial(grads, wire):
+        return row_lists.of_one_rank(grads, wire)
+    return _Exchange(grads, wire, ownership.over(grads.shape[0], wire.ranks))()
 
 
 @dataclasses.dataclass(frozen=True)
-class _Lists:
+class _Listed:
     """A rank's rows by owner.
 
     Attributes:
@@ -119,16 +111,11 @@ class _Exchange:
         )
 
     @property
-    def dtype(self) -> jnp.dtype:
-        """Of the rows while they travel."""
-        return self.wire.travelling(self.grads.dtype)
+    def lists(self) -> Lists:
+        """How lists travel."""
+        return Lists(self.wire, self.grads)
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row on the wire, with its slot."""
-        return 4 * self.row_words
-
-    def __call__(self) -> tuple[RowGrads, base.Traffic]:
+    def __call__(self) -> base.SummedRows:
         grads, n, height = self.grads, self.layout.ranks, self.layout.size
         lists = self._listed()
         counts = lists.counts
@@ -154,9 +141,9 @@ class _Exchange:
             before=most.astype(jnp.float32) / height,
             after=after / height,
         )
-        return self.wire.assume_same(total), traffic
+        return base.SummedRows(self.wire.assume_same(total), traffic)
 
-    def _listed(self) -> _Lists:
+    def _listed(self) -> _Listed:
         """The rows of this rank by owner, equal ones once."""
         ids, height = self.grads.ids, self.layout.size
         inside = (ids >= 0) & (ids < height)
@@ -165,7 +152,7 @@ class _Exchange:
         listed, of_row = distinct(keys, keys.size, self.nowhere)
         bounds = jnp.arange(self.layout.ranks + 1, dtype=jnp.int32) * self.layout.width
         starts = jnp.searchsorted(listed, bounds).astype(jnp.int32)
-        return _Lists(listed, of_row, starts)
+        return _Listed(listed, of_row, starts)
 
     def _by_owners(self, keys, of_row, starts, rows, *, fullest, most):
         """Push, add up, pull."""
@@ -180,12 +167,12 @@ class _Exchange:
         values = jnp.zeros((n * room, *rows.shape[1:]), wide(rows.dtype))
         values = values.at[to].add(rows.astype(values.dtype), mode="drop")
 
-        slots, values, pushed = self._sent(
+        slots, values, pushed = self.lists.send(
             self.wire.all_to_all,
-            room,
-            fullest,
             slots.reshape(n, room),
             values.reshape(n, room, -1),
+            fullest,
+            width,
         )
         slots = slots.reshape(-1)
         owned, of_row = distinct(slots, self.owned, width)
@@ -194,105 +181,32 @@ class _Exchange:
         sums = sums.at[of_row].add(values, mode="drop")
         count, agreed = self.wire.maximum(jnp.sum(owned < width, dtype=jnp.int32))
         gather = lambda message: self.wire.all_gather(message[0])
-        slots, sums, pulled = self._sent(gather, self.owned, count, owned[None], sums[None])
+        slots, sums, pulled = self.lists.send(gather, owned[None], sums[None], count, width)
         part = lax.broadcasted_iota(jnp.int32, (n, 1), 0)
         ids = self.layout.invert(part, jnp.minimum(slots, width - 1))
         ids = jnp.where(slots < width, ids, self.layout.size).reshape(-1)
-        push = base.stage(pushed, (n - 1) / n * self.row_bytes * most, 1)
-        pull = base.stage(pulled, (n - 1) / n * self.row_bytes, 1)
+        push = base.stage(pushed, (n - 1) / n * self.lists.row_bytes * most, 1)
+        pull = base.stage(pulled, (n - 1) / n * self.lists.row_bytes, 1)
         return self._padded(ids, sums.reshape(-1, *rows.shape[1:])), push, pull, agreed
 
     def _to_all(self, keys, of_row, starts, rows, *, most):
         """All lists to all ranks, each of which adds them up in the order of the ranks."""
         del starts
-        n, size = self.layout.ranks, keys.size
-        dtype = wide(rows.dtype)
-        merged = jnp.zeros(rows.shape, dtype)
-        merged = merged.at[of_row].add(rows.astype(dtype), mode="drop")
+        n, size, dtype = self.layout.ranks, keys.size, self.lists.dtype
+        merged = jnp.zeros(rows.shape, wide(rows.dtype))
+        merged = merged.at[of_row].add(rows.astype(merged.dtype), mode="drop")
         keys, sent_keys = self.wire.all_gather(keys)
-        merged, sent_rows = self.wire.all_gather(merged.astype(self.dtype))
+        merged, sent_rows = self.wire.all_gather(merged.astype(dtype))
         owned = min(n * size, self.capacity)
-        listed, of_row = distinct(keys.reshape(-1), owned, self.nowhere)
-        of_row = of_row.reshape(n, size)
-
-        def one(source, total):
-            # An index of its own for each that is dropped.
-            apart = owned + lax.iota(jnp.int32, size)
-            at = jnp.where(of_row[source] < owned, of_row[source], apart)
-            rows = merged[source].astype(dtype)
-            return total.at[at].add(rows, mode="drop", unique_indices=True)
-
-        start = jnp.zeros((owned, *rows.shape[1:]), dtype)
-        start = as_varying(start, varying_axes(merged))
-        total = lax.fori_loop(0, n, one, start)
+        listed, total = self.lists.add_up(keys, merged, self.nowhere, owned)
         width = self.layout.width
         real = listed < self.nowhere
         parts = jnp.where(real, listed // width, 0)
         ids = self.layout.invert(parts, jnp.where(real, listed % width, 0))
         ids = jnp.where(real, ids, self.layout.size)
-        push = base.stage(sent_keys + sent_rows, (n - 1) * self.row_bytes * most, 1)
-        return self._padded(ids, total.astype(self.dtype)), push, base.stage(), 0.0
-
-    def _sent(self, send, room, need, slots, values):
-        """Sends the first slots and values of each message, as many as the fullest has.
-
-        Args:
-            send: A collective.
-            room: Slots of a message.
-            need: Slots of the fullest, equal on all ranks.
-            slots: int32 [messages, room].
-            values: [messages, room, numbers of a row].
-
-        Returns:
-            The slots and values received, with as much room, and the bytes sent.
-        """
-        rungs, words = _rungs(room), self.row_words
-        rows = collectives.unseen_numbers(len(slots))
-        message = self._to_words(slots, values)
-
-        def rung(columns):
-            def branch(message, *rows):
-                head = collectives.heads(message, len(slots), columns * words, rows)
-                received, sent = send(head)
-                received = jnp.pad(received, [(0, 0), (0, (room - columns) * words)])
-                return received, jnp.float32(sent)
-
-            return branch
-
-        number = jnp.sum(jnp.array(rungs, jnp.int32) < need)
-        branches = [rung(columns) for columns in rungs]
-        received, sent = lax.switch(number, branches, message, *rows)
-        slots, values = self._from_words(received, room)
-        inside = lax.iota(jnp.int32, room) < jnp.array(rungs, jnp.int32)[number]
-        return jnp.where(inside, slots, self.layout.width), values, sent
-
-    @property
-    def row_words(self) -> int:
-        """Words of a row on the wire, with its slot; rows of odd length are padded."""
-        return 1 + -(-math.prod(self.grads.shape[1:]) * self.dtype.itemsize // 4)
-
-    def _to_words(self, slots, values):
-        """Messages uint32 [messages, room * row_words]: every slot with its row behind."""
-        values = values.astype(self.dtype)
-        size = self.dtype.itemsize
-        if size < 4:
-            values = jnp.pad(values, [(0, 0), (0, 0), (0, values.shape[2] % 2)])
-            values = values.reshape(*values.shape[:2], -1, 4 // size)
-        words = lax.bitcast_convert_type(values, jnp.uint32)
-        words = words.reshape(*slots.shape, -1)
-        slots = lax.bitcast_convert_type(slots, jnp.uint32)[..., None]
-        return jnp.concatenate([slots, words], axis=-1).reshape(len(slots), -1)
-
-    def _from_words(self, words, room):
-        """Inverse of `_to_words`."""
-        words = words.reshape(len(words), room, self.row_words)
-        slots = lax.bitcast_convert_type(words[..., 0], jnp.int32)
-        words = words[..., 1:]
-        if self.dtype.itemsize > 4:
-            words = words.reshape(*words.shape[:2], -1, self.dtype.itemsize // 4)
-        values = lax.bitcast_convert_type(words, self.dtype)
-        width = math.prod(self.grads.shape[1:])
-        return slots, values.reshape(*slots.shape, -1)[..., :width]
+        sent = sent_keys + sent_rows
+        push = base.stage(sent, sent / size * most, 1)
+        return self._padded(ids, total.astype(dtype)), push, base.stage(), 0.0
 
     def _padded(self, ids, rows):
         """Lists of the capacity that both ways have."""
@@ -300,11 +214,3 @@ class _Exchange:
         ids = jnp.pad(ids, (0, more), constant_values=self.layout.size)
         rows = jnp.pad(rows, [(0, more)] + [(0, 0)] * (rows.ndim - 1))
         return ids, rows.astype(self.grads.dtype)
-
-
-def _rungs(room):
-    """Message sizes up to `room`, ascending."""
-    sizes = {room}
-    for step in range(1, _RUNGS):
-        sizes.add(max(1, math.ceil(room / _RATIO**step)))
-    return sorted(sizes)

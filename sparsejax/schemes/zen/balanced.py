@@ -17,7 +17,7 @@ import jax
 from sparsejax import errors
 from sparsejax.schemes import base
 from sparsejax.schemes.baselines.pulls import Doubled, Spread
-from sparsejax.schemes.owners import forecast as owners_forecast
+from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
 from sparsejax.schemes.owners.pulls import Gather, Message, Pull, Whole
 from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.units.ownership import Ownership, StripedHash
@@ -81,6 +81,12 @@ class BalancedParallelism(base.Scheme):
         total, traffic = self.push_pull(x, wire, layout)
         state = self.ownership.after(state, total)
         return base.Reduced(total, None, state, traffic)
+
+    def rows(self, grads, wire):
+        """Listed rows by their owners; densely where owners have tables of all units."""
+        if self.ownership.needs_tables:
+            return None
+        return owned_rows.add_up(grads, wire.narrowed(self.wire_dtype), self.ownership)
 
     def forecast(self, load):
         return owners_forecast.forecast(load, self.ownership, self.push_pull)

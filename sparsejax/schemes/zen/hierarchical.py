@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax import errors
-from sparsejax.schemes import base, doubling
+from sparsejax.schemes import base, doubling, row_lists
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.schemes.zen import growth
 from sparsejax.units import bits
@@ -105,6 +105,10 @@ class HierarchicalCentralization(base.Scheme):
             growth.stretched(state, n, before, seen[-1]),
         )
         return base.Reduced(done.total, None, curve, traffic)
+
+    def rows(self, grads, wire):
+        """Lists go to all in one round: between two ranks that is the swap."""
+        return row_lists.gathered(grads, wire.narrowed(self.wire_dtype))
 
     def forecast(self, load):
         return doubling.forecast(

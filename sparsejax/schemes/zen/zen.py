@@ -158,6 +158,12 @@ class Zen(base.Scheme):
             done = axes.cond(prefers, by_hierarchy, by_owners, x)
         return base.Reduced(*_in_order(done))
 
+    def rows(self, grads, wire):
+        """Listed rows by their owners; to all where hierarchy is settled beforehand."""
+        if self._choice(wire.ranks) == "hierarchical":
+            return self._hierarchical(wire.ranks).rows(grads, wire)
+        return self._balanced.rows(grads, wire)
+
     def forecast(self, load):
         choice = self._choice(load.ranks)
         balanced = self._balanced.forecast(load)

@@ -24,10 +24,12 @@ class Wrapper:
     Attributes:
         every: The chain inside runs at every so many calls.
         dense_steps: So many first runs of the chain inside send densely.
+        takes_rows: Whether it hands on gradients that are `RowGrads`.
     """
 
     every: int = 1
     dense_steps: int = 0
+    takes_rows: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +51,35 @@ class Part:
     inside: tuple[Wrapper, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class OfRows:
+    """What updates rows of tables, as it was seen.
+
+    Attributes:
+        part: The optimizer.
+        paths: Of the leaves whose gradients may be `RowGrads`.
+        behind: How many exchanges stand in front of it.
+    """
+
+    part: Any
+    paths: tuple[str, ...]
+    behind: int
+
+
 @dataclasses.dataclass
 class Observed:
-    """The parts of a transformation that send, or that choose what is sent.
+    """The parts of a transformation that send, choose what is sent, or update rows.
 
     Attributes:
         exchanges: In the order in which they stand in the chain.
         sparsifiers: Alike.
+        rows: Alike.
         inside: While it is observed: the wrappers around what is looked at.
     """
 
     exchanges: list[Part] = dataclasses.field(default_factory=list)
     sparsifiers: list[Part] = dataclasses.field(default_factory=list)
+    rows: list[OfRows] = dataclasses.field(default_factory=list)
     inside: tuple[Wrapper, ...] = ()
 
 
@@ -89,6 +108,13 @@ def report_sparsifier(part: Any, paths: Sequence[str], leaves: Sequence[Any]) ->
     seen = _OBSERVED.get()
     assert seen is not None
     seen.sparsifiers.append(Part(part, tuple(paths), tuple(leaves), (), seen.inside))
+
+
+def report_rows(part: Any, paths: Sequence[str]) -> None:
+    """Tells the observer of an optimizer that updates rows of these leaves."""
+    seen = _OBSERVED.get()
+    assert seen is not None
+    seen.rows.append(OfRows(part, tuple(paths), len(seen.exchanges)))
 
 
 @contextlib.contextmanager

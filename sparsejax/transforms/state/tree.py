@@ -33,29 +33,49 @@ def has_masked(tree: Any) -> bool:
 
 def to_dense(leaf: Any) -> jax.Array:
     """A leaf as a dense array."""
-    return leaf.to_dense() if is_sparse(leaf) else leaf
+    return leaf.to_dense() if is_sparse(leaf) or is_row_grads(leaf) else leaf
+
+
+def numbers(leaf: Any) -> Any:
+    """The numbers of a leaf: an array itself, the values of entries, or the rows."""
+    if is_row_grads(leaf):
+        return leaf.rows
+    return leaf.values if is_sparse(leaf) else leaf
+
+
+def with_numbers(leaf: Any, x: jax.Array) -> Any:
+    """A leaf like an array, or like `RowGrads`, with other numbers."""
+    return dataclasses.replace(leaf, rows=x) if is_row_grads(leaf) else x
 
 
 def axes_of(leaf: Any) -> frozenset[str]:
     """The mesh axes over which a leaf varies."""
-    return varying_axes(getattr(leaf, "values", leaf))
+    return varying_axes(numbers(leaf))
 
 
-def flatten(tree: Any) -> tuple[list[str], list[Any], Any]:
+def flatten(
+    tree: Any, call: str = "this call", *, rows: bool = False
+) -> tuple[list[str], list[Any], Any]:
     """The paths, written a/b/c, the leaves and the structure of a tree.
 
-    A `SparseTensor` is a leaf; `RowGrads` are refused.
+    A `SparseTensor` is a leaf, and so are `RowGrads`.
+
+    Args:
+        tree: The tree.
+        call: Who flattens it, as the user knows it, for the message.
+        rows: Whether it takes `RowGrads`; else they are refused.
     """
     is_leaf = lambda leaf: is_sparse(leaf) or is_row_grads(leaf)
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     paths = [written(keys) for keys in unboxed([keys for keys, _ in pairs])]
     leaves = [leaf for _, leaf in pairs]
     for path, leaf in zip(paths, leaves, strict=True):
-        if is_row_grads(leaf):
+        if is_row_grads(leaf) and not rows:
             raise LeafError(
-                f"leaf {path!r} is RowGrads, which synchronizations do not take yet: give "
-                "them grads.to_dense(), or add up the rows with "
-                "sparsejax.schemes.owners.rows.add_up."
+                f"leaf {path!r} is RowGrads, the rows that a loss has read, and {call} "
+                "takes whole arrays: hand them to sparsejax.zen_sync() or "
+                "sparsejax.sync(scheme), which add up rows, or make the leaf dense with "
+                "its method to_dense()."
             )
     return paths, leaves, structure
 
@@ -187,16 +207,21 @@ def here(tree: Any) -> Any:
 
 
 def nothing(shapes: Any) -> Any:
-    """A tree of updates that change no parameter: zeros, or tensors without entries."""
+    """A tree of updates that change no parameter: zeros, or no entries, or no rows."""
 
     def zeros(leaf):
+        if is_row_grads(leaf):
+            ids = jnp.full(leaf.ids.shape, leaf.shape[0], leaf.ids.dtype)
+            rows = jnp.zeros(leaf.rows.shape, leaf.rows.dtype)
+            return dataclasses.replace(leaf, ids=ids, rows=rows)
         if is_sparse(leaf):
             indices = jnp.full(leaf.indices.shape, leaf.units, leaf.indices.dtype)
             values = jnp.zeros(leaf.values.shape, leaf.values.dtype)
             return dataclasses.replace(leaf, indices=indices, values=values)
         return jnp.zeros(leaf.shape, leaf.dtype)
 
-    return jax.tree.map(zeros, shapes, is_leaf=is_sparse)
+    is_leaf = lambda leaf: is_sparse(leaf) or is_row_grads(leaf)
+    return jax.tree.map(zeros, shapes, is_leaf=is_leaf)
 
 
 class Transformation(optax.GradientTransformationExtraArgs):

@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from sparsejax.schemes.owners import rows as owned_rows
-from sparsejax.units.ownership import StripedHash
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.wire import Wire
 from tests import helpers
@@ -30,28 +29,16 @@ def program(n, height=HEIGHT, dtype=None, check_vma=True):
     return helpers.ranked(on_rank, n, check_vma)
 
 
-def drawn(n, ids=None, seed=0, dtype="float32"):
-    rng = np.random.default_rng(seed)
-    if ids is None:
-        ids = rng.integers(0, HEIGHT, (n, COUNT))
-    rows = rng.standard_normal((*np.shape(ids), WIDTH)).astype(jnp.dtype(dtype))
-    return np.asarray(ids, np.int32), rows
+def drawn(n, ids=None, dtype="float32"):
+    ids = helpers.listed_ids(n, HEIGHT, COUNT)["uniform"] if ids is None else ids
+    return ids, helpers.drawn_rows(ids, WIDTH, dtype)
 
 
 def assert_sums(n, ids, rows, room=1e-6, **options):
     """The law: distinct ids, all that were listed, their float64 sums, equal bytes."""
     listed, sums, traffic = program(n, **options)(ids, rows)
     helpers.assert_same_on_all_ranks((listed, sums, traffic))
-    listed, sums = listed[0], sums[0].astype(np.float64)
-    real = listed < HEIGHT
-    assert not sums[~real].any()
-    inside = (ids >= 0) & (ids < HEIGHT)
-    assert sorted(listed[real]) == sorted(set(ids[inside].tolist()))
-    exact, scale = np.zeros((2, HEIGHT, rows.shape[-1]))
-    np.add.at(exact, ids[inside], rows[inside].astype(np.float64))
-    np.add.at(scale, ids[inside], np.abs(rows[inside].astype(np.float64)))
-    error = np.abs(sums[real] - exact[listed[real]])
-    assert (error <= room * scale[listed[real]]).all()
+    helpers.assert_sum_of_rows((listed[0], sums[0]), ids, rows, HEIGHT, room)
     return jax.tree.map(lambda x: x[0], traffic)
 
 
@@ -65,38 +52,17 @@ def test_uniform_ids(n):
         assert traffic.wire < 1.5 * share * (1 + 1 / WIDTH) * traffic.dense + 2_000
 
 
-def zipf(n):
-    return np.minimum(np.random.default_rng(1).zipf(1.3, (n, COUNT)), HEIGHT) - 1
+CASES = helpers.listed_ids(4, HEIGHT, COUNT)
 
 
-def colliding(n):
-    """As many rows of one owner as there are, on all ranks."""
-    units = jnp.arange(HEIGHT, dtype=jnp.int32)
-    parts, _ = StripedHash().over(HEIGHT, n).assign(units)
-    own = np.flatnonzero(np.asarray(parts) == 1)
-    return np.stack([own[k : k + COUNT] for k in range(n)])
-
-
-@pytest.mark.parametrize(
-    "ids",
-    [
-        zipf(4),
-        colliding(4),
-        np.zeros((4, COUNT)),
-        np.full((4, COUNT), HEIGHT),
-        np.random.default_rng(2).integers(-HEIGHT, 3 * HEIGHT, (4, COUNT)),
-        np.tile(np.arange(COUNT), (4, 1)),
-        np.arange(4 * COUNT).reshape(4, COUNT),
-    ],
-    ids=["zipf", "colliding", "one row", "none", "out of range", "same", "apart"],
-)
+@pytest.mark.parametrize("ids", CASES.values(), ids=CASES)
 def test_any_ids(ids):
     assert_sums(4, *drawn(4, ids))
 
 
 def test_rows_of_few_ids_are_few_bytes():
     full = assert_sums(4, *drawn(4))
-    few = assert_sums(4, *drawn(4, zipf(4)))
+    few = assert_sums(4, *drawn(4, CASES["zipf"]))
     assert few.wire < 0.5 * full.wire
     assert few.wire < 1.7 * few.payload
 
@@ -111,8 +77,7 @@ def test_a_row_that_is_zero_is_there():
 @pytest.mark.parametrize("dtype", ["bfloat16", *helpers.slow("float16")])
 def test_rows_of_16_bits_are_added_up_in_float32(dtype):
     """Equal rows in every place but one, whose sum 16 bits would lose."""
-    ids = np.zeros((4, COUNT))
-    ids, rows = drawn(4, ids, dtype=dtype)
+    ids, rows = drawn(4, CASES["one row"], dtype=dtype)
     rows = np.ones_like(rows)
     listed, sums, _ = program(4)(ids, rows)
     assert sums[0][listed[0] == 0].astype(np.float64).ravel().tolist() == [1200.0] * WIDTH
@@ -127,7 +92,7 @@ def test_a_narrow_wire():
 @pytest.mark.slow
 def test_without_checking_types():
     assert_sums(4, *drawn(4), check_vma=False)
-    assert_sums(4, *drawn(4, colliding(4)), check_vma=False)
+    assert_sums(4, *drawn(4, CASES["of one owner"]), check_vma=False)
 
 
 def test_nothing_is_as_large_as_the_table():

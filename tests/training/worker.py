@@ -1,6 +1,6 @@
 """One process of a job that trains with `data_parallel`, or the same job in one process.
 
-    python -m tests.transforms.data_parallel.worker OUT [COORDINATOR RANK]
+    python -m tests.training.worker OUT [COORDINATOR RANK]
 
 With a coordinator there are two processes of two devices, and each gives its own half of a
 batch; without one there are four devices, and a batch is given whole. In the last step the
@@ -32,7 +32,7 @@ def main(out, coordinator=None, rank=0):
     import pytest
 
     from sparsejax.errors import ArgumentError
-    from tests.transforms.data_parallel import model
+    from tests.training import model
 
     def own(batch):
         if coordinator is None:

@@ -9,7 +9,7 @@ import pytest
 import sparsejax
 from sparsejax.errors import ArgumentError, StateError
 from tests.helpers import mesh_of
-from tests.transforms.data_parallel import model
+from tests.training import model
 
 
 def plain(loss_fn=lambda p, b: jnp.mean(p["w"] * b), tx=None, **options):

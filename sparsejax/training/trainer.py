@@ -8,18 +8,19 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from sparsejax import axes
+from sparsejax import axes, rows
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
-from sparsejax.transforms.data_parallel import (
+from sparsejax.training import (
     losses,
     outputs,
     placing,
     variables as of_variables,
 )
-from sparsejax.transforms.data_parallel.losses import Loss
-from sparsejax.transforms.data_parallel.shares import Share
-from sparsejax.transforms.data_parallel.train_state import (
+from sparsejax.training.by_rows import only, scaled, takes_rows
+from sparsejax.training.losses import Loss
+from sparsejax.training.shares import Share
+from sparsejax.training.train_state import (
     TrainState,
     check_key,
     require_synchronized,
@@ -202,11 +203,13 @@ class DataParallel:
         wire = Wire(self._axis_name)
         share = Share.of(batch, self._weight, wire)
         given = _given(state, wire)
-        value_and_grad = jax.value_and_grad(
+        by_rows = takes_rows(self._tx, state.params)
+        value_and_grad = rows.value_and_grad if by_rows else jax.value_and_grad
+        evaluated = value_and_grad(
             lambda params: self._loss(params, batch, given), has_aux=True
         )
-        (loss, (aux, new)), grads = value_and_grad(axes.local(state.params, wire.axis))
-        grads = jax.tree.map(share.scaled, grads)
+        (loss, (aux, new)), grads = evaluated(axes.local(state.params, wire.axis))
+        grads = scaled(only(grads, by_rows), share)
         extra = {"ids": self._ids(batch)} if self._ids else {}
         updates, opt_state = self._tx.update(grads, state.opt_state, state.params, **extra)
         names = frozenset(axes.axis_names(wire.axis))
@@ -292,7 +295,8 @@ def data_parallel(
             each step, where the state was made with them, and returns the loss; with
             auxiliary outputs (loss, aux), with variables (loss, variables), with both
             (loss, (aux, variables)).
-        tx: The optimizer, a sparsejax synchronization in front of it.
+        tx: The optimizer, a sparsejax synchronization in front of it. Tables that it
+            updates by rows are differentiated by rows (`sparsejax.rows.value_and_grad`).
         mesh: The mesh.
         axis_name: The axis over which the batch is split, where the mesh has several.
         has_aux: Whether `loss_fn` returns auxiliary outputs. Those are scalars, which are

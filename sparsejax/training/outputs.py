@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
-from sparsejax.transforms.data_parallel.shares import Share
+from sparsejax.training.shares import Share
 from sparsejax.transforms.state import tree
 
 

@@ -11,7 +11,7 @@ import sparsejax
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.transforms.state.per_rank import PerRank
 from tests.helpers import grid, mesh_of
-from tests.transforms.data_parallel import model
+from tests.training import model
 
 
 def traced(loss_fn, mesh=None, params=None, param_specs=None, values=None, **options):

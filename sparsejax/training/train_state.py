@@ -87,7 +87,7 @@ def require_synchronized(
         opt_specs: The PartitionSpecs of that state.
         names: The mesh axes of the ranks.
     """
-    paths, leaves, _ = tree.flatten(updates)
+    paths, leaves, _ = tree.flatten(updates, rows=True)
     for path, leaf in zip(paths, leaves, strict=True):
         if names & tree.axes_of(leaf):
             raise ArgumentError(

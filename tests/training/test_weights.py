@@ -9,7 +9,7 @@ import pytest
 import sparsejax
 from sparsejax.errors import ArgumentError
 from tests.helpers import mesh_of
-from tests.transforms.data_parallel import model
+from tests.training import model
 
 
 @pytest.mark.parametrize("there", [(2, 1, 2, 1), (2, 2, 0, 0), (0, 0, 1, 0)])

@@ -9,7 +9,7 @@ import pytest
 import sparsejax
 from sparsejax.errors import ArgumentError
 from tests.helpers import grid, mesh_of
-from tests.transforms.data_parallel import model
+from tests.training import model
 
 
 def evaluated(outputs, batch=None, **options):

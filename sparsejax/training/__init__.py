@@ -42,8 +42,8 @@ alike on every rank. Another axis of the mesh may shard them; what is sent over 
 to the loss function. A step uses up the state that it is given, and reuses its memory.
 """
 
-from sparsejax.transforms.data_parallel.train_state import TrainState as TrainState
-from sparsejax.transforms.data_parallel.trainer import (
+from sparsejax.training.train_state import TrainState as TrainState
+from sparsejax.training.trainer import (
     DataParallel as DataParallel,
     data_parallel as data_parallel,
 )

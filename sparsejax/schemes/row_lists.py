@@ -1,0 +1,220 @@
+"""Lists of rows on the wire, and their sum where every rank sends its list to all.
+
+A list has distinct slots, ascending, with a row of numbers for each. A message is a list
+whose slots stand in front of their rows; it has one of a few sizes, and takes the smallest
+that the fullest list of all ranks fits.
+
+`gathered` is the sum in one round. On the wire, with n ranks:
+
+    agree   one pmax: the rows of the rank that lists most
+    gather  all_gather of the lists
+
+Every rank adds up the same lists in the order of the ranks, so all hold the same bits. A
+row counts as there because it is listed, whatever is in it.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.schemes import base
+from sparsejax.units.dtypes import wide
+from sparsejax.units.row_grads import RowGrads, distinct
+from sparsejax.wire import collectives, gathers
+from sparsejax.wire.collectives import Wire
+
+
+# Message sizes are so far apart, and so many.
+_RATIO, _RUNGS = 1.5, 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Lists:
+    """How lists of rows travel.
+
+    Attributes:
+        wire: The ranks, and the dtype in which rows travel.
+        like: Rows such as those that are to be added up.
+    """
+
+    wire: Wire
+    like: RowGrads
+
+    @functools.cached_property
+    def numbers(self) -> int:
+        """How many numbers a row has."""
+        return math.prod(self.like.shape[1:])
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of the rows while they travel."""
+        return self.wire.travelling(self.like.dtype)
+
+    @property
+    def row_words(self) -> int:
+        """Words of a row on the wire, with its slot; rows of odd length are padded."""
+        return 1 + -(-self.numbers * self.dtype.itemsize // 4)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row on the wire, with its slot."""
+        return 4 * self.row_words
+
+    def send(
+        self,
+        send: Callable[[jax.Array], tuple[jax.Array, float]],
+        slots: jax.Array,
+        values: jax.Array,
+        need: jax.Array,
+        nowhere: int,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Sends the first slots and values of each message, as many as the fullest has.
+
+        Args:
+            send: A collective over messages uint32 [messages, words].
+            slots: int32 [messages, room].
+            values: [messages, room, numbers].
+            need: Slots of the fullest message, equal on all ranks.
+            nowhere: The slot of no row.
+
+        Returns:
+            The slots and values received, with as much room, and the bytes sent.
+        """
+        count, room = slots.shape
+        rungs, words = _rungs(room), self.row_words
+        rows = collectives.unseen_numbers(count)
+        message = self._to_words(slots, values)
+
+        def rung(columns):
+            def branch(message, *rows):
+                head = collectives.heads(message, count, columns * words, rows)
+                received, sent = send(head)
+                received = jnp.pad(received, [(0, 0), (0, (room - columns) * words)])
+                return received, jnp.float32(sent)
+
+            return branch
+
+        number = jnp.sum(jnp.array(rungs, jnp.int32) < need)
+        branches = [rung(columns) for columns in rungs]
+        received, sent = lax.switch(number, branches, message, *rows)
+        slots, values = self._from_words(received, room)
+        inside = lax.iota(jnp.int32, room) < jnp.array(rungs, jnp.int32)[number]
+        return jnp.where(inside, slots, nowhere), values, sent
+
+    def add_up(
+        self, keys: jax.Array, rows: jax.Array, nowhere: int, capacity: int
+    ) -> tuple[jax.Array, jax.Array]:
+        """The sum of lists that all ranks have, taken in the order of the ranks.
+
+        Args:
+            keys: int32 [ranks, k], each rank's distinct keys; `nowhere` is none.
+            rows: [ranks, k, ...], their rows.
+            nowhere: The key of no row: behind all others.
+            capacity: How many distinct keys there is room for; there must not be more.
+
+        Returns:
+            int32 [capacity], the distinct keys, ascending, and their sums [capacity, ...],
+            in float32 or wider.
+        """
+        n, size = keys.shape
+        listed, of_row = distinct(keys.reshape(-1), capacity, nowhere)
+        of_row = of_row.reshape(n, size)
+        dtype = wide(self.like.dtype)
+
+        def one(source, total):
+            # An index of its own for each that is dropped.
+            apart = capacity + lax.iota(jnp.int32, size)
+            at = jnp.where(of_row[source] < capacity, of_row[source], apart)
+            values = rows[source].astype(dtype)
+            return total.at[at].add(values, mode="drop", unique_indices=True)
+
+        start = jnp.zeros((capacity, *rows.shape[2:]), dtype)
+        over = varying_axes(rows) | varying_axes(of_row)
+        return listed, lax.fori_loop(0, n, one, as_varying(start, over))
+
+    def _to_words(self, slots, values):
+        """Messages uint32 [messages, room * row_words]: every slot with its row behind."""
+        values = values.astype(self.dtype)
+        size = self.dtype.itemsize
+        if size < 4:
+            values = jnp.pad(values, [(0, 0), (0, 0), (0, values.shape[2] % 2)])
+            values = values.reshape(*values.shape[:2], -1, 4 // size)
+        words = lax.bitcast_convert_type(values, jnp.uint32)
+        words = words.reshape(*slots.shape, -1)
+        slots = lax.bitcast_convert_type(slots, jnp.uint32)[..., None]
+        return jnp.concatenate([slots, words], axis=-1).reshape(len(slots), -1)
+
+    def _from_words(self, words, room):
+        """Inverse of `_to_words`."""
+        words = words.reshape(len(words), room, self.row_words)
+        slots = lax.bitcast_convert_type(words[..., 0], jnp.int32)
+        words = words[..., 1:]
+        if self.dtype.itemsize > 4:
+            words = words.reshape(*words.shape[:2], -1, self.dtype.itemsize // 4)
+        values = lax.bitcast_convert_type(words, self.dtype)
+        return slots, values.reshape(*slots.shape, -1)[..., : self.numbers]
+
+
+def gathered(grads: RowGrads, wire: Wire, gather: str = "auto") -> base.SummedRows:
+    """The sum of listed rows, by a gather of all lists; the same on all ranks.
+
+    Args:
+        grads: This rank's rows; ids may repeat.
+        wire: The ranks, and the dtype in which rows travel.
+        gather: One of `wire.gathers.GATHERS`.
+
+    Returns:
+        Rows of distinct ids, ascending, with room for all that ranks list, and no more
+        than the table has.
+    """
+    height = grads.shape[0]
+    if is_trivial(grads, wire):
+        return of_one_rank(grads, wire)
+    merged = grads.merged()
+    lists = Lists(wire, grads)
+    most, agreed = wire.maximum(jnp.sum(merged.ids < height, dtype=jnp.int32))
+    channel = gathers.gather_channel(wire, gather)
+    values = merged.rows.reshape(1, merged.capacity, lists.numbers)
+    keys, rows, sent = lists.send(channel.send, merged.ids[None], values, most, height)
+    ids, sums = lists.add_up(keys, rows, height, min(keys.size, height))
+    # As every other way has it: rounded to what travels.
+    sums = sums.astype(lists.dtype).astype(grads.dtype)
+    ids, sums = wire.assume_same((ids, sums.reshape(-1, *grads.shape[1:])))
+    after = jnp.sum(ids < height).astype(jnp.float32)
+    payload = channel.messages * lists.row_bytes * most.astype(jnp.float32)
+    sent = wire.assume_same(sent)
+    traffic = base.traffic(
+        base.stage(sent, payload, 1),
+        base.stage(),
+        scalars=agreed,
+        dense=wire.dense_bytes(grads.size, grads.dtype),
+        before=most.astype(jnp.float32) / height,
+        after=after / height,
+    )
+    return base.SummedRows(RowGrads(ids, sums, grads.shape), traffic)
+
+
+def is_trivial(grads: RowGrads, wire: Wire) -> bool:
+    """Whether nothing needs to be sent: there is one rank, or there are no rows."""
+    return wire.ranks == 1 or not grads.capacity or not grads.size
+
+
+def of_one_rank(grads: RowGrads, wire: Wire) -> base.SummedRows:
+    """The sum where nothing needs to be sent."""
+    _, sent = wire.psum(jnp.float32(0))
+    merged = wire.assume_same(grads.merged())
+    return base.SummedRows(merged, base.traffic(base.stage(), base.stage(), scalars=sent))
+
+
+def _rungs(room):
+    """Message sizes up to `room`, ascending."""
+    sizes = {room}
+    for step in range(1, _RUNGS):
+        sizes.add(max(1, math.ceil(room / _RATIO**step)))
+    return sorted(sizes)

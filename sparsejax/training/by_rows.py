@@ -1,0 +1,65 @@
+"""Which gradients of a train step are rows: those that the optimizer takes as rows."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sparsejax.training.shares import Share
+from sparsejax.transforms.state import observing, tree
+from sparsejax.units.row_grads import RowGrads, is_row_grads
+
+
+def takes_rows(tx: optax.GradientTransformation, params: Any) -> frozenset[str]:
+    """The paths of the leaves whose gradients a chain takes as `RowGrads`.
+
+    What updates rows says so when it is observed (`observing.report_rows`). It has to stand
+    behind a synchronization that sums the leaf, by a scheme that leaves nothing out, and
+    nothing may stand before that, or around it, that needs whole arrays.
+
+    Args:
+        tx: The chain.
+        params: The parameters.
+    """
+    seen = observing.observed(tx, params)
+    taken: set[str] = set()
+    for part in seen.rows:
+        summed = {
+            path
+            for exchange in seen.exchanges[: part.behind]
+            if all(wrapper.takes_rows for wrapper in exchange.inside)
+            for bucket in exchange.buckets
+            if not bucket.is_lossy
+            for path in bucket.paths
+        }
+        taken |= summed & set(part.paths)
+    sparsified = {path for part in seen.sparsifiers for path in part.paths}
+    return frozenset(taken - sparsified)
+
+
+def only(grads: Any, paths: frozenset[str]) -> Any:
+    """Gradients in which no leaves but those of these paths are `RowGrads`."""
+    names, leaves, structure = tree.flatten(grads, rows=True)
+    kept = [
+        leaf if path in paths else tree.to_dense(leaf)
+        for path, leaf in zip(names, leaves, strict=True)
+    ]
+    return structure.unflatten(kept)
+
+
+def scaled(grads: Any, share: Share) -> Any:
+    """Gradients that have the weighted mean as their plain mean over ranks.
+
+    A rank that has no data lists no rows.
+    """
+
+    def one(leaf):
+        if not is_row_grads(leaf):
+            return share.scaled(leaf)
+        if share.weight is None:
+            return leaf
+        ids = jnp.where(share.weight == 0, leaf.shape[0], leaf.ids)
+        return RowGrads.marked(ids, share.scaled(leaf.rows), leaf.shape)
+
+    return jax.tree.map(one, grads, is_leaf=is_row_grads)

@@ -1,0 +1,63 @@
+"""Lists of rows: what ranks may list, and an oracle of their sums."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from sparsejax.units.ownership import StripedHash
+
+
+def listed_ids(n: int, height: int, count: int) -> dict[str, np.ndarray]:
+    """Ids int32 [n, count] of a table of so many rows, by name; in most, ids repeat."""
+    rng = np.random.default_rng(1)
+    apart = np.arange(n * count).reshape(n, count)
+    assert apart.size < height
+    cases = {
+        "uniform": rng.integers(0, height, (n, count)),
+        "zipf": np.minimum(rng.zipf(1.3, (n, count)), height) - 1,
+        "of one owner": of_one_owner(n, height, count),
+        "one row": np.zeros((n, count)),
+        "none": np.full((n, count), height),
+        "out of range": rng.integers(-height, 3 * height, (n, count)),
+        "same": np.tile(rng.permutation(height)[:count], (n, 1)),
+        "apart": apart,
+        "one rank alone": np.where(np.arange(n)[:, None] == n - 1, apart, height),
+    }
+    return {name: np.asarray(ids, np.int32) for name, ids in cases.items()}
+
+
+def of_one_owner(n: int, height: int, count: int) -> np.ndarray:
+    """Ids that a striped hash gives to one rank, about as many as there are."""
+    units = jnp.arange(height, dtype=jnp.int32)
+    parts, _ = StripedHash().over(height, n).assign(units)
+    own = np.flatnonzero(np.asarray(parts) == n - 1)
+    return np.stack([np.resize(np.roll(own, -rank), count) for rank in range(n)])
+
+
+def drawn_rows(ids, width: int, dtype="float32", seed: int = 0) -> np.ndarray:
+    """A row for each id."""
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((*ids.shape, width)).astype(jnp.dtype(dtype))
+
+
+def assert_sum_of_rows(total, ids, rows, height: int, room: float, where: str = "") -> None:
+    """Raises unless these are the float64 sums of all rows listed, and of no others.
+
+    Args:
+        total: The ids and the rows of the sum.
+        ids: int [n, k], those that ranks listed.
+        rows: [n, k, width], theirs.
+        height: How many rows the table has.
+        room: By which share of the sum of magnitudes a sum may be off.
+        where: Which case it is, for messages.
+    """
+    listed, sums = total[0], total[1].astype(np.float64)
+    real = listed < height
+    inside = (ids >= 0) & (ids < height)
+    assert sorted(listed[real]) == sorted(set(ids[inside].tolist())), where
+    assert (listed >= 0).all(), where
+    assert not sums[~real].any(), where
+    exact, scale = np.zeros((2, height, rows.shape[-1]))
+    np.add.at(exact, ids[inside], rows[inside].astype(np.float64))
+    np.add.at(scale, ids[inside], np.abs(rows[inside].astype(np.float64)))
+    error = np.abs(sums[real] - exact[listed[real]])
+    assert (error <= room * scale[listed[real]]).all(), f"{where}: off by {error.max()}"

@@ -1,0 +1,108 @@
+"""`data_parallel` differentiates by rows where the optimizer takes rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sparsejax
+from sparsejax.training.by_rows import takes_rows
+from sparsejax.transforms.state import observing, tree
+from sparsejax.units.row_grads import is_row_grads
+from tests.helpers import mesh_of
+
+
+PARAMS = {
+    "users": jnp.ones((4_000, 20)),
+    "items": jnp.ones((5_000, 20)),
+    "kernel": jnp.ones((20, 3)),
+}
+ZEN = sparsejax.zen_sync()
+
+
+def sgd_of_rows(seen, paths=("users", "items", "kernel")):
+    """Plain SGD that takes rows, and remembers which leaves were rows."""
+
+    def init(params):
+        if observing.is_observing():
+            observing.report_rows(None, [p for p in paths if p in params])
+        return optax.EmptyState()
+
+    def update(updates, state, params=None, **extra):
+        del params, extra
+        kinds = jax.tree.map(is_row_grads, updates, is_leaf=is_row_grads)
+        seen.append(kinds)
+        step = lambda leaf: -0.1 * tree.to_dense(leaf)
+        return jax.tree.map(step, updates, is_leaf=is_row_grads), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def loss_fn(params, batch):
+    hidden = params["users"][batch["users"]] * params["items"][batch["items"]]
+    error = (hidden @ params["kernel"]).sum(-1) - batch["y"]
+    return jnp.sum(batch["mask"] * error**2) / jnp.sum(batch["mask"])
+
+
+def batch_of(step, n):
+    rng = np.random.default_rng(step)
+    return {
+        "users": 400 * rng.integers(0, 6, 8 * n).astype(np.int32),  # again and again
+        "items": rng.integers(0, 5_000, 8 * n).astype(np.int32),
+        "y": rng.standard_normal(8 * n).astype(np.float32),
+        # The last rank has no data.
+        "mask": (np.arange(8 * n) < 8 * (n - 1)).astype(np.float32),
+    }
+
+
+def trained(tx, n, steps=2):
+    weight = lambda batch: batch["mask"].sum()
+    trainer = sparsejax.data_parallel(loss_fn, tx, mesh_of(n), weight=weight)
+    state = trainer.init(PARAMS)
+    for step in range(steps):
+        state, loss = trainer.step(state, batch_of(step, n))
+    return state, loss
+
+
+def test_a_run_by_rows_is_the_dense_run():
+    seen = []
+    chain = sparsejax.skip_nonfinite(optax.chain(ZEN, sgd_of_rows(seen)))
+    state, loss = trained(optax.chain(sparsejax.clip_by_rank(50.0), chain), 3)
+    assert {"users": True, "items": True, "kernel": False} in seen
+    dense = optax.chain(
+        sparsejax.clip_by_rank(50.0), sparsejax.dense_sync(), optax.sgd(0.1)
+    )
+    want, want_loss = trained(dense, 3)
+    np.testing.assert_allclose(loss, want_loss, rtol=1e-5)
+    for name, got in state.params.items():
+        np.testing.assert_allclose(got, want.params[name], rtol=1e-5, atol=1e-6)
+        assert (np.asarray(got) != 1).any()
+    # The rank that has no data lists no rows.
+    listed = {
+        name: len({*batch_of(1, 3)[name][:16].tolist()}) for name in ("users", "items")
+    }
+    share = sparsejax.metrics(state.opt_state)["sync/items and 1 more/density_after"]
+    most = max(listed["users"] / 4_000, listed["items"] / 5_000)
+    np.testing.assert_allclose(share, most, rtol=1e-6)
+
+
+ROWS = sgd_of_rows([])
+
+
+@pytest.mark.parametrize(
+    ("tx", "paths"),
+    [
+        (optax.chain(ZEN, ROWS), {"users", "items", "kernel"}),
+        (optax.chain(ZEN, sgd_of_rows([], ["users"])), {"users"}),
+        (sparsejax.warm_up(optax.chain(ZEN, ROWS), 2), {"users", "items", "kernel"}),
+        (optax.chain(ROWS, ZEN), set()),
+        (optax.chain(ZEN, optax.adam(1e-3)), set()),
+        (sparsejax.accumulate(optax.chain(ZEN, ROWS), 2), set()),
+        (optax.chain(sparsejax.dgc(0.01), ZEN, ROWS), set()),
+        (optax.chain(sparsejax.ok_topk_sync(0.01), ROWS), {"kernel"}),
+    ],
+    ids=["all", "one", "warm_up", "before", "none", "accumulate", "dgc", "lossy"],
+)
+def test_which_leaves_are_taken_by_rows(tx, paths):
+    assert takes_rows(tx, PARAMS) == paths
