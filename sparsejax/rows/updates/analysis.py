@@ -16,6 +16,8 @@ import numpy as np
 
 from sparsejax.rows import programs
 from sparsejax.rows.programs import Kind
+from sparsejax.rows.updates import multiples
+from sparsejax.rows.updates.multiples import Times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +40,13 @@ class Value:
     row: tuple[int, int] | None = None
     flat: bool = False
     mixed: str | None = None
-    times: tuple[int | None, float] | None = None
-    plus: tuple[int | None, float] | None = None
+    times: Times | None = None
+    plus: Times | None = None
 
     @property
     def is_zero(self) -> bool:
         """Whether all its numbers are zero."""
         return self.times is not None and self.times[1] == 0
-
-
-ZERO = (None, 0.0)
 
 
 def follow(program: Any, values: Sequence[Value]) -> list[Value]:
@@ -142,10 +141,9 @@ def _by_number(eqn, given, v):
         return dataclasses.replace(value, mixed=mixed)
     row = next(iter(rows), None)
     flat = not row and all(value.flat for value in given)
-    times = _TIMES.get(eqn.primitive.name, lambda eqn, times: None)(
-        eqn, [value.times for value in given]
-    )
-    plus = _counted(eqn, given, v)
+    factors = [value.times for value in given]
+    times = multiples.multiple(eqn, factors)
+    plus = multiples.count(eqn, factors, [value.plus for value in given], v)
     return Value(**_common(given), row=row, flat=flat, times=times, plus=plus)
 
 
@@ -191,7 +189,7 @@ def _reduced(keeps_zero):
     def rule(eqn, given, v):
         value = _moved(axis_of)(eqn, given, v)
         return dataclasses.replace(
-            value, times=ZERO if keeps_zero and given[0].is_zero else None
+            value, times=multiples.ZERO if keeps_zero and given[0].is_zero else None
         )
 
     return rule
@@ -222,118 +220,8 @@ def _named(eqn):
     return f"{eqn.primitive.name} at {programs.line(eqn)}"
 
 
-# --- Multiples of an input, and zeros.
-
-
-def _is_known(times):
-    return times is not None and times[0] is None
-
-
-def _product(eqn, times):
-    a, b = times
-    if ZERO in times:
-        return ZERO
-    if a is None or b is None:
-        return None
-    if _is_known(b):
-        a, b = b, a
-    return (b[0], b[1] * a[1]) if _is_known(a) else None
-
-
-def _sum_of(sign):
-    def rule(eqn, times):
-        a, b = times
-        if b == ZERO:
-            return a
-        if a is None or b is None:
-            return None
-        b = b[0], sign * b[1]
-        if a == ZERO:
-            return b
-        return (a[0], a[1] + b[1]) if a[0] == b[0] else None
-
-    return rule
-
-
-def _quotient(eqn, times):
-    a, b = times
-    if a == ZERO:
-        return ZERO
-    if a is None or b is None or not _is_known(b) or b[1] == 0:
-        return None
-    return a[0], a[1] / b[1]
-
-
-def _power(eqn, times):
-    power = eqn.params["y"]
-    return ZERO if times[0] == ZERO and power > 0 else times[0] if power == 1 else None
-
-
-def _chosen(eqn, times):
-    cases = set(times[1:])
-    return cases.pop() if len(cases) == 1 else None
-
-
-def _numbers(function):
-    """Of an equation that is known where all its inputs are numbers that are."""
-
-    def rule(eqn, times):
-        return (
-            (None, function(*(n for _, n in times))) if all(map(_is_known, times)) else None
-        )
-
-    return rule
-
-
-def _cast(eqn, times):
-    """A multiple is rounded anew at each step: only zeros and what is not changed stay."""
-    old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
-    is_float = jnp.issubdtype(new, jnp.floating) and jnp.issubdtype(old, jnp.floating)
-    kept = times[0] is not None and (times[0][1] in (0, 1) or old == new)
-    # What becomes wider comes back as it was; what becomes narrower first does not.
-    wider = is_float and jnp.finfo(new).bits >= jnp.finfo(old).bits
-    return times[0] if kept and (times[0] == ZERO or wider) else None
-
-
-def _counted(eqn, given, v):
-    """An input and what is added to it, if that is what an equation returns."""
-    name = eqn.primitive.name
-    if name == "add" and given[0].times and given[1].times:
-        (a, factor), (b, number) = sorted((x.times for x in given), key=_is_known)
-        return (a, number) if a is not None and b is None and factor == 1 else None
-    if name == "select_n" and jnp.issubdtype(v.aval.dtype, jnp.integer):
-        most = None, float(jnp.iinfo(v.aval.dtype).max)
-        counts = {value.plus for value in given[1:] if value.times != most}
-        return counts.pop() if len(counts) == 1 else None
-    return None
-
-
-_TIMES = {
-    "add": _sum_of(1),
-    "add_any": _sum_of(1),
-    "sub": _sum_of(-1),
-    "mul": _product,
-    "div": _quotient,
-    "neg": lambda eqn, times: times[0] and (times[0][0], -times[0][1] + 0.0),
-    "integer_pow": _power,
-    "select_n": _chosen,
-    "convert_element_type": _cast,
-    **dict.fromkeys(("copy", "copy_p", "pvary", "stop_gradient"), lambda eqn, t: t[0]),
-    **dict.fromkeys(
-        (
-            *("abs", "asinh", "atan", "cbrt", "ceil", "erf", "expm1", "floor", "imag"),
-            *("log1p", "real", "round", "sign", "sin", "sinh", "sqrt", "square", "tan"),
-            *("tanh", "reduce_precision"),
-        ),
-        lambda eqn, times: ZERO if times[0] == ZERO else None,
-    ),
-    "clamp": _numbers(lambda low, x, high: min(max(x, low), high)),
-    "max": _numbers(max),
-    "min": _numbers(min),
-}
-
 _BY_NUMBER = {
-    *_TIMES,
+    *multiples.NAMES,
     *("acos", "acosh", "and", "asin", "atan2", "atanh", "cos", "cosh", "eq"),
     *("erf_inv", "erfc", "exp", "exp2", "ge", "gt", "is_finite", "le", "logistic", "log"),
     *("lt", "ne", "nextafter", "not", "or", "pow", "rem", "rsqrt", "xor"),

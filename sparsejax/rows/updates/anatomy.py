@@ -17,6 +17,8 @@ import optax
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates import analysis
 from sparsejax.rows.updates.analysis import Value
+from sparsejax.rows.updates.fading import Fading
+from sparsejax.rows.updates.multiples import ZERO
 from sparsejax.transforms.state import tree
 from sparsejax.units.row_grads import is_row_grads
 
@@ -36,6 +38,8 @@ class Table:
         idle: Which of `own` has to be zero in a row for such steps not to change it.
         decays: By what such a step multiplies each of `own`, if it changes no parameter,
             or where `idle` is zero; None if it does something else.
+        fades: By what such a step multiplies `idle`, where that is a fixed number.
+        fading: How rows move while it fades, where that has been found out.
     """
 
     leaf: int
@@ -46,6 +50,8 @@ class Table:
     moves: bool = True
     idle: int | None = None
     decays: tuple[float, ...] | None = None
+    fades: float | None = None
+    fading: Fading | None = None
 
     @property
     def lags(self) -> bool:
@@ -205,7 +211,9 @@ class _Walk:
             decays = self._decays(table, made, idle)
             kept = made[table.leaf].is_zero and made[self.n + j].is_zero
             if kept and decays is not None:
-                return dataclasses.replace(table, idle=idle, decays=decays)
+                input, fades = self.still[self.n + j].times or (None, None)
+                fades = fades if input == self.n + j else None
+                return dataclasses.replace(table, idle=idle, decays=decays, fades=fades)
         return table
 
     def scalars(self, table):
@@ -226,7 +234,7 @@ class _Walk:
     def _with_zeros(self, state):
         """The inputs, with gradients of zero, and leaves of the state that are zero."""
         zeros = {*range(self.n), *(self.n + j for j in state)}
-        zero = lambda value: dataclasses.replace(value, times=analysis.ZERO)
+        zero = lambda value: dataclasses.replace(value, times=ZERO)
         return [zero(v) if j in zeros else v for j, v in enumerate(self.given)]
 
     def _outputs(self, table):

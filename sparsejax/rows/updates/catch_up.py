@@ -6,7 +6,6 @@ one that they have seen, and catch up when they are written, and before they are
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
@@ -16,8 +15,9 @@ import numpy as np
 import optax
 from jax import lax
 
-from sparsejax.axes import as_varying, varying_axes
+from sparsejax.axes import as_varying, cond, varying_axes
 from sparsejax.rows.updates.anatomy import Anatomy
+from sparsejax.rows.updates.fading import Probe, decayed, over
 
 
 # How many changes of numbers by hand are remembered.
@@ -47,7 +47,7 @@ class History(NamedTuple):
         values: Of each such number, [changes].
     """
 
-    since: jax.Array
+    since: Any
     values: tuple[jax.Array, ...]
 
     def at(self, step: jax.Array) -> list[jax.Array]:
@@ -95,34 +95,89 @@ class CatchUp:
     params: tuple[jax.ShapeDtypeStruct, ...]
     state: tuple[Any, ...]
     history: History
-    count: jax.Array
+    count: Any
 
-    def __call__(self, rows: Mapping[int, Rows]) -> dict[int, Rows]:
-        """Rows of some tables, as after the last step."""
+    def __call__(
+        self, rows: Mapping[int, Rows], one_by_one: bool = False
+    ) -> dict[int, Rows]:
+        """Rows of some tables, as after the last step.
+
+        Args:
+            rows: The rows, by the number of the table.
+            one_by_one: Whether steps are taken one by one even where there is a sum for
+                all of them: less to compile where hardly ever a row is late.
+        """
         types = frozenset().union(*map(varying_axes, jax.tree.leaves((rows, self.count))))
         rows = {at: as_varying(part, types) for at, part in rows.items()}
         count = as_varying(self.count, types)
+        tables = self.anatomy.tables
+        faded, others = {}, {}
+        for at, part in rows.items():
+            fading = tables[at].fading
+            if fading is None or one_by_one or not part.last.size:
+                others[at] = part
+            else:
+                faded[at] = self._faded(at, fading, part, count)
+        return faded | self._replayed(others, count, types)
+
+    def _faded(self, at, fading, part, count):
+        """Rows of a table whose momentum fades, all steps at once."""
+
+        def moved(part):
+            move = fading.moved(part.own, part.last, count, self.probe(at))
+            own = decayed(part.own, fading.factors, count - part.last)
+            return Rows(part.param + move, own, jnp.broadcast_to(count, part.last.shape))
+
+        return cond(jnp.any(part.last < count), moved, lambda part: part, part)
+
+    def probe(self, at: int) -> Probe:
+        """What moves a parameter whose momentum is 1, at each of some steps."""
+        m, v, p = np.array([[1, 1], [0, 1], [0, 0]], np.float32)
+        run = jax.jit(jax.vmap(lambda step: self.sample(at, step, m, v, p)))
+
+        def probe(steps):
+            made = run(steps)
+            return made[:, 0], made[:, 1]
+
+        return probe
+
+    def sample(self, at: int, step: jax.Array, m: Any, v: Any, p: Any) -> jax.Array:
+        """What a step with a gradient of zero moves numbers of a table by.
+
+        Args:
+            at: The table.
+            step: The step.
+            m: [k], of the momentum.
+            v: [k], of the mean of squares, where there is one.
+            p: [k], of the parameter.
+        """
+        shape = (m.shape[0],) + (1,) * (len(self.params[at].shape) - 1)
+        table = self.anatomy.tables[at]
+        own = [m if j == table.idle else v for j in range(len(table.own))]
+        own = tuple(x.reshape(shape) for x in own)
+        made, _ = self._zero_step(step, {at: Rows(p.reshape(shape), own, m)})
+        return made[at].reshape(-1)
+
+    def _replayed(self, rows, count, types):
+        """Rows of tables whose steps are taken one by one."""
         asleep = {at: self._asleep(at, part) for at, part in rows.items()}
         moving = {
             at: part._replace(last=jnp.where(asleep[at], count, part.last))
             for at, part in rows.items()
             if asleep[at] is not True
         }
-        caught = dict(rows) | self._step_by_step(moving, count, types)
+        caught = rows | self._step_by_step(moving, count, types)
         for at, part in rows.items():
-            decayed = self._decayed(at, part, count)
-            done = caught[at]
+            done, decays = caught[at], self.anatomy.tables[at].decays
+            quiet = decayed(part.own, decays, count - part.last) if decays else part.own
             own = jax.tree.map(
-                lambda a, b, at=at: jnp.where(_over(asleep[at], a), a, b), decayed, done.own
+                lambda a, b, at=at: jnp.where(over(asleep[at], a), a, b), quiet, done.own
             )
-            lost = False
-            if self.history.values:
-                before = self.history.since[0]
-                lost = (part.last + 1 < before) & ~jnp.asarray(asleep[at])
-            param = jnp.where(_over(lost, done.param), jnp.nan, done.param)
-            param = param.astype(part.param.dtype)
-            last = jnp.broadcast_to(count, part.last.shape)
-            caught[at] = Rows(param, own, last)
+            param = done.param
+            if self.history.values and at in moving:
+                lost = (part.last + 1 < self.history.since[0]) & ~asleep[at]
+                param = jnp.where(over(lost, param), jnp.nan, param).astype(param.dtype)
+            caught[at] = Rows(param, own, jnp.broadcast_to(count, part.last.shape))
         return caught
 
     def _asleep(self, at, part):
@@ -135,20 +190,6 @@ class CatchUp:
         own = part.own[table.idle]
         return jnp.all(own == 0, axis=range(1, own.ndim))
 
-    def _decayed(self, at, part, count):
-        """The state of rows that do not move."""
-        table = self.anatomy.tables[at]
-        if table.decays is None:
-            return part.own
-        steps = count - part.last
-
-        def decayed(own, factor):
-            if factor == 1:
-                return own
-            return own * _over(_power(factor, steps.astype(own.dtype)), own)
-
-        return tuple(map(decayed, part.own, table.decays))
-
     def _step_by_step(self, rows, count, types):
         """Rows after all steps that they have missed, taken as the optimizer takes them."""
         if not rows:
@@ -157,16 +198,22 @@ class CatchUp:
         first = jnp.min(jnp.stack(first)) + 1
 
         def one_step(step, rows):
-            made = self._zero_step(step, rows)
+            updates, own = self._zero_step(step, rows)
+            made = {
+                at: Rows(
+                    added(part.param, updates[at]), own[at], jnp.full_like(part.last, step)
+                )
+                for at, part in rows.items()
+            }
             late = {at: part.last < step for at, part in rows.items()}
-            choose = lambda at: lambda new, old: jnp.where(_over(late[at], old), new, old)
+            choose = lambda at: lambda new, old: jnp.where(over(late[at], old), new, old)
             kept = {at: jax.tree.map(choose(at), made[at], rows[at]) for at in rows}
             return as_varying(kept, types)
 
         return lax.fori_loop(as_varying(first, types), count + 1, one_step, rows)
 
     def _zero_step(self, step, rows):
-        """All rows after a step with a gradient of zero."""
+        """What a step with a gradient of zero makes: updates of rows, and their state."""
         anatomy = self.anatomy
         of_params, of_state = self.structures
         # What is not among the rows matters to none of them: nothing of it is computed.
@@ -190,27 +237,8 @@ class CatchUp:
             whole(grads), jax.tree.unflatten(of_state, state), whole(params)
         )
         made, state = of_params.flatten_up_to(made), jax.tree.leaves(state)
-        return {
-            at: Rows(
-                added(part.param, made[at]),
-                tuple(state[j] for j in anatomy.tables[at].own),
-                jnp.full_like(part.last, step),
-            )
-            for at, part in rows.items()
-        }
-
-
-def _over(flags, x):
-    """Something by row, with as many axes as an array of rows."""
-    flags = jnp.asarray(flags)
-    return flags.reshape(flags.shape + (1,) * (np.ndim(x) - flags.ndim))
-
-
-def _power(base, exponents):
-    """A number to whole powers; the relative error is that of the exponent's logarithm."""
-    if base == 0:
-        return jnp.where(exponents == 0, 1.0, 0.0)
-    return jnp.exp(exponents * math.log(base))
+        own = {at: tuple(state[j] for j in anatomy.tables[at].own) for at in rows}
+        return {at: made[at] for at in rows}, own
 
 
 def added(params: jax.Array, update: jax.Array) -> jax.Array:

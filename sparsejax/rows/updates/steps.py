@@ -57,7 +57,7 @@ def update(
     # A table whose gradient is dense this time: all its rows are listed.
     others = {at: view.all_of(at) for at in view.lagging if at not in listed}
     late = {at: rows for at, rows in before.items() if at in view.lagging}
-    now = {**before, **view.catch_up(late), **view.catch_up(others)}
+    now = {**before, **view.catch_up(late), **view.catch_up(others, one_by_one=True)}
     before |= others
 
     step = view.step + 1

@@ -56,9 +56,9 @@ class View:
             state.step,
         )
 
-    def catch_up(self, rows: dict[int, Rows]) -> dict[int, Rows]:
-        """Rows of some tables as after the last step."""
-        return self._catch_up(rows) if rows else {}
+    def catch_up(self, rows: dict[int, Rows], one_by_one: bool = False) -> dict[int, Rows]:
+        """Rows of some tables as after the last step, as `CatchUp` has them."""
+        return self._catch_up(rows, one_by_one) if rows else {}
 
     def gathered(self, at: int, ids: jax.Array) -> Rows:
         """Rows of a table; none that is out of range is late."""
@@ -116,7 +116,8 @@ class Reader:
         """Some parameters, all of them."""
         wanted = [self._paths.index(path) for path in paths]
         tables = [at for at in wanted if at in self._view.moving]
-        settled = self._view.catch_up({at: self._view.all_of(at) for at in tables})
+        every = {at: self._view.all_of(at) for at in tables}
+        settled = self._view.catch_up(every, one_by_one=True)
         leaves = self._leaves
         return [settled[at].param if at in settled else leaves[at] for at in wanted]
 
