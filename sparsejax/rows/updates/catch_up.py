@@ -22,6 +22,9 @@ from sparsejax.rows.updates.fading import Probe, decayed, over
 
 # How many changes of numbers by hand are remembered.
 _CHANGES = 64
+# How many rows catch up at a time where all their steps are added up at once, which takes a
+# hundred bytes a row.
+_ROWS = 262_144
 
 
 class Rows(NamedTuple):
@@ -128,7 +131,22 @@ class CatchUp:
             own = decayed(part.own, fading.factors, count - part.last)
             return Rows(part.param + move, own, jnp.broadcast_to(count, part.last.shape))
 
-        return cond(jnp.any(part.last < count), moved, lambda part: part, part)
+        def in_parts(part):
+            n = part.last.shape[0]
+            if n <= _ROWS:
+                return moved(part)
+
+            def one(number, made):
+                # The last part begins where it ends with the rows; some are moved twice,
+                # from where they were at first.
+                at = jnp.minimum(number * _ROWS, n - _ROWS)
+                cut = lambda x: lax.dynamic_slice_in_dim(x, at, _ROWS)
+                put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, at, 0)
+                return jax.tree.map(put, made, moved(jax.tree.map(cut, part)))
+
+            return lax.fori_loop(0, -(-n // _ROWS), one, part)
+
+        return cond(jnp.any(part.last < count), in_parts, lambda part: part, part)
 
     def probe(self, at: int) -> Probe:
         """What moves a parameter whose momentum is 1, at each of some steps."""
