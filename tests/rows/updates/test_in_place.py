@@ -84,7 +84,10 @@ def test_ranks_read_and_update_alike(check_vma):
         value, grads = value_and_grad(square, read=read)(p, ids[0])
         if check_vma:
             assert sparsejax.axes.varying_axes(grads["table"].rows) == {"data"}
-        gather = functools.partial(_gathered, checked=check_vma)
+        to = {"to": "invarying"} if check_vma else {}
+        gather = functools.partial(
+            jax.lax.all_gather, axis_name="data", axis=0, tiled=True, **to
+        )
         rows = RowGrads(gather(grads["table"].ids), gather(grads["table"].rows), (20, 3))
         updates, state = tx.update({"table": rows}, state, p)
         return apply_updates(p, updates), state, jax.lax.psum(value, "data")
@@ -103,14 +106,6 @@ def test_ranks_read_and_update_alike(check_vma):
         p, state, _ = run(p, state, ids)
     p, _ = jax.jit(settle, static_argnums=2)(p, state, tx)
     np.testing.assert_allclose(p["table"], dense_steps(inner)["table"], rtol=0, atol=2e-6)
-
-
-def _gathered(x, checked):
-    if checked:
-        from jax._src.lax.parallel import all_gather_invariant
-
-        return all_gather_invariant(x, "data", axis=0, tiled=True)
-    return jax.lax.all_gather(x, "data", axis=0, tiled=True)
 
 
 def test_a_chain_with_other_leaves_and_whole_reads():
