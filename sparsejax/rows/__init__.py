@@ -11,7 +11,13 @@ gradients with respect to the zeros are the rows. A gradient of the table's size
 * `reading`: the first walk. What it does not know makes a leaf's gradient dense, as
   `jax.grad` has it.
 * `replay`: the second walk.
+
+`updates` has what comes after: optimizers that update only the rows that have a gradient,
+and the addition of rows to tables in place, so that a whole step costs what it touches.
 """
 
 from sparsejax.rows.lookup import lookup as lookup
+from sparsejax.rows.updates.adagrad import rowwise_adagrad as rowwise_adagrad
+from sparsejax.rows.updates.apply import apply_updates as apply_updates
+from sparsejax.rows.updates.lazy import Lazy as Lazy, lazy as lazy, settle as settle
 from sparsejax.rows.value_and_grad import value_and_grad as value_and_grad

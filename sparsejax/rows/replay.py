@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +21,58 @@ from sparsejax.rows.reading import Does, Inner, Plan
 from sparsejax.rows.reads import Site
 
 
+class Reader(Protocol):
+    """Reads parameters which differ from the arrays that hold them, as lazy ones do."""
+
+    def rows(self, path: str, ids: jax.Array) -> jax.Array:
+        """The rows of a table, for int32 [n]."""
+        ...
+
+    def whole(self, paths: Sequence[str]) -> list[jax.Array]:
+        """Some parameters, all of them."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-    """A table in the program: its constant value, and what is to be done to each number."""
+    """A table in the program.
+
+    Attributes:
+        value: Its constant value.
+        path: Its path among the parameters.
+        read: What reads it, if that is not its value.
+        then: What is to be done to each number.
+    """
 
     value: jax.Array
+    path: str
+    read: Reader | None = None
     then: tuple[Callable[[jax.Array], jax.Array], ...] = ()
 
     def whole(self) -> jax.Array:
         """The table as the program has it."""
-        return self.done_to(self.value)
+        if self.read is None:
+            return self.done_to(self.value)
+        (value,) = self.read.whole([self.path])
+        return self.done_to(as_varying(value, varying_axes(self.value)))
+
+    def rows(self, site: Site, ids: jax.Array, read: jax.Array) -> jax.Array:
+        """What a lookup returns before anything is done to each number.
+
+        Args:
+            site: The lookup.
+            ids: Of the rows, of the shape `Site.ids_shape`.
+            read: What it returns of the value.
+        """
+        if self.read is None:
+            return read
+        rows = self.read.rows(self.path, ids.reshape(-1))
+        rows = rows.reshape(*ids.shape, *rows.shape[1:])
+        rows = jnp.moveaxis(rows, range(-len(site.axes), 0), site.axes)
+        # Elsewhere it is what stands for rows that there are not.
+        inside = jnp.expand_dims(ids < site.height, site.axes)
+        rows = jnp.where(inside, rows, as_varying(read, varying_axes(rows)))
+        return as_varying(rows, varying_axes(read))
 
     def done_to(self, rows: jax.Array) -> jax.Array:
         """Does to rows what was done to the table."""
@@ -104,6 +146,7 @@ def _look_up(eqn, site, given, delta):
     table, *operands = given
     ids = reads.ids_of(eqn, operands)
     read = eqn.primitive.bind(table.value, *operands, **eqn.params)
+    read = table.rows(site, ids, read)
     rows = table.done_to(_plus(read, as_varying(delta, varying_axes(read))))
     fill = reads.fill_of(eqn, rows.dtype)
     if table.then and fill is not None:

@@ -12,7 +12,7 @@ from jax import lax
 from sparsejax.axes import as_varying
 from sparsejax.errors import ArgumentError, DenseGradientWarning
 from sparsejax.rows import reading, replay
-from sparsejax.rows.replay import Table
+from sparsejax.rows.replay import Reader, Table
 from sparsejax.transforms.state import tree
 from sparsejax.units.row_grads import RowGrads
 
@@ -22,7 +22,7 @@ _SAID_FROM = 65_536
 
 
 def value_and_grad(
-    loss_fn: Callable[..., Any], *, has_aux: bool = False
+    loss_fn: Callable[..., Any], *, has_aux: bool = False, read: Reader | None = None
 ) -> Callable[..., tuple[Any, Any]]:
     """`jax.value_and_grad` of the first argument, with `RowGrads` for tables.
 
@@ -49,6 +49,8 @@ def value_and_grad(
             with has_aux `(scalar, aux)`. It is traced as for `jax.jit` even where nothing
             compiles it; arguments but the first may be anything.
         has_aux: Whether it returns auxiliary outputs.
+        read: What reads the parameters, where rows of tables are late: that of an exact
+            `sparsejax.rows.lazy`, `tx.reader(params, state)`, of the same parameters.
 
     Returns:
         A function of the same arguments that returns the value, or `(value, aux)`, and the
@@ -77,7 +79,7 @@ def value_and_grad(
 
         def run(dense, deltas):
             inputs = [
-                Table(leaf) if at in by_rows else dense[at]
+                Table(leaf, paths[at], read) if at in by_rows else dense[at]
                 for at, leaf in enumerate(leaves)
             ]
             made, ids = replay.run(program, found.plan, inputs, iter(deltas))
@@ -85,12 +87,15 @@ def value_and_grad(
             return value, (aux, ids)
 
         dense = {at: leaf for at, leaf in enumerate(leaves) if at not in by_rows}
+        if read is not None:
+            whole = read.whole([paths[at] for at in dense])
+            dense = dict(zip(dense, whole, strict=True))
         deltas = [replay.zeros(site) for site in sites]
         differentiate = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)
         (value, (aux, ids)), (grads, rows) = differentiate(dense, deltas)
-        read = list(zip(sites, ids, rows, strict=True))
+        places = list(zip(sites, ids, rows, strict=True))
         for at in by_rows:
-            own = [place for place in read if place[0].leaf == at]
+            own = [place for place in places if place[0].leaf == at]
             grads[at] = _row_grads(own, leaves[at].shape)
         grads = jax.tree.unflatten(structure, [grads[at] for at in range(len(leaves))])
         return ((value, aux) if has_aux else value), grads

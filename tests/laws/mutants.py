@@ -281,6 +281,30 @@ MUTANTS = {
         "        if False:\n",
         "tests/rows/test_ranks.py",
     ),
+    "a row catches up on a step too few": Mutant(
+        "sparsejax/rows/updates/catch_up.py",
+        "return lax.fori_loop(as_varying(first, types), count + 1, one_step, rows)",
+        "return lax.fori_loop(as_varying(first, types), count, one_step, rows)",
+        "tests/rows/updates/test_lazy.py",
+    ),
+    "a step that was missed has the learning rate of now": Mutant(
+        "sparsejax/rows/updates/catch_up.py",
+        "state[j] = state[j] - (self.count - step + 1).astype(state[j].dtype)",
+        "pass",
+        "tests/rows/updates/test_lazy.py tests/rows/updates/test_fading.py",
+    ),
+    "a norm of all rows is taken for one of each": Mutant(
+        "sparsejax/rows/updates/analysis.py",
+        "return None if axis in axes else axis - sum(other < axis for other in axes)",
+        "return axis - sum(other < axis for other in axes)",
+        "tests/rows/updates/test_refused.py",
+    ),
+    "a lookup reads rows that are late": Mutant(
+        "sparsejax/rows/replay.py",
+        "read = table.rows(site, ids, read)",
+        "pass",
+        "tests/rows/updates",
+    ),
     "unused rows are merged into the last": Mutant(
         "sparsejax/units/row_grads.py",
         "return found, jnp.where(keys < nowhere, where, capacity)",

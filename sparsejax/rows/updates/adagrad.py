@@ -1,0 +1,77 @@
+"""Adagrad with one accumulator a row, as recommenders train their tables."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sparsejax.errors import check_at_least
+from sparsejax.rows.updates.lazy import Lazy, lazy
+from sparsejax.transforms.signatures import described
+
+
+class RowwiseState(NamedTuple):
+    """State of `rowwise_adagrad`.
+
+    Attributes:
+        accumulators: Of each parameter, [height]: what its rows have summed up; of one of
+            a single axis or none, an array like it.
+    """
+
+    accumulators: Any
+
+
+@described
+def rowwise_adagrad(
+    learning_rate: optax.ScalarOrSchedule,
+    eps: float = 1e-8,
+    initial_accumulator: float = 0.0,
+) -> Lazy:
+    """Adagrad whose accumulator is one number a row: the sum of mean squares.
+
+    With g a row of the gradient, each step does
+
+        a  <-  a + mean(g^2)
+        p  <-  p - learning_rate * g / (sqrt(a) + eps)
+
+    so a table of rows of 16 has a sixteenth of Adagrad's state. A row without a gradient
+    does not change, so `RowGrads` and arrays train alike, and a step with `RowGrads` costs
+    what it touches. Rows lie along the first axis; numbers of parameters with fewer than
+    two axes have an accumulator each.
+
+    Args:
+        learning_rate: A number or a schedule.
+        eps: Added to the root.
+        initial_accumulator: What accumulators begin with.
+
+    Returns:
+        A transformation that `lazy` has made. Its updates of `RowGrads` are `RowGrads`.
+    """
+    check_at_least("eps", eps)
+    check_at_least("initial_accumulator", initial_accumulator)
+    scale = _scale_by_rows(eps, initial_accumulator)
+    return lazy(optax.chain(scale, optax.scale_by_learning_rate(learning_rate)))
+
+
+def _scale_by_rows(eps, initial_accumulator):
+    def init(params):
+        one = lambda p: jnp.full(p.shape[:1], initial_accumulator, p.dtype)
+        return RowwiseState(jax.tree.map(one, params))
+
+    def update(updates, state, params=None):
+        del params
+
+        def summed(g, a):
+            return a + jnp.mean(jnp.square(g), axis=range(1, g.ndim)).astype(a.dtype)
+
+        def scaled(g, a):
+            root = (jnp.sqrt(a) + eps).reshape(a.shape + (1,) * (g.ndim - a.ndim))
+            # Of a row that never had a gradient the root may be zero, as its gradient is.
+            return jnp.where(root > 0, g / jnp.where(root > 0, root, 1), 0).astype(g.dtype)
+
+        sums = jax.tree.map(summed, updates, state.accumulators)
+        made = jax.tree.map(scaled, updates, sums)
+        return made, RowwiseState(sums)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,244 @@
+"""What a program does to rows: which it keeps apart, and what zeros make of the rest.
+
+The program of an optimizer's update is walked over once, with a `Value` for each of its
+arrays. Nothing is computed, so what is found holds for all numbers (that are finite) and at
+all steps. What the walk does not know mixes rows, as far as it can tell.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparsejax.rows import programs
+from sparsejax.rows.programs import Kind
+from sparsejax.rows.updates import multiples
+from sparsejax.rows.updates.multiples import Times
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """What is known of an array in a program.
+
+    Attributes:
+        of: The inputs, by number, that it depends on.
+        row: The leaf whose rows it has, and the axis that they lie along; None if it has
+            no rows.
+        flat: Whether all its numbers are alike; known only where it has no rows.
+        mixed: Where rows that it depends on were mixed; None if they were not.
+        times: An input and a factor, if it is that multiple of that input; None in place
+            of the input for a number that is known.
+        plus: An input and a number, if it is that input and so much more, up to the
+            largest number of its dtype.
+    """
+
+    of: frozenset[int] = frozenset()
+    row: tuple[int, int] | None = None
+    flat: bool = False
+    mixed: str | None = None
+    times: Times | None = None
+    plus: Times | None = None
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether all its numbers are zero."""
+        return self.times is not None and self.times[1] == 0
+
+
+def follow(program: Any, values: Sequence[Value]) -> list[Value]:
+    """What a program returns.
+
+    Args:
+        program: The closed program.
+        values: What is known of each of its inputs.
+    """
+    jaxpr = program.jaxpr
+    env = dict(zip(jaxpr.constvars, map(_constant, program.consts), strict=True))
+    env.update(zip(jaxpr.invars, values, strict=True))
+    get = lambda v: _constant(v.val) if programs.is_literal(v) else env[v]
+    for eqn in jaxpr.eqns:
+        env.update(zip(eqn.outvars, _made(eqn, list(map(get, eqn.invars))), strict=True))
+    return list(map(get, jaxpr.outvars))
+
+
+def _constant(x):
+    if np.ndim(x):
+        return Value()
+    if isinstance(x, jax.Array):  # which may be a tracer, or still be computed
+        return Value(flat=True)
+    x = np.asarray(x)
+    known = jnp.issubdtype(x.dtype, jnp.integer) or jnp.issubdtype(x.dtype, jnp.floating)
+    known = known and math.isfinite(x)
+    return Value(flat=True, times=(None, float(x)) if known else None)
+
+
+def _made(eqn, given):
+    """What an equation returns."""
+    kind = programs.kind_of(eqn)
+    if kind in (Kind.INLINE, Kind.REMAT) or eqn.primitive.name in _CALLS:
+        made = follow(programs.programs(eqn)[0], given)
+        return [_said_here(eqn, given, value) for value in made]
+    if kind is Kind.COND:
+        sides = [follow(side, given[1:]) for side in programs.programs(eqn)]
+        return [
+            _joined(eqn, given[0], results, v)
+            for *results, v in zip(*sides, eqn.outvars, strict=True)
+        ]
+    rule = _RULES.get(eqn.primitive.name, _other)
+    return [rule(eqn, given, v) for v in eqn.outvars]
+
+
+# Calls of a program with all inputs of the equation, which derivatives do not matter to.
+_CALLS = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+
+
+def _common(given):
+    """What an equation's outputs have of all its inputs."""
+    reasons = [value.mixed for value in given if value.mixed]
+    of = frozenset().union(*(value.of for value in given))
+    return {"of": of, "mixed": reasons[0] if reasons else None}
+
+
+def _other(eqn, given, v):
+    """Of an equation that is not known: rows are mixed, if there are any."""
+    if any(value.row for value in given):
+        return _unknown(eqn, given, v)
+    return Value(**_common(given), flat=v.aval.shape == ())
+
+
+def _unknown(eqn, given, v):
+    common = _common(given)
+    mixed = common["mixed"] or f"{_named(eqn)} takes rows together"
+    return Value(of=common["of"], mixed=mixed, flat=v.aval.shape == ())
+
+
+def _said_here(eqn, given, value):
+    """The same where a program that several call does not say which transformation did."""
+    before = {other.mixed for other in given}
+    if not value.mixed or value.mixed in before or value.mixed.startswith("optax."):
+        return value
+    here = _named(eqn)
+    if not here.startswith("optax."):
+        return value
+    return dataclasses.replace(value, mixed=f"{here} takes rows together")
+
+
+def _by_number(eqn, given, v):
+    """Of an equation that takes numbers of the same place together."""
+    rows = {value.row for value in given if value.row}
+    # An array of other numbers at each place, as noise, is not the same for some rows.
+    uneven = any(not value.row and not value.flat for value in given)
+    if len(rows) > 1:
+        return _unknown(eqn, given, v)
+    if rows and uneven:
+        value = _unknown(eqn, given, v)
+        other = f"{_named(eqn)} has numbers of its own for each row"
+        mixed = _common(given)["mixed"] or other
+        return dataclasses.replace(value, mixed=mixed)
+    row = next(iter(rows), None)
+    flat = not row and all(value.flat for value in given)
+    factors = [value.times for value in given]
+    times = multiples.multiple(eqn, factors)
+    plus = multiples.count(eqn, factors, [value.plus for value in given], v)
+    return Value(**_common(given), row=row, flat=flat, times=times, plus=plus)
+
+
+def _joined(eqn, chosen_by, values, v):
+    """Of what one of several branches returns."""
+    if chosen_by.row or chosen_by.mixed:
+        return _unknown(eqn, [chosen_by, *values], v)
+    made, times = _by_number(eqn, values, v), {value.times for value in values}
+    times = times.pop() if len(times) == 1 else None
+    return dataclasses.replace(made, of=made.of | chosen_by.of, times=times, plus=None)
+
+
+def _moved(axis_of: Callable[[Any, int], int | None]):
+    """Of an equation that puts numbers elsewhere.
+
+    Args:
+        axis_of: From the equation and an axis of its first input to the axis of its output
+            that is the same; None if none is.
+    """
+
+    def rule(eqn, given, v):
+        first = given[0]
+        row = first.row
+        if row is not None:
+            axis = axis_of(eqn, row[1])
+            if axis is None:
+                return _unknown(eqn, given, v)
+            row = row[0], axis
+        flat = first.flat or v.aval.shape == ()
+        times = first.times if first.times and first.times[0] is None else None
+        return Value(**_common(given), row=row, flat=flat, times=times)
+
+    return rule
+
+
+def _reduced(keeps_zero):
+    """Of an equation that takes numbers along some axes together."""
+
+    def axis_of(eqn, axis):
+        axes = eqn.params["axes"]
+        return None if axis in axes else axis - sum(other < axis for other in axes)
+
+    def rule(eqn, given, v):
+        value = _moved(axis_of)(eqn, given, v)
+        return dataclasses.replace(
+            value, times=multiples.ZERO if keeps_zero and given[0].is_zero else None
+        )
+
+    return rule
+
+
+def _reshaped(eqn, axis):
+    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    if eqn.params.get("dimensions") is not None:
+        return None
+    before, n = math.prod(old[:axis]), old[axis]
+    at = [k for k in range(len(new)) if math.prod(new[:k]) == before and new[k] == n]
+    # Axes of length 1 are alike: which of them holds the rows cannot be told.
+    return at[-1] if at and n != 1 and before else None
+
+
+def _broadcast(eqn, axis):
+    to = eqn.params["broadcast_dimensions"][axis]
+    return to if eqn.params["shape"][to] == eqn.invars[0].aval.shape[axis] else None
+
+
+def _named(eqn):
+    """An equation, and the transformation that it is from, for people."""
+    traceback = eqn.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+        maker, _, inside = frame.function_name.partition(".<locals>.")
+        if inside.startswith("update") and "optax" in frame.file_name:
+            return f"optax.{maker}"
+    return f"{eqn.primitive.name} at {programs.line(eqn)}"
+
+
+_BY_NUMBER = {
+    *multiples.NAMES,
+    *("acos", "acosh", "and", "asin", "atan2", "atanh", "cos", "cosh", "eq"),
+    *("erf_inv", "erfc", "exp", "exp2", "ge", "gt", "is_finite", "le", "logistic", "log"),
+    *("lt", "ne", "nextafter", "not", "or", "pow", "rem", "rsqrt", "xor"),
+}
+
+_RULES = {
+    **dict.fromkeys(_BY_NUMBER, _by_number),
+    "broadcast_in_dim": _moved(_broadcast),
+    "transpose": _moved(lambda eqn, at: eqn.params["permutation"].index(at)),
+    "squeeze": _moved(
+        lambda eqn, at: (
+            None
+            if at in eqn.params["dimensions"]
+            else at - sum(other < at for other in eqn.params["dimensions"])
+        )
+    ),
+    "reshape": _moved(_reshaped),
+    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min"), _reduced(True)),
+    **dict.fromkeys(("reduce_prod", "reduce_and", "reduce_or"), _reduced(False)),
+}

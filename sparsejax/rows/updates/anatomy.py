@@ -1,0 +1,280 @@
+"""What an optimizer is made of, seen from its tables: which arrays have their rows.
+
+An optax transformation is two functions. Which arrays of its state have a row for each row
+of a parameter shows where parameters of other heights are given to `init`; what `update`
+does to a row, and to one whose gradient is zero, is read off its program.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from sparsejax.errors import ArgumentError
+from sparsejax.rows.updates import analysis
+from sparsejax.rows.updates.analysis import Value
+from sparsejax.rows.updates.fading import Fading
+from sparsejax.rows.updates.multiples import ZERO
+from sparsejax.transforms.state import tree
+from sparsejax.units.row_grads import is_row_grads
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A parameter of at least two axes, and what belongs to it.
+
+    Attributes:
+        leaf: Its number among the parameters.
+        path: Its path.
+        own: The numbers of the leaves of the state that have its rows.
+        refused: Why it cannot be updated by rows; None if it can.
+        replay_refused: Why steps that a row missed cannot be caught up on; None if they
+            can.
+        moves: Whether a step with a gradient of zero can change the parameter.
+        idle: Which of `own` has to be zero in a row for such steps not to change it.
+        decays: By what such a step multiplies each of `own`, if it changes no parameter,
+            or where `idle` is zero; None if it does something else.
+        fades: By what such a step multiplies `idle`, where that is a fixed number.
+        fading: How rows move while it fades, where that has been found out.
+    """
+
+    leaf: int
+    path: str
+    own: tuple[int, ...]
+    refused: str | None = None
+    replay_refused: str | None = None
+    moves: bool = True
+    idle: int | None = None
+    decays: tuple[float, ...] | None = None
+    fades: float | None = None
+    fading: Fading | None = None
+
+    @property
+    def lags(self) -> bool:
+        """Whether steps that a row has missed are to be caught up on at all."""
+        return self.moves or self.decays is None or any(f != 1 for f in self.decays)
+
+
+@dataclasses.dataclass(frozen=True)
+class Anatomy:
+    """An optimizer for parameters of given shapes.
+
+    Attributes:
+        paths: Of the parameters.
+        tables: Those of at least two axes, by their numbers.
+        owner: The parameter whose rows each leaf of the state has; None for one that has
+            no rows.
+        counts: The leaves of the state that are numbers of steps, and matter to a step.
+        held: Those that are numbers which only the user changes, and matter to a step.
+    """
+
+    paths: tuple[str, ...]
+    tables: dict[int, Table]
+    owner: tuple[int | None, ...]
+    counts: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+def flatten(grads: Any) -> tuple[list[str], list[Any], Any]:
+    """The paths, the leaves and the structure of a tree; `RowGrads` are leaves."""
+    pairs, structure = jax.tree_util.tree_flatten_with_path(grads, is_leaf=is_row_grads)
+    paths = [tree.written(keys) for keys in tree.unboxed([keys for keys, _ in pairs])]
+    return paths, [leaf for _, leaf in pairs], structure
+
+
+def shapes(leaves: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
+    """The shapes and dtypes of arrays, of `RowGrads`, and of numbers."""
+    return [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in leaves]
+
+
+def may_be_table(leaf: Any) -> bool:
+    """Whether a parameter can have a gradient by rows."""
+    floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+    return floating and len(leaf.shape) >= 2 and 0 not in leaf.shape
+
+
+def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Anatomy:
+    """What an optimizer is made of.
+
+    Args:
+        tx: The optimizer.
+        grads: Gradients, of which shapes and dtypes matter.
+        params: The parameters, alike.
+    """
+    paths, leaves, structure = flatten(grads)
+    given = shapes(map(as_array, leaves))
+    kept = shapes(jax.tree.leaves(params))
+    whole = lambda flat: jax.tree.unflatten(structure, flat)
+    state = jax.eval_shape(tx.init, whole(kept))
+    names = _names(state)
+    owner = _owners(tx, kept, whole, jax.tree.leaves(state))
+    try:
+        program = jax.make_jaxpr(tx.update)(whole(given), state, whole(kept))
+    except TypeError as error:
+        raise ArgumentError(
+            "lazy: the optimizer's update cannot be called with gradients, state and "
+            f"parameters alone, as steps are that rows have missed: {error}. Chain what "
+            "needs more before lazy(...), or after it where exact=False."
+        ) from error
+    walk = _Walk(program, owner, kept)
+    tables = {}
+    for at, leaf in enumerate(kept):
+        if may_be_table(leaf):
+            own = tuple(j for j, k in enumerate(owner) if k == at)
+            tables[at] = walk.judged(Table(at, paths[at], own), names)
+    matter = [walk.scalars(table) for table in tables.values() if not table.refused]
+    matter = sorted(set().union(*matter))
+    counts = tuple(j for j in matter if walk.is_count(j))
+    held = tuple(j for j in matter if walk.is_held(j))
+    for at, table in tables.items():
+        others = walk.scalars(table) - {*counts, *held}
+        if others and not table.refused:
+            name = names[min(others)]
+            reason = (
+                f"{name} of its state is neither a number of steps nor a number that only "
+                "you change, so what it was at a step that a row has missed is not known"
+            )
+            tables[at] = dataclasses.replace(table, replay_refused=reason)
+    return Anatomy(tuple(paths), tables, owner, counts, held)
+
+
+def as_array(leaf: Any) -> Any:
+    """The shape and dtype of what `RowGrads` stand for; other leaves as they are."""
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_row_grads(leaf) else leaf
+
+
+def _names(state):
+    pairs = jax.tree_util.tree_leaves_with_path(state)
+    return [tree.written(keys) for keys, _ in pairs]
+
+
+def _owners(tx, kept, whole, state):
+    """The parameter whose rows each leaf of the state has.
+
+    Each parameter is made higher, each by another number of rows: what becomes higher by
+    as much has its rows. Shapes that are alike by chance do not become so.
+    """
+    higher = [
+        jax.ShapeDtypeStruct((x.shape[0] + 1 + at, *x.shape[1:]), x.dtype) if x.shape else x
+        for at, x in enumerate(kept)
+    ]
+    owners = []
+    other = jax.tree.leaves(jax.eval_shape(tx.init, whole(higher)))
+    for old, new in zip(state, other, strict=True):
+        by = new.shape[0] - old.shape[0] if old.shape and new.shape else 0
+        fits = 0 < by <= len(kept) and old.shape[1:] == new.shape[1:]
+        fits = fits and kept[by - 1].shape[:1] == old.shape[:1]
+        owners.append(by - 1 if fits else None)
+    return tuple(owners)
+
+
+class _Walk:
+    """What the program of an update does to each table.
+
+    Args:
+        program: The program: of the gradients, the state and the parameters.
+        owner: The parameter whose rows each leaf of the state has.
+        kept: The shapes of the parameters.
+    """
+
+    def __init__(self, program, owner, kept):
+        self.program, self.owner, self.n, self.kept = program, owner, len(kept), kept
+        leaves = [*range(self.n), *owner, *range(self.n)]
+        self.given = []
+        for j, (k, v) in enumerate(zip(leaves, program.jaxpr.invars, strict=True)):
+            row = (k, 0) if k is not None and v.aval.shape else None
+            flat = v.aval.shape == ()
+            self.given.append(Value(frozenset({j}), row, flat, None, (j, 1.0)))
+        self.made = analysis.follow(program, self.given)
+        self.still = analysis.follow(program, self._with_zeros([]))
+        # And with zeros in the first leaf of the state of each table, the second, ...
+        own = [[j for j, k in enumerate(owner) if k == at] for at in range(self.n)]
+        self.idle = [
+            analysis.follow(program, self._with_zeros([js[c] for js in own if js[c:]]))
+            for c in range(max(map(len, own), default=0))
+        ]
+
+    def judged(self, table, names):
+        """A table with all that is known of it."""
+        reason = self._refused(table, names)
+        if reason:
+            return dataclasses.replace(table, refused=reason)
+        decays = self._decays(table, self.still)
+        if self.still[table.leaf].is_zero and decays is not None:
+            return dataclasses.replace(table, moves=False, decays=decays)
+        for idle, j in enumerate(table.own):
+            made = self.idle[idle]
+            decays = self._decays(table, made, idle)
+            kept = made[table.leaf].is_zero and made[self.n + j].is_zero
+            if kept and decays is not None:
+                input, fades = self.still[self.n + j].times or (None, None)
+                fades = fades if input == self.n + j else None
+                return dataclasses.replace(table, idle=idle, decays=decays, fades=fades)
+        return table
+
+    def scalars(self, table):
+        """The leaves of the state without rows that a step of the table depends on."""
+        if table.refused or not table.moves:
+            return set()
+        of = frozenset().union(*(self.made[j].of for j in self._outputs(table)))
+        return {j - self.n for j in of - self._own(table)}
+
+    def is_count(self, j):
+        """Whether a leaf of the state grows by one a step."""
+        return self.made[self.n + j].plus == (self.n + j, 1.0)
+
+    def is_held(self, j):
+        """Whether no step changes a leaf of the state."""
+        return self.made[self.n + j].times == (self.n + j, 1.0)
+
+    def _with_zeros(self, state):
+        """The inputs, with gradients of zero, and leaves of the state that are zero."""
+        zeros = {*range(self.n), *(self.n + j for j in state)}
+        zero = lambda value: dataclasses.replace(value, times=ZERO)
+        return [zero(v) if j in zeros else v for j, v in enumerate(self.given)]
+
+    def _outputs(self, table):
+        return [table.leaf, *(self.n + j for j in table.own)]
+
+    def _own(self, table):
+        """The inputs that have rows of the table."""
+        grads, params = table.leaf, self.n + len(self.owner) + table.leaf
+        return frozenset({grads, params, *(self.n + j for j in table.own)})
+
+    def _refused(self, table, names):
+        own, others = self._own(table), set(range(len(self.given)))
+        scalars = {j for j, value in enumerate(self.given) if value.flat}
+        others -= own | {j for j in scalars if self.n <= j < self.n + len(self.owner)}
+        for j in self._outputs(table):
+            value = self.made[j]
+            if value.mixed:
+                return value.mixed
+            if value.of & others:
+                return "its update depends on other parameters too"
+            if value.row != (table.leaf, 0) and not value.flat:
+                return "what is done to its rows cannot be followed"
+        for j, value in enumerate(self.made):
+            if j not in self._outputs(table) and value.of & own:
+                where = names[j - self.n] if j >= self.n else "another update"
+                return f"{where} depends on all its rows"
+        return None
+
+    def _decays(self, table, made, idle=None):
+        """By what each leaf of the state is multiplied; None if not by a fixed number."""
+        factors = []
+        for at, j in enumerate(table.own):
+            input, factor = made[self.n + j].times or (None, 0.0)
+            if at == idle:
+                factor = 1.0
+            elif input != self.n + j or not 0 <= factor <= 1:
+                return None
+            dtype = self.program.jaxpr.outvars[self.n + j].aval.dtype
+            # Numbers of 16 bits are rounded at each step, which is no multiple.
+            if factor != 1 and not (tree.is_floating(dtype) and dtype.itemsize >= 4):
+                return None
+            factors.append(factor)
+        return tuple(factors)

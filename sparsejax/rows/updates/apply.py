@@ -1,0 +1,38 @@
+"""Adding updates to parameters, rows of tables in place."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sparsejax.units.row_grads import is_row_grads
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    """`optax.apply_updates` where some updates are `RowGrads`.
+
+    Rows are added to those of the table, those of equal ids one after the other. Inside
+    `jax.jit` with the parameters donated, nothing of the table's size is allocated, read
+    or written.
+
+    Args:
+        params: The parameters.
+        updates: A tree like them, with arrays or `RowGrads`; None and
+            `optax.MaskedNode` change nothing.
+
+    Returns:
+        The parameters with the updates added to them, in their own dtypes.
+    """
+
+    def one(param, update):
+        if isinstance(update, optax.MaskedNode):
+            return param
+        if not is_row_grads(update):
+            return optax.apply_updates(param, update)
+        # Ids below zero are no rows either; indexing would count them from the end.
+        ids = jnp.where(update.ids < 0, update.shape[0], update.ids)
+        return param.at[ids].add(update.rows.astype(param.dtype), mode="drop")
+
+    is_leaf = lambda node: node is None or isinstance(node, optax.MaskedNode)
+    return jax.tree.map(one, params, updates, is_leaf=is_leaf)

@@ -1,0 +1,264 @@
+"""The steps that rows have missed: what a gradient of zero would have done to them.
+
+A step changes all rows of a table in the dense optimizer, those without a gradient too: a
+momentum goes on, weights decay. Rows that a step does not list keep the number of the last
+one that they have seen, and catch up when they are written, and before they are read.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from sparsejax.axes import as_varying, cond, varying_axes
+from sparsejax.rows.updates.anatomy import Anatomy
+from sparsejax.rows.updates.fading import Probe, decayed, over
+
+
+# How many changes of numbers by hand are remembered.
+_CHANGES = 64
+# How many rows catch up at a time where all their steps are added up at once, which takes a
+# hundred bytes a row.
+_ROWS = 262_144
+
+
+class Rows(NamedTuple):
+    """Some rows of a table.
+
+    Attributes:
+        param: [n, ...], of the parameter.
+        own: Of each leaf of the state that has rows of it.
+        last: int32 [n], the step that each has seen last.
+    """
+
+    param: jax.Array
+    own: tuple[jax.Array, ...]
+    last: jax.Array
+
+
+class History(NamedTuple):
+    """The values that numbers of the state had, which only the user changes.
+
+    Attributes:
+        since: int32 [changes], ascending: the first step of each value; the last is that
+            of now.
+        values: Of each such number, [changes].
+    """
+
+    since: Any
+    values: tuple[jax.Array, ...]
+
+    def at(self, step: jax.Array) -> list[jax.Array]:
+        """The values at a step."""
+        place = jnp.sum(self.since <= step, dtype=jnp.int32) - 1
+        return [value[jnp.maximum(place, 0)] for value in self.values]
+
+    def noted(self, step: jax.Array, values: list[jax.Array]) -> "History":
+        """The same with the values of a new step."""
+        if not values:
+            return self
+        changed = [new != old[-1] for new, old in zip(values, self.values, strict=True)]
+        changed = jnp.any(jnp.stack(changed))
+        pushed = lambda old, new: jnp.where(
+            changed, jnp.concatenate([old[1:], new.astype(old.dtype)[None]]), old
+        )
+        since = pushed(self.since, step)
+        return History(since, tuple(map(pushed, self.values, values)))
+
+
+def history(values: list[jax.Array]) -> History:
+    """The history that begins with some values."""
+    n = _CHANGES if values else 0
+    kept = tuple(jnp.broadcast_to(jnp.asarray(value), (n,)) for value in values)
+    return History(jnp.full(n, -1, jnp.int32), kept)
+
+
+@dataclasses.dataclass(frozen=True)
+class CatchUp:
+    """Catches rows up on steps with a gradient of zero.
+
+    Attributes:
+        tx: The optimizer.
+        anatomy: What it is made of.
+        structures: Those of the parameters and of its state.
+        params: The shapes of the parameters.
+        state: The leaves of the state, of which the numbers matter.
+        history: Of those that only the user changes.
+        count: How many steps there were: rows are to be as after that one.
+    """
+
+    tx: optax.GradientTransformationExtraArgs
+    anatomy: Anatomy
+    structures: tuple[Any, Any]
+    params: tuple[jax.ShapeDtypeStruct, ...]
+    state: tuple[Any, ...]
+    history: History
+    count: Any
+
+    def __call__(
+        self, rows: Mapping[int, Rows], one_by_one: bool = False
+    ) -> dict[int, Rows]:
+        """Rows of some tables, as after the last step.
+
+        Args:
+            rows: The rows, by the number of the table.
+            one_by_one: Whether steps are taken one by one even where there is a sum for
+                all of them: less to compile where hardly ever a row is late.
+        """
+        types = frozenset().union(*map(varying_axes, jax.tree.leaves((rows, self.count))))
+        rows = {at: as_varying(part, types) for at, part in rows.items()}
+        count = as_varying(self.count, types)
+        tables = self.anatomy.tables
+        faded, others = {}, {}
+        for at, part in rows.items():
+            fading = tables[at].fading
+            if fading is None or one_by_one or not part.last.size:
+                others[at] = part
+            else:
+                faded[at] = self._faded(at, fading, part, count)
+        return faded | self._replayed(others, count, types)
+
+    def _faded(self, at, fading, part, count):
+        """Rows of a table whose momentum fades, all steps at once."""
+
+        def moved(part):
+            move = fading.moved(part.own, part.last, count, self.probe(at))
+            own = decayed(part.own, fading.factors, count - part.last)
+            return Rows(part.param + move, own, jnp.broadcast_to(count, part.last.shape))
+
+        def in_parts(part):
+            n = part.last.shape[0]
+            if n <= _ROWS:
+                return moved(part)
+
+            def one(number, made):
+                # The last part begins where it ends with the rows; some are moved twice,
+                # from where they were at first.
+                at = jnp.minimum(number * _ROWS, n - _ROWS)
+                cut = lambda x: lax.dynamic_slice_in_dim(x, at, _ROWS)
+                put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, at, 0)
+                return jax.tree.map(put, made, moved(jax.tree.map(cut, part)))
+
+            return lax.fori_loop(0, -(-n // _ROWS), one, part)
+
+        return cond(jnp.any(part.last < count), in_parts, lambda part: part, part)
+
+    def probe(self, at: int) -> Probe:
+        """What moves a parameter whose momentum is 1, at each of some steps."""
+        m, v, p = np.array([[1, 1], [0, 1], [0, 0]], np.float32)
+        run = jax.jit(jax.vmap(lambda step: self.sample(at, step, m, v, p)))
+
+        def probe(steps):
+            made = run(steps)
+            return made[:, 0], made[:, 1]
+
+        return probe
+
+    def sample(self, at: int, step: jax.Array, m: Any, v: Any, p: Any) -> jax.Array:
+        """What a step with a gradient of zero moves numbers of a table by.
+
+        Args:
+            at: The table.
+            step: The step.
+            m: [k], of the momentum.
+            v: [k], of the mean of squares, where there is one.
+            p: [k], of the parameter.
+        """
+        shape = (m.shape[0],) + (1,) * (len(self.params[at].shape) - 1)
+        table = self.anatomy.tables[at]
+        own = [m if j == table.idle else v for j in range(len(table.own))]
+        own = tuple(x.reshape(shape) for x in own)
+        made, _ = self._zero_step(step, {at: Rows(p.reshape(shape), own, m)})
+        return made[at].reshape(-1)
+
+    def _replayed(self, rows, count, types):
+        """Rows of tables whose steps are taken one by one."""
+        asleep = {at: self._asleep(at, part) for at, part in rows.items()}
+        moving = {
+            at: part._replace(last=jnp.where(asleep[at], count, part.last))
+            for at, part in rows.items()
+            if asleep[at] is not True
+        }
+        caught = rows | self._step_by_step(moving, count, types)
+        for at, part in rows.items():
+            done, decays = caught[at], self.anatomy.tables[at].decays
+            quiet = decayed(part.own, decays, count - part.last) if decays else part.own
+            own = jax.tree.map(
+                lambda a, b, at=at: jnp.where(over(asleep[at], a), a, b), quiet, done.own
+            )
+            param = done.param
+            if self.history.values and at in moving:
+                lost = (part.last + 1 < self.history.since[0]) & ~asleep[at]
+                param = jnp.where(over(lost, param), jnp.nan, param).astype(param.dtype)
+            caught[at] = Rows(param, own, jnp.broadcast_to(count, part.last.shape))
+        return caught
+
+    def _asleep(self, at, part):
+        """Which rows no step with a gradient of zero moves."""
+        table = self.anatomy.tables[at]
+        if not table.moves:
+            return True
+        if table.idle is None:
+            return jnp.zeros(part.last.shape, bool)
+        own = part.own[table.idle]
+        return jnp.all(own == 0, axis=range(1, own.ndim))
+
+    def _step_by_step(self, rows, count, types):
+        """Rows after all steps that they have missed, taken as the optimizer takes them."""
+        if not rows:
+            return {}
+        first = [jnp.min(part.last, initial=2**31 - 1) for part in rows.values()]
+        first = jnp.min(jnp.stack(first)) + 1
+
+        def one_step(step, rows):
+            updates, own = self._zero_step(step, rows)
+            made = {
+                at: Rows(
+                    added(part.param, updates[at]), own[at], jnp.full_like(part.last, step)
+                )
+                for at, part in rows.items()
+            }
+            late = {at: part.last < step for at, part in rows.items()}
+            choose = lambda at: lambda new, old: jnp.where(over(late[at], old), new, old)
+            kept = {at: jax.tree.map(choose(at), made[at], rows[at]) for at in rows}
+            return as_varying(kept, types)
+
+        return lax.fori_loop(as_varying(first, types), count + 1, one_step, rows)
+
+    def _zero_step(self, step, rows):
+        """What a step with a gradient of zero makes: updates of rows, and their state."""
+        anatomy = self.anatomy
+        of_params, of_state = self.structures
+        # What is not among the rows matters to none of them: nothing of it is computed.
+        params = [jnp.zeros(x.shape, x.dtype) for x in self.params]
+        grads = list(params)
+        state = [
+            jnp.zeros(x.shape, x.dtype) if k is not None else x
+            for x, k in zip(self.state, anatomy.owner, strict=True)
+        ]
+        for j in anatomy.counts:
+            state[j] = state[j] - (self.count - step + 1).astype(state[j].dtype)
+        for j, value in zip(anatomy.held, self.history.at(step), strict=True):
+            state[j] = value
+        for at, part in rows.items():
+            grads[at] = jnp.zeros_like(part.param)
+            params[at] = part.param
+            for j, own in zip(anatomy.tables[at].own, part.own, strict=True):
+                state[j] = own
+        whole = lambda flat: jax.tree.unflatten(of_params, flat)
+        made, state = self.tx.update(
+            whole(grads), jax.tree.unflatten(of_state, state), whole(params)
+        )
+        made, state = of_params.flatten_up_to(made), jax.tree.leaves(state)
+        own = {at: tuple(state[j] for j in anatomy.tables[at].own) for at in rows}
+        return {at: made[at] for at in rows}, own
+
+
+def added(params: jax.Array, update: jax.Array) -> jax.Array:
+    """Rows of a parameter with an update, as `optax.apply_updates` adds it."""
+    return cast(jax.Array, optax.apply_updates(params, update))

@@ -1,0 +1,239 @@
+"""What a row misses while its momentum fades, all at once.
+
+With a gradient of zero a momentum m becomes b m at each step, and what is moved is a
+multiple of m. For SGD it depends on the step alone; for Adam and its like it is
+
+    m w_t / (sqrt(v) x_t + 1)
+
+where v, the mean of squares, becomes c v. The w_t and x_t of a step are taken from the
+optimizer itself, run on m = 1 with v = 0 and v = 1, so they have its learning rate and the
+corrections of its bias. The sum over the steps that a row has missed is one of fractions in
+sqrt(v), as many as there are steps; Gauss's quadrature makes a sum of six of it, which is
+the same for all rows that were seen last at the same step.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.units.row_grads import distinct
+
+
+NODES = 6
+# How much of a momentum is left when it is as good as nothing, and how many steps that may
+# take for sums of so many terms to be worth it.
+_LEFT, _TERMS_AT_MOST = 2.0**-33, 512
+# Of how many steps sums are made at a time.
+_BLOCK = 256
+# The error of a sum, relative to it, up to which six nodes will do. In float32 a step
+# itself rounds to 1e-6: the correction of Adam's bias is a difference of numbers near one.
+_ERROR = 5e-6
+
+# From steps to what m = 1 is moved by in each, with v = 0 and with v = 1.
+Probe = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+
+
+class Fading(NamedTuple):
+    """How a row moves while its momentum fades.
+
+    Attributes:
+        momentum: Which of the leaves of the state of a table is m.
+        squares: Which of them is v; None if there is none.
+        factors: By what a step multiplies each of them.
+    """
+
+    momentum: int
+    squares: int | None
+    factors: tuple[float, ...]
+
+    @property
+    def terms(self) -> int:
+        """After how many steps the momentum is as good as nothing."""
+        return math.ceil(math.log(_LEFT) / math.log(self.factors[self.momentum]))
+
+    @property
+    def is_short(self) -> bool:
+        """Whether so many terms are worth adding up."""
+        return 0 < self.factors[self.momentum] < 1 and self.terms <= _TERMS_AT_MOST
+
+    def moved(
+        self, own: tuple[jax.Array, ...], last: jax.Array, count: jax.Array, probe: Probe
+    ) -> jax.Array:
+        """By how much rows move from the step that they have seen last to another.
+
+        Args:
+            own: The leaves of the state, rows of a table.
+            last: int32 [n], the step that each row has seen last.
+            count: The step that they move to.
+            probe: The optimizer.
+
+        Returns:
+            What is to be added to the parameter, like the leaves.
+        """
+        n = last.shape[0]
+        nowhere = np.iinfo(np.int32).max
+        steps, place = distinct(last, n, nowhere)
+        steps = jnp.pad(steps, (0, _BLOCK), constant_values=nowhere)
+        blocks = lax.div(jnp.sum(steps < nowhere, dtype=jnp.int32) + _BLOCK - 1, _BLOCK)
+
+        def one_block(block, tables):
+            at = block * _BLOCK
+            made = self.nodes(lax.dynamic_slice(steps, (at,), (_BLOCK,)), count, probe)
+            put = lambda table, x: lax.dynamic_update_slice(table, x, (at, 0))
+            return jax.tree.map(put, tables, made)
+
+        width = NODES if self.squares is not None else 1
+        empty = jnp.zeros((n + _BLOCK, width), jnp.float32)
+        empty = as_varying(empty, varying_axes(last))
+        tables = lax.fori_loop(0, blocks, one_block, (empty, empty))
+        weights, points = (table[place] for table in tables)
+        return _at_nodes(self, own, weights, points)
+
+    def nodes(self, last, count, probe):
+        """The weights and points of the sum that rows of each step are moved by.
+
+        Args:
+            last: int32 [k], the steps that rows have seen last; none later than `count`
+                but those that are not meant.
+            count: The step that they move to.
+            probe: The optimizer.
+
+        Returns:
+            Two arrays [k, nodes].
+        """
+        after = jnp.arange(self.terms, dtype=jnp.int32)
+        seen = jnp.minimum(last, count)[:, None]
+        steps = seen + 1 + after
+        weights, with_squares = probe(jnp.minimum(steps, count).reshape(-1))
+        weights, with_squares = (
+            weights.reshape(steps.shape),
+            with_squares.reshape(steps.shape),
+        )
+        faded = jnp.float32(self.factors[self.momentum]) ** after.astype(jnp.float32)
+        if self.squares is None:
+            total = jnp.where(steps <= count, weights * faded, 0).sum(1, keepdims=True)
+            return total, jnp.zeros_like(total)
+        points = weights / jnp.where(with_squares == 0, 1, with_squares) - 1
+        roots = jnp.float32(self.factors[self.squares]) ** (after.astype(jnp.float32) / 2)
+        # A learning rate of zero moves nothing, and says nothing of the points.
+        points = jnp.where(weights == 0, 1, points) * roots
+        weights = jnp.where(steps <= count, weights * faded, 0)
+        return _quadrature(weights, points)
+
+    def is_right(self, probe: Probe, sampled: Callable[..., Any]) -> bool:
+        """Whether an optimizer moves rows as this says, on numbers.
+
+        Args:
+            probe: The optimizer on m = 1.
+            sampled: From a step, and numbers m, v and p [k] to what p is moved by.
+        """
+        rng = np.random.default_rng(0)
+        m, p = rng.normal(size=(2, 64)) * 10 ** rng.uniform(-4, 2, (2, 64))
+        v = 10 ** rng.uniform(-20, 4, 64)
+        numbers = [x.astype(np.float32) for x in (m, v, p)]
+        some = np.array([1, 2, 3, 5, 10, 30, 100, 1000, 30_000], np.int32)
+        run, sample = _compiled(probe, np.resize(some, self.terms)), None
+        made = run(np.resize(some, self.terms))
+        for step, weight, with_squares, _ in zip(some, *made, some, strict=False):
+            sample = sample or _compiled(sampled, step, *numbers)
+            point = 0 if self.squares is None or not weight else weight / with_squares - 1
+            want = m * weight / (np.sqrt(v) * point + 1)
+            if not np.allclose(sample(step, *numbers), want, rtol=1e-5, atol=1e-30):
+                return False
+        if self.squares is None:
+            return True
+        b, c = self.factors[self.momentum], self.factors[self.squares]
+        fraction = lambda w, x: np.sum(w / (np.sqrt(v)[:, None] * x + 1), 1)
+        lasts, after = np.array([1, 2, 10, 1000], np.int32), np.arange(self.terms)
+        nodes = _compiled(lambda last, n: self.nodes(last, n, probe), lasts[:1], lasts[0])
+        for last in lasts:
+            weights, with_squares = run((last + 1 + after).astype(np.int32))
+            points = weights / np.where(weights == 0, 1, with_squares) - 1
+            points = points * c ** (after / 2)
+            for more in (3, 30, self.terms):
+                want = fraction(np.where(after < more, weights * b**after, 0), points)
+                got = fraction(*nodes(np.array([last]), np.int32(last + more)))
+                if not np.allclose(got, want, rtol=_ERROR, atol=0):
+                    return False
+        return True
+
+
+def _compiled(function, *like):
+    """A function on numbers, which runs where it is called, inside a traced one too."""
+    program = jax.jit(function).lower(*like).compile()
+    return lambda *args: jax.tree.map(lambda x: np.asarray(x, np.float64), program(*args))
+
+
+def decayed(
+    own: tuple[jax.Array, ...], factors: tuple[float, ...], steps: jax.Array
+) -> tuple[jax.Array, ...]:
+    """The state of rows each of which is multiplied so many times.
+
+    The relative error is that of the power's logarithm, which is rounded once.
+    """
+
+    def one(x, factor):
+        if factor == 1:
+            return x
+        if factor == 0:
+            power = (steps == 0).astype(x.dtype)
+        else:
+            power = jnp.exp(steps.astype(x.dtype) * math.log(factor))
+        return x * over(power, x)
+
+    return tuple(map(one, own, factors))
+
+
+def over(flags: Any, x: jax.Array) -> jax.Array:
+    """Something by row, with as many axes as an array of rows."""
+    flags = jnp.asarray(flags)
+    return flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))
+
+
+def _at_nodes(fading, own, weights, points):
+    m = own[fading.momentum]
+    if fading.squares is None:
+        return m * over(weights[:, 0], m)
+    root = jnp.sqrt(own[fading.squares])
+    pairs = [(weights[:, i], points[:, i]) for i in range(NODES)]
+    return m * sum(over(w, m) / (root * over(x, m) + 1) for w, x in pairs)
+
+
+def _quadrature(weights, points):
+    """Few weights and points of a sum of fractions w / (r x + 1), for all r.
+
+    Gauss's for the measure w / x, so that sums for large r are exact. Points lie close to
+    each other: where they are is taken relative to the first.
+    """
+    first = points[:, :1]
+    place, measure = points / first - 1, weights / points
+    sign = jnp.where(measure.sum(1, keepdims=True) < 0, -1.0, 1.0)
+    measure = measure * sign
+    total = measure.sum(1, keepdims=True)
+    # Where there is no term, powers of its place would only grow.
+    place = jnp.where(measure > 0, place, 0)
+    before = jnp.zeros_like(place)
+    now = jnp.where(measure > 0, lax.rsqrt(jnp.where(total > 0, total, 1)), 0)
+    inner, outer = [], [jnp.zeros_like(total)]
+    for _ in range(NODES):
+        middle = (measure * place * now * now).sum(1, keepdims=True)
+        rest = (place - middle) * now - outer[-1] * before
+        length = jnp.sqrt((measure * rest * rest).sum(1, keepdims=True))
+        inner.append(middle)
+        outer.append(length)
+        # With no more terms than this, what is left is nothing.
+        before, now = now, jnp.where(length > 0, rest / jnp.where(length > 0, length, 1), 0)
+    inner, outer = jnp.concatenate(inner, 1), jnp.concatenate(outer[1:-1], 1)
+    index = np.arange(NODES)
+    matrix = jnp.zeros((*inner.shape, NODES)).at[:, index, index].set(inner)
+    matrix = matrix.at[:, index[:-1], index[1:]].set(outer)
+    matrix = matrix.at[:, index[1:], index[:-1]].set(outer)
+    at, vectors = jnp.linalg.eigh(matrix)
+    at = first * (1 + at)
+    return sign * total * vectors[:, 0, :] ** 2 * at, at

@@ -1,0 +1,125 @@
+"""The optimizer inside a lazy one, and which tables it can update by rows."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from sparsejax.errors import ArgumentError
+from sparsejax.rows.updates import anatomy as anatomies
+from sparsejax.rows.updates.anatomy import Anatomy, Table
+from sparsejax.rows.updates.catch_up import CatchUp, History
+from sparsejax.rows.updates.fading import Fading
+from sparsejax.units.row_grads import is_row_grads
+
+
+@dataclasses.dataclass
+class Inside:
+    """The optimizer inside a lazy one, and what is known of it.
+
+    Attributes:
+        tx: The optimizer.
+        exact: Whether rows catch up.
+    """
+
+    tx: optax.GradientTransformationExtraArgs
+    exact: bool
+    _known: dict[Any, Anatomy] = dataclasses.field(default_factory=dict)
+
+    def anatomy(self, grads: Any, params: Any) -> Anatomy:
+        """What the optimizer is made of for such gradients and parameters."""
+        leaves, structure = jax.tree.flatten(grads, is_leaf=is_row_grads)
+        both = [*leaves, *jax.tree.leaves(params)]
+        key = structure, tuple((np.shape(x), jnp.result_type(x)) for x in both)
+        if key not in self._known:
+            anatomy = anatomies.study(self.tx, grads, params)
+            if self.exact:
+                anatomy = self._with_fading(anatomy, params)
+            self._known[key] = anatomy
+        return self._known[key]
+
+    def _with_fading(self, anatomy, params):
+        """The same with the tables whose momentum fades as `Fading` says.
+
+        The optimizer is run on numbers. Where it cannot be, since it was made of values
+        that are traced, or what it is fed with by hand matters, steps are taken one by one.
+        """
+        found = {}
+        for at, table in anatomy.tables.items():
+            found[at] = table
+            fading = self._guess(table, jnp.result_type(jax.tree.leaves(params)[at]))
+            if fading is None or anatomy.held:
+                continue
+            guessed = dataclasses.replace(table, fading=fading)
+            one = dataclasses.replace(anatomy, tables=anatomy.tables | {at: guessed})
+            runs = self._runs(one, params)
+            try:
+                right = fading.is_right(runs.probe(at), functools.partial(runs.sample, at))
+            except (
+                TypeError
+            ):  # as JAX's errors of tracers are, and keys that are no numbers
+                right = False
+            found[at] = guessed if right else table
+        return dataclasses.replace(anatomy, tables=found)
+
+    def _guess(self, table, dtype):
+        """How the rows of a table may move."""
+        if table.fades is None or not table.moves or dtype != jnp.float32:
+            return None
+        if self.why_not(table) or not 1 <= len(table.own) <= 2:
+            return None
+        factors = list(table.decays or ())
+        factors[table.idle] = table.fades
+        squares = None if len(table.own) == 1 else 1 - table.idle
+        fading = Fading(table.idle, squares, tuple(factors))
+        return fading if fading.is_short else None
+
+    def _runs(self, anatomy, params):
+        """What takes steps with a gradient of zero, from the first one on.
+
+        All in it is NumPy's, since it may run while something else is traced.
+        """
+        leaves, structure = jax.tree.flatten(params)
+        like = jax.tree.unflatten(structure, anatomies.shapes(leaves))
+        state, of_state = jax.tree.flatten(jax.eval_shape(self.tx.init, like))
+        state = [
+            x if k is not None else np.zeros(x.shape, x.dtype)
+            for x, k in zip(state, anatomy.owner, strict=True)
+        ]
+        return CatchUp(
+            self.tx,
+            anatomy,
+            (structure, of_state),
+            tuple(anatomies.shapes(leaves)),
+            tuple(state),
+            History(np.zeros(0, np.int32), ()),
+            np.int32(0),
+        )
+
+    def lagging(self, anatomy: Anatomy) -> set[int]:
+        """The tables whose rows catch up, by their numbers."""
+        tables = anatomy.tables.items()
+        return {at for at, t in tables if self.exact and t.lags and not self.why_not(t)}
+
+    def why_not(self, table: Table) -> str | None:
+        """Why a table cannot be updated by rows; None if it can."""
+        return table.refused or (table.replay_refused if self.exact else None)
+
+    def check(self, table: Table) -> None:
+        """Raises if a table cannot be updated by rows."""
+        reason = self.why_not(table)
+        if not reason:
+            return
+        fix = "Use lazy(tx, exact=False), or leave that part out."
+        if table.refused:
+            fix = (
+                "Leave that out of lazy(...), give it only leaves with dense gradients "
+                "(optax.partition), or use what looks at each row alone, as optax.clip."
+            )
+        raise ArgumentError(
+            f"lazy: {table.path!r} cannot be updated by rows: {reason}. {fix}"
+        )

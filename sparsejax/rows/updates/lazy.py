@@ -1,0 +1,131 @@
+"""Optimizers that update the rows of tables which have a gradient, and no others."""
+
+import functools
+from typing import Any
+
+import optax
+
+from sparsejax.errors import ArgumentError
+from sparsejax.rows.updates import steps
+from sparsejax.rows.updates.inside import Inside
+from sparsejax.rows.updates.view import Reader
+from sparsejax.transforms.signatures import described
+from sparsejax.transforms.state import tree
+
+
+class Lazy(tree.Transformation):
+    """What `lazy` returns: a transformation, and how to see the parameters that it trains.
+
+    Attributes:
+        inside: The optimizer inside, and what is known of it.
+    """
+
+    inside: Inside
+
+    def reader(self, params: Any, state: Any) -> Reader:
+        """What `sparsejax.rows.value_and_grad(loss_fn, read=...)` reads rows with.
+
+        Args:
+            params: The parameters.
+            state: The state of this transformation, or of a chain that it is in.
+        """
+        return Reader(self.inside, params, state)
+
+
+@described
+def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
+    """Makes an optimizer update only the rows that a gradient lists.
+
+    Where a leaf of the updates is `RowGrads`, the rows that it lists are gathered from the
+    parameter and from each array of the optimizer's state that has such rows, `tx` updates
+    them, and they are scattered back in place: a step costs what it touches. Leaves that
+    are arrays go to `tx` as they are. Apply the updates with
+    `sparsejax.rows.apply_updates`. It goes last in a chain: what comes behind would change
+    rows once that stand for several steps.
+
+    With exact=True parameters are those of the dense optimizer. There, rows without a
+    gradient change too, as their momentum goes on and weights decay. Here they catch up on
+    the steps that they have missed, step by step, when they are listed again, and when they
+    are read: pass `read=lazy_tx.reader(params, state)` to `sparsejax.rows.value_and_grad`,
+    and take `settle(params, state, lazy_tx)` for evaluation and for other reads of whole
+    tables. Where a gradient of zero changes no parameter, as with SGD without momentum,
+    Adagrad and RMSProp, nothing is read anew. What a fading momentum has missed, as that of
+    SGD, Adam and NAdam in float32, is added up at once, to a relative error of 1e-5 (where
+    numbers show that it is: not if v fades as fast as m). Elsewhere, as with decoupled
+    weight decay, Lion or injected hyperparameters, it takes as many turns of a loop over
+    the rows in question as the longest time that one of them which still moves has missed.
+    Schedules have the value of the step that is caught up on. So do hyperparameters of
+    `optax.inject_hyperparams` that are set by hand: the last 64 values are remembered, and
+    a row that moves and has missed more changes than that becomes NaN, rather than wrong:
+    `settle` from time to time, where they change at each step.
+
+    With exact=False rows that are not listed keep their bytes, in the parameter and in the
+    state, and only numbers of steps are common to all rows: what PyTorch calls `SparseAdam`
+    and TensorFlow `LazyAdam`.
+
+    `tx` must keep rows apart: what it does to one must not depend on others. All of
+    `optax.sgd`, `adam`, `adamw`, `adagrad`, `rmsprop`, `lion`, `adabelief` and `nadam` do,
+    with `optax.clip`, `centralize` (within a row), `masked` and `partition`. A norm of the
+    whole leaf or of all leaves (`clip_by_global_norm`, LAMB, LARS), factors of it
+    (Adafactor) or a product with it (Muon) do not: these are refused by name, in `init` if
+    no leaf is left, else where such a leaf gets `RowGrads`. A program that does what is not
+    known is refused too.
+
+    Example:
+        >>> tx = sparsejax.rows.lazy(optax.adam(1e-3))
+        >>> state = tx.init(params)
+        >>> def step(params, state, batch):
+        ...     read = tx.reader(params, state)
+        ...     value, grads = sparsejax.rows.value_and_grad(loss_fn, read=read)(
+        ...         params, batch
+        ...     )
+        ...     updates, state = tx.update(grads, state, params)
+        ...     return sparsejax.rows.apply_updates(params, updates), state, value
+
+    Args:
+        tx: The optimizer.
+        exact: Whether rows catch up on the steps that they have missed.
+
+    Returns:
+        A transformation with state `LazyState`. Its updates have `RowGrads` of distinct,
+        ascending ids where the gradients have `RowGrads`. It needs the parameters where
+        rows catch up.
+
+    Raises:
+        ArgumentError: The optimizer does not keep the rows of any parameter apart.
+    """
+    if not isinstance(tx, optax.GradientTransformation):
+        raise ArgumentError(
+            "lazy: tx must be an optax transformation, such as optax.adam(1e-3), got "
+            f"{type(tx).__name__}."
+        )
+    inside = Inside(optax.with_extra_args_support(tx), exact)
+    made = Lazy(
+        functools.partial(steps.init, inside), functools.partial(steps.update, inside)
+    )
+    made.inside = inside
+    return made
+
+
+def settle(params: Any, state: Any, tx: Lazy) -> tuple[Any, Any]:
+    """Catches all rows up: for evaluation, for saving, for what reads whole tables.
+
+    It costs a pass over the tables, or where steps are taken one by one, a pass for each
+    that the longest unseen row that still moves has missed. Training may go on from what it
+    returns, or from what it was given.
+
+    Args:
+        params: The parameters.
+        state: The state of `lazy`, or of a chain that it is in.
+        tx: What `lazy` has returned, which may be in a chain.
+
+    Returns:
+        The parameters as the dense optimizer has them, and the state that belongs to them.
+    """
+    if not isinstance(tx, Lazy):
+        raise ArgumentError(
+            f"settle: tx must be what sparsejax.rows.lazy has returned, got a "
+            f"{type(tx).__name__}. Keep it when you chain it: "
+            "rows = sparsejax.rows.lazy(optax.adam(1e-3)); tx = optax.chain(..., rows)."
+        )
+    return steps.settled(tx.inside, params, state)

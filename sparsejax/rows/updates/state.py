@@ -1,0 +1,38 @@
+"""What a lazy optimizer keeps."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from sparsejax.errors import StateError
+from sparsejax.rows.updates.catch_up import History
+
+
+class LazyState(NamedTuple):
+    """State of `lazy`.
+
+    Attributes:
+        step: int32, how many steps there were.
+        last: Like the parameters: of each table whose rows catch up, int32 [height], the
+            step that each row has seen last. `optax.MaskedNode` for all others.
+        history: The values of injected hyperparameters, and since when they have them.
+        inner: The state of the optimizer; rows of it are as after their last step.
+    """
+
+    step: jax.Array
+    last: Any
+    history: History
+    inner: Any
+
+
+def find(state: Any) -> LazyState:
+    """The state of `lazy` in that of a chain."""
+    is_ours = lambda node: isinstance(node, LazyState)
+    found = [x for x in jax.tree.leaves(state, is_leaf=is_ours) if is_ours(x)]
+    if len(found) != 1:
+        raise StateError(
+            f"lazy: there must be one LazyState in the state that is given, and there are "
+            f"{len(found)}. Give it what init or update of this transformation, or of the "
+            "chain that it is in, has returned."
+        )
+    return found[0]

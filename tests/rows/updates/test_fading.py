@@ -1,0 +1,93 @@
+"""What fades is added up at once as its steps add up one by one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from sparsejax.rows import lazy, settle
+from sparsejax.rows.updates import catch_up
+from tests import helpers
+
+
+HEIGHT = 24
+RATE = optax.exponential_decay(0.02, 1000, 0.5)
+FADING = {
+    "momentum": optax.sgd(RATE, momentum=0.9),
+    "nesterov": optax.sgd(0.1, momentum=0.8, nesterov=True),
+    "adam": optax.adam(RATE),
+    "adam with a slow start": optax.adam(lambda step: 1e-4 * jnp.minimum(step, 100)),
+    "nadam": optax.nadam(1e-2, b2=0.99),
+}
+# The sum would need more points, or m is no factor of the move, or too few numbers fade.
+NOT_FADING = {
+    "squares that fade as fast": optax.adam(1e-2, b1=0.9, b2=0.9),
+    "a momentum of thousands of steps": optax.sgd(0.1, momentum=0.999),
+    "signs": optax.lion(1e-2),
+    "moves that change their form": optax.radam(1e-2),
+    "an epsilon in the root": optax.adam(1e-2, eps_root=1e-3),
+    "numbers set by hand": optax.inject_hyperparams(optax.adam)(learning_rate=1e-2),
+    "weights that decay": optax.adamw(1e-2),
+}
+PARAMS = {"table": jnp.zeros((HEIGHT, 3))}
+
+
+def table_of(tx):
+    tx = lazy(tx)
+    return tx, tx.inside.anatomy(PARAMS, PARAMS).tables[0]
+
+
+@pytest.mark.parametrize("name", NOT_FADING)
+def test_what_does_not_fade_so_is_not_taken_to(name):
+    assert table_of(NOT_FADING[name])[1].fading is None
+
+
+@pytest.mark.parametrize("name", ["adam", *helpers.slow(*FADING.keys() - {"adam"})])
+@pytest.mark.parametrize("at_a_time", [HEIGHT, 7])
+def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypatch):
+    """Against the optimizer itself, step by step, its moves added up in two parts.
+
+    A momentum that is multiplied 200 times is off by 200 halves of an ulp.
+    """
+    monkeypatch.setattr(catch_up, "_ROWS", at_a_time)
+    inner, end = FADING[name], 1300
+    tx, table = table_of(inner)
+    assert table.fading is not None
+    rng = np.random.default_rng(0)
+    last = np.array([*range(1, 13), 30, 100, 300, 700, 1000, 1290, 1297, 1298, 1299, 1300])
+    last = np.concatenate([last, [1, 1]]).astype(np.int32)
+    own = [rng.normal(size=(HEIGHT, 3)), 10 ** rng.uniform(-12, 2, (HEIGHT, 3))]
+    own = [jnp.asarray(x, jnp.float32).at[-1].set(0) for x in own]
+    state = tx.init(PARAMS)
+    leaves, structure = jax.tree.flatten(state.inner)
+    for at, j in enumerate(table.own):
+        leaves[j] = own[0 if at == table.idle else 1]
+    zero_state = jax.tree.unflatten(structure, leaves)
+    counted = jax.tree.map(lambda x: x if x.ndim else jnp.int32(end), zero_state)
+    state = state._replace(
+        step=jnp.int32(end), last={"table": jnp.asarray(last)}, inner=counted
+    )
+    got, new = jax.jit(settle, static_argnums=2)(PARAMS, state, tx)
+
+    def step(carry, step):
+        moved, state = carry
+        state = jax.tree.map(lambda x: x if x.ndim else step - 1, state)
+        updates, after = inner.update(PARAMS, state, PARAMS)
+        late = jnp.asarray(last < step)[:, None]
+        keep = lambda a, b: jnp.where(late, a, b) if a.ndim else a
+        # Each update is as the optimizer has it; their sum is kept in two parts.
+        high, low = moved
+        term = jnp.where(late, updates["table"], 0) + low
+        total = high + term
+        low = term - (total - high)
+        return ((total, low), jax.tree.map(keep, after, state)), None
+
+    start = (PARAMS["table"], PARAMS["table"]), zero_state
+    steps = jnp.arange(1, end + 1, dtype=jnp.int32)
+    ((high, _), want_state), _ = jax.jit(lambda c: jax.lax.scan(step, c, steps))(start)
+    np.testing.assert_allclose(got["table"], high, rtol=3e-5, atol=1e-12)
+    for j in table.own:
+        want = jax.tree.leaves(want_state)[j]
+        np.testing.assert_allclose(jax.tree.leaves(new.inner)[j], want, 2e-4, 1e-30)
+    np.testing.assert_array_equal(got["table"][-1], 0)

@@ -1,0 +1,137 @@
+"""Where a step runs: in place, in `shard_map` with types checked, in a chain."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax.rows import apply_updates, lazy, rowwise_adagrad, settle, value_and_grad
+from sparsejax.units.row_grads import RowGrads
+from tests import helpers
+
+
+HEIGHT, WIDTH, IDS = 10_000_000, 16, 4_096
+
+
+OPTIMIZERS = {
+    "adam": lazy(optax.adam(1e-3)),
+    "adamw": lazy(optax.adamw(1e-3)),
+    "momentum": lazy(optax.sgd(0.1, momentum=0.9)),
+    "inexact": lazy(optax.adam(1e-3), exact=False),
+    "a number a row": rowwise_adagrad(0.1),
+}
+
+
+@pytest.mark.parametrize("name", ["adam", *helpers.slow(*[*OPTIMIZERS][1:])])
+def test_a_step_allocates_nothing_of_the_size_of_the_table(name):
+    """With the loss, the optimizer and the sum: no copy of a table or of its counters."""
+    tx = OPTIMIZERS[name]
+    array = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    params = {"table": array((HEIGHT, WIDTH)), "w": array((WIDTH, 8))}
+
+    def loss(p, ids):
+        return jnp.mean(jnp.tanh(p["table"][ids] @ p["w"]) ** 2)
+
+    def step(params, state, ids):
+        read = tx.reader(params, state)
+        value, grads = value_and_grad(loss, read=read)(params, ids)
+        updates, state = tx.update(grads, state, params)
+        return apply_updates(params, updates), state, value
+
+    state = jax.eval_shape(tx.init, params)
+    ids = jax.ShapeDtypeStruct((IDS,), jnp.int32)
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, ids).compile()
+    memory = compiled.memory_analysis()
+    # The smallest array of the table's height, and what the rows of this step need.
+    assert memory.temp_size_in_bytes < min(4 * HEIGHT, 60 * 4 * IDS * WIDTH)
+    whole = sum(x.size * 4 for x in jax.tree.leaves((params, state)))
+    assert memory.alias_size_in_bytes > 0.99 * whole
+    copies = re.findall(rf"= \w+\[{HEIGHT}[^=]*copy\(.*", compiled.as_text())
+    assert not copies
+
+
+TABLE = {"table": jnp.asarray(np.random.default_rng(0).normal(size=(20, 3)), jnp.float32)}
+BATCHES = np.random.default_rng(1).integers(0, 20, (6, 4, 5)).astype(np.int32)
+
+
+def square(p, ids):
+    return jnp.sum((p["table"][ids] - 1) ** 2)
+
+
+def dense_steps(tx):
+    p, state = TABLE, tx.init(TABLE)
+    for ids in BATCHES:
+        grads = jax.grad(square)(p, ids)
+        updates, state = tx.update(grads, state, p)
+        p = optax.apply_updates(p, updates)
+    return p
+
+
+@pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
+def test_ranks_read_and_update_alike(check_vma):
+    """Each rank reads rows of its own; all update those of all, and have the same table."""
+    inner = optax.adam(0.1)
+    tx = lazy(inner)
+
+    def step(p, state, ids):
+        read = tx.reader(p, state)
+        value, grads = value_and_grad(square, read=read)(p, ids[0])
+        if check_vma:
+            assert sparsejax.axes.varying_axes(grads["table"].rows) == {"data"}
+        to = {"to": "invarying"} if check_vma else {}
+        gather = functools.partial(
+            jax.lax.all_gather, axis_name="data", axis=0, tiled=True, **to
+        )
+        rows = RowGrads(gather(grads["table"].ids), gather(grads["table"].rows), (20, 3))
+        updates, state = tx.update({"table": rows}, state, p)
+        return apply_updates(p, updates), state, jax.lax.psum(value, "data")
+
+    ranks = jax.shard_map(
+        step,
+        mesh=helpers.mesh_of(4),
+        in_specs=(P(), P(), P("data")),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+    run = jax.jit(ranks)
+    p, state = TABLE, tx.init(TABLE)
+    tx = lazy(inner)  # which learns what the optimizer is inside of `shard_map`
+    for ids in BATCHES:
+        p, state, _ = run(p, state, ids)
+    p, _ = jax.jit(settle, static_argnums=2)(p, state, tx)
+    np.testing.assert_allclose(p["table"], dense_steps(inner)["table"], rtol=0, atol=2e-6)
+
+
+def test_a_chain_with_other_leaves_and_whole_reads():
+    """In a chain and a partition; a metric reads the whole table, as it should be."""
+    ours = lazy(optax.adam(0.1))
+    tx = optax.chain(optax.identity(), ours)
+
+    def loss(p, ids):
+        return square(p, ids), jax.lax.stop_gradient(p["table"]).sum()
+
+    @jax.jit
+    def step(p, state, ids):
+        read = ours.reader(p, state)
+        (_, total), grads = value_and_grad(loss, has_aux=True, read=read)(p, ids)
+        assert isinstance(grads["table"], RowGrads)
+        updates, state = tx.update(grads, state, p)
+        return apply_updates(p, updates), state, total
+
+    p, state = TABLE, tx.init(TABLE)
+    want, dense_state = TABLE, optax.adam(0.1).init(TABLE)
+    for ids in BATCHES[:, 0]:
+        now, state, total = step(p, state, ids)
+        np.testing.assert_allclose(total, want["table"].sum(), rtol=1e-5)
+        grads = jax.grad(square)(want, ids)
+        updates, dense_state = optax.adam(0.1).update(grads, dense_state)
+        p, want = now, optax.apply_updates(want, updates)
+    settled, state = jax.jit(settle, static_argnums=2)(p, state, ours)
+    np.testing.assert_allclose(settled["table"], want["table"], rtol=0, atol=2e-6)
+    assert state[1].last["table"].min() == len(BATCHES)

@@ -1,0 +1,193 @@
+"""A lazy optimizer has the trajectory of the dense one, and touches what it must."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from sparsejax.rows import apply_updates, lazy, settle
+from sparsejax.units.row_grads import RowGrads
+from tests import helpers
+from tests.rows.updates import runs
+from tests.rows.updates.runs import HEIGHT, LATE, WIDTH
+
+
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(0.1, momentum=0.9),
+    "nesterov": optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adam": optax.adam(1e-2),
+    "adamw": optax.adamw(1e-2, weight_decay=0.1),
+    "adagrad": optax.adagrad(0.1),
+    "rmsprop": optax.rmsprop(1e-2),
+    "rmsprop with momentum": optax.rmsprop(1e-2, momentum=0.9),
+    "lion": optax.lion(1e-3),
+    "adabelief": optax.adabelief(1e-2),
+    "nadam": optax.nadam(1e-2),
+    "amsgrad": optax.amsgrad(1e-2),
+    "decayed sgd": optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1)),
+    "clipped and centred": optax.chain(
+        optax.clip(0.02), optax.centralize(), optax.adam(1e-2)
+    ),
+    "a schedule": optax.adamw(optax.warmup_cosine_decay_schedule(0, 2e-2, 50, 200)),
+    "an injected schedule": optax.inject_hyperparams(optax.adam)(
+        learning_rate=optax.linear_schedule(1e-3, 2e-2, 100)
+    ),
+    "by leaf": optax.partition(
+        {"table": optax.adam(1e-2), "others": optax.contrib.muon(1e-2)},
+        {"b": "table", "table": "table", "w": "others"},
+    ),
+}
+ALWAYS = ["momentum", "adam", "an injected schedule"]
+
+
+@pytest.mark.parametrize(
+    "name", [*ALWAYS, *helpers.slow(*(n for n in OPTIMIZERS if n not in ALWAYS))]
+)
+def test_200_steps_are_those_of_the_dense_optimizer(name):
+    """As near to them in float64 as the dense optimizer in float32 is, but for 4 ulp.
+
+    Both round; a row that catches up rounds what it has missed at once, or in another
+    program. The losses on the way show that rows are read as they should be.
+    """
+    tx = OPTIMIZERS[name]
+    truth = runs.dense_run(tx, np.float64)
+    dense = runs.dense_run(tx)
+    p, losses, state = runs.lazy_run(tx)
+    trees = map(jax.tree.leaves, (truth, dense, (p, losses, state.inner)))
+    for want, rounded, got in zip(*trees, strict=True):
+        ulp = np.spacing(np.float32(np.abs(want).max(initial=1e-30)))
+        room = 2 * np.abs(rounded - want).max(initial=0) + 4 * ulp
+        assert np.abs(got - want).max(initial=0) <= room
+
+
+def test_the_runs_move_what_they_are_to_show():
+    """Without catching up, the same steps end elsewhere; and the late row has moved."""
+    tx = OPTIMIZERS["adam"]
+    dense, _, _ = runs.dense_run(tx)
+    ours, _, _ = runs.lazy_run(tx, exact=False)
+    assert np.abs(ours["table"] - dense["table"]).max() > 1e-2
+    assert (dense["table"][LATE] != runs.params()["table"][LATE]).all()
+
+
+def listed(ids, rows):
+    rows = jnp.asarray(rows, jnp.float32)
+    return RowGrads(jnp.asarray(ids, jnp.int32), rows, (HEIGHT, WIDTH))
+
+
+def grads_of(p, ids, rows):
+    zeros = {key: jnp.zeros_like(x) for key, x in p.items()}
+    return {**zeros, "table": listed(ids, rows)}
+
+
+def test_inexact_leaves_other_rows_as_they_are():
+    tx = lazy(optax.adam(0.1), exact=False)
+    p = runs.params()
+    first = grads_of(p, [1, 2, 2, HEIGHT, 7], np.ones((5, WIDTH)))
+    later = grads_of(p, [3, HEIGHT, HEIGHT], np.ones((3, WIDTH)))
+
+    @jax.jit
+    def step(grads, state, p):
+        updates, state = tx.update(grads, state, p)
+        return apply_updates(p, updates), state
+
+    p1, state1 = step(first, tx.init(p), p)
+    p2, state2 = step(later, state1, p1)
+    changed = (np.asarray(p1["table"]) != p["table"]).any(1)
+    assert np.flatnonzero(changed).tolist() == [1, 2, 7]
+    adam1, adam2 = state1.inner[0], state2.inner[0]
+    pairs = [(p1, p2), (adam1.mu, adam2.mu), (adam1.nu, adam2.nu)]
+    for old, new in pairs:
+        changed = (np.asarray(old["table"]) != new["table"]).any(1)
+        assert np.flatnonzero(changed).tolist() == [3]
+    assert adam2.count == 2
+    assert isinstance(state2.last["table"], optax.MaskedNode)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_listed_row_without_a_gradient_takes_its_step(exact):
+    """Its momentum goes on, with exact=False too, as a row that is not listed does not."""
+    tx = lazy(optax.sgd(1.0, momentum=0.5), exact=exact)
+    p = runs.params()
+    state, update = tx.init(p), jax.jit(tx.update)
+    for rows in (np.ones((2, WIDTH)), np.zeros((2, WIDTH))):
+        updates, state = update(grads_of(p, [4, 9], rows), state, p)
+    assert (updates["table"].ids == jnp.array([4, 9])).all()
+    np.testing.assert_array_equal(updates["table"].rows, -0.5)
+    none = grads_of(p, [9, HEIGHT], np.zeros((2, WIDTH)))
+    updates, state = update(none, state, p)
+    np.testing.assert_array_equal(state.inner[0].trace["table"][4], 0.5)
+    np.testing.assert_array_equal(state.inner[0].trace["table"][9], 0.25)
+
+
+def test_repeated_ids_add_up_and_others_are_nowhere():
+    tx = lazy(optax.sgd(1.0))
+    p = runs.params()
+    grads = grads_of(p, [HEIGHT - 1, 3, 3, HEIGHT, HEIGHT], np.ones((5, WIDTH)))
+    updates, _ = jax.jit(tx.update)(grads, tx.init(p))
+    assert updates["table"].ids.tolist() == [3, HEIGHT - 1] + [HEIGHT] * 3
+    change = apply_updates(p, updates)["table"] - p["table"]
+    want = np.zeros((HEIGHT, 1))
+    want[3], want[HEIGHT - 1] = -2, -1
+    np.testing.assert_allclose(change, np.broadcast_to(want, change.shape), atol=1e-6)
+
+
+def test_a_dense_gradient_lists_all_rows():
+    """A table may have rows in one step and a dense gradient in the next."""
+    inner = optax.adam(0.1)
+    tx = lazy(inner)
+    p = want = runs.params()
+    state, dense_state = tx.init(p), inner.init(p)
+    rows = listed([1, 2], np.ones((2, WIDTH)))
+    others = {"b": jnp.ones(3), "w": jnp.zeros((WIDTH, 3))}
+
+    @jax.jit
+    def step(table, p, state, want, dense_state):
+        updates, state = tx.update({**others, "table": table}, state, p)
+        p = apply_updates(p, updates)
+        dense = table if isinstance(table, jax.Array) else table.to_dense()
+        updates, dense_state = inner.update({**others, "table": dense}, dense_state, want)
+        return p, state, optax.apply_updates(want, updates), dense_state
+
+    for table in (rows, listed([2, HEIGHT], np.ones((2, WIDTH))), rows.to_dense(), rows):
+        p, state, want, dense_state = step(table, p, state, want, dense_state)
+    p, state = jax.jit(settle, static_argnums=2)(p, state, tx)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 0, 1e-6), p, want)
+    np.testing.assert_array_equal(state.last["table"], 4)
+
+
+def test_hyperparameters_set_by_hand_are_those_of_their_steps():
+    inner = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
+    tx = lazy(inner)
+    p = want = runs.params()
+    state, dense_state = tx.init(p), inner.init(p)
+    step, dense_step = jax.jit(tx.update), jax.jit(inner.update)
+    for number, row in enumerate([1, 2, 2, 2, 3, 3, 1, 2]):
+        if number % 2:
+            rate = jnp.float32(0.1 / (number + 1))
+            state.inner.hyperparams["learning_rate"] = rate
+            dense_state.hyperparams["learning_rate"] = rate
+        grads = grads_of(p, [row], np.full((1, WIDTH), 0.5))
+        updates, state = step(grads, state, p)
+        p = apply_updates(p, updates)
+        dense = {**grads, "table": grads["table"].to_dense()}
+        updates, dense_state = dense_step(dense, dense_state, want)
+        want = optax.apply_updates(want, updates)
+    assert state.history.since[-4:].tolist() == [2, 4, 6, 8]
+    p, _ = settle(p, state, tx)
+    np.testing.assert_allclose(p["table"], want["table"], rtol=0, atol=1e-6)
+
+
+def test_a_row_that_missed_more_changes_than_are_remembered_is_not_a_number():
+    tx = lazy(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9))
+    p = runs.params()
+    state = tx.init(p)
+    step = jax.jit(tx.update)
+    for number in range(70):
+        state.inner.hyperparams["learning_rate"] = jnp.float32(0.1 + number / 1000)
+        row = 1 if number < 3 else 2
+        updates, state = step(grads_of(p, [row], np.ones((1, WIDTH))), state, p)
+        p = apply_updates(p, updates)
+    lost = np.isnan(settle(p, state, tx)[0]["table"]).all(1)
+    assert np.flatnonzero(lost).tolist() == [1]

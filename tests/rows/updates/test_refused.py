@@ -1,0 +1,163 @@
+"""What cannot be updated by rows is refused by name; what can be is known to be so."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from sparsejax.errors import ArgumentError, StateError
+from sparsejax.rows import lazy, settle
+from sparsejax.rows.updates.anatomy import study
+from sparsejax.units.row_grads import RowGrads
+
+
+PARAMS = {"table": jnp.ones((5, 4)), "w": jnp.ones((4, 3)), "b": jnp.ones(3)}
+MIXED = "'table' cannot be updated by rows: optax.{} takes rows together"
+
+REFUSED = {
+    "a norm of all leaves": (
+        optax.chain(optax.clip_by_global_norm(1e9), optax.sgd(0.1)),
+        MIXED.format("clip_by_global_norm"),
+    ),
+    "LAMB": (optax.lamb(1e-3), MIXED.format("scale_by_trust_ratio")),
+    "LARS": (optax.lars(1e-3), MIXED.format("scale_by_trust_ratio")),
+    "Muon": (optax.contrib.muon(1e-3), MIXED.format("scale_by_muon")),
+    "Adafactor": (optax.adafactor(1e-3), MIXED.format("clip_by_block_rms")),
+    "norms of columns": (
+        optax.chain(optax.adaptive_grad_clip(0.1), optax.sgd(0.1)),
+        MIXED.format("adaptive_grad_clip"),
+    ),
+    "factors of a leaf": (
+        optax.scale_by_factored_rms(min_dim_size_to_factor=2),
+        MIXED.format("scale_by_factored_rms"),
+    ),
+    "nothing if one is infinite": (
+        optax.apply_if_finite(optax.sgd(0.1), 3),
+        MIXED.format("apply_if_finite"),
+    ),
+    "noise": (
+        optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(0.1)),
+        "optax.add_noise has numbers of its own for each row",
+    ),
+    "a running maximum": (
+        optax.stateless(lambda g, p: jax.tree.map(lambda x: jax.lax.cummax(x), g)),
+        MIXED.format("stateless"),
+    ),
+    "another leaf": (
+        optax.stateless(lambda g, p: jax.tree.map(lambda x: x * g["b"][0], g)),
+        MIXED.format("stateless"),
+    ),
+    "steps added up": (
+        optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
+        "mini_step of its state is neither a number of steps nor",
+    ),
+    "a loss": (
+        optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau()),
+        "cannot be called with gradients, state and parameters alone.*'value'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_mixes_rows_is_refused_by_name(name):
+    tx, match = REFUSED[name]
+    with pytest.raises(ArgumentError, match=match):
+        lazy(tx).init({"table": PARAMS["table"], "b": PARAMS["b"]})
+
+
+# Whether a gradient of zero can move a row, and what is then to be zero for it not to, and
+# what the state is multiplied by.
+KINDS = {
+    "sgd": (optax.sgd(0.1), False, None, ()),
+    "adagrad": (optax.adagrad(0.1), False, None, (1,)),
+    "rmsprop": (optax.rmsprop(0.1, decay=0.5), False, None, (0.5,)),
+    "adadelta": (optax.adadelta(0.1, rho=0.5), False, None, (0.5, 0.5)),
+    "momentum": (optax.sgd(0.1, momentum=0.9), True, 0, (1,)),
+    "adam": (optax.adam(0.1, b2=0.75), True, 0, (1, 0.75)),
+    "nadam": (optax.nadam(0.1, b2=0.75), True, 0, (1, 0.75)),
+    "clipped": (optax.chain(optax.clip(1.0), optax.adam(0.1, b2=0.75)), True, 0, (1, 0.75)),
+    "adamw": (optax.adamw(0.1), True, None, None),
+    "lion": (optax.lion(0.1), True, None, None),
+    # Each step rounds to 16 bits, and the epsilon of AdaBelief is added to its state.
+    "16 bits": (optax.adam(0.1, mu_dtype=jnp.bfloat16), True, 0, (1, 0.999)),
+    "adabelief": (optax.adabelief(0.1), True, None, None),
+    # Its factor is not known before it is run; that zeros stay zeros is.
+    "injected": (optax.inject_hyperparams(optax.rmsprop)(0.1), True, 0, (1,)),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_gradient_of_zero_does_is_known(name):
+    tx, moves, idle, decays = KINDS[name]
+    table = study(tx, PARAMS, PARAMS).tables[1]
+    assert (table.path, table.refused, table.replay_refused) == ("table", None, None)
+    assert (table.moves, table.idle) == (moves, idle)
+    assert (table.decays is None) == (decays is None)
+    np.testing.assert_allclose(table.decays or (), decays or (), rtol=1e-6)
+
+
+def test_numbers_of_the_state_are_known_by_what_steps_do_to_them():
+    tx = optax.inject_hyperparams(optax.sgd)(optax.linear_schedule(1, 0, 9), momentum=0.9)
+    names = [jax.tree_util.keystr(k) for k, _ in jax.tree.leaves_with_path(tx.init(PARAMS))]
+    anatomy = study(tx, PARAMS, PARAMS)
+    assert [names[j] for j in anatomy.counts] == [
+        ".hyperparams_states['learning_rate'].count"
+    ]
+    assert [names[j] for j in anatomy.held] == [".hyperparams['momentum']"]
+
+
+def test_arrays_of_the_state_belong_to_a_table_by_its_height_not_by_their_shape():
+    """Another table of the same shape, and a constant of that shape, are not its own."""
+
+    def init(params):
+        return optax.tree.zeros_like(params), jnp.ones((5, 4))
+
+    def update(grads, state, params=None):
+        sums = optax.tree.add(grads, state[0])
+        return sums, (sums, state[1])
+
+    params = {"a": jnp.ones((5, 4)), "b": jnp.ones((5, 4))}
+    tables = study(optax.GradientTransformation(init, update), params, params).tables
+    assert [table.own for table in tables.values()] == [(0,), (1,)]
+    assert not any(table.refused for table in tables.values())
+
+
+def test_a_leaf_that_is_not_kept_by_rows_may_have_a_dense_gradient():
+    tx = lazy(optax.contrib.muon(0.1, muon_weight_dimension_numbers=_only_w))
+    state = tx.init(PARAMS)
+    rows = RowGrads(jnp.array([1]), jnp.ones((1, 4)), (5, 4))
+    zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+    updates, _ = jax.jit(tx.update)({**zeros, "table": rows}, state, PARAMS)
+    assert updates["table"].rows.shape == (1, 4)
+    rows = RowGrads(jnp.array([1]), jnp.ones((1, 3)), (4, 3))
+    with pytest.raises(ArgumentError, match=r"'w' cannot be updated.*optax.*muon"):
+        tx.update({**zeros, "w": rows}, state, PARAMS)
+
+
+def _only_w(params):
+    return {"b": None, "table": None, "w": optax.contrib.MuonDimensionNumbers()}
+
+
+def test_inexact_needs_no_numbers_of_steps():
+    tx = optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation()
+    assert lazy(optax.scale_by_adam(), exact=False).init(PARAMS)
+    with pytest.raises(ArgumentError, match="exact=False"):
+        lazy(tx).init(PARAMS)
+
+
+def test_arguments_that_cannot_be_are_refused():
+    with pytest.raises(ArgumentError, match=r"tx must be an optax transformation.*float"):
+        lazy(0.1)
+    tx = lazy(optax.adam(0.1))
+    state = tx.init(PARAMS)
+    with pytest.raises(ArgumentError, match=r"what sparsejax\.rows\.lazy has"):
+        settle(PARAMS, state, optax.adam(0.1))
+    rows = RowGrads(jnp.array([1]), jnp.ones((1, 4)), (5, 4))
+    with pytest.raises(ArgumentError, match=r"'table' catch up.*tx\.update"):
+        tx.update({**PARAMS, "table": rows}, state)
+    with pytest.raises(StateError, match=r"one LazyState .* and there are 0"):
+        tx.reader(PARAMS, optax.adam(0.1).init(PARAMS))
+    bad = RowGrads(jnp.array([1]), jnp.ones((1, 3)), (5, 4))
+    with pytest.raises(ArgumentError, match="lazy: the update of 'table': rows of shape"):
+        tx.update({**PARAMS, "table": bad}, state, PARAMS)
