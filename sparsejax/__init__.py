@@ -3,9 +3,10 @@
 Names that say by themselves what they are may be imported bare, and are in `__all__`. The
 others are to be written with the prefix: `sparsejax.local`, `sparsejax.init`.
 
-Three folders have what is needed more rarely: `sparsejax.sparsifiers`, each of which
+Four folders have what is needed more rarely: `sparsejax.sparsifiers`, each of which
 `sparsify` makes a transformation of; `sparsejax.transforms`, memories and the systems that
-others are compared with; `sparsejax.advise`, what is measured before a choice.
+others are compared with; `sparsejax.rows`, what a lazy optimizer needs beside it;
+`sparsejax.advise`, what is measured before a choice.
 """
 
 import importlib
@@ -28,6 +29,10 @@ from sparsejax.advise.planner import make_plan as make_plan
 from sparsejax.advise.profile import profile as profile
 from sparsejax.advise.summary import summary as summary
 from sparsejax.axes import local as local
+from sparsejax.rows.lookup import lookup as lookup
+from sparsejax.rows.updates.apply import apply_updates as apply_updates
+from sparsejax.rows.updates.lazy import lazy as lazy
+from sparsejax.rows.value_and_grad import value_and_grad as value_and_grad
 from sparsejax.schemes.forecast import Network as Network
 from sparsejax.training import (
     TrainState as TrainState,
@@ -59,12 +64,14 @@ from sparsejax.transforms.wrappers import (
     skip_nonfinite as skip_nonfinite,
     warm_up as warm_up,
 )
+from sparsejax.units.row_grads import RowGrads as RowGrads
 from sparsejax.units.sparse_tensor import SparseTensor as SparseTensor
 
 
 __all__ = [
     "Network",
     "Plan",
+    "RowGrads",
     "SparseTensor",
     "TrainState",
     "abstract_state",
@@ -91,8 +98,9 @@ __all__ = [
 ]
 
 # As good as nothing, or another thing, when read without the prefix.
-_WITH_PREFIX = ["advise", "bind", "errors", "explain", "init", "local", "metrics"]
-_WITH_PREFIX += ["profile", "rows", "summary", "sync", "top_k", "transforms"]
+_WITH_PREFIX = ["advise", "apply_updates", "bind", "errors", "explain", "init", "lazy"]
+_WITH_PREFIX += ["local", "lookup", "metrics", "profile", "rows", "summary", "sync"]
+_WITH_PREFIX += ["top_k", "transforms", "value_and_grad"]
 
 
 def _version() -> str:

@@ -50,7 +50,7 @@ def value_and_grad(
             compiles it; arguments but the first may be anything.
         has_aux: Whether it returns auxiliary outputs.
         read: What reads the parameters, where rows of tables are late: that of an exact
-            `sparsejax.rows.lazy`, `tx.reader(params, state)`, of the same parameters.
+            `sparsejax.lazy`, `tx.reader(params, state)`, of the same parameters.
 
     Returns:
         A function of the same arguments that returns the value, or `(value, aux)`, and the

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sparsejax.rows import Lazy
 from sparsejax.training.shares import Share
 from sparsejax.transforms.state import observing, tree
 from sparsejax.units.row_grads import RowGrads, is_row_grads
@@ -36,6 +37,28 @@ def takes_rows(tx: optax.GradientTransformation, params: Any) -> frozenset[str]:
         taken |= summed & set(part.paths)
     sparsified = {path for part in seen.sparsifiers for path in part.paths}
     return frozenset(taken - sparsified)
+
+
+def reader(tx: optax.GradientTransformation, params: Any, opt_state: Any) -> Any:
+    """What reads parameters some of whose rows are late; None where none can be.
+
+    Args:
+        tx: The chain.
+        params: The parameters.
+        opt_state: The chain's state.
+    """
+    parts = [part.part for part in observing.observed(tx, params).rows]
+    lazy = [part for part in parts if isinstance(part, Lazy)]
+    return lazy[0].reader(params, opt_state) if lazy else None
+
+
+def caught_up(tx: optax.GradientTransformation, params: Any, opt_state: Any) -> Any:
+    """The parameters, with all rows that are late."""
+    read = reader(tx, params, opt_state)
+    if read is None:
+        return params
+    paths, _, structure = tree.flatten(params)
+    return structure.unflatten(read.whole(paths))
 
 
 def only(grads: Any, paths: frozenset[str]) -> Any:

@@ -17,7 +17,13 @@ from sparsejax.training import (
     placing,
     variables as of_variables,
 )
-from sparsejax.training.by_rows import only, scaled, takes_rows
+from sparsejax.training.by_rows import (
+    caught_up,
+    only,
+    reader,
+    scaled,
+    takes_rows,
+)
 from sparsejax.training.losses import Loss
 from sparsejax.training.shares import Share
 from sparsejax.training.train_state import (
@@ -26,7 +32,7 @@ from sparsejax.training.train_state import (
     require_synchronized,
     require_usable,
 )
-from sparsejax.transforms.state import placed, specs
+from sparsejax.transforms.state import observing, placed, specs
 from sparsejax.transforms.state.per_rank import check_ranks, check_whole
 from sparsejax.wire import Wire
 
@@ -155,7 +161,8 @@ class DataParallel:
         """
         require_usable(state, "trainer.evaluate")
         # Without what is not needed: the optimizer's state may be larger than all else.
-        state = state._replace(opt_state=None)
+        if not self._has_late_rows(state.params):
+            state = state._replace(opt_state=None)
         return self._evaluation(state)(state, self._batches.placed(batch))
 
     def compiled(self, state: TrainState) -> Any:
@@ -171,6 +178,13 @@ class DataParallel:
 
             mapped = self._on_ranks(step, whole, (whole, self._output_specs()))
             self._compiled[key] = jax.jit(mapped, donate_argnums=0 if self._donate else ())
+        return self._compiled[key]
+
+    def _has_late_rows(self, params):
+        """Whether the optimizer's state says what rows of the parameters are."""
+        key = "late", jax.tree.structure(params)
+        if key not in self._compiled:
+            self._compiled[key] = bool(observing.observed(self._tx, params).rows)
         return self._compiled[key]
 
     def _evaluation(self, state):
@@ -203,18 +217,20 @@ class DataParallel:
         wire = Wire(self._axis_name)
         share = Share.of(batch, self._weight, wire)
         given = _given(state, wire)
-        by_rows = takes_rows(self._tx, state.params)
-        value_and_grad = rows.value_and_grad if by_rows else jax.value_and_grad
-        evaluated = value_and_grad(
-            lambda params: self._loss(params, batch, given), has_aux=True
-        )
-        (loss, (aux, new)), grads = evaluated(axes.local(state.params, wire.axis))
+        params = axes.local(state.params, wire.axis)
+        by_rows = takes_rows(self._tx, params)
+        read = reader(self._tx, params, state.opt_state)
+        loss_fn = lambda params: self._loss(params, batch, given)
+        value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
+        if by_rows or read is not None:
+            value_and_grad = rows.value_and_grad(loss_fn, has_aux=True, read=read)
+        (loss, (aux, new)), grads = value_and_grad(params)
         grads = scaled(only(grads, by_rows), share)
         extra = {"ids": self._ids(batch)} if self._ids else {}
         updates, opt_state = self._tx.update(grads, state.opt_state, state.params, **extra)
         names = frozenset(axes.axis_names(wire.axis))
         require_synchronized(updates, opt_state, opt_specs, names)
-        params = optax.apply_updates(state.params, updates)
+        params = rows.apply_updates(state.params, updates)
         variables = state.variables
         if variables is not None:
             variables = of_variables.merged(variables, new, share)
@@ -224,7 +240,8 @@ class DataParallel:
     def _local_evaluation(self, state, batch):
         wire = Wire(self._axis_name)
         share = Share.of(batch, self._weight, wire)
-        params = axes.local(state.params, wire.axis)
+        params = caught_up(self._tx, state.params, state.opt_state)
+        params = axes.local(params, wire.axis)
         loss, (aux, _) = self._eval(params, batch, _given(state, wire))
         return self._of_all(loss, aux, share)
 
@@ -296,7 +313,10 @@ def data_parallel(
             auxiliary outputs (loss, aux), with variables (loss, variables), with both
             (loss, (aux, variables)).
         tx: The optimizer, a sparsejax synchronization in front of it. Tables that it
-            updates by rows are differentiated by rows (`sparsejax.rows.value_and_grad`).
+            updates by rows, as `sparsejax.lazy` does, are differentiated by rows
+            (`sparsejax.value_and_grad`). Rows of `state.params` may then be late:
+            `evaluate` and the next step read them as they would be, and
+            `sparsejax.rows.settle` catches them up.
         mesh: The mesh.
         axis_name: The axis over which the batch is split, where the mesh has several.
         has_aux: Whether `loss_fn` returns auxiliary outputs. Those are scalars, which are

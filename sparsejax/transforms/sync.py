@@ -68,12 +68,12 @@ def sync(
     every row whose gradient is not zero; others are not sent. Used for leaves whose unit is
     the row, where gradients are not accumulated.
 
-    A leaf may be `RowGrads`, as `sparsejax.rows.value_and_grad` makes them. It comes back
+    A leaf may be `RowGrads`, as `sparsejax.value_and_grad` makes them. It comes back
     as `RowGrads` of distinct ids, those that any rank has listed, whatever is in their
     rows; as an array where it is summed densely: a small table, one that rules send
     densely, or by a scheme without rows. The state is made from the table itself. What
     stands in front of `sync` has to leave RowGrads alone, and what stands behind has to
-    work on rows, as `sparsejax.rows.lazy` does: optax.scale and the like compute with ids
+    work on rows, as `sparsejax.lazy` does: optax.scale and the like compute with ids
     as with any array. The method `check` of RowGrads finds such ids, and `sync` calls it.
 
     Args:

@@ -98,7 +98,7 @@ class RowGrads:
                 f"{name}: the ids of these RowGrads were changed since they were made: "
                 "optax.scale, and all that computes with every array of the gradients, "
                 "computes with them, too. Put it in front of the gradients, as a factor of "
-                "the loss, or into sparsejax.rows.lazy, which works on rows."
+                "the loss, or into sparsejax.lazy, which works on rows."
             )
         if self.ids.ndim != 1 or not jnp.issubdtype(self.ids.dtype, jnp.integer):
             raise ArgumentError(

@@ -240,8 +240,8 @@ MUTANTS = {
     ),
     "data_parallel differentiates what is replicated": Mutant(
         "sparsejax/training/trainer.py",
-        "evaluated(axes.local(state.params, wire.axis))",
-        "evaluated(state.params)",
+        "params = axes.local(state.params, wire.axis)\n        by_rows",
+        "params = state.params\n        by_rows",
         "tests/test_smoke.py tests/training",
     ),
     # Rows.

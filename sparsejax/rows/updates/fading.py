@@ -165,9 +165,18 @@ class Fading(NamedTuple):
 
 
 def _compiled(function, *like):
-    """A function on numbers, which runs where it is called, inside a traced one too."""
-    program = jax.jit(function).lower(*like).compile()
-    return lambda *args: jax.tree.map(lambda x: np.asarray(x, np.float64), program(*args))
+    """A function on numbers, which runs where it is called, inside a traced one too.
+
+    And where `jax.disable_jit` holds, which knows no compiled programs.
+    """
+    with jax.disable_jit(False):
+        program = jax.jit(function).lower(*like).compile()
+
+    def run(*args):
+        with jax.disable_jit(False):
+            return jax.tree.map(lambda x: np.asarray(x, np.float64), program(*args))
+
+    return run
 
 
 def decayed(

@@ -59,9 +59,7 @@ class Inside:
             runs = self._runs(one, params)
             try:
                 right = fading.is_right(runs.probe(at), functools.partial(runs.sample, at))
-            except (
-                TypeError
-            ):  # as JAX's errors of tracers are, and keys that are no numbers
+            except TypeError:  # as JAX's errors of tracers are, and keys, no numbers
                 right = False
             found[at] = guessed if right else table
         return dataclasses.replace(anatomy, tables=found)

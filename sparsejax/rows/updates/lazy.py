@@ -10,7 +10,7 @@ from sparsejax.rows.updates import steps
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.view import Reader
 from sparsejax.transforms.signatures import described
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.state import observing, tree
 
 
 class Lazy(tree.Transformation):
@@ -23,7 +23,7 @@ class Lazy(tree.Transformation):
     inside: Inside
 
     def reader(self, params: Any, state: Any) -> Reader:
-        """What `sparsejax.rows.value_and_grad(loss_fn, read=...)` reads rows with.
+        """What `sparsejax.value_and_grad(loss_fn, read=...)` reads rows with.
 
         Args:
             params: The parameters.
@@ -40,13 +40,13 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     parameter and from each array of the optimizer's state that has such rows, `tx` updates
     them, and they are scattered back in place: a step costs what it touches. Leaves that
     are arrays go to `tx` as they are. Apply the updates with
-    `sparsejax.rows.apply_updates`. It goes last in a chain: what comes behind would change
+    `sparsejax.apply_updates`. It goes last in a chain: what comes behind would change
     rows once that stand for several steps.
 
     With exact=True parameters are those of the dense optimizer. There, rows without a
     gradient change too, as their momentum goes on and weights decay. Here they catch up on
     the steps that they have missed, step by step, when they are listed again, and when they
-    are read: pass `read=lazy_tx.reader(params, state)` to `sparsejax.rows.value_and_grad`,
+    are read: pass `read=lazy_tx.reader(params, state)` to `sparsejax.value_and_grad`,
     and take `settle(params, state, lazy_tx)` for evaluation and for other reads of whole
     tables. Where a gradient of zero changes no parameter, as with SGD without momentum,
     Adagrad and RMSProp, nothing is read anew. What a fading momentum has missed, as that of
@@ -72,15 +72,15 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     known is refused too.
 
     Example:
-        >>> tx = sparsejax.rows.lazy(optax.adam(1e-3))
+        >>> tx = sparsejax.lazy(optax.adam(1e-3))
         >>> state = tx.init(params)
         >>> def step(params, state, batch):
         ...     read = tx.reader(params, state)
-        ...     value, grads = sparsejax.rows.value_and_grad(loss_fn, read=read)(
+        ...     value, grads = sparsejax.value_and_grad(loss_fn, read=read)(
         ...         params, batch
         ...     )
         ...     updates, state = tx.update(grads, state, params)
-        ...     return sparsejax.rows.apply_updates(params, updates), state, value
+        ...     return sparsejax.apply_updates(params, updates), state, value
 
     Args:
         tx: The optimizer.
@@ -100,9 +100,13 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
             f"{type(tx).__name__}."
         )
     inside = Inside(optax.with_extra_args_support(tx), exact)
-    made = Lazy(
-        functools.partial(steps.init, inside), functools.partial(steps.update, inside)
-    )
+
+    def init(params):
+        if observing.is_observing():
+            observing.report_rows(made, steps.tables(inside, params))
+        return steps.init(inside, params)
+
+    made = Lazy(init, functools.partial(steps.update, inside))
     made.inside = inside
     return made
 
@@ -124,8 +128,8 @@ def settle(params: Any, state: Any, tx: Lazy) -> tuple[Any, Any]:
     """
     if not isinstance(tx, Lazy):
         raise ArgumentError(
-            f"settle: tx must be what sparsejax.rows.lazy has returned, got a "
+            f"settle: tx must be what sparsejax.lazy has returned, got a "
             f"{type(tx).__name__}. Keep it when you chain it: "
-            "rows = sparsejax.rows.lazy(optax.adam(1e-3)); tx = optax.chain(..., rows)."
+            "rows = sparsejax.lazy(optax.adam(1e-3)); tx = optax.chain(..., rows)."
         )
     return steps.settled(tx.inside, params, state)

@@ -37,6 +37,12 @@ def init(inside: Inside, params: Any) -> LazyState:
     )
 
 
+def tables(inside: Inside, params: Any) -> list[str]:
+    """The paths of the parameters that it can update by rows."""
+    tables = inside.anatomy(params, params).tables.values()
+    return [table.path for table in tables if not inside.why_not(table)]
+
+
 def update(
     inside: Inside, updates: Any, state: Any, params: Any = None, **extra: Any
 ) -> tuple[Any, LazyState]:

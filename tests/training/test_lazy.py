@@ -1,0 +1,35 @@
+"""`data_parallel` with a lazy optimizer: the dense run, by rows."""
+
+import jax
+import numpy as np
+import optax
+
+import sparsejax
+from sparsejax import rows
+from tests.helpers import mesh_of
+from tests.training.test_by_rows import PARAMS, batch_of, loss_fn
+
+
+def test_a_lazy_run_is_the_dense_run():
+    lazy = rows.lazy(optax.adam(1e-2))
+    tx = optax.chain(sparsejax.zen_sync(), lazy)
+    dense = optax.chain(sparsejax.dense_sync(), optax.adam(1e-2))
+    weight = lambda batch: batch["mask"].sum()
+    trainers = [
+        sparsejax.data_parallel(loss_fn, each, mesh_of(3), weight=weight)
+        for each in (tx, dense)
+    ]
+    states = [trainer.init(PARAMS) for trainer in trainers]
+    for step in range(5):
+        batch = batch_of(step % 4, 3)
+        both = [t.step(s, batch) for t, s in zip(trainers, states, strict=True)]
+        states, losses = zip(*both, strict=True)
+        np.testing.assert_allclose(*losses, rtol=1e-5)
+    batch = batch_of(9, 3)
+    found = [t.evaluate(s, batch) for t, s in zip(trainers, states, strict=True)]
+    np.testing.assert_allclose(*found, rtol=1e-5)
+    late = jax.tree.map(np.asarray, states[0].params)
+    settled, _ = rows.settle(states[0].params, states[0].opt_state, lazy)
+    for name, want in states[1].params.items():
+        np.testing.assert_allclose(settled[name], want, rtol=1e-5, atol=1e-6)
+    assert np.abs(late["users"] - states[1].params["users"]).max() > 1e-4
