@@ -1,4 +1,4 @@
-"""The figures of the language model's two runs, as a table and as a plot."""
+"""The figures of the language model's runs, as a table and as a plot."""
 
 from typing import Any, NamedTuple
 
@@ -54,29 +54,27 @@ def describe(console: Console, corpus: Corpus, mesh: Mesh, width: int) -> None:
     )
 
 
-def figures(dense: Run, zen: Run) -> dict[str, Any]:
-    """The figures of both runs, and how far the runs are apart."""
-    groups = {key.rsplit("/", 1)[0] for key in zen.sent if key.count("/") > 1}
-    tables = max(groups, key=lambda group: zen.sent[f"{group}/dense_bytes"])
-    pairs = [(dense.params[name], zen.params[name]) for name in dense.params]
-    return {
-        "dense": _figures(dense),
-        "zen": _figures(zen)
-        | {
-            key: zen.sent[f"{tables}/{key}"]
-            for key in (
-                "density_before",
-                "density_after",
-                "push_imbalance",
-                "pull_imbalance",
-            )
-        },
-        "largest_loss_difference": float(
-            np.max(np.abs(np.subtract(dense.losses, zen.losses)))
-        ),
-        "largest_parameter_difference": float(max(np.max(np.abs(a - b)) for a, b in pairs)),
-        "parameters_bitwise_equal": all(a.tobytes() == b.tobytes() for a, b in pairs),
-    }
+def figures(runs: dict[str, Run]) -> dict[str, Any]:
+    """The figures of all runs, and how far the others are from the first, the dense one."""
+    names = iter(runs)
+    dense = runs[next(names)]
+    found: dict[str, Any] = {name: _figures(run) for name, run in runs.items()}
+    for name in names:
+        run = runs[name]
+        groups = {key.rsplit("/", 1)[0] for key in run.sent if key.count("/") > 1}
+        tables = max(groups, key=lambda group: run.sent[f"{group}/dense_bytes"])
+        for key in ("density_before", "density_after", "push_imbalance", "pull_imbalance"):
+            found[name][key] = run.sent[f"{tables}/{key}"]
+        pairs = [(dense.params[leaf], run.params[leaf]) for leaf in dense.params]
+        losses = np.abs(np.subtract(dense.losses, run.losses))
+        found[name] |= {
+            "largest_loss_difference": float(np.max(losses)),
+            "largest_parameter_difference": float(
+                max(np.max(np.abs(a - b)) for a, b in pairs)
+            ),
+            "parameters_bitwise_equal": all(a.tobytes() == b.tobytes() for a, b in pairs),
+        }
+    return found
 
 
 def _figures(run: Run) -> dict[str, Any]:
@@ -93,60 +91,54 @@ def _figures(run: Run) -> dict[str, Any]:
 
 def show(console: Console, figures: dict[str, Any]) -> None:
     """Prints a table, and how to read it."""
-    dense, zen = figures["dense"], figures["zen"]
-    table = Table(title=f"{zen['steps']} steps, means over the steps")
+    dense = figures["dense"]
+    table = Table(title=f"{dense['steps']} steps, means over the steps")
     table.add_column("")
-    table.add_column("dense", justify="right")
-    table.add_column("zen", justify="right")
+    for name in figures:
+        table.add_column(name, justify="right")
 
     def row(what, key, text):
-        sides = (text(side[key]) if key in side else "" for side in (dense, zen))
+        sides = (text(side[key]) if key in side else "" for side in figures.values())
         table.add_row(what, *sides)
 
     yes_or_no = {True: "yes", False: "NO"}
     row("loss of the last step", "final_loss", "{:.4f}".format)
     row("bytes each rank sends in a step", "wire_bytes", "{:,.0f}".format)
     row("  of which needed", "payload_bytes", "{:,.0f}".format)
-    less = dense["wire_bytes"] / max(zen["wire_bytes"], 1)
-    table.add_row("  times less than dense", "1.0", f"{less:.1f}")
+    less = (dense["wire_bytes"] / max(side["wire_bytes"], 1) for side in figures.values())
+    table.add_row("  times less than dense", *map("{:.1f}".format, less))
     row("rows touched by the busiest rank", "density_before", "{:.2%}".format)
     row("rows touched by any rank", "density_after", "{:.2%}".format)
     row("imbalance of push", "push_imbalance", "{:.2f}".format)
     row("imbalance of pull", "pull_imbalance", "{:.2f}".format)
     row("devices equal bit for bit", "replicas_equal", yes_or_no.get)
+    row("largest difference of a loss", "largest_loss_difference", "{:.1e}".format)
+    row("  of a parameter", "largest_parameter_difference", "{:.1e}".format)
     row("seconds to compile", "compile_seconds", "{:.1f}".format)
     row("seconds a step (no network!)", "step_seconds", "{:.3f}".format)
     console.print(table)
-    loss, parameter = (figures[f"largest_{x}_difference"] for x in ("loss", "parameter"))
-    console.print(f"Largest difference of a loss: {loss:.1e}.")
-    if figures["parameters_bitwise_equal"]:
-        console.print("The parameters of both runs are equal bit for bit.")
-    else:
-        console.print(
-            f"Largest difference of a parameter: {parameter:.1e}, by rounding: sums are "
-            "taken in another order.",
-            soft_wrap=True,
-        )
     console.print(
-        "Simulated devices have no network: what they send is a copy in memory. The bytes "
-        "are the result here, and the step time is not.",
+        "Differences are those of rounding: sums are taken in another order. Simulated "
+        "devices have no network: what they send is a copy in memory. The bytes are the "
+        "result here, and the step time is not.",
         soft_wrap=True,
     )
 
 
-def plot(dense: Run, zen: Run, path: str) -> None:
+def plot(runs: dict[str, Run], path: str) -> None:
     """Draws the losses over each other, and the bytes beside each other."""
     from matplotlib.figure import Figure  # Slow to import, and not always wanted.
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
-    steps = range(1, len(dense.losses) + 1)
-    left.plot(steps, dense.losses, label="dense", color="0.7", linewidth=5)
-    left.plot(steps, zen.losses, label="zen", color="tab:blue", linewidth=1.2)
+    colors = ["0.8", "tab:blue", "tab:orange"]
+    for (name, run), color, width in zip(runs.items(), colors, (6, 3, 1), strict=True):
+        steps = range(1, len(run.losses) + 1)
+        left.plot(steps, run.losses, label=name, color=color, linewidth=width)
     left.set(xlabel="step", ylabel="loss", title="The same loss")
     left.legend(frameon=False)
-    sent = [run.sent["sync/wire_bytes"] / 1e6 for run in (dense, zen)]
-    bars = right.bar(["dense", "zen"], sent, color=["0.7", "tab:blue"])
+    sent = [run.sent["sync/wire_bytes"] / 1e6 for run in runs.values()]
+    bars = right.bar(list(runs), sent, color=colors)
     right.bar_label(bars, fmt="%.2f")
     right.set(ylabel="MB a step and rank", title="Fewer bytes")
     for axes in (left, right):

@@ -243,6 +243,49 @@ def _quadrature(weights, points):
     matrix = jnp.zeros((*inner.shape, NODES)).at[:, index, index].set(inner)
     matrix = matrix.at[:, index[:-1], index[1:]].set(outer)
     matrix = matrix.at[:, index[1:], index[:-1]].set(outer)
-    at, vectors = jnp.linalg.eigh(matrix)
+    at, share = _eigen(matrix)
     at = first * (1 + at)
-    return sign * total * vectors[:, 0, :] ** 2 * at, at
+    return sign * total * share**2 * at, at
+
+
+# Of six numbers in three pairs, so that after five turns each has met each.
+_TURN = np.array([0, 3, 1, 5, 2, 4])
+_SWEEPS = 6
+
+
+def _eigen(matrices):
+    """The eigenvalues of symmetric matrices [k, 6, 6], and the first number of each vector.
+
+    By Jacobi's rotations, of three pairs at a time. `jnp.linalg.eigh` hangs where several
+    devices of a CPU call it at once: JAX's kernel (0.10 to 0.12) hands parts of a batch to
+    the threads that all of them wait on.
+    """
+    k, n = matrices.shape[:2]
+    same = np.eye(n // 2, dtype=bool)[None, :, None, :, None]
+
+    def turn(_, state):
+        a, first = state
+        pairs = a.reshape(k, n // 2, 2, n // 2, 2)
+        blocks = jnp.where(same, pairs, 0).sum(3)
+        off = blocks[:, :, 0, 1]
+        ratio = (blocks[:, :, 1, 1] - blocks[:, :, 0, 0]) / jnp.where(off == 0, 1, 2 * off)
+        tangent = jnp.where(ratio < 0, -1, 1) / (jnp.abs(ratio) + jnp.sqrt(ratio**2 + 1))
+        tangent = jnp.where(off == 0, 0, tangent)
+        cosine = lax.rsqrt(tangent**2 + 1)
+        sine = tangent * cosine
+
+        def rotated(x):
+            """Pairs of numbers [k, 3, 2, ...], each by its angle."""
+            c, s = (y.reshape(k, n // 2, *[1] * (x.ndim - 3)) for y in (cosine, sine))
+            one, other = x[:, :, 0], x[:, :, 1]
+            x = jnp.stack([c * one - s * other, s * one + c * other], axis=2)
+            return x.reshape(k, n, *x.shape[3:])[:, _TURN]
+
+        a = rotated(a.reshape(k, n // 2, 2, n)).swapaxes(1, 2)
+        a = rotated(a.reshape(k, n // 2, 2, n))
+        return a, rotated(first.reshape(k, n // 2, 2))
+
+    first = jnp.zeros((k, n), matrices.dtype).at[:, 0].set(1)
+    first = as_varying(first, varying_axes(matrices))
+    a, first = lax.fori_loop(0, _SWEEPS * (n - 1), turn, (matrices, first))
+    return jnp.where(np.eye(n, dtype=bool), a, 0).sum(2), first

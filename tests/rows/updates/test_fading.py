@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from sparsejax.rows import lazy, settle
-from sparsejax.rows.updates import catch_up
+from sparsejax.rows.updates import catch_up, fading
 from tests import helpers
 
 
@@ -91,3 +91,21 @@ def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypa
         want = jax.tree.leaves(want_state)[j]
         np.testing.assert_allclose(jax.tree.leaves(new.inner)[j], want, 2e-4, 1e-30)
     np.testing.assert_array_equal(got["table"][-1], 0)
+
+
+def test_eigenvalues_are_those_of_numpy():
+    """Of matrices with three diagonals, of which some fall into parts."""
+    rng = np.random.default_rng(0)
+    inner = rng.normal(size=(200, fading.NODES)) * 10 ** rng.uniform(-3, 0, (200, 1))
+    outer = np.abs(rng.normal(size=(200, fading.NODES - 1)))
+    outer *= rng.random(outer.shape) > 0.3
+    matrices = np.zeros((200, fading.NODES, fading.NODES), np.float32)
+    index = np.arange(fading.NODES)
+    matrices[:, index, index] = inner
+    matrices[:, index[:-1], index[1:]] = matrices[:, index[1:], index[:-1]] = outer
+    values, first = (np.asarray(x) for x in jax.jit(fading._eigen)(matrices))
+    want, vectors = np.linalg.eigh(matrices.astype(np.float64))
+    np.testing.assert_allclose(np.sort(values, 1), want, atol=1e-5)
+    # What quadrature makes of them, which is the same however equal ones are turned.
+    of = lambda x, y: (y**2 / (np.abs(want).max(1, keepdims=True) * 1.5 - x)).sum(1)
+    np.testing.assert_allclose(of(values, first), of(want, vectors[:, 0]), rtol=1e-4)
