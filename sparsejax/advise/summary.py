@@ -23,9 +23,11 @@ def summary(state: Any) -> str:
     """Tabulates the bytes that one rank sent, in the last step and since the first.
 
     A row is a bucket of leaves that were exchanged together. Densities are those of its
-    fullest rank and of the sum; `densely` is what an all-reduce would have sent. Nothing is
-    computed or sent, so one process of several may ask alone; `sparsejax.metrics` has the
-    same as numbers.
+    fullest rank and of the sum; `densely` is what an all-reduce would have sent. Buckets
+    that were exchanged as one, because a sparsifier selected from all of them, have shares
+    of the bytes, one density, and all rounds in the first's row. Nothing is computed or
+    sent, so one process of several may ask alone; `sparsejax.metrics` has the same as
+    numbers.
 
     Example:
         >>> print(sparsejax.summary(state.opt_state))

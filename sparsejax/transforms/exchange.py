@@ -11,6 +11,14 @@ there is never room for more than the table has. The leaf stays in the bucket th
 have as an array, whose state and metrics it shares; so a state made from parameters serves.
 Where a scheme sends no rows, as the dense all-reduce of small leaves, they are made a dense
 array, and the sum is one, too.
+
+A bucket is one exchange, unless a sparsifier stands in front: buckets that it leaves as
+elements are exchanged as one where `buckets.joint` says so, a table and kernels alike. Each
+has its own place in the state, and nothing there says which were joined: the state of the
+first is handed to the scheme, and all of them keep what comes out. What was sent is shared
+out, so that sums over buckets are what was sent: bytes by the room that each has for
+entries, in whole bytes, the bytes of a dense sum by its elements, and all rounds to the
+first. Densities and imbalances are those of the whole exchange.
 """
 
 import dataclasses
@@ -33,7 +41,7 @@ from sparsejax.schemes.base import (
     sum_of_shared,
 )
 from sparsejax.transforms import checks
-from sparsejax.transforms.buckets import Assignment, Bucket, check_ids
+from sparsejax.transforms.buckets import Assignment, check_ids, joint
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.transforms.state import observing, tree
 from sparsejax.transforms.state.per_rank import PerRank, check_kind
@@ -221,13 +229,22 @@ class Exchange:
             check_ids(buckets, ids, masked)
         sent: dict[int, Any] = {}
         left: dict[int, Any] = {}
-        schemes, traffic = {}, {}
-        for bucket in buckets:
-            before = state.schemes[bucket.name]
-            totals, rest, after, traffic[bucket.name] = self._exchange(
-                bucket, accumulated, ids, before, wire, likes, dense
+        schemes: dict[str, Any] = {}
+        traffic: dict[str, Traffic] = {}
+        shared = [None if dense else joint.is_shared(leaf) for leaf in accumulated]
+        exchanged = []
+        for joined in joint.together(buckets, accumulated, shared):
+            befores = [state.schemes[bucket.name] for bucket in joined]
+            bucket = joint.as_one(joined, accumulated)
+            totals, rest, after, counts = self._exchange(
+                bucket, accumulated, ids, befores[0], wire, likes, dense
             )
-            schemes[bucket.name] = after
+            names = [bucket.name for bucket in joined]
+            kept = joint.kept(after, befores)
+            schemes |= dict(zip(names, kept, strict=True))
+            parts = joint.shared_out(counts, joined, accumulated)
+            traffic |= dict(zip(names, parts, strict=True))
+            exchanged.append(counts)
             sent |= totals
             left |= rest
         lossy = {i for bucket in buckets if bucket.is_lossy for i in bucket.leaves}
@@ -236,15 +253,13 @@ class Exchange:
             [sent[i] for i in places],
             [left.get(i) for i in places],
             [i in lossy and not dense for i in places],
-            ExchangeState(
-                schemes, traffic, state.totals.plus(traffic.values()), state.reduction
-            ),
+            ExchangeState(schemes, traffic, state.totals.plus(exchanged), state.reduction),
         )
 
     def _exchange(self, bucket, leaves, ids, before, wire, likes, dense):
         """The totals and the left out parts of a bucket's leaves, its state and traffic."""
         dtype = likes[bucket.leaves[0]].dtype
-        may_split = not needs_ranks(bucket)
+        may_split = not bucket.needs_ranks
         sent, traffic = self._sums_of_rows(bucket, leaves, wire) if may_split else ({}, [])
         rest = bucket.without(sent)
         parts = rest.split(leaves) if may_split else [rest]
@@ -302,15 +317,6 @@ def _on_rank(bucket, state, wire):
         return state
     # By shard alone; that it is equal on all ranks cannot be seen.
     return wire.assume_same(jax.tree.map(lambda x: x[0], state.value))
-
-
-def needs_ranks(bucket: Bucket) -> bool:
-    """Whether the scheme's state depends on the ranks, and so on the number of units."""
-    try:
-        jax.eval_shape(lambda: bucket.scheme.init(bucket.like(jnp.float32), None))
-    except NeedsRanks:
-        return True
-    return False
 
 
 def _like(leaves, likes):

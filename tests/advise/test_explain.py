@@ -103,6 +103,24 @@ def test_what_a_sparsifier_lets_through_is_dense():
     assert (rows["kernel"].sparsifier, rows["kernel"].density) == ("", 1.0)
 
 
+def test_what_a_sparsifier_selects_of_a_table_and_of_kernels_is_one_exchange():
+    tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync())
+    found, rows = explained(tx, density=1.0)
+    joined = rows["embedding"]
+    assert [row.name for row in found.rows] == ["bias", "embedding and 1 more"]
+    assert rows["kernel"] == joined
+    assert (joined.unit, joined.sources) == ("element", ("selected", "selected"))
+    assert joined.shape == (50_000 * 64 + 512 * 512,)
+    assert joined.density == pytest.approx(0.01, rel=0.01)
+    alone = [explained(tx, {k: PARAMS[k]}, density=1.0)[0] for k in ("embedding", "kernel")]
+    assert joined.latencies == alone[0].rows[0].latencies
+    assert joined.dense_bytes == sum(x.rows[0].dense_bytes for x in alone)
+    # Where the gradients of a kernel are not selected from, they are apart.
+    only = {"compress": lambda path, leaf: path == "embedding"}
+    tx = optax.chain(sparsejax.dgc(0.01, **only), sparsejax.zen_sync())
+    assert len(explained(tx)[0].rows) == 3
+
+
 def test_a_schedule_is_taken_at_its_end_and_warm_up_is_told():
     warm = sparsejax.sparsifiers.Warmup(0.001, 100, start=0.25)
     tx = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(warm), warmup_steps=10)
@@ -113,7 +131,7 @@ def test_a_schedule_is_taken_at_its_end_and_warm_up_is_told():
     assert "first 10 exchanges" in text
     falling = sparsejax.sparsifiers.Schedule(optax.linear_schedule(0.1, 0.01, 5), 0.1)
     tx = optax.chain(sparsejax.dgc(falling), sparsejax.zen_sync())
-    found, rows = explained(tx)
+    found, rows = explained(tx, {"kernel": PARAMS["kernel"]})
     assert rows["kernel"].density == pytest.approx(0.1, rel=0.01)
     assert "largest density of its schedule, 10.000%" in str(found)
 

@@ -196,6 +196,30 @@ MUTANTS = {
         "total = reduced.total",
         "tests/transforms/test_sync.py",
     ),
+    "buckets that were exchanged as one take each other's sums": Mutant(
+        "sparsejax/transforms/buckets/joint.py",
+        "units=tuple(leaves[i].size for i in places),",
+        "units=tuple(leaves[i].size for i in sorted(places)),",
+        "tests/transforms/test_joint.py",
+    ),
+    "what was sent for two buckets counts for each": Mutant(
+        "sparsejax/transforms/buckets/joint.py",
+        "return [count - sum(others), *others]",
+        "return [count, *others]",
+        "tests/transforms/test_joint.py",
+    ),
+    "a state that buckets share stands in it twice": Mutant(
+        "sparsejax/transforms/buckets/joint.py",
+        "same = lambda new, given, own: own if new is given else new",
+        "same = lambda new, given, own: new",
+        "tests/transforms/test_joint.py",
+    ),
+    "buckets are exchanged one by one": Mutant(
+        "sparsejax/transforms/buckets/joint.py",
+        "    return bucket.scheme, dtype, over, all(of_leaves), structure, shapes",
+        "    return bucket, dtype, over, all(of_leaves), structure, shapes",
+        "tests/transforms/test_joint.py",
+    ),
     "a gradient that was summed is taken for local": Mutant(
         "sparsejax/transforms/checks.py",
         "        axes.require_local(path, tree.numbers(leaf), axis)\n",

@@ -31,6 +31,7 @@ SMALL = {"scale": (48,), "zero/bias": (100,)}
 TABLE = {"embedding": (ROWS, WIDTH), **SMALL}
 KERNEL = {"kernel": (512, 256), **SMALL}
 KERNELS = {"kernel": (512, 256), "other": (256, 512), **SMALL}
+MODEL = {"embedding": (ROWS, WIDTH), "kernel": (512, 256), **SMALL}
 NETWORK = sparsejax.Network(gbit_per_s=25, latency_us=20)
 # Of the few numbers of a row on which ranks agree, which `metrics` counts, too.
 AGREED = 150
@@ -51,6 +52,7 @@ PROGRAMS: dict[str, tuple[dict[str, Any], Callable[[float], Any]]] = {
     "zen_table": (TABLE, lambda f: sparsejax.zen_sync()),
     "every": (TABLE, lambda f: sparsejax.zen_sync(every=2)),
     "dgc": (KERNEL, lambda f: chain(sparsejax.dgc(0.02 * f))),
+    "dgc_table": (MODEL, lambda f: chain(sparsejax.dgc(0.02 * f))),
     "rounds": (
         TABLE,
         lambda f: sparsejax.sync(
@@ -110,6 +112,7 @@ CASES = {
     "ag_sparse_every_second_step": Case("ag_sparse_every", 0.05),
     "zen_every_second_step": Case("every", 0.05),
     "dgc": Case("dgc", None, (0.8, 1.3)),
+    "dgc_of_a_table_and_a_kernel": Case("dgc_table", None, (0.8, 1.3)),
     "rounds": Case("rounds", 0.05),
     "zen_table": Case("zen_table", 0.05),
     "hierarchical": Case("hierarchical", 0.02),

@@ -288,6 +288,9 @@ OF_TRANSFORMATIONS = {
     "topk_dsa_sync": of_tx(sparsejax.transforms.topk_dsa_sync(DENSITY, "data")),
     "gaussian_k_sync": of_tx(sparsejax.transforms.gaussian_k_sync(DENSITY, "data")),
     "dgc_zen_sync": of_tx(optax.chain(sparsejax.dgc(DENSITY), sparsejax.zen_sync("data"))),
+    "dgc_zen_sync_model": of_tx(
+        optax.chain(sparsejax.dgc(DENSITY), sparsejax.zen_sync("data")), leaves=MODEL
+    ),
     "dgc_with_all_options_zen_sync": of_tx(
         optax.chain(
             sparsejax.dgc(

@@ -19,8 +19,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import Scheme
 from sparsejax.schemes.forecast import Load
 from sparsejax.sparsifiers import base as sparsifiers
-from sparsejax.transforms.buckets import Bucket
-from sparsejax.transforms.exchange import needs_ranks
+from sparsejax.transforms.buckets import Bucket, joint
 from sparsejax.transforms.state import observing
 
 
@@ -83,10 +82,12 @@ def groups_of(
     groups = []
     for exchange in seen.exchanges:
         exchange.part.assignment.check_ranks(hosts)
+        members = _members(exchange, seen.sparsifiers, known)
+        shared = [m.sparsifier.shared if m.by_entries else None for m in members]
         found = [
-            (min(bucket.leaves), group)
-            for bucket in exchange.buckets
-            for group in _groups(bucket, exchange, seen.sparsifiers, known)
+            (min(joined[0].leaves), group)
+            for joined in joint.together(exchange.buckets, exchange.leaves, shared)
+            for group in _groups(joined, exchange, members, known.ranks)
         ]
         # Of two parts of a bucket, too, the one whose first leaf is first.
         order = {path: place for place, path in enumerate(exchange.paths)}
@@ -109,29 +110,47 @@ class _Member:
 
 
 def _groups(
-    bucket: Bucket,
+    joined: Sequence[Bucket],
     exchange: observing.Part,
-    before: Sequence[observing.Part],
-    known: Densities,
+    members: Sequence[_Member],
+    ranks: int,
 ) -> Iterator[Group]:
-    """The groups of a bucket: leaves that come as entries are exchanged by themselves."""
+    """The groups of buckets that are exchanged as one.
+
+    Of a single bucket, leaves that come as entries are exchanged by themselves.
+    """
+    bucket = joint.as_one(joined, exchange.leaves)
     whole = bucket.shape if bucket.scheme.unit == "leaf" else ()
-    by_ranks = needs_ranks(bucket)
-    if whole:
-        sizes = tuple(exchange.leaves[i].size for i in bucket.leaves)
-        bucket = dataclasses.replace(bucket, units=sizes, shape=())
-    members = [
-        _member(bucket, path, exchange.leaves[i], units, exchange, before, known)
-        for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True)
-    ]
-    parts = [members]
+    by_ranks = bucket.needs_ranks
+    bucket = _of_elements(bucket, exchange)
+    those = [members[i] for i in bucket.leaves]
+    parts = [those]
     if not by_ranks:
-        parts = [[m for m in members if m.by_entries is kind] for kind in (True, False)]
+        parts = [[m for m in those if m.by_entries is kind] for kind in (True, False)]
     for part in filter(None, parts):
         as_entries = all(m.by_entries for m in part)
         split = as_entries and len(parts) > 1
-        group = _group(bucket, part, exchange.inside, known.ranks, as_entries, split)
+        group = _group(bucket, part, exchange.inside, ranks, as_entries, split)
         yield dataclasses.replace(group, load=dataclasses.replace(group.load, shape=whole))
+
+
+def _of_elements(bucket, exchange):
+    """A bucket of whole leaves as one of their elements; any other as it is."""
+    if bucket.scheme.unit != "leaf" or not bucket.shape:
+        return bucket
+    sizes = tuple(exchange.leaves[i].size for i in bucket.leaves)
+    return dataclasses.replace(bucket, units=sizes, shape=())
+
+
+def _members(exchange, before, known) -> list[_Member]:
+    """The leaves of an exchange, in the order of the tree."""
+    found = {}
+    for whole in exchange.buckets:
+        bucket = _of_elements(whole, exchange)
+        for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True):
+            leaf = exchange.leaves[i]
+            found[i] = _member(bucket, path, leaf, units, exchange, before, known)
+    return [found[i] for i in range(len(exchange.leaves))]
 
 
 def _member(bucket, path, leaf, units, exchange, before, known):

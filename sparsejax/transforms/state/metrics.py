@@ -52,11 +52,13 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     needed, `inside_bytes` what it sent inside a host where there are two levels,
     `dense_bytes` what an all-reduce would have sent, `rounds` how many messages with
     entries followed one another, those left out by which ranks agree on a few numbers;
-    densities and imbalances are as in `Traffic`. `exchanges` and the bytes that begin with
-    `total_` are since the first state, exact for any length of run; what `skip_nonfinite`
-    left out is not in them. `residual_norm` is there where a rank
-    has a residual: the norm over all ranks. Nothing is computed or sent, so one process of
-    several may ask alone. A
+    densities and imbalances are as in `Traffic`. Where buckets were exchanged as one, since
+    a sparsifier selected from all of them, each has a share of the bytes by its room for
+    entries, the first has the rounds, and densities and imbalances are those of all.
+    `exchanges` and the bytes that begin with `total_` are since the first state, exact for
+    any length of run; what `skip_nonfinite` left out is not in them. `residual_norm` is
+    there where a rank has a residual: the norm over all ranks. Nothing is computed or sent,
+    so one process of several may ask alone. A
     sparsifier has `sparsify/residual_norm`, over all leaves, and `sparsify/skipped`, how
     many updates were left out because something was not finite; for a whole chain that is
     wrapped in `skip_nonfinite` it is `skip/skipped`. With `check_vma=False` the shards of a

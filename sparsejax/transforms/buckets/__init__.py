@@ -1,0 +1,12 @@
+"""Buckets: which leaves are exchanged as one array, by which scheme, in which unit."""
+
+from sparsejax.transforms.buckets.assignment import (
+    SPARSE_FROM as SPARSE_FROM,
+    Assignment as Assignment,
+    ByRules as ByRules,
+    Everything as Everything,
+    Rules as Rules,
+    check_ids as check_ids,
+    check_rules as check_rules,
+)
+from sparsejax.transforms.buckets.bucket import Bucket as Bucket

@@ -1,0 +1,137 @@
+"""A bucket: leaves that are exchanged as one array of units."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax.axes import as_varying
+from sparsejax.errors import NeedsRanks
+from sparsejax.schemes.base import LossyScheme, Scheme
+from sparsejax.transforms.state import tree
+from sparsejax.units import bits
+from sparsejax.units.entries import of_tensors
+from sparsejax.units.units import Dense, Units
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Leaves that are exchanged as one array of units.
+
+    Attributes:
+        name: For metrics: the path of the only leaf, or of the first and how many more.
+        scheme: How they are summed.
+        leaves: Their places in the flattened tree.
+        paths: Their paths.
+        units: How many units each of them has.
+        shape: The shape of one unit: () for an element, and all of it for a leaf.
+    """
+
+    name: str
+    scheme: Scheme
+    leaves: tuple[int, ...]
+    paths: tuple[str, ...]
+    units: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether its scheme may leave something out."""
+        return isinstance(self.scheme, LossyScheme)
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether its units are rows."""
+        return bool(self.shape) and self.scheme.unit is None
+
+    def like(self, dtype: Any) -> jax.ShapeDtypeStruct:
+        """The shape and dtype of the one array."""
+        return jax.ShapeDtypeStruct((sum(self.units), *self.shape), dtype)
+
+    def first_state(self) -> Any:
+        """The shapes of its scheme's first state; raises `NeedsRanks` where it would."""
+        return jax.eval_shape(lambda: self.scheme.init(self.like(jnp.float32), None))
+
+    @property
+    def needs_ranks(self) -> bool:
+        """Whether the scheme's state depends on the ranks, and so on the units."""
+        try:
+            self.first_state()
+        except NeedsRanks:
+            return True
+        return False
+
+    def without(self, places: Collection[int]) -> "Bucket":
+        """The bucket of the other leaves; there may be none."""
+        members = zip(self.leaves, self.paths, self.units, strict=True)
+        kept = [member for member in members if member[0] not in places]
+        return self._of(kept)
+
+    def _of(self, members):
+        leaves, paths, units = zip(*members, strict=True) if members else ((), (), ())
+        return dataclasses.replace(self, leaves=leaves, paths=paths, units=units)
+
+    def split(self, leaves: Sequence[Any]) -> list["Bucket"]:
+        """Leaves given by their entries, and the others, as buckets of their own.
+
+        Together they would be one dense array, and no longer sparse.
+        """
+        members = list(zip(self.leaves, self.paths, self.units, strict=True))
+        kinds = [
+            [m for m in members if tree.is_sparse(leaves[m[0]]) is kind]
+            for kind in (True, False)
+        ]
+        return [self._of(kind) for kind in kinds if kind]
+
+    def pack(
+        self,
+        leaves: Sequence[Any],
+        flags: jax.Array | None = None,
+        as_elements: bool = True,
+    ) -> Units:
+        """The bucket's leaves as units, given by their entries if all of them are.
+
+        Args:
+            leaves: The leaves of the tree.
+            flags: Booleans by unit, if the caller knows which are non-zero.
+            as_elements: Whether entries that are elements stay so, whatever a unit is.
+        """
+        members = [leaves[i] for i in self.leaves]
+        shapes = [self.shape, *([()] if as_elements else [])]
+        if all(tree.is_sparse(leaf) for leaf in members) and any(
+            all(leaf.values.shape[1:] == shape for leaf in members) for shape in shapes
+        ):
+            return of_tensors(members)
+        arrays = [
+            tree.to_dense(leaves[i]).reshape(count, *self.shape)
+            for i, count in zip(self.leaves, self.units, strict=True)
+        ]
+        return Dense(arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays), flags)
+
+    def unpack(self, x: jax.Array, like: Sequence[Any]) -> dict[int, jax.Array]:
+        """The parts of [units, *shape] by the places of their leaves, shaped as `like`."""
+        x = x.reshape(sum(self.units), *self.shape)
+        parts, start = {}, 0
+        for i, count in zip(self.leaves, self.units, strict=True):
+            parts[i] = x[start : start + count].reshape(like[i].shape)
+            start += count
+        return parts
+
+    def flags(self, leaves: Sequence[Any], ids: Mapping[str, Any]) -> jax.Array | None:
+        """The units that are non-zero, where the caller says which rows were touched."""
+        if not self.is_by_rows or not any(path in ids for path in self.paths):
+            return None
+        flags = []
+        for path, i, count in zip(self.paths, self.leaves, self.units, strict=True):
+            # An accumulated gradient may have other rows than those of this batch.
+            if path in ids and not tree.is_sparse(leaves[i]):
+                rows = jnp.asarray(ids[path]).reshape(-1)
+                rows = jnp.where(rows < 0, rows + count, rows)
+                mark = jnp.zeros(count, bool).at[rows].set(True, mode="drop")
+                flags.append(as_varying(mark, tree.axes_of(leaves[i])))
+            else:
+                dense = tree.to_dense(leaves[i]).reshape(count, *self.shape)
+                flags.append(bits.nonzero_units(dense))
+        return jnp.concatenate(flags)
