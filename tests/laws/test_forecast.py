@@ -44,9 +44,9 @@ def load_of(x, n, units):
     [
         ("all_reduce", 4),
         ("balanced", 4),
-        ("hierarchical", 5),
-        ("ag_sparse", 4),
         *helpers.slow(
+            ("hierarchical", 5),
+            ("ag_sparse", 4),
             ("balanced_contiguous", 4),
             ("balanced_capacity", 4),
             ("hierarchical", 4),

@@ -97,9 +97,8 @@ def run(tx, steps, state=None, first=0, dtype=np.float32, touched=None):
     return given, applied, state
 
 
-@pytest.mark.parametrize(
-    "name", ["gtopk", *helpers.slow(*(n for n in ALL if n != "gtopk"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
 def test_metrics_tell_the_bytes_and_the_norm_of_the_residual(name):
     _, _, state = run(ALL[name](reduce="sum"), 12)
     found = sparsejax.metrics(state)

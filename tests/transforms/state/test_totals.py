@@ -49,7 +49,7 @@ def test_totals_are_exact_for_ever():
     assert numbers["total_dense_bytes"] == exact[2]
 
 
-@pytest.mark.parametrize(("every", "warm"), [(1, 0), (3, 3)])
+@pytest.mark.parametrize(("every", "warm"), [(1, 0), *helpers.slow((3, 3))])
 def test_they_add_up_what_each_exchange_sent(every, warm):
     tx = sparsejax.sync(
         sparsejax.schemes.AGSparse(),
