@@ -57,7 +57,7 @@ class Table:
         return self.done_to(as_varying(value, varying_axes(self.value)))
 
     def rows(self, site: Site, ids: jax.Array, read: jax.Array) -> jax.Array:
-        """What a lookup returns before anything is done to each number.
+        """The rows that a lookup reads of the table, caught up where a reader does that.
 
         Args:
             site: The lookup.
@@ -82,7 +82,7 @@ class Table:
 
 
 def zeros(site: Site) -> jax.Array:
-    """What is added to what a lookup returns."""
+    """Zeros to be added to the rows that a lookup reads, whose gradient they have."""
     return as_varying(jnp.zeros(site.shape, site.dtype), site.varying)
 
 

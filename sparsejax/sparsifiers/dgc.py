@@ -22,8 +22,21 @@ from sparsejax.units.corrections import Correction
 SEEN = 64  # The least expected number of the k largest elements in a sample.
 
 
+class BySample(base.ByMagnitude):
+    """A sparsifier with a threshold from a sample, whose share is the field `sample`."""
+
+    sample: float
+
+    def level(self, x, state, draw):
+        (level,), _ = self.levels([x], [state], [draw])
+        return level, state
+
+    def levels(self, arrays, states, draws):
+        return sampled(arrays, draws, self.sample, self.density), list(states)
+
+
 @dataclasses.dataclass(frozen=True)
-class DGC(base.ByMagnitude):
+class DGC(BySample):
     """Selects all elements from a threshold on that is estimated from a sample.
 
     Attributes:
@@ -58,13 +71,6 @@ class DGC(base.ByMagnitude):
     def correction(self):
         bounds = self.lower, self.upper
         return Correction(*bounds, *bounds, self.rounds)
-
-    def level(self, x, state, draw):
-        (level,), _ = self.levels([x], [state], [draw])
-        return level, state
-
-    def levels(self, arrays, states, draws):
-        return sampled(arrays, draws, self.sample, self.density), list(states)
 
 
 def sampled(arrays, draws, share, density):

@@ -20,12 +20,12 @@ import pallas_kernels
 from pallas_kernels import hashing
 from sparsejax import errors
 from sparsejax.sparsifiers import base
-from sparsejax.sparsifiers.dgc import sampled
+from sparsejax.sparsifiers.dgc import BySample
 from sparsejax.units import magnitudes
 
 
 @dataclasses.dataclass(frozen=True)
-class Dragonn(base.ByMagnitude):
+class Dragonn(BySample):
     """Selects those elements from a sampled threshold on that keep a slot.
 
     Attributes:
@@ -54,13 +54,6 @@ class Dragonn(base.ByMagnitude):
 
     def capacity(self, size):
         return max(super().capacity(size), self.tables)
-
-    def level(self, x, state, draw):
-        (level,), _ = self.levels([x], [state], [draw])
-        return level, state
-
-    def levels(self, arrays, states, draws):
-        return sampled(arrays, draws, self.sample, self.density), list(states)
 
     def take_all(self, arrays, levels, draws, capacities):
         each = zip(arrays, levels, draws, capacities, strict=True)

@@ -4,15 +4,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from sparsejax.rows import Lazy
 from sparsejax.training.shares import Share
-from sparsejax.transforms.state import observing, tree
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.state.observing import Observed
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 
 
-def takes_rows(tx: optax.GradientTransformation, params: Any) -> frozenset[str]:
+def takes_rows(seen: Observed) -> frozenset[str]:
     """The paths of the leaves whose gradients a chain takes as `RowGrads`.
 
     What updates rows says so when it is observed (`observing.report_rows`). It has to stand
@@ -20,10 +20,8 @@ def takes_rows(tx: optax.GradientTransformation, params: Any) -> frozenset[str]:
     nothing may stand before that, or around it, that needs whole arrays.
 
     Args:
-        tx: The chain.
-        params: The parameters.
+        seen: The chain, as `observing.observed` sees it.
     """
-    seen = observing.observed(tx, params)
     taken: set[str] = set()
     for part in seen.rows:
         summed = {
@@ -39,22 +37,22 @@ def takes_rows(tx: optax.GradientTransformation, params: Any) -> frozenset[str]:
     return frozenset(taken - sparsified)
 
 
-def reader(tx: optax.GradientTransformation, params: Any, opt_state: Any) -> Any:
+def reader(seen: Observed, params: Any, opt_state: Any) -> Any:
     """What reads parameters some of whose rows are late; None where none can be.
 
     Args:
-        tx: The chain.
+        seen: The chain, as `observing.observed` sees it.
         params: The parameters.
         opt_state: The chain's state.
     """
-    parts = [part.part for part in observing.observed(tx, params).rows]
+    parts = [part.part for part in seen.rows]
     lazy = [part for part in parts if isinstance(part, Lazy)]
     return lazy[0].reader(params, opt_state) if lazy else None
 
 
-def caught_up(tx: optax.GradientTransformation, params: Any, opt_state: Any) -> Any:
+def caught_up(seen: Observed, params: Any, opt_state: Any) -> Any:
     """The parameters, with all rows that are late."""
-    read = reader(tx, params, opt_state)
+    read = reader(seen, params, opt_state)
     if read is None:
         return params
     paths, _, structure = tree.flatten(params)

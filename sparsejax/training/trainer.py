@@ -218,8 +218,8 @@ class DataParallel:
         share = Share.of(batch, self._weight, wire)
         given = _given(state, wire)
         params = axes.local(state.params, wire.axis)
-        by_rows = takes_rows(self._tx, params)
-        read = reader(self._tx, params, state.opt_state)
+        seen = observing.observed(self._tx, params)
+        by_rows, read = takes_rows(seen), reader(seen, params, state.opt_state)
         loss_fn = lambda params: self._loss(params, batch, given)
         value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
         if by_rows or read is not None:
@@ -240,7 +240,8 @@ class DataParallel:
     def _local_evaluation(self, state, batch):
         wire = Wire(self._axis_name)
         share = Share.of(batch, self._weight, wire)
-        params = caught_up(self._tx, state.params, state.opt_state)
+        seen = observing.observed(self._tx, state.params)
+        params = caught_up(seen, state.params, state.opt_state)
         params = axes.local(params, wire.axis)
         loss, (aux, _) = self._eval(params, batch, _given(state, wire))
         return self._of_all(loss, aux, share)

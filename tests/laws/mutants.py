@@ -264,8 +264,8 @@ MUTANTS = {
     ),
     "data_parallel differentiates what is replicated": Mutant(
         "sparsejax/training/trainer.py",
-        "params = axes.local(state.params, wire.axis)\n        by_rows",
-        "params = state.params\n        by_rows",
+        "params = axes.local(state.params, wire.axis)\n        seen",
+        "params = state.params\n        seen",
         "tests/test_smoke.py tests/training",
     ),
     # Rows.

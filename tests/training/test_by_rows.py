@@ -105,4 +105,4 @@ ROWS = sgd_of_rows([])
     ids=["all", "one", "warm_up", "before", "none", "accumulate", "dgc", "lossy"],
 )
 def test_which_leaves_are_taken_by_rows(tx, paths):
-    assert takes_rows(tx, PARAMS) == paths
+    assert takes_rows(observing.observed(tx, PARAMS)) == paths

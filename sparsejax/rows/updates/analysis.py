@@ -22,7 +22,7 @@ from sparsejax.rows.updates.multiples import Times
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """What is known of an array in a program.
+    """The facts that the walk has found out about one array of a program.
 
     Attributes:
         of: The inputs, by number, that it depends on.
@@ -50,7 +50,7 @@ class Value:
 
 
 def follow(program: Any, values: Sequence[Value]) -> list[Value]:
-    """What a program returns.
+    """The facts about the outputs of a program, from those about its inputs.
 
     Args:
         program: The closed program.
@@ -77,7 +77,7 @@ def _constant(x):
 
 
 def _made(eqn, given):
-    """What an equation returns."""
+    """The facts about the outputs of one equation, from those about its inputs."""
     kind = programs.kind_of(eqn)
     if kind in (Kind.INLINE, Kind.REMAT) or eqn.primitive.name in _CALLS:
         made = follow(programs.programs(eqn)[0], given)
@@ -97,7 +97,7 @@ _CALLS = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 
 def _common(given):
-    """What an equation's outputs have of all its inputs."""
+    """The facts that every output of an equation takes over from all of its inputs."""
     reasons = [value.mixed for value in given if value.mixed]
     of = frozenset().union(*(value.of for value in given))
     return {"of": of, "mixed": reasons[0] if reasons else None}
@@ -117,7 +117,7 @@ def _unknown(eqn, given, v):
 
 
 def _said_here(eqn, given, value):
-    """The same where a program that several call does not say which transformation did."""
+    """Names the caller's transformation where a shared function mixes rows."""
     before = {other.mixed for other in given}
     if not value.mixed or value.mixed in before or value.mixed.startswith("optax."):
         return value

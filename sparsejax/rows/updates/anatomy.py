@@ -98,7 +98,7 @@ def may_be_table(leaf: Any) -> bool:
 
 
 def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Anatomy:
-    """What an optimizer is made of.
+    """Finds which arrays of an optimizer's state have rows, and what update does to them.
 
     Args:
         tx: The optimizer.
