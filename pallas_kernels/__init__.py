@@ -4,21 +4,23 @@ Depends on JAX alone and knows nothing of networks, so it can be used by itself.
 """
 
 from pallas_kernels.backends import use_kernels as use_kernels
-from pallas_kernels.bitmap import (
-    bitmap_decode as bitmap_decode,
-    bitmap_encode as bitmap_encode,
-)
-from pallas_kernels.compact import compact as compact
-from pallas_kernels.coo_add import coo_add as coo_add
 from pallas_kernels.errors import (
     BackendError as BackendError,
     KernelArgumentError as KernelArgumentError,
     KernelError as KernelError,
 )
 from pallas_kernels.hashing import draw_seeds as draw_seeds
-from pallas_kernels.merge_rows import merge_rows as merge_rows
-from pallas_kernels.partition import partition as partition
-from pallas_kernels.partition_by_bits import partition_by_bits as partition_by_bits
-from pallas_kernels.partition_dense import partition_dense as partition_dense
+from pallas_kernels.operations.bitmap import (
+    bitmap_decode as bitmap_decode,
+    bitmap_encode as bitmap_encode,
+)
+from pallas_kernels.operations.compact import compact as compact
+from pallas_kernels.operations.coo_add import coo_add as coo_add
+from pallas_kernels.operations.merge_rows import merge_rows as merge_rows
+from pallas_kernels.operations.partition import partition as partition
+from pallas_kernels.operations.partition_by_bits import (
+    partition_by_bits as partition_by_bits,
+)
+from pallas_kernels.operations.partition_dense import partition_dense as partition_dense
+from pallas_kernels.operations.threshold_hash import threshold_hash as threshold_hash
 from pallas_kernels.reference import Partitioned as Partitioned
-from pallas_kernels.threshold_hash import threshold_hash as threshold_hash

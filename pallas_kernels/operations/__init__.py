@@ -1,0 +1,1 @@
+"""The operations, a file each: what one computes, and which backends have it."""
