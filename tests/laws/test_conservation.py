@@ -165,7 +165,7 @@ def conserves(sparsifier, scheme, n, dtype="float32", room=1e-6, **options):
 @pytest.mark.parametrize(
     ("scheme", "names"),
     [
-        ("BalancedParallelism", ("DGC", "QSGD", "Dragonn, two tables")),
+        ("BalancedParallelism", ("DGC", "QSGD")),
         *helpers.slow(*((scheme, tuple(SPARSIFIERS)) for scheme in SCHEMES)),
     ],
 )
@@ -214,10 +214,8 @@ def test_without_checking_types(name, scheme):
     conserves(name, scheme, N, check_vma=False)
 
 
-IN_SHORT = [
-    ("TopK", "warm_up in accumulate"),
-    ("GTopk", "accumulate"),  # OkTopk and SparDL: see schemes/top_k/test_top_k.py
-]
+# Of schemes that select: see schemes/top_k/test_top_k.py and transforms/test_wrappers.py.
+IN_SHORT = [("TopK", "warm_up in accumulate")]
 REST = [pair for pair in itertools.product(LOSSY, WRAPPERS) if pair not in IN_SHORT]
 
 
@@ -257,6 +255,7 @@ def test_the_tables_name_all_there_are():
 # --- In one program.
 
 
+@pytest.mark.slow
 def test_a_plan_whose_messages_are_too_small():
     """Several rounds send them; the scheme that a plan names gets a leaf's entries."""
     owned = schemes.BalancedParallelism(push_capacity=64, pull_capacity=64)
@@ -271,6 +270,7 @@ def test_a_plan_whose_messages_are_too_small():
     helpers.assert_conserved(grads, helpers.ranks(N)(tx, grads))
 
 
+@pytest.mark.slow
 def test_two_levels():
     pair = ("hosts", "chips")
     mesh = helpers.grid(hosts=2, chips=2)
@@ -282,6 +282,7 @@ def test_two_levels():
     helpers.assert_conserved(grads, run)
 
 
+@pytest.mark.slow
 def test_a_step_with_a_nan_is_left_out_on_all_ranks():
     bad = [9, 20]
     grads = gradients(N)

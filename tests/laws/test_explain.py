@@ -134,7 +134,7 @@ CASES = {
 }
 # These five programs are the cheapest to compile.
 AT_ONCE = ("dense", "zen_table", "zen_of_dense_gradients", "zen_where_the_sum_is_full")
-AT_ONCE += ("random_k", "ag_sparse_every_second_step", "rounds")
+AT_ONCE += ("random_k",)
 
 
 def mesh_of(program):

@@ -56,8 +56,8 @@ def inputs(size, kind="spread", shape=(), dtype=np.float32):
     ("scheme", "size", "shape", "dtype"),
     [
         (schemes.TwoLevel(), SIZE, (), np.float32),
-        (schemes.TwoLevel(schemes.SparCML()), 517, (8,), np.float32),
         *helpers.slow(
+            (schemes.TwoLevel(schemes.SparCML()), 517, (8,), np.float32),
             (schemes.TwoLevel(schemes.BalancedParallelism()), 3001, (), jnp.bfloat16),
             (schemes.TwoLevel(schemes.AGSparse()), 5, (), np.float32),
         ),
@@ -152,6 +152,7 @@ def test_what_cannot_be_two_level_is_refused():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [4, *helpers.slow(2)])
 def test_owners_across_hosts_are_balanced_for_sets_in_one_range(inner):
     """The units of a part would share an owner, were both hashes the same."""

@@ -55,6 +55,7 @@ def conserved(grads, updates, held, velocity=None):
 # --- Memories.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [True, *helpers.slow(False)])
 def test_momentum_correction_sends_the_velocity_that_gathers(nesterov):
     """Without masking: the sum of the velocities is what went and what waits."""
@@ -246,6 +247,7 @@ def test_masked_and_partitioned_leaves_have_one_tree_of_residuals():
         conserved(grads, updates, held)
 
 
+@pytest.mark.slow
 def test_the_state_keeps_its_shape_and_specs_tell_what_differs_by_rank():
     params = {"w": jnp.zeros(SIZE), "b": jnp.zeros(3)}
     tx = optax.chain(
@@ -325,6 +327,7 @@ SHARING_A_THRESHOLD = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [sparsifiers.DGC, *helpers.slow(*SHARING_A_THRESHOLD)])
 def test_shards_of_a_tensor_share_a_threshold(kind):
     """One shard is ten times as large: it sends nearly all that goes."""

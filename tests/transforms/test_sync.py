@@ -123,7 +123,8 @@ def reference(steps=3):
     return jax.tree.map(np.asarray, params)
 
 
-@pytest.mark.parametrize("check_vma", [True, *slow(False)])
+@pytest.mark.slow  # as one of tests/test_smoke.py
+@pytest.mark.parametrize("check_vma", [True, False])
 def test_zen_sync_trains_as_the_mean_gradient_does(check_vma):
     if check_vma:
         params, state = trained_by_zen()
@@ -169,6 +170,7 @@ def test_rows_that_were_not_named_are_not_sent(make):
     np.testing.assert_array_equal(total, want)
 
 
+@pytest.mark.slow
 @any_scheme
 def test_accumulating_equals_optax_multisteps_around_adam(make):
     """Two micro-steps of this, or MultiSteps over gradients that are averaged each time."""
@@ -455,6 +457,7 @@ def test_what_a_scheme_keeps_back_is_added_to_the_next_gradient():
     np.testing.assert_allclose(norm[0], np.linalg.norm(held), rtol=1e-6)
 
 
+@pytest.mark.slow
 @any_scheme
 def test_a_state_may_be_donated_though_its_old_values_are_read(make):
     """No array may stand in a fresh state twice: XLA cannot give one buffer away twice."""
@@ -511,6 +514,7 @@ def test_a_second_axis_may_hold_more_than_its_neighbour(check_vma):
     np.testing.assert_array_equal(jax.jit(step)(x), x.sum(0))
 
 
+@pytest.mark.slow
 @any_scheme
 def test_the_state_of_tensor_parallel_leaves_is_replicated(make):
     mesh = grid(data=2, model=2)

@@ -340,6 +340,7 @@ def test_what_is_measured_is_not_given():
         sparsejax.advise.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), steps=0)
 
 
+@pytest.mark.slow
 def test_topk_a_sends_what_the_papers_say():
     tx = sparsejax.transforms.topk_a_sync(0.05, code="coo32")
     _, _, state = run(tx, 2)

@@ -70,7 +70,7 @@ SCHEMES = {
 }
 
 
-IN_SHORT = [("zen", 3, 0.05), ("ag_sparse", 3, 0.9), ("omni_reduce", 3, 0.05)]
+IN_SHORT = [("zen", 3, 0.05), ("ag_sparse", 3, 0.05)]
 REST = [
     (name, n, density)
     for name, n in [

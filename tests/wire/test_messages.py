@@ -177,7 +177,7 @@ def gradients(setup, seed=0):
 
 
 @pytest.mark.parametrize(
-    "code", ["auto", "coo16", "bitmap", *helpers.slow("coo32", "coo8")]
+    "code", ["auto", "bitmap", *helpers.slow("coo32", "coo16", "coo8")]
 )
 def test_every_code_delivers_everything_at_any_density(code):
     setup = Setup(code)
@@ -188,9 +188,9 @@ def test_every_code_delivers_everything_at_any_density(code):
 @pytest.mark.parametrize(
     ("dtype", "shape", "code"),
     [
-        (np.float16, (4,), "auto"),
         (jnp.bfloat16, (3,), "coo8"),
         *helpers.slow(
+            (np.float16, (4,), "auto"),
             (jnp.bfloat16, (), "auto"),
             (np.float32, (3,), "coo16"),
             (np.float16, (2, 2), "bitmap"),
@@ -275,6 +275,7 @@ def test_parts_of_more_than_the_longest_message_are_delivered_in_several_rounds(
         assert len(helpers.rounds_of(steps, most, 1)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [8, *helpers.slow(5)])
 def test_any_number_of_ranks_delivers(n):
     setup = Setup(n=n, width=320, ratio=4)

@@ -57,7 +57,7 @@ BUILT = {
 # Made of the same messages.
 LIKE_OTHERS = (
     *("balanced_parallelism_with_bitmap", "sparcml", "sparcml_split", "sparcml_dense"),
-    "ag_sparse",
+    *("ag_sparse", "sparse_ps"),
 )
 
 
@@ -161,6 +161,7 @@ def test_omni_reduce_sends_the_blocks_of_its_formula(n):
     assert formula <= run(x)[0] <= formula * 1.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, *helpers.slow(5, 6)])
 def test_ranks_beyond_a_power_of_two_fold_as_in_our_scheme(n):
     """Disjoint sets, whose ratios between the known points are exact."""

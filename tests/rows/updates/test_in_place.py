@@ -73,6 +73,7 @@ def dense_steps(tx):
     return p
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
 def test_ranks_read_and_update_alike(check_vma):
     """Each rank reads rows of its own; all update those of all, and have the same table."""

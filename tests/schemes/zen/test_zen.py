@@ -71,6 +71,7 @@ def test_the_number_of_ranks_decides_by_default():
         assert float(sent) == bytes_of(n, x)[name]
 
 
+@pytest.mark.slow
 def test_one_round_is_preferred_where_it_sends_less_than_owners_and_a_round_more():
     """By the forecasts, away from ties, on ranks that are simulated by vmap."""
     size, preferred = 1 << 19, set()

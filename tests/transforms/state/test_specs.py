@@ -163,8 +163,7 @@ def held(state):
 @pytest.mark.parametrize(
     ("name", "check_vma"),
     [
-        ("dgc", True),
-        *helpers.slow(("kept", True)),
+        *helpers.slow(("dgc", True), ("kept", True)),
         *helpers.slow(("by_shard", True), ("dgc", False), ("kept", False)),
         *helpers.slow(("by_shard", False), ("together", True), ("together", False)),
         *helpers.slow(("zen_every", True), ("zen_every", False), ("zen_bytes", True)),
