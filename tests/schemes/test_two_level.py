@@ -100,13 +100,13 @@ def test_skew_does_not_survive_the_split():
     assert fullest < 0.6 * ranges
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "levels", "room"),
     [
         ({}, 2, 1e-6),
-        *helpers.slow(
-            ({"two_level": False}, 1, 1e-6), ({"wire_dtype": jnp.bfloat16}, 2, 2e-2)
-        ),
+        ({"two_level": False}, 1, 1e-6),
+        ({"wire_dtype": jnp.bfloat16}, 2, 2e-2),
     ],
     ids=["two", "one", "narrow"],
 )
@@ -153,7 +153,7 @@ def test_what_cannot_be_two_level_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inner", [4, *helpers.slow(2)])
+@pytest.mark.parametrize("inner", [4, 2])
 def test_owners_across_hosts_are_balanced_for_sets_in_one_range(inner):
     """The units of a part would share an owner, were both hashes the same."""
     outer, size = 8 // inner, 65_536

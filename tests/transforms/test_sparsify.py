@@ -56,7 +56,7 @@ def conserved(grads, updates, held, velocity=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nesterov", [True, *helpers.slow(False)])
+@pytest.mark.parametrize("nesterov", [True, False])
 def test_momentum_correction_sends_the_velocity_that_gathers(nesterov):
     """Without masking: the sum of the velocities is what went and what waits."""
     memory = sparsejax.transforms.MomentumCorrection(0.9, nesterov, masking=False)
@@ -328,7 +328,7 @@ SHARING_A_THRESHOLD = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [sparsifiers.DGC, *helpers.slow(*SHARING_A_THRESHOLD)])
+@pytest.mark.parametrize("kind", [sparsifiers.DGC, *SHARING_A_THRESHOLD])
 def test_shards_of_a_tensor_share_a_threshold(kind):
     """One shard is ten times as large: it sends nearly all that goes."""
     data, model, width = 2, 4, 2048

@@ -145,6 +145,7 @@ def test_dense_sync_trains_as_the_mean_gradient_does():
     assert metrics["sync/wire_bytes"] == metrics["sync/dense_bytes"]
 
 
+@pytest.mark.slow
 def test_ids_that_the_caller_knows_give_the_same_bits():
     tx = optax.chain(zen(), optimizer())
     found, given = trained_by_zen()[0], train(tx, ids=True)[-1][0]

@@ -276,7 +276,7 @@ def test_parts_of_more_than_the_longest_message_are_delivered_in_several_rounds(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [8, *helpers.slow(5)])
+@pytest.mark.parametrize("n", [8, 5])
 def test_any_number_of_ranks_delivers(n):
     setup = Setup(n=n, width=320, ratio=4)
     for x in gradients(setup):
