@@ -71,10 +71,19 @@ def test_the_number_of_ranks_decides_by_default():
         assert float(sent) == bytes_of(n, x)[name]
 
 
-@pytest.mark.slow
 def test_one_round_is_preferred_where_it_sends_less_than_owners_and_a_round_more():
     """By the forecasts, away from ties, on ranks that are simulated by vmap."""
     size, preferred = 1 << 19, set()
+
+    def prefers(most, curve):
+        line = wire.Wire("data")
+        x = Dense(jnp.zeros(size))
+        layout = StripedHash().over(size, line.ranks, ())
+        stages = schemes.BalancedParallelism().push_pull.over(x, line, layout)
+        seen = Choice(x, line, stages, most, curve)
+        return seen.prefers_one_round(schemes.AGSparse(code="auto"))
+
+    on_ranks = jax.jit(jax.vmap(prefers, in_axes=(0, None), axis_name="data"))
     for n, most, growth_of_sums in itertools.product(
         (3, 4), (3_000, 30_000, 150_000), (1.0, 1.6, 2.4)
     ):
@@ -87,16 +96,7 @@ def test_one_round_is_preferred_where_it_sends_less_than_owners_and_a_round_more
         if 0.9 < one_round / owners < 1.1:
             continue
         curve = jnp.zeros_like(growth.unknown()).at[: hops + 1].set(jnp.array(counts))
-
-        def prefers(most, curve=curve):
-            line = wire.Wire("data")
-            x = Dense(jnp.zeros(size))
-            layout = StripedHash().over(size, line.ranks, ())
-            stages = schemes.BalancedParallelism().push_pull.over(x, line, layout)
-            seen = Choice(x, line, stages, most, curve)
-            return seen.prefers_one_round(schemes.AGSparse(code="auto"))
-
-        each = jax.vmap(prefers, axis_name="data")(jnp.full(n, most))
+        each = on_ranks(jnp.full(n, most), curve)
         assert set(np.asarray(each).tolist()) == {one_round < owners}, (n, counts)
         preferred.add(one_round < owners)
     assert preferred == {True, False}
