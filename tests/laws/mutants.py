@@ -150,7 +150,7 @@ MUTANTS = {
     "PowerSGD looks no more where there was nothing": Mutant(
         "sparsejax/schemes/baselines/power_sgd.py",
         "ahead = jnp.where(moved, ahead, state.right)",
-        "ahead = jnp.where(finite, ahead, state.right)",
+        "ahead = jnp.where(finite, ahead * moved, state.right)",
         "tests/schemes/test_power_sgd.py",
     ),
     # Transformations.
