@@ -70,9 +70,9 @@ class AGSparse(base.Scheme):
         total, traffic = self.add_up(x, flags, most, agreed, wire)
         return base.Reduced(total, None, state, traffic)
 
-    def rows(self, grads, wire):
+    def rows(self, tables, wire):
         """Lists go to all as they are, however many: the sum is never a dense array."""
-        return row_lists.gathered(grads, wire.narrowed(self.wire_dtype), self.gather)
+        return row_lists.gathered(tables, wire.narrowed(self.wire_dtype), self.gather)
 
     def add_up(
         self,

@@ -13,6 +13,7 @@ costs a unit, not a number.
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -96,14 +97,14 @@ class Reduced(NamedTuple):
 
 
 class SummedRows(NamedTuple):
-    """The sum of listed rows over the ranks, the same on every rank bit for bit.
+    """The sums of listed rows over the ranks, the same on every rank bit for bit.
 
     Attributes:
-        total: Rows of distinct ids: all that any rank listed, and no others.
-        traffic: What was sent for it.
+        totals: For each table rows of distinct ids: all that any rank listed, no others.
+        traffic: What was sent for all of them.
     """
 
-    total: RowGrads
+    totals: list[RowGrads]
     traffic: Traffic
 
 
@@ -149,22 +150,23 @@ class Scheme(abc.ABC):
             wire: The ranks, and the dtype in which values travel.
         """
 
-    def rows(self, grads: RowGrads, wire: Wire) -> SummedRows | None:
-        """Adds up the rows that ranks list, with nothing of the order of the table.
+    def rows(self, tables: Sequence[RowGrads], wire: Wire) -> SummedRows | None:
+        """Adds up the rows that ranks list, with nothing of the order of a table.
 
         What is listed decides what is sent, and not what is in it: a row of zeros is a row.
-        Ids out of range are not sent. A scheme's state is that of its arrays, and rows
-        leave it as it is.
+        Ids out of range are not sent. Several tables are one exchange. A scheme's state is
+        that of its arrays, and rows leave it as it is.
 
         Args:
-            grads: This rank's rows; ids may repeat.
+            tables: This rank's rows of each table, all of one width and dtype; ids may
+                repeat.
             wire: The ranks, and the dtype in which values travel.
 
         Returns:
-            The sum; None from a scheme that sends no lists of rows, and is given the whole
-            table.
+            The sums; None from a scheme that sends no lists of rows, and is given whole
+            tables.
         """
-        del grads, wire
+        del tables, wire
         return None
 
     def check_state(self, state: Any, kind: type) -> None:

@@ -16,7 +16,7 @@ row counts as there because it is listed, whatever is in it.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from sparsejax.axes import as_varying, varying_axes
 from sparsejax.schemes import base
 from sparsejax.units.dtypes import wide
 from sparsejax.units.row_grads import RowGrads, distinct
+from sparsejax.units.stacked import apart, stacked
 from sparsejax.wire import collectives, gathers
 from sparsejax.wire.collectives import Wire
 
@@ -161,21 +162,24 @@ class Lists:
         return slots, values.reshape(*slots.shape, -1)[..., : self.numbers]
 
 
-def gathered(grads: RowGrads, wire: Wire, gather: str = "auto") -> base.SummedRows:
-    """The sum of listed rows, by a gather of all lists; the same on all ranks.
+def gathered(
+    tables: Sequence[RowGrads], wire: Wire, gather: str = "auto"
+) -> base.SummedRows:
+    """The sums of listed rows, by a gather of all lists; the same on all ranks.
 
     Args:
-        grads: This rank's rows; ids may repeat.
+        tables: This rank's rows of each table; ids may repeat.
         wire: The ranks, and the dtype in which rows travel.
         gather: One of `wire.gathers.GATHERS`.
 
     Returns:
-        Rows of distinct ids, ascending, with room for all that ranks list, and no more
-        than the table has.
+        Rows of distinct ids, with room for all that ranks list, and no more than the table
+        has.
     """
+    grads = stacked(tables)
     height = grads.shape[0]
     if is_trivial(grads, wire):
-        return of_one_rank(grads, wire)
+        return of_one_rank(tables, wire)
     merged = grads.merged()
     lists = Lists(wire, grads)
     most, agreed = wire.maximum(jnp.sum(merged.ids < height, dtype=jnp.int32))
@@ -197,7 +201,13 @@ def gathered(grads: RowGrads, wire: Wire, gather: str = "auto") -> base.SummedRo
         before=most.astype(jnp.float32) / height,
         after=after / height,
     )
-    return base.SummedRows(RowGrads(ids, sums, grads.shape), traffic)
+    heights = [table.shape[0] for table in tables]
+    rooms = [wire.ranks * table.capacity for table in tables]
+    found = apart(
+        ids, sums, heights, [min(pair) for pair in zip(rooms, heights, strict=True)]
+    )
+    totals = [RowGrads(*f, t.shape) for f, t in zip(found, tables, strict=True)]
+    return base.SummedRows(totals, traffic)
 
 
 def is_trivial(grads: RowGrads, wire: Wire) -> bool:
@@ -205,10 +215,10 @@ def is_trivial(grads: RowGrads, wire: Wire) -> bool:
     return wire.ranks == 1 or not grads.capacity or not grads.size
 
 
-def of_one_rank(grads: RowGrads, wire: Wire) -> base.SummedRows:
-    """The sum where nothing needs to be sent."""
+def of_one_rank(tables: Sequence[RowGrads], wire: Wire) -> base.SummedRows:
+    """The sums where nothing needs to be sent."""
     _, sent = wire.psum(jnp.float32(0))
-    merged = wire.assume_same(grads.merged())
+    merged = [wire.assume_same(table.merged()) for table in tables]
     return base.SummedRows(merged, base.traffic(base.stage(), base.stage(), scalars=sent))
 
 

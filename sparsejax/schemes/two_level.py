@@ -106,7 +106,7 @@ class TwoLevel(base.Scheme):
         traffic = traffic._replace(inside=jnp.float32(scattered + spread))
         return base.Reduced(total, left, done.state, traffic)
 
-    def rows(self, grads, wire):
+    def rows(self, tables, wire):
         """Listed rows across first, and then inside.
 
         Each rank adds up its list with those of the same place in other hosts; then the
@@ -115,14 +115,14 @@ class TwoLevel(base.Scheme):
         of a host list crosses for each of them.
         """
         outer, inner = (wire.along(axis) for axis in two_axes(wire.axis))
-        across = self.across.rows(grads, outer)
+        across = self.across.rows(tables, outer)
         if across is None or inner.ranks == 1:
             return across
-        inside = owned_rows.add_up(across.total, inner)
+        inside = owned_rows.add_up(across.totals, inner)
         traffic = outer.agree(across.traffic)._replace(
             density_after=inside.traffic.density_after, inside=inside.traffic.wire
         )
-        return base.SummedRows(inside.total, traffic)
+        return base.SummedRows(inside.totals, traffic)
 
     def forecast(self, load):
         """Reckons what one rank sends to other hosts, of its part of a host's sum."""

@@ -5,12 +5,12 @@ a top-k scheme, or PowerSGD, leaves something out; `feedback` keeps it, and make
 transformation. A bucket whose scheme sends everything has no residual, and its gradients
 are passed to the scheme as they are, dense or by their entries.
 
-`RowGrads` are summed leaf by leaf, by `Scheme.rows`, and come out as `RowGrads` of distinct
-ids, whatever the number of rows: which rows those are is for an optimizer to know, and
-there is never room for more than the table has. The leaf stays in the bucket that it would
-have as an array, whose state and metrics it shares; so a state made from parameters serves.
-Where a scheme sends no rows, as the dense all-reduce of small leaves, they are made a dense
-array, and the sum is one, too.
+`RowGrads` are summed by `Scheme.rows`, tables of one width in one exchange, and come out as
+`RowGrads` of distinct ids, whatever the number of rows: which rows those are is for an
+optimizer to know, and there is never room for more than the table has. A leaf stays in the
+bucket that it would have as an array, whose state and metrics it shares; so a state made
+from parameters serves. Where a scheme sends no rows, as the dense all-reduce of small
+leaves, they are made a dense array, and the sum is one, too.
 
 A bucket is one exchange, unless a sparsifier stands in front: buckets that it leaves as
 elements are exchanged as one where `buckets.joint` says so, a table and kernels alike. Each
@@ -296,19 +296,29 @@ class Exchange:
     def _sums_of_rows(self, bucket, leaves, wire):
         """The sums of leaves that are rows, where the scheme sends rows; their traffic."""
         sent, traffic = {}, []
-        for i in bucket.leaves:
-            grads = leaves[i]
-            if not is_row_grads(grads):
-                continue
-            summed = bucket.scheme.rows(wire.per_rank(grads), wire)
+        for places in _tables(bucket, leaves):
+            tables = [wire.per_rank(leaves[i]) for i in places]
+            summed = bucket.scheme.rows(tables, wire)
             if summed is None:
                 continue
-            total = summed.total
-            rows = wire.mean_of(total.rows) if self.mean else total.rows
-            rows = rows.astype(grads.dtype)
-            sent[i] = RowGrads.marked(total.ids, rows, grads.shape)
+            for i, total in zip(places, summed.totals, strict=True):
+                rows = wire.mean_of(total.rows) if self.mean else total.rows
+                rows = rows.astype(leaves[i].dtype)
+                sent[i] = RowGrads.marked(total.ids, rows, total.shape)
             traffic.append(wire.agree(summed.traffic))
         return sent, traffic
+
+
+def _tables(bucket, leaves):
+    """The places of the leaves that are rows, those that are exchanged as one together."""
+    alike: dict[Any, list[int]] = {}
+    for i in bucket.leaves:
+        leaf = leaves[i]
+        if is_row_grads(leaf):
+            there = bool(leaf.capacity and leaf.size)
+            kind = leaf.shape[1:], leaf.dtype, tree.axes_of(leaf), there
+            alike.setdefault(kind, []).append(i)
+    return alike.values()
 
 
 def _on_rank(bucket, state, wire):

@@ -341,6 +341,18 @@ MUTANTS = {
         "number = jnp.maximum(jnp.sum(jnp.array(rungs, jnp.int32) < need) - 1, 0)",
         "tests/laws/test_exact_rows.py",
     ),
+    "a table that is fuller than the others is cut short": Mutant(
+        "sparsejax/schemes/owners/rows.py",
+        "fuller = jnp.where(jnp.any(lists.counts > rooms), self.room + 1, 0)",
+        "fuller = jnp.max(rooms) * 0",
+        "tests/schemes/owners/test_rows.py",
+    ),
+    "tables of one exchange have the same slots": Mutant(
+        "sparsejax/schemes/owners/rows.py",
+        "place = parts * self.width + (start + slots)",
+        "place = parts * self.width + (0 * start + slots)",
+        "tests/schemes/owners/test_rows.py",
+    ),
     "rows of zeros are not there": Mutant(
         "sparsejax/schemes/row_lists.py",
         "    merged = grads.merged()\n    lists =",

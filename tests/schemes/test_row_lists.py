@@ -17,7 +17,7 @@ N, HEIGHT, WIDTH, COUNT = 4, 5003, 6, 300
 def on_rank(scheme):
     def run(ids, rows):
         grads = RowGrads(ids[0], rows[0], (HEIGHT, WIDTH))
-        return scheme.rows(grads, helpers.WIRE).traffic
+        return scheme.rows([grads], helpers.WIRE).traffic
 
     specs = {"in_specs": P("data"), "out_specs": P()}
     return jax.jit(jax.shard_map(run, mesh=helpers.mesh_of(N), **specs))

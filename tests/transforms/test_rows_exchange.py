@@ -104,6 +104,30 @@ def test_the_mean_of_a_model_with_tables(check_vma):
     assert numbers["sync/total_wire_bytes"] == numbers["sync/wire_bytes"]
 
 
+def test_tables_of_one_width_are_one_exchange():
+    """Three tables take the collectives of one, and a fourth of another width its own."""
+
+    def collectives(*shapes):
+        params = {f"table{i}": jnp.zeros(shape) for i, shape in enumerate(shapes)}
+        tx = sparsejax.zen_sync(rules={"": "sparse"})
+
+        def step(x):
+            ids = jnp.zeros(400, jnp.int32) + x.astype(jnp.int32)
+            rows_of = lambda leaf: jnp.zeros((400, leaf.shape[1])) + x[:, None]
+            grads = {
+                name: RowGrads.marked(ids, rows_of(leaf), leaf.shape)
+                for name, leaf in params.items()
+            }
+            return tx.update(grads, tx.init(params))[0]
+
+        run = on_ranks(step, 3)
+        return len(helpers.collectives(jax.make_jaxpr(run)(jnp.zeros(3)), "cuda"))
+
+    one = collectives((9_000, 4))
+    assert collectives((9_000, 4), (7_000, 4), (20, 4)) == one
+    assert collectives((9_000, 4), (7_000, 8)) == 2 * one
+
+
 def test_rows_stay_rows_however_many():
     """With lists as long as the table: room for no more than its rows, rounded up."""
     height, n = 3_000, 3

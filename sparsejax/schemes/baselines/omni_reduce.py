@@ -80,10 +80,10 @@ class OmniReduce(base.Scheme):
         )
         return base.Reduced(total, None, state, traffic)
 
-    def rows(self, grads, wire):
+    def rows(self, tables, wire):
         """Listed rows by the aggregators of their ranges; a block is a row."""
         ranges = Contiguous(self.aggregators)
-        return owned_rows.add_up(grads, wire.narrowed(self.wire_dtype), ranges)
+        return owned_rows.add_up(tables, wire.narrowed(self.wire_dtype), ranges)
 
     def forecast(self, load):
         units = self._units(load.numbers)

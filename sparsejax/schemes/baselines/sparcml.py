@@ -65,8 +65,8 @@ class SparCML(base.Scheme):
     def __call__(self, x, state, wire):
         return self._scheme(x, state, wire)
 
-    def rows(self, grads, wire):
-        return self._scheme.rows(grads, wire)
+    def rows(self, tables, wire):
+        return self._scheme.rows(tables, wire)
 
     def forecast(self, load):
         return self._scheme.forecast(load)

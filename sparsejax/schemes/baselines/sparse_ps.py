@@ -56,8 +56,8 @@ class SparsePS(base.Scheme):
     def __call__(self, x, state, wire):
         return self._scheme(x, state, wire)
 
-    def rows(self, grads, wire):
-        return self._scheme.rows(grads, wire)
+    def rows(self, tables, wire):
+        return self._scheme.rows(tables, wire)
 
     def forecast(self, load):
         return self._scheme.forecast(load)

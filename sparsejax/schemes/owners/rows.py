@@ -13,16 +13,22 @@ owner does the same with what arrives. A row counts as there because it is liste
 is in it: an optimizer takes its step for a row that was read. Each row is added up in one
 place and copied from there, so all ranks hold the same bits.
 
+Several tables are one exchange: an owner's slots are those that it has of the first table,
+then of the second, and so on. So what it holds of a table is one run of its list, and is
+cut out where it arrives.
+
 Messages have one of a few sizes (`row_lists`), and take the smallest that the fullest part
 fits. A hash fills parts evenly (Zen, Theorem 2), so there is room for the mean and six
-standard deviations; lists that are fuller, as of ids that somebody made to collide, go to
-all ranks instead, as they are, and each adds them up in the order of the ranks. No row is
-left out, and no array of the table's size is made on either way.
+standard deviations, in a message and for each table in it; lists that are fuller, as of ids
+that somebody made to collide, go to all ranks instead, as they are, and each adds them up
+in the order of the ranks. No row is left out, and no array of the table's size is made on
+either way.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -35,26 +41,28 @@ from sparsejax.schemes.row_lists import Lists
 from sparsejax.units.dtypes import wide
 from sparsejax.units.ownership import Layout, Ownership, StripedHash
 from sparsejax.units.row_grads import RowGrads, distinct
+from sparsejax.units.stacked import apart, stacked, starts_of
 from sparsejax.wire.collectives import Wire
 
 
 def add_up(
-    grads: RowGrads, wire: Wire, ownership: Ownership = StripedHash()
+    tables: Sequence[RowGrads], wire: Wire, ownership: Ownership = StripedHash()
 ) -> base.SummedRows:
-    """The sum of listed rows over the ranks, the same on all, and what was sent for it.
+    """The sums of listed rows over the ranks, the same on all, and what was sent for them.
 
     Args:
-        grads: This rank's rows; ids may repeat.
+        tables: This rank's rows of each table, all of one width and dtype; ids may repeat.
         wire: The ranks, and the dtype in which rows travel.
-        ownership: Who owns which row; one without tables.
+        ownership: Who owns which row of a table; one without tables of its own.
 
     Returns:
-        Rows of distinct ids, in the order of their owners, with room for all that ranks
-        list: about as many on each.
+        For each table rows of distinct ids, with room for all that ranks list: about as
+        many from each owner.
     """
-    if row_lists.is_trivial(grads, wire):
-        return row_lists.of_one_rank(grads, wire)
-    return _Exchange(grads, wire, ownership.over(grads.shape[0], wire.ranks))()
+    if row_lists.is_trivial(stacked(tables), wire):
+        return row_lists.of_one_rank(tables, wire)
+    each = [_Table(table, ownership.over(table.shape[0], wire.ranks)) for table in tables]
+    return _Exchange(tuple(each), wire)()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +73,8 @@ class _Listed:
         keys: int32 [K], the distinct rows as part * width + slot, ascending; `nowhere`
             behind the last.
         of_row: int32 [K], where the key of each listed row is; K where there is none.
-        starts: int32 [parts + 1], where the keys of each part begin.
+        starts: int32 [parts, tables + 1], where the keys of each part and table begin, and
+            where those of the part end.
     """
 
     keys: jax.Array
@@ -74,41 +83,96 @@ class _Listed:
 
     @property
     def counts(self) -> jax.Array:
-        """int32 [parts]: how many rows each part has."""
-        return self.starts[1:] - self.starts[:-1]
+        """int32 [parts, tables]: how many rows each part has of each table."""
+        return self.starts[:, 1:] - self.starts[:, :-1]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Exchange:
-    """The exchange of one list of rows: what is fixed when traced, and the list."""
+class _Table:
+    """One table: its rows on this rank, and who owns which."""
 
     grads: RowGrads
-    wire: Wire
     layout: Layout
 
     @property
-    def nowhere(self) -> int:
-        """The key of no row: behind all others."""
-        return self.layout.ranks * self.layout.width
-
-    @functools.cached_property
     def room(self) -> int:
-        """Rows in a message, at most."""
-        mean = self.grads.capacity / self.layout.ranks
-        room = math.ceil(mean + 6 * math.sqrt(mean) + 8)
-        return min(room, self.grads.capacity, self.layout.width)
+        """Rows of it in a message, at most."""
+        return _room(self.grads.capacity, self.layout.ranks, self.layout.width)
 
     @property
     def owned(self) -> int:
-        """Rows that an owner has room for: all that fit into its messages."""
+        """Rows of it that an owner has room for: all that fit into its messages."""
         return min(self.layout.ranks * self.room, self.layout.width)
 
     @property
     def capacity(self) -> int:
-        """Rows of the sum that there is room for."""
+        """Rows of its sum that there is room for."""
         return self.layout.ranks * max(
             self.owned, min(self.grads.capacity, self.layout.width)
         )
+
+    @property
+    def slots(self) -> int:
+        """Places of its rows at all owners."""
+        return self.layout.ranks * self.layout.width
+
+    def keys(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Which listed ids are inside of the table, and the part and slot of each."""
+        ids = self.grads.ids
+        inside = (ids >= 0) & (ids < self.layout.size)
+        return inside, *self.layout.assign(jnp.where(inside, ids, 0).astype(jnp.int32))
+
+    def total(self, places: jax.Array, rows: jax.Array) -> RowGrads:
+        """Rows by their places, part * width + slot, as rows of the table."""
+        width, real = self.layout.width, places < self.slots
+        places = jnp.where(real, places, 0)
+        ids = self.layout.invert(places // width, places % width)
+        return RowGrads(jnp.where(real, ids, self.layout.size), rows, self.grads.shape)
+
+
+def _room(capacity, ranks, width):
+    """Rows in a part: the mean of so many, and six standard deviations."""
+    mean = capacity / ranks
+    room = math.ceil(mean + 6 * math.sqrt(mean) + 8)
+    return min(room, capacity, width)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Exchange:
+    """The exchange of lists of rows: what is fixed when traced, and the lists."""
+
+    tables: tuple[_Table, ...]
+    wire: Wire
+
+    @property
+    def ranks(self) -> int:
+        """How many owners there are."""
+        return self.wire.ranks
+
+    @functools.cached_property
+    def starts(self) -> list[int]:
+        """Where the slots of each table begin in a part, and where the last end."""
+        return starts_of([table.layout.width for table in self.tables])
+
+    @property
+    def width(self) -> int:
+        """Slots in a part, of all tables."""
+        return self.starts[-1]
+
+    @property
+    def nowhere(self) -> int:
+        """The key of no row: behind all others."""
+        return self.ranks * self.width
+
+    @functools.cached_property
+    def grads(self) -> RowGrads:
+        """The rows of all tables, one under another."""
+        return stacked([table.grads for table in self.tables])
+
+    @functools.cached_property
+    def room(self) -> int:
+        """Rows in a message, at most."""
+        return _room(self.grads.capacity, self.ranks, self.width)
 
     @property
     def lists(self) -> Lists:
@@ -116,47 +180,54 @@ class _Exchange:
         return Lists(self.wire, self.grads)
 
     def __call__(self) -> base.SummedRows:
-        grads, n, height = self.grads, self.layout.ranks, self.layout.size
+        grads, height = self.grads, self.grads.shape[0]
         lists = self._listed()
-        counts = lists.counts
-        here = jnp.stack([jnp.max(counts), jnp.sum(counts)])
+        in_part = jnp.sum(lists.counts, axis=1, dtype=jnp.int32)
+        # A table that does not fit counts as a part that does not.
+        rooms = jnp.array([table.room for table in self.tables], jnp.int32)
+        fuller = jnp.where(jnp.any(lists.counts > rooms), self.room + 1, 0)
+        here = jnp.stack([jnp.maximum(jnp.max(in_part), fuller), jnp.sum(in_part)])
         (fullest, most), agreed = self.wire.maximum(here)
-        (ids, rows), push, pull, more = axes.cond(
+        found, push, pull, more = axes.cond(
             fullest <= self.room,
             functools.partial(self._by_owners, fullest=fullest, most=most),
             functools.partial(self._to_all, most=most),
             lists.keys,
             lists.of_row,
-            lists.starts,
+            lists.starts[:, 0],
             grads.rows,
         )
-        total = RowGrads(ids, rows, grads.shape)
-        after = jnp.sum(ids < height).astype(jnp.float32)
+        totals = [t.total(*each) for t, each in zip(self.tables, found, strict=True)]
+        counts = [jnp.sum(t.ids < t.shape[0]) for t in totals]
+        after = functools.reduce(jnp.add, counts).astype(jnp.float32)
         pull = pull._replace(payload=pull.payload * after)
         traffic = base.traffic(
-            push._replace(imbalance=imbalance(fullest, most, n)),
+            push._replace(imbalance=imbalance(fullest, most, self.ranks)),
             pull,
             scalars=agreed + more,
             dense=self.wire.dense_bytes(grads.size, grads.dtype),
             before=most.astype(jnp.float32) / height,
             after=after / height,
         )
-        return base.SummedRows(self.wire.assume_same(total), traffic)
+        return base.SummedRows(self.wire.assume_same(totals), traffic)
 
     def _listed(self) -> _Listed:
         """The rows of this rank by owner, equal ones once."""
-        ids, height = self.grads.ids, self.layout.size
-        inside = (ids >= 0) & (ids < height)
-        parts, slots = self.layout.assign(jnp.where(inside, ids, 0).astype(jnp.int32))
-        keys = jnp.where(inside, parts * self.layout.width + slots, self.nowhere)
+        keys = []
+        for table, start in zip(self.tables, self.starts[:-1], strict=True):
+            inside, parts, slots = table.keys()
+            place = parts * self.width + (start + slots)
+            keys.append(jnp.where(inside, place, self.nowhere))
+        keys = jnp.concatenate(keys)
         listed, of_row = distinct(keys, keys.size, self.nowhere)
-        bounds = jnp.arange(self.layout.ranks + 1, dtype=jnp.int32) * self.layout.width
+        part = lax.broadcasted_iota(jnp.int32, (self.ranks, 1), 0)
+        bounds = part * self.width + jnp.array(self.starts, jnp.int32)
         starts = jnp.searchsorted(listed, bounds).astype(jnp.int32)
         return _Listed(listed, of_row, starts)
 
     def _by_owners(self, keys, of_row, starts, rows, *, fullest, most):
         """Push, add up, pull."""
-        n, room, width = self.layout.ranks, self.room, self.layout.width
+        n, room, width = self.ranks, self.room, self.width
         # Where each key is in the messages.
         parts = jnp.minimum(keys // width, n - 1)
         column = jnp.arange(keys.size, dtype=jnp.int32) - starts[parts]
@@ -175,42 +246,66 @@ class _Exchange:
             width,
         )
         slots = slots.reshape(-1)
-        owned, of_row = distinct(slots, self.owned, width)
+        owned, of_row = distinct(slots, min(n * room, width), width)
         values = values.reshape(slots.size, -1).astype(wide(rows.dtype))
-        sums = jnp.zeros((self.owned, values.shape[1]), values.dtype)
+        sums = jnp.zeros((owned.size, values.shape[1]), values.dtype)
         sums = sums.at[of_row].add(values, mode="drop")
         count, agreed = self.wire.maximum(jnp.sum(owned < width, dtype=jnp.int32))
         gather = lambda message: self.wire.all_gather(message[0])
         slots, sums, pulled = self.lists.send(gather, owned[None], sums[None], count, width)
-        part = lax.broadcasted_iota(jnp.int32, (n, 1), 0)
-        ids = self.layout.invert(part, jnp.minimum(slots, width - 1))
-        ids = jnp.where(slots < width, ids, self.layout.size).reshape(-1)
         push = base.stage(pushed, (n - 1) / n * self.lists.row_bytes * most, 1)
         pull = base.stage(pulled, (n - 1) / n * self.lists.row_bytes, 1)
-        return self._padded(ids, sums.reshape(-1, *rows.shape[1:])), push, pull, agreed
+        return self._of_owners(slots, sums), push, pull, agreed
+
+    def _of_owners(self, slots, sums):
+        """Each table's places and rows, from the lists of all owners [ranks, owned]."""
+        widths = [table.layout.width for table in self.tables]
+        rooms = [table.owned for table in self.tables]
+        cut = jax.vmap(lambda slots, sums: apart(slots, sums, widths, rooms))
+        part = lax.broadcasted_iota(jnp.int32, (self.ranks, 1), 0)
+        found = []
+        for table, (own, rows) in zip(self.tables, cut(slots, sums), strict=True):
+            width = table.layout.width
+            places = jnp.where(own < width, part * width + own, table.slots)
+            found.append(self._padded(table, places.reshape(-1), rows))
+        return found
 
     def _to_all(self, keys, of_row, starts, rows, *, most):
         """All lists to all ranks, each of which adds them up in the order of the ranks."""
         del starts
-        n, size, dtype = self.layout.ranks, keys.size, self.lists.dtype
+        n, size, dtype = self.ranks, keys.size, self.lists.dtype
         merged = jnp.zeros(rows.shape, wide(rows.dtype))
         merged = merged.at[of_row].add(rows.astype(merged.dtype), mode="drop")
-        keys, sent_keys = self.wire.all_gather(keys)
+        keys, sent_keys = self.wire.all_gather(self._by_table(keys))
         merged, sent_rows = self.wire.all_gather(merged.astype(dtype))
-        owned = min(n * size, self.capacity)
-        listed, total = self.lists.add_up(keys, merged, self.nowhere, owned)
-        width = self.layout.width
-        real = listed < self.nowhere
-        parts = jnp.where(real, listed // width, 0)
-        ids = self.layout.invert(parts, jnp.where(real, listed % width, 0))
-        ids = jnp.where(real, ids, self.layout.size)
+        rooms = [table.capacity for table in self.tables]
+        listed, total = self.lists.add_up(
+            keys, merged, self.nowhere, min(n * size, sum(rooms))
+        )
+        slots = [table.slots for table in self.tables]
+        found = apart(listed, total.astype(dtype), slots, rooms)
+        padded = [
+            self._padded(t, *each) for t, each in zip(self.tables, found, strict=True)
+        ]
         sent = sent_keys + sent_rows
         push = base.stage(sent, sent / size * most, 1)
-        return self._padded(ids, total.astype(dtype)), push, base.stage(), 0.0
+        return padded, push, base.stage(), 0.0
 
-    def _padded(self, ids, rows):
+    def _by_table(self, keys):
+        """Keys in the order of the tables, then of the owners; still those of a rank."""
+        if len(self.tables) == 1:
+            return keys
+        parts, slots = keys // self.width, keys % self.width
+        starts = jnp.array(self.starts[:-1], jnp.int32)
+        number = jnp.searchsorted(starts, slots, side="right") - 1
+        widths = jnp.array([table.layout.width for table in self.tables], jnp.int32)
+        place = parts * widths[number] + slots + (self.ranks - 1) * starts[number]
+        return jnp.where(keys < self.nowhere, place, self.nowhere)
+
+    def _padded(self, table, places, rows):
         """Lists of the capacity that both ways have."""
-        more = self.capacity - ids.size
-        ids = jnp.pad(ids, (0, more), constant_values=self.layout.size)
+        rows = rows.reshape(-1, *table.grads.shape[1:])
+        more = table.capacity - places.size
+        places = jnp.pad(places, (0, more), constant_values=table.slots)
         rows = jnp.pad(rows, [(0, more)] + [(0, 0)] * (rows.ndim - 1))
-        return ids, rows.astype(self.grads.dtype)
+        return places, rows.astype(table.grads.dtype)

@@ -82,11 +82,11 @@ class BalancedParallelism(base.Scheme):
         state = self.ownership.after(state, total)
         return base.Reduced(total, None, state, traffic)
 
-    def rows(self, grads, wire):
+    def rows(self, tables, wire):
         """Listed rows by their owners; densely where owners have tables of all units."""
         if self.ownership.needs_tables:
             return None
-        return owned_rows.add_up(grads, wire.narrowed(self.wire_dtype), self.ownership)
+        return owned_rows.add_up(tables, wire.narrowed(self.wire_dtype), self.ownership)
 
     def forecast(self, load):
         return owners_forecast.forecast(load, self.ownership, self.push_pull)

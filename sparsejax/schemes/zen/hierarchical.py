@@ -106,9 +106,9 @@ class HierarchicalCentralization(base.Scheme):
         )
         return base.Reduced(done.total, None, curve, traffic)
 
-    def rows(self, grads, wire):
+    def rows(self, tables, wire):
         """Lists go to all in one round: between two ranks that is the swap."""
-        return row_lists.gathered(grads, wire.narrowed(self.wire_dtype))
+        return row_lists.gathered(tables, wire.narrowed(self.wire_dtype))
 
     def forecast(self, load):
         return doubling.forecast(

@@ -158,11 +158,11 @@ class Zen(base.Scheme):
             done = axes.cond(prefers, by_hierarchy, by_owners, x)
         return base.Reduced(*_in_order(done))
 
-    def rows(self, grads, wire):
+    def rows(self, tables, wire):
         """Listed rows by their owners; to all where hierarchy is settled beforehand."""
         if self._choice(wire.ranks) == "hierarchical":
-            return self._hierarchical(wire.ranks).rows(grads, wire)
-        return self._balanced.rows(grads, wire)
+            return self._hierarchical(wire.ranks).rows(tables, wire)
+        return self._balanced.rows(tables, wire)
 
     def forecast(self, load):
         choice = self._choice(load.ranks)
