@@ -6,6 +6,9 @@ The model, the text and the batches are those of `examples.language_model`, one 
 host (Zen, figures 11 and 12; EmbRace, figure 7). All sides train from the same parameters
 on the same batches, in turn, a few steps each; losses must agree, and parameters must be
 the same bytes on all ranks.
+
+Two sides have gradients by rows, and a lazy optimizer behind them: `rows` adds up listed
+rows by `zen_sync`, `rows, gathered` sends all lists to all ranks as they are.
 """
 
 import dataclasses
@@ -30,12 +33,47 @@ from benchmarks.testbed import host, network, ranks
 from examples import lm_model
 from examples.data import docstrings
 from sparsejax import schemes
+from sparsejax.schemes import base
+from sparsejax.units.row_grads import RowGrads
 
 
+LEARNING_RATE = 5e-3
+
+
+class Unmerged(schemes.AGSparse):
+    """Ids and rows of all ranks to all, as they are, which is what Horovod does."""
+
+    def rows(self, tables, wire):
+        """The lists one behind another; ids repeat, and an optimizer adds their rows up."""
+        totals, sent = [], 0.0
+        for grads in tables:
+            ids, bytes_of_ids = wire.all_gather(grads.ids)
+            rows, bytes_of_rows = wire.all_gather(grads.rows)
+            sent += bytes_of_ids + bytes_of_rows
+            rows = rows.reshape(-1, *grads.shape[1:])
+            totals.append(RowGrads(ids.reshape(-1), rows, grads.shape))
+        dense = sum(wire.dense_bytes(grads.size, grads.dtype) for grads in tables)
+        stages = base.stage(sent, sent, 1), base.stage()
+        return base.SummedRows(totals, base.traffic(*stages, dense=dense))
+
+
+def adam() -> optax.GradientTransformation:
+    """The optimizer, as a script has it."""
+    return optax.adam(LEARNING_RATE)
+
+
+def by_rows() -> optax.GradientTransformation:
+    """The same, on the rows that batches read."""
+    return sparsejax.lazy(adam())
+
+
+# How gradients are averaged, and who takes the step.
 SIDES = {
-    "dense": sparsejax.dense_sync,
-    "agsparse": lambda: sparsejax.sync(schemes.AGSparse()),
-    "zen": sparsejax.zen_sync,
+    "dense": (sparsejax.dense_sync, adam),
+    "agsparse": (lambda: sparsejax.sync(schemes.AGSparse()), adam),
+    "zen": (sparsejax.zen_sync, adam),
+    "rows, gathered": (lambda: sparsejax.sync(Unmerged()), by_rows),
+    "rows": (sparsejax.zen_sync, by_rows),
 }
 # How far losses of equal training may be apart: sums are taken in another order.
 LOSS = 1e-3
@@ -62,7 +100,7 @@ class Training:
 
     def __init__(self, name: str, mesh: Mesh, params, batches: list):
         self.name = name
-        tx = optax.chain(SIDES[name](), optax.adam(5e-3))
+        tx = optax.chain(*(make() for make in SIDES[name]))
         self._trainer = sparsejax.data_parallel(lm_model.loss_fn, tx, mesh)
         self.state = self._trainer.init(params)
         self._batches = itertools.cycle(batches)
