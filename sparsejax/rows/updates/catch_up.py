@@ -46,7 +46,7 @@ class History(NamedTuple):
 
     Attributes:
         since: int32 [changes], ascending: the first step of each value; the last is that
-            of now.
+            of now. None where there are no such numbers: an empty array could not be saved.
         values: Of each such number, [changes].
     """
 
@@ -55,6 +55,8 @@ class History(NamedTuple):
 
     def at(self, step: jax.Array) -> list[jax.Array]:
         """The values at a step."""
+        if not self.values:
+            return []
         place = jnp.sum(self.since <= step, dtype=jnp.int32) - 1
         return [value[jnp.maximum(place, 0)] for value in self.values]
 
@@ -73,9 +75,10 @@ class History(NamedTuple):
 
 def history(values: list[jax.Array]) -> History:
     """The history that begins with some values."""
-    n = _CHANGES if values else 0
-    kept = tuple(jnp.broadcast_to(jnp.asarray(value), (n,)) for value in values)
-    return History(jnp.full(n, -1, jnp.int32), kept)
+    if not values:
+        return History(None, ())
+    kept = tuple(jnp.broadcast_to(jnp.asarray(value), (_CHANGES,)) for value in values)
+    return History(jnp.full(_CHANGES, -1, jnp.int32), kept)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,7 +94,7 @@ class Inside:
             (structure, of_state),
             tuple(anatomies.shapes(leaves)),
             tuple(state),
-            History(np.zeros(0, np.int32), ()),
+            History(None, ()),
             np.int32(0),
         )
 
