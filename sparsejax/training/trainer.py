@@ -141,7 +141,11 @@ class DataParallel:
         """
         require_usable(state, "trainer.step")
         if state.step is not self._last_step:
-            check_whole(state)  # not one that the last step returned, but restored, perhaps
+            # Not one that the last step returned, but restored, perhaps; on the mesh as
+            # what a step returns is, so that nothing is compiled twice.
+            check_whole(state)
+            put = lambda x, spec: placing.alike(x, self._mesh, spec)
+            state = jax.tree.map(put, state, self._whole_specs(state))
         after, out = self.compiled(state)(state, self._batches.placed(batch))
         self._last_step = after.step
         return after, out

@@ -72,6 +72,16 @@ def test_a_state_that_is_not_donated_can_be_used_again():
     assert float(first.params["w"]) == float(second.params["w"]) != 1
 
 
+def test_a_state_of_numpy_arrays_compiles_no_second_step():
+    """As a checkpoint may give it back: it is placed as what a step returns is."""
+    kept = sparsejax.top_k(0.1, min_size=1)
+    trainer = plain(tx=optax.chain(kept, sparsejax.dense_sync(), optax.adam(0.5)))
+    state = jax.tree.map(np.asarray, trainer.init({"w": np.float32(1)}))
+    for _ in range(2):
+        state, _ = trainer.step(state, np.ones(2, np.float32))
+    assert trainer.compiled(state)._cache_size() == 1
+
+
 def test_a_state_that_is_used_up_is_an_error_that_names_the_fix():
     trainer, batch = plain(), np.ones(2, np.float32)
     state = trainer.init({"w": np.float32(1)})
