@@ -42,7 +42,9 @@ class Share:
                 f"{weight.dtype}{list(weight.shape)}. Of a mask that is its sum: "
                 "weight=lambda batch: batch['mask'].sum()."
             )
-        weight = wire.per_rank(jnp.maximum(weight.astype(jnp.float32), 0))
+        weight = weight.astype(jnp.float32)
+        # A share cannot count less than nothing: NaN, which the loss then is, shows it.
+        weight = wire.per_rank(jnp.where(weight < 0, jnp.nan, weight))
         return cls(wire, weight, wire.psum(weight)[0])
 
     def scaled(self, x: jax.Array) -> jax.Array:

@@ -344,7 +344,8 @@ def data_parallel(
             then sum(weight * gradient) / sum(weight), where `tx` averages. A rank whose
             weight is 0 does not count, whatever its loss is; if all are 0, the gradient
             is 0 and the loss NaN. Sums leave such ranks out, and know no weights else; what
-            is stacked holds what shares were filled up with.
+            is stacked holds what shares were filled up with. With a weight below 0 the
+            loss is NaN.
         eval_fn: What `evaluate` calls, as `loss_fn` is called; `loss_fn` itself if None.
         donate: Whether a step uses up the state that it is given, and reuses its memory.
 

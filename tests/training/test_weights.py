@@ -75,8 +75,8 @@ def test_a_weight_is_one_number(weight):
         trainer.evaluate(state, np.ones(4, np.float32))
 
 
-@pytest.mark.parametrize("weights", [(np.nan, np.nan), (1, np.nan)])
-def test_a_weight_that_is_no_number_shows(weights):
+@pytest.mark.parametrize("weights", [(np.nan, np.nan), (1, np.nan), (2, -1)])
+def test_a_weight_that_is_no_number_or_negative_shows(weights):
     trainer = sparsejax.data_parallel(
         lambda p, b: p["w"] * jnp.mean(b),
         optax.chain(sparsejax.dense_sync(), optax.sgd(0.5)),
