@@ -202,8 +202,7 @@ def on_two_levels(check_vma=True, **options):
     return numbers
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
 def test_two_levels(check_vma):
     """Two hosts swap their lists: 30 rows, a slot and four numbers each."""
     numbers = on_two_levels(check_vma)
