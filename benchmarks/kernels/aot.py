@@ -3,9 +3,10 @@
     make aot
 
 XLA compiles for a device that is only described, if JAX's CUDA plugin is installed. For
-each operation and backend, and for `zen_sync` on four devices, it prints the time, the
-memory for temporaries, and the kernels in the program. jax-triton puts PTX into a program,
-which has not been assembled yet: that is done here. It fails where
+each operation and backend, and on four devices for `zen_sync` and for a whole step of a
+table by rows, it prints the time, the memory for temporaries, and the kernels in the
+program. jax-triton puts PTX into a program, which has not been assembled yet: that is done
+here. It fails where
 
 * something does not compile or assemble,
 * a backend that was named, or that "auto" takes, is not in the program, or is where it
@@ -42,6 +43,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import pallas_kernels as kernels
@@ -148,6 +150,43 @@ def exchange(backend: str):
         return jax.jit(step).lower(x, like).compile()
 
 
+ROWS, WIDTH, READ = 10_000_000, 16, 4_096  # of a table, and how many a device reads
+
+
+def step_by_rows(optimizer: optax.GradientTransformation):
+    """A whole step of a table of 640 MB: the loss, the sum of rows, the lazy optimizer."""
+    where = h200.mesh(4)
+    lazy = sparsejax.lazy(optimizer)
+    tx = optax.chain(sparsejax.zen_sync("data"), lazy)
+    everywhere = NamedSharding(where, P())
+    placed = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere)
+    params = {
+        "embedding": jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32),
+        "kernel": jax.ShapeDtypeStruct((WIDTH, 8), jnp.float32),
+    }
+    params, state = jax.tree.map(placed, (params, jax.eval_shape(tx.init, params)))
+    ids = jax.ShapeDtypeStruct(
+        (4, READ), jnp.int32, sharding=NamedSharding(where, P("data"))
+    )
+
+    def loss(params, ids):
+        return jnp.mean(jnp.tanh(params["embedding"][ids] @ params["kernel"]) ** 2)
+
+    def step(params, state, ids):
+        local = sparsejax.local(params)
+        read = lazy.reader(local, state)
+        _, grads = sparsejax.value_and_grad(loss, read=read)(local, ids[0])
+        updates, state = tx.update(grads, state, params)
+        return sparsejax.apply_updates(params, updates), state
+
+    mapped = jax.shard_map(
+        step, mesh=where, in_specs=(P(), P(), P("data")), out_specs=(P(), P())
+    )
+    with jax.set_mesh(where), asking("reference"):
+        lowered = jax.jit(mapped, donate_argnums=(0, 1)).lower(params, state, ids)
+        return lowered.compile()
+
+
 def by_auto(where: Mesh) -> list[str]:
     """With "auto", where Triton was fastest: its kernel, but under `vmap` the reference."""
     wrong = []
@@ -236,6 +275,10 @@ def main() -> int:
             functools.partial(exchange, backend),
             20 * 4 * (1 << 22),
         )
+    # A number for each row of the table is 40 MB; all lists of all devices are 1 MB.
+    for name, optimizer in (("adam", optax.adam(1e-3)), ("adamw", optax.adamw(1e-3))):
+        build = functools.partial(step_by_rows, optimizer)
+        wrong += check(record, f"a step by rows, {name}", "reference", build, 4 * ROWS)
     if "triton" in named:
         wrong += by_auto(where) + assemble(record)
     for line in wrong:
