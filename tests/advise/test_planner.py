@@ -42,9 +42,18 @@ def on_ranks(function, n=N):
     return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
 
 
+@functools.cache
+def profiling(n):
+    return on_ranks(lambda g: sparsejax.profile(g, "data"), n)
+
+
+@functools.cache
+def profile_of(seed, n):
+    return profiling(n)(gradients(seed, n=n))
+
+
 def profiled(*seeds, n=N):
-    step = on_ranks(lambda g: sparsejax.profile(g, "data"), n)
-    return [step(gradients(seed, n=n)) for seed in seeds]
+    return [profile_of(seed, n) for seed in seeds]
 
 
 def made(**options):
