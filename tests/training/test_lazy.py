@@ -18,16 +18,16 @@ def test_a_lazy_run_is_the_dense_run():
     dense = optax.chain(sparsejax.dense_sync(), optax.adam(1e-2))
     weight = lambda batch: batch["mask"].sum()
     trainers = [
-        sparsejax.data_parallel(loss_fn, each, mesh_of(3), weight=weight)
+        sparsejax.data_parallel(loss_fn, each, mesh_of(2), weight=weight)
         for each in (tx, dense)
     ]
     states = [trainer.init(PARAMS) for trainer in trainers]
     for step in range(5):
-        batch = batch_of(step % 4, 3)
+        batch = batch_of(step % 4, 2)
         both = [t.step(s, batch) for t, s in zip(trainers, states, strict=True)]
         states, losses = zip(*both, strict=True)
         np.testing.assert_allclose(*losses, rtol=1e-5)
-    batch = batch_of(9, 3)
+    batch = batch_of(9, 2)
     found = [t.evaluate(s, batch) for t, s in zip(trainers, states, strict=True)]
     np.testing.assert_allclose(*found, rtol=1e-5)
     late = jax.tree.map(np.asarray, states[0].params)
