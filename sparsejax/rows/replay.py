@@ -19,13 +19,18 @@ from sparsejax.rows import programs, reads
 from sparsejax.rows.programs import Kind
 from sparsejax.rows.reading import Does, Inner, Plan
 from sparsejax.rows.reads import Site
+from sparsejax.units.row_grads import RowGrads
 
 
 class Reader(Protocol):
     """Reads parameters which differ from the arrays that hold them, as lazy ones do."""
 
     def rows(self, path: str, ids: jax.Array) -> jax.Array:
-        """The rows of a table, for int32 [n]."""
+        """The rows of a table, for int32 ids of any shape."""
+        ...
+
+    def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
+        """Is told that the gradient of a table lists the rows of these calls of `rows`."""
         ...
 
     def whole(self, paths: Sequence[str]) -> list[jax.Array]:
@@ -66,8 +71,7 @@ class Table:
         """
         if self.read is None:
             return read
-        rows = self.read.rows(self.path, ids.reshape(-1))
-        rows = rows.reshape(*ids.shape, *rows.shape[1:])
+        rows = self.read.rows(self.path, ids)
         rows = jnp.moveaxis(rows, range(-len(site.axes), 0), site.axes)
         # Elsewhere it is what stands for rows that there are not.
         inside = jnp.expand_dims(ids < site.height, site.axes)

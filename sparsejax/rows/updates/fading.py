@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_kernels.rank_select import running_sum
 from sparsejax.axes import as_varying, varying_axes
-from sparsejax.units.row_grads import distinct
 
 
 NODES = 6
@@ -31,12 +31,28 @@ NODES = 6
 _LEFT, _TERMS_AT_MOST = 2.0**-33, 512
 # Of how many steps sums are made at a time.
 _BLOCK = 256
+# Among how many steps those that rows have seen last are looked for at a time.
+_STEPS = 1 << 14
 # The error of a sum, relative to it, up to which six nodes will do. In float32 a step
 # itself rounds to 1e-6: the correction of Adam's bias is a difference of numbers near one.
 _ERROR = 5e-6
 
 # From steps to what m = 1 is moved by in each, with v = 0 and with v = 1.
 Probe = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+
+
+class Nodes(NamedTuple):
+    """The sums by which rows move, one for all that were last seen at the same step.
+
+    Attributes:
+        weights: float32 [steps, nodes].
+        points: Alike.
+        place: int32 [n], the row of these that each row of the table has.
+    """
+
+    weights: jax.Array
+    points: jax.Array
+    place: jax.Array
 
 
 class Fading(NamedTuple):
@@ -62,38 +78,47 @@ class Fading(NamedTuple):
         """Whether so many terms are worth adding up."""
         return 0 < self.factors[self.momentum] < 1 and self.terms <= _TERMS_AT_MOST
 
-    def moved(
-        self, own: tuple[jax.Array, ...], last: jax.Array, count: jax.Array, probe: Probe
-    ) -> jax.Array:
+    def moved(self, own: tuple[jax.Array, ...], nodes: "Nodes") -> jax.Array:
         """By how much rows move from the step that they have seen last to another.
 
         Args:
             own: The leaves of the state, rows of a table.
+            nodes: Of these rows, from `of_steps`.
+
+        Returns:
+            What is to be added to the parameter, like the leaves; zero where none is missed.
+        """
+        weights, points = nodes.weights[nodes.place], nodes.points[nodes.place]
+        m = own[self.momentum]
+        if self.squares is None:
+            return m * over(weights[:, 0], m)
+        root = jnp.sqrt(own[self.squares])
+        pairs = [(weights[:, i], points[:, i]) for i in range(NODES)]
+        return m * sum(over(w, m) / (root * over(x, m) + 1) for w, x in pairs)
+
+    def of_steps(self, last: jax.Array, count: jax.Array, probe: Probe) -> "Nodes":
+        """The nodes of rows that move to a step: once for all that were last seen at one.
+
+        Args:
             last: int32 [n], the step that each row has seen last.
             count: The step that they move to.
             probe: The optimizer.
-
-        Returns:
-            What is to be added to the parameter, like the leaves.
         """
-        n = last.shape[0]
-        nowhere = np.iinfo(np.int32).max
-        steps, place = distinct(last, n, nowhere)
-        steps = jnp.pad(steps, (0, _BLOCK), constant_values=nowhere)
-        blocks = lax.div(jnp.sum(steps < nowhere, dtype=jnp.int32) + _BLOCK - 1, _BLOCK)
+        steps, place, found = _distinct(last, count)
+        blocks = lax.div(found + _BLOCK - 1, _BLOCK)
+        steps = jnp.pad(steps, (0, _BLOCK), constant_values=np.iinfo(np.int32).max)
 
         def one_block(block, tables):
             at = block * _BLOCK
             made = self.nodes(lax.dynamic_slice(steps, (at,), (_BLOCK,)), count, probe)
-            put = lambda table, x: lax.dynamic_update_slice(table, x, (at, 0))
+            put = lambda table, x: lax.dynamic_update_slice(table, x, (1 + at, 0))
             return jax.tree.map(put, tables, made)
 
         width = NODES if self.squares is not None else 1
-        empty = jnp.zeros((n + _BLOCK, width), jnp.float32)
-        empty = as_varying(empty, varying_axes(last))
-        tables = lax.fori_loop(0, blocks, one_block, (empty, empty))
-        weights, points = (table[place] for table in tables)
-        return _at_nodes(self, own, weights, points)
+        # What is not written is not read. The first are of rows that have missed nothing.
+        empty = lax.empty((1 + last.shape[0] + _BLOCK, width), jnp.float32)
+        empty = as_varying(empty.at[0].set(0), varying_axes(last) | varying_axes(count))
+        return Nodes(*lax.fori_loop(0, blocks, one_block, (empty, empty)), place)
 
     def nodes(self, last, count, probe):
         """The weights and points of the sum that rows of each step are moved by.
@@ -205,13 +230,32 @@ def over(flags: Any, x: jax.Array) -> jax.Array:
     return flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))
 
 
-def _at_nodes(fading, own, weights, points):
-    m = own[fading.momentum]
-    if fading.squares is None:
-        return m * over(weights[:, 0], m)
-    root = jnp.sqrt(own[fading.squares])
-    pairs = [(weights[:, i], points[:, i]) for i in range(NODES)]
-    return m * sum(over(w, m) / (root * over(x, m) + 1) for w, x in pairs)
+def _distinct(last, count):
+    """The steps that late rows have seen last, so many to a turn, the latest first.
+
+    Returns:
+        int32 [n], the distinct steps; int32 [n], which of them, from 1 on, each row has, 0
+        if it is not late; and how many there are.
+    """
+    n = last.shape[0]
+    before = lambda step: jnp.max(jnp.where(last < step, last, -1), initial=-1)
+
+    def some(state):
+        top, found, steps, place = state
+        ago = jnp.where(last <= top, top - last, _STEPS)
+        seen = jnp.zeros(_STEPS, jnp.int32).at[ago].set(1, mode="drop")
+        ranks = found + running_sum(seen)
+        at = jnp.where(seen == 1, ranks - 1, n)
+        steps = steps.at[at].set(top - lax.iota(jnp.int32, _STEPS), mode="drop")
+        here = ago < _STEPS
+        place = jnp.where(here, ranks[jnp.where(here, ago, 0)], place)
+        return before(top - (_STEPS - 1)), ranks[-1], steps, place
+
+    nothing = jnp.zeros(n, jnp.int32)
+    start = before(count), jnp.int32(0), nothing, nothing
+    start = as_varying(start, varying_axes(last) | varying_axes(count))
+    _, found, steps, place = lax.while_loop(lambda state: state[0] >= 0, some, start)
+    return steps, place, found
 
 
 def _quadrature(weights, points):
