@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, varying_axes
+from sparsejax.axes import as_varying, cond, varying_axes
 
 
 # Lists of fewer rows are worked on at once.
@@ -41,10 +41,56 @@ def tiles_of(numbers: int) -> int:
     return tiles
 
 
+class Tile:
+    """A tile of each of some lists.
+
+    Args:
+        number: Which tile.
+        lengths: How many rows it has of each list.
+    """
+
+    def __init__(self, number: jax.Array, lengths: Mapping[int, int]):
+        self._number, self._lengths = number, lengths
+
+    def cut(self, at: int, arrays: Any) -> Any:
+        """The tile of arrays that belong to a list."""
+        start, length = self._number * self._lengths[at], self._lengths[at]
+        of = lambda x: lax.dynamic_slice_in_dim(x, start, length)
+        return jax.tree.map(of, arrays)
+
+    def put(self, at: int, arrays: Any, tile: Any) -> Any:
+        """The arrays with another tile in its place."""
+        # A slice that is written would be one kernel with all that computes it.
+        start, length = self._number * self._lengths[at], self._lengths[at]
+        places = start + lax.iota(jnp.int32, length)
+        known = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
+        of = lambda x, y: x.at[places].set(y.astype(x.dtype), **known)
+        return jax.tree.map(of, arrays, tile)
+
+    def apart(self, function: Callable[[], Any]) -> Any:
+        """Computes a function in kernels of its own on CPUs.
+
+        XLA:CPU makes one loop of a gather and of all that is done with its result, no part
+        of which is vectorized then. And where it reads an array in several of them, it
+        copies it before it is written. A branch that is always taken keeps them apart: that
+        the number of a tile is never negative is more than XLA sees.
+        """
+        types = axes_of(self._number)
+
+        def apart():
+            zeros = lambda: jax.tree.map(
+                lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function)
+            )
+            return cond(self._number >= 0, function, zeros)
+
+        typed = lambda run: lambda: as_varying(run(), types)
+        return lax.platform_dependent(cpu=typed(apart), default=typed(function))
+
+
 def each(
     lists: Mapping[int, tuple[int, Any]],
     tiles: int,
-    one: Callable[[Callable[[int, Any], Any], Callable[[int, Any, Any], Any], Any], Any],
+    one: Callable[["Tile", Any], Any],
     carry: Any,
     types: frozenset[str],
 ) -> Any:
@@ -53,9 +99,7 @@ def each(
     Args:
         lists: How many places each list has, and how many rows are in it.
         tiles: Into how many tiles they are cut.
-        one: Works on a tile of each list: `one(cut, put, carry)` returns what is carried
-            on. `cut(at, arrays)` is the tile of arrays that belong to list `at`, and
-            `put(at, arrays, tile)` these with another tile in its place.
+        one: Works on a tile of each list: `one(tile, carry)` returns what is carried on.
         carry: What is carried on at first.
         types: The mesh axes over which what is carried on varies.
     """
@@ -66,17 +110,7 @@ def each(
     ]
 
     def turn(number, carry):
-        def cut(at, arrays):
-            of = lambda x: lax.dynamic_slice_in_dim(x, number * lengths[at], lengths[at])
-            return jax.tree.map(of, arrays)
-
-        def put(at, arrays, tile):
-            of = lambda x, y: lax.dynamic_update_slice_in_dim(
-                x, y.astype(x.dtype), number * lengths[at], 0
-            )
-            return jax.tree.map(of, arrays, tile)
-
-        return as_varying(one(cut, put, carry), types)
+        return as_varying(one(Tile(number, lengths), carry), types)
 
     if tiles == 1:
         return turn(jnp.int32(0), as_varying(carry, types))

@@ -1,5 +1,6 @@
 """What a lazy optimizer does: its first state, a step, and catching all rows up."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -134,8 +135,8 @@ class _Step:
         grads, last = list(self.grads), list(view.last)
         before, now = {}, {}
         for at, x in short.items():
-            whole = view.all_of(at)
-            before[at], now[at] = self._rows(at, whole, x.merge.ids, x.caught)
+            before[at] = view.gathered(view.all_of(at), x.merge.ids)
+            now[at] = self._caught(at, before[at], x.caught)
             grads[at] = x.sums
         # A table whose gradient is dense this time: all its rows are listed.
         others = {at: view.all_of(at) for at in view.lagging if at not in lists}
@@ -169,24 +170,30 @@ class _Step:
         params = [view.leaves[at] for at in long]
         types = tiles.axes_of(wholes, out, scalars, params, long, view.step)
 
-        def one(cut, put, carry):
+        def read(tile, at, carry):
+            """Rows of a table before the step, and their gradients."""
+            wholes, out = carry
+            same = out[at].dtype == long[at].sums.dtype
+            grads = tile.cut(at, out[at] if same else long[at].sums)
+            ids = tile.cut(at, long[at].merge.ids)
+            return view.gathered(wholes[at]._replace(param=view.leaves[at]), ids), grads
+
+        def one(tile, carry):
             wholes, out = carry
             # Nothing of what is not listed here is computed.
             grads = [jnp.zeros(x.shape, x.dtype) for x in self.grads]
             before, now, ids = {}, {}, {}
             for at, x in long.items():
-                whole = wholes[at]._replace(param=view.leaves[at])
-                ids[at], caught = cut(at, (x.merge.ids, x.caught))
-                same = out[at].dtype == x.sums.dtype
-                grads[at] = cut(at, out[at] if same else x.sums)
-                before[at], now[at] = self._rows(at, whole, ids[at], caught)
-            tile, inner = self._call(grads, now)
+                ids[at], caught = tile.cut(at, (x.merge.ids, x.caught))
+                rows, grads[at] = tile.apart(functools.partial(read, tile, at, carry))
+                before[at], now[at] = rows, self._caught(at, rows, caught)
+            made, inner = self._call(grads, now)
             for at in long:
                 if at in view.moving:
-                    tile[at] = _whole_move(tile[at], before[at], now[at])
-                own, seen = self._put(ids[at], at, wholes[at], inner, before, tile)
+                    made[at] = _whole_move(made[at], before[at], now[at])
+                own, seen = self._put(ids[at], at, wholes[at], inner, before, made)
                 wholes = {**wholes, at: Rows((), own, seen)}
-                out = {**out, at: put(at, out[at], tile[at])}
+                out = {**out, at: tile.put(at, out[at], made[at])}
             return wholes, out
 
         lists = {at: (x.places, x.merge.count) for at, x in long.items()}
@@ -196,15 +203,14 @@ class _Step:
             for j, own in zip(structures[at].own, wholes[at].own, strict=True):
                 inner[j] = own
 
-    def _rows(self, at, whole, ids, caught):
-        """Rows of a table before the step, and caught up."""
+    def _caught(self, at, before, caught):
+        """Rows of a table as after the last step, and `View.caught_up` of those that move."""
         view = self.view
-        before = view.gathered(whole, ids)
         if caught is None:
-            return before, view.catch_up({at: before})[at] if at in view.lagging else before
+            return view.catch_up({at: before})[at] if at in view.lagging else before
         if view.anatomy.tables[at].fading is None:
-            return before, caught
-        return before, view.of_now(at, before, caught.param)
+            return caught
+        return view.of_now(at, before, caught.param)
 
     def _call(self, grads, now):
         """Calls the optimizer, with some rows in place of tables."""

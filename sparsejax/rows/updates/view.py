@@ -90,8 +90,8 @@ class View:
         nodes = self._catch_up.nodes(at, self.seen(whole.last, ids))
         types = tiles.axes_of(whole, ids, nodes, self.step)
 
-        def late(ids, place):
-            rows = self.gathered(whole, ids)
+        def late(ids, place, apart=lambda run: run()):
+            rows = apart(lambda: self.gathered(whole, ids))
             if nodes is None:
                 return self.catch_up({at: rows})[at]
             rows = self._catch_up.faded(at, rows, nodes._replace(place=place))
@@ -102,8 +102,8 @@ class View:
         if number == 1:
             return late(ids, place)
 
-        def one(cut, put, made):
-            return put(at, made, late(*cut(at, (ids, place))))
+        def one(tile, made):
+            return tile.put(at, made, late(*tile.cut(at, (ids, place)), tile.apart))
 
         shapes = jax.eval_shape(late, ids, place)
         # What is behind the last row is not read.
