@@ -61,22 +61,24 @@ class Table:
         (value,) = self.read.whole([self.path])
         return self.done_to(as_varying(value, varying_axes(self.value)))
 
-    def rows(self, site: Site, ids: jax.Array, read: jax.Array) -> jax.Array:
+    def rows(self, eqn: Any, site: Site, operands: Any, ids: jax.Array) -> jax.Array:
         """The rows that a lookup reads of the table, caught up where a reader does that.
 
         Args:
-            site: The lookup.
+            eqn: The lookup.
+            site: What it reads.
+            operands: What it is given beside the table.
             ids: Of the rows, of the shape `Site.ids_shape`.
-            read: What it returns of the value.
         """
         if self.read is None:
-            return read
+            return eqn.primitive.bind(self.value, *operands, **eqn.params)
         rows = self.read.rows(self.path, ids)
         rows = jnp.moveaxis(rows, range(-len(site.axes), 0), site.axes)
-        # Elsewhere it is what stands for rows that there are not.
-        inside = jnp.expand_dims(ids < site.height, site.axes)
-        rows = jnp.where(inside, rows, as_varying(read, varying_axes(rows)))
-        return as_varying(rows, varying_axes(read))
+        fill = reads.fill_of(eqn, rows.dtype)
+        if fill is not None:
+            inside = jnp.expand_dims(ids < site.height, site.axes)
+            rows = jnp.where(inside, rows, fill)
+        return as_varying(rows, site.varying)
 
     def done_to(self, rows: jax.Array) -> jax.Array:
         """Does to rows what was done to the table."""
@@ -149,8 +151,7 @@ def _look_up(eqn, site, given, delta):
     """The rows that an equation reads, and their ids."""
     table, *operands = given
     ids = reads.ids_of(eqn, operands)
-    read = eqn.primitive.bind(table.value, *operands, **eqn.params)
-    read = table.rows(site, ids, read)
+    read = table.rows(eqn, site, operands, ids)
     rows = table.done_to(_plus(read, as_varying(delta, varying_axes(read))))
     fill = reads.fill_of(eqn, rows.dtype)
     if table.then and fill is not None:

@@ -158,17 +158,19 @@ class Merge(NamedTuple):
     Attributes:
         ids: int32 [room], the distinct ids, ascending; the height behind the last.
         place: int32 [k], where the row of each id goes; `room` if it is none of the table.
-        count: int32, how many distinct ids there are.
+        found: int32, how many distinct ids there are.
     """
 
     ids: jax.Array
     place: jax.Array
-    count: jax.Array
+    found: jax.Array
 
     def sums(self, rows: jax.Array) -> jax.Array:
         """Rows [k, ...] of equal ids added up in float32, or wider where they are wider."""
         wider = rows.astype(wide(rows.dtype))
-        sums = jnp.zeros((*self.ids.shape, *rows.shape[1:]), wider.dtype)
+        # No constant: XLA would make one for all that begins with zeros, and keep it.
+        zero = jnp.minimum(self.found, 0).astype(wider.dtype)
+        sums = jnp.broadcast_to(zero, (*self.ids.shape, *rows.shape[1:]))
         return sums.at[self.place].add(wider, mode="drop").astype(rows.dtype)
 
 

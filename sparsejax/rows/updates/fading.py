@@ -45,13 +45,11 @@ class Nodes(NamedTuple):
     """The sums by which rows move, one for all that were last seen at the same step.
 
     Attributes:
-        weights: float32 [steps, nodes].
-        points: Alike.
-        place: int32 [n], the row of these that each row of the table has.
+        sums: float32 [steps, 2 * nodes], the weights and then the points of each.
+        place: int32 [n], which of these each row of the table has.
     """
 
-    weights: jax.Array
-    points: jax.Array
+    sums: jax.Array
     place: jax.Array
 
 
@@ -86,9 +84,10 @@ class Fading(NamedTuple):
             nodes: Of these rows, from `of_steps`.
 
         Returns:
-            What is to be added to the parameter, like the leaves; zero where none is missed.
+            What is to be added to the parameter, like the leaves; zero where no step is
+            missed.
         """
-        weights, points = nodes.weights[nodes.place], nodes.points[nodes.place]
+        weights, points = jnp.split(nodes.sums[nodes.place], 2, axis=1)
         m = own[self.momentum]
         if self.squares is None:
             return m * over(weights[:, 0], m)
@@ -108,17 +107,16 @@ class Fading(NamedTuple):
         blocks = lax.div(found + _BLOCK - 1, _BLOCK)
         steps = jnp.pad(steps, (0, _BLOCK), constant_values=np.iinfo(np.int32).max)
 
-        def one_block(block, tables):
+        def one_block(block, sums):
             at = block * _BLOCK
             made = self.nodes(lax.dynamic_slice(steps, (at,), (_BLOCK,)), count, probe)
-            put = lambda table, x: lax.dynamic_update_slice(table, x, (1 + at, 0))
-            return jax.tree.map(put, tables, made)
+            return lax.dynamic_update_slice(sums, jnp.concatenate(made, 1), (1 + at, 0))
 
+        # The first is of rows that have missed nothing.
         width = NODES if self.squares is not None else 1
-        # What is not written is not read. The first are of rows that have missed nothing.
-        empty = lax.empty((1 + last.shape[0] + _BLOCK, width), jnp.float32)
-        empty = as_varying(empty.at[0].set(0), varying_axes(last) | varying_axes(count))
-        return Nodes(*lax.fori_loop(0, blocks, one_block, (empty, empty)), place)
+        sums = jnp.zeros((1 + last.shape[0] + _BLOCK, 2 * width), jnp.float32)
+        sums = as_varying(sums, varying_axes(last) | varying_axes(count))
+        return Nodes(lax.fori_loop(0, blocks, one_block, sums), place)
 
     def nodes(self, last, count, probe):
         """The weights and points of the sum that rows of each step are moved by.

@@ -159,27 +159,27 @@ class _Step:
 
     def in_tiles(self, long, number, made, inner, last):
         """The step of long lists, into what `at_once` has returned."""
-        view, structures = self.view, self.view.anatomy.tables
-        wholes = {at: view.all_of(at)._replace(param=()) for at in long}
+        view, tables = self.view, self.view.anatomy.tables
+        kept = {at: view.all_of(at)[1:] for at in long}  # what is carried on
         # An update has the place of the gradient, where it has its type.
         out = {at: jnp.zeros_like(x.sums, made[at].dtype) for at, x in long.items()}
         for at, x in long.items():
             out[at] = x.sums if x.sums.dtype == out[at].dtype else out[at]
         scalars = [made[at] for at in long]
-        scalars += [inner[j] for at in long for j in structures[at].own]
+        scalars += [inner[j] for at in long for j in tables[at].own]
         params = [view.leaves[at] for at in long]
-        types = tiles.axes_of(wholes, out, scalars, params, long, view.step)
+        types = tiles.axes_of(kept, out, scalars, params, long, view.step)
 
         def read(tile, at, carry):
             """Rows of a table before the step, and their gradients."""
-            wholes, out = carry
+            kept, out = carry
             same = out[at].dtype == long[at].sums.dtype
             grads = tile.cut(at, out[at] if same else long[at].sums)
             ids = tile.cut(at, long[at].merge.ids)
-            return view.gathered(wholes[at]._replace(param=view.leaves[at]), ids), grads
+            return view.gathered(Rows(view.leaves[at], *kept[at]), ids), grads
 
         def one(tile, carry):
-            wholes, out = carry
+            kept, out = carry
             # Nothing of what is not listed here is computed.
             grads = [jnp.zeros(x.shape, x.dtype) for x in self.grads]
             before, now, ids = {}, {}, {}
@@ -191,20 +191,20 @@ class _Step:
             for at in long:
                 if at in view.moving:
                     made[at] = _whole_move(made[at], before[at], now[at])
-                own, seen = self._put(ids[at], at, wholes[at], inner, before, made)
-                wholes = {**wholes, at: Rows((), own, seen)}
+                whole = Rows(view.leaves[at], *kept[at])
+                kept = {**kept, at: self._put(ids[at], at, whole, inner, before, made)}
                 out = {**out, at: tile.put(at, out[at], made[at])}
-            return wholes, out
+            return kept, out
 
-        lists = {at: (x.places, x.merge.count) for at, x in long.items()}
-        wholes, out = tiles.each(lists, number, one, (wholes, out), types)
+        lists = {at: (x.places, x.merge.found) for at, x in long.items()}
+        kept, out = tiles.each(lists, number, one, (kept, out), types)
         for at in long:
-            made[at], last[at] = out[at], wholes[at].last
-            for j, own in zip(structures[at].own, wholes[at].own, strict=True):
-                inner[j] = own
+            made[at], (own, last[at]) = out[at], kept[at]
+            for j, array in zip(tables[at].own, own, strict=True):
+                inner[j] = array
 
     def _caught(self, at, before, caught):
-        """Rows of a table as after the last step, and `View.caught_up` of those that move."""
+        """Rows as after the last step; `caught` is `View.caught_up` if they move."""
         view = self.view
         if caught is None:
             return view.catch_up({at: before})[at] if at in view.lagging else before

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from pallas_kernels.types import same_trace
 from sparsejax.errors import ArgumentError
@@ -103,12 +102,12 @@ class View:
             return late(ids, place)
 
         def one(tile, made):
-            return tile.put(at, made, late(*tile.cut(at, (ids, place)), tile.apart))
+            some, places = tile.cut(at, (ids, place))
+            return tile.put(at, made, late(some, places, tile.apart))
 
         shapes = jax.eval_shape(late, ids, place)
-        # What is behind the last row is not read.
-        empty = jax.tree.map(lambda x: lax.empty(x.shape, x.dtype), shapes)
-        return tiles.each({at: (n, merge.count)}, number, one, empty, types)
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return tiles.each({at: (n, merge.found)}, number, one, empty, types)
 
     def of_now(self, at: int, rows: Rows, param: jax.Array) -> Rows:
         """Rows of a table whose momentum fades, of which the parameter is known."""
