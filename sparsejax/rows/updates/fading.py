@@ -303,31 +303,32 @@ def _eigen(matrices):
     the threads that all of them wait on.
     """
     k, n = matrices.shape[:2]
-    same = np.eye(n // 2, dtype=bool)[None, :, None, :, None]
+    # Matrices lie along the last axis: CPUs work on several of them at a time.
+    same = np.eye(n // 2, dtype=bool)[:, None, :, None, None]
 
     def turn(_, state):
         a, first = state
-        pairs = a.reshape(k, n // 2, 2, n // 2, 2)
-        blocks = jnp.where(same, pairs, 0).sum(3)
-        off = blocks[:, :, 0, 1]
-        ratio = (blocks[:, :, 1, 1] - blocks[:, :, 0, 0]) / jnp.where(off == 0, 1, 2 * off)
+        blocks = jnp.where(same, a.reshape(n // 2, 2, n // 2, 2, k), 0).sum(2)
+        off = blocks[:, 0, 1]
+        ratio = (blocks[:, 1, 1] - blocks[:, 0, 0]) / jnp.where(off == 0, 1, 2 * off)
         tangent = jnp.where(ratio < 0, -1, 1) / (jnp.abs(ratio) + jnp.sqrt(ratio**2 + 1))
         tangent = jnp.where(off == 0, 0, tangent)
         cosine = lax.rsqrt(tangent**2 + 1)
         sine = tangent * cosine
 
         def rotated(x):
-            """Pairs of numbers [k, 3, 2, ...], each by its angle."""
-            c, s = (y.reshape(k, n // 2, *[1] * (x.ndim - 3)) for y in (cosine, sine))
-            one, other = x[:, :, 0], x[:, :, 1]
-            x = jnp.stack([c * one - s * other, s * one + c * other], axis=2)
-            return x.reshape(k, n, *x.shape[3:])[:, _TURN]
+            """Pairs of numbers [3, 2, ..., k], each by its angle."""
+            c, s = (y.reshape(n // 2, *[1] * (x.ndim - 3), k) for y in (cosine, sine))
+            one, other = x[:, 0], x[:, 1]
+            x = jnp.stack([c * one - s * other, s * one + c * other], axis=1)
+            return x.reshape(n, *x.shape[2:])[_TURN]
 
-        a = rotated(a.reshape(k, n // 2, 2, n)).swapaxes(1, 2)
-        a = rotated(a.reshape(k, n // 2, 2, n))
-        return a, rotated(first.reshape(k, n // 2, 2))
+        a = rotated(a.reshape(n // 2, 2, n, k)).swapaxes(0, 1)
+        a = rotated(a.reshape(n // 2, 2, n, k))
+        return a, rotated(first.reshape(n // 2, 2, k))
 
-    first = jnp.zeros((k, n), matrices.dtype).at[:, 0].set(1)
+    first = jnp.zeros((n, k), matrices.dtype).at[0].set(1)
     first = as_varying(first, varying_axes(matrices))
-    a, first = lax.fori_loop(0, _SWEEPS * (n - 1), turn, (matrices, first))
-    return jnp.where(np.eye(n, dtype=bool), a, 0).sum(2), first
+    start = jnp.moveaxis(matrices, 0, -1), first
+    a, first = lax.fori_loop(0, _SWEEPS * (n - 1), turn, start)
+    return jnp.where(np.eye(n, dtype=bool)[..., None], a, 0).sum(1).T, first.T
