@@ -25,7 +25,7 @@ class Inside:
     Attributes:
         tx: The optimizer.
         exact: Whether rows catch up.
-        readers: What has read rows of late, while it is there.
+        readers: What has caught rows up to read them, while it is there.
     """
 
     tx: optax.GradientTransformationExtraArgs
