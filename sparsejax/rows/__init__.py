@@ -11,6 +11,7 @@ gradients with respect to the zeros are the rows. A gradient of the table's size
 * `reading`: the first walk. What it does not know makes a leaf's gradient dense, as
   `jax.grad` has it.
 * `replay`: the second walk.
+* `tiles`: long lists of rows, some of them at a time.
 
 `updates` has what comes after: optimizers that update only the rows that have a gradient,
 and the addition of rows to tables in place, so that a whole step costs what it touches.

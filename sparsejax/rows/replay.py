@@ -19,13 +19,18 @@ from sparsejax.rows import programs, reads
 from sparsejax.rows.programs import Kind
 from sparsejax.rows.reading import Does, Inner, Plan
 from sparsejax.rows.reads import Site
+from sparsejax.units.row_grads import RowGrads
 
 
 class Reader(Protocol):
     """Reads parameters which differ from the arrays that hold them, as lazy ones do."""
 
     def rows(self, path: str, ids: jax.Array) -> jax.Array:
-        """The rows of a table, for int32 [n]."""
+        """The rows of a table, for int32 ids of any shape."""
+        ...
+
+    def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
+        """Is told that the gradient of a table lists the rows of these calls of `rows`."""
         ...
 
     def whole(self, paths: Sequence[str]) -> list[jax.Array]:
@@ -56,23 +61,24 @@ class Table:
         (value,) = self.read.whole([self.path])
         return self.done_to(as_varying(value, varying_axes(self.value)))
 
-    def rows(self, site: Site, ids: jax.Array, read: jax.Array) -> jax.Array:
+    def rows(self, eqn: Any, site: Site, operands: Any, ids: jax.Array) -> jax.Array:
         """The rows that a lookup reads of the table, caught up where a reader does that.
 
         Args:
-            site: The lookup.
+            eqn: The lookup.
+            site: What it reads.
+            operands: What it is given beside the table.
             ids: Of the rows, of the shape `Site.ids_shape`.
-            read: What it returns of the value.
         """
         if self.read is None:
-            return read
-        rows = self.read.rows(self.path, ids.reshape(-1))
-        rows = rows.reshape(*ids.shape, *rows.shape[1:])
+            return eqn.primitive.bind(self.value, *operands, **eqn.params)
+        rows = self.read.rows(self.path, ids)
         rows = jnp.moveaxis(rows, range(-len(site.axes), 0), site.axes)
-        # Elsewhere it is what stands for rows that there are not.
-        inside = jnp.expand_dims(ids < site.height, site.axes)
-        rows = jnp.where(inside, rows, as_varying(read, varying_axes(rows)))
-        return as_varying(rows, varying_axes(read))
+        fill = reads.fill_of(eqn, rows.dtype)
+        if fill is not None:
+            inside = jnp.expand_dims(ids < site.height, site.axes)
+            rows = jnp.where(inside, rows, fill)
+        return as_varying(rows, site.varying)
 
     def done_to(self, rows: jax.Array) -> jax.Array:
         """Does to rows what was done to the table."""
@@ -145,8 +151,7 @@ def _look_up(eqn, site, given, delta):
     """The rows that an equation reads, and their ids."""
     table, *operands = given
     ids = reads.ids_of(eqn, operands)
-    read = eqn.primitive.bind(table.value, *operands, **eqn.params)
-    read = table.rows(site, ids, read)
+    read = table.rows(eqn, site, operands, ids)
     rows = table.done_to(_plus(read, as_varying(delta, varying_axes(read))))
     fill = reads.fill_of(eqn, rows.dtype)
     if table.then and fill is not None:

@@ -97,6 +97,8 @@ def value_and_grad(
         for at in by_rows:
             own = [place for place in places if place[0].leaf == at]
             grads[at] = _row_grads(own, leaves[at].shape)
+            if read is not None:
+                read.listed(paths[at], [ids for _, ids, _ in own], grads[at])
         grads = jax.tree.unflatten(structure, [grads[at] for at in range(len(leaves))])
         return ((value, aux) if has_aux else value), grads
 

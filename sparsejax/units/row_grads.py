@@ -11,7 +11,7 @@ them says so (`Origin`): `check` finds ids that something has computed with.
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,9 @@ from jax import lax
 from jax.experimental import checkify
 
 import pallas_kernels
+from pallas_kernels import rank_select
 from sparsejax.errors import ArgumentError
+from sparsejax.units import bits
 from sparsejax.units.dtypes import wide
 from sparsejax.units.sparse_tensor import Origin
 
@@ -136,10 +138,8 @@ class RowGrads:
         """
         if not self.capacity or not self.size:
             return self
-        merge = _by_flags if self.shape[0] <= _FLAGS_AT_MOST * self.capacity else _by_sort
-        rows = self.rows.astype(wide(self.dtype))
-        ids, rows = merge(self._kept(), rows, self.shape[0])
-        return RowGrads.marked(ids, rows.astype(self.dtype), self.shape)
+        merge = merged(self.ids, self.shape[0])
+        return RowGrads.marked(merge.ids, merge.sums(self.rows), self.shape)
 
     def _kept(self) -> jax.Array:
         """The ids, `shape[0]` for all that are out of range."""
@@ -152,14 +152,48 @@ def is_row_grads(leaf: Any) -> bool:
     return isinstance(leaf, RowGrads)
 
 
-def _by_flags(ids, rows, height):
-    merged, sums, _ = pallas_kernels.merge_rows(ids, rows, height)
-    return merged, sums
+class Merge(NamedTuple):
+    """Where rows of equal ids go, to be one.
+
+    Attributes:
+        ids: int32 [room], the distinct ids, ascending; the height behind the last.
+        place: int32 [k], where the row of each id goes; `room` if it is none of the table.
+        found: int32, how many distinct ids there are.
+    """
+
+    ids: jax.Array
+    place: jax.Array
+    found: jax.Array
+
+    def sums(self, rows: jax.Array) -> jax.Array:
+        """Rows [k, ...] of equal ids added up in float32, or wider where they are wider."""
+        wider = rows.astype(wide(rows.dtype))
+        # No constant: XLA would make one for all that begins with zeros, and keep it.
+        zero = jnp.minimum(self.found, 0).astype(wider.dtype)
+        sums = jnp.broadcast_to(zero, (*self.ids.shape, *rows.shape[1:]))
+        return sums.at[self.place].add(wider, mode="drop").astype(rows.dtype)
 
 
-def _by_sort(ids, rows, height):
-    merged, to = distinct(ids, ids.size, height)
-    return merged, jnp.zeros_like(rows).at[to].add(rows, mode="drop")
+def merged(ids: jax.Array, height: int, room: int | None = None) -> Merge:
+    """Finds the distinct ids of a list, and where each id is among them.
+
+    Args:
+        ids: Integers [k]; those outside of [0, height) are of no row.
+        height: How many rows the table has.
+        room: How many distinct ids there is room for, at least k; k if None.
+    """
+    room = ids.size if room is None else room
+    inside = (ids >= 0) & (ids < height)
+    ids = jnp.where(inside, ids, height).astype(jnp.int32)
+    if height > _FLAGS_AT_MOST * ids.size:
+        found, place = distinct(ids, room, height)
+        return Merge(found, place, jnp.sum(found < height, dtype=jnp.int32))
+    flags = jnp.zeros(height, bool).at[ids].set(True, mode="drop")
+    index = rank_select.rank_index(bits.pack_all(flags), room)
+    place = rank_select.rank_of(index, jnp.where(inside, ids, 0))
+    found, there = bits.listed(index, room)
+    found = jnp.where(there, found, height)
+    return Merge(found, jnp.where(inside, place, room), index.row_end[-1])
 
 
 def distinct(keys: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax.Array]:

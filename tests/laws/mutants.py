@@ -325,9 +325,21 @@ MUTANTS = {
     ),
     "a lookup reads rows that are late": Mutant(
         "sparsejax/rows/replay.py",
-        "read = table.rows(site, ids, read)",
-        "pass",
+        "if self.read is None:\n            return eqn",
+        "if True:\n            return eqn",
         "tests/rows/updates",
+    ),
+    "the last tile of a list is left out": Mutant(
+        "sparsejax/rows/tiles.py",
+        "lax.div(count + (lengths[at] - 1), np.int32(lengths[at]))",
+        "lax.div(count, np.int32(lengths[at]))",
+        "tests/rows/updates/test_in_tiles.py",
+    ),
+    "rows that were read at another state are those of this one": Mutant(
+        "sparsejax/rows/updates/view.py",
+        " or not view.is_same(self._view, at)",
+        "",
+        "tests/rows/updates/test_in_tiles.py",
     ),
     "unused rows are merged into the last": Mutant(
         "sparsejax/units/row_grads.py",

@@ -17,7 +17,7 @@ from jax import lax
 
 from sparsejax.axes import as_varying, cond, varying_axes
 from sparsejax.rows.updates.anatomy import Anatomy
-from sparsejax.rows.updates.fading import Probe, decayed, over
+from sparsejax.rows.updates.fading import Nodes, Probe, decayed, over
 
 
 # How many changes of numbers by hand are remembered.
@@ -103,6 +103,38 @@ class CatchUp:
     history: History
     count: Any
 
+    def nodes(self, at: int, last: jax.Array) -> Nodes | None:
+        """What adds up the steps that rows of a table missed; None if nothing can.
+
+        Args:
+            at: The table.
+            last: int32 [n], the step that each has seen last.
+        """
+        fading = self.anatomy.tables[at].fading
+        if fading is None or not last.size:
+            return None
+        return fading.of_steps(last, self.count, self.probe(at))
+
+    def faded(self, at: int, part: Rows, nodes: Nodes) -> Rows:
+        """Rows of a table whose momentum fades, as after the last step.
+
+        Args:
+            at: The table.
+            part: The rows.
+            nodes: Theirs.
+        """
+        fading = self.anatomy.tables[at].fading
+        assert fading is not None
+        param = part.param + fading.moved(part.own, nodes)
+        return self.decayed(at, part._replace(param=param))
+
+    def decayed(self, at: int, part: Rows) -> Rows:
+        """Rows whose parameter is that of now, with their state as after the last step."""
+        fading = self.anatomy.tables[at].fading
+        assert fading is not None
+        own = decayed(part.own, fading.factors, self.count - part.last)
+        return Rows(part.param, own, jnp.broadcast_to(self.count, part.last.shape))
+
     def __call__(
         self, rows: Mapping[int, Rows], one_by_one: bool = False
     ) -> dict[int, Rows]:
@@ -123,16 +155,16 @@ class CatchUp:
             if fading is None or one_by_one or not part.last.size:
                 others[at] = part
             else:
-                faded[at] = self._faded(at, fading, part, count)
+                faded[at] = self._faded(at, part)
         return faded | self._replayed(others, count, types)
 
-    def _faded(self, at, fading, part, count):
+    def _faded(self, at, part):
         """Rows of a table whose momentum fades, all steps at once."""
 
         def moved(part):
-            move = fading.moved(part.own, part.last, count, self.probe(at))
-            own = decayed(part.own, fading.factors, count - part.last)
-            return Rows(part.param + move, own, jnp.broadcast_to(count, part.last.shape))
+            nodes = self.nodes(at, part.last)
+            assert nodes is not None
+            return self.faded(at, part, nodes)
 
         def in_parts(part):
             n = part.last.shape[0]
@@ -149,7 +181,7 @@ class CatchUp:
 
             return lax.fori_loop(0, -(-n // _ROWS), one, part)
 
-        return cond(jnp.any(part.last < count), in_parts, lambda part: part, part)
+        return cond(jnp.any(part.last < self.count), in_parts, lambda part: part, part)
 
     def probe(self, at: int) -> Probe:
         """What moves a parameter whose momentum is 1, at each of some steps."""

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_kernels.rank_select import running_sum
 from sparsejax.axes import as_varying, varying_axes
-from sparsejax.units.row_grads import distinct
 
 
 NODES = 6
@@ -31,12 +31,26 @@ NODES = 6
 _LEFT, _TERMS_AT_MOST = 2.0**-33, 512
 # Of how many steps sums are made at a time.
 _BLOCK = 256
+# Among how many steps those that rows have seen last are looked for at a time.
+_STEPS = 1 << 14
 # The error of a sum, relative to it, up to which six nodes will do. In float32 a step
 # itself rounds to 1e-6: the correction of Adam's bias is a difference of numbers near one.
 _ERROR = 5e-6
 
 # From steps to what m = 1 is moved by in each, with v = 0 and with v = 1.
 Probe = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+
+
+class Nodes(NamedTuple):
+    """The sums by which rows move, one for all that were last seen at the same step.
+
+    Attributes:
+        sums: float32 [steps, 2 * nodes], the weights and then the points of each.
+        place: int32 [n], which of these each row of the table has.
+    """
+
+    sums: jax.Array
+    place: jax.Array
 
 
 class Fading(NamedTuple):
@@ -62,38 +76,47 @@ class Fading(NamedTuple):
         """Whether so many terms are worth adding up."""
         return 0 < self.factors[self.momentum] < 1 and self.terms <= _TERMS_AT_MOST
 
-    def moved(
-        self, own: tuple[jax.Array, ...], last: jax.Array, count: jax.Array, probe: Probe
-    ) -> jax.Array:
+    def moved(self, own: tuple[jax.Array, ...], nodes: "Nodes") -> jax.Array:
         """By how much rows move from the step that they have seen last to another.
 
         Args:
             own: The leaves of the state, rows of a table.
+            nodes: Of these rows, from `of_steps`.
+
+        Returns:
+            What is to be added to the parameter, like the leaves; zero where no step is
+            missed.
+        """
+        weights, points = jnp.split(nodes.sums[nodes.place], 2, axis=1)
+        m = own[self.momentum]
+        if self.squares is None:
+            return m * over(weights[:, 0], m)
+        root = jnp.sqrt(own[self.squares])
+        pairs = [(weights[:, i], points[:, i]) for i in range(NODES)]
+        return m * sum(over(w, m) / (root * over(x, m) + 1) for w, x in pairs)
+
+    def of_steps(self, last: jax.Array, count: jax.Array, probe: Probe) -> "Nodes":
+        """The nodes of rows that move to a step: once for all that were last seen at one.
+
+        Args:
             last: int32 [n], the step that each row has seen last.
             count: The step that they move to.
             probe: The optimizer.
-
-        Returns:
-            What is to be added to the parameter, like the leaves.
         """
-        n = last.shape[0]
-        nowhere = np.iinfo(np.int32).max
-        steps, place = distinct(last, n, nowhere)
-        steps = jnp.pad(steps, (0, _BLOCK), constant_values=nowhere)
-        blocks = lax.div(jnp.sum(steps < nowhere, dtype=jnp.int32) + _BLOCK - 1, _BLOCK)
+        steps, place, found = _distinct(last, count)
+        blocks = lax.div(found + _BLOCK - 1, _BLOCK)
+        steps = jnp.pad(steps, (0, _BLOCK), constant_values=np.iinfo(np.int32).max)
 
-        def one_block(block, tables):
+        def one_block(block, sums):
             at = block * _BLOCK
             made = self.nodes(lax.dynamic_slice(steps, (at,), (_BLOCK,)), count, probe)
-            put = lambda table, x: lax.dynamic_update_slice(table, x, (at, 0))
-            return jax.tree.map(put, tables, made)
+            return lax.dynamic_update_slice(sums, jnp.concatenate(made, 1), (1 + at, 0))
 
+        # The first is of rows that have missed nothing.
         width = NODES if self.squares is not None else 1
-        empty = jnp.zeros((n + _BLOCK, width), jnp.float32)
-        empty = as_varying(empty, varying_axes(last))
-        tables = lax.fori_loop(0, blocks, one_block, (empty, empty))
-        weights, points = (table[place] for table in tables)
-        return _at_nodes(self, own, weights, points)
+        sums = jnp.zeros((1 + last.shape[0] + _BLOCK, 2 * width), jnp.float32)
+        sums = as_varying(sums, varying_axes(last) | varying_axes(count))
+        return Nodes(lax.fori_loop(0, blocks, one_block, sums), place)
 
     def nodes(self, last, count, probe):
         """The weights and points of the sum that rows of each step are moved by.
@@ -205,13 +228,32 @@ def over(flags: Any, x: jax.Array) -> jax.Array:
     return flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))
 
 
-def _at_nodes(fading, own, weights, points):
-    m = own[fading.momentum]
-    if fading.squares is None:
-        return m * over(weights[:, 0], m)
-    root = jnp.sqrt(own[fading.squares])
-    pairs = [(weights[:, i], points[:, i]) for i in range(NODES)]
-    return m * sum(over(w, m) / (root * over(x, m) + 1) for w, x in pairs)
+def _distinct(last, count):
+    """The steps that late rows have seen last, so many to a turn, the latest first.
+
+    Returns:
+        int32 [n], the distinct steps; int32 [n], which of them, from 1 on, each row has, 0
+        if it is not late; and how many there are.
+    """
+    n = last.shape[0]
+    before = lambda step: jnp.max(jnp.where(last < step, last, -1), initial=-1)
+
+    def some(state):
+        top, found, steps, place = state
+        ago = jnp.where(last <= top, top - last, _STEPS)
+        seen = jnp.zeros(_STEPS, jnp.int32).at[ago].set(1, mode="drop")
+        ranks = found + running_sum(seen)
+        at = jnp.where(seen == 1, ranks - 1, n)
+        steps = steps.at[at].set(top - lax.iota(jnp.int32, _STEPS), mode="drop")
+        here = ago < _STEPS
+        place = jnp.where(here, ranks[jnp.where(here, ago, 0)], place)
+        return before(top - (_STEPS - 1)), ranks[-1], steps, place
+
+    nothing = jnp.zeros(n, jnp.int32)
+    start = before(count), jnp.int32(0), nothing, nothing
+    start = as_varying(start, varying_axes(last) | varying_axes(count))
+    _, found, steps, place = lax.while_loop(lambda state: state[0] >= 0, some, start)
+    return steps, place, found
 
 
 def _quadrature(weights, points):
@@ -261,31 +303,32 @@ def _eigen(matrices):
     the threads that all of them wait on.
     """
     k, n = matrices.shape[:2]
-    same = np.eye(n // 2, dtype=bool)[None, :, None, :, None]
+    # Matrices lie along the last axis: CPUs work on several of them at a time.
+    same = np.eye(n // 2, dtype=bool)[:, None, :, None, None]
 
     def turn(_, state):
         a, first = state
-        pairs = a.reshape(k, n // 2, 2, n // 2, 2)
-        blocks = jnp.where(same, pairs, 0).sum(3)
-        off = blocks[:, :, 0, 1]
-        ratio = (blocks[:, :, 1, 1] - blocks[:, :, 0, 0]) / jnp.where(off == 0, 1, 2 * off)
+        blocks = jnp.where(same, a.reshape(n // 2, 2, n // 2, 2, k), 0).sum(2)
+        off = blocks[:, 0, 1]
+        ratio = (blocks[:, 1, 1] - blocks[:, 0, 0]) / jnp.where(off == 0, 1, 2 * off)
         tangent = jnp.where(ratio < 0, -1, 1) / (jnp.abs(ratio) + jnp.sqrt(ratio**2 + 1))
         tangent = jnp.where(off == 0, 0, tangent)
         cosine = lax.rsqrt(tangent**2 + 1)
         sine = tangent * cosine
 
         def rotated(x):
-            """Pairs of numbers [k, 3, 2, ...], each by its angle."""
-            c, s = (y.reshape(k, n // 2, *[1] * (x.ndim - 3)) for y in (cosine, sine))
-            one, other = x[:, :, 0], x[:, :, 1]
-            x = jnp.stack([c * one - s * other, s * one + c * other], axis=2)
-            return x.reshape(k, n, *x.shape[3:])[:, _TURN]
+            """Pairs of numbers [3, 2, ..., k], each by its angle."""
+            c, s = (y.reshape(n // 2, *[1] * (x.ndim - 3), k) for y in (cosine, sine))
+            one, other = x[:, 0], x[:, 1]
+            x = jnp.stack([c * one - s * other, s * one + c * other], axis=1)
+            return x.reshape(n, *x.shape[2:])[_TURN]
 
-        a = rotated(a.reshape(k, n // 2, 2, n)).swapaxes(1, 2)
-        a = rotated(a.reshape(k, n // 2, 2, n))
-        return a, rotated(first.reshape(k, n // 2, 2))
+        a = rotated(a.reshape(n // 2, 2, n, k)).swapaxes(0, 1)
+        a = rotated(a.reshape(n // 2, 2, n, k))
+        return a, rotated(first.reshape(n // 2, 2, k))
 
-    first = jnp.zeros((k, n), matrices.dtype).at[:, 0].set(1)
+    first = jnp.zeros((n, k), matrices.dtype).at[0].set(1)
     first = as_varying(first, varying_axes(matrices))
-    a, first = lax.fori_loop(0, _SWEEPS * (n - 1), turn, (matrices, first))
-    return jnp.where(np.eye(n, dtype=bool), a, 0).sum(2), first
+    start = jnp.moveaxis(matrices, 0, -1), first
+    a, first = lax.fori_loop(0, _SWEEPS * (n - 1), turn, start)
+    return jnp.where(np.eye(n, dtype=bool)[..., None], a, 0).sum(1).T, first.T

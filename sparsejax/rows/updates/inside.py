@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import weakref
 from typing import Any
 
 import jax
@@ -24,10 +25,12 @@ class Inside:
     Attributes:
         tx: The optimizer.
         exact: Whether rows catch up.
+        readers: What has caught rows up to read them, while it is there.
     """
 
     tx: optax.GradientTransformationExtraArgs
     exact: bool
+    readers: weakref.WeakSet[Any] = dataclasses.field(default_factory=weakref.WeakSet)
     _known: dict[Any, Anatomy] = dataclasses.field(default_factory=dict)
 
     def anatomy(self, grads: Any, params: Any) -> Anatomy:

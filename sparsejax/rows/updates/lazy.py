@@ -25,6 +25,10 @@ class Lazy(tree.Transformation):
     def reader(self, params: Any, state: Any) -> Reader:
         """What `sparsejax.value_and_grad(loss_fn, read=...)` reads rows with.
 
+        An update of the same parameters and state, in the same program, uses what it has
+        caught up, as long as it is there: bind it to a name, as the example does. Without
+        it the update catches the rows up itself, to the same numbers.
+
         Args:
             params: The parameters.
             state: The state of this transformation, or of a chain that it is in.

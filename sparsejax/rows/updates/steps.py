@@ -1,17 +1,19 @@
 """What a lazy optimizer does: its first state, a step, and catching all rows up."""
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from sparsejax.rows import tiles
 from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.catch_up import Rows, added, history
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.rows.updates.view import View
-from sparsejax.units.row_grads import RowGrads, is_row_grads
+from sparsejax.units.row_grads import Merge, RowGrads, is_row_grads, merged
 
 
 def init(inside: Inside, params: Any) -> LazyState:
@@ -49,53 +51,191 @@ def update(
     """A step: rows catch up, the optimizer updates them, and they go back."""
     paths, grads, structure = anatomies.flatten(updates)
     view = View(inside, updates, params, find(state))
-    listed = {}
+    lists = {}
     for at, (path, leaf) in enumerate(zip(paths, grads, strict=True)):
         if not is_row_grads(leaf):
             continue
         leaf.check(f"lazy: the update of {path!r}")
         if at in view.anatomy.tables:
             inside.check(view.anatomy.tables[at])
-            listed[at] = leaf.merged()
+            lists[at] = _listed(inside, view, at, leaf)
         else:  # there is nothing in it
             grads[at] = leaf.to_dense()
-    before = {at: view.gathered(at, leaf.ids) for at, leaf in listed.items()}
-    # A table whose gradient is dense this time: all its rows are listed.
-    others = {at: view.all_of(at) for at in view.lagging if at not in listed}
-    late = {at: rows for at, rows in before.items() if at in view.lagging}
-    now = {**before, **view.catch_up(late), **view.catch_up(others, one_by_one=True)}
-    before |= others
-
-    step = view.step + 1
-    kept, inner = list(view.leaves), view.inner_with(now)
-    for at, rows in now.items():
-        kept[at] = rows.param
-        grads[at] = listed[at].rows if at in listed else grads[at]
-    made, inner = inside.tx.update(
-        jax.tree.unflatten(structure, grads),
-        jax.tree.unflatten(view.of_state, inner),
-        None if params is None else jax.tree.unflatten(structure, kept),
-        **extra,
-    )
-    made, inner, last = structure.flatten_up_to(made), jax.tree.leaves(inner), view.last
-    for at in view.moving & now.keys():
-        made[at] = _whole_move(made[at], before[at], now[at])
-    for at in others:
-        last[at] = jnp.full_like(last[at], step)
-    for at, leaf in listed.items():
-        put = _Scatter(leaf.ids, leaf.shape[0])
-        for j in view.anatomy.tables[at].own:
-            inner[j] = put(view.inner[j], inner[j])
-        if at in view.lagging:
-            seen = _after(before[at].last, made[at])
-            last[at] = put(last[at], jnp.maximum(step, seen))
-        made[at] = RowGrads(leaf.ids, made[at], leaf.shape)
+    long = {at: x for at, x in lists.items() if tiles.is_long(x.places)}
+    number = tiles.tiles_of(sum(x.sums.size for x in long.values()))
+    long = long if number > 1 else {}
+    step = _Step(inside, view, grads, structure, extra)
+    made, inner, last = step.at_once(lists, long)
+    if long:
+        step.in_tiles(long, number, made, inner, last)
+    for at, x in lists.items():
+        made[at] = RowGrads(x.merge.ids, made[at], grads[at].shape)
     return jax.tree.unflatten(structure, made), LazyState(
-        step=step,
+        step=view.step + 1,
         last=jax.tree.unflatten(structure, last),
         history=view.history,
         inner=jax.tree.unflatten(view.of_state, inner),
     )
+
+
+class _Listed(NamedTuple):
+    """What a gradient lists.
+
+    Attributes:
+        merge: The distinct rows.
+        sums: Their gradients.
+        caught: These rows of a table that moves, as `View.caught_up` has them.
+    """
+
+    merge: Merge
+    sums: jax.Array
+    caught: Rows | None
+
+    @property
+    def places(self) -> int:
+        """For how many rows there is room."""
+        return self.merge.ids.shape[0]
+
+
+def _listed(inside, view, at, leaf):
+    read = (reader.reading(view, at, leaf.ids) for reader in list(inside.readers))
+    reading = next((found for found in read if found), None)
+    if reading is not None:
+        return _Listed(reading.merge, reading.merge.sums(leaf.rows), reading.rows)
+    if not leaf.capacity:
+        merge = Merge(leaf.ids, leaf.ids, jnp.int32(0))
+    else:
+        merge = merged(leaf.ids, leaf.shape[0], tiles.room(leaf.capacity))
+    caught = view.caught_up(at, merge) if at in view.moving else None
+    return _Listed(merge, merge.sums(leaf.rows), caught)
+
+
+class _Step:
+    """A step of the optimizer inside.
+
+    Args:
+        inside: The optimizer.
+        view: The state, and the parameters.
+        grads: The gradients, `RowGrads` among them.
+        structure: Of the parameters.
+        extra: What the optimizer is given besides.
+    """
+
+    def __init__(self, inside, view, grads, structure, extra):
+        self.tx, self.view, self.grads = inside.tx, view, grads
+        self.structure, self.extra = structure, extra
+
+    def at_once(self, lists, long):
+        """The step of all but the long lists, of which a row of zeros stands for all.
+
+        Returns:
+            The updates, the state, and the steps that rows have seen last.
+        """
+        view, short = self.view, {at: x for at, x in lists.items() if at not in long}
+        grads, last = list(self.grads), list(view.last)
+        before, now = {}, {}
+        for at, x in short.items():
+            before[at] = view.gathered(view.all_of(at), x.merge.ids)
+            now[at] = self._caught(at, before[at], x.caught)
+            grads[at] = x.sums
+        # A table whose gradient is dense this time: all its rows are listed.
+        others = {at: view.all_of(at) for at in view.lagging if at not in lists}
+        before |= others
+        now |= view.catch_up(others, one_by_one=True)
+        for at, x in long.items():
+            zeros = lambda x: x if x is None else jnp.zeros((1, *x.shape[1:]), x.dtype)
+            grads[at] = zeros(x.sums)
+            now[at] = jax.tree.map(zeros, view.all_of(at)._replace(last=()))
+        made, inner = self._call(grads, now)
+        for at in view.moving & before.keys():
+            made[at] = _whole_move(made[at], before[at], now[at])
+        for at in others:
+            last[at] = jnp.full_like(last[at], view.step + 1)
+        for at, x in short.items():
+            own, last[at] = self._put(x.merge.ids, at, view.all_of(at), inner, before, made)
+            for j, array in zip(view.anatomy.tables[at].own, own, strict=True):
+                inner[j] = array
+        return made, inner, last
+
+    def in_tiles(self, long, number, made, inner, last):
+        """The step of long lists, into what `at_once` has returned."""
+        view, tables = self.view, self.view.anatomy.tables
+        kept = {at: view.all_of(at)[1:] for at in long}  # what is carried on
+        # An update has the place of the gradient, where it has its type.
+        out = {at: jnp.zeros_like(x.sums, made[at].dtype) for at, x in long.items()}
+        for at, x in long.items():
+            out[at] = x.sums if x.sums.dtype == out[at].dtype else out[at]
+        scalars = [made[at] for at in long]
+        scalars += [inner[j] for at in long for j in tables[at].own]
+        params = [view.leaves[at] for at in long]
+        types = tiles.axes_of(kept, out, scalars, params, long, view.step)
+
+        def read(tile, at, carry):
+            """Rows of a table before the step, and their gradients."""
+            kept, out = carry
+            same = out[at].dtype == long[at].sums.dtype
+            grads = tile.cut(at, out[at] if same else long[at].sums)
+            ids = tile.cut(at, long[at].merge.ids)
+            return view.gathered(Rows(view.leaves[at], *kept[at]), ids), grads
+
+        def one(tile, carry):
+            kept, out = carry
+            # Nothing of what is not listed here is computed.
+            grads = [jnp.zeros(x.shape, x.dtype) for x in self.grads]
+            before, now, ids = {}, {}, {}
+            for at, x in long.items():
+                ids[at], caught = tile.cut(at, (x.merge.ids, x.caught))
+                rows, grads[at] = tile.apart(functools.partial(read, tile, at, carry))
+                before[at], now[at] = rows, self._caught(at, rows, caught)
+            made, inner = self._call(grads, now)
+            for at in long:
+                if at in view.moving:
+                    made[at] = _whole_move(made[at], before[at], now[at])
+                whole = Rows(view.leaves[at], *kept[at])
+                kept = {**kept, at: self._put(ids[at], at, whole, inner, before, made)}
+                out = {**out, at: tile.put(at, out[at], made[at])}
+            return kept, out
+
+        lists = {at: (x.places, x.merge.found) for at, x in long.items()}
+        kept, out = tiles.each(lists, number, one, (kept, out), types)
+        for at in long:
+            made[at], (own, last[at]) = out[at], kept[at]
+            for j, array in zip(tables[at].own, own, strict=True):
+                inner[j] = array
+
+    def _caught(self, at, before, caught):
+        """Rows as after the last step; `caught` is `View.caught_up` if they move."""
+        view = self.view
+        if caught is None:
+            return view.catch_up({at: before})[at] if at in view.lagging else before
+        if view.anatomy.tables[at].fading is None:
+            return caught
+        return view.of_now(at, before, caught.param)
+
+    def _call(self, grads, now):
+        """Calls the optimizer, with some rows in place of tables."""
+        view, kept = self.view, list(self.view.leaves)
+        for at, rows in now.items():
+            kept[at] = rows.param
+        whole = lambda flat: jax.tree.unflatten(self.structure, flat)
+        made, inner = self.tx.update(
+            whole(grads),
+            jax.tree.unflatten(view.of_state, view.inner_with(now)),
+            None if any(x is None for x in kept) else whole(kept),
+            **self.extra,
+        )
+        return self.structure.flatten_up_to(made), jax.tree.leaves(inner)
+
+    def _put(self, ids, at, whole, inner, before, made):
+        """A table's state, and the steps that its rows have seen, with those of a step."""
+        view = self.view
+        put = _Scatter(ids, self.grads[at].shape[0])
+        own, last = view.anatomy.tables[at].own, whole.last
+        own = tuple(put(x, inner[j]) for x, j in zip(whole.own, own, strict=True))
+        if at in view.lagging:
+            seen = _after(before[at].last, made[at])
+            last = put(last, jnp.maximum(view.step + 1, seen))
+        return own, last
 
 
 def settled(inside: Inside, params: Any, state: Any) -> tuple[Any, Any]:

@@ -1,16 +1,21 @@
 """A lazy optimizer's state and parameters, table by table, and how to read them."""
 
+import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
+from pallas_kernels.types import same_trace
 from sparsejax.errors import ArgumentError
+from sparsejax.rows import tiles
 from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.catch_up import CatchUp, Rows
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.state import LazyState, find
+from sparsejax.units.row_grads import Merge, RowGrads, merged
 
 
 class View:
@@ -60,17 +65,61 @@ class View:
         """Rows of some tables as after the last step, as `CatchUp` has them."""
         return self._catch_up(rows, one_by_one) if rows else {}
 
-    def gathered(self, at: int, ids: jax.Array) -> Rows:
-        """Rows of a table; none that is out of range is late."""
-        own = tuple(gathered_rows(self.inner[j], ids) for j in self.anatomy.tables[at].own)
-        leaf = self.leaves[at]
-        param: Any = leaf if leaf is None else gathered_rows(leaf, ids)
-        last = jnp.zeros(ids.shape, jnp.int32)
-        if at in self.lagging:
-            inside = (ids >= 0) & (ids < self.last[at].shape[0])
-            last = gathered_rows(self.last[at], ids)
-            last = jnp.where(inside, last, self.step)
-        return Rows(param, own, last)
+    def gathered(self, whole: Rows, ids: jax.Array) -> Rows:
+        """Rows of a table, the nearest for ids out of range; none of these is late."""
+        own = tuple(gathered_rows(x, ids) for x in whole.own)
+        param: Any = whole.param
+        param = param if param is None else gathered_rows(param, ids)
+        return Rows(param, own, self.seen(whole.last, ids))
+
+    def seen(self, last: Any, ids: jax.Array) -> jax.Array:
+        """The steps that rows of a table have seen last."""
+        if isinstance(last, optax.MaskedNode):
+            return jnp.zeros(ids.shape, jnp.int32)
+        inside = (ids >= 0) & (ids < last.shape[0])
+        return jnp.where(inside, gathered_rows(last, ids), self.step)
+
+    def caught_up(self, at: int, merge: Merge) -> Rows:
+        """Listed rows of a table that moves, as after the last step.
+
+        Of rows whose momentum fades just the parameter: their state is a product. Of
+        others all, so that no step is taken twice.
+        """
+        whole, ids = self.all_of(at), merge.ids
+        nodes = self._catch_up.nodes(at, self.seen(whole.last, ids))
+        types = tiles.axes_of(whole, ids, nodes, self.step)
+
+        def late(ids, place, apart=lambda run: run()):
+            rows = apart(lambda: self.gathered(whole, ids))
+            if nodes is None:
+                return self.catch_up({at: rows})[at]
+            rows = self._catch_up.faded(at, rows, nodes._replace(place=place))
+            return rows._replace(own=(), last=())
+
+        n, place = ids.shape[0], ids if nodes is None else nodes.place
+        number = tiles.tiles_of(n * max(1, whole.param[:1].size)) if tiles.is_long(n) else 1
+        if number == 1:
+            return late(ids, place)
+
+        def one(tile, made):
+            some, places = tile.cut(at, (ids, place))
+            return tile.put(at, made, late(some, places, tile.apart))
+
+        shapes = jax.eval_shape(late, ids, place)
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return tiles.each({at: (n, merge.found)}, number, one, empty, types)
+
+    def of_now(self, at: int, rows: Rows, param: jax.Array) -> Rows:
+        """Rows of a table whose momentum fades, of which the parameter is known."""
+        return self._catch_up.decayed(at, rows._replace(param=param))
+
+    def is_same(self, other: "View", at: int) -> bool:
+        """Whether rows of a table are late alike, seen from here and from there."""
+        ours, theirs = (
+            jax.tree.leaves((x.leaves[at], x.last[at], x.step, x.inner, x.history.values))
+            for x in (self, other)
+        )
+        return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
     def inner_with(self, rows: dict[int, Rows]) -> list[Any]:
         """The leaves of the state, those that have rows of some tables replaced."""
@@ -86,8 +135,25 @@ class View:
         return Rows(self.leaves[at], own, self.last[at])
 
 
+class Reading(NamedTuple):
+    """Rows that a loss has read.
+
+    Attributes:
+        ids: As they were read.
+        merge: The distinct ones.
+        rows: These, caught up: see `View.caught_up`.
+    """
+
+    ids: jax.Array
+    merge: Merge
+    rows: Rows
+
+
 class Reader:
     """Rows as the dense optimizer has them, from tables some of whose rows are late.
+
+    It remembers what it has caught up, for the update of the same state that lists just
+    these rows. What an update does is the same where it finds none of it.
 
     Args:
         inside: The optimizer.
@@ -98,19 +164,40 @@ class Reader:
     def __init__(self, inside: Inside, params: Any, state: Any):
         self._paths, self._leaves, _ = anatomies.flatten(params)
         self._view = View(inside, params, params, find(state))
+        self._readings: list[Reading] = []
+        self._listed: dict[int, tuple[jax.Array, Reading]] = {}
+        inside.readers.add(self)
 
     def rows(self, path: str, ids: jax.Array) -> jax.Array:
         """Rows of a table.
 
         Args:
             path: Of the table among the parameters.
-            ids: int32 [n]; for ids out of range it returns the nearest row.
+            ids: int32 of any shape; for ids out of range it returns anything.
+
+        Returns:
+            [*ids.shape, ...].
         """
-        at = self._paths.index(path)
-        if at not in self._view.moving:
+        at, flat = self._paths.index(path), ids.reshape(-1)
+        if at not in self._view.moving or not ids.size:
             return gathered_rows(self._leaves[at], ids)
-        rows = self._view.gathered(at, ids)
-        return self._view.catch_up({at: rows})[at].param
+        merge = merged(flat, self._leaves[at].shape[0], tiles.room(flat.size))
+        rows = self._view.caught_up(at, merge)
+        self._readings.append(Reading(ids, merge, rows))
+        return gathered_rows(rows.param, merge.place.reshape(ids.shape))
+
+    def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
+        """Is told what the gradient of a table lists: the rows of some calls of `rows`."""
+        found = [reading for reading in self._readings if reading.ids is ids[0]]
+        if len(ids) == len(found) == 1:
+            self._listed[self._paths.index(path)] = grads.ids, found[0]
+
+    def reading(self, view: View, at: int, ids: jax.Array) -> Reading | None:
+        """What was read of a table, if that is what an update of it needs."""
+        known, reading = self._listed.get(at, (None, None))
+        if reading is None or known is not ids or not view.is_same(self._view, at):
+            return None
+        return reading if same_trace(reading.rows.param, ids) else None
 
     def whole(self, paths: Sequence[str]) -> list[jax.Array]:
         """Some parameters, all of them."""

@@ -16,7 +16,7 @@ from sparsejax.units.row_grads import RowGrads
 from tests import helpers
 
 
-HEIGHT, WIDTH, IDS = 10_000_000, 16, 4_096
+HEIGHT, WIDTH, IDS = 10_000_000, 16, 16_384
 
 
 OPTIMIZERS = {

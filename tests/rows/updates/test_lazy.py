@@ -46,20 +46,7 @@ ALWAYS = ["momentum", "adam"]
     "name", [*ALWAYS, *helpers.slow(*(n for n in OPTIMIZERS if n not in ALWAYS))]
 )
 def test_200_steps_are_those_of_the_dense_optimizer(name):
-    """As near to them in float64 as the dense optimizer in float32 is, but for 4 ulp.
-
-    Both round; a row that catches up rounds what it has missed at once, or in another
-    program. The losses on the way show that rows are read as they should be.
-    """
-    tx = OPTIMIZERS[name]
-    truth = runs.dense_run(tx, np.float64)
-    dense = runs.dense_run(tx)
-    p, losses, state = runs.lazy_run(tx)
-    trees = map(jax.tree.leaves, (truth, dense, (p, losses, state.inner)))
-    for want, rounded, got in zip(*trees, strict=True):
-        ulp = np.spacing(np.float32(np.abs(want).max(initial=1e-30)))
-        room = 2 * np.abs(rounded - want).max(initial=0) + 4 * ulp
-        assert np.abs(got - want).max(initial=0) <= room
+    runs.check_run(OPTIMIZERS[name])
 
 
 def test_the_runs_move_what_they_are_to_show():

@@ -1,0 +1,107 @@
+"""Long lists are worked on tile by tile, and what a loss has read is caught up once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from sparsejax.rows import apply_updates, lazy, tiles, value_and_grad
+from sparsejax.rows.updates.view import View
+from sparsejax.units.row_grads import RowGrads, merged
+from tests import helpers
+from tests.rows.updates import runs
+
+
+OPTIMIZERS = {
+    "adam": optax.adam(1e-2),
+    "momentum": optax.sgd(0.1, momentum=0.9),
+    "adamw": optax.adamw(1e-2, weight_decay=0.1),
+    "rmsprop": optax.rmsprop(1e-2),
+    "16 bits of a state": optax.adam(1e-2, mu_dtype=jnp.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", ["adam", *helpers.slow(*[*OPTIMIZERS][1:])])
+def test_a_run_in_tiles_is_the_dense_run(name, monkeypatch):
+    """Of lists of 6 places, in tiles of 2, of which each step fills some."""
+    monkeypatch.setattr(tiles, "_SHORT", 1)
+    monkeypatch.setattr(tiles, "_MOST", 4)
+    monkeypatch.setattr(tiles, "_NUMBERS", 1)
+    cuts, cut = [], tiles.Tile.cut
+    monkeypatch.setattr(tiles.Tile, "cut", lambda *a: cuts.append(a[1]) or cut(*a))
+    runs.check_run(OPTIMIZERS[name])
+    assert cuts
+
+
+HEIGHT = 50
+PARAMS = {"table": jnp.asarray(np.random.default_rng(0).normal(size=(HEIGHT, 3)))}
+
+
+def loss(p, ids):
+    return jnp.sum((p["table"][ids] - 1) ** 2)
+
+
+def stepped(tx, how):
+    """Three steps, of which the last one's gradient comes in some way."""
+
+    def step(p, state, ids):
+        read = tx.reader(p, state) if how != "not read" else None
+        _, grads = value_and_grad(loss, read=read)(p, ids)
+        if how == "read at another state":
+            _, state = tx.update(grads, state, p)
+        if how == "other ids":
+            some = jnp.concatenate([grads["table"].ids, jnp.array([1], jnp.int32)])
+            rows = jnp.pad(grads["table"].rows, ((0, 1), (0, 0)))
+            grads = {"table": RowGrads(some, rows, (HEIGHT, 3))}
+        updates, state = tx.update(grads, state, p)
+        return apply_updates(p, updates), state
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("how", "times"),
+    [("read", 1), ("not read", 1), ("read at another state", 2), ("other ids", 2)],
+)
+def test_rows_are_caught_up_once_if_they_are_those_that_were_read(how, times, monkeypatch):
+    """By count; and an update of what was read does not depend on who has caught it up."""
+    made, caught_up = [], View.caught_up
+    monkeypatch.setattr(View, "caught_up", lambda *a: made.append(a[1]) or caught_up(*a))
+    tx = lazy(optax.adam(1e-2))
+    like = PARAMS, tx.init(PARAMS), jnp.zeros((2, 4), jnp.int32)
+    jax.jit(stepped(tx, how)).lower(*like)
+    assert made == [0] * times
+
+
+def test_an_update_is_the_same_whoever_has_caught_rows_up():
+    tx = lazy(optax.adam(1e-2))
+
+    def step(p, state, ids, handed_on):
+        grads = value_and_grad(loss, read=(read := tx.reader(p, state)))(p, ids)[1]
+        if not handed_on:
+            del read
+            table = grads["table"]
+            grads = {"table": RowGrads(table.ids + 0, table.rows, table.shape)}
+        updates, state = tx.update(grads, state, p)
+        return apply_updates(p, updates), state
+
+    run = jax.jit(step, static_argnums=3)
+    rng = np.random.default_rng(1)
+    one = other = PARAMS, tx.init(PARAMS)
+    for _ in range(6):
+        ids = jnp.asarray(rng.integers(0, HEIGHT, (2, 4)), jnp.int32)
+        one, other = run(*one, ids, True), run(*other, ids, False)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-7), one, other)
+
+
+@pytest.mark.parametrize("height", [40, 100_000])
+def test_a_merge_has_room_to_spare(height):
+    """By flags and by a sort."""
+    ids = jnp.array([7, 3, 39, 3, -1, height], jnp.int32)
+    merge = merged(ids, height, room=8)
+    np.testing.assert_array_equal(merge.ids, [3, 7, 39, *[height] * 5])
+    np.testing.assert_array_equal(merge.place, [1, 0, 2, 0, 8, 8])
+    assert merge.found == 3
+    sums = merge.sums(jnp.arange(6.0)[:, None])
+    np.testing.assert_array_equal(sums[:, 0], [4, 0, 2, 0, 0, 0, 0, 0])
