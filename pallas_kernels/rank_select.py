@@ -137,6 +137,7 @@ def select(index: RankIndex, first: jax.Array, length: int) -> jax.Array:
     return (word * WORD + _bit_of_rank(bits, rest)).reshape(runs, length)
 
 
+@functools.partial(jax.jit, static_argnames="lanes")
 def bit_sets(words: jax.Array, lanes: int = 0) -> BitSets:
     """Counts the bits of uint32 [parts, words]; for `lanes` see `rank_index`."""
     parts, part_words = words.shape
@@ -159,6 +160,7 @@ def bits_to(index: RankIndex, words: jax.Array | np.ndarray) -> jax.Array:
     return before + _at(index.inside, words)
 
 
+@functools.partial(jax.jit, static_argnames="length")
 def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
     """The slots of ranks first, first + 1, ... of each part, ascending.
 
@@ -211,17 +213,20 @@ def running_sum(x: jax.Array) -> jax.Array:
 
 _LONG = 1 << 16
 _BLOCK = 16
-_SHORT = 32  # so few are added up at once
+# The sums of blocks are few: longer blocks cost them little, and save a level to compile.
+_BLOCK_OF_SUMS = 64
+_SHORT = 128  # so few are added up at once
 
 
-def _sum_in_blocks(x, block_sums):
+def _sum_in_blocks(x, block_sums, block=_BLOCK):
     length = x.shape[-1]
     if length <= _SHORT:
         return block_sums(x)
-    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % _BLOCK)])
-    inner = block_sums(padded.reshape(*x.shape[:-1], -1, _BLOCK))
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % block)])
+    inner = block_sums(padded.reshape(*x.shape[:-1], -1, block))
     ends = inner[..., -1]
-    whole = inner + (_sum_in_blocks(ends, block_sums) - ends)[..., None]
+    above = _sum_in_blocks(ends, block_sums, _BLOCK_OF_SUMS) - ends
+    whole = inner + above[..., None]
     return whole.reshape(*x.shape[:-1], -1)[..., :length]
 
 
@@ -231,6 +236,10 @@ def _by_mask(x):
 
 
 def _by_product(x):
+    if x.ndim == 1:
+        # Two rows alike: the product of one row with a matrix is no library call, but a
+        # kernel to compile, and each of them is compiled again.
+        return _by_product(jnp.broadcast_to(x, (2, x.size)))[0]
     above = np.tri(x.shape[-1], dtype=np.int32).T
     return lax.dot_general(x, above, (((x.ndim - 1,), (0,)), ((), ())))
 
@@ -240,15 +249,24 @@ def _at(table, index):
     return table.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
+# Pairs of a rank and a row that are compared in less time than marks take.
+_FEW = 1 << 14
+
+
 @functools.partial(jax.jit, static_argnames="length")
 def _row_of_rank(row_end, first, length):
     """How many rows end at or before each rank: one mark a row, then a running sum.
+
+    Of few ranks and rows each is compared with each, in one kernel where marks take ten.
 
     The runs lie one after another. A row that ends before a run's start is marked at the
     start of that run, one that ends behind a run at the start of the next, so that the
     sum up to a rank counts just the rows below it.
     """
     runs = first.size
+    if runs * length * row_end.size <= _FEW:
+        ranks = (first[:, None] + lax.iota(jnp.int32, length)).reshape(-1)
+        return jnp.sum(row_end <= ranks[:, None], axis=1, dtype=jnp.int32)
     if runs <= WORD:
         run = jnp.sum(row_end[:, None] > first[None, :], axis=1, dtype=jnp.int32) - 1
     else:

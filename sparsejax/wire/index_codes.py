@@ -33,6 +33,8 @@ from sparsejax.units.slots import Slots
 
 
 _WORD_BITS = 5  # of the number of a bit in a word
+# Pairs of a mark and a word that are compared, in one kernel where a scatter takes four.
+_FEW = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +132,7 @@ def unary(
     Returns:
         uint32 [parts, words], zeros behind the end.
     """
-    parts, part_words = len(slots.counts), width // bits.WORD
+    part_words = width // bits.WORD
     most = -(-width // (1 << least))
     block = lax.iota(jnp.int32, most)
     # Beyond 30 the shift would leave int32, and one block is one block.
@@ -142,21 +144,27 @@ def unary(
     end = jnp.where(block < blocks - 1, block * per_block + per_block, part_words)
     below = jnp.clip(slots.below(end) - first, 0, length)
     zero = below + block
-    row = np.arange(parts, dtype=np.int32)[:, None] * words
-    word = zero >> _WORD_BITS
-    # Laid end to end: an index of two numbers is a kernel more to compile.
-    at = jnp.where((block < blocks) & (word < words), row + word, parts * words)
     mark = jnp.uint32(1) << (zero & (bits.WORD - 1)).astype(jnp.uint32)
-    ends = jnp.zeros(parts * words, jnp.uint32)
-    ends = (
-        ends.at[at]
-        .add(mark, mode="drop", wrap_negative_indices=False)
-        .reshape(parts, words)
-    )
+    ends = _marked(zero >> _WORD_BITS, mark, block < blocks, words)
     # Ones up to the last slot of the message, but for the marks.
     have = (jnp.clip(slots.counts - first, 0, length) + blocks)[:, None]
     ahead = (have >> _WORD_BITS) - lax.iota(jnp.int32, words)
     return ~ends & bits.low_ones(ahead * bits.WORD + (have & (bits.WORD - 1)))
+
+
+def _marked(word: jax.Array, mark: jax.Array, real: jax.Array, words: int) -> jax.Array:
+    """Words [parts, words] of marks, each in the word whose number is given, if real."""
+    parts, most = mark.shape
+    if parts * most * words <= _FEW:
+        hit = (word[..., None] == lax.iota(jnp.int32, words)) & real[:, None]
+        each = jnp.where(hit, mark[..., None], jnp.uint32(0))
+        return jnp.sum(each, axis=1, dtype=jnp.uint32)
+    row = np.arange(parts, dtype=np.int32)[:, None] * words
+    # Laid end to end: an index of two numbers is a kernel more to compile.
+    at = jnp.where(real & (word < words), row + word, parts * words)
+    ends = jnp.zeros(parts * words, jnp.uint32)
+    ends = ends.at[at].add(mark, mode="drop", wrap_negative_indices=False)
+    return ends.reshape(parts, words)
 
 
 def to_bytes(slots: jax.Array, plane: int) -> jax.Array:

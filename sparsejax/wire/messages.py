@@ -246,7 +246,8 @@ def _pack(form, slots, source, first, length, row, axes):
         number, message = state
         at = number * tile
         alone = functools.partial(_alone, number, axes, (parts, tile))
-        found = alone(jnp.int32, lambda: slots.run(first + at, tile))
+        begin = first + at
+        found = alone(jnp.int32, lambda: slots.run(begin, tile))
         places = _Places(row)
         for plane, (begin, is_sent) in enumerate(places.planes):
             words = index_codes.to_bytes(found, plane)
@@ -299,13 +300,17 @@ def _unpack(form, message, first, length, row, add, carry):
     sets = bits.bit_sets(strings, len(message) * tile)
     counts = lax.bitcast_convert_type(message[:, 0], jnp.int32)
     here = jnp.clip(counts - first, 0, length)[:, None]
+    axes = varying_axes(message)
 
     def one_tile(state):
         at, carry = state
         places = _Places(row)
         rank = at + lax.iota(jnp.int32, tile)
-        # The bitmap holds all of a part, the string of other codes just this message.
-        found = bits.slots(sets, places.is_bitmap * first + at, tile)
+        # The bitmap holds all of a part, the string of other codes just this message. Apart
+        # from what the fold computes of it, it is the same program for push and pull.
+        begin = places.is_bitmap * first + at
+        search = lambda: bits.slots(sets, begin, tile)
+        found = _alone(at, axes, (len(message), tile), jnp.int32, search)
         low = jnp.zeros_like(found)
         for plane, (begin, is_sent) in enumerate(places.planes):
             begin = begin + is_sent * (at >> 2)

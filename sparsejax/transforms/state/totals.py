@@ -43,9 +43,13 @@ class Totals(NamedTuple):
         counts = [(t.wire, t.payload, t.dense) for t in traffic]
         numbers = jnp.round(jnp.array(counts, jnp.float32).reshape(-1, 3))
         high = jnp.floor(numbers / 2**_LOW)
-        low = jnp.vstack([(numbers - high * 2**_LOW).astype(jnp.uint32), self.low])
+        low = (numbers - high * 2**_LOW).astype(jnp.uint32)
         # Halves of 12 bits: a model may have more buckets than whole ones leave room for.
-        ones, carried = (half.sum(0, dtype=jnp.uint32) for half in (low & _HALF, low >> 12))
+        # What was there before is added behind: a sum over one bucket compiles to nothing.
+        ones, carried = (
+            half(low).sum(0, dtype=jnp.uint32) + half(self.low)
+            for half in (lambda x: x & _HALF, lambda x: x >> 12)
+        )
         carried += ones >> 12
         high = (
             high.astype(jnp.uint32).sum(0, dtype=jnp.uint32) + self.high + (carried >> 12)
