@@ -30,6 +30,12 @@ def alike(x: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
     return jax.device_put(x, sharding)
 
 
+def is_placed(x: Any, mesh: Mesh, spec: PartitionSpec) -> bool:
+    """Whether an array is on the mesh already, as the spec says."""
+    sharding = NamedSharding(mesh, spec)
+    return isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
+
+
 class Batches:
     """Places batches on a mesh, split over the ranks along their leading axis."""
 

@@ -141,14 +141,24 @@ class DataParallel:
         """
         require_usable(state, "trainer.step")
         if state.step is not self._last_step:
-            # Not one that the last step returned, but restored, perhaps; on the mesh as
-            # what a step returns is, so that nothing is compiled twice.
+            # Not one that the last step returned, but restored, perhaps.
             check_whole(state)
-            put = lambda x, spec: placing.alike(x, self._mesh, spec)
-            state = jax.tree.map(put, state, self._whole_specs(state))
+            state = self._placed(state)
         after, out = self.compiled(state)(state, self._batches.placed(batch))
         self._last_step = after.step
         return after, out
+
+    def _placed(self, state):
+        """A state on the mesh, as a step returns it, so that nothing is compiled twice."""
+        specs = self._whole_specs(state)
+        there = lambda x, spec: placing.is_placed(x, self._mesh, spec)
+        if all(jax.tree.leaves(jax.tree.map(there, state, specs))):
+            return state
+        put = lambda x, spec: placing.alike(x, self._mesh, spec)
+        copy = jax.shard_map(
+            lambda state: state, mesh=self._mesh, in_specs=(specs,), out_specs=specs
+        )
+        return jax.jit(copy)(jax.tree.map(put, state, specs))
 
     def evaluate(self, state: TrainState, batch: Any) -> Any:
         """The loss on a batch, without gradient or optimizer; the state is left as it is.

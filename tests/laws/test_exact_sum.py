@@ -97,8 +97,10 @@ OF_EACH_KIND = [
     "omni_reduce",
     "sparse_ps",
 ]
-# Codes, and what Zen chooses after its first step, have tests of their own.
-ALWAYS = [x for x in OF_EACH_KIND if x not in ("balanced_bitmap", "zen_after_a_step")]
+# Codes, and what Zen chooses after its first step, have tests of their own; the owners and
+# the gather of SparCML are those of others.
+ELSEWHERE = ("balanced_bitmap", "zen_after_a_step", "sparcml_split")
+ALWAYS = [x for x in OF_EACH_KIND if x not in ELSEWHERE]
 SIZE = 3001  # not divisible by any number of ranks tested; several words, blocks, rounds
 
 

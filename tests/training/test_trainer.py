@@ -12,6 +12,9 @@ from tests.helpers import mesh_of
 from tests.training import model
 
 
+TX = optax.chain(sparsejax.top_k(0.1, min_size=1), sparsejax.dense_sync(), optax.adam(0.5))
+
+
 def plain(loss_fn=lambda p, b: jnp.mean(p["w"] * b), tx=None, **options):
     tx = tx or optax.chain(sparsejax.dense_sync(), optax.sgd(0.5))
     return sparsejax.data_parallel(loss_fn, tx, mesh_of(2), **options)
@@ -74,11 +77,17 @@ def test_a_state_that_is_not_donated_can_be_used_again():
 
 def test_a_state_of_numpy_arrays_compiles_no_second_step():
     """As a checkpoint may give it back: it is placed as what a step returns is."""
-    kept = sparsejax.top_k(0.1, min_size=1)
-    trainer = plain(tx=optax.chain(kept, sparsejax.dense_sync(), optax.adam(0.5)))
+    trainer = plain(tx=TX)
     state = jax.tree.map(np.asarray, trainer.init({"w": np.float32(1)}))
     for _ in range(2):
         state, _ = trainer.step(state, np.ones(2, np.float32))
+    assert trainer.compiled(state)._cache_size() == 1
+    # On a mesh as jax.make_mesh gives it, too, whose axes are a part of types.
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    trainer = sparsejax.data_parallel(lambda p, b: jnp.mean(p["w"] * b), TX, mesh)
+    state = jax.tree.map(np.asarray, trainer.init({"w": np.ones((2, 2), np.float32)}))
+    for _ in range(2):
+        state, _ = trainer.step(state, np.ones((2, 2), np.float32))
     assert trainer.compiled(state)._cache_size() == 1
 
 

@@ -48,6 +48,7 @@ def test_a_value_that_does_not_vary_counts_once_a_rank():
     )
 
 
+@pytest.mark.slow
 def test_a_scheme_that_is_given_is_used_whatever_the_size():
     scheme = schemes.BalancedParallelism()
     x = np.arange(1500, dtype=np.float32).reshape(3, 500)

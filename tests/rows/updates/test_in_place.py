@@ -109,6 +109,7 @@ def test_ranks_read_and_update_alike(check_vma):
     np.testing.assert_allclose(p["table"], dense_steps(inner)["table"], rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_chain_with_other_leaves_and_whole_reads():
     """In a chain and a partition; a metric reads the whole table, as it should be."""
     ours = lazy(optax.adam(0.1))
