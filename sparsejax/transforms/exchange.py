@@ -80,6 +80,24 @@ class ExchangeState(NamedTuple):
     reduction: Reduction
 
 
+class _Given(NamedTuple):
+    """What a step is given, of all leaves.
+
+    Attributes:
+        leaves: The leaves that are summed.
+        likes: The shapes and dtypes of the sums.
+        ids: The rows that this rank's batch touched, by path, if the caller knows.
+        wire: The ranks.
+        dense: Whether every bucket is summed by an all-reduce.
+    """
+
+    leaves: Sequence[Any]
+    likes: Sequence[jax.ShapeDtypeStruct]
+    ids: Any
+    wire: Wire
+    dense: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Exchange:
     """Sums the leaves of a tree over the ranks; see `Lossy` for its methods.
@@ -232,13 +250,12 @@ class Exchange:
         schemes: dict[str, Any] = {}
         traffic: dict[str, Traffic] = {}
         shared = [None if dense else joint.is_shared(leaf) for leaf in accumulated]
+        given = _Given(accumulated, likes, ids, wire, dense)
         exchanged = []
         for joined in joint.together(buckets, accumulated, shared):
             befores = [state.schemes[bucket.name] for bucket in joined]
             bucket = joint.as_one(joined, accumulated)
-            totals, rest, after, counts = self._exchange(
-                bucket, accumulated, ids, befores[0], wire, likes, dense
-            )
+            totals, rest, after, counts = self._exchange(bucket, befores[0], given)
             names = [bucket.name for bucket in joined]
             kept = joint.kept(after, befores)
             schemes |= dict(zip(names, kept, strict=True))
@@ -256,8 +273,9 @@ class Exchange:
             ExchangeState(schemes, traffic, state.totals.plus(exchanged), state.reduction),
         )
 
-    def _exchange(self, bucket, leaves, ids, before, wire, likes, dense):
+    def _exchange(self, bucket, before, given):
         """The totals and the left out parts of a bucket's leaves, its state and traffic."""
+        leaves, likes, ids, wire, dense = given
         dtype = likes[bucket.leaves[0]].dtype
         may_split = not bucket.needs_ranks
         sent, traffic = self._sums_of_rows(bucket, leaves, wire) if may_split else ({}, [])

@@ -173,7 +173,7 @@ def _owners(tx, kept, whole, state):
 
 
 class _Walk:
-    """What the program of an update does to each table.
+    """Follows the program of an update, and notes what it does to each table.
 
     Args:
         program: The program: of the gradients, the state and the parameters.

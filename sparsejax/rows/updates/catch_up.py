@@ -61,7 +61,7 @@ class History(NamedTuple):
         return [value[jnp.maximum(place, 0)] for value in self.values]
 
     def noted(self, step: jax.Array, values: list[jax.Array]) -> "History":
-        """The same with the values of a new step."""
+        """The history with the values of a new step."""
         if not values:
             return self
         changed = [new != old[-1] for new, old in zip(values, self.values, strict=True)]
@@ -104,7 +104,7 @@ class CatchUp:
     count: Any
 
     def nodes(self, at: int, last: jax.Array) -> Nodes | None:
-        """What adds up the steps that rows of a table missed; None if nothing can.
+        """The nodes that add up the steps which rows of a table missed; None if none can.
 
         Args:
             at: The table.
@@ -184,7 +184,7 @@ class CatchUp:
         return cond(jnp.any(part.last < self.count), in_parts, lambda part: part, part)
 
     def probe(self, at: int) -> Probe:
-        """What moves a parameter whose momentum is 1, at each of some steps."""
+        """How far a parameter moves whose momentum is 1, at each of some steps."""
         m, v, p = np.array([[1, 1], [0, 1], [0, 0]], np.float32)
         run = jax.jit(jax.vmap(lambda step: self.sample(at, step, m, v, p)))
 
@@ -195,7 +195,7 @@ class CatchUp:
         return probe
 
     def sample(self, at: int, step: jax.Array, m: Any, v: Any, p: Any) -> jax.Array:
-        """What a step with a gradient of zero moves numbers of a table by.
+        """How far a step with a gradient of zero moves numbers of a table.
 
         Args:
             at: The table.
@@ -234,7 +234,7 @@ class CatchUp:
         return caught
 
     def _asleep(self, at, part):
-        """Which rows no step with a gradient of zero moves."""
+        """Flags the rows that no step with a gradient of zero moves."""
         table = self.anatomy.tables[at]
         if not table.moves:
             return True
@@ -266,7 +266,7 @@ class CatchUp:
         return lax.fori_loop(as_varying(first, types), count + 1, one_step, rows)
 
     def _zero_step(self, step, rows):
-        """What a step with a gradient of zero makes: updates of rows, and their state."""
+        """A step with a gradient of zero: the updates of rows, and their state."""
         anatomy = self.anatomy
         of_params, of_state = self.structures
         # What is not among the rows matters to none of them: nothing of it is computed.

@@ -34,7 +34,7 @@ class Inside:
     _known: dict[Any, Anatomy] = dataclasses.field(default_factory=dict)
 
     def anatomy(self, grads: Any, params: Any) -> Anatomy:
-        """What the optimizer is made of for such gradients and parameters."""
+        """The anatomy of the optimizer for such gradients and parameters."""
         leaves, structure = jax.tree.flatten(grads, is_leaf=is_row_grads)
         both = [*leaves, *jax.tree.leaves(params)]
         key = structure, tuple((np.shape(x), jnp.result_type(x)) for x in both)
