@@ -176,10 +176,10 @@ def gathered(
         Rows of distinct ids, with room for all that ranks list, and no more than the table
         has.
     """
+    if is_trivial(tables, wire):
+        return of_one_rank(tables, wire)
     grads = stacked(tables)
     height = grads.shape[0]
-    if is_trivial(grads, wire):
-        return of_one_rank(tables, wire)
     merged = grads.merged()
     lists = Lists(wire, grads)
     most, agreed = wire.maximum(jnp.sum(merged.ids < height, dtype=jnp.int32))
@@ -210,9 +210,9 @@ def gathered(
     return base.SummedRows(totals, traffic)
 
 
-def is_trivial(grads: RowGrads, wire: Wire) -> bool:
+def is_trivial(tables: Sequence[RowGrads], wire: Wire) -> bool:
     """Whether nothing needs to be sent: there is one rank, or there are no rows."""
-    return wire.ranks == 1 or not grads.capacity or not grads.size
+    return wire.ranks == 1 or not any(table.capacity and table.size for table in tables)
 
 
 def of_one_rank(tables: Sequence[RowGrads], wire: Wire) -> base.SummedRows:

@@ -79,7 +79,7 @@ def update(
 
 
 class _Listed(NamedTuple):
-    """What a gradient lists.
+    """The rows that a gradient lists.
 
     Attributes:
         merge: The distinct rows.

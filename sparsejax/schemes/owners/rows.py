@@ -59,7 +59,7 @@ def add_up(
         For each table rows of distinct ids, with room for all that ranks list: about as
         many from each owner.
     """
-    if row_lists.is_trivial(stacked(tables), wire):
+    if row_lists.is_trivial(tables, wire):
         return row_lists.of_one_rank(tables, wire)
     each = [_Table(table, ownership.over(table.shape[0], wire.ranks)) for table in tables]
     return _Exchange(tuple(each), wire)()
@@ -117,7 +117,7 @@ class _Table:
         return self.layout.ranks * self.layout.width
 
     def keys(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Which listed ids are inside of the table, and the part and slot of each."""
+        """Flags the listed ids that the table has; and the part and slot of each."""
         ids = self.grads.ids
         inside = (ids >= 0) & (ids < self.layout.size)
         return inside, *self.layout.assign(jnp.where(inside, ids, 0).astype(jnp.int32))
