@@ -211,6 +211,31 @@ def running_sum(x: jax.Array) -> jax.Array:
     )
 
 
+@jax.jit
+def total(x: jax.Array) -> jax.Array:
+    """Sums of int32 along the last axis: what jnp.sum computes.
+
+    On CPUs by products: XLA makes a tree of kernels of a long sum, one for every factor of
+    32, and a product is a library call.
+    """
+    return lax.platform_dependent(
+        x, cpu=_by_halves, default=functools.partial(jnp.sum, axis=-1, dtype=jnp.int32)
+    )
+
+
+# A product adds up halves: with one column it is no library call, but a kernel to compile.
+_HALVES = np.kron(np.eye(2, dtype=np.int32), np.ones((128, 1), np.int32))
+
+
+def _by_halves(x):
+    while x.shape[-1] > WORD:
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % len(_HALVES))])
+        rows = x.reshape(*x.shape[:-1], -1, len(_HALVES))
+        sums = lax.dot_general(rows, _HALVES, (((rows.ndim - 1,), (0,)), ((), ())))
+        x = sums.reshape(*x.shape[:-1], -1)
+    return jnp.sum(x, axis=-1, dtype=jnp.int32)
+
+
 _LONG = 1 << 16
 _BLOCK = 16
 # The sums of blocks are few: longer blocks cost them little, and save a level to compile.

@@ -73,6 +73,11 @@ def assume_same(x: jax.Array, axis_name: AxisName) -> jax.Array:
     return as_invarying(x, frozenset(axis_names(axis_name)))
 
 
+def at_number(x: jax.Array, number: jax.Array) -> jax.Array:
+    """x[number], of a number that is known to be in range: no test is compiled."""
+    return lax.dynamic_index_in_dim(x, number, keepdims=False, allow_negative_indices=False)
+
+
 def cond(
     predicate: jax.Array, yes: Callable[..., Any], no: Callable[..., Any], *operands: Any
 ) -> Any:

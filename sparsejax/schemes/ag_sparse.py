@@ -23,7 +23,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from sparsejax import errors
 from sparsejax.schemes import base, row_lists
@@ -31,7 +30,7 @@ from sparsejax.schemes.forecast import Forecast, agreeing, sent_bytes
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.units import bits
 from sparsejax.units.dtypes import unit_bytes, wide
-from sparsejax.units.slots import Bits
+from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units
 from sparsejax.wire import gathers, index_codes, ladder, messages
 from sparsejax.wire.collectives import Wire
@@ -91,25 +90,20 @@ class AGSparse(base.Scheme):
             agreed: Bytes that were sent to know it.
             wire: The ranks.
         """
-        wire, n = wire.narrowed(self.wire_dtype), wire.ranks
+        wire = wire.narrowed(self.wire_dtype)
         narrow = wire.travelling(x.dtype)
         dtype = wide(x.dtype)
         steps = self._steps(x, wire)
         width = steps.width
         words = bits.pack(jnp.pad(present, (0, width - x.shape[0])))
-        slots = Bits.of(words[None], steps.tile)
+        slots = Slots.of(words[None])
         dense = wire.dense_bytes(x.size, x.dtype)
         channel = gathers.gather_channel(wire, self.gather)
 
-        def add(total, slots, values):
-            values = values.astype(dtype).reshape(*slots.shape, *x.shape[1:])
-
-            def one(source, total):
-                at = total.at[slots[source]]
-                return at.add(values[source], mode="drop", unique_indices=True)
-
-            slots = bits.apart(slots, slots < width, width)
-            return lax.fori_loop(0, n, one, total)
+        def add(total, sender, slots, values):
+            del sender
+            at = total.at[bits.apart(slots, slots < width, width)]
+            return at.add(values.astype(dtype), mode="drop", unique_indices=True)
 
         def sparse(x):
             total, sent = messages.transmit(

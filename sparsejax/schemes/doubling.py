@@ -38,7 +38,7 @@ from sparsejax.schemes.forecast import Forecast, Load, agreeing, sent_bytes
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.units import bits
 from sparsejax.units.dtypes import unit_bytes, wide
-from sparsejax.units.slots import Bits
+from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units
 from sparsejax.wire import channels, collectives, gathers, ladder, messages
 from sparsejax.wire.collectives import Permutation, Wire
@@ -231,16 +231,16 @@ class _Hops:
         steps = self.how.ladder(total, dtype)
         flags = bits.nonzero_units(rounded) if known is None else known.present
         flags = jnp.pad(flags, (0, steps.width - total.shape[0]))
-        sent_slots = Bits.of(bits.pack(flags)[None], steps.tile)
+        sent_slots = Slots.of(bits.pack(flags)[None])
         if known is None:
             most, cost = self.how.wire.maximum(sent_slots.counts[0])
         else:
             most, cost = known.most, 0.0
         channel = channels.swap(self.how.wire, pairs, which)
 
-        def add(total, slots, values):
-            values = values.astype(sum_dtype).reshape(-1, *total.shape[1:])
-            return total.at[slots.reshape(-1)].add(values, mode="drop")
+        def add(total, sender, slots, values):
+            del sender
+            return total.at[slots].add(values.astype(sum_dtype), mode="drop")
 
         def sparse(total):
             total, sent = messages.transmit(

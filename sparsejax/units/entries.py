@@ -23,7 +23,7 @@ from sparsejax.units.dtypes import wide
 from sparsejax.units.sparse_tensor import SparseTensor
 
 
-Places = Callable[[jax.Array], jax.Array]
+Places = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Source(NamedTuple):
@@ -32,8 +32,9 @@ class Source(NamedTuple):
     Attributes:
         array: [units, ...], the values.
         dtype: Of the values while they travel; that of the array if None.
-        units: From slots int32 [parts, k] to the units whose values they have; the slots
-            themselves if None. It may name any unit for a slot beyond a part's count.
+        units: From the number of a part and slots int32 [k] of it to the units whose
+            values they have; the slots themselves if None. It may name any unit for a slot
+            beyond a part's count.
     """
 
     array: jax.Array
@@ -130,9 +131,11 @@ class Entries:
         self, dtype: jax.typing.DTypeLike | None = None, units: Places | None = None
     ) -> Source:
         """The source of the values of slots for an exchange."""
-        place = self.place
-        at = place if units is None else lambda slots: place(units(slots))
-        return Source(self.stored, dtype, at)
+
+        def place(part, slots):
+            return self.place(slots if units is None else units(part, slots))
+
+        return Source(self.stored, dtype, place)
 
 
 def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:

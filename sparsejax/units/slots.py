@@ -1,11 +1,11 @@
-"""The slots that a rank sends: a set for each part, in ascending order.
+"""The slots that a rank sends: a set for each part, as packed bits.
 
-A message asks for runs of slots and for counts, and not for how a set is held. `Bits` holds
-a bit for each slot of each part. A set may also be held as a sorted list; then nothing of
-the order of the parts' widths is needed, and there is no bitmap to send.
+A message asks for the slots of a part in ascending order, a run at a time. They are found
+by the counts of `bits.rank_index`, which are made of one part at a time: so all parts, and
+the bit strings that arrive, are searched by one and the same compiled program.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 
@@ -13,72 +13,23 @@ from sparsejax.axes import varying_axes
 from sparsejax.units import bits
 
 
-class Slots(Protocol):
-    """Sets of slots, one a part."""
+class Slots(NamedTuple):
+    """Sets of slots, one a part; see `Slots.of`.
 
-    @property
-    def counts(self) -> jax.Array:
-        """int32 [parts]: how many slots each part has."""
-        ...
+    Attributes:
+        words: uint32 [parts, words], bit s of a row for slot s.
+        counts: int32 [parts]: how many slots each part has.
+    """
 
-    @property
-    def axes(self) -> frozenset[str]:
-        """The mesh axes over which the sets vary."""
-        ...
-
-    @property
-    def bitmap(self) -> jax.Array | None:
-        """uint32 [parts, words], bit s of a row for slot s; None if the sets are lists."""
-        ...
-
-    def run(self, first: jax.Array, length: int) -> jax.Array:
-        """int32 [parts, length]: the slots of the ranks from `first` on.
-
-        The rank of a slot is how many slots of its part are below it. Behind the last slot
-        of a part there may be any.
-        """
-        ...
-
-    def below(self, words: jax.Array) -> jax.Array:
-        """int32 [parts, k]: how many slots lie in the first words [k] of 32 slots each."""
-        ...
-
-
-class Bits(NamedTuple):
-    """Sets of slots as packed bits with an index for their search; see `Bits.of`."""
-
-    sets: bits.BitSets
+    words: jax.Array
+    counts: jax.Array
 
     @classmethod
-    def of(cls, words: jax.Array, lanes: int = 0) -> "Bits":
-        """The sets with these bits.
-
-        Args:
-            words: uint32 [parts, words], bit s of a row for slot s.
-            lanes: How many slots of all parts a run has together; for these the search is
-                fastest.
-        """
-        return cls(bits.bit_sets(words, lanes))
-
-    @property
-    def counts(self) -> jax.Array:
-        """int32 [parts]: how many slots each part has."""
-        return self.sets.counts
+    def of(cls, words: jax.Array) -> "Slots":
+        """The sets with these bits: uint32 [parts, words]."""
+        return cls(words, bits.members_of_each(words))
 
     @property
     def axes(self) -> frozenset[str]:
         """The mesh axes over which the sets vary."""
-        return varying_axes(self.sets.words)
-
-    @property
-    def bitmap(self) -> jax.Array:
-        """uint32 [parts, words], bit s of a row for slot s."""
-        return self.sets.words
-
-    def run(self, first: jax.Array, length: int) -> jax.Array:
-        """int32 [parts, length]: the slots of the ranks from `first` on."""
-        return bits.slots(self.sets, first, length)
-
-    def below(self, words: jax.Array) -> jax.Array:
-        """int32 [parts, k]: how many slots lie in the first words [k] of 32 slots each."""
-        return bits.count_below(self.sets, words)
+        return varying_axes(self.words)

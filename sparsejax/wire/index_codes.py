@@ -11,8 +11,9 @@ has room for `capacity` slots out of `width`:
 The bit string of coo16 and coo8 holds, in unary, how many of the slots are in each block of
 65536 or 256: a one for every slot, a zero behind each block. It has capacity + width / 256
 bits; the block of the j-th slot is the position of the j-th one, less j (this is how Elias
-and Fano code sorted numbers). Where the part is a single block there is nothing to tell.
-With its search for the j-th one it is read by the same code as a bitmap.
+and Fano code sorted numbers). So an entry knows its bit, and a string is written entry by
+entry, as a bitmap is. Where the part is a single block there is nothing to tell. With its
+search for the j-th one it is read by the same code as a bitmap.
 
 Everything here is known when the program is traced: a capacity and a width have one
 cheapest code. At 1% density coo8 takes 9.4 bits an entry where the entropy of the set is
@@ -24,17 +25,10 @@ from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
-from sparsejax.units.slots import Slots
-
-
-_WORD_BITS = 5  # of the number of a bit in a word
-# Pairs of a mark and a word that are compared, in one kernel where a scatter takes four.
-_FEW = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,64 +101,6 @@ def parse(name: str) -> tuple[IndexCode, ...]:
 def cheapest(capacity: int, width: int, among: Iterable[IndexCode]) -> IndexCode:
     """The code whose message of this capacity is shortest."""
     return min(among, key=lambda code: code.words(capacity, width))
-
-
-def unary(
-    slots: Slots,
-    width: int,
-    first: jax.Array,
-    length: jax.Array,
-    lane: jax.Array,
-    least: int,
-    words: int,
-) -> jax.Array:
-    """The bit string of a message: ones for slots, a zero behind each block.
-
-    Args:
-        slots: The slots of each part.
-        width: How many slots a part may have, a multiple of 32.
-        first: The rank of the message's first slot.
-        length: How many slots the message has room for.
-        lane: Which code, as int32: 8 or 16 (32 gives one block).
-        least: The smallest lane that may come, a Python number.
-        words: Words of the longest string that may come.
-
-    Returns:
-        uint32 [parts, words], zeros behind the end.
-    """
-    part_words = width // bits.WORD
-    most = -(-width // (1 << least))
-    block = lax.iota(jnp.int32, most)
-    # Beyond 30 the shift would leave int32, and one block is one block.
-    shift = jnp.clip(lane, least, 30)
-    per_block = (jnp.int32(1) << shift) >> _WORD_BITS
-    blocks = (width - 1 >> shift) + 1
-    # The product may wrap behind the last block; such blocks are dropped below. No term is
-    # of constants alone: XLA would compute it in a kernel before the loop that this is in.
-    end = jnp.where(block < blocks - 1, block * per_block + per_block, part_words)
-    below = jnp.clip(slots.below(end) - first, 0, length)
-    zero = below + block
-    mark = jnp.uint32(1) << (zero & (bits.WORD - 1)).astype(jnp.uint32)
-    ends = _marked(zero >> _WORD_BITS, mark, block < blocks, words)
-    # Ones up to the last slot of the message, but for the marks.
-    have = (jnp.clip(slots.counts - first, 0, length) + blocks)[:, None]
-    ahead = (have >> _WORD_BITS) - lax.iota(jnp.int32, words)
-    return ~ends & bits.low_ones(ahead * bits.WORD + (have & (bits.WORD - 1)))
-
-
-def _marked(word: jax.Array, mark: jax.Array, real: jax.Array, words: int) -> jax.Array:
-    """Words [parts, words] of marks, each in the word whose number is given, if real."""
-    parts, most = mark.shape
-    if parts * most * words <= _FEW:
-        hit = (word[..., None] == lax.iota(jnp.int32, words)) & real[:, None]
-        each = jnp.where(hit, mark[..., None], jnp.uint32(0))
-        return jnp.sum(each, axis=1, dtype=jnp.uint32)
-    row = np.arange(parts, dtype=np.int32)[:, None] * words
-    # Laid end to end: an index of two numbers is a kernel more to compile.
-    at = jnp.where(real & (word < words), row + word, parts * words)
-    ends = jnp.zeros(parts * words, jnp.uint32)
-    ends = ends.at[at].add(mark, mode="drop", wrap_negative_indices=False)
-    return ends.reshape(parts, words)
 
 
 def to_bytes(slots: jax.Array, plane: int) -> jax.Array:

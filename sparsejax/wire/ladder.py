@@ -37,7 +37,10 @@ _SHORT = 1024  # bytes; a shorter message costs its latency
 ROUND = 1 << 18
 # Bytes of the values in a rank's messages above which another round hardly weighs.
 _TOP = 16 * ROUND
-_TILE_NUMBERS = 1 << 16  # numbers packed at a time: fills the caches, hides the overhead
+# Entries, and numbers of all their values, that are packed at a time: they fill the caches,
+# and hide the overhead.
+_TILE = 1 << 13
+_TILE_NUMBERS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Ladder:
     Attributes:
         width: Slots in a part.
         unit_bytes: Bytes of the value of one unit, as it travels.
-        tile: Entries a part that are packed or unpacked at a time.
+        tile: Entries of a part that are packed or unpacked at a time.
         rungs: From the shortest message to the longest.
     """
 
@@ -167,14 +170,8 @@ def ladder(
             does not fit goes in further rounds. A quarter of a part if None.
     """
     allowed = index_codes.parse(codes)
-    numbers = max(1, unit_bytes // 4) * parts
     top = min(capacity or max(_most(width, unit_bytes, parts), 128), width)
     top = _multiple(max(top, 1), _LANES)
-    tile = min(top, _multiple(max(1, _TILE_NUMBERS // numbers), _LANES))
-    # Whole tiles, no longer than they have to be.
-    tiles = -(-top // tile)
-    tile = _multiple(-(-top // tiles), _LANES)
-    top = tiles * tile
     rungs: list[Rung] = []
     wanted = float(top)
     while True:
@@ -186,7 +183,7 @@ def ladder(
         if 4 * words <= _SHORT or room <= _LANES:
             break
         wanted /= ratio
-    return Ladder(width, unit_bytes, tile, tuple(reversed(rungs)))
+    return Ladder(width, unit_bytes, _tile(top, unit_bytes), tuple(reversed(rungs)))
 
 
 def exactly(
@@ -210,9 +207,7 @@ def exactly(
         ratio: How far apart.
     """
     allowed = index_codes.parse(codes)
-    numbers = max(1, unit_bytes // 4) * parts
     top = _multiple(max(1, min(capacity, width)), _LANES)
-    tile = min(top, _multiple(max(1, _TILE_NUMBERS // numbers), _LANES))
     rooms = [top]
     while rooms[-1] > (top if least is None else _multiple(least, _LANES)):
         rooms.append(min(rooms[-1] - _LANES, _multiple(int(rooms[-1] / ratio), _LANES)))
@@ -221,7 +216,15 @@ def exactly(
         code = index_codes.cheapest(room, width, allowed)
         words = 1 + code.words(room, width) + room * unit_bytes // 4
         rungs.append(Rung(room, code, words))
-    return Ladder(width, unit_bytes, tile, tuple(rungs))
+    return Ladder(width, unit_bytes, _tile(top, unit_bytes), tuple(rungs))
+
+
+def _tile(top: int, unit_bytes: int) -> int:
+    """Entries that are packed at a time: tiles of one length, and no longer than needed."""
+    numbers = max(1, unit_bytes // 4)
+    tile = min(top, _multiple(max(1, min(_TILE, _TILE_NUMBERS // numbers)), _LANES))
+    tiles = -(-top // tile)
+    return _multiple(-(-top // tiles), _LANES)
 
 
 def _most(width: int, unit_bytes: int, parts: int) -> int:

@@ -70,9 +70,21 @@ MUTANTS = {
     # How it travels.
     "the last tile of a message is not packed": Mutant(
         "sparsejax/wire/messages.py",
-        "tiles = lax.div(length + (tile - 1), np.int32(tile))",
-        "tiles = lax.div(length, np.int32(tile))",
+        "return lax.div(entries + (tile - 1), np.int32(tile))",
+        "return lax.div(entries, np.int32(tile))",
         "tests/wire/test_messages.py",
+    ),
+    "the string of a message is written into the first part's": Mutant(
+        "sparsejax/wire/messages.py",
+        "word = part * self.room + places.string + (bit >> 5)",
+        "word = 0 * part * self.room + places.string + (bit >> 5)",
+        "tests/wire/test_format.py tests/wire/test_messages.py",
+    ),
+    "long sums count halves once": Mutant(
+        "pallas_kernels/rank_select.py",
+        "x = sums.reshape(*x.shape[:-1], -1)",
+        "x = sums[..., 0].reshape(*x.shape[:-1], -1)",
+        "tests/units/test_bits.py",
     ),
     "there is no second round": Mutant(
         "sparsejax/wire/messages.py",
@@ -107,8 +119,8 @@ MUTANTS = {
     ),
     "slots of no unit are placed": Mutant(
         "sparsejax/schemes/owners/pulls.py",
-        "units = bits.apart(units.reshape(-1), real, size)",
-        "units = bits.apart(units.reshape(-1), real | True, size)",
+        "units = bits.apart(units, slots < self.layout.width, size)",
+        "units = bits.apart(units, slots <= self.layout.width, size)",
         EXACT_SUM,
     ),
     "partial sums are kept wider than they are sent": Mutant(

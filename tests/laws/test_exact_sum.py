@@ -107,7 +107,7 @@ SIZE = 3001  # not divisible by any number of ranks tested; several words, block
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Small inputs take several tiles, as large ones do."""
-    monkeypatch.setattr(sparsejax.wire.ladder, "_TILE_NUMBERS", 512)
+    monkeypatch.setattr(sparsejax.wire.ladder, "_TILE_NUMBERS", 64)
 
 
 @functools.cache

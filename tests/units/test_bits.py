@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import rank_select
 from sparsejax.units import bits
 from tests import helpers
 
@@ -53,13 +54,13 @@ def test_slots_of_a_run_of_ranks_are_found_in_every_part(parts, words):
             np.testing.assert_array_equal(found[part, : len(expected)], expected)
 
 
-@pytest.mark.parametrize(("parts", "words"), SHAPES)
-def test_count_below_counts_the_first_words_of_each_part(parts, words):
-    flags = some_flags(parts, words)
-    every = np.arange(1, words + 1, dtype=np.int32)
-    below = jax.jit(lambda x, k: bits.count_below(bits.bit_sets(x), k))
-    expected = np.cumsum(flags.reshape(parts, words, 32).sum(axis=2), axis=1)
-    np.testing.assert_array_equal(below(helpers.packed(flags), every), expected)
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 256, 257, 8192, 100_003])
+def test_totals_are_those_of_numpy(size):
+    x = np.random.default_rng(size).integers(0, 1 << 12, (3, size), dtype=np.int32)
+    totals = jax.jit(rank_select.total)(x)
+    np.testing.assert_array_equal(totals, x.sum(axis=1))
+    assert totals.dtype == np.int32
+    np.testing.assert_array_equal(jax.jit(bits.count)(x[0] > 5), (x[0] > 5).sum())
 
 
 def test_a_row_counts_when_any_of_its_numbers_does_and_not_by_its_sum():

@@ -1,18 +1,13 @@
 """What each code costs, which is cheapest, and that its bit string can be read."""
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sparsejax import errors
 from sparsejax.units import bits
-from sparsejax.units.slots import Bits
 from sparsejax.wire import index_codes
 from sparsejax.wire.index_codes import BITMAP, COO8, COO16, COO32
-from tests import helpers
 
 
 @pytest.mark.parametrize(
@@ -100,77 +95,6 @@ def test_parse_says_which_codes_there_are(name):
     known = "auto, coo32, coo16, coo8, bitmap"
     with pytest.raises(errors.ArgumentError, match=f"one of {known}, got '{name}'"):
         index_codes.parse(name)
-
-
-# --- The bit string.
-
-
-@functools.cache
-def unary(least, room, longest):
-    """The string of a message, and the positions of its ones as a receiver finds them."""
-
-    @jax.jit
-    def run(words, first, length, lane):
-        width = words.shape[1] * bits.WORD
-        string = index_codes.unary(
-            Bits.of(words), width, first, length, lane, least, longest
-        )
-        found = bits.slots(bits.bit_sets(string), jnp.int32(0), room)
-        return string, found
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("lane", "least", "words"),
-    [
-        (8, 8, 32),  # four blocks
-        (8, 8, 33),  # four blocks and an eighth of one
-        (8, 8, 8),  # one block: nothing to tell, but the string is there
-        (16, 8, 33),  # one block, beside a code with several
-        (16, 8, 2 * 2048 + 5),  # three blocks, beside a code with 514
-        (16, 16, 2 * 2048 + 5),
-        (32, 8, 33),  # one block, always
-    ],
-)
-def test_the_string_tells_the_block_of_every_slot(lane, least, words):
-    width = 32 * words
-    flags = np.random.default_rng(words).random((4, width)) < [[0.02], [0.2], [0.1], [0.0]]
-    flags[1, 600:] = False  # blocks of many, then blocks of none; the last part is empty
-    flags[2, [0, width - 1]] = True
-    packed = helpers.packed(flags)
-    blocks = -(-width // (1 << lane))
-    room = width // 5
-    longest = -(-(room + blocks) // 32)
-    for first, length in [(0, room), (0, 5), (7, 20), (width // 16, room)]:
-        args = (np.int32(first), np.int32(length), np.int32(lane))
-        string, found = map(np.asarray, unary(least, room, longest)(packed, *args))
-        for part in range(4):
-            sent = np.flatnonzero(flags[part])[first : first + length]
-            # By hand: a one for every slot, a zero behind each block, zeros to the end.
-            expected = []
-            for block in range(blocks):
-                expected += [1] * int((sent >> lane == block).sum()) + [0]
-            expected += [0] * (32 * longest - len(expected))
-            np.testing.assert_array_equal(helpers.unpacked(string[part]), expected)
-            # And as a receiver reads it: the position of the j-th one, less j.
-            ranks = np.arange(len(sent))
-            np.testing.assert_array_equal(found[part, : len(sent)] - ranks, sent >> lane)
-
-
-@pytest.mark.parametrize("code", [COO8, COO16], ids=["coo8", "coo16"])
-def test_nothing_of_the_string_lies_beyond_the_words_it_is_given(code):
-    width, capacity = 2 * 65536 + 160, 400
-    flags = np.zeros((1, width), bool)
-    flags[0, -capacity:] = True  # the last one stands as far back as it can
-    args = (np.int32(0), np.int32(capacity), np.int32(code.lane))
-    words = code.string_words(capacity, width)
-    string, _ = unary(8, capacity, words)(helpers.packed(flags), *args)
-    room = 32 * words
-    ones = np.flatnonzero(helpers.unpacked(string[0]))
-    # Behind it there is one zero, and less than a word of room.
-    assert ones[-1] == capacity + code.blocks(width) - 2
-    assert room - 32 < ones[-1] + 2 <= room
 
 
 def test_low_ones_are_none_below_0_and_all_above_32():

@@ -12,19 +12,17 @@ are even from the start, and `Gather` does the same in one message.
 """
 
 import dataclasses
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from sparsejax.schemes import base, doubling
 from sparsejax.schemes.forecast import agreeing, fullest_part, merged, sent_bytes
 from sparsejax.schemes.owners.pulls import Message, Owned, PullEntries, nonzero_units
 from sparsejax.units import bits
 from sparsejax.units.ownership import Layout, StripedHash
-from sparsejax.units.slots import Bits
+from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, ladder, messages
 
 
@@ -38,7 +36,7 @@ class Spread(PullEntries):
         inner, message = spread.shares, _uncapped(owned.message)
         scattered = message.ladder(inner.width, owned.unit_bytes, n)
         shared = dataclasses.replace(owned, layout=spread, message=message)
-        shares = Bits.of(inner.split(bits.nonzero_units(totals)), n * scattered.tile)
+        shares = Slots.of(inner.split(bits.nonzero_units(totals)))
         fullest_share, agreed = wire.maximum(jnp.max(shares.counts))
         count, counted = wire.psum(sets.counts[0])
         count = wire.same_elsewhere(count)
@@ -46,26 +44,24 @@ class Spread(PullEntries):
         even = (1.05 * count.astype(jnp.float32) / n).astype(jnp.int32)
         even = jnp.minimum(even + 1, spread.width)
         entry_bytes = (n - 1) * (scattered.bytes(fullest_share) + shared.ladder.bytes(even))
-        part = lax.broadcasted_iota(jnp.int32, (n, 1), 0)
 
-        def place(held, slots, values):
-            at = jnp.where(slots < inner.width, part * inner.width + slots, spread.width)
-            values = values.reshape(-1, *totals.shape[1:])
-            return held.at[at.reshape(-1)].set(values, mode="drop")
+        def place(held, owner, slots, values):
+            at = jnp.where(slots < inner.width, owner * inner.width + slots, spread.width)
+            return held.at[at].set(values, mode="drop")
 
         def send(totals):
             held, sent = messages.transmit(
                 scattered,
                 channels.push(wire),
                 shares,
-                messages.Source(totals, units=functools.partial(inner.invert, part)),
+                messages.Source(totals, units=inner.invert),
                 fullest_share,
                 messages.Fold(
                     jnp.zeros((spread.width, *totals.shape[1:]), owned.dtype), place
                 ),
                 typical=count.astype(jnp.float32)[None] / n**2,
             )
-            kept = Bits.of(bits.of_units(held)[None], shared.ladder.tile)
+            kept = Slots.of(bits.of_units(held)[None])
             most, cost = wire.maximum(kept.counts[0])
             total, stage, units = shared.gather(held, kept, most)
             first = base.stage_of(sent._replace(wire=sent.wire + cost))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax.units.slots import Bits
+from sparsejax.units.slots import Slots
 from sparsejax.wire.collectives import Wire
 
 
@@ -25,14 +25,14 @@ class Counts(NamedTuple):
         sent: Bytes that one rank sent to agree.
     """
 
-    sets: Bits
+    sets: Slots
     fullest: jax.Array
     most: jax.Array
     imbalance: jax.Array
     sent: float
 
 
-def count(sets: Bits, wire: Wire) -> Counts:
+def count(sets: Slots, wire: Wire) -> Counts:
     """Agrees on the counts of units by owner.
 
     Args:

@@ -33,7 +33,7 @@ from sparsejax.schemes.or_dense import or_dense
 from sparsejax.schemes.owners import counts
 from sparsejax.units import bits
 from sparsejax.units.ownership import Layout
-from sparsejax.units.slots import Bits
+from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, collectives, messages
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ladder import Ladder, ladder
@@ -120,7 +120,7 @@ class Owned:
         return (self.layout.ranks - 1) * self.ladder.bytes(fullest)
 
     def gather(
-        self, totals: jax.Array, sets: Bits, fullest: jax.Array
+        self, totals: jax.Array, sets: Slots, fullest: jax.Array
     ) -> tuple[jax.Array, base.Stage, jax.Array]:
         """Gathers the entries of all owners: their total, what was sent, how many units.
 
@@ -129,14 +129,11 @@ class Owned:
             sets: Which of them are not zero.
             fullest: How many the owner with most has.
         """
-        part = lax.broadcasted_iota(jnp.int32, (self.layout.ranks, 1), 0)
         size = self.layout.size
 
-        def place(total, slots, values):
-            units = self.layout.invert(part, jnp.minimum(slots, self.layout.width - 1))
-            real = (slots < self.layout.width).reshape(-1)
-            units = bits.apart(units.reshape(-1), real, size)
-            values = values.reshape(-1, *totals.shape[1:])
+        def place(total, owner, slots, values):
+            units = self.layout.invert(owner, jnp.minimum(slots, self.layout.width - 1))
+            units = bits.apart(units, slots < self.layout.width, size)
             return total.at[units].set(values, mode="drop", unique_indices=True)
 
         total, sent = messages.transmit(
@@ -214,7 +211,7 @@ class PullEntries(Pull):
     """A way in which sums come back as entries, or whole where that takes fewer bytes."""
 
     def __call__(self, owned, totals):
-        sets = Bits.of(bits.of_units(totals)[None], owned.ladder.tile)
+        sets = Slots.of(bits.of_units(totals)[None])
         fullest, agreed = owned.wire.maximum(sets.counts[0])
         by_entries, entry_bytes, cost = self.by_entries(owned, totals, sets, fullest)
         total, stage, units = or_dense(
@@ -224,7 +221,7 @@ class PullEntries(Pull):
 
     @abc.abstractmethod
     def by_entries(
-        self, owned: Owned, totals: jax.Array, sets: Bits, fullest: jax.Array
+        self, owned: Owned, totals: jax.Array, sets: Slots, fullest: jax.Array
     ) -> tuple[Sender, jax.Array, float]:
         """How the entries are sent, the bytes of that, and those of what it agreed on.
 

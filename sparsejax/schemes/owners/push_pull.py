@@ -22,7 +22,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from sparsejax.schemes import base
 from sparsejax.schemes.or_dense import or_dense
@@ -31,7 +30,7 @@ from sparsejax.schemes.owners.counts import Counts
 from sparsejax.schemes.owners.pulls import Message, Owned, Pull, nonzero_units
 from sparsejax.units.dtypes import unit_bytes, wide
 from sparsejax.units.ownership import Layout
-from sparsejax.units.slots import Bits
+from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units
 from sparsejax.wire import channels, messages
 from sparsejax.wire.collectives import Wire
@@ -139,8 +138,7 @@ class Stages:
 
     def count(self, present: jax.Array) -> Counts:
         """Splits the units that are there among their owners, and agrees on the counts."""
-        lanes = self.layout.ranks * self.ladder.tile
-        return counts.count(Bits.of(self.layout.split(present), lanes), self.wire)
+        return counts.count(Slots.of(self.layout.split(present)), self.wire)
 
     def __call__(self, x: Units, known: Counts) -> tuple[jax.Array, base.Traffic]:
         """The sum, and what was sent for it, once ranks have agreed on their counts."""
@@ -171,18 +169,16 @@ class Stages:
         """Sends entries to their owners, which add them up, and the sums to all."""
         n, width = self.layout.ranks, self.layout.width
         narrow = self.owned.dtype
-        part = lax.broadcasted_iota(jnp.int32, (n, 1), 0)
 
-        def add(totals, slots, values):
-            return totals.at[slots.reshape(-1)].add(
-                values.astype(self.sum_dtype).reshape(-1, *x.shape[1:]), mode="drop"
-            )
+        def add(totals, sender, slots, values):
+            del sender
+            return totals.at[slots].add(values.astype(self.sum_dtype), mode="drop")
 
         totals, pushed = messages.transmit(
             self.ladder,
             channels.push(self.wire),
             known.sets,
-            x.source(narrow, functools.partial(self.layout.invert, part)),
+            x.source(narrow, self.layout.invert),
             known.fullest,
             messages.Fold(jnp.zeros((width, *x.shape[1:]), self.sum_dtype), add),
             typical=known.most.astype(jnp.float32)[None] / n,

@@ -26,11 +26,11 @@ from jax import lax
 
 from pallas_kernels import hashing
 from sparsejax import errors
-from sparsejax.axes import as_varying, varying_axes
+from sparsejax.axes import as_varying, at_number, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.units import bits, magnitudes
-from sparsejax.units.slots import Bits
+from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, ladder, messages
 
 
@@ -157,8 +157,8 @@ def unpacked(words: jax.Array, width: int) -> jax.Array:
 
 def source_of(rows: jax.Array) -> messages.Source:
     """Returns where messages find the elements of rows [parts, width], one part a row."""
-    starts = (jnp.arange(len(rows), dtype=jnp.int32) * rows.shape[1])[:, None]
-    return messages.Source(rows.reshape(-1), units=lambda slots: starts + slots)
+    width = rows.shape[1]
+    return messages.Source(rows.reshape(-1), units=lambda part, slots: part * width + slots)
 
 
 def send_and_add(
@@ -187,17 +187,12 @@ def send_and_add(
     Returns:
         The array with everything added, and what was sent.
     """
-    slots = Bits.of(words, len(words) * sizes.tile)
+    slots = Slots.of(words)
 
-    def add(into, slots, values):
-        real = slots < sizes.width
-        places = bits.apart(slots + starts[:, None], real, into.size)
-
-        def add_one(sender, into):
-            at = into.at[places[sender]]
-            return at.add(values[sender], mode="drop", unique_indices=True)
-
-        return lax.fori_loop(0, channel.sources, add_one, into)
+    def add(into, sender, slots, values):
+        start = at_number(starts, sender)
+        at = into.at[bits.apart(slots + start, slots < sizes.width, into.size)]
+        return at.add(values, mode="drop", unique_indices=True)
 
     need = jnp.asarray(sizes.top if need is None else need, jnp.int32)
     axes = varying_axes(into) | source.axes | varying_axes(starts)

@@ -236,7 +236,8 @@ class OkTopk(top_k.TopKScheme):
         Returns:
             The sum of what all ranks selected of this region [width], and what was sent.
         """
-        first = starts[:, None] * bits.WORD
+        first = starts * bits.WORD
+        unit = lambda part, slots: axes.at_number(first, part) + slots
         channel = (
             channels.push(wire)
             if self.split == "all_to_all"
@@ -246,7 +247,7 @@ class OkTopk(top_k.TopKScheme):
             regions.split_ladder(x.dtype, self.code),
             channel,
             parts,
-            messages.Source(x, units=lambda slots: first + slots),
+            messages.Source(x, units=unit),
             jnp.zeros(regions.ranks, jnp.int32),
             jnp.zeros(regions.width, x.dtype),
             need,

@@ -1,0 +1,120 @@
+"""What is in a message, word for word, as NumPy reads it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparsejax.units import bits
+from sparsejax.units.slots import Slots
+from sparsejax.wire import channels, index_codes, ladder, messages
+from tests import helpers
+
+
+def sent(code, flags, values, capacity, tile):
+    """The messages [parts, words] of each round, and the set that arrives by part."""
+    parts, width = flags.shape
+    words = 1 + code.words(capacity, width) + capacity
+    steps = ladder.Ladder(width, 4, tile, (ladder.Rung(capacity, code, words),))
+    rounds = []
+
+    def send(x):
+        jax.debug.callback(lambda x: rounds.append(np.asarray(x)), x)
+        return x, 0.0
+
+    def run(packed, values):
+        def add(arrived, sender, slots, values):
+            return arrived.at[sender, slots].set(values, mode="drop")
+
+        slots = Slots.of(packed)
+        return messages.transmit(
+            steps,
+            channels.Channel(send, parts, parts),
+            slots,
+            messages.Source(
+                values.reshape(-1), units=lambda part, slots: part * width + slots
+            ),
+            jnp.max(slots.counts),
+            messages.Fold(jnp.zeros((parts, width), np.float32), add),
+        )
+
+    arrived, told = jax.jit(run)(helpers.packed(flags), values)
+    jax.effects_barrier()
+    assert len(rounds) == told.rounds == -(-flags.sum(axis=1).max() // capacity)
+    np.testing.assert_array_equal(told.counts, flags.sum(axis=1))
+    np.testing.assert_array_equal(arrived, np.where(flags, values, 0))
+    return rounds
+
+
+def string_of(slots, lane, width):
+    """By hand: a one for every slot, a zero behind each block; or one bit a slot."""
+    if lane == 0:
+        return np.isin(np.arange(width), slots)
+    told = []
+    for block in range(-(-width // (1 << lane))):
+        told += [True] * int((slots >> lane == block).sum()) + [False]
+    return np.array(told)
+
+
+def cases(words):
+    """Parts of all kinds: few slots, many in few blocks, both ends alone, none."""
+    width = 32 * words
+    flags = np.random.default_rng(words).random((4, width)) < [[0.02], [0.2], [0.1], [0.0]]
+    flags[1, 600:] = False
+    flags[2] = False
+    flags[2, [0, width - 1]] = True
+    return flags
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "capacity", "tile"),
+    [
+        ("coo8", 32, 64, 64),  # four blocks
+        ("coo8", 33, 40, 16),  # four blocks and an eighth of one; several tiles and rounds
+        ("coo8", 8, 64, 64),  # one block: no string
+        ("coo16", 2 * 2048 + 5, 4000, 512),  # three blocks
+        ("coo16", 33, 40, 40),  # one block
+        ("coo32", 33, 40, 16),
+        ("bitmap", 33, 40, 16),
+    ],
+)
+def test_a_message_is_what_its_format_says(name, words, capacity, tile):
+    code, flags = index_codes.CODES[name], cases(words)
+    width = 32 * words
+    values = np.random.default_rng(1).standard_normal(flags.shape).astype(np.float32)
+    first = 0
+    for message in sent(code, flags, values, capacity, tile):
+        for part, told in enumerate(message):
+            slots = np.flatnonzero(flags[part])
+            assert told[0] == len(slots)
+            slots = slots[first : first + capacity]
+            length = code.string_words(capacity, width)
+            string, lanes = told[1 : 1 + length], told[1 + length :]
+            if length:
+                expected = string_of(slots, code.lane, width)
+                bits_ = helpers.unpacked(string)
+                np.testing.assert_array_equal(bits_[: len(expected)], expected)
+                assert not bits_[len(expected) :].any()
+            for plane in range(code.planes):
+                octets = lanes[plane * capacity // 4 :][: capacity // 4].view(np.uint8)
+                np.testing.assert_array_equal(
+                    octets[: len(slots)], slots >> 8 * plane & 255
+                )
+            numbers = lanes[code.planes * capacity // 4 :].view(np.float32)
+            assert len(numbers) == capacity
+            np.testing.assert_array_equal(numbers[: len(slots)], values[part, slots])
+        first += capacity
+
+
+@pytest.mark.parametrize("name", ["coo8", "coo16"])
+def test_the_string_fits_the_words_it_is_given(name):
+    code = index_codes.CODES[name]
+    width, capacity = 2 * 65536 + 160, 400
+    flags = np.zeros((1, width), bool)
+    flags[0, -capacity:] = True  # the last one stands as far back as it can
+    (message,) = sent(code, flags, np.ones(flags.shape, np.float32), capacity, 64)
+    length = code.string_words(capacity, width)
+    ones = np.flatnonzero(helpers.unpacked(message[0, 1 : 1 + length]))
+    # Behind it there is one zero, and less than a word of room.
+    assert ones[-1] == capacity + code.blocks(width) - 2
+    assert bits.WORD * length - bits.WORD < ones[-1] + 2 <= bits.WORD * length
