@@ -26,7 +26,6 @@ two fifths more kernels, and ran no faster on CPUs.)
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,7 +38,8 @@ from sparsejax.axes import as_varying, at_number, varying_axes
 from sparsejax.units import bits
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
-from sparsejax.wire import channels, collectives, index_codes
+from sparsejax.wire import channels, collectives, forms, index_codes
+from sparsejax.wire.forms import Form, Places
 from sparsejax.wire.ladder import Ladder
 
 
@@ -99,7 +99,7 @@ def transmit(
         The result of the fold, and what was sent.
     """
     rows = max(channel.sources, len(slots.counts))
-    form = _Form(ladder, source.shape, source.wire_dtype, rows)
+    form = Form(ladder, source.shape, source.wire_dtype, rows)
     axes = slots.axes | source.axes
     received_axes = axes - channel.same
 
@@ -148,112 +148,6 @@ def transmit(
     return carry, sent
 
 
-class _Form:
-    """The layout of a message, for each rung; messages sent and received share a buffer."""
-
-    def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any, rows: int):
-        self.ladder, self.shape, self.dtype, self.rows = ladder, shape, dtype, rows
-        rungs = ladder.rungs
-        strings = [r.code.string_words(r.capacity, ladder.width) for r in rungs]
-        lanes = [r.code.lane_words(r.capacity) for r in rungs]
-        tails = [
-            1 + string + lane + self.unit_words(_whole(r.capacity, ladder.tile))
-            for string, lane, r in zip(strings, lanes, rungs, strict=True)
-        ]
-        # A whole tile may be written or read anywhere, and a part's bits where a string is.
-        spill = max(r.code.planes for r in rungs) * (_whole(ladder.top, ladder.tile) // 4)
-        part_words = ladder.width // bits.WORD
-        self.spare = max(*tails, 1 + part_words, 1 + max(strings) + spill)
-        # Lanes of a tile, or the string of a message whose slots are all in one block.
-        self.room = self.spare + max(ladder.tile // 4, ladder.top // bits.WORD + 2)
-        self.planes = max(r.code.planes for r in rungs)
-        self.table = np.array(
-            [
-                self._places(rung, string, lane)
-                for rung, string, lane in zip(rungs, strings, lanes, strict=True)
-            ],
-            np.int32,
-        )
-
-    def _places(self, rung, string, lane):
-        """A row of the table, in the order of `_Places`."""
-        code = rung.code
-        planes = []
-        for plane in range(self.planes):
-            sent = plane < code.planes
-            # A plane that this rung does not send goes where nobody looks.
-            at = 1 + string + plane * (rung.capacity // 4) if sent else self.spare
-            planes += [at, int(sent)]
-        # So does a string that would say nothing.
-        return [
-            1 if string else self.spare,
-            1 + string + lane,
-            int(code.lane != 0),
-            int(string > 0),
-            min(code.lane, 30),
-            *planes,
-        ]
-
-    def places(self, rung):
-        """The places of the parts of a message, as one array: see `_Places`."""
-        return at_number(jnp.asarray(self.table), rung)
-
-    def mark(self, message, part, places, slots, at, here):
-        """Sets the bits of entries in the string, or bitmap, of a part's message.
-
-        Args:
-            message: The messages.
-            part: Which of them.
-            places: The places of its parts.
-            slots: int32 [tile], the slots of the entries.
-            at: The first of them, counted in the message.
-            here: How many entries the message has.
-        """
-        rank = at + lax.iota(jnp.int32, slots.size)
-        bit = (slots >> places.shift) + places.has_lanes * rank
-        word = part * self.room + places.string + (bit >> 5)
-        word = jnp.where(rank < here, word, message.size)
-        mark = jnp.uint32(1) << (bit & (bits.WORD - 1)).astype(jnp.uint32)
-        flat = message.reshape(-1)
-        flat = flat.at[word].add(mark, mode="drop", wrap_negative_indices=False)
-        return flat.reshape(message.shape)
-
-    def unit_words(self, entries):
-        # Entries come in fours; dividing first keeps the product within int32.
-        return (entries >> 2) * (math.prod(self.shape) * self.dtype.itemsize)
-
-    def to_words(self, values):
-        """[parts, entries, *shape] to uint32 [parts, words]."""
-        parts = values.shape[0]
-        if self.dtype.itemsize < 4:
-            values = values.reshape(parts, -1, 4 // self.dtype.itemsize)
-        return lax.bitcast_convert_type(values, jnp.uint32).reshape(parts, -1)
-
-    def from_words(self, words, entries):
-        """Inverse of `to_words`."""
-        parts = words.shape[0]
-        if self.dtype.itemsize > 4:
-            words = words.reshape(parts, -1, self.dtype.itemsize // 4)
-        elif self.dtype.itemsize < 4:
-            words = words.reshape(parts, -1)
-        values = lax.bitcast_convert_type(words, self.dtype)
-        return values.reshape(parts, entries, *self.shape)
-
-
-class _Places:
-    """The places of the parts of a message, from a row of the table of a `_Form`.
-
-    A row goes through loops as it is, and numbers are read in them: as operands of a loop
-    each of them, and each that is computed from them, is a kernel to compile.
-    """
-
-    def __init__(self, row):
-        numbers = [lax.index_in_dim(row, i, keepdims=False) for i in range(row.size)]
-        self.string, self.values, self.has_lanes, *numbers = numbers
-        self.has_string, self.shift, *planes = numbers
-        self.planes = list(zip(planes[::2], planes[1::2], strict=True))
-
-
 def _pack(form, slots, source, first, length, row, axes):
     """Writes a run of ranks of each part into a message of its own."""
     tile = form.ladder.tile
@@ -261,7 +155,7 @@ def _pack(form, slots, source, first, length, row, axes):
 
     def one_part(state):
         part, message = state
-        index = _index(at_number(slots.words, part), tile)
+        index = bits.rank_index(at_number(slots.words, part), tile)
         count = at_number(slots.counts, part)
         here = jnp.clip(count - first, 0, length)
 
@@ -277,9 +171,9 @@ def _pack(form, slots, source, first, length, row, axes):
                 units = alone((tile,), jnp.int32, lambda: source.units(part, found))
             shape = (tile, *source.shape)
             values = alone(shape, source.array.dtype, lambda: source.read(units))
-            places = _Places(row)
+            places = Places(row)
             message = form.mark(message, part, places, found, at, here)
-            put = functools.partial(_put, part=part)
+            put = functools.partial(forms.put, part=part)
             for plane, (begin, is_sent) in enumerate(places.planes):
                 words = index_codes.to_bytes(found[None], plane)
                 message = put(message, words, begin=begin + is_sent * (at >> 2))
@@ -288,17 +182,12 @@ def _pack(form, slots, source, first, length, row, axes):
             return number - 1, message
 
         header = lax.bitcast_convert_type(count, jnp.uint32)[None, None]
-        message = _put(message, header, part, 0)
+        message = forms.put(message, header, part, 0)
         last = _tiles(here, tile) - 1
         _, message = lax.while_loop(lambda state: state[0] >= 0, one_tile, (last, message))
         return part + 1, message
 
     return _each(len(slots.counts), one_part, start)
-
-
-def _whole(entries, tile):
-    """As many entries as whole tiles of them have."""
-    return -(-entries // tile) * tile
 
 
 def _each(count, one, start):
@@ -314,25 +203,6 @@ def _each(count, one, start):
 
 def _tiles(entries, tile):
     return lax.div(entries + (tile - 1), np.int32(tile))
-
-
-def _put(message, words, part, begin):
-    """Writes words [1, k] into a part of a message."""
-    return lax.dynamic_update_slice(
-        message, words, (part, jnp.int32(begin)), allow_negative_indices=False
-    )
-
-
-def _cut(message, part, begin, length):
-    """Words [1, length] of a part of a message."""
-    return lax.dynamic_slice(
-        message, (part, jnp.int32(begin)), (1, length), allow_negative_indices=False
-    )
-
-
-def _index(words, tile):
-    """The counts by which ranks are found in bits, in kernels of its own."""
-    return bits.rank_index(words, tile)
 
 
 def _search(index, first, tile):
@@ -365,14 +235,14 @@ def _unpack(form, message, first, length, row, add, carry):
 
     def one_sender(state):
         sender, carry = state
-        cut = functools.partial(_cut, message, sender)
-        index = _index(cut(1, ladder.width // bits.WORD)[0], tile)
+        cut = functools.partial(forms.cut, message, sender)
+        index = bits.rank_index(cut(1, ladder.width // bits.WORD)[0], tile)
         count = lax.bitcast_convert_type(cut(0, 1)[0, 0], jnp.int32)
         here = jnp.clip(count - first, 0, length)
 
         def one_tile(state):
             at, carry = state
-            places = _Places(row)
+            places = Places(row)
             rank = at + lax.iota(jnp.int32, tile)
             search = lambda: _search(index, at, tile)
             found = _alone(at, axes, (tile,), jnp.int32, search)

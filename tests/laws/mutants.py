@@ -75,7 +75,7 @@ MUTANTS = {
         "tests/wire/test_messages.py",
     ),
     "the string of a message is written into the first part's": Mutant(
-        "sparsejax/wire/messages.py",
+        "sparsejax/wire/forms.py",
         "word = part * self.room + places.string + (bit >> 5)",
         "word = 0 * part * self.room + places.string + (bit >> 5)",
         "tests/wire/test_format.py tests/wire/test_messages.py",

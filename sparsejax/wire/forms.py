@@ -1,0 +1,163 @@
+"""Where in a message its parts are: strings, lanes and values, at every message size.
+
+A program has one buffer for messages of all sizes. Where the parts of a message begin is
+looked up when its size is known, in a table with a row for each rung, so that packing and
+unpacking are compiled once. A part that a rung does not send is written behind the longest
+message, where nobody looks.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sparsejax.axes import at_number
+from sparsejax.units import bits
+from sparsejax.wire.ladder import Ladder
+
+
+class Form:
+    """Where the parts of a message are, for each rung of a ladder.
+
+    Messages that are sent and that are received have one buffer, with room for any.
+
+    Attributes:
+        ladder: The message sizes.
+        shape: Of one value.
+        dtype: Of the values while they travel.
+        rows: How many messages a buffer has.
+        room: Words of each of them.
+    """
+
+    def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any, rows: int):
+        self.ladder, self.shape, self.dtype, self.rows = ladder, shape, dtype, rows
+        rungs = ladder.rungs
+        strings = [r.code.string_words(r.capacity, ladder.width) for r in rungs]
+        lanes = [r.code.lane_words(r.capacity) for r in rungs]
+        tails = [
+            1 + string + lane + self.unit_words(whole_tiles(r.capacity, ladder.tile))
+            for string, lane, r in zip(strings, lanes, rungs, strict=True)
+        ]
+        # A whole tile may be written or read anywhere, and a part's bits where a string is.
+        self.planes = max(r.code.planes for r in rungs)
+        spill = self.planes * (whole_tiles(ladder.top, ladder.tile) // 4)
+        part_words = ladder.width // bits.WORD
+        self.spare = max(*tails, 1 + part_words, 1 + max(strings) + spill)
+        # Lanes of a tile, or the string of a message whose slots are all in one block.
+        self.room = self.spare + max(ladder.tile // 4, ladder.top // bits.WORD + 2)
+        self.table = np.array(
+            [
+                self._places(rung, string, lane)
+                for rung, string, lane in zip(rungs, strings, lanes, strict=True)
+            ],
+            np.int32,
+        )
+
+    def _places(self, rung, string, lane):
+        """A row of the table, in the order of `Places`."""
+        code = rung.code
+        planes = []
+        for plane in range(self.planes):
+            sent = plane < code.planes
+            # A plane that this rung does not send goes where nobody looks.
+            at = 1 + string + plane * (rung.capacity // 4) if sent else self.spare
+            planes += [at, int(sent)]
+        # So does a string that would say nothing.
+        return [
+            1 if string else self.spare,
+            1 + string + lane,
+            int(code.lane != 0),
+            int(string > 0),
+            min(code.lane, 30),
+            *planes,
+        ]
+
+    def places(self, rung: jax.Array) -> jax.Array:
+        """The places of the parts of a message, as one array: see `Places`."""
+        return at_number(jnp.asarray(self.table), rung)
+
+    def mark(
+        self,
+        message: jax.Array,
+        part: jax.Array,
+        places: "Places",
+        slots: jax.Array,
+        at: jax.Array,
+        here: jax.Array,
+    ) -> jax.Array:
+        """Sets the bits of entries in the string, or bitmap, of a part's message.
+
+        Args:
+            message: The messages.
+            part: Which of them.
+            places: The places of its parts.
+            slots: int32 [tile], the slots of the entries.
+            at: The first of them, counted in the message.
+            here: How many entries the message has.
+        """
+        rank = at + lax.iota(jnp.int32, slots.size)
+        bit = (slots >> places.shift) + places.has_lanes * rank
+        word = part * self.room + places.string + (bit >> 5)
+        word = jnp.where(rank < here, word, message.size)
+        mark = jnp.uint32(1) << (bit & (bits.WORD - 1)).astype(jnp.uint32)
+        flat = message.reshape(-1)
+        flat = flat.at[word].add(mark, mode="drop", wrap_negative_indices=False)
+        return flat.reshape(message.shape)
+
+    def unit_words(self, entries: Any) -> Any:
+        """Words of the values of so many entries, a multiple of four."""
+        # Dividing first keeps the product within int32.
+        return (entries >> 2) * (math.prod(self.shape) * self.dtype.itemsize)
+
+    def to_words(self, values: jax.Array) -> jax.Array:
+        """[parts, entries, *shape] to uint32 [parts, words]."""
+        parts = values.shape[0]
+        if self.dtype.itemsize < 4:
+            values = values.reshape(parts, -1, 4 // self.dtype.itemsize)
+        return lax.bitcast_convert_type(values, jnp.uint32).reshape(parts, -1)
+
+    def from_words(self, words: jax.Array, entries: int) -> jax.Array:
+        """Inverse of `to_words`."""
+        parts = words.shape[0]
+        if self.dtype.itemsize > 4:
+            words = words.reshape(parts, -1, self.dtype.itemsize // 4)
+        elif self.dtype.itemsize < 4:
+            words = words.reshape(parts, -1)
+        values = lax.bitcast_convert_type(words, self.dtype)
+        return values.reshape(parts, entries, *self.shape)
+
+
+class Places:
+    """The places of the parts of a message, from a row of the table of a `Form`.
+
+    A row goes through loops as it is, and numbers are read in them: as operands of a loop
+    each of them, and each that is computed from them, is a kernel to compile.
+    """
+
+    def __init__(self, row: jax.Array):
+        numbers = [lax.index_in_dim(row, i, keepdims=False) for i in range(row.size)]
+        self.string, self.values, self.has_lanes, *numbers = numbers
+        self.has_string, self.shift, *planes = numbers
+        self.planes = list(zip(planes[::2], planes[1::2], strict=True))
+
+
+def whole_tiles(entries: int, tile: int) -> int:
+    """As many entries as whole tiles of them have."""
+    return -(-entries // tile) * tile
+
+
+def put(message: jax.Array, words: jax.Array, part: jax.Array, begin: Any) -> jax.Array:
+    """Writes words [1, k] into a part of a message."""
+    return lax.dynamic_update_slice(
+        message, words, (part, jnp.int32(begin)), allow_negative_indices=False
+    )
+
+
+def cut(message: jax.Array, part: jax.Array, begin: Any, length: int) -> jax.Array:
+    """Words [1, length] of a part of a message."""
+    return lax.dynamic_slice(
+        message, (part, jnp.int32(begin)), (1, length), allow_negative_indices=False
+    )
