@@ -73,6 +73,11 @@ def assume_same(x: jax.Array, axis_name: AxisName) -> jax.Array:
     return as_invarying(x, frozenset(axis_names(axis_name)))
 
 
+def by_platform(cpu: Callable[[], Any], default: Callable[[], Any]) -> Any:
+    """What one of two functions returns, as is best on CPUs and elsewhere."""
+    return lax.platform_dependent(cpu=cpu, default=default)
+
+
 def at_number(x: jax.Array, number: jax.Array) -> jax.Array:
     """x[number], of a number that is known to be in range: no test is compiled."""
     return lax.dynamic_index_in_dim(x, number, keepdims=False, allow_negative_indices=False)

@@ -112,7 +112,7 @@ class AGSparse(base.Scheme):
                 slots,
                 x.source(narrow),
                 most,
-                messages.Fold(jnp.zeros(x.shape, dtype), add),
+                messages.Fold(jnp.zeros(x.shape, dtype), add, in_order=True),
                 typical=most.astype(jnp.float32)[None],
             )
             return total.astype(x.dtype), base.stage_of(sent)

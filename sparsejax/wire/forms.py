@@ -45,7 +45,10 @@ class Form:
         self.planes = max(r.code.planes for r in rungs)
         spill = self.planes * (whole_tiles(ladder.top, ladder.tile) // 4)
         part_words = ladder.width // bits.WORD
-        self.spare = max(*tails, 1 + part_words, 1 + max(strings) + spill)
+        self.longest = max(1, *strings)
+        begins = [1 + string + lane for string, lane in zip(strings, lanes, strict=True)]
+        whole = max(begins) + self.unit_words(ladder.top)
+        self.spare = max(*tails, whole, 1 + part_words, 1 + max(strings) + spill)
         # Lanes of a tile, or the string of a message whose slots are all in one block.
         self.room = self.spare + max(ladder.tile // 4, ladder.top // bits.WORD + 2)
         self.table = np.array(
@@ -92,13 +95,13 @@ class Form:
 
         Args:
             message: The messages.
-            part: Which of them.
+            part: Which of them: one, or int32 [parts, 1] for all.
             places: The places of its parts.
-            slots: int32 [tile], the slots of the entries.
+            slots: int32 [tile], or [parts, tile], the slots of the entries.
             at: The first of them, counted in the message.
-            here: How many entries the message has.
+            here: How many entries the message has, shaped as `part`.
         """
-        rank = at + lax.iota(jnp.int32, slots.size)
+        rank = at + lax.iota(jnp.int32, slots.shape[-1])
         bit = (slots >> places.shift) + places.has_lanes * rank
         word = part * self.room + places.string + (bit >> 5)
         word = jnp.where(rank < here, word, message.size)
@@ -106,6 +109,21 @@ class Form:
         flat = message.reshape(-1)
         flat = flat.at[word].add(mark, mode="drop", wrap_negative_indices=False)
         return flat.reshape(message.shape)
+
+    def slots(
+        self, places: "Places", found: jax.Array, low: jax.Array, rank: jax.Array
+    ) -> jax.Array:
+        """The slots of entries whose bits were found, and whose low bits are these.
+
+        Args:
+            places: The places of the message's parts.
+            found: int32 [..., k], where in the string or the bitmap their bits are.
+            low: int32 [..., k], what the lanes say; zero of a bitmap.
+            rank: int32 [k], which entries they are.
+        """
+        # The slots of a bitmap; of another code their blocks, if there are several.
+        block = (found - places.has_lanes * rank) * places.has_string
+        return low | (block << places.shift)
 
     def unit_words(self, entries: Any) -> Any:
         """Words of the values of so many entries, a multiple of four."""
@@ -149,10 +167,10 @@ def whole_tiles(entries: int, tile: int) -> int:
     return -(-entries // tile) * tile
 
 
-def put(message: jax.Array, words: jax.Array, part: jax.Array, begin: Any) -> jax.Array:
-    """Writes words [1, k] into a part of a message."""
+def put(message: jax.Array, words: jax.Array, part: Any = 0, begin: Any = 0) -> jax.Array:
+    """Writes words [parts, k] into messages from `part` on."""
     return lax.dynamic_update_slice(
-        message, words, (part, jnp.int32(begin)), allow_negative_indices=False
+        message, words, (jnp.int32(part), jnp.int32(begin)), allow_negative_indices=False
     )
 
 

@@ -12,12 +12,13 @@ of ranks in the order of the slots. How many rounds, and which size each has, fo
 the fullest part of all ranks, so all ranks agree; inside a message the header says how many
 entries are real.
 
-Packing and unpacking walk over the entries of one part after another, a tile at a time, so
-their cost follows the number of entries and not the room for them. Where lanes and values
-begin depends on the size of the message, and is looked up; what is compiled for each size
-is the collective alone. Tiles are written last to first: the bytes with which a whole tile
-runs over the end of its lanes lie in the values of earlier entries, which are written after
-them.
+Where lanes and values begin depends on the size of the message, and is looked up; what is
+compiled for each size is the collective alone. On GPUs all parts are packed, and all
+messages unpacked, at once and without a loop: see `whole`. On CPUs the work walks over the
+entries of one part after another, a tile at a time, so its cost follows the number of
+entries and not the room for them. Tiles are written last to first: the bytes with which a
+whole tile runs over the end of its lanes lie in the values of earlier entries, which are
+written after them.
 
 A set that is sent and a string that arrives are both bits of one part, searched for the
 bits of a run of ranks. All searches of an exchange, on its way out and back, of one part or
@@ -34,11 +35,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, at_number, varying_axes
+from sparsejax.axes import as_varying, at_number, by_platform, varying_axes
 from sparsejax.units import bits
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
-from sparsejax.wire import channels, collectives, forms, index_codes
+from sparsejax.wire import channels, collectives, forms, index_codes, whole
 from sparsejax.wire.forms import Form, Places
 from sparsejax.wire.ladder import Ladder
 
@@ -49,13 +50,15 @@ class Fold(NamedTuple):
     Attributes:
         start: The result where nothing arrives.
         add: From a result, the number of the sender, slots int32 [k] and values [k, ...]
-            to the next result. A slot is `width` or more where there is no entry. Senders
-            follow one another, so ranks that receive the same messages end with the same
-            bits.
+            to the next result. A slot is `width` or more where there is no entry.
+        in_order: Whether senders must follow one another, as where ranks that receive the
+            same messages add them up, and have to end with the same bits. If not, `add` may
+            be given entries of all senders at once, and the number of the sender of each.
     """
 
     start: Any
     add: Callable[[Any, jax.Array, jax.Array, jax.Array], Any]
+    in_order: bool = False
 
 
 class Sent(NamedTuple):
@@ -120,11 +123,13 @@ def transmit(
         first, carry, sent = state
         rung, length = ladder.next_message(need - first, channel.messages)
         places = form.places(rung)
-        message = _pack(form, slots, source, first, length, places, axes)
+        told = form, slots, source, first, length, places, axes
+        message = by_platform(lambda: _pack(*told), lambda: whole.pack(*told))
         rows = collectives.unseen_numbers(len(slots.counts))
         received, wire_bytes = lax.switch(rung, senders, message, *rows)
         received = channel.received(received[: channel.sources])
-        carry = _unpack(form, received, first, length, places, fold.add, carry)
+        told = form, received, first, length, places, fold, carry
+        carry = by_platform(lambda: _unpack(*told), lambda: whole.unpack(*told))
         counts = lax.bitcast_convert_type(received[:, 0], jnp.int32)
         expected = counts if typical is None else typical
         here = jnp.clip(expected - first, 0, length.astype(expected.dtype))
@@ -228,8 +233,8 @@ def _alone(tile, axes, shape, dtype, function):
     return lax.platform_dependent(cpu=apart, default=lambda: as_varying(function(), axes))
 
 
-def _unpack(form, message, first, length, row, add, carry):
-    """Folds the entries of the messages received with `add`, sender by sender."""
+def _unpack(form, message, first, length, row, fold, carry):
+    """Folds the entries of the messages received, sender by sender."""
     ladder, tile = form.ladder, form.ladder.tile
     axes = varying_axes(message)
 
@@ -250,12 +255,11 @@ def _unpack(form, message, first, length, row, add, carry):
             for plane, (begin, is_sent) in enumerate(places.planes):
                 octets = cut(begin + is_sent * (at >> 2), tile // 4)
                 low = low | index_codes.from_bytes(octets, plane)[0] * is_sent
-            # The slots of a bitmap; of another code their blocks, if there are several.
-            block = (found - places.has_lanes * rank) * places.has_string
-            slots = low | (block << places.shift)
+            slots = form.slots(places, found, low, rank)
             slots = jnp.where(rank < here, slots, ladder.width)
             words = cut(places.values + form.unit_words(at), form.unit_words(tile))
-            return at + tile, add(carry, sender, slots, form.from_words(words, tile)[0])
+            values = form.from_words(words, tile)[0]
+            return at + tile, fold.add(carry, sender, slots, values)
 
         start = jnp.int32(0), carry
         _, carry = lax.while_loop(lambda state: state[0] < here, one_tile, start)

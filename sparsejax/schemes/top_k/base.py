@@ -202,7 +202,7 @@ def send_and_add(
         slots,
         source,
         need,
-        messages.Fold(as_varying(into, axes), add),
+        messages.Fold(as_varying(into, axes), add, in_order=True),
         typical=jnp.broadcast_to(need.astype(jnp.float32), (1,)),
     )
 

@@ -237,7 +237,7 @@ class OkTopk(top_k.TopKScheme):
             The sum of what all ranks selected of this region [width], and what was sent.
         """
         first = starts * bits.WORD
-        unit = lambda part, slots: axes.at_number(first, part) + slots
+        unit = lambda part, slots: first.at[part].get(mode="promise_in_bounds") + slots
         channel = (
             channels.push(wire)
             if self.split == "all_to_all"
