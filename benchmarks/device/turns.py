@@ -123,6 +123,10 @@ class Turns:
             raise _unknown("a loop", place)
         return self.stage(place), place[-1]
 
+    def names(self) -> set[tuple[str, str]]:
+        """The names of all loops."""
+        return {(stage, function) for stage in self.stages for function in LOOPS}
+
     def total(self, name: tuple[str, str]) -> int:
         """All turns of a loop in one step."""
         stage, function = name
@@ -148,8 +152,8 @@ class Turns:
 
 def _unknown(what: str, place: Place) -> ProgramError:
     return ProgramError(
-        f"nothing is known of {what} at {' > '.join(place[-6:]) or 'an unnamed place'}: say "
-        "in benchmarks/device/turns.py what it does for a load."
+        f"nothing is known of {what} at {' > '.join(place[-6:]) or 'an unnamed place'}: "
+        "say in benchmarks/device/turns.py what it does for a load."
     )
 
 

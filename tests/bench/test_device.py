@@ -49,6 +49,7 @@ StackFrames
 
 """
 OUTER, INNER = ("sums.py:sums",), ("sums.py:sums", "parts.py:Parts.add.<locals>.one")
+AT_OUTER = "metadata={stack_frame_id=1}"
 LOOPS = (
     FRAMES
     + KERNEL
@@ -75,11 +76,11 @@ ENTRY %main (x: f32[256], n: s32[]) -> f32[16,16] {
   %x = f32[256]{0} parameter(0)
   %n.4 = s32[] parameter(1)
   %t = (s32[], f32[256]{0}) tuple(%n.4, %x)
-  %w = (s32[], f32[256]{0}) while(%t), condition=%test, body=%outer, metadata={stack_frame_id=1}
+  %w = (s32[], f32[256]{0}) while(%t), condition=%test, body=%outer, OUTSIDE
   %y = f32[256]{0} get-tuple-element(%w), index=1
   ROOT %z = f32[16,16]{1,0} bitcast(%y)
 }
-"""
+""".replace("OUTSIDE", AT_OUTER)
 )
 DATA = 'metadata={op_name="while" stack_frame_id=2}'
 KNOWN = 'backend_config={"known_trip_count":{"n":"5"},"other":[]}'
@@ -243,7 +244,7 @@ def test_what_is_not_known_is_an_error():
 
 
 def stage(count):
-    """Messages of 16 or 64 entries, 8 a tile; the fullest part of four ranks has so many."""
+    """Messages of 16 or 64 entries, 8 a tile; the fullest part has so many."""
     steps = Ladder(4096, 256, 8, (Rung(16, None, 1100), Rung(64, None, 4200)))
     counts = np.full((4, 4), 1)
     counts[2, 1] = count
