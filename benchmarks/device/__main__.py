@@ -108,9 +108,6 @@ def count(scheme: str, load: Load, mesh: Mesh, cost: costs.Costs) -> dict:
         "written": round(one.counts.written),
         "temporary": one.temporary,
         "compile": one.seconds,
-        "turns": {
-            " ".join(name): one.turns.total(name) for name in sorted(one.turns.names())
-        },
         "seconds": seconds,
         "device": sum(seconds.values()),
         "wire": [costs.on_wire(one.counts.sent, rate) for rate in costs.RATES],

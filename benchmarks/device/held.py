@@ -61,7 +61,7 @@ def hold(scheme: str, load: Load, mesh: Mesh, sent: float) -> dict:
         sent: Bytes that one rank sends by the program that was compiled for a GPU.
 
     Returns:
-        The turns of each loop, the rounds and the bytes, as the run had them.
+        The turns of each loop on all devices, the rounds and the bytes of the run.
     """
     one = compiled.step(scheme, load, mesh)
     like = {load.leaf: jax.ShapeDtypeStruct(load.shape, jnp.float32)}
@@ -102,15 +102,15 @@ def compare(scheme: str, known: turns.Turns, found: dict) -> dict[str, int]:
     took: dict[str, int] = {}
     for place, numbers in found.items():
         name = known.name(place)
-        total, rest = divmod(sum(numbers), RANKS)
-        said = known.total(name)
-        if rest or total != said:
+        stage, functions = name[0], " ".join(f.partition(":")[2] for f in name[1])
+        said = int(known.total(name).sum())
+        if sum(numbers) != said:
             raise ProgramError(
-                f"the loop of {name[1]} in the {name[0]} of {scheme} took "
-                f"{sum(numbers) / RANKS:g} turns on CPU devices where {said} were "
-                "reckoned: benchmarks/device/turns.py is wrong about it."
+                f"the loop of {functions} in the {stage} of {scheme} took {sum(numbers)} "
+                f"turns on {RANKS} CPU devices where {said} were reckoned: "
+                "benchmarks/device/turns.py is wrong about it."
             )
-        took[" ".join(name)] = total
+        took[f"{stage} {functions}"] = said
     return took
 
 

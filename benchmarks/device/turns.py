@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -30,21 +31,23 @@ class Stage:
     Attributes:
         ladder: The message sizes.
         messages: How many messages a rank sends in a round.
-        counts: int [sources, parts]: entries of each rank by part.
+        packed: int [ranks, parts]: entries of each part that a rank sends.
+        unpacked: int [ranks, sources]: entries that a rank receives of each.
         dense: Bytes of a rank where this stage goes densely instead.
         rest: Bytes that are reckoned with beside this stage's before it is chosen.
     """
 
     ladder: Ladder
     messages: int
-    counts: np.ndarray
+    packed: np.ndarray
+    unpacked: np.ndarray
     dense: float
     rest: float = 0.0
 
     @property
     def need(self) -> int:
         """Entries of the fullest part of all ranks."""
-        return int(self.counts.max())
+        return int(self.packed.max())
 
     @functools.cached_property
     def rounds(self) -> list[tuple[int, int]]:
@@ -58,8 +61,17 @@ class Stage:
 
     @property
     def tiles(self) -> int:
-        """How many tiles are packed in all rounds."""
+        """Tiles of all rounds, where each has room for the fullest part."""
         return sum(-(-length // self.ladder.tile) for _, length in self.rounds)
+
+    def tiles_by_part(self, counts: np.ndarray) -> np.ndarray:
+        """Tiles of all rounds and parts of each rank, where a tile is of one part."""
+        tiles, first = np.zeros(len(counts), int), 0
+        for _, length in self.rounds:
+            here = np.clip(counts - first, 0, length)
+            tiles += (-(-here // self.ladder.tile)).sum(1)
+            first += length
+        return tiles
 
     @property
     def pays(self) -> bool:
@@ -84,17 +96,48 @@ CHOICES = {
     "pulls.py:PullEntries.__call__": "pull",
     "ag_sparse.py:AGSparse.add_up": "gather",
 }
-# All turns of a loop, over all rounds.
-LOOPS: dict[str, Callable[[Stage], int]] = {
-    "messages.py:transmit": lambda stage: len(stage.rounds),
-    "messages.py:_pack": lambda stage: stage.tiles,
-    "messages.py:_unpack": lambda stage: stage.tiles,
-}
-# How often each loop begins.
-BEGUN: dict[str, Callable[[Stage], int]] = {
-    "messages.py:transmit": lambda stage: 1,
-    "messages.py:_pack": lambda stage: len(stage.rounds),
-    "messages.py:_unpack": lambda stage: len(stage.rounds),
+
+
+class Loop(NamedTuple):
+    """A loop of a stage; numbers are those of each rank, or of all ranks alike.
+
+    Attributes:
+        begun: How often it begins in a step.
+        turns: How many turns it takes in all.
+    """
+
+    begun: Callable[[Stage], int]
+    turns: Callable[[Stage], int | np.ndarray]
+
+
+_packs, _unpacks = (lambda stage: stage.packed), (lambda stage: stage.unpacked)
+
+
+def _parts(counts) -> Loop:
+    """A loop over parts in each round."""
+    all_turns = lambda stage: len(stage.rounds) * counts(stage).shape[1]
+    return Loop(lambda stage: len(stage.rounds), all_turns)
+
+
+def _tiles_of_part(counts) -> Loop:
+    """A loop over tiles for each part of a round."""
+    begun = lambda stage: len(stage.rounds) * counts(stage).shape[1]
+    return Loop(begun, lambda stage: stage.tiles_by_part(counts(stage)))
+
+
+_ROUNDS = Loop(lambda stage: 1, lambda stage: len(stage.rounds))
+_TILES = Loop(lambda stage: len(stage.rounds), lambda stage: stage.tiles)
+# By the innermost functions of a loop; where several match, the longest.
+LOOPS: dict[Place, Loop] = {
+    ("messages.py:transmit",): _ROUNDS,
+    # Tiles of all parts together.
+    ("messages.py:_pack",): _TILES,
+    ("messages.py:_unpack",): _TILES,
+    # One part after another.
+    ("messages.py:_pack", "messages.py:_each"): _parts(_packs),
+    ("messages.py:_unpack", "messages.py:_each"): _parts(_unpacks),
+    ("messages.py:_pack.<locals>.one_part",): _tiles_of_part(_packs),
+    ("messages.py:_unpack.<locals>.one_sender",): _tiles_of_part(_unpacks),
 }
 SWITCH = "messages.py:transmit.<locals>.one_round"
 CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
@@ -117,26 +160,23 @@ class Turns:
                 return STAGES[frame]
         raise _unknown("the stage of a loop", place)
 
-    def name(self, place: Place) -> tuple[str, str]:
-        """A name for a loop: its stage, and its function."""
-        if not place or place[-1] not in LOOPS:
-            raise _unknown("a loop", place)
-        return self.stage(place), place[-1]
+    def name(self, place: Place) -> tuple[str, Place]:
+        """A name for a loop: its stage, and its functions."""
+        for length in (2, 1):
+            if place[-length:] in LOOPS:
+                return self.stage(place), place[-length:]
+        raise _unknown("a loop", place)
 
-    def names(self) -> set[tuple[str, str]]:
-        """The names of all loops."""
-        return {(stage, function) for stage in self.stages for function in LOOPS}
-
-    def total(self, name: tuple[str, str]) -> int:
-        """All turns of a loop in one step."""
-        stage, function = name
-        return LOOPS[function](self.stages[stage])
+    def total(self, name: tuple[str, Place]) -> np.ndarray:
+        """All turns of a loop in one step, of each rank."""
+        stage, functions = name
+        return np.broadcast_to(LOOPS[functions].turns(self.stages[stage]), RANKS)
 
     def turns(self, place: Place) -> float:
-        """Turns of a loop, on average, each time that it begins."""
+        """Turns of a loop each time that it begins, on average, of the rank with most."""
         name = self.name(place)
-        begun = BEGUN[name[1]](self.stages[name[0]])
-        return self.total(name) / begun if begun else 0.0
+        begun = LOOPS[name[1]].begun(self.stages[name[0]])
+        return float(self.total(name).max() / max(begun, 1))
 
     def taken(self, place: Place, branches: int) -> list[float]:
         """How often each branch of a conditional is taken, on average."""
@@ -193,8 +233,9 @@ def _stage(name: str, size: int, counts: Counts, ladder: Ladder, channel) -> Sta
     whole = float((RANKS - 1) * ladder.width * ladder.unit_bytes)
     all_reduce = 2 * (RANKS - 1) / RANKS * size
     if name == "push":
-        return Stage(ladder, sent, counts.push, all_reduce, whole)
+        return Stage(ladder, sent, counts.push, counts.push.T, all_reduce, whole)
+    mine = counts.pull if name == "pull" else counts.push.sum(1)
+    to_all = mine[:, None], np.tile(mine, (RANKS, 1))
     if name == "pull":
-        return Stage(ladder, sent, counts.pull[None], whole)
-    every = counts.push.sum(1, keepdims=True)
-    return Stage(ladder, sent, every, all_reduce, 4.0 * sent)
+        return Stage(ladder, sent, *to_all, whole)
+    return Stage(ladder, sent, *to_all, all_reduce, 4.0 * sent)

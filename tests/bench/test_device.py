@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks.device import held, hlo, turns
+from benchmarks.device import ceilings, costs, held, hlo, loads, turns
 from benchmarks.device.walk import Counts, Walk
 from sparsejax.wire.ladder import Ladder, Rung
 
@@ -246,9 +246,9 @@ def test_what_is_not_known_is_an_error():
 def stage(count):
     """Messages of 16 or 64 entries, 8 a tile; the fullest part has so many."""
     steps = Ladder(4096, 256, 8, (Rung(16, None, 1100), Rung(64, None, 4200)))
-    counts = np.full((4, 4), 1)
+    counts = np.full((16, 4), 1)
     counts[2, 1] = count
-    return turns.Stage(steps, 3, counts, 1e6)
+    return turns.Stage(steps, 3, counts, np.full((16, 4), 9), 1e6)
 
 
 def test_rounds_and_tiles_follow_from_the_ladder():
@@ -261,6 +261,14 @@ def test_rounds_and_tiles_follow_from_the_ladder():
     place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
     assert known.turns(place) == 3
     assert known.turns((*place, "messages.py:_pack")) == 17 / 3
+    # Part by part the fullest rank has three tiles more, of its other parts' one entry.
+    tile, parts = "messages.py:_pack.<locals>.one_part", "messages.py:_each"
+    assert known.total(("push", (tile,)))[:4].tolist() == [4, 4, 17 + 3, 4]
+    assert known.turns((*place, "messages.py:_pack", parts, tile)) == 20 / (3 * 4)
+    assert known.turns((*place, "messages.py:_unpack", parts)) == 4
+    # Of nine entries each, all in the first round: two tiles.
+    received = "messages.py:_unpack.<locals>.one_sender"
+    assert known.turns((*place, "messages.py:_unpack", parts, received)) == 8 / (3 * 4)
     assert known.taken((*place, turns.SWITCH), 2) == [1 / 3, 2 / 3]
 
 
@@ -276,11 +284,47 @@ def test_entries_are_sent_where_they_take_fewer_bytes():
 def test_a_loop_that_turns_otherwise_than_reckoned_is_an_error(monkeypatch):
     known = turns.Turns({"push": stage(10)})
     place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
-    assert held.compare("zen", known, {place: [1] * 16}) == {"push messages.py:transmit": 1}
-    with pytest.raises(hlo.ProgramError, match=r"took 2 turns .* where 1 were reckoned"):
+    assert held.compare("zen", known, {place: [1] * 16}) == {"push transmit": 16}
+    with pytest.raises(hlo.ProgramError, match=r"took 32 turns .* where 16 were reckoned"):
         held.compare("zen", known, {place: [2] * 16})
     with pytest.raises(hlo.ProgramError, match="nothing is known of a loop"):
         held.compare("zen", known, {("other.py:search",): [1] * 16})
+
+
+def test_a_step_that_takes_more_than_its_ceiling_is_named():
+    most = ceilings.CEILINGS["zen"]
+    assert ceilings.exceeded("zen", most) == []
+    for field in most._fields:
+        over = most._replace(**{field: getattr(most, field) + 1})
+        (line,) = ceilings.exceeded("zen", over)
+        assert f"zen takes {field}" in line
+
+
+def test_times_follow_from_the_costs_of_a_file(tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text('{"launch": 1e-6, "memory": 1e12, "reached": 0.5}')
+    cost = costs.Costs.read(str(path))
+    counts = Counts(launches=20, waits=3, read=4e6, written=6e6)
+    times = {"launching": 20e-6, "waiting": 30e-6, "moving": 20e-6}
+    assert cost.seconds(counts) == pytest.approx(times)
+    assert cost.source == "costs.json"
+    # 25 Gbit are 3.125 GB.
+    assert costs.on_wire(3.125e9, 25) == pytest.approx(1)
+    path.write_text('{"lunch": 1}')
+    with pytest.raises(ValueError, match=r"has lunch; costs are .*launch"):
+        costs.Costs.read(str(path))
+
+
+def test_the_least_of_a_load_is_its_entropy_and_its_values():
+    load = loads.Load("half", 1 << 16, 1, 0.5, 1 << 16)
+    own, of_sum = load.densities
+    assert own == pytest.approx(0.5, abs=0.01)
+    assert of_sum == pytest.approx(1, abs=1e-3)
+    # A bit and four bytes for each unit that a rank may have, four for each of the sum; a
+    # sixteenth stays.
+    least = (1 / 8 + 4 * own + 4 * of_sum) * 65_536 * 15 / 16
+    assert load.least_sent == pytest.approx(least, rel=2e-3)
+    assert load.least_moved == 2 * 4 * 65_536
 
 
 def test_loops_count_their_turns_while_they_run():
