@@ -145,9 +145,10 @@ class Walk:
         if opcode == "async":
             return self._called(one.called("calls"), one)
         if opcode in _KERNELS:
-            # What an asynchronous start returns repeats its operands.
-            done = dataclasses.replace(one, arrays=one.arrays[-1:])
-            bytes_ = moved(self.program, within, one if one.opcode == opcode else done)
+            if one.opcode != opcode:
+                # First of what an asynchronous start returns is its result.
+                one = dataclasses.replace(one, opcode=opcode, arrays=one.arrays[:1])
+            bytes_ = moved(self.program, within, one)
             return Counts(launches=1, read=bytes_.read, written=bytes_.written)
         raise ProgramError(
             f"{one.name} is a {one.opcode}, of which it is not known what it launches: say "

@@ -157,6 +157,16 @@ def test_what_computes_nothing_is_no_launch():
     assert (done.launches, done.read, done.written) == (1, 1024, 1024)
 
 
+def test_an_asynchronous_copy_moves_its_array_once():
+    done = counted(
+        entry(
+            "%s = (f32[256]{0}, f32[256]{0}, u32[]) copy-start(%x)",
+            "ROOT %d = f32[256]{0} copy-done(%s)",
+        )
+    )
+    assert (done.launches, done.read, done.written) == (1, 1024, 1024)
+
+
 @pytest.mark.parametrize(
     "groups",
     ["replica_groups=mesh['data'=8,'model'=2] {'data'}", "replica_groups=[2,8]<=[16]",
