@@ -13,7 +13,7 @@ import dataclasses
 import os
 import sys
 import warnings
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # The plugin must not look for a driver.
@@ -88,9 +88,8 @@ TIMES = [
 ]
 
 
-def count(scheme: str, load: Load, mesh: Mesh, cost: costs.Costs) -> dict:
+def row_of(scheme: str, load: Load, one: compiled.Counted, cost: costs.Costs) -> dict:
     """A row of the results: what a step of a scheme takes for a load."""
-    one = compiled.counted(scheme, load, mesh)
     seconds = cost.seconds(one.counts)
     own, of_sum = load.densities
     return {
@@ -118,12 +117,14 @@ def count(scheme: str, load: Load, mesh: Mesh, cost: costs.Costs) -> dict:
     }
 
 
-def hold(scheme: str, load: Load, row: dict, gpus: Mesh, cpus: Mesh) -> dict:
+def hold(
+    scheme: str, load: Load, one: compiled.Counted, gpus: Mesh, cpus: Mesh
+) -> dict[str, Any]:
     """What a run of the load, or of a smaller one, shows; raises where it is otherwise."""
-    small, sent = load.smaller(), row["sent"]
+    small = load.smaller()
     if small != load:
-        sent = compiled.counted(scheme, small, gpus).counts.sent
-    return {"units": small.units} | held.hold(scheme, small, cpus, sent)
+        one = compiled.counted(scheme, small, gpus)
+    return {"units": small.units} | held.hold(scheme, small, cpus, one)
 
 
 def main() -> int:
@@ -144,13 +145,14 @@ def main() -> int:
         load = LOADS[name]
         for scheme in given.schemes:
             try:
-                row = count(scheme, load, gpus, cost)
+                one = compiled.counted(scheme, load, gpus)
+                row = row_of(scheme, load, one, cost)
                 say(
                     f"{name}, {scheme}: {row['launches']:,.0f} launches, "
                     f"{row['waits']:,.0f} waits, compiled in {row['compile']:.1f} s"
                 )
                 if not given.trust:
-                    row["held"] = hold(scheme, load, row, gpus, cpus)
+                    row["held"] = hold(scheme, load, one, gpus, cpus)
                     say(f"  held on {row['held']['units']:,} units: {row['held']['turns']}")
             except ProgramError as error:
                 say(f"WRONG: {error}")

@@ -51,14 +51,14 @@ def counting():
         yield found
 
 
-def hold(scheme: str, load: Load, mesh: Mesh, sent: float) -> dict:
+def hold(scheme: str, load: Load, mesh: Mesh, counted: compiled.Counted) -> dict:
     """Runs a load, and raises where it does other than `turns` says.
 
     Args:
         scheme: By its name.
         load: Small enough for the CPU devices.
         mesh: Those devices.
-        sent: Bytes that one rank sends by the program that was compiled for a GPU.
+        counted: The same load's program for a GPU.
 
     Returns:
         The turns of each loop on all devices, the rounds and the bytes of the run.
@@ -79,7 +79,7 @@ def hold(scheme: str, load: Load, mesh: Mesh, sent: float) -> dict:
         jax.clear_caches()
     traffic = sparsejax.metrics(state)
     seen = {
-        "turns": compare(scheme, known, found),
+        "turns": compare(scheme, known, found, counted.turns.asked),
         "rounds": int(traffic[f"sync/{load.leaf}/rounds"]),
         "sent": float(traffic[f"sync/{load.leaf}/wire_bytes"]),
     }
@@ -89,6 +89,7 @@ def hold(scheme: str, load: Load, mesh: Mesh, sent: float) -> dict:
             f"{scheme} took {seen['rounds']} rounds for {load.units:,} units where "
             f"{said} were reckoned."
         )
+    sent = counted.counts.sent
     if not np.isclose(seen["sent"], sent, rtol=_CLOSE):
         raise ProgramError(
             f"{scheme} sent {seen['sent']:,.0f} bytes for {load.units:,} units where the "
@@ -97,11 +98,24 @@ def hold(scheme: str, load: Load, mesh: Mesh, sent: float) -> dict:
     return seen
 
 
-def compare(scheme: str, known: turns.Turns, found: dict) -> dict[str, int]:
-    """The turns that loops took; raises unless they are those that are known."""
+def compare(scheme: str, known: turns.Turns, found: dict, asked: set) -> dict[str, int]:
+    """The turns that loops took on all devices; raises unless they are those reckoned.
+
+    Args:
+        scheme: By its name.
+        known: The turns that are reckoned.
+        found: Those that were counted, by place.
+        asked: The names of the loops in the program for a GPU, all of which have to run.
+    """
     took: dict[str, int] = {}
+    ran = {place: known.name(place) for place in found}
+    if never := asked - set(ran.values()):
+        raise ProgramError(
+            f"{scheme} has a loop for a GPU that CPU devices do not run, so that its turns "
+            f"cannot be held: {sorted(never)}. Let CPUs run it, too."
+        )
     for place, numbers in found.items():
-        name = known.name(place)
+        name = ran[place]
         stage, functions = name[0], " ".join(f.partition(":")[2] for f in name[1])
         said = int(known.total(name).sum())
         if sum(numbers) != said:

@@ -149,9 +149,11 @@ class Turns:
 
     Attributes:
         stages: By name.
+        asked: The names of the loops that turns were asked for.
     """
 
     stages: dict[str, Stage]
+    asked: set[tuple[str, Place]] = dataclasses.field(default_factory=set)
 
     def stage(self, place: Place) -> str:
         """The name of the stage that a place belongs to."""
@@ -175,6 +177,7 @@ class Turns:
     def turns(self, place: Place) -> float:
         """Turns of a loop each time that it begins, on average, of the rank with most."""
         name = self.name(place)
+        self.asked.add(name)
         begun = LOOPS[name[1]].begun(self.stages[name[0]])
         return float(self.total(name).max() / max(begun, 1))
 

@@ -13,7 +13,6 @@ XLA may capture stretches of launches in a CUDA graph (a command buffer) after t
 was printed. Then launches cost less; that is left out.
 """
 
-import collections
 import dataclasses
 from collections.abc import Callable
 
@@ -80,17 +79,14 @@ class Counts:
     read: float = 0
     written: float = 0
     sent: float = 0
-    collectives: collections.Counter = dataclasses.field(
-        default_factory=collections.Counter
-    )
+    collectives: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def add(self, other: "Counts", times: float = 1) -> None:
         """Adds what another program does, so many times."""
         for name in ("launches", "waits", "read", "written", "sent"):
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for kind, number in other.collectives.items():
-            if times:
-                self.collectives[kind] += times * number
+            self.collectives[kind] = self.collectives.get(kind, 0) + times * number
 
 
 # From the place of a loop to its turns, on average, each time that it is begun.
@@ -164,7 +160,7 @@ class Walk:
             read=size,
             written=results,
             sent=_SENT[kind](size, n),
-            collectives=collections.Counter({kind: 1}),
+            collectives={kind: 1},
         )
 
     def _loop(self, one):

@@ -294,11 +294,19 @@ def test_entries_are_sent_where_they_take_fewer_bytes():
 def test_a_loop_that_turns_otherwise_than_reckoned_is_an_error(monkeypatch):
     known = turns.Turns({"push": stage(10)})
     place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
-    assert held.compare("zen", known, {place: [1] * 16}) == {"push transmit": 16}
+    assert held.compare("zen", known, {place: [1] * 16}, set()) == {"push transmit": 16}
     with pytest.raises(hlo.ProgramError, match=r"took 32 turns .* where 16 were reckoned"):
-        held.compare("zen", known, {place: [2] * 16})
+        held.compare("zen", known, {place: [2] * 16}, set())
     with pytest.raises(hlo.ProgramError, match="nothing is known of a loop"):
-        held.compare("zen", known, {("other.py:search",): [1] * 16})
+        held.compare("zen", known, {("other.py:search",): [1] * 16}, set())
+
+
+def test_a_loop_that_runs_on_gpus_alone_is_an_error():
+    known = turns.Turns({"push": stage(10)})
+    place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
+    known.turns((*place, "messages.py:_pack"))
+    with pytest.raises(hlo.ProgramError, match=r"CPU devices do not run.*_pack"):
+        held.compare("zen", known, {place: [1] * 16}, known.asked)
 
 
 def test_a_step_that_takes_more_than_its_ceiling_is_named():
