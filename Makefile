@@ -12,7 +12,7 @@ ARGS ?=
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench analysis aot clean
+.PHONY: help demo test test-all lint bench analysis aot device clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -41,6 +41,9 @@ analysis: .venv/bench.stamp  ## Repeat Zen's analysis on the demo's model
 aot: .venv-aot/aot.stamp  ## Compile the kernels for a GPU, without one
 	@.venv-aot/bin/python -m benchmarks.kernels.aot $(ARGS)
 
+device: .venv-aot/aot.stamp  ## Count what a step takes of a GPU, without one
+	@.venv-aot/bin/python -m benchmarks.device $(ARGS)
+
 clean:  ## Remove the virtual environments and all caches
 	rm -rf .venv .venv-newest .venv-aot build dist demo.png
 	rm -rf .pytest_cache .ruff_cache .hypothesis
@@ -58,7 +61,7 @@ clean:  ## Remove the virtual environments and all caches
 .venv-aot/aot.stamp: .venv-aot/python.stamp pyproject.toml
 	@echo "Installing JAX's CUDA plugin into .venv-aot, about 900 MB ..."
 	@.venv-aot/bin/python -m pip --disable-pip-version-check --quiet \
-		install --editable '.[triton]'
+		install --editable '.[triton,examples]'
 	@version=$$(.venv-aot/bin/python -c 'import jax; print(jax.__version__)') && \
 		.venv-aot/bin/python -m pip --disable-pip-version-check --quiet \
 		install jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version

@@ -12,6 +12,8 @@ here. It fails where
 * a backend that was named, or that "auto" takes, is not in the program, or is where it
   should not be,
 * temporaries exceed their ceiling, so many bytes an element,
+* a small step on sixteen devices takes more launches, waits or temporaries than
+  `benchmarks.device.ceilings` has,
 * a kernel keeps registers in memory, or one of Triton needs so many that fewer than half of
   the threads of a processor run,
 * a control passes, which cannot be compiled.
@@ -48,6 +50,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import pallas_kernels as kernels
 import sparsejax
+from benchmarks.device import ceilings
+from benchmarks.device.loads import RANKS
 from benchmarks.harness.record import Recorder, say
 from benchmarks.kernels import h200
 from benchmarks.kernels.assembler import REGISTERS, assembled
@@ -279,6 +283,7 @@ def main() -> int:
     for name, optimizer in (("adam", optax.adam(1e-3)), ("adamw", optax.adamw(1e-3))):
         build = functools.partial(step_by_rows, optimizer)
         wrong += check(record, f"a step by rows, {name}", "reference", build, 4 * ROWS)
+    wrong += ceilings.check(record, h200.mesh(RANKS))
     if "triton" in named:
         wrong += by_auto(where) + assemble(record)
     for line in wrong:

@@ -1,0 +1,174 @@
+"""Counts what a step takes of a GPU, with no GPU and no driver.
+
+    make device
+
+Each scheme is compiled for sixteen described H200s, and its program is walked for a load:
+launches, waits of the host, collectives, bytes of memory. Loops whose length is data take
+the turns that the program's own message sizes say (`turns`). These are held against a run
+of the same load on CPU devices, of a smaller one where it is large: if they differ, nothing
+is written and the run ends with an error.
+"""
+
+import dataclasses
+import os
+import sys
+import warnings
+from typing import Any, ClassVar
+
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # The plugin must not look for a driver.
+
+from jax.sharding import Mesh
+
+from benchmarks.data import index_sets
+from benchmarks.device import compiled, costs, held
+from benchmarks.device.hlo import ProgramError
+from benchmarks.device.loads import LOADS, RANKS, Load
+from benchmarks.harness import settings, table
+from benchmarks.harness.record import Recorder, say
+from benchmarks.harness.settings import option
+from benchmarks.harness.table import Column
+from benchmarks.kernels import h200
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(settings.Settings):
+    """Counts launches, waits and bytes of a step that is compiled for H200s.
+
+    Attributes:
+        loads: What to sum.
+        schemes: How.
+        costs: A file to replace the stated costs.
+        trust: Whether turns are taken as they are reckoned.
+        plot: Whether to draw the predicted times.
+    """
+
+    PROGRAM: ClassVar[str] = "benchmarks.device"
+    loads: tuple[str, ...] = option(tuple(LOADS), "arrays", choices=tuple(LOADS))
+    schemes: tuple[str, ...] = option(
+        tuple(compiled.SCHEMES), "schemes", choices=tuple(compiled.SCHEMES)
+    )
+    costs: str | None = option(None, "a JSON file of measured costs", recorded="FILE")
+    trust: bool = option(False, "do not hold turns against a run on CPU devices")
+    plot: bool = option(False, "draw the times from all rows of the result file")
+
+
+COLUMNS = [
+    Column("array", "load"),
+    Column("scheme", "scheme"),
+    Column("launches", "launches", ",.0f"),
+    Column("waits", "waits", ",.0f"),
+    Column("collectives", "collectives", ".0f"),
+    Column("sent MB", "sent", ",.2f", 1e-6),
+    Column("read MB", "read", ",.0f", 1e-6),
+    Column("written MB", "written", ",.0f", 1e-6),
+    Column("temp MB", "temporary", ",.0f", 1e-6),
+    Column("arrays", lambda row: row["temporary"] / row["array"], ".2f"),
+    Column("compile s", "compile", ".1f"),
+]
+TIMES = [
+    Column("array", "load"),
+    Column("scheme", "scheme"),
+    Column("launching ms", lambda row: row["seconds"]["launching"], ".2f", 1e3),
+    Column("waiting ms", lambda row: row["seconds"]["waiting"], ".2f", 1e3),
+    Column("moving ms", lambda row: row["seconds"]["moving"], ".2f", 1e3),
+    Column("device ms", "device", ".2f", 1e3),
+    Column("limit ms", "least_device", ".2f", 1e3),
+    *(
+        Column(f"wire {rate}G ms", lambda row, i=i: row["wire"][i], ".2f", 1e3)
+        for i, rate in enumerate(costs.RATES)
+    ),
+    Column("limit 25G ms", lambda row: row["least_wire"][0], ".2f", 1e3),
+    *(
+        Column(
+            f"device/wire {rate}G", lambda row, i=i: row["device"] / row["wire"][i], ".2f"
+        )
+        for i, rate in enumerate(costs.RATES)
+    ),
+]
+
+
+def row_of(scheme: str, load: Load, one: compiled.Counted, cost: costs.Costs) -> dict:
+    """A row of the results: what a step of a scheme takes for a load."""
+    seconds = cost.seconds(one.counts)
+    own, of_sum = load.densities
+    return {
+        "load": load.name,
+        "scheme": scheme,
+        "ranks": RANKS,
+        "densities": [float(own), float(of_sum)],
+        "array": load.bytes,
+        "launches": round(one.counts.launches, 3),
+        "waits": round(one.counts.waits, 3),
+        "collectives": round(sum(one.counts.collectives.values()), 3),
+        "kinds": {k: round(n, 3) for k, n in one.counts.collectives.items()},
+        "sent": round(one.counts.sent, 1),
+        "read": round(one.counts.read),
+        "written": round(one.counts.written),
+        "temporary": one.temporary,
+        "compile": one.seconds,
+        "seconds": seconds,
+        "device": sum(seconds.values()),
+        "wire": [costs.on_wire(one.counts.sent, rate) for rate in costs.RATES],
+        "least_sent": float(load.least_sent),
+        "least_wire": [costs.on_wire(load.least_sent, rate) for rate in costs.RATES],
+        "least_device": cost.moving(load.least_moved),
+        "costs": dataclasses.asdict(cost),
+    }
+
+
+def hold(
+    scheme: str, load: Load, one: compiled.Counted, gpus: Mesh, cpus: Mesh
+) -> dict[str, Any]:
+    """What a run of the load, or of a smaller one, shows; raises where it is otherwise."""
+    small = load.smaller()
+    if small != load:
+        one = compiled.counted(scheme, small, gpus)
+    return {"units": small.units} | held.hold(scheme, small, cpus, one)
+
+
+def main() -> int:
+    warnings.simplefilter("ignore", DeprecationWarning)
+    given = Settings.parse()
+    cost = costs.Costs.read(given.costs)
+    cpus = index_sets.mesh(RANKS)
+    try:
+        gpus = h200.mesh(RANKS)
+    except Exception as error:
+        say(
+            "JAX's CUDA plugin is needed to compile for a GPU; `make device` installs it: "
+            f"{error}"
+        )
+        return 1
+    record = Recorder("device", given.command(), ("load", "scheme"))
+    for name in given.loads:
+        load = LOADS[name]
+        for scheme in given.schemes:
+            try:
+                one = compiled.counted(scheme, load, gpus)
+                row = row_of(scheme, load, one, cost)
+                say(
+                    f"{name}, {scheme}: {row['launches']:,.0f} launches, "
+                    f"{row['waits']:,.0f} waits, compiled in {row['compile']:.1f} s"
+                )
+                if not given.trust:
+                    row["held"] = hold(scheme, load, one, gpus, cpus)
+                    say(f"  held on {row['held']['units']:,} units: {row['held']['turns']}")
+            except ProgramError as error:
+                say(f"WRONG: {error}")
+                return 1
+            record.add(**row)
+    table.show(record.rows, COLUMNS, f"counted for {RANKS} H200s, a step")
+    title = f"{cost.launch * 1e6:g} us a launch, {cost.wait * 1e6:g} us a wait, "
+    title += f"{cost.memory * cost.reached / 1e12:.3g} TB/s: {cost.source}"
+    table.show(record.rows, TIMES, title)
+    say(f"written: {record.write()}")
+    if given.plot:
+        from benchmarks.device import plot
+
+        plot.draw(record.all_rows())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

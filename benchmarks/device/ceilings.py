@@ -1,0 +1,66 @@
+"""What a small step may take of a GPU at most, so that no launch or wait creeps back.
+
+The ceilings are what was counted when they were written, and at most a tenth more. Where a
+step has come to take less, lower them.
+"""
+
+from typing import NamedTuple
+
+from jax.sharding import Mesh
+
+from benchmarks.device import compiled
+from benchmarks.device.loads import LOADS, RANKS
+from benchmarks.harness.record import Recorder, say
+
+
+SMALL = LOADS["65,536 x 64"]
+
+
+class Takes(NamedTuple):
+    """What a step takes, or may take.
+
+    Attributes:
+        launches: Kernels, copies and collectives.
+        waits: How often the host waits for the device.
+        temporary: Bytes beside gradient and sum.
+    """
+
+    launches: float
+    waits: float
+    temporary: float
+
+
+# Of a step that sums `SMALL` over sixteen ranks.
+CEILINGS = {
+    "zen": Takes(launches=300, waits=35, temporary=38e6),
+    "agsparse": Takes(launches=750, waits=35, temporary=96e6),
+    "all-reduce": Takes(launches=19, waits=0, temporary=1e3),
+}
+
+
+def exceeded(scheme: str, took: Takes) -> list[str]:
+    """What a step takes more of than it may."""
+    return [
+        f"a step of {scheme} takes {name} {took_:,.0f}, ceiling {most:,.0f}: see what was "
+        "added, by `make device`."
+        for name, took_, most in zip(Takes._fields, took, CEILINGS[scheme], strict=True)
+        if took_ > most
+    ]
+
+
+def check(record: Recorder, mesh: Mesh) -> list[str]:
+    """Counts a small step of each scheme, prints it, and returns what is over a ceiling."""
+    say(f"\n{f'a step of {SMALL.name}, {RANKS} devices':42} launches  waits  temp (MB)")
+    wrong = []
+    for scheme in CEILINGS:
+        try:
+            one = compiled.counted(scheme, SMALL, mesh)
+        except Exception as error:
+            wrong.append(f"a step of {scheme} cannot be counted: {str(error)[:300]}")
+            continue
+        took = Takes(one.counts.launches, one.counts.waits, one.temporary)
+        megabytes = took.temporary / 1e6
+        say(f"{scheme:42} {took.launches:8.0f} {took.waits:6.0f} {megabytes:10.1f}")
+        record.add(part="step", name=scheme, load=SMALL.name, **took._asdict())
+        wrong += exceeded(scheme, took)
+    return wrong

@@ -1,0 +1,244 @@
+"""How many turns each loop of an exchange takes for a load, and which branches it takes.
+
+This is the table to change where the loops of the library change. A loop is known by the
+innermost function that it was written in, the stage that it belongs to by the innermost of
+the functions that begin one. What is not in the table is an error.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from benchmarks.device.hlo import ProgramError
+from benchmarks.device.loads import RANKS, Counts, Load
+from sparsejax.wire import messages
+from sparsejax.wire.ladder import Ladder
+
+
+Place = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One stage of an exchange: its ladder, as the program was given it, and its load.
+
+    Attributes:
+        ladder: The message sizes.
+        messages: How many messages a rank sends in a round.
+        packed: int [ranks, parts]: entries of each part that a rank sends.
+        unpacked: int [ranks, sources]: entries that a rank receives of each.
+        dense: Bytes of a rank where this stage goes densely instead.
+        rest: Bytes that are reckoned with beside this stage's before it is chosen.
+    """
+
+    ladder: Ladder
+    messages: int
+    packed: np.ndarray
+    unpacked: np.ndarray
+    dense: float
+    rest: float = 0.0
+
+    @property
+    def need(self) -> int:
+        """Entries of the fullest part of all ranks."""
+        return int(self.packed.max())
+
+    @functools.cached_property
+    def rounds(self) -> list[tuple[int, int]]:
+        """Of each round the number of its rung, and the entries of a part."""
+        rounds, first = [], 0
+        for rung in self.ladder.messages_for(self.need, self.messages):
+            length = min(self.need - first, rung.capacity)
+            rounds.append((self.ladder.rungs.index(rung), length))
+            first += length
+        return rounds
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of all rounds, where each has room for the fullest part."""
+        return sum(-(-length // self.ladder.tile) for _, length in self.rounds)
+
+    def tiles_by_part(self, counts: np.ndarray) -> np.ndarray:
+        """Tiles of all rounds and parts of each rank, where a tile is of one part."""
+        tiles, first = np.zeros(len(counts), int), 0
+        for _, length in self.rounds:
+            here = np.clip(counts - first, 0, length)
+            tiles += (-(-here // self.ladder.tile)).sum(1)
+            first += length
+        return tiles
+
+    @property
+    def pays(self) -> bool:
+        """Whether entries take fewer bytes than the dense way out."""
+        rounds, last = divmod(self.need, self.ladder.top)
+        rungs = [self.ladder.rungs[-1]] * rounds
+        if last:
+            rungs.append(next(r for r in self.ladder.rungs if r.capacity >= last))
+        sent = 4 * self.messages * sum(rung.words for rung in rungs)
+        return sent + self.rest < self.dense
+
+
+# Where a stage begins: the load of each.
+STAGES = {
+    "push_pull.py:Stages._by_entries": "push",
+    "pulls.py:Owned.gather": "pull",
+    "ag_sparse.py:AGSparse.add_up": "gather",
+}
+# Who chooses between entries and the dense way out, by stage.
+CHOICES = {
+    "push_pull.py:Stages.__call__": "push",
+    "pulls.py:PullEntries.__call__": "pull",
+    "ag_sparse.py:AGSparse.add_up": "gather",
+}
+
+
+class Loop(NamedTuple):
+    """A loop of a stage; numbers are those of each rank, or of all ranks alike.
+
+    Attributes:
+        begun: How often it begins in a step.
+        turns: How many turns it takes in all.
+    """
+
+    begun: Callable[[Stage], int]
+    turns: Callable[[Stage], int | np.ndarray]
+
+
+_packs, _unpacks = (lambda stage: stage.packed), (lambda stage: stage.unpacked)
+
+
+def _parts(counts) -> Loop:
+    """A loop over parts in each round."""
+    all_turns = lambda stage: len(stage.rounds) * counts(stage).shape[1]
+    return Loop(lambda stage: len(stage.rounds), all_turns)
+
+
+def _tiles_of_part(counts) -> Loop:
+    """A loop over tiles for each part of a round."""
+    begun = lambda stage: len(stage.rounds) * counts(stage).shape[1]
+    return Loop(begun, lambda stage: stage.tiles_by_part(counts(stage)))
+
+
+_ROUNDS = Loop(lambda stage: 1, lambda stage: len(stage.rounds))
+_TILES = Loop(lambda stage: len(stage.rounds), lambda stage: stage.tiles)
+# By the innermost functions of a loop; where several match, the longest.
+LOOPS: dict[Place, Loop] = {
+    ("messages.py:transmit",): _ROUNDS,
+    # Tiles of all parts together.
+    ("messages.py:_pack",): _TILES,
+    ("messages.py:_unpack",): _TILES,
+    # One part after another.
+    ("messages.py:_pack", "messages.py:_each"): _parts(_packs),
+    ("messages.py:_unpack", "messages.py:_each"): _parts(_unpacks),
+    ("messages.py:_pack.<locals>.one_part",): _tiles_of_part(_packs),
+    ("messages.py:_unpack.<locals>.one_sender",): _tiles_of_part(_unpacks),
+}
+SWITCH = "messages.py:transmit.<locals>.one_round"
+CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """The turns and branches of a program for a load.
+
+    Attributes:
+        stages: By name.
+        asked: The names of the loops that turns were asked for.
+    """
+
+    stages: dict[str, Stage]
+    asked: set[tuple[str, Place]] = dataclasses.field(default_factory=set)
+
+    def stage(self, place: Place) -> str:
+        """The name of the stage that a place belongs to."""
+        for frame in reversed(place):
+            if STAGES.get(frame) in self.stages:
+                return STAGES[frame]
+        raise _unknown("the stage of a loop", place)
+
+    def name(self, place: Place) -> tuple[str, Place]:
+        """A name for a loop: its stage, and its functions."""
+        for length in (2, 1):
+            if place[-length:] in LOOPS:
+                return self.stage(place), place[-length:]
+        raise _unknown("a loop", place)
+
+    def total(self, name: tuple[str, Place]) -> np.ndarray:
+        """All turns of a loop in one step, of each rank."""
+        stage, functions = name
+        return np.broadcast_to(LOOPS[functions].turns(self.stages[stage]), RANKS)
+
+    def turns(self, place: Place) -> float:
+        """Turns of a loop each time that it begins, on average, of the rank with most."""
+        name = self.name(place)
+        self.asked.add(name)
+        begun = LOOPS[name[1]].begun(self.stages[name[0]])
+        return float(self.total(name).max() / max(begun, 1))
+
+    def taken(self, place: Place, branches: int) -> list[float]:
+        """How often each branch of a conditional is taken, on average."""
+        if place and place[-1] == SWITCH:
+            rounds = self.stages[self.stage(place)].rounds
+            found = [rung for rung, _ in rounds]
+            return [found.count(i) / max(len(found), 1) for i in range(branches)]
+        if place[-2:] == CHOICE and place[-3] in CHOICES and branches == 2:
+            pays = self.stages[CHOICES[place[-3]]].pays
+            return [float(not pays), float(pays)]
+        raise _unknown(f"a conditional of {branches} branches", place)
+
+
+def _unknown(what: str, place: Place) -> ProgramError:
+    return ProgramError(
+        f"nothing is known of {what} at {' > '.join(place[-6:]) or 'an unnamed place'}: "
+        "say in benchmarks/device/turns.py what it does for a load."
+    )
+
+
+def here() -> Place:
+    """The place of the caller's caller, as a compiled program names places."""
+    frames, frame = [], sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        frames.append(f"{code.co_filename.rpartition('/')[2]}:{code.co_qualname}")
+        frame = frame.f_back
+    return tuple(reversed(frames))
+
+
+@contextlib.contextmanager
+def watched(load: Load):
+    """While a step is traced, takes note of its stages; returns them as they come.
+
+    So message sizes are those of the program, whatever its scheme.
+    """
+    stages: dict[str, Stage] = {}
+    original, counts = messages.transmit, load.counts
+
+    def transmit(ladder, channel, *args, **kwargs):
+        place = here()
+        name = next((STAGES[frame] for frame in reversed(place) if frame in STAGES), None)
+        if name is None:
+            raise _unknown("a stage", place)
+        stages[name] = _stage(name, load.bytes, counts, ladder, channel)
+        return original(ladder, channel, *args, **kwargs)
+
+    with mock.patch.object(messages, "transmit", transmit):
+        yield Turns(stages)
+
+
+def _stage(name: str, size: int, counts: Counts, ladder: Ladder, channel) -> Stage:
+    sent = channel.messages
+    whole = float((RANKS - 1) * ladder.width * ladder.unit_bytes)
+    all_reduce = 2 * (RANKS - 1) / RANKS * size
+    if name == "push":
+        return Stage(ladder, sent, counts.push, counts.push.T, all_reduce, whole)
+    mine = counts.pull if name == "pull" else counts.push.sum(1)
+    to_all = mine[:, None], np.tile(mine, (RANKS, 1))
+    if name == "pull":
+        return Stage(ladder, sent, *to_all, whole)
+    return Stage(ladder, sent, *to_all, all_reduce, 4.0 * sent)

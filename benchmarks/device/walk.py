@@ -1,0 +1,185 @@
+"""Walks a scheduled program and counts what a GPU would have to do.
+
+How XLA runs a program on a GPU, as of JAX 0.11:
+
+* A fusion, a copy, or any other instruction that computes is one launch; constants, tuples
+  and bitcasts are none. A collective is one launch, counted where it starts.
+* A loop whose length was known when it was compiled launches its body so many times. One
+  whose length is data tests its condition on the device and copies the answer to the host,
+  which waits for it: once each turn, and once more to leave.
+* A conditional copies the number of its branch to the host, which waits for it.
+
+XLA may capture stretches of launches in a CUDA graph (a command buffer) after this program
+was printed. Then launches cost less; that is left out.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from benchmarks.device.hlo import Computation, Instruction, Program, ProgramError
+from benchmarks.device.traffic import moved
+
+
+_FREE = {
+    "add-dependency",
+    "after-all",
+    "bitcast",
+    "constant",
+    "get-tuple-element",
+    "opt-barrier",
+    "parameter",
+    "tuple",
+}
+_KERNELS = {
+    "broadcast",
+    "concatenate",
+    "copy",
+    "convert",
+    "custom-call",
+    "dynamic-slice",
+    "dynamic-update-slice",
+    "fusion",
+    "gather",
+    "iota",
+    "pad",
+    "partition-id",
+    "reduce",
+    "replica-id",
+    "reverse",
+    "scatter",
+    "select",
+    "slice",
+    "transpose",
+}
+# Bytes that one of n ranks sends, for the bytes of the operand.
+_SENT: dict[str, Callable[[float, int], float]] = {
+    "all-reduce": lambda size, n: 2 * (n - 1) / n * size,
+    "reduce-scatter": lambda size, n: (n - 1) / n * size,
+    "all-gather": lambda size, n: (n - 1) * size,
+    "all-to-all": lambda size, n: (n - 1) / n * size,
+    "collective-permute": lambda size, n: size,
+}
+
+
+@dataclasses.dataclass
+class Counts:
+    """What a program does; broken numbers where a branch is taken now and then.
+
+    Attributes:
+        launches: Kernels, copies and collectives that the host starts.
+        waits: How often the host waits for an answer from the device.
+        read: Bytes read from the device's memory.
+        written: Bytes written to it.
+        sent: Bytes that this rank sends.
+        collectives: How many of each kind.
+    """
+
+    launches: float = 0
+    waits: float = 0
+    read: float = 0
+    written: float = 0
+    sent: float = 0
+    collectives: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def add(self, other: "Counts", times: float = 1) -> None:
+        """Adds what another program does, so many times."""
+        for name in ("launches", "waits", "read", "written", "sent"):
+            setattr(self, name, getattr(self, name) + times * getattr(other, name))
+        for kind, number in other.collectives.items():
+            self.collectives[kind] = self.collectives.get(kind, 0) + times * number
+
+
+# From the place of a loop to its turns, on average, each time that it is begun.
+Turns = Callable[[tuple[str, ...]], float]
+# From the place of a conditional, and how many branches it has, to how often each is taken.
+Taken = Callable[[tuple[str, ...], int], list[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """Counts one program.
+
+    Attributes:
+        program: What to count.
+        turns: How many turns a loop has whose length is data.
+        taken: Which branches are taken.
+        ranks: How many ranks a collective has that names no groups.
+    """
+
+    program: Program
+    turns: Turns
+    taken: Taken
+    ranks: int
+
+    def __call__(self) -> Counts:
+        """What one run of the program does."""
+        return self._computation(self.program.entry)
+
+    def _called(self, name: str | None, instruction: Instruction) -> Counts:
+        if name not in self.program.computations:
+            raise ProgramError(f"{instruction.name} calls {name}, which is not there.")
+        return self._computation(self.program.computations[name])
+
+    def _computation(self, computation: Computation) -> Counts:
+        counts = Counts()
+        for instruction in computation.instructions.values():
+            counts.add(self._instruction(computation, instruction))
+        return counts
+
+    def _instruction(self, within: Computation, one: Instruction) -> Counts:
+        opcode = one.opcode.removesuffix("-start")
+        if one.opcode in _FREE or one.opcode.endswith("-done"):
+            return Counts()
+        if opcode in _SENT:
+            return self._collective(within, one, opcode)
+        if opcode == "while":
+            return self._loop(one)
+        if opcode == "conditional":
+            return self._conditional(one)
+        if opcode == "call":
+            return self._called(one.called("to_apply"), one)
+        if opcode == "async":
+            return self._called(one.called("calls"), one)
+        if opcode in _KERNELS:
+            if one.opcode != opcode:
+                # First of what an asynchronous start returns is its result.
+                one = dataclasses.replace(one, opcode=opcode, arrays=one.arrays[:1])
+            bytes_ = moved(self.program, within, one)
+            return Counts(launches=1, read=bytes_.read, written=bytes_.written)
+        raise ProgramError(
+            f"{one.name} is a {one.opcode}, of which it is not known what it launches: say "
+            "so in benchmarks/device/walk.py."
+        )
+
+    def _collective(self, within, one, kind):
+        size = sum(operand.bytes for operand in within.given(one))
+        n = one.group or self.ranks
+        results = {"all-gather": size * n, "reduce-scatter": size / n}.get(kind, size)
+        return Counts(
+            launches=1,
+            read=size,
+            written=results,
+            sent=_SENT[kind](size, n),
+            collectives={kind: 1},
+        )
+
+    def _loop(self, one):
+        counts = Counts()
+        if one.trips is not None:
+            counts.add(self._called(one.called("body"), one), one.trips)
+            return counts
+        turns = self.turns(self.program.place(one))
+        counts.waits = turns + 1
+        counts.add(self._called(one.called("condition"), one), turns + 1)
+        if turns:
+            counts.add(self._called(one.called("body"), one), turns)
+        return counts
+
+    def _conditional(self, one):
+        counts = Counts(waits=1)
+        shares = self.taken(self.program.place(one), len(one.branches))
+        for name, share in zip(one.branches, shares, strict=True):
+            # What is never taken need not be known.
+            if share:
+                counts.add(self._called(name, one), share)
+        return counts

@@ -1,0 +1,359 @@
+"""The count of what a compiled program does, on programs small enough to count by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from benchmarks.device import ceilings, costs, held, hlo, loads, turns
+from benchmarks.device.walk import Counts, Walk
+from sparsejax.wire.ladder import Ladder, Rung
+
+
+KERNEL = """
+%double (a: f32[256]) -> f32[256] {
+  %a = f32[256]{0} parameter(0)
+  ROOT %twice = f32[256]{0} add(%a, %a)
+}
+"""
+TEST = """
+%test (s: (s32[], f32[256])) -> pred[] {
+  %s = (s32[], f32[256]{0}) parameter(0)
+  %n = s32[] get-tuple-element(%s), index=0
+  ROOT %less = pred[] fusion(%n), kind=kLoop, calls=%compared
+}
+%compared (m: s32[]) -> pred[] {
+  %m = s32[] parameter(0)
+  %c = s32[] constant(3)
+  ROOT %l = pred[] compare(%m, %c), direction=LT
+}
+"""
+FRAMES = """HloModule m, is_scheduled=true
+
+FileNames
+1 "/home/of/sums.py"
+2 "/home/of/parts.py"
+
+FunctionNames
+1 "sums"
+2 "Parts.add.<locals>.one"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=1 end_line=1 column=1 end_column=1}
+2 {file_name_id=2 function_name_id=2 line=1 end_line=1 column=1 end_column=1}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=2}
+
+"""
+OUTER, INNER = ("sums.py:sums",), ("sums.py:sums", "parts.py:Parts.add.<locals>.one")
+AT_OUTER = "metadata={stack_frame_id=1}"
+LOOPS = (
+    FRAMES
+    + KERNEL
+    + TEST
+    + """
+%inner (s.2: (s32[], f32[256])) -> (s32[], f32[256]) {
+  %s.2 = (s32[], f32[256]{0}) parameter(0)
+  %n.2 = s32[] get-tuple-element(%s.2), index=0
+  %x.2 = f32[256]{0} get-tuple-element(%s.2), index=1
+  %y.2 = f32[256]{0} fusion(%x.2), kind=kLoop, calls=%double
+  ROOT %t.2 = (s32[], f32[256]{0}) tuple(%n.2, %y.2)
+}
+
+%outer (s.3: (s32[], f32[256])) -> (s32[], f32[256]) {
+  %s.3 = (s32[], f32[256]{0}) parameter(0)
+  %x.3 = f32[256]{0} get-tuple-element(%s.3), index=1
+  %n.3 = s32[] get-tuple-element(%s.3), index=0
+  %y.3 = f32[256]{0} copy(%x.3)
+  %t.3 = (s32[], /*index=1*/f32[256]{0}) tuple(%n.3, %y.3)
+  ROOT %w.3 = (s32[], f32[256]{0}) while(%t.3), condition=%test, body=%inner, INSIDE
+}
+
+ENTRY %main (x: f32[256], n: s32[]) -> f32[16,16] {
+  %x = f32[256]{0} parameter(0)
+  %n.4 = s32[] parameter(1)
+  %t = (s32[], f32[256]{0}) tuple(%n.4, %x)
+  %w = (s32[], f32[256]{0}) while(%t), condition=%test, body=%outer, OUTSIDE
+  %y = f32[256]{0} get-tuple-element(%w), index=1
+  ROOT %z = f32[16,16]{1,0} bitcast(%y)
+}
+""".replace("OUTSIDE", AT_OUTER)
+)
+DATA = 'metadata={op_name="while" stack_frame_id=2}'
+KNOWN = 'backend_config={"known_trip_count":{"n":"5"},"other":[]}'
+NEVER = lambda *_: pytest.fail("nothing here is data")
+
+
+def counted(text, turns=NEVER, taken=NEVER, ranks=4) -> Counts:
+    return Walk(hlo.parse(text), turns, taken, ranks)()
+
+
+def entry(*lines, more=KERNEL):
+    """A program whose entry has these lines; x is f32[256]."""
+    begin = "\nENTRY %main (x: f32[256]) -> f32[256] {\n  %x = f32[256]{0} parameter(0)\n"
+    return "HloModule m\n" + more + begin + "".join(f"  {line}\n" for line in lines) + "}\n"
+
+
+def test_a_loop_in_a_loop_waits_for_each_test_of_both():
+    by_place = {OUTER: 3, INNER: 2}
+    done = counted(LOOPS.replace("INSIDE", DATA), by_place.__getitem__)
+    # Four tests of the outer loop, three of the inner one in each of three turns.
+    assert done.waits == 4 + 3 * 3
+    # Each test is a launch, each outer turn a copy, each inner one a kernel.
+    assert done.launches == (4 + 3 * 3) + 3 + 3 * 2
+    assert done.written == 1 * (4 + 3 * 3) + 1024 * (3 + 3 * 2)
+
+
+def test_a_loop_of_known_length_waits_for_nothing():
+    done = counted(LOOPS.replace("INSIDE", KNOWN), {OUTER: 3}.__getitem__)
+    assert done.waits == 4
+    assert done.launches == 4 + 3 * (1 + 5)
+
+
+def test_a_conditional_waits_once_and_takes_its_branches_by_their_shares():
+    text = entry(
+        "%i = s32[] constant(1)",
+        "%t = (f32[256]{0}) tuple(%x)",
+        "ROOT %c = f32[256]{0} conditional(%i, %t, %t, %t), "
+        "branch_computations={%none, %one, %two}",
+        more=KERNEL
+        + "".join(
+            f"\n%{name} (p.{n}: (f32[256])) -> f32[256] {{\n"
+            f"  %p.{n} = (f32[256]{{0}}) parameter(0)\n"
+            f"  %y.{n}.0 = f32[256]{{0}} get-tuple-element(%p.{n}), index=0\n"
+            + "".join(
+                f"  %y.{n}.{k + 1} = f32[256]{{0}} fusion(%y.{n}.{k}), kind=kLoop, "
+                "calls=%double\n"
+                for k in range(n)
+            )
+            + f"  ROOT %r.{n} = f32[256]{{0}} bitcast(%y.{n}.{n})\n}}\n"
+            for n, name in enumerate(("none", "one", "two"))
+        ),
+    )
+    done = counted(text, taken=lambda place, branches: [0.5, 0.0, 0.5])
+    assert (done.waits, done.launches) == (1, 0.5 * 2)
+
+
+def test_true_and_false_are_branches_one_and_zero():
+    line = (
+        "%c = f32[] conditional(%p, %a, %b), true_computation=%yes, false_computation=%no"
+    )
+    text = entry("%p = pred[] constant(true)", "%a = f32[] constant(1)",
+                 "%b = f32[] constant(2)", line)  # fmt: skip
+    assert hlo.parse(text).entry.instructions["c"].branches == ("no", "yes")
+
+
+def test_what_computes_nothing_is_no_launch():
+    text = entry(
+        "%b = f32[16,16]{1,0} bitcast(%x)",
+        "%t = (f32[16,16]{1,0}, f32[256]{0}) tuple(%b, %x)",
+        "%g = f32[256]{0} get-tuple-element(%t), index=1",
+        "ROOT %y = f32[256]{0} fusion(%g), kind=kLoop, calls=%double",
+    )
+    done = counted(text)
+    assert (done.launches, done.read, done.written) == (1, 1024, 1024)
+
+
+def test_an_asynchronous_copy_moves_its_array_once():
+    done = counted(
+        entry(
+            "%s = (f32[256]{0}, f32[256]{0}, u32[]) copy-start(%x)",
+            "ROOT %d = f32[256]{0} copy-done(%s)",
+        )
+    )
+    assert (done.launches, done.read, done.written) == (1, 1024, 1024)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    ["replica_groups=mesh['data'=8,'model'=2] {'data'}", "replica_groups=[2,8]<=[16]",
+     "replica_groups={{0,1,2,3,4,5,6,7},{8,9,10,11,12,13,14,15}}"],
+)  # fmt: skip
+def test_a_collective_in_two_parts_counts_once_by_the_size_of_its_group(groups):
+    done = counted(
+        entry(
+            f"%s = ((f32[256]{{0}}), f32[256]{{0}}) all-to-all-start(%x), {groups}",
+            "ROOT %d = f32[256]{0} all-to-all-done(%s)",
+        )
+    )
+    assert (done.launches, done.waits) == (1, 0)
+    assert done.collectives == {"all-to-all": 1}
+    # Eight ranks: all of 1,024 bytes but this rank's own eighth.
+    assert done.sent == 1024 * 7 / 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "sent"),
+    [("all-reduce", 256, 2 * 3 / 4 * 1024), ("all-gather", 1024, 3 * 1024),
+     ("reduce-scatter", 64, 3 / 4 * 1024), ("collective-permute", 256, 1024)],
+)  # fmt: skip
+def test_bytes_of_each_collective_among_four(kind, result, sent):
+    done = counted(entry(f"ROOT %r = f32[{result}]{{0}} {kind}(%x), channel_id=1"))
+    assert (done.sent, done.read, done.written) == (sent, 1024, 4 * result)
+
+
+def test_a_slice_that_is_updated_in_place_moves_the_slice():
+    update = """
+%update (whole: f32[1000000], part: f32[256], at: s32[]) -> f32[1000000] {
+  %whole = f32[1000000]{0} parameter(0)
+  %part = f32[256]{0} parameter(1)
+  %at = s32[] parameter(2)
+  ROOT %done = f32[1000000]{0} dynamic-update-slice(%whole, %part, %at)
+}
+"""
+    text = entry(
+        "%w = f32[1000000]{0} constant({...})",
+        "%i = s32[] constant(0)",
+        "ROOT %y = f32[1000000]{0} fusion(%w, %x, %i), kind=kLoop, calls=%update",
+        more=update,
+    )
+    done = counted(text)
+    assert (done.read, done.written) == (1024 + 4, 1024)
+
+
+@pytest.mark.parametrize(("combine", "again"), [("a", 1), ("b", 0)])
+def test_a_scatter_moves_what_it_changes_and_a_gather_what_it_takes(combine, again):
+    """A sum reads what is there before it writes; what is set is not read."""
+    root = "%r = f32[] add(%a, %b)" if again else "%b.2 = f32[] parameter(1)"
+    more = f"""
+%combine (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  {"%b = f32[] parameter(1)" if again else ""}
+  ROOT {root}
+}}
+
+%place (whole: f32[1000000], from: f32[5000], at: s32[256,1]) -> f32[1000000] {{
+  %whole = f32[1000000]{{0}} parameter(0)
+  %from = f32[5000]{{0}} parameter(1)
+  %at = s32[256,1]{{1,0}} parameter(2)
+  %some = f32[256]{{0}} gather(%from, %at), offset_dims={{}}
+  ROOT %done = f32[1000000]{{0}} scatter(%whole, %at, %some), to_apply=%combine
+}}
+"""
+    text = entry(
+        "%w = f32[1000000]{0} constant({...})",
+        "%f = f32[5000]{0} constant({...})",
+        "%i = s32[256,1]{1,0} constant({...})",
+        "ROOT %y = f32[1000000]{0} fusion(%w, %f, %i), kind=kLoop, calls=%place",
+        more=more,
+    )
+    done = counted(text)
+    assert (done.read, done.written) == (1024 * (2 + again), 1024)
+
+
+def test_what_is_not_known_is_an_error():
+    with pytest.raises(hlo.ProgramError, match=r"h is a histogram.*walk\.py"):
+        counted(entry("ROOT %h = f32[256]{0} histogram(%x)"))
+    with pytest.raises(hlo.ProgramError, match=r"nothing is known of a loop at sums\.py"):
+        counted(LOOPS.replace("INSIDE", DATA), turns.Turns({}).turns)
+    with pytest.raises(hlo.ProgramError, match="no ENTRY"):
+        hlo.parse("HloModule m\n")
+
+
+def stage(count):
+    """Messages of 16 or 64 entries, 8 a tile; the fullest part has so many."""
+    steps = Ladder(4096, 256, 8, (Rung(16, None, 1100), Rung(64, None, 4200)))
+    counts = np.full((16, 4), 1)
+    counts[2, 1] = count
+    return turns.Stage(steps, 3, counts, np.full((16, 4), 9), 1e6)
+
+
+def test_rounds_and_tiles_follow_from_the_ladder():
+    assert stage(10).rounds == [(0, 10)]
+    assert stage(10).tiles == 2
+    several = stage(64 + 64 + 5)
+    assert several.rounds == [(1, 64), (1, 64), (0, 5)]
+    assert several.tiles == 8 + 8 + 1
+    known = turns.Turns({"push": several})
+    place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
+    assert known.turns(place) == 3
+    assert known.turns((*place, "messages.py:_pack")) == 17 / 3
+    # Part by part the fullest rank has three tiles more, of its other parts' one entry.
+    tile, parts = "messages.py:_pack.<locals>.one_part", "messages.py:_each"
+    assert known.total(("push", (tile,)))[:4].tolist() == [4, 4, 17 + 3, 4]
+    assert known.turns((*place, "messages.py:_pack", parts, tile)) == 20 / (3 * 4)
+    assert known.turns((*place, "messages.py:_unpack", parts)) == 4
+    # Of nine entries each, all in the first round: two tiles.
+    received = "messages.py:_unpack.<locals>.one_sender"
+    assert known.turns((*place, "messages.py:_unpack", parts, received)) == 8 / (3 * 4)
+    assert known.taken((*place, turns.SWITCH), 2) == [1 / 3, 2 / 3]
+
+
+def test_entries_are_sent_where_they_take_fewer_bytes():
+    # Three messages of 4,200 words each are 50,400 bytes; 19 rounds stay below a million.
+    assert stage(19 * 64).pays
+    assert not stage(20 * 64).pays
+    known = turns.Turns({"push": stage(20 * 64)})
+    place = ("push_pull.py:Stages.__call__", *turns.CHOICE)
+    assert known.taken(place, 2) == [1.0, 0.0]
+
+
+def test_a_loop_that_turns_otherwise_than_reckoned_is_an_error(monkeypatch):
+    known = turns.Turns({"push": stage(10)})
+    place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
+    assert held.compare("zen", known, {place: [1] * 16}, set()) == {"push transmit": 16}
+    with pytest.raises(hlo.ProgramError, match=r"took 32 turns .* where 16 were reckoned"):
+        held.compare("zen", known, {place: [2] * 16}, set())
+    with pytest.raises(hlo.ProgramError, match="nothing is known of a loop"):
+        held.compare("zen", known, {("other.py:search",): [1] * 16}, set())
+
+
+def test_a_loop_that_runs_on_gpus_alone_is_an_error():
+    known = turns.Turns({"push": stage(10)})
+    place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
+    known.turns((*place, "messages.py:_pack"))
+    with pytest.raises(hlo.ProgramError, match=r"CPU devices do not run.*_pack"):
+        held.compare("zen", known, {place: [1] * 16}, known.asked)
+
+
+def test_a_step_that_takes_more_than_its_ceiling_is_named():
+    most = ceilings.CEILINGS["zen"]
+    assert ceilings.exceeded("zen", most) == []
+    for field in most._fields:
+        over = most._replace(**{field: getattr(most, field) + 1})
+        (line,) = ceilings.exceeded("zen", over)
+        assert f"zen takes {field}" in line
+
+
+def test_times_follow_from_the_costs_of_a_file(tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text('{"launch": 1e-6, "memory": 1e12, "reached": 0.5}')
+    cost = costs.Costs.read(str(path))
+    counts = Counts(launches=20, waits=3, read=4e6, written=6e6)
+    times = {"launching": 20e-6, "waiting": 30e-6, "moving": 20e-6}
+    assert cost.seconds(counts) == pytest.approx(times)
+    assert cost.source == "costs.json"
+    # 25 Gbit are 3.125 GB.
+    assert costs.on_wire(3.125e9, 25) == pytest.approx(1)
+    path.write_text('{"lunch": 1}')
+    with pytest.raises(ValueError, match=r"has lunch; costs are .*launch"):
+        costs.Costs.read(str(path))
+
+
+def test_the_least_of_a_load_is_its_entropy_and_its_values():
+    load = loads.Load("half", 1 << 16, 1, 0.5, 1 << 16)
+    own, of_sum = load.densities
+    assert own == pytest.approx(0.5, abs=0.01)
+    assert of_sum == pytest.approx(1, abs=1e-3)
+    # A bit and four bytes for each unit that a rank may have, four for each of the sum; a
+    # sixteenth stays.
+    least = (1 / 8 + 4 * own + 4 * of_sum) * 65_536 * 15 / 16
+    assert load.least_sent == pytest.approx(least, rel=2e-3)
+    assert load.least_moved == 2 * 4 * 65_536
+
+
+def test_loops_count_their_turns_while_they_run():
+    def halve(x):
+        return lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
+
+    with held.counting() as found:
+        result = jax.jit(halve)(jnp.float32(20))
+        jax.effects_barrier()
+    assert float(result) == 0.625
+    ((place, numbers),) = found.items()
+    assert place[-1].startswith("test_device.py:test_loops_count")
+    assert place[-1].endswith("halve")
+    assert numbers == [5]
