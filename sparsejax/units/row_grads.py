@@ -21,17 +21,12 @@ from jax.experimental import checkify
 
 import pallas_kernels
 from pallas_kernels import rank_select
+from pallas_kernels.reference import FLAGS_AT_MOST, distinct as distinct
 from sparsejax import axes
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
 from sparsejax.units.dtypes import wide
 from sparsejax.units.sparse_tensor import Origin
-
-
-# To how many rows of the table for one that was read flags of all rows merge faster than a
-# sort. On two CPU cores they are level at 300; a flag is a byte, so this also bounds their
-# memory by that of the rows that were read.
-_FLAGS_AT_MOST = 256
 
 
 @functools.partial(
@@ -158,8 +153,9 @@ class RowGrads:
             merge = merged(ids, height)
             return merge.ids, merge.sums(rows)
 
-        done = axes.cond(_has_each_once(ids, height), as_is, merge, ids, self.rows)
-        return RowGrads(*done, self.shape)
+        is_merged = _has_each_once(ids, height)
+        ids, rows = axes.cond(is_merged, as_is, merge, ids, self.rows)
+        return RowGrads(ids, rows, self.shape)
 
     def in_order(self, capacity: int) -> "RowGrads":
         """Rows of distinct ids with these ascending, and without the rows that are zero.
@@ -183,8 +179,9 @@ class RowGrads:
             empty = jnp.zeros((capacity, *rows.shape[1:]), rows.dtype)
             return found, empty.at[place].set(rows, mode="drop", unique_indices=True)
 
-        done = axes.cond(_is_ascending(ids, height), as_is, moved, ids, self.rows)
-        return RowGrads(*done, self.shape)
+        ascending = _is_ascending(ids, height)
+        ids, rows = axes.cond(ascending, as_is, moved, ids, self.rows)
+        return RowGrads(ids, rows, self.shape)
 
     def _kept(self) -> jax.Array:
         """The ids, `shape[0]` for all that are out of range."""
@@ -200,7 +197,7 @@ def _is_ascending(ids, nowhere):
 def _has_each_once(ids, nowhere):
     """Whether no id is there twice and all are in front; no where that takes a sort."""
     ascending = _is_ascending(ids, nowhere)
-    if nowhere > _FLAGS_AT_MOST * ids.size:
+    if nowhere > FLAGS_AT_MOST * ids.size:
         return ascending
 
     def by_bits(ids):
@@ -248,40 +245,9 @@ def merged(ids: jax.Array, height: int, room: int | None = None) -> Merge:
         height: How many rows the table has.
         room: How many distinct ids there is room for, at least k; k if None.
     """
-    room = ids.size if room is None else room
     inside = (ids >= 0) & (ids < height)
     ids = jnp.where(inside, ids, height).astype(jnp.int32)
-    if height > _FLAGS_AT_MOST * ids.size:
-        found, place = distinct(ids, room, height)
-        return Merge(found, place, jnp.sum(found < height, dtype=jnp.int32))
-    flags = jnp.zeros(height, bool).at[ids].set(True, mode="drop")
-    index = rank_select.rank_index(bits.pack_all(flags), room)
-    place = rank_select.rank_of(index, jnp.where(inside, ids, 0))
-    found, there = bits.listed(index, room)
-    found = jnp.where(there, found, height)
-    return Merge(found, jnp.where(inside, place, room), index.row_end[-1])
-
-
-def distinct(keys: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax.Array]:
-    """The distinct keys, by a sort, and where each key is among them.
-
-    Args:
-        keys: int32 [k], none above `nowhere`.
-        capacity: How many distinct keys there is room for; there must not be more.
-        nowhere: The key of no entry.
-
-    Returns:
-        int32 [capacity], the distinct keys ascending, `nowhere` behind the last; and int32
-        [k], the place of each key, `capacity` where it is `nowhere`.
-    """
-    # Keys alone: XLA sorts pairs of keys and places six times slower on a CPU.
-    ordered = lax.sort(keys)
-    first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-    place = jnp.cumsum(first, dtype=jnp.int32) - 1
-    found = jnp.full(capacity, nowhere, jnp.int32)
-    found = found.at[place].set(ordered, mode="drop", indices_are_sorted=True)
-    where = jnp.searchsorted(found, keys, method="scan").astype(jnp.int32)
-    return found, jnp.where(keys < nowhere, where, capacity)
+    return Merge(*pallas_kernels.merge_rows(ids, height, room=room))
 
 
 def union(lists: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax.Array]:
@@ -295,7 +261,7 @@ def union(lists: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax
     Returns:
         As `distinct`, the places [lists, k].
     """
-    if nowhere > _FLAGS_AT_MOST * lists.size:
+    if nowhere > FLAGS_AT_MOST * lists.size:
         found, place = distinct(lists.reshape(-1), capacity, nowhere)
         return found, place.reshape(lists.shape)
     words = lax.reduce(_bits_of(lists, nowhere), np.uint32(0), lax.bitwise_or, (0,))
