@@ -86,6 +86,8 @@ def rank(settings: Settings) -> None:
                 mine = indices, values
         array = np.zeros(size, np.float32)
         array[mine[0]] = mine[1]
+        # As sparsifiers have them, which select in the order of the array.
+        ascending = [x[np.argsort(mine[0])] for x in mine]
 
         def entries(indices, values):
             tensor = sparsejax.SparseTensor(indices, values, (size,))
@@ -94,8 +96,9 @@ def rank(settings: Settings) -> None:
         all_sides = [
             Sum("psum", lambda x: lax.psum(x, "data"), mesh, [array]),
             Sum("all_reduce", sparsejax.all_reduce, mesh, [array]),
-            Sum("of entries", entries, mesh, mine),
-            Sum("of entries, dense", lambda *x: entries(*x).to_dense(), mesh, mine),
+            Sum("of entries", entries, mesh, ascending),
+            Sum("of entries, shuffled", entries, mesh, mine),
+            Sum("of entries, dense", lambda *x: entries(*x).to_dense(), mesh, ascending),
         ]
         for side in all_sides:
             side.check(total)

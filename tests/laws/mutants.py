@@ -341,6 +341,12 @@ MUTANTS = {
         "",
         "tests/rows/updates/test_in_tiles.py",
     ),
+    "what a momentum has moved does not decay with the weights": Mutant(
+        "sparsejax/rows/updates/fading.py",
+        "faded = faded * self._shrunk(jnp.maximum(follow, 0))",
+        "pass",
+        "tests/rows/updates/test_fading.py",
+    ),
     "unused rows are merged into the last": Mutant(
         "pallas_kernels/reference.py",
         "return found, jnp.where(keys < nowhere, where, capacity)",

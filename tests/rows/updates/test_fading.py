@@ -25,6 +25,7 @@ FADING = {
         optax.trace(0.9), optax.add_decayed_weights(0.01), optax.scale(-0.1)
     ),
 }
+ALWAYS = ["adam", "adamw"]
 # The sum would need more points, or m is no factor of the move, or too few numbers fade.
 NOT_FADING = {
     "squares that fade as fast": optax.adam(1e-2, b1=0.9, b2=0.9),
@@ -49,7 +50,9 @@ def test_what_does_not_fade_so_is_not_taken_to(name):
     assert table_of(NOT_FADING[name])[1].fading is None
 
 
-@pytest.mark.parametrize("name", ["adam", *helpers.slow(*sorted(FADING.keys() - {"adam"}))])
+@pytest.mark.parametrize(
+    "name", [*ALWAYS, *helpers.slow(*(n for n in FADING if n not in ALWAYS))]
+)
 @pytest.mark.parametrize("at_a_time", [HEIGHT, 7])
 def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypatch):
     """Against the optimizer itself, step by step, its moves added up in two parts.
