@@ -71,19 +71,23 @@ class Sum:
             raise SystemExit(f"{self.name} is wrong")
 
 
+def entries_of(rank: int, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
+    """The entries of a rank, shuffled; whole numbers, whose sum no order changes."""
+    rng = np.random.default_rng(rank)
+    indices = rng.choice(settings.size, settings.entries, replace=False)
+    values = rng.integers(1, 9, settings.entries)
+    return indices.astype(np.int32), values.astype(np.float32)
+
+
 def rank(settings: Settings) -> None:
     """Reports a row for each way, on this host."""
     with host.join() as here:
         mesh = Mesh(np.array(jax.devices()), ("data",))
         size, total = settings.size, np.zeros(settings.size, np.float32)
-        for other in range(here.ranks):
-            rng = np.random.default_rng(other)
-            indices = rng.choice(size, settings.entries, replace=False).astype(np.int32)
-            # Whole numbers, which add up to the same in any order.
-            values = rng.integers(1, 9, settings.entries).astype(np.float32)
+        given = [entries_of(other, settings) for other in range(here.ranks)]
+        for indices, values in given:
             total[indices] += values
-            if other == here.rank:
-                mine = indices, values
+        mine = given[here.rank]
         array = np.zeros(size, np.float32)
         array[mine[0]] = mine[1]
         # As sparsifiers have them, which select in the order of the array.
