@@ -23,4 +23,7 @@ from pallas_kernels.operations.partition_by_bits import (
 )
 from pallas_kernels.operations.partition_dense import partition_dense as partition_dense
 from pallas_kernels.operations.threshold_hash import threshold_hash as threshold_hash
-from pallas_kernels.reference import Partitioned as Partitioned
+from pallas_kernels.reference import (
+    MergedRows as MergedRows,
+    Partitioned as Partitioned,
+)

@@ -1,4 +1,4 @@
-"""Entries of one row of a table, several times in a batch, as one."""
+"""Rows of a table, several times in a batch, as one."""
 
 import jax
 
@@ -6,23 +6,27 @@ from pallas_kernels import backends, checks, reference
 
 
 def merge_rows(
-    ids: jax.Array, values: jax.Array, rows: int, *, backend: str | None = None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Adds up the values of equal ids.
+    ids: jax.Array, rows: int, *, room: int | None = None, backend: str | None = None
+) -> reference.MergedRows:
+    """Finds the distinct ids of a list, and where each id is among them.
+
+    `coo_add(places, values, room)` adds up the values of equal ids.
 
     Args:
         ids: int32 [k]; those outside [0, rows) are left out.
-        values: [k] or [k, ...].
         rows: How many rows the table has.
+        room: How many distinct ids there is room for, at least k; k if None.
         backend: See `backends`.
 
     Returns:
-        int32 [k], the ids that there are, ascending, `rows` behind the last; their sums,
-        zero behind the last; and how many there are.
+        int32 [room], the ids that there are, ascending, `rows` behind the last; int32 [k],
+        the place of each id among them, `room` where it is left out; and how many there
+        are.
     """
     checks.integers("ids", ids)
     checks.positive("rows", rows)
     checks.places("the rows", rows)
-    checks.entries(values, ids, "ids")
-    kernels = backends.bound({"reference": reference.merge_rows}, rows=rows)
-    return backends.run("merge_rows", backend, kernels, ids.size, ids, values)
+    room = ids.size if room is None else room
+    checks.room_for("room", room, ids.size)
+    kernels = backends.bound({"reference": reference.merge_rows}, rows=rows, room=room)
+    return backends.run("merge_rows", backend, kernels, ids.size, ids)

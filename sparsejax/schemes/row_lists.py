@@ -25,7 +25,7 @@ from jax import lax
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.schemes import base
 from sparsejax.units.dtypes import wide
-from sparsejax.units.row_grads import RowGrads, distinct
+from sparsejax.units.row_grads import RowGrads, union
 from sparsejax.units.stacked import apart, stacked
 from sparsejax.wire import collectives, gathers
 from sparsejax.wire.collectives import Wire
@@ -124,8 +124,7 @@ class Lists:
             in float32 or wider.
         """
         n, size = keys.shape
-        listed, of_row = distinct(keys.reshape(-1), capacity, nowhere)
-        of_row = of_row.reshape(n, size)
+        listed, of_row = union(keys, capacity, nowhere)
         dtype = wide(self.like.dtype)
 
         def one(source, total):
@@ -163,7 +162,7 @@ class Lists:
 
 
 def gathered(
-    tables: Sequence[RowGrads], wire: Wire, gather: str = "auto"
+    tables: Sequence[RowGrads], wire: Wire, gather: str = "auto", distinct: bool = False
 ) -> base.SummedRows:
     """The sums of listed rows, by a gather of all lists; the same on all ranks.
 
@@ -171,6 +170,7 @@ def gathered(
         tables: This rank's rows of each table; ids may repeat.
         wire: The ranks, and the dtype in which rows travel.
         gather: One of `wire.gathers.GATHERS`.
+        distinct: Whether no id repeats, and all are in front of places without a row.
 
     Returns:
         Rows of distinct ids, with room for all that ranks list, and no more than the table
@@ -180,7 +180,7 @@ def gathered(
         return of_one_rank(tables, wire)
     grads = stacked(tables)
     height = grads.shape[0]
-    merged = grads.merged()
+    merged = grads if distinct else grads.merged()
     lists = Lists(wire, grads)
     most, agreed = wire.maximum(jnp.sum(merged.ids < height, dtype=jnp.int32))
     channel = gathers.gather_channel(wire, gather)

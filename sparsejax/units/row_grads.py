@@ -15,21 +15,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import checkify
 
 import pallas_kernels
 from pallas_kernels import rank_select
+from pallas_kernels.reference import FLAGS_AT_MOST, distinct as distinct
+from sparsejax import axes
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
 from sparsejax.units.dtypes import wide
 from sparsejax.units.sparse_tensor import Origin
-
-
-# To how many rows of the table for one that was read flags of all rows merge faster than a
-# sort. On two CPU cores they are level at 300; a flag is a byte, so this also bounds their
-# memory by that of the rows that were read.
-_FLAGS_AT_MOST = 256
 
 
 @functools.partial(
@@ -141,10 +138,76 @@ class RowGrads:
         merge = merged(self.ids, self.shape[0])
         return RowGrads.marked(merge.ids, merge.sums(self.rows), self.shape)
 
+    def each_once(self) -> "RowGrads":
+        """The same with distinct ids, in any order; places without a row are behind them.
+
+        Unlike `merged` it merges only where it has to: entries of a sparsifier are distinct
+        already.
+        """
+        if not self.capacity or not self.size:
+            return self
+        ids, height = self._kept(), self.shape[0]
+        as_is = lambda ids, rows: (ids, rows)
+
+        def merge(ids, rows):
+            merge = merged(ids, height)
+            return merge.ids, merge.sums(rows)
+
+        is_merged = _has_each_once(ids, height)
+        ids, rows = axes.cond(is_merged, as_is, merge, ids, self.rows)
+        return RowGrads(ids, rows, self.shape)
+
+    def in_order(self, capacity: int) -> "RowGrads":
+        """Rows of distinct ids with these ascending, and without the rows that are zero.
+
+        Args:
+            capacity: How many there is room for; there must not be more.
+        """
+        height = self.shape[0]
+        real = (self.ids < height) & bits.nonzero_units(self.rows)
+        ids = jnp.where(real, self.ids, height)
+
+        def as_is(ids, rows):
+            missing = max(capacity - ids.size, 0)
+            ids = jnp.pad(ids, (0, missing), constant_values=height)
+            rows = jnp.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1))
+            return ids[:capacity], rows[:capacity]
+
+        def moved(ids, rows):
+            found, place = union(ids[None], capacity, height)
+            place = bits.apart(place[0], ids < height, capacity)
+            empty = jnp.zeros((capacity, *rows.shape[1:]), rows.dtype)
+            return found, empty.at[place].set(rows, mode="drop", unique_indices=True)
+
+        ascending = _is_ascending(ids, height)
+        ids, rows = axes.cond(ascending, as_is, moved, ids, self.rows)
+        return RowGrads(ids, rows, self.shape)
+
     def _kept(self) -> jax.Array:
         """The ids, `shape[0]` for all that are out of range."""
         inside = (self.ids >= 0) & (self.ids < self.shape[0])
         return jnp.where(inside, self.ids, self.shape[0]).astype(jnp.int32)
+
+
+def _is_ascending(ids, nowhere):
+    """Whether all ids are distinct and ascending, but for `nowhere` behind the last."""
+    return jnp.all((ids[1:] > ids[:-1]) | (ids[1:] == nowhere))
+
+
+def _has_each_once(ids, nowhere):
+    """Whether no id is there twice and all are in front; no where that takes a sort."""
+    ascending = _is_ascending(ids, nowhere)
+    if nowhere > FLAGS_AT_MOST * ids.size:
+        return ascending
+
+    def by_bits(ids):
+        real = ids < nowhere
+        number = jnp.sum(real, dtype=jnp.int32)
+        in_front = jnp.all(real == (lax.iota(jnp.int32, ids.size) < number))
+        return in_front & (bits.members(_bits_of(ids[None], nowhere)) == number)
+
+    yes = lambda ids: ids[0] == ids[0]
+    return axes.cond(ascending, yes, by_bits, ids)
 
 
 def is_row_grads(leaf: Any) -> bool:
@@ -182,37 +245,43 @@ def merged(ids: jax.Array, height: int, room: int | None = None) -> Merge:
         height: How many rows the table has.
         room: How many distinct ids there is room for, at least k; k if None.
     """
-    room = ids.size if room is None else room
     inside = (ids >= 0) & (ids < height)
     ids = jnp.where(inside, ids, height).astype(jnp.int32)
-    if height > _FLAGS_AT_MOST * ids.size:
-        found, place = distinct(ids, room, height)
-        return Merge(found, place, jnp.sum(found < height, dtype=jnp.int32))
-    flags = jnp.zeros(height, bool).at[ids].set(True, mode="drop")
-    index = rank_select.rank_index(bits.pack_all(flags), room)
-    place = rank_select.rank_of(index, jnp.where(inside, ids, 0))
-    found, there = bits.listed(index, room)
-    found = jnp.where(there, found, height)
-    return Merge(found, jnp.where(inside, place, room), index.row_end[-1])
+    return Merge(*pallas_kernels.merge_rows(ids, height, room=room))
 
 
-def distinct(keys: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax.Array]:
-    """The distinct keys, by a sort, and where each key is among them.
+def union(lists: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax.Array]:
+    """The keys of several lists, none of which has a key twice, and where each key is.
 
     Args:
-        keys: int32 [k], none above `nowhere`.
+        lists: int32 [lists, k], none above `nowhere`.
         capacity: How many distinct keys there is room for; there must not be more.
         nowhere: The key of no entry.
 
     Returns:
-        int32 [capacity], the distinct keys ascending, `nowhere` behind the last; and int32
-        [k], the place of each key, `capacity` where it is `nowhere`.
+        As `distinct`, the places [lists, k].
     """
-    # Keys alone: XLA sorts pairs of keys and places six times slower on a CPU.
-    ordered = lax.sort(keys)
-    first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-    place = jnp.cumsum(first, dtype=jnp.int32) - 1
-    found = jnp.full(capacity, nowhere, jnp.int32)
-    found = found.at[place].set(ordered, mode="drop", indices_are_sorted=True)
-    where = jnp.searchsorted(found, keys, method="scan").astype(jnp.int32)
-    return found, jnp.where(keys < nowhere, where, capacity)
+    if nowhere > FLAGS_AT_MOST * lists.size:
+        found, place = distinct(lists.reshape(-1), capacity, nowhere)
+        return found, place.reshape(lists.shape)
+    words = lax.reduce(_bits_of(lists, nowhere), np.uint32(0), lax.bitwise_or, (0,))
+    real = lists < nowhere
+    place = rank_select.rank_of(bits.rank_index(words), jnp.where(real, lists, 0))
+    place = jnp.where(real, place, capacity)
+    # Written where they belong: to search for the bits takes three times as long.
+    found = jnp.full(capacity, nowhere, jnp.int32).at[place].set(lists, mode="drop")
+    return found, place
+
+
+def _bits_of(lists, nowhere):
+    """uint32 [lists, words], the sum of the bits of the keys of each list.
+
+    The bits are those of the set where no key is there twice. A key that is carries, and
+    then fewer bits are set than there are keys.
+    """
+    count, words = lists.shape[0], nowhere // bits.WORD + 1
+    start = words * lax.broadcasted_iota(jnp.int32, (count, 1), 0)
+    at = jnp.where(lists < nowhere, start + (lists >> 5), count * words)
+    bit = jnp.uint32(1) << (lists & (bits.WORD - 1)).astype(jnp.uint32)
+    zeros = jnp.zeros(count * words, jnp.uint32)
+    return zeros.at[at].add(bit, mode="drop").reshape(count, words)

@@ -163,14 +163,15 @@ def check_coo_add(coo_add, indices, values, size, first):
     np.testing.assert_allclose(total, exact, rtol=1e-5, atol=1e-5)
 
 
-def check_merge_rows(merge_rows, ids, values, rows):
-    """Unique ids, ascending, with the float64 sums."""
-    merged, sums, count = merge_rows(ids, values, rows)
+def check_merge_rows(merge_rows, ids, rows, room):
+    """Unique ids, ascending, and where each is among them."""
+    merged, places, count = merge_rows(ids, rows, room=room)
     inside = (ids >= 0) & (ids < rows)
     expected, at = np.unique(ids[inside], return_inverse=True)
-    exact = np.zeros(values.shape)
-    np.add.at(exact, at, values[inside].astype(np.float64))
+    room = len(ids) if room is None else room
     assert int(count) == len(expected)
-    fill = np.full(len(ids) - len(expected), rows)
+    fill = np.full(room - len(expected), rows)
     np.testing.assert_array_equal(merged, np.concatenate([expected, fill]))
-    np.testing.assert_allclose(sums, exact, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(np.asarray(places)[inside], at)
+    assert (np.asarray(places)[~inside] == room).all()
+    assert {x.dtype for x in (merged, places, count)} == {np.dtype(np.int32)}

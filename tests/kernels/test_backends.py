@@ -212,8 +212,8 @@ def partition(**changed):
         (lambda: kernels.threshold_hash(ONES, 0.5, 1, slots=0), "slots must be"),
         (lambda: kernels.coo_add(INDICES, ONES[:3], 9), "do not fit 64 indices"),
         (lambda: kernels.coo_add(ONES, ONES, 9), "indices must be int32"),
-        (lambda: kernels.merge_rows(INDICES, ONES[:3], 9), "do not fit 64 ids"),
-        (lambda: kernels.merge_rows(INDICES, ONES, 0), "rows must be a positive int"),
+        (lambda: kernels.merge_rows(INDICES, 9, room=3), "room=3 is too little for 64 ids"),
+        (lambda: kernels.merge_rows(INDICES, 0), "rows must be a positive int"),
         (lambda: kernels.draw_seeds(0), "count must be a positive int"),
         (lambda: kernels.draw_seeds(3, -1), "seed must be an int of at least 0"),
     ],
@@ -239,7 +239,7 @@ MEMORY = {"parts": 4, "slots": 32, "serial": 4}
         lambda x: kernels.partition_by_bits(x, parts=4, capacity=9),
         lambda x: kernels.threshold_hash(x, 0.5, 7, slots=9),
         lambda x: kernels.coo_add(x.astype(jnp.int32), x, 9),
-        lambda x: kernels.merge_rows(x.astype(jnp.int32), x, 9),
+        lambda x: kernels.merge_rows(x.astype(jnp.int32), 9),
     ],
 )
 @pytest.mark.parametrize("backend", ["reference", "pallas"])

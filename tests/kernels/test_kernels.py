@@ -391,15 +391,22 @@ def test_coo_add_of_what_triton_cannot_add_goes_by_reference():
         kernels.coo_add(np.zeros(5, np.int32), ones, 2, backend="triton")
 
 
-@pytest.mark.parametrize("shape", [(), (3,)])
-@pytest.mark.parametrize("rows", [1, 33, 5000])
-def test_merge_rows(shape, rows):
+# By flags of all rows, and of the last by a sort.
+@pytest.mark.parametrize("rows", [1, 33, 5000, 1025 * 256 + 1])
+@pytest.mark.parametrize("room", [None, 1100])
+def test_merge_rows(room, rows):
     rng = np.random.default_rng(7)
-    merge = jax.jit(kernels.merge_rows, static_argnums=2)
+    merge = jax.jit(kernels.merge_rows, static_argnums=1, static_argnames="room")
     for high in (1, rows, rows + 40):
         ids = rng.integers(-2, high + 1, 1025).astype(np.int32)
-        values = rng.standard_normal((1025, *shape)).astype(np.float32)
-        contract.check_merge_rows(merge, ids, values, rows)
+        contract.check_merge_rows(merge, ids, rows, room)
+
+
+def test_merged_rows_are_added_up_where_they_go():
+    merged = kernels.merge_rows(jnp.array([7, 2, 9, 7], jnp.int32), 9)
+    sums = kernels.coo_add(merged.places, jnp.array([1.0, 2.0, 4.0, 8.0]), 4)
+    np.testing.assert_array_equal(merged.ids, [2, 7, 9, 9])
+    np.testing.assert_array_equal(sums, [2, 9, 0, 0])
 
 
 CANARY, GUARD = 0x7B7B7B7B, 1024  # a word, and how many behind the end of each array
@@ -547,5 +554,5 @@ def test_nothing_in_nothing_out():
         np.testing.assert_array_equal(memory, [-1] * 5)
     none = jnp.zeros(0, jnp.int32)
     np.testing.assert_array_equal(kernels.coo_add(none, nothing, 2), [0, 0])
-    ids, _, count = kernels.merge_rows(none, nothing, 4)
+    ids, _, count = kernels.merge_rows(none, 4)
     assert (ids.size, int(count)) == (0, 0)

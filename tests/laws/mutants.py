@@ -353,8 +353,14 @@ MUTANTS = {
         "",
         "tests/rows/updates/test_in_tiles.py",
     ),
+    "what a momentum has moved does not decay with the weights": Mutant(
+        "sparsejax/rows/updates/fading.py",
+        "faded = faded * self._shrunk(jnp.maximum(follow, 0))",
+        "pass",
+        "tests/rows/updates/test_fading.py",
+    ),
     "unused rows are merged into the last": Mutant(
-        "sparsejax/units/row_grads.py",
+        "pallas_kernels/reference.py",
         "return found, jnp.where(keys < nowhere, where, capacity)",
         "return found, where",
         "tests/units/test_row_grads.py",
@@ -379,10 +385,22 @@ MUTANTS = {
     ),
     "rows of zeros are not there": Mutant(
         "sparsejax/schemes/row_lists.py",
-        "    merged = grads.merged()\n    lists =",
-        "    merged = grads.merged()\n    merged = dataclasses.replace(merged, ids="
+        "else grads.merged()\n    lists =",
+        "else grads.merged()\n    merged = dataclasses.replace(merged, ids="
         "jnp.where(jnp.any(merged.rows != 0, 1), merged.ids, height))\n    lists =",
         "tests/laws/test_exact_rows.py",
+    ),
+    "entries that are there twice are taken for distinct": Mutant(
+        "sparsejax/units/row_grads.py",
+        "(bits.members(_bits_of(ids[None], nowhere)) == number)",
+        "(number >= 0)",
+        "tests/units/test_row_grads.py",
+    ),
+    "a key of two lists is a key of neither": Mutant(
+        "sparsejax/units/row_grads.py",
+        "np.uint32(0), lax.bitwise_or, (0,)",
+        "np.uint32(0), lax.bitwise_xor, (0,)",
+        "tests/units/test_row_grads.py",
     ),
     "rows are added up and not averaged": Mutant(
         "sparsejax/transforms/exchange.py",

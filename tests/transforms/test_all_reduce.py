@@ -88,6 +88,75 @@ def test_sparse_tensors_with_duplicates_and_padding(row):
     assert (np.asarray(got.indices)[len(used) :] == units).all()
 
 
+@pytest.mark.parametrize("n", [1, 2, *slow(4, 5)])
+@pytest.mark.parametrize("scheme", [None, *slow(schemes.AGSparse(), schemes.Zen())])
+@pytest.mark.parametrize("kind", ["ascending", "shuffled", *slow("gaps", "twice")])
+def test_entries_in_any_order_add_up_to_ascending_ones(kind, scheme, n):
+    units, capacity = 3000, 60
+    rng = np.random.default_rng(n)
+    indices = np.stack([rng.choice(400, capacity, replace=False) for _ in range(n)])
+    if kind == "ascending":
+        indices.sort(axis=1)
+    if kind == "gaps":
+        indices[:, ::3] = units
+    if kind == "twice":
+        indices[:, 7] = indices[:, 3]
+    values = rng.integers(-2, 3, indices.shape).astype(np.float32)
+
+    def reduce(i, v):
+        tensor = sparsejax.SparseTensor(i, v, (units,))
+        return sparsejax.all_reduce(tensor, scheme=scheme)
+
+    got = run(reduce, n, indices.astype(np.int32), values)
+    want = np.zeros(units + 1)
+    np.add.at(want, indices.reshape(-1), values.reshape(-1))
+    (there,) = np.nonzero(want[:-1])
+    assert got.capacity == n * capacity
+    np.testing.assert_array_equal(got.indices[: there.size], there)
+    assert (np.asarray(got.indices)[there.size :] == units).all()
+    np.testing.assert_array_equal(got.values[: there.size], want[there])
+
+
+def test_entries_make_no_array_of_the_whole_size():
+    units, capacity = 1 << 24, 8
+
+    def reduce(i, v):
+        return sparsejax.all_reduce(sparsejax.SparseTensor(i[0], v[0], (units,)))
+
+    step = jax.jit(
+        jax.shard_map(reduce, mesh=mesh_of(4), in_specs=P("data"), out_specs=P())
+    )
+    like = jax.ShapeDtypeStruct((4, capacity), jnp.int32)
+    compiled = step.lower(like, like.update(dtype=jnp.float32)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < units / 64
+
+
+def test_entries_can_be_differentiated_as_psum_can():
+    indices = np.array([[3, 900, 7], [7, 3, 999]], np.int32)
+    weights = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+
+    def gradient(i, v):
+        def loss(v):
+            total = sparsejax.all_reduce(sparsejax.SparseTensor(i[0], v[0], (1000,)))
+            return (total.to_dense() * weights).sum()
+
+        return jax.grad(loss)(v)
+
+    step = jax.shard_map(gradient, mesh=mesh_of(2), in_specs=P("data"), out_specs=P("data"))
+    got = jax.jit(step)(indices, np.ones((2, 3), np.float32))
+
+    def psums(v, i):
+        def loss(v):
+            return (lax.psum(jnp.zeros(1000).at[i[0]].add(v[0]), "data") * weights).sum()
+
+        return jax.grad(loss)(v)
+
+    mapped = jax.shard_map(psums, mesh=mesh_of(2), in_specs=P("data"), out_specs=P("data"))
+    want = jax.jit(mapped)(np.ones((2, 3), np.float32), indices)
+    assert np.abs(want).min() > 0
+    np.testing.assert_array_equal(got, want)
+
+
 def test_a_sparse_tensor_is_a_tree_with_a_static_shape():
     tensor = sparsejax.SparseTensor(jnp.array([2, 0]), jnp.ones((2, 3)), (4, 3))
     doubled = jax.jit(lambda t: jax.tree.map(lambda x: x * 2, t))(tensor)

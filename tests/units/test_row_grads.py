@@ -8,7 +8,7 @@ from jax.experimental import checkify
 
 import sparsejax
 from sparsejax import errors
-from sparsejax.units.row_grads import RowGrads
+from sparsejax.units.row_grads import RowGrads, union
 
 
 def rows_of(rng, capacity, shape, dtype=np.float32):
@@ -101,3 +101,44 @@ def test_synchronizations_refuse_them_by_name():
     grads = {"table": RowGrads(jnp.zeros(3, jnp.int32), jnp.zeros((3, 2)), (5, 2))}
     with pytest.raises(errors.LeafError, match=r"'table' is RowGrads.*to_dense"):
         sparsejax.zen_sync().init(grads)
+
+
+@pytest.mark.parametrize("height", [100, 40 * 256 + 1])
+def test_lists_of_distinct_keys_have_a_union(height):
+    """By bits, and where the lists are short for them by a sort."""
+    rng = np.random.default_rng(0)
+    lists = np.stack([rng.choice(height, 10, replace=False) for _ in range(4)])
+    lists[:, 2] = 31  # a bit that all have, the last of its word
+    lists[:, 5:7] = height
+    want, places = np.unique(lists, return_inverse=True)
+    want = want[want < height]
+    found, place = jax.jit(union, static_argnums=(1, 2))(jnp.array(lists), 30, height)
+    np.testing.assert_array_equal(found, [*want, *[height] * (30 - len(want))])
+    places = np.where(lists < height, places.reshape(lists.shape), 30)
+    np.testing.assert_array_equal(place, places)
+
+
+@pytest.mark.parametrize("height", [100, 40 * 256 + 1])
+@pytest.mark.parametrize(
+    ("ids", "kept"),
+    [
+        ([3, 5, 9, -1], True),
+        ([9, 3, 5, -1], None),
+        ([9, 3, 9, -1], False),
+        ([9, -1, 3, 5], False),
+        ([31, 31, 32, -1], False),
+        ([32, 31, 64, 63], None),
+    ],
+)
+def test_rows_are_merged_where_some_are_there_twice_or_not_in_front(ids, kept, height):
+    ids = jnp.array(ids, jnp.int32)
+    rows = jnp.arange(1, 5, dtype=jnp.float32)[:, None]
+    short = jnp.where(ids < 0, height, ids)
+    grads = RowGrads(ids, rows, (height, 1))
+    once = jax.jit(RowGrads.each_once)(RowGrads(short, rows, (height, 1)))
+    np.testing.assert_array_equal(once.to_dense(), grads.to_dense())
+    there = np.asarray(once.ids)[: int((once.ids < height).sum())]
+    assert sorted(there) == sorted(set(np.asarray(ids)) - {-1})
+    # Lists in disorder are found to be distinct by bits, and else merged.
+    kept = height == 100 if kept is None else kept
+    assert np.array_equal(once.ids, short) == kept

@@ -38,6 +38,8 @@ class Table:
         idle: Which of `own` has to be zero in a row for such steps not to change it.
         decays: By what such a step multiplies each of `own`, if it changes no parameter,
             or where `idle` is zero; None if it does something else.
+        shrinks: What it adds to the parameter where `idle` is zero, as a multiple of the
+            parameter: 0, or with weights that decay a fixed number below.
         fades: By what such a step multiplies `idle`, where that is a fixed number.
         fading: How rows move while it fades, where that has been found out.
     """
@@ -50,6 +52,7 @@ class Table:
     moves: bool = True
     idle: int | None = None
     decays: tuple[float, ...] | None = None
+    shrinks: float = 0.0
     fades: float | None = None
     fading: Fading | None = None
 
@@ -209,11 +212,14 @@ class _Walk:
         for idle, j in enumerate(table.own):
             made = self.idle[idle]
             decays = self._decays(table, made, idle)
-            kept = made[table.leaf].is_zero and made[self.n + j].is_zero
+            shrinks = self._shrinks(table, made)
+            kept = shrinks is not None and made[self.n + j].is_zero
             if kept and decays is not None:
                 input, fades = self.still[self.n + j].times or (None, None)
                 fades = fades if input == self.n + j else None
-                return dataclasses.replace(table, idle=idle, decays=decays, fades=fades)
+                return dataclasses.replace(
+                    table, idle=idle, decays=decays, shrinks=shrinks, fades=fades
+                )
         return table
 
     def scalars(self, table):
@@ -262,6 +268,14 @@ class _Walk:
                 where = names[j - self.n] if j >= self.n else "another update"
                 return f"{where} depends on all its rows"
         return None
+
+    def _shrinks(self, table, made):
+        """By what multiple of itself a parameter moves; None if by something else."""
+        input, factor = made[table.leaf].times or (None, 1.0)
+        if factor == 0:
+            return 0.0
+        param = self.n + len(self.owner) + table.leaf
+        return factor if input == param and -1 < factor < 0 else None
 
     def _decays(self, table, made, idle=None):
         """By what each leaf of the state is multiplied; None if not by a fixed number."""

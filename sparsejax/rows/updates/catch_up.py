@@ -125,7 +125,7 @@ class CatchUp:
         """
         fading = self.anatomy.tables[at].fading
         assert fading is not None
-        param = part.param + fading.moved(part.own, nodes)
+        param = fading.caught_up(part.param, part.own, nodes, self.count - part.last)
         return self.decayed(at, part._replace(param=param))
 
     def decayed(self, at: int, part: Rows) -> Rows:
@@ -238,7 +238,7 @@ class CatchUp:
         table = self.anatomy.tables[at]
         if not table.moves:
             return True
-        if table.idle is None:
+        if table.idle is None or table.shrinks:
             return jnp.zeros(part.last.shape, bool)
         own = part.own[table.idle]
         return jnp.all(own == 0, axis=range(1, own.ndim))

@@ -10,6 +10,11 @@ optimizer itself, run on m = 1 with v = 0 and v = 1, so they have its learning r
 corrections of its bias. The sum over the steps that a row has missed is one of fractions in
 sqrt(v), as many as there are steps; Gauss's quadrature makes a sum of six of it, which is
 the same for all rows that were seen last at the same step.
+
+Where weights decay besides, as AdamW's, each step multiplies the parameter by a number d,
+and with it all that it was moved by before: a term is multiplied by d as often as steps
+follow it. That d is the same at all steps shows in the optimizer's program; where it
+depends on the step, as with a schedule, steps are taken one by one.
 """
 
 import math
@@ -60,11 +65,13 @@ class Fading(NamedTuple):
         momentum: Which of the leaves of the state of a table is m.
         squares: Which of them is v; None if there is none.
         factors: By what a step multiplies each of them.
+        shrinks: What a step adds to the parameter besides, as a multiple of it.
     """
 
     momentum: int
     squares: int | None
     factors: tuple[float, ...]
+    shrinks: float = 0.0
 
     @property
     def terms(self) -> int:
@@ -76,17 +83,39 @@ class Fading(NamedTuple):
         """Whether so many terms are worth adding up."""
         return 0 < self.factors[self.momentum] < 1 and self.terms <= _TERMS_AT_MOST
 
-    def moved(self, own: tuple[jax.Array, ...], nodes: "Nodes") -> jax.Array:
-        """By how much rows move from the step that they have seen last to another.
+    def caught_up(
+        self,
+        param: jax.Array,
+        own: tuple[jax.Array, ...],
+        nodes: "Nodes",
+        missed: jax.Array,
+    ) -> jax.Array:
+        """The parameter of rows after the steps that they have missed.
 
         Args:
-            own: The leaves of the state, rows of a table.
+            param: Rows of a table.
+            own: The leaves of the state, these rows of them.
             nodes: Of these rows, from `of_steps`.
-
-        Returns:
-            What is to be added to the parameter, like the leaves; zero where no step is
-            missed.
+            missed: int32 [n], how many steps each has missed.
         """
+        moved = self._moved(own, nodes)
+        if not self.shrinks:
+            return param + moved
+        # The momentum has faded after `terms` steps, and what it moved decays from there.
+        moved = moved * over(self._shrunk(missed - self._near(missed)), moved)
+        lost = jnp.expm1(missed.astype(jnp.float32) * math.log1p(self.shrinks))
+        return param + (param * over(lost, param) + moved)
+
+    def _near(self, missed):
+        """How many steps the sum of its nodes goes over."""
+        return jnp.minimum(missed, self.terms)
+
+    def _shrunk(self, steps):
+        """What becomes of 1 in so many steps."""
+        return jnp.exp(steps.astype(jnp.float32) * math.log1p(self.shrinks))
+
+    def _moved(self, own, nodes):
+        """What momentum moves rows by, up to the step when it has faded."""
         weights, points = jnp.split(nodes.sums[nodes.place], 2, axis=1)
         m = own[self.momentum]
         if self.squares is None:
@@ -139,6 +168,9 @@ class Fading(NamedTuple):
             with_squares.reshape(steps.shape),
         )
         faded = jnp.float32(self.factors[self.momentum]) ** after.astype(jnp.float32)
+        if self.shrinks:
+            follow = self._near(count - seen) - 1 - after
+            faded = faded * self._shrunk(jnp.maximum(follow, 0))
         if self.squares is None:
             total = jnp.where(steps <= count, weights * faded, 0).sum(1, keepdims=True)
             return total, jnp.zeros_like(total)
@@ -166,8 +198,9 @@ class Fading(NamedTuple):
         for step, weight, with_squares, _ in zip(some, *made, some, strict=False):
             sample = sample or _compiled(sampled, step, *numbers)
             point = 0 if self.squares is None or not weight else weight / with_squares - 1
-            want = m * weight / (np.sqrt(v) * point + 1)
-            if not np.allclose(sample(step, *numbers), want, rtol=1e-5, atol=1e-30):
+            parts = m * weight / (np.sqrt(v) * point + 1), p * self.shrinks
+            error = np.abs(sample(step, *numbers) - sum(parts))
+            if not np.all(error <= 1e-30 + 1e-5 * sum(map(np.abs, parts))):
                 return False
         if self.squares is None:
             return True
@@ -180,7 +213,9 @@ class Fading(NamedTuple):
             points = weights / np.where(weights == 0, 1, with_squares) - 1
             points = points * c ** (after / 2)
             for more in (3, 30, self.terms):
-                want = fraction(np.where(after < more, weights * b**after, 0), points)
+                follow = np.maximum(min(more, self.terms) - 1 - after, 0)
+                terms = weights * b**after * (1 + self.shrinks) ** follow
+                want = fraction(np.where(after < more, terms, 0), points)
                 got = fraction(*nodes(np.array([last]), np.int32(last + more)))
                 if not np.allclose(got, want, rtol=_ERROR, atol=0):
                     return False

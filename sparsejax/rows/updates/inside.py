@@ -76,7 +76,7 @@ class Inside:
         factors = list(table.decays or ())
         factors[table.idle] = table.fades
         squares = None if len(table.own) == 1 else 1 - table.idle
-        fading = Fading(table.idle, squares, tuple(factors))
+        fading = Fading(table.idle, squares, tuple(factors), table.shrinks)
         return fading if fading.is_short else None
 
     def _runs(self, anatomy, params):

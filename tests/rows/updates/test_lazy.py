@@ -25,6 +25,7 @@ OPTIMIZERS = {
     "lion": optax.lion(1e-3),
     "adabelief": optax.adabelief(1e-2),
     "nadam": optax.nadam(1e-2),
+    "adamw of few decays": optax.adamw(1e-3),
     "amsgrad": optax.amsgrad(1e-2),
     "decayed sgd": optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1)),
     "clipped and centred": optax.chain(

@@ -77,8 +77,8 @@ KINDS = {
     "adam": (optax.adam(0.1, b2=0.75), True, 0, (1, 0.75)),
     "nadam": (optax.nadam(0.1, b2=0.75), True, 0, (1, 0.75)),
     "clipped": (optax.chain(optax.clip(1.0), optax.adam(0.1, b2=0.75)), True, 0, (1, 0.75)),
-    "adamw": (optax.adamw(0.1), True, None, None),
-    "lion": (optax.lion(0.1), True, None, None),
+    "adamw": (optax.adamw(0.1, b2=0.75), True, 0, (1, 0.75)),
+    "lion": (optax.lion(0.1), True, 0, (1,)),
     # Each step rounds to 16 bits, and the epsilon of AdaBelief is added to its state.
     "16 bits": (optax.adam(0.1, mu_dtype=jnp.bfloat16), True, 0, (1, 0.999)),
     "adabelief": (optax.adabelief(0.1), True, None, None),
