@@ -59,13 +59,8 @@ class Stage:
             first += length
         return rounds
 
-    @property
-    def tiles(self) -> int:
-        """Tiles of all rounds, where each has room for the fullest part."""
-        return sum(-(-length // self.ladder.tile) for _, length in self.rounds)
-
-    def tiles_by_part(self, counts: np.ndarray) -> np.ndarray:
-        """Tiles of all rounds and parts of each rank, where a tile is of one part."""
+    def tiles(self, counts: np.ndarray) -> np.ndarray:
+        """Tiles of all rounds and parts, of each rank."""
         tiles, first = np.zeros(len(counts), int), 0
         for _, length in self.rounds:
             here = np.clip(counts - first, 0, length)
@@ -122,18 +117,14 @@ def _parts(counts) -> Loop:
 def _tiles_of_part(counts) -> Loop:
     """A loop over tiles for each part of a round."""
     begun = lambda stage: len(stage.rounds) * counts(stage).shape[1]
-    return Loop(begun, lambda stage: stage.tiles_by_part(counts(stage)))
+    return Loop(begun, lambda stage: stage.tiles(counts(stage)))
 
 
 _ROUNDS = Loop(lambda stage: 1, lambda stage: len(stage.rounds))
-_TILES = Loop(lambda stage: len(stage.rounds), lambda stage: stage.tiles)
 # By the innermost functions of a loop; where several match, the longest.
 LOOPS: dict[Place, Loop] = {
     ("messages.py:transmit",): _ROUNDS,
-    # Tiles of all parts together.
-    ("messages.py:_pack",): _TILES,
-    ("messages.py:_unpack",): _TILES,
-    # One part after another.
+    # On CPUs alone: one part after another, tile by tile.
     ("messages.py:_pack", "messages.py:_each"): _parts(_packs),
     ("messages.py:_unpack", "messages.py:_each"): _parts(_unpacks),
     ("messages.py:_pack.<locals>.one_part",): _tiles_of_part(_packs),
