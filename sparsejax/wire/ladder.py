@@ -9,8 +9,9 @@ is the work: packing and unpacking go tile by tile, as many tiles as there are e
 
 Rungs a factor f apart waste (f - 1)/ln f - 1 in one round, on average: 17% at 1.35, 44% at
 2, the default, where second rounds bring it down again once messages are long. The top rung
-holds a quarter of a part. The bottom one is where a message is so short that its bytes no
-longer matter.
+holds a quarter of a part, of large arrays 4 MB, and of those above 128 MB a 32nd: so rounds
+stay few, and buffers small beside the array. The bottom one is where a message is so short
+that its bytes no longer matter.
 
 Tried before: a ladder whose branches hold the whole exchange compiled in 13 s with five
 rungs, and rounds of one fixed size waste most of a round at low density or need hundreds of
@@ -37,6 +38,8 @@ _SHORT = 1024  # bytes; a shorter message costs its latency
 ROUND = 1 << 18
 # Bytes of the values in a rank's messages above which another round hardly weighs.
 _TOP = 16 * ROUND
+# The share of a larger array: buffers for messages stay small beside it, and rounds few.
+_SHARE = 32
 # Entries, and numbers of all their values, that are packed at a time: they fill the caches,
 # and hide the overhead.
 _TILE = 1 << 13
@@ -229,7 +232,7 @@ def _tile(top: int, unit_bytes: int) -> int:
 
 def _most(width: int, unit_bytes: int, parts: int) -> int:
     """Entries of the longest message where nothing is known of how many there will be."""
-    return min(width // 4, _TOP // (parts * unit_bytes))
+    return min(width // 4, max(_TOP // (parts * unit_bytes), width // _SHARE))
 
 
 def _multiple(count: int, of: int) -> int:

@@ -123,13 +123,13 @@ def transmit(
         first, carry, sent = state
         rung, length = ladder.next_message(need - first, channel.messages)
         places = form.places(rung)
-        told = form, slots, source, first, length, places, axes
-        message = by_platform(lambda: _pack(*told), lambda: whole.pack(*told))
+        packed = form, slots, source, first, length, places, axes
+        message = by_platform(lambda: _pack(*packed), lambda: whole.pack(*packed))
         rows = collectives.unseen_numbers(len(slots.counts))
         received, wire_bytes = lax.switch(rung, senders, message, *rows)
         received = channel.received(received[: channel.sources])
-        told = form, received, first, length, places, fold, carry
-        carry = by_platform(lambda: _unpack(*told), lambda: whole.unpack(*told))
+        given = form, received, first, length, places, fold, carry
+        carry = by_platform(lambda: _unpack(*given), lambda: whole.unpack(*given))
         counts = lax.bitcast_convert_type(received[:, 0], jnp.int32)
         expected = counts if typical is None else typical
         here = jnp.clip(expected - first, 0, length.astype(expected.dtype))

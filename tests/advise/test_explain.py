@@ -247,10 +247,10 @@ def test_what_is_chosen_is_the_least_of_its_row_or_a_reason_is_given(tx, density
 
 
 def test_rounds_are_priced_and_what_room_would_save_is_told():
-    params = {"embedding": jax.ShapeDtypeStruct((500_000, 512), jnp.float32)}
+    params = {"embedding": jax.ShapeDtypeStruct((60_000, 512), jnp.float32)}
     found, rows = explained(params=params)
     row = rows["embedding"]
-    assert row.rounds > 20
+    assert row.rounds > 5
     bandwidth = 25e9 / 8
     expected = 1e3 * (row.latencies * 20e-6 + row.sent_bytes / bandwidth)
     assert row.milliseconds["chosen"] == pytest.approx(expected)
@@ -264,6 +264,13 @@ def test_rounds_are_priced_and_what_room_would_save_is_told():
     _, rows = explained(sparsejax.sync(scheme), params)
     assert rows["embedding"].rounds == 2
     assert rows["embedding"].milliseconds["chosen"] == pytest.approx(best, rel=0.01)
+
+
+def test_a_large_table_loses_little_by_its_rounds():
+    params = {"embedding": jax.ShapeDtypeStruct((500_000, 512), jnp.float32)}
+    row = explained(params=params)[1]["embedding"]
+    assert row.rounds < 10
+    assert row.milliseconds["chosen"] < 1.1 * row.roomy[0]
 
 
 ADVICE = {

@@ -72,10 +72,10 @@ def test_rungs_are_no_further_apart_than_the_ratio(name):
 
 
 @every
-def test_the_top_rung_holds_a_quarter_or_16_rounds_in_tiles_of_one_length(name):
+def test_the_top_rung_holds_a_quarter_16_rounds_or_a_32nd_in_tiles_of_one_length(name):
     width, unit_bytes, parts = LADDERS[name][:3]
     steps = build(name)
-    least = min(width // 4, 16 * ROUND // (parts * unit_bytes))
+    least = min(width // 4, max(16 * ROUND // (parts * unit_bytes), width // 32))
     least = max(least, min(width, 128))
     assert steps.top == steps.rungs[-1].capacity
     assert least <= steps.top < least + 4
@@ -89,7 +89,7 @@ def test_the_top_rung_holds_a_quarter_or_16_rounds_in_tiles_of_one_length(name):
 
 @pytest.mark.parametrize("parts", [1, 2, 7, 16, 256])
 @pytest.mark.parametrize("unit_bytes", [2, 4, 6, 400, 4096, 1 << 20])
-def test_however_large_a_part_the_top_rung_holds_no_more_than_16_rounds(unit_bytes, parts):
+def test_the_top_rung_holds_no_more_than_16_rounds_or_a_32nd(unit_bytes, parts):
     """In values; but for 128 entries, which it always holds."""
     tops = []
     for width in (1 << 12, 1 << 20, 1 << 24, (1 << 29) + 32):
@@ -98,15 +98,16 @@ def test_however_large_a_part_the_top_rung_holds_no_more_than_16_rounds(unit_byt
         # 65536 whole words, rounded up to four entries; a unit of six bytes has but one.
         assert steps.tile * unit_bytes < 65536 * 8 + 4 * unit_bytes
         assert steps.tile <= 8192
-        assert steps.top * entry < max(16 * ROUND, 128 * entry) + 4 * entry
+        most = max(16 * ROUND, 128 * entry, width // 32 * entry)
+        assert steps.top * entry < most + 4 * entry
         tops.append(steps.top)
         # What it does not hold goes in further rounds, and in no more than it takes.
         taken = steps.messages_for(min(width, 10 * steps.top), parts)
         assert sum(rung.capacity for rung in taken) >= min(width, 10 * steps.top)
         assert len(taken) <= 11
-    # It stops growing.
     assert tops == sorted(tops)
-    assert tops[-2] == tops[-1]
+    # A 32nd is more than 16 rounds of the last alone, or of the last two.
+    assert tops[-1] == -(-(width // 32) // 4) * 4
 
 
 @every
