@@ -50,6 +50,13 @@ class Loss:
                 f"{self.name} must return a scalar loss, the mean over its share of the "
                 f"batch, got an array {list(jnp.shape(loss))}: loss.mean()."
             )
+        dtype = jnp.result_type(loss)
+        if self.name == "loss_fn" and not jnp.issubdtype(dtype, jnp.floating):
+            raise ArgumentError(
+                f"loss_fn must return a floating loss, of which there is a gradient, got "
+                f"{dtype}. A count, or an accuracy, can be an auxiliary output: "
+                "has_aux=True, and return (loss, count)."
+            )
         return loss, rest
 
     def _taken_apart(self, out, given):

@@ -60,6 +60,14 @@ class Batches:
         return jax.make_array_from_process_local_data(self._sharding, np.asarray(x))
 
     def _check(self, path, x, ranks):
+        dtype = None if isinstance(x, jax.Array) else np.asarray(x).dtype
+        if dtype is not None and dtype.kind in "USO":
+            name = repr(tree.named(path)) if path else "this one"
+            raise ArgumentError(
+                f"a batch is a tree of arrays of numbers, and {name} is "
+                f"{type(x).__name__} of {dtype.name}: texts are tokenized, and objects "
+                "left out, before trainer.step is given them."
+            )
         shape = np.shape(x)
         if shape and shape[0] % ranks == 0:
             return

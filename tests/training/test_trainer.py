@@ -173,6 +173,7 @@ def test_a_sparsifier_that_nothing_synchronizes_is_named():
     ("loss_fn", "options", "values", "match"),
     [
         (lambda p, b: p["w"] * b, {}, {}, r"must return a scalar loss.*array \[1\]"),
+        (lambda p, b: (p["w"] > 0).sum(), {}, {}, "floating loss.*got int32.*has_aux"),
         (lambda p, b: (0.0, 1), {}, {}, "must return the loss, got a tuple of 2.*has_aux"),
         (lambda p, b: p["w"], {"has_aux": True}, {}, r"return \(loss, aux\), got"),
         (
@@ -217,6 +218,8 @@ def test_arguments_in_another_order_are_an_error():
     [
         ({"x": np.ones(3)}, r"2 ranks along.* 2 must divide; got shape \[3\] for .*'x'"),
         ({"x": np.float32(1)}, r"\[\] for the array 'x'.*trainer.init\(params, key="),
+        ({"x": np.array(["a", "b"])}, "numbers, and 'x' is ndarray of str.*tokenized"),
+        ({"x": ["a", "b"]}, "numbers, and .* is str of str.*tokenized"),
         (jax.random.key(0), r"shape \[\] for the array\..*trainer.init\(params, key="),
     ],
 )
