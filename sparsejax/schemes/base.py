@@ -196,7 +196,7 @@ class LossyScheme(Scheme):
 
 Number = jax.Array | float
 
-# Less than 2**31, by the slots that belong to no unit and the entries of a tile.
+# Less than 2**31, by the slots that belong to no unit.
 MOST_UNITS = 2**31 - 2**24
 
 

@@ -1,8 +1,7 @@
 """Sets of units as packed bits, one set a part.
 
 A scheme holds what it has to send as uint32 [parts, words]: a bit for each slot of each
-part. From this come the count of a part, the slots of a run of ranks in every part at
-once, and how many slots lie below a given word. The search itself is
+part. From this come the count of a part, and the slots of a run of ranks. The search is
 `pallas_kernels.rank_select.select`.
 """
 
@@ -75,7 +74,11 @@ def apart(places: jax.Array, real: jax.Array, size: int) -> jax.Array:
         real: Booleans of that shape.
         size: How many places there are.
     """
-    return jnp.where(real, places, size + lax.iota(jnp.int32, places.shape[-1]))
+    behind = lax.iota(jnp.int32, places.shape[-1])
+    if size + behind.size > 2**31 - 1:
+        # Where int32 ends, so do they.
+        behind = jnp.minimum(behind, 2**31 - 1 - size)
+    return jnp.where(real, places, size + behind)
 
 
 def listed(index: RankIndex, length: int) -> tuple[jax.Array, jax.Array]:

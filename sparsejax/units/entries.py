@@ -32,9 +32,9 @@ class Source(NamedTuple):
     Attributes:
         array: [units, ...], the values.
         dtype: Of the values while they travel; that of the array if None.
-        units: From the number of a part and slots int32 [k] of it to the units whose
-            values they have; the slots themselves if None. It may name any unit for a slot
-            beyond a part's count.
+        units: From the number of a part and slots int32 [k] of it, or from those of all,
+            int32 [parts, 1] and [parts, k], to the units whose values they have; the slots
+            themselves if None. It may name any unit for a slot beyond a part's count.
     """
 
     array: jax.Array

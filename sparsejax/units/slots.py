@@ -1,8 +1,7 @@
 """The slots that a rank sends: a set for each part, as packed bits.
 
-A message asks for the slots of a part in ascending order, a run at a time. They are found
-by the counts of `bits.rank_index`, which are made of one part at a time: so all parts, and
-the bit strings that arrive, are searched by one and the same compiled program.
+A message asks for the slots of a part in ascending order, a run at a time, or all at once.
+They are found by the counts of `bits.rank_index`, which whoever packs makes of the words.
 """
 
 from typing import NamedTuple

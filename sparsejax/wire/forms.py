@@ -19,6 +19,9 @@ from sparsejax.units import bits
 from sparsejax.wire.ladder import Ladder
 
 
+_MOST_FLAT = 2**31 - 1  # words that int32 numbers
+
+
 class Form:
     """Where the parts of a message are, for each rung of a ladder.
 
@@ -30,6 +33,8 @@ class Form:
         dtype: Of the values while they travel.
         rows: How many messages a buffer has.
         room: Words of each of them.
+        longest: Words of the longest string or bitmap.
+        searched: Words in which a part's bits, or a message's string, are searched.
     """
 
     def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any, rows: int):
@@ -41,16 +46,20 @@ class Form:
             1 + string + lane + self.unit_words(whole_tiles(r.capacity, ladder.tile))
             for string, lane, r in zip(strings, lanes, rungs, strict=True)
         ]
-        # A whole tile may be written or read anywhere, and a part's bits where a string is.
+        # No slice may reach over the end, or XLA would move it: not that of a plane, or of
+        # values, for a whole tile or for the top rung's entries, wherever they begin, nor
+        # that of a part's bits, or of the longest string, which begins at word 1.
         self.planes = max(r.code.planes for r in rungs)
         spill = self.planes * (whole_tiles(ladder.top, ladder.tile) // 4)
-        part_words = ladder.width // bits.WORD
         self.longest = max(1, *strings)
         begins = [1 + string + lane for string, lane in zip(strings, lanes, strict=True)]
         whole = max(begins) + self.unit_words(ladder.top)
-        self.spare = max(*tails, whole, 1 + part_words, 1 + max(strings) + spill)
-        # Lanes of a tile, or the string of a message whose slots are all in one block.
-        self.room = self.spare + max(ladder.tile // 4, ladder.top // bits.WORD + 2)
+        self.searched = max(self.longest, ladder.width // bits.WORD)
+        self.spare = max(*tails, whole, 1 + self.searched, 1 + max(strings) + spill)
+        # Behind the longest message there is room for one plane, and for a string that has
+        # no blocks to tell: both are written there by messages that do not send them.
+        plane = max(ladder.tile, ladder.top) // 4
+        self.room = self.spare + max(plane, ladder.top // bits.WORD + 2)
         self.table = np.array(
             [
                 self._places(rung, string, lane)
@@ -68,9 +77,10 @@ class Form:
             # A plane that this rung does not send goes where nobody looks.
             at = 1 + string + plane * (rung.capacity // 4) if sent else self.spare
             planes += [at, int(sent)]
-        # So does a string that would say nothing.
+        # So is a string where all slots are in one block.
         return [
             1 if string else self.spare,
+            string,
             1 + string + lane,
             int(code.lane != 0),
             int(string > 0),
@@ -103,9 +113,15 @@ class Form:
         """
         rank = at + lax.iota(jnp.int32, slots.shape[-1])
         bit = (slots >> places.shift) + places.has_lanes * rank
-        word = part * self.room + places.string + (bit >> 5)
-        word = jnp.where(rank < here, word, message.size)
         mark = jnp.uint32(1) << (bit & (bits.WORD - 1)).astype(jnp.uint32)
+        word = places.string + (bit >> 5)
+        if message.size > _MOST_FLAT:
+            word = jnp.where(rank < here, word, self.room)
+            marked = message.at[jnp.broadcast_to(part, word.shape), word]
+            return marked.add(mark, mode="drop", wrap_negative_indices=False)
+        # Laid end to end: an index of two numbers is a kernel more to compile.
+        word = part * self.room + word
+        word = jnp.where(rank < here, word, message.size)
         flat = message.reshape(-1)
         flat = flat.at[word].add(mark, mode="drop", wrap_negative_indices=False)
         return flat.reshape(message.shape)
@@ -157,7 +173,7 @@ class Places:
 
     def __init__(self, row: jax.Array):
         numbers = [lax.index_in_dim(row, i, keepdims=False) for i in range(row.size)]
-        self.string, self.values, self.has_lanes, *numbers = numbers
+        self.string, self.length, self.values, self.has_lanes, *numbers = numbers
         self.has_string, self.shift, *planes = numbers
         self.planes = list(zip(planes[::2], planes[1::2], strict=True))
 

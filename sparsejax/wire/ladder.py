@@ -5,7 +5,7 @@ when it is there. So a program is compiled with a ladder of message sizes, each 
 that holds nothing but the collective, and takes the lowest rung that all ranks' fullest
 parts fit. Above the top rung it goes round again with what is left, and so it does where a
 lower rung and a second round save more bytes than a round is worth. What is compiled once
-is the work: packing and unpacking go tile by tile, as many tiles as there are entries.
+is the work.
 
 Rungs a factor f apart waste (f - 1)/ln f - 1 in one round, on average: 17% at 1.35, 44% at
 2, the default, where second rounds bring it down again once messages are long. The top rung
@@ -62,7 +62,7 @@ class Ladder:
     Attributes:
         width: Slots in a part.
         unit_bytes: Bytes of the value of one unit, as it travels.
-        tile: Entries of a part that are packed or unpacked at a time.
+        tile: Entries of a part that are packed or unpacked at a time on CPUs.
         rungs: From the shortest message to the longest.
     """
 
@@ -160,6 +160,7 @@ def ladder(
     codes: str = "auto",
     ratio: float = 2.0,
     capacity: int | None = None,
+    units: int | None = None,
 ) -> Ladder:
     """Builds the ladder for parts of `width` slots.
 
@@ -170,10 +171,13 @@ def ladder(
         codes: The index code, or "auto" for the cheapest at each rung.
         ratio: How far apart the rungs are; a larger ratio compiles faster and pads more.
         capacity: Entries in the longest message, where it is known what to expect; what
-            does not fit goes in further rounds. A quarter of a part if None.
+            does not fit goes in further rounds. What the module says if None.
+        units: Units of the array, where they are not as many as parts have slots.
     """
     allowed = index_codes.parse(codes)
-    top = min(capacity or max(_most(width, unit_bytes, parts), 128), width)
+    top = min(
+        capacity or max(_most(width, unit_bytes, parts, units or width * parts), 128), width
+    )
     top = _multiple(max(top, 1), _LANES)
     rungs: list[Rung] = []
     wanted = float(top)
@@ -230,9 +234,10 @@ def _tile(top: int, unit_bytes: int) -> int:
     return _multiple(-(-top // tiles), _LANES)
 
 
-def _most(width: int, unit_bytes: int, parts: int) -> int:
+def _most(width: int, unit_bytes: int, parts: int, units: int) -> int:
     """Entries of the longest message where nothing is known of how many there will be."""
-    return min(width // 4, max(_TOP // (parts * unit_bytes), width // _SHARE))
+    share = max(_TOP // unit_bytes, units // _SHARE)
+    return min(width // 4, share // parts)
 
 
 def _multiple(count: int, of: int) -> int:

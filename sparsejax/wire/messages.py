@@ -45,12 +45,13 @@ from sparsejax.wire.ladder import Ladder
 
 
 class Fold(NamedTuple):
-    """Takes in the entries that arrive, tile by tile.
+    """Takes in the entries that arrive, some at a time.
 
     Attributes:
         start: The result where nothing arrives.
         add: From a result, the number of the sender, slots int32 [k] and values [k, ...]
-            to the next result. A slot is `width` or more where there is no entry.
+            to the next result. A slot is `width` or more where there is no entry. The
+            number of the sender is one, or int32 [k] where they are several.
         in_order: Whether senders must follow one another, as where ranks that receive the
             same messages add them up, and have to end with the same bits. If not, `add` may
             be given entries of all senders at once, and the number of the sender of each.
@@ -241,7 +242,7 @@ def _unpack(form, message, first, length, row, fold, carry):
     def one_sender(state):
         sender, carry = state
         cut = functools.partial(forms.cut, message, sender)
-        index = bits.rank_index(cut(1, ladder.width // bits.WORD)[0], tile)
+        index = bits.rank_index(cut(1, form.searched)[0], tile)
         count = lax.bitcast_convert_type(cut(0, 1)[0, 0], jnp.int32)
         here = jnp.clip(count - first, 0, length)
 

@@ -1,4 +1,4 @@
-"""Messages packed and unpacked whole, all parts at once: for GPUs.
+"""Messages packed and unpacked whole, all parts at once: for GPUs, and all but CPUs.
 
 What is in a message is said in `messages`. Here there is no loop: every part is taken to
 have as many entries as the longest message holds, and those that are not there are written
@@ -79,9 +79,14 @@ def unpack(
     senders, room, width = len(message), form.ladder.top, form.ladder.width
     places = Places(row)
     cut = lambda begin, words: lax.dynamic_slice(
-        message, (0, jnp.int32(begin)), (senders, words), allow_negative_indices=False
+        message,
+        (jnp.int32(0), jnp.int32(begin)),
+        (senders, words),
+        allow_negative_indices=False,
     )
-    sets = bits.bit_sets(cut(1, form.longest), senders * room)
+    # Lanes and values that lie where a longer string would are no bits to be counted.
+    used = lax.iota(jnp.int32, form.longest) < places.length
+    sets = bits.bit_sets(jnp.where(used, cut(1, form.longest), 0), senders * room)
     found = bits.slots(sets, jnp.int32(0), room)
     rank = lax.iota(jnp.int32, room)
     low = jnp.zeros_like(found)

@@ -63,6 +63,13 @@ def test_totals_are_those_of_numpy(size):
     np.testing.assert_array_equal(jax.jit(bits.count)(x[0] > 5), (x[0] > 5).sum())
 
 
+def test_places_that_are_apart_end_where_int32_does():
+    size = 2**31 - 3
+    real = np.array([True, False, False, False, False])
+    places = np.asarray(bits.apart(jnp.arange(5), real, size))
+    np.testing.assert_array_equal(places, [0, size + 1, size + 2, size + 2, size + 2])
+
+
 def test_a_row_counts_when_any_of_its_numbers_does_and_not_by_its_sum():
     x = jnp.array([[0.0, 0.0], [1.0, -1.0], [0.0, jnp.nan], [-0.0, 0.0], [0.0, 1e-45]])
     np.testing.assert_array_equal(bits.nonzero_units(x), [0, 1, 1, 0, 1])

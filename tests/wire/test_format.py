@@ -7,7 +7,7 @@ import pytest
 
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
-from sparsejax.wire import channels, index_codes, ladder, messages
+from sparsejax.wire import channels, forms, index_codes, ladder, messages
 from tests import helpers
 
 
@@ -56,14 +56,14 @@ def string_of(slots, lane, width):
     return np.array(told)
 
 
-def cases(words):
+def cases(words, full=False):
     """Parts of all kinds: few slots, many in few blocks, both ends alone, none."""
     width = 32 * words
     flags = np.random.default_rng(words).random((4, width)) < [[0.02], [0.2], [0.1], [0.0]]
     flags[1, 600:] = False
     flags[2] = False
     flags[2, [0, width - 1]] = True
-    return flags
+    return flags | full
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,18 @@ def cases(words):
         ("coo16", 33, 40, 40),  # one block
         ("coo32", 33, 40, 16),
         ("bitmap", 33, 40, 16),
+        (
+            "coo8",
+            9,
+            288,
+            100,
+        ),  # a string of more bits than the part, tiles that do not divide
+        ("coo16", 2 * 2048 + 5, 131232, 8192),
     ],
 )
 def test_a_message_is_what_its_format_says(name, words, capacity, tile):
-    code, flags = index_codes.CODES[name], cases(words)
     width = 32 * words
+    code, flags = index_codes.CODES[name], cases(words, full=capacity == width)
     values = np.random.default_rng(1).standard_normal(flags.shape).astype(np.float32)
     first = 0
     for message in sent(code, flags, values, capacity, tile):
@@ -104,6 +111,16 @@ def test_a_message_is_what_its_format_says(name, words, capacity, tile):
             assert len(numbers) == capacity
             np.testing.assert_array_equal(numbers[: len(slots)], values[part, slots])
         first += capacity
+
+
+def test_numbers_of_64_bits_change_nothing():
+    with jax.enable_x64(True):
+        test_a_message_is_what_its_format_says("coo8", 33, 40, 16)
+
+
+def test_messages_that_int32_cannot_number_as_one_row_are_written_by_two(monkeypatch):
+    monkeypatch.setattr(forms, "_MOST_FLAT", 0)
+    test_a_message_is_what_its_format_says("coo8", 33, 40, 16)
 
 
 @pytest.mark.parametrize("name", ["coo8", "coo16"])

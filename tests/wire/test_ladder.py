@@ -39,6 +39,13 @@ def build(name):
     return ladder.ladder(*LADDERS[name])
 
 
+def test_the_longest_message_follows_the_array_and_not_parts_as_wide_as_it():
+    width, ranks = 1 << 26, 64
+    wide = ladder.ladder(width, 4, ranks, units=width)
+    assert wide.top == width // 32 // ranks
+    assert ladder.ladder(width // ranks, 4, ranks).top == wide.top
+
+
 @every
 def test_rungs_grow_in_room_and_in_words(name):
     rungs = build(name).rungs

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import sparsejax.wire.messages
+from sparsejax.wire import forms
 from tests import helpers
 from tests.laws.test_exact_sum import SCHEMES
 from tests.wire import test_format, test_messages
@@ -39,10 +40,20 @@ def as_elsewhere(monkeypatch):
         ("coo16", 2 * 2048 + 5, 4000, 512),
         ("coo32", 33, 40, 16),
         ("bitmap", 33, 40, 16),
+        ("coo8", 9, 288, 100),
     ],
 )
 def test_a_message_is_what_its_format_says(name, words, capacity, tile):
     test_format.test_a_message_is_what_its_format_says(name, words, capacity, tile)
+
+
+def test_numbers_of_64_bits_change_nothing():
+    test_format.test_numbers_of_64_bits_change_nothing()
+
+
+def test_messages_that_int32_cannot_number_as_one_row_are_written_by_two(monkeypatch):
+    monkeypatch.setattr(forms, "_MOST_FLAT", 0)
+    test_format.test_a_message_is_what_its_format_says("coo8", 33, 40, 16)
 
 
 SETUPS = {

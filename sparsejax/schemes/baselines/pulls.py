@@ -74,7 +74,7 @@ class Spread(PullEntries):
         message = _uncapped(message)
         shares = StripedHash().width(width, n)
         inner = message.ladder(shares, unit_bytes, n)
-        outer = message.ladder(n * shares, unit_bytes, n)
+        outer = message.ladder(n * shares, unit_bytes, n, load.units)
         share = fullest_part(fullest, n, shares, True, 1.0, sets=n)
         even = fullest_part(last, n, n * shares, True, 1.0)
         scattered, turns, _ = sent_bytes(inner, share, n - 1)

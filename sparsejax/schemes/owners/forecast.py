@@ -13,7 +13,7 @@ def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
     unit_bytes = load.unit_bytes(how.wire_dtype)
     balanced = ownership.balanced
     need = fullest_part(load.counts[0], n, width, balanced, load.skewness, sets=n)
-    push_steps = how.push.ladder(width, unit_bytes, n)
+    push_steps = how.push.ladder(width, unit_bytes, n, load.units)
     pushed, rounds, capacity = sent_bytes(push_steps, need, n - 1)
     dense = load.all_reduce(how.wire_dtype)
     whole = least = (n - 1) * width * unit_bytes

@@ -58,9 +58,11 @@ class Message:
     ratio: float = 2.0
     capacity: int | None = None
 
-    def ladder(self, width: int, unit_bytes: int, parts: int) -> Ladder:
-        """The message sizes for parts of `width` slots."""
-        return ladder(width, unit_bytes, parts, self.code, self.ratio, self.capacity)
+    def ladder(
+        self, width: int, unit_bytes: int, parts: int, units: int | None = None
+    ) -> Ladder:
+        """The message sizes for parts of `width` slots, of so many units in all."""
+        return ladder(width, unit_bytes, parts, self.code, self.ratio, self.capacity, units)
 
 
 class Pulled(NamedTuple):
@@ -100,7 +102,8 @@ class Owned:
     @functools.cached_property
     def ladder(self) -> Ladder:
         """The message sizes."""
-        return self.message.ladder(self.layout.width, self.unit_bytes, self.layout.ranks)
+        layout = self.layout
+        return self.message.ladder(layout.width, self.unit_bytes, layout.ranks, layout.size)
 
     @property
     def has_even_parts(self) -> bool:
@@ -244,7 +247,7 @@ class Gather(PullEntries):
         return gather, owned.bytes(fullest), 0.0
 
     def forecast(self, load, message, width, unit_bytes, fullest):
-        steps = message.ladder(width, unit_bytes, load.ranks)
+        steps = message.ladder(width, unit_bytes, load.ranks, load.units)
         sent, turns, _ = sent_bytes(steps, fullest, load.ranks - 1)
         return sent, agreeing(load.ranks) + turns * (load.ranks - 1), turns
 

@@ -78,7 +78,7 @@ class PushPull:
             wire,
             layout,
             self.way,
-            self.push.ladder(layout.width, size, layout.ranks),
+            self.push.ladder(layout.width, size, layout.ranks, layout.size),
             Owned(wire, layout, self.pull, narrow, size),
             wide(x.dtype),
             wire.dense_bytes(x.size, x.dtype),
