@@ -76,8 +76,8 @@ MUTANTS = {
     ),
     "the string of a message is written into the first part's": Mutant(
         "sparsejax/wire/forms.py",
-        "word = part * self.room + places.string + (bit >> 5)",
-        "word = 0 * part * self.room + places.string + (bit >> 5)",
+        "word = part * self.room + word",
+        "word = 0 * part * self.room + word",
         "tests/wire/test_format.py tests/wire/test_messages.py",
     ),
     "long sums count halves once": Mutant(
