@@ -74,7 +74,7 @@ def assume_same(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def by_platform(cpu: Callable[[], Any], default: Callable[[], Any]) -> Any:
-    """What one of two functions returns, as is best on CPUs and elsewhere."""
+    """Calls the function that suits the platform: one for CPUs, one for all others."""
     return lax.platform_dependent(cpu=cpu, default=default)
 
 

@@ -111,7 +111,7 @@ class Fading(NamedTuple):
         return jnp.minimum(missed, self.terms)
 
     def _shrunk(self, steps):
-        """What becomes of 1 in so many steps."""
+        """The factor by which weights decay in so many steps."""
         return jnp.exp(steps.astype(jnp.float32) * math.log1p(self.shrinks))
 
     def _moved(self, own, nodes):
