@@ -11,7 +11,7 @@ them says so (`Origin`): `check` finds ids that something has computed with.
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -215,18 +215,8 @@ def is_row_grads(leaf: Any) -> bool:
     return isinstance(leaf, RowGrads)
 
 
-class Merge(NamedTuple):
-    """Where rows of equal ids go, to be one.
-
-    Attributes:
-        ids: int32 [room], the distinct ids, ascending; the height behind the last.
-        place: int32 [k], where the row of each id goes; `room` if it is none of the table.
-        found: int32, how many distinct ids there are.
-    """
-
-    ids: jax.Array
-    place: jax.Array
-    found: jax.Array
+class Merge(pallas_kernels.MergedRows):
+    """Where rows of equal ids go, to be one."""
 
     def sums(self, rows: jax.Array) -> jax.Array:
         """Rows [k, ...] of equal ids added up in float32, or wider where they are wider."""
@@ -234,7 +224,7 @@ class Merge(NamedTuple):
         # No constant: XLA would make one for all that begins with zeros, and keep it.
         zero = jnp.minimum(self.found, 0).astype(wider.dtype)
         sums = jnp.broadcast_to(zero, (*self.ids.shape, *rows.shape[1:]))
-        return sums.at[self.place].add(wider, mode="drop").astype(rows.dtype)
+        return sums.at[self.places].add(wider, mode="drop").astype(rows.dtype)
 
 
 def merged(ids: jax.Array, height: int, room: int | None = None) -> Merge:

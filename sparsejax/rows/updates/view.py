@@ -184,7 +184,7 @@ class Reader:
         merge = merged(flat, self._leaves[at].shape[0], tiles.room(flat.size))
         rows = self._view.caught_up(at, merge)
         self._readings.append(Reading(ids, merge, rows))
-        return gathered_rows(rows.param, merge.place.reshape(ids.shape))
+        return gathered_rows(rows.param, merge.places.reshape(ids.shape))
 
     def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
         """Is told what the gradient of a table lists: the rows of some calls of `rows`."""

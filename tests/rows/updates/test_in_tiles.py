@@ -101,7 +101,7 @@ def test_a_merge_has_room_to_spare(height):
     ids = jnp.array([7, 3, 39, 3, -1, height], jnp.int32)
     merge = merged(ids, height, room=8)
     np.testing.assert_array_equal(merge.ids, [3, 7, 39, *[height] * 5])
-    np.testing.assert_array_equal(merge.place, [1, 0, 2, 0, 8, 8])
+    np.testing.assert_array_equal(merge.places, [1, 0, 2, 0, 8, 8])
     assert merge.found == 3
     sums = merge.sums(jnp.arange(6.0)[:, None])
     np.testing.assert_array_equal(sums[:, 0], [4, 0, 2, 0, 0, 0, 0, 0])
