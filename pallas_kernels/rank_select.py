@@ -20,6 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_kernels.platforms import by_platform
+from pallas_kernels.types import untyped
+
 
 WORD = 32
 # Words in the longest row of the rank index: 16 to 64 run alike on CPUs, 16 compiles
@@ -90,7 +93,9 @@ def unpack(words: jax.Array) -> jax.Array:
     return flags.reshape(*words.shape[:-1], -1) != 0
 
 
-def rank_index(words: jax.Array, lanes: int = 0) -> RankIndex:
+@untyped
+@functools.partial(jax.jit, static_argnames="lanes")
+def rank_index(words: jax.Array, *, lanes: int = 0) -> RankIndex:
     """Counts the bits of uint32 [n], so that `select` can find the bit of a rank.
 
     Args:
@@ -106,7 +111,9 @@ def rank_index(words: jax.Array, lanes: int = 0) -> RankIndex:
     return RankIndex(words, inside.reshape(-1), row_end)
 
 
-def select(index: RankIndex, first: jax.Array, length: int) -> jax.Array:
+@untyped
+@functools.partial(jax.jit, static_argnames="length")
+def select(index: RankIndex, first: jax.Array, *, length: int) -> jax.Array:
     """Finds, for each of a few runs of ranks, the positions of the bits of those ranks.
 
     Args:
@@ -141,7 +148,7 @@ def select(index: RankIndex, first: jax.Array, length: int) -> jax.Array:
 def bit_sets(words: jax.Array, lanes: int = 0) -> BitSets:
     """Counts the bits of uint32 [parts, words]; for `lanes` see `rank_index`."""
     parts, part_words = words.shape
-    search = rank_index(words.reshape(-1), lanes)
+    search = rank_index(words.reshape(-1), lanes=lanes)
     # Read off the index: to count again, and add up, takes six more kernels.
     if part_words and part_words % search.row == 0:
         ends = search.row_end.reshape(parts, -1)[:, -1]
@@ -168,7 +175,7 @@ def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
         int32 [parts, length]. Beyond a part's count the entry means nothing.
     """
     parts, words = sets.words.shape
-    flat = select(sets.search, sets.starts + first, length)
+    flat = select(sets.search, sets.starts + first, length=length)
     return flat - np.arange(parts, dtype=np.int32)[:, None] * (words * WORD)
 
 
@@ -202,7 +209,7 @@ def running_sum(x: jax.Array) -> jax.Array:
     """
     is_long = x.ndim == 1 and x.size > _LONG
     elsewhere = functools.partial(jnp.cumsum, dtype=jnp.int32)
-    return lax.platform_dependent(
+    return by_platform(
         x,
         cpu=functools.partial(_sum_in_blocks, block_sums=_by_product),
         default=elsewhere
@@ -218,7 +225,7 @@ def total(x: jax.Array) -> jax.Array:
     On CPUs by products: XLA makes a tree of kernels of a long sum, one for every factor of
     32, and a product is a library call.
     """
-    return lax.platform_dependent(
+    return by_platform(
         x, cpu=_by_halves, default=functools.partial(jnp.sum, axis=-1, dtype=jnp.int32)
     )
 
@@ -228,7 +235,7 @@ _HALVES = np.kron(np.eye(2, dtype=np.int32), np.ones((128, 1), np.int32))
 
 
 def _by_halves(x):
-    while x.shape[-1] > WORD:
+    while x.shape[-1] > _HALVES.size:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % len(_HALVES))])
         rows = x.reshape(*x.shape[:-1], -1, len(_HALVES))
         sums = lax.dot_general(rows, _HALVES, (((rows.ndim - 1,), (0,)), ((), ())))

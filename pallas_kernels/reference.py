@@ -228,12 +228,12 @@ def _by_tiles(flags, step, carry, tile=_TILE):
         tile: How many places go at a time.
     """
     tile = min(tile, max(flags.size, 1))
-    index = rank_index(pack(_padded(flags)), tile)
+    index = rank_index(pack(_padded(flags)), lanes=tile)
     count = index.row_end[-1]
 
     def one_tile(state):
         first, carry = state
-        found = select(index, first[None], tile)[0]
+        found = select(index, first[None], length=tile)[0]
         return first + tile, step(found, first + lax.iota(jnp.int32, tile) < count, carry)
 
     # Inside shard_map what is carried has to differ by rank as soon as the flags do.
@@ -312,10 +312,10 @@ def _padded(flags):
 
 
 def _positions(words, capacity, fill):
-    return _found(rank_index(words, capacity), capacity, fill)
+    return _found(rank_index(words, lanes=capacity), capacity, fill)
 
 
 def _found(index, capacity, fill):
-    found = select(index, jnp.zeros(1, jnp.int32), capacity)[0]
+    found = select(index, jnp.zeros(1, jnp.int32), length=capacity)[0]
     count = index.row_end[-1]
     return jnp.where(lax.iota(jnp.int32, capacity) < count, found, fill), count

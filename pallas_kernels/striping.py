@@ -41,11 +41,8 @@ def turn(slots: jax.Array, parts: int, seed: int) -> jax.Array:
     """By how many parts the units of each slot are turned, in [0, parts)."""
     # Shifts: // of signed numbers takes eight operations, and is compiled everywhere.
     words, bit = slots >> 5, (slots & (WORD - 1)).astype(jnp.uint32)
-    turned = jnp.zeros_like(slots)
-    for k in range(_turn_bits(parts)):
-        one = (_turn_words(words, k, seed) >> bit) & 1
-        turned = turned + one.astype(jnp.int32) * ((1 << k) % parts)
-    return _modulo(turned, parts)
+    ones = (_turn_words(words, parts, seed) >> bit) & 1
+    return _modulo(_weighed(ones, parts), parts)
 
 
 def assign(units: jax.Array, size: int, parts: int, seed: int) -> tuple:
@@ -66,9 +63,8 @@ def split(flags: jax.Array, parts: int, seed: int) -> jax.Array:
     per_part = width(flags.size, parts)
     whole = jnp.pad(flags, (0, parts * per_part - flags.size))
     words = pack(whole).reshape(parts, -1)
-    number = lax.iota(jnp.uint32, per_part // WORD)
-    for k in range(_turn_bits(parts)):
-        mask = _turn_words(number, k, seed)
+    masks = _turn_words(lax.iota(jnp.uint32, per_part // WORD), parts, seed)
+    for k, mask in enumerate(masks):
         # A gather of rows; jnp.roll is a concatenation, eight times slower on CPUs.
         # Fused with the next step, each step would do all those before it twice.
         back = (np.arange(parts) - (1 << k)) % parts
@@ -80,11 +76,8 @@ def split(flags: jax.Array, parts: int, seed: int) -> jax.Array:
 def join(dense: jax.Array, size: int, seed: int) -> jax.Array:
     """Values by part [parts, width, ...] in the order of the units [size, ...]."""
     parts, per_part = dense.shape[:2]
-    number = lax.iota(jnp.uint32, per_part // WORD)
-    turned = jnp.zeros(per_part, jnp.int32)
-    for k in range(_turn_bits(parts)):
-        one = unpack(_turn_words(number, k, seed)).astype(jnp.int32)
-        turned = turned + one * ((1 << k) % parts)
+    words = _turn_words(lax.iota(jnp.uint32, per_part // WORD), parts, seed)
+    turned = _weighed(unpack(words), parts)
     column = np.arange(parts, dtype=np.int32)[:, None]
     place = _modulo(column + turned, parts) * per_part + lax.iota(jnp.int32, per_part)
     flat = dense.reshape(-1, *dense.shape[2:])
@@ -104,7 +97,21 @@ def _turn_bits(parts):
     return parts.bit_length() - 1 if exact else 16
 
 
-def _turn_words(words, k, seed):
-    """Bit k of the turn of 32 slots, as one word, for each word of slots."""
-    seed = (seed * 0x9E3779B1 + k * 0x7F4A7C15) & 0xFFFFFFFF
-    return mix32(words.astype(jnp.uint32), seed)
+def _turn_words(words, parts, seed):
+    """The bits of the turns of 32 slots, for each word of slots: [bits, ...]."""
+    seeds = [
+        (seed * 0x9E3779B1 + k * 0x7F4A7C15) & 0xFFFFFFFF for k in range(_turn_bits(parts))
+    ]
+    # All bits at once, so that the hash is compiled once.
+    return mix32(words.astype(jnp.uint32), _beside(np.array(seeds, np.uint32), words))
+
+
+def _weighed(ones, parts):
+    """The turn that has these bits [bits, ...], before it is taken modulo the parts."""
+    weights = np.array([(1 << k) % parts for k in range(len(ones))], np.int32)
+    return jnp.sum(ones.astype(jnp.int32) * _beside(weights, ones[0]), 0, dtype=jnp.int32)
+
+
+def _beside(numbers, x):
+    """Numbers [bits] shaped so that they broadcast against x behind their axis."""
+    return numbers.reshape(-1, *[1] * x.ndim)

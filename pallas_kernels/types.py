@@ -6,6 +6,8 @@ says over which mesh axes it varies. Loops and branches want equal types on all 
 checking off there are no such types, and everything here is the identity.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,6 +35,22 @@ def as_varying(tree: Any, axes: frozenset[str]) -> Any:
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree) if axes else tree
+
+
+def untyped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function that sends nothing, so that it is traced with no types of axes.
+
+    JAX traces, lowers and compiles it once then, whatever its operands vary over, and casts
+    none of its constants. Results vary over all axes over which an operand does.
+    """
+
+    @functools.wraps(function)
+    def call(*operands, **options):
+        axes = frozenset[str]().union(*map(varying_axes, jax.tree.leaves(operands)))
+        operands = jax.tree.map(lambda x: as_invarying(x, axes), operands)
+        return as_varying(function(*operands, **options), axes)
+
+    return call
 
 
 def same_trace(x: Any, y: Any) -> bool:

@@ -13,6 +13,7 @@ import jax
 from jax import lax
 from jax.extend import core as jax_core
 
+from pallas_kernels.platforms import by_platform as by_platform
 from pallas_kernels.types import (
     as_invarying,
     as_varying as as_varying,
@@ -71,11 +72,6 @@ def manual_axes() -> tuple[str, ...]:
 def assume_same(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """Declares x equal on all ranks of an axis; the caller has made sure that it is."""
     return as_invarying(x, frozenset(axis_names(axis_name)))
-
-
-def by_platform(cpu: Callable[[], Any], default: Callable[[], Any]) -> Any:
-    """Calls the function that suits the platform: one for CPUs, one for all others."""
-    return lax.platform_dependent(cpu=cpu, default=default)
 
 
 def at_number(x: jax.Array, number: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, cond, varying_axes
+from sparsejax.axes import as_varying, by_platform, cond, varying_axes
 
 
 # Lists of fewer rows are worked on at once.
@@ -84,7 +84,7 @@ class Tile:
             return cond(self._number >= 0, function, zeros)
 
         typed = lambda run: lambda: as_varying(run(), types)
-        return lax.platform_dependent(cpu=typed(apart), default=typed(function))
+        return by_platform(cpu=typed(apart), default=typed(function))
 
 
 def each(

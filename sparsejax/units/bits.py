@@ -88,7 +88,7 @@ def listed(index: RankIndex, length: int) -> tuple[jax.Array, jax.Array]:
         index: Of the bits; made for at least `length` lanes it is searched fastest.
         length: How many places, int32 [length]; anywhere for those behind the last bit.
     """
-    places = select(index, jnp.zeros(1, jnp.int32), length)[0]
+    places = select(index, jnp.zeros(1, jnp.int32), length=length)[0]
     return places, lax.iota(jnp.int32, length) < index.row_end[-1]
 
 

@@ -148,11 +148,11 @@ def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
         jnp.where(units < tensor.units, units + start, starts[-1])
         for tensor, units, start in zip(tensors, kept, starts[:-1], strict=True)
     ]
-    flags = jnp.concatenate([tensor.present() for tensor in tensors])
     units = jnp.concatenate(moved)
+    flags = jnp.zeros(starts[-1], bool).at[units].set(True, mode="drop")
     values = jnp.concatenate([tensor.values for tensor in tensors])
     shared = all(tensor.shared for tensor in tensors)
-    index = bits.rank_index(bits.pack_all(flags), max(units.size, 1))
+    index = bits.rank_index(bits.pack_all(flags), lanes=max(units.size, 1))
     places = rank_select.rank_of(index, units)
     places = jnp.where(units < flags.size, places, units.size)
     dtype = wide(values.dtype)

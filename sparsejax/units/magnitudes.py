@@ -238,7 +238,7 @@ def with_ties(
     def cut():
         certain = bits.pack_all(keys(x) >= above)
         ties = candidates & ~certain
-        index = bits.rank_index(ties, 2)
+        index = bits.rank_index(ties, lanes=2)
         there = index.row_end[-1]
         need = k - bits.members(certain)
         need = jnp.clip(need, 0, there)
@@ -247,7 +247,7 @@ def with_ties(
         end = first + need
         around = end > there
         cuts = jnp.stack([first, jnp.where(around, end - there, end)])
-        place = rank_select.select(index, jnp.sort(cuts), 1)[:, 0]
+        place = rank_select.select(index, jnp.sort(cuts), length=1)[:, 0]
         # A cut behind the last bit is behind the last word.
         place = jnp.where(jnp.sort(cuts) >= there, ties.size * bits.WORD, place)
         inside = _below(place[1], ties.size) & ~_below(place[0], ties.size)

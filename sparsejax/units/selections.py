@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 import pallas_kernels
-from sparsejax.axes import as_varying, varying_axes
+from sparsejax.axes import as_varying, at_number, varying_axes
 from sparsejax.units import bits, magnitudes
 
 
@@ -33,7 +33,8 @@ class Selected(NamedTuple):
     """What is selected from several arrays.
 
     Attributes:
-        words: uint32, the arrays' packed bits, end to end.
+        words: uint32, the arrays' packed bits, end to end, and zeros: behind the first word
+            of any of them there is room for the longest.
         counts: int32 [arrays], how many elements are selected from each.
     """
 
@@ -85,7 +86,8 @@ class Arrays:
         """Selects all elements from a threshold on, one for each array."""
         pairs = zip(self.arrays, keys, strict=True)
         words, counts = zip(*(magnitudes.at_least(x, key) for x, key in pairs), strict=True)
-        return Selected(jnp.concatenate(words), jnp.stack(counts))
+        behind = jnp.zeros(max(self.words) - self.words[-1], jnp.uint32)
+        return Selected(jnp.concatenate([*words, behind]), jnp.stack(counts))
 
     def corrected(
         self,
@@ -175,19 +177,17 @@ class Arrays:
         """Changes the selection of one pending array after the other."""
         most, starts = max(self.words), jnp.asarray(self.starts, jnp.int32)
         lengths = jnp.asarray(self.words, jnp.int32)
-        total = selected.words.size
 
         def change(carry):
             (words, counts), state = carry
             i = jnp.argmax(pending(state)).astype(jnp.int32)
             new, count, state = again(i, state)
-            # The room of the longest may reach behind the last word: then it ends there.
-            first = jnp.minimum(starts[i], total - most)
-            here = lax.iota(jnp.int32, most) - (starts[i] - first)
-            old = lax.dynamic_slice(words, (first,), (most,))
-            new = jnp.roll(new, starts[i] - first)
-            new = jnp.where((here >= 0) & (here < lengths[i]), new, old)
-            words = lax.dynamic_update_slice(words, new, (first,))
+            first = (at_number(starts, i),)
+            old = lax.dynamic_slice(words, first, (most,), allow_negative_indices=False)
+            new = jnp.where(lax.iota(jnp.int32, most) < at_number(lengths, i), new, old)
+            words = lax.dynamic_update_slice(
+                words, new, first, allow_negative_indices=False
+            )
             return Selected(words, counts.at[i].set(count)), state
 
         over = frozenset().union(*map(varying_axes, jax.tree.leaves((selected, state))))

@@ -26,6 +26,7 @@ from sparsejax.axes import (
     as_varying,
     assume_same,
     axis_names,
+    by_platform,
     is_checking,
     manual_axes,
     resolve,
@@ -297,4 +298,4 @@ def on_cpus(x: jax.Array, cpu: Callable, default: Callable) -> jax.Array:
     the others ready and sends its data; that it is ready itself goes out behind them. So
     one way waits for the other.
     """
-    return lax.platform_dependent(x, cpu=cpu, default=default)
+    return by_platform(x, cpu=cpu, default=default)

@@ -68,7 +68,7 @@ class Sent(NamedTuple):
     Attributes:
         wire: Bytes that one rank sent, padding included.
         payload: Bytes that the entries needed.
-        rounds: How many messages followed one another.
+        rounds: How many messages followed one another, as float32.
         counts: int32 [sources]: how many entries each source had for this rank.
     """
 
@@ -107,51 +107,56 @@ def transmit(
     axes = slots.axes | source.axes
     received_axes = axes - channel.same
 
-    def sender(words):
+    # What one rank sends at each rung, which is known when the rung is traced.
+    wire_bytes = np.zeros(len(ladder.rungs), np.float32)
+
+    def sender(number, words):
         def send(message, *rows):
             heads = collectives.heads(message, len(slots.counts), words, rows)
-            received, sent = channel.send(heads)
+            received, wire_bytes[number] = channel.send(heads)
             # Over what was sent: where a rung has fewer words than the message has room
             # for, nobody looks at the others.
             received = as_varying(received, varying_axes(message))
-            return lax.dynamic_update_slice(message, received, (0, 0)), jnp.float32(sent)
+            return lax.dynamic_update_slice(message, received, (0, 0))
 
         return send
 
-    senders = [sender(rung.words) for rung in ladder.rungs]
+    senders = [sender(number, rung.words) for number, rung in enumerate(ladder.rungs)]
 
     def one_round(state):
-        first, carry, sent = state
+        first, carry, sums, _ = state
         rung, length = ladder.next_message(need - first, channel.messages)
         places = form.places(rung)
         packed = form, slots, source, first, length, places, axes
-        message = by_platform(lambda: _pack(*packed), lambda: whole.pack(*packed))
+        message = by_platform(
+            cpu=lambda: _pack(*packed), default=lambda: whole.pack(*packed)
+        )
         rows = collectives.unseen_numbers(len(slots.counts))
-        received, wire_bytes = lax.switch(rung, senders, message, *rows)
+        received = lax.switch(rung, senders, message, *rows)
         received = channel.received(received[: channel.sources])
-        given = form, received, first, length, places, fold, carry
-        carry = by_platform(lambda: _unpack(*given), lambda: whole.unpack(*given))
         counts = lax.bitcast_convert_type(received[:, 0], jnp.int32)
+        given = form, received, counts, first, length, places, fold, carry
+        carry = by_platform(
+            cpu=lambda: _unpack(*given), default=lambda: whole.unpack(*given)
+        )
         expected = counts if typical is None else typical
         here = jnp.clip(expected - first, 0, length.astype(expected.dtype))
-        sent = Sent(
-            sent.wire + wire_bytes,
-            sent.payload + channel.messages * jnp.mean(ladder.needed_bytes(here, rung)),
-            sent.rounds + channel.waits,
-            counts,
-        )
-        return first + length, carry, sent
+        payload = channel.messages * jnp.mean(ladder.needed_bytes(here, rung))
+        # One array, so one kernel to compile.
+        more = [jnp.asarray(wire_bytes)[rung], payload, np.float32(channel.waits)]
+        return first + length, carry, sums + jnp.stack(more), counts
 
     counts = as_varying(jnp.zeros(channel.sources, jnp.int32), received_axes)
-    zero = jnp.float32(0)
-    payload = zero if typical is not None else as_varying(zero, received_axes)
+    sums = jnp.zeros(3, jnp.float32)
     start = (
         jnp.int32(0),
         as_varying(fold.start, received_axes),
-        Sent(zero, payload, jnp.int32(0), counts),
+        sums if typical is not None else as_varying(sums, received_axes),
+        counts,
     )
-    _, carry, sent = lax.while_loop(lambda state: state[0] < need, one_round, start)
-    return carry, sent
+    state = lax.while_loop(lambda state: state[0] < need, one_round, start)
+    _, carry, (wire, payload, rounds), counts = state
+    return carry, Sent(wire, payload, rounds, counts)
 
 
 def _pack(form, slots, source, first, length, row, axes):
@@ -161,7 +166,7 @@ def _pack(form, slots, source, first, length, row, axes):
 
     def one_part(state):
         part, message = state
-        index = bits.rank_index(at_number(slots.words, part), tile)
+        index = bits.rank_index(at_number(slots.words, part), lanes=tile)
         count = at_number(slots.counts, part)
         here = jnp.clip(count - first, 0, length)
 
@@ -189,9 +194,7 @@ def _pack(form, slots, source, first, length, row, axes):
 
         header = lax.bitcast_convert_type(count, jnp.uint32)[None, None]
         message = forms.put(message, header, part, 0)
-        last = _tiles(here, tile) - 1
-        _, message = lax.while_loop(lambda state: state[0] >= 0, one_tile, (last, message))
-        return part + 1, message
+        return part + 1, _from_last(here, tile, one_tile, message)
 
     return _each(len(slots.counts), one_part, start)
 
@@ -207,13 +210,15 @@ def _each(count, one, start):
     return result
 
 
-def _tiles(entries, tile):
-    return lax.div(entries + (tile - 1), np.int32(tile))
+def _from_last(entries, tile, one_tile, start):
+    """Applies `one_tile` to (number, result) for each tile of entries, from the last."""
+    last = lax.div(entries + (tile - 1), np.int32(tile)) - 1
+    return lax.while_loop(lambda state: state[0] >= 0, one_tile, (last, start))[1]
 
 
 def _search(index, first, tile):
     """The positions of the bits of ranks first, first + 1, ...: int32 [tile]."""
-    return bits.select(index, first[None], tile)[0]
+    return bits.select(index, first[None], length=tile)[0]
 
 
 def _alone(tile, axes, shape, dtype, function):
@@ -231,10 +236,10 @@ def _alone(tile, axes, shape, dtype, function):
         zeros = lambda: as_varying(jnp.zeros(shape, dtype), axes)
         return lax.cond(tile >= 0, lambda: as_varying(function(), axes), zeros)
 
-    return lax.platform_dependent(cpu=apart, default=lambda: as_varying(function(), axes))
+    return by_platform(cpu=apart, default=lambda: as_varying(function(), axes))
 
 
-def _unpack(form, message, first, length, row, fold, carry):
+def _unpack(form, message, counts, first, length, row, fold, carry):
     """Folds the entries of the messages received, sender by sender."""
     ladder, tile = form.ladder, form.ladder.tile
     axes = varying_axes(message)
@@ -242,16 +247,17 @@ def _unpack(form, message, first, length, row, fold, carry):
     def one_sender(state):
         sender, carry = state
         cut = functools.partial(forms.cut, message, sender)
-        index = bits.rank_index(cut(1, form.searched)[0], tile)
-        count = lax.bitcast_convert_type(cut(0, 1)[0, 0], jnp.int32)
-        here = jnp.clip(count - first, 0, length)
+        index = bits.rank_index(cut(1, form.searched)[0], lanes=tile)
+        here = jnp.clip(at_number(counts, sender) - first, 0, length)
 
+        # From the last, as where they are packed: it is the same loop.
         def one_tile(state):
-            at, carry = state
+            number, carry = state
+            at = number * tile
             places = Places(row)
             rank = at + lax.iota(jnp.int32, tile)
             search = lambda: _search(index, at, tile)
-            found = _alone(at, axes, (tile,), jnp.int32, search)
+            found = _alone(number, axes, (tile,), jnp.int32, search)
             low = jnp.zeros_like(found)
             for plane, (begin, is_sent) in enumerate(places.planes):
                 octets = cut(begin + is_sent * (at >> 2), tile // 4)
@@ -260,10 +266,8 @@ def _unpack(form, message, first, length, row, fold, carry):
             slots = jnp.where(rank < here, slots, ladder.width)
             words = cut(places.values + form.unit_words(at), form.unit_words(tile))
             values = form.from_words(words, tile)[0]
-            return at + tile, fold.add(carry, sender, slots, values)
+            return number - 1, fold.add(carry, sender, slots, values)
 
-        start = jnp.int32(0), carry
-        _, carry = lax.while_loop(lambda state: state[0] < here, one_tile, start)
-        return sender + 1, carry
+        return sender + 1, _from_last(here, tile, one_tile, carry)
 
     return _each(len(message), one_sender, carry)

@@ -59,6 +59,7 @@ def pack(
 def unpack(
     form: Form,
     message: jax.Array,
+    counts: jax.Array,
     first: jax.Array,
     length: jax.Array,
     row: jax.Array,
@@ -70,6 +71,7 @@ def unpack(
     Args:
         form: Where the parts of a message are.
         message: uint32 [senders, words].
+        counts: int32 [senders], how many entries each has in all.
         first: The rank of the first slot.
         length: How many slots a message has room for.
         row: The places of the message's parts.
@@ -93,7 +95,6 @@ def unpack(
     for plane, (begin, is_sent) in enumerate(places.planes):
         low = low | index_codes.from_bytes(cut(begin, room // 4), plane) * is_sent
     slots = form.slots(places, found, low, rank)
-    counts = lax.bitcast_convert_type(message[:, 0], jnp.int32)
     here = jnp.clip(counts - first, 0, length)[:, None]
     slots = jnp.where(rank < here, slots, width)
     values = form.from_words(cut(places.values, form.unit_words(room)), room)

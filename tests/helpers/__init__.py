@@ -22,6 +22,7 @@ from tests.helpers.programs import (
     Collective as Collective,
     collective_equations as collective_equations,
     collectives as collectives,
+    every_platform as every_platform,
     rounds_of as rounds_of,
     sent_bytes as sent_bytes,
     traced_collectives as traced_collectives,

@@ -1,10 +1,13 @@
 """A reader of jaxprs: the collectives of a program, and the bytes that they send."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import pytest
 
+from pallas_kernels import platforms
 from tests.helpers.runs import stacked
 
 
@@ -93,11 +96,20 @@ def collective_equations(
     return list(_walk(getattr(program, "jaxpr", program), (), platform))
 
 
+@contextlib.contextmanager
+def every_platform() -> Iterator[None]:
+    """Traces all that a platform chooses among, though the tests' meshes are of CPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(platforms, "traced_for", lambda: None)
+        yield
+
+
 def traced_collectives(
     fn: Callable, x: Any, n: int, check_vma: bool = True, platform: str = "cpu"
 ) -> list[Collective]:
     """The collectives that fn has on n ranks of a platform, for x stacked by rank."""
-    return collectives(jax.make_jaxpr(stacked(fn, n, check_vma))(x), platform)
+    with contextlib.nullcontext() if platform == "cpu" else every_platform():
+        return collectives(jax.make_jaxpr(stacked(fn, n, check_vma))(x), platform)
 
 
 def sent_bytes(collective: Collective, n: int) -> float:

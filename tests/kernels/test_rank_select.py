@@ -24,7 +24,9 @@ bitmap_decode = jax.jit(reference.bitmap_decode, static_argnums=1)
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def select(words, first, length, lanes):
-    return rank_select.select(rank_select.rank_index(words, lanes), first, length)
+    return rank_select.select(
+        rank_select.rank_index(words, lanes=lanes), first, length=length
+    )
 
 
 def check_compact(x, capacity):
@@ -182,7 +184,7 @@ def test_select_crosses_rows_that_are_full_and_rows_that_are_empty():
 @pytest.mark.parametrize("words", [1, 16, 17, 300])
 def test_the_rank_of_a_position_is_how_many_bits_lie_below(words, lanes):
     flags = np.random.default_rng(words).random(32 * words) < 0.4
-    index = rank_select.rank_index(helpers.packed(flags), lanes)
+    index = rank_select.rank_index(helpers.packed(flags), lanes=lanes)
     found = rank_select.rank_of(index, np.arange(32 * words, dtype=np.int32))
     np.testing.assert_array_equal(found, np.cumsum(flags) - flags)
 

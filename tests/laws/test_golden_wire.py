@@ -420,6 +420,7 @@ def gradients_of(case, params, ranks):
     return grads
 
 
+@helpers.every_platform()
 def traced(case):
     """The jaxpr of a case, and the state after it."""
     mesh = mesh_of(case)

@@ -176,7 +176,7 @@ def has_even_parts(ranks: int, width: int, size: int) -> bool:
 
 def nonzero_units(total: jax.Array) -> jax.Array:
     """How many units of a total are non-zero, as after an all-reduce: float32."""
-    return jnp.sum(bits.nonzero_units(total)).astype(jnp.float32)
+    return bits.count(bits.nonzero_units(total)).astype(jnp.float32)
 
 
 # From this owner's sums to the total, what was sent and how many units are non-zero.

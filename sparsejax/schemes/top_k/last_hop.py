@@ -64,7 +64,7 @@ def balance_and_allgatherv(
 
     def balanced():
         lanes = lax.iota(jnp.int32, regions.most)
-        places, _ = bits.listed(bits.rank_index(words, regions.most), regions.most)
+        places, _ = bits.listed(bits.rank_index(words, lanes=regions.most), regions.most)
         me = wire.rank
         first = jnp.sum(jnp.where(jnp.arange(regions.ranks) < me, counts, 0))
         # An index of 0 marks a row that no rank has written.

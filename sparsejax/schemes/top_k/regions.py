@@ -87,11 +87,11 @@ class Regions(NamedTuple):
             words: The selection of this rank, packed.
             wire: The ranks.
         """
-        index = bits.rank_index(words, self.ranks)
+        index = bits.rank_index(words, lanes=self.ranks)
         count = index.row_end[-1]
         rank = jnp.arange(self.ranks, dtype=jnp.int32)
         first = (rank.astype(jnp.float32) * count / self.ranks).astype(jnp.int32)
-        here = bits.select(index, first, 1)[:, 0] // bits.WORD
+        here = bits.select(index, first, length=1)[:, 0] // bits.WORD
         starts = jnp.where(count > 0, here, self.even()).astype(jnp.float32)
         # A sum of integers might overflow. All ranks have the same sum of floats.
         total, _ = wire.psum(wire.per_rank(starts))
@@ -127,7 +127,7 @@ class Regions(NamedTuple):
         """Returns the largest selected elements of each region that fit its message."""
         # They are listed first: a region of the list is shorter than one of the array.
         lanes = lax.iota(jnp.int32, self.most)
-        places, real = bits.listed(bits.rank_index(words, self.most), self.most)
+        places, real = bits.listed(bits.rank_index(words, lanes=self.most), self.most)
         listed = jnp.where(real, x.at[places].get(mode="clip"), 0)
         listed = jnp.pad(listed, (0, self.most))
         first = jnp.cumsum(counts) - counts

@@ -218,7 +218,7 @@ class ThresholdReuse:
         """Lists the non-zero sums of a region, at most as many as were sent, then zeros."""
         most = min(self.regions.ranks * self.regions.room, self.regions.width)
         words = bits.pack_all(bits.nonzero(region))
-        places, real = bits.listed(bits.rank_index(words, most), most)
+        places, real = bits.listed(bits.rank_index(words, lanes=most), most)
         return jnp.where(real, region.at[places].get(mode="clip"), 0)
 
 

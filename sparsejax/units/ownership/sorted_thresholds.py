@@ -72,7 +72,7 @@ class SortedThresholds(Ownership):
             number = lax.iota(jnp.int32, ranks)
             # Run i starts after i shares; the first `rest` runs have one unit more.
             first = number * share + jnp.minimum(number, rest)
-            found = bits.select(sets.search, first, 1)[:, 0]
+            found = bits.select(sets.search, first, length=1)[:, 0]
             found = jnp.where(first < sets.counts[0], found, len(flags)).at[0].set(0)
             return jnp.where(sets.counts[0] > 0, found, starts)
 
