@@ -220,49 +220,66 @@ def forty_leaves():
 
 
 def compiling(record: Recorder) -> None:
-    """Seconds to trace and compile one leaf, and a step of a model of forty."""
+    """Seconds to trace and compile one leaf, and a step of a model of forty, in turns.
+
+    Functions that JAX keeps traced are traced by the first of each side alone.
+    """
     jax.jit(lambda x: x + 1).lower(1.0).compile()
-    say(f"\nSeconds to trace and compile, on {RANKS} simulated devices")
-    leaves = {
-        "1M floats": (1 << 20,),
-        "16M floats": (1 << 24,),
-        "40,000 rows of 64": (40_000, 64),
-    }
-    for name, shape in leaves.items():
-        taken = []
-        for _ in range(3):
-            step = exchange()
-            start = time.perf_counter()
-            step.lower(jax.ShapeDtypeStruct((RANKS, *shape), jnp.float32)).compile()
-            taken.append(time.perf_counter() - start)
-        say(f"  one leaf, {name:18} {np.median(taken):5.2f} (to reach: 4)")
-        record.add(part="compile", what=name, seconds=taken)
     params, loss, batch = forty_leaves()
     assert len(jax.tree.leaves(params)) == 40
-    # Without rules, and with a rule that says that the blocks are dense.
+
+    def leaf(*shape):
+        x = jax.ShapeDtypeStruct((RANKS, *shape), jnp.float32)
+        return lambda: exchange().lower(x).compile()
+
+    def model(sync):
+        tx = optax.chain(sync, optax.adam(1e-3))
+        trainer = sparsejax.data_parallel(loss, tx, mesh())
+        state = trainer.init(params)
+        return lambda: trainer.compiled(state).lower(state, batch).compile()
+
+    # What is compiled, and the most that it is to take, in multiples of the dense step's.
+    dense = "40 leaves, dense"
     sides = {
-        "dense": sparsejax.dense_sync(),
-        "zen": sparsejax.zen_sync(),
-        "zen, blocks dense by rule": sparsejax.zen_sync(rules={"block": "dense"}),
+        "one leaf, 1M floats": (lambda: leaf(1 << 20), 0.8),
+        "one leaf, 16M floats": (lambda: leaf(1 << 24), 0.8),
+        "one leaf, 40,000 rows of 64": (lambda: leaf(40_000, 64), 0.8),
+        dense: (lambda: model(sparsejax.dense_sync()), None),
+        # Without rules, and with a rule that says that the blocks are dense.
+        "40 leaves, zen": (lambda: model(sparsejax.zen_sync()), 3),
+        "40 leaves, zen, blocks dense by rule": (
+            lambda: model(sparsejax.zen_sync(rules={"block": "dense"})),
+            3,
+        ),
     }
     taken = {name: [] for name in sides}
-    for _ in range(3):
-        for name, sync in sides.items():
-            trainer = sparsejax.data_parallel(
-                loss, optax.chain(sync, optax.adam(1e-3)), mesh()
-            )
-            state = trainer.init(params)
+    for _ in range(5):
+        for name, (make, _) in sides.items():
+            compiled = make()
             start = time.perf_counter()
-            trainer.compiled(state).lower(state, batch).compile()
+            compiled()
             taken[name].append(time.perf_counter() - start)
-    dense = np.median(taken["dense"])
-    for name, seconds in taken.items():
-        ratio = np.median(seconds) / dense
-        say(
-            f"  40 leaves, {name:26} {np.median(seconds):5.2f}, {ratio:.2f} times "
-            "(to reach: 3)"
-        )
-        record.add(part="compile", what=f"40 leaves, {name}", ratio=ratio, seconds=seconds)
+    ratios = timing.ratios(taken, dense)
+    rows = [
+        {
+            "what": name,
+            "median": float(np.median(taken[name])),
+            "ratio": ratios[name],
+            "to_reach": most,
+            "seconds": taken[name],
+        }
+        for name, (_, most) in sides.items()
+    ]
+    for row in rows:
+        record.add(part="compile", **row)
+    columns = [
+        Column("what", "what"),
+        Column("s", "median", ".2f"),
+        Column("x dense step", "ratio", ".2f"),
+        Column("to reach", "to_reach", ".1f"),
+    ]
+    title = f"Seconds to trace and compile, on {RANKS} simulated devices"
+    table.show(rows, columns, title)
 
 
 def plot(rows: list[dict]) -> None:

@@ -12,6 +12,7 @@ from tests.helpers import mesh_of
 from tests.training.test_by_rows import PARAMS, batch_of, loss_fn
 
 
+@pytest.mark.slow
 def test_a_lazy_run_is_the_dense_run():
     lazy = rows.lazy(optax.adam(1e-2))
     tx = optax.chain(sparsejax.zen_sync(), lazy)
