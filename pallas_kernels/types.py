@@ -47,8 +47,7 @@ def untyped(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*operands, **options):
         axes = frozenset[str]().union(*map(varying_axes, jax.tree.leaves(operands)))
-        operands = jax.tree.map(lambda x: as_invarying(x, axes), operands)
-        return as_varying(function(*operands, **options), axes)
+        return as_varying(function(*without_types(operands, axes), **options), axes)
 
     return call
 
@@ -92,3 +91,8 @@ def as_invarying(x: jax.Array, axes: frozenset[str]) -> jax.Array:
     """Makes x not vary over these axes, whatever the ranks have: a change of type."""
     axes = axes & varying_axes(x)
     return _same_everywhere.bind(x, axes=axes) if axes else x
+
+
+def without_types(tree: Any, axes: frozenset[str]) -> Any:
+    """Makes no leaf vary over these axes, for a function that sends nothing."""
+    return jax.tree.map(lambda x: as_invarying(x, axes), tree)

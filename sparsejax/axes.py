@@ -18,6 +18,7 @@ from pallas_kernels.types import (
     as_invarying,
     as_varying as as_varying,
     varying_axes as varying_axes,
+    without_types as without_types,
 )
 from sparsejax.errors import AlreadySummedError, ArgumentError, AxisError, NeedsRanks
 

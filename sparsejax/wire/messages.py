@@ -35,7 +35,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, at_number, by_platform, varying_axes
+from sparsejax.axes import (
+    as_varying,
+    at_number,
+    by_platform,
+    varying_axes,
+    without_types,
+)
 from sparsejax.units import bits
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
@@ -162,26 +168,29 @@ def transmit(
 def _pack(form, slots, source, first, length, row, axes):
     """Writes a run of ranks of each part into a message of its own."""
     tile = form.ladder.tile
-    start = as_varying(jnp.zeros((form.rows, form.room), jnp.uint32), axes)
+    plain = lambda *given: without_types(given, axes)
+    words, counts, first, length, row = plain(*slots, first, length, row)
+    (array,) = plain(source.array)
+    source = source._replace(array=array)
 
     def one_part(state):
         part, message = state
-        index = bits.rank_index(at_number(slots.words, part), lanes=tile)
-        count = at_number(slots.counts, part)
+        index = bits.rank_index(at_number(words, part), lanes=tile)
+        count = at_number(counts, part)
         here = jnp.clip(count - first, 0, length)
 
         def one_tile(state):
             number, message = state
             at = number * tile
-            alone = functools.partial(_alone, number, axes)
             # Added up here: what is searched for is one number, as where it is read.
             begin = first + at
-            found = alone((tile,), jnp.int32, lambda: _search(index, begin, tile))
+            found = _alone(number, (tile,), jnp.int32, lambda: _search(index, begin, tile))
             units = found
             if source.units is not None:
-                units = alone((tile,), jnp.int32, lambda: source.units(part, found))
+                place = lambda: plain(source.units(part, found))[0]
+                units = _alone(number, (tile,), jnp.int32, place)
             shape = (tile, *source.shape)
-            values = alone(shape, source.array.dtype, lambda: source.read(units))
+            values = _alone(number, shape, array.dtype, lambda: source.read(units))
             places = Places(row)
             message = form.mark(message, part, places, found, at, here)
             put = functools.partial(forms.put, part=part)
@@ -196,7 +205,8 @@ def _pack(form, slots, source, first, length, row, axes):
         message = forms.put(message, header, part, 0)
         return part + 1, _from_last(here, tile, one_tile, message)
 
-    return _each(len(slots.counts), one_part, start)
+    start = jnp.zeros((form.rows, form.room), jnp.uint32)
+    return as_varying(_each(len(counts), one_part, start), axes)
 
 
 def _each(count, one, start):
@@ -221,28 +231,27 @@ def _search(index, first, tile):
     return bits.select(index, first[None], length=tile)[0]
 
 
-def _alone(tile, axes, shape, dtype, function):
-    """Computes a function in kernels of its own on CPUs.
+def _alone(tile, shape, dtype, function):
+    """Computes a function in kernels of its own.
 
     XLA:CPU makes one loop of a gather, of all that computes its indices and of all that is
     done with its result; not a part of it is vectorized then, and an entry takes 50 ns
     where it takes 5 in three loops. A branch that is always taken keeps them apart: that
     the number of a tile is never negative is more than XLA sees.
     """
-    # Traced once for both.
-    function = jax.jit(function)
-
-    def apart():
-        zeros = lambda: as_varying(jnp.zeros(shape, dtype), axes)
-        return lax.cond(tile >= 0, lambda: as_varying(function(), axes), zeros)
-
-    return by_platform(cpu=apart, default=lambda: as_varying(function(), axes))
+    return lax.cond(tile >= 0, function, lambda: jnp.zeros(shape, dtype))
 
 
 def _unpack(form, message, counts, first, length, row, fold, carry):
     """Folds the entries of the messages received, sender by sender."""
     ladder, tile = form.ladder, form.ladder.tile
-    axes = varying_axes(message)
+    # What vary are the messages, or what a fold has in hand: a rank's own places.
+    types = jax.tree.map(varying_axes, carry)
+    axes = frozenset[str]().union(varying_axes(message), *jax.tree.leaves(types))
+    plain = lambda *given: without_types(given, axes)
+    message, counts, first, length, row, carry = plain(
+        message, counts, first, length, row, carry
+    )
 
     def one_sender(state):
         sender, carry = state
@@ -257,7 +266,7 @@ def _unpack(form, message, counts, first, length, row, fold, carry):
             places = Places(row)
             rank = at + lax.iota(jnp.int32, tile)
             search = lambda: _search(index, at, tile)
-            found = _alone(number, axes, (tile,), jnp.int32, search)
+            found = _alone(number, (tile,), jnp.int32, search)
             low = jnp.zeros_like(found)
             for plane, (begin, is_sent) in enumerate(places.planes):
                 octets = cut(begin + is_sent * (at >> 2), tile // 4)
@@ -266,8 +275,8 @@ def _unpack(form, message, counts, first, length, row, fold, carry):
             slots = jnp.where(rank < here, slots, ladder.width)
             words = cut(places.values + form.unit_words(at), form.unit_words(tile))
             values = form.from_words(words, tile)[0]
-            return number - 1, fold.add(carry, sender, slots, values)
+            return number - 1, *plain(fold.add(carry, sender, slots, values))
 
         return sender + 1, _from_last(here, tile, one_tile, carry)
 
-    return _each(len(message), one_sender, carry)
+    return jax.tree.map(as_varying, _each(len(message), one_sender, carry), types)
