@@ -67,6 +67,18 @@ MUTANTS = {
         "whole = inner",
         "tests/kernels/test_rank_select.py tests/units",
     ),
+    "what is for other platforms is traced beside": Mutant(
+        "pallas_kernels/platforms.py",
+        "if platform is None:",
+        "if True:",
+        "tests/kernels/test_platforms.py",
+    ),
+    "CPUs take what is for others": Mutant(
+        "pallas_kernels/platforms.py",
+        'platform == "cpu"',
+        'platform == "gpu"',
+        "tests/kernels/test_platforms.py",
+    ),
     # How it travels.
     "the last tile of a message is not packed": Mutant(
         "sparsejax/wire/messages.py",
