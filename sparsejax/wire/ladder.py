@@ -196,7 +196,6 @@ def ladder(
 def exactly(
     width: int,
     unit_bytes: int,
-    parts: int,
     capacity: int,
     codes: str = "auto",
     least: int | None = None,
@@ -207,7 +206,6 @@ def exactly(
     Args:
         width: Slots in a part, a multiple of 32.
         unit_bytes: Bytes of one unit's value on the wire.
-        parts: How many parts a rank packs or unpacks at once.
         capacity: Entries in a message.
         codes: The index code, or "auto" for the cheapest.
         least: Where there may be fewer: so many; rungs are then `ratio` apart.

@@ -118,7 +118,6 @@ class Blocks(NamedTuple):
 
     def ladder(
         self,
-        parts: int,
         capacity: int,
         dtype: jnp.dtype,
         code: str,
@@ -127,14 +126,13 @@ class Blocks(NamedTuple):
         """Returns the message sizes for selections from blocks.
 
         Args:
-            parts: The number of blocks that one rank sends at once.
             capacity: Entries of a block that fit.
             dtype: Of the elements.
             code: How indices travel.
             least: The smallest number of entries, if it varies.
         """
         width = self.words * bits.WORD
-        return ladder.exactly(width, dtype.itemsize, parts, capacity, code, least)
+        return ladder.exactly(width, dtype.itemsize, capacity, code, least)
 
 
 def cut(size: int, number: int) -> Blocks:

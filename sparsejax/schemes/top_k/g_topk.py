@@ -79,7 +79,7 @@ class GTopk(top_k.TopKScheme):
     def forecast(self, load):
         fold, swaps, unfold = gathers.doubling_schedule(load.ranks)
         dtype, k = dtypes.wide(load.dtype), self.k(load.size)
-        sizes = top_k.cut(load.size, 1).ladder(1, k, dtype, self.code)
+        sizes = top_k.cut(load.size, 1).ladder(k, dtype, self.code)
         message = 4.0 * sizes.rungs[-1].words
         forth, back = len(swaps) + bool(fold), bool(unfold)
         rounds = forth + back

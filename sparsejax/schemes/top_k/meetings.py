@@ -84,7 +84,7 @@ def meet(
         keeper: Booleans [width]: where this rank keeps what the selection leaves out.
     """
     kept = before.kept
-    sizes = top_k.cut(kept.size, 1).ladder(1, k, kept.dtype, code)
+    sizes = top_k.cut(kept.size, 1).ladder(k, kept.dtype, code)
     channel = channels.swap(wire, [pairs])
     words = bits.pack_all(bits.nonzero(kept))[None]
     # Added to zeros first, so that partners add the same two numbers.

@@ -67,15 +67,13 @@ class Regions(NamedTuple):
     def split_ladder(self, dtype: jnp.dtype, code: str) -> ladder.Ladder:
         """Returns the message sizes of split and reduce."""
         least = self.k // (2 * self.ranks) + 1
-        return ladder.exactly(
-            self.width, dtype.itemsize, self.ranks, self.room, code, least
-        )
+        return ladder.exactly(self.width, dtype.itemsize, self.room, code, least)
 
     def gather_ladder(self, dtype: jnp.dtype, code: str, balance_at: float):
         """Returns the message sizes of the allgatherv of regions without balancing."""
         most = min(self.most, math.ceil(balance_at * self.most / self.ranks))
         least = self.k // (2 * self.ranks) + 1
-        return ladder.exactly(self.width, dtype.itemsize, 1, most, code, least)
+        return ladder.exactly(self.width, dtype.itemsize, most, code, least)
 
     def repartitioned(self, words: jax.Array, wire: Wire) -> jax.Array:
         """Returns starts with which the regions have about as many selected elements.

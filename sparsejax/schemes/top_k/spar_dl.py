@@ -164,7 +164,7 @@ class SparDL(top_k.TopKScheme):
     def forecast(self, load):
         teams = self.teams_of(load.size, load.ranks)
         dtype = dtypes.wide(load.dtype)
-        sizes = teams.blocks.ladder(1, teams.k, dtype, self.code)
+        sizes = teams.blocks.ladder(teams.k, dtype, self.code)
         block = 4.0 * sizes.rungs[-1].words
         others = teams.within.size - 1
         hops, rounds = others.bit_length(), (teams.number - 1).bit_length()

@@ -48,7 +48,7 @@ def spar_reduce_scatter(x: jax.Array, member: Member) -> tuple[jax.Array, base.S
         x = _without(x, rows, words, outgoing)
         incoming = (place + offsets) % q * blocks.width
         x, sent = top_k.send_and_add(
-            member.ladder(bag, x.dtype),
+            member.ladder(x.dtype),
             gathers.shift_channel(member.wire, ring, distance, bag),
             words,
             top_k.source_of(rows),
@@ -72,7 +72,7 @@ def all_gather(block: jax.Array, member: Member) -> tuple[jax.Array, base.Stage]
     """
     blocks = member.teams.blocks
     total, sent = top_k.send_and_add(
-        member.ladder(1, block.dtype),
+        member.ladder(block.dtype),
         gathers.ring_channel(member.wire, member.teams.within),
         bits.pack_all(bits.nonzero(block))[None],
         top_k.source_of(block[None]),

@@ -75,7 +75,7 @@ class Member:
         """Selects the k largest elements of each block, L if k is None, as packed bits."""
         return top_k.select(rows, self.teams.k if k is None else k, self.seed)
 
-    def ladder(self, blocks: int, dtype: jnp.dtype, least: int | None = None) -> Ladder:
-        """Returns the message sizes for selections from so many blocks at once."""
+    def ladder(self, dtype: jnp.dtype, least: int | None = None) -> Ladder:
+        """Returns the message sizes for selections from blocks."""
         teams = self.teams
-        return teams.blocks.ladder(blocks, teams.k, dtype, self.code, least)
+        return teams.blocks.ladder(teams.k, dtype, self.code, least)

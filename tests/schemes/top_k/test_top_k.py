@@ -105,7 +105,7 @@ def check_law(g, totals, held):
     assert (np.abs(given - got) <= 1e-6 * scale).all()
 
 
-IN_SHORT = [("spar_dl", 5), ("ok_topk", 4)]
+IN_SHORT = [("ok_topk", 4)]
 REST = [
     *((name, n) for name in ("spar_dl", "g_topk", "ok_topk") for n in RANKS),
     *(("r_sag_2", 2), ("r_sag_2", 14), ("r_sag_4", 4), ("r_sag_4", 8)),
