@@ -90,7 +90,7 @@ def unpack(words: jax.Array) -> jax.Array:
     """Inverse of `pack`: uint32 [..., n] to booleans [..., 32 * n]."""
     shifts = lax.iota(jnp.uint32, WORD)
     flags = (words[..., None] >> shifts) & 1
-    return flags.reshape(*words.shape[:-1], -1) != 0
+    return flags.reshape(*words.shape[:-1], words.shape[-1] * WORD) != 0
 
 
 @untyped

@@ -103,15 +103,16 @@ def _turn_words(words, parts, seed):
         (seed * 0x9E3779B1 + k * 0x7F4A7C15) & 0xFFFFFFFF for k in range(_turn_bits(parts))
     ]
     # All bits at once, so that the hash is compiled once.
-    return mix32(words.astype(jnp.uint32), _beside(np.array(seeds, np.uint32), words))
+    return mix32(words.astype(jnp.uint32), _ahead(np.array(seeds, np.uint32), words.ndim))
 
 
 def _weighed(ones, parts):
     """The turn that has these bits [bits, ...], before it is taken modulo the parts."""
     weights = np.array([(1 << k) % parts for k in range(len(ones))], np.int32)
-    return jnp.sum(ones.astype(jnp.int32) * _beside(weights, ones[0]), 0, dtype=jnp.int32)
+    turns = ones.astype(jnp.int32) * _ahead(weights, ones.ndim - 1)
+    return jnp.sum(turns, axis=0, dtype=jnp.int32)
 
 
-def _beside(numbers, x):
-    """Numbers [bits] shaped so that they broadcast against x behind their axis."""
-    return numbers.reshape(-1, *[1] * x.ndim)
+def _ahead(numbers, axes):
+    """Numbers [bits] as [bits, 1, ...], with so many axes behind."""
+    return numbers.reshape(-1, *[1] * axes)
