@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 
 def varying_axes(x: Any) -> frozenset[str]:
@@ -81,6 +81,7 @@ def _(x, *, axes):
 
 
 mlir.register_lowering(_same_everywhere, lambda ctx, x, *, axes: [x])
+ad.deflinear2(_same_everywhere, lambda ct, x, *, axes: [as_varying(ct, axes)])
 batching.primitive_batchers[_same_everywhere] = lambda args, dims, *, axes: (
     _same_everywhere.bind(*args, axes=axes),
     dims[0],

@@ -46,7 +46,7 @@ def alike(arrays: Sequence[jax.Array]) -> Iterator[list[int]]:
     """The places of arrays that can be selected from together, a list for each program.
 
     They are of one dtype, vary over the same mesh axes, differ in length by a factor of 32
-    at most, and have fewer than 2^31 elements in all.
+    at most, and have fewer than 2^31 elements in all, were the last as long as the first.
     """
     kinds: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):
@@ -54,13 +54,14 @@ def alike(arrays: Sequence[jax.Array]) -> Iterator[list[int]]:
     for places in kinds.values():
         group, room = [], 0
         for i in sorted(places, key=lambda i: -arrays[i].size):
-            bits_of_one = bits.WORD * _words(arrays[i])
-            much_shorter = group and arrays[i].size * _UNLIKE < arrays[group[0]].size
-            if group and (much_shorter or room + bits_of_one >= 2**31):
+            # Behind the first word of each there is room for the longest, the first.
+            longest = arrays[group[0]] if group else arrays[i]
+            is_full = room + bits.WORD * _words(longest) >= 2**31
+            if group and (is_full or arrays[i].size * _UNLIKE < longest.size):
                 yield group
                 group, room = [], 0
             group.append(i)
-            room += bits_of_one
+            room += bits.WORD * _words(arrays[i])
         yield group
 
 

@@ -56,7 +56,8 @@ class Fold(NamedTuple):
     Attributes:
         start: The result where nothing arrives.
         add: From a result, the number of the sender, slots int32 [k] and values [k, ...]
-            to the next result. A slot is `width` or more where there is no entry. The
+            to the next result, which must vary over no other mesh axes than `start` and the
+            messages do. A slot is `width` or more where there is no entry. The
             number of the sender is one, or int32 [k] where they are several.
         in_order: Whether senders must follow one another, as where ranks that receive the
             same messages add them up, and have to end with the same bits. If not, `add` may

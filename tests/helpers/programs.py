@@ -98,7 +98,11 @@ def collective_equations(
 
 @contextlib.contextmanager
 def every_platform() -> Iterator[None]:
-    """Traces all that a platform chooses among, though the tests' meshes are of CPUs."""
+    """Traces all that a platform chooses among, though the tests' meshes are of CPUs.
+
+    But for functions that are jitted by themselves and were traced before, which JAX keeps:
+    collectives, of which there are none in such functions, are seen.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(platforms, "traced_for", lambda: None)
         yield

@@ -193,7 +193,7 @@ ATTEMPTS = {
     "a state of other parameters": (
         OwnStep(
             SPARDL,
-            state=lambda p: on_mesh(SPARDL)(p | {"embedding": jnp.zeros((3000, 64))}),
+            state=lambda p: on_mesh(SPARDL)(p | OTHERS),
         ),
         ("'embedding'", "[3000, 64]", "[2000, 64]", "sparsejax.init(tx, params, mesh)"),
     ),
@@ -284,13 +284,13 @@ ATTEMPTS = {
         ("zen_sync", "call it"),
     ),
     "a density in per cent": (lambda: sparsejax.dgc(10), ("density", "10", "0.01")),
-    "no density at all": (lambda: sparsejax.dgc(0), ("density", "(0, 1]", "0")),
+    "no density at all": (lambda: sparsejax.dgc(0), ("density", "(0, 1]", "got 0")),
     "an axis as the density": (
         lambda: sparsejax.spardl_sync("data"),
-        ("density", "'data'"),
+        ("density must be a number in (0, 1]", "'data'"),
     ),
     "a mean by its other name": (lambda: ZEN(reduce="avg"), ("'avg'", "'mean'")),
-    "never": (lambda: ZEN(every=0), ("every", "0")),
+    "never": (lambda: ZEN(every=0), ("every must be", "got 0")),
     "eight bits on the wire": (lambda: ZEN(wire_dtype=jnp.int8), ("int8", "bfloat16")),
     "16 bits by a short name": (lambda: ZEN(wire_dtype="bf16"), ("'bf16'", "'bfloat16'")),
     "metrics of the parameters": (

@@ -76,4 +76,7 @@ def test_arrays_that_are_alike_share_a_program():
     # No bit has a number above 2^31.
     large = [shape(2**30 + 2**29), shape(2**30)]
     assert list(selections.alike(large)) == [[0], [1]]
+    # Nor has one in the room behind the last, which is as long as the first.
+    large = [shape(2**30 + 2**20), shape(2**29)]
+    assert list(selections.alike(large)) == [[0], [1]]
     assert list(selections.alike([])) == []
