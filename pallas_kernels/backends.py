@@ -40,7 +40,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.errors import BackendError, KernelArgumentError
-from pallas_kernels.types import as_invarying, as_varying, varying_axes
+from pallas_kernels.types import as_varying, varying_axes, without_types
 
 
 BACKENDS = ("reference", "pallas", "triton")
@@ -118,7 +118,7 @@ def run(
         kernel = functools.partial(kernel, interpret=asked.interpret)
     # A kernel knows nothing of the axes over which its operands vary inside shard_map.
     axes = frozenset[str]().union(*map(varying_axes, operands))
-    operands = [as_invarying(x, axes) for x in operands]
+    operands = without_types(operands, axes)
     if asked.interpret:
         return as_varying(kernel(*operands), axes)
 

@@ -149,7 +149,7 @@ def transmit(
         expected = counts if typical is None else typical
         here = jnp.clip(expected - first, 0, length.astype(expected.dtype))
         payload = channel.messages * jnp.mean(ladder.needed_bytes(here, rung))
-        # One array, so one kernel to compile.
+        # One array: three sums, of which the first two follow the rung.
         more = [jnp.asarray(wire_bytes)[rung], payload, np.float32(channel.waits)]
         return first + length, carry, sums + jnp.stack(more), counts
 
