@@ -84,7 +84,7 @@ class AllGather(_Peer):
             self._total.index_add_(0, all_indices[entries], all_rows[entries])
 
 
-class _Store:
+class Store:
     """torch's store, as `host.Store` wants one."""
 
     def __init__(self, store):
@@ -112,7 +112,7 @@ def rank(settings: Settings) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0" if here.shaped else "lo"
     store = dist.TCPStore(address, int(port), here.ranks, is_master=here.rank == 0)
     dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.ranks)
-    here.store = _Store(store)
+    here.store = Store(store)
 
     def leave():
         here.barrier()

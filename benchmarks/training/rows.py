@@ -20,14 +20,13 @@ import numpy as np
 import optax
 
 import sparsejax
+from benchmarks.data import clicks
 from benchmarks.harness import settings, table
 from benchmarks.harness.record import Recorder
 from benchmarks.harness.settings import option
 from benchmarks.harness.table import Column
 
 
-FEATURES, BATCH, WIDTH = 26, 8192, 16
-ZIPF = 1.05  # the exponent; half of all lookups are of some hundreds of rows
 WARM = 3  # steps that are not counted
 
 
@@ -46,22 +45,6 @@ def loss_fn(params, batch):
     rows = params["table"][ids].sum(1)
     scores = rows[:, 0] + jnp.square(rows[:, 1:]).sum(1)
     return optax.sigmoid_binary_cross_entropy(scores, clicked).mean()
-
-
-def batches(height: int, kind: str):
-    """Batches for ever."""
-    rng = np.random.default_rng(0)
-    while True:
-        shape = BATCH, FEATURES
-        if kind == "uniform":
-            ids = rng.integers(0, height, shape)
-        else:
-            # The inverse of the distribution, as of a continuous one.
-            power = 1 - ZIPF
-            ids = ((height**power - 1) * rng.random(shape) + 1) ** (1 / power) - 1
-            # Frequent rows lie anywhere in a table.
-            ids = (ids.astype(np.int64) * 2_654_435_761) % height
-        yield ids.astype(np.int32), rng.integers(0, 2, BATCH).astype(np.float32)
 
 
 def dense():
@@ -101,9 +84,9 @@ class Side:
 
     def __init__(self, tx, step, height):
         key = jax.random.key(0)
-        params = {"table": 0.01 * jax.random.normal(key, (height, WIDTH))}
+        params = {"table": 0.01 * jax.random.normal(key, (height, clicks.WIDTH))}
         self.state = params, tx.init(params)
-        like = next(batches(height, "uniform"))
+        like = next(clicks.batches(height, "uniform"))
         start = time.perf_counter()
         lowered = jax.jit(step, donate_argnums=(0, 1)).lower(*self.state, like)
         self.step = lowered.compile()
@@ -127,7 +110,9 @@ def measure(record: Recorder, height: int, kind: str, steps: int) -> None:
         "touched": Side(*by_rows(exact=False), height),
     }
     seconds, losses = ({name: [] for name in sides} for _ in range(2))
-    for number, batch in zip(range(WARM + steps), batches(height, kind), strict=False):
+    for number, batch in zip(
+        range(WARM + steps), clicks.batches(height, kind), strict=False
+    ):
         for name, side in sides.items():
             taken, loss = side(batch)
             if number >= WARM:
@@ -153,7 +138,7 @@ def main(argv: list[str] | None = None) -> None:
     settings = Settings.parse(argv)
     record = Recorder("rows", settings.command(), ("rows", "ids", "side"))
     for millions in settings.millions:
-        for kind in ("uniform", "zipf"):
+        for kind in clicks.KINDS:
             measure(record, millions * 1_000_000, kind, settings.steps)
     columns = [
         Column("rows", "rows", ",d"),

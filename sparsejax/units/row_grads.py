@@ -221,8 +221,12 @@ class Merge(pallas_kernels.MergedRows):
     def sums(self, rows: jax.Array) -> jax.Array:
         """Rows [k, ...] of equal ids added up in float32, or wider where they are wider."""
         wider = rows.astype(wide(rows.dtype))
-        # No constant: XLA would make one for all that begins with zeros, and keep it.
-        zero = jnp.minimum(self.found, 0).astype(wider.dtype)
+        if not rows.size:
+            return jnp.zeros((*self.ids.shape, *rows.shape[1:]), rows.dtype)
+        # No constant: XLA would make one for all that begins with zeros, and keep it. Nor
+        # is it known before the rows are: memory for the sums would be taken until then.
+        sign = jnp.signbit(wider.reshape(-1)[0]).astype(jnp.int32)
+        zero = jnp.minimum(self.found + sign, 0).astype(wider.dtype)
         sums = jnp.broadcast_to(zero, (*self.ids.shape, *rows.shape[1:]))
         return sums.at[self.places].add(wider, mode="drop").astype(rows.dtype)
 

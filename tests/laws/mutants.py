@@ -366,9 +366,21 @@ MUTANTS = {
         "tests/rows/updates/test_in_tiles.py",
     ),
     "what a momentum has moved does not decay with the weights": Mutant(
-        "sparsejax/rows/updates/fading.py",
-        "faded = faded * self._shrunk(jnp.maximum(follow, 0))",
+        "sparsejax/rows/updates/fading/fading.py",
+        "weights = weights * self._shrunk(jnp.maximum(follow, 0))",
         "pass",
+        "tests/rows/updates/test_fading.py",
+    ),
+    "a sum is kept a step too early": Mutant(
+        "sparsejax/rows/updates/fading/fading.py",
+        "        step = count - self.terms\n",
+        "        step = count - self.terms + 1\n",
+        "tests/rows/updates/test_fading.py",
+    ),
+    "rows wait for longer than sums are kept": Mutant(
+        "sparsejax/rows/updates/fading/fading.py",
+        "ids = lax.rem(step, np.int32(turns)) * some",
+        "ids = lax.rem(step, np.int32(turns + 1)) * some",
         "tests/rows/updates/test_fading.py",
     ),
     "unused rows are merged into the last": Mutant(

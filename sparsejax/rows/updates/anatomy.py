@@ -42,6 +42,9 @@ class Table:
             parameter: 0, or with weights that decay a fixed number below.
         fades: By what such a step multiplies `idle`, where that is a fixed number.
         fading: How rows move while it fades, where that has been found out.
+        moving: The number of the sums by which they do; tables whose optimizer is the same
+            have the same.
+        scalars: The leaves of the state without rows that a step of it depends on.
     """
 
     leaf: int
@@ -55,6 +58,8 @@ class Table:
     shrinks: float = 0.0
     fades: float | None = None
     fading: Fading | None = None
+    moving: int | None = None
+    scalars: frozenset[int] = frozenset()
 
     @property
     def lags(self) -> bool:
@@ -128,13 +133,15 @@ def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Anatomy:
     for at, leaf in enumerate(kept):
         if may_be_table(leaf):
             own = tuple(j for j, k in enumerate(owner) if k == at)
-            tables[at] = walk.judged(Table(at, paths[at], own), names)
-    matter = [walk.scalars(table) for table in tables.values() if not table.refused]
-    matter = sorted(set().union(*matter))
+            table = walk.judged(Table(at, paths[at], own), names)
+            scalars = frozenset(walk.scalars(table))
+            tables[at] = dataclasses.replace(table, scalars=scalars)
+    matter = [table.scalars for table in tables.values() if not table.refused]
+    matter = sorted(frozenset().union(*matter))
     counts = tuple(j for j in matter if walk.is_count(j))
     held = tuple(j for j in matter if walk.is_held(j))
     for at, table in tables.items():
-        others = walk.scalars(table) - {*counts, *held}
+        others = table.scalars - {*counts, *held}
         if others and not table.refused:
             name = names[min(others)]
             reason = (

@@ -17,7 +17,7 @@ from jax import lax
 
 from sparsejax.axes import as_varying, cond, varying_axes
 from sparsejax.rows.updates.anatomy import Anatomy
-from sparsejax.rows.updates.fading import Nodes, Probe, decayed, over
+from sparsejax.rows.updates.fading import Probe, Sums, decayed, over
 
 
 # How many changes of numbers by hand are remembered.
@@ -93,6 +93,7 @@ class CatchUp:
         state: The leaves of the state, of which the numbers matter.
         history: Of those that only the user changes.
         count: How many steps there were: rows are to be as after that one.
+        sums: By which rows move whose momentum fades, by the number of `Table.moving`.
     """
 
     tx: optax.GradientTransformationExtraArgs
@@ -102,38 +103,21 @@ class CatchUp:
     state: tuple[Any, ...]
     history: History
     count: Any
+    sums: Mapping[int, Sums]
 
-    def nodes(self, at: int, last: jax.Array) -> Nodes | None:
-        """The nodes that add up the steps which rows of a table missed; None if none can.
-
-        Args:
-            at: The table.
-            last: int32 [n], the step that each has seen last.
-        """
-        fading = self.anatomy.tables[at].fading
-        if fading is None or not last.size:
-            return None
-        return fading.of_steps(last, self.count, self.probe(at))
-
-    def faded(self, at: int, part: Rows, nodes: Nodes) -> Rows:
+    def faded(self, at: int, part: Rows) -> Rows:
         """Rows of a table whose momentum fades, as after the last step.
 
         Args:
             at: The table.
             part: The rows.
-            nodes: Theirs.
         """
-        fading = self.anatomy.tables[at].fading
-        assert fading is not None
-        param = fading.caught_up(part.param, part.own, nodes, self.count - part.last)
-        return self.decayed(at, part._replace(param=param))
-
-    def decayed(self, at: int, part: Rows) -> Rows:
-        """Rows whose parameter is that of now, with their state as after the last step."""
-        fading = self.anatomy.tables[at].fading
-        assert fading is not None
-        own = decayed(part.own, fading.factors, self.count - part.last)
-        return Rows(part.param, own, jnp.broadcast_to(self.count, part.last.shape))
+        table = self.anatomy.tables[at]
+        assert table.fading is not None
+        assert table.moving is not None
+        moved = table.fading.caught_up(*part, self.count, self.sums[table.moving])
+        own = decayed(part.own, table.fading.factors, self.count - part.last)
+        return Rows(moved, own, jnp.broadcast_to(self.count, part.last.shape))
 
     def __call__(
         self, rows: Mapping[int, Rows], one_by_one: bool = False
@@ -161,23 +145,18 @@ class CatchUp:
     def _faded(self, at, part):
         """Rows of a table whose momentum fades, all steps at once."""
 
-        def moved(part):
-            nodes = self.nodes(at, part.last)
-            assert nodes is not None
-            return self.faded(at, part, nodes)
-
         def in_parts(part):
             n = part.last.shape[0]
             if n <= _ROWS:
-                return moved(part)
+                return self.faded(at, part)
 
             def one(number, made):
                 # The last part begins where it ends with the rows; some are moved twice,
                 # from where they were at first.
-                at = jnp.minimum(number * _ROWS, n - _ROWS)
-                cut = lambda x: lax.dynamic_slice_in_dim(x, at, _ROWS)
-                put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, at, 0)
-                return jax.tree.map(put, made, moved(jax.tree.map(cut, part)))
+                start = jnp.minimum(number * _ROWS, n - _ROWS)
+                cut = lambda x: lax.dynamic_slice_in_dim(x, start, _ROWS)
+                put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 0)
+                return jax.tree.map(put, made, self.faded(at, jax.tree.map(cut, part)))
 
             return lax.fori_loop(0, -(-n // _ROWS), one, part)
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.interpreters import partial_eval
 
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates import anatomy as anatomies
@@ -51,7 +52,8 @@ class Inside:
         The optimizer is run on numbers. Where it cannot be, since it was made of values
         that are traced, or what it is fed with by hand matters, steps are taken one by one.
         """
-        found = {}
+        found: dict[int, Table] = {}
+        movings: list[Any] = []
         for at, table in anatomy.tables.items():
             found[at] = table
             fading = self._guess(table, jnp.result_type(jax.tree.leaves(params)[at]))
@@ -64,7 +66,11 @@ class Inside:
                 right = fading.is_right(runs.probe(at), functools.partial(runs.sample, at))
             except TypeError:  # as JAX's errors of tracers are, and keys, no numbers
                 right = False
-            found[at] = guessed if right else table
+            if right:
+                moving = fading, table.scalars, _written(runs.probe(at))
+                if moving not in movings:
+                    movings.append(moving)
+                found[at] = dataclasses.replace(guessed, moving=movings.index(moving))
         return dataclasses.replace(anatomy, tables=found)
 
     def _guess(self, table, dtype):
@@ -99,7 +105,14 @@ class Inside:
             tuple(state),
             History(None, ()),
             np.int32(0),
+            {},
         )
+
+    def movings(self, anatomy: Anatomy) -> dict[int, Fading]:
+        """How rows move, by the number of `Table.moving`, with those in their order."""
+        tables = [anatomy.tables[at] for at in sorted(self.lagging(anatomy))]
+        pairs = [(t.moving, t.fading) for t in tables if t.moving is not None]
+        return {number: fading for number, fading in sorted(pairs) if fading is not None}
 
     def lagging(self, anatomy: Anatomy) -> set[int]:
         """The tables whose rows catch up, by their numbers."""
@@ -124,3 +137,13 @@ class Inside:
         raise ArgumentError(
             f"lazy: {table.path!r} cannot be updated by rows: {reason}. {fix}"
         )
+
+
+def _written(probe):
+    """What a probe computes, so written that equal ones are written alike."""
+    program = jax.make_jaxpr(probe)(jax.ShapeDtypeStruct((2,), jnp.int32))
+    jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.out_avals))
+    kept = zip(program.jaxpr.constvars, program.consts, strict=True)
+    left = set(map(id, jaxpr.constvars))
+    values = [np.asarray(x).tobytes() for v, x in kept if id(v) in left]
+    return str(jaxpr), tuple(values), tuple(used)

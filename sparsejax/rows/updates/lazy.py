@@ -93,7 +93,8 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     Returns:
         A transformation with state `LazyState`. Its updates have `RowGrads` of distinct,
         ascending ids where the gradients have `RowGrads`. It needs the parameters where
-        rows catch up.
+        rows catch up; then a step lists a 16,384th part of a table besides, one part after
+        another, so that no row waits for longer.
 
     Raises:
         ArgumentError: The optimizer does not keep the rows of any parameter apart.

@@ -17,12 +17,15 @@ class LazyState(NamedTuple):
             step that each row has seen last. `optax.MaskedNode` for all others.
         history: The values of injected hyperparameters, and since when they have them.
         inner: The state of the optimizer; rows of it are as after their last step.
+        kept: Sums by which rows move that were not seen for long, by `Table.moving`: see
+            `fading.Sums`.
     """
 
     step: jax.Array
     last: Any
     history: History
     inner: Any
+    kept: tuple[jax.Array, ...] = ()
 
 
 def find(state: Any) -> LazyState:

@@ -13,7 +13,7 @@ from sparsejax.rows.updates.catch_up import Rows, added, history
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.rows.updates.view import View
-from sparsejax.units.row_grads import Merge, RowGrads, is_row_grads, merged
+from sparsejax.units.row_grads import Merge, RowGrads, is_row_grads
 
 
 def init(inside: Inside, params: Any) -> LazyState:
@@ -36,6 +36,7 @@ def init(inside: Inside, params: Any) -> LazyState:
         last=jax.tree.unflatten(structure, last),
         history=history([numbers[j] for j in anatomy.held] if lagging else []),
         inner=inner,
+        kept=tuple(fading.kept() for fading in inside.movings(anatomy).values()),
     )
 
 
@@ -75,6 +76,7 @@ def update(
         last=jax.tree.unflatten(structure, last),
         history=view.history,
         inner=jax.tree.unflatten(view.of_state, inner),
+        kept=view.kept(),
     )
 
 
@@ -84,7 +86,7 @@ class _Listed(NamedTuple):
     Attributes:
         merge: The distinct rows.
         sums: Their gradients.
-        caught: These rows of a table that moves, as `View.caught_up` has them.
+        caught: These rows as after the last step, where steps are taken one by one.
     """
 
     merge: Merge
@@ -101,12 +103,13 @@ def _listed(inside, view, at, leaf):
     read = (reader.reading(view, at, leaf.ids) for reader in list(inside.readers))
     reading = next((found for found in read if found), None)
     if reading is not None:
-        return _Listed(reading.merge, reading.merge.sums(leaf.rows), reading.rows)
-    if not leaf.capacity:
-        merge = Merge(leaf.ids, leaf.ids, jnp.int32(0))
+        merge, caught = reading.merge, reading.rows
     else:
-        merge = merged(leaf.ids, leaf.shape[0], tiles.room(leaf.capacity))
-    caught = view.caught_up(at, merge) if at in view.moving else None
+        merge, caught = view.merged(at, leaf.ids), None
+    if at not in view.moving or view.is_fading(at):
+        caught = None
+    elif caught is None:
+        caught = view.caught_up(at, merge)
     return _Listed(merge, merge.sums(leaf.rows), caught)
 
 
@@ -204,13 +207,8 @@ class _Step:
                 inner[j] = array
 
     def _caught(self, at, before, caught):
-        """Rows as after the last step; `caught` is `View.caught_up` if they move."""
-        view = self.view
-        if caught is None:
-            return view.catch_up({at: before})[at] if at in view.lagging else before
-        if view.anatomy.tables[at].fading is None:
-            return caught
-        return view.of_now(at, before, caught.param)
+        """Rows as after the last step; `caught` is `View.caught_up` if that has all."""
+        return self.view.now(at, before) if caught is None else caught
 
     def _call(self, grads, now):
         """Calls the optimizer, with some rows in place of tables."""

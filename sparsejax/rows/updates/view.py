@@ -1,5 +1,6 @@
 """A lazy optimizer's state and parameters, table by table, and how to read them."""
 
+import dataclasses
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,10 +10,11 @@ import jax.numpy as jnp
 import optax
 
 from pallas_kernels.types import same_trace
-from sparsejax.errors import ArgumentError
+from sparsejax.errors import ArgumentError, StateError
 from sparsejax.rows import tiles
 from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.catch_up import CatchUp, Rows
+from sparsejax.rows.updates.fading import Sums, in_turn
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.units.row_grads import Merge, RowGrads, merged
@@ -51,15 +53,63 @@ class View:
         next_step = state.step + 1
         held = [self.inner[j] for j in self.anatomy.held] if self.lagging else []
         self.history = state.history.noted(next_step, held)
+        self.shapes = tuple(anatomies.shapes(leaves if params is None else self.leaves))
         self._catch_up = CatchUp(
             inside.tx,
             self.anatomy,
             (structure, self.of_state),
-            tuple(anatomies.shapes(leaves if params is None else self.leaves)),
+            self.shapes,
             tuple(self.inner),
             self.history,
             state.step,
+            {},
         )
+        self._state = state
+        sums = self._sums(inside, state)
+        self._catch_up = dataclasses.replace(self._catch_up, sums=sums)
+
+    def _sums(self, inside, state):
+        """The sums by which rows move: those that a reader of the same state has made."""
+        movings = inside.movings(self.anatomy)
+        if len(state.kept) != len(movings):
+            raise StateError(
+                f"lazy: this state keeps the sums of {len(state.kept)} kinds of rows that "
+                f"move, and {len(movings)} are needed: it was saved by another version or "
+                "for another optimizer. Start from tx.init(params), or settle it with the "
+                "version that has saved it."
+            )
+        for reader in list(inside.readers):
+            made = reader.sums_of(self)
+            if made is not None:
+                return made
+        tables = {self.anatomy.tables[at].moving: at for at in self.lagging}
+        return {
+            number: fading.sums(
+                state.kept[number], state.step, self._catch_up.probe(tables[number])
+            )
+            for number, fading in movings.items()
+        }
+
+    def sums_of(self, other: "View") -> dict[int, Sums] | None:
+        """The sums by which rows move, if another view is one of the same state."""
+        sums = self._catch_up.sums
+        inner = zip(self.inner, other.inner, strict=True)
+        scalars = [
+            pair for pair, k in zip(inner, self.anatomy.owner, strict=True) if k is None
+        ]
+        pairs = [(self.step, other.step), *scalars]
+        pairs += zip(
+            *map(jax.tree.leaves, (self._state.kept, other._state.kept)), strict=True
+        )
+        if not sums or not all(x is y for x, y in pairs):
+            return None
+        traced = all(same_trace(made.recent, self.step) for made in sums.values())
+        return dict(sums) if traced else None
+
+    def kept(self) -> tuple[jax.Array, ...]:
+        """What is kept of the sums by which rows move, behind a step."""
+        sums = self._catch_up.sums
+        return tuple(sums[number].kept for number in sorted(sums))
 
     def catch_up(self, rows: dict[int, Rows], one_by_one: bool = False) -> dict[int, Rows]:
         """Rows of some tables as after the last step, as `CatchUp` has them."""
@@ -79,39 +129,56 @@ class View:
         inside = (ids >= 0) & (ids < last.shape[0])
         return jnp.where(inside, gathered_rows(last, ids), self.step)
 
+    def merged(self, at: int, ids: jax.Array) -> Merge:
+        """The distinct rows of a list, with those that this step lists besides.
+
+        Args:
+            at: The table.
+            ids: int32 [n]; the places are of these.
+        """
+        height = self.shapes[at].shape[0]
+        more = [in_turn(height, self.step)] if self.is_fading(at) else []
+        every = jnp.concatenate([ids, *more])
+        if not every.size:
+            return Merge(every, every, jnp.int32(0))
+        merge = merged(every, height, tiles.room(every.size))
+        return merge._replace(places=merge.places[: ids.size])
+
     def caught_up(self, at: int, merge: Merge) -> Rows:
         """Listed rows of a table that moves, as after the last step.
 
-        Of rows whose momentum fades just the parameter: their state is a product. Of
-        others all, so that no step is taken twice.
+        Of rows whose momentum fades just the parameter, for a loss: what an update needs
+        of them it computes again, where it has their state at hand. Of others all, so that
+        no step is taken twice.
         """
         whole, ids = self.all_of(at), merge.ids
-        nodes = self._catch_up.nodes(at, self.seen(whole.last, ids))
-        types = tiles.axes_of(whole, ids, nodes, self.step)
+        types = tiles.axes_of(whole, ids, self.step)
 
-        def late(ids, place, apart=lambda run: run()):
-            rows = apart(lambda: self.gathered(whole, ids))
-            if nodes is None:
-                return self.catch_up({at: rows})[at]
-            rows = self._catch_up.faded(at, rows, nodes._replace(place=place))
-            return rows._replace(own=(), last=())
+        def late(ids, apart=lambda run: run()):
+            rows = self.now(at, apart(lambda: self.gathered(whole, ids)))
+            return rows._replace(own=(), last=()) if self.is_fading(at) else rows
 
-        n, place = ids.shape[0], ids if nodes is None else nodes.place
+        n = ids.shape[0]
         number = tiles.tiles_of(n * max(1, whole.param[:1].size)) if tiles.is_long(n) else 1
         if number == 1:
-            return late(ids, place)
+            return late(ids)
 
         def one(tile, made):
-            some, places = tile.cut(at, (ids, place))
-            return tile.put(at, made, late(some, places, tile.apart))
+            return tile.put(at, made, late(tile.cut(at, ids), tile.apart))
 
-        shapes = jax.eval_shape(late, ids, place)
+        shapes = jax.eval_shape(late, ids)
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return tiles.each({at: (n, merge.found)}, number, one, empty, types)
 
-    def of_now(self, at: int, rows: Rows, param: jax.Array) -> Rows:
-        """Rows of a table whose momentum fades, of which the parameter is known."""
-        return self._catch_up.decayed(at, rows._replace(param=param))
+    def is_fading(self, at: int) -> bool:
+        """Whether all steps that rows of a table have missed are one sum."""
+        return self.anatomy.tables[at].fading is not None
+
+    def now(self, at: int, rows: Rows) -> Rows:
+        """Rows of a table as after the last step, late or not."""
+        if self.is_fading(at) and rows.last.size:
+            return self._catch_up.faded(at, rows)
+        return self.catch_up({at: rows})[at] if at in self.lagging else rows
 
     def is_same(self, other: "View", at: int) -> bool:
         """Whether rows of a table are late alike, seen from here and from there."""
@@ -181,10 +248,13 @@ class Reader:
         at, flat = self._paths.index(path), ids.reshape(-1)
         if at not in self._view.moving or not ids.size:
             return gathered_rows(self._leaves[at], ids)
-        merge = merged(flat, self._leaves[at].shape[0], tiles.room(flat.size))
+        merge = self._view.merged(at, flat)
         rows = self._view.caught_up(at, merge)
         self._readings.append(Reading(ids, merge, rows))
-        return gathered_rows(rows.param, merge.places.reshape(ids.shape))
+        # The place of an id out of range is behind the last, where XLA reads the last.
+        places = merge.places.reshape(ids.shape)
+        known = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+        return rows.param.at[places].get(**known)
 
     def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
         """Is told what the gradient of a table lists: the rows of some calls of `rows`."""
@@ -198,6 +268,10 @@ class Reader:
         if reading is None or known is not ids or not view.is_same(self._view, at):
             return None
         return reading if same_trace(reading.rows.param, ids) else None
+
+    def sums_of(self, view: View) -> dict[int, Sums] | None:
+        """The sums by which rows move, if they are those of another view, too."""
+        return self._view.sums_of(view)
 
     def whole(self, paths: Sequence[str]) -> list[jax.Array]:
         """Some parameters, all of them."""

@@ -6,8 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from sparsejax.rows import lazy, settle
-from sparsejax.rows.updates import catch_up, fading
+from sparsejax.rows import apply_updates, lazy, settle
+from sparsejax.rows.updates import catch_up
+from sparsejax.rows.updates.fading import fading, quadrature
+from sparsejax.units.row_grads import RowGrads
 from tests import helpers
 
 
@@ -77,8 +79,16 @@ def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypa
         leaves[j] = own[0 if at == table.idle else 1]
     zero_state = jax.tree.unflatten(structure, leaves)
     counted = jax.tree.map(lambda x: x if x.ndim else jnp.int32(end), zero_state)
+    (sums,) = state.kept
+    probe = tx.inside._runs(tx.inside.anatomy(PARAMS, PARAMS), PARAMS).probe(0)
+    known = np.unique(last[last < end - table.fading.terms])
+    nodes = lambda step: table.fading.nodes(step[None], step + table.fading.terms, probe)
+    made = jnp.concatenate(jax.jit(jax.vmap(nodes))(known), axis=2)[:, 0]
     state = state._replace(
-        step=jnp.int32(end), last={"table": jnp.asarray(last)}, inner=counted
+        step=jnp.int32(end),
+        last={"table": jnp.asarray(last)},
+        inner=counted,
+        kept=(sums.at[known].set(made),),
     )
     got, new = jax.jit(settle, static_argnums=2)(begun, state, tx)
 
@@ -107,17 +117,78 @@ def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypa
     np.testing.assert_array_equal(got["table"][-1], 0)
 
 
+@pytest.mark.parametrize("kept", [8, 1 << 14])
+def test_sums_that_are_kept_are_those_of_single_steps(kept, monkeypatch):
+    """A training run, whose rows wait for up to 90 steps; a momentum lasts for 19.
+
+    Where few are kept, places are used again, and rows are listed before they are read.
+    """
+    monkeypatch.setattr(fading, "PATIENCE", kept)
+    inner = optax.adam(0.1, b1=0.3)
+    tx, table = table_of(inner)
+    assert table.fading.terms == 19
+    assert tx.init(PARAMS).kept[0].shape[0] == kept
+    rng = np.random.default_rng(0)
+    gaps = np.array([*range(1, 16), 18, 19, 20, 21, 27, 28, 45, 60, 90])
+    steps = 180
+    read = np.arange(1, steps + 1)[:, None] % gaps == 0
+    grads = rng.normal(size=(steps, HEIGHT, 3)).astype(np.float32) * read[..., None]
+    ids = np.where(read, np.arange(HEIGHT), HEIGHT).astype(np.int32)
+
+    def lazily(carry, given):
+        params, state = carry
+        grads = {"table": RowGrads(*given, (HEIGHT, 3))}
+        updates, state = tx.update(grads, state, params)
+        return (apply_updates(params, updates), state), None
+
+    def densely(carry, given):
+        params, state = carry
+        updates, state = inner.update({"table": given}, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    start = PARAMS, tx.init(PARAMS)
+    (params, state), _ = jax.jit(lambda c, g: jax.lax.scan(lazily, c, g))(
+        start, (ids, grads)
+    )
+    params, _ = jax.jit(settle, static_argnums=2)(params, state, tx)
+    start = PARAMS, inner.init(PARAMS)
+    (want, _), _ = jax.jit(lambda c, g: jax.lax.scan(densely, c, g))(start, grads)
+    np.testing.assert_allclose(params["table"], want["table"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("height", [1, 7, 24, 1000])
+def test_no_row_waits_for_longer_than_sums_are_kept(height, monkeypatch):
+    monkeypatch.setattr(fading, "PATIENCE", 8)
+    for start in 0, 5:
+        turns = [fading.in_turn(height, jnp.int32(start + step)) for step in range(8)]
+        assert set(range(height)) <= set(np.concatenate(turns).tolist())
+        assert max(map(len, turns)) == -(-height // 8)
+
+
+def test_tables_of_one_optimizer_share_their_sums():
+    """And those of others do not, nor those whose steps are counted apart."""
+    params = {name: jnp.zeros((HEIGHT, 3)) for name in "abc"}
+    groups = lambda tx: [
+        table.moving for table in lazy(tx).inside.anatomy(params, params).tables.values()
+    ]
+    assert groups(optax.adam(1e-2)) == [0, 0, 0]
+    of = {"x": optax.adam(1e-2), "y": optax.adam(2e-2)}
+    assert groups(optax.partition(of, {"a": "x", "b": "y", "c": "x"})) == [0, 1, 0]
+    of["y"] = optax.adam(1e-2)
+    assert groups(optax.partition(of, {"a": "x", "b": "y", "c": "x"})) == [0, 1, 0]
+
+
 def test_eigenvalues_are_those_of_numpy():
     """Of matrices with three diagonals, of which some fall into parts."""
     rng = np.random.default_rng(0)
-    inner = rng.normal(size=(200, fading.NODES)) * 10 ** rng.uniform(-3, 0, (200, 1))
-    outer = np.abs(rng.normal(size=(200, fading.NODES - 1)))
+    inner = rng.normal(size=(200, quadrature.NODES)) * 10 ** rng.uniform(-3, 0, (200, 1))
+    outer = np.abs(rng.normal(size=(200, quadrature.NODES - 1)))
     outer *= rng.random(outer.shape) > 0.3
-    matrices = np.zeros((200, fading.NODES, fading.NODES), np.float32)
-    index = np.arange(fading.NODES)
+    matrices = np.zeros((200, quadrature.NODES, quadrature.NODES), np.float32)
+    index = np.arange(quadrature.NODES)
     matrices[:, index, index] = inner
     matrices[:, index[:-1], index[1:]] = matrices[:, index[1:], index[:-1]] = outer
-    eigen = jax.jit(fading._eigen)
+    eigen = jax.jit(quadrature.eigen)
     values, first = (np.asarray(x) for x in eigen(matrices))
     want, vectors = np.linalg.eigh(matrices.astype(np.float64))
     np.testing.assert_allclose(np.sort(values, 1), want, atol=1e-5)

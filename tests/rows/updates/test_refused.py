@@ -129,7 +129,7 @@ def test_a_leaf_that_is_not_kept_by_rows_may_have_a_dense_gradient():
     rows = RowGrads(jnp.array([1]), jnp.ones((1, 4)), (5, 4))
     zeros = jax.tree.map(jnp.zeros_like, PARAMS)
     updates, _ = jax.jit(tx.update)({**zeros, "table": rows}, state, PARAMS)
-    assert updates["table"].rows.shape == (1, 4)
+    assert 1 in updates["table"].ids
     rows = RowGrads(jnp.array([1]), jnp.ones((1, 3)), (4, 3))
     with pytest.raises(ArgumentError, match=r"'w' cannot be updated.*optax.*muon"):
         tx.update({**zeros, "w": rows}, state, PARAMS)

@@ -9,7 +9,13 @@ where v, the mean of squares, becomes c v. The w_t and x_t of a step are taken f
 optimizer itself, run on m = 1 with v = 0 and v = 1, so they have its learning rate and the
 corrections of its bias. The sum over the steps that a row has missed is one of fractions in
 sqrt(v), as many as there are steps; Gauss's quadrature makes a sum of six of it, which is
-the same for all rows that were seen last at the same step.
+the same for all rows that were seen last at the same step, of all tables.
+
+So a step makes the sums of all steps of whose momentum there is something left, some two
+hundred for Adam, and no other: when it has faded, the sum of a step changes no more, and
+the state keeps the last 16,384 of them. No row misses more steps than that: each step lists
+a few rows besides those that were read, one table's 16,384th part after another, with a
+gradient of zero. What the optimizer does to these is what the dense one does.
 
 Where weights decay besides, as AdamW's, each step multiplies the parameter by a number d,
 and with it all that it was moved by before: a term is multiplied by d as often as steps
@@ -26,18 +32,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.rank_select import running_sum
-from sparsejax.axes import as_varying, varying_axes
+from sparsejax.axes import as_varying
+from sparsejax.rows import tiles
+from sparsejax.rows.updates.fading.quadrature import NODES, quadrature
 
 
-NODES = 6
 # How much of a momentum is left when it is as good as nothing, and how many steps that may
 # take for sums of so many terms to be worth it.
 _LEFT, _TERMS_AT_MOST = 2.0**-33, 512
-# Of how many steps sums are made at a time.
-_BLOCK = 256
-# Among how many steps those that rows have seen last are looked for at a time.
-_STEPS = 1 << 14
+# How many steps a row may miss at most: so many sums are kept.
+PATIENCE = 1 << 14
 # The error of a sum, relative to it, up to which six nodes will do. In float32 a step
 # itself rounds to 1e-6: the correction of Adam's bias is a difference of numbers near one.
 _ERROR = 5e-6
@@ -46,16 +50,18 @@ _ERROR = 5e-6
 Probe = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
-class Nodes(NamedTuple):
-    """The sums by which rows move, one for all that were last seen at the same step.
+class Sums(NamedTuple):
+    """The sums by which rows move, one for each step that they may have seen last.
 
     Attributes:
-        sums: float32 [steps, 2 * nodes], the weights and then the points of each.
-        place: int32 [n], which of these each row of the table has.
+        recent: float32 [terms + 1, 2 * nodes], the weights and then the points of each, by
+            how many steps rows have missed.
+        kept: float32 [`PATIENCE`, 2 * nodes]: of rows whose momentum has faded. That of a
+            step s is in place s % `PATIENCE`.
     """
 
-    sums: jax.Array
-    place: jax.Array
+    recent: jax.Array
+    kept: jax.Array
 
 
 class Fading(NamedTuple):
@@ -83,22 +89,55 @@ class Fading(NamedTuple):
         """Whether so many terms are worth adding up."""
         return 0 < self.factors[self.momentum] < 1 and self.terms <= _TERMS_AT_MOST
 
+    def kept(self) -> jax.Array:
+        """What is kept before the first step."""
+        return jnp.zeros((PATIENCE, self._width), jnp.float32)
+
+    def sums(self, kept: jax.Array, count: jax.Array, probe: Probe) -> Sums:
+        """The sums of rows that move to a step; with one more that is kept.
+
+        Args:
+            kept: Those that were kept before.
+            count: The step.
+            probe: The optimizer.
+        """
+        missed = 1 + jnp.arange(self.terms, dtype=jnp.int32)
+        made = self.nodes(jnp.maximum(count - missed, 0), count, probe)
+        # The first is of rows that have missed nothing.
+        recent = jnp.pad(jnp.concatenate(made, 1), [(1, 0), (0, 0)])
+        # The momentum of the last has faded now. Nobody reads what it is written over.
+        step = count - self.terms
+        place = jnp.where(step >= 0, lax.rem(step, np.int32(PATIENCE)), PATIENCE)
+        return Sums(recent, kept.at[place].set(recent[self.terms], mode="drop"))
+
+    @property
+    def _width(self):
+        """How many numbers the sum of a step has."""
+        return 2 * (NODES if self.squares is not None else 1)
+
     def caught_up(
         self,
         param: jax.Array,
         own: tuple[jax.Array, ...],
-        nodes: "Nodes",
-        missed: jax.Array,
+        last: jax.Array,
+        count: jax.Array,
+        sums: Sums,
     ) -> jax.Array:
         """The parameter of rows after the steps that they have missed.
 
         Args:
             param: Rows of a table.
             own: The leaves of the state, these rows of them.
-            nodes: Of these rows, from `of_steps`.
-            missed: int32 [n], how many steps each has missed.
+            last: int32 [n], the step that each has seen last.
+            count: The step that they move to.
+            sums: Those of this step.
         """
-        moved = self._moved(own, nodes)
+        missed = count - last
+        is_recent = (missed <= self.terms)[:, None]
+        recent, kept = as_varying(tuple(sums), tiles.axes_of(own, last, count, sums))
+        of_recent = recent[jnp.minimum(missed, self.terms)]
+        of_kept = kept[lax.rem(last, np.int32(PATIENCE))]
+        moved = self._moved(own, jnp.where(is_recent, of_recent, of_kept))
         if not self.shrinks:
             return param + moved
         # The momentum has faded after `terms` steps, and what it moved decays from there.
@@ -114,9 +153,14 @@ class Fading(NamedTuple):
         """The factor by which weights decay in so many steps."""
         return jnp.exp(steps.astype(jnp.float32) * math.log1p(self.shrinks))
 
-    def _moved(self, own, nodes):
-        """What momentum moves rows by, up to the step when it has faded."""
-        weights, points = jnp.split(nodes.sums[nodes.place], 2, axis=1)
+    def _moved(self, own, sums):
+        """What momentum moves rows by, up to the step when it has faded.
+
+        Args:
+            own: The leaves of the state.
+            sums: [n, 2 * nodes], that of each row.
+        """
+        weights, points = jnp.split(sums, 2, axis=1)
         m = own[self.momentum]
         if self.squares is None:
             return m * over(weights[:, 0], m)
@@ -124,28 +168,24 @@ class Fading(NamedTuple):
         pairs = [(weights[:, i], points[:, i]) for i in range(NODES)]
         return m * sum(over(w, m) / (root * over(x, m) + 1) for w, x in pairs)
 
-    def of_steps(self, last: jax.Array, count: jax.Array, probe: Probe) -> "Nodes":
-        """The nodes of rows that move to a step: once for all that were last seen at one.
+    def _terms(self, made, after):
+        """The weight and the point of a term: see the module.
 
         Args:
-            last: int32 [n], the step that each row has seen last.
-            count: The step that they move to.
-            probe: The optimizer.
+            made: What m = 1 is moved by in a step, with v = 0 and with v = 1.
+            after: How many steps after the one that a row has seen last.
         """
-        steps, place, found = _distinct(last, count)
-        blocks = lax.div(found + _BLOCK - 1, _BLOCK)
-        steps = jnp.pad(steps, (0, _BLOCK), constant_values=np.iinfo(np.int32).max)
-
-        def one_block(block, sums):
-            at = block * _BLOCK
-            made = self.nodes(lax.dynamic_slice(steps, (at,), (_BLOCK,)), count, probe)
-            return lax.dynamic_update_slice(sums, jnp.concatenate(made, 1), (1 + at, 0))
-
-        # The first is of rows that have missed nothing.
-        width = NODES if self.squares is not None else 1
-        sums = jnp.zeros((1 + last.shape[0] + _BLOCK, 2 * width), jnp.float32)
-        sums = as_varying(sums, varying_axes(last) | varying_axes(count))
-        return Nodes(lax.fori_loop(0, blocks, one_block, sums), place)
+        weights, with_squares = made
+        after = jnp.asarray(after).astype(jnp.float32)
+        faded = jnp.float32(self.factors[self.momentum]) ** after
+        if self.squares is None:
+            return weights * faded, jnp.zeros_like(weights)
+        points = weights / jnp.where(with_squares == 0, 1, with_squares) - 1
+        # A learning rate of zero moves nothing, and says nothing of the points.
+        points = jnp.where(weights == 0, 1, points)
+        return weights * faded, points * jnp.float32(self.factors[self.squares]) ** (
+            after / 2
+        )
 
     def nodes(self, last, count, probe):
         """The weights and points of the sum that rows of each step are moved by.
@@ -162,24 +202,18 @@ class Fading(NamedTuple):
         after = jnp.arange(self.terms, dtype=jnp.int32)
         seen = jnp.minimum(last, count)[:, None]
         steps = seen + 1 + after
-        weights, with_squares = probe(jnp.minimum(steps, count).reshape(-1))
-        weights, with_squares = (
-            weights.reshape(steps.shape),
-            with_squares.reshape(steps.shape),
-        )
-        faded = jnp.float32(self.factors[self.momentum]) ** after.astype(jnp.float32)
+        # Before the first step there is no correction of a bias.
+        made = probe(jnp.clip(steps, 1, jnp.maximum(count, 1)).reshape(-1))
+        made = tuple(x.reshape(steps.shape) for x in made)
+        weights, points = self._terms(made, after)
         if self.shrinks:
             follow = self._near(count - seen) - 1 - after
-            faded = faded * self._shrunk(jnp.maximum(follow, 0))
+            weights = weights * self._shrunk(jnp.maximum(follow, 0))
+        weights = jnp.where(steps <= count, weights, 0)
         if self.squares is None:
-            total = jnp.where(steps <= count, weights * faded, 0).sum(1, keepdims=True)
+            total = weights.sum(1, keepdims=True)
             return total, jnp.zeros_like(total)
-        points = weights / jnp.where(with_squares == 0, 1, with_squares) - 1
-        roots = jnp.float32(self.factors[self.squares]) ** (after.astype(jnp.float32) / 2)
-        # A learning rate of zero moves nothing, and says nothing of the points.
-        points = jnp.where(weights == 0, 1, points) * roots
-        weights = jnp.where(steps <= count, weights * faded, 0)
-        return _quadrature(weights, points)
+        return quadrature(weights, points)
 
     def is_right(self, probe: Probe, sampled: Callable[..., Any]) -> bool:
         """Whether an optimizer moves rows as this says, on numbers.
@@ -237,6 +271,19 @@ def _compiled(function, *like):
     return run
 
 
+def in_turn(height: int, step: jax.Array) -> jax.Array:
+    """The rows that a step lists so that none waits for too long; `height` is none.
+
+    Args:
+        height: How many rows the table has.
+        step: The step.
+    """
+    some = -(-height // PATIENCE)
+    turns = -(-height // some)
+    ids = lax.rem(step, np.int32(turns)) * some + jnp.arange(some, dtype=jnp.int32)
+    return jnp.minimum(ids, height)
+
+
 def decayed(
     own: tuple[jax.Array, ...], factors: tuple[float, ...], steps: jax.Array
 ) -> tuple[jax.Array, ...]:
@@ -261,109 +308,3 @@ def over(flags: Any, x: jax.Array) -> jax.Array:
     """Something by row, with as many axes as an array of rows."""
     flags = jnp.asarray(flags)
     return flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))
-
-
-def _distinct(last, count):
-    """The steps that late rows have seen last, so many to a turn, the latest first.
-
-    Returns:
-        int32 [n], the distinct steps; int32 [n], which of them, from 1 on, each row has, 0
-        if it is not late; and how many there are.
-    """
-    n = last.shape[0]
-    before = lambda step: jnp.max(jnp.where(last < step, last, -1), initial=-1)
-
-    def some(state):
-        top, found, steps, place = state
-        ago = jnp.where(last <= top, top - last, _STEPS)
-        seen = jnp.zeros(_STEPS, jnp.int32).at[ago].set(1, mode="drop")
-        ranks = found + running_sum(seen)
-        at = jnp.where(seen == 1, ranks - 1, n)
-        steps = steps.at[at].set(top - lax.iota(jnp.int32, _STEPS), mode="drop")
-        here = ago < _STEPS
-        place = jnp.where(here, ranks[jnp.where(here, ago, 0)], place)
-        return before(top - (_STEPS - 1)), ranks[-1], steps, place
-
-    nothing = jnp.zeros(n, jnp.int32)
-    start = before(count), jnp.int32(0), nothing, nothing
-    start = as_varying(start, varying_axes(last) | varying_axes(count))
-    _, found, steps, place = lax.while_loop(lambda state: state[0] >= 0, some, start)
-    return steps, place, found
-
-
-def _quadrature(weights, points):
-    """Few weights and points of a sum of fractions w / (r x + 1), for all r.
-
-    Gauss's for the measure w / x, so that sums for large r are exact. Points lie close to
-    each other: where they are is taken relative to the first.
-    """
-    first = points[:, :1]
-    place, measure = points / first - 1, weights / points
-    sign = jnp.where(measure.sum(1, keepdims=True) < 0, -1.0, 1.0)
-    measure = measure * sign
-    total = measure.sum(1, keepdims=True)
-    # Where there is no term, powers of its place would only grow.
-    place = jnp.where(measure > 0, place, 0)
-    before = jnp.zeros_like(place)
-    now = jnp.where(measure > 0, lax.rsqrt(jnp.where(total > 0, total, 1)), 0)
-    inner, outer = [], [jnp.zeros_like(total)]
-    for _ in range(NODES):
-        middle = (measure * place * now * now).sum(1, keepdims=True)
-        rest = (place - middle) * now - outer[-1] * before
-        length = jnp.sqrt((measure * rest * rest).sum(1, keepdims=True))
-        inner.append(middle)
-        outer.append(length)
-        # With no more terms than this, what is left is nothing.
-        before, now = now, jnp.where(length > 0, rest / jnp.where(length > 0, length, 1), 0)
-    inner, outer = jnp.concatenate(inner, 1), jnp.concatenate(outer[1:-1], 1)
-    index = np.arange(NODES)
-    matrix = jnp.zeros((*inner.shape, NODES)).at[:, index, index].set(inner)
-    matrix = matrix.at[:, index[:-1], index[1:]].set(outer)
-    matrix = matrix.at[:, index[1:], index[:-1]].set(outer)
-    at, share = _eigen(matrix)
-    at = first * (1 + at)
-    return sign * total * share**2 * at, at
-
-
-# Of six numbers in three pairs, so that after five turns each has met each.
-_TURN = np.array([0, 3, 1, 5, 2, 4])
-_SWEEPS = 6
-
-
-def _eigen(matrices):
-    """The eigenvalues of symmetric matrices [k, 6, 6], and the first number of each vector.
-
-    By Jacobi's rotations, of three pairs at a time. `jnp.linalg.eigh` hangs where several
-    devices of a CPU call it at once: JAX's kernel (0.10 to 0.12) hands parts of a batch to
-    the threads that all of them wait on.
-    """
-    k, n = matrices.shape[:2]
-    # Matrices lie along the last axis: CPUs work on several of them at a time.
-    same = np.eye(n // 2, dtype=bool)[:, None, :, None, None]
-
-    def turn(_, state):
-        a, first = state
-        blocks = jnp.where(same, a.reshape(n // 2, 2, n // 2, 2, k), 0).sum(2)
-        off = blocks[:, 0, 1]
-        ratio = (blocks[:, 1, 1] - blocks[:, 0, 0]) / jnp.where(off == 0, 1, 2 * off)
-        tangent = jnp.where(ratio < 0, -1, 1) / (jnp.abs(ratio) + jnp.sqrt(ratio**2 + 1))
-        tangent = jnp.where(off == 0, 0, tangent)
-        cosine = lax.rsqrt(tangent**2 + 1)
-        sine = tangent * cosine
-
-        def rotated(x):
-            """Pairs of numbers [3, 2, ..., k], each by its angle."""
-            c, s = (y.reshape(n // 2, *[1] * (x.ndim - 3), k) for y in (cosine, sine))
-            one, other = x[:, 0], x[:, 1]
-            x = jnp.stack([c * one - s * other, s * one + c * other], axis=1)
-            return x.reshape(n, *x.shape[2:])[_TURN]
-
-        a = rotated(a.reshape(n // 2, 2, n, k)).swapaxes(0, 1)
-        a = rotated(a.reshape(n // 2, 2, n, k))
-        return a, rotated(first.reshape(n // 2, 2, k))
-
-    first = jnp.zeros((n, k), matrices.dtype).at[0].set(1)
-    first = as_varying(first, varying_axes(matrices))
-    start = jnp.moveaxis(matrices, 0, -1), first
-    a, first = lax.fori_loop(0, _SWEEPS * (n - 1), turn, start)
-    return jnp.where(np.eye(n, dtype=bool)[..., None], a, 0).sum(1).T, first.T
