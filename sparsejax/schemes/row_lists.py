@@ -31,8 +31,10 @@ from sparsejax.wire import collectives, gathers
 from sparsejax.wire.collectives import Wire
 
 
-# Message sizes are so far apart, and so many.
-_RATIO, _RUNGS = 1.5, 6
+# How far apart message sizes are, and how many there are, down to some seventh of the
+# longest: more where that has so many bytes that padding weighs more than compiling.
+_FINE, _COARSE = (1.25, 10), (1.5, 6)
+_LONG = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Lists:
             The slots and values received, with as much room, and the bytes sent.
         """
         count, room = slots.shape
-        rungs, words = _rungs(room), self.row_words
+        rungs, words = _rungs(room, self.row_bytes), self.row_words
         rows = collectives.unseen_numbers(count)
         message = self._to_words(slots, values)
 
@@ -222,9 +224,7 @@ def of_one_rank(tables: Sequence[RowGrads], wire: Wire) -> base.SummedRows:
     return base.SummedRows(merged, base.traffic(base.stage(), base.stage(), scalars=sent))
 
 
-def _rungs(room):
-    """Message sizes up to `room`, ascending."""
-    sizes = {room}
-    for step in range(1, _RUNGS):
-        sizes.add(max(1, math.ceil(room / _RATIO**step)))
-    return sorted(sizes)
+def _rungs(room, row_bytes):
+    """Message sizes up to `room` rows, ascending."""
+    ratio, count = _FINE if room * row_bytes >= _LONG else _COARSE
+    return sorted({max(1, math.ceil(room / ratio**step)) for step in range(count)})

@@ -14,13 +14,13 @@ from tests import helpers
 N, HEIGHT, WIDTH, COUNT = 4, 5003, 6, 300
 
 
-def on_rank(scheme):
+def on_rank(scheme, ranks=N):
     def run(ids, rows):
         grads = RowGrads(ids[0], rows[0], (HEIGHT, WIDTH))
         return scheme.rows([grads], helpers.WIRE).traffic
 
     specs = {"in_specs": P("data"), "out_specs": P()}
-    return jax.jit(jax.shard_map(run, mesh=helpers.mesh_of(N), **specs))
+    return jax.jit(jax.shard_map(run, mesh=helpers.mesh_of(ranks), **specs))
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,18 @@ def needs(scheme, distinct):
     )
     union = np.unique(np.concatenate(distinct))
     return max(owners(own).max() for own in distinct), owners(union).max()
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 5])
+def test_few_ranks_send_their_lists_to_all(ranks):
+    """Zen's choice for rows, which is settled when the program is traced."""
+    ids = jnp.zeros((ranks, COUNT), jnp.int32)
+    rows = jnp.zeros((ranks, COUNT, WIDTH))
+    found = []
+    for scheme in schemes.Zen(), schemes.Zen("balanced"), schemes.AGSparse():
+        with helpers.every_platform():
+            program = jax.make_jaxpr(on_rank(scheme, ranks))(ids, rows)
+        found.append([c.name for c in helpers.collectives(program, "cuda")])
+    zen, balanced, gathered = found
+    assert zen == (gathered if ranks < 5 else balanced)
+    assert balanced != gathered

@@ -1,6 +1,7 @@
 """Starts the hosts, and makes the table of what they report."""
 
 import dataclasses
+import math
 import statistics
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from benchmarks.testbed import network, ranks
 
 # How far losses of equal training may be apart: sums are taken in another order.
 LOSS = 1e-3
-KEYS = ("task", "hosts", "rate", "scheme")
+KEYS = ("task", "about", "hosts", "rate", "scheme")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,12 +29,13 @@ def main(argv: list[str] | None = None) -> int:
                 rows = _measured(hosts, this)
             if not rows:
                 return 1
+            dense = _step(rows[0]) if rows[0]["scheme"] == "dense" else math.nan
             for row in rows:
                 row["about"] = _about(this)
                 # PyTorch's optimizer is another one.
                 apart = abs(row["loss"] - rows[0]["loss"])
                 row["agrees"] = apart <= LOSS or row["scheme"].startswith("PyTorch")
-                row["gain"] = _step(rows[0]) / _step(row)
+                row["gain"] = dense / _step(row)
             title = f"{task}: {_about(this)}; {hosts} hosts, {rows[0]['rate']}"
             table.show(rows, COLUMNS, title)
             record.rows += rows

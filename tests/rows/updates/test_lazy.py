@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from sparsejax.errors import StateError
 from sparsejax.rows import apply_updates, lazy, settle
 from sparsejax.units.row_grads import RowGrads
 from tests import helpers
@@ -112,6 +113,16 @@ def test_a_listed_row_without_a_gradient_takes_its_step(exact):
     updates, state = update(none, state, p)
     np.testing.assert_array_equal(state.inner[0].trace["table"][4], 0.5)
     np.testing.assert_array_equal(state.inner[0].trace["table"][9], 0.25)
+
+
+def test_a_state_without_the_sums_that_it_should_keep_is_refused():
+    """As one that was saved before there were any."""
+    tx, p = lazy(optax.adam(1e-2)), runs.params()
+    state = tx.init(p)._replace(kept=())
+    with pytest.raises(StateError, match=r"keeps the sums of 0 kinds.*1 are needed"):
+        tx.update(grads_of(p, [4], np.ones((1, WIDTH))), state, p)
+    with pytest.raises(StateError, match="keeps the sums of 0 kinds"):
+        tx.reader(p, state)
 
 
 def test_repeated_ids_add_up_and_others_are_nowhere():
