@@ -377,6 +377,18 @@ MUTANTS = {
         "        step = count - self.terms + 1\n",
         "tests/rows/updates/test_fading.py",
     ),
+    "places of sums that are kept are not used again": Mutant(
+        "sparsejax/rows/updates/fading/fading.py",
+        "lax.rem(step, np.int32(PATIENCE)), PATIENCE)",
+        "step, PATIENCE)",
+        "tests/rows/updates/test_fading.py",
+    ),
+    "constants of an optimizer do not count when sums are shared": Mutant(
+        "sparsejax/rows/updates/inside.py",
+        "+ _constants(jaxpr)",
+        "",
+        "tests/rows/updates/test_fading.py",
+    ),
     "rows wait for longer than sums are kept": Mutant(
         "sparsejax/rows/updates/fading/fading.py",
         "ids = lax.rem(step, np.int32(turns)) * some",

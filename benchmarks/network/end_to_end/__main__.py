@@ -29,13 +29,13 @@ def main(argv: list[str] | None = None) -> int:
                 rows = _measured(hosts, this)
             if not rows:
                 return 1
-            dense = _step(rows[0]) if rows[0]["scheme"] == "dense" else math.nan
+            dense = _step(rows[0]) if rows[0]["scheme"] == "dense" else None
             for row in rows:
                 row["about"] = _about(this)
                 # PyTorch's optimizer is another one.
                 apart = abs(row["loss"] - rows[0]["loss"])
                 row["agrees"] = apart <= LOSS or row["scheme"].startswith("PyTorch")
-                row["gain"] = dense / _step(row)
+                row["gain"] = dense and dense / _step(row)
             title = f"{task}: {_about(this)}; {hosts} hosts, {rows[0]['rate']}"
             table.show(rows, COLUMNS, title)
             record.rows += rows
@@ -97,7 +97,7 @@ def _line(row: dict) -> dict:
 COLUMNS = [
     Column("side", "scheme"),
     Column("steps/s", lambda row: 1 / _step(row), ".3f"),
-    Column("x dense", "gain", ".2f"),
+    Column("x dense", lambda row: row["gain"] or math.nan, ".2f"),
     Column("cpu ms", "cpu", ".0f", 1e3),
     Column("MB sent", "sent", ".2f", 1e-6),
     Column("loss", "loss", ".4f"),

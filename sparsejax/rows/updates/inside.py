@@ -64,10 +64,10 @@ class Inside:
             runs = self._runs(one, params)
             try:
                 right = fading.is_right(runs.probe(at), functools.partial(runs.sample, at))
-            except TypeError:  # as JAX's errors of tracers are, and keys, no numbers
-                right = False
-            if right:
                 moving = fading, table.scalars, _written(runs.probe(at))
+            except TypeError:  # as JAX's errors of tracers are, and keys, no numbers
+                right, moving = False, None
+            if right:
                 if moving not in movings:
                     movings.append(moving)
                 found[at] = dataclasses.replace(guessed, moving=movings.index(moving))
@@ -145,5 +145,21 @@ def _written(probe):
     jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.out_avals))
     kept = zip(program.jaxpr.constvars, program.consts, strict=True)
     left = set(map(id, jaxpr.constvars))
-    values = [np.asarray(x).tobytes() for v, x in kept if id(v) in left]
+    consts = [x for v, x in kept if id(v) in left] + _constants(jaxpr)
+    # A program is printed without the values of its constants.
+    values = [(np.shape(x), np.asarray(x).tobytes()) for x in consts]
     return str(jaxpr), tuple(values), tuple(used)
+
+
+def _constants(jaxpr):
+    """The constants of all programs inside a program."""
+    found = []
+    for eqn in jaxpr.eqns:
+        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_program):
+            if _is_program(inner):
+                found += [*getattr(inner, "consts", ()), *_constants(inner)]
+    return found
+
+
+def _is_program(x):
+    return hasattr(x, "eqns")

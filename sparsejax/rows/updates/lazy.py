@@ -26,8 +26,8 @@ class Lazy(tree.Transformation):
         """What `sparsejax.value_and_grad(loss_fn, read=...)` reads rows with.
 
         An update of the same parameters and state, in the same program, uses what it has
-        caught up, as long as it is there: bind it to a name, as the example does. Without
-        it the update catches the rows up itself, to the same numbers.
+        made to catch rows up, as long as it is there: bind it to a name, as the example
+        does. Without it the update makes that itself, and comes to the same numbers.
 
         Args:
             params: The parameters.
@@ -54,10 +54,12 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     and take `settle(params, state, lazy_tx)` for evaluation and for other reads of whole
     tables. Where a gradient of zero changes no parameter, as with SGD without momentum,
     Adagrad and RMSProp, nothing is read anew. What a fading momentum has missed, as that of
-    SGD, Adam and NAdam in float32, is added up at once, to a relative error of 1e-5 (where
-    numbers show that it is: not if v fades as fast as m). Elsewhere, as with decoupled
-    weight decay, Lion or injected hyperparameters, it takes as many turns of a loop over
-    the rows in question as the longest time that one of them which still moves has missed.
+    SGD, Adam, NAdam and AdamW with a fixed learning rate in float32, is added up at once,
+    to a relative error of 1e-5 (where numbers show that it is: not if v fades as fast as
+    m).
+    Elsewhere, as with AdamW and a schedule, Lion or injected hyperparameters, it takes as
+    many turns of a loop over the rows in question as the longest time that one of them
+    which still moves has missed.
     Schedules have the value of the step that is caught up on. So do hyperparameters of
     `optax.inject_hyperparams` that are set by hand: the last 64 values are remembered, and
     a row that moves and has missed more changes than that becomes NaN, rather than wrong:
@@ -93,8 +95,8 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     Returns:
         A transformation with state `LazyState`. Its updates have `RowGrads` of distinct,
         ascending ids where the gradients have `RowGrads`. It needs the parameters where
-        rows catch up; then a step lists a 16,384th part of a table besides, one part after
-        another, so that no row waits for longer.
+        rows catch up. Where they do that at once, a step lists a 16,384th part of a table
+        besides, one part after another, so that no row waits for longer.
 
     Raises:
         ArgumentError: The optimizer does not keep the rows of any parameter apart.

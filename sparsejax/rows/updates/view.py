@@ -75,8 +75,9 @@ class View:
             raise StateError(
                 f"lazy: this state keeps the sums of {len(state.kept)} kinds of rows that "
                 f"move, and {len(movings)} are needed: it was saved by another version or "
-                "for another optimizer. Start from tx.init(params), or settle it with the "
-                "version that has saved it."
+                "for another optimizer. Start from tx.init(params); or settle it with the "
+                "version that has saved it, and take "
+                "state._replace(kept=tx.init(params).kept) of what that returns."
             )
         for reader in list(inside.readers):
             made = reader.sums_of(self)
@@ -93,18 +94,17 @@ class View:
     def sums_of(self, other: "View") -> dict[int, Sums] | None:
         """The sums by which rows move, if another view is one of the same state."""
         sums = self._catch_up.sums
-        inner = zip(self.inner, other.inner, strict=True)
-        scalars = [
-            pair for pair, k in zip(inner, self.anatomy.owner, strict=True) if k is None
-        ]
-        pairs = [(self.step, other.step), *scalars]
-        pairs += zip(
-            *map(jax.tree.leaves, (self._state.kept, other._state.kept)), strict=True
-        )
-        if not sums or not all(x is y for x, y in pairs):
+        ours, theirs = self._numbers(), other._numbers()
+        same = len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
+        if not sums or not same:
             return None
         traced = all(same_trace(made.recent, self.step) for made in sums.values())
         return dict(sums) if traced else None
+
+    def _numbers(self):
+        """What the sums by which rows move depend on."""
+        pairs = zip(self.inner, self.anatomy.owner, strict=True)
+        return [self.step, *(x for x, k in pairs if k is None), *self._state.kept]
 
     def kept(self) -> tuple[jax.Array, ...]:
         """What is kept of the sums by which rows move, behind a step."""
@@ -152,7 +152,7 @@ class View:
         no step is taken twice.
         """
         whole, ids = self.all_of(at), merge.ids
-        types = tiles.axes_of(whole, ids, self.step)
+        types = tiles.axes_of(whole, ids, self.step, self._catch_up.sums)
 
         def late(ids, apart=lambda run: run()):
             rows = self.now(at, apart(lambda: self.gathered(whole, ids)))
@@ -219,8 +219,8 @@ class Reading(NamedTuple):
 class Reader:
     """Rows as the dense optimizer has them, from tables some of whose rows are late.
 
-    It remembers what it has caught up, for the update of the same state that lists just
-    these rows. What an update does is the same where it finds none of it.
+    It remembers what it has caught up, and by which sums, for the update of the same state
+    that lists just these rows. What an update does is the same where it finds none of it.
 
     Args:
         inside: The optimizer.

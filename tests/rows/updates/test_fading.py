@@ -117,11 +117,12 @@ def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypa
     np.testing.assert_array_equal(got["table"][-1], 0)
 
 
-@pytest.mark.parametrize("kept", [8, 1 << 14])
+@pytest.mark.parametrize("kept", [8, 32, 1 << 14])
 def test_sums_that_are_kept_are_those_of_single_steps(kept, monkeypatch):
-    """A training run, whose rows wait for up to 90 steps; a momentum lasts for 19.
+    """A training run, whose rows wait for up to 23 steps; a momentum lasts for 19.
 
-    Where few are kept, places are used again, and rows are listed before they are read.
+    Each of them is listed in turn, even if it is not read. Where 32 sums are kept places
+    are used again; where eight, no row waits until its momentum has faded.
     """
     monkeypatch.setattr(fading, "PATIENCE", kept)
     inner = optax.adam(0.1, b1=0.3)
@@ -129,7 +130,7 @@ def test_sums_that_are_kept_are_those_of_single_steps(kept, monkeypatch):
     assert table.fading.terms == 19
     assert tx.init(PARAMS).kept[0].shape[0] == kept
     rng = np.random.default_rng(0)
-    gaps = np.array([*range(1, 16), 18, 19, 20, 21, 27, 28, 45, 60, 90])
+    gaps = np.array([*range(1, 16), 18, 19, 20, 21, 22, 23, 45, 60, 90])
     steps = 180
     read = np.arange(1, steps + 1)[:, None] % gaps == 0
     grads = rng.normal(size=(steps, HEIGHT, 3)).astype(np.float32) * read[..., None]
@@ -165,6 +166,12 @@ def test_no_row_waits_for_longer_than_sums_are_kept(height, monkeypatch):
         assert max(map(len, turns)) == -(-height // 8)
 
 
+def with_rate(rate):
+    """SGD whose rate is an array that a program of its own closes over."""
+    inner = optax.sgd(jnp.float32(rate), momentum=0.1)
+    return optax.GradientTransformation(inner.init, jax.jit(inner.update))
+
+
 def test_tables_of_one_optimizer_share_their_sums():
     """And those of others do not, nor those whose steps are counted apart."""
     params = {name: jnp.zeros((HEIGHT, 3)) for name in "abc"}
@@ -174,8 +181,24 @@ def test_tables_of_one_optimizer_share_their_sums():
     assert groups(optax.adam(1e-2)) == [0, 0, 0]
     of = {"x": optax.adam(1e-2), "y": optax.adam(2e-2)}
     assert groups(optax.partition(of, {"a": "x", "b": "y", "c": "x"})) == [0, 1, 0]
-    of["y"] = optax.adam(1e-2)
+    # Constants of programs inside programs, which are printed without their values.
+    of = {"x": with_rate(0.1), "y": with_rate(0.2), "z": with_rate(0.1)}
+    assert groups(optax.partition(of, {"a": "x", "b": "y", "c": "z"})) == [0, 1, 0]
+    of = {"x": optax.adam(1e-2), "y": optax.adam(1e-2)}
     assert groups(optax.partition(of, {"a": "x", "b": "y", "c": "x"})) == [0, 1, 0]
+
+
+def test_one_optimizer_serves_two_models():
+    """While what reads the first is still there; and states may be NumPy's."""
+    tx = lazy(optax.sgd(0.1, momentum=0.1))
+    one, two = PARAMS, {name: jnp.ones((HEIGHT, 3)) for name in "ab"}
+    read = tx.reader(one, tx.init(one))
+    state = jax.tree.map(np.asarray, tx.init(two))
+    other = tx.reader(two, state)
+    settled, _ = settle(two, state, tx)
+    np.testing.assert_array_equal(settled["a"], two["a"])
+    rows = read.rows("table", jnp.array([1])), other.rows("a", jnp.array([1]))
+    np.testing.assert_array_equal(jnp.concatenate(rows), [[0] * 3, [1] * 3])
 
 
 def test_eigenvalues_are_those_of_numpy():

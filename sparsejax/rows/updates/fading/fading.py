@@ -108,7 +108,8 @@ class Fading(NamedTuple):
         # The momentum of the last has faded now. Nobody reads what it is written over.
         step = count - self.terms
         place = jnp.where(step >= 0, lax.rem(step, np.int32(PATIENCE)), PATIENCE)
-        return Sums(recent, kept.at[place].set(recent[self.terms], mode="drop"))
+        written = jnp.asarray(kept).at[place].set(recent[self.terms], mode="drop")
+        return Sums(recent, written)
 
     @property
     def _width(self):
