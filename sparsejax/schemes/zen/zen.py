@@ -36,11 +36,12 @@ between to be is corrected as soon as the other is tried.
 
 "balanced" and "hierarchical" name one of the two.
 
-Listed rows (`RowGrads`) of three and four ranks go to all in one round, by default too:
-with K rows on each rank and U in the sum these are (n - 1) K rows, where owners send
-(n - 1) / n (K + U). Of four ranks that is 0.8 times as much where no two have read the same
-rows, and twice as much where all have. For the demo's language model it is 0.8 times, since
-messages are padded once (benchmarks/README.md).
+Listed rows (`RowGrads`) of three and four ranks go to all in one round, by default too,
+where lists of all ranks have room for no more rows than the tables have. With K rows on
+each rank and U in the sum these are (n - 1) K rows, where owners send (n - 1) / n (K + U).
+Of four ranks that is 0.8 times as much where no two have read the same rows, and twice as
+much where all have. For the demo's language model it is 0.8 times, since messages are
+padded once (benchmarks/README.md).
 """
 
 import dataclasses
@@ -168,7 +169,9 @@ class Zen(base.Scheme):
         """Listed rows by their owners; to all in one round where that is settled."""
         if self._choice(wire.ranks) == "hierarchical":
             return self._hierarchical(wire.ranks).rows(tables, wire)
-        if wire.ranks <= _FEW and self.optimum in ("auto", "soonest"):
+        few = wire.ranks <= _FEW and self.optimum in ("auto", "soonest")
+        listed = wire.ranks * sum(table.capacity for table in tables)
+        if few and listed <= sum(table.shape[0] for table in tables):
             return self._gathered.rows(tables, wire)
         return self._balanced.rows(tables, wire)
 
