@@ -11,15 +11,13 @@ Finding the entries of a gradient is part of the work here as it is for the libr
 sums stay sparse in torch; they are made dense, as an optimizer of dense parameters needs.
 """
 
-import os
-
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from benchmarks.data import workloads
+from benchmarks.network import torch_side
 from benchmarks.network.measure import Settings, measure
-from benchmarks.testbed import host
 
 
 class _Peer:
@@ -84,41 +82,9 @@ class AllGather(_Peer):
             self._total.index_add_(0, all_indices[entries], all_rows[entries])
 
 
-class Store:
-    """torch's store, as `host.Store` wants one."""
-
-    def __init__(self, store):
-        self._store = store
-
-    def set(self, key: str, value: str) -> None:
-        self._store.set(key, value)
-
-    def wait(self, name: str, ranks: int) -> None:
-        if self._store.add(name, 1) == ranks:
-            self._store.set(name + "/all", "")
-        self._store.get(name + "/all")
-
-    def values(self, folder: str, ranks: int) -> list[str]:
-        keys = [f"{folder}/{rank}" for rank in range(ranks)]
-        return [value.decode() for value in self._store.multi_get(keys)]
-
-
 def rank(settings: Settings) -> None:
     """Checks and times PyTorch's sides on this host."""
-    torch.set_num_threads(1)
-    here = host.Here.from_environment()
-    address, port = here.coordinator.rsplit(":", 1)
-    # gloo looks up the machine's name; an interface says the same without a look-up.
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth0" if here.shaped else "lo"
-    store = dist.TCPStore(address, int(port), here.ranks, is_master=here.rank == 0)
-    dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.ranks)
-    here.store = Store(store)
-
-    def leave():
-        here.barrier()
-        dist.destroy_process_group()
-
-    with host.ending(leave):
+    with torch_side.join() as here:
         by_name = workloads.all_workloads()
         group = [by_name[name] for name in settings.workloads]
         measure(here, settings, [Dense(), Sparse(), AllGather()], group)

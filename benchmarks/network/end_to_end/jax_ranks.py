@@ -11,8 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import sparsejax
-from benchmarks.harness import sides
-from benchmarks.network.end_to_end import tasks
+from benchmarks.network.end_to_end import reports, tasks
 from benchmarks.network.end_to_end.options import LEARNING_RATE, Settings
 from benchmarks.testbed import host
 from benchmarks.training import rows as click_model
@@ -120,12 +119,7 @@ def rank(settings: Settings) -> None:
             for name in names:
                 trainings.append(train(name, params=task.params))
                 here.say(f"  {name} compiled")
-            rows = sides.timed(here, trainings, settings.rounds, settings.steps)
-            for training, row in zip(trainings, rows, strict=True):
-                same = len(set(here.gather(training.digest()))) == 1
-                rate = settings.rate if here.shaped else "unshaped"
-                about = {"task": settings.task, "rate": rate, "loss": training.loss}
-                here.report(**about, replicas_equal=same, **row)
+            reports.timed(here, settings, trainings)
 
         for group in [names] if together else [[name] for name in names]:
             turns(group)

@@ -8,7 +8,6 @@ all-reduce, all others by its dense one; `SparseAdam` and `Adam` take the step.
 import hashlib
 import itertools
 import math
-import os
 import time
 
 import numpy as np
@@ -17,11 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.harness import sides
-from benchmarks.network.end_to_end import tasks
+from benchmarks.network import torch_side
+from benchmarks.network.end_to_end import reports, tasks
 from benchmarks.network.end_to_end.options import LEARNING_RATE, Settings
-from benchmarks.network.peers import Store
-from benchmarks.testbed import host
 
 
 def _table(numbers: np.ndarray) -> nn.Embedding:
@@ -140,23 +137,5 @@ class Training:
 
 def rank(settings: Settings) -> None:
     """Trains on this host, and reports a row."""
-    torch.set_num_threads(1)
-    here = host.Here.from_environment()
-    address, port = here.coordinator.rsplit(":", 1)
-    # gloo looks up the machine's name; an interface says the same without a look-up.
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth0" if here.shaped else "lo"
-    store = dist.TCPStore(address, int(port), here.ranks, is_master=here.rank == 0)
-    dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.ranks)
-    here.store = Store(store)
-
-    def leave():
-        here.barrier()
-        dist.destroy_process_group()
-
-    with host.ending(leave):
-        training = Training(settings, tasks.read(settings))
-        (row,) = sides.timed(here, [training], settings.rounds, settings.steps)
-        same = len(set(here.gather(training.digest()))) == 1
-        rate = settings.rate if here.shaped else "unshaped"
-        about = {"task": settings.task, "rate": rate, "loss": training.loss}
-        here.report(**about, replicas_equal=same, **row)
+    with torch_side.join() as here:
+        reports.timed(here, settings, [Training(settings, tasks.read(settings))])

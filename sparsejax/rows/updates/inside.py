@@ -140,7 +140,7 @@ class Inside:
 
 
 def _written(probe):
-    """What a probe computes, so written that equal ones are written alike."""
+    """The program of a probe and its constants, in a form that can be compared."""
     program = jax.make_jaxpr(probe)(jax.ShapeDtypeStruct((2,), jnp.int32))
     jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.out_avals))
     kept = zip(program.jaxpr.constvars, program.consts, strict=True)

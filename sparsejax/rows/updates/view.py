@@ -94,9 +94,7 @@ class View:
     def sums_of(self, other: "View") -> dict[int, Sums] | None:
         """The sums by which rows move, if another view is one of the same state."""
         sums = self._catch_up.sums
-        ours, theirs = self._numbers(), other._numbers()
-        same = len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
-        if not sums or not same:
+        if not sums or not _are(self._numbers(), other._numbers()):
             return None
         traced = all(same_trace(made.recent, self.step) for made in sums.values())
         return dict(sums) if traced else None
@@ -186,7 +184,7 @@ class View:
             jax.tree.leaves((x.leaves[at], x.last[at], x.step, x.inner, x.history.values))
             for x in (self, other)
         )
-        return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
+        return _are(ours, theirs)
 
     def inner_with(self, rows: dict[int, Rows]) -> list[Any]:
         """The leaves of the state, those that have rows of some tables replaced."""
@@ -251,10 +249,7 @@ class Reader:
         merge = self._view.merged(at, flat)
         rows = self._view.caught_up(at, merge)
         self._readings.append(Reading(ids, merge, rows))
-        # The place of an id out of range is behind the last, where XLA reads the last.
-        places = merge.places.reshape(ids.shape)
-        known = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
-        return rows.param.at[places].get(**known)
+        return gathered_rows(rows.param, merge.places.reshape(ids.shape))
 
     def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
         """Is told what the gradient of a table lists: the rows of some calls of `rows`."""
@@ -286,3 +281,8 @@ class Reader:
 def gathered_rows(x: jax.Array, ids: jax.Array) -> jax.Array:
     """Rows of an array; the nearest one for an id that is out of range."""
     return jnp.take(x, ids, axis=0, mode="clip")
+
+
+def _are(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    """Whether two lists hold the same arrays, not only equal ones."""
+    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))

@@ -90,7 +90,7 @@ class Fading(NamedTuple):
         return 0 < self.factors[self.momentum] < 1 and self.terms <= _TERMS_AT_MOST
 
     def kept(self) -> jax.Array:
-        """What is kept before the first step."""
+        """The kept sums before the first step: none is known, and none is read."""
         return jnp.zeros((PATIENCE, self._width), jnp.float32)
 
     def sums(self, kept: jax.Array, count: jax.Array, probe: Probe) -> Sums:
