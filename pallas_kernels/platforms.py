@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 
@@ -27,3 +28,28 @@ def by_platform(
     if platform is None:
         return lax.platform_dependent(*operands, cpu=cpu, default=default)
     return (cpu if platform == "cpu" else default)(*operands)
+
+
+def alone(
+    count: jax.Array, function: Callable[[], Any], cond: Callable[..., Any] = lax.cond
+) -> Any:
+    """Computes a function in kernels of its own on CPUs.
+
+    XLA:CPU makes one loop of a gather, of all that computes its indices and of all that is
+    done with its result: no part of that is vectorized, and an index that is used twice is
+    computed twice, from arrays that are kept for it. Where it reads an array in several of
+    them, it copies the array before it is written. A branch that is always taken keeps them
+    apart: that a count is never negative is more than XLA sees.
+
+    Args:
+        count: What is computed while the program runs, and is never negative.
+        function: Returns arrays.
+        cond: What chooses, where arrays may vary over the axes of a mesh.
+    """
+
+    def apart():
+        like = jax.eval_shape(function)
+        zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+        return cond(count >= 0, function, zeros)
+
+    return by_platform(cpu=apart, default=function)

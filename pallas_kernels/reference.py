@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import hashing, striping
+from pallas_kernels.platforms import alone
 from pallas_kernels.rank_select import (
     WORD,
     bit_sets,
@@ -25,6 +26,7 @@ from pallas_kernels.rank_select import (
     select,
     slots as slots_of,
 )
+from pallas_kernels.types import untyped
 
 
 EMPTY = -1
@@ -265,7 +267,8 @@ class MergedRows(NamedTuple):
     found: jax.Array
 
 
-def merge_rows(ids, rows, room):
+@untyped
+def merge_rows(ids, *, rows, room):
     """The distinct ids of a list, and where each is among them: by flags, or by a sort."""
     if not ids.size:
         return MergedRows(jnp.full(room, rows, jnp.int32), ids, jnp.int32(0))
@@ -276,10 +279,12 @@ def merge_rows(ids, rows, room):
         return MergedRows(found, places, jnp.sum(found < rows, dtype=jnp.int32))
     flags = jnp.zeros(rows, bool).at[ids].set(True, mode="drop")
     index = rank_index(pack(_padded(flags)))
-    places = jnp.where(inside, rank_of(index, jnp.where(inside, ids, 0)), room)
+    count = index.row_end[-1]
+    find = lambda: jnp.where(inside, rank_of(index, jnp.where(inside, ids, 0)), room)
+    places = alone(count, find)
     # Written where they belong: to search for the flags takes three times as long.
     found = jnp.full(room, rows, jnp.int32).at[places].set(ids, mode="drop")
-    return MergedRows(found, places, index.row_end[-1])
+    return MergedRows(found, places, count)
 
 
 def distinct(keys, capacity, nowhere):

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, by_platform, cond, varying_axes
+from pallas_kernels.platforms import alone
+from sparsejax.axes import as_varying, cond, varying_axes
 
 
 # Lists of fewer rows are worked on at once.
@@ -70,21 +71,10 @@ class Tile:
     def apart(self, function: Callable[[], Any]) -> Any:
         """Computes a function in kernels of its own on CPUs.
 
-        XLA:CPU makes one loop of a gather and of all that is done with its result, no part
-        of which is vectorized then. And where it reads an array in several of them, it
-        copies it before it is written. A branch that is always taken keeps them apart: that
-        the number of a tile is never negative is more than XLA sees.
+        See `platforms.alone`: what is made of a tile is apart from how it was gathered.
         """
         types = axes_of(self._number)
-
-        def apart():
-            zeros = lambda: jax.tree.map(
-                lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function)
-            )
-            return cond(self._number >= 0, function, zeros)
-
-        typed = lambda run: lambda: as_varying(run(), types)
-        return by_platform(cpu=typed(apart), default=typed(function))
+        return as_varying(alone(self._number, function, cond), types)
 
 
 def each(
