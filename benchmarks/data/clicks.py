@@ -23,12 +23,12 @@ def table(height: int) -> np.ndarray:
 
 
 def batches(
-    height: int, kind: str, ranks: int = 1
+    height: int, kind: str, ranks: int = 1, examples: int = BATCH
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of 8,192 examples a rank for ever: ids int32 [examples, 26], and clicks."""
+    """Batches of so many examples a rank for ever: ids int32 [all, 26], and clicks."""
     rng = np.random.default_rng(0)
     while True:
-        shape = ranks * BATCH, FEATURES
+        shape = ranks * examples, FEATURES
         if kind == "uniform":
             ids = rng.integers(0, height, shape)
         else:
@@ -37,5 +37,5 @@ def batches(
             ids = ((height**power - 1) * rng.random(shape) + 1) ** (1 / power) - 1
             # Frequent rows lie anywhere in a table.
             ids = (ids.astype(np.int64) * 2_654_435_761) % height
-        clicked = rng.integers(0, 2, ranks * BATCH)
+        clicked = rng.integers(0, 2, ranks * examples)
         yield ids.astype(np.int32), clicked.astype(np.float32)

@@ -1,14 +1,17 @@
 """What a user gives, on the mesh: what all ranks hold alike, and their shares of a batch.
 
-Each process places what it has. Of what all are to hold alike JAX compares the bytes
-between processes, once, when the state is made.
+Each process places what it has, and nothing of a leaf's size is sent. That all hold alike
+what they are to hold alike is checked once, when a state is made: each process hashes its
+leaves, and only hashes go round.
 """
 
+import hashlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sparsejax.axes import AxisName
@@ -16,18 +19,105 @@ from sparsejax.errors import ArgumentError
 from sparsejax.transforms.state import specs, tree
 
 
-def alike(x: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
-    """A global array of what every process holds whole; a global array as it is."""
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        return x
-    sharding = NamedSharding(mesh, spec)
-    if isinstance(x, jax.Array) and not sharding.is_fully_addressable:
-        # Only what is on the host, or nowhere in particular, is placed on several.
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            data = alike(jax.random.key_data(x), mesh, spec)
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-        x = np.asarray(x)
-    return jax.device_put(x, sharding)
+def alike(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
+    """Global arrays of what every process holds whole; global arrays as they are.
+
+    Args:
+        given: A tree of arrays.
+        mesh: The mesh. Where it has devices of all processes, all of them call this.
+        wanted: The `PartitionSpec` of each leaf.
+        call: Who is given the tree, as the user knows it.
+
+    Raises:
+        ArgumentError: The processes give different trees, or different numbers.
+    """
+    if NamedSharding(mesh, PartitionSpec()).is_fully_addressable:
+        put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+        return jax.tree.map(put, given, wanted)
+    # Only what is on the host, or nowhere in particular, is placed on several.
+    on_host = jax.tree.map(lambda x: x if _is_global(x) else _numbers(x), given)
+    if len({device.process_index for device in mesh.devices.flat}) == jax.process_count():
+        _check_alike(on_host, call)
+
+    def placed(was, x, spec):
+        if _is_global(was):
+            return was
+        sharding = NamedSharding(mesh, spec)
+        x = jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
+        if not _is_key(was):
+            return x
+        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(was))
+
+    return jax.tree.map(placed, given, on_host, wanted)
+
+
+def _is_global(x):
+    return isinstance(x, jax.Array) and not x.is_fully_addressable
+
+
+def _is_key(x):
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _numbers(x):
+    """An array of the host, in the dtype that JAX gives it."""
+    x = jax.random.key_data(x) if _is_key(x) else x
+    return np.asarray(x, jax.dtypes.canonicalize_dtype(jnp.result_type(x)))
+
+
+def _check_alike(on_host, call):
+    """Raises on all processes if any has other leaves, or others numbers in one of them."""
+    paths, leaves, _ = tree.flatten(on_host, call, rows=True)
+    mine = [(path, x) for path, x in zip(paths, leaves, strict=True) if not _is_global(x)]
+    shapes = [(path, x.shape, x.dtype.str) for path, x in mine]
+    of_shapes = _hash(repr(shapes).encode())
+    hashes = np.stack([of_shapes, *[_hash(_octets(x)) for _, x in mine]])
+    everyone = _of_all(np.stack([of_shapes, _hash(_octets(hashes))]))
+    if not _others(everyone[:, 0]):
+        if not _others(everyone[:, 1]):
+            return
+        each = _others(_of_all(hashes[1:]))
+        number = min(each)
+        raise ArgumentError(
+            f"{call}: process {each[number]} gives other numbers for {mine[number][0]!r} "
+            "than process 0, and all must start from the same. Draw them on every process "
+            "from one seed, or read them from one checkpoint."
+        )
+    raise ArgumentError(
+        f"{call}: process {_others(everyone[:, 0])[0]} gives other leaves than process 0, "
+        "or leaves of other shapes or dtypes; here they are "
+        + ", ".join(f"{path} {list(shape)}" for path, shape, _ in shapes[:8])
+        + (", ..." if len(shapes) > 8 else "")
+        + ". Give all processes the same model."
+    )
+
+
+def _octets(x):
+    """The bytes of an array; not all dtypes have a buffer of their own."""
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+
+
+def _hash(data):
+    """uint32 [4]."""
+    return np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.uint32)
+
+
+def _of_all(x):
+    """What each process has, [processes, ...]."""
+    return np.asarray(multihost_utils.process_allgather(x))
+
+
+def _others(hashes):
+    """The first process that has another than process 0, for each number of a hash.
+
+    Args:
+        hashes: [processes, ..., 4]; without an axis between, the number is 0.
+    """
+    hashes = hashes.reshape(len(hashes), -1, 4)
+    differs = np.any(hashes != hashes[0], axis=-1)
+    return {
+        int(at): int(np.argmax(differs[:, at])) for at in np.flatnonzero(differs.any(0))
+    }
 
 
 def is_placed(x: Any, mesh: Mesh, spec: PartitionSpec) -> bool:

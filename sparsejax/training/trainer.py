@@ -99,9 +99,10 @@ class DataParallel:
         check_key(key)
         same = PartitionSpec()
         own = self._specs_of(params)
-        put = lambda x, spec: placing.alike(x, self._mesh, spec)
-        params = jax.tree.map(put, params, own)
-        variables, key = jax.tree.map(lambda x: put(x, same), (variables, key))
+        given = {"params": params, "variables": variables, "key": key}
+        wanted = jax.tree.map(lambda _: same, given) | {"params": own}
+        given = placing.alike(given, self._mesh, wanted, "trainer.init")
+        params, variables, key = given["params"], given["variables"], given["key"]
         wrapped = of_variables.wrapped(variables, self._variables, self._axis_name)
 
         # Through shard_map, so that the first step sees what all later ones will see.
@@ -154,11 +155,10 @@ class DataParallel:
         there = lambda x, spec: placing.is_placed(x, self._mesh, spec)
         if all(jax.tree.leaves(jax.tree.map(there, state, specs))):
             return state
-        put = lambda x, spec: placing.alike(x, self._mesh, spec)
         copy = jax.shard_map(
             lambda state: state, mesh=self._mesh, in_specs=(specs,), out_specs=specs
         )
-        return jax.jit(copy)(jax.tree.map(put, state, specs))
+        return jax.jit(copy)(placing.alike(state, self._mesh, specs, "trainer.step"))
 
     def evaluate(self, state: TrainState, batch: Any) -> Any:
         """The loss on a batch, without gradient or optimizer; the state is left as it is.

@@ -27,6 +27,13 @@ def test_one_process_alone_reads_a_state():
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+def test_processes_that_give_other_parameters_are_told_which():
+    worker, address = "tests.laws.disagreeing_worker", processes.free_address()
+    processes.wait([processes.start(worker, address, rank) for rank in (0, 1)])
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("ranks", [2, *helpers.slow(3)])
 def test_processes_hold_the_bytes_that_simulated_devices_hold(tmp_path, ranks):
     coordinator = processes.free_address()

@@ -22,6 +22,7 @@ class Settings(settings.Settings):
     tasks: tuple[str, ...] = option(("language",), "what is trained", choices=TASKS)
     width: int = option(256, "of the language model's tables")
     millions: float = option(10.0, "rows of the click model's table, in millions")
+    examples: int = option(clicks.BATCH, "of the click model, a host and step")
     ids: str = option("zipf", "of the click model", choices=clicks.KINDS)
     sides: tuple[str, ...] = option((), "all that the task has, which are the default, or")
     steps: int = option(3, "of each side in a turn")

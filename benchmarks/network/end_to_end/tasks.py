@@ -45,7 +45,7 @@ def write(settings: Settings, hosts: int) -> None:
         _save(settings, "params", lm_model.init(words, settings.width))
         drawn = lm_model.batches(corpus.tokens, words, hosts)
     else:
-        of_clicks = clicks.batches(settings.rows, settings.ids, hosts)
+        of_clicks = clicks.batches(settings.rows, settings.ids, hosts, settings.examples)
         drawn = ({"ids": ids, "clicked": clicked} for ids, clicked in of_clicks)
     for number in range(settings.count):
         _save(settings, f"batch-{number}", next(drawn))
