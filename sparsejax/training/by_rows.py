@@ -1,11 +1,14 @@
 """Which gradients of a train step are rows: those that the optimizer takes as rows."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from sparsejax.rows import Lazy
+from sparsejax.axes import AxisName
+from sparsejax.rows import Capacity, Lazy, within_capacity
 from sparsejax.training.shares import Share
 from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.observing import Observed
@@ -84,3 +87,11 @@ def scaled(grads: Any, share: Share) -> Any:
         return RowGrads.marked(ids, share.scaled(leaf.rows), leaf.shape)
 
     return jax.tree.map(one, grads, is_leaf=is_row_grads)
+
+
+def bounded(
+    update: Callable[..., Any], capacity: Capacity, axis_name: AxisName
+) -> Callable[..., Any]:
+    """An update of parameters and state whose lists of rows are shorter where they fit."""
+    known = {"capacity": capacity, "axis_name": axis_name}
+    return functools.partial(within_capacity, update, **known)

@@ -468,6 +468,24 @@ MUTANTS = {
         "for exchange in seen.exchanges",
         "tests/training/test_by_rows.py",
     ),
+    "a list that is one row too long fits": Mutant(
+        "sparsejax/rows/capacity.py",
+        "fits = _most(over, axis_name) <= 0",
+        "fits = _most(over, axis_name) <= 1",
+        "tests/rows/test_capacity.py",
+    ),
+    "a step whose rows do not fit is left out": Mutant(
+        "sparsejax/rows/capacity.py",
+        "lax.fori_loop(0, 1 - times, turn(False), carry)",
+        "lax.fori_loop(0, 0 * times, turn(False), carry)",
+        "tests/rows/test_capacity.py",
+    ),
+    "longer lists are merged in front of both steps": Mutant(
+        "sparsejax/rows/capacity.py",
+        "arrays, _ = lax.optimization_barrier((arrays, number))",
+        "pass",
+        "tests/rows/test_capacity.py",
+    ),
     "a host's rows are not added up inside": Mutant(
         "sparsejax/schemes/two_level.py",
         "if across is None or inner.ranks == 1:",
