@@ -24,6 +24,7 @@ from sparsejax.training.by_rows import (
     reader,
     scaled,
     takes_rows,
+    updated,
 )
 from sparsejax.training.losses import Loss
 from sparsejax.training.shares import Share
@@ -247,7 +248,7 @@ class DataParallel:
         names = frozenset(axes.axis_names(wire.axis))
 
         def update(grads, params, opt_state):
-            updates, opt_state = self._tx.update(grads, opt_state, params, **extra)
+            updates, opt_state = updated(self._tx, grads, opt_state, params, extra)
             require_synchronized(updates, opt_state, opt_specs, names)
             return rows.apply_updates(params, updates), opt_state
 

@@ -486,6 +486,18 @@ MUTANTS = {
         "pass",
         "tests/rows/test_capacity.py",
     ),
+    "ids that were scaled behind a lazy optimizer are ids": Mutant(
+        "sparsejax/rows/updates/steps.py",
+        "RowGrads.marked(x.merge.ids, made[at], grads[at].shape)",
+        "RowGrads(x.merge.ids, made[at], grads[at].shape)",
+        "tests/rows/updates/test_in_place.py",
+    ),
+    "a lazy optimizer has all leaves": Mutant(
+        "sparsejax/rows/updates/inside.py",
+        "for paths in (tuple(names), *sorted(self.paths)):",
+        "for paths in (tuple(names),):",
+        "tests/rows/updates/test_in_place.py",
+    ),
     "a host's rows are not added up inside": Mutant(
         "sparsejax/schemes/two_level.py",
         "if across is None or inner.ranks == 1:",

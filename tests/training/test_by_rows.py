@@ -124,3 +124,12 @@ ROWS = sgd_of_rows([])
 )
 def test_which_leaves_are_taken_by_rows(tx, paths):
     assert takes_rows(observing.observed(tx, PARAMS)) == paths
+
+
+@pytest.mark.parametrize(
+    "between", [optax.clip_by_global_norm(1.0), optax.add_decayed_weights(0.1)]
+)
+def test_what_takes_no_rows_beside_lazy_is_refused_by_name(between):
+    tx = optax.chain(ZEN, between, sparsejax.lazy(optax.sgd(0.1)))
+    with pytest.raises(errors.LeafError, match=r"'items' is RowGrads.*clip_by_rank.*Error"):
+        trained(tx, 2)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sparsejax.transforms.state import tree
 from sparsejax.units.row_grads import is_row_grads
 
 
@@ -23,16 +24,21 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
     Returns:
         The parameters with the updates added to them, in their own dtypes.
+
+    Raises:
+        ArgumentError: Something has computed with the ids of rows, as `optax.scale` behind
+            `sparsejax.lazy` does.
     """
 
-    def one(param, update):
+    def one(keys, param, update):
         if isinstance(update, optax.MaskedNode):
             return param
         if not is_row_grads(update):
             return optax.apply_updates(param, update)
+        update.check(f"apply_updates: the update of {tree.named(keys)!r}")
         # Ids below zero are no rows either; indexing would count them from the end.
         ids = jnp.where(update.ids < 0, update.shape[0], update.ids)
         return param.at[ids].add(update.rows.astype(param.dtype), mode="drop")
 
     is_leaf = lambda node: node is None or isinstance(node, optax.MaskedNode)
-    return jax.tree.map(one, params, updates, is_leaf=is_leaf)
+    return jax.tree_util.tree_map_with_path(one, params, updates, is_leaf=is_leaf)
