@@ -511,6 +511,18 @@ MUTANTS = {
         "pushed, rounds, capacity = sent_bytes(push_steps, need, n - 2)",
         "tests/laws/test_forecast.py",
     ),
+    "a forecast of rows forgets their slots": Mutant(
+        "sparsejax/schemes/row_lists.py",
+        "row_bytes = 4 + -(-load.unit_bytes(wire_dtype) // 4) * 4",
+        "row_bytes = -(-load.unit_bytes(wire_dtype) // 4) * 4",
+        "tests/laws/test_exact_rows.py tests/laws/test_explain.py",
+    ),
+    "rows are explained as arrays": Mutant(
+        "sparsejax/advise/explain/rows.py",
+        "told = scheme.forecast_rows(load)",
+        "told = scheme.forecast(load)",
+        "tests/laws/test_explain.py",
+    ),
     # Messages and names.
     "a state of other parameters is taken": Mutant(
         "sparsejax/transforms/feedback.py",
