@@ -1,6 +1,9 @@
 """`data_parallel` with a lazy optimizer: the dense run, by rows."""
 
+import re
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -105,3 +108,29 @@ def test_a_checkpoint_goes_on_as_the_dense_run_does_on_other_ranks(name, ranks, 
         assert any(np.any(np.asarray(leaf)) for leaf in held)
     for path, values in want.params.items():
         np.testing.assert_allclose(settled[path], values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("capacity", [None, *helpers.slow(256)])
+def test_a_train_step_has_nothing_of_the_tables_size_beside_table_and_state(capacity):
+    """From the loss to the parameters, of 10M rows; compiled for shapes alone."""
+    whole = (10_000_000, 16)
+    shaped = lambda shape, dtype=jnp.float32: jax.ShapeDtypeStruct(shape, dtype)
+    params = {"table": shaped(whole), "kernel": shaped((whole[1], 4))}
+
+    def loss_fn(params, ids):
+        return jnp.mean(jnp.tanh(params["table"][ids] @ params["kernel"]) ** 2)
+
+    tx = CHAINS["zen"](LAZY)
+    trainer = sparsejax.data_parallel(loss_fn, tx, mesh_of(4), capacity=capacity)
+    opt_state = jax.eval_shape(tx.init, params)
+    state = sparsejax.TrainState(shaped((), jnp.int32), params, opt_state, None, None)
+    lowered = trainer.compiled(state).lower(state, shaped((4 * 1024,), jnp.int32))
+    compiled = lowered.compile()
+    memory = compiled.memory_analysis()
+    # The smallest array of the table's height is one number a row.
+    assert memory.temp_size_in_bytes < 4 * whole[0]
+    held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    assert held > 3 * 4 * whole[0] * whole[1]
+    assert memory.alias_size_in_bytes > 0.999 * held
+    assert memory.output_size_in_bytes < 1.001 * held
+    assert not re.findall(rf"= \w+\[{whole[0]}[^=]*copy\(.*", compiled.as_text())
