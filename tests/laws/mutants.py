@@ -511,6 +511,12 @@ MUTANTS = {
         "pushed, rounds, capacity = sent_bytes(push_steps, need, n - 2)",
         "tests/laws/test_forecast.py",
     ),
+    "lists of rows to owners are charged twice": Mutant(
+        "sparsejax/schemes/owners/rows.py",
+        "push = base.stage(pushed, (n - 1)",
+        "push = base.stage(2 * pushed, (n - 1)",
+        "tests/laws/test_wire_contract.py",
+    ),
     "a forecast of rows forgets their slots": Mutant(
         "sparsejax/schemes/row_lists.py",
         "row_bytes = 4 + -(-load.unit_bytes(wire_dtype) // 4) * 4",
