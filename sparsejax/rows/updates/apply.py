@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sparsejax.errors import ArgumentError
 from sparsejax.transforms.state import tree
 from sparsejax.units.row_grads import is_row_grads
 
@@ -27,7 +28,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
     Raises:
         ArgumentError: Something has computed with the ids of rows, as `optax.scale` behind
-            `sparsejax.lazy` does.
+            `sparsejax.lazy` does, or they are rows of another table.
     """
 
     def one(keys, param, update):
@@ -35,7 +36,14 @@ def apply_updates(params: Any, updates: Any) -> Any:
             return param
         if not is_row_grads(update):
             return optax.apply_updates(param, update)
-        update.check(f"apply_updates: the update of {tree.named(keys)!r}")
+        name = tree.named(keys)
+        update.check(f"apply_updates: the update of {name!r}")
+        if update.shape != param.shape:
+            raise ArgumentError(
+                f"apply_updates: the update of {name!r} has rows of a table of shape "
+                f"{list(update.shape)}, and the parameter has shape {list(param.shape)}: "
+                "give it the parameters whose gradients these are."
+            )
         # Ids below zero are no rows either; indexing would count them from the end.
         ids = jnp.where(update.ids < 0, update.shape[0], update.ids)
         return param.at[ids].add(update.rows.astype(param.dtype), mode="drop")

@@ -110,6 +110,24 @@ def test_ranks_read_and_update_alike(check_vma):
     np.testing.assert_allclose(p["table"], dense_steps(inner)["table"], rtol=0, atol=2e-6)
 
 
+def test_a_reader_of_replicated_parameters_reads_local_ones():
+    """As in a script: local for the gradient, the reader of what the state is of."""
+    tx, params = lazy(optax.adam(0.1)), {**TABLE, "w": jnp.ones((3, 3))}
+    loss = lambda p, ids: jnp.sum((p["table"][ids] @ p["w"]) ** 2)
+
+    def step(p, state, ids):
+        read = tx.reader(p, state)
+        local = sparsejax.local(p)
+        value, grads = value_and_grad(loss, read=read)(local, ids[0])
+        assert sparsejax.axes.varying_axes(grads["w"]) == {"data"}
+        return jax.lax.psum(value, "data")
+
+    mapped = jax.shard_map(
+        step, mesh=helpers.mesh_of(2), in_specs=(P(), P(), P("data")), out_specs=P()
+    )
+    assert jax.eval_shape(mapped, params, tx.init(params), BATCHES[0, :2]).shape == ()
+
+
 @pytest.mark.slow
 def test_a_chain_with_other_leaves_and_whole_reads():
     """In a chain and a partition; a metric reads the whole table, as it should be."""
@@ -178,6 +196,12 @@ def test_a_partition_hands_on_some_of_the_leaves():
     assert np.abs(p["table"] - want["table"]).max() > 1e-3
     with pytest.raises(StateError, match="the state is not one of these parameters"):
         lazy(inner).reader(both, state)
+
+
+def test_rows_of_another_table_are_refused():
+    rows = RowGrads(jnp.zeros(2, jnp.int32), jnp.zeros((2, 3)), (5, 3))
+    with pytest.raises(ArgumentError, match=r"'table' .*\[5, 3\], .* \[20, 3\]"):
+        apply_updates(TABLE, {"table": rows})
 
 
 def test_ids_that_something_behind_has_computed_with_are_refused():
