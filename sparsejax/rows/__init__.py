@@ -12,11 +12,16 @@ gradients with respect to the zeros are the rows. A gradient of the table's size
   `jax.grad` has it.
 * `replay`: the second walk.
 * `tiles`: long lists of rows, some of them at a time.
+* `capacity`: shorter lists where they fit.
 
 `updates` has what comes after: optimizers that update only the rows that have a gradient,
 and the addition of rows to tables in place, so that a whole step costs what it touches.
 """
 
+from sparsejax.rows.capacity import (
+    Capacity as Capacity,
+    within_capacity as within_capacity,
+)
 from sparsejax.rows.lookup import lookup as lookup
 from sparsejax.rows.updates.adagrad import rowwise_adagrad as rowwise_adagrad
 from sparsejax.rows.updates.apply import apply_updates as apply_updates

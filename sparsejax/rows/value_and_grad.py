@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax.axes import as_varying
+from sparsejax.axes import as_varying, varying_axes
 from sparsejax.errors import ArgumentError, DenseGradientWarning
 from sparsejax.rows import reading, replay
 from sparsejax.rows.replay import Reader, Table
@@ -89,7 +89,10 @@ def value_and_grad(
         dense = {at: leaf for at, leaf in enumerate(leaves) if at not in by_rows}
         if read is not None:
             whole = read.whole([paths[at] for at in dense])
-            dense = dict(zip(dense, whole, strict=True))
+            # The reader may have replicated parameters, of which these are local ones.
+            pairs = zip(dense, whole, strict=True)
+            typed = [as_varying(x, varying_axes(leaves[at])) for at, x in pairs]
+            dense = dict(zip(dense, typed, strict=True))
         deltas = [replay.zeros(site) for site in sites]
         differentiate = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)
         (value, (aux, ids)), (grads, rows) = differentiate(dense, deltas)

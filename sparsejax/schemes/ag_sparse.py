@@ -158,6 +158,9 @@ class AGSparse(base.Scheme):
         latencies = agreeing(n) + turns * waits
         return Forecast(sent, 0.0, latencies, capacity, rounds=rounds)
 
+    def forecast_rows(self, load):
+        return row_lists.forecast(load, self.wire_dtype, self.gather)
+
     def _steps(self, x, wire):
         size = unit_bytes(x, wire.travelling(x.dtype))
         return self._ladder(x.shape[0], size, wire.ranks, x.capacity)

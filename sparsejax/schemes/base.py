@@ -178,6 +178,19 @@ class Scheme(abc.ABC):
         """Reckons what one rank would send for a load; see `schemes.forecast`."""
         raise NotImplementedError(f"{type(self).__name__} has no forecast.")
 
+    def forecast_rows(self, load: Load) -> Forecast | None:
+        """Reckons what one rank would send for lists of rows, as `rows` sends them.
+
+        Args:
+            load: The tables of one exchange; a unit is a row, and there is room for the ids
+                that a rank lists, with repeats.
+
+        Returns:
+            The forecast; None where `rows` returns None.
+        """
+        del load
+        return None
+
 
 class LossyScheme(Scheme):
     """A scheme that may leave something out: what it left comes back by `feedback`.

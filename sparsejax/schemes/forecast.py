@@ -84,8 +84,8 @@ class Load:
             definition 5), of one rank.
         sum_skewness: The same, of the sum.
         shape: The shape of each leaf, where leaves are sent whole, and units are elements.
-        room: How many entries one rank's array has room for, where it is given by entries;
-            None where it is dense.
+        room: How many entries one rank's array has room for, where it is given by entries
+            or by rows; None where it is dense.
     """
 
     ranks: int
@@ -144,6 +144,12 @@ class Load:
         outer = self.ranks // inner
         counts = tuple(self.count(k * inner) / inner for k in merged(outer))
         return Load(outer, -(-self.units // inner), self.numbers, self.dtype, counts)
+
+    def across(self, inner: int) -> "Load":
+        """The load that a rank adds up with those of the same place in other hosts."""
+        outer = self.ranks // inner
+        counts = tuple(self.count(k) for k in merged(outer))
+        return dataclasses.replace(self, ranks=outer, counts=counts)
 
 
 def merged(ranks: int) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from jax import lax
 
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.schemes import base
+from sparsejax.schemes.forecast import Forecast, Load, agreeing
 from sparsejax.units.dtypes import wide
 from sparsejax.units.row_grads import RowGrads, union
 from sparsejax.units.stacked import apart, stacked
@@ -222,6 +223,35 @@ def of_one_rank(tables: Sequence[RowGrads], wire: Wire) -> base.SummedRows:
     _, sent = wire.psum(jnp.float32(0))
     merged = [wire.assume_same(table.merged()) for table in tables]
     return base.SummedRows(merged, base.traffic(base.stage(), base.stage(), scalars=sent))
+
+
+def sent_by_lists(
+    load: Load, wire_dtype: jax.typing.DTypeLike | None, room: int, need: int
+) -> tuple[float, int]:
+    """Bytes of one message of listed rows, and for how many of them it has room.
+
+    Args:
+        load: The tables.
+        wire_dtype: The dtype in which rows travel; theirs if None.
+        room: For how many rows there is room at most.
+        need: How many the fullest message has.
+    """
+    row_bytes = 4 + -(-load.unit_bytes(wire_dtype) // 4) * 4
+    columns = min(rung for rung in _rungs(room, row_bytes) if rung >= min(need, room))
+    return float(columns * row_bytes), columns
+
+
+def forecast(
+    load: Load, wire_dtype: jax.typing.DTypeLike | None, gather: str = "auto"
+) -> Forecast:
+    """Reckons what one rank would send for lists of rows that all ranks gather."""
+    if load.ranks == 1 or not load.room or not load.size:
+        return Forecast(0.0, 0.0, agreeing(load.ranks))
+    need = math.ceil(load.counts[0])
+    sent, columns = sent_by_lists(load, wire_dtype, load.room, need)
+    messages, waits = gathers.rows_and_waits(gather, load.ranks)
+    waits += agreeing(load.ranks)
+    return Forecast(messages * sent, 0.0, waits, columns, rounds=1)
 
 
 def _rungs(room, row_bytes):

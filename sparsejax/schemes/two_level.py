@@ -124,6 +124,10 @@ class TwoLevel(base.Scheme):
         )
         return base.SummedRows(inside.totals, traffic)
 
+    def forecast_rows(self, load):
+        """Reckons what one rank sends to other hosts: its own list, see `Load.across`."""
+        return self.across.forecast_rows(load)
+
     def forecast(self, load):
         """Reckons what one rank sends to other hosts, of its part of a host's sum."""
         return self.across.forecast(load)

@@ -1,11 +1,16 @@
 """Which gradients of a train step are rows: those that the optimizer takes as rows."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from sparsejax.rows import Lazy
+from sparsejax.axes import AxisName
+from sparsejax.errors import LeafError, SparsejaxError
+from sparsejax.rows import Capacity, Lazy, within_capacity
 from sparsejax.training.shares import Share
 from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.observing import Observed
@@ -84,3 +89,37 @@ def scaled(grads: Any, share: Share) -> Any:
         return RowGrads.marked(ids, share.scaled(leaf.rows), leaf.shape)
 
     return jax.tree.map(one, grads, is_leaf=is_row_grads)
+
+
+def updated(
+    tx: optax.GradientTransformation,
+    grads: Any,
+    state: Any,
+    params: Any,
+    extra: dict[str, Any],
+) -> tuple[Any, Any]:
+    """What a chain makes of gradients; an error by name if a part of it takes no rows."""
+    try:
+        return tx.update(grads, state, params, **extra)
+    except (TypeError, ValueError) as error:
+        paths, leaves, _ = tree.flatten(grads, rows=True)
+        pairs = zip(paths, leaves, strict=True)
+        listed = [path for path, leaf in pairs if is_row_grads(leaf)]
+        if isinstance(error, SparsejaxError) or not listed:
+            raise
+        raise LeafError(
+            f"the gradient of {listed[0]!r} is RowGrads, since sparsejax.lazy takes the "
+            "rows that a loss has read, and something else in the chain fails with them. "
+            "What needs whole arrays, as optax.clip_by_global_norm and "
+            "add_decayed_weights do, cannot stand beside lazy: put what looks at each "
+            "row alone into lazy(...), and clip by sparsejax.clip_by_rank in front of the "
+            f"synchronization. {type(error).__name__}: {error}"
+        ) from error
+
+
+def bounded(
+    update: Callable[..., Any], capacity: Capacity, axis_name: AxisName
+) -> Callable[..., Any]:
+    """An update of parameters and state whose lists of rows are shorter where they fit."""
+    known = {"capacity": capacity, "axis_name": axis_name}
+    return functools.partial(within_capacity, update, **known)

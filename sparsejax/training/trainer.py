@@ -18,11 +18,13 @@ from sparsejax.training import (
     variables as of_variables,
 )
 from sparsejax.training.by_rows import (
+    bounded,
     caught_up,
     only,
     reader,
     scaled,
     takes_rows,
+    updated,
 )
 from sparsejax.training.losses import Loss
 from sparsejax.training.shares import Share
@@ -55,6 +57,7 @@ class DataParallel:
         weight,
         eval_fn,
         donate,
+        capacity,
     ):
         if not isinstance(tx, optax.GradientTransformation) or not isinstance(mesh, Mesh):
             raise ArgumentError(
@@ -82,6 +85,7 @@ class DataParallel:
         self._ids = ids
         self._param_specs = param_specs
         self._donate = donate
+        self._capacity = capacity
         self._compiled: dict[Any, Any] = {}
         self._last_step: jax.Array | None = None
 
@@ -241,10 +245,16 @@ class DataParallel:
         (loss, (aux, new)), grads = value_and_grad(params)
         grads = scaled(only(grads, by_rows), share)
         extra = {"ids": self._ids(batch)} if self._ids else {}
-        updates, opt_state = self._tx.update(grads, state.opt_state, state.params, **extra)
         names = frozenset(axes.axis_names(wire.axis))
-        require_synchronized(updates, opt_state, opt_specs, names)
-        params = rows.apply_updates(state.params, updates)
+
+        def update(grads, params, opt_state):
+            updates, opt_state = updated(self._tx, grads, opt_state, params, extra)
+            require_synchronized(updates, opt_state, opt_specs, names)
+            return rows.apply_updates(params, updates), opt_state
+
+        if self._capacity is not None:
+            update = bounded(update, self._capacity, wire.axis)
+        params, opt_state = update(grads, state.params, state.opt_state)
         variables = state.variables
         if variables is not None:
             variables = of_variables.merged(variables, new, share)
@@ -293,6 +303,7 @@ def data_parallel(
     weight: Callable[[Any], Any] | None = None,
     eval_fn: Callable[..., Any] | None = None,
     donate: bool = True,
+    capacity: rows.Capacity | None = None,
 ) -> DataParallel:
     """Makes a train step that runs on every device of a mesh axis.
 
@@ -358,6 +369,10 @@ def data_parallel(
             loss is NaN.
         eval_fn: What `evaluate` calls, as `loss_fn` is called; `loss_fn` itself if None.
         donate: Whether a step uses up the state that it is given, and reuses its memory.
+        capacity: How many distinct rows of a table a rank reads in a step, as a rule, or
+            {pattern of paths: number}, where that is far below the number of ids: a step
+            whose rows fit takes less time, one whose rows do not is the same, only slower.
+            See `sparsejax.rows.within_capacity`.
 
     Returns:
         An object with `init(params, variables=None, key=None)`, `step(state, batch)` and
@@ -378,4 +393,5 @@ def data_parallel(
         weight=weight,
         eval_fn=eval_fn,
         donate=donate,
+        capacity=capacity,
     )

@@ -158,6 +158,22 @@ def test_a_step_costs_its_share_of_an_exchange(tx):
     assert "every 4 steps" in str(found)
 
 
+def test_lists_of_rows_are_as_long_as_their_ids_and_shorter_where_ids_repeat():
+    tx = optax.chain(sparsejax.zen_sync(), sparsejax.lazy(optax.adam(1e-3)))
+    found, rows = explained(tx, ids={"embed": 4096})
+    most = rows["embedding"]
+    assert most.ids == 4096
+    assert most.sources == ("uniform",)
+    assert "Ids of embedding are taken to be drawn from all rows alike" in str(found)
+    # Owners: a slot and 64 numbers a row, there for most of the ids and back for the sum.
+    assert 4096 * 260 * 15 / 16 < most.sent_bytes < most.dense_bytes / 2
+    fewer, rows = explained(tx, ids={"embed": 4096}, density={"embed": 0.01})
+    assert rows["embedding"].sent_bytes < most.sent_bytes / 4
+    assert rows["embedding"].density == 0.01
+    assert "drawn from all rows" not in str(fewer)
+    assert rows["kernel"].ids == 0
+
+
 def test_what_is_selected_and_then_accumulated_is_dense_and_fuller():
     tx = optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync(every=4))
     inside = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.top_k(0.01), every=4)
@@ -418,6 +434,12 @@ def test_bad_input_is_refused():
         ({"network": sparsejax.Network(1, 1)}, "pass network alone"),
         ({"density": {"": "much"}}, r"density must lie in \[0, 1\], got 'much'"),
         ({"density": 2}, r"density must lie in \[0, 1\]"),
+        ({"ids": 8192}, r"ids must be \{pattern of paths: .*'embedding': 8192\}, got 8192"),
+        ({"ids": {"embedding": 0.5}}, "ids of 'embedding' must be a positive int, got 0.5"),
+        (
+            {"ids": {"embed": 100}, "density": {"embed": 0.01}},
+            "density of leaf 'embedding' is 0.01, which is 500 of .* a rank lists 100 ids",
+        ),
     ):
         with pytest.raises(errors.ArgumentError, match=match):
             explained(**options)
@@ -431,6 +453,15 @@ def test_bad_input_is_refused():
         explained(density={"embeding": 0.1})
     with pytest.raises(errors.RuleError, match="not a regular expression"):
         explained(density={"(": 0.1})
+    with pytest.raises(errors.RuleError, match="not a regular expression"):
+        explained(ids={"(": 10})
+    for tx, name in (
+        (optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync()), "TopK|DGC|Dgc"),
+        (sparsejax.ok_topk_sync(0.01), "OkTopk"),
+        (sparsejax.accumulate(sparsejax.zen_sync(), 2), "every"),
+    ):
+        with pytest.raises(errors.ArgumentError, match=f"'embedding', and ({name}) takes"):
+            explained(tx, ids={"embed": 10})
     huge = {"w": jax.ShapeDtypeStruct((100_000, 100_000), jnp.float32)}
     with pytest.raises(errors.ArgumentError, match="leaf 'w' has 10,000,000,000 units"):
         sparsejax.explain(sparsejax.zen_sync(), huge, **NETWORK)
@@ -495,6 +526,9 @@ def test_the_command_prints_a_table_or_json(capsys):
     read = json.loads(capsys.readouterr().out)
     assert read["ranks"] == 8
     assert read["rows"][0]["dtype"] == "bfloat16"
+    ids = ["--ids", "embed=1000", "--leaf-density", "embed=0.1"]
+    assert command.main(["explain", *MODEL, *ARGUMENTS, *ids]) == 0
+    assert "row, 1,000 ids" in capsys.readouterr().out
 
 
 def test_the_command_reads_models_and_plans(capsys, tmp_path):
@@ -539,6 +573,9 @@ a_module = Flax()
         ([*MODEL, "--leaf-density", "embedding=lots"], "a density is written"),
         ([*MODEL, "--leaf-density", "nothing=0.1"], "matches no leaf"),
         ([*MODEL, "--leaf-density", "0.1"], "a density is written"),
+        ([*MODEL, "--ids", "embedding=many"], "ids are written PATTERN=NUMBER"),
+        ([*MODEL, "--ids", "embedding=0"], "ids of 'embedding' must be a positive int"),
+        ([*MODEL, "--ids", "nothing=7"], "ids of 'nothing' match no leaf"),
         ([*MODEL, *MODEL], "given twice"),
         (["a:b", *MODEL], "not both"),
         (["--leaf", "w=4x4:garbage"], "garbage"),

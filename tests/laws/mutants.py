@@ -468,6 +468,36 @@ MUTANTS = {
         "for exchange in seen.exchanges",
         "tests/training/test_by_rows.py",
     ),
+    "a list that is one row too long fits": Mutant(
+        "sparsejax/rows/capacity.py",
+        "fits = _most(over, axis_name) <= 0",
+        "fits = _most(over, axis_name) <= 1",
+        "tests/rows/test_capacity.py",
+    ),
+    "a step whose rows do not fit is left out": Mutant(
+        "sparsejax/rows/capacity.py",
+        "lax.fori_loop(0, 1 - times, turn(False), carry)",
+        "lax.fori_loop(0, 0 * times, turn(False), carry)",
+        "tests/rows/test_capacity.py",
+    ),
+    "longer lists are merged in front of both steps": Mutant(
+        "sparsejax/rows/capacity.py",
+        "arrays, _ = lax.optimization_barrier((arrays, number))",
+        "pass",
+        "tests/rows/test_capacity.py",
+    ),
+    "ids that were scaled behind a lazy optimizer are ids": Mutant(
+        "sparsejax/rows/updates/steps.py",
+        "RowGrads.marked(x.merge.ids, made[at], grads[at].shape)",
+        "RowGrads(x.merge.ids, made[at], grads[at].shape)",
+        "tests/rows/updates/test_in_place.py",
+    ),
+    "a lazy optimizer has all leaves": Mutant(
+        "sparsejax/rows/updates/inside.py",
+        "for paths in (tuple(names), *sorted(self.paths)):",
+        "for paths in (tuple(names),):",
+        "tests/rows/updates/test_in_place.py",
+    ),
     "a host's rows are not added up inside": Mutant(
         "sparsejax/schemes/two_level.py",
         "if across is None or inner.ranks == 1:",
@@ -480,6 +510,24 @@ MUTANTS = {
         "pushed, rounds, capacity = sent_bytes(push_steps, need, n - 1)",
         "pushed, rounds, capacity = sent_bytes(push_steps, need, n - 2)",
         "tests/laws/test_forecast.py",
+    ),
+    "lists of rows to owners are charged twice": Mutant(
+        "sparsejax/schemes/owners/rows.py",
+        "push = base.stage(pushed, (n - 1)",
+        "push = base.stage(2 * pushed, (n - 1)",
+        "tests/laws/test_wire_contract.py",
+    ),
+    "a forecast of rows forgets their slots": Mutant(
+        "sparsejax/schemes/row_lists.py",
+        "row_bytes = 4 + -(-load.unit_bytes(wire_dtype) // 4) * 4",
+        "row_bytes = -(-load.unit_bytes(wire_dtype) // 4) * 4",
+        "tests/laws/test_exact_rows.py tests/laws/test_explain.py",
+    ),
+    "rows are explained as arrays": Mutant(
+        "sparsejax/advise/explain/rows.py",
+        "told = scheme.forecast_rows(load)",
+        "told = scheme.forecast(load)",
+        "tests/laws/test_explain.py",
     ),
     # Messages and names.
     "a state of other parameters is taken": Mutant(

@@ -440,3 +440,26 @@ def test_tables_for_another_number_of_units_are_an_error():
 
     with pytest.raises(errors.StateError, match=r"\[2, 64\].* got an array \[2, 32\]"):
         helpers.traced_collectives(run, np.ones((2, 100), np.float32), 2)
+
+
+@pytest.mark.parametrize(
+    ("ids", "rows", "shape", "match"),
+    [
+        (jnp.ones(3), jnp.ones((3, 2)), (9, 2), r"ids must be integers .*float32\[3\]"),
+        (jnp.ones((3, 1), int), jnp.ones((3, 2)), (9, 2), r"of shape \[capacity\], got"),
+        (jnp.ones(3, int), jnp.ones((3, 4)), (9, 2), r"rows of shape \[3, 4\] do not fit"),
+        (jnp.ones(3, int), jnp.ones(3), (9,), r"at least two axes, .*\[9\].*SparseTensor"),
+    ],
+    ids=["float ids", "ids of two axes", "other rows", "a table of one axis"],
+)
+def test_rows_that_cannot_be_are_refused_with_their_leaf(ids, rows, shape, match):
+    grads = {"users": sparsejax.RowGrads(ids, rows, shape)}
+    tx = sparsejax.zen_sync()
+    state = tx.init({"users": jnp.zeros(shape)})
+
+    def step(x):
+        del x
+        return tx.update(sparsejax.local(grads, "data"), state)[0]
+
+    with pytest.raises(errors.ArgumentError, match=f"users.*{match}"):
+        on_ranks(step)(jnp.ones((2, 3)))

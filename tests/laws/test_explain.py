@@ -247,3 +247,70 @@ def test_there_are_twenty_configurations_and_the_bounds_are_narrow():
     assert len(CASES) >= 20
     for name, case in CASES.items():
         assert noise(case) < 0.15, name
+
+
+# --- Rows. A rank lists so many ids of each table, of which so many are distinct.
+
+IDS, DISTINCT = 512, 300
+TABLES = {"a_embedding": (ROWS, WIDTH), "b_embedding": (9_000, WIDTH), "c": (16, WIDTH)}
+OF_ROWS = {
+    "zen": lambda: sparsejax.zen_sync(),
+    "owners": lambda: sparsejax.sync(schemes.BalancedParallelism()),
+    "sparse_ps": lambda: sparsejax.sync(schemes.SparsePS(), wire_dtype=jnp.bfloat16),
+    "levels": levels,
+}
+
+
+@pytest.mark.parametrize("name", ["zen", *helpers.slow("owners", "sparse_ps", "levels")])
+def test_what_is_explained_of_rows_is_what_is_sent(name):
+    tx, (mesh, axes, ranks) = OF_ROWS[name](), mesh_of(name)
+    both = "a_embedding", "b_embedding"
+    params = {path: jnp.zeros(shape) for path, shape in TABLES.items()}
+
+    def run(ids):
+        grads = {
+            path: sparsejax.RowGrads(ids[path][0], jnp.ones((IDS, WIDTH)), leaf.shape)
+            for path, leaf in params.items()
+        }
+        grads = sparsejax.local(grads, axes)
+        return sparsejax.metrics(tx.update(grads, tx.init(params))[1])
+
+    rng = np.random.default_rng(5)
+    draw = lambda height: np.resize(rng.permutation(height)[:DISTINCT], IDS)
+    ids = {
+        path: np.stack([draw(height) for _ in range(4)]).astype(np.int32)
+        for path, (height, _) in TABLES.items()
+    }
+    told = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(axes), out_specs=P()))(ids)
+    wire = {k: float(v) for k, v in told.items() if k.endswith("/wire_bytes")}
+    rounds = {k: float(v) for k, v in told.items() if k.endswith("/rounds")}
+
+    def explained(factor):
+        density = {path: factor * DISTINCT / TABLES[path][0] for path in both}
+        options = {"density": density, "ids": {"embed|c": IDS}}
+        return sparsejax.explain(tx, params, ranks=ranks, network=NETWORK, **options)
+
+    of_parts = 1.5 / math.sqrt(2 * DISTINCT / 4)
+    low, high = explained(1 - of_parts), explained(1 + of_parts)
+    if name == "zen":  # every rank sends its list, and there are no parts
+        low = high = explained(1.0)
+    (row, small) = low.rows
+    assert (row.paths, row.ids, row.unit) == (both, 2 * IDS, "row")
+    # Too small to be sent by rows.
+    assert (small.paths, small.ids, small.scheme) == (("c",), 0, "AllReduce")
+    name = "sync/a_embedding and 1 more"
+    assert row.sent_bytes <= wire[f"{name}/wire_bytes"]
+    assert wire[f"{name}/wire_bytes"] <= high.rows[0].sent_bytes + AGREED
+    assert row.rounds == high.rows[0].rounds == rounds[f"{name}/rounds"]
+    assert row.sent_bytes < row.dense_bytes / 4
+    assert not row.verdict
+
+
+def test_rows_that_are_dearer_than_an_array_are_said_to_be():
+    params = {"embedding": jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)}
+    options = {"ranks": 16, "network": NETWORK, "ids": {"embedding": 2 * ROWS}}
+    (row,) = sparsejax.explain(sparsejax.zen_sync(), params, **options).rows
+    assert row.sources == ("uniform",)
+    assert row.density == pytest.approx(1 - (1 - 1 / ROWS) ** (2 * ROWS))
+    assert row.verdict == "dense is better here"
+    assert row.soonest == "AllReduce"

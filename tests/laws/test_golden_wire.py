@@ -71,6 +71,7 @@ class Case:
         scheme: The scheme that the case is about.
         check_vma: That of `shard_map`.
         capacity: Entries of the leaf "embedding", given as a `SparseTensor`; None if dense.
+        listed: Ids of the leaf "embedding", given as `RowGrads`; None if it is no rows.
         ids: How many rows of the leaf "embedding" are named; None if none are.
         sharded: The parameters' specs, where a further axis shards them.
         call: What is called with gradients instead of `tx`.
@@ -85,6 +86,7 @@ class Case:
     scheme: schemes.Scheme | None = None
     check_vma: bool = True
     capacity: int | None = None
+    listed: int | None = None
     ids: int | None = None
     sharded: dict[str, P] | None = None
     call: Callable | None = None
@@ -235,6 +237,15 @@ OF_TRANSFORMATIONS = {
     ),
     "zen_sync_ids": of_tx(sparsejax.zen_sync("data"), ids=64),
     "zen_sync_entries": of_tx(sparsejax.zen_sync("data"), capacity=64),
+    # Lists to all ranks, to owners and back, and across hosts before inside them.
+    "zen_sync_rows_4": of_tx(sparsejax.zen_sync("data"), listed=64),
+    "zen_sync_rows_8": of_tx(sparsejax.zen_sync("data"), 8, listed=64),
+    "zen_sync_rows_two_axes": of_tx(
+        sparsejax.zen_sync(("hosts", "devices")), LEVELS, listed=64
+    ),
+    "sync_sparse_ps_rows": of_tx(
+        sparsejax.sync(schemes.SparsePS(), "data", wire_dtype=BF16), listed=64
+    ),
     "zen_sync_sum": of_tx(sparsejax.zen_sync("data", reduce="sum")),
     "zen_sync_every_2": of_tx(sparsejax.zen_sync("data", every=2)),
     "zen_sync_warmup": of_tx(sparsejax.zen_sync("data", warmup_steps=3)),
@@ -356,6 +367,7 @@ FIRST = [
     "sparcml_split",
     "sparse_ps",
     "omni_reduce",
+    "zen_sync_rows_8",
     "spar_dl",
     "g_topk",
     "zen_sync_2",
@@ -380,6 +392,7 @@ WITH_METRICS = [
     "zen_sync_two_axes",
     "zen_sync_rules",
     "zen_sync_every_2",
+    "zen_sync_rows_8",
     "dense_sync",
     "sync_sparsifier",
     "ok_topk_sync",
@@ -410,13 +423,15 @@ def gradients_of(case, params, ranks):
     """Abstract gradients, stacked by rank."""
     stacked = lambda shape, dtype: jax.ShapeDtypeStruct((ranks, *shape), dtype)
     grads = {path: stacked(x.shape, x.dtype) for path, x in params.items()}
-    if case.capacity is not None:
-        shape = params["embedding"].shape
-        grads["embedding"] = sparsejax.SparseTensor(
-            stacked((case.capacity,), jnp.int32),
-            stacked((case.capacity, *shape[1:]), jnp.float32),
-            shape,
-        )
+    entries = {
+        sparsejax.SparseTensor: case.capacity,
+        sparsejax.RowGrads: case.listed,
+    }
+    for kind, room in entries.items():
+        if room is not None:
+            shape = params["embedding"].shape
+            arrays = stacked((room,), jnp.int32), stacked((room, *shape[1:]), jnp.float32)
+            grads["embedding"] = kind(*arrays, shape)
     return grads
 
 

@@ -54,3 +54,20 @@ def test_it_is_a_transformation_with_metrics():
     updates, sent = helpers.run_ranks(step, grads, 2)
     np.testing.assert_array_equal(updates, np.broadcast_to(grads.mean(0), (2, 3)))
     assert sent[0] == 12
+
+
+def test_it_is_given_whole_tables_where_gradients_are_rows():
+    """It says nothing of lists of rows, and sums arrays all the same."""
+    tx = sparsejax.sync(RingOfSums(), rules={"": "sparse"})
+    assert RingOfSums().forecast_rows(None) is None
+
+    def step(ids):
+        grads = {"table": sparsejax.RowGrads(ids, jnp.ones((3, 2)) + ids[:, None], (5, 2))}
+        grads = sparsejax.local(grads, "data")
+        return tx.update(grads, tx.init({"table": jnp.zeros((5, 2))}))[0]["table"]
+
+    ids = np.array([[1, 4, 1], [5, 0, 4]], np.int32)  # 5 is no row
+    totals = helpers.run_ranks(step, ids, 2)
+    want = np.zeros((5, 2))
+    np.add.at(want, [1, 4, 1, 0, 4], np.array([2, 5, 2, 1, 5])[:, None])
+    np.testing.assert_array_equal(totals, np.broadcast_to(want / 2, (2, 5, 2)))

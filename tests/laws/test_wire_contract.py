@@ -124,6 +124,56 @@ def test_hierarchical_centralization_sends_one_message_a_hop():
     assert float(traffic.scalars) == 3 * one
 
 
+HEIGHT, IDS = 5_000, 600
+
+
+def program_of_rows(scheme):
+    def run(ids):
+        rows = jnp.ones((IDS, 3)) * ids[0][:, None]
+        tables = [sparsejax.RowGrads(ids[0], rows, (HEIGHT, 3))]
+        return scheme.rows(tables, helpers.WIRE).traffic
+
+    return jax.jit(jax.shard_map(run, mesh=mesh_of(N), in_specs=P("data"), out_specs=P()))
+
+
+@pytest.mark.parametrize("name", ["BalancedParallelism", "AGSparse"])
+def test_lists_of_rows_are_the_messages_that_the_program_holds(name):
+    """A branch for each size, and the bytes reported are those of the branches taken."""
+    scheme = getattr(schemes, name)()
+    run = program_of_rows(scheme)
+    with every_platform():
+        traced = jax.make_jaxpr(run)(jax.ShapeDtypeStruct((N, IDS), jnp.int32))
+    found = collectives(traced, "cuda")
+    row_bytes = 4 * (1 + 3)  # a slot and three numbers
+    by_owners = name == "BalancedParallelism"
+    sizes = {}
+    for kind, ways in (("all_to_all", N), ("all_gather", 1)):
+        rungs = [c.bytes for c in found if c.name == kind and c.path[-1].startswith("cond")]
+        assert all(size % (ways * row_bytes) == 0 for size in rungs), kind
+        sizes[kind] = sorted(size // (ways * row_bytes) for size in rungs)
+    assert bool(sizes["all_to_all"]) == by_owners
+    # The longest list of a rank; of owners, that of all that fits into their messages.
+    room = max(sizes["all_gather"])
+    assert room == (N * max(sizes["all_to_all"]) if by_owners else IDS)
+
+    layout = schemes.BalancedParallelism().ownership.over(HEIGHT, N)
+    part = np.asarray(layout.assign(jnp.arange(HEIGHT, dtype=jnp.int32))[0])
+    rng = np.random.default_rng(1)
+    for distinct in (3, 80, 250, 600):
+        ids = [np.resize(rng.permutation(HEIGHT)[:distinct], IDS) for _ in range(N)]
+        ids = np.stack(ids).astype(np.int32)
+        traffic = run(ids)
+        own = [np.bincount(part[np.unique(row)], minlength=N) for row in ids]
+        after = np.bincount(part[np.unique(ids)], minlength=N)
+        needs = {"all_to_all": np.max(own), "all_gather": after.max()}
+        if not by_owners:
+            needs = {"all_gather": distinct}
+        taken = [min(n for n in sizes[kind] if n >= need) for kind, need in needs.items()]
+        sent = [(N - 1) * columns * row_bytes for columns in taken]
+        stages = [traffic.push.wire, traffic.pull.wire][: len(sent)]
+        assert [float(x) for x in stages] == sent, distinct
+
+
 def test_small_leaves_join_one_psum_and_large_dense_ones_have_their_own():
     tx = sparsejax.dense_sync()
     grads = {"a": jnp.ones(3), "b": jnp.ones((2, 2)), "large": jnp.ones(65_536)}

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import sparsejax
+from sparsejax import errors
 from sparsejax.training.by_rows import takes_rows
 from sparsejax.transforms.state import observing, tree
 from sparsejax.units.row_grads import is_row_grads
@@ -56,9 +57,9 @@ def batch_of(step, n):
     }
 
 
-def trained(tx, n, steps=2):
-    weight = lambda batch: batch["mask"].sum()
-    trainer = sparsejax.data_parallel(loss_fn, tx, mesh_of(n), weight=weight)
+def trained(tx, n, steps=2, **options):
+    options["weight"] = lambda batch: batch["mask"].sum()
+    trainer = sparsejax.data_parallel(loss_fn, tx, mesh_of(n), **options)
     state = trainer.init(PARAMS)
     for step in range(steps):
         state, loss = trainer.step(state, batch_of(step, n))
@@ -88,6 +89,22 @@ def test_a_run_by_rows_is_the_dense_run():
     np.testing.assert_allclose(share, both, rtol=1e-6)
 
 
+def test_a_run_with_a_capacity_is_the_dense_run():
+    """The rank that has data reads 8 ids, some steps of more than 4 distinct users."""
+    distinct = [len({*batch_of(step, 2)["users"][:8].tolist()}) for step in range(3)]
+    assert {count > 4 for count in distinct} == {True, False}
+    seen = []
+    tx = optax.chain(ZEN, sgd_of_rows(seen))
+    state, loss = trained(tx, 2, 3, capacity={"users": 4})
+    assert {"users": True, "items": True, "kernel": False} in seen
+    want, want_loss = trained(optax.chain(sparsejax.dense_sync(), optax.sgd(0.1)), 2, 3)
+    np.testing.assert_allclose(loss, want_loss, rtol=1e-5)
+    for name, got in state.params.items():
+        np.testing.assert_allclose(got, want.params[name], rtol=1e-5, atol=1e-6)
+    with pytest.raises(errors.RuleError, match="capacity of 'sellers' matches no leaf"):
+        trained(tx, 2, capacity={"sellers": 4})
+
+
 ROWS = sgd_of_rows([])
 
 
@@ -107,3 +124,12 @@ ROWS = sgd_of_rows([])
 )
 def test_which_leaves_are_taken_by_rows(tx, paths):
     assert takes_rows(observing.observed(tx, PARAMS)) == paths
+
+
+@pytest.mark.parametrize(
+    "between", [optax.clip_by_global_norm(1.0), optax.add_decayed_weights(0.1)]
+)
+def test_what_takes_no_rows_beside_lazy_is_refused_by_name(between):
+    tx = optax.chain(ZEN, between, sparsejax.lazy(optax.sgd(0.1)))
+    with pytest.raises(errors.LeafError, match=r"'items' is RowGrads.*clip_by_rank.*Error"):
+        trained(tx, 2)

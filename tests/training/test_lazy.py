@@ -1,13 +1,18 @@
 """`data_parallel` with a lazy optimizer: the dense run, by rows."""
 
+import re
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
 
 import sparsejax
-from sparsejax import rows
+from sparsejax import rows, schemes
+from sparsejax.rows.updates.state import LazyState
+from tests import helpers
 from tests.helpers import mesh_of
 from tests.training.test_by_rows import PARAMS, batch_of, loss_fn
 
@@ -39,32 +44,93 @@ def test_a_lazy_run_is_the_dense_run():
     assert np.abs(late["users"] - states[1].params["users"]).max() > 1e-4
 
 
-@pytest.mark.slow
-def test_a_checkpoint_goes_on_as_the_dense_run_does_on_other_ranks(tmp_path):
-    """Tables, moments and which rows are late all come back, for two ranks of four."""
-    lazy = rows.lazy(optax.adam(1e-2))
-    by_rows = optax.chain(sparsejax.zen_sync(), lazy)
-    dense = optax.chain(sparsejax.dense_sync(), optax.adam(1e-2))
+LAZY = rows.lazy(optax.adam(1e-2))
+CHAINS = {
+    "zen": lambda optimizer: optax.chain(sparsejax.zen_sync(), optimizer),
+    # A residual beside rows, and a scheme that remembers what it has sent.
+    "residual": lambda optimizer: optax.chain(
+        sparsejax.sync(schemes.Zen(), rules={"kernel": schemes.PowerSGD(1)}), optimizer
+    ),
+}
+SAVED, STEPS = 3, 6
+
+
+def run(tx, ranks, steps, state=None):
+    """Some steps on so many ranks, of the batches of four."""
     weight = lambda batch: batch["mask"].sum()
+    trainer = sparsejax.data_parallel(loss_fn, tx, mesh_of(ranks), weight=weight)
+    state = trainer.init(PARAMS) if state is None else state
+    for step in steps:
+        state, _ = trainer.step(state, batch_of(step, 4))
+    return state
 
-    def run(tx, mesh, steps, state=None):
-        trainer = sparsejax.data_parallel(loss_fn, tx, mesh, weight=weight)
-        state = trainer.init(PARAMS) if state is None else state
-        for step in steps:
-            state, _ = trainer.step(state, batch_of(step, 4))
-        return state
 
-    two = mesh_of(2)
-    saved = run(by_rows, mesh_of(4), range(3))
+def saved_and_restored(tx, ranks, folder):
+    """The last step of a run on four ranks that is saved, and goes on on others."""
+    saved = run(tx, 4, range(SAVED))
+    mesh = mesh_of(ranks)
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "state", saved)
+        checkpointer.save(folder, saved)
         checkpointer.wait_until_finished()
-        fresh = sparsejax.data_parallel(loss_fn, by_rows, two).init(PARAMS)
-        target = sparsejax.abstract_state(by_rows, PARAMS, two, ranks=4)
-        state = checkpointer.restore(tmp_path / "state", fresh._replace(opt_state=target))
+        fresh = sparsejax.data_parallel(loss_fn, tx, mesh).init(PARAMS)
+        target = sparsejax.abstract_state(tx, PARAMS, mesh, ranks=4)
+        state = checkpointer.restore(folder, fresh._replace(opt_state=target))
+    for name, leaf in saved.params.items():  # late as they were, and not settled
+        np.testing.assert_array_equal(state.params[name], leaf)
     opt_state = sparsejax.resized(state.opt_state, like=fresh.opt_state)
-    state = run(by_rows, two, range(3, 6), state._replace(opt_state=opt_state))
-    settled, _ = rows.settle(state.params, state.opt_state, lazy)
-    want = run(dense, two, range(6)).params
-    for name, values in want.items():
-        np.testing.assert_allclose(settled[name], values, rtol=1e-5, atol=1e-6)
+    lazy = [x for x in jax.tree.leaves(opt_state, is_leaf=_is_lazy) if _is_lazy(x)]
+    for one in lazy:
+        assert int(one.step) == SAVED
+        assert {*np.unique(one.last["items"])} == {*range(SAVED + 1)}
+    return run(tx, ranks, range(SAVED, STEPS), state._replace(opt_state=opt_state))
+
+
+def _is_lazy(node):
+    return isinstance(node, LazyState)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    helpers.slow(("zen", 1), ("zen", 2), ("zen", 8), ("residual", 2), ("residual", 8)),
+)
+def test_a_checkpoint_goes_on_as_the_dense_run_does_on_other_ranks(name, ranks, tmp_path):
+    """Tables, moments, which rows are late, and what ranks hold back all come back."""
+    chain = CHAINS[name]
+    state = saved_and_restored(chain(LAZY), ranks, tmp_path / "rows")
+    settled, _ = rows.settle(state.params, state.opt_state, LAZY)
+    if name == "zen":
+        dense = optax.chain(sparsejax.dense_sync(), optax.adam(1e-2))
+        want = run(dense, ranks, range(STEPS))
+    else:
+        # What is left out depends on the ranks: the same chain, by whole arrays.
+        want = saved_and_restored(chain(optax.adam(1e-2)), ranks, tmp_path / "arrays")
+        held = jax.tree.leaves(sparsejax.residuals(want.opt_state))
+        assert any(np.any(np.asarray(leaf)) for leaf in held)
+    for path, values in want.params.items():
+        np.testing.assert_allclose(settled[path], values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("capacity", [None, *helpers.slow(256)])
+def test_a_train_step_has_nothing_of_the_tables_size_beside_table_and_state(capacity):
+    """From the loss to the parameters, of 10M rows; compiled for shapes alone."""
+    whole = (10_000_000, 16)
+    shaped = lambda shape, dtype=jnp.float32: jax.ShapeDtypeStruct(shape, dtype)
+    params = {"table": shaped(whole), "kernel": shaped((whole[1], 4))}
+
+    def loss_fn(params, ids):
+        return jnp.mean(jnp.tanh(params["table"][ids] @ params["kernel"]) ** 2)
+
+    tx = CHAINS["zen"](LAZY)
+    trainer = sparsejax.data_parallel(loss_fn, tx, mesh_of(4), capacity=capacity)
+    opt_state = jax.eval_shape(tx.init, params)
+    state = sparsejax.TrainState(shaped((), jnp.int32), params, opt_state, None, None)
+    lowered = trainer.compiled(state).lower(state, shaped((4 * 1024,), jnp.int32))
+    compiled = lowered.compile()
+    memory = compiled.memory_analysis()
+    # The smallest array of the table's height is one number a row.
+    assert memory.temp_size_in_bytes < 4 * whole[0]
+    held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    assert held > 3 * 4 * whole[0] * whole[1]
+    assert memory.alias_size_in_bytes > 0.999 * held
+    assert memory.output_size_in_bytes < 1.001 * held
+    assert not re.findall(rf"= \w+\[{whole[0]}[^=]*copy\(.*", compiled.as_text())

@@ -38,6 +38,12 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
             f"Assumed: a rank touches {TABLE:.0%} of the rows of {_some(tables)}, by name "
             "and shape a table; density= says better, a number or sparsejax.profile."
         )
+    uniform = _paths([row for _, row in pairs], "uniform")
+    if uniform:
+        yield (
+            f"Ids of {_some(uniform)} are taken to be drawn from all rows alike; ids that "
+            "repeat list fewer rows, which density= says."
+        )
     dense = _paths([row for group, row in pairs if not _chooses(group.scheme)], "dense")
     if dense:
         yield f"Taken to be dense, since nothing makes it sparse: {_some(dense)}."
@@ -183,7 +189,7 @@ def _with(groups, rows, times: Times, change):
             continue
         changed = change(group)
         scheme = _zen(group.scheme)
-        seconds = times.seconds(forecast_of(changed, scheme, times.across(changed.load)))
+        seconds = times.seconds(forecast_of(changed, scheme, times.across(changed)))
         total += min(own, 1e3 * seconds / row.every)
     return total
 
@@ -197,7 +203,9 @@ def _zen(scheme: Scheme) -> Scheme:
 
 
 def _sparsified(group: Group) -> Group:
-    """The group, were a sparsifier in front of it."""
+    """The group, were a sparsifier in front of it, which takes no rows."""
+    if group.ids:
+        return group
     load = group.load
     counts = tuple(
         min(load.size * share, load.size) for share in independent(load.ranks, 1, _DGC)

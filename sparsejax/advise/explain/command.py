@@ -56,6 +56,13 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
         metavar="PATTERN=DENSITY",
         help="of the leaves whose path matches; may repeat",
     )
+    parser.add_argument(
+        "--ids",
+        action="append",
+        default=[],
+        metavar="PATTERN=NUMBER",
+        help="ids that a rank lists a step, of tables whose gradients are rows; may repeat",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     return parser
 
@@ -75,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
         ranks=(options.ranks, options.inner) if two_levels else options.ranks,
         network=Network(options.gbit_per_s, options.latency_us),
         density=density,
+        ids=dict(map(_pattern_and_ids, options.ids)) or None,
     )
     print(explanation.to_json() if options.json else explanation)
     return 0
@@ -155,3 +163,10 @@ def _pattern_and_density(text):
         return pattern, float(value)
     except ValueError:
         raise ArgumentError(f"a density is written PATTERN=NUMBER, got {text!r}.") from None
+
+
+def _pattern_and_ids(text):
+    pattern, _, value = text.rpartition("=")
+    if not pattern or not value.isdecimal():
+        raise ArgumentError(f"ids are written PATTERN=NUMBER, got {text!r}.")
+    return pattern, int(value)

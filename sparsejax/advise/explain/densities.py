@@ -34,8 +34,8 @@ class Shares(NamedTuple):
 
     Attributes:
         sums: Of one rank, and of sums over 2, 4, ... and all ranks.
-        source: "given", "measured", "assumed" for the guess of a table, "dense", or
-            "selected" by a sparsifier.
+        source: "given", "measured", "assumed" for the guess of a table, "uniform" for ids
+            that are drawn alike, "dense", or "selected" by a sparsifier.
         skewness: Of one rank, as in `Load`.
         sum_skewness: Of the sum.
     """
@@ -107,6 +107,24 @@ class Densities:
             return self._independent(TABLE, "assumed")
         return self._independent(1.0, "dense")
 
+    def shares_of_rows(self, path: str, leaf: Any, ids: int) -> Shares:
+        """The shares of a table's rows that are among so many ids of each rank.
+
+        Where nothing else is known, as if each id were drawn from all rows alike.
+        """
+        height = leaf.shape[0]
+        shares = self.shares(path, leaf, height, tuple(leaf.shape[1:]))
+        if shares.source in ("assumed", "dense"):
+            share = -math.expm1(ids * math.log1p(-1 / height)) if height > 1 else 1.0
+            return self._independent(share, "uniform")
+        if shares.sums[0] * height > ids * (1 + 1e-9):
+            raise ArgumentError(
+                f"the density of leaf {path!r} is {shares.sums[0]:.3g}, which is "
+                f"{shares.sums[0] * height:,.0f} of {height:,} rows, and a rank lists "
+                f"{ids:,} ids in a step: the density of rows is at most ids / rows."
+            )
+        return shares
+
     def _measured_units(self, path, leaf, units, shape):
         """How many units the profiles saw: rows of a table that here goes by elements."""
         _, unit = ByRules(schemes.Zen()).decide([path], [leaf])[0]
@@ -117,6 +135,50 @@ class Densities:
 
     def _independent(self, share, source):
         return Shares(tuple(independent(self.ranks, 1, share)), source)
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """How many ids of rows a rank lists in a step, by regular expressions.
+
+    Attributes:
+        by_pattern: The first that matches holds.
+    """
+
+    by_pattern: tuple[tuple[str, int], ...] = ()
+
+    def check(self, paths: Sequence[str]) -> None:
+        """Raises where a pattern matches no leaf."""
+        for pattern, _ in self.by_pattern:
+            if pattern and not any(re.search(pattern, path) for path in paths):
+                raise RuleError(
+                    f"the ids of {pattern!r} match no leaf. The leaves are: "
+                    + ", ".join(repr(path) for path in paths)
+                    + "."
+                )
+
+    def of(self, path: str, leaf: Any) -> int:
+        """How many ids a rank lists of a leaf; 0 where its gradient is an array."""
+        found = (n for pattern, n in self.by_pattern if re.search(pattern, path))
+        return next(found, 0) if len(leaf.shape) >= 2 and leaf.size else 0
+
+
+NONE = Listed()
+
+
+def listed(ids: Mapping[str, int] | None) -> Listed:
+    """Reads the `ids` argument of `explain`."""
+    if ids is None:
+        return NONE
+    if not isinstance(ids, Mapping):
+        raise ArgumentError(
+            "ids must be {pattern of paths: how many ids a rank lists in a step}, such as "
+            f"{{'embedding': 8192}}, got {ids!r}."
+        )
+    for pattern, number in ids.items():
+        _check_regular(pattern)
+        errors.check_whole(f"ids of {pattern!r}", number, 1)
+    return Listed(tuple(ids.items()))
 
 
 def is_table(path: str, leaf: Any) -> bool:
@@ -156,6 +218,10 @@ def densities(density: Density | None, ranks: int) -> Densities:
 
 def _check_pattern(pattern, share):
     errors.check_between(f"density of {pattern!r}" if pattern else "density", share, 0, 1)
+    _check_regular(pattern)
+
+
+def _check_regular(pattern):
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:

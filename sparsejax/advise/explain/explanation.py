@@ -11,7 +11,7 @@ to compile; and one sentence of advice.
 
 import dataclasses
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optax
@@ -19,7 +19,7 @@ import optax
 from sparsejax import schemes
 from sparsejax.advise import codec
 from sparsejax.advise.explain import advice, printed, reading
-from sparsejax.advise.explain.densities import Density, densities
+from sparsejax.advise.explain.densities import Density, densities, listed
 from sparsejax.advise.explain.rows import CHOSEN, Row, Times, row_of
 from sparsejax.advise.network import network_of
 from sparsejax.errors import ArgumentError
@@ -93,6 +93,7 @@ def explain(
     gbit_per_s: float | None = None,
     latency_us: float | None = None,
     density: Density | None = None,
+    ids: Mapping[str, int] | None = None,
 ) -> Explanation:
     """Forecasts bytes and times of the synchronizations in an optimizer, without devices.
 
@@ -115,6 +116,11 @@ def explain(
             many rows as columns, a rank is assumed to touch 1% of the rows, and the result
             says so. From numbers alone, sums are those of independent sets, which overlap
             least.
+        ids: How many ids of rows a rank lists in a step, {pattern of paths: number}, of
+            tables whose gradients are `RowGrads`, as `sparsejax.lazy` takes them: an
+            example with 26 features has 26. Their density is then that of distinct rows;
+            where none is given or measured, ids are taken to be drawn from all rows alike,
+            which repeats least.
 
     Returns:
         An `Explanation`, to be printed or read.
@@ -122,7 +128,7 @@ def explain(
     network = network_of(network, gbit_per_s, latency_us)
     hosts, inner = _hosts_and_inner(ranks)
     known = densities(density, hosts * inner)
-    groups = reading.groups_of(tx, params, hosts, known)
+    groups = reading.groups_of(tx, params, hosts, known, listed(ids))
     _check_levels(groups, isinstance(ranks, tuple))
     times = Times(network, inner)
     rows = tuple(row_of(group, times) for group in groups)

@@ -36,7 +36,7 @@ def _sent(row: Row) -> list[str]:
         scheme = f"{row.sparsifier}, {scheme}"
     return [
         what,
-        row.unit,
+        f"{row.unit}, {row.ids:,} ids" if row.ids else row.unit,
         scheme,
         f"{row.density:.3%}",
         f"{row.density_after:.3%}",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from sparsejax import schemes
-from sparsejax.advise.explain.densities import Densities, Shares
+from sparsejax.advise.explain.densities import NONE, Densities, Listed, Shares
 from sparsejax.advise.planner import joined
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import Scheme
@@ -37,6 +37,7 @@ class Group:
         sources: Where the density of each leaf comes from; see `Shares`.
         sparsifier: The sparsifier in front, if one selects from these leaves.
         shared: Whether it selects the same elements on all ranks.
+        ids: How many ids of rows a rank lists, where gradients are `RowGrads`; else 0.
         every: How many steps there are to an exchange.
         dense_steps: How many exchanges send everything first.
     """
@@ -50,6 +51,7 @@ class Group:
     sources: tuple[str, ...]
     sparsifier: sparsifiers.Sparsifier | None
     shared: bool
+    ids: int
     every: int
     dense_steps: int
 
@@ -61,7 +63,11 @@ class Group:
 
 
 def groups_of(
-    tx: optax.GradientTransformation, params: Any, hosts: int, known: Densities
+    tx: optax.GradientTransformation,
+    params: Any,
+    hosts: int,
+    known: Densities,
+    listed: Listed = NONE,
 ) -> list[Group]:
     """The groups of leaves that a transformation exchanges, in the order of the tree.
 
@@ -70,6 +76,7 @@ def groups_of(
         params: The parameters, or anything with their shapes and dtypes.
         hosts: How many ranks an exchange is over; hosts, where there are two levels.
         known: The densities.
+        listed: How many ids a rank lists of which leaves.
     """
     is_one = hasattr(tx, "update")
     seen = observing.observed(tx, params) if is_one else observing.Observed()
@@ -78,11 +85,13 @@ def groups_of(
             "there is no sparsejax synchronization in this transformation: put "
             "sparsejax.zen_sync() first in its chain."
         )
-    known.check([path for exchange in seen.exchanges for path in exchange.paths])
+    paths = [path for exchange in seen.exchanges for path in exchange.paths]
+    known.check(paths)
+    listed.check(paths)
     groups = []
     for exchange in seen.exchanges:
         exchange.part.assignment.check_ranks(hosts)
-        members = _members(exchange, seen.sparsifiers, known)
+        members = _members(exchange, seen.sparsifiers, known, listed)
         shared = [m.sparsifier.shared if m.by_entries else None for m in members]
         found = [
             (min(joined[0].leaves), group)
@@ -107,6 +116,7 @@ class _Member:
     sparsifier: Any
     by_entries: bool
     of_elements: bool
+    ids: int
 
 
 def _groups(
@@ -117,13 +127,19 @@ def _groups(
 ) -> Iterator[Group]:
     """The groups of buckets that are exchanged as one.
 
-    Of a single bucket, leaves that come as entries are exchanged by themselves.
+    Of a single bucket, leaves that come as entries are exchanged by themselves, and leaves
+    that come as rows are, those of one width together.
     """
     bucket = joint.as_one(joined, exchange.leaves)
     whole = bucket.shape if bucket.scheme.unit == "leaf" else ()
     by_ranks = bucket.needs_ranks
     bucket = _of_elements(bucket, exchange)
     those = [members[i] for i in bucket.leaves]
+    for width in dict.fromkeys(tuple(m.leaf.shape[1:]) for m in those if m.ids):
+        tables = [m for m in those if m.ids and tuple(m.leaf.shape[1:]) == width]
+        rows = dataclasses.replace(bucket, shape=width)
+        yield _group(rows, tables, exchange.inside, ranks, False, False)
+    those = [m for m in those if not m.ids]
     parts = [those]
     if not by_ranks:
         parts = [[m for m in those if m.by_entries is kind] for kind in (True, False)]
@@ -142,15 +158,38 @@ def _of_elements(bucket, exchange):
     return dataclasses.replace(bucket, units=sizes, shape=())
 
 
-def _members(exchange, before, known) -> list[_Member]:
+def _members(exchange, before, known, listed) -> list[_Member]:
     """The leaves of an exchange, in the order of the tree."""
     found = {}
     for whole in exchange.buckets:
         bucket = _of_elements(whole, exchange)
         for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True):
             leaf = exchange.leaves[i]
-            found[i] = _member(bucket, path, leaf, units, exchange, before, known)
+            ids = listed.of(path, leaf)
+            if ids and (bucket.is_lossy or _sends_rows(bucket.scheme)):
+                found[i] = _table(bucket, path, leaf, ids, exchange, before, known)
+            else:
+                found[i] = _member(bucket, path, leaf, units, exchange, before, known)
     return [found[i] for i in range(len(exchange.leaves))]
+
+
+def _sends_rows(scheme):
+    """Whether a scheme sends lists of rows; else it is given whole tables."""
+    return scheme.forecast_rows(Load(1, 1, 1, "float32", (1.0,), room=1)) is not None
+
+
+def _table(bucket, path, leaf, ids, exchange, before, known):
+    """A leaf that comes as rows."""
+    refused = [type(bucket.scheme).__name__] if bucket.is_lossy else []
+    refused += [type(s.part.sparsifier).__name__ for s in before if _selects(s, path, leaf)]
+    refused += ["every"] if not all(w.takes_rows for w in exchange.inside) else []
+    if refused:
+        raise ArgumentError(
+            f"ids are given for leaf {path!r}, and {refused[0]} takes whole arrays: no "
+            "rows are sent there. Leave ids of it out, or explain a chain without it."
+        )
+    shares = known.shares_of_rows(path, leaf, ids)
+    return _Member(path, leaf, leaf.shape[0], shares, None, False, False, ids)
 
 
 def _member(bucket, path, leaf, units, exchange, before, known):
@@ -173,7 +212,7 @@ def _member(bucket, path, leaf, units, exchange, before, known):
             shares = Shares((most,) * len(shares.sums), "selected")
         shares = shares.at_most(most, known.ranks)
     shares = shares.after(later)
-    return _Member(path, leaf, units, shares, sparsifier, by_entries, of_elements)
+    return _Member(path, leaf, units, shares, sparsifier, by_entries, of_elements, 0)
 
 
 def _selects(seen: observing.Part, path: str, leaf: Any) -> bool:
@@ -197,6 +236,9 @@ def _group(bucket, members, inside, ranks, as_entries, split):
     if as_entries:
         rooms = [m.sparsifier.capacity(m.leaf.size) for m in members]
         load = dataclasses.replace(load, room=sum(rooms))
+    ids = sum(m.ids for m in members)
+    if ids:
+        load = dataclasses.replace(load, room=ids)
     chosen = [member.sparsifier for member in members if member.sparsifier is not None]
     alone = members[0].leaf
     return Group(
@@ -209,6 +251,7 @@ def _group(bucket, members, inside, ranks, as_entries, split):
         sources=tuple(member.shares.source for member in members),
         sparsifier=chosen[0] if chosen else None,
         shared=as_entries and all(sparsifier.shared for sparsifier in chosen),
+        ids=ids,
         every=math.prod(wrapper.every for wrapper in inside),
         dense_steps=max((wrapper.dense_steps for wrapper in inside), default=0),
     )

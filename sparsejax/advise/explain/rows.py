@@ -6,6 +6,7 @@ in them.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,8 @@ class Row:
         dtype: Of the leaves.
         unit: What an index points at, "element" or "row"; "leaf" where a scheme takes all
             of a leaf at once.
+        ids: How many ids of rows a rank lists, where gradients are `RowGrads`, and lists
+            of rows are sent; 0 where they are arrays.
         scheme: The scheme that the transformation uses.
         taken: The schemes between which it chooses on so many ranks: itself, but for Zen.
             All of them are compiled; none where it is a dense sum.
@@ -75,6 +78,7 @@ class Row:
     shape: tuple[int, ...]
     dtype: str
     unit: str
+    ids: int
     scheme: str
     taken: tuple[str, ...]
     density: float
@@ -108,9 +112,17 @@ class Times:
     network: Network
     inner: int
 
-    def across(self, load: Load) -> Load:
-        """The load that one rank adds up with other hosts."""
-        return load.part(self.inner) if self.inner > 1 else load
+    def across(self, group: Group, load: Load | None = None) -> Load:
+        """The load that a rank adds up with other hosts, of a group or of one like it."""
+        load = group.load if load is None else load
+        if self.inner == 1:
+            return load
+        return load.across(self.inner) if group.ids else load.part(self.inner)
+
+    def dense(self, group: Group) -> Forecast:
+        """The forecast of a dense sum of a group with other hosts."""
+        load = group.load.part(self.inner) if self.inner > 1 else group.load
+        return load.all_reduce(getattr(group.scheme, "wire_dtype", None))
 
     def seconds(self, forecast: Forecast) -> float:
         """Seconds of a forecast on the network."""
@@ -126,9 +138,9 @@ def row_of(group: Group, times: Times) -> Row:
             f"leaf {group.name!r} has {whole.units:,} units, more than can be numbered: "
             "use rows as units, or the rule 'dense', or shard it over a second mesh axis."
         )
-    load = times.across(whole)
+    load = times.across(group)
     wire_dtype = getattr(scheme, "wire_dtype", None)
-    dense = load.all_reduce(wire_dtype)
+    dense = times.dense(group)
     forecast = forecast_of(group, scheme, load)
     seconds: dict[str, float | None] = {CHOSEN: times.seconds(forecast)}
     for kind in COMPARED:
@@ -138,8 +150,8 @@ def row_of(group: Group, times: Times) -> Row:
         elif not whole.units or whole.units > MOST_UNITS:
             seconds[name] = None
         else:
-            like = forecast_of(group, kind(wire_dtype=wire_dtype), load)
-            seconds[name] = times.seconds(like)
+            like = kind(wire_dtype=wire_dtype)
+            seconds[name] = times.seconds(forecast_of(group, like, load))
     own, other = forecast.bytes, dense.bytes
     if is_dense:
         # Not split in levels: it is one sum over all ranks, those of a host among them.
@@ -156,8 +168,9 @@ def row_of(group: Group, times: Times) -> Row:
         shape=group.shape,
         dtype=group.dtype,
         unit=group.unit,
+        ids=group.ids,
         scheme=_named(scheme),
-        taken=() if is_dense or group.shared else _taken(scheme, load.ranks),
+        taken=() if is_dense or group.shared else _taken(scheme, load, group),
         density=before,
         density_after=after,
         sources=group.sources,
@@ -169,7 +182,7 @@ def row_of(group: Group, times: Times) -> Row:
         sent_bytes=own,
         dense_bytes=other,
         milliseconds={k: None if t is None else 1e3 * t for k, t in seconds.items()},
-        roomy=_roomy(scheme, load, forecast, times),
+        roomy=None if group.ids else _roomy(scheme, load, forecast, times),
         pays_below=0.0 if is_fixed else _pays_below(group, times),
         reason="",
         verdict="dense is better here" if dense_wins and not is_fixed else "",
@@ -178,7 +191,14 @@ def row_of(group: Group, times: Times) -> Row:
 
 
 def forecast_of(group: Group, scheme: Scheme, load: Load) -> Forecast:
-    """Forecasts a scheme for a group; a sum of values where ranks have the same indices."""
+    """Forecasts a scheme for a group: a sum of values where ranks have the same indices.
+
+    Of a group of rows, the dense sum where the scheme sends no lists of rows.
+    """
+    if group.ids:
+        told = scheme.forecast_rows(load)
+        wire_dtype = getattr(scheme, "wire_dtype", None)
+        return load.all_reduce(wire_dtype) if told is None else told
     if group.shared and not isinstance(scheme, LossyScheme):
         count = round(load.counts[0])
         counts = (float(count),) * len(load.counts)
@@ -190,12 +210,14 @@ def forecast_of(group: Group, scheme: Scheme, load: Load) -> Forecast:
 def _pays_below(group: Group, times: Times) -> float:
     """The density below which the scheme is sooner done than a dense sum."""
     whole, scheme = group.load, group.scheme
-    dense = times.across(whole).all_reduce(getattr(scheme, "wire_dtype", None))
+    dense = times.dense(group)
 
     def pays(density):
         counts = independent(whole.ranks, whole.units, density)
-        load = times.across(dataclasses.replace(whole, counts=counts))
-        forecast = scheme.forecast(load)
+        load = dataclasses.replace(whole, counts=counts)
+        if group.ids:  # lists that are as long, or as long as these rows need
+            load = dataclasses.replace(load, room=max(group.ids, math.ceil(counts[0])))
+        forecast = forecast_of(group, scheme, times.across(group, load))
         return not forecast.dense and times.seconds(forecast) < times.seconds(dense)
 
     # Message sizes come in steps, so it may pay, not pay, and pay again above the limit.
@@ -235,11 +257,13 @@ def _named(scheme: Scheme) -> str:
     return type(scheme).__name__
 
 
-def _taken(scheme: Scheme, ranks: int) -> tuple[str, ...]:
+def _taken(scheme: Scheme, load: Load, group: Group) -> tuple[str, ...]:
     """The schemes that are compiled for an exchange."""
-    across = _across(scheme)
+    across, ranks = _across(scheme), load.ranks
     if ranks == 1:
         return ()
+    if group.ids and isinstance(across, schemes.Zen):
+        return (_named(across.for_rows(ranks, group.ids, load.units)),)
     if isinstance(across, schemes.Zen):
         return tuple(kind.__name__ for kind in across.candidates(ranks))
     return (_named(across),)

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sparsejax.errors import ArgumentError
+from sparsejax.transforms.state import tree
 from sparsejax.units.row_grads import is_row_grads
 
 
@@ -23,16 +25,28 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
     Returns:
         The parameters with the updates added to them, in their own dtypes.
+
+    Raises:
+        ArgumentError: Something has computed with the ids of rows, as `optax.scale` behind
+            `sparsejax.lazy` does, or they are rows of another table.
     """
 
-    def one(param, update):
+    def one(keys, param, update):
         if isinstance(update, optax.MaskedNode):
             return param
         if not is_row_grads(update):
             return optax.apply_updates(param, update)
+        name = tree.named(keys)
+        update.check(f"apply_updates: the update of {name!r}")
+        if update.shape != param.shape:
+            raise ArgumentError(
+                f"apply_updates: the update of {name!r} has rows of a table of shape "
+                f"{list(update.shape)}, and the parameter has shape {list(param.shape)}: "
+                "give it the parameters whose gradients these are."
+            )
         # Ids below zero are no rows either; indexing would count them from the end.
         ids = jnp.where(update.ids < 0, update.shape[0], update.ids)
         return param.at[ids].add(update.rows.astype(param.dtype), mode="drop")
 
     is_leaf = lambda node: node is None or isinstance(node, optax.MaskedNode)
-    return jax.tree.map(one, params, updates, is_leaf=is_leaf)
+    return jax.tree_util.tree_map_with_path(one, params, updates, is_leaf=is_leaf)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.interpreters import partial_eval
 
-from sparsejax.errors import ArgumentError
+from sparsejax.errors import ArgumentError, StateError
 from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.anatomy import Anatomy, Table
 from sparsejax.rows.updates.catch_up import CatchUp, History
@@ -27,11 +27,13 @@ class Inside:
         tx: The optimizer.
         exact: Whether rows catch up.
         readers: What has caught rows up to read them, while it is there.
+        paths: Of the leaves of which first states were made.
     """
 
     tx: optax.GradientTransformationExtraArgs
     exact: bool
     readers: weakref.WeakSet[Any] = dataclasses.field(default_factory=weakref.WeakSet)
+    paths: set[tuple[str, ...]] = dataclasses.field(default_factory=set)
     _known: dict[Any, Anatomy] = dataclasses.field(default_factory=dict)
 
     def anatomy(self, grads: Any, params: Any) -> Anatomy:
@@ -45,6 +47,34 @@ class Inside:
                 anatomy = self._with_fading(anatomy, params)
             self._known[key] = anatomy
         return self._known[key]
+
+    def started(self, params: Any) -> Anatomy:
+        """The anatomy for the parameters of which a first state is made."""
+        anatomy = self.anatomy(params, params)
+        self.paths.add(anatomy.paths)
+        return anatomy
+
+    def those_of(self, params: Any, inner: Any) -> Any:
+        """The parameters that a state of the optimizer is of.
+
+        All of them, or those that `optax.partition` or `masked` around `lazy` hands on;
+        `optax.MaskedNode` in place of others.
+        """
+        structure = jax.tree.structure(inner)
+        names, leaves, whole = anatomies.flatten(params)
+        for paths in (tuple(names), *sorted(self.paths)):
+            kept = [
+                leaf if name in paths else optax.MaskedNode()
+                for name, leaf in zip(names, leaves, strict=True)
+            ]
+            left = jax.tree.unflatten(whole, kept)
+            if jax.tree.structure(jax.eval_shape(self.tx.init, left)) == structure:
+                return left
+        raise StateError(
+            "lazy: the state is not one of these parameters. Give it the parameters of "
+            "which init has made the state, and where optax.partition or optax.masked is "
+            "around lazy, all of them, after init of this very transformation."
+        )
 
     def _with_fading(self, anatomy, params):
         """The same with the tables whose momentum fades as `Fading` says.

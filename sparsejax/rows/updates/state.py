@@ -36,6 +36,7 @@ def find(state: Any) -> LazyState:
         raise StateError(
             f"lazy: there must be one LazyState in the state that is given, and there are "
             f"{len(found)}. Give it what init or update of this transformation, or of the "
-            "chain that it is in, has returned."
+            "chain that it is in, has returned; and make one of several optimizers, "
+            "lazy(optax.partition(...))."
         )
     return found[0]

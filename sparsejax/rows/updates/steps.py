@@ -18,7 +18,7 @@ from sparsejax.units.row_grads import Merge, RowGrads, is_row_grads
 
 def init(inside: Inside, params: Any) -> LazyState:
     """The first state; raises if the optimizer can update no table by rows."""
-    anatomy = inside.anatomy(params, params)
+    anatomy = inside.started(params)
     tables = anatomy.tables.values()
     refused = [table for table in tables if inside.why_not(table)]
     if refused and len(refused) == len(tables):
@@ -42,7 +42,7 @@ def init(inside: Inside, params: Any) -> LazyState:
 
 def tables(inside: Inside, params: Any) -> list[str]:
     """The paths of the parameters that it can update by rows."""
-    tables = inside.anatomy(params, params).tables.values()
+    tables = inside.started(params).tables.values()
     return [table.path for table in tables if not inside.why_not(table)]
 
 
@@ -70,7 +70,7 @@ def update(
     if long:
         step.in_tiles(long, number, made, inner, last)
     for at, x in lists.items():
-        made[at] = RowGrads(x.merge.ids, made[at], grads[at].shape)
+        made[at] = RowGrads.marked(x.merge.ids, made[at], grads[at].shape)
     return jax.tree.unflatten(structure, made), LazyState(
         step=view.step + 1,
         last=jax.tree.unflatten(structure, last),
@@ -239,8 +239,10 @@ class _Step:
 def settled(inside: Inside, params: Any, state: Any) -> tuple[Any, Any]:
     """Parameters and state with all rows caught up."""
     ours = find(state)
+    names, whole, of_whole = anatomies.flatten(params)
+    params = inside.those_of(params, ours.inner)
     view = View(inside, params, params, ours)
-    _, leaves, structure = anatomies.flatten(params)
+    paths, leaves, structure = anatomies.flatten(params)
     now = view.catch_up({at: view.all_of(at) for at in view.lagging})
     for at, rows in now.items():
         leaves[at], view.last[at] = rows.param, rows.last
@@ -250,7 +252,8 @@ def settled(inside: Inside, params: Any, state: Any) -> tuple[Any, Any]:
     )
     is_ours = lambda node: isinstance(node, LazyState)
     state = jax.tree.map(lambda x: new if is_ours(x) else x, state, is_leaf=is_ours)
-    return jax.tree.unflatten(structure, leaves), state
+    settled = dict(zip(names, whole, strict=True)) | dict(zip(paths, leaves, strict=True))
+    return jax.tree.unflatten(of_whole, [settled[name] for name in names]), state
 
 
 class _Scatter:

@@ -227,8 +227,13 @@ class Reader:
     """
 
     def __init__(self, inside: Inside, params: Any, state: Any):
-        self._paths, self._leaves, _ = anatomies.flatten(params)
-        self._view = View(inside, params, params, find(state))
+        names, leaves, _ = anatomies.flatten(params)
+        self._leaves = dict(zip(names, leaves, strict=True))
+        state = find(state)
+        params = inside.those_of(params, state.inner)
+        paths, _, _ = anatomies.flatten(params)
+        self._numbers = {path: at for at, path in enumerate(paths)}
+        self._view = View(inside, params, params, state)
         self._readings: list[Reading] = []
         self._listed: dict[int, tuple[jax.Array, Reading]] = {}
         inside.readers.add(self)
@@ -243,9 +248,9 @@ class Reader:
         Returns:
             [*ids.shape, ...].
         """
-        at, flat = self._paths.index(path), ids.reshape(-1)
-        if at not in self._view.moving or not ids.size:
-            return gathered_rows(self._leaves[at], ids)
+        at, flat = self._numbers.get(path), ids.reshape(-1)
+        if at is None or at not in self._view.moving or not ids.size:
+            return gathered_rows(self._leaves[path], ids)
         merge = self._view.merged(at, flat)
         rows = self._view.caught_up(at, merge)
         self._readings.append(Reading(ids, merge, rows))
@@ -255,7 +260,7 @@ class Reader:
         """Is told what the gradient of a table lists: the rows of some calls of `rows`."""
         found = [reading for reading in self._readings if reading.ids is ids[0]]
         if len(ids) == len(found) == 1:
-            self._listed[self._paths.index(path)] = grads.ids, found[0]
+            self._listed[self._numbers[path]] = grads.ids, found[0]
 
     def reading(self, view: View, at: int, ids: jax.Array) -> Reading | None:
         """What was read of a table, if that is what an update of it needs."""
@@ -270,12 +275,14 @@ class Reader:
 
     def whole(self, paths: Sequence[str]) -> list[jax.Array]:
         """Some parameters, all of them."""
-        wanted = [self._paths.index(path) for path in paths]
-        tables = [at for at in wanted if at in self._view.moving]
+        wanted = [self._numbers.get(path) for path in paths]
+        tables = [at for at in wanted if at is not None and at in self._view.moving]
         every = {at: self._view.all_of(at) for at in tables}
         settled = self._view.catch_up(every, one_by_one=True)
-        leaves = self._leaves
-        return [settled[at].param if at in settled else leaves[at] for at in wanted]
+        return [
+            self._leaves[path] if at is None or at not in settled else settled[at].param
+            for path, at in zip(paths, wanted, strict=True)
+        ]
 
 
 def gathered_rows(x: jax.Array, ids: jax.Array) -> jax.Array:

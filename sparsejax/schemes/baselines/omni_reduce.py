@@ -85,6 +85,14 @@ class OmniReduce(base.Scheme):
         ranges = Contiguous(self.aggregators)
         return owned_rows.add_up(tables, wire.narrowed(self.wire_dtype), ranges)
 
+    def forecast_rows(self, load):
+        # With fewer aggregators than ranks each has more than a rank's share.
+        share = max(1.0, load.ranks / (self.aggregators or load.ranks))
+        skews = max(load.skewness, share), max(load.sum_skewness, share)
+        load = dataclasses.replace(load, skewness=skews[0], sum_skewness=skews[1])
+        ranges = Contiguous(self.aggregators)
+        return owners_forecast.forecast_rows(load, ranges, self.wire_dtype)
+
     def forecast(self, load):
         units = self._units(load.numbers)
         blocks = -(-load.units // units)

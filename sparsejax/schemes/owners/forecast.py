@@ -1,8 +1,12 @@
 """What schemes built on owners would send: the same steps, reckoned."""
 
+import jax
+
+from sparsejax.schemes import row_lists
 from sparsejax.schemes.forecast import Forecast, Load, agreeing, fullest_part, sent_bytes
 from sparsejax.schemes.owners.pulls import has_even_parts
 from sparsejax.schemes.owners.push_pull import PushPull
+from sparsejax.schemes.owners.rows import room_of
 from sparsejax.units.ownership import Ownership
 from sparsejax.wire import collectives
 
@@ -32,3 +36,25 @@ def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
     return Forecast(
         pushed, float(pulled), messages + waits, capacity, rounds=rounds + turns
     )
+
+
+def forecast_rows(
+    load: Load, ownership: Ownership, wire_dtype: jax.typing.DTypeLike | None
+) -> Forecast:
+    """Reckons what one rank would send for lists of rows, to owners and back."""
+    n, listed = load.ranks, load.room or 0
+    if n == 1 or not listed or not load.size:
+        return Forecast(0.0, 0.0, agreeing(n))
+    width, balanced = ownership.width(load.units, n), ownership.balanced
+    room = room_of(listed, n, width)
+    need = fullest_part(load.counts[0], n, width, balanced, load.skewness, sets=n)
+    if need > room:
+        # To all, as they are: keys, then rows.
+        sent = float((n - 1) * listed * (4 + load.unit_bytes(wire_dtype)))
+        return Forecast(sent, 0.0, agreeing(n) + 2 * (n - 1), listed, rounds=1)
+    pushed, columns = row_lists.sent_by_lists(load, wire_dtype, room, need)
+    owned = min(n * room, width)
+    fullest = fullest_part(load.counts[-1], n, width, balanced, load.sum_skewness)
+    pulled, more = row_lists.sent_by_lists(load, wire_dtype, owned, fullest)
+    waits = 2 * (agreeing(n) + n - 1)
+    return Forecast((n - 1) * pushed, (n - 1) * pulled, waits, max(columns, more), rounds=2)

@@ -97,7 +97,7 @@ class _Table:
     @property
     def room(self) -> int:
         """Rows of it in a message, at most."""
-        return _room(self.grads.capacity, self.layout.ranks, self.layout.width)
+        return room_of(self.grads.capacity, self.layout.ranks, self.layout.width)
 
     @property
     def owned(self) -> int:
@@ -130,8 +130,8 @@ class _Table:
         return RowGrads(jnp.where(real, ids, self.layout.size), rows, self.grads.shape)
 
 
-def _room(capacity, ranks, width):
-    """Rows in a part: the mean of so many, and six standard deviations."""
+def room_of(capacity: int, ranks: int, width: int) -> int:
+    """Rows in a part of a list: the mean of so many, and six standard deviations."""
     mean = capacity / ranks
     room = math.ceil(mean + 6 * math.sqrt(mean) + 8)
     return min(room, capacity, width)
@@ -172,7 +172,7 @@ class _Exchange:
     @functools.cached_property
     def room(self) -> int:
         """Rows in a message, at most."""
-        return _room(self.grads.capacity, self.ranks, self.width)
+        return room_of(self.grads.capacity, self.ranks, self.width)
 
     @property
     def lists(self) -> Lists:

@@ -91,6 +91,11 @@ class BalancedParallelism(base.Scheme):
     def forecast(self, load):
         return owners_forecast.forecast(load, self.ownership, self.push_pull)
 
+    def forecast_rows(self, load):
+        if self.ownership.needs_tables:
+            return None
+        return owners_forecast.forecast_rows(load, self.ownership, self.wire_dtype)
+
     @property
     def push_pull(self) -> PushPull:
         """How arrays are added up by owners."""

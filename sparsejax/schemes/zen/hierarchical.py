@@ -110,6 +110,9 @@ class HierarchicalCentralization(base.Scheme):
         """Lists go to all in one round: between two ranks that is the swap."""
         return row_lists.gathered(tables, wire.narrowed(self.wire_dtype))
 
+    def forecast_rows(self, load):
+        return row_lists.forecast(load, self.wire_dtype)
+
     def forecast(self, load):
         return doubling.forecast(
             load, self.code, self.ratio, self.wire_dtype, self.switch == "bound"

@@ -167,13 +167,22 @@ class Zen(base.Scheme):
 
     def rows(self, tables, wire):
         """Listed rows by their owners; to all in one round where that is settled."""
-        if self._choice(wire.ranks) == "hierarchical":
-            return self._hierarchical(wire.ranks).rows(tables, wire)
-        few = wire.ranks <= _FEW and self.optimum in ("auto", "soonest")
-        listed = wire.ranks * sum(table.capacity for table in tables)
-        if few and listed <= sum(table.shape[0] for table in tables):
-            return self._gathered.rows(tables, wire)
-        return self._balanced.rows(tables, wire)
+        listed = sum(table.capacity for table in tables)
+        height = sum(table.shape[0] for table in tables)
+        return self.for_rows(wire.ranks, listed, height).rows(tables, wire)
+
+    def for_rows(self, ranks: int, listed: int, height: int) -> base.Scheme:
+        """The scheme that lists of rows are sent by.
+
+        Args:
+            ranks: How many ranks there are.
+            listed: The ids in the lists of a rank.
+            height: The rows of the tables.
+        """
+        if self._choice(ranks) == "hierarchical":
+            return self._hierarchical(ranks)
+        few = ranks <= _FEW and self.optimum in ("auto", "soonest")
+        return self._gathered if few and ranks * listed <= height else self._balanced
 
     def forecast(self, load):
         choice = self._choice(load.ranks)
@@ -187,6 +196,10 @@ class Zen(base.Scheme):
         if choice == "hierarchical":
             return hierarchical
         return min(balanced, hierarchical, key=lambda told: told.bytes)
+
+    def forecast_rows(self, load):
+        listed = load.room or 0
+        return self.for_rows(load.ranks, listed, load.units).forecast_rows(load)
 
     def candidates(self, ranks: int) -> tuple[type[base.Scheme], ...]:
         """The schemes between which it chooses on so many ranks: all of them compiled."""

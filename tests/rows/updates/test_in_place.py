@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
+from sparsejax.errors import ArgumentError, StateError
 from sparsejax.rows import apply_updates, lazy, rowwise_adagrad, settle, value_and_grad
 from sparsejax.units.row_grads import RowGrads
 from tests import helpers
@@ -109,6 +110,24 @@ def test_ranks_read_and_update_alike(check_vma):
     np.testing.assert_allclose(p["table"], dense_steps(inner)["table"], rtol=0, atol=2e-6)
 
 
+def test_a_reader_of_replicated_parameters_reads_local_ones():
+    """As in a script: local for the gradient, the reader of what the state is of."""
+    tx, params = lazy(optax.adam(0.1)), {**TABLE, "w": jnp.ones((3, 3))}
+    loss = lambda p, ids: jnp.sum((p["table"][ids] @ p["w"]) ** 2)
+
+    def step(p, state, ids):
+        read = tx.reader(p, state)
+        local = sparsejax.local(p)
+        value, grads = value_and_grad(loss, read=read)(local, ids[0])
+        assert sparsejax.axes.varying_axes(grads["w"]) == {"data"}
+        return jax.lax.psum(value, "data")
+
+    mapped = jax.shard_map(
+        step, mesh=helpers.mesh_of(2), in_specs=(P(), P(), P("data")), out_specs=P()
+    )
+    assert jax.eval_shape(mapped, params, tx.init(params), BATCHES[0, :2]).shape == ()
+
+
 @pytest.mark.slow
 def test_a_chain_with_other_leaves_and_whole_reads():
     """In a chain and a partition; a metric reads the whole table, as it should be."""
@@ -137,3 +156,61 @@ def test_a_chain_with_other_leaves_and_whole_reads():
     settled, state = jax.jit(settle, static_argnums=2)(p, state, ours)
     np.testing.assert_allclose(settled["table"], want["table"], rtol=0, atol=2e-6)
     assert state[1].last["table"].min() == len(BATCHES)
+
+
+def test_a_partition_hands_on_some_of_the_leaves():
+    """Of those that it does not, a loss reads what they are; a late row is caught up."""
+    inner, kinds = optax.adam(0.1), {"other": "rest", "table": "rows"}
+    ours = lazy(inner)
+    both = {"rest": optax.sgd(0.5), "rows": ours}
+    tx = optax.partition(both, kinds)
+    dense = optax.partition(both | {"rows": inner}, kinds)
+    both = {"other": TABLE["table"][:7], **TABLE}
+
+    def loss(p, ids):
+        return square(p, ids) + square({"table": p["other"]}, ids[:3] % 7)
+
+    @jax.jit
+    def step(p, state, ids):
+        read = ours.reader(p, state)
+        value, grads = value_and_grad(loss, read=read)(p, ids)
+        grads["other"] = grads["other"].to_dense()
+        updates, state = tx.update(grads, state, p)
+        return apply_updates(p, updates), state, value
+
+    @jax.jit
+    def dense_step(p, state, ids):
+        value, grads = jax.value_and_grad(loss)(p, ids)
+        updates, state = dense.update(grads, state, p)
+        return optax.apply_updates(p, updates), state, value
+
+    p, state = both, tx.init(both)
+    want, dense_state = both, dense.init(both)
+    for ids in BATCHES[:, 0]:
+        p, state, value = step(p, state, ids)
+        want, dense_state, dense_value = dense_step(want, dense_state, ids)
+        np.testing.assert_allclose(value, dense_value, rtol=1e-5)
+    settled, _ = jax.jit(settle, static_argnums=2)(p, state, ours)
+    for name, leaf in want.items():
+        np.testing.assert_allclose(settled[name], leaf, rtol=0, atol=2e-6)
+    assert np.abs(p["table"] - want["table"]).max() > 1e-3
+    with pytest.raises(StateError, match="the state is not one of these parameters"):
+        lazy(inner).reader(both, state)
+
+
+def test_rows_of_another_table_are_refused():
+    rows = RowGrads(jnp.zeros(2, jnp.int32), jnp.zeros((2, 3)), (5, 3))
+    with pytest.raises(ArgumentError, match=r"'table' .*\[5, 3\], .* \[20, 3\]"):
+        apply_updates(TABLE, {"table": rows})
+
+
+def test_ids_that_something_behind_has_computed_with_are_refused():
+    """By a whole number, so that they are ids still, of other rows."""
+    tx = optax.chain(lazy(optax.sgd(0.1)), optax.scale(2))
+
+    def step(p, state, ids):
+        grads = value_and_grad(square)(p, ids)[1]
+        return apply_updates(p, tx.update(grads, state, p)[0])
+
+    with pytest.raises(ArgumentError, match=r"update of 'table': the ids .* were changed"):
+        jax.eval_shape(step, TABLE, tx.init(TABLE), BATCHES[0, 0])
