@@ -55,11 +55,12 @@ SIDES = {
     "zen": (sparsejax.zen_sync, adam),
     "rows, gathered": (lambda: sparsejax.sync(Unmerged()), by_rows),
     "rows": (sparsejax.zen_sync, by_rows),
+    "rows, capacity": (sparsejax.zen_sync, by_rows),
 }
 # Those of a task, and whether there is memory for all of them at once.
 OF_TASK = {
-    "language": (tuple(SIDES), True),
-    "clicks": (("dense", "rows, gathered", "rows"), False),
+    "language": (tuple(name for name in SIDES if name != "rows, capacity"), True),
+    "clicks": (("dense", "rows, gathered", "rows", "rows, capacity"), False),
 }
 
 
@@ -73,10 +74,15 @@ LOSS = {"language": lm_model.loss_fn, "clicks": _click_loss}
 class Training:
     """A training run with one synchronization, as a side of `sides.timed`."""
 
-    def __init__(self, name: str, task: str, mesh: Mesh, params, batches: list):
+    def __init__(self, name: str, settings: Settings, mesh: Mesh, params, batches: list):
         self.name = name
         tx = optax.chain(*(make() for make in SIDES[name]))
-        self._trainer = sparsejax.data_parallel(LOSS[task], tx, mesh)
+        self._trainer = sparsejax.data_parallel(
+            LOSS[settings.task],
+            tx,
+            mesh,
+            capacity=settings.capacity if name == "rows, capacity" else None,
+        )
         self.state = self._trainer.init(params)
         self._batches = itertools.cycle(batches)
         start = time.perf_counter()
@@ -112,7 +118,7 @@ def rank(settings: Settings) -> None:
         batches = [jax.tree.map(placed, batch) for batch in task.batches]
         names, together = OF_TASK[settings.task]
         names = [name for name in names if name in (settings.sides or names)]
-        train = functools.partial(Training, task=settings.task, mesh=mesh, batches=batches)
+        train = functools.partial(Training, settings=settings, mesh=mesh, batches=batches)
 
         def turns(names):
             trainings = []

@@ -24,6 +24,7 @@ class Settings(settings.Settings):
     millions: float = option(10.0, "rows of the click model's table, in millions")
     examples: int = option(clicks.BATCH, "of the click model, a host and step")
     ids: str = option("zipf", "of the click model", choices=clicks.KINDS)
+    capacity: int = option(90_000, "distinct rows of a host, for rows of a capacity")
     sides: tuple[str, ...] = option((), "all that the task has, which are the default, or")
     steps: int = option(3, "of each side in a turn")
     rounds: int = option(3, "turns")
