@@ -20,6 +20,11 @@ def traced_for() -> str | None:
     return getattr(device, "platform", None)
 
 
+def is_elsewhere() -> bool:
+    """Whether the mesh says that the program is for something else than CPUs."""
+    return traced_for() not in (None, "cpu")
+
+
 def by_platform(
     *operands: Any, cpu: Callable[..., Any], default: Callable[..., Any]
 ) -> Any:

@@ -4,9 +4,15 @@ A set of units is held as packed bits: unit `i` is bit `i % 32` of word `i // 32
 is one pass over the data; after it every step touches a thirty-second of it. The i-th
 element of the set is found without a sort or a scan of the data: count the bits of every
 word, add the counts up inside rows of words and over the rows, find the row that holds rank
-i, then the word by halving and the bit by five halvings. The rows of all ranks that are
-searched at once are found in one pass over the rows. So rows are short where many ranks are
-searched, down to a word, and long where few are.
+i, then the word by halving and the bit by five halvings.
+
+The rows of all ranks that are searched at once are found in one pass over the rows. So rows
+are short where many ranks are searched, down to a word, and long where few are.
+
+On GPUs sets are not searched: each unit that is there finds its own rank, from the bits up
+to its word and those below it in the word, and writes itself there. That is one kernel over
+all units, of which a GPU has many times more threads than a search has ranks, where a
+search is a dozen, each waiting for the one before.
 
 Bits are tested, not values: XLA on CPUs takes denormals for zero in `x != 0`, and a
 lossless scheme may not lose them. NaN counts as non-zero, -0.0 as zero.
@@ -20,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.platforms import by_platform
+from pallas_kernels.platforms import by_platform, is_elsewhere
 from pallas_kernels.types import untyped
 
 
@@ -145,10 +151,20 @@ def select(index: RankIndex, first: jax.Array, *, length: int) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames="lanes")
-def bit_sets(words: jax.Array, lanes: int = 0) -> BitSets:
-    """Counts the bits of uint32 [parts, words]; for `lanes` see `rank_index`."""
+def bit_sets(words: jax.Array, lanes: int = 0, counts: jax.Array | None = None) -> BitSets:
+    """Counts the bits of uint32 [parts, words]; for `lanes` see `rank_index`.
+
+    Args:
+        words: The bits.
+        lanes: How many ranks will be searched at a time.
+        counts: int32 [parts], how many bits each part has, where that is known.
+    """
     parts, part_words = words.shape
+    if is_elsewhere():
+        lanes = words.size  # Rows of a word: how many bits there are up to each.
     search = rank_index(words.reshape(-1), lanes=lanes)
+    if counts is not None:
+        return BitSets(words, counts, running_sum(counts) - counts, search)
     # Read off the index: to count again, and add up, takes six more kernels.
     if part_words and part_words % search.row == 0:
         ends = search.row_end.reshape(parts, -1)[:, -1]
@@ -174,9 +190,35 @@ def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
     Returns:
         int32 [parts, length]. Beyond a part's count the entry means nothing.
     """
+    if is_elsewhere():
+        return _slots_that_write(sets, first, length)
     parts, words = sets.words.shape
     flat = select(sets.search, sets.starts + first, length=length)
     return flat - np.arange(parts, dtype=np.int32)[:, None] * (words * WORD)
+
+
+def _slots_that_write(sets, first, length):
+    """`slots`, each of which finds its rank and writes itself there."""
+    parts, words = sets.words.shape
+    shape = (parts, words, WORD)
+    part, word, bit = (lax.broadcasted_iota(jnp.int32, shape, i) for i in range(3))
+    own = sets.words[..., None]
+    below = (jnp.uint32(1) << bit.astype(jnp.uint32)) - 1
+    ends = sets.search.row_end[: parts * words].reshape(parts, words, 1)
+    from_here = lax.population_count(own & ~below).astype(jnp.int32)
+    rank = ends - from_here - (sets.starts + first)[:, None, None]
+    is_there = (own >> bit.astype(jnp.uint32)) & 1 != 0
+    is_there = is_there & (rank >= 0) & (rank < length)
+    slot = word * WORD + bit
+    # No two of those that are left out are alike, unless int32 ends.
+    behind = jnp.minimum(part * (words * WORD) + slot, 2**31 - 1 - parts * length)
+    place = jnp.where(is_there, part * length + rank, parts * length + behind)
+    # Filled with a number of its own: of equal arrays XLA makes one, and copies of it.
+    found = jnp.broadcast_to(sets.starts[-1], parts * length)
+    found = found.at[place.reshape(-1)].set(
+        slot.reshape(-1), mode="drop", unique_indices=True, wrap_negative_indices=False
+    )
+    return found.reshape(parts, length)
 
 
 def run_ends(words: jax.Array, length: int) -> jax.Array:
@@ -203,19 +245,11 @@ def running_sum(x: jax.Array) -> jax.Array:
     """Inclusive sums of int32 along the last axis: what jnp.cumsum computes.
 
     On CPUs by products with a triangle of ones, which are library calls: they run three
-    times as fast as sums in blocks, or as jnp.cumsum, and compile in half the time. For
-    GPUs jnp.cumsum is best with long vectors: sums in blocks of eight million take half a
-    minute to compile.
+    times as fast as sums in blocks, or as jnp.cumsum, and compile in half the time. On GPUs
+    each sum by itself, of 4,096 numbers in one kernel, where jnp.cumsum takes one and
+    another for every factor of 16; so do longer vectors here, down to that length.
     """
-    is_long = x.ndim == 1 and x.size > _LONG
-    elsewhere = functools.partial(jnp.cumsum, dtype=jnp.int32)
-    return by_platform(
-        x,
-        cpu=functools.partial(_sum_in_blocks, block_sums=_by_product),
-        default=elsewhere
-        if is_long
-        else functools.partial(_sum_in_blocks, block_sums=_by_mask),
-    )
+    return by_platform(x, cpu=_sum_in_blocks, default=_sum_one_by_one)
 
 
 @jax.jit
@@ -243,28 +277,41 @@ def _by_halves(x):
     return jnp.sum(x, axis=-1, dtype=jnp.int32)
 
 
-_LONG = 1 << 16
 _BLOCK = 16
 # The sums of blocks are few: longer blocks cost them little, and save a level to compile.
 _BLOCK_OF_SUMS = 64
 _SHORT = 128  # so few are added up at once
 
 
-def _sum_in_blocks(x, block_sums, block=_BLOCK):
+def _sum_in_blocks(x, block=_BLOCK):
     length = x.shape[-1]
     if length <= _SHORT:
-        return block_sums(x)
+        return _by_product(x)
     padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % block)])
-    inner = block_sums(padded.reshape(*x.shape[:-1], -1, block))
+    inner = _by_product(padded.reshape(*x.shape[:-1], -1, block))
     ends = inner[..., -1]
-    above = _sum_in_blocks(ends, block_sums, _BLOCK_OF_SUMS) - ends
+    above = _sum_in_blocks(ends, _BLOCK_OF_SUMS) - ends
     whole = inner + above[..., None]
     return whole.reshape(*x.shape[:-1], -1)[..., :length]
 
 
-def _by_mask(x):
-    below = np.tri(x.shape[-1], dtype=bool)
-    return jnp.sum(jnp.where(below, x[..., None, :], 0), axis=-1, dtype=jnp.int32)
+# So many numbers are each added up by itself: 16 million additions, in one kernel. Masks of
+# many blocks are worse: of 60,000 times 64 by 64 ptxas makes a kernel in 20 s.
+_AT_ONCE = 1 << 12
+
+
+def _sum_one_by_one(x):
+    length = x.shape[-1]
+    if length > _AT_ONCE:
+        padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % _BLOCK)])
+        blocks = padded.reshape(*x.shape[:-1], -1, _BLOCK)
+        sums = jnp.sum(blocks, axis=-1, dtype=jnp.int32)
+        above = _sum_one_by_one(sums) - sums
+        inner = jnp.cumsum(blocks, axis=-1, dtype=jnp.int32) + above[..., None]
+        return inner.reshape(*x.shape[:-1], -1)[..., :length]
+    row, column = (lax.broadcasted_iota(jnp.int32, (length,) * 2, i) for i in (0, 1))
+    numbers = jnp.where(column <= row, x[..., None, :], 0)
+    return jnp.sum(numbers, axis=-1, dtype=jnp.int32)
 
 
 def _by_product(x):

@@ -23,7 +23,11 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.hashing import mix32
+from pallas_kernels.platforms import is_elsewhere
 from pallas_kernels.rank_select import WORD, pack, unpack
+
+
+_FUSED = 4  # steps of a split; one of 16 ranks has so many
 
 
 def word_multiple(count: int) -> int:
@@ -66,10 +70,12 @@ def split(flags: jax.Array, parts: int, seed: int) -> jax.Array:
     masks = _turn_words(lax.iota(jnp.uint32, per_part // WORD), parts, seed)
     for k, mask in enumerate(masks):
         # A gather of rows; jnp.roll is a concatenation, eight times slower on CPUs.
-        # Fused with the next step, each step would do all those before it twice.
+        # Fused with the next step, each step would do all those before it twice. On GPUs
+        # that costs less than a launch, unless there are many.
         back = (np.arange(parts) - (1 << k)) % parts
         words = (words & ~mask) | (words[back] & mask)
-        words = lax.optimization_barrier(words)
+        if len(masks) > _FUSED or not is_elsewhere():
+            words = lax.optimization_barrier(words)
     return words
 
 

@@ -13,7 +13,10 @@ import jax
 from jax import lax
 from jax.extend import core as jax_core
 
-from pallas_kernels.platforms import by_platform as by_platform
+from pallas_kernels.platforms import (
+    by_platform as by_platform,
+    is_elsewhere as is_elsewhere,
+)
 from pallas_kernels.types import (
     as_invarying,
     as_varying as as_varying,

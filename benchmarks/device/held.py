@@ -1,8 +1,9 @@
 """Holds the turns that a count assumes against a run of the same load on CPU devices.
 
-Every loop whose length is data counts its turns while the step runs. A loop that takes
-others than it is said to, one that nothing is said of, rounds or bytes that differ from the
-library's own: each is an error, since the count would be of another program.
+They run the program that is traced for GPUs. Every loop whose length is data counts its
+turns while the step runs. A loop that takes others than it is said to, one that nothing is
+said of, rounds or bytes that differ from the library's own: each is an error, since the
+count would be of another program.
 """
 
 import collections
@@ -19,6 +20,7 @@ import sparsejax
 from benchmarks.device import compiled, turns
 from benchmarks.device.hlo import ProgramError
 from benchmarks.device.loads import RANKS, Load
+from pallas_kernels import platforms
 
 
 # Counts of bytes are of float32.
@@ -69,8 +71,10 @@ def hold(scheme: str, load: Load, mesh: Mesh, counted: compiled.Counted) -> dict
     x = _gradients(load, mesh)
     jax.clear_caches()
     try:
+        for_gpus = mock.patch.object(platforms, "traced_for", return_value="cuda")
         with turns.watched(load) as known, jax.set_mesh(mesh), counting() as found:
-            run = one.run.lower(x, state).compile()
+            with for_gpus:
+                run = one.run.lower(x, state).compile()
         _, state = run(x, state)
         jax.block_until_ready(state)
         jax.effects_barrier()

@@ -59,6 +59,13 @@ class Stage:
             first += length
         return rounds
 
+    @property
+    def side(self) -> int:
+        """Of one switch for all: nothing, one message of a rung, or several."""
+        if len(self.rounds) > 1:
+            return 1 + len(self.ladder.rungs)
+        return 1 + self.rounds[0][0] if self.rounds else 0
+
     def tiles(self, counts: np.ndarray) -> np.ndarray:
         """Tiles of all rounds and parts, of each rank."""
         tiles, first = np.zeros(len(counts), int), 0
@@ -74,7 +81,8 @@ class Stage:
         rounds, last = divmod(self.need, self.ladder.top)
         rungs = [self.ladder.rungs[-1]] * rounds
         if last:
-            rungs.append(next(r for r in self.ladder.rungs if r.capacity >= last))
+            lowest = self.ladder.after if self.ladder.at_once and rounds else 0
+            rungs.append(next(r for r in self.ladder.rungs[lowest:] if r.capacity >= last))
         sent = 4 * self.messages * sum(rung.words for rung in rungs)
         return sent + self.rest < self.dense
 
@@ -124,13 +132,20 @@ _ROUNDS = Loop(lambda stage: 1, lambda stage: len(stage.rounds))
 # By the innermost functions of a loop; where several match, the longest.
 LOOPS: dict[Place, Loop] = {
     ("messages.py:transmit",): _ROUNDS,
+    # Where there is one switch for all: those before the last, if it is come to.
+    ("messages.py:_Stage.at_once.<locals>.several",): Loop(
+        lambda stage: int(len(stage.rounds) > 1),
+        lambda stage: max(len(stage.rounds) - 1, 0),
+    ),
     # On CPUs alone: one part after another, tile by tile.
-    ("messages.py:_pack", "messages.py:_each"): _parts(_packs),
-    ("messages.py:_unpack", "messages.py:_each"): _parts(_unpacks),
-    ("messages.py:_pack.<locals>.one_part",): _tiles_of_part(_packs),
-    ("messages.py:_unpack.<locals>.one_sender",): _tiles_of_part(_unpacks),
+    ("tiles.py:pack", "tiles.py:_each"): _parts(_packs),
+    ("tiles.py:unpack", "tiles.py:_each"): _parts(_unpacks),
+    ("tiles.py:pack.<locals>.one_part",): _tiles_of_part(_packs),
+    ("tiles.py:unpack.<locals>.one_sender",): _tiles_of_part(_unpacks),
 }
 SWITCH = "messages.py:transmit.<locals>.one_round"
+SIDES = "messages.py:_Stage.at_once"
+LAST = f"{SIDES}.<locals>.several"
 CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
 
 
@@ -178,6 +193,11 @@ class Turns:
             rounds = self.stages[self.stage(place)].rounds
             found = [rung for rung, _ in rounds]
             return [found.count(i) / max(len(found), 1) for i in range(branches)]
+        if place and place[-1] in (SIDES, LAST):
+            stage = self.stages[self.stage(place)]
+            last = stage.rounds[-1][0] - stage.ladder.after if stage.rounds else 0
+            taken = stage.side if place[-1] == SIDES else last
+            return [float(i == taken) for i in range(branches)]
         if place[-2:] == CHOICE and place[-3] in CHOICES and branches == 2:
             pays = self.stages[CHOICES[place[-3]]].pays
             return [float(not pays), float(pays)]

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax import errors
+from sparsejax.axes import is_elsewhere
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.forecast import Forecast, agreeing, sent_bytes
 from sparsejax.schemes.or_dense import or_dense
@@ -169,4 +170,8 @@ class AGSparse(base.Scheme):
         width = -(-units // bits.WORD) * bits.WORD
         # With more entries than that an all-reduce sends less.
         useful = min(min(width // 4, 2 * width // n) + 1, max(room, 1))
+        if is_elsewhere():
+            # There buffers are as large as the longest message: those of all ranks together
+            # hold a quarter of the array.
+            useful = min(useful, max(width // (4 * n), bits.WORD))
         return ladder.ladder(width, unit_bytes, n, self.code, self.ratio, useful)

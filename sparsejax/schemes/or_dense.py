@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from sparsejax import axes
 
@@ -33,4 +34,26 @@ def or_dense(
     """
     pays = entry_bytes < dense_bytes
     pays = pays if unless is None else pays & ~unless
+    if axes.is_elsewhere():
+        operands = (pays, *operands)
+        by_entries, densely = _without(by_entries), _on_copies(densely)
     return axes.cond(pays, by_entries, densely, *operands)
+
+
+def _without(by_entries):
+    return lambda pays, *operands: by_entries(*operands)
+
+
+def _on_copies(densely):
+    """`densely` on copies of the operands, made where it is called.
+
+    XLA's all-reduce on GPUs writes over its operand, so one that is still needed, as every
+    argument of a program that is not donated, is copied first, and XLA does that before it
+    knows which side is taken. A copy that it sees no reason for stays where it is.
+    """
+
+    def call(pays, *operands):
+        copies = jax.tree.map(lambda x: jnp.where(pays, jnp.zeros_like(x), x), operands)
+        return densely(*copies)
+
+    return call

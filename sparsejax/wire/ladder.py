@@ -13,6 +13,11 @@ holds a quarter of a part, of large arrays 4 MB, and of those above 128 MB a 32n
 stay few, and buffers small beside the array. The bottom one is where a message is so short
 that its bytes no longer matter.
 
+On GPUs each round, and each look for another, asks the host: a second round is taken for
+what exceeds the top rung alone. So the top rung holds a sixth of the array, of what goes
+to owners a 32nd, those near it are a sixteenth apart, which wastes 3%, and buffers are as
+large as the top rung, whatever is sent.
+
 Tried before: a ladder whose branches hold the whole exchange compiled in 13 s with five
 rungs, and rounds of one fixed size waste most of a round at low density or need hundreds of
 rounds at high density.
@@ -27,6 +32,7 @@ import numpy as np
 from jax import lax
 
 from sparsejax import errors
+from sparsejax.axes import is_elsewhere
 from sparsejax.wire import index_codes
 from sparsejax.wire.index_codes import IndexCode
 
@@ -40,6 +46,13 @@ ROUND = 1 << 18
 _TOP = 16 * ROUND
 # The share of a larger array: buffers for messages stay small beside it, and rounds few.
 _SHARE = 32
+# The share of any array on GPUs, where messages are sums or go to all.
+_SHARE_AT_ONCE = 6
+# The step from one long message to the next where none is followed by another: down to a
+# third of the longest, since each is a branch to compile.
+_CLOSE, _NEAR = 2 ** (1 / 12), 3
+# So many of the longest may be the last after others: down to half of the longest.
+_LAST = 12
 # Entries, and numbers of all their values, that are packed at a time: they fill the caches,
 # and hide the overhead.
 _TILE = 1 << 13
@@ -64,12 +77,14 @@ class Ladder:
         unit_bytes: Bytes of the value of one unit, as it travels.
         tile: Entries of a part that are packed or unpacked at a time on CPUs.
         rungs: From the shortest message to the longest.
+        at_once: Whether all goes in one message, but for what exceeds the longest.
     """
 
     width: int
     unit_bytes: int
     tile: int
     rungs: tuple[Rung, ...]
+    at_once: bool = False
 
     @property
     def top(self) -> int:
@@ -81,6 +96,11 @@ class Ladder:
         capacities = jnp.array([rung.capacity for rung in self.rungs], jnp.int32)
         above = jnp.sum(capacities < need, dtype=jnp.int32)
         return jnp.minimum(above, len(self.rungs) - 1)
+
+    @property
+    def after(self) -> int:
+        """The lowest rung of a message that follows others, where all goes at once."""
+        return max(0, len(self.rungs) - _LAST)
 
     def next_message(self, need: jax.Array, messages: int) -> tuple[jax.Array, jax.Array]:
         """The rung of the next message where `need` entries are left, and its entries.
@@ -108,7 +128,8 @@ class Ladder:
         for low, rung in enumerate(self.rungs[:-1]):
             # As float32, and in this order, so that what is chosen is the same everywhere.
             saved = np.float32(4.0 * messages) * (words[low + 1] - words[low] - words)
-            rest = [r.capacity for r, s in zip(self.rungs, saved, strict=True) if s > ROUND]
+            pays = saved > (math.inf if self.at_once else ROUND)
+            rest = [r.capacity for r, p in zip(self.rungs, pays, strict=True) if p]
             followed = rung.capacity + max(rest, default=0)
             if low + 2 < len(self.rungs):
                 followed = min(followed, self.rungs[low + 1].capacity)
@@ -125,8 +146,11 @@ class Ladder:
             rest = self._lowest(max(need - room, 0))
             words = [self.rungs[i].words for i in (high, low, rest)]
             saved = 4 * messages * (words[0] - words[1] - words[2])
-            taken.append(self.rungs[low if room < need and saved > ROUND else high])
+            followed = room < need and saved > ROUND and not self.at_once
+            taken.append(self.rungs[low if followed else high])
             need -= taken[-1].capacity
+        if self.at_once and len(taken) > 1:
+            taken[-1] = max(taken[-1], self.rungs[self.after], key=lambda r: r.capacity)
         return taken
 
     def _lowest(self, need):
@@ -141,6 +165,9 @@ class Ladder:
         table = jnp.array([4.0 * rung.words for rung in self.rungs], jnp.float32)
         rest = lax.rem(need, np.int32(self.top))
         last = jnp.where(rest > 0, table[self.rung(rest)], 0.0)
+        if self.at_once:
+            follows = (need > self.top) & (rest > 0)
+            last = jnp.where(follows, jnp.maximum(last, table[self.after]), last)
         return lax.div(need, np.int32(self.top)).astype(jnp.float32) * table[-1] + last
 
     def needed_bytes(self, count: jax.Array, rung: jax.Array) -> jax.Array:
@@ -161,6 +188,7 @@ def ladder(
     ratio: float = 2.0,
     capacity: int | None = None,
     units: int | None = None,
+    share: int = _SHARE_AT_ONCE,
 ) -> Ladder:
     """Builds the ladder for parts of `width` slots.
 
@@ -173,11 +201,15 @@ def ladder(
         capacity: Entries in the longest message, where it is known what to expect; what
             does not fit goes in further rounds. What the module says if None.
         units: Units of the array, where they are not as many as parts have slots.
+        share: On GPUs the longest messages of a rank, or of all, hold one of so many units.
     """
     allowed = index_codes.parse(codes)
-    top = min(
-        capacity or max(_most(width, unit_bytes, parts, units or width * parts), 128), width
-    )
+    at_once = is_elsewhere()
+    units = units or width * parts
+    most = max(_TOP // unit_bytes, units // _SHARE)
+    if at_once:
+        most = max(ROUND // unit_bytes, units // share)
+    top = min(capacity or max(min(width // 4, most // parts), 128), width)
     top = _multiple(max(top, 1), _LANES)
     rungs: list[Rung] = []
     wanted = float(top)
@@ -189,8 +221,10 @@ def ladder(
             rungs.append(Rung(room, code, words))
         if 4 * words <= _SHORT or room <= _LANES:
             break
-        wanted /= ratio
-    return Ladder(width, unit_bytes, _tile(top, unit_bytes), tuple(reversed(rungs)))
+        is_long = at_once and 4 * words * parts > ROUND and _NEAR * wanted > top
+        wanted /= min(ratio, _CLOSE) if is_long else ratio
+    tile = _tile(top, unit_bytes)
+    return Ladder(width, unit_bytes, tile, tuple(reversed(rungs)), at_once)
 
 
 def exactly(
@@ -221,7 +255,7 @@ def exactly(
         code = index_codes.cheapest(room, width, allowed)
         words = 1 + code.words(room, width) + room * unit_bytes // 4
         rungs.append(Rung(room, code, words))
-    return Ladder(width, unit_bytes, _tile(top, unit_bytes), tuple(rungs))
+    return Ladder(width, unit_bytes, _tile(top, unit_bytes), tuple(rungs), is_elsewhere())
 
 
 def _tile(top: int, unit_bytes: int) -> int:
@@ -230,12 +264,6 @@ def _tile(top: int, unit_bytes: int) -> int:
     tile = min(top, _multiple(max(1, min(_TILE, _TILE_NUMBERS // numbers)), _LANES))
     tiles = -(-top // tile)
     return _multiple(-(-top // tiles), _LANES)
-
-
-def _most(width: int, unit_bytes: int, parts: int, units: int) -> int:
-    """Entries of the longest message where nothing is known of how many there will be."""
-    share = max(_TOP // unit_bytes, units // _SHARE)
-    return min(width // 4, share // parts)
 
 
 def _multiple(count: int, of: int) -> int:

@@ -13,20 +13,16 @@ the fullest part of all ranks, so all ranks agree; inside a message the header s
 entries are real.
 
 Where lanes and values begin depends on the size of the message, and is looked up; what is
-compiled for each size is the collective alone. On GPUs all parts are packed, and all
-messages unpacked, at once and without a loop: see `whole`. On CPUs the work walks over the
-entries of one part after another, a tile at a time, so its cost follows the number of
-entries and not the room for them. Tiles are written last to first: the bytes with which a
-whole tile runs over the end of its lanes lie in the values of earlier entries, which are
-written after them.
+compiled for each size is the collective alone.
 
-A set that is sent and a string that arrives are both bits of one part, searched for the
-bits of a run of ranks. All searches of an exchange, on its way out and back, of one part or
-of many, have the same shapes, so XLA compiles their kernels once. (All parts at once took
-two fifths more kernels, and ran no faster on CPUs.)
+On CPUs messages go in rounds, whose work walks over the entries a tile at a time: see
+`tiles`. On GPUs, where each turn of a loop whose length is data asks the host and waits for
+it, all parts are packed, and all messages unpacked, at once: see `whole`. One message holds
+what there is, and a stage asks once: nothing, a message of one of the sizes, or, of what
+exceeds the longest, rounds of the longest and one message for the rest.
 """
 
-import functools
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,18 +31,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import (
-    as_varying,
-    at_number,
-    by_platform,
-    varying_axes,
-    without_types,
-)
-from sparsejax.units import bits
+from sparsejax.axes import as_varying, by_platform, varying_axes
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
-from sparsejax.wire import channels, collectives, forms, index_codes, whole
-from sparsejax.wire.forms import Form, Places
+from sparsejax.wire import channels, collectives, tiles, whole
+from sparsejax.wire.forms import Form
 from sparsejax.wire.ladder import Ladder
 
 
@@ -109,18 +98,95 @@ def transmit(
     Returns:
         The result of the fold, and what was sent.
     """
-    rows = max(channel.sources, len(slots.counts))
-    form = Form(ladder, source.shape, source.wire_dtype, rows)
-    axes = slots.axes | source.axes
-    received_axes = axes - channel.same
+    stage = _Stage.of(ladder, channel, slots, source, fold)
+    if ladder.at_once:
+        return stage.at_once(need, typical)
+    senders = [stage.sender(number) for number in range(len(stage.ladder.rungs))]
 
-    # What one rank sends at each rung, which is known when the rung is traced.
-    wire_bytes = np.zeros(len(ladder.rungs), np.float32)
+    def one_round(state):
+        first, carry, sums, _ = state
+        rung, length = stage.ladder.next_message(need - first, stage.channel.messages)
+        here = first, length, rung
+        message = by_platform(
+            cpu=lambda: stage.pack(tiles.pack, *here),
+            default=lambda: stage.pack(whole.pack, *here),
+        )
+        rows = collectives.unseen_numbers(len(stage.slots.counts))
+        arrived = stage.received(lax.switch(rung, senders, message, *rows))
+        carry = by_platform(
+            cpu=lambda: stage.unpack(tiles.unpack, arrived, *here, carry),
+            default=lambda: stage.unpack(whole.unpack, arrived, *here, carry),
+        )
+        counts = arrived[1]
+        payload = stage.payload(counts if typical is None else typical, *here)
+        # One array: three sums, of which the first two follow the rung.
+        waits = np.float32(stage.channel.waits)
+        more = [jnp.asarray(stage.wire_bytes)[rung], payload, waits]
+        return first + length, carry, sums + jnp.stack(more), counts
 
-    def sender(number, words):
+    counts = jnp.zeros(stage.channel.sources, jnp.int32)
+    counts = as_varying(counts, stage.received_axes)
+    sums = jnp.zeros(3, jnp.float32)
+    if typical is None:
+        sums = as_varying(sums, stage.received_axes)
+    state = jnp.int32(0), stage.start, sums, counts
+    state = lax.while_loop(lambda state: state[0] < need, one_round, state)
+    _, carry, (wire, payload, rounds), counts = state
+    return carry, Sent(wire, payload, rounds, counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stage:
+    """One stage of an exchange: what is fixed when traced, and what this rank sends.
+
+    Attributes:
+        form: Where the parts of a message are.
+        channel: Where the messages go.
+        slots: The slots of each part that this rank sends.
+        source: The values of the slots.
+        fold: What is made of the entries that arrive.
+        axes: Over which messages vary.
+        wire_bytes: float32 [rungs], what one rank sends at each: known once it is traced.
+    """
+
+    form: Form
+    channel: channels.Channel
+    slots: Slots
+    source: Source
+    fold: Fold
+    axes: frozenset[str]
+    wire_bytes: np.ndarray
+
+    @classmethod
+    def of(cls, ladder, channel, slots, source, fold):
+        rows = max(channel.sources, len(slots.counts))
+        form = Form(ladder, source.shape, source.wire_dtype, rows)
+        wire_bytes = np.zeros(len(ladder.rungs), np.float32)
+        axes = slots.axes | source.axes
+        return cls(form, channel, slots, source, fold, axes, wire_bytes)
+
+    @property
+    def ladder(self) -> Ladder:
+        """The message sizes."""
+        return self.form.ladder
+
+    @property
+    def received_axes(self) -> frozenset[str]:
+        """The axes over which messages that arrive vary."""
+        return self.axes - self.channel.same
+
+    @property
+    def start(self) -> Any:
+        """The result where nothing arrives."""
+        return as_varying(self.fold.start, self.received_axes)
+
+    def sender(self, number: int) -> Callable[..., jax.Array]:
+        """From messages, and the numbers of their rows, to those received, at a rung."""
+        words = self.ladder.rungs[number].words
+
         def send(message, *rows):
-            heads = collectives.heads(message, len(slots.counts), words, rows)
-            received, wire_bytes[number] = channel.send(heads)
+            heads = collectives.heads(message, len(self.slots.counts), words, rows)
+            received, self.wire_bytes[number] = self.channel.send(heads)
             # Over what was sent: where a rung has fewer words than the message has room
             # for, nobody looks at the others.
             received = as_varying(received, varying_axes(message))
@@ -128,156 +194,80 @@ def transmit(
 
         return send
 
-    senders = [sender(number, rung.words) for number, rung in enumerate(ladder.rungs)]
+    def received(self, buffer: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The messages that arrived, and how many entries each source has in all."""
+        received = self.channel.received(buffer[: self.channel.sources])
+        return received, lax.bitcast_convert_type(received[:, 0], jnp.int32)
 
-    def one_round(state):
-        first, carry, sums, _ = state
-        rung, length = ladder.next_message(need - first, channel.messages)
-        places = form.places(rung)
-        packed = form, slots, source, first, length, places, axes
-        message = by_platform(
-            cpu=lambda: _pack(*packed), default=lambda: whole.pack(*packed)
-        )
-        rows = collectives.unseen_numbers(len(slots.counts))
-        received = lax.switch(rung, senders, message, *rows)
-        received = channel.received(received[: channel.sources])
-        counts = lax.bitcast_convert_type(received[:, 0], jnp.int32)
-        given = form, received, counts, first, length, places, fold, carry
-        carry = by_platform(
-            cpu=lambda: _unpack(*given), default=lambda: whole.unpack(*given)
-        )
-        expected = counts if typical is None else typical
+    def pack(self, pack: Callable, first, length, rung) -> jax.Array:
+        """This rank's messages: a run of ranks of each part."""
+        places = self.form.places(rung)
+        return pack(self.form, self.slots, self.source, first, length, places, self.axes)
+
+    def unpack(self, unpack: Callable, arrived, first, length, rung, carry) -> Any:
+        """What the fold makes of messages that arrived, and their counts."""
+        places = self.form.places(rung)
+        return unpack(self.form, *arrived, first, length, places, self.fold, carry)
+
+    def payload(self, expected, first, length, rung) -> jax.Array:
+        """Bytes that a run of the entries of each part needed."""
         here = jnp.clip(expected - first, 0, length.astype(expected.dtype))
-        payload = channel.messages * jnp.mean(ladder.needed_bytes(here, rung))
-        # One array: three sums, of which the first two follow the rung.
-        more = [jnp.asarray(wire_bytes)[rung], payload, np.float32(channel.waits)]
-        return first + length, carry, sums + jnp.stack(more), counts
+        return self.channel.messages * jnp.mean(self.ladder.needed_bytes(here, rung))
 
-    counts = as_varying(jnp.zeros(channel.sources, jnp.int32), received_axes)
-    sums = jnp.zeros(3, jnp.float32)
-    start = (
-        jnp.int32(0),
-        as_varying(fold.start, received_axes),
-        sums if typical is not None else as_varying(sums, received_axes),
-        counts,
-    )
-    state = lax.while_loop(lambda state: state[0] < need, one_round, start)
-    _, carry, (wire, payload, rounds), counts = state
-    return carry, Sent(wire, payload, rounds, counts)
+    def at_once(self, need, typical) -> tuple[Any, Sent]:
+        """One message, whole, and rounds of the longest before it where there is more.
 
+        One question to the host: a switch of which one side sends nothing, one each rung,
+        and the last all but the last message, and then that. So what packs the message and
+        unpacks it stands around the switch; the rounds have their own, in a loop.
+        """
+        ladder, top = self.ladder, np.int32(self.ladder.top)
+        rungs = len(ladder.rungs)
+        full = lax.div(jnp.maximum(need, 1) - 1, top)  # rounds before the last message
+        rest = need - full * top
+        lowest = jnp.where(full > 0, ladder.after, 0)
+        last = full * top, rest, jnp.maximum(ladder.rung(rest), lowest)
+        senders = [self.sender(number) for number in range(rungs)]
+        alone = [lambda *given, s=s: (s(*given), self.start) for s in senders]
 
-def _pack(form, slots, source, first, length, row, axes):
-    """Writes a run of ranks of each part into a message of its own."""
-    tile = form.ladder.tile
-    plain = lambda *given: without_types(given, axes)
-    words, counts, first, length, row = plain(*slots, first, length, row)
-    (array,) = plain(source.array)
-    source = source._replace(array=array)
+        def nothing(message, *rows):
+            del rows
+            return message, self.start
 
-    def one_part(state):
-        part, message = state
-        index = bits.rank_index(at_number(words, part), lanes=tile)
-        count = at_number(counts, part)
-        here = jnp.clip(count - first, 0, length)
+        def several(message, *rows):
+            def turn(state):
+                first, carry, message = state
+                arrived = self.received(senders[-1](message, *rows))
+                here = first, top, jnp.int32(rungs - 1)
+                carry = self.unpack(whole.unpack, arrived, *here, carry)
+                first, left = first + top, need - first - top
+                rung = jnp.maximum(ladder.rung(left), ladder.after)
+                here = first, jnp.minimum(left, top), rung
+                return first, carry, self.pack(whole.pack, *here)
 
-        def one_tile(state):
-            number, message = state
-            at = number * tile
-            # Added up here: what is searched for is one number, as where it is read.
-            begin = first + at
-            found = _alone(number, (tile,), jnp.int32, lambda: _search(index, begin, tile))
-            units = found
-            if source.units is not None:
-                place = lambda: plain(source.units(part, found))[0]
-                units = _alone(number, (tile,), jnp.int32, place)
-            shape = (tile, *source.shape)
-            values = _alone(number, shape, array.dtype, lambda: source.read(units))
-            places = Places(row)
-            message = form.mark(message, part, places, found, at, here)
-            put = functools.partial(forms.put, part=part)
-            for plane, (begin, is_sent) in enumerate(places.planes):
-                words = index_codes.to_bytes(found[None], plane)
-                message = put(message, words, begin=begin + is_sent * (at >> 2))
-            words = form.to_words(values.astype(form.dtype)[None])
-            message = put(message, words, begin=places.values + form.unit_words(at))
-            return number - 1, message
+            state = jnp.int32(0), self.start, message
+            more = lambda state: need - state[0] > top
+            _, carry, message = lax.while_loop(more, turn, state)
+            which = last[2] - ladder.after
+            return lax.switch(which, senders[ladder.after :], message, *rows), carry
 
-        header = lax.bitcast_convert_type(count, jnp.uint32)[None, None]
-        message = forms.put(message, header, part, 0)
-        return part + 1, _from_last(here, tile, one_tile, message)
-
-    start = jnp.zeros((form.rows, form.room), jnp.uint32)
-    return as_varying(_each(len(counts), one_part, start), axes)
-
-
-def _each(count, one, start):
-    """Applies `one` to (number, result) for each number below a count, as one program.
-
-    How many there are is kept from XLA, which makes a loop of a single turn a part of what
-    is around it, and then has other kernels to compile for one part than for several.
-    """
-    (count,) = lax.optimization_barrier((jnp.int32(count),))
-    _, result = lax.while_loop(lambda state: state[0] < count, one, (jnp.int32(0), start))
-    return result
-
-
-def _from_last(entries, tile, one_tile, start):
-    """Applies `one_tile` to (number, result) for each tile of entries, from the last."""
-    last = lax.div(entries + (tile - 1), np.int32(tile)) - 1
-    return lax.while_loop(lambda state: state[0] >= 0, one_tile, (last, start))[1]
-
-
-def _search(index, first, tile):
-    """The positions of the bits of ranks first, first + 1, ...: int32 [tile]."""
-    return bits.select(index, first[None], length=tile)[0]
-
-
-def _alone(tile, shape, dtype, function):
-    """Computes a function in kernels of its own.
-
-    XLA:CPU makes one loop of a gather, of all that computes its indices and of all that is
-    done with its result; not a part of it is vectorized then, and an entry takes 50 ns
-    where it takes 5 in three loops. A branch that is always taken keeps them apart: that
-    the number of a tile is never negative is more than XLA sees.
-    """
-    return lax.cond(tile >= 0, function, lambda: jnp.zeros(shape, dtype))
-
-
-def _unpack(form, message, counts, first, length, row, fold, carry):
-    """Folds the entries of the messages received, sender by sender."""
-    ladder, tile = form.ladder, form.ladder.tile
-    # What vary are the messages, or what a fold has in hand: a rank's own places.
-    types = jax.tree.map(varying_axes, carry)
-    axes = frozenset[str]().union(varying_axes(message), *jax.tree.leaves(types))
-    plain = lambda *given: without_types(given, axes)
-    message, counts, first, length, row, carry = plain(
-        message, counts, first, length, row, carry
-    )
-
-    def one_sender(state):
-        sender, carry = state
-        cut = functools.partial(forms.cut, message, sender)
-        index = bits.rank_index(cut(1, form.searched)[0], lanes=tile)
-        here = jnp.clip(at_number(counts, sender) - first, 0, length)
-
-        # From the last, as where they are packed: it is the same loop.
-        def one_tile(state):
-            number, carry = state
-            at = number * tile
-            places = Places(row)
-            rank = at + lax.iota(jnp.int32, tile)
-            search = lambda: _search(index, at, tile)
-            found = _alone(number, (tile,), jnp.int32, search)
-            low = jnp.zeros_like(found)
-            for plane, (begin, is_sent) in enumerate(places.planes):
-                octets = cut(begin + is_sent * (at >> 2), tile // 4)
-                low = low | index_codes.from_bytes(octets, plane)[0] * is_sent
-            slots = form.slots(places, found, low, rank)
-            slots = jnp.where(rank < here, slots, ladder.width)
-            words = cut(places.values + form.unit_words(at), form.unit_words(tile))
-            values = form.from_words(words, tile)[0]
-            return number - 1, *plain(fold.add(carry, sender, slots, values))
-
-        return sender + 1, _from_last(here, tile, one_tile, carry)
-
-    return jax.tree.map(as_varying, _each(len(message), one_sender, carry), types)
+        length = jnp.minimum(need, top)
+        message = self.pack(whole.pack, jnp.int32(0), length, ladder.rung(need))
+        which = jnp.where(full > 0, rungs + 1, jnp.where(need > 0, last[2] + 1, 0))
+        rows = collectives.unseen_numbers(len(self.slots.counts))
+        sides = [nothing, *alone, several]
+        message, carry = lax.switch(which, sides, message, *rows)
+        arrived = self.received(message)
+        carry = self.unpack(whole.unpack, arrived, *last, carry)
+        counts = arrived[1]
+        expected = counts if typical is None else typical
+        sent = jnp.asarray(self.wire_bytes)
+        # All but the last message are full of what there is of a part.
+        before = ladder.needed_bytes(jnp.minimum(expected, last[0]), jnp.int32(rungs - 1))
+        more = (full - 1) * ladder.needed_bytes(jnp.float32(0), jnp.int32(rungs - 1))
+        before = self.channel.messages * (jnp.mean(before) + more)
+        payload = self.payload(expected, *last) + jnp.where(full > 0, before, 0)
+        wire = jnp.where(need > 0, full * sent[-1] + sent[last[2]], 0)
+        rounds = self.channel.waits * jnp.where(need > 0, full + 1, 0)
+        payload = jnp.where(need > 0, payload, 0)
+        return carry, Sent(wire, payload, rounds.astype(jnp.float32), counts)

@@ -42,18 +42,22 @@ def pack(
     """
     parts, room = len(slots.counts), form.ladder.top
     part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
-    found = bits.slots(bits.bit_sets(slots.words, parts * room), first, room)
+    sets = bits.bit_sets(slots.words, parts * room, slots.counts)
+    found = bits.slots(sets, first, room)
     units = found if source.units is None else source.units(part, found)
     here = jnp.clip(slots.counts - first, 0, length)[:, None]
     places = Places(row)
-    message = as_varying(jnp.zeros((form.rows, form.room), jnp.uint32), axes)
+    # Headers first: nothing is written over them.
+    column = lax.broadcasted_iota(jnp.int32, (form.rows, form.room), 1)
+    headers = lax.bitcast_convert_type(slots.counts, jnp.uint32)
+    headers = jnp.pad(headers, (0, form.rows - parts))[:, None]
+    message = as_varying(jnp.where(column == 0, headers, 0), axes)
     message = form.mark(message, part, places, found, jnp.int32(0), here)
     # What runs over the end of a plane is written again by the next, and by the values.
     for plane, (begin, _) in enumerate(places.planes):
         message = forms.put(message, index_codes.to_bytes(found, plane), 0, begin)
     values = form.to_words(source.read(units).astype(form.dtype))
-    message = forms.put(message, values, 0, places.values)
-    return forms.put(message, lax.bitcast_convert_type(slots.counts, jnp.uint32)[:, None])
+    return forms.put(message, values, 0, places.values)
 
 
 def unpack(
@@ -88,15 +92,18 @@ def unpack(
     )
     # Lanes and values that lie where a longer string would are no bits to be counted.
     used = lax.iota(jnp.int32, form.longest) < places.length
-    sets = bits.bit_sets(jnp.where(used, cut(1, form.longest), 0), senders * room)
+    here = jnp.clip(counts - first, 0, length)
+    strings = jnp.where(used, cut(1, form.longest), 0)
+    # A string that tells nothing has no bits.
+    ones = here * (places.length > 0)
+    sets = bits.bit_sets(strings, senders * room, ones)
     found = bits.slots(sets, jnp.int32(0), room)
     rank = lax.iota(jnp.int32, room)
     low = jnp.zeros_like(found)
     for plane, (begin, is_sent) in enumerate(places.planes):
         low = low | index_codes.from_bytes(cut(begin, room // 4), plane) * is_sent
     slots = form.slots(places, found, low, rank)
-    here = jnp.clip(counts - first, 0, length)[:, None]
-    slots = jnp.where(rank < here, slots, width)
+    slots = jnp.where(rank < here[:, None], slots, width)
     values = form.from_words(cut(places.values, form.unit_words(room)), room)
     if not fold.in_order:
         sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0).reshape(-1)

@@ -269,14 +269,28 @@ def test_rounds_and_tiles_follow_from_the_ladder():
     place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
     assert known.turns(place) == 3
     # The fullest part has 8, 8 and 1 tiles, and the rank's other parts one each.
-    tile, parts = "messages.py:_pack.<locals>.one_part", "messages.py:_each"
+    tile, parts = "tiles.py:pack.<locals>.one_part", "tiles.py:_each"
     assert known.total(("push", (tile,)))[:4].tolist() == [4, 4, 17 + 3, 4]
-    assert known.turns((*place, "messages.py:_pack", parts, tile)) == 20 / (3 * 4)
-    assert known.turns((*place, "messages.py:_unpack", parts)) == 4
+    assert known.turns((*place, "tiles.py:pack", parts, tile)) == 20 / (3 * 4)
+    assert known.turns((*place, "tiles.py:unpack", parts)) == 4
     # Of nine entries each, all in the first round: two tiles.
-    received = "messages.py:_unpack.<locals>.one_sender"
-    assert known.turns((*place, "messages.py:_unpack", parts, received)) == 8 / (3 * 4)
+    received = "tiles.py:unpack.<locals>.one_sender"
+    assert known.turns((*place, "tiles.py:unpack", parts, received)) == 8 / (3 * 4)
     assert known.taken((*place, turns.SWITCH), 2) == [1 / 3, 2 / 3]
+
+
+def test_one_switch_takes_nothing_a_message_or_several():
+    rungs = (Rung(16, None, 1100), Rung(64, None, 4200))
+    counts = np.full((16, 4), 1)
+    push = lambda count: turns.Stage(
+        Ladder(4096, 256, 8, rungs, True), 3, counts * count, counts, 1e6
+    )
+    place = ("push_pull.py:Stages._by_entries", turns.SIDES)
+    taken = {n: turns.Turns({"push": push(n)}).taken(place, 4) for n in (0, 10, 64, 130)}
+    assert [side.index(1.0) for side in taken.values()] == [0, 1, 2, 3]
+    known = turns.Turns({"push": push(130)})
+    assert known.turns((place[0], turns.LAST)) == 2
+    assert known.taken((place[0], turns.LAST), 2) == [1.0, 0.0]
 
 
 def test_entries_are_sent_where_they_take_fewer_bytes():
@@ -301,8 +315,8 @@ def test_a_loop_that_turns_otherwise_than_reckoned_is_an_error(monkeypatch):
 def test_a_loop_that_runs_on_gpus_alone_is_an_error():
     known = turns.Turns({"push": stage(10)})
     place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
-    known.turns((*place, "messages.py:_pack", "messages.py:_each"))
-    with pytest.raises(hlo.ProgramError, match=r"CPU devices do not run.*_pack"):
+    known.turns((*place, "tiles.py:pack", "tiles.py:_each"))
+    with pytest.raises(hlo.ProgramError, match=r"CPU devices do not run.*pack"):
         held.compare("zen", known, {place: [1] * 16}, known.asked)
 
 

@@ -23,6 +23,7 @@ from tests.helpers.programs import (
     collective_equations as collective_equations,
     collectives as collectives,
     every_platform as every_platform,
+    for_gpus as for_gpus,
     rounds_of as rounds_of,
     sent_bytes as sent_bytes,
     traced_collectives as traced_collectives,

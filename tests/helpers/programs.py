@@ -11,12 +11,22 @@ from pallas_kernels import platforms
 from tests.helpers.runs import stacked
 
 
+def _at_once(steps, need):
+    full = max(0, -(-need // steps.top) - 1)
+    rest = need - full * steps.top
+    last = [rung for rung in steps.rungs[-12 if full else 0 :] if rung.capacity >= rest]
+    return [(steps.rungs[-1], steps.top)] * full + ([(last[0], rest)] if need else [])
+
+
 def rounds_of(steps: Any, need: int, messages: int) -> list[tuple[Any, int]]:
     """The rung and the entries of each round that sends `need` entries, `messages` a round.
 
     The lowest rung that holds what is left; the next lower one where it and one for the
-    rest save more than 256 KiB.
+    rest save more than 256 KiB. On GPUs the longest, and for the rest, if it is not alone,
+    one of the twelve longest.
     """
+    if steps.at_once:
+        return _at_once(steps, need)
     taken = []
     while need > 0:
         fits = [i for i, r in enumerate(steps.rungs) if r.capacity >= min(need, steps.top)]
@@ -94,6 +104,18 @@ def collective_equations(
 ) -> list[tuple[str, tuple[str, ...], Any]]:
     """The name and the path of each of `collectives`, and its equation in the jaxpr."""
     return list(_walk(getattr(program, "jaxpr", program), (), platform))
+
+
+@contextlib.contextmanager
+def for_gpus() -> Iterator[None]:
+    """Traces programs as for GPUs; CPU devices run them all the same."""
+    jax.clear_caches()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(platforms, "traced_for", lambda: "cuda")
+            yield
+    finally:
+        jax.clear_caches()
 
 
 @contextlib.contextmanager

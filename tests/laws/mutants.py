@@ -81,7 +81,7 @@ MUTANTS = {
     ),
     # How it travels.
     "the last tile of a message is not packed": Mutant(
-        "sparsejax/wire/messages.py",
+        "sparsejax/wire/tiles.py",
         "last = lax.div(entries + (tile - 1), np.int32(tile)) - 1",
         "last = lax.div(entries, np.int32(tile)) - 1",
         "tests/wire/test_messages.py",
@@ -100,9 +100,45 @@ MUTANTS = {
     ),
     "there is no second round": Mutant(
         "sparsejax/wire/messages.py",
-        "state = lax.while_loop(lambda state: state[0] < need, one_round, start)",
-        "state = one_round(start)",
+        "state = lax.while_loop(lambda state: state[0] < need, one_round, state)",
+        "state = one_round(state)",
         "tests/wire/test_messages.py",
+    ),
+    "for GPUs, what fills the longest message is not sent": Mutant(
+        "sparsejax/wire/messages.py",
+        "full = lax.div(jnp.maximum(need, 1) - 1, top)",
+        "full = lax.div(need, top)",
+        "tests/wire/test_at_once.py",
+    ),
+    "for GPUs, rounds before the last are not folded": Mutant(
+        "sparsejax/wire/messages.py",
+        "_, carry, message = lax.while_loop(more, turn, state)",
+        "_, _, message = lax.while_loop(more, turn, state)\n            carry = self.start",
+        "tests/wire/test_at_once.py",
+    ),
+    "for GPUs, a message that follows others is one size too short": Mutant(
+        "sparsejax/wire/messages.py",
+        "which = last[2] - ladder.after",
+        "which = last[2] - ladder.after - 1",
+        "tests/wire/test_at_once.py",
+    ),
+    "for GPUs, a unit counts itself among those below it": Mutant(
+        "pallas_kernels/rank_select.py",
+        "from_here = lax.population_count(own & ~below)",
+        "from_here = lax.population_count(own & ~below & ~(below + 1))",
+        "tests/wire/test_at_once.py",
+    ),
+    "for GPUs, the last of the runs of dense sums is left out": Mutant(
+        "sparsejax/schemes/owners/pulls.py",
+        "if width % run:",
+        "if False:",
+        "tests/wire/test_at_once.py",
+    ),
+    "for GPUs, the dense side adds up zeros": Mutant(
+        "sparsejax/schemes/or_dense.py",
+        "jnp.where(pays, jnp.zeros_like(x), x)",
+        "jnp.where(pays, x, jnp.zeros_like(x))",
+        "tests/wire/test_at_once.py",
     ),
     "a message is one size too long": Mutant(
         "sparsejax/wire/ladder.py",

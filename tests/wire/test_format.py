@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sparsejax.axes import is_elsewhere
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, forms, index_codes, ladder, messages
@@ -15,7 +16,8 @@ def sent(code, flags, values, capacity, tile):
     """The messages [parts, words] of each round, and the set that arrives by part."""
     parts, width = flags.shape
     words = 1 + code.words(capacity, width) + capacity
-    steps = ladder.Ladder(width, 4, tile, (ladder.Rung(capacity, code, words),))
+    rungs = (ladder.Rung(capacity, code, words),)
+    steps = ladder.Ladder(width, 4, tile, rungs, is_elsewhere())
     rounds = []
 
     def send(x):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sparsejax.wire.ladder
+from sparsejax.axes import is_elsewhere
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, index_codes, ladder, messages
@@ -62,7 +63,7 @@ def mixed_ladder(width, unit_bytes, codes):
         code = index_codes.CODES[name]
         words = 1 + code.words(room, width) + room * unit_bytes // 4
         rungs.append(ladder.Rung(room, code, words))
-    return ladder.Ladder(width, unit_bytes, 24, tuple(rungs))
+    return ladder.Ladder(width, unit_bytes, 24, tuple(rungs), is_elsewhere())
 
 
 def transmit(steps, channel, slots, source, need, add, start, **options):

@@ -4,7 +4,8 @@ On the wire, with n ranks:
 
     agree    one pmax: the entries of the owner that has most
     Gather   all_gather of the entries, each part as long as the fullest
-    Whole    all_gather of the sums, zeros and all, and nothing to agree on
+    Whole    all_gather of the sums, zeros and all, and nothing to agree on; on GPUs of an
+             eighth of them at a time, which are put in their places before the next
 
 A pull that would send more than all sums, zeros and all, becomes `Whole`: the bytes of both
 follow from counts on which all ranks agreed, so all ranks take the same side. Where any
@@ -26,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax.axes import as_varying, varying_axes
+from sparsejax.axes import as_varying, axis_names, is_elsewhere, varying_axes
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Load, agreeing, sent_bytes
 from sparsejax.schemes.or_dense import or_dense
@@ -41,6 +42,8 @@ from sparsejax.wire.ladder import Ladder, ladder
 
 # Parts are as good as even if together they have so many times as many slots as units.
 EVEN = 1.5
+# On GPUs so many collectives give all sums to all ranks, where there are as many words.
+_RUNS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +62,16 @@ class Message:
     capacity: int | None = None
 
     def ladder(
-        self, width: int, unit_bytes: int, parts: int, units: int | None = None
+        self,
+        width: int,
+        unit_bytes: int,
+        parts: int,
+        units: int | None = None,
+        **share: int,
     ) -> Ladder:
         """The message sizes for parts of `width` slots, of so many units in all."""
-        return ladder(width, unit_bytes, parts, self.code, self.ratio, self.capacity, units)
+        how = self.code, self.ratio, self.capacity
+        return ladder(width, unit_bytes, parts, *how, units, **share)
 
 
 class Pulled(NamedTuple):
@@ -153,12 +162,37 @@ class Owned:
 
     def whole(self, totals: jax.Array) -> tuple[jax.Array, base.Stage, jax.Array]:
         """Gives all ranks the sums of all owners, zeros and all."""
-        if self.has_even_parts:
+        if self.has_even_parts and is_elsewhere():
+            total, sent = self._by_runs(totals)
+        elif self.has_even_parts:
             gathered, sent = self.wire.all_gather(totals)
             total = self.layout.join(gathered)
         else:
             total, sent = self.wire.psum(self.at_units(totals))
         return total, base.stage(sent, sent, 1), nonzero_units(total)
+
+    def _by_runs(self, totals):
+        """All sums, some slots of all owners at a time, so that few are there twice."""
+        width, shape = self.layout.width, (self.layout.size, *totals.shape[1:])
+        run = bits.WORD * max(1, width // (_RUNS * bits.WORD))
+        owner = lax.broadcasted_iota(jnp.int32, (self.layout.ranks, 1), 0)
+
+        def take(first, length, total):
+            sums = lax.dynamic_slice_in_dim(totals, first, length)
+            gathered, sent = self.wire.all_gather(sums)
+            slots = first + lax.broadcasted_iota(jnp.int32, gathered.shape[:2], 1)
+            units = self.layout.invert(owner, slots)
+            # Slots of no unit are one behind the end or more.
+            return total.at[units].set(gathered, mode="drop"), sent
+
+        others = varying_axes(totals) - frozenset(axis_names(self.wire.axis))
+        total = as_varying(jnp.zeros(shape, totals.dtype), others)
+        runs = width // run
+        one = lambda i, total: take(i * run, run, total)[0]
+        total = lax.fori_loop(0, runs, one, total)
+        if width % run:
+            total, _ = take(jnp.int32(runs * run), width % run, total)
+        return total, self.whole_bytes
 
     def at_units(self, totals: jax.Array) -> jax.Array:
         """The sums of this owner at their units, zeros elsewhere."""

@@ -37,6 +37,10 @@ from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ladder import Ladder
 
 
+# On GPUs the longest messages of a rank to its owners hold one of so many units.
+_SHARE = 32
+
+
 @dataclasses.dataclass(frozen=True)
 class PushPull:
     """How arrays are added up by owners.
@@ -78,7 +82,7 @@ class PushPull:
             wire,
             layout,
             self.way,
-            self.push.ladder(layout.width, size, layout.ranks, layout.size),
+            self.push.ladder(layout.width, size, layout.ranks, layout.size, share=_SHARE),
             Owned(wire, layout, self.pull, narrow, size),
             wide(x.dtype),
             wire.dense_bytes(x.size, x.dtype),

@@ -1,0 +1,161 @@
+"""Messages packed and unpacked tile by tile, a part after another: for CPUs.
+
+What is in a message is said in `messages`. The work walks over the entries of one part
+after another, a tile at a time, so its cost follows the number of entries and not the room
+for them. Tiles are written last to first: the bytes with which a whole tile runs over the
+end of its lanes lie in the values of earlier entries, which are written after them.
+
+A set that is sent and a string that arrives are both bits of one part, searched for the
+bits of a run of ranks. All searches of an exchange, on its way out and back, of one part or
+of many, have the same shapes, so XLA compiles their kernels once. (All parts at once took
+two fifths more kernels, and ran no faster on CPUs.)
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sparsejax.axes import as_varying, at_number, varying_axes, without_types
+from sparsejax.units import bits
+from sparsejax.units.entries import Source
+from sparsejax.units.slots import Slots
+from sparsejax.wire import forms, index_codes
+from sparsejax.wire.forms import Form, Places
+
+
+def pack(
+    form: Form,
+    slots: Slots,
+    source: Source,
+    first: jax.Array,
+    length: jax.Array,
+    row: jax.Array,
+    axes: frozenset[str],
+) -> jax.Array:
+    """Writes a run of ranks of each part into a message of its own; see `whole.pack`."""
+    tile = form.ladder.tile
+    plain = lambda *given: without_types(given, axes)
+    words, counts, first, length, row = plain(*slots, first, length, row)
+    (array,) = plain(source.array)
+    source, units_of = source._replace(array=array), source.units
+
+    def one_part(state):
+        part, message = state
+        index = bits.rank_index(at_number(words, part), lanes=tile)
+        count = at_number(counts, part)
+        here = jnp.clip(count - first, 0, length)
+
+        def one_tile(state):
+            number, message = state
+            at = number * tile
+            # Added up here: what is searched for is one number, as where it is read.
+            begin = first + at
+            found = _alone(number, (tile,), jnp.int32, lambda: _search(index, begin, tile))
+            units = found
+            if units_of is not None:
+                place = functools.partial(lambda of: plain(of(part, found))[0], units_of)
+                units = _alone(number, (tile,), jnp.int32, place)
+            shape = (tile, *source.shape)
+            values = _alone(number, shape, array.dtype, lambda: source.read(units))
+            places = Places(row)
+            message = form.mark(message, part, places, found, at, here)
+            put = functools.partial(forms.put, part=part)
+            for plane, (begin, is_sent) in enumerate(places.planes):
+                words = index_codes.to_bytes(found[None], plane)
+                message = put(message, words, begin=begin + is_sent * (at >> 2))
+            words = form.to_words(values.astype(form.dtype)[None])
+            message = put(message, words, begin=places.values + form.unit_words(at))
+            return number - 1, message
+
+        header = lax.bitcast_convert_type(count, jnp.uint32)[None, None]
+        message = forms.put(message, header, part, 0)
+        return part + 1, _from_last(here, tile, one_tile, message)
+
+    start = jnp.zeros((form.rows, form.room), jnp.uint32)
+    return as_varying(_each(len(counts), one_part, start), axes)
+
+
+def _each(count, one, start):
+    """Applies `one` to (number, result) for each number below a count, as one program.
+
+    How many there are is kept from XLA, which makes a loop of a single turn a part of what
+    is around it, and then has other kernels to compile for one part than for several.
+    """
+    (count,) = lax.optimization_barrier((jnp.int32(count),))
+    _, result = lax.while_loop(lambda state: state[0] < count, one, (jnp.int32(0), start))
+    return result
+
+
+def _from_last(entries, tile, one_tile, start):
+    """Applies `one_tile` to (number, result) for each tile of entries, from the last."""
+    last = lax.div(entries + (tile - 1), np.int32(tile)) - 1
+    return lax.while_loop(lambda state: state[0] >= 0, one_tile, (last, start))[1]
+
+
+def _search(index, first, tile):
+    """The positions of the bits of ranks first, first + 1, ...: int32 [tile]."""
+    return bits.select(index, first[None], length=tile)[0]
+
+
+def _alone(tile, shape, dtype, function):
+    """Computes a function in kernels of its own.
+
+    XLA:CPU makes one loop of a gather, of all that computes its indices and of all that is
+    done with its result; not a part of it is vectorized then, and an entry takes 50 ns
+    where it takes 5 in three loops. A branch that is always taken keeps them apart: that
+    the number of a tile is never negative is more than XLA sees.
+    """
+    return lax.cond(tile >= 0, function, lambda: jnp.zeros(shape, dtype))
+
+
+def unpack(
+    form: Form,
+    message: jax.Array,
+    counts: jax.Array,
+    first: jax.Array,
+    length: jax.Array,
+    row: jax.Array,
+    fold: Any,
+    carry: Any,
+) -> Any:
+    """Folds the entries of the messages received, in turn; see `whole.unpack`."""
+    ladder, tile = form.ladder, form.ladder.tile
+    # What vary are the messages, or what a fold has in hand: a rank's own places.
+    types = jax.tree.map(varying_axes, carry)
+    axes = frozenset[str]().union(varying_axes(message), *jax.tree.leaves(types))
+    plain = lambda *given: without_types(given, axes)
+    message, counts, first, length, row, carry = plain(
+        message, counts, first, length, row, carry
+    )
+
+    def one_sender(state):
+        sender, carry = state
+        cut = functools.partial(forms.cut, message, sender)
+        index = bits.rank_index(cut(1, form.searched)[0], lanes=tile)
+        here = jnp.clip(at_number(counts, sender) - first, 0, length)
+
+        # From the last, as where they are packed: it is the same loop.
+        def one_tile(state):
+            number, carry = state
+            at = number * tile
+            places = Places(row)
+            rank = at + lax.iota(jnp.int32, tile)
+            search = lambda: _search(index, at, tile)
+            found = _alone(number, (tile,), jnp.int32, search)
+            low = jnp.zeros_like(found)
+            for plane, (begin, is_sent) in enumerate(places.planes):
+                octets = cut(begin + is_sent * (at >> 2), tile // 4)
+                low = low | index_codes.from_bytes(octets, plane)[0] * is_sent
+            slots = form.slots(places, found, low, rank)
+            slots = jnp.where(rank < here, slots, ladder.width)
+            words = cut(places.values + form.unit_words(at), form.unit_words(tile))
+            values = form.from_words(words, tile)[0]
+            return number - 1, *plain(fold.add(carry, sender, slots, values))
+
+        return sender + 1, _from_last(here, tile, one_tile, carry)
+
+    return jax.tree.map(as_varying, _each(len(message), one_sender, carry), types)

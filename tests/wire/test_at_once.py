@@ -1,0 +1,164 @@
+"""What is traced for GPUs, run on CPUs: one switch a stage, listed sets, sums in runs."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import rank_select
+from sparsejax import schemes
+from sparsejax.units import bits
+from sparsejax.wire import ladder
+from tests import helpers
+from tests.laws.test_exact_sum import SCHEMES
+from tests.schemes import test_two_level
+from tests.wire import test_format, test_messages
+from tests.wire.test_messages import Setup
+
+
+RANKS, SIZE = 3, 3001
+
+
+@pytest.fixture(autouse=True)
+def traced_for_gpus():
+    test_messages.exchange_of.cache_clear()
+    with helpers.for_gpus():
+        yield
+    test_messages.exchange_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "capacity"),
+    [("coo8", 33, 40), ("coo16", 2 * 2048 + 5, 4000), ("bitmap", 33, 40), ("coo8", 9, 288)],
+)
+def test_a_message_is_what_its_format_says(name, words, capacity):
+    test_format.test_a_message_is_what_its_format_says(name, words, capacity, 16)
+
+
+SETUPS = {
+    "every code": Setup("falling", shape=(3,)),
+    "as sizes are": Setup(),
+    "half": Setup("rising", np.float16),
+    "rows of bfloat16": Setup("auto", jnp.bfloat16, (3,)),
+    "unchecked": Setup(check_vma=False),
+    "several blocks": Setup("coo16", n=2, width=2 * 65536 + 64, ratio=8),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["every code", "as sizes are", *helpers.slow(*list(SETUPS)[2:])]
+)
+def test_everything_is_delivered_and_counted_at_any_density(name):
+    """From nothing, by one message of each size, to several rounds."""
+    rounds = set()
+    setup = SETUPS[name]
+    for x in test_messages.gradients(setup):
+        test_messages.check(setup, x)
+        sent = helpers.is_nonzero(x).reshape(setup.n, setup.n, setup.width, -1).any(axis=3)
+        rounds.add(len(helpers.rounds_of(setup.ladder, sent.sum(axis=2).max(), 2)))
+    assert {0, 1} < rounds
+
+
+@pytest.mark.parametrize("name", ["every code", "as sizes are"])
+def test_the_last_of_several_messages_may_be_of_each_of_the_longest_sizes(name):
+    setup = SETUPS[name]._replace(shape=())
+    steps = setup.ladder
+    for rung in steps.rungs:
+        count = steps.top + rung.capacity
+        x = np.zeros((setup.n, setup.size), np.float32)
+        x[:, :count] = 1 + np.arange(count)
+        test_messages.check(setup, x)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "zen",
+        "ag_sparse",
+        *helpers.slow(*[name for name in SCHEMES if name not in ("zen", "ag_sparse")]),
+    ],
+)
+def test_schemes_are_exact_and_replicas_equal(name):
+    scheme = SCHEMES[name]
+
+    def run(x):
+        return helpers.call(scheme, x, helpers.init(scheme, x)).total
+
+    summed = helpers.ranked(run, RANKS)
+    # By entries; by entries in, and whole back; densely.
+    for density in (0.0, 0.01, 0.2, 0.3, 1.0):
+        x = helpers.gradients(RANKS, SIZE, density, seed=5)
+        totals = np.asarray(summed(x))
+        helpers.assert_same_on_all_ranks(totals)
+        np.testing.assert_array_equal(totals[0], helpers.total(x))
+
+
+@pytest.mark.parametrize("shape", [(SIZE,), (1600, 3), (1600,), (97,)])
+def test_sums_that_come_back_whole_come_in_runs(shape):
+    """1,600 units: eight runs of two words of slots, and one of a word."""
+    whole = schemes.BalancedParallelism(pull="dense")
+
+    def run(x):
+        return helpers.call(whole, x)
+
+    x = helpers.gradients(RANKS, shape[0], 0.02, shape=shape[1:], seed=3)
+    done = helpers.ranked(run, RANKS)(x)
+    helpers.assert_same_on_all_ranks(done.total)
+    np.testing.assert_array_equal(done.total[0], helpers.total(x))
+
+
+def test_sums_of_one_axis_may_vary_over_another():
+    test_two_level.program.cache_clear()
+    for size in (SIZE, test_two_level.SIZE):
+        test_two_level.test_the_total_is_the_sum_over_both_axes(
+            schemes.TwoLevel(), size, (), np.float32, True
+        )
+    test_two_level.program.cache_clear()
+
+
+@pytest.mark.parametrize("size", [1, 16, 4096, 4097, 70_000])
+def test_running_sums_are_those_of_numpy(size):
+    x = np.random.default_rng(size).integers(0, 33, (2, size)).astype(np.int32)
+    got = jax.jit(rank_select.running_sum)(x)
+    np.testing.assert_array_equal(got, np.cumsum(x, axis=1))
+
+
+@pytest.mark.parametrize(("first", "length"), [(0, 64), (0, 2000), (7, 5), (300, 40)])
+@pytest.mark.parametrize("words", [1, 31, 500])
+def test_slots_of_a_run_of_ranks_are_those_of_numpy(words, first, length):
+    rng = np.random.default_rng(words)
+    flags = rng.random((4, 32 * words)) < [[0.0], [0.02], [0.6], [1.0]]
+
+    @jax.jit
+    def listed(packed):
+        sets = bits.bit_sets(packed, 4 * length)
+        return sets.counts, bits.slots(sets, jnp.int32(first), length)
+
+    counts, found = listed(helpers.packed(flags))
+    np.testing.assert_array_equal(counts, flags.sum(axis=1))
+    for part, row in enumerate(flags):
+        expected = np.flatnonzero(row)[first : first + length]
+        np.testing.assert_array_equal(found[part, : len(expected)], expected)
+
+
+def test_the_longest_message_is_a_share_of_the_array_and_is_followed_only_where_it_must():
+    width, ranks = 1 << 24, 16
+    to_all = ladder.ladder(width, 4, ranks, units=ranks * width)
+    to_owners = ladder.ladder(width, 4, ranks, units=ranks * width, share=32)
+    assert to_all.at_once
+    assert to_all.top == -(-(width // 6) // 4) * 4
+    assert to_owners.top == width // 32
+    for steps in (to_all, to_owners):
+        near = [rung.words for rung in steps.rungs if 3 * rung.capacity > steps.top]
+        apart = [high / low for low, high in itertools.pairwise(near)]
+        assert max(apart) < 1.07
+        assert len(steps.rungs) < 45
+        rungs = steps.messages_for(steps.top, 15)
+        assert rungs == [steps.rungs[-1]]
+        need = np.int32(2 * steps.top + 1)
+        rungs = steps.messages_for(int(need), 15)
+        assert [rung.capacity for rung in rungs[:2]] == [steps.top] * 2
+        assert rungs[2].capacity >= 0.5 * steps.top
+        assert steps.bytes(need) == 4 * sum(rung.words for rung in rungs)
