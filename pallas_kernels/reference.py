@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import hashing, striping
-from pallas_kernels.platforms import alone
+from pallas_kernels.platforms import alone_on_cpus
 from pallas_kernels.rank_select import (
     WORD,
     bit_sets,
@@ -281,7 +281,7 @@ def merge_rows(ids, *, rows, room):
     index = rank_index(pack(_padded(flags)))
     count = index.row_end[-1]
     find = lambda: jnp.where(inside, rank_of(index, jnp.where(inside, ids, 0)), room)
-    places = alone(count, find)
+    places = alone_on_cpus(count, find)
     # Written where they belong: to search for the flags takes three times as long.
     found = jnp.full(room, rows, jnp.int32).at[places].set(ids, mode="drop")
     return MergedRows(found, places, count)

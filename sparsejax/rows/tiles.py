@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.platforms import alone
+from pallas_kernels.platforms import alone_on_cpus
 from sparsejax.axes import as_varying, cond, varying_axes
 
 
@@ -74,7 +74,7 @@ class Tile:
         See `platforms.alone`: what is made of a tile is apart from how it was gathered.
         """
         types = axes_of(self._number)
-        return as_varying(alone(self._number, function, cond), types)
+        return as_varying(alone_on_cpus(self._number, function, cond), types)
 
 
 def each(

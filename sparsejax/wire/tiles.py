@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_kernels.platforms import alone
 from sparsejax.axes import as_varying, at_number, varying_axes, without_types
 from sparsejax.units import bits
 from sparsejax.units.entries import Source
@@ -54,13 +55,12 @@ def pack(
             at = number * tile
             # Added up here: what is searched for is one number, as where it is read.
             begin = first + at
-            found = _alone(number, (tile,), jnp.int32, lambda: _search(index, begin, tile))
+            found = alone(number, lambda: _search(index, begin, tile))
             units = found
             if units_of is not None:
                 place = functools.partial(lambda of: plain(of(part, found))[0], units_of)
-                units = _alone(number, (tile,), jnp.int32, place)
-            shape = (tile, *source.shape)
-            values = _alone(number, shape, array.dtype, lambda: source.read(units))
+                units = alone(number, place)
+            values = alone(number, lambda: source.read(units))
             places = Places(row)
             message = form.mark(message, part, places, found, at, here)
             put = functools.partial(forms.put, part=part)
@@ -101,17 +101,6 @@ def _search(index, first, tile):
     return bits.select(index, first[None], length=tile)[0]
 
 
-def _alone(tile, shape, dtype, function):
-    """Computes a function in kernels of its own.
-
-    XLA:CPU makes one loop of a gather, of all that computes its indices and of all that is
-    done with its result; not a part of it is vectorized then, and an entry takes 50 ns
-    where it takes 5 in three loops. A branch that is always taken keeps them apart: that
-    the number of a tile is never negative is more than XLA sees.
-    """
-    return lax.cond(tile >= 0, function, lambda: jnp.zeros(shape, dtype))
-
-
 def unpack(
     form: Form,
     message: jax.Array,
@@ -145,7 +134,7 @@ def unpack(
             places = Places(row)
             rank = at + lax.iota(jnp.int32, tile)
             search = lambda: _search(index, at, tile)
-            found = _alone(number, (tile,), jnp.int32, search)
+            found = alone(number, search)
             low = jnp.zeros_like(found)
             for plane, (begin, is_sent) in enumerate(places.planes):
                 octets = cut(begin + is_sent * (at >> 2), tile // 4)
