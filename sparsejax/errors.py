@@ -5,6 +5,7 @@ Each message names the leaf or argument, what it may be, its value, and the fix.
 
 import math
 import numbers
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -113,6 +114,14 @@ def wrong_state(name: str, needs: str, state: Any) -> StateError:
         f"{name} needs the state that its init makes, {needs}, got {given}. Make the state "
         "anew with sparsejax.init(tx, params, mesh), or use the scheme that has made it."
     )
+
+
+def check_regular(pattern: Any) -> None:
+    """Raises unless a pattern is a regular expression."""
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise RuleError(f"{pattern!r} is not a regular expression: {error}.") from None
 
 
 def check_positive(name: str, value: Any, least: float = 0, most: float = math.inf) -> None:

@@ -20,6 +20,7 @@ and the addition of rows to tables in place, so that a whole step costs what it 
 
 from sparsejax.rows.capacity import (
     Capacity as Capacity,
+    check_capacity as check_capacity,
     within_capacity as within_capacity,
 )
 from sparsejax.rows.lookup import lookup as lookup

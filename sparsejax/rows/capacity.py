@@ -93,12 +93,19 @@ def within_capacity(
     return carry[0] if single else carry
 
 
-def _rooms(paths, leaves, capacity):
-    """How much room there is to be for the rows of leaves, by their numbers."""
+def check_capacity(capacity: Any) -> Mapping[str, int]:
+    """A capacity by patterns of paths; raises where it cannot be one."""
     by_pattern = capacity if isinstance(capacity, Mapping) else {"": capacity}
     for pattern, room in by_pattern.items():
+        errors.check_regular(pattern)
         name = f"capacity of {pattern!r}" if pattern else "capacity"
         errors.check_whole(name, room, 1)
+    return by_pattern
+
+
+def _rooms(paths, leaves, capacity):
+    """How much room there is to be for the rows of leaves, by their numbers."""
+    by_pattern = check_capacity(capacity)
     tables = [at for at, leaf in enumerate(leaves) if is_row_grads(leaf)]
     listed = ", ".join(repr(paths[at]) for at in tables)
     if not tables:

@@ -107,6 +107,9 @@ def updated(
         listed = [path for path, leaf in pairs if is_row_grads(leaf)]
         if isinstance(error, SparsejaxError) or not listed:
             raise
+        arrays = jax.tree.map(tree.to_dense, grads, is_leaf=is_row_grads)
+        if not _takes(tx, arrays, state, params, extra):
+            raise  # it is not because of rows
         raise LeafError(
             f"the gradient of {listed[0]!r} is RowGrads, since sparsejax.lazy takes the "
             "rows that a loss has read, and something else in the chain fails with them. "
@@ -115,6 +118,15 @@ def updated(
             "row alone into lazy(...), and clip by sparsejax.clip_by_rank in front of the "
             f"synchronization. {type(error).__name__}: {error}"
         ) from error
+
+
+def _takes(tx, grads, state, params, extra):
+    """Whether a chain makes anything of gradients."""
+    try:
+        tx.update(grads, state, params, **extra)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def bounded(

@@ -2,7 +2,8 @@
 
 Each process places what it has, and nothing of a leaf's size is sent. That all hold alike
 what they are to hold alike is checked once, when a state is made: each process hashes its
-leaves, and only hashes go round.
+leaves, and only hashes go round. Where a mesh has devices of some processes only, as with
+JAX's own `device_put`, nothing is checked.
 """
 
 import hashlib
@@ -69,7 +70,7 @@ def _check_alike(on_host, call):
     """Raises on all processes if any has other leaves, or others numbers in one of them."""
     paths, leaves, _ = tree.flatten(on_host, call, rows=True)
     mine = [(path, x) for path, x in zip(paths, leaves, strict=True) if not _is_global(x)]
-    shapes = [(path, x.shape, x.dtype.str) for path, x in mine]
+    shapes = [(path, x.shape, x.dtype.name) for path, x in mine]
     of_shapes = _hash(repr(shapes).encode())
     hashes = np.stack([of_shapes, *[_hash(_octets(x)) for _, x in mine]])
     everyone = _of_all(np.stack([of_shapes, _hash(_octets(hashes))]))

@@ -85,7 +85,7 @@ class DataParallel:
         self._ids = ids
         self._param_specs = param_specs
         self._donate = donate
-        self._capacity = capacity
+        self._capacity = None if capacity is None else rows.check_capacity(capacity)
         self._compiled: dict[Any, Any] = {}
         self._last_step: jax.Array | None = None
 

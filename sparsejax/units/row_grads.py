@@ -97,7 +97,9 @@ class RowGrads:
                 f"{name}: the ids of these RowGrads were changed since they were made: "
                 "optax.scale, and all that computes with every array of the gradients, "
                 "computes with them, too. Put it in front of the gradients, as a factor of "
-                "the loss, or into sparsejax.lazy, which works on rows."
+                "the loss, or into sparsejax.lazy, which works on rows. Ids that were only "
+                "copied, as by jax.device_put, are known again by "
+                "sparsejax.RowGrads.marked(ids, rows, shape)."
             )
         if self.ids.ndim != 1 or not jnp.issubdtype(self.ids.dtype, jnp.integer):
             raise ArgumentError(

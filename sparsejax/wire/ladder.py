@@ -51,7 +51,8 @@ _SHARE_AT_ONCE = 6
 # The step from one long message to the next where none is followed by another: down to a
 # third of the longest, since each is a branch to compile.
 _CLOSE, _NEAR = 2 ** (1 / 12), 3
-# So many of the longest may be the last after others: down to half of the longest.
+# So many of the longest may be the last after others, since each is a branch to compile:
+# down to half of the longest, so what just exceeds one message sends half as much more.
 _LAST = 12
 # Entries, and numbers of all their values, that are packed at a time: they fill the caches,
 # and hide the overhead.

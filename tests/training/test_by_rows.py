@@ -105,6 +105,29 @@ def test_a_run_with_a_capacity_is_the_dense_run():
         trained(tx, 2, capacity={"sellers": 4})
 
 
+@pytest.mark.parametrize(
+    ("capacity", "error", "match"),
+    [
+        ({"(": 3}, errors.RuleError, r"'\(' is not a regular expression"),
+        ({3: 3}, errors.RuleError, "3 is not a regular expression"),
+        (0, errors.ArgumentError, "capacity must be a positive int, got 0"),
+        ({"users": 1.5}, errors.ArgumentError, "capacity of 'users' must be .* got 1.5"),
+    ],
+)
+def test_a_capacity_that_cannot_be_one_is_refused_at_once(capacity, error, match):
+    tx, mesh = optax.sgd(0.1), mesh_of(2)
+    with pytest.raises(error, match=match):
+        sparsejax.data_parallel(lambda params, batch: 0.0, tx, mesh, capacity=capacity)
+
+
+def test_what_fails_with_arrays_too_is_not_blamed_on_rows():
+    plateau = optax.contrib.reduce_on_plateau()
+    tx = optax.chain(ZEN, plateau, sparsejax.lazy(optax.sgd(0.1)))
+    with pytest.raises(TypeError, match="value") as caught:
+        trained(tx, 2)
+    assert not isinstance(caught.value, errors.SparsejaxError)
+
+
 ROWS = sgd_of_rows([])
 
 

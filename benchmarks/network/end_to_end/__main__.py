@@ -6,6 +6,7 @@ import statistics
 import sys
 import tempfile
 
+from benchmarks.data import clicks
 from benchmarks.harness import figure, sides, table
 from benchmarks.harness.record import Recorder, say
 from benchmarks.harness.table import Column
@@ -67,7 +68,10 @@ def _about(settings):
     """What a row says of its task."""
     if settings.task == "language":
         return f"tables of {settings.width} columns"
-    return f"{settings.rows:,} rows, {settings.ids} ids"
+    about = f"{settings.rows:,} rows, {settings.ids} ids"
+    if settings.examples != clicks.BATCH:
+        about += f", {settings.examples:,} examples a host"
+    return about
 
 
 def _step(row):

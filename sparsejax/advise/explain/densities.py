@@ -176,7 +176,7 @@ def listed(ids: Mapping[str, int] | None) -> Listed:
             f"{{'embedding': 8192}}, got {ids!r}."
         )
     for pattern, number in ids.items():
-        _check_regular(pattern)
+        errors.check_regular(pattern)
         errors.check_whole(f"ids of {pattern!r}", number, 1)
     return Listed(tuple(ids.items()))
 
@@ -218,14 +218,7 @@ def densities(density: Density | None, ranks: int) -> Densities:
 
 def _check_pattern(pattern, share):
     errors.check_between(f"density of {pattern!r}" if pattern else "density", share, 0, 1)
-    _check_regular(pattern)
-
-
-def _check_regular(pattern):
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise RuleError(f"{pattern!r} is not a regular expression: {error}.") from None
+    errors.check_regular(pattern)
 
 
 def _is_profile(density):
