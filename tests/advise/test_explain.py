@@ -576,6 +576,7 @@ a_module = Flax()
         ([*MODEL, "--ids", "embedding=many"], "ids are written PATTERN=NUMBER"),
         ([*MODEL, "--ids", "embedding=0"], "ids of 'embedding' must be a positive int"),
         ([*MODEL, "--ids", "nothing=7"], "ids of 'nothing' match no leaf"),
+        ([*MODEL, "--ids", "bias=7"], "by rows. Those are: 'embedding'"),
         ([*MODEL, *MODEL], "given twice"),
         (["a:b", *MODEL], "not both"),
         (["--leaf", "w=4x4:garbage"], "garbage"),

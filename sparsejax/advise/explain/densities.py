@@ -147,20 +147,26 @@ class Listed:
 
     by_pattern: tuple[tuple[str, int], ...] = ()
 
-    def check(self, paths: Sequence[str]) -> None:
-        """Raises where a pattern matches no leaf."""
+    def check(self, leaves: Mapping[str, Any]) -> None:
+        """Raises where a pattern matches no leaf, by paths, that can be read by rows."""
+        tables = [path for path, leaf in leaves.items() if _is_table(leaf)]
         for pattern, _ in self.by_pattern:
-            if pattern and not any(re.search(pattern, path) for path in paths):
+            if pattern and not any(re.search(pattern, path) for path in tables):
                 raise RuleError(
-                    f"the ids of {pattern!r} match no leaf. The leaves are: "
-                    + ", ".join(repr(path) for path in paths)
+                    f"the ids of {pattern!r} match no leaf of two axes or more, which a "
+                    "loss can read by rows. Those are: "
+                    + (", ".join(map(repr, tables)) or "none")
                     + "."
                 )
 
     def of(self, path: str, leaf: Any) -> int:
         """How many ids a rank lists of a leaf; 0 where its gradient is an array."""
         found = (n for pattern, n in self.by_pattern if re.search(pattern, path))
-        return next(found, 0) if len(leaf.shape) >= 2 and leaf.size else 0
+        return next(found, 0) if _is_table(leaf) else 0
+
+
+def _is_table(leaf):
+    return len(leaf.shape) >= 2 and leaf.size > 0
 
 
 NONE = Listed()

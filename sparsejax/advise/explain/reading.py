@@ -85,9 +85,11 @@ def groups_of(
             "there is no sparsejax synchronization in this transformation: put "
             "sparsejax.zen_sync() first in its chain."
         )
-    paths = [path for exchange in seen.exchanges for path in exchange.paths]
-    known.check(paths)
-    listed.check(paths)
+    leaves: dict[str, Any] = {}
+    for exchange in seen.exchanges:
+        leaves |= zip(exchange.paths, exchange.leaves, strict=True)
+    known.check(list(leaves))
+    listed.check(leaves)
     groups = []
     for exchange in seen.exchanges:
         exchange.part.assignment.check_ranks(hosts)
