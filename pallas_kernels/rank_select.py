@@ -232,12 +232,9 @@ def run_ends(words: jax.Array, length: int) -> jax.Array:
 def rank_of(index: RankIndex, positions: jax.Array) -> jax.Array:
     """How many bits lie below each position, which must be in range."""
     word = positions >> 5
-    row = lax.div(word, np.int32(index.row))
-    before = jnp.where(row > 0, _at(index.row_end, jnp.maximum(row - 1, 0)), 0)
-    bits = _at(index.words, word)
     below = (jnp.uint32(1) << (positions & (WORD - 1)).astype(jnp.uint32)) - 1
-    from_here = lax.population_count(bits & ~below).astype(jnp.int32)
-    return before + _at(index.inside, word) - from_here
+    from_here = lax.population_count(_at(index.words, word) & ~below).astype(jnp.int32)
+    return bits_to(index, word) - from_here
 
 
 @jax.jit

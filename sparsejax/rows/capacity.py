@@ -117,10 +117,10 @@ def _rooms(paths, leaves, capacity):
     rooms, used = {}, set()
     for at in tables:
         leaves[at].check(f"the gradient of {paths[at]!r}")
-        match = next((p for p in by_pattern if re.search(p, paths[at])), None)
-        used |= {p for p in by_pattern if re.search(p, paths[at])}
-        if match is not None and by_pattern[match] < leaves[at].capacity:
-            rooms[at] = by_pattern[match]
+        matching = [p for p in by_pattern if re.search(p, paths[at])]
+        used |= {*matching}
+        if matching and by_pattern[matching[0]] < leaves[at].capacity:
+            rooms[at] = by_pattern[matching[0]]
     unused = [pattern for pattern in by_pattern if pattern not in used]
     if unused:
         raise RuleError(
@@ -159,5 +159,5 @@ def _short(grads: RowGrads, merge: Merge, room: int) -> RowGrads:
 
 
 def _typed_as(old, new):
-    """What a turn returns, typed as what it was given."""
+    """The arrays that a turn returns, varying over the axes of those that it was given."""
     return as_varying(new, varying_axes(old))

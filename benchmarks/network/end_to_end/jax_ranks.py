@@ -1,7 +1,6 @@
 """One host: training by every side of the library, and densely."""
 
 import functools
-import gc
 import hashlib
 import itertools
 import time
@@ -130,4 +129,3 @@ def rank(settings: Settings) -> None:
 
         for group in [names] if together else [[name] for name in names]:
             turns(group)
-            gc.collect()  # a trainer and what it has compiled refer to each other
