@@ -160,8 +160,6 @@ def bit_sets(words: jax.Array, lanes: int = 0, counts: jax.Array | None = None) 
         counts: int32 [parts], how many bits each part has, where that is known.
     """
     parts, part_words = words.shape
-    if is_elsewhere():
-        lanes = words.size  # Rows of a word: how many bits there are up to each.
     search = rank_index(words.reshape(-1), lanes=lanes)
     if counts is not None:
         return BitSets(words, counts, running_sum(counts) - counts, search)
@@ -190,35 +188,52 @@ def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
     Returns:
         int32 [parts, length]. Beyond a part's count the entry means nothing.
     """
-    if is_elsewhere():
-        return _slots_that_write(sets, first, length)
     parts, words = sets.words.shape
     flat = select(sets.search, sets.starts + first, length=length)
     return flat - np.arange(parts, dtype=np.int32)[:, None] * (words * WORD)
 
 
-def _slots_that_write(sets, first, length):
+def slots_of(
+    words: jax.Array, first: jax.Array, length: int, counts: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """`slots` of sets of which nothing else is wanted, and how many each part has.
+
+    Args:
+        words: uint32 [parts, words], the bits.
+        first: The rank of the first slot.
+        length: How many ranks.
+        counts: int32 [parts], how many bits each part has, where that is known.
+    """
+    if is_elsewhere():
+        return _slots_that_write(words, first, length)
+    sets = bit_sets(words, len(words) * length, counts)
+    return slots(sets, first, length), sets.counts
+
+
+@untyped
+@functools.partial(jax.jit, static_argnames="length")
+def _slots_that_write(words, first, length):
     """`slots`, each of which finds its rank and writes itself there."""
-    parts, words = sets.words.shape
-    shape = (parts, words, WORD)
+    parts, row = words.shape
+    counts = lax.population_count(words).astype(jnp.int32)
+    # The barrier keeps XLA from counting again for every bit.
+    words, ends = lax.optimization_barrier((words, running_sum(counts)))
+    shape = (parts, row, WORD)
     part, word, bit = (lax.broadcasted_iota(jnp.int32, shape, i) for i in range(3))
-    own = sets.words[..., None]
-    below = (jnp.uint32(1) << bit.astype(jnp.uint32)) - 1
-    ends = sets.search.row_end[: parts * words].reshape(parts, words, 1)
-    from_here = lax.population_count(own & ~below).astype(jnp.int32)
-    rank = ends - from_here - (sets.starts + first)[:, None, None]
-    is_there = (own >> bit.astype(jnp.uint32)) & 1 != 0
-    is_there = is_there & (rank >= 0) & (rank < length)
+    here = words[..., None] >> bit.astype(jnp.uint32)
+    from_here = lax.population_count(here).astype(jnp.int32)
+    rank = ends[..., None] - from_here - first
+    is_there = (here & 1 != 0) & (rank >= 0) & (rank < length)
     slot = word * WORD + bit
     # No two of those that are left out are alike, unless int32 ends.
-    behind = jnp.minimum(part * (words * WORD) + slot, 2**31 - 1 - parts * length)
+    behind = jnp.minimum(part * (row * WORD) + slot, 2**31 - 1 - parts * length)
     place = jnp.where(is_there, part * length + rank, parts * length + behind)
     # Filled with a number of its own: of equal arrays XLA makes one, and copies of it.
-    found = jnp.broadcast_to(sets.starts[-1], parts * length)
+    found = jnp.broadcast_to(ends[-1, -1], parts * length)
     found = found.at[place.reshape(-1)].set(
         slot.reshape(-1), mode="drop", unique_indices=True, wrap_negative_indices=False
     )
-    return found.reshape(parts, length)
+    return found.reshape(parts, length), ends[:, -1]
 
 
 def run_ends(words: jax.Array, length: int) -> jax.Array:

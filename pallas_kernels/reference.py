@@ -17,14 +17,13 @@ from pallas_kernels import hashing, striping
 from pallas_kernels.platforms import alone_on_cpus
 from pallas_kernels.rank_select import (
     WORD,
-    bit_sets,
     nonzero,
     pack,
     rank_index,
     rank_of,
     running_sum,
     select,
-    slots as slots_of,
+    slots_of,
 )
 from pallas_kernels.types import untyped
 
@@ -197,13 +196,13 @@ def partition_dense(x, seeds, *, parts, hashes, slots, serial, threshold=None):
 def partition_by_bits(x, *, parts, capacity, seed=0, threshold=None):
     """Each part's chosen elements by the striped hash, ascending by slot."""
     flags = chosen(x, threshold)
-    sets = bit_sets(striping.split(flags, parts, seed), parts * capacity)
-    slot = slots_of(sets, jnp.int32(0), capacity)
+    words = striping.split(flags, parts, seed)
+    slot, counts = slots_of(words, jnp.int32(0), capacity)
     part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
     units = striping.invert(part, slot, x.size, parts, seed)
-    used = lax.iota(jnp.int32, capacity) < sets.counts[:, None]
+    used = lax.iota(jnp.int32, capacity) < counts[:, None]
     left = flags.at[jnp.where(used, units, x.size).reshape(-1)].set(False, mode="drop")
-    return Partitioned(jnp.where(used, units, EMPTY), sets.counts, left)
+    return Partitioned(jnp.where(used, units, EMPTY), counts, left)
 
 
 def threshold_hash(x, threshold, seed, slots):

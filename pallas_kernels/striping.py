@@ -68,6 +68,9 @@ def split(flags: jax.Array, parts: int, seed: int) -> jax.Array:
     whole = jnp.pad(flags, (0, parts * per_part - flags.size))
     words = pack(whole).reshape(parts, -1)
     masks = _turn_words(lax.iota(jnp.uint32, per_part // WORD), parts, seed)
+    if is_elsewhere():
+        # Else XLA hashes the words of each step by itself.
+        masks = lax.optimization_barrier(masks)
     for k, mask in enumerate(masks):
         # A gather of rows; jnp.roll is a concatenation, eight times slower on CPUs.
         # Fused with the next step, each step would do all those before it twice. On GPUs

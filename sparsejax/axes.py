@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jax_core
 
@@ -78,7 +79,7 @@ def assume_same(x: jax.Array, axis_name: AxisName) -> jax.Array:
     return as_invarying(x, frozenset(axis_names(axis_name)))
 
 
-def at_number(x: jax.Array, number: jax.Array) -> jax.Array:
+def at_number(x: jax.Array, number: Any) -> jax.Array:
     """x[number], of a number that is known to be in range: no test is compiled."""
     return lax.dynamic_index_in_dim(x, number, keepdims=False, allow_negative_indices=False)
 
@@ -98,16 +99,48 @@ def cond(
     shapes = [shape for _, shape in traced]
     types = jax.tree.map(lambda a, b: varying_axes(a) | varying_axes(b), *shapes)
 
-    def typed(program, shape):
+    structure = jax.tree.structure(shapes[0])
+    together = _together(jax.tree.leaves(shapes[0]), jax.tree.leaves(types))
+
+    def typed(program):
         def run(*operands):
             leaves = jax_core.jaxpr_as_fun(program)(*jax.tree.leaves(operands))
-            results = jax.tree.unflatten(jax.tree.structure(shape), leaves)
-            return jax.tree.map(as_varying, results, types)
+            leaves = map(as_varying, leaves, jax.tree.leaves(types))
+            return _stacked(list(leaves), together)
 
         return run
 
-    yes, no = (typed(*side) for side in traced)
-    return lax.cond(predicate, yes, no, *operands)
+    yes, no = (typed(program) for program, _ in traced)
+    done = lax.cond(predicate, yes, no, *operands)
+    return jax.tree.unflatten(structure, _unstacked(done, together))
+
+
+def _together(shapes: list[Any], types: list[Any]) -> list[list[int]]:
+    """Which results of a choice are returned as one array: numbers alike, on GPUs.
+
+    There each number that a branch returns is a kernel of its own, and all of them, as one
+    array, are one.
+    """
+    groups: dict[Any, list[int]] = {}
+    for i, (shape, type_) in enumerate(zip(shapes, types, strict=True)):
+        alike = is_elsewhere() and not shape.shape
+        groups.setdefault((shape.dtype, type_) if alike else i, []).append(i)
+    return list(groups.values())
+
+
+def _stacked(leaves, together):
+    """The results by groups, several numbers as one array."""
+    groups = [[leaves[i] for i in group] for group in together]
+    return [jnp.stack(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _unstacked(groups, together):
+    """Inverse of `_stacked`."""
+    leaves = {}
+    for numbers, group in zip(groups, together, strict=True):
+        alone = len(group) == 1
+        leaves |= {i: numbers if alone else numbers[k] for k, i in enumerate(group)}
+    return [leaves[i] for i in sorted(leaves)]
 
 
 def resolve(axis_name: AxisName | None, what: str) -> AxisName:

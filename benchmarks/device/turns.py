@@ -81,8 +81,10 @@ class Stage:
         rounds, last = divmod(self.need, self.ladder.top)
         rungs = [self.ladder.rungs[-1]] * rounds
         if last:
-            lowest = self.ladder.after if self.ladder.at_once and rounds else 0
-            rungs.append(next(r for r in self.ladder.rungs[lowest:] if r.capacity >= last))
+            sizes = self.ladder.rungs
+            if self.ladder.at_once and rounds:
+                sizes = [sizes[i] for i in self.ladder.finals]
+            rungs.append(next(r for r in sizes if r.capacity >= last))
         sent = 4 * self.messages * sum(rung.words for rung in rungs)
         return sent + self.rest < self.dense
 
@@ -195,7 +197,9 @@ class Turns:
             return [found.count(i) / max(len(found), 1) for i in range(branches)]
         if place and place[-1] in (SIDES, LAST):
             stage = self.stages[self.stage(place)]
-            last = stage.rounds[-1][0] - stage.ladder.after if stage.rounds else 0
+            last = stage.rounds[-1][0] if stage.rounds else 0
+            finals = stage.ladder.finals
+            last = finals.index(last) if last in finals else 0
             taken = stage.side if place[-1] == SIDES else last
             return [float(i == taken) for i in range(branches)]
         if place[-2:] == CHOICE and place[-3] in CHOICES and branches == 2:

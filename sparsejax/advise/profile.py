@@ -27,6 +27,7 @@ from jax.core import Tracer
 from sparsejax import axes, schemes
 from sparsejax.axes import AxisName
 from sparsejax.errors import PlanError
+from sparsejax.schemes.base import Traffic
 from sparsejax.schemes.forecast import Load, merged
 from sparsejax.schemes.zen import growth
 from sparsejax.transforms.buckets import Bucket, ByRules, Rules
@@ -138,7 +139,7 @@ def profile_from_state(
                 f"the state has no group {bucket.name!r}; it has {sorted(traffics)}. Pass "
                 "the state, the parameters and the rules of one zen_sync."
             )
-        traffic, curve = traffics[bucket.name], growth.unknown()
+        traffic, curve = Traffic.of_one(traffics[bucket.name]), growth.unknown()
         if isinstance(scheme_states[bucket.name], schemes.ZenState):
             curve = tree.here(scheme_states[bucket.name].curve)
         ends = traffic.density_before, traffic.density_after

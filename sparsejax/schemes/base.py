@@ -79,6 +79,16 @@ class Traffic(NamedTuple):
         """All bytes that were needed."""
         return self.push.payload + self.pull.payload
 
+    def as_one(self) -> jax.Array:
+        """All of it as one array, float32 [numbers]: see `of_one`."""
+        return jnp.stack(jax.tree.leaves(self))
+
+    @classmethod
+    def of_one(cls, numbers: jax.Array) -> "Traffic":
+        """Inverse of `as_one`, of numbers along the last axis."""
+        each = [numbers[..., i] for i in range(13)]
+        return cls(Stage(*each[:4]), Stage(*each[4:8]), *each[8:])
+
 
 class Reduced(NamedTuple):
     """The result of a scheme.

@@ -35,7 +35,6 @@ from sparsejax.errors import AxisError, NeedsRanks, StateError
 from sparsejax.schemes import AllReduce
 from sparsejax.schemes.base import (
     LossyScheme,
-    Traffic,
     add_traffic,
     no_traffic,
     sum_of_shared,
@@ -69,13 +68,13 @@ class ExchangeState(NamedTuple):
     Attributes:
         schemes: The scheme's state of each bucket; `PerRank`, though alike on all ranks,
             for a lossy scheme, whose state follows the numbers and so differs by shard.
-        traffic: What was sent the last time, by bucket.
+        traffic: What was sent the last time, by bucket: see `Traffic.as_one`.
         totals: What was sent since the first state.
         reduction: The reduction, for those who give the state to another number of ranks.
     """
 
     schemes: dict[str, Any]
-    traffic: dict[str, Traffic]
+    traffic: dict[str, jax.Array]
     totals: Totals
     reduction: Reduction
 
@@ -136,7 +135,7 @@ class Exchange:
                 state = _by_shard(as_varying(state, over), bucket, wire)
             states[bucket.name] = state
         # Each its own arrays: a state that is donated may hold none twice.
-        traffic = {bucket.name: no_traffic() for bucket in buckets}
+        traffic = {bucket.name: no_traffic().as_one() for bucket in buckets}
         return ExchangeState(states, traffic, Totals.zero(), Reduction(self.mean))
 
     def _wire_if_known(self):
@@ -248,7 +247,7 @@ class Exchange:
         sent: dict[int, Any] = {}
         left: dict[int, Any] = {}
         schemes: dict[str, Any] = {}
-        traffic: dict[str, Traffic] = {}
+        traffic: dict[str, jax.Array] = {}
         shared = [None if dense else joint.is_shared(leaf) for leaf in accumulated]
         given = _Given(accumulated, likes, ids, wire, dense)
         exchanged = []
@@ -260,6 +259,7 @@ class Exchange:
             kept = joint.kept(after, befores)
             schemes |= dict(zip(names, kept, strict=True))
             parts = joint.shared_out(counts, joined, accumulated)
+            parts = [part.as_one() for part in parts]
             traffic |= dict(zip(names, parts, strict=True))
             exchanged.append(counts)
             sent |= totals

@@ -23,6 +23,7 @@ from pallas_kernels.rank_select import (
     rank_index as rank_index,
     select as select,
     slots as slots,
+    slots_of as slots_of,
     unpack as unpack,
 )
 

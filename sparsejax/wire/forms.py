@@ -7,7 +7,7 @@ message, where nobody looks.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +88,7 @@ class Form:
             *planes,
         ]
 
-    def places(self, rung: jax.Array) -> jax.Array:
+    def places(self, rung: jax.typing.ArrayLike) -> jax.Array:
         """The places of the parts of a message, as one array: see `Places`."""
         return at_number(jnp.asarray(self.table), rung)
 
@@ -176,6 +176,72 @@ class Places:
         self.string, self.length, self.values, self.has_lanes, *numbers = numbers
         self.has_string, self.shift, *planes = numbers
         self.planes = list(zip(planes[::2], planes[1::2], strict=True))
+
+
+class Lengths(NamedTuple):
+    """What follows from how much there is to send, where all goes at once.
+
+    One array: it is made by one kernel, and whoever needs a number in a branch reads it
+    there, where each that was handed to the branch would be a kernel of its own.
+
+    Attributes:
+        numbers: int32, in the order of the properties; the places of the first message,
+            and of the last.
+    """
+
+    numbers: jax.Array
+
+    @classmethod
+    def of(cls, form: Form, need: jax.Array) -> "Lengths":
+        """Those of messages for parts of which the fullest has so many entries."""
+        ladder, top = form.ladder, np.int32(form.ladder.top)
+        first = lax.div(jnp.maximum(need, 1) - 1, top) * top
+        rest = need - first
+        final, follows = ladder.final(rest)
+        rung = jnp.where(first > 0, follows, ladder.rung(rest))
+        numbers = jnp.stack([need, first, rest, rung, final])
+        places = [form.places(number) for number in (ladder.rung(need), rung)]
+        return cls(lax.optimization_barrier(jnp.concatenate([numbers, *places])))
+
+    def side(self, sides: int) -> jax.Array:
+        """Which of the sides: nothing, one message of a rung, or several."""
+        one = jnp.where(self.need > 0, self.rung + 1, 0)
+        return jnp.where(self.first > 0, sides - 1, one)
+
+    @property
+    def need(self) -> jax.Array:
+        """Entries of the fullest part."""
+        return self.numbers[0]
+
+    @property
+    def first(self) -> jax.Array:
+        """The rank of the first entry of the last message."""
+        return self.numbers[1]
+
+    @property
+    def rest(self) -> jax.Array:
+        """Entries of the last message."""
+        return self.numbers[2]
+
+    @property
+    def rung(self) -> jax.Array:
+        """Its rung."""
+        return self.numbers[3]
+
+    @property
+    def final(self) -> jax.Array:
+        """The place of its rung among those of messages that follow others."""
+        return self.numbers[4]
+
+    @property
+    def first_places(self) -> jax.Array:
+        """The places of the parts of the first message."""
+        return self.numbers[5 : 5 + (self.numbers.size - 5) // 2]
+
+    @property
+    def last_places(self) -> jax.Array:
+        """The places of the parts of the last message."""
+        return self.numbers[5 + (self.numbers.size - 5) // 2 :]
 
 
 def whole_tiles(entries: int, tile: int) -> int:

@@ -15,8 +15,9 @@ that its bytes no longer matter.
 
 On GPUs each round, and each look for another, asks the host: a second round is taken for
 what exceeds the top rung alone. So the top rung holds a sixth of the array, of what goes
-to owners a 32nd, those near it are a sixteenth apart, which wastes 3%, and buffers are as
-large as the top rung, whatever is sent.
+to owners a 32nd, those near it are an eighth apart, which wastes 6%, and buffers are as
+large as the top rung, whatever is sent. The bottom one is where all messages of a rank take
+64 KB together.
 
 Tried before: a ladder whose branches hold the whole exchange compiled in 13 s with five
 rungs, and rounds of one fixed size waste most of a round at low density or need hundreds of
@@ -24,6 +25,7 @@ rounds at high density.
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -44,16 +46,18 @@ _SHORT = 1024  # bytes; a shorter message costs its latency
 ROUND = 1 << 18
 # Bytes of the values in a rank's messages above which another round hardly weighs.
 _TOP = 16 * ROUND
+# Bytes of all messages of a rank below which, on GPUs, it does not matter how many.
+_FEW = ROUND // 4
 # The share of a larger array: buffers for messages stay small beside it, and rounds few.
 _SHARE = 32
 # The share of any array on GPUs, where messages are sums or go to all.
 _SHARE_AT_ONCE = 6
 # The step from one long message to the next where none is followed by another: down to a
 # third of the longest, since each is a branch to compile.
-_CLOSE, _NEAR = 2 ** (1 / 12), 3
-# So many of the longest may be the last after others, since each is a branch to compile:
-# down to half of the longest, so what just exceeds one message sends half as much more.
-_LAST = 12
+_CLOSE, _NEAR = 2 ** (1 / 6), 3
+# How far apart the sizes of a message are that follows others, down to about half of the
+# longest: what just exceeds one message sends half as much more.
+_FINAL = 1.38
 # Entries, and numbers of all their values, that are packed at a time: they fill the caches,
 # and hide the overhead.
 _TILE = 1 << 13
@@ -94,14 +98,41 @@ class Ladder:
 
     def rung(self, need: jax.Array) -> jax.Array:
         """The lowest rung with room for `need` entries; the top one if none has."""
-        capacities = jnp.array([rung.capacity for rung in self.rungs], jnp.int32)
-        above = jnp.sum(capacities < need, dtype=jnp.int32)
-        return jnp.minimum(above, len(self.rungs) - 1)
+        capacities = [rung.capacity for rung in self.rungs]
+        return jnp.minimum(self._below(capacities, need), len(self.rungs) - 1)
 
-    @property
-    def after(self) -> int:
-        """The lowest rung of a message that follows others, where all goes at once."""
-        return max(0, len(self.rungs) - _LAST)
+    def _below(self, capacities, need):
+        """How many of some capacities are below the need."""
+        if self.at_once:
+            # One by one: a sum of more than a few is a kernel of its own on GPUs.
+            return sum(
+                (need > room).astype(jnp.int32) for room in map(np.int32, capacities)
+            )
+        return jnp.sum(jnp.array(capacities, jnp.int32) < need, dtype=jnp.int32)
+
+    @functools.cached_property
+    def finals(self) -> tuple[int, ...]:
+        """The numbers of the rungs of messages that follow others, where all goes at once.
+
+        Each is a branch to compile: they are `_FINAL` apart, and the lowest holds about
+        half, or less.
+        """
+        numbers = [len(self.rungs) - 1]
+        for number, rung in reversed(list(enumerate(self.rungs))):
+            lowest = self.rungs[numbers[-1]].capacity
+            if lowest > 0.6 * self.top and _FINAL * rung.capacity <= lowest:
+                numbers.append(number)
+        return tuple(reversed(numbers))
+
+    def final(self, need: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The rung of a message for `need` entries that follows others.
+
+        Returns:
+            Its place in `finals`, and its number.
+        """
+        rooms = [self.rungs[number].capacity for number in self.finals]
+        place = jnp.minimum(self._below(rooms, need), len(rooms) - 1)
+        return place, jnp.array(self.finals, jnp.int32)[place]
 
     def next_message(self, need: jax.Array, messages: int) -> tuple[jax.Array, jax.Array]:
         """The rung of the next message where `need` entries are left, and its entries.
@@ -151,7 +182,8 @@ class Ladder:
             taken.append(self.rungs[low if followed else high])
             need -= taken[-1].capacity
         if self.at_once and len(taken) > 1:
-            taken[-1] = max(taken[-1], self.rungs[self.after], key=lambda r: r.capacity)
+            finals = [self.rungs[i] for i in self.finals]
+            taken[-1] = next(r for r in finals if r.capacity >= taken[-1].capacity)
         return taken
 
     def _lowest(self, need):
@@ -168,10 +200,12 @@ class Ladder:
         last = jnp.where(rest > 0, table[self.rung(rest)], 0.0)
         if self.at_once:
             follows = (need > self.top) & (rest > 0)
-            last = jnp.where(follows, jnp.maximum(last, table[self.after]), last)
+            last = jnp.where(follows, table[self.final(rest)[1]], last)
         return lax.div(need, np.int32(self.top)).astype(jnp.float32) * table[-1] + last
 
-    def needed_bytes(self, count: jax.Array, rung: jax.Array) -> jax.Array:
+    def needed_bytes(
+        self, count: jax.typing.ArrayLike, rung: jax.typing.ArrayLike
+    ) -> jax.Array:
         """Bytes that `count` entries need in the code of a rung, padding left out."""
         count = jnp.asarray(count, jnp.float32)
         terms = [rung.code.needed_terms(self.width) for rung in self.rungs]
@@ -220,7 +254,8 @@ def ladder(
         words = 1 + code.words(room, width) + room * unit_bytes // 4
         if not rungs or words < rungs[-1].words:
             rungs.append(Rung(room, code, words))
-        if 4 * words <= _SHORT or room <= _LANES:
+        is_short = 4 * words <= _SHORT or (at_once and 4 * words * parts <= _FEW)
+        if is_short or room <= _LANES:
             break
         is_long = at_once and 4 * words * parts > ROUND and _NEAR * wanted > top
         wanted /= min(ratio, _CLOSE) if is_long else ratio

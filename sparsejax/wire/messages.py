@@ -35,7 +35,7 @@ from sparsejax.axes import as_varying, by_platform, varying_axes
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, collectives, tiles, whole
-from sparsejax.wire.forms import Form
+from sparsejax.wire.forms import Form, Lengths
 from sparsejax.wire.ladder import Ladder
 
 
@@ -159,7 +159,8 @@ class _Stage:
 
     @classmethod
     def of(cls, ladder, channel, slots, source, fold):
-        rows = max(channel.sources, len(slots.counts))
+        parts = len(slots.counts)
+        rows = parts if ladder.at_once else max(channel.sources, parts)
         form = Form(ladder, source.shape, source.wire_dtype, rows)
         wire_bytes = np.zeros(len(ladder.rungs), np.float32)
         axes = slots.axes | source.axes
@@ -194,6 +195,17 @@ class _Stage:
 
         return send
 
+    def receiver(self, number: int) -> Callable[[jax.Array], jax.Array]:
+        """From messages to those received, in a buffer with room for any, at a rung."""
+        words = self.ladder.rungs[number].words
+
+        def send(message):
+            received, self.wire_bytes[number] = self.channel.send(message[:, :words])
+            received = as_varying(received, varying_axes(message))
+            return jnp.pad(received, ((0, 0), (0, self.form.room - words)))
+
+        return send
+
     def received(self, buffer: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The messages that arrived, and how many entries each source has in all."""
         received = self.channel.received(buffer[: self.channel.sources])
@@ -221,53 +233,66 @@ class _Stage:
         and the last all but the last message, and then that. So what packs the message and
         unpacks it stands around the switch; the rounds have their own, in a loop.
         """
-        ladder, top = self.ladder, np.int32(self.ladder.top)
-        rungs = len(ladder.rungs)
-        full = lax.div(jnp.maximum(need, 1) - 1, top)  # rounds before the last message
-        rest = need - full * top
-        lowest = jnp.where(full > 0, ladder.after, 0)
-        last = full * top, rest, jnp.maximum(ladder.rung(rest), lowest)
-        senders = [self.sender(number) for number in range(rungs)]
-        alone = [lambda *given, s=s: (s(*given), self.start) for s in senders]
+        ladder, form, top = self.ladder, self.form, self.ladder.top
+        lengths = Lengths.of(form, need)
+        senders = [self.receiver(number) for number in range(len(ladder.rungs))]
+        alone = [lambda message, start, s=s: (s(message), start) for s in senders]
 
-        def nothing(message, *rows):
-            del rows
-            return message, self.start
+        def pack(first, length, places):
+            return whole.pack(
+                form, self.slots, self.source, first, length, places, self.axes
+            )
 
-        def several(message, *rows):
+        def unpack(arrived, first, length, places, carry):
+            message, counts = arrived
+            fold = self.fold
+            return whole.unpack(form, message, counts, first, length, places, fold, carry)
+
+        def nothing(message, start):
+            del message
+            empty = jnp.zeros((self.channel.sources, form.room), jnp.uint32)
+            return as_varying(empty, self.axes), start
+
+        def several(message, start):
+            longest = form.places(np.int32(len(senders) - 1))
+
             def turn(state):
                 first, carry, message = state
-                arrived = self.received(senders[-1](message, *rows))
-                here = first, top, jnp.int32(rungs - 1)
-                carry = self.unpack(whole.unpack, arrived, *here, carry)
-                first, left = first + top, need - first - top
-                rung = jnp.maximum(ladder.rung(left), ladder.after)
-                here = first, jnp.minimum(left, top), rung
-                return first, carry, self.pack(whole.pack, *here)
+                arrived = self.received(senders[-1](message))
+                carry = unpack(arrived, first, np.int32(top), longest, carry)
+                first, left = first + top, lengths.need - first - top
+                # Only what is then the rest goes in a shorter one.
+                places = jnp.where(left > top, longest, lengths.last_places)
+                return first, carry, pack(first, jnp.minimum(left, top), places)
 
-            state = jnp.int32(0), self.start, message
-            more = lambda state: need - state[0] > top
+            state = jnp.int32(0), start, message
+            more = lambda state: lengths.need - state[0] > top
             _, carry, message = lax.while_loop(more, turn, state)
-            which = last[2] - ladder.after
-            return lax.switch(which, senders[ladder.after :], message, *rows), carry
+            finals = [senders[number] for number in ladder.finals]
+            return lax.switch(lengths.final, finals, message), carry
 
-        length = jnp.minimum(need, top)
-        message = self.pack(whole.pack, jnp.int32(0), length, ladder.rung(need))
-        which = jnp.where(full > 0, rungs + 1, jnp.where(need > 0, last[2] + 1, 0))
-        rows = collectives.unseen_numbers(len(self.slots.counts))
+        message = pack(jnp.int32(0), jnp.minimum(need, top), lengths.first_places)
         sides = [nothing, *alone, several]
-        message, carry = lax.switch(which, sides, message, *rows)
-        arrived = self.received(message)
-        carry = self.unpack(whole.unpack, arrived, *last, carry)
-        counts = arrived[1]
-        expected = counts if typical is None else typical
-        sent = jnp.asarray(self.wire_bytes)
+        # XLA would make zeros, of which it knows, once more on every side.
+        start = lax.optimization_barrier(self.start)
+        arrived, carry = lax.switch(lengths.side(len(sides)), sides, message, start)
+        arrived = self.received(arrived)
+        carry = unpack(arrived, lengths.first, lengths.rest, lengths.last_places, carry)
+        return carry, self._sent_at_once(lengths, arrived[1], typical)
+
+    def _sent_at_once(self, lengths, counts, typical):
+        """What was sent: rounds of the longest, and a last message."""
+        ladder, expected = self.ladder, counts if typical is None else typical
+        sent, longest = jnp.asarray(self.wire_bytes), np.int32(len(ladder.rungs) - 1)
+        before = lax.div(lengths.first, np.int32(ladder.top))
         # All but the last message are full of what there is of a part.
-        before = ladder.needed_bytes(jnp.minimum(expected, last[0]), jnp.int32(rungs - 1))
-        more = (full - 1) * ladder.needed_bytes(jnp.float32(0), jnp.int32(rungs - 1))
-        before = self.channel.messages * (jnp.mean(before) + more)
-        payload = self.payload(expected, *last) + jnp.where(full > 0, before, 0)
-        wire = jnp.where(need > 0, full * sent[-1] + sent[last[2]], 0)
-        rounds = self.channel.waits * jnp.where(need > 0, full + 1, 0)
-        payload = jnp.where(need > 0, payload, 0)
-        return carry, Sent(wire, payload, rounds.astype(jnp.float32), counts)
+        payload = ladder.needed_bytes(jnp.minimum(expected, lengths.first), longest)
+        headers = (before - 1) * ladder.needed_bytes(jnp.float32(0), longest)
+        payload = self.channel.messages * (jnp.mean(payload) + headers)
+        payload = jnp.where(before > 0, payload, 0)
+        payload += self.payload(expected, lengths.first, lengths.rest, lengths.rung)
+        wire = before * sent[-1] + sent[lengths.rung]
+        rounds = self.channel.waits * (before + 1)
+        nothing = lengths.need == 0
+        wire, payload, rounds = (jnp.where(nothing, 0, x) for x in (wire, payload, rounds))
+        return Sent(wire, payload, rounds.astype(jnp.float32), counts)

@@ -16,7 +16,7 @@ from sparsejax.axes import as_varying
 from sparsejax.units import bits
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
-from sparsejax.wire import forms, index_codes
+from sparsejax.wire import forms
 from sparsejax.wire.forms import Form, Places
 
 
@@ -42,22 +42,45 @@ def pack(
     """
     parts, room = len(slots.counts), form.ladder.top
     part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
-    sets = bits.bit_sets(slots.words, parts * room, slots.counts)
-    found = bits.slots(sets, first, room)
-    units = found if source.units is None else source.units(part, found)
-    here = jnp.clip(slots.counts - first, 0, length)[:, None]
+    found, _ = bits.slots_of(slots.words, first, room, slots.counts)
     places = Places(row)
-    # Headers first: nothing is written over them.
-    column = lax.broadcasted_iota(jnp.int32, (form.rows, form.room), 1)
-    headers = lax.bitcast_convert_type(slots.counts, jnp.uint32)
-    headers = jnp.pad(headers, (0, form.rows - parts))[:, None]
-    message = as_varying(jnp.where(column == 0, headers, 0), axes)
+    units = found if source.units is None else source.units(part, found)
+    # Headers and lanes in one kernel, marks in theirs, values in another: what runs over
+    # the end of a lane is written again by the values.
+    column = lax.broadcasted_iota(jnp.int32, (parts, form.room), 1)
+    headers = lax.bitcast_convert_type(slots.counts, jnp.uint32)[:, None]
+    message = jnp.where(column == 0, headers, _lanes(found, places, column))
+    message = as_varying(message, axes)
+    here = jnp.clip(slots.counts - first, 0, length)[:, None]
     message = form.mark(message, part, places, found, jnp.int32(0), here)
-    # What runs over the end of a plane is written again by the next, and by the values.
-    for plane, (begin, _) in enumerate(places.planes):
-        message = forms.put(message, index_codes.to_bytes(found, plane), 0, begin)
     values = form.to_words(source.read(units).astype(form.dtype))
-    return forms.put(message, values, 0, places.values)
+    message = forms.put(message, values, 0, places.values)
+    return jnp.pad(message, ((0, form.rows - parts), (0, 0)))
+
+
+def _lanes(found, places, column):
+    """The words of lanes where messages have them, zeros where they have a string."""
+    if not places.planes:
+        return jnp.zeros(column.shape, jnp.uint32)
+    # Lanes follow one another, and one that is not sent begins behind all values.
+    before, _ = places.planes[0]
+    is_lane = (column >= before) & (column < places.values)
+    at, shift = column - before, jnp.zeros_like(column)
+    for begin, _ in places.planes[1:]:
+        at = at - jnp.where(column >= begin, begin - before, 0)
+        shift = shift + jnp.where(column >= begin, 8, 0)
+        before = begin
+
+    def octet(i):
+        return (_at(found, 4 * at + i) >> shift & 0xFF).astype(jnp.uint32) << (8 * i)
+
+    return jnp.where(is_lane, octet(0) | octet(1) | octet(2) | octet(3), 0)
+
+
+def _at(rows, columns):
+    """Of each row the numbers in these columns, which may be the same for all rows."""
+    columns = jnp.broadcast_to(columns, (len(rows), columns.shape[1]))
+    return jnp.take_along_axis(rows, columns, axis=1, mode="clip")
 
 
 def unpack(
@@ -96,12 +119,14 @@ def unpack(
     strings = jnp.where(used, cut(1, form.longest), 0)
     # A string that tells nothing has no bits.
     ones = here * (places.length > 0)
-    sets = bits.bit_sets(strings, senders * room, ones)
-    found = bits.slots(sets, jnp.int32(0), room)
+    found, _ = bits.slots_of(strings, jnp.int32(0), room, ones)
     rank = lax.iota(jnp.int32, room)
     low = jnp.zeros_like(found)
     for plane, (begin, is_sent) in enumerate(places.planes):
-        low = low | index_codes.from_bytes(cut(begin, room // 4), plane) * is_sent
+        octets = _at(message, begin + (rank >> 2)[None]) >> (8 * (rank & 3)).astype(
+            "uint32"
+        )
+        low = low | (octets & 0xFF).astype(jnp.int32) * is_sent << (8 * plane)
     slots = form.slots(places, found, low, rank)
     slots = jnp.where(rank < here[:, None], slots, width)
     values = form.from_words(cut(places.values, form.unit_words(room)), room)

@@ -14,7 +14,14 @@ from tests.helpers.runs import stacked
 def _at_once(steps, need):
     full = max(0, -(-need // steps.top) - 1)
     rest = need - full * steps.top
-    last = [rung for rung in steps.rungs[-12 if full else 0 :] if rung.capacity >= rest]
+    sizes = list(steps.rungs)
+    if full:
+        kept = [sizes.pop()]
+        while sizes and kept[-1].capacity > 0.6 * steps.top:
+            rung = sizes.pop()
+            kept += [rung] if 1.38 * rung.capacity <= kept[-1].capacity else []
+        sizes = kept[::-1]
+    last = [rung for rung in sizes if rung.capacity >= rest]
     return [(steps.rungs[-1], steps.top)] * full + ([(last[0], rest)] if need else [])
 
 
@@ -23,7 +30,8 @@ def rounds_of(steps: Any, need: int, messages: int) -> list[tuple[Any, int]]:
 
     The lowest rung that holds what is left; the next lower one where it and one for the
     rest save more than 256 KiB. On GPUs the longest, and for the rest, if it is not alone,
-    one of the twelve longest.
+    one of a few: each at most as large as the one above over 1.38, the last at most 0.6 of
+    the longest.
     """
     if steps.at_once:
         return _at_once(steps, need)

@@ -105,9 +105,9 @@ MUTANTS = {
         "tests/wire/test_messages.py",
     ),
     "for GPUs, what fills the longest message is not sent": Mutant(
-        "sparsejax/wire/messages.py",
-        "full = lax.div(jnp.maximum(need, 1) - 1, top)",
-        "full = lax.div(need, top)",
+        "sparsejax/wire/forms.py",
+        "first = lax.div(jnp.maximum(need, 1) - 1, top)",
+        "first = lax.div(need, top)",
         "tests/wire/test_at_once.py",
     ),
     "for GPUs, rounds before the last are not folded": Mutant(
@@ -118,14 +118,14 @@ MUTANTS = {
     ),
     "for GPUs, a message that follows others is one size too short": Mutant(
         "sparsejax/wire/messages.py",
-        "which = last[2] - ladder.after",
-        "which = last[2] - ladder.after - 1",
+        "return lax.switch(lengths.final, finals",
+        "return lax.switch(lengths.final - 1, finals",
         "tests/wire/test_at_once.py",
     ),
     "for GPUs, a unit counts itself among those below it": Mutant(
         "pallas_kernels/rank_select.py",
-        "from_here = lax.population_count(own & ~below)",
-        "from_here = lax.population_count(own & ~below & ~(below + 1))",
+        "from_here = lax.population_count(here)",
+        "from_here = lax.population_count(here & ~jnp.uint32(1))",
         "tests/wire/test_at_once.py",
     ),
     "for GPUs, the last of the runs of dense sums is left out": Mutant(

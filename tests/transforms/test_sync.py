@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes
+from sparsejax.schemes.base import Traffic
 from sparsejax.schemes.top_k.base import TopKScheme
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.state.per_rank import find
@@ -214,7 +215,8 @@ def test_a_narrow_wire_halves_the_bytes_and_keeps_the_dtype(make):
         def update(x):
             grads = {"embedding": x[0]}
             updates, state = tx.update(grads, tx.init(grads))
-            return updates["embedding"], state.inner.traffic["embedding"].wire
+            traffic = Traffic.of_one(state.inner.traffic["embedding"])
+            return updates["embedding"], traffic.wire
 
         step = jax.shard_map(update, mesh=MESH, in_specs=P("data"), out_specs=P())
         return jax.jit(step)(x)

@@ -133,10 +133,9 @@ def test_slots_of_a_run_of_ranks_are_those_of_numpy(words, first, length):
 
     @jax.jit
     def listed(packed):
-        sets = bits.bit_sets(packed, 4 * length)
-        return sets.counts, bits.slots(sets, jnp.int32(first), length)
+        return bits.slots_of(packed, jnp.int32(first), length)
 
-    counts, found = listed(helpers.packed(flags))
+    found, counts = listed(helpers.packed(flags))
     np.testing.assert_array_equal(counts, flags.sum(axis=1))
     for part, row in enumerate(flags):
         expected = np.flatnonzero(row)[first : first + length]
@@ -153,12 +152,12 @@ def test_the_longest_message_is_a_share_of_the_array_and_is_followed_only_where_
     for steps in (to_all, to_owners):
         near = [rung.words for rung in steps.rungs if 3 * rung.capacity > steps.top]
         apart = [high / low for low, high in itertools.pairwise(near)]
-        assert max(apart) < 1.07
-        assert len(steps.rungs) < 45
+        assert max(apart) < 1.13
+        assert len(steps.rungs) < 28
         rungs = steps.messages_for(steps.top, 15)
         assert rungs == [steps.rungs[-1]]
         need = np.int32(2 * steps.top + 1)
         rungs = steps.messages_for(int(need), 15)
         assert [rung.capacity for rung in rungs[:2]] == [steps.top] * 2
-        assert rungs[2].capacity >= 0.5 * steps.top
+        assert 0.45 * steps.top < rungs[2].capacity < 0.55 * steps.top
         assert steps.bytes(need) == 4 * sum(rung.words for rung in rungs)

@@ -21,6 +21,7 @@ import sparsejax
 from benchmarks.harness.record import say
 from benchmarks.training.tasks import RANKS, Task, mesh
 from sparsejax import sparsifiers
+from sparsejax.schemes.base import Traffic
 from sparsejax.schemes.top_k.ok_topk import OkTopk, OkTopkState
 from sparsejax.sparsifiers.base import Draw
 from sparsejax.transforms.feedback import FeedbackState
@@ -136,7 +137,8 @@ def counts(seen: Seen, scheme, density: float) -> dict[str, float]:
         before = jax.tree.map(lambda x: np.asarray(x)[0], states[name])
         chosen, exact = local(scheme, before, seen.accumulated, k)
         # The count of the scheme itself: of the rank with most of them.
-        fullest = float(seen.after.inner.traffic[name].density_before) * size
+        traffic = Traffic.of_one(seen.after.inner.traffic[name])
+        fullest = float(traffic.density_before) * size
         if abs(fullest - chosen.max()) > 0.01 * k:
             raise ValueError(f"{chosen.max()} are counted, the scheme says {fullest}.")
         row["local"], row["found"] = chosen.mean() / k, exact

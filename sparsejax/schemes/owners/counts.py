@@ -19,17 +19,29 @@ class Counts(NamedTuple):
 
     Attributes:
         sets: This rank's units by owner.
-        fullest: Entries of the fullest part of all ranks.
-        most: Entries of the rank that has most.
-        imbalance: Of the rank whose parts are least even.
+        agreed: int32 [3], the counts. They stay one array: whoever needs one in a branch
+            reads it there, where it is no kernel of its own.
         sent: Bytes that one rank sent to agree.
     """
 
     sets: Slots
-    fullest: jax.Array
-    most: jax.Array
-    imbalance: jax.Array
+    agreed: jax.Array
     sent: float
+
+    @property
+    def fullest(self) -> jax.Array:
+        """Entries of the fullest part of all ranks."""
+        return self.agreed[0]
+
+    @property
+    def most(self) -> jax.Array:
+        """Entries of the rank that has most."""
+        return self.agreed[1]
+
+    @property
+    def imbalance(self) -> jax.Array:
+        """Of the rank whose parts are least even: the fullest over the mean one."""
+        return lax.bitcast_convert_type(self.agreed[2], jnp.float32)
 
 
 def count(sets: Slots, wire: Wire) -> Counts:
@@ -45,8 +57,7 @@ def count(sets: Slots, wire: Wire) -> Counts:
     ratio = imbalance(fullest, total, len(sets.counts)).astype(jnp.float32)
     as_int = lax.bitcast_convert_type(ratio, jnp.int32)
     agreed, sent = wire.maximum(jnp.stack([fullest, total, as_int]))
-    worst = lax.bitcast_convert_type(agreed[2], jnp.float32)
-    return Counts(sets, agreed[0], agreed[1], worst, sent)
+    return Counts(sets, agreed, sent)
 
 
 def imbalance(fullest: jax.Array, total: jax.Array, parts: int) -> jax.Array:

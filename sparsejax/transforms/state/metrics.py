@@ -109,7 +109,7 @@ def _of_exchange(state, prefix):
     result: dict[str, Any] = {}
     totals: dict[str, Any] = {"wire_bytes": 0.0, "payload_bytes": 0.0, "dense_bytes": 0.0}
     for name, traffic in tree.here(state.traffic).items():
-        numbers = _of_traffic(traffic)
+        numbers = _of_traffic(Traffic.of_one(traffic))
         result |= {f"{prefix}/{name}/{key}": value for key, value in numbers.items()}
         totals = {key: total + numbers[key] for key, total in totals.items()}
     result |= {f"{prefix}/{key}": jnp.asarray(x) for key, x in totals.items()}

@@ -24,19 +24,31 @@ class Totals(NamedTuple):
     """Sums over all exchanges so far.
 
     Attributes:
-        exchanges: uint32, how many there were.
-        high: uint32 [3], in 16 MiB, of wire, payload and dense bytes.
-        low: uint32 [3], the bytes that are left, below 16 MiB.
+        counts: uint32 [7], as one array: how many exchanges there were; of wire, payload
+            and dense bytes the number of 16 MiB; and of each the bytes that are left.
     """
 
-    exchanges: jax.Array
-    high: jax.Array
-    low: jax.Array
+    counts: jax.Array
 
     @classmethod
     def zero(cls) -> "Totals":
         """The totals before the first exchange."""
-        return cls(jnp.uint32(0), jnp.zeros(3, jnp.uint32), jnp.zeros(3, jnp.uint32))
+        return cls(jnp.zeros(7, jnp.uint32))
+
+    @property
+    def exchanges(self) -> jax.Array:
+        """How many exchanges there were."""
+        return self.counts[..., 0]
+
+    @property
+    def high(self) -> jax.Array:
+        """In 16 MiB: wire, payload and dense bytes."""
+        return self.counts[..., 1:4]
+
+    @property
+    def low(self) -> jax.Array:
+        """What is left of them, in bytes below 16 MiB."""
+        return self.counts[..., 4:7]
 
     def plus(self, traffic: Iterable[Traffic]) -> "Totals":
         """The totals after one more exchange, of these buckets."""
@@ -54,11 +66,13 @@ class Totals(NamedTuple):
         high = (
             high.astype(jnp.uint32).sum(0, dtype=jnp.uint32) + self.high + (carried >> 12)
         )
-        return Totals(self.exchanges + 1, high, (carried & _HALF) << 12 | ones & _HALF)
+        low = (carried & _HALF) << 12 | ones & _HALF
+        return Totals(jnp.concatenate([self.exchanges[None] + 1, high, low]))
 
     def numbers(self) -> dict[str, Any]:
         """The exchanges, and each total: a float64 at rest, a float32 while traced."""
-        exchanges, high, low = tree.here(tuple(self))
+        here = Totals(tree.here(self.counts))
+        exchanges, high, low = here.exchanges, here.high, here.low
         if not isinstance(high, Tracer):
             high, low = np.asarray(high, np.float64), np.asarray(low, np.float64)
         totals = high * 2.0**_LOW + low
