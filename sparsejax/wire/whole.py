@@ -45,6 +45,7 @@ def pack(
     sets = bits.bit_sets(slots.words, parts * room, slots.counts)
     found = bits.slots(sets, first, room)
     units = found if source.units is None else source.units(part, found)
+    names = found if source.names is None else source.names(part, found)
     here = jnp.clip(slots.counts - first, 0, length)[:, None]
     places = Places(row)
     # Headers first: nothing is written over them.
@@ -55,7 +56,7 @@ def pack(
     message = form.mark(message, part, places, found, jnp.int32(0), here)
     # What runs over the end of a plane is written again by the next, and by the values.
     for plane, (begin, _) in enumerate(places.planes):
-        message = forms.put(message, index_codes.to_bytes(found, plane), 0, begin)
+        message = forms.put(message, index_codes.to_bytes(names, plane), 0, begin)
     values = form.to_words(source.read(units).astype(form.dtype))
     return forms.put(message, values, 0, places.values)
 

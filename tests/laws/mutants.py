@@ -171,6 +171,18 @@ MUTANTS = {
         "units = bits.apart(units, slots <= self.layout.width, size)",
         "tests/schemes/owners/test_push_pull.py",
     ),
+    "what Algorithm 1 leaves over is not sent": Mutant(
+        "sparsejax/units/ownership/memory.py",
+        "left = total > jnp.sum(places.counts)",
+        "left = total < 0",
+        "tests/schemes/owners/test_algorithm_1.py",
+    ),
+    "entries of a hash memory travel by the number of their place": Mutant(
+        "sparsejax/schemes/owners/push_pull.py",
+        "._replace(names=slots)",
+        "",
+        "tests/schemes/owners/test_algorithm_1.py",
+    ),
     "partial sums are kept wider than they are sent": Mutant(
         "sparsejax/schemes/doubling.py",
         "        total = rounded_to(state.total, dtype)\n        rounded =",

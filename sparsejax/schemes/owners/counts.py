@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sparsejax.units.ownership.memory import Filled
 from sparsejax.units.slots import Slots
 from sparsejax.wire.collectives import Wire
 
@@ -23,6 +24,8 @@ class Counts(NamedTuple):
         most: Entries of the rank that has most.
         imbalance: Of the rank whose parts are least even.
         sent: Bytes that one rank sent to agree.
+        units: int32 [parts, room], the units of places in memories, where the sets are
+            of those; else None.
     """
 
     sets: Slots
@@ -30,6 +33,7 @@ class Counts(NamedTuple):
     most: jax.Array
     imbalance: jax.Array
     sent: float
+    units: jax.Array | None = None
 
 
 def count(sets: Slots, wire: Wire) -> Counts:
@@ -40,10 +44,27 @@ def count(sets: Slots, wire: Wire) -> Counts:
         wire: The ranks.
     """
     total = jnp.sum(sets.counts, dtype=jnp.int32)
-    fullest = jnp.max(sets.counts)
+    return _agree(sets, sets.counts, jnp.max(sets.counts), total, wire)
+
+
+def count_filled(filled: Filled, size: int, wire: Wire) -> Counts:
+    """Agrees on the counts of units in the memories of their owners.
+
+    Args:
+        filled: This rank's memories.
+        size: How many units there are, with those that are not there: as many count as the
+            fullest part has where any rank has one left over, so none goes by entries.
+        wire: The ranks.
+    """
+    fullest = jnp.where(filled.left, size, jnp.max(filled.places.counts))
+    known = _agree(filled.places, filled.counts, fullest, filled.total, wire)
+    return known._replace(units=filled.units)
+
+
+def _agree(sets, by_part, fullest, total, wire):
     # Positive floats order like their bits, so one pmax serves for all three.
-    ratio = imbalance(fullest, total, len(sets.counts)).astype(jnp.float32)
-    as_int = lax.bitcast_convert_type(ratio, jnp.int32)
+    ratio = imbalance(jnp.max(by_part), jnp.sum(by_part), len(by_part))
+    as_int = lax.bitcast_convert_type(ratio.astype(jnp.float32), jnp.int32)
     agreed, sent = wire.maximum(jnp.stack([fullest, total, as_int]))
     worst = lax.bitcast_convert_type(agreed[2], jnp.float32)
     return Counts(sets, agreed[0], agreed[1], worst, sent)
