@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import sparsejax
-from benchmarks.device import hlo, turns
+from benchmarks.device import graphs, hlo, turns
+from benchmarks.device.graphs import Graphs
 from benchmarks.device.loads import RANKS, Load
 from benchmarks.device.walk import Counts, Walk
 from sparsejax import schemes
@@ -44,12 +45,14 @@ class Counted(NamedTuple):
         temporary: Bytes of temporaries beside gradient and sum.
         seconds: That it took to compile.
         turns: The turns that were reckoned with.
+        graphs: What is captured in CUDA graphs, of the thunks that were asked for.
     """
 
     counts: Counts
     temporary: int
     seconds: float
     turns: turns.Turns
+    graphs: Graphs
 
 
 def step(scheme: str, load: Load, mesh: Mesh) -> Step:
@@ -69,8 +72,17 @@ def step(scheme: str, load: Load, mesh: Mesh) -> Step:
     return Step(tx, jax.jit(mapped), state)
 
 
-def counted(scheme: str, load: Load, mesh: Mesh) -> Counted:
-    """Compiles a step for these devices and counts what it does for a load."""
+def counted(
+    scheme: str, load: Load, mesh: Mesh, commands: tuple[str, ...] = graphs.USUAL
+) -> Counted:
+    """Compiles a step for these devices and counts what it does for a load.
+
+    Args:
+        scheme: By its name.
+        load: What is summed.
+        mesh: The devices.
+        commands: The types of thunks that are captured in CUDA graphs.
+    """
     one = step(scheme, load, mesh)
     everywhere = NamedSharding(mesh, P())
     state = jax.tree.map(
@@ -84,8 +96,9 @@ def counted(scheme: str, load: Load, mesh: Mesh) -> Counted:
     with turns.watched(load) as known, jax.set_mesh(mesh):
         lowered = one.run.lower(x, state)
     start = time.perf_counter()
-    program = lowered.compile()
+    with graphs.printed(commands) as (options, found):
+        program = lowered.compile(compiler_options=options)
     seconds = time.perf_counter() - start
     walk = Walk(hlo.parse(program.as_text()), known.turns, known.taken, RANKS)
     temporary = program.memory_analysis().temp_size_in_bytes
-    return Counted(walk(), temporary, seconds, known)
+    return Counted(walk(), temporary, seconds, known, found[0])
