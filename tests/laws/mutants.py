@@ -67,6 +67,12 @@ MUTANTS = {
         "whole = inner",
         "tests/kernels/test_rank_select.py tests/units",
     ),
+    "a GPU that is too old for kernels is said to run them": Mutant(
+        "pallas_kernels/backends.py",
+        "if has is not None and float(has) < LEAST_CAPABILITY:",
+        "if has is not None and float(has) < 0:",
+        "tests/kernels/test_backends.py",
+    ),
     "what is for other platforms is traced beside": Mutant(
         "pallas_kernels/platforms.py",
         "if platform is None:",
