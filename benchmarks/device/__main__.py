@@ -51,7 +51,9 @@ class Settings(settings.Settings):
     PROGRAM: ClassVar[str] = "benchmarks.device"
     loads: tuple[str, ...] = option(tuple(LOADS), "arrays", choices=tuple(LOADS))
     schemes: tuple[str, ...] = option(
-        tuple(compiled.SCHEMES), "schemes", choices=tuple(compiled.SCHEMES)
+        tuple(compiled.SCHEMES),
+        "schemes",
+        choices=(*compiled.SCHEMES, compiled.ALGORITHM_1),
     )
     costs: str | None = option(None, "a JSON file of measured costs", recorded="FILE")
     trust: bool = option(False, "do not hold turns against a run on CPU devices")
@@ -153,7 +155,9 @@ def count_graphs(given: Settings, gpus: Mesh) -> int:
             for which, commands in graphs.COMMANDS.items():
                 found = compiled.counted(scheme, LOADS[name], gpus, commands).graphs
                 left = sum(found.outside.values()) + found.asks
-                say(f"{name}, {scheme}, {which}: {found.graphs} graphs, {left} left outside")
+                say(
+                    f"{name}, {scheme}, {which}: {found.graphs} graphs, {left} left outside"
+                )
                 flags = graphs.options(commands)
                 row = {"load": name, "scheme": scheme, "ranks": RANKS, "commands": which}
                 record.add(**row, flags=flags, **dataclasses.asdict(found))

@@ -13,6 +13,7 @@ from benchmarks.device.graphs import Graphs
 from benchmarks.device.loads import RANKS, Load
 from benchmarks.device.walk import Counts, Walk
 from sparsejax import schemes
+from sparsejax.units import ownership
 
 
 AXIS = "data"
@@ -21,6 +22,10 @@ SCHEMES = {
     "agsparse": schemes.AGSparse(),
     "all-reduce": schemes.AllReduce(),
 }
+# The paper's own system: its hash, its tables, and Algorithm 1 in one launch of Triton. On
+# CPU devices that is a loop over tiles, whose turns are another program's: use `--trust`.
+ALGORITHM_1 = "zen, Algorithm 1"
+_PAPERS = schemes.Zen(ownership=ownership.MurmurHash(memory=0.02))
 
 
 class Step(NamedTuple):
@@ -57,14 +62,15 @@ class Counted(NamedTuple):
 
 def step(scheme: str, load: Load, mesh: Mesh) -> Step:
     """A step of a scheme."""
-    tx = sparsejax.sync(SCHEMES[scheme], AXIS, reduce="sum")
+    one = _PAPERS if scheme == ALGORITHM_1 else SCHEMES[scheme]
+    tx = sparsejax.sync(one, AXIS, reduce="sum")
     like = {load.leaf: jax.ShapeDtypeStruct(load.shape, jnp.float32)}
 
     def run(x, state):
         total, state = tx.update({load.leaf: x[0]}, state)
         return total[load.leaf], state
 
-    state = jax.eval_shape(tx.init, like)
+    state = jax.eval_shape(sparsejax.bind(tx, mesh).init, like)
     specs = sparsejax.state_specs(state)
     mapped = jax.shard_map(
         run, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(), specs)
@@ -93,7 +99,9 @@ def counted(
     )
     # Programs that were traced before do not pass by here.
     jax.clear_caches()
-    with turns.watched(load) as known, jax.set_mesh(mesh):
+    backend = "triton" if scheme == ALGORITHM_1 else "auto"
+    asked = sparsejax.use_kernels(backend, compile_only=True)
+    with turns.watched(load) as known, jax.set_mesh(mesh), asked:
         lowered = one.run.lower(x, state)
     start = time.perf_counter()
     with graphs.printed(commands) as (options, found):

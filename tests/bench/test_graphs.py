@@ -67,8 +67,10 @@ def test_a_text_without_thunks_is_an_error():
         graphs.Graphs.of("HloModule m")
 
 
-def test_the_sequence_that_xla_prints_is_looked_for_where_it_was_told_to():
-    name = "module_1.jit_run.thunk_sequence_after_thunk_passes.txt"
+@pytest.mark.parametrize("passes", ["", "_after_thunk_passes"])
+def test_the_sequence_that_xla_prints_is_looked_for_where_it_was_told_to(passes):
+    """Where passes change nothing it prints what was there before alone."""
+    name = f"module_1.jit_run.thunk_sequence{passes}.txt"
     with graphs.printed(graphs.ALL) as (options, found):
         assert options["xla_gpu_enable_command_buffer"].endswith("CONDITIONAL,WHILE")
         with open(f"{options['xla_dump_to']}/{name}", "w") as file:
