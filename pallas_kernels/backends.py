@@ -47,6 +47,8 @@ BACKENDS = ("reference", "pallas", "triton")
 VARIABLE = "SPARSEJAX_KERNELS"
 # Of an H200, which is what there is to compile for where there is no GPU.
 COMPUTE_CAPABILITY = 90
+# Of Ampere GPUs, from which on XLA and Triton compile kernels of Triton.
+LEAST_CAPABILITY = 8.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,13 +192,27 @@ def why_not(asked: str | _Asked) -> str | None:
         return (
             "Triton interprets its kernels outside of JAX; interpret=True is for 'pallas'."
         )
-    if asked.interpret or asked.compile_only or _cuda_devices():
+    if asked.interpret or asked.compile_only:
         return None
-    platforms = sorted({device.platform for device in jax.devices()})
+    instead = "Use 'auto' or 'reference'"
+    if asked.name == "pallas":
+        instead += "; for tests, use_kernels('pallas', interpret=True)"
+    devices = _cuda_devices()
+    for device in devices:
+        # A string, as "9.0".
+        has = getattr(device, "compute_capability", None)
+        if has is not None and float(has) < LEAST_CAPABILITY:
+            return (
+                f"the backend {asked.name!r} needs a GPU of compute capability "
+                f"{LEAST_CAPABILITY} or more, and JAX sees a {device.device_kind} of "
+                f"{has}. {instead}."
+            )
+    if devices:
+        return None
+    kinds = sorted({device.device_kind for device in jax.devices()})
     return (
         f"the backend {asked.name!r} needs a CUDA GPU, and JAX sees only "
-        f"{', '.join(platforms)}. Use 'auto' or 'reference'; for tests, "
-        f"use_kernels({asked.name!r}, interpret=True)."
+        f"{', '.join(kinds)}. {instead}."
     )
 
 

@@ -7,6 +7,10 @@ launches, waits of the host, collectives, bytes of memory. Loops whose length is
 the turns that the program's own message sizes say (`turns`). These are held against a run
 of the same load on CPU devices, of a smaller one where it is large: if they differ, nothing
 is written and the run ends with an error.
+
+`--graphs` counts instead what XLA captures in CUDA graphs, for several settings of the flag
+that says which types of thunks it may (`graphs`), and ends with an error unless a step is
+one graph where it may capture all.
 """
 
 import dataclasses
@@ -21,7 +25,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # The plugin must not look for a 
 from jax.sharding import Mesh
 
 from benchmarks.data import index_sets
-from benchmarks.device import compiled, costs, held
+from benchmarks.device import ceilings, compiled, costs, graphs, held
 from benchmarks.device.hlo import ProgramError
 from benchmarks.device.loads import LOADS, RANKS, Load
 from benchmarks.harness import settings, table
@@ -41,16 +45,20 @@ class Settings(settings.Settings):
         costs: A file to replace the stated costs.
         trust: Whether turns are taken as they are reckoned.
         plot: Whether to draw the predicted times.
+        graphs: Whether to count what is captured in CUDA graphs, and nothing else.
     """
 
     PROGRAM: ClassVar[str] = "benchmarks.device"
     loads: tuple[str, ...] = option(tuple(LOADS), "arrays", choices=tuple(LOADS))
     schemes: tuple[str, ...] = option(
-        tuple(compiled.SCHEMES), "schemes", choices=tuple(compiled.SCHEMES)
+        tuple(compiled.SCHEMES),
+        "schemes",
+        choices=(*compiled.SCHEMES, compiled.ALGORITHM_1),
     )
     costs: str | None = option(None, "a JSON file of measured costs", recorded="FILE")
     trust: bool = option(False, "do not hold turns against a run on CPU devices")
     plot: bool = option(False, "draw the times from all rows of the result file")
+    graphs: bool = option(False, "count what is captured in CUDA graphs instead")
 
 
 COLUMNS = [
@@ -85,6 +93,17 @@ TIMES = [
         )
         for i, rate in enumerate(costs.RATES)
     ),
+]
+
+
+GRAPHS = [
+    Column("array", "load"),
+    Column("scheme", "scheme"),
+    Column("captured types", "commands"),
+    Column("captured", "captured", ",.0f"),
+    Column("outside", lambda row: sum(row["outside"].values()), ",.0f"),
+    Column("graphs", "graphs", ",.0f"),
+    Column("asks", "asks", ",.0f"),
 ]
 
 
@@ -127,6 +146,31 @@ def hold(
     return {"units": small.units} | held.hold(scheme, small, cpus, one)
 
 
+def count_graphs(given: Settings, gpus: Mesh) -> int:
+    """Counts what is captured of each step, for each setting of what may be."""
+    record = Recorder("graphs", given.command(), ("load", "scheme", "commands"))
+    wrong = []
+    for name in given.loads:
+        for scheme in given.schemes:
+            for which, commands in graphs.COMMANDS.items():
+                found = compiled.counted(scheme, LOADS[name], gpus, commands).graphs
+                left = sum(found.outside.values()) + found.asks
+                say(
+                    f"{name}, {scheme}, {which}: {found.graphs} graphs, {left} left outside"
+                )
+                flags = graphs.options(commands)
+                row = {"load": name, "scheme": scheme, "ranks": RANKS, "commands": which}
+                record.add(**row, flags=flags, **dataclasses.asdict(found))
+                if commands == graphs.ALL:
+                    wrong += ceilings.left_outside(scheme, found)
+    table.show(record.rows, GRAPHS, f"launches of all branches, {RANKS} H200s")
+    for line in wrong:
+        say(f"WRONG: {line}")
+    if not wrong:
+        say(f"written: {record.write()}")
+    return 1 if wrong else 0
+
+
 def main() -> int:
     warnings.simplefilter("ignore", DeprecationWarning)
     given = Settings.parse()
@@ -140,6 +184,8 @@ def main() -> int:
             f"{error}"
         )
         return 1
+    if given.graphs:
+        return count_graphs(given, gpus)
     record = Recorder("device", given.command(), ("load", "scheme"))
     for name in given.loads:
         load = LOADS[name]

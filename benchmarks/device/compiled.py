@@ -8,10 +8,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import sparsejax
-from benchmarks.device import hlo, turns
+from benchmarks.device import graphs, hlo, turns
+from benchmarks.device.graphs import Graphs
 from benchmarks.device.loads import RANKS, Load
 from benchmarks.device.walk import Counts, Walk
 from sparsejax import schemes
+from sparsejax.units import ownership
 
 
 AXIS = "data"
@@ -20,6 +22,10 @@ SCHEMES = {
     "agsparse": schemes.AGSparse(),
     "all-reduce": schemes.AllReduce(),
 }
+# The paper's own system: its hash, its tables, and Algorithm 1 in one launch of Triton. On
+# CPU devices that is a loop over tiles, whose turns are another program's: use `--trust`.
+ALGORITHM_1 = "zen, Algorithm 1"
+_PAPERS = schemes.Zen(ownership=ownership.MurmurHash(memory=0.02))
 
 
 class Step(NamedTuple):
@@ -44,24 +50,27 @@ class Counted(NamedTuple):
         temporary: Bytes of temporaries beside gradient and sum.
         seconds: That it took to compile.
         turns: The turns that were reckoned with.
+        graphs: What is captured in CUDA graphs, of the thunks that were asked for.
     """
 
     counts: Counts
     temporary: int
     seconds: float
     turns: turns.Turns
+    graphs: Graphs
 
 
 def step(scheme: str, load: Load, mesh: Mesh) -> Step:
     """A step of a scheme."""
-    tx = sparsejax.sync(SCHEMES[scheme], AXIS, reduce="sum")
+    one = _PAPERS if scheme == ALGORITHM_1 else SCHEMES[scheme]
+    tx = sparsejax.sync(one, AXIS, reduce="sum")
     like = {load.leaf: jax.ShapeDtypeStruct(load.shape, jnp.float32)}
 
     def run(x, state):
         total, state = tx.update({load.leaf: x[0]}, state)
         return total[load.leaf], state
 
-    state = jax.eval_shape(tx.init, like)
+    state = jax.eval_shape(sparsejax.bind(tx, mesh).init, like)
     specs = sparsejax.state_specs(state)
     mapped = jax.shard_map(
         run, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(), specs)
@@ -69,8 +78,17 @@ def step(scheme: str, load: Load, mesh: Mesh) -> Step:
     return Step(tx, jax.jit(mapped), state)
 
 
-def counted(scheme: str, load: Load, mesh: Mesh) -> Counted:
-    """Compiles a step for these devices and counts what it does for a load."""
+def counted(
+    scheme: str, load: Load, mesh: Mesh, commands: tuple[str, ...] = graphs.USUAL
+) -> Counted:
+    """Compiles a step for these devices and counts what it does for a load.
+
+    Args:
+        scheme: By its name.
+        load: What is summed.
+        mesh: The devices.
+        commands: The types of thunks that are captured in CUDA graphs.
+    """
     one = step(scheme, load, mesh)
     everywhere = NamedSharding(mesh, P())
     state = jax.tree.map(
@@ -81,11 +99,14 @@ def counted(scheme: str, load: Load, mesh: Mesh) -> Counted:
     )
     # Programs that were traced before do not pass by here.
     jax.clear_caches()
-    with turns.watched(load) as known, jax.set_mesh(mesh):
+    backend = "triton" if scheme == ALGORITHM_1 else "auto"
+    asked = sparsejax.use_kernels(backend, compile_only=True)
+    with turns.watched(load) as known, jax.set_mesh(mesh), asked:
         lowered = one.run.lower(x, state)
     start = time.perf_counter()
-    program = lowered.compile()
+    with graphs.printed(commands) as (options, found):
+        program = lowered.compile(compiler_options=options)
     seconds = time.perf_counter() - start
     walk = Walk(hlo.parse(program.as_text()), known.turns, known.taken, RANKS)
     temporary = program.memory_analysis().temp_size_in_bytes
-    return Counted(walk(), temporary, seconds, known)
+    return Counted(walk(), temporary, seconds, known, found[0])

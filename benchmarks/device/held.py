@@ -87,19 +87,31 @@ def hold(scheme: str, load: Load, mesh: Mesh, counted: compiled.Counted) -> dict
         "rounds": int(traffic[f"sync/{load.leaf}/rounds"]),
         "sent": float(traffic[f"sync/{load.leaf}/wire_bytes"]),
     }
+    agree(scheme, load.units, known, seen, counted.counts.sent)
+    return seen
+
+
+def agree(scheme: str, units: int, known: turns.Turns, seen: dict, sent: float) -> None:
+    """Raises unless a run took the rounds that are reckoned, and sent the bytes counted.
+
+    Args:
+        scheme: By its name.
+        units: Of the load.
+        known: The rounds of each stage.
+        seen: The rounds and the bytes of the run.
+        sent: The bytes that the program for a GPU sends.
+    """
     said = sum(len(stage.rounds) for stage in known.stages.values())
     if known.stages and seen["rounds"] != said:
         raise ProgramError(
-            f"{scheme} took {seen['rounds']} rounds for {load.units:,} units where "
+            f"{scheme} took {seen['rounds']} rounds for {units:,} units where "
             f"{said} were reckoned."
         )
-    sent = counted.counts.sent
     if not np.isclose(seen["sent"], sent, rtol=_CLOSE):
         raise ProgramError(
-            f"{scheme} sent {seen['sent']:,.0f} bytes for {load.units:,} units where the "
+            f"{scheme} sent {seen['sent']:,.0f} bytes for {units:,} units where the "
             f"program for a GPU sends {sent:,.0f}."
         )
-    return seen
 
 
 def compare(scheme: str, known: turns.Turns, found: dict, asked: set) -> dict[str, int]:

@@ -42,7 +42,7 @@ def pack(
     plain = lambda *given: without_types(given, axes)
     words, counts, first, length, row = plain(*slots, first, length, row)
     (array,) = plain(source.array)
-    source, units_of = source._replace(array=array), source.units
+    source, units_of, names_of = source._replace(array=array), source.units, source.names
 
     def one_part(state):
         part, message = state
@@ -56,16 +56,19 @@ def pack(
             # Added up here: what is searched for is one number, as where it is read.
             begin = first + at
             found = alone(number, lambda: _search(index, begin, tile))
-            units = found
-            if units_of is not None:
-                place = functools.partial(lambda of: plain(of(part, found))[0], units_of)
-                units = alone(number, place)
+
+            def of_found(places, found=found):
+                if places is None:
+                    return found
+                return alone(number, lambda: plain(places(part, found))[0])
+
+            units, names = of_found(units_of), of_found(names_of)
             values = alone(number, lambda: source.read(units))
             places = Places(row)
             message = form.mark(message, part, places, found, at, here)
             put = functools.partial(forms.put, part=part)
             for plane, (begin, is_sent) in enumerate(places.planes):
-                words = index_codes.to_bytes(found[None], plane)
+                words = index_codes.to_bytes(names[None], plane)
                 message = put(message, words, begin=begin + is_sent * (at >> 2))
             words = form.to_words(values.astype(form.dtype)[None])
             message = put(message, words, begin=places.values + form.unit_words(at))

@@ -45,11 +45,12 @@ def pack(
     found, _ = bits.slots_of(slots.words, first, room, slots.counts)
     places = Places(row)
     units = found if source.units is None else source.units(part, found)
+    names = found if source.names is None else source.names(part, found)
     # Headers and lanes in one kernel, marks in theirs, values in another: what runs over
     # the end of a lane is written again by the values.
     column = lax.broadcasted_iota(jnp.int32, (parts, form.room), 1)
     headers = lax.bitcast_convert_type(slots.counts, jnp.uint32)[:, None]
-    message = jnp.where(column == 0, headers, _lanes(found, places, column))
+    message = jnp.where(column == 0, headers, _lanes(names, places, column))
     message = as_varying(message, axes)
     here = jnp.clip(slots.counts - first, 0, length)[:, None]
     message = form.mark(message, part, places, found, jnp.int32(0), here)
@@ -58,7 +59,7 @@ def pack(
     return jnp.pad(message, ((0, form.rows - parts), (0, 0)))
 
 
-def _lanes(found, places, column):
+def _lanes(names, places, column):
     """The words of lanes where messages have them, zeros where they have a string."""
     if not places.planes:
         return jnp.zeros(column.shape, jnp.uint32)
@@ -72,7 +73,7 @@ def _lanes(found, places, column):
         before = begin
 
     def octet(i):
-        return (_at(found, 4 * at + i) >> shift & 0xFF).astype(jnp.uint32) << (8 * i)
+        return (_at(names, 4 * at + i) >> shift & 0xFF).astype(jnp.uint32) << (8 * i)
 
     return jnp.where(is_lane, octet(0) | octet(1) | octet(2) | octet(3), 0)
 

@@ -1,12 +1,9 @@
 """The count of what a compiled program does, on programs small enough to count by hand."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
-from benchmarks.device import ceilings, costs, held, hlo, loads, turns
+from benchmarks.device import ceilings, costs, hlo, loads, turns
 from benchmarks.device.walk import Counts, Walk
 from sparsejax.wire.ladder import Ladder, Rung
 
@@ -302,24 +299,6 @@ def test_entries_are_sent_where_they_take_fewer_bytes():
     assert known.taken(place, 2) == [1.0, 0.0]
 
 
-def test_a_loop_that_turns_otherwise_than_reckoned_is_an_error(monkeypatch):
-    known = turns.Turns({"push": stage(10)})
-    place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
-    assert held.compare("zen", known, {place: [1] * 16}, set()) == {"push transmit": 16}
-    with pytest.raises(hlo.ProgramError, match=r"took 32 turns .* where 16 were reckoned"):
-        held.compare("zen", known, {place: [2] * 16}, set())
-    with pytest.raises(hlo.ProgramError, match="nothing is known of a loop"):
-        held.compare("zen", known, {("other.py:search",): [1] * 16}, set())
-
-
-def test_a_loop_that_runs_on_gpus_alone_is_an_error():
-    known = turns.Turns({"push": stage(10)})
-    place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
-    known.turns((*place, "tiles.py:pack", "tiles.py:_each"))
-    with pytest.raises(hlo.ProgramError, match=r"CPU devices do not run.*pack"):
-        held.compare("zen", known, {place: [1] * 16}, known.asked)
-
-
 def test_a_step_that_takes_more_than_its_ceiling_is_named():
     most = ceilings.CEILINGS["zen"]
     assert ceilings.exceeded("zen", most) == []
@@ -354,17 +333,3 @@ def test_the_least_of_a_load_is_its_entropy_and_its_values():
     least = (1 / 8 + 4 * own + 4 * of_sum) * 65_536 * 15 / 16
     assert load.least_sent == pytest.approx(least, rel=2e-3)
     assert load.least_moved == 2 * 4 * 65_536
-
-
-def test_loops_count_their_turns_while_they_run():
-    def halve(x):
-        return lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
-
-    with held.counting() as found:
-        result = jax.jit(halve)(jnp.float32(20))
-        jax.effects_barrier()
-    assert float(result) == 0.625
-    ((place, numbers),) = found.items()
-    assert place[-1].startswith("test_device.py:test_loops_count")
-    assert place[-1].endswith("halve")
-    assert numbers == [5]

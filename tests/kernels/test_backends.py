@@ -81,6 +81,39 @@ def test_a_backend_that_cannot_run_here_says_why(monkeypatch):
         taken(named="cuda")
 
 
+class Device:
+    def __init__(self, platform, device_kind, compute_capability=None):
+        self.platform, self.device_kind = platform, device_kind
+        if compute_capability is not None:
+            self.compute_capability = compute_capability
+
+
+@pytest.mark.parametrize("name", ["pallas", "triton"])
+def test_a_gpu_that_runs_no_kernels_is_named_with_what_to_use_instead(monkeypatch, name):
+    monkeypatch.setattr(backends, "_missing", lambda name: None)
+    only = lambda *devices: monkeypatch.setattr(backends, "_cuda_devices", lambda: devices)
+    amd = Device("gpu", "AMD Instinct MI300X", "gfx942")
+    monkeypatch.setattr(jax, "devices", lambda *_: [amd])
+    only()
+    reason = backends.why_not(name)
+    assert "needs a CUDA GPU, and JAX sees only AMD Instinct MI300X" in reason
+    assert "Use 'auto' or 'reference'" in reason
+    # Triton's kernels are not interpreted, so that is no advice.
+    assert ("interpret=True" in reason) == (name == "pallas")
+    only(Device("gpu", "Tesla T4", "7.5"))
+    reason = backends.why_not(name)
+    assert "of compute capability 8.0 or more, and JAX sees a Tesla T4 of 7.5" in reason
+    assert "Use 'auto' or 'reference'" in reason
+    with pytest.raises(kernels.BackendError, match="Tesla T4"):
+        taken(named=name)
+    rows = [{"size": 0, "backend": name}]
+    monkeypatch.setattr(backends, "_winners", lambda: {"Tesla T4": {"compact": rows}})
+    assert taken() == "reference"
+    for capability in ("8.0", "9.0", "10.0", None):
+        only(Device("gpu", "NVIDIA Test", capability))
+        assert backends.why_not(name) is None
+
+
 def test_triton_needs_its_packages_and_is_not_interpreted_by_jax(monkeypatch):
     monkeypatch.setattr(backends, "_missing", lambda name: None)
     monkeypatch.setattr(backends, "_cuda_devices", lambda: ())

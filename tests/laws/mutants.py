@@ -67,6 +67,12 @@ MUTANTS = {
         "whole = inner",
         "tests/kernels/test_rank_select.py tests/units",
     ),
+    "a GPU that is too old for kernels is said to run them": Mutant(
+        "pallas_kernels/backends.py",
+        "if has is not None and float(has) < LEAST_CAPABILITY:",
+        "if has is not None and float(has) < 0:",
+        "tests/kernels/test_backends.py",
+    ),
     "what is for other platforms is traced beside": Mutant(
         "pallas_kernels/platforms.py",
         "if platform is None:",
@@ -170,6 +176,18 @@ MUTANTS = {
         "units = bits.apart(units, slots < self.layout.width, size)",
         "units = bits.apart(units, slots <= self.layout.width, size)",
         "tests/schemes/owners/test_push_pull.py",
+    ),
+    "what Algorithm 1 leaves over is not sent": Mutant(
+        "sparsejax/units/ownership/memory.py",
+        "left = total > jnp.sum(places.counts)",
+        "left = total < 0",
+        "tests/schemes/owners/test_algorithm_1.py",
+    ),
+    "entries of a hash memory travel by the number of their place": Mutant(
+        "sparsejax/schemes/owners/push_pull.py",
+        "._replace(names=slots)",
+        "",
+        "tests/schemes/owners/test_algorithm_1.py",
     ),
     "partial sums are kept wider than they are sent": Mutant(
         "sparsejax/schemes/doubling.py",

@@ -29,6 +29,7 @@ from sparsejax.sparsifiers import base
 from sparsejax.transforms import wrappers
 from sparsejax.transforms.feedback import FeedbackState
 from sparsejax.transforms.state.per_rank import find
+from sparsejax.units import ownership
 from tests import helpers
 
 
@@ -58,6 +59,9 @@ SCHEMES = {
     "AllReduce": schemes.AllReduce(),
     "AGSparse": schemes.AGSparse(),
     "BalancedParallelism": schemes.BalancedParallelism(),
+    "BalancedParallelism, Algorithm 1": schemes.BalancedParallelism(
+        ownership=ownership.MurmurHash(memory=0.1)
+    ),
     "HierarchicalCentralization": schemes.HierarchicalCentralization(),
     "OmniReduce": schemes.OmniReduce(block=32),
     "SparCML": schemes.SparCML(),

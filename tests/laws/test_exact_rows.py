@@ -23,7 +23,12 @@ from tests.laws.test_exact_sum import SCHEMES
 
 HEIGHT, WIDTH, COUNT = 2003, 5, 120
 # The dense sum; owners with tables, which are as large as the table is.
-WITHOUT_ROWS = ["all_reduce", "balanced_murmur", "balanced_thresholds"]
+WITHOUT_ROWS = [
+    "all_reduce",
+    "balanced_murmur",
+    "balanced_algorithm_1",
+    "balanced_thresholds",
+]
 # By owners of a hash or of ranges, by a gather, and densely.
 OF_EACH_WAY = ["zen", "sparse_ps", "ag_sparse", "all_reduce"]
 # Its rows are Zen's, and its state wants to know the ranks.

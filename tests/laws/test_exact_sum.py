@@ -37,6 +37,9 @@ SCHEMES = {
     "all_reduce": schemes.AllReduce(),
     "balanced": schemes.BalancedParallelism(),
     "balanced_murmur": schemes.BalancedParallelism(ownership=ownership.MurmurHash(seed=3)),
+    "balanced_algorithm_1": schemes.BalancedParallelism(
+        ownership=ownership.MurmurHash(seed=3, memory=0.25)
+    ),
     "balanced_contiguous": schemes.BalancedParallelism(ownership=ownership.Contiguous()),
     "balanced_coo32": schemes.BalancedParallelism(push_code="coo32", pull_code="coo32"),
     "balanced_coo16": schemes.BalancedParallelism(push_code="coo16", pull_code="coo16"),
@@ -72,6 +75,7 @@ LOSSLESS_NEVER_WORSE = [
     "all_reduce",
     "balanced",
     "balanced_murmur",
+    "balanced_algorithm_1",
     "balanced_bitmap",
     "balanced_capacity",
     "zen",
@@ -334,7 +338,7 @@ def test_shards_on_a_second_axis_may_differ_in_density(name, check_vma):
                 (name, shape)
                 for name in SCHEMES
                 for shape in ((2**29 + 64,), (2**23, 128))
-                if name != "balanced_murmur"
+                if name not in ("balanced_murmur", "balanced_algorithm_1")
                 and not (name in OF_EACH_KIND and len(shape) == 1)
             )
         ),

@@ -47,6 +47,7 @@ def load_of(x, n, units):
         *helpers.slow(
             ("hierarchical", 5),
             ("ag_sparse", 4),
+            ("balanced_algorithm_1", 4),
             ("balanced_contiguous", 4),
             ("balanced_capacity", 4),
             ("hierarchical", 4),

@@ -150,6 +150,9 @@ OF_SCHEMES = {
     ),
     "balanced_unchecked": of_scheme(schemes.BalancedParallelism(), check_vma=False),
     "balanced_murmur": of_scheme(owned("BalancedParallelism", name="MurmurHash", seed=3)),
+    "balanced_algorithm_1": of_scheme(
+        owned("BalancedParallelism", name="MurmurHash", seed=3, memory=0.25)
+    ),
     "balanced_contiguous": of_scheme(owned("BalancedParallelism", name="Contiguous")),
     "balanced_thresholds": of_scheme(
         owned("BalancedParallelism", name="SortedThresholds", every=10)

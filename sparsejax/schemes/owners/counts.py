@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sparsejax.units.ownership.memory import Filled
 from sparsejax.units.slots import Slots
 from sparsejax.wire.collectives import Wire
 
@@ -22,11 +23,14 @@ class Counts(NamedTuple):
         agreed: int32 [3], the counts. They stay one array: whoever needs one in a branch
             reads it there, where it is no kernel of its own.
         sent: Bytes that one rank sent to agree.
+        units: int32 [parts, room], the units of places in memories, where the sets are
+            of those; else None.
     """
 
     sets: Slots
     agreed: jax.Array
     sent: float
+    units: jax.Array | None = None
 
     @property
     def fullest(self) -> jax.Array:
@@ -52,10 +56,27 @@ def count(sets: Slots, wire: Wire) -> Counts:
         wire: The ranks.
     """
     total = jnp.sum(sets.counts, dtype=jnp.int32)
-    fullest = jnp.max(sets.counts)
+    return _agree(sets, sets.counts, jnp.max(sets.counts), total, wire)
+
+
+def count_filled(filled: Filled, size: int, wire: Wire) -> Counts:
+    """Agrees on the counts of units in the memories of their owners.
+
+    Args:
+        filled: This rank's memories.
+        size: How many units there are, with those that are not there: as many count as the
+            fullest part has where any rank has one left over, so none goes by entries.
+        wire: The ranks.
+    """
+    fullest = jnp.where(filled.left, size, jnp.max(filled.places.counts))
+    known = _agree(filled.places, filled.counts, fullest, filled.total, wire)
+    return known._replace(units=filled.units)
+
+
+def _agree(sets, by_part, fullest, total, wire):
     # Positive floats order like their bits, so one pmax serves for all three.
-    ratio = imbalance(fullest, total, len(sets.counts)).astype(jnp.float32)
-    as_int = lax.bitcast_convert_type(ratio, jnp.int32)
+    ratio = imbalance(jnp.max(by_part), jnp.sum(by_part), len(by_part))
+    as_int = lax.bitcast_convert_type(ratio.astype(jnp.float32), jnp.int32)
     agreed, sent = wire.maximum(jnp.stack([fullest, total, as_int]))
     return Counts(sets, agreed, sent)
 

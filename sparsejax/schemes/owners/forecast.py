@@ -8,6 +8,7 @@ from sparsejax.schemes.owners.pulls import has_even_parts
 from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.schemes.owners.rows import room_of
 from sparsejax.units.ownership import Ownership
+from sparsejax.units.ownership.memory import Memory
 from sparsejax.wire import collectives
 
 
@@ -17,9 +18,13 @@ def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
     unit_bytes = load.unit_bytes(how.wire_dtype)
     balanced = ownership.balanced
     need = fullest_part(load.counts[0], n, width, balanced, load.skewness, sets=n)
-    push_steps = how.push.ladder(width, unit_bytes, n, load.units)
+    dense, memory = load.all_reduce(how.wire_dtype), None
+    if ownership.memory is not None:
+        memory = Memory.of(load.units, n, 0, ownership.memory)
+        if need > memory.takes:
+            return dense
+    push_steps = how.push_ladder(load.units, n, width, unit_bytes, memory)
     pushed, rounds, capacity = sent_bytes(push_steps, need, n - 1)
-    dense = load.all_reduce(how.wire_dtype)
     whole = least = (n - 1) * width * unit_bytes
     if not has_even_parts(n, width, load.units):
         size = load.size * unit_bytes // load.numbers

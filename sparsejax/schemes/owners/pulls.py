@@ -178,7 +178,10 @@ class Owned:
         owner = lax.broadcasted_iota(jnp.int32, (self.layout.ranks, 1), 0)
 
         def take(first, length, total):
-            sums = lax.dynamic_slice_in_dim(totals, first, length)
+            # A gather: of a slice XLA makes a copy whose place the host works out, turn by
+            # turn, and a loop around one cannot be part of a CUDA graph.
+            taken = first + lax.iota(jnp.int32, length)
+            sums = totals.at[taken].get(mode="promise_in_bounds", unique_indices=True)
             gathered, sent = self.wire.all_gather(sums)
             slots = first + lax.broadcasted_iota(jnp.int32, gathered.shape[:2], 1)
             units = self.layout.invert(owner, slots)

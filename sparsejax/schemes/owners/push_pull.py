@@ -9,6 +9,13 @@ On the wire, with n ranks:
 
 Each unit is added up in one place and copied from there, so all ranks hold the same bits.
 
+Entries are found by owner as the layout splits a set: then a part's slots ascend, and
+their bits are what `messages` asks for. Where the layout has a memory they are found by
+Algorithm 1 of Zen (`units.ownership.memory`): then the bits are those of its places, and
+the slots of the units in them travel as 32 bits each ("coo32"), in the order of the places,
+as the paper's COO does. An owner adds up what arrives for a slot in either case. If any
+rank has units that found no place, all ranks take the dense way.
+
 A stage that would send more than the dense collective becomes it: if the entries do not pay
 on the way in, the whole is an all-reduce; if only the sums have become too dense, they are
 gathered densely. So where the parts of the layout have equal widths no more is sent than
@@ -30,9 +37,10 @@ from sparsejax.schemes.owners.counts import Counts
 from sparsejax.schemes.owners.pulls import Message, Owned, Pull, nonzero_units
 from sparsejax.units.dtypes import unit_bytes, wide
 from sparsejax.units.ownership import Layout
+from sparsejax.units.ownership.memory import Memory
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units
-from sparsejax.wire import channels, messages
+from sparsejax.wire import channels, index_codes, messages
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ladder import Ladder
 
@@ -71,7 +79,7 @@ class PushPull:
         if not stages.may_pay:
             dense = base.sum_densely(x, None, stages.wire)
             return dense.total, dense.traffic
-        return stages(x, stages.count(x.present()))
+        return stages(x, stages.count(x, x.present()))
 
     def over(self, x: Units, wire: Wire, layout: Layout) -> "Stages":
         """The stages for arrays like x; for the arguments see `__call__`."""
@@ -82,11 +90,30 @@ class PushPull:
             wire,
             layout,
             self.way,
-            self.push.ladder(layout.width, size, layout.ranks, layout.size, share=_SHARE),
+            self.push_ladder(
+                layout.size, layout.ranks, layout.width, size, layout.memory, share=_SHARE
+            ),
             Owned(wire, layout, self.pull, narrow, size),
             wide(x.dtype),
             wire.dense_bytes(x.size, x.dtype),
         )
+
+    def push_ladder(
+        self,
+        units: int,
+        ranks: int,
+        width: int,
+        unit_bytes: int,
+        memory: Memory | None,
+        **share: int,
+    ) -> Ladder:
+        """The message sizes on the way to the owners, for parts of `width` slots."""
+        push = self.push
+        if memory is not None:
+            # Slots in the order of their hashes: any 32 bits.
+            push = dataclasses.replace(push, code=index_codes.COO32.name)
+            width = max(width, memory.room)
+        return push.ladder(width, unit_bytes, ranks, units, **share)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +167,16 @@ class Stages:
         pays = self.may_pay & (push + self._most_pulled < self.dense_bytes)
         return jnp.where(pays, push + pull, self.dense_bytes)
 
-    def count(self, present: jax.Array) -> Counts:
-        """Splits the units that are there among their owners, and agrees on the counts."""
+    def count(self, x: Units, present: jax.Array) -> Counts:
+        """Splits the units that are there among their owners, and agrees on the counts.
+
+        Args:
+            x: The units.
+            present: Booleans [units], which are there.
+        """
+        if self.layout.memory is not None:
+            filled = self.layout.memory.fill(x, present)
+            return counts.count_filled(filled, self.layout.size, self.wire)
         return counts.count(Slots.of(self.layout.split(present)), self.wire)
 
     def __call__(self, x: Units, known: Counts) -> tuple[jax.Array, base.Traffic]:
@@ -182,7 +217,7 @@ class Stages:
             self.ladder,
             channels.push(self.wire),
             known.sets,
-            x.source(narrow, self.layout.invert),
+            self._source(x, known),
             known.fullest,
             messages.Fold(jnp.zeros((width, *x.shape[1:]), self.sum_dtype), add),
             typical=known.most.astype(jnp.float32)[None] / n,
@@ -191,3 +226,11 @@ class Stages:
         total = pulled.total.astype(x.dtype)
         push = base.stage_of(pushed, known.imbalance)
         return total, push, pulled.stage, pulled.units, pulled.scalars
+
+    def _source(self, x, known):
+        """Where the values of this rank's sets are, and the slots that travel with them."""
+        if known.units is None:
+            return x.source(self.owned.dtype, self.layout.invert)
+        units = lambda part, place: known.units.at[part, place].get(mode="clip")
+        slots = lambda part, place: self.layout.assign(units(part, place))[1]
+        return x.source(self.owned.dtype, units)._replace(names=slots)

@@ -7,7 +7,9 @@ wastes little.
 
 Its parts can be exchanged, one argument each: who owns what (`sparsejax.ownership`), how
 indices travel either way, and how the sums come back. "Zen with COO" is
-`push_code="coo32", pull_code="coo32"`.
+`push_code="coo32", pull_code="coo32"`. `ownership.MurmurHash(memory=0.02)` finds
+the owners of up to 2% of the units by the paper's Algorithm 1, in the kernel of
+`pallas_kernels` where there is one, as the paper's own system does; see `owners.push_pull`.
 """
 
 import dataclasses
@@ -15,6 +17,7 @@ import dataclasses
 import jax
 
 from sparsejax import errors
+from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.baselines.pulls import Doubled, Spread
 from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
@@ -58,6 +61,11 @@ class BalancedParallelism(base.Scheme):
 
     def __post_init__(self):
         index_codes.parse(self.push_code)
+        if self.ownership.memory is not None and self.push_code not in ("auto", "coo32"):
+            raise ArgumentError(
+                f"push_code={self.push_code!r} is for slots that ascend, and those of "
+                f"{self.ownership!r} lie in the order of their hashes: use 'coo32'."
+            )
         index_codes.parse(self.pull_code)
         ladder.check_ratio(self.ratio)
         errors.check_dtype("wire_dtype", self.wire_dtype)

@@ -129,7 +129,7 @@ class Zen(base.Scheme):
             return base.sum_densely(x, state, wire)
         # All schemes take from here which units are there.
         flags = x.present()
-        known = balanced.count(flags)
+        known = balanced.count(x, flags)
 
         def next_state(traffic, total):
             curve = state.curve

@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 
+from sparsejax.units.ownership.memory import Memory
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout(abc.ABC):
@@ -26,6 +28,11 @@ class Layout(abc.ABC):
     size: int
     ranks: int
     width: int
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memories in which units find their owners; None if `split` tells them."""
+        return None
 
     @abc.abstractmethod
     def assign(self, units: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -53,6 +60,10 @@ class Ownership(abc.ABC):
     #: Whether any set is spread evenly, so that the fullest part is hardly fuller than the
     #: mean one.
     balanced: bool = True
+
+    #: The share of the units that memories have room for in which units find their owners;
+    #: None if a set is split by the layout.
+    memory: float | None = None
 
     #: Whether the tables change with what was added up.
     follows_data: bool = False

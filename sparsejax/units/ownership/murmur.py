@@ -1,10 +1,12 @@
 """Zen's own hash: MurmurHash of every unit, with tables of the units by owner.
 
-The tables are the paper's I_i, and take as much memory as the gradient.
+The tables are the paper's I_i, and take as much memory as the gradient. A set is split by
+them, or by the paper's Algorithm 1, which reads the set alone: see `memory`.
 """
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,10 @@ from pallas_kernels.striping import word_multiple
 from sparsejax import errors
 from sparsejax.units import bits
 from sparsejax.units.ownership.base import Layout, Ownership
+from sparsejax.units.ownership.memory import Memory
+
+
+_SHARE = "It is the share of the units that Algorithm 1 has room for."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,35 +30,57 @@ class MurmurHash(Ownership):
 
     Attributes:
         seed: Which hash function; all ranks need the same.
+        memory: The share of the units that Algorithm 1 has room for: by it sets are split
+            if it is given, and by the tables if not. Fuller sets are added up densely. Its
+            memories take 8.8 bytes for each unit that there is room for, and the slot of
+            every unit is kept beside the tables: as much again.
     """
 
     needs_tables = True
     seed: int = 0
+    memory: float | None = None
 
     def __post_init__(self):
         errors.check_whole("seed", self.seed)
+        if self.memory is not None:
+            errors.check_between("memory", self.memory, 0, 1, _SHARE)
 
     def over(self, size, ranks, tables=None):
         width = _murmur_width(size, ranks, self.seed)
         if tables is None:
             tables = self.tables(size, ranks)
-        elif getattr(tables, "shape", None) != (ranks, width):
-            needs = f"an array {[ranks, width]} of the units by rank"
+        units: Any = tables
+        slots: Any = None
+        if isinstance(tables, tuple) and len(tables) == 2:
+            units, slots = tables
+        fits = getattr(units, "shape", None) == (ranks, width)
+        needs = f"an array {[ranks, width]} of the units by rank"
+        if self.memory is not None:
+            needs += f", and one {[size]} of their slots"
+            fits = fits and getattr(slots, "shape", None) == (size,)
+        if not fits:
             raise errors.wrong_state("MurmurHash", needs, tables)
-        return _Tables(size, ranks, width, self.seed, tables)
+        return _Tables(size, ranks, width, self.seed, self.memory, units, slots)
 
     def width(self, size, ranks):
         return _murmur_width(size, ranks, self.seed)
 
     def tables(self, size, ranks):
-        """int32 [ranks, width]: the units of each part, ascending, then `size`."""
+        """int32 [ranks, width]: the units of each part, ascending, then `size`.
+
+        With `memory` also int32 [size], the slot of each unit.
+        """
         width = _murmur_width(size, ranks, self.seed)
         units = lax.iota(jnp.int32, size)
         part = _murmur_part(units.astype(jnp.uint32), ranks, self.seed)
         part, units = lax.sort((part.astype(jnp.int32), units), num_keys=1)
         start = jnp.searchsorted(part, lax.iota(jnp.int32, ranks)).astype(jnp.int32)
         table = jnp.full((ranks, width), size, jnp.int32)
-        return table.at[part, lax.iota(jnp.int32, size) - start[part]].set(units)
+        slots = lax.iota(jnp.int32, size) - start[part]
+        table = table.at[part, slots].set(units)
+        if self.memory is None:
+            return table
+        return table, jnp.zeros(size, jnp.int32).at[units].set(slots)
 
 
 def _murmur_part(units, ranks, seed):
@@ -69,11 +97,21 @@ def _murmur_width(size: int, ranks: int, seed: int) -> int:
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tables(Layout):
     seed: int
+    share: float | None
     units: jax.Array
+    slots: jax.Array | None
+
+    @property
+    def memory(self):
+        if self.share is None:
+            return None
+        return Memory.of(self.size, self.ranks, self.seed, self.share)
 
     def assign(self, units):
         part = _murmur_part(units.astype(jnp.uint32), self.ranks, self.seed)
         part = part.astype(jnp.int32)
+        if self.slots is not None:
+            return part, self.slots[units]
         slots = lax.broadcasted_iota(jnp.int32, self.units.shape, 1)
         slot_of = jnp.zeros(self.size, jnp.int32).at[self.units].set(slots, mode="drop")
         return part, slot_of[units]
