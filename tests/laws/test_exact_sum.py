@@ -50,6 +50,10 @@ SCHEMES = {
     "balanced_capacity": schemes.BalancedParallelism(
         push_capacity=20, pull_capacity=40, ratio=4.0
     ),
+    "ragged": schemes.BalancedParallelism(channel="ragged"),
+    "ragged_capacity": schemes.BalancedParallelism(
+        channel="ragged", push_capacity=20, pull_capacity=40
+    ),
     "hierarchical_bound": schemes.HierarchicalCentralization(switch="bound"),
     "zen": schemes.Zen(),
     "zen_hierarchical": schemes.Zen("hierarchical"),
@@ -74,6 +78,8 @@ LOSSLESS_NEVER_WORSE = [
     "balanced_murmur",
     "balanced_bitmap",
     "balanced_capacity",
+    "ragged",
+    "ragged_capacity",
     "zen",
     "zen_bytes",
     "zen_after_a_step",

@@ -38,7 +38,7 @@ from sparsejax.wire.ladder import Ladder
 
 
 # On GPUs the longest messages of a rank to its owners hold one of so many units.
-_SHARE = 32
+SHARE = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class PushPull:
             wire,
             layout,
             self.way,
-            self.push.ladder(layout.width, size, layout.ranks, layout.size, share=_SHARE),
+            self.push.ladder(layout.width, size, layout.ranks, layout.size, share=SHARE),
             Owned(wire, layout, self.pull, narrow, size),
             wide(x.dtype),
             wire.dense_bytes(x.size, x.dtype),
