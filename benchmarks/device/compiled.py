@@ -17,6 +17,7 @@ from sparsejax import schemes
 AXIS = "data"
 SCHEMES = {
     "zen": schemes.Zen(),
+    "ragged": schemes.BalancedParallelism(channel="ragged"),
     "agsparse": schemes.AGSparse(),
     "all-reduce": schemes.AllReduce(),
 }
@@ -86,6 +87,7 @@ def counted(scheme: str, load: Load, mesh: Mesh) -> Counted:
     start = time.perf_counter()
     program = lowered.compile()
     seconds = time.perf_counter() - start
-    walk = Walk(hlo.parse(program.as_text()), known.turns, known.taken, RANKS)
+    text = hlo.parse(program.as_text())
+    walk = Walk(text, known.turns, known.taken, RANKS, known.ragged)
     temporary = program.memory_analysis().temp_size_in_bytes
     return Counted(walk(), temporary, seconds, known)

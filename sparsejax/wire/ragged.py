@@ -21,6 +21,7 @@ from the fullest part, on which all ranks agreed. So nothing is lost, and no mes
 a branch of the program.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -137,22 +138,24 @@ class Form(Values):
 
     def places(self, counts: jax.Array) -> Places:
         """Where the parts of messages of so many entries begin: of the shortest code."""
-        width = self.width
-        words = jnp.stack([_index_words(code, counts, width) for code in self.codes])
-        best = jnp.argmin(words, axis=0).astype(jnp.int32)
-        string = self._of(best, [code.string_words(counts, width) for code in self.codes])
-        planes = self._of(best, [code.planes for code in self.codes])
+        words, string, planes = self._of_code(self.codes[0], counts)
+        for code in self.codes[1:]:
+            # Compared one by one: a search for the least of them is a kernel by itself.
+            others = self._of_code(code, counts)
+            is_less = others[0] < words
+            pairs = zip(others, (words, string, planes), strict=True)
+            words, string, planes = (jnp.where(is_less, a, b) for a, b in pairs)
         there = counts > 0
         string = jnp.where(there, string, 0)
-        lane = (counts + 3) // 4
+        lane = (counts + 3) >> 2
         values = string + planes * lane
         length = values + self.value_words(counts)
         return Places(string, lane, planes, values, length, (string > 0).astype(jnp.int32))
 
-    def _of(self, best, numbers):
-        """Of the numbers of all codes that of each message's code."""
-        numbers = [jnp.broadcast_to(jnp.int32(x), best.shape) for x in numbers]
-        return lax.select_n(best, *numbers) if len(numbers) > 1 else numbers[0]
+    def _of_code(self, code, counts):
+        """Words of the slots of messages, those of their strings, and bytes of a slot."""
+        string = jnp.broadcast_to(code.string_words(counts, self.width), counts.shape)
+        return _index_words(code, counts, self.width), string, jnp.int32(code.planes)
 
     def lengths(self, counts: jax.Array) -> jax.Array:
         """Words of messages of so many entries, at most `room`."""
@@ -160,7 +163,7 @@ class Form(Values):
 
     def bytes(self, counts: jax.Array) -> jax.Array:
         """Bytes of the messages, in as many rounds as it takes, for each count: float32."""
-        full, rest = counts // self.room, counts % self.room
+        full, rest = self._rounds(counts)
         whole = np.float32(self._words(self.room, self.codes))
         words = full.astype(jnp.float32) * whole + self.lengths(rest).astype(jnp.float32)
         return 4 * words
@@ -183,20 +186,26 @@ class Form(Values):
 
     def needed_bytes(self, counts: jax.Array) -> jax.Array:
         """Bytes that they need, the ends of their parts not rounded up: float32."""
-        full, rest = counts // self.room, counts % self.room
+        full, rest = self._rounds(counts)
         whole = self._needed(jnp.full_like(counts, self.room))
         return full.astype(jnp.float32) * whole + self._needed(rest)
 
+    def _rounds(self, counts):
+        """How many full rounds parts have, and what is left for another."""
+        room = np.int32(self.room)
+        return lax.div(counts, room), lax.rem(counts, room)
+
     def _needed(self, counts):
         codes = [code.needed_bits(counts, self.width) for code in self.codes]
+        least = functools.reduce(jnp.minimum, codes)
         values = np.float32(self.unit_words(4)) * counts.astype(jnp.float32)
-        needed = jnp.min(jnp.stack(codes), axis=0) / 8 + values
+        needed = least / 8 + values
         return jnp.where(counts > 0, needed, 0)
 
 
 def _index_words(code: index_codes.IndexCode, count: Any, width: int) -> Any:
     """Words of the slots of so many entries."""
-    lanes = code.lane_words(4 * ((count + 3) // 4))
+    lanes = code.lane_words(4 * ((count + 3) >> 2))
     return lanes + code.string_words(count, width)
 
 
