@@ -171,18 +171,13 @@ class Form(Values):
     def mean_bytes(self, count: float) -> float:
         """`bytes` of a part of a count that is a mean, as a Python number."""
         low = int(count)
-        of = lambda count: (
-            4.0
-            * sum(
-                rounds * self._words(entries, self.codes)
-                for rounds, entries in (
-                    (count // self.room, self.room),
-                    (1, count % self.room),
-                )
-                if rounds and entries
-            )
-        )
-        return of(low) + (count - low) * (of(low + 1) - of(low))
+        below, above = self._bytes_of(low), self._bytes_of(low + 1)
+        return below + (count - low) * (above - below)
+
+    def _bytes_of(self, count):
+        full, rest = divmod(count, self.room)
+        words = full * self._words(self.room, self.codes)
+        return 4.0 * (words + (self._words(rest, self.codes) if rest else 0))
 
     def needed_bytes(self, counts: jax.Array) -> jax.Array:
         """Bytes that they need, the ends of their parts not rounded up: float32."""
