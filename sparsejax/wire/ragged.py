@@ -339,7 +339,7 @@ class Ragged(NamedTuple):
 
     def once(self, first: jax.Array | int = 0, carry: Any = None) -> Any:
         """Sends up to `room` entries of each part, from the rank `first` on, and folds."""
-        first = jnp.int32(first)
+        first = jnp.asarray(first, jnp.int32)
         run = lambda counts: jnp.clip(counts - first, 0, self.form.room)
         here, there = run(self.slots.counts), run(self.coming)
         message = pack(self.form, self.slots, self.source, first, here, self._axes)

@@ -4,7 +4,7 @@ On the wire: one pmax of three numbers, the fullest part of any rank, the most u
 any rank has, and the imbalance of the rank whose parts are least even.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ class Counts(NamedTuple):
         most: Entries of the rank that has most.
         imbalance: Of the rank whose parts are least even.
         sent: Bytes that one rank sent to agree.
+        told: What else ranks told one another, where a way of sending needs more.
     """
 
     sets: Slots
@@ -30,6 +31,7 @@ class Counts(NamedTuple):
     most: jax.Array
     imbalance: jax.Array
     sent: float
+    told: Any = None
 
 
 def count(sets: Slots, wire: Wire) -> Counts:

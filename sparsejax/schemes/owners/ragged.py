@@ -44,17 +44,15 @@ from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ragged import Form, Ragged
 
 
-class Agreed(NamedTuple):
-    """A rank's units by owner, and what all ranks agreed on before they are pushed.
+class Told(NamedTuple):
+    """What ranks told one another before entries are pushed, beside the counts.
 
     Attributes:
-        counts: The counts.
         coming: int32 [ranks], how many entries each rank has for this one.
         wire: Bytes that the rank that sends most will send.
         payload: Bytes that the rank that needs most will need.
     """
 
-    counts: Counts
     coming: jax.Array
     wire: jax.Array
     payload: jax.Array
@@ -104,7 +102,7 @@ class RaggedStages(Stages):
         ranks, dtype = self.layout.ranks, self.owned.dtype
         return Form(steps, message.code, self.shape, dtype, ranks, name)
 
-    def count(self, present: jax.Array) -> Agreed:
+    def count(self, present: jax.Array) -> Counts:
         """Splits the units that are there among their owners, and agrees on the counts."""
         n, wire = self.layout.ranks, self.wire
         sets = Slots.of(self.layout.split(present))
@@ -123,13 +121,13 @@ class RaggedStages(Stages):
         most = wire.assume_same(jnp.max(told[:, 1:], axis=0))
         most = wire.same_elsewhere(most)
         ratio, pushed, needed = lax.bitcast_convert_type(most[2:], jnp.float32)
-        known = Counts(sets, most[0], most[1], ratio, sent)
-        return Agreed(known, told[:, 0], pushed, needed)
+        beside = Told(told[:, 0], pushed, needed)
+        return Counts(sets, most[0], most[1], ratio, sent, beside)
 
-    def __call__(self, x: Units, known: Agreed) -> tuple[jax.Array, base.Traffic]:
+    def __call__(self, x: Units, known: Counts) -> tuple[jax.Array, base.Traffic]:
         """The sum, and what was sent for it, once ranks have agreed on their counts."""
-        need, most = known.counts.fullest, known.counts.most
-        pays = known.wire + self._most_pulled < self.dense_bytes
+        need, most = known.fullest, known.most
+        pays = known.told.wire + self._most_pulled < self.dense_bytes
         totals = self._push(x, known, pays)
         sets = Slots.of(bits.of_units(totals)[None])
         there, agreed = self.wire.all_gather(sets.counts[0])
@@ -146,13 +144,14 @@ class RaggedStages(Stages):
         summed = jnp.sum(there).astype(jnp.float32)
         ratio = counts.imbalance(fullest, summed, self.layout.ranks)
         ratio = jnp.where(pays & by_entries, ratio, 1)
-        push = self._stage(pays, known.wire, known.payload, _rounds(need, self.pushed))
+        told = known.told
+        push = self._stage(pays, told.wire, told.payload, _rounds(need, self.pushed))
         pull = self._stage(pays, sent, needed, rounds)
         size = self.layout.size
         return total, base.traffic(
-            push._replace(imbalance=known.counts.imbalance),
+            push._replace(imbalance=known.imbalance),
             pull._replace(imbalance=ratio.astype(jnp.float32)),
-            scalars=known.counts.sent + agreed,
+            scalars=known.sent + agreed,
             dense=self.dense_bytes,
             before=most.astype(jnp.float32) / size,
             after=units / size,
@@ -175,11 +174,10 @@ class RaggedStages(Stages):
         def exchange(x):
             source = x.source(self.owned.dtype, self.layout.invert)
             fold = messages.Fold(zeros, add)
-            return Ragged(
-                self.pushed, self.wire, known.counts.sets, source, known.coming, fold
-            )
+            coming = known.told.coming
+            return Ragged(self.pushed, self.wire, known.sets, source, coming, fold)
 
-        need = known.counts.fullest
+        need = known.fullest
         sides = [
             lambda x: exchange(x).start,
             lambda x: exchange(x).once(),
@@ -193,10 +191,8 @@ class RaggedStages(Stages):
         """The total, in the dtype of x, and how many of its units are not zero."""
 
         def exchange(totals):
-            source, fold = (
-                messages.Source(totals),
-                messages.Fold(*self.owned.placed(totals)),
-            )
+            fold = messages.Fold(*self.owned.placed(totals))
+            source = messages.Source(totals)
             return Ragged(self.pulled, self.wire, sets, source, there, fold)
 
         def all_reduce(x, totals):
@@ -213,11 +209,8 @@ class RaggedStages(Stages):
         sides = [
             on_copies(all_reduce),
             whole,
-            lambda pays, x, totals: (exchange(totals).once().astype(dtype), units),
-            lambda pays, x, totals: (
-                exchange(totals).several(fullest).astype(dtype),
-                units,
-            ),
+            lambda *given: (exchange(given[-1]).once().astype(dtype), units),
+            lambda *given: (exchange(given[-1]).several(fullest).astype(dtype), units),
         ]
         entries = 1 + _side(by_entries, fullest, self.pulled)
         return axes.switch(jnp.where(pays, entries, 0), sides, pays, x, totals)
