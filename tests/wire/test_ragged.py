@@ -19,7 +19,8 @@ from tests.wire.test_format import cases, string_of
 
 WIDTH, ROOM = 1056, 264  # five blocks of 256 slots, the last one of a word
 CODES = ("coo32", "coo16", "coo8", "bitmap")
-JUNK = 0xDEADBEEF
+# The first is a small slot in every code, and a number that is not zero in every dtype.
+JUNK = (0x01010101, 0xDEADBEEF, 0xFFFFFFFF)
 
 
 def form_of(code="auto", width=WIDTH, room=ROOM, shape=(), dtype=np.float32, rows=3):
@@ -188,7 +189,7 @@ def test_what_lies_behind_a_message_is_never_read(code, shape, dtype):
     inside = np.arange(form.words) < np.asarray(form.lengths(here))[:, None]
     assert not inside.all()
     wanted = np.where(flags.reshape(flags.shape + (1,) * len(shape)), x, 0)
-    for junk in (0, JUNK, 0xFFFFFFFF):
+    for junk in (0, *JUNK):
         got = run(np.where(inside, sent, np.uint32(junk)), here)
         np.testing.assert_array_equal(got, wanted)
 
