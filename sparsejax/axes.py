@@ -6,7 +6,7 @@ left to save. Types tell: such a gradient does not vary over the axis. With
 `check_vma=False` they do not, and the gradient is local; nothing can be checked there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jax.extend import core as jax_core
 from pallas_kernels.platforms import (
     by_platform as by_platform,
     is_elsewhere as is_elsewhere,
+    traced_for as traced_for,
 )
 from pallas_kernels.types import (
     as_invarying,
@@ -91,13 +92,31 @@ def cond(
 
     The predicate must be equal on all ranks if either side sends anything.
     """
+    (yes, no), taken = _of_one_type((yes, no), operands)
+    return taken(lax.cond(predicate, yes, no, *operands))
+
+
+def switch(number: jax.Array, sides: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """`lax.switch` whose sides may differ in the mesh axes over which their results vary.
+
+    The number must be equal on all ranks if any side sends anything.
+    """
+    sides, taken = _of_one_type(sides, operands)
+    return taken(lax.switch(number, sides, *operands))
+
+
+def _of_one_type(sides, operands):
+    """The sides of a choice, with results that vary over all axes that any side's do.
+
+    Returns:
+        The sides, and from what one of them returns to its results.
+    """
     # Each side is traced once: choices lie within choices, and would be traced twice at
     # each level if a side were asked for its types first and traced again for `lax.cond`.
-    of_yes = jax.make_jaxpr(yes, return_shape=True)(*operands)
-    of_no = jax.make_jaxpr(no, return_shape=True)(*operands)
-    traced = of_yes, of_no
+    traced = [jax.make_jaxpr(side, return_shape=True)(*operands) for side in sides]
     shapes = [shape for _, shape in traced]
-    types = jax.tree.map(lambda a, b: varying_axes(a) | varying_axes(b), *shapes)
+    union = lambda *results: frozenset[str]().union(*map(varying_axes, results))
+    types = jax.tree.map(union, *shapes)
 
     structure = jax.tree.structure(shapes[0])
     together = _together(jax.tree.leaves(shapes[0]), jax.tree.leaves(types))
@@ -110,9 +129,8 @@ def cond(
 
         return run
 
-    yes, no = (typed(program) for program, _ in traced)
-    done = lax.cond(predicate, yes, no, *operands)
-    return jax.tree.unflatten(structure, _unstacked(done, together))
+    taken = lambda done: jax.tree.unflatten(structure, _unstacked(done, together))
+    return [typed(program) for program, _ in traced], taken
 
 
 def _together(shapes: list[Any], types: list[Any]) -> list[list[int]]:

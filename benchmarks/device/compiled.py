@@ -19,6 +19,7 @@ from sparsejax.units import ownership
 AXIS = "data"
 SCHEMES = {
     "zen": schemes.Zen(),
+    "ragged": schemes.BalancedParallelism(channel="ragged"),
     "agsparse": schemes.AGSparse(),
     "all-reduce": schemes.AllReduce(),
 }
@@ -107,6 +108,7 @@ def counted(
     with graphs.printed(commands) as (options, found):
         program = lowered.compile(compiler_options=options)
     seconds = time.perf_counter() - start
-    walk = Walk(hlo.parse(program.as_text()), known.turns, known.taken, RANKS)
+    text = hlo.parse(program.as_text())
+    walk = Walk(text, known.turns, known.taken, RANKS, known.ragged)
     temporary = program.memory_analysis().temp_size_in_bytes
     return Counted(walk(), temporary, seconds, known, found[0])

@@ -10,15 +10,19 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 
 from benchmarks.device.hlo import ProgramError
 from benchmarks.device.loads import RANKS, Counts, Load
+from benchmarks.device.ragged import RaggedStage
+from benchmarks.device.walk import Ragged
+from sparsejax.schemes.owners import ragged as owners_ragged
 from sparsejax.wire import messages
 from sparsejax.wire.ladder import Ladder
+from sparsejax.wire.ragged import Form, Ragged as Exchanged
 
 
 Place = tuple[str, ...]
@@ -94,6 +98,8 @@ STAGES = {
     "push_pull.py:Stages._by_entries": "push",
     "pulls.py:Owned.gather": "pull",
     "ag_sparse.py:AGSparse.add_up": "gather",
+    "ragged.py:RaggedStages._push": "push",
+    "ragged.py:RaggedStages._pull": "pull",
 }
 # Who chooses between entries and the dense way out, by stage.
 CHOICES = {
@@ -111,8 +117,8 @@ class Loop(NamedTuple):
         turns: How many turns it takes in all.
     """
 
-    begun: Callable[[Stage], int]
-    turns: Callable[[Stage], int | np.ndarray]
+    begun: Callable[[Any], int]
+    turns: Callable[[Any], int | np.ndarray]
 
 
 _packs, _unpacks = (lambda stage: stage.packed), (lambda stage: stage.unpacked)
@@ -139,6 +145,11 @@ LOOPS: dict[Place, Loop] = {
         lambda stage: int(len(stage.rounds) > 1),
         lambda stage: max(len(stage.rounds) - 1, 0),
     ),
+    # Where messages are as long as what is there.
+    ("ragged.py:Ragged.several",): Loop(
+        lambda stage: int(len(stage.rounds) > 1),
+        lambda stage: len(stage.rounds) if len(stage.rounds) > 1 else 0,
+    ),
     # On CPUs alone: one part after another, tile by tile.
     ("tiles.py:pack", "tiles.py:_each"): _parts(_packs),
     ("tiles.py:unpack", "tiles.py:_each"): _parts(_unpacks),
@@ -149,6 +160,8 @@ SWITCH = "messages.py:transmit.<locals>.one_round"
 SIDES = "messages.py:_Stage.at_once"
 LAST = f"{SIDES}.<locals>.several"
 CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
+# How a ragged stage goes: not at all, or densely; in one round; in several.
+RAGGED = ("ragged.py:RaggedStages._push", "ragged.py:RaggedStages._pull")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +173,7 @@ class Turns:
         asked: The names of the loops that turns were asked for.
     """
 
-    stages: dict[str, Stage]
+    stages: dict[str, Stage | RaggedStage]
     asked: set[tuple[str, Place]] = dataclasses.field(default_factory=set)
 
     def stage(self, place: Place) -> str:
@@ -202,10 +215,31 @@ class Turns:
             last = finals.index(last) if last in finals else 0
             taken = stage.side if place[-1] == SIDES else last
             return [float(i == taken) for i in range(branches)]
+        if place[-1:] == ("axes.py:switch",) and place[-2] in RAGGED:
+            taken = self._ragged_side(self.stage(place))
+            return [float(i == taken) for i in range(branches)]
         if place[-2:] == CHOICE and place[-3] in CHOICES and branches == 2:
             pays = self.stages[CHOICES[place[-3]]].pays
             return [float(not pays), float(pays)]
         raise _unknown(f"a conditional of {branches} branches", place)
+
+    def _ragged_side(self, name: str) -> int:
+        pays = self.stages["push"].pays
+        stage = self.stages[name]
+        if name == "push":
+            return stage.side if pays else 0
+        # An all-reduce, all sums, one round of entries, several.
+        return (1 + (max(stage.side, 1) if stage.pays else 0)) if pays else 0
+
+    def ragged(self, operand: int, output: int) -> Ragged:
+        """What a ragged all-to-all does that is given so many words, and room for more."""
+        for stage in self.stages.values():
+            if isinstance(stage, RaggedStage) and stage.operands == (operand, output):
+                return stage.collective
+        raise ProgramError(
+            f"no stage has a ragged all-to-all of {operand:,} words: say in "
+            "benchmarks/device/turns.py what is in it for a load."
+        )
 
 
 def _unknown(what: str, place: Place) -> ProgramError:
@@ -242,8 +276,29 @@ def watched(load: Load):
         stages[name] = _stage(name, load.bytes, counts, ladder, channel)
         return original(ladder, channel, *args, **kwargs)
 
-    with mock.patch.object(messages, "transmit", transmit):
+    def ragged(form, wire, slots, *args):
+        place = here()
+        name = next((STAGES[frame] for frame in reversed(place) if frame in STAGES), None)
+        if name is None:
+            raise _unknown("a stage", place)
+        stages[name] = _ragged_stage(name, load, form)
+        return Exchanged(form, wire, slots, *args)
+
+    with (
+        mock.patch.object(messages, "transmit", transmit),
+        mock.patch.object(owners_ragged, "Ragged", ragged),
+    ):
         yield Turns(stages)
+
+
+def _ragged_stage(name: str, load: Load, form: Form) -> RaggedStage:
+    counts = load.counts
+    whole = float((RANKS - 1) * form.width * form.unit_words(4))
+    if name == "push":
+        all_reduce = 2 * (RANKS - 1) / RANKS * load.bytes
+        return RaggedStage(form, counts.push, counts.push.T, all_reduce, whole)
+    everything = np.tile(counts.pull, (RANKS, 1))
+    return RaggedStage(form, counts.pull[:, None], everything, whole)
 
 
 def _stage(name: str, size: int, counts: Counts, ladder: Ladder, channel) -> Stage:

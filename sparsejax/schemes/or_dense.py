@@ -36,7 +36,7 @@ def or_dense(
     pays = pays if unless is None else pays & ~unless
     if axes.is_elsewhere():
         operands = (pays, *operands)
-        by_entries, densely = _without(by_entries), _on_copies(densely)
+        by_entries, densely = _without(by_entries), on_copies(densely)
     return axes.cond(pays, by_entries, densely, *operands)
 
 
@@ -44,8 +44,10 @@ def _without(by_entries):
     return lambda pays, *operands: by_entries(*operands)
 
 
-def _on_copies(densely):
+def on_copies(densely: Callable[..., Any]) -> Callable[..., Any]:
     """`densely` on copies of the operands, made where it is called.
+
+    It is given the operands behind whether entries pay, which is false where it is called.
 
     XLA's all-reduce on GPUs writes over its operand, so one that is still needed, as every
     argument of a program that is not donated, is copied first, and XLA does that before it

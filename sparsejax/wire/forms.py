@@ -19,10 +19,44 @@ from sparsejax.units import bits
 from sparsejax.wire.ladder import Ladder
 
 
-_MOST_FLAT = 2**31 - 1  # words that int32 numbers
+MOST_FLAT = 2**31 - 1  # words that int32 numbers
 
 
-class Form:
+class Values:
+    """The values of a message's entries, as words.
+
+    Attributes:
+        shape: Of one value.
+        dtype: Of the values while they travel.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any):
+        self.shape, self.dtype = shape, dtype
+
+    def unit_words(self, entries: Any) -> Any:
+        """Words of the values of so many entries, a multiple of four."""
+        # Dividing first keeps the product within int32.
+        return (entries >> 2) * (math.prod(self.shape) * self.dtype.itemsize)
+
+    def to_words(self, values: jax.Array) -> jax.Array:
+        """[parts, entries, *shape] to uint32 [parts, words]."""
+        parts = values.shape[0]
+        if self.dtype.itemsize < 4:
+            values = values.reshape(parts, -1, 4 // self.dtype.itemsize)
+        return lax.bitcast_convert_type(values, jnp.uint32).reshape(parts, -1)
+
+    def from_words(self, words: jax.Array, entries: int) -> jax.Array:
+        """Inverse of `to_words`."""
+        parts = words.shape[0]
+        if self.dtype.itemsize > 4:
+            words = words.reshape(parts, -1, self.dtype.itemsize // 4)
+        elif self.dtype.itemsize < 4:
+            words = words.reshape(parts, -1)
+        values = lax.bitcast_convert_type(words, self.dtype)
+        return values.reshape(parts, entries, *self.shape)
+
+
+class Form(Values):
     """Where the parts of a message are, for each rung of a ladder.
 
     Messages that are sent and that are received have one buffer, with room for any.
@@ -38,7 +72,8 @@ class Form:
     """
 
     def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any, rows: int):
-        self.ladder, self.shape, self.dtype, self.rows = ladder, shape, dtype, rows
+        super().__init__(shape, dtype)
+        self.ladder, self.rows = ladder, rows
         rungs = ladder.rungs
         strings = [r.code.string_words(r.capacity, ladder.width) for r in rungs]
         lanes = [r.code.lane_words(r.capacity) for r in rungs]
@@ -115,7 +150,7 @@ class Form:
         bit = (slots >> places.shift) + places.has_lanes * rank
         mark = jnp.uint32(1) << (bit & (bits.WORD - 1)).astype(jnp.uint32)
         word = places.string + (bit >> 5)
-        if message.size > _MOST_FLAT:
+        if message.size > MOST_FLAT:
             word = jnp.where(rank < here, word, self.room)
             marked = message.at[jnp.broadcast_to(part, word.shape), word]
             return marked.add(mark, mode="drop", wrap_negative_indices=False)
@@ -140,28 +175,6 @@ class Form:
         # The slots of a bitmap; of another code their blocks, if there are several.
         block = (found - places.has_lanes * rank) * places.has_string
         return low | (block << places.shift)
-
-    def unit_words(self, entries: Any) -> Any:
-        """Words of the values of so many entries, a multiple of four."""
-        # Dividing first keeps the product within int32.
-        return (entries >> 2) * (math.prod(self.shape) * self.dtype.itemsize)
-
-    def to_words(self, values: jax.Array) -> jax.Array:
-        """[parts, entries, *shape] to uint32 [parts, words]."""
-        parts = values.shape[0]
-        if self.dtype.itemsize < 4:
-            values = values.reshape(parts, -1, 4 // self.dtype.itemsize)
-        return lax.bitcast_convert_type(values, jnp.uint32).reshape(parts, -1)
-
-    def from_words(self, words: jax.Array, entries: int) -> jax.Array:
-        """Inverse of `to_words`."""
-        parts = words.shape[0]
-        if self.dtype.itemsize > 4:
-            words = words.reshape(parts, -1, self.dtype.itemsize // 4)
-        elif self.dtype.itemsize < 4:
-            words = words.reshape(parts, -1)
-        values = lax.bitcast_convert_type(words, self.dtype)
-        return values.reshape(parts, entries, *self.shape)
 
 
 class Places:

@@ -132,6 +132,16 @@ def test_capacities_have_head_room_and_one_code():
     assert roomier.push_capacity == pytest.approx(2 * scheme.push_capacity, rel=0.05)
 
 
+def test_ragged_messages_keep_their_channel_and_all_codes():
+    candidates = [schemes.BalancedParallelism(channel="ragged")]
+    plan = made(candidates=candidates)
+    (scheme,) = {leaf.scheme for leaf in plan.leaves if leaf.path == "embedding"}
+    assert scheme.channel == "ragged"
+    assert (scheme.push_code, scheme.pull_code) == ("auto", "auto")
+    assert scheme.push_capacity == balanced().leaves[1].scheme.push_capacity
+    assert sparsejax.Plan.from_json(plan.to_json()) == plan
+
+
 def test_a_plan_is_followed_and_what_does_not_fit_is_exact():
     tx = sparsejax.sync(balanced(), "data", reduce="sum")
 

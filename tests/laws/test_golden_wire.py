@@ -157,6 +157,10 @@ OF_SCHEMES = {
     "balanced_thresholds": of_scheme(
         owned("BalancedParallelism", name="SortedThresholds", every=10)
     ),
+    "balanced_ragged": of_scheme(schemes.BalancedParallelism(channel="ragged")),
+    "balanced_ragged_rows": of_scheme(
+        schemes.BalancedParallelism(channel="ragged"), leaves=ROWS
+    ),
     "hierarchical": of_scheme(schemes.HierarchicalCentralization()),
     "hierarchical_3": of_scheme(schemes.HierarchicalCentralization(), 3),
     "hierarchical_8": of_scheme(schemes.HierarchicalCentralization(), 8),

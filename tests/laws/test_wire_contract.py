@@ -124,6 +124,81 @@ def test_hierarchical_centralization_sends_one_message_a_hop():
     assert float(traffic.scalars) == 3 * one
 
 
+def ragged_words(counts, width, unit_words):
+    """By hand: of messages of so many entries, in the shortest of all codes."""
+
+    def words(count):
+        if not count:
+            return 0
+        codes = []
+        for lane in (32, 16, 8):
+            blocks = -(-width // 2**lane)
+            string = count + blocks if blocks > 1 else 0
+            codes.append(-(-count // 4) * lane // 8 + -(-string // 32))
+        return min(*codes, width // 32) + count * unit_words
+
+    return np.vectorize(words)(counts)
+
+
+@pytest.mark.parametrize("unit_words", [1, *helpers.slow(3)])
+def test_ragged_messages_are_as_long_as_what_is_there(unit_words):
+    """What is reported is what the rank that sends most has, and needed but for ends."""
+    size = SIZE if unit_words == 1 else 8000
+    scheme = schemes.BalancedParallelism(channel="ragged")
+    shape = () if unit_words == 1 else (unit_words,)
+    run = jax.jit(
+        jax.shard_map(
+            lambda x: helpers.call(scheme, x[0]).traffic,
+            mesh=mesh_of(N),
+            in_specs=P("data"),
+            out_specs=P(),
+        )
+    )
+    layout = scheme.ownership.over(size, N)
+    part = np.asarray(layout.assign(jnp.arange(size, dtype=jnp.int32))[0])
+    for density in (0.0, 1 / size, 0.003, 0.05, [0.1, 0.0, 0.02, 0.001]):
+        x = helpers.gradients(N, size, density, shape=shape, seed=2)
+        traffic = run(x)
+        flags = helpers.is_nonzero(x).reshape(N, size, -1).any(2)
+        counts = np.stack([np.bincount(part[row], minlength=N) for row in flags])
+        sums = helpers.is_nonzero(helpers.total(x)).reshape(size, -1).any(1)
+        after = np.bincount(part[sums], minlength=N)
+        assert max(counts.max(), after.max()) <= layout.width // 4  # One round.
+        pushed = ragged_words(counts, layout.width, unit_words)
+        pushed = 4 * (pushed.sum(1) - np.diagonal(pushed)).max()
+        pulled = 4 * (N - 1) * ragged_words(after, layout.width, unit_words).max()
+        assert float(traffic.push.wire) == pushed
+        assert float(traffic.pull.wire) == pulled
+        # Three ends of at most a word, four where slots are sent byte by byte.
+        for stage in (traffic.push, traffic.pull):
+            more = float(stage.wire - stage.payload)
+            assert 0 <= more <= 4 * 4 * (N - 1)
+        # Six numbers to each rank, and one.
+        assert float(traffic.scalars) == (N - 1) * (6 + 1) * 4
+
+
+def test_a_program_for_gpus_sends_ragged_messages_and_agrees_twice():
+    run = program(schemes.BalancedParallelism(channel="ragged"))
+    with every_platform():
+        traced = jax.make_jaxpr(run)(jax.ShapeDtypeStruct((N, SIZE), jnp.float32))
+    found = collectives(traced, "cuda")
+    ragged = [c.path for c in found if c.name == "ragged_all_to_all"]
+    # One round, and several, of each way; what else there is goes densely, or agrees.
+    assert ragged == [
+        ("cond[1]",),
+        ("cond[2]", "while"),
+        ("cond[2]",),
+        ("cond[3]", "while"),
+    ]
+    others = [(c.name, c.path) for c in found if c.name != "ragged_all_to_all"]
+    assert others == [
+        ("all_to_all", ()),
+        ("all_gather", ()),
+        ("psum", ("cond[0]",)),
+        ("all_gather", ("cond[1]",)),
+    ]
+
+
 HEIGHT, IDS = 5_000, 600
 
 

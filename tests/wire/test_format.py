@@ -121,7 +121,7 @@ def test_numbers_of_64_bits_change_nothing():
 
 
 def test_messages_that_int32_cannot_number_as_one_row_are_written_by_two(monkeypatch):
-    monkeypatch.setattr(forms, "_MOST_FLAT", 0)
+    monkeypatch.setattr(forms, "MOST_FLAT", 0)
     test_a_message_is_what_its_format_says("coo8", 33, 40, 16)
 
 

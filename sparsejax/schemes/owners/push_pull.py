@@ -46,7 +46,7 @@ from sparsejax.wire.ladder import Ladder
 
 
 # On GPUs the longest messages of a rank to its owners hold one of so many units.
-_SHARE = 32
+SHARE = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class PushPull:
             layout,
             self.way,
             self.push_ladder(
-                layout.size, layout.ranks, layout.width, size, layout.memory, share=_SHARE
+                layout.size, layout.ranks, layout.width, size, layout.memory, share=SHARE
             ),
             Owned(wire, layout, self.pull, narrow, size),
             wide(x.dtype),
