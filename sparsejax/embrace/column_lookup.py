@@ -87,7 +87,9 @@ def column_lookup(
     fits, agreed = exchange.fits([each.merge.found for each in lists])
     wanted, of_ids = exchange.gathered([each.wanted for each in lists], fits)
     columns = [
-        lookup(shard, ids.reshape(-1), mode="fill", fill_value=0).reshape(*ids.shape, -1)
+        lookup(shard, ids.reshape(-1), mode="fill", fill_value=0).reshape(
+            *ids.shape, shard.shape[1]
+        )
         for shard, ids in zip(shards, wanted, strict=True)
     ]
     vectors, of_rows = exchange.exchanged(wire.per_rank(columns), fits)
@@ -194,6 +196,9 @@ class _Ids:
         else:
             ids = jnp.where(ids < 0, ids + height, ids)
         inside = (ids >= 0) & (ids < height)
+        if read.table.weight is not None:
+            # A rank that does not count reads nothing, so that no optimizer updates a row.
+            ids = jnp.where(read.table.weight == 0, height, ids)
         merge = merged(ids, height)
         return cls(
             merge, merge.ids[: min(ids.size, height)], inside.reshape(read.ids.shape)
@@ -210,7 +215,7 @@ class _Ids:
             .at[self.merge.places]
             .get(mode="fill", fill_value=0)
         )
-        found = found.astype(dtype).reshape(*read.ids.shape, -1)
+        found = found.astype(dtype).reshape(*read.ids.shape, read.table.dim)
         fill = jnp.asarray(jnp.nan if fill_value is None else fill_value, dtype)
         return jnp.where(self.is_there[..., None], found, fill)
 
@@ -229,7 +234,7 @@ def _signed(ids, height, mode):
 
 @jax.custom_vjp
 def _weighted(x, weight):
-    """x, whose gradient counts by a factor; 0, whatever it is, where that is 0."""
+    """x, whose gradient counts by a factor."""
     del weight
     return x
 
@@ -239,8 +244,7 @@ def _weighted_fwd(x, weight):
 
 
 def _weighted_bwd(weight, g):
-    scaled = (g.astype(wide(g.dtype)) * weight).astype(g.dtype)
-    return jnp.where(weight == 0, jnp.zeros_like(scaled), scaled), jnp.zeros_like(weight)
+    return (g.astype(wide(g.dtype)) * weight).astype(g.dtype), jnp.zeros_like(weight)
 
 
 _weighted.defvjp(_weighted_fwd, _weighted_bwd)

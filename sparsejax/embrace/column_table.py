@@ -18,7 +18,7 @@ from sparsejax.transforms.state.sharded import Sharded
 
 
 # As that of flax.linen.Embed: rows of about length 1.
-_INIT = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+DEFAULT_INIT = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
 
 
 @functools.partial(
@@ -57,7 +57,8 @@ class ColumnTable(Sharded):
             `shard_map` those of this rank.
         dim: How many columns the table has, without those that fill it up.
         axis_name: The mesh axis of the ranks, or axes.
-        weight: Inside a loss, by how much this rank's gradient counts; None: like all.
+        weight: Inside a loss, by how much this rank's gradient counts; None: like all. A
+            rank whose weight is 0 reads no rows, and gets zeros for them.
 
     References:
         Li et al., EmbRace: Accelerating Sparse Communication for Distributed Training of
@@ -78,7 +79,7 @@ class ColumnTable(Sharded):
         mesh: Mesh,
         axis_name: AxisName | None = None,
         *,
-        init: Callable[..., jax.Array] = _INIT,
+        init: Callable[..., jax.Array] = DEFAULT_INIT,
         dtype: jax.typing.DTypeLike = jnp.float32,
     ) -> "ColumnTable":
         """A new table, each device with its columns: no one makes all of it.
@@ -159,7 +160,7 @@ class ColumnTable(Sharded):
         return jax.tree.map(one, self)
 
     def with_weight(self, weight: jax.Array) -> "ColumnTable":
-        """The table, whose gradient counts by a factor on this rank; 0: not at all."""
+        """The table, whose gradient counts by a factor on this rank; with 0 it has none."""
         return dataclasses.replace(self, weight=weight)
 
     def columns_on(self, ranks: int, name: str) -> jax.Array:

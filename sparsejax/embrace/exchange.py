@@ -77,7 +77,7 @@ class Exchange:
         """
 
         def exchange(*columns):
-            flat = [x.reshape(self.wire.ranks, -1) for x in columns]
+            flat = [x.reshape(len(x), x.shape[1] * x.shape[2]) for x in columns]
             received, sent = self.wire.all_to_all(jnp.concatenate(flat, axis=1))
             parts = _split(received, [x.shape[1] for x in flat])
             pairs = zip(parts, columns, strict=True)
@@ -86,7 +86,8 @@ class Exchange:
         parts, sent = columns, 0.0
         if any(self.rooms):
             parts, sent = self._sent(exchange, columns, fits, axis=1, empty=0)
-        return [jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1) for x in parts], sent
+        whole = lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], len(x) * x.shape[2])
+        return [whole(x) for x in parts], sent
 
     def _sent(
         self,
