@@ -48,11 +48,16 @@ def column_lookup(
     said once.
 
     Example:
-        >>> vectors = sparsejax.column_lookup(params["users"], batch["users"])
-        >>> both = sparsejax.column_lookup(  # in one exchange
-        ...     {"users": params["users"], "items": params["items"]},
-        ...     {"users": batch["users"], "items": batch["items"]},
-        ... )
+        >>> create = functools.partial(sparsejax.ColumnTable.create, mesh=mesh)
+        >>> tables = {  # of which each device holds a part of the columns
+        ...     "users": create(jax.random.key(0), 1000, 16),
+        ...     "items": create(jax.random.key(1), 500, 8),
+        ... }
+        >>> ids = {"users": jnp.arange(64), "items": jnp.arange(64)}
+        >>> vectors = jax.jit(jax.shard_map(  # both tables in one exchange
+        ...     sparsejax.column_lookup, mesh=mesh,
+        ...     in_specs=(sparsejax.state_specs(tables), P("data")), out_specs=P("data"),
+        ... ))(tables, ids)
 
     Args:
         tables: A `ColumnTable`, or a tree of them, all of one dtype and over one axis.

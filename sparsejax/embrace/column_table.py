@@ -44,13 +44,16 @@ class ColumnTable(Sharded):
     `sparsejax.rows.rowwise_adagrad` does, or takes a norm, would see some columns only.
 
     Example:
-        >>> users = sparsejax.ColumnTable.create(jax.random.key(0), 1_000_000, 64, mesh)
+        >>> users = sparsejax.ColumnTable.create(jax.random.key(0), 10_000, 64, mesh)
+        >>> params = {"users": users, "kernel": jnp.zeros((64, 1))}
         >>> def loss_fn(params, batch):
         ...     vectors = sparsejax.column_lookup(params["users"], batch["users"])
         ...     return jnp.mean((vectors @ params["kernel"] - batch["y"]) ** 2)
-        >>> tx = optax.chain(sparsejax.zen_sync(), sparsejax.lazy(optax.adam(1e-3)))
+        >>> rows = sparsejax.lazy(optax.adam(1e-3), exact=False)
+        >>> tx = optax.chain(sparsejax.zen_sync(), rows)
         >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
-        >>> state = trainer.init({"users": users, "kernel": jnp.zeros((64, 1))})
+        >>> batch = {"users": jnp.arange(16), "y": jnp.ones((16, 1))}
+        >>> state, loss = trainer.step(trainer.init(params), batch)
 
     Attributes:
         value: [rows, columns], the columns of all ranks one after another; inside
