@@ -29,20 +29,11 @@ def takes_rows(seen: Observed) -> frozenset[str]:
     """
     taken: set[str] = set()
     for part in seen.rows:
-        summed = {
-            path
-            for exchange in seen.exchanges[: part.behind]
-            if all(wrapper.takes_rows for wrapper in exchange.inside)
-            for bucket in exchange.buckets
-            if not bucket.is_lossy
-            for path in bucket.paths
-        }
-        summed |= {
-            path
-            for exchange in seen.exchanges[: part.behind]
-            if all(wrapper.takes_rows for wrapper in exchange.inside)
-            for path in exchange.shards
-        }
+        summed: set[str] = set()
+        for exchange in seen.exchanges[: part.behind]:
+            if all(wrapper.takes_rows for wrapper in exchange.inside):
+                lossless = [each for each in exchange.buckets if not each.is_lossy]
+                summed.update(exchange.shards, *(bucket.paths for bucket in lossless))
         taken |= summed & set(part.paths)
     sparsified = {path for part in seen.sparsifiers for path in part.paths}
     return frozenset(taken - sparsified)
