@@ -39,6 +39,9 @@ class ColumnTable(Sharded):
     its end, which no gradient reaches. Tables of one dim are the same on any number of
     ranks but for these, `resized` gives one to another number.
 
+    What is sent for it `sparsejax.column_lookup(..., traffic=True)` says; `explain` and
+    `metrics`, which are about synchronizations, do not list it.
+
     An optimizer must look at each number alone, as SGD, Adam and Adagrad do, with
     `sparsejax.lazy` around it or not. What keeps one number a row, as
     `sparsejax.rows.rowwise_adagrad` does, or takes a norm, would see some columns only.
@@ -140,7 +143,14 @@ class ColumnTable(Sharded):
         return self.value[:, : self.dim]
 
     def resized(self, mesh: Mesh) -> "ColumnTable":
-        """The table on a mesh with another number of ranks."""
+        """The table on a mesh with another number of ranks, from one process's devices."""
+        if isinstance(self.value, jax.Array) and not self.value.is_fully_addressable:
+            raise ArgumentError(
+                f"resized: the table {self._name()} has columns on devices of other "
+                "processes. Restore it from a checkpoint onto devices of one, or gather it "
+                "with jax.experimental.multihost_utils.process_allgather, and give the "
+                "numbers to sparsejax.ColumnTable.of(values, mesh)."
+            )
         return ColumnTable.of(self.whole(), mesh, self.axis_name)
 
     def specs(self) -> "ColumnTable":

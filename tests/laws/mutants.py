@@ -456,10 +456,10 @@ MUTANTS = {
         "distinct",
         "tests/embrace/test_column_lookup.py",
     ),
-    "what fills up columns goes to other ranks as columns": Mutant(
+    "columns move by one when they go to other ranks": Mutant(
         "sparsejax/embrace/column_table.py",
         "return _filled_up(x[:, : self.dim], shape[1], np)",
-        "return x[:, : shape[1]] + 0 * _filled_up(x[:, :1], shape[1], np)",
+        "return _filled_up(x[:, 1 : self.dim], shape[1], np)",
         "tests/embrace/test_training.py",
     ),
     "a number a row of columns is taken for that of the whole row": Mutant(
