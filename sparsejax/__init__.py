@@ -3,10 +3,11 @@
 Names that say by themselves what they are may be imported bare, and are in `__all__`. The
 others are to be written with the prefix: `sparsejax.local`, `sparsejax.init`.
 
-Four folders have what is needed more rarely: `sparsejax.sparsifiers`, each of which
+Five folders have what is needed more rarely: `sparsejax.sparsifiers`, each of which
 `sparsify` makes a transformation of; `sparsejax.transforms`, memories and the systems that
 others are compared with; `sparsejax.rows`, what a lazy optimizer needs beside it;
-`sparsejax.advise`, what is measured before a choice.
+`sparsejax.embrace`, tables that are sharded by columns; `sparsejax.advise`, what is
+measured before a choice.
 """
 
 import importlib
@@ -17,6 +18,7 @@ import warnings
 from pallas_kernels import use_kernels as use_kernels
 from sparsejax import (
     advise as advise,
+    embrace as embrace,
     errors as errors,
     rows as rows,
     schemes as schemes,
@@ -29,6 +31,8 @@ from sparsejax.advise.planner import make_plan as make_plan
 from sparsejax.advise.profile import profile as profile
 from sparsejax.advise.summary import summary as summary
 from sparsejax.axes import local as local
+from sparsejax.embrace.column_lookup import column_lookup as column_lookup
+from sparsejax.embrace.column_table import ColumnTable as ColumnTable
 from sparsejax.rows.lookup import lookup as lookup
 from sparsejax.rows.updates.apply import apply_updates as apply_updates
 from sparsejax.rows.updates.lazy import lazy as lazy
@@ -69,6 +73,7 @@ from sparsejax.units.sparse_tensor import SparseTensor as SparseTensor
 
 
 __all__ = [
+    "ColumnTable",
     "Network",
     "Plan",
     "RowGrads",
@@ -78,6 +83,7 @@ __all__ = [
     "accumulate",
     "all_reduce",
     "clip_by_rank",
+    "column_lookup",
     "data_parallel",
     "dense_sync",
     "dgc",
@@ -98,8 +104,8 @@ __all__ = [
 ]
 
 # As good as nothing, or another thing, when read without the prefix.
-_WITH_PREFIX = ["advise", "apply_updates", "bind", "errors", "explain", "init", "lazy"]
-_WITH_PREFIX += ["local", "lookup", "metrics", "profile", "rows", "summary", "sync"]
+_WITH_PREFIX = ["advise", "apply_updates", "bind", "embrace", "errors", "explain", "init"]
+_WITH_PREFIX += ["lazy", "local", "lookup", "metrics", "profile", "rows", "summary", "sync"]
 _WITH_PREFIX += ["top_k", "transforms", "value_and_grad"]
 
 

@@ -69,6 +69,7 @@ OTHERS = {
     "make_plan": lambda: {**large(), "mesh": helpers.mesh_of(8)},
     "residuals(state)": large,
     "def step": given,
+    "column_lookup": given,
     "param_specs": two_axes,
     "use_kernels": lambda: {"x": jnp.ones(64)},
 }

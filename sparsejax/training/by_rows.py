@@ -12,7 +12,7 @@ from sparsejax.axes import AxisName
 from sparsejax.errors import LeafError, SparsejaxError
 from sparsejax.rows import Capacity, Lazy, within_capacity
 from sparsejax.training.shares import Share
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.state.observing import Observed
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 
@@ -29,14 +29,11 @@ def takes_rows(seen: Observed) -> frozenset[str]:
     """
     taken: set[str] = set()
     for part in seen.rows:
-        summed = {
-            path
-            for exchange in seen.exchanges[: part.behind]
-            if all(wrapper.takes_rows for wrapper in exchange.inside)
-            for bucket in exchange.buckets
-            if not bucket.is_lossy
-            for path in bucket.paths
-        }
+        summed: set[str] = set()
+        for exchange in seen.exchanges[: part.behind]:
+            if all(wrapper.takes_rows for wrapper in exchange.inside):
+                lossless = [each for each in exchange.buckets if not each.is_lossy]
+                summed.update(exchange.shards, *(bucket.paths for bucket in lossless))
         taken |= summed & set(part.paths)
     sparsified = {path for part in seen.sparsifiers for path in part.paths}
     return frozenset(taken - sparsified)
@@ -77,10 +74,13 @@ def only(grads: Any, paths: frozenset[str]) -> Any:
 def scaled(grads: Any, share: Share) -> Any:
     """Gradients that have the weighted mean as their plain mean over ranks.
 
-    A rank that has no data lists no rows.
+    A rank that has no data lists no rows. Gradients of parameters that ranks share out are
+    sums over the ranks already, of gradients that were `weighted`.
     """
 
     def one(leaf):
+        if sharded.is_sharded(leaf):
+            return leaf
         if not is_row_grads(leaf):
             return share.scaled(leaf)
         if share.weight is None:
@@ -88,7 +88,20 @@ def scaled(grads: Any, share: Share) -> Any:
         ids = jnp.where(share.weight == 0, leaf.shape[0], leaf.ids)
         return RowGrads.marked(ids, share.scaled(leaf.rows), leaf.shape)
 
-    return jax.tree.map(one, grads, is_leaf=is_row_grads)
+    is_leaf = lambda leaf: is_row_grads(leaf) or sharded.is_sharded(leaf)
+    return jax.tree.map(one, grads, is_leaf=is_leaf)
+
+
+def weighted(params: Any, share: Share) -> Any:
+    """Parameters as a loss is given them, whose gradient counts as this rank's share does.
+
+    That is for those that ranks share out: the loss adds up their gradients over the ranks.
+    """
+    if share.weight is None:
+        return params
+    weight = share.scaled(jnp.float32(1))
+    one = lambda node: node.with_weight(weight) if sharded.is_sharded(node) else node
+    return jax.tree.map(one, params, is_leaf=sharded.is_sharded)
 
 
 def updated(

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 from sparsejax import axes
 from sparsejax.errors import ArgumentError, StateError
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.state import sharded, tree
 from sparsejax.wire import Wire
 
 
@@ -87,7 +87,7 @@ def require_synchronized(
         opt_specs: The PartitionSpecs of that state.
         names: The mesh axes of the ranks.
     """
-    paths, leaves, _ = tree.flatten(updates, rows=True)
+    paths, leaves, _ = tree.flatten(sharded.apart(updates).rest, rows=True)
     for path, leaf in zip(paths, leaves, strict=True):
         if names & tree.axes_of(leaf):
             raise ArgumentError(

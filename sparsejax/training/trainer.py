@@ -25,6 +25,7 @@ from sparsejax.training.by_rows import (
     scaled,
     takes_rows,
     updated,
+    weighted,
 )
 from sparsejax.training.losses import Loss
 from sparsejax.training.shares import Share
@@ -101,6 +102,7 @@ class DataParallel:
             key: A PRNG key, from which `loss_fn` is given one for each rank and step.
         """
         check_key(key)
+        specs.check_shards(params, self._mesh)
         same = PartitionSpec()
         own = self._specs_of(params)
         given = {"params": params, "variables": variables, "key": key}
@@ -238,7 +240,7 @@ class DataParallel:
         params = axes.local(state.params, wire.axis)
         seen = observing.observed(self._tx, params)
         by_rows, read = takes_rows(seen), reader(seen, params, state.opt_state)
-        loss_fn = lambda params: self._loss(params, batch, given)
+        loss_fn = lambda params: self._loss(weighted(params, share), batch, given)
         value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
         if by_rows or read is not None:
             value_and_grad = rows.value_and_grad(loss_fn, has_aux=True, read=read)

@@ -11,7 +11,7 @@ from sparsejax.axes import AxisName
 from sparsejax.schemes import row_lists
 from sparsejax.schemes.base import Scheme
 from sparsejax.transforms.buckets import ByRules, Everything
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.sync import check_scheme
 from sparsejax.transforms.wrappers import check_reduce
 from sparsejax.units.dtypes import wide
@@ -34,7 +34,8 @@ def all_reduce(
     not vary over the axis is added up as often as there are ranks, as `psum` does.
 
     Args:
-        x: An array, a `SparseTensor`, or a tree of them, of real floating numbers.
+        x: An array, a `SparseTensor`, or a tree of them, of real floating numbers. The
+            gradient of a `ColumnTable` in it is the sum already, and none is sent.
         axis_name: The mesh axis, or axes; the only manual one if None.
         scheme: How; if None, Zen for arrays of at least 65,536 elements and one psum for
             all smaller ones. A scheme that is given is used for every array.
@@ -48,7 +49,12 @@ def all_reduce(
     """
     check_reduce(reduce)
     wire = Wire.over(axis_name, "sparsejax.all_reduce")
-    paths, leaves, structure = tree.flatten(x, "sparsejax.all_reduce")
+    shards = sharded.apart(x)
+    parts = [
+        sharded.synchronized(path, node, wire, reduce == "mean")
+        for path, node in zip(shards.paths, shards.nodes, strict=True)
+    ]
+    paths, leaves, structure = tree.flatten(shards.rest, "sparsejax.all_reduce")
     leaves = [leaf if tree.is_sparse(leaf) else _as_array(leaf) for leaf in leaves]
     leaves = wire.per_rank(leaves)
     check_scheme(schemes.Zen() if scheme is None else scheme)
@@ -63,7 +69,7 @@ def all_reduce(
         total = _total(bucket.scheme, wire, bucket.pack(arrays).dense(), None)
         for place, part in bucket.unpack(_scaled(total, reduce, wire), arrays).items():
             result[dense[place]] = part
-    return structure.unflatten(result)
+    return shards.together(structure.unflatten(result), parts)
 
 
 # Up to so many ranks one round of all entries to all is soonest done: owners would save

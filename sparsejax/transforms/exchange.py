@@ -42,7 +42,7 @@ from sparsejax.schemes.base import (
 from sparsejax.transforms import checks
 from sparsejax.transforms.buckets import Assignment, check_ids, joint
 from sparsejax.transforms.feedback import Outcome
-from sparsejax.transforms.state import observing, tree
+from sparsejax.transforms.state import observing, sharded, tree
 from sparsejax.transforms.state.per_rank import PerRank, check_kind
 from sparsejax.transforms.state.totals import Totals
 from sparsejax.units.row_grads import RowGrads, is_row_grads
@@ -118,10 +118,12 @@ class Exchange:
 
     def init(self, params: Any) -> ExchangeState | None:
         """The schemes' first states, which may need to know the ranks."""
-        paths, leaves, _ = tree.flatten(params)
+        shards = sharded.apart(params)
+        paths, leaves, _ = tree.flatten(shards.rest)
         buckets = self.assignment.buckets(paths, leaves)
         if observing.is_observing():
-            observing.report_exchange(self, paths, leaves, buckets)
+            own = sharded.paths_of(params)
+            observing.report_exchange(self, paths, leaves, buckets, own)
             return None
         wire = self._wire_if_known()
         states = {}
@@ -162,6 +164,10 @@ class Exchange:
     def _hosts(self, wire):
         """The ranks of the outer axis, where a pair of axes is two levels; else all."""
         return wire.along(wire.axis[0]).ranks if self.two_level else wire.ranks
+
+    def of_shard(self, path: str, node: Any, wire: Wire) -> Any:
+        """The gradient of a part that each rank has whole; see `Lossy.of_shard`."""
+        return sharded.synchronized(path, node, wire, self.mean)
 
     def leaves_out(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[bool]:
         """Whether the scheme of each leaf may leave something out."""

@@ -37,7 +37,7 @@ import optax
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.transforms.signatures import described
-from sparsejax.transforms.state import observing, tree
+from sparsejax.transforms.state import observing, sharded, tree
 from sparsejax.transforms.state.per_rank import (
     OUTLINE,
     PerRank,
@@ -88,6 +88,10 @@ class Lossy(Protocol):
 
     def init(self, params: Any) -> Any:
         """The first state for parameters like these."""
+        ...
+
+    def of_shard(self, path: str, node: Any, wire: Wire) -> Any:
+        """The gradient of a parameter that is shared out among the ranks, as it goes on."""
         ...
 
     def leaves_out(self, paths: list[str], leaves: list[Any]) -> list[bool]:
@@ -236,7 +240,8 @@ def feedback(
         )
 
     def init(params: Any) -> Any:
-        paths, leaves, structure = tree.flatten(params, f"init of {lossy.name}")
+        rest = sharded.apart(params).rest
+        paths, leaves, structure = tree.flatten(rest, f"init of {lossy.name}")
         inner = lossy.init(params)
         residual = momentum = norm = None
         needed = lossy.leaves_out(paths, leaves)
@@ -260,12 +265,19 @@ def feedback(
         del params
         check_kind(state, FeedbackState, lossy.name)
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
-        paths, leaves, structure = tree.flatten(updates, lossy.name, rows=lossy.takes_rows)
+        masked = tree.has_masked(updates)
+        shards = sharded.apart(updates)
+        pairs = zip(shards.paths, shards.nodes, strict=True)
+        parts = [lossy.of_shard(path, node, wire) for path, node in pairs]
+        paths, leaves, structure = tree.flatten(
+            shards.rest, lossy.name, rows=lossy.takes_rows
+        )
         _check(lossy, memory, lossy.leaves_out(paths, leaves), state, wire)
         check_like(state.residual, paths, leaves, structure)
         lossy.check(paths, leaves, state.inner, wire)
         if OUTLINE.get():
-            return structure.unflatten(lossy.outline(paths, leaves, wire)), state
+            outlined = structure.unflatten(lossy.outline(paths, leaves, wire))
+            return shards.together(outlined, parts), state
         residuals = _unpacked(structure, state.residual, len(leaves))
         momenta = _unpacked(structure, state.momentum, len(leaves))
         accumulated = list(leaves)
@@ -282,7 +294,7 @@ def feedback(
             wire,
             dtypes=[leaf.dtype for leaf in leaves],
             dense=dense,
-            masked=tree.has_masked(updates),
+            masked=masked,
             **extra,
         )
         for i, momentum in enumerate(momenta):
@@ -296,7 +308,7 @@ def feedback(
             None if residual is None else _norm(residual, wire),
             inner,
         )
-        return structure.unflatten(sent), state
+        return shards.together(structure.unflatten(sent), parts), state
 
     return tree.transformation(init, update)
 

@@ -20,7 +20,7 @@ from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.errors import AlreadySummedError, ArgumentError
 from sparsejax.sparsifiers import base
 from sparsejax.transforms.feedback import Outcome
-from sparsejax.transforms.state import observing, tree
+from sparsejax.transforms.state import observing, sharded, tree
 from sparsejax.transforms.state.per_rank import PerRank, check_kind
 from sparsejax.units import bits, magnitudes, selections
 from sparsejax.units.dtypes import wide
@@ -80,6 +80,11 @@ class Select:
             return False
         return self.compress is None or bool(self.compress(path, leaf))
 
+    def of_shard(self, path: str, node: Any, wire: Wire) -> Any:
+        """The gradient of a part that each rank has whole, as it is."""
+        del path, wire
+        return node
+
     def leaves_out(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[bool]:
         """True for each leaf: one that is sent whole keeps what rounding takes."""
         del paths
@@ -87,7 +92,7 @@ class Select:
 
     def init(self, params: Any) -> SelectState:
         """The sparsifier's first states, which differ by rank."""
-        paths, leaves, _ = tree.flatten(params)
+        paths, leaves, _ = tree.flatten(sharded.apart(params).rest)
         for path, leaf in zip(paths, leaves, strict=True):
             tree.check_dtype(path, leaf)
         if observing.is_observing():

@@ -23,7 +23,7 @@ from sparsejax import axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.transforms import select
 from sparsejax.transforms.signatures import described
-from sparsejax.transforms.state import observing, tree
+from sparsejax.transforms.state import observing, sharded, tree
 from sparsejax.transforms.state.per_rank import (
     PerRank,
     by_rank,
@@ -257,6 +257,12 @@ def clip_by_rank(
     def update(updates, state, params=None, **extra):
         del params, extra
         wire = Wire.over(axis_name, f"update of {name}")
+        sharded.refuse(
+            updates,
+            name,
+            "and its gradient holds those of all ranks already: leave it out with "
+            "optax.masked, or scale the loss.",
+        )
         paths, leaves, structure = tree.flatten(updates, name, rows=True)
         # Rows that are listed twice add up before they have a norm.
         leaves = [leaf.merged() if is_row_grads(leaf) else leaf for leaf in leaves]

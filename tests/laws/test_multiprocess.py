@@ -80,3 +80,25 @@ def test_processes_that_give_their_own_shares_train_as_one_that_gives_all(tmp_pa
         else:
             got = np.concatenate(held)
         np.testing.assert_allclose(got, whole[name], rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_processes_hold_the_columns_that_simulated_devices_hold(tmp_path):
+    worker = "tests.embrace.worker"
+    coordinator = processes.free_address()
+    processes.wait([processes.start(worker, tmp_path / "all.npz")])
+    processes.wait(
+        [
+            processes.start(worker, tmp_path / f"{rank}.npz", coordinator, rank)
+            for rank in range(2)
+        ]
+    )
+    whole = np.load(tmp_path / "all.npz")
+    parts = [np.load(tmp_path / f"{rank}.npz") for rank in range(2)]
+    # Three tables with two moments each, half on each; the kernel's are on both.
+    assert [len(part.files) for part in parts] == [9 + 3 + 1] * 2
+    assert len(whole.files) == 2 * 9 + 3 + 1
+    for part in parts:
+        for name in part.files:
+            assert part[name].tobytes() == whole[name].tobytes(), name

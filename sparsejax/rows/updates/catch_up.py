@@ -129,8 +129,19 @@ class CatchUp:
             one_by_one: Whether steps are taken one by one even where there is a sum for
                 all of them: less to compile where hardly ever a row is late.
         """
-        types = frozenset().union(*map(varying_axes, jax.tree.leaves((rows, self.count))))
-        rows = {at: as_varying(part, types) for at, part in rows.items()}
+        alike: dict[frozenset[str], dict[int, Rows]] = {}
+        for at, part in rows.items():
+            # A loop has one type: what is the same on all ranks stays so beside shards.
+            leaves = jax.tree.leaves((part, self.count))
+            types = frozenset().union(*map(varying_axes, leaves))
+            alike.setdefault(types, {})[at] = as_varying(part, types)
+        caught: dict[int, Rows] = {}
+        for types, parts in alike.items():
+            caught |= self._caught(parts, types, one_by_one)
+        return caught
+
+    def _caught(self, rows, types, one_by_one):
+        """Rows of tables that vary over the same mesh axes."""
         count = as_varying(self.count, types)
         tables = self.anatomy.tables
         faded, others = {}, {}

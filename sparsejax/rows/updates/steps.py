@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sparsejax.axes import assume_same
 from sparsejax.rows import tiles
 from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.catch_up import Rows, added, history
@@ -67,10 +68,19 @@ def update(
     long = long if number > 1 else {}
     step = _Step(inside, view, grads, structure, extra)
     made, inner, last = step.at_once(lists, long)
-    if long:
-        step.in_tiles(long, number, made, inner, last)
+    alike: dict[frozenset[str], dict[int, _Listed]] = {}
+    for at, x in long.items():
+        # A loop has one type: what is the same on all ranks stays so beside shards.
+        types = tiles.axes_of(x, view.leaves[at], view.all_of(at), view.step)
+        alike.setdefault(types, {})[at] = x
+    for some in alike.values():
+        step.in_tiles(some, number, made, inner, last)
     for at, x in lists.items():
         made[at] = RowGrads.marked(x.merge.ids, made[at], grads[at].shape)
+        # Which rows are listed decides it, whatever the rows vary over.
+        of = tiles.axes_of(view.last[at], x.merge.ids, view.step)
+        further = tuple(sorted(tiles.axes_of(last[at]) - of))
+        last[at] = jax.tree.map(lambda x, names=further: assume_same(x, names), last[at])
     return jax.tree.unflatten(structure, made), LazyState(
         step=view.step + 1,
         last=jax.tree.unflatten(structure, last),

@@ -92,9 +92,9 @@ class BalancedParallelism(base.Scheme):
             )
         if self.channel == "ragged" and self.ownership.memory is not None:
             raise ArgumentError(
-                "channel='ragged' sends the slots of a part ascending, and Algorithm 1 puts "
-                f"them in the order of hashes, {self.ownership!r}: use "
-                "channel='ladder' for it, or memory=None."
+                "channel='ragged' sends slots in ascending order, and Algorithm 1 has them in "
+                f"the order of hashes, {self.ownership!r}: use channel='ladder' for it, or "
+                "memory=None."
             )
 
     def init(self, like, wire):

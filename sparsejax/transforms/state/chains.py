@@ -32,7 +32,7 @@ from sparsejax.errors import (
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.feedback import FeedbackState
 from sparsejax.transforms.select import SelectState
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.state.observing import observed
 from sparsejax.transforms.state.per_rank import OUTLINE, PerRank, find
 from sparsejax.transforms.wrappers import AccumulateState, SkipState, WarmUpState
@@ -141,7 +141,8 @@ def _warn_of_entries(what):
 
 def _check_state(state, names):
     """Raises where a state differs by rank and nothing says so."""
-    ours = lambda node: isinstance(node, (*_OURS, ExchangeState, SelectState))
+    kinds = (*_OURS, ExchangeState, SelectState, sharded.Sharded)
+    ours = lambda node: isinstance(node, kinds)
     for keys, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=ours):
         if isinstance(node, (AccumulateState, WarmUpState, SkipState)):
             _check_state(node.inner, names)

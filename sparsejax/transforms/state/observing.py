@@ -42,6 +42,7 @@ class Part:
         leaves: The leaves, or their shapes and dtypes.
         buckets: Of an exchange; none of a sparsifier.
         inside: The wrappers around it, the outermost first.
+        shards: Of an exchange: the paths of leaves that ranks share out, and it sends not.
     """
 
     part: Any
@@ -49,6 +50,7 @@ class Part:
     leaves: tuple[Any, ...]
     buckets: tuple[Any, ...]
     inside: tuple[Wrapper, ...]
+    shards: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,13 +96,17 @@ def is_observing() -> bool:
 
 
 def report_exchange(
-    part: Any, paths: Sequence[str], leaves: Sequence[Any], buckets: Sequence[Any]
+    part: Any,
+    paths: Sequence[str],
+    leaves: Sequence[Any],
+    buckets: Sequence[Any],
+    shards: Sequence[str] = (),
 ) -> None:
     """Tells the observer of an exchange."""
     seen = _OBSERVED.get()
     assert seen is not None
     of = tuple(paths), tuple(leaves), tuple(buckets)
-    seen.exchanges.append(Part(part, *of, seen.inside))
+    seen.exchanges.append(Part(part, *of, seen.inside, tuple(shards)))
 
 
 def report_sparsifier(part: Any, paths: Sequence[str], leaves: Sequence[Any]) -> None:

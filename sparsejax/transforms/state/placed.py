@@ -17,9 +17,10 @@ from sparsejax import axes as mesh_axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.errors import AxisError
 from sparsejax.transforms.signatures import described
-from sparsejax.transforms.state import chains, observing, tree
+from sparsejax.transforms.state import chains, observing, sharded, tree
 from sparsejax.transforms.state.specs import (
     Known,
+    check_shards,
     check_types,
     data_axis,
     ranks_of,
@@ -62,9 +63,10 @@ def init(
 
 def _maker(tx, params, mesh, axis_name, param_specs, check_vma):
     """A function from parameters to the state, and the state's specs."""
+    check_shards(params, mesh)
     in_specs = PartitionSpec()
-    if param_specs is not None:
-        known = Known.of(params, param_specs)
+    if param_specs is not None or sharded.apart(params).places:
+        known = Known.of(params, PartitionSpec() if param_specs is None else param_specs)
         known.check(mesh, axis_name)
         in_specs = known.tree
     chains.check_chain(tx, params, mesh, axis_name, in_specs)
@@ -163,6 +165,9 @@ def abstract_state(
     if ranks is not None:
         errors.check_whole("ranks", ranks, 1)
         made_for = _mesh_of(mesh, axis_name, ranks)
+        shards = sharded.apart(params)
+        nodes = [node.for_ranks(ranks) for node in shards.nodes]
+        params = shards.together(shards.rest, nodes)
     make, specs = _maker(tx, params, made_for, axis_name, param_specs, check_vma)
     shapes = jax.eval_shape(make, params)
     if ranks is not None and ranks != ranks_of(mesh, axis_name):

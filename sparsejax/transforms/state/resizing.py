@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.transforms.exchange import ExchangeState
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.state.per_rank import PerRank, check_whole, find
 from sparsejax.transforms.wrappers import check_reduce
 from sparsejax.units.dtypes import wide
@@ -49,7 +49,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
         )
     mean = _is_mean(like, reduce)
     check_whole(state)
-    ours = lambda node: isinstance(node, (PerRank, ExchangeState))
+    ours = lambda node: isinstance(node, (PerRank, ExchangeState, sharded.Sharded))
     old, structure = jax.tree_util.tree_flatten_with_path(state, is_leaf=ours)
     new, other = jax.tree.flatten(like, is_leaf=ours)
     if structure != other:
@@ -66,6 +66,8 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
             spread = _spread(mean or x.paths is not None)
             value = jax.tree_util.tree_map_with_path(spread, x.value, fresh.value)
             return fresh.with_value(value)
+        if sharded.is_sharded(x):
+            return jax.tree_util.tree_map_with_path(_fitted(x), x, fresh)
         if isinstance(x, ExchangeState):
             _check_reduction(x, fresh)
             # Thresholds, regions and tables are those of the fresh state.
@@ -131,6 +133,16 @@ def _spread(mean):
         return _placed(path, x, fresh)
 
     return spread
+
+
+def _fitted(node):
+    """From an array that ranks share out, and a fresh one, to one that the new ranks do."""
+
+    def one(keys, x, fresh):
+        path = tree.named(keys)
+        return _placed(path, node.fitted(_whole(path, x), fresh.shape), fresh)
+
+    return one
 
 
 def _whole(path, x):

@@ -21,7 +21,7 @@ from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, AxisError, StateError
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.select import SelectState
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.state.chains import check_not_inside
 from sparsejax.transforms.state.per_rank import PerRank, check_whole, find
 
@@ -59,12 +59,16 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
     known = None if params is None else Known.of(params, param_specs)
     per_rank = lambda node: isinstance(node, PerRank)
     is_flat = not find(state, (PerRank, ExchangeState, SelectState))
-    ours = lambda node: isinstance(node, (PerRank, ExchangeState, SelectState))
+    ours = lambda node: (
+        isinstance(node, (PerRank, ExchangeState, SelectState)) or sharded.is_sharded(node)
+    )
 
     def own(node):
         return _of_per_rank(node, known) if per_rank(node) else PartitionSpec()
 
     def specs(path, node):
+        if sharded.is_sharded(node):
+            return node.specs()
         if ours(node):
             return jax.tree.map(own, node, is_leaf=per_rank)
         if known is None:
@@ -99,9 +103,18 @@ def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
     return axis_name
 
 
-def ranks_of(mesh: Mesh, axis_name: AxisName) -> int:
+def ranks_of(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> int:
     """How many ranks an axis of the mesh has, or several axes together."""
     return math.prod(mesh.shape[name] for name in mesh_axes.axis_names(axis_name))
+
+
+def check_shards(params: Any, mesh: Mesh | AbstractMesh) -> None:
+    """Raises where a parameter cannot be shared out among the ranks of the mesh."""
+    shards = sharded.apart(params)
+    for path, node in zip(shards.paths, shards.nodes, strict=True):
+        names = mesh_axes.axis_names(node.axis_name)
+        check_axes(mesh, names, f"the table {path!r}")
+        node.check_ranks(path, ranks_of(mesh, names))
 
 
 def full_specs(params: Any, param_specs: Any) -> Any:
@@ -113,6 +126,7 @@ class _Parameter(NamedTuple):
     path: str
     shape: tuple[int, ...]
     spec: PartitionSpec
+    is_sharded: bool = False
 
     @property
     def axes(self) -> frozenset[str]:
@@ -149,12 +163,15 @@ class Known(NamedTuple):
                 "param_specs must be a tree like the parameters, or a prefix of it, with a "
                 f"PartitionSpec for each, P() for what is replicated: {error}"
             ) from None
+        own = lambda node, spec: node.specs() if sharded.is_sharded(node) else spec
+        full = jax.tree.map(own, params, full, is_leaf=sharded.is_sharded)
         pairs, _ = jax.tree_util.tree_flatten_with_path(params)
+        flags = jax.tree.leaves(sharded.flags(params))
         specs = jax.tree.leaves(full, is_leaf=is_spec)
         paths = tree.unboxed([keys for keys, _ in pairs])
         by_keys = {}
-        for keys, (_, leaf), spec in zip(paths, pairs, specs, strict=True):
-            found = _Parameter(tree.written(keys), np.shape(leaf), spec)
+        for keys, (_, leaf), spec, flag in zip(paths, pairs, specs, flags, strict=True):
+            found = _Parameter(tree.written(keys), np.shape(leaf), spec, flag)
             if len(spec) > len(found.shape):
                 raise ArgumentError(
                     f"param_specs gives {found.path!r} {spec}, and it has the shape "
@@ -242,6 +259,8 @@ def _of_per_rank(node, known):
 
 
 def _check_replicated(own, axis_name):
+    if own.is_sharded:
+        return
     both = sorted(own.axes & frozenset(mesh_axes.axis_names(axis_name)))
     if both:
         raise ArgumentError(
@@ -251,7 +270,7 @@ def _check_replicated(own, axis_name):
         )
 
 
-def check_axes(mesh: Mesh, names: Iterable[str], what: str) -> None:
+def check_axes(mesh: Mesh | AbstractMesh, names: Iterable[str], what: str) -> None:
     """Raises unless the mesh has the axes."""
     missing = [name for name in names if name not in mesh.axis_names]
     if missing:

@@ -1,0 +1,32 @@
+"""EmbRace: tables that are sharded by columns, and what is sent for them.
+
+Hybrid communication (Li et al., EmbRace, section 4.1). Each rank holds some columns of all
+rows of a table. Where a loss looks rows up, with n ranks, m distinct ids on a rank, and
+rows of d numbers,
+
+    ids        all_gather   every rank learns which rows every rank wants: m numbers
+    vectors    all_to_all   to each rank, this rank's columns of the rows that it wants
+    gradients  all_to_all   to each rank, its columns of the gradients of these rows
+
+A rank sends 2 (n - 1)/n times m rows of d numbers, as in table 2 of the paper, and
+(n - 1) m ids, which that table leaves out. Ids that repeat on a rank are sent once, and
+their gradients added up before they are sent. A table of many rows sends no more than one
+of few, and each rank sends and holds as much as any other, whatever the frequencies of
+words: all ranks hold columns of the frequent ones.
+
+Why it is right: the gradient of a column depends on what ranks did with that column of the
+rows that they have read, and all of that arrives at the one rank that holds it. So after
+the second exchange a rank has the whole gradient of its columns, summed over the ranks in
+one order. No synchronization follows, but for the division by n where the loss is a mean,
+which `sparsejax.zen_sync` and all others do. An optimizer that looks at each number alone
+does to the columns what it would do to the whole table, and keeps an n-th of its state on
+each rank. The exchange is part of the loss: JAX differentiates an all_to_all into one.
+
+* `column_table`: the table, a node in the tree of parameters.
+* `column_lookup`: the lookup, of one table or of several in one exchange.
+* `exchange`: what is sent for it.
+* `linen`, `nnx`: the lookup as a module of flax, imported by who has flax.
+"""
+
+from sparsejax.embrace.column_lookup import column_lookup as column_lookup
+from sparsejax.embrace.column_table import ColumnTable as ColumnTable

@@ -1,0 +1,283 @@
+"""Lookups of rows in tables that are sharded by columns: one exchange for all of them.
+
+On the wire, for all tables of a call together: an all_gather of this rank's distinct ids,
+an all_to_all of columns of the rows that ranks want, and in the backward pass an all_to_all
+of columns of their gradients. With a `capacity`, one pmax of a number before.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparsejax import errors
+from sparsejax.embrace.column_table import ColumnTable
+from sparsejax.embrace.exchange import Exchange
+from sparsejax.errors import ArgumentError
+from sparsejax.rows.lookup import lookup
+from sparsejax.schemes.base import Stage, Traffic
+from sparsejax.transforms.state import tree
+from sparsejax.units.dtypes import wide
+from sparsejax.units.row_grads import Merge, merged
+from sparsejax.wire import Wire
+
+
+MODES = ("fill", "clip", "wrap")
+
+
+def column_lookup(
+    tables: Any,
+    ids: Any,
+    *,
+    mode: str | None = None,
+    fill_value: Any = None,
+    capacity: Any = None,
+    traffic: bool = False,
+) -> Any:
+    """Rows of tables that are sharded by columns, as `sparsejax.lookup` returns them.
+
+    Runs inside `jax.shard_map`, as in the loss of `sparsejax.data_parallel`. Each rank gets
+    whole vectors for its own ids. The gradient that a rank gets for its columns holds those
+    of all ranks' losses, added up: `sparsejax.zen_sync` and others divide it by the number
+    of ranks and send nothing for it. All ranks must call it together, as any collective.
+
+    Under `sparsejax.value_and_grad` the gradient has the rows that any rank has read
+    (`RowGrads`, ids of different ranks may repeat); under `jax.grad` it is dense, which is
+    said once.
+
+    Example:
+        >>> create = functools.partial(sparsejax.ColumnTable.create, mesh=mesh)
+        >>> tables = {  # of which each device holds a part of the columns
+        ...     "users": create(jax.random.key(0), 1000, 16),
+        ...     "items": create(jax.random.key(1), 500, 8),
+        ... }
+        >>> ids = {"users": jnp.arange(64), "items": jnp.arange(64)}
+        >>> vectors = jax.jit(jax.shard_map(  # both tables in one exchange
+        ...     sparsejax.column_lookup, mesh=mesh,
+        ...     in_specs=(sparsejax.state_specs(tables), P("data")), out_specs=P("data"),
+        ... ))(tables, ids)
+
+    Args:
+        tables: A `ColumnTable`, or a tree of them, all of one dtype and over one axis.
+        ids: Integers of any shape, or a tree of them like the tables. All ranks have ids
+            of one shape.
+        mode: For ids out of range, as in `jnp.take`: "fill" (if None), "clip" or "wrap". It
+            is the rank with such an id that gets what it stands for, and no gradient flows;
+            on other ranks, and in what they are sent, nothing changes.
+        fill_value: What "fill" returns; NaN if None. Ids from -rows to -1 count from the
+            end.
+        capacity: How many distinct ids a rank has of a table, as a rule: a number for all
+            tables, or a tree of numbers. Where those of all ranks fit, so many vectors are
+            sent; else as many as there are ids. Without it the latter.
+        traffic: Whether to return what was sent, too.
+
+    Returns:
+        Vectors of the shape `[*ids.shape, dim]`, or a tree of them; with `traffic` a pair
+        of these and a `Traffic`: its pull is that of ids and vectors, its push that of
+        gradients, whether or not there is a backward pass, its scalars a `capacity`'s.
+
+    Raises:
+        AxisError: The tables' axis is no manual axis here.
+        ArgumentError: Tables of several dtypes or axes, or with fewer columns than ranks.
+        StateError: Columns that were made for another number of ranks.
+    """
+    reads, structure = _reads(tables, ids, capacity)
+    errors.check_one_of("mode", "fill" if mode is None else mode, MODES)
+    wire = Wire.over(reads[0].table.axis_name, "sparsejax.column_lookup")
+    shards = [read.table.columns_on(wire.ranks, read.name) for read in reads]
+    lists = [_Ids.of(read, mode or "fill", wire) for read in reads]
+    exchange = Exchange(wire, [each.room for each in lists], [r.room for r in reads])
+    fits, agreed = exchange.fits([each.merge.found for each in lists])
+    wanted, of_ids = exchange.gathered([each.wanted for each in lists], fits)
+    columns = [
+        lookup(shard, ids.reshape(-1), mode="fill", fill_value=0).reshape(
+            *ids.shape, shard.shape[1]
+        )
+        for shard, ids in zip(shards, wanted, strict=True)
+    ]
+    vectors, of_rows = exchange.exchanged(wire.per_rank(columns), fits)
+    made = [
+        each.vectors(x[:, : read.table.dim], read, fill_value)
+        for each, x, read in zip(lists, vectors, reads, strict=True)
+    ]
+    made = structure.unflatten(made)
+    if not traffic:
+        return made
+    return made, _traffic(wire, reads, lists, wanted, (agreed, of_ids, of_rows))
+
+
+class _Read:
+    """One table, and what this rank reads of it."""
+
+    def __init__(self, name, table, ids, room):
+        self.name, self.table, self.ids, self.room = name, table, ids, room
+
+    @property
+    def height(self):
+        return self.table.value.shape[0]
+
+
+def _reads(tables, ids, capacity):
+    """The tables with their ids, and the structure of their tree."""
+    is_table = lambda node: isinstance(node, ColumnTable)
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tables, is_leaf=is_table)
+    if not pairs or not all(is_table(table) for _, table in pairs):
+        found = next((x for _, x in pairs if not is_table(x)), tables)
+        raise ArgumentError(
+            "column_lookup: tables must be a ColumnTable or a tree of them, got a "
+            f"{type(found).__name__}. Rows of an array are read by sparsejax.lookup."
+        )
+    try:
+        lists = structure.flatten_up_to(ids)
+    except ValueError as error:
+        raise ArgumentError(
+            f"column_lookup: ids must be a tree like the tables: {error}"
+        ) from None
+    rooms = [capacity] * len(pairs)
+    if capacity is not None and not errors.is_int(capacity):
+        try:
+            rooms = structure.flatten_up_to(capacity)
+        except ValueError as error:
+            raise ArgumentError(
+                f"column_lookup: capacity must be a number, or a tree of numbers like the "
+                f"tables: {error}"
+            ) from None
+    reads = []
+    for (keys, table), own, room in zip(pairs, lists, rooms, strict=True):
+        shape = [np.shape(table.value)[0], table.dim]
+        name = f"the table {tree.named(keys)!r} {shape}" if keys else f"a table {shape}"
+        own = jnp.asarray(own)
+        if not jnp.issubdtype(own.dtype, jnp.integer):
+            raise ArgumentError(
+                f"column_lookup: ids of {name} must be integers, got "
+                f"{own.dtype}{list(own.shape)}: ids.astype(jnp.int32), if they are whole."
+            )
+        if room is not None:
+            errors.check_whole(f"capacity of {name}", room, 1)
+        reads.append(_Read(name, table, own, room))
+    first = reads[0]
+    for other in reads[1:]:
+        for what in ("dtype", "axis_name"):
+            of = lambda read, what=what: getattr(
+                read.table.value if what == "dtype" else read.table, what
+            )
+            if of(other) != of(first):
+                raise ArgumentError(
+                    f"column_lookup: tables of one exchange have one {what}, and "
+                    f"{first.name} has {of(first)}, {other.name} {of(other)}: look them up "
+                    "in two calls, or make them alike."
+                )
+    return reads, structure
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ids:
+    """This rank's ids of a table.
+
+    Attributes:
+        merge: Where each of them is among the distinct ones.
+        wanted: int32 [room], the distinct ones, ascending; the height behind the last.
+        is_there: Whether each of them is a row; bool of the shape of the ids.
+    """
+
+    merge: Merge
+    wanted: jax.Array
+    is_there: jax.Array
+
+    @property
+    def room(self):
+        return self.wanted.shape[0]
+
+    @classmethod
+    def of(cls, read, mode, wire):
+        height = read.height
+        ids = _signed(wire.per_rank(read.ids.reshape(-1)), height, mode)
+        if mode == "clip":
+            ids = jnp.clip(ids, 0, height - 1)
+        elif mode == "wrap":
+            ids = ids % height
+        else:
+            ids = jnp.where(ids < 0, ids + height, ids)
+        inside = (ids >= 0) & (ids < height)
+        if read.table.weight is not None:
+            # A rank that does not count reads nothing, so that no optimizer updates a row.
+            ids = jnp.where(read.table.weight == 0, height, ids)
+        merge = merged(ids, height)
+        return cls(
+            merge, merge.ids[: min(ids.size, height)], inside.reshape(read.ids.shape)
+        )
+
+    def vectors(self, distinct, read, fill_value):
+        """The vectors of the ids from those of the distinct ones."""
+        if read.table.weight is not None:
+            distinct = _weighted(distinct, read.table.weight)
+        dtype = distinct.dtype
+        # In wider numbers, in which the gradients of equal ids are added up.
+        found = (
+            distinct.astype(wide(dtype))
+            .at[self.merge.places]
+            .get(mode="fill", fill_value=0)
+        )
+        found = found.astype(dtype).reshape(*read.ids.shape, read.table.dim)
+        fill = jnp.asarray(jnp.nan if fill_value is None else fill_value, dtype)
+        return jnp.where(self.is_there[..., None], found, fill)
+
+
+def _signed(ids, height, mode):
+    """Ids of a signed dtype that holds every number of a row."""
+    dtype = jnp.iinfo(ids.dtype)
+    if dtype.bits < 32:
+        return ids.astype(jnp.int32)
+    if dtype.min < 0:
+        return ids
+    largest = ids.dtype.type(2**31 - 1)  # no row: a table has fewer
+    ids = ids % ids.dtype.type(height) if mode == "wrap" else jnp.minimum(ids, largest)
+    return ids.astype(jnp.int32)
+
+
+@jax.custom_vjp
+def _weighted(x, weight):
+    """x, whose gradient counts by a factor."""
+    del weight
+    return x
+
+
+def _weighted_fwd(x, weight):
+    return x, weight
+
+
+def _weighted_bwd(weight, g):
+    return (g.astype(wide(g.dtype)) * weight).astype(g.dtype), jnp.zeros_like(weight)
+
+
+_weighted.defvjp(_weighted_fwd, _weighted_bwd)
+
+
+def _traffic(wire, reads, lists, wanted, sent):
+    """What one rank sends for it, as if there were a backward pass."""
+    agreed, of_ids, of_rows = (jnp.float32(x) for x in sent)
+    dtype, n = reads[0].table.value.dtype, wire.ranks
+    most, _ = wire.maximum(jnp.stack(wire.per_rank([x.merge.found for x in lists])))
+    dims = jnp.asarray([read.table.dim for read in reads], jnp.float32)
+    ids = (n - 1) * 4 * jnp.sum(most).astype(jnp.float32)
+    rows = (n - 1) / n * dtype.itemsize * jnp.sum(most * dims)
+    one = jnp.float32(1)
+    push = Stage(of_rows, rows, one, one)
+    pull = Stage(of_ids + of_rows, ids + rows, one * 2, one)
+    height = jnp.float32(sum(read.height for read in reads))
+    size = sum(read.height * read.table.dim for read in reads)
+    read_by_any = [
+        merged(ids.reshape(-1), read.height).found
+        for ids, read in zip(wanted, reads, strict=True)
+    ]
+    return Traffic(
+        push,
+        pull,
+        agreed,
+        jnp.float32(wire.dense_bytes(size, dtype)),
+        jnp.sum(most) / height,
+        sum(read_by_any, jnp.int32(0)) / height,
+        jnp.float32(0),
+    )

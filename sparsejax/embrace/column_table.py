@@ -1,0 +1,245 @@
+"""A table of which each rank holds some columns."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from sparsejax import errors
+from sparsejax.axes import AxisName
+from sparsejax.errors import ArgumentError, StateError
+from sparsejax.transforms.state import specs
+from sparsejax.transforms.state.sharded import Sharded
+
+
+# As that of flax.linen.Embed: rows of about length 1.
+DEFAULT_INIT = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("value", "weight"),
+    meta_fields=("dim", "axis_name"),
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class ColumnTable(Sharded):
+    """A table [rows, dim] sharded by columns over the ranks: a parameter of a model.
+
+    It is a node in a tree of parameters, with one array in it. Gradients of the tree, and
+    what an optimizer keeps, have such nodes in the same places, so that all of this library
+    knows what is sharded: `sparsejax.state_specs(params)` gives the specs for `shard_map`,
+    `sparsejax.data_parallel` needs none, and synchronizations send nothing for it.
+
+    Where dim is no multiple of the number of ranks, the array has a few columns of zeros at
+    its end, which no gradient reaches. Tables of one dim are the same on any number of
+    ranks but for these, `resized` gives one to another number.
+
+    What is sent for it `sparsejax.column_lookup(..., traffic=True)` says; `explain` and
+    `metrics`, which are about synchronizations, do not list it.
+
+    An optimizer must look at each number alone, as SGD, Adam and Adagrad do, with
+    `sparsejax.lazy` around it or not. What keeps one number a row, as
+    `sparsejax.rows.rowwise_adagrad` does, or takes a norm, would see some columns only.
+
+    Example:
+        >>> users = sparsejax.ColumnTable.create(jax.random.key(0), 10_000, 64, mesh)
+        >>> params = {"users": users, "kernel": jnp.zeros((64, 1))}
+        >>> def loss_fn(params, batch):
+        ...     vectors = sparsejax.column_lookup(params["users"], batch["users"])
+        ...     return jnp.mean((vectors @ params["kernel"] - batch["y"]) ** 2)
+        >>> rows = sparsejax.lazy(optax.adam(1e-3), exact=False)
+        >>> tx = optax.chain(sparsejax.zen_sync(), rows)
+        >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
+        >>> batch = {"users": jnp.arange(16), "y": jnp.ones((16, 1))}
+        >>> state, loss = trainer.step(trainer.init(params), batch)
+
+    Attributes:
+        value: [rows, columns], the columns of all ranks one after another; inside
+            `shard_map` those of this rank.
+        dim: How many columns the table has, without those that fill it up.
+        axis_name: The mesh axis of the ranks, or axes.
+        weight: Inside a loss, by how much this rank's gradient counts; None: like all. A
+            rank whose weight is 0 reads no rows, and gets zeros for them.
+
+    References:
+        Li et al., EmbRace: Accelerating Sparse Communication for Distributed Training of
+        NLP Neural Networks, ICPP 2022, section 4.1
+    """
+
+    value: Any
+    dim: int
+    axis_name: AxisName = "data"
+    weight: Any = None
+
+    @classmethod
+    def create(
+        cls,
+        key: jax.Array,
+        rows: int,
+        dim: int,
+        mesh: Mesh,
+        axis_name: AxisName | None = None,
+        *,
+        init: Callable[..., jax.Array] = DEFAULT_INIT,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+    ) -> "ColumnTable":
+        """A new table, each device with its columns: no one makes all of it.
+
+        Args:
+            key: A PRNG key; the numbers do not depend on the ranks.
+            rows: How many rows.
+            dim: How many numbers a row has, at least one for each rank.
+            mesh: The mesh.
+            axis_name: The axis of the ranks, where the mesh has several.
+            init: From a key, a shape and a dtype to numbers.
+            dtype: Of the numbers.
+        """
+        errors.check_whole("rows", rows, 1)
+        errors.check_whole("dim", dim, 1)
+        errors.check_dtype("dtype", dtype)
+        axis_name = specs.data_axis(mesh, axis_name, "sparsejax.ColumnTable.create")
+        ranks = specs.ranks_of(mesh, axis_name)
+        _check_dim(f"a table {[rows, dim]}", dim, ranks)
+
+        def make(key):
+            return _filled_up(init(key, (rows, dim), dtype), width(dim, ranks) * ranks)
+
+        there = NamedSharding(mesh, PartitionSpec(None, axis_name))
+        return cls(jax.jit(make, out_shardings=there)(key), dim, axis_name)
+
+    @classmethod
+    def of(
+        cls, values: Any, mesh: Mesh, axis_name: AxisName | None = None
+    ) -> "ColumnTable":
+        """The table with these numbers.
+
+        Args:
+            values: [rows, dim]; several processes give equal ones.
+            mesh: The mesh.
+            axis_name: The axis of the ranks, where the mesh has several.
+        """
+        axis_name = specs.data_axis(mesh, axis_name, "sparsejax.ColumnTable.of")
+        ranks = specs.ranks_of(mesh, axis_name)
+        shape, dtype = np.shape(values), jnp.result_type(values)
+        if len(shape) != 2 or not jnp.issubdtype(dtype, jnp.floating):
+            raise ArgumentError(
+                "ColumnTable.of takes floating numbers of shape [rows, dim], got "
+                f"{dtype}{list(shape)}."
+            )
+        _check_dim(f"a table {list(shape)}", shape[1], ranks)
+        values = np.asarray(values, dtype)
+        padded = _filled_up(values, width(shape[1], ranks) * ranks, np)
+        there = NamedSharding(mesh, PartitionSpec(None, axis_name))
+        value = jax.make_array_from_callback(padded.shape, there, lambda at: padded[at])
+        return cls(value, shape[1], axis_name)
+
+    def whole(self) -> jax.Array:
+        """The table [rows, dim], outside of `shard_map`."""
+        return self.value[:, : self.dim]
+
+    def resized(self, mesh: Mesh) -> "ColumnTable":
+        """The table on a mesh with another number of ranks, from one process's devices."""
+        if isinstance(self.value, jax.Array) and not self.value.is_fully_addressable:
+            raise ArgumentError(
+                f"resized: the table {self._name()} has columns on devices of other "
+                "processes. Restore it from a checkpoint onto devices of one, or gather it "
+                "with jax.experimental.multihost_utils.process_allgather, and give the "
+                "numbers to sparsejax.ColumnTable.of(values, mesh)."
+            )
+        return ColumnTable.of(self.whole(), mesh, self.axis_name)
+
+    def specs(self) -> "ColumnTable":
+        """The PartitionSpecs of the table, or of what is kept of it."""
+
+        def one(x):
+            if len(np.shape(x)) >= 2:
+                return PartitionSpec(None, self.axis_name)
+            if jnp.issubdtype(jnp.result_type(x), jnp.floating):
+                raise StateError(
+                    f"the optimizer keeps an array {list(np.shape(x))} of a ColumnTable "
+                    f"{self._name()}, computed from the columns that a rank holds, as "
+                    "rowwise_adagrad and adafactor do: it would be another one than that "
+                    "of the whole table. Use an optimizer that looks at each number alone, "
+                    "such as optax.adagrad or optax.adam: optax.partition gives others to "
+                    "other leaves."
+                )
+            return PartitionSpec()  # numbers of steps, the same on all ranks
+
+        return jax.tree.map(one, self)
+
+    def with_weight(self, weight: jax.Array) -> "ColumnTable":
+        """The table, whose gradient counts by a factor on this rank; with 0 it has none."""
+        return dataclasses.replace(self, weight=weight)
+
+    def columns_on(self, ranks: int, name: str) -> jax.Array:
+        """This rank's columns, inside `shard_map`; raises where it holds others.
+
+        Args:
+            ranks: How many ranks there are.
+            name: The table, for the message.
+        """
+        _check_dim(name, self.dim, ranks)
+        shape, wanted = np.shape(self.value), width(self.dim, ranks)
+        if len(shape) == 2 and shape[1] == wanted:
+            return self.value
+        if len(shape) == 2 and shape[1] == wanted * ranks:
+            raise ArgumentError(
+                f"{name} was given to each rank whole: pass it to jax.shard_map with its "
+                "specs in in_specs and out_specs, sparsejax.state_specs(params)."
+            )
+        raise StateError(
+            f"{name} has {list(shape)} on this rank, and a {ranks}th of {self.dim} columns "
+            f"are {wanted}: it was made for another number of ranks. "
+            "table.resized(mesh) gives it to those of a mesh, and sparsejax.resized(state, "
+            "like=sparsejax.init(tx, params, mesh)) an optimizer's state."
+        )
+
+    def check_ranks(self, path: str, ranks: int) -> None:
+        """Raises where the table cannot be shared out among so many ranks."""
+        name = f"the table {path!r} {self._name()}"
+        _check_dim(name, self.dim, ranks)
+        wanted = width(self.dim, ranks) * ranks
+        if np.shape(self.value)[1:] != (wanted,):
+            raise StateError(
+                f"{name} has {np.shape(self.value)[1]} columns, filled up for another "
+                f"number of ranks, and {ranks} ranks need {wanted}: table.resized(mesh) "
+                "gives it to the ranks of a mesh."
+            )
+
+    def for_ranks(self, ranks: int) -> "ColumnTable":
+        """The shapes and dtypes of the table for so many ranks."""
+        columns = width(self.dim, ranks) * ranks
+        one = lambda x: jax.ShapeDtypeStruct((x.shape[0], columns), x.dtype)
+        return jax.tree.map(one, self)
+
+    def fitted(self, x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """An array [rows, columns] for other ranks, as the table itself would be."""
+        if x.ndim < 2 or x.shape == tuple(shape):
+            return x
+        return _filled_up(x[:, : self.dim], shape[1], np)
+
+    def _name(self):
+        return f"[{np.shape(self.value)[0] if np.shape(self.value) else '?'}, {self.dim}]"
+
+
+def width(dim: int, ranks: int) -> int:
+    """How many columns a rank holds, those that fill up included."""
+    return -(-dim // ranks)
+
+
+def _filled_up(x, columns, xp: Any = jnp):
+    return xp.pad(x, ((0, 0), (0, columns - x.shape[1])))
+
+
+def _check_dim(name, dim, ranks):
+    if dim < ranks:
+        raise ArgumentError(
+            f"{name} has {dim} columns, which cannot be shared out among {ranks} ranks: "
+            "make dim at least as large, shard it over a smaller mesh axis, or keep the "
+            "table whole on each rank (an array, and sparsejax.lookup)."
+        )

@@ -1,0 +1,67 @@
+"""A lookup in a table that is sharded by columns, as a module of flax.linen."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from sparsejax import axes
+from sparsejax.embrace.column_lookup import column_lookup
+from sparsejax.embrace.column_table import DEFAULT_INIT, ColumnTable
+from sparsejax.transforms.state import specs
+
+
+class ColumnEmbed(nn.Module):
+    """`flax.linen.Embed` with a `ColumnTable` for its parameter, "embedding".
+
+    `init` runs outside of `shard_map`, as of any module, and makes each device's columns on
+    it; what it returns are zeros. `apply` runs inside.
+
+    Attributes:
+        num_embeddings: How many rows.
+        features: How many numbers a row has.
+        mesh: The mesh.
+        axis_name: The mesh axis of the ranks, where the mesh has several.
+        embedding_init: From a key, a shape and a dtype to numbers.
+        param_dtype: The dtype of the table.
+        capacity: As in `sparsejax.column_lookup`.
+    """
+
+    num_embeddings: int
+    features: int
+    mesh: Mesh
+    axis_name: axes.AxisName | None = None
+    embedding_init: Callable[..., jax.Array] = DEFAULT_INIT
+    param_dtype: Any = jnp.float32
+    capacity: int | None = None
+
+    @nn.compact
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """The vectors of this rank's ids."""
+        axis_name = specs.data_axis(self.mesh, self.axis_name, "ColumnEmbed")
+        is_inside = set(axes.axis_names(axis_name)) <= set(axes.manual_axes())
+
+        def create(key):
+            make = lambda key: ColumnTable.create(
+                key,
+                self.num_embeddings,
+                self.features,
+                self.mesh,
+                axis_name,
+                init=self.embedding_init,
+                dtype=self.param_dtype,
+            )
+            if not is_inside:
+                return make(key)
+            # linen asks for the shape of what it has, which is this rank's part.
+            ranks = specs.ranks_of(self.mesh, axis_name)
+            shape = (self.num_embeddings, -(-self.features // ranks))
+            return ColumnTable(jnp.zeros(shape, self.param_dtype), self.features, axis_name)
+
+        table = self.param("embedding", create)
+        if self.is_initializing():
+            return jnp.zeros((*jnp.shape(ids), self.features), self.param_dtype)
+        return column_lookup(table, ids, capacity=self.capacity)

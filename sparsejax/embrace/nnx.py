@@ -1,0 +1,87 @@
+"""A lookup in a table that is sharded by columns, as a module of flax.nnx.
+
+`nnx.Optimizer` takes what an optimizer keeps apart into its arrays, and would lose which of
+them are sharded: the `Optimizer` here keeps it as it is, and takes `RowGrads`, too.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from sparsejax.axes import AxisName
+from sparsejax.embrace.column_lookup import column_lookup
+from sparsejax.embrace.column_table import DEFAULT_INIT, ColumnTable
+from sparsejax.rows.updates.apply import apply_updates
+
+
+class ColumnEmbed(nnx.Module):
+    """`flax.nnx.Embed` with a `ColumnTable` for its parameter, `embedding`.
+
+    It is made outside of `shard_map`, each device's columns on it, and called inside, where
+    `nnx.merge` has put this rank's columns into it.
+
+    Args:
+        num_embeddings: How many rows.
+        features: How many numbers a row has.
+        mesh: The mesh.
+        axis_name: The mesh axis of the ranks, where the mesh has several.
+        embedding_init: From a key, a shape and a dtype to numbers.
+        param_dtype: The dtype of the table.
+        capacity: As in `sparsejax.column_lookup`.
+        rngs: Random number generators; that of "params" is drawn from.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        mesh: Mesh,
+        axis_name: AxisName | None = None,
+        *,
+        embedding_init: Callable[..., jax.Array] = DEFAULT_INIT,
+        param_dtype: Any = jnp.float32,
+        capacity: int | None = None,
+        rngs: nnx.Rngs,
+    ):
+        table = ColumnTable.create(
+            rngs.params(),
+            num_embeddings,
+            features,
+            mesh,
+            axis_name,
+            init=embedding_init,
+            dtype=param_dtype,
+        )
+        self.embedding = nnx.Param(table)
+        self.capacity = capacity
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """The vectors of this rank's ids."""
+        return column_lookup(self.embedding.get_value(), ids, capacity=self.capacity)
+
+
+class Optimizer(nnx.Optimizer):
+    """`nnx.Optimizer` for models with a `ColumnEmbed`, or with gradients by rows.
+
+    It is made and called as `nnx.Optimizer` is; see `sparsejax.bind` for its state.
+    """
+
+    def update(self, model: Any, grads: Any, /, **kwargs: Any) -> Any:
+        """Updates the model and the optimizer's state; returns the updates."""
+        params = nnx.as_pure(nnx.state(model, self.wrt))
+        variables, structure = jax.tree.flatten(self.opt_state, is_leaf=_is_variable)
+        before = nnx.as_pure(self.opt_state)
+        updates, after = self.tx.update(nnx.as_pure(grads), before, params, **kwargs)
+        nnx.update(model, apply_updates(params, updates))
+        for variable, value in zip(variables, structure.flatten_up_to(after), strict=True):
+            variable.set_value(value)
+        self.step[...] += 1
+        return updates
+
+
+def _is_variable(node):
+    return isinstance(node, nnx.Variable)

@@ -1,0 +1,140 @@
+"""Bad input gets an error that names the table and the fix."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import rows
+from sparsejax.embrace import ColumnTable, column_lookup
+from sparsejax.errors import ArgumentError, AxisError, RuleError, StateError
+from tests.helpers import grid, mesh_of
+
+
+def table(n=2, dim=5, dtype=np.float32, axis_name=None, mesh=None):
+    return ColumnTable.of(np.ones((6, dim), dtype), mesh or mesh_of(n), axis_name)
+
+
+def traced(function, tables, mesh=None, specs=None):
+    """Traces a function of tables on ranks."""
+    specs = sparsejax.state_specs(tables) if specs is None else specs
+    mapped = jax.shard_map(
+        lambda tables: jnp.zeros(()) * len(jax.tree.leaves(function(tables))),
+        mesh=mesh or mesh_of(2),
+        in_specs=(specs,),
+        out_specs=P(),
+    )
+    return jax.eval_shape(mapped, tables)
+
+
+IDS = jnp.array([0, 3])
+
+
+def looked_up(tables, ids=None, **options):
+    ids = jax.tree.map(lambda _: IDS, tables, is_leaf=is_table) if ids is None else ids
+    return column_lookup(tables, ids, **options)
+
+
+def is_table(node):
+    return isinstance(node, ColumnTable)
+
+
+def test_outside_of_its_axis():
+    with pytest.raises(AxisError, match=r"no manual axis 'data' here.*shard_map"):
+        column_lookup(table(), IDS)
+    one = table(mesh=grid(data=2, model=2), axis_name="model")
+    with pytest.raises(AxisError, match="column_lookup: there is no manual axis 'model'"):
+        traced(looked_up, {"users": one}, specs=P())
+    with pytest.raises(AxisError, match="name the one over which"):
+        table(mesh=grid(data=2, model=2))
+
+
+def test_fewer_columns_than_ranks():
+    match = r"\[6, 3\] has 3 columns, .* among 4 ranks: make dim at least as large"
+    with pytest.raises(ArgumentError, match=match):
+        table(n=4, dim=3)
+    with pytest.raises(ArgumentError, match=match):
+        ColumnTable.create(jax.random.key(0), 6, 3, mesh_of(4))
+    with pytest.raises(ArgumentError, match=r"'users' \[6, 3\] has 3 columns, .* 4 ranks"):
+        trainer(4).init({"users": table(n=2, dim=3)})
+
+
+def trainer(n, tx=None):
+    tx = tx or optax.chain(sparsejax.zen_sync(), optax.sgd(0.1))
+    return sparsejax.data_parallel(lambda params, batch: 0.0, tx, mesh_of(n))
+
+
+def test_made_for_another_number_of_ranks():
+    match = r"'users' \[6, 5\] has 6 columns, filled up .* 4 ranks need 8: table.resized"
+    with pytest.raises(StateError, match=match):
+        trainer(4).init({"users": table(n=2)})
+    tables = {"users": table(n=2, dim=9)}  # ten columns with the one that fills up
+    with pytest.raises(StateError, match=r"'users' \[6, 9\] has \[6, 10\] on this rank"):
+        traced(looked_up, tables, mesh_of(1))
+
+
+def test_given_to_each_rank_whole():
+    with pytest.raises(ArgumentError, match=r"'users' \[6, 5\] was given .*state_specs"):
+        traced(looked_up, {"users": table()}, specs=P())
+    update = lambda grads: sparsejax.zen_sync().update(grads, STATE)[0]
+    with pytest.raises(StateError, match=r"'users' is the same on all ranks.*state_specs"):
+        traced(update, {"users": table()}, specs=P())
+
+
+STATE = sparsejax.zen_sync().init({"users": table()})
+
+
+def test_tables_of_two_kinds_in_one_exchange():
+    match = "one dtype, and the table 'a' .* has float32, the table 'b' .* bfloat16"
+    with pytest.raises(ArgumentError, match=match):
+        traced(looked_up, {"a": table(), "b": table(dtype=jnp.bfloat16)})
+
+
+def test_arguments():
+    tables = {"users": table()}
+    ids = lambda x: {"users": x}
+    with pytest.raises(ArgumentError, match=r"got a .*Tracer.* read by sparsejax.lookup"):
+        traced(lambda x: column_lookup(x["users"].value, IDS), tables)
+    with pytest.raises(ArgumentError, match="ids must be a tree like the tables"):
+        traced(lambda x: column_lookup(x, {"items": IDS}), tables)
+    with pytest.raises(
+        ArgumentError, match=r"ids of the table 'users' .* got float32\[2\]"
+    ):
+        traced(lambda x: column_lookup(x, ids(IDS * 1.0)), tables)
+    with pytest.raises(ArgumentError, match="mode must be one of 'fill', 'clip', 'wrap'"):
+        traced(lambda x: column_lookup(x, ids(IDS), mode="clamp"), tables)
+    with pytest.raises(
+        ArgumentError, match=r"capacity of the table 'users' .* positive int"
+    ):
+        traced(lambda x: column_lookup(x, ids(IDS), capacity=0), tables)
+    with pytest.raises(ArgumentError, match="capacity must be a number, or a tree"):
+        traced(lambda x: column_lookup(x, ids(IDS), capacity={"items": 1}), tables)
+    with pytest.raises(ArgumentError, match=r"of shape \[rows, dim\], got int"):
+        ColumnTable.of(np.ones((3, 4), int), mesh_of(2))
+    with pytest.raises(ArgumentError, match="rows must be a positive int"):
+        ColumnTable.create(jax.random.key(0), 0, 4, mesh_of(2))
+
+
+def test_synchronized_over_other_ranks():
+    mesh = grid(data=2, model=2)
+    tables = {"users": table(mesh=mesh, axis_name="model")}
+    match = "'users' is sharded over 'model', .* synchronized over 'data'.*axis_name='data'"
+    update = lambda grads: sparsejax.zen_sync("data").update(grads, STATE)[0]
+    with pytest.raises(ArgumentError, match=match):
+        traced(update, tables, mesh)
+
+
+def test_what_would_see_some_columns_only():
+    tables = {"users": table()}
+    for optimizer in (rows.rowwise_adagrad(0.1), optax.adafactor(0.1)):
+        tx = optax.chain(sparsejax.zen_sync(), optimizer)
+        with pytest.raises(StateError, match=r"keeps an array \[\d+\] of a ColumnTable"):
+            sparsejax.init(tx, {"users": table(dim=300)}, mesh_of(2))
+    clip = sparsejax.clip_by_rank(1.0)
+    with pytest.raises(ArgumentError, match=r"clip_by_rank: 'users' is a table.*masked"):
+        traced(lambda grads: clip.update(grads, optax.EmptyState())[0], tables)
+    with pytest.raises(RuleError, match="'users' matches no leaf"):
+        sparsejax.zen_sync(rules={"users": "sparse"}).init(tables | {"w": IDS * 1.0})

@@ -1,0 +1,59 @@
+"""One process of a job with tables that are sharded by columns, or the same job in one.
+
+    python -m tests.embrace.worker OUT [COORDINATOR RANK]
+
+With a coordinator there are two processes of one device, and each gives its own half of a
+batch; without one there are two devices. Writes what a process holds of the tables, and of
+what the optimizer keeps of them, to OUT, as .npz.
+"""
+
+import sys
+
+import jax
+
+
+RANKS = 2
+
+
+def main(out, coordinator=None, rank=0):
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", RANKS if coordinator is None else 1)
+    if coordinator is not None:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            coordinator,
+            RANKS,
+            rank,
+            initialization_timeout=60,
+            heartbeat_timeout_seconds=60,
+        )
+    # After the backend is settled: these make arrays.
+    import numpy as np
+    import optax
+
+    import sparsejax
+    from tests.embrace import model
+    from tests.helpers import mesh_of
+
+    tx = optax.chain(sparsejax.zen_sync(), sparsejax.lazy(optax.adam(1e-2), exact=False))
+    trainer = sparsejax.data_parallel(model.loss_fn, tx, mesh_of(RANKS))
+    state = trainer.init(model.params(RANKS, sharded=True))
+    for step in range(3):
+        batch = model.batch_of(step, RANKS, uneven=False)
+        if coordinator is not None:
+            batch = {name: np.split(x, RANKS)[rank] for name, x in batch.items()}
+        state, loss = trainer.step(state, batch)
+    held = {"loss": np.asarray(loss.addressable_data(0))}
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if leaf.ndim == 2:
+            for shard in leaf.addressable_shards:
+                name = f"{jax.tree_util.keystr(keys)} {shard.index[1]}"
+                held[name] = np.asarray(shard.data)
+    np.savez(out, **held)
+    if coordinator is not None:
+        jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    out, *rest = sys.argv[1:]
+    main(out, *rest[:1], *(int(rank) for rank in rest[1:]))
