@@ -92,7 +92,11 @@ def cond(
 
     The predicate must be equal on all ranks if either side sends anything.
     """
-    (yes, no), taken = _of_one_type((yes, no), operands)
+    # Each side is traced once: choices lie within choices, and would be traced twice at
+    # each level if a side were asked for its types first and traced again for `lax.cond`.
+    of_yes = jax.make_jaxpr(yes, return_shape=True)(*operands)
+    of_no = jax.make_jaxpr(no, return_shape=True)(*operands)
+    (yes, no), taken = _of_one_type([of_yes, of_no])
     return taken(lax.cond(predicate, yes, no, *operands))
 
 
@@ -101,19 +105,20 @@ def switch(number: jax.Array, sides: Sequence[Callable[..., Any]], *operands: An
 
     The number must be equal on all ranks if any side sends anything.
     """
-    sides, taken = _of_one_type(sides, operands)
+    traced = [jax.make_jaxpr(side, return_shape=True)(*operands) for side in sides]
+    sides, taken = _of_one_type(traced)
     return taken(lax.switch(number, sides, *operands))
 
 
-def _of_one_type(sides, operands):
+def _of_one_type(traced):
     """The sides of a choice, with results that vary over all axes that any side's do.
+
+    Args:
+        traced: Of each side the program, and the shapes of its results.
 
     Returns:
         The sides, and from what one of them returns to its results.
     """
-    # Each side is traced once: choices lie within choices, and would be traced twice at
-    # each level if a side were asked for its types first and traced again for `lax.cond`.
-    traced = [jax.make_jaxpr(side, return_shape=True)(*operands) for side in sides]
     shapes = [shape for _, shape in traced]
     union = lambda *results: frozenset[str]().union(*map(varying_axes, results))
     types = jax.tree.map(union, *shapes)

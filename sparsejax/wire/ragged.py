@@ -224,8 +224,7 @@ def pack(
     """
     parts, room = len(slots.counts), form.room
     part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
-    sets = bits.bit_sets(slots.words, parts * room, slots.counts)
-    found = bits.slots(sets, first, room)
+    found, _ = bits.slots_of(slots.words, first, room, slots.counts)
     units = found if source.units is None else source.units(part, found)
     here = here[:, None]
     places = form.places(here)
@@ -261,14 +260,12 @@ def unpack(form: Form, message: jax.Array, here: jax.Array, fold: Fold, carry: A
         fold: What is made of the entries.
         carry: The result so far.
     """
-    senders, room = len(message), form.room
-    here = here[:, None]
+    room, here = form.room, here[:, None]
     places = form.places(here)
     used = lax.iota(jnp.int32, form.longest) < places.string
     strings = jnp.where(used, message[:, : form.longest], 0)
     ones = (here * places.has_string)[:, 0]
-    sets = bits.bit_sets(strings, senders * room, ones)
-    found = bits.slots(sets, jnp.int32(0), room)
+    found, _ = bits.slots_of(strings, jnp.int32(0), room, ones)
     rank = lax.iota(jnp.int32, room)
     # The slots of a bitmap; of another code their blocks, if there are several.
     block = (found - _has_lanes(places) * rank) * places.has_string

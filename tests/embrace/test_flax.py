@@ -68,6 +68,7 @@ def of_linen_model(sharded):
 
 
 @pytest.mark.filterwarnings("ignore:sparsejax.lookup of a table")
+@pytest.mark.slow
 def test_linen():
     _, losses, table = of_linen_model(sharded=True)
     _, want, whole = of_linen_model(sharded=False)

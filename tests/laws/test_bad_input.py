@@ -397,7 +397,7 @@ def test_the_defaults_of_leaves_are_as_documented():
             lambda: schemes.BalancedParallelism(
                 ownership.MurmurHash(memory=0.1), channel="ragged"
             ),
-            "order of hashes, MurmurHash.*use channel='ladder' for it, or memory=None",
+            "order of hashes, MurmurHash.*use channel='ladder', or memory=None",
         ),
         (
             lambda: schemes.BalancedParallelism(push_capacity=0),

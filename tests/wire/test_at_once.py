@@ -109,6 +109,7 @@ def test_sums_that_come_back_whole_come_in_runs(shape):
     np.testing.assert_array_equal(done.total[0], helpers.total(x))
 
 
+@pytest.mark.slow
 def test_sums_of_one_axis_may_vary_over_another():
     test_two_level.program.cache_clear()
     for size in (SIZE, test_two_level.SIZE):

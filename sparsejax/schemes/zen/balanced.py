@@ -92,9 +92,8 @@ class BalancedParallelism(base.Scheme):
             )
         if self.channel == "ragged" and self.ownership.memory is not None:
             raise ArgumentError(
-                "channel='ragged' sends slots in ascending order, and Algorithm 1 has them in "
-                f"the order of hashes, {self.ownership!r}: use channel='ladder' for it, or "
-                "memory=None."
+                "channel='ragged' sends slots in ascending order, Algorithm 1 in the order "
+                f"of hashes, {self.ownership!r}: use channel='ladder', or memory=None."
             )
 
     def init(self, like, wire):

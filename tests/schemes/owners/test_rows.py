@@ -109,6 +109,7 @@ def test_rows_of_16_bits_are_added_up_in_float32(dtype):
     assert sums[0][listed[0] == 0].astype(np.float64).ravel().tolist() == [1200.0] * WIDTH
 
 
+@pytest.mark.slow
 def test_a_narrow_wire():
     ids, rows = drawn(4)
     traffic = assert_sums(4, ids, rows, room=2**-7, dtype=jnp.bfloat16)
