@@ -32,10 +32,10 @@ class Takes(NamedTuple):
 
 # Of a step that sums `SMALL` over sixteen ranks.
 CEILINGS = {
-    "zen": Takes(launches=90, waits=4, temporary=10.7e6),
-    "ragged": Takes(launches=100, waits=6, temporary=4.5e6),
-    "agsparse": Takes(launches=95, waits=2, temporary=18.9e6),
-    "all-reduce": Takes(launches=19, waits=0, temporary=1e3),
+    "zen": Takes(launches=60, waits=4, temporary=7.5e6),
+    "ragged": Takes(launches=80, waits=6, temporary=4.4e6),
+    "agsparse": Takes(launches=70, waits=2, temporary=9.7e6),
+    "all-reduce": Takes(launches=6, waits=0, temporary=1e3),
 }
 
 
