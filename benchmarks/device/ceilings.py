@@ -49,9 +49,13 @@ def exceeded(scheme: str, took: Takes) -> list[str]:
     ]
 
 
+# What XLA cannot capture, as of JAX 0.11: a step with one of these is never one graph.
+_NEVER_CAPTURED = {"kRaggedAllToAll"}
+
+
 def left_outside(scheme: str, found: graphs.Graphs) -> list[str]:
-    """What keeps a step from being one CUDA graph, where all types of thunks may be."""
-    if found.whole:
+    """What keeps a step from being one CUDA graph, where XLA may capture what it can."""
+    if found.whole or _NEVER_CAPTURED & found.outside.keys():
         return []
     outside = ", ".join(f"{n} {kind}" for kind, n in found.outside.items()) or "nothing"
     return [
