@@ -181,39 +181,39 @@ def bits_to(index: RankIndex, words: jax.Array | np.ndarray) -> jax.Array:
     return before + _at(index.inside, words)
 
 
-@functools.partial(jax.jit, static_argnames="length")
-def slots(sets: BitSets, first: jax.Array, length: int) -> jax.Array:
-    """The slots of ranks first, first + 1, ... of each part, ascending.
-
-    Returns:
-        int32 [parts, length]. Beyond a part's count the entry means nothing.
-    """
-    parts, words = sets.words.shape
-    flat = select(sets.search, sets.starts + first, length=length)
-    return flat - np.arange(parts, dtype=np.int32)[:, None] * (words * WORD)
-
-
 def slots_of(
     words: jax.Array, first: jax.Array, length: int, counts: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """`slots` of sets of which nothing else is wanted, and how many each part has.
+    """Lists the slots of ranks first, first + 1, ... of each part, ascending.
 
     Args:
         words: uint32 [parts, words], the bits.
         first: The rank of the first slot.
         length: How many ranks.
-        counts: int32 [parts], how many bits each part has, where that is known.
+        counts: int32 [parts], how many bits each part has, where that is known: on CPUs it
+            saves adding them up.
+
+    Returns:
+        The slots int32 [parts, length], anything beyond a part's count; all counts.
     """
     if is_elsewhere():
         return _slots_that_write(words, first, length)
-    sets = bit_sets(words, len(words) * length, counts)
-    return slots(sets, first, length), sets.counts
+    return _slots_that_are_searched(words, first, length, counts)
+
+
+@functools.partial(jax.jit, static_argnames="length")
+def _slots_that_are_searched(words, first, length, counts):
+    """`slots_of`, each found by the rank that it has."""
+    parts, row = words.shape
+    sets = bit_sets(words, parts * length, counts)
+    flat = select(sets.search, sets.starts + first, length=length)
+    return flat - np.arange(parts, dtype=np.int32)[:, None] * (row * WORD), sets.counts
 
 
 @untyped
 @functools.partial(jax.jit, static_argnames="length")
 def _slots_that_write(words, first, length):
-    """`slots`, each of which finds its rank and writes itself there."""
+    """`slots_of`, each of which finds its rank and writes itself there."""
     parts, row = words.shape
     counts = lax.population_count(words).astype(jnp.int32)
     # The barrier keeps XLA from counting again for every bit.

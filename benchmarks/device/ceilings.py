@@ -1,7 +1,7 @@
 """What a small step may take of a GPU at most, so that no launch or wait creeps back.
 
-The ceilings are what was counted when they were written, and at most a tenth more. Where a
-step has come to take less, lower them.
+The ceilings are what was counted when they were written, and at most a tenth more, or one
+launch, or a kilobyte. Where a step has come to take less, lower them.
 """
 
 from typing import NamedTuple

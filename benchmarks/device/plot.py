@@ -7,7 +7,11 @@ from benchmarks.harness import figure
 PARTS = {"launching": "#4c72b0", "waiting": "#dd8452", "moving": "#55a868"}
 
 
-SCHEMES = ("zen", "agsparse")  # An all-reduce hardly works; its bytes are in the title.
+SCHEMES = (
+    "zen",
+    "ragged",
+    "agsparse",
+)  # An all-reduce hardly works; its bytes are in the title.
 
 
 def draw(rows: list[dict]) -> None:

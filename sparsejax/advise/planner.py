@@ -163,6 +163,8 @@ def tightened(scheme: Scheme, load: Load, headroom: float) -> Scheme:
         room = -(-capacity // 4) * 4
         return index_codes.cheapest(room, width, index_codes.parse(allowed)).name
 
+    # Slots in the order of hashes travel as 32 bits each, however many there are.
+    ascend = scheme.ownership.memory is None
     push = room(load.counts[0], load.skewness, n)
     pull = room(load.counts[-1], load.sum_skewness, 1)
     if scheme.channel == "ragged":
@@ -170,7 +172,7 @@ def tightened(scheme: Scheme, load: Load, headroom: float) -> Scheme:
         return dataclasses.replace(scheme, push_capacity=push, pull_capacity=pull)
     return dataclasses.replace(
         scheme,
-        push_code=cheapest(scheme.push_code, push),
+        push_code=cheapest(scheme.push_code if ascend else "coo32", push),
         pull_code=cheapest(scheme.pull_code, pull),
         push_capacity=push,
         pull_capacity=pull,

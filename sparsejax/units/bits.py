@@ -22,7 +22,6 @@ from pallas_kernels.rank_select import (
     pack as pack,
     rank_index as rank_index,
     select as select,
-    slots as slots,
     slots_of as slots_of,
     unpack as unpack,
 )

@@ -35,8 +35,8 @@ class Source(NamedTuple):
         units: From the number of a part and slots int32 [k] of it, or from those of all,
             int32 [parts, 1] and [parts, k], to the units whose values they have; the slots
             themselves if None. It may name any unit for a slot beyond a part's count.
-        names: From the same to what travels as the index of each entry; the slots if None.
-            Where names do not ascend with the slots, only "coo32" can carry them.
+        names: From the same to the numbers that are sent instead of the slots, in messages
+            whose only code is "coo32"; the slots themselves if None.
     """
 
     array: jax.Array

@@ -243,7 +243,7 @@ class Lengths(NamedTuple):
 
     @property
     def final(self) -> jax.Array:
-        """The place of its rung among those of messages that follow others."""
+        """Which of `Ladder.finals` its rung is, if rounds come before it."""
         return self.numbers[4]
 
     @property

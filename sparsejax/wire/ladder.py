@@ -160,7 +160,7 @@ class Ladder:
         for low, rung in enumerate(self.rungs[:-1]):
             # As float32, and in this order, so that what is chosen is the same everywhere.
             saved = np.float32(4.0 * messages) * (words[low + 1] - words[low] - words)
-            pays = saved > (math.inf if self.at_once else ROUND)
+            pays = saved > ROUND
             rest = [r.capacity for r, p in zip(self.rungs, pays, strict=True) if p]
             followed = rung.capacity + max(rest, default=0)
             if low + 2 < len(self.rungs):

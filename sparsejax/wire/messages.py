@@ -34,7 +34,7 @@ from jax import lax
 from sparsejax.axes import as_varying, by_platform, varying_axes
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
-from sparsejax.wire import channels, collectives, tiles, whole
+from sparsejax.wire import channels, collectives, index_codes, tiles, whole
 from sparsejax.wire.forms import Form, Lengths
 from sparsejax.wire.ladder import Ladder
 
@@ -160,6 +160,8 @@ class _Stage:
     @classmethod
     def of(cls, ladder, channel, slots, source, fold):
         parts = len(slots.counts)
+        if source.names is not None:
+            assert all(rung.code is index_codes.COO32 for rung in ladder.rungs)
         rows = parts if ladder.at_once else max(channel.sources, parts)
         form = Form(ladder, source.shape, source.wire_dtype, rows)
         wire_bytes = np.zeros(len(ladder.rungs), np.float32)
@@ -229,9 +231,10 @@ class _Stage:
     def at_once(self, need, typical) -> tuple[Any, Sent]:
         """One message, whole, and rounds of the longest before it where there is more.
 
-        One question to the host: a switch of which one side sends nothing, one each rung,
-        and the last all but the last message, and then that. So what packs the message and
-        unpacks it stands around the switch; the rounds have their own, in a loop.
+        The host is asked once, by a switch. Its first side sends nothing. The next, one for
+        each rung, send one message. The last sends rounds of the longest, which it packs
+        and unpacks itself, and then one for the rest. The first message is packed before
+        the switch, and the last is unpacked behind it, whichever side is taken.
         """
         ladder, form, top = self.ladder, self.form, self.ladder.top
         lengths = Lengths.of(form, need)

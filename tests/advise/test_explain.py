@@ -10,6 +10,7 @@ from flax import linen as nn
 
 import sparsejax
 from sparsejax import __main__ as command, errors, schemes
+from sparsejax.units import ownership
 from tests import helpers
 
 
@@ -295,6 +296,14 @@ def test_ragged_messages_are_told_as_long_as_they_are_and_room_is_not_advised():
     assert row.sent_bytes < padded["embedding"].sent_bytes
     assert row.roomy is None
     assert "push_capacity" not in str(found)
+
+
+def test_room_is_advised_where_algorithm_1_finds_the_owners():
+    params = {"embedding": jax.ShapeDtypeStruct((500_000, 512), jnp.float32)}
+    hashed = ownership.MurmurHash(memory=1.0)
+    scheme = schemes.BalancedParallelism(ownership=hashed)
+    _, rows = explained(sparsejax.sync(scheme), params)
+    assert rows["embedding"].roomy is not None
 
 
 def test_a_large_table_loses_little_by_its_rounds():

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import errors, schemes
+from sparsejax.units import ownership
 from tests import helpers
 
 
@@ -138,6 +139,16 @@ def test_ragged_messages_keep_their_channel_and_all_codes():
     (scheme,) = {leaf.scheme for leaf in plan.leaves if leaf.path == "embedding"}
     assert scheme.channel == "ragged"
     assert (scheme.push_code, scheme.pull_code) == ("auto", "auto")
+    assert scheme.push_capacity == balanced().leaves[1].scheme.push_capacity
+    assert sparsejax.Plan.from_json(plan.to_json()) == plan
+
+
+def test_slots_in_the_order_of_hashes_keep_their_code():
+    """Where Algorithm 1 has found the owners only 32 bits each can carry the slots."""
+    hashed = schemes.BalancedParallelism(ownership=ownership.MurmurHash(memory=0.5))
+    plan = made(candidates=[hashed])
+    (scheme,) = {leaf.scheme for leaf in plan.leaves if leaf.path == "embedding"}
+    assert (scheme.push_code, scheme.ownership) == ("coo32", hashed.ownership)
     assert scheme.push_capacity == balanced().leaves[1].scheme.push_capacity
     assert sparsejax.Plan.from_json(plan.to_json()) == plan
 

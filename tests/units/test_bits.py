@@ -43,7 +43,7 @@ def test_slots_of_a_run_of_ranks_are_found_in_every_part(parts, words):
 
     @jax.jit
     def slots(words, first):
-        return bits.slots(bits.bit_sets(words), first, length)
+        return bits.slots_of(words, first, length)[0]
 
     packed = helpers.packed(flags)
     for first in (0, 1, 33, words * 16):

@@ -66,8 +66,8 @@ def count_filled(filled: Filled, size: int, wire: Wire) -> Counts:
 
     Args:
         filled: This rank's memories.
-        size: How many units there are, with those that are not there: as many count as the
-            fullest part has where any rank has one left over, so none goes by entries.
+        size: How many units the array has. If any rank has a unit that found no place, the
+            fullest part is said to have so many, so that all ranks send densely.
         wire: The ranks.
     """
     fullest = jnp.where(filled.left, size, jnp.max(filled.places.counts))

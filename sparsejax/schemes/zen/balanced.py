@@ -5,11 +5,11 @@ owners of their units, and the sums back to all. Balance makes the messages fit:
 the fullest part is barely fuller than the mean, and the rung of the ladder that it needs
 wastes little.
 
-Its parts can be exchanged, one argument each: who owns what (`sparsejax.ownership`), how
-indices travel either way, and how the sums come back. "Zen with COO" is
-`push_code="coo32", pull_code="coo32"`. `ownership.MurmurHash(memory=0.02)` finds
-the owners of up to 2% of the units by the paper's Algorithm 1, in the kernel of
-`pallas_kernels` where there is one, as the paper's own system does; see `owners.push_pull`.
+Its parts can be exchanged, one argument each: who owns what (`sparsejax.units.ownership`),
+how indices travel either way, and how the sums come back. "Zen with COO" is
+`push_code="coo32", pull_code="coo32"`. `ownership.MurmurHash(memory=0.02)` finds the owners
+of up to 2% of the units by the paper's Algorithm 1, in the kernel of `pallas_kernels` where
+there is one, as the paper's own system does; see `owners.push_pull`.
 """
 
 import dataclasses
