@@ -138,3 +138,32 @@ def test_what_would_see_some_columns_only():
         traced(lambda grads: clip.update(grads, optax.EmptyState())[0], tables)
     with pytest.raises(RuleError, match="'users' matches no leaf"):
         sparsejax.zen_sync(rules={"users": "sparse"}).init(tables | {"w": IDS * 1.0})
+
+
+def test_velocity_that_a_table_would_not_have():
+    """Neither at the first state, nor with one that was made otherwise."""
+    tables, memory = {"users": table()}, sparsejax.transforms.MomentumCorrection(0.9)
+    match = r"MomentumCorrection\(.*'users' is a table.*without momentum.*memory=Residual"
+    for tx in (
+        sparsejax.top_k(0.9, memory=memory),
+        sparsejax.ok_topk_sync(0.1, momentum=0.9),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            sparsejax.init(tx, tables, mesh_of(2))
+    plain = sparsejax.top_k(0.9).init({})
+    update = lambda grads: sparsejax.top_k(0.9, memory=memory).update(grads, plain)[0]
+    with pytest.raises(ArgumentError, match=match):
+        traced(update, tables)
+
+
+def test_what_that_message_says_to_do():
+    def chain(sync, momentum=None):
+        return optax.chain(*sync, optax.sgd(0.1, momentum))
+
+    memory = sparsejax.transforms.MomentumCorrection(0.9)
+    rest = chain([sparsejax.top_k(0.9, memory=memory), sparsejax.zen_sync()])
+    each = {"table": chain([sparsejax.dense_sync()], 0.9), "rest": rest}
+    tx = optax.partition(each, {"users": "table", "w": "rest"})
+    state = sparsejax.init(tx, {"users": table(), "w": jnp.ones(600)}, mesh_of(2))
+    found = [x for x in jax.tree.leaves(state, is_leaf=is_table) if is_table(x)]
+    assert [x.value.shape for x in found] == [(6, 6)]  # its velocity
