@@ -127,11 +127,31 @@ def test_synchronized_over_other_ranks():
         traced(update, tables, mesh)
 
 
+def kept_by_row():
+    """An optimizer that keeps a number a row, as an array of one column."""
+    mean = lambda g: jnp.mean(g * g, 1, keepdims=True)
+    init = lambda params: jax.tree.map(mean, params)
+    return optax.GradientTransformation(init, lambda g, state, params=None: (g, state))
+
+
+def test_what_is_kept_by_row_has_no_place_on_a_mesh_either():
+    kept = ColumnTable(jnp.zeros((6, 4)), 8)
+    match = r"at '.*users.*' an array \[6, 4\] .* dim=8"
+    with pytest.raises(StateError, match=match):
+        sparsejax.state_specs({"users": kept})
+
+
 def test_what_would_see_some_columns_only():
     tables = {"users": table()}
-    for optimizer in (rows.rowwise_adagrad(0.1), optax.adafactor(0.1)):
+    for optimizer in (
+        rows.rowwise_adagrad(0.1),
+        optax.adafactor(0.1),
+        optax.sm3(1e-2),
+        kept_by_row(),
+    ):
         tx = optax.chain(sparsejax.zen_sync(), optimizer)
-        with pytest.raises(StateError, match=r"keeps an array \[\d+\] of a ColumnTable"):
+        match = r"keeps at '.*users.*' an array \[\d+(, 1)?\] of a ColumnTable with dim=300"
+        with pytest.raises(StateError, match=match):
             sparsejax.init(tx, {"users": table(dim=300)}, mesh_of(2))
     clip = sparsejax.clip_by_rank(1.0)
     with pytest.raises(ArgumentError, match=r"clip_by_rank: 'users' is a table.*masked"):
