@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError, StateError
+from sparsejax.errors import ArgumentError, AxisError, StateError
 from sparsejax.transforms.state import specs
 from sparsejax.transforms.state.sharded import Sharded
 from sparsejax.wire import Wire
@@ -152,6 +152,15 @@ class ColumnTable(Sharded):
                 "with jax.experimental.multihost_utils.process_allgather, and give the "
                 "numbers to sparsejax.ColumnTable.of(values, mesh)."
             )
+        what = f"resized: the table {self._name()}"
+        names = getattr(mesh, "axis_names", axes.axis_names(self.axis_name))
+        if not set(axes.axis_names(self.axis_name)) <= set(names):
+            raise AxisError(
+                f"{what} is sharded over {self.axis_name!r}, and the mesh has the axes "
+                f"{names}: give a mesh with that axis, or make a table over another, "
+                "sparsejax.ColumnTable.of(table.whole(), mesh, axis_name)."
+            )
+        specs.data_axis(mesh, self.axis_name, what)
         return ColumnTable.of(self.whole(), mesh, self.axis_name)
 
     def specs(self, path: str = "") -> "ColumnTable":

@@ -134,6 +134,21 @@ def kept_by_row():
     return optax.GradientTransformation(init, lambda g, state, params=None: (g, state))
 
 
+def test_resized_to_another_table_or_mesh():
+    tx = optax.sgd(0.1, 0.9)
+    state = sparsejax.init(tx, {"users": table()}, mesh_of(2))
+    match = r"at '.*users' a table with dim=5, and `like` has dim=7: make `like`"
+    with pytest.raises(StateError, match=match):
+        sparsejax.resized(state, sparsejax.init(tx, {"users": table(dim=7)}, mesh_of(2)))
+    mesh = grid(model=2)
+    other = sparsejax.init(tx, {"users": table(mesh=mesh)}, mesh)
+    with pytest.raises(StateError, match=r"axis_name='data', and `like` has .*'model'"):
+        sparsejax.resized(state, other)
+    match = r"resized: the table \[6, 5\] is sharded over 'data', .*model.*ColumnTable.of"
+    with pytest.raises(AxisError, match=match):
+        table().resized(mesh)
+
+
 def test_what_is_kept_by_row_has_no_place_on_a_mesh_either():
     kept = ColumnTable(jnp.zeros((6, 4)), 8)
     match = r"at '.*users.*' an array \[6, 4\] .* dim=8"
