@@ -27,7 +27,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.schemes.forecast import Load, Network, fullest_part
 from sparsejax.transforms.buckets import ByRules, Rules, check_rules
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.state import sharded, tree
 from sparsejax.wire import index_codes
 
 
@@ -73,7 +73,7 @@ def make_plan(
         )
     check_rules(rules)
     options = _options(candidates, wire_dtype)
-    paths, leaves, _ = tree.flatten(params)
+    paths, leaves, _ = tree.flatten(sharded.apart(params).rest)
     buckets = ByRules(schemes.Zen(wire_dtype=wire_dtype), rules).buckets(paths, leaves)
     choices: dict[int, tuple[Scheme, str, str]] = {}
     for bucket in buckets:

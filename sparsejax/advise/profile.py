@@ -32,7 +32,7 @@ from sparsejax.schemes.forecast import Load, merged
 from sparsejax.schemes.zen import growth
 from sparsejax.transforms.buckets import Bucket, ByRules, Rules
 from sparsejax.transforms.exchange import ExchangeState
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.state.per_rank import find
 from sparsejax.units import bits
 from sparsejax.wire.collectives import Wire
@@ -68,10 +68,11 @@ def profile(
 
     Returns:
         By path, the profile of every leaf that is not small, equal on all ranks: leave
-        `shard_map` with `out_specs=P()`.
+        `shard_map` with `out_specs=P()`. Tables by columns have none: no synchronization
+        sends them.
     """
     axis_name = axes.resolve(axis_name, "sparsejax.profile")
-    paths, leaves, _ = tree.flatten(grads, "sparsejax.profile")
+    paths, leaves, _ = tree.flatten(sharded.apart(grads).rest, "sparsejax.profile")
     profiles = {}
     for bucket in _sparse_buckets(paths, leaves, rules):
         for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True):
@@ -127,7 +128,7 @@ def profile_from_state(
         ranks: How many ranks there were.
         rules: The rules that `zen_sync` had.
     """
-    paths, leaves, _ = tree.flatten(params)
+    paths, leaves, _ = tree.flatten(sharded.apart(params).rest)
     states = find(opt_state, ExchangeState)
     traffics = {name: traffic for sync in states for name, traffic in sync.traffic.items()}
     scheme_states = {name: state for sync in states for name, state in sync.schemes.items()}

@@ -9,8 +9,10 @@ rows of d numbers,
     gradients  all_to_all   to each rank, its columns of the gradients of these rows
 
 A rank sends 2 (n - 1)/n times m rows of d numbers, as in table 2 of the paper, and
-(n - 1) m ids, which that table leaves out. Ids that repeat on a rank are sent once, and
-their gradients added up before they are sent. A table of many rows sends no more than one
+(n - 1) m ids, which that table leaves out. Shapes are fixed, so without a `capacity` the
+wire has room for the most that m can be, min(ids, rows) of a rank, however many repeat;
+with one it has room for `capacity`, and for min(ids, rows) in a step whose ids do not fit.
+Gradients of ids that repeat on a rank are added up before they are sent. A table of many rows sends no more than one
 of few, and each rank sends and holds as much as any other, whatever the frequencies of
 words: all ranks hold columns of the frequent ones.
 

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sparsejax import errors
+from sparsejax import axes, errors
 from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError, StateError
+from sparsejax.errors import ArgumentError, AxisError, StateError
 from sparsejax.transforms.state import specs
 from sparsejax.transforms.state.sharded import Sharded
+from sparsejax.wire import Wire
 
 
 # As that of flax.linen.Embed: rows of about length 1.
@@ -151,18 +152,36 @@ class ColumnTable(Sharded):
                 "with jax.experimental.multihost_utils.process_allgather, and give the "
                 "numbers to sparsejax.ColumnTable.of(values, mesh)."
             )
+        what = f"resized: the table {self._name()}"
+        names = getattr(mesh, "axis_names", axes.axis_names(self.axis_name))
+        if not set(axes.axis_names(self.axis_name)) <= set(names):
+            raise AxisError(
+                f"{what} is sharded over {self.axis_name!r}, and the mesh has the axes "
+                f"{names}: give a mesh with that axis, or make a table over another, "
+                "sparsejax.ColumnTable.of(table.whole(), mesh, axis_name)."
+            )
+        specs.data_axis(mesh, self.axis_name, what)
         return ColumnTable.of(self.whole(), mesh, self.axis_name)
 
-    def specs(self) -> "ColumnTable":
+    def specs(self, path: str = "") -> "ColumnTable":
         """The PartitionSpecs of the table, or of what is kept of it."""
+        names = axes.axis_names(self.axis_name)
+        is_inside = set(names) <= set(axes.manual_axes())
+        ranks = Wire(self.axis_name).ranks if is_inside else 1
 
         def one(x):
-            if len(np.shape(x)) >= 2:
+            shape = np.shape(x)
+            # Outside the number of ranks is not known: columns may fill up for any.
+            fits = len(shape) == 2 and (
+                shape[1] == width(self.dim, ranks) if is_inside else shape[1] >= self.dim
+            )
+            if fits:
                 return PartitionSpec(None, self.axis_name)
-            if jnp.issubdtype(jnp.result_type(x), jnp.floating):
+            if len(shape) >= 2 or jnp.issubdtype(jnp.result_type(x), jnp.floating):
+                place = f" at {path!r}" if path else ""
                 raise StateError(
-                    f"the optimizer keeps an array {list(np.shape(x))} of a ColumnTable "
-                    f"{self._name()}, computed from the columns that a rank holds, as "
+                    f"the optimizer keeps{place} an array {list(shape)} of a ColumnTable "
+                    f"with dim={self.dim}, computed from the columns that a rank holds, as "
                     "rowwise_adagrad and adafactor do: it would be another one than that "
                     "of the whole table. Use an optimizer that looks at each number alone, "
                     "such as optax.adagrad or optax.adam: optax.partition gives others to "

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from sparsejax import axes
 from sparsejax.embrace.column_lookup import column_lookup
-from sparsejax.embrace.column_table import DEFAULT_INIT, ColumnTable
+from sparsejax.embrace.column_table import DEFAULT_INIT, ColumnTable, width
 from sparsejax.transforms.state import specs
 
 
@@ -58,7 +58,7 @@ class ColumnEmbed(nn.Module):
                 return make(key)
             # linen asks for the shape of what it has, which is this rank's part.
             ranks = specs.ranks_of(self.mesh, axis_name)
-            shape = (self.num_embeddings, -(-self.features // ranks))
+            shape = (self.num_embeddings, width(self.features, ranks))
             return ColumnTable(jnp.zeros(shape, self.param_dtype), self.features, axis_name)
 
         table = self.param("embedding", create)

@@ -240,6 +240,7 @@ def feedback(
         )
 
     def init(params: Any) -> Any:
+        _check_shards(lossy, memory, params)
         rest = sharded.apart(params).rest
         paths, leaves, structure = tree.flatten(rest, f"init of {lossy.name}")
         inner = lossy.init(params)
@@ -265,6 +266,7 @@ def feedback(
         del params
         check_kind(state, FeedbackState, lossy.name)
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
+        _check_shards(lossy, memory, updates)
         masked = tree.has_masked(updates)
         shards = sharded.apart(updates)
         pairs = zip(shards.paths, shards.nodes, strict=True)
@@ -347,6 +349,20 @@ def _norm(residual: PerRank, wire: Wire) -> jax.Array:
         )
     # With checking off shards are not seen; the fullest one's number is taken then.
     return jnp.sqrt(wire.same_elsewhere(total))
+
+
+def _check_shards(lossy: Lossy, memory: Memory | None, given: Any) -> None:
+    """Raises where a part that ranks share out would be given no velocity."""
+    if memory is not None and memory.has_momentum:
+        sharded.refuse(
+            given,
+            f"{lossy.name} with memory={memory!r}",
+            "and has no velocity: it would be trained without momentum. Let the optimizer "
+            "behind have the momentum, with memory=Residual() (of dgc and of systems such "
+            "as ok_topk_sync momentum=None, of sync feedback=Residual()), or give tables a "
+            "chain of their own by optax.partition: optax.chain(sparsejax.dense_sync(), "
+            "optax.sgd(0.1, momentum=0.9)).",
+        )
 
 
 def _check(lossy: Lossy, memory: Any, needed: list[bool], state: Any, wire: Wire):

@@ -257,6 +257,28 @@ def test_a_running_synchronization_tells_enough_for_a_plan():
     assert plan.leaves[1].scheme != schemes.AllReduce()
 
 
+def test_a_table_by_columns_is_no_part_of_a_plan():
+    mesh = helpers.mesh_of(2)
+    table = sparsejax.ColumnTable.of(np.ones((4096, 4), np.float32), mesh)
+    params = {"table": table, "kernel": jnp.zeros(70_000)}
+    of_tree = sparsejax.state_specs(params)
+    seen = jax.shard_map(
+        lambda grads: sparsejax.profile(sparsejax.local(grads, "data")),
+        mesh=mesh,
+        in_specs=(of_tree,),
+        out_specs=P(),
+    )
+    found = jax.jit(seen)(params)
+    assert set(found) == {"kernel"}
+    plan = sparsejax.make_plan([found], params, ranks=2, **NETWORK)
+    assert [leaf.path for leaf in plan.leaves] == ["kernel"]
+    state = sparsejax.init(sparsejax.sync(plan), params, mesh)
+    assert jax.tree.leaves(state)
+    state = sparsejax.init(sparsejax.zen_sync(), params, mesh)
+    found = sparsejax.advise.profile_from_state(state, params, ranks=2)
+    assert set(found) == {"kernel"}
+
+
 @pytest.mark.slow
 def test_two_levels_plan_for_hosts():
     step = on_ranks(lambda g: sparsejax.profile(g, "data"), 8)

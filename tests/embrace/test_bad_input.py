@@ -127,14 +127,78 @@ def test_synchronized_over_other_ranks():
         traced(update, tables, mesh)
 
 
+def kept_by_row():
+    """An optimizer that keeps a number a row, as an array of one column."""
+    mean = lambda g: jnp.mean(g * g, 1, keepdims=True)
+    init = lambda params: jax.tree.map(mean, params)
+    return optax.GradientTransformation(init, lambda g, state, params=None: (g, state))
+
+
+def test_resized_to_another_table_or_mesh():
+    tx = optax.sgd(0.1, 0.9)
+    state = sparsejax.init(tx, {"users": table()}, mesh_of(2))
+    match = r"at '.*users' a table with dim=5, and `like` has dim=7: make `like`"
+    with pytest.raises(StateError, match=match):
+        sparsejax.resized(state, sparsejax.init(tx, {"users": table(dim=7)}, mesh_of(2)))
+    mesh = grid(model=2)
+    other = sparsejax.init(tx, {"users": table(mesh=mesh)}, mesh)
+    with pytest.raises(StateError, match=r"axis_name='data', and `like` has .*'model'"):
+        sparsejax.resized(state, other)
+    match = r"resized: the table \[6, 5\] is sharded over 'data', .*model.*ColumnTable.of"
+    with pytest.raises(AxisError, match=match):
+        table().resized(mesh)
+
+
+def test_what_is_kept_by_row_has_no_place_on_a_mesh_either():
+    kept = ColumnTable(jnp.zeros((6, 4)), 8)
+    match = r"at '.*users.*' an array \[6, 4\] .* dim=8"
+    with pytest.raises(StateError, match=match):
+        sparsejax.state_specs({"users": kept})
+
+
 def test_what_would_see_some_columns_only():
     tables = {"users": table()}
-    for optimizer in (rows.rowwise_adagrad(0.1), optax.adafactor(0.1)):
+    for optimizer in (
+        rows.rowwise_adagrad(0.1),
+        optax.adafactor(0.1),
+        optax.sm3(1e-2),
+        kept_by_row(),
+    ):
         tx = optax.chain(sparsejax.zen_sync(), optimizer)
-        with pytest.raises(StateError, match=r"keeps an array \[\d+\] of a ColumnTable"):
+        match = r"keeps at '.*users.*' an array \[\d+(, 1)?\] of a ColumnTable with dim=300"
+        with pytest.raises(StateError, match=match):
             sparsejax.init(tx, {"users": table(dim=300)}, mesh_of(2))
     clip = sparsejax.clip_by_rank(1.0)
     with pytest.raises(ArgumentError, match=r"clip_by_rank: 'users' is a table.*masked"):
         traced(lambda grads: clip.update(grads, optax.EmptyState())[0], tables)
     with pytest.raises(RuleError, match="'users' matches no leaf"):
         sparsejax.zen_sync(rules={"users": "sparse"}).init(tables | {"w": IDS * 1.0})
+
+
+def test_velocity_that_a_table_would_not_have():
+    """Neither at the first state, nor with one that was made otherwise."""
+    tables, memory = {"users": table()}, sparsejax.transforms.MomentumCorrection(0.9)
+    match = r"MomentumCorrection\(.*'users' is a table.*without momentum.*memory=Residual"
+    for tx in (
+        sparsejax.top_k(0.9, memory=memory),
+        sparsejax.ok_topk_sync(0.1, momentum=0.9),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            sparsejax.init(tx, tables, mesh_of(2))
+    plain = sparsejax.top_k(0.9).init({})
+    update = lambda grads: sparsejax.top_k(0.9, memory=memory).update(grads, plain)[0]
+    with pytest.raises(ArgumentError, match=match):
+        traced(update, tables)
+
+
+def test_what_that_message_says_to_do():
+    def chain(sync, momentum=None):
+        return optax.chain(*sync, optax.sgd(0.1, momentum))
+
+    memory = sparsejax.transforms.MomentumCorrection(0.9)
+    rest = chain([sparsejax.top_k(0.9, memory=memory), sparsejax.zen_sync()])
+    each = {"table": chain([sparsejax.dense_sync()], 0.9), "rest": rest}
+    tx = optax.partition(each, {"users": "table", "w": "rest"})
+    state = sparsejax.init(tx, {"users": table(), "w": jnp.ones(600)}, mesh_of(2))
+    found = [x for x in jax.tree.leaves(state, is_leaf=is_table) if is_table(x)]
+    assert [x.value.shape for x in found] == [(6, 6)]  # its velocity

@@ -146,6 +146,8 @@ def _check_state(state, names):
     for keys, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=ours):
         if isinstance(node, (AccumulateState, WarmUpState, SkipState)):
             _check_state(node.inner, names)
+        elif sharded.is_sharded(node):
+            node.specs(tree.named(keys))
         elif not ours(node) and axes.varying_axes(node) & names:
             raise StateError(
                 f"the optimizer's state at {tree.named(keys)!r} would differ by rank: a "

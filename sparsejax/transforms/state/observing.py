@@ -42,7 +42,7 @@ class Part:
         leaves: The leaves, or their shapes and dtypes.
         buckets: Of an exchange; none of a sparsifier.
         inside: The wrappers around it, the outermost first.
-        shards: Of an exchange: the paths of leaves that ranks share out, and it sends not.
+        shards: Of an exchange: the paths of leaves that ranks share out; it sends none.
     """
 
     part: Any

@@ -50,6 +50,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     mean = _is_mean(like, reduce)
     check_whole(state)
     ours = lambda node: isinstance(node, (PerRank, ExchangeState, sharded.Sharded))
+    _check_tables(state, like)
     old, structure = jax.tree_util.tree_flatten_with_path(state, is_leaf=ours)
     new, other = jax.tree.flatten(like, is_leaf=ours)
     if structure != other:
@@ -67,7 +68,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
             value = jax.tree_util.tree_map_with_path(spread, x.value, fresh.value)
             return fresh.with_value(value)
         if sharded.is_sharded(x):
-            return jax.tree_util.tree_map_with_path(_fitted(x), x, fresh)
+            return jax.tree_util.tree_map_with_path(_fitted(x, keys), x, fresh)
         if isinstance(x, ExchangeState):
             _check_reduction(x, fresh)
             # Thresholds, regions and tables are those of the fresh state.
@@ -135,11 +136,27 @@ def _spread(mean):
     return spread
 
 
-def _fitted(node):
+def _check_tables(state, like):
+    """Raises where a table that ranks share out is another one in the fresh state."""
+    old, new = sharded.apart(state), sharded.apart(like)
+    if old.paths != new.paths:
+        return  # the structures differ, too
+    for path, node, fresh in zip(old.paths, old.nodes, new.nodes, strict=True):
+        for name in ("dim", "axis_name"):
+            was, now = getattr(node, name, None), getattr(fresh, name, None)
+            if was != now:
+                raise StateError(
+                    f"the state has at {path!r} a table with {name}={was!r}, and `like` "
+                    f"has {name}={now!r}: make `like` with tables as those of the state, "
+                    "with table.resized(mesh) from their own parameters."
+                )
+
+
+def _fitted(node, place):
     """From an array that ranks share out, and a fresh one, to one that the new ranks do."""
 
     def one(keys, x, fresh):
-        path = tree.named(keys)
+        path = tree.named((*place, *keys))
         return _placed(path, node.fitted(_whole(path, x), fresh.shape), fresh)
 
     return one

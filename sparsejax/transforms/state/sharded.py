@@ -34,8 +34,14 @@ class Sharded(abc.ABC):
     axis_name: AxisName
 
     @abc.abstractmethod
-    def specs(self) -> Any:
-        """The node with a PartitionSpec for each of its arrays."""
+    def specs(self, path: str = "") -> Any:
+        """The node with a PartitionSpec for each of its arrays.
+
+        Raises where an array is no part of a whole one, as ranks share it out.
+
+        Args:
+            path: Where the node is, for the message.
+        """
 
     @abc.abstractmethod
     def with_weight(self, weight: jax.Array) -> Any:

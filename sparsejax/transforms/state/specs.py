@@ -68,7 +68,7 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
 
     def specs(path, node):
         if sharded.is_sharded(node):
-            return node.specs()
+            return node.specs(tree.named(path))
         if ours(node):
             return jax.tree.map(own, node, is_leaf=per_rank)
         if known is None:
