@@ -12,9 +12,9 @@ A rank sends 2 (n - 1)/n times m rows of d numbers, as in table 2 of the paper, 
 (n - 1) m ids, which that table leaves out. Shapes are fixed, so without a `capacity` the
 wire has room for the most that m can be, min(ids, rows) of a rank, however many repeat;
 with one it has room for `capacity`, and for min(ids, rows) in a step whose ids do not fit.
-Gradients of ids that repeat on a rank are added up before they are sent. A table of many
-rows sends no more than one of few, and each rank sends and holds as much as any other,
-whatever the frequencies of words: all ranks hold columns of the frequent ones.
+Gradients of ids that repeat on a rank are added up before they are sent. Each rank sends
+and holds as much as any other, whatever the frequencies of words: all ranks hold columns
+of the frequent ones.
 
 Why it is right: the gradient of a column depends on what ranks did with that column of the
 rows that they have read, and all of that arrives at the one rank that holds it. So after
