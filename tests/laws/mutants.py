@@ -542,7 +542,7 @@ MUTANTS = {
     ),
     "a number a row of columns is taken for that of the whole row": Mutant(
         "sparsejax/embrace/column_table.py",
-        "if jnp.issubdtype(jnp.result_type(x), jnp.floating):",
+        "if len(shape) >= 2 or jnp.issubdtype(jnp.result_type(x), jnp.floating):",
         "if False:",
         "tests/embrace/test_bad_input.py",
     ),
