@@ -86,8 +86,10 @@ class Traffic(NamedTuple):
     @classmethod
     def of_one(cls, numbers: jax.Array) -> "Traffic":
         """Inverse of `as_one`, of numbers along the last axis."""
-        each = [numbers[..., i] for i in range(13)]
-        return cls(Stage(*each[:4]), Stage(*each[4:8]), *each[8:])
+        each = [numbers[..., i] for i in range(numbers.shape[-1])]
+        size = len(Stage._fields)
+        push, pull, rest = each[:size], each[size : 2 * size], each[2 * size :]
+        return cls(Stage(*push), Stage(*pull), *rest)
 
 
 class Reduced(NamedTuple):

@@ -262,6 +262,18 @@ def whole_tiles(entries: int, tile: int) -> int:
     return -(-entries // tile) * tile
 
 
+def taken(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Of each row the numbers in these columns, any number where there is no such column.
+
+    Args:
+        rows: [rows, ...].
+        columns: int32 [k], of all rows, or [rows, k] or [1, k].
+    """
+    columns = jnp.clip(columns, 0, rows.shape[1] - 1)
+    columns = jnp.broadcast_to(columns, (len(rows), columns.shape[-1]))
+    return jnp.take_along_axis(rows, columns, axis=1, mode="promise_in_bounds")
+
+
 def put(message: jax.Array, words: jax.Array, part: Any = 0, begin: Any = 0) -> jax.Array:
     """Writes words [parts, k] into messages from `part` on."""
     return lax.dynamic_update_slice(

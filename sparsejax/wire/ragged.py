@@ -244,10 +244,10 @@ def pack(
         octets = index_codes.to_bytes(found, plane)
         at = column - (places.string + plane * places.lane)
         inside = (at >= 0) & (at < places.lane) & (plane < places.planes)
-        message = jnp.where(inside, _taken(octets, at), message)
+        message = jnp.where(inside, forms.taken(octets, at), message)
     values = form.to_words(source.read(units).astype(form.dtype))
     at = column - places.values
-    return jnp.where(at >= 0, _taken(values, at), message)
+    return jnp.where(at >= 0, forms.taken(values, at), message)
 
 
 def unpack(form: Form, message: jax.Array, here: jax.Array, fold: Fold, carry: Any) -> Any:
@@ -273,22 +273,15 @@ def unpack(form: Form, message: jax.Array, here: jax.Array, fold: Fold, carry: A
     for plane in range(max(code.planes for code in form.codes)):
         begin = places.string + plane * places.lane
         octets = index_codes.from_bytes(
-            _taken(message, begin + lax.iota(jnp.int32, room // 4)), plane
+            forms.taken(message, begin + lax.iota(jnp.int32, room // 4)), plane
         )
         slots = slots | octets * (plane < places.planes)
     slots = jnp.where(rank < here, slots, form.width)
     at = places.values + lax.iota(jnp.int32, form.unit_words(room))
-    values = form.from_words(_taken(message, at), room)
+    values = form.from_words(forms.taken(message, at), room)
     sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0).reshape(-1)
     values = values.reshape(-1, *form.shape)
     return fold.add(carry, sender, slots.reshape(-1), values)
-
-
-def _taken(rows, at):
-    """Each row's words at places of its own; any word where a place is out of range."""
-    at = jnp.clip(at, 0, rows.shape[1] - 1)
-    at = jnp.broadcast_to(at, (len(rows), at.shape[-1]))
-    return jnp.take_along_axis(rows, at, axis=1, mode="promise_in_bounds")
 
 
 def _has_lanes(places):

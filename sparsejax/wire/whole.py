@@ -73,15 +73,11 @@ def _lanes(names, places, column):
         before = begin
 
     def octet(i):
-        return (_at(names, 4 * at + i) >> shift & 0xFF).astype(jnp.uint32) << (8 * i)
+        return (forms.taken(names, 4 * at + i) >> shift & 0xFF).astype(jnp.uint32) << (
+            8 * i
+        )
 
     return jnp.where(is_lane, octet(0) | octet(1) | octet(2) | octet(3), 0)
-
-
-def _at(rows, columns):
-    """Of each row the numbers in these columns, which may be the same for all rows."""
-    columns = jnp.broadcast_to(columns, (len(rows), columns.shape[1]))
-    return jnp.take_along_axis(rows, columns, axis=1, mode="clip")
 
 
 def unpack(
@@ -124,10 +120,9 @@ def unpack(
     rank = lax.iota(jnp.int32, room)
     low = jnp.zeros_like(found)
     for plane, (begin, is_sent) in enumerate(places.planes):
-        octets = _at(message, begin + (rank >> 2)[None]) >> (8 * (rank & 3)).astype(
-            "uint32"
-        )
-        low = low | (octets & 0xFF).astype(jnp.int32) * is_sent << (8 * plane)
+        octets = forms.taken(message, begin + (rank >> 2))
+        octets = octets >> (8 * (rank & 3)).astype(jnp.uint32) & 0xFF
+        low = low | octets.astype(jnp.int32) * is_sent << (8 * plane)
     slots = form.slots(places, found, low, rank)
     slots = jnp.where(rank < here[:, None], slots, width)
     values = form.from_words(cut(places.values, form.unit_words(room)), room)

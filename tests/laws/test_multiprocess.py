@@ -57,20 +57,21 @@ def test_processes_hold_the_bytes_that_simulated_devices_hold(tmp_path, ranks):
             assert held[name].tobytes() == first.tobytes(), (rank, name)
 
 
+def by_one_and_by_two(worker, folder):
+    """What a worker writes as the only process, and as each of two."""
+    coordinator = processes.free_address()
+    processes.wait([processes.start(worker, folder / "all.npz")])
+    paths = [folder / f"{rank}.npz" for rank in range(2)]
+    processes.wait(
+        [processes.start(worker, path, coordinator, i) for i, path in enumerate(paths)]
+    )
+    return np.load(folder / "all.npz"), [np.load(path) for path in paths]
+
+
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_processes_that_give_their_own_shares_train_as_one_that_gives_all(tmp_path):
-    worker = "tests.training.worker"
-    coordinator = processes.free_address()
-    processes.wait([processes.start(worker, tmp_path / "all.npz")])
-    processes.wait(
-        [
-            processes.start(worker, tmp_path / f"{rank}.npz", coordinator, rank)
-            for rank in range(2)
-        ]
-    )
-    whole = np.load(tmp_path / "all.npz")
-    parts = [np.load(tmp_path / f"{rank}.npz") for rank in range(2)]
+    whole, parts = by_one_and_by_two("tests.training.worker", tmp_path)
     assert len(whole.files) == 34
     for name in whole.files:
         held = [part[name] for part in parts]
@@ -85,17 +86,7 @@ def test_processes_that_give_their_own_shares_train_as_one_that_gives_all(tmp_pa
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_processes_hold_the_columns_that_simulated_devices_hold(tmp_path):
-    worker = "tests.embrace.worker"
-    coordinator = processes.free_address()
-    processes.wait([processes.start(worker, tmp_path / "all.npz")])
-    processes.wait(
-        [
-            processes.start(worker, tmp_path / f"{rank}.npz", coordinator, rank)
-            for rank in range(2)
-        ]
-    )
-    whole = np.load(tmp_path / "all.npz")
-    parts = [np.load(tmp_path / f"{rank}.npz") for rank in range(2)]
+    whole, parts = by_one_and_by_two("tests.embrace.worker", tmp_path)
     # Three tables with two moments each, half on each; the kernel's are on both.
     assert [len(part.files) for part in parts] == [9 + 3 + 1] * 2
     assert len(whole.files) == 2 * 9 + 3 + 1

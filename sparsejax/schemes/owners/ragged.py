@@ -233,16 +233,12 @@ def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
     unit_bytes = load.unit_bytes(how.wire_dtype)
     dtype = collectives.travelling(jnp.dtype(load.dtype), how.wire_dtype)
     shape = (load.numbers,)
-    balanced, form = (
-        ownership.balanced,
-        lambda message, **share: Form(
-            message.ladder(width, unit_bytes, n, load.units, **share),
-            message.code,
-            shape,
-            dtype,
-            n,
-        ),
-    )
+    balanced = ownership.balanced
+
+    def form(message, **share):
+        steps = message.ladder(width, unit_bytes, n, load.units, **share)
+        return Form(steps, message.code, shape, dtype, n)
+
     pushed, pulled = form(how.push, share=SHARE), form(how.pull)
     need = fullest_part(load.counts[0], n, width, balanced, load.skewness, sets=n)
     fullest = fullest_part(load.counts[-1], n, width, balanced, load.sum_skewness)
