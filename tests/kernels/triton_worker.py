@@ -81,19 +81,25 @@ class Guarded:
         assert (guards == CANARY).all(), f"{name} wrote past the end of an array"
 
 
-def launch(
-    kernel, programs, operands, *, in_place=(), results=(), warps=4, **sizes
-) -> list:
-    """As `pallas_kernels.triton.launch`, in the interpreter."""
-    del warps
+def interpreted(
+    kernel, programs, operands, *, in_place=(), results=(), zeroed=False, **sizes
+) -> list[np.ndarray]:
+    """Runs a kernel in the interpreter on NumPy arrays, which lie between canaries."""
     assert programs <= 64, "the interpreter takes 14 ms a program"
+    fill = 0 if zeroed else 0x5A5A5A5A
     reads = [Guarded(x) for x in operands]
     works = [Guarded(x) for x in in_place]
-    fills = [Guarded(np.full(x.shape, 0x5A5A5A5A, x.dtype)) for x in results]
+    fills = [Guarded(np.full(x.shape, 0, x.dtype) + x.dtype.type(fill)) for x in results]
     kernel[(programs,)](*reads, *works, *works, *fills, **sizes)
     for argument in (*reads, *works, *fills):
         argument.check(kernel.__name__)
-    return [jnp.asarray(argument.array) for argument in (*works, *fills)]
+    return [argument.array for argument in (*works, *fills)]
+
+
+def launch(kernel, programs, operands, *, warps=4, **given) -> list[jax.Array]:
+    """As `pallas_kernels.triton.launch`, in the interpreter."""
+    del warps
+    return [jnp.asarray(x) for x in interpreted(kernel, programs, operands, **given)]
 
 
 def load(file, old="", new=""):

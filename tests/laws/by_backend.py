@@ -1,0 +1,166 @@
+"""Schemes run by the kernels of one backend, and by their reference, side by side.
+
+    python -m tests.laws.by_backend BACKEND [SCHEME ...]
+
+holds schemes, or all of the conformance table, to the law with the kernels of "pallas" or
+of "triton" in their interpreters. Triton's is chosen before Triton is imported, and checks
+no bounds, so it has a process of its own, in which arrays lie between canaries. Programs
+are traced as for GPUs, and run on simulated devices; each calls Triton's kernels back.
+"""
+
+import collections
+import contextlib
+import functools
+import sys
+import threading
+import types
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_kernels
+from pallas_kernels import backends
+from sparsejax.wire import collectives
+from tests import helpers
+from tests.laws.test_exact_sum import SCHEMES
+
+
+RANKS = 3
+# The collectives that take what a scheme has packed.
+_SENDS = ("all_to_all", "all_gather", "reduce_scatter", "permute", "all_reduce")
+# Its kernel writes entries in the order in which threads come.
+_UNORDERED = ("balanced_algorithm_1",)
+_SHAPES = {"numbers": (3001,), "rows": (517, 16)}
+
+
+def check(name: str, shape: str, kernels: contextlib.AbstractContextManager) -> int:
+    """Asserts that a scheme sums and sends with kernels what it does without.
+
+    Args:
+        name: Of the scheme.
+        shape: "numbers" or "rows".
+        kernels: Inside it the kernels are taken.
+
+    Returns:
+        How many of the messages were compared.
+    """
+    with helpers.for_gpus():
+        with pallas_kernels.use_kernels("reference"):
+            wanted = list(_runs(name, _SHAPES[shape]))
+        jax.clear_caches()
+        with kernels:
+            found = list(_runs(name, _SHAPES[shape]))
+    compared = 0
+    for (x, totals, traffic, sent), other in zip(wanted, found, strict=True):
+        np.testing.assert_array_equal(totals[0], helpers.total(x))
+        for results in (totals, other[1]):
+            helpers.assert_same_on_all_ranks(results)
+        assert totals.tobytes() == other[1].tobytes(), f"{name}: other sums"
+        assert traffic == other[2], f"{name}: another traffic"
+        if name in _UNORDERED:
+            sent, other_sent = (sorted(map(_length, each)) for each in (sent, other[3]))
+            assert sent == other_sent, f"{name}: messages of other lengths"
+            compared += len(sent)
+            continue
+        assert sent == other[3], f"{name}: other bytes are sent"
+        compared += sum(sent.values())
+    return compared
+
+
+def _length(message):
+    site, rank, words = message
+    return site, rank, len(words)
+
+
+def _runs(name, shape):
+    """Gradients, totals of all ranks, bytes counted and messages sent, case by case."""
+    scheme, sent, lock = SCHEMES[name], collections.Counter(), threading.Lock()
+    sites = iter(range(1000))
+
+    def record(site, rank, x):
+        with lock:
+            sent[site, int(rank), np.asarray(x).tobytes()] += 1
+
+    def watched(method):
+        def call(wire, x, *given, **how):
+            site = next(sites)
+            jax.debug.callback(
+                functools.partial(record, site), lax.axis_index(wire.axis), x
+            )
+            return method(wire, x, *given, **how)
+
+        return call
+
+    def run(x):
+        reduced = helpers.call(scheme, x, helpers.init(scheme, x))
+        return reduced.total, reduced.traffic.wire
+
+    with pytest.MonkeyPatch.context() as patch:
+        for one in _SENDS:
+            patch.setattr(collectives.Wire, one, watched(getattr(collectives.Wire, one)))
+        step = helpers.ranked(run, RANKS)
+        for density in (0.03, 0.4, 0.0, 1.0):
+            rng = np.random.default_rng(int(100 * density))
+            x = rng.integers(1, 50, (RANKS, *shape)).astype(np.float32)
+            there = rng.random((RANKS, shape[0])) < density
+            x *= there.reshape(RANKS, shape[0], *[1] * (len(shape) - 1))
+            totals, wire = step(x)
+            jax.effects_barrier()
+            yield x, totals, wire.tolist(), dict(sent)
+            sent.clear()
+
+
+@contextlib.contextmanager
+def interpreted_triton():
+    """Takes Triton's kernels, which callbacks run in the interpreter."""
+    from tests.kernels import triton_worker
+
+    lock = threading.Lock()
+
+    def launch(kernel, programs, operands, *, in_place=(), results=(), **how):
+        how.pop("warps", None)
+        like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*in_place, *results)]
+        first = len(operands)
+
+        def call(*given):
+            given = [np.asarray(x) for x in given]
+            with lock:  # The interpreter has one grid for all threads.
+                return triton_worker.interpreted(
+                    kernel,
+                    programs,
+                    given[:first],
+                    in_place=given[first:],
+                    results=results,
+                    **how,
+                )
+
+        return list(jax.pure_callback(call, like, *operands, *in_place))
+
+    stub = types.ModuleType("pallas_kernels.triton.launch")
+    stub.launch = launch  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, stub.__name__, stub)
+        patch.setattr(backends, "why_not", lambda asked: None)
+        token = backends._asked.set(backends._Asked("triton", interpret=True))
+        try:
+            yield
+        finally:
+            backends._asked.reset(token)
+
+
+def main() -> None:
+    backend, *names = sys.argv[1:]
+    jax.config.update("jax_num_cpu_devices", RANKS)
+    for name in names or SCHEMES:
+        for shape in _SHAPES:
+            kernels = interpreted_triton()
+            if backend == "pallas":
+                kernels = pallas_kernels.use_kernels("pallas", interpret=True)
+            compared = check(name, shape, kernels)
+            print(f"{name}, {shape}: {compared} messages", flush=True)
+
+
+if __name__ == "__main__":
+    main()
