@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import hashing, striping
+from pallas_kernels import hashing, platforms, striping
 from pallas_kernels.platforms import alone_on_cpus
 from pallas_kernels.rank_select import (
     WORD,
@@ -289,6 +289,10 @@ def merge_rows(ids, *, rows, room):
 def distinct(keys, capacity, nowhere):
     """The distinct keys, by a sort, and where each key is among them.
 
+    On CPUs keys are sorted by themselves, since XLA sorts pairs of keys and places six
+    times slower there, and each is searched for. On GPUs the search would be a loop of
+    launches, one turn for each bit of a place; pairs are sorted in the time of keys.
+
     Args:
         keys: int32 [k], none above `nowhere`.
         capacity: How many distinct keys there is room for; there must not be more.
@@ -298,14 +302,27 @@ def distinct(keys, capacity, nowhere):
         int32 [capacity], the distinct keys ascending, `nowhere` behind the last; and int32
         [k], the place of each key, `capacity` where it is `nowhere`.
     """
-    # Keys alone: XLA sorts pairs of keys and places six times slower on a CPU.
-    ordered = lax.sort(keys)
-    first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-    place = jnp.cumsum(first, dtype=jnp.int32) - 1
-    found = jnp.full(capacity, nowhere, jnp.int32)
-    found = found.at[place].set(ordered, mode="drop", indices_are_sorted=True)
-    where = jnp.searchsorted(found, keys, method="scan").astype(jnp.int32)
-    return found, jnp.where(keys < nowhere, where, capacity)
+
+    def listed(ordered):
+        first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
+        place = jnp.cumsum(first, dtype=jnp.int32) - 1
+        found = jnp.full(capacity, nowhere, jnp.int32)
+        found = found.at[place].set(ordered, mode="drop", indices_are_sorted=True)
+        return found, place
+
+    def by_keys():
+        found, _ = listed(lax.sort(keys))
+        where = jnp.searchsorted(found, keys, method="scan").astype(jnp.int32)
+        return found, jnp.where(keys < nowhere, where, capacity)
+
+    def by_pairs():
+        ordered, order = lax.sort((keys, lax.iota(jnp.int32, keys.size)), num_keys=1)
+        found, place = listed(ordered)
+        place = jnp.where(ordered < nowhere, place, capacity)
+        where = jnp.zeros(keys.size, jnp.int32)
+        return found, where.at[order].set(place, unique_indices=True)
+
+    return platforms.by_platform(cpu=by_keys, default=by_pairs)
 
 
 def _padded(flags):

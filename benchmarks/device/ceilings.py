@@ -4,16 +4,19 @@ The ceilings are what was counted when they were written, and at most a tenth mo
 launch, or a kilobyte. Where a step has come to take less, lower them.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 from jax.sharding import Mesh
 
 from benchmarks.device import compiled, graphs
-from benchmarks.device.loads import LOADS, RANKS
+from benchmarks.device.loads import LOADS, RANKS, Load
 from benchmarks.harness.record import Recorder, say
 
 
 SMALL = LOADS["65,536 x 64"]
+# The same table, read by rows.
+LISTED = dataclasses.replace(SMALL, name="65,536 x 64, listed", listed=2048)
 
 
 class Takes(NamedTuple):
@@ -30,21 +33,24 @@ class Takes(NamedTuple):
     temporary: float
 
 
-# Of a step that sums `SMALL` over sixteen ranks.
+# Of a step that sums them over sixteen ranks, by load and scheme.
 CEILINGS = {
-    "zen": Takes(launches=60, waits=4, temporary=7.5e6),
-    "ragged": Takes(launches=80, waits=6, temporary=4.4e6),
-    "agsparse": Takes(launches=70, waits=2, temporary=9.7e6),
-    "all-reduce": Takes(launches=6, waits=0, temporary=1e3),
+    (SMALL, "zen"): Takes(launches=60, waits=4, temporary=7.5e6),
+    (SMALL, "ragged"): Takes(launches=80, waits=6, temporary=4.4e6),
+    (SMALL, "agsparse"): Takes(launches=70, waits=2, temporary=9.7e6),
+    (SMALL, "all-reduce"): Takes(launches=6, waits=0, temporary=1e3),
+    (LISTED, "zen"): Takes(launches=60, waits=3, temporary=15e6),
+    (LISTED, "agsparse"): Takes(launches=72, waits=1, temporary=19e6),
 }
 
 
-def exceeded(scheme: str, took: Takes) -> list[str]:
+def exceeded(load: Load, scheme: str, took: Takes) -> list[str]:
     """What a step takes more of than it may."""
+    most_of = zip(Takes._fields, took, CEILINGS[load, scheme], strict=True)
     return [
-        f"a step of {scheme} takes {name} {took_:,.0f}, ceiling {most:,.0f}: see what was "
-        "added, by `make device`."
-        for name, took_, most in zip(Takes._fields, took, CEILINGS[scheme], strict=True)
+        f"a step of {scheme} on {load.name} takes {name} {took_:,.0f}, ceiling {most:,.0f}:"
+        " see what was added, by `make device`."
+        for name, took_, most in most_of
         if took_ > most
     ]
 
@@ -67,17 +73,20 @@ def left_outside(scheme: str, found: graphs.Graphs) -> list[str]:
 
 def check(record: Recorder, mesh: Mesh) -> list[str]:
     """Counts a small step of each scheme, prints it, and returns what is over a ceiling."""
-    say(f"\n{f'a step of {SMALL.name}, {RANKS} devices':42} launches  waits  temp (MB)")
+    say(f"\n{f'a step on {RANKS} devices':42} launches  waits  temp (MB)")
     wrong = []
-    for scheme in CEILINGS:
+    for load, scheme in CEILINGS:
         try:
-            one = compiled.counted(scheme, SMALL, mesh, graphs.ALL)
+            one = compiled.counted(scheme, load, mesh, graphs.ALL)
         except Exception as error:
-            wrong.append(f"a step of {scheme} cannot be counted: {str(error)[:300]}")
+            wrong.append(
+                f"a step of {scheme} on {load.name} cannot be counted: {str(error)[:300]}"
+            )
             continue
         took = Takes(one.counts.launches, one.counts.waits, one.temporary)
         megabytes = took.temporary / 1e6
-        say(f"{scheme:42} {took.launches:8.0f} {took.waits:6.0f} {megabytes:10.1f}")
-        record.add(part="step", name=scheme, load=SMALL.name, **took._asdict())
-        wrong += exceeded(scheme, took) + left_outside(scheme, one.graphs)
+        name = f"{scheme}, {load.name}"
+        say(f"{name:42} {took.launches:8.0f} {took.waits:6.0f} {megabytes:10.1f}")
+        record.add(part="step", name=scheme, load=load.name, **took._asdict())
+        wrong += exceeded(load, scheme, took) + left_outside(scheme, one.graphs)
     return wrong

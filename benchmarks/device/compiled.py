@@ -30,11 +30,12 @@ _PAPERS = schemes.Zen(ownership=ownership.MurmurHash(memory=0.02))
 
 
 class Step(NamedTuple):
-    """A step that sums one array.
+    """A step that sums one gradient.
 
     Attributes:
         tx: The transformation.
-        run: The step, jitted: from [ranks, ...] and a state to the total and a state.
+        run: The step, jitted: from the gradients of all ranks, stacked, and a state to the
+            total and a state.
         state: The state that it begins with: arrays without values.
     """
 
@@ -68,7 +69,8 @@ def step(scheme: str, load: Load, mesh: Mesh) -> Step:
     like = {load.leaf: jax.ShapeDtypeStruct(load.shape, jnp.float32)}
 
     def run(x, state):
-        total, state = tx.update({load.leaf: x[0]}, state)
+        own = jax.tree.map(lambda x: x[0], x)
+        total, state = tx.update({load.leaf: own}, state)
         return total[load.leaf], state
 
     state = jax.eval_shape(sparsejax.bind(tx, mesh).init, like)
@@ -95,8 +97,10 @@ def counted(
     state = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), one.state
     )
-    x = jax.ShapeDtypeStruct(
-        (RANKS, *load.shape), jnp.float32, sharding=NamedSharding(mesh, P(AXIS))
+    by_rank = NamedSharding(mesh, P(AXIS))
+    x = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((RANKS, *x.shape), x.dtype, sharding=by_rank),
+        load.like,
     )
     # Programs that were traced before do not pass by here.
     jax.clear_caches()

@@ -8,6 +8,7 @@ count would be of another program.
 
 import collections
 import contextlib
+from typing import Any
 from unittest import mock
 
 import jax
@@ -21,6 +22,7 @@ from benchmarks.device import compiled, turns
 from benchmarks.device.hlo import ProgramError
 from benchmarks.device.loads import RANKS, Load
 from pallas_kernels import platforms
+from sparsejax.units.row_grads import RowGrads
 
 
 # Counts of bytes are of float32.
@@ -144,17 +146,28 @@ def compare(scheme: str, known: turns.Turns, found: dict, asked: set) -> dict[st
     return took
 
 
-def _gradients(load: Load, mesh: Mesh) -> jax.Array:
+def _gradients(load: Load, mesh: Mesh) -> Any:
     """Each rank's gradient on its device: numbers where its set has units."""
+    placed = NamedSharding(mesh, P(compiled.AXIS))
+
+    def stacked(like, of):
+        make = lambda index: of(index[0].start or 0)[None].astype(like.dtype)
+        return jax.make_array_from_callback((RANKS, *like.shape), placed, make)
+
+    def numbers(rank, *shape):
+        rng = np.random.default_rng((7, rank))
+        return rng.random(shape, np.float32) + 1
+
+    if load.listed:
+        ids, like = load.ids(), load.like
+        rows = stacked(like.rows, lambda rank: numbers(rank, *like.rows.shape))
+        return RowGrads(stacked(like.ids, ids.__getitem__), rows, load.shape)
     sets = load.sets()
 
-    def of(index):
-        rank = index[0].start or 0
-        rng = np.random.default_rng((7, rank))
+    def of(rank):
         x = np.zeros((load.units, load.width), np.float32)
         there = np.flatnonzero(sets[rank])
-        x[there] = rng.random((len(there), load.width), np.float32) + 1
-        return x.reshape(1, *load.shape)
+        x[there] = numbers(rank, len(there), load.width)
+        return x.reshape(load.shape)
 
-    shape, placed = (RANKS, *load.shape), NamedSharding(mesh, P(compiled.AXIS))
-    return jax.make_array_from_callback(shape, placed, of)
+    return stacked(load.like, of)

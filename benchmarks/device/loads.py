@@ -1,18 +1,21 @@
-"""What is summed: arrays, which of their units each rank has, and the least that takes.
+"""What is summed: gradients, which of their units each rank has, and the least that takes.
 
 Counts are those of sets that are drawn, split among owners as `zen_sync` splits them. Of
-single numbers drawn uniformly only the counts are drawn: it is the same law.
+single numbers drawn uniformly only the counts are drawn: it is the same law. A gradient
+that lists its rows (`RowGrads`) has so many ids, drawn by a Zipf law: many of them repeat.
 """
 
 import dataclasses
 import functools
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.data import workloads
 from sparsejax import schemes
+from sparsejax.units.row_grads import RowGrads
 
 
 RANKS = 16
@@ -33,14 +36,15 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """An array that all ranks sum, of float32.
+    """A gradient that all ranks sum, of float32.
 
     Attributes:
         name: Its name in tables.
         units: Rows, or numbers.
         width: Numbers in a row; 1 where units are numbers.
-        density: The share of the units that a rank has.
+        density: The share of the units that a rank has, where it has an array.
         held: The units of the smaller array on which turns are held against a run.
+        listed: Ids that a rank lists; 0 where it has an array.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Load:
     width: int
     density: float
     held: int
+    listed: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,12 +69,33 @@ class Load:
         """Of a rank's gradient."""
         return 4 * self.units * self.width
 
+    @property
+    def like(self) -> jax.ShapeDtypeStruct | RowGrads:
+        """A rank's gradient: shapes and dtypes."""
+        if not self.listed:
+            return jax.ShapeDtypeStruct(self.shape, jnp.float32)
+        ids = jax.ShapeDtypeStruct((self.listed,), jnp.int32)
+        rows = jax.ShapeDtypeStruct((self.listed, self.width), jnp.float32)
+        return RowGrads(ids, rows, self.shape)  # pyright: ignore[reportArgumentType]
+
     def smaller(self) -> "Load":
         """The load on which turns are held against a run."""
         return dataclasses.replace(self, units=self.held)
 
+    def ids(self) -> np.ndarray:
+        """The ids that each rank lists, int32 [ranks, listed]."""
+        rng = np.random.default_rng(0)
+        often = 1 / (np.arange(self.units) + 1.0)
+        row = rng.permutation(self.units).astype(np.int32)
+        drawn = rng.choice(self.units, (RANKS, self.listed), p=often / often.sum())
+        return row[drawn]
+
     def sets(self) -> np.ndarray:
         """Flags of the units that each rank has, booleans [ranks, units]."""
+        if self.listed:
+            flags = np.zeros((RANKS, self.units), bool)
+            np.put_along_axis(flags, self.ids(), True, axis=1)
+            return flags
         draw = workloads.uniform if self.width == 1 else workloads.zipf
         return draw(RANKS, self.units, self.density)
 
@@ -108,6 +134,8 @@ class Load:
     @property
     def least_moved(self) -> float:
         """Bytes of memory that any step moves: the gradient read, the sum written."""
+        if self.listed:
+            return 4.0 * (self.width + 1) * (self.listed + self.counts.pull.sum())
         return 2.0 * self.bytes
 
 
@@ -125,5 +153,6 @@ LOADS = {
         Load("65,536 x 64", 65_536, 64, 0.012, 65_536),
         Load("793,471 x 512", 793_471, 512, 0.0113, 793_471 // 16),
         Load("128M numbers", 128_000_000, 1, 0.01, 8_000_000),
+        Load("793,471 x 512, listed", 793_471, 512, 0.0, 793_471 // 16, listed=8_192),
     )
 }

@@ -16,9 +16,11 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.device.hlo import ProgramError
+from benchmarks.device.lists import ListStage
 from benchmarks.device.loads import RANKS, Counts, Load
 from benchmarks.device.ragged import RaggedStage
 from benchmarks.device.walk import Ragged
+from sparsejax.schemes import row_lists
 from sparsejax.schemes.owners import ragged as owners_ragged
 from sparsejax.wire import messages
 from sparsejax.wire.ladder import Ladder
@@ -100,12 +102,16 @@ STAGES = {
     "ag_sparse.py:AGSparse.add_up": "gather",
     "ragged.py:RaggedStages._push": "push",
     "ragged.py:RaggedStages._pull": "pull",
+    "rows.py:_Exchange._push": "push",
+    "rows.py:_Exchange._pull": "pull",
+    "row_lists.py:gathered": "gather",
 }
 # Who chooses between entries and the dense way out, by stage.
 CHOICES = {
     "push_pull.py:Stages.__call__": "push",
     "pulls.py:PullEntries.__call__": "pull",
     "ag_sparse.py:AGSparse.add_up": "gather",
+    "rows.py:_Exchange.__call__": "push",
 }
 
 
@@ -160,6 +166,9 @@ SWITCH = "messages.py:transmit.<locals>.one_round"
 SIDES = "messages.py:_Stage.at_once"
 LAST = f"{SIDES}.<locals>.several"
 CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
+# Listed rows: of which size a message is, and whether owners have room.
+LISTS = "row_lists.py:Lists.send"
+OWNERS = ("rows.py:_Exchange.__call__", "axes.py:cond")
 # How a ragged stage goes: not at all, or densely; in one round; in several.
 RAGGED = ("ragged.py:RaggedStages._push", "ragged.py:RaggedStages._pull")
 
@@ -173,7 +182,7 @@ class Turns:
         asked: The names of the loops that turns were asked for.
     """
 
-    stages: dict[str, Stage | RaggedStage]
+    stages: dict[str, Stage | RaggedStage | ListStage]
     asked: set[tuple[str, Place]] = dataclasses.field(default_factory=set)
 
     def stage(self, place: Place) -> str:
@@ -215,6 +224,12 @@ class Turns:
             last = finals.index(last) if last in finals else 0
             taken = stage.side if place[-1] == SIDES else last
             return [float(i == taken) for i in range(branches)]
+        if place and place[-1] == LISTS:
+            taken = self.stages[self.stage(place)].side
+            return [float(i == taken) for i in range(branches)]
+        if place[-2:] == OWNERS:
+            fits = self.stages["push"].fits
+            return [float(not fits), float(fits)]
         if place[-1:] == ("axes.py:switch",) and place[-2] in RAGGED:
             taken = self._ragged_side(self.stage(place))
             return [float(i == taken) for i in range(branches)]
@@ -259,6 +274,14 @@ def here() -> Place:
     return tuple(reversed(frames))
 
 
+def _stage_of(place: Place) -> str:
+    """The name of the stage that is traced at a place."""
+    name = next((STAGES[frame] for frame in reversed(place) if frame in STAGES), None)
+    if name is None:
+        raise _unknown("a stage", place)
+    return name
+
+
 @contextlib.contextmanager
 def watched(load: Load):
     """While a step is traced, takes note of its stages; returns them as they come.
@@ -269,23 +292,29 @@ def watched(load: Load):
     original, counts = messages.transmit, load.counts
 
     def transmit(ladder, channel, *args, **kwargs):
-        place = here()
-        name = next((STAGES[frame] for frame in reversed(place) if frame in STAGES), None)
-        if name is None:
-            raise _unknown("a stage", place)
+        name = _stage_of(here())
         stages[name] = _stage(name, load.bytes, counts, ladder, channel)
         return original(ladder, channel, *args, **kwargs)
 
     def ragged(form, wire, slots, *args):
-        place = here()
-        name = next((STAGES[frame] for frame in reversed(place) if frame in STAGES), None)
-        if name is None:
-            raise _unknown("a stage", place)
+        name = _stage_of(here())
         stages[name] = _ragged_stage(name, load, form)
         return Exchanged(form, wire, slots, *args)
 
+    def send(lists, collective, slots, values, need, nowhere):
+        name = _stage_of(here())
+        most = counts.pull if name == "pull" else counts.push
+        most = most.sum(1) if name == "gather" else most
+        room = slots.shape[1]
+        stages[name] = ListStage(
+            row_lists.message_sizes(room, lists.row_bytes), int(most.max())
+        )
+        return original_send(lists, collective, slots, values, need, nowhere)
+
+    original_send = row_lists.Lists.send
     with (
         mock.patch.object(messages, "transmit", transmit),
+        mock.patch.object(row_lists.Lists, "send", send),
         mock.patch.object(owners_ragged, "Ragged", ragged),
     ):
         yield Turns(stages)

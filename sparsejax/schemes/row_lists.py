@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, varying_axes
+from sparsejax.axes import as_varying, at_number, varying_axes
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, Load, agreeing
 from sparsejax.units.dtypes import wide
@@ -91,25 +92,28 @@ class Lists:
             The slots and values received, with as much room, and the bytes sent.
         """
         count, room = slots.shape
-        rungs, words = _rungs(room, self.row_bytes), self.row_words
+        sizes, words = message_sizes(room, self.row_bytes), self.row_words
         rows = collectives.unseen_numbers(count)
         message = self._to_words(slots, values)
+        sent = np.zeros(len(sizes), np.float32)  # known once each is traced
 
-        def rung(columns):
-            def branch(message, *rows):
+        def branch(number):
+            columns = sizes[number]
+
+            def of(message, *rows):
                 head = collectives.heads(message, count, columns * words, rows)
-                received, sent = send(head)
-                received = jnp.pad(received, [(0, 0), (0, (room - columns) * words)])
-                return received, jnp.float32(sent)
+                received, sent[number] = send(head)
+                return jnp.pad(received, [(0, 0), (0, (room - columns) * words)])
 
-            return branch
+            return of
 
-        number = jnp.sum(jnp.array(rungs, jnp.int32) < need)
-        branches = [rung(columns) for columns in rungs]
-        received, sent = lax.switch(number, branches, message, *rows)
+        number = jnp.sum(jnp.array(sizes, jnp.int32) < need, dtype=jnp.int32)
+        branches = [branch(number) for number in range(len(sizes))]
+        received = lax.switch(number, branches, message, *rows)
         slots, values = self._from_words(received, room)
-        inside = lax.iota(jnp.int32, room) < jnp.array(rungs, jnp.int32)[number]
-        return jnp.where(inside, slots, nowhere), values, sent
+        inside = lax.iota(jnp.int32, room) < at_number(jnp.array(sizes, jnp.int32), number)
+        slots = jnp.where(inside, slots, nowhere)
+        return slots, values, at_number(jnp.asarray(sent), number)
 
     def add_up(
         self, keys: jax.Array, rows: jax.Array, nowhere: int, capacity: int
@@ -237,7 +241,9 @@ def sent_by_lists(
         need: How many the fullest message has.
     """
     row_bytes = 4 + -(-load.unit_bytes(wire_dtype) // 4) * 4
-    columns = min(rung for rung in _rungs(room, row_bytes) if rung >= min(need, room))
+    columns = min(
+        rung for rung in message_sizes(room, row_bytes) if rung >= min(need, room)
+    )
     return float(columns * row_bytes), columns
 
 
@@ -254,7 +260,7 @@ def forecast(
     return Forecast(messages * sent, 0.0, waits, columns, rounds=1)
 
 
-def _rungs(room, row_bytes):
+def message_sizes(room, row_bytes):
     """Message sizes up to `room` rows, ascending."""
     ratio, count = _FINE if room * row_bytes >= _LONG else _COARSE
     return sorted({max(1, math.ceil(room / ratio**step)) for step in range(count)})

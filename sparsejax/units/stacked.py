@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sparsejax.axes import by_platform
 from sparsejax.units.row_grads import RowGrads
 
 
@@ -34,6 +35,15 @@ def stacked(tables: Sequence[RowGrads]) -> RowGrads:
     return RowGrads(jnp.concatenate(ids), rows, (starts[-1], *tables[0].shape[1:]))
 
 
+def first_at(keys: jax.Array, bounds: jax.Array) -> jax.Array:
+    """Where in keys [k], ascending, the first is that is not below each of some bounds.
+
+    On GPUs a search is a loop of launches, and to compare each with all is one.
+    """
+    by = lambda method: lambda: jnp.searchsorted(keys, bounds, method=method)
+    return by_platform(cpu=by("scan"), default=by("compare_all")).astype(jnp.int32)
+
+
 def apart(
     keys: jax.Array, rows: jax.Array, lengths: Sequence[int], rooms: Sequence[int]
 ) -> list[tuple[jax.Array, jax.Array]]:
@@ -52,7 +62,7 @@ def apart(
     if len(lengths) == 1:
         return [(keys, rows)]
     starts = starts_of(lengths)
-    begins = jnp.searchsorted(keys, jnp.array(starts[:-1], keys.dtype))
+    begins = first_at(keys, jnp.array(starts[:-1], keys.dtype))
     found = []
     for i, (length, room) in enumerate(zip(lengths, rooms, strict=True)):
         size = min(room, keys.size)

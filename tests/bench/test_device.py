@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.device import ceilings, costs, hlo, loads, turns
+from benchmarks.device.lists import ListStage
 from benchmarks.device.ragged import RaggedStage
 from benchmarks.device.walk import Counts, Ragged, Walk
 from sparsejax.wire import index_codes
@@ -303,12 +304,34 @@ def test_entries_are_sent_where_they_take_fewer_bytes():
 
 
 def test_a_step_that_takes_more_than_its_ceiling_is_named():
-    most = ceilings.CEILINGS["zen"]
-    assert ceilings.exceeded("zen", most) == []
+    most = ceilings.CEILINGS[ceilings.SMALL, "zen"]
+    assert ceilings.exceeded(ceilings.SMALL, "zen", most) == []
     for field in most._fields:
         over = most._replace(**{field: getattr(most, field) + 1})
-        (line,) = ceilings.exceeded("zen", over)
-        assert f"zen takes {field}" in line
+        (line,) = ceilings.exceeded(ceilings.SMALL, "zen", over)
+        assert f"zen on 65,536 x 64 takes {field}" in line
+
+
+def test_the_size_of_a_message_of_listed_rows_follows_from_the_fullest():
+    one = ListStage((4, 6, 9), need=6)
+    known = turns.Turns({"push": one})
+    place = ("rows.py:_Exchange._push", turns.LISTS)
+    assert known.taken(place, 3) == [0.0, 1.0, 0.0]
+    choice = ("rows.py:_Exchange.__call__", "axes.py:cond")
+    assert known.taken(choice, 2) == [0.0, 1.0]
+    known = turns.Turns({"push": ListStage((4, 6, 9), need=10)})
+    assert known.taken(choice, 2) == [1.0, 0.0]
+
+
+def test_a_load_of_listed_rows_counts_each_row_of_a_rank_once():
+    load = loads.Load("listed", 512, 4, 0.0, 512, listed=64)
+    sets, ids = load.sets(), load.ids()
+    assert ids.shape == (loads.RANKS, 64)
+    assert [set(row) for row in ids] == [set(np.flatnonzero(flags)) for flags in sets]
+    assert load.counts.push.sum(1).tolist() == [len(set(row)) for row in ids]
+    assert load.counts.pull.sum() == len(set(ids.reshape(-1)))
+    # Ids and rows read, those of the sum written.
+    assert load.least_moved == 4 * 5 * (64 + len(set(ids.reshape(-1))))
 
 
 def test_times_follow_from_the_costs_of_a_file(tmp_path):

@@ -4,6 +4,7 @@ Without a GPU kernels are interpreted. What compiles is decided by a few shapes;
 them is many.
 """
 
+import contextlib
 import functools
 
 import jax
@@ -14,6 +15,7 @@ import pytest
 import pallas_kernels as kernels
 from pallas_kernels import striping
 from pallas_kernels.pallas import bitmap, launch, partition, threshold_hash
+from tests import helpers
 from tests.helpers import slow
 from tests.kernels import contract
 
@@ -394,12 +396,15 @@ def test_coo_add_of_what_triton_cannot_add_goes_by_reference():
 # By flags of all rows, and of the last by a sort.
 @pytest.mark.parametrize("rows", [1, 33, 5000, 1025 * 256 + 1])
 @pytest.mark.parametrize("room", [None, 1100])
-def test_merge_rows(room, rows):
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_merge_rows(room, rows, platform):
     rng = np.random.default_rng(7)
     merge = jax.jit(kernels.merge_rows, static_argnums=1, static_argnames="room")
-    for high in (1, rows, rows + 40):
-        ids = rng.integers(-2, high + 1, 1025).astype(np.int32)
-        contract.check_merge_rows(merge, ids, rows, room)
+    traced = helpers.for_gpus if platform == "cuda" else contextlib.nullcontext
+    with traced():
+        for high in (1, rows, rows + 40):
+            ids = rng.integers(-2, high + 1, 1025).astype(np.int32)
+            contract.check_merge_rows(merge, ids, rows, room)
 
 
 def test_merged_rows_are_added_up_where_they_go():

@@ -131,6 +131,17 @@ def load_of(n, dtype, ids):
 
 
 @pytest.mark.parametrize(
+    ("name", "n"), [("balanced", 3), *helpers.slow(("zen", 8), ("ag_sparse", 3))]
+)
+def test_rows_that_are_traced_for_gpus_are_the_same(name, n):
+    """Pairs are sorted there, and bounds compared with all."""
+    program.cache_clear()
+    with helpers.for_gpus():
+        check(name, n)
+    program.cache_clear()
+
+
+@pytest.mark.parametrize(
     ("name", "n"),
     [
         *((name, 3) for name in OF_EACH_WAY),

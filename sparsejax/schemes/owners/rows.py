@@ -35,13 +35,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from sparsejax import axes
+from sparsejax.axes import as_varying, varying_axes
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.owners.counts import imbalance
 from sparsejax.schemes.row_lists import Lists
 from sparsejax.units.dtypes import wide
 from sparsejax.units.ownership import Layout, Ownership, StripedHash
 from sparsejax.units.row_grads import RowGrads, distinct
-from sparsejax.units.stacked import apart, stacked, starts_of
+from sparsejax.units.stacked import apart, first_at, stacked, starts_of
 from sparsejax.wire.collectives import Wire
 
 
@@ -222,11 +223,28 @@ class _Exchange:
         listed, of_row = distinct(keys, keys.size, self.nowhere)
         part = lax.broadcasted_iota(jnp.int32, (self.ranks, 1), 0)
         bounds = part * self.width + jnp.array(self.starts, jnp.int32)
-        starts = jnp.searchsorted(listed, bounds).astype(jnp.int32)
+        starts = first_at(listed, bounds)
         return _Listed(listed, of_row, starts)
 
     def _by_owners(self, keys, of_row, starts, rows, *, fullest, most):
         """Push, add up, pull."""
+        n = self.ranks
+        slots, values, pushed = self._push(keys, of_row, starts, rows, fullest)
+        slots = slots.reshape(-1)
+        owned, of_row = distinct(slots, min(slots.size, self.width), self.width)
+        values = values.reshape(slots.size, -1).astype(wide(rows.dtype))
+        # Zeros of which XLA knows, and that the messages begin with too, would be copied.
+        zero = lax.optimization_barrier(jnp.zeros((), values.dtype))
+        sums = jnp.broadcast_to(zero, (owned.size, values.shape[1]))
+        sums = as_varying(sums, varying_axes(values))
+        sums = sums.at[of_row].add(values, mode="drop")
+        slots, sums, pulled, agreed = self._pull(owned, sums)
+        push = base.stage(pushed, (n - 1) / n * self.lists.row_bytes * most, 1)
+        pull = base.stage(pulled, (n - 1) / n * self.lists.row_bytes, 1)
+        return self._of_owners(slots, sums), push, pull, agreed
+
+    def _push(self, keys, of_row, starts, rows, fullest):
+        """The slots and rows that this rank owns, of each rank, and the bytes sent."""
         n, room, width = self.ranks, self.room, self.width
         # Where each key is in the messages.
         parts = jnp.minimum(keys // width, n - 1)
@@ -237,25 +255,15 @@ class _Exchange:
         to = place.at[of_row].get(mode="fill", fill_value=n * room)
         values = jnp.zeros((n * room, *rows.shape[1:]), wide(rows.dtype))
         values = values.at[to].add(rows.astype(values.dtype), mode="drop")
+        slots, values = slots.reshape(n, room), values.reshape(n, room, -1)
+        return self.lists.send(self.wire.all_to_all, slots, values, fullest, width)
 
-        slots, values, pushed = self.lists.send(
-            self.wire.all_to_all,
-            slots.reshape(n, room),
-            values.reshape(n, room, -1),
-            fullest,
-            width,
-        )
-        slots = slots.reshape(-1)
-        owned, of_row = distinct(slots, min(n * room, width), width)
-        values = values.reshape(slots.size, -1).astype(wide(rows.dtype))
-        sums = jnp.zeros((owned.size, values.shape[1]), values.dtype)
-        sums = sums.at[of_row].add(values, mode="drop")
-        count, agreed = self.wire.maximum(jnp.sum(owned < width, dtype=jnp.int32))
+    def _pull(self, owned, sums):
+        """The slots and sums of all owners, the bytes sent, and those to agree on them."""
+        count, agreed = self.wire.maximum(jnp.sum(owned < self.width, dtype=jnp.int32))
         gather = lambda message: self.wire.all_gather(message[0])
-        slots, sums, pulled = self.lists.send(gather, owned[None], sums[None], count, width)
-        push = base.stage(pushed, (n - 1) / n * self.lists.row_bytes * most, 1)
-        pull = base.stage(pulled, (n - 1) / n * self.lists.row_bytes, 1)
-        return self._of_owners(slots, sums), push, pull, agreed
+        sent = self.lists.send(gather, owned[None], sums[None], count, self.width)
+        return *sent, agreed
 
     def _of_owners(self, slots, sums):
         """Each table's places and rows, from the lists of all owners [ranks, owned]."""
