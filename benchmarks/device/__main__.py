@@ -33,6 +33,7 @@ from benchmarks.harness.record import Recorder, say
 from benchmarks.harness.settings import option
 from benchmarks.harness.table import Column
 from benchmarks.kernels import h200
+from pallas_kernels import backends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Settings(settings.Settings):
         costs: A file to replace the stated costs.
         trust: Whether turns are taken as they are reckoned.
         plot: Whether to draw the predicted times.
+        kernels: Which backend computes the kernels.
         graphs: Whether to count what is captured in CUDA graphs, and nothing else.
     """
 
@@ -58,6 +60,7 @@ class Settings(settings.Settings):
     costs: str | None = option(None, "a JSON file of measured costs", recorded="FILE")
     trust: bool = option(False, "do not hold turns against a run on CPU devices")
     plot: bool = option(False, "draw the times from all rows of the result file")
+    kernels: str = option("auto", "our kernels", choices=("auto", *backends.BACKENDS))
     graphs: bool = option(False, "count what is captured in CUDA graphs instead")
 
 

@@ -37,6 +37,7 @@ from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, collectives, index_codes, tiles, whole
 from sparsejax.wire.forms import Form, Lengths
 from sparsejax.wire.ladder import Ladder
+from sparsejax.wire.whole import Into
 
 
 class Fold(NamedTuple):
@@ -51,11 +52,14 @@ class Fold(NamedTuple):
         in_order: Whether senders must follow one another, as where ranks that receive the
             same messages add them up, and have to end with the same bits. If not, `add` may
             be given entries of all senders at once, and the number of the sender of each.
+        into: What `add` does, if the result is one array and kernels know such a thing: on
+            GPUs it is done instead. Values are cast to the dtype of the result.
     """
 
     start: Any
     add: Callable[[Any, jax.Array, jax.Array, jax.Array], Any]
     in_order: bool = False
+    into: Into | None = None
 
 
 class Sent(NamedTuple):

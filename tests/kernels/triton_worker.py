@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_kernels as kernels
-from tests.kernels import contract
+from tests.kernels import contract, messages
 
 
 FOLDER = pathlib.Path(kernels.__file__).parent / "triton"
@@ -232,6 +232,35 @@ def check_coo_add(made):
             )
 
 
+def on_arrays(function):
+    """The function, given JAX's arrays for NumPy's."""
+    as_jax = lambda x: jnp.asarray(x) if isinstance(x, np.ndarray | np.int32) else x
+
+    def call(*operands, **sizes):
+        return function(*map(as_jax, operands), **{k: as_jax(x) for k, x in sizes.items()})
+
+    return call
+
+
+def check_messages(made):
+    def pack(slots, counts, array, first, length, row, *, units, **sizes):
+        given = (units,) if isinstance(units, jax.Array) else ()
+        units = None if given else units
+        operands = slots, counts, first, length, row, array, *given
+        return made.pack_message(*operands, units=units, **sizes)
+
+    def unpack(*operands, room, **sizes):
+        return made.unpack_message(*operands, entries=room, **sizes)
+
+    made._NUMBERS, made._COLUMNS = 64, 8  # so that small messages take several programs
+    for name, case in messages.CASES.items():
+        messages.check_pack(on_arrays(pack), case)
+        messages.check_unpack(on_arrays(unpack), case)
+        messages.check_unpack(on_arrays(unpack), case, size=100)
+        messages.check_unpack(on_arrays(unpack), case, sets=True)
+        print(f"  {name}", flush=True)
+
+
 CHECKS = {
     "bitmap.py": check_bitmap,
     "words.py": lambda made: check_bitmap(with_words(made)),
@@ -239,6 +268,7 @@ CHECKS = {
     "partition_dense.py": check_partition_dense,
     "threshold_hash.py": check_threshold_hash,
     "coo_add.py": check_coo_add,
+    "messages.py": check_messages,
 }
 
 

@@ -93,9 +93,9 @@ MUTANTS = {
         "tests/wire/test_messages.py",
     ),
     "the string of a message is written into the first part's": Mutant(
-        "sparsejax/wire/forms.py",
-        "word = part * self.room + word",
-        "word = 0 * part * self.room + word",
+        "pallas_kernels/reference/messages.py",
+        "word = part * room + word",
+        "word = 0 * part * room + word",
         "tests/wire/test_format.py tests/wire/test_messages.py",
     ),
     "long sums count halves once": Mutant(
@@ -601,7 +601,7 @@ MUTANTS = {
         "tests/rows/updates/test_fading.py",
     ),
     "unused rows are merged into the last": Mutant(
-        "pallas_kernels/reference.py",
+        "pallas_kernels/reference/indices.py",
         "return found, jnp.where(keys < nowhere, where, capacity)",
         "return found, where",
         "tests/units/test_row_grads.py",

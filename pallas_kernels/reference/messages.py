@@ -1,0 +1,284 @@
+"""Messages of sets of slots with their values, written and read whole, all parts at once.
+
+A message is a row of words of uint32, of which a table (`Places`) says what is where:
+
+    header   1 word: how many entries the part has in all
+    string   the bits that tell the high bits of each slot, or a bitmap of the slots
+    lanes    the low 8, 16 or 32 bits of each slot, byte by byte: all lowest bytes first
+    values   the entries' values, one behind the other
+
+All words in which there is nothing are zero. The places, the rank of the first entry and
+how many entries there are at most are data, so one program writes messages of every size:
+it takes each part to have as many entries as there is room for, and leaves out those that
+are not there.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.rank_select import WORD, slots_of
+
+
+MOST_FLAT = 2**31 - 1  # words that int32 numbers
+SINGLE = 6  # numbers of a row of places before those of the planes
+
+
+class Places:
+    """The places of the parts of a message, from a row of int32.
+
+    A row goes through loops as it is, and numbers are read in them: as operands of a loop
+    each of them, and each that is computed from them, is a kernel to compile.
+
+    Attributes:
+        string: Where the string begins, or the bitmap.
+        length: How many words it has; 0 where all slots are in one block.
+        values: Where the values begin, which is where the lanes end.
+        has_lanes: 0 of a bitmap, else 1.
+        has_string: Whether there is a string.
+        shift: How many low bits of a slot are in lanes; at most 30.
+        planes: For each byte of the lanes where it begins, and whether it is sent: 1 or 0.
+            One that is not begins behind the values of the longest message.
+    """
+
+    def __init__(self, row: jax.Array):
+        numbers = [lax.index_in_dim(row, i, keepdims=False) for i in range(row.size)]
+        self.string, self.length, self.values, self.has_lanes, *numbers = numbers
+        self.has_string, self.shift, *planes = numbers
+        self.planes = list(zip(planes[::2], planes[1::2], strict=True))
+
+
+def pack_message(slots, counts, first, length, row, array, *given, words, dtype, units):
+    """A message for each part: uint32 [parts, words]. See the operation."""
+    parts, room = slots.shape
+    part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
+    places = Places(row)
+    here = jnp.clip(counts - first, 0, jnp.minimum(length, room))[:, None]
+    is_there = lax.iota(jnp.int32, room) < here
+    # Headers and lanes in one kernel, marks in theirs, values in another.
+    column = lax.broadcasted_iota(jnp.int32, (parts, words), 1)
+    headers = lax.bitcast_convert_type(counts, jnp.uint32)[:, None]
+    lanes = _lanes(jnp.where(is_there, slots, 0), places, column)
+    message = jnp.where(column == 0, headers, lanes)
+    told = here * places.has_string
+    message = mark(message, part, places, slots, jnp.int32(0), told)
+    values = array.at[_units(units, given, part, slots)].get(
+        mode="clip", wrap_negative_indices=False
+    )
+    is_there = is_there.reshape(parts, room, *[1] * (array.ndim - 1))
+    values = to_words(jnp.where(is_there, values.astype(dtype), 0))
+    return put(message, values, 0, places.values)
+
+
+def _units(units, given, part, slots):
+    """The units of slots: given, by a map, or the slots themselves."""
+    if given:
+        return given[0]
+    return slots if units is None else units(part, slots)
+
+
+def _lanes(slots, places, column):
+    """The words of lanes where messages have them, zeros where they have a string."""
+    if not places.planes:
+        return jnp.zeros(column.shape, jnp.uint32)
+    # Lanes follow one another, and one that is not sent begins behind all values.
+    before, _ = places.planes[0]
+    is_lane = (column >= before) & (column < places.values)
+    at, shift = column - before, jnp.zeros_like(column)
+    for begin, _ in places.planes[1:]:
+        at = at - jnp.where(column >= begin, begin - before, 0)
+        shift = shift + jnp.where(column >= begin, 8, 0)
+        before = begin
+
+    def octet(i):
+        return (taken(slots, 4 * at + i) >> shift & 0xFF).astype(jnp.uint32) << (8 * i)
+
+    return jnp.where(is_lane, octet(0) | octet(1) | octet(2) | octet(3), 0)
+
+
+def mark(
+    message: jax.Array,
+    part: jax.Array,
+    places: Places,
+    slots: jax.Array,
+    at: jax.Array,
+    here: jax.Array,
+) -> jax.Array:
+    """Sets the bits of entries in the string, or bitmap, of a part's message.
+
+    Args:
+        message: The messages.
+        part: Which of them: one, or int32 [parts, 1] for all.
+        places: The places of its parts.
+        slots: int32 [k], or [parts, k], the slots of the entries.
+        at: The first of them, counted in the message.
+        here: How many entries the message has, shaped as `part`.
+    """
+    room = message.shape[1]
+    rank = at + lax.iota(jnp.int32, slots.shape[-1])
+    bit = (slots >> places.shift) + places.has_lanes * rank
+    one = jnp.uint32(1) << (bit & (WORD - 1)).astype(jnp.uint32)
+    word = places.string + (bit >> 5)
+    if message.size > MOST_FLAT:
+        word = jnp.where(rank < here, word, room)
+        marked = message.at[jnp.broadcast_to(part, word.shape), word]
+        return marked.add(one, mode="drop", wrap_negative_indices=False)
+    # Laid end to end: an index of two numbers is a kernel more to compile.
+    word = part * room + word
+    word = jnp.where(rank < here, word, message.size)
+    flat = message.reshape(-1)
+    flat = flat.at[word].add(one, mode="drop", wrap_negative_indices=False)
+    return flat.reshape(message.shape)
+
+
+def unpack_message(
+    into, message, counts, first, length, row, *, entries, longest, dtype, sets, units
+):
+    """The array with what arrived added, or set. See the operation."""
+    slots, values, is_there = read_message(
+        message,
+        counts,
+        first,
+        length,
+        row,
+        entries=entries,
+        longest=longest,
+        shape=into.shape[1:],
+        dtype=dtype,
+    )
+    sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0)
+    size = len(into)
+    at = slots if units is None else units(sender, jnp.where(is_there, slots, 0))
+    is_there = (is_there & (at < size)).reshape(-1)
+    values = values.reshape(-1, *into.shape[1:]).astype(into.dtype)
+    if not sets:
+        at = jnp.where(is_there, at.reshape(-1), size)
+        return into.at[at].add(values, mode="drop", wrap_negative_indices=False)
+    # No two of those that are left out are alike, unless int32 ends.
+    behind = lax.iota(jnp.int32, is_there.size)
+    if size + behind.size > 2**31 - 1:
+        behind = jnp.minimum(behind, 2**31 - 1 - size)
+    at = jnp.where(is_there, at.reshape(-1), size + behind)
+    return into.at[at].set(
+        values, mode="drop", unique_indices=True, wrap_negative_indices=False
+    )
+
+
+def read_message(
+    message: jax.Array,
+    counts: jax.Array,
+    first: jax.Array,
+    length: jax.Array,
+    row: jax.Array,
+    *,
+    entries: int,
+    longest: int,
+    shape: tuple[int, ...],
+    dtype: Any,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The entries of messages.
+
+    Args:
+        message: uint32 [senders, words].
+        counts: int32 [senders], how many entries each has in all.
+        first: The rank of the first.
+        length: How many a message has at most.
+        row: The places of the message's parts.
+        entries: How many are read of each message.
+        longest: Words of the longest string or bitmap.
+        shape: Of one value.
+        dtype: Of the values while they travel.
+
+    Returns:
+        The slots int32 [senders, entries], the values [senders, entries, *shape], and which
+        of them there are.
+    """
+    places, senders = Places(row), len(message)
+    here = jnp.clip(counts - first, 0, jnp.minimum(length, entries))
+    found = find_bits(message, here, places, entries, longest)
+    rank = lax.iota(jnp.int32, entries)
+    low = jnp.zeros_like(found)
+    for plane, (begin, is_sent) in enumerate(places.planes):
+        octets = taken(message, begin + (rank >> 2))
+        octets = octets >> (8 * (rank & 3)).astype(jnp.uint32) & 0xFF
+        low = low | octets.astype(jnp.int32) * is_sent << (8 * plane)
+    words = entries * math.prod(shape) * jnp.dtype(dtype).itemsize // 4
+    values = _cut(message, places.values, words)
+    values = from_words(values, dtype).reshape(senders, entries, *shape)
+    return slots_from(places, found, low, rank), values, rank < here[:, None]
+
+
+def find_bits(
+    message: jax.Array, here: jax.Array, places: Places, entries: int, longest: int
+) -> jax.Array:
+    """Where in a string, or bitmap, the bit of each entry is: int32 [senders, entries]."""
+    # Lanes and values that lie where a longer string would are no bits to be counted.
+    used = lax.iota(jnp.int32, longest) < places.length
+    strings = jnp.where(used, _cut(message, 1, longest), 0)
+    # A string that tells nothing has no bits.
+    ones = here * (places.length > 0)
+    return slots_of(strings, jnp.int32(0), entries, ones)[0]
+
+
+def slots_from(
+    places: Places, found: jax.Array, low: jax.Array, rank: jax.Array
+) -> jax.Array:
+    """The slots of entries whose bits were found, and whose low bits are these.
+
+    Args:
+        places: The places of the message's parts.
+        found: int32 [..., k], where in the string or the bitmap their bits are.
+        low: int32 [..., k], what the lanes say; zero of a bitmap.
+        rank: int32 [k], which entries they are.
+    """
+    # The slots of a bitmap; of another code their blocks, if there are several.
+    block = (found - places.has_lanes * rank) * places.has_string
+    return low | (block << places.shift)
+
+
+def to_words(values: jax.Array) -> jax.Array:
+    """[parts, entries, ...] to uint32 [parts, words]; numbers of a part fill its words."""
+    parts, size = values.shape[0], values.dtype.itemsize
+    if size < 4:
+        values = values.reshape(parts, -1, 4 // size)
+    return lax.bitcast_convert_type(values, jnp.uint32).reshape(parts, -1)
+
+
+def from_words(words: jax.Array, dtype: Any) -> jax.Array:
+    """Inverse of `to_words`: [parts, numbers]."""
+    parts, size = words.shape[0], jnp.dtype(dtype).itemsize
+    if size > 4:
+        words = words.reshape(parts, -1, size // 4)
+    return lax.bitcast_convert_type(words, dtype).reshape(parts, -1)
+
+
+def taken(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Of each row the numbers in these columns, any number where there is no such column.
+
+    Args:
+        rows: [rows, ...].
+        columns: int32 [k], of all rows, or [rows, k] or [1, k].
+    """
+    columns = jnp.clip(columns, 0, rows.shape[1] - 1)
+    columns = jnp.broadcast_to(columns, (len(rows), columns.shape[-1]))
+    return jnp.take_along_axis(rows, columns, axis=1, mode="promise_in_bounds")
+
+
+def put(message: jax.Array, words: jax.Array, part: Any = 0, begin: Any = 0) -> jax.Array:
+    """Writes words [parts, k] into messages from `part` on."""
+    return lax.dynamic_update_slice(
+        message, words, (jnp.int32(part), jnp.int32(begin)), allow_negative_indices=False
+    )
+
+
+def _cut(message, begin, words):
+    """So many words of each message."""
+    return lax.dynamic_slice(
+        message,
+        (jnp.int32(0), jnp.int32(begin)),
+        (len(message), words),
+        allow_negative_indices=False,
+    )
