@@ -70,6 +70,8 @@ KERNELS = {
         "partition_dense",
         "threshold_hash",
         "coo_add",
+        "pack_message",
+        "unpack_message",
     )
 }
 

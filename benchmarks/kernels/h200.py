@@ -1,6 +1,7 @@
 """A described H200, and the operations that `benchmarks.kernels.aot` compiles for it."""
 
 import functools
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +9,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 import pallas_kernels as kernels
+from pallas_kernels import striping
 
 
 SIZE = 1 << 24
@@ -120,12 +122,59 @@ def operations() -> dict:
             [indices, ((CAPACITY,), jnp.float32)],
             SIZE,
         ),
+        **messages(),
         "merge_rows": (
             of(kernels.merge_rows, rows=1 << 20),
             [((1 << 16,), jnp.int32)],
             SIZE,
         ),
     }
+
+
+ROOM = 1 << 16  # entries of a part in the longest message
+PLACES = 10  # numbers of a row of places for a code of one byte, or two
+
+
+def messages() -> dict:
+    """Messages of numbers and of rows, from a striped hash and back; see `operations`.
+
+    One program for all codes: which of them a message has is data.
+    """
+    calls = {}
+    for name, shape, dtype in (
+        ("numbers", (), jnp.float32),
+        ("rows", (512,), jnp.float32),
+        ("rows of three halves", (3,), jnp.bfloat16),
+    ):
+        size = SIZE if not shape else SIZE // 16
+        units = striping.Striping(size, PARTS, 0)
+        width = striping.width(size, PARTS)
+        half = jnp.dtype(dtype).itemsize == 2
+        words = 1 + width // 32 + ROOM + ROOM * math.prod(shape) // (1 + half)
+        sizes = {"room": ROOM, "planes": 2, "dtype": dtype}
+        row = [((PLACES + 2,), jnp.int32)]
+        array = [((size, *shape), jnp.float32)]
+        sets = [((PARTS, width // 32), jnp.uint32), ((PARTS,), jnp.int32)]
+        calls[f"pack_message, {name}"] = (
+            functools.partial(kernels.pack_message, words=words, units=units, **sizes),
+            sets + array + row,
+            8 * words * PARTS,
+        )
+        received = [((PARTS, words), jnp.uint32)]
+        unpack = functools.partial(kernels.unpack_message, longest=width // 32, **sizes)
+        owner = [((width, *shape), jnp.float32)]
+        # Beside the sums, which are copied where they are given, and not made.
+        calls[f"unpack_message, {name}, added"] = (
+            unpack,
+            owner + received + row,
+            4 * width * math.prod(shape) + 8 * words * PARTS,
+        )
+        calls[f"unpack_message, {name}, set"] = (
+            functools.partial(unpack, replaces=True, units=units),
+            array + received + row,
+            4 * size * math.prod(shape) + 8 * words * PARTS,
+        )
+    return calls
 
 
 HAS_PALLAS = {
@@ -142,4 +191,5 @@ HAS["triton"] = HAS_PALLAS | {
     "partition, append",
     "partition_dense",
     "partition_dense by magnitude",
+    *messages(),
 }

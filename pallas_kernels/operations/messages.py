@@ -3,7 +3,8 @@
 What is in a message is said in `pallas_kernels.reference.messages`. Sizes are data: the row
 of places, where the run of entries begins and how many there are at most. A kernel has as
 many programs as the longest message would take, and those behind the last entry leave at
-once; plain XLA goes over as many entries as there is room for.
+once; plain XLA goes over as many entries as there is room for. A kernel finds the bits of
+its entries itself, so nothing but the message has the length of a message.
 """
 
 import jax
@@ -24,106 +25,115 @@ def pack_message(
     slots: jax.Array,
     counts: jax.Array,
     array: jax.Array,
-    first: jax.typing.ArrayLike,
-    length: jax.typing.ArrayLike,
-    places: jax.Array,
+    numbers: jax.Array,
     *,
+    room: int,
     words: int,
+    planes: int,
     dtype: jax.typing.DTypeLike | None = None,
     units: jax.Array | Striping | None = None,
+    at: int = 0,
     backend: str | None = None,
 ) -> jax.Array:
     """Writes entries of each part into a message: their slots, and their values.
 
     Args:
-        slots: int32 [parts, room], ascending in each part from the entry of rank `first`
-            on, and anything behind the last; the room is a multiple of 4.
-        counts: int32 [parts], how many entries each part has in all.
+        slots: The slots of each part: as packed bits, uint32 [parts, k], or in a list,
+            int32 [parts, room], ascending from the one of the first rank that is sent on,
+            and anything behind the last.
+        counts: int32 [parts], how many slots each part has in all.
         array: [units, ...], in which the values are.
-        first: The rank of the first entry.
-        length: How many entries a message has at most, at most the room.
-        places: int32, where the parts of a message are: see `reference.messages.Places`.
+        numbers: int32, what is data and the same for all parts: the rank of the first entry
+            that is sent, how many are sent at most, and where the parts of a message are
+            (`reference.messages.Places`).
+        room: Entries of the longest message, a multiple of 4.
         words: Of a message, whichever it is: wherever the values begin, those of the whole
             room must fit behind, and planes that are not sent begin behind them.
+        planes: For how many bytes of a slot the places say where they are.
         dtype: Of the values while they travel; that of the array if None.
-        units: Where in the array the values of slots are: int32 [parts, room], or the map
-            from parts and slots to units; the slots themselves if None.
-        backend: See `backends`. "pallas" has no such kernel: its Triton backend writes
-            words of one dtype only, and a message has bytes and values of several.
+        units: Where in the array the values of slots are: int32 [parts, room] beside a
+            list, or the map from parts and slots to units; the slots themselves if None.
+        at: Which of the numbers is the first that is meant.
+        backend: See `backends`.
 
     Returns:
         uint32 [parts, words]; all words in which there is nothing are zero.
     """
-    _check(slots, counts, places, "slots")
+    _check_rows("slots", slots, ("uint32", "int32"))
+    checks.integers("counts", counts)
+    checks.entries(slots, counts, "counts")
+    _check_sizes(numbers, room, planes, at)
     checks.positive("words", words)
-    if slots.shape[1] % 4:
-        raise KernelArgumentError(
-            f"slots has room for {slots.shape[1]} entries a part, which must be a multiple "
-            "of 4: bytes of four entries fill a word. Pad it with any slots."
-        )
     dtype = jnp.dtype(dtype or array.dtype)
     _check_travels(dtype)
-    given = (units,) if isinstance(units, jax.Array) else ()
+    listed = slots.dtype == jnp.int32
+    given = () if units is None or isinstance(units, Striping) else (units,)
+    for name, x in [("slots", slots)] * listed + [("units", x) for x in given]:
+        if x.shape != (len(counts), room) or not listed:
+            raise KernelArgumentError(
+                f"{name} of shape {list(x.shape)} must be a list, int32 "
+                f"[{len(counts)}, {room}], of as many as there is room for; units are "
+                "listed if slots are."
+            )
     kernels = {
         "reference": reference.pack_message,
         "triton": backends.in_triton("messages", "pack_message"),
     }
     if dtype not in _TRAVELS or array.dtype not in _TRAVELS:
         kernels.pop("triton")
-    sizes = {"words": words, "dtype": dtype, "units": None if given else units}
-    kernels = backends.bound(kernels, **sizes)
-    run = jnp.asarray(first, jnp.int32), jnp.asarray(length, jnp.int32)
-    operands = (slots, counts, *run, places, array, *given)
-    return backends.run("pack_message", backend, kernels, slots.size, *operands)
+    kernels = backends.bound(
+        kernels,
+        room=room,
+        words=words,
+        planes=planes,
+        dtype=dtype,
+        units=None if given else units,
+        at=at,
+    )
+    operands = (slots, counts, numbers, array, *given)
+    size = len(slots) * room
+    return backends.run("pack_message", backend, kernels, size, *operands)
 
 
 def unpack_message(
     into: jax.Array,
     message: jax.Array,
-    counts: jax.Array,
-    first: jax.typing.ArrayLike,
-    length: jax.typing.ArrayLike,
-    places: jax.Array,
+    numbers: jax.Array,
     *,
     room: int,
     longest: int,
+    planes: int,
     dtype: jax.typing.DTypeLike | None = None,
-    sets: bool = False,
+    replaces: bool = False,
     units: Striping | None = None,
+    at: int = 0,
     backend: str | None = None,
 ) -> jax.Array:
     """Adds the values of all messages to an array, or sets them in it.
 
-    The bits of strings are found before, as a set's are (`rank_select.slots_of`); lanes and
-    values of all messages are read, and the array is written, in one launch.
-
-    Sums of the same unit come in any order on a GPU, in every backend: whoever needs the
-    same bits on several ranks adds one message after another, or adds in one place.
+    Values of the same unit are added in any order on a GPU, by every backend: whoever needs
+    the same bits on several ranks adds one message after another, or adds in one place.
 
     Args:
         into: [units, ...].
-        message: uint32 [senders, words], as of `pack_message`.
-        counts: int32 [senders], how many entries each sender has in all.
-        first: The rank of the first entry.
-        length: How many entries a message has at most.
-        places: int32, where the parts of a message are.
-        room: How many entries the longest message has, a multiple of 4.
+        message: uint32 [senders, words], as of `pack_message`; what lies behind a message
+            is not looked at.
+        numbers: As of `pack_message`, like the next.
+        room: Entries of the longest message, a multiple of 4.
         longest: Words of the longest string or bitmap.
+        planes: For how many bytes of a slot the places say where they are.
         dtype: Of the values while they travel; that of the array if None.
-        sets: Whether values replace what is there; then no two entries have one unit.
+        replaces: Whether values replace what is there; then no two entries have one unit.
         units: The map from senders and slots to units; the slots themselves if None.
-        backend: See `backends`. "pallas" has no such kernel: see `pack_message`.
+        at: Which of the numbers is the first that is meant.
+        backend: See `backends`.
 
     Returns:
         [units, ...]. What lies behind the array is left out.
     """
-    _check(message, counts, places, "message")
-    checks.positive("room", room)
+    _check_rows("message", message, ("uint32",))
+    _check_sizes(numbers, room, planes, at)
     checks.positive("longest", longest)
-    if room % 4:
-        raise KernelArgumentError(f"room must be a multiple of 4, got {room}.")
-    if message.dtype != jnp.uint32:
-        raise KernelArgumentError(f"message must be uint32, got {message.dtype}.")
     if message.shape[1] < 1 + longest:
         raise KernelArgumentError(
             f"message has {message.shape[1]} words, too few for a header and a string of "
@@ -137,26 +147,41 @@ def unpack_message(
     }
     if dtype not in _TRAVELS or into.dtype not in _ADDED:
         kernels.pop("triton")
-    sizes = {"entries": room, "longest": longest, "dtype": dtype}
-    kernels = backends.bound(kernels, **sizes, sets=sets, units=units)
-    run = jnp.asarray(first, jnp.int32), jnp.asarray(length, jnp.int32)
-    operands = (into, message, counts, *run, places)
+    kernels = backends.bound(
+        kernels,
+        room=room,
+        longest=longest,
+        planes=planes,
+        dtype=dtype,
+        replaces=replaces,
+        units=units,
+        at=at,
+    )
     size = len(message) * room
-    return backends.run("unpack_message", backend, kernels, size, *operands)
+    return backends.run("unpack_message", backend, kernels, size, into, message, numbers)
 
 
-def _check(rows, counts, places, name):
-    if rows.ndim != 2 or counts.shape != rows.shape[:1]:
+def _check_rows(name, rows, dtypes):
+    if rows.ndim != 2 or rows.dtype not in dtypes:
         raise KernelArgumentError(
-            f"{name} must have a row for each count, got shape {list(rows.shape)} for "
-            f"counts of {list(counts.shape)}."
+            f"{name} must be {' or '.join(dtypes)} with a row for each part, got "
+            f"{rows.dtype}{list(rows.shape)}."
         )
-    checks.integers("counts", counts)
-    checks.integers("places", places)
-    if places.size < SINGLE or places.size % 2:
+
+
+def _check_sizes(numbers, room, planes, at):
+    checks.positive("room", room)
+    if room % 4:
         raise KernelArgumentError(
-            f"places must have {SINGLE} numbers, and two for each byte of a slot that is "
-            f"sent as it is, got {places.size}."
+            f"room must be a multiple of 4, since bytes of four entries fill a word, got "
+            f"{room}."
+        )
+    checks.integers("numbers", numbers)
+    needed = at + 2 + SINGLE + 2 * planes
+    if numbers.size < needed:
+        raise KernelArgumentError(
+            f"numbers must be {needed}: from number {at} on the first rank, how many "
+            f"entries, {SINGLE} places, 2 for each of {planes} planes; got {numbers.size}."
         )
 
 

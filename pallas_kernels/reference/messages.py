@@ -14,12 +14,13 @@ are not there.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import rank_select
 from pallas_kernels.rank_select import WORD, slots_of
 
 
@@ -51,12 +52,42 @@ class Places:
         self.planes = list(zip(planes[::2], planes[1::2], strict=True))
 
 
-def pack_message(slots, counts, first, length, row, array, *given, words, dtype, units):
+class Run(NamedTuple):
+    """Which entries a message has, and where: what is data, the same for all parts.
+
+    Attributes:
+        first: The rank of the first entry.
+        length: How many entries a message has at most.
+        places: Where the parts of a message are.
+    """
+
+    first: jax.Array
+    length: jax.Array
+    places: Places
+
+    @classmethod
+    def of(cls, numbers: jax.Array, at: int, planes: int) -> "Run":
+        """The run that is told from a place on: first, length, and a row of `Places`."""
+        number = lambda i: lax.index_in_dim(numbers, at + i, keepdims=False)
+        row = lax.slice_in_dim(numbers, at + 2, at + 2 + SINGLE + 2 * planes)
+        return cls(number(0), number(1), Places(row))
+
+    def here(self, counts: jax.Array, room: int) -> jax.Array:
+        """How many entries messages have, of parts that have so many in all."""
+        return jnp.clip(counts - self.first, 0, jnp.minimum(self.length, room))
+
+
+def pack_message(
+    slots, counts, numbers, array, *given, room, words, planes, dtype, units, at
+):
     """A message for each part: uint32 [parts, words]. See the operation."""
-    parts, room = slots.shape
+    parts = len(slots)
+    run = Run.of(numbers, at, planes)
+    if slots.dtype == jnp.uint32:
+        slots, _ = slots_of(slots, run.first, room, counts)
     part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
-    places = Places(row)
-    here = jnp.clip(counts - first, 0, jnp.minimum(length, room))[:, None]
+    places = run.places
+    here = run.here(counts, room)[:, None]
     is_there = lax.iota(jnp.int32, room) < here
     # Headers and lanes in one kernel, marks in theirs, values in another.
     column = lax.broadcasted_iota(jnp.int32, (parts, words), 1)
@@ -135,46 +166,40 @@ def mark(
 
 
 def unpack_message(
-    into, message, counts, first, length, row, *, entries, longest, dtype, sets, units
+    into, message, numbers, *, room, longest, planes, dtype, replaces, units, at
 ):
     """The array with what arrived added, or set. See the operation."""
     slots, values, is_there = read_message(
         message,
-        counts,
-        first,
-        length,
-        row,
-        entries=entries,
+        Run.of(numbers, at, planes),
+        room=room,
         longest=longest,
         shape=into.shape[1:],
         dtype=dtype,
     )
     sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0)
     size = len(into)
-    at = slots if units is None else units(sender, jnp.where(is_there, slots, 0))
-    is_there = (is_there & (at < size)).reshape(-1)
+    where = slots if units is None else units(sender, jnp.where(is_there, slots, 0))
+    is_there = (is_there & (where < size)).reshape(-1)
     values = values.reshape(-1, *into.shape[1:]).astype(into.dtype)
-    if not sets:
-        at = jnp.where(is_there, at.reshape(-1), size)
-        return into.at[at].add(values, mode="drop", wrap_negative_indices=False)
+    if not replaces:
+        where = jnp.where(is_there, where.reshape(-1), size)
+        return into.at[where].add(values, mode="drop", wrap_negative_indices=False)
     # No two of those that are left out are alike, unless int32 ends.
     behind = lax.iota(jnp.int32, is_there.size)
     if size + behind.size > 2**31 - 1:
         behind = jnp.minimum(behind, 2**31 - 1 - size)
-    at = jnp.where(is_there, at.reshape(-1), size + behind)
-    return into.at[at].set(
+    where = jnp.where(is_there, where.reshape(-1), size + behind)
+    return into.at[where].set(
         values, mode="drop", unique_indices=True, wrap_negative_indices=False
     )
 
 
 def read_message(
     message: jax.Array,
-    counts: jax.Array,
-    first: jax.Array,
-    length: jax.Array,
-    row: jax.Array,
+    run: Run,
     *,
-    entries: int,
+    room: int,
     longest: int,
     shape: tuple[int, ...],
     dtype: Any,
@@ -183,44 +208,60 @@ def read_message(
 
     Args:
         message: uint32 [senders, words].
-        counts: int32 [senders], how many entries each has in all.
-        first: The rank of the first.
-        length: How many a message has at most.
-        row: The places of the message's parts.
-        entries: How many are read of each message.
+        run: Which entries they have, and where.
+        room: How many are read of each message.
         longest: Words of the longest string or bitmap.
         shape: Of one value.
         dtype: Of the values while they travel.
 
     Returns:
-        The slots int32 [senders, entries], the values [senders, entries, *shape], and which
-        of them there are.
+        The slots int32 [senders, room], the values [senders, room, *shape], and which of
+        them there are.
     """
-    places, senders = Places(row), len(message)
-    here = jnp.clip(counts - first, 0, jnp.minimum(length, entries))
-    found = find_bits(message, here, places, entries, longest)
-    rank = lax.iota(jnp.int32, entries)
+    places, senders = run.places, len(message)
+    here = run.here(lax.bitcast_convert_type(message[:, 0], jnp.int32), room)
+    # A string that tells nothing has no bits.
+    ones = here * (places.length > 0)
+    strings = cut_strings(message, places, longest)
+    found, _ = slots_of(strings, jnp.int32(0), room, ones)
+    rank = lax.iota(jnp.int32, room)
     low = jnp.zeros_like(found)
     for plane, (begin, is_sent) in enumerate(places.planes):
         octets = taken(message, begin + (rank >> 2))
         octets = octets >> (8 * (rank & 3)).astype(jnp.uint32) & 0xFF
         low = low | octets.astype(jnp.int32) * is_sent << (8 * plane)
-    words = entries * math.prod(shape) * jnp.dtype(dtype).itemsize // 4
+    words = room * math.prod(shape) * jnp.dtype(dtype).itemsize // 4
     values = _cut(message, places.values, words)
-    values = from_words(values, dtype).reshape(senders, entries, *shape)
+    values = from_words(values, dtype).reshape(senders, room, *shape)
     return slots_from(places, found, low, rank), values, rank < here[:, None]
 
 
-def find_bits(
-    message: jax.Array, here: jax.Array, places: Places, entries: int, longest: int
-) -> jax.Array:
-    """Where in a string, or bitmap, the bit of each entry is: int32 [senders, entries]."""
+def cut_strings(message: jax.Array, places: Places, longest: int) -> jax.Array:
+    """The strings, or bitmaps, of messages, zeros behind them: uint32 [parts, longest]."""
     # Lanes and values that lie where a longer string would are no bits to be counted.
     used = lax.iota(jnp.int32, longest) < places.length
-    strings = jnp.where(used, _cut(message, 1, longest), 0)
-    # A string that tells nothing has no bits.
-    ones = here * (places.length > 0)
-    return slots_of(strings, jnp.int32(0), entries, ones)[0]
+    return jnp.where(used, _cut(message, 1, longest), 0)
+
+
+def row_ends(words: jax.Array) -> tuple[jax.Array, int]:
+    """The bits up to the end of each row of words, for kernels that search rows by halving.
+
+    Args:
+        words: uint32 [parts, n].
+
+    Returns:
+        int32 [parts, rows], so few that they are added up in one kernel, and how many words
+        a row has: a power of two.
+    """
+    parts, n = words.shape
+    row = 1
+    while row * rank_select.AT_ONCE < n:
+        row *= 2
+    counts = lax.population_count(words).astype(jnp.int32)
+    if row > 1:
+        counts = jnp.pad(counts, ((0, 0), (0, -n % row))).reshape(parts, -1, row)
+        counts = jnp.sum(counts, axis=-1, dtype=jnp.int32)
+    return rank_select.running_sum(counts), row
 
 
 def slots_from(

@@ -5,6 +5,11 @@ A program has a run of entries of one part, or of one sender: so many that their
 leaves at once. It goes over its entries once, a thread an entry or a few, for string and
 lanes, and then over their values, column by column where they are rows.
 
+Where the bits of its entries are it finds by their ranks, in a set's bits or a message's
+string: the row of words by halving, among counts that XLA has added up before the launch,
+then the word and the bit. Entries of a program are neighbours, so what they look at is in
+the cache, and no list of all entries is written and read again.
+
 The bits of a string ascend with the entries, so all that are in one word are a run of
 neighbours. Sums of marks from the program's first entry on, modulo 2^32, give a word as the
 sum at the last of its run less the sum before the first: two atomic additions a word and
@@ -22,41 +27,53 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from jax import lax
 
 from pallas_kernels import striping
-from pallas_kernels.reference.messages import SINGLE, Places, find_bits
+from pallas_kernels.reference.messages import Run, cut_strings, row_ends
 from pallas_kernels.triton.launch import launch
-from pallas_kernels.triton.words import mix
+from pallas_kernels.triton.slots import find_bits, striped_unit
 
 
 _NUMBERS = 1024  # of the values of a program's entries at a time
 _COLUMNS = 256  # and of one entry, where it has so many
+_WARPS = 8
 _KINDS = {jnp.dtype(kind): i for i, kind in enumerate(("float32", "float16", "bfloat16"))}
 
 
-def pack_message(slots, counts, first, length, row, array, *given, words, dtype, units):
+def pack_message(
+    slots, counts, numbers, array, *given, room, words, planes, dtype, units, at
+):
     """See `pallas_kernels.pack_message`."""
-    parts, room = slots.shape
+    listed = slots.dtype == jnp.int32
     width = math.prod(array.shape[1:])
     block, columns = _sizes(width)
+    ends, row = (slots, 1) if listed else row_ends(slots)
     (message,) = launch(
         pack_message_kernel,
-        parts * triton.cdiv(room, block),
+        len(slots) * triton.cdiv(room, block),
         (
             slots,
+            ends,
             counts,
-            _numbers(first, length, row),
+            numbers,
             array.reshape(-1),
-            given[0] if given else slots,
+            given[0] if given else counts,
             _seeds(units),
         ),
-        in_place=(jnp.zeros((parts, words), jnp.int32),),
+        in_place=(jnp.zeros((len(slots), words), jnp.int32),),
+        warps=_WARPS,
+        LISTED=int(listed),
+        BITS=slots.shape[1],
+        ROWS=ends.shape[1],
+        HALVINGS=ends.shape[1].bit_length(),
+        ROW=row,
         ROOM=room,
         WORDS=words,
         SIZE=len(array),
         WIDTH=width,
-        PLANES=(row.size - SINGLE) // 2,
+        PLANES=planes,
         KIND=_KINDS[dtype],
         GIVEN=len(given),
         **_striped(units),
+        AT=at,
         BLOCK=block,
         COLUMNS=columns,
     )
@@ -64,27 +81,32 @@ def pack_message(slots, counts, first, length, row, array, *given, words, dtype,
 
 
 def unpack_message(
-    into, message, counts, first, length, row, *, entries, longest, dtype, sets, units
+    into, message, numbers, *, room, longest, planes, dtype, replaces, units, at
 ):
     """See `pallas_kernels.unpack_message`."""
-    senders, words = message.shape
     width = math.prod(into.shape[1:])
     block, columns = _sizes(width)
-    here = jnp.clip(counts - first, 0, jnp.minimum(length, entries))
-    found = find_bits(message, here, Places(row), entries, longest)
+    places = Run.of(numbers, at, planes).places
+    ends, row = row_ends(cut_strings(message, places, longest))
     (sums,) = launch(
         unpack_message_kernel,
-        senders * triton.cdiv(entries, block),
-        (message, found, counts, _numbers(first, length, row), _seeds(units)),
+        len(message) * triton.cdiv(room, block),
+        (message, ends, numbers, _seeds(units)),
         in_place=(into.reshape(-1),),
-        ROOM=entries,
-        WORDS=words,
+        warps=_WARPS,
+        BITS=longest,
+        ROWS=ends.shape[1],
+        HALVINGS=ends.shape[1].bit_length(),
+        ROW=row,
+        ROOM=room,
+        WORDS=message.shape[1],
         SIZE=len(into),
         WIDTH=width,
-        PLANES=(row.size - SINGLE) // 2,
+        PLANES=planes,
         KIND=_KINDS[dtype],
-        SETS=int(sets),
+        REPLACES=int(replaces),
         **_striped(units),
+        AT=at,
         BLOCK=block,
         COLUMNS=columns,
     )
@@ -95,11 +117,6 @@ def _sizes(width):
     """Entries of a program, and the columns of their values that it handles at a time."""
     columns = min(triton.next_power_of_2(width), _COLUMNS)
     return max(4, _NUMBERS // columns), columns
-
-
-def _numbers(first, length, row):
-    """All that is data and the same for all programs, in one array: one kernel makes it."""
-    return jnp.concatenate([jnp.stack([first, length]), row])
 
 
 def _seeds(units):
@@ -113,15 +130,16 @@ def _seeds(units):
 def _striped(units):
     """What else a kernel has to know of a map from slots to units; no parts if none."""
     if units is None:
-        return {"PARTS": 0, "BITS": 0, "COLUMN": 0}
-    bits = striping.turn_seeds(units.parts, units.seed).size
+        return {"PARTS": 0, "TURNS": 0, "COLUMN": 0}
+    turns = striping.turn_seeds(units.parts, units.seed).size
     column = striping.width(units.size, units.parts)
-    return {"PARTS": units.parts, "BITS": bits, "COLUMN": column}
+    return {"PARTS": units.parts, "TURNS": turns, "COLUMN": column}
 
 
 @triton.jit
 def pack_message_kernel(
     slots_ptr,
+    ends_ptr,
     counts_ptr,
     numbers_ptr,
     array_ptr,
@@ -129,6 +147,11 @@ def pack_message_kernel(
     seeds_ptr,
     _message,
     message_ptr,
+    LISTED: tl.constexpr,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HALVINGS: tl.constexpr,
+    ROW: tl.constexpr,
     ROOM: tl.constexpr,
     WORDS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -137,8 +160,9 @@ def pack_message_kernel(
     KIND: tl.constexpr,
     GIVEN: tl.constexpr,
     PARTS: tl.constexpr,
-    BITS: tl.constexpr,
+    TURNS: tl.constexpr,
     COLUMN: tl.constexpr,
+    AT: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -147,38 +171,43 @@ def pack_message_kernel(
     part = tl.program_id(0) // blocks
     begin = tl.program_id(0) % blocks * BLOCK
     own = message_ptr + part.to(tl.int64) * WORDS
+    run = numbers_ptr + AT
     count = tl.load(counts_ptr + part)
     tl.store(own, count, mask=begin == 0)
-    here = entries_here(count, numbers_ptr, ROOM)
+    here = entries_here(count, run, ROOM)
     if begin >= here:
         return
-    rank = begin + tl.arange(0, BLOCK)
+    number = tl.arange(0, BLOCK)
+    rank = begin + number
     there = rank < here
     entry = part.to(tl.int64) * ROOM + rank
-    slot = tl.load(slots_ptr + entry, mask=there, other=0)
+    if LISTED:
+        slot = tl.load(slots_ptr + entry, mask=there, other=0)
+    else:
+        bits = slots_ptr + part.to(tl.int64) * BITS
+        ends = ends_ptr + part.to(tl.int64) * ROWS
+        slot = find_bits(bits, ends, tl.load(run) + rank, there, BITS, ROWS, HALVINGS, ROW)
 
-    has_lanes = tl.load(numbers_ptr + 5)
-    shift = tl.load(numbers_ptr + 7)
-    if tl.load(numbers_ptr + 6) != 0:
-        string = own + tl.load(numbers_ptr + 2)
+    has_lanes = tl.load(run + 5)
+    shift = tl.load(run + 7)
+    if tl.load(run + 6) != 0:
         bit = (slot >> shift) + has_lanes * rank
-        before = tl.load(slots_ptr + entry - 1, mask=there & (rank > begin), other=0)
-        behind = tl.load(slots_ptr + entry + 1, mask=rank + 1 < here, other=0)
-        before = (before >> shift) + has_lanes * (rank - 1)
-        behind = (behind >> shift) + has_lanes * (rank + 1)
+        word = bit >> 5
         mark = (there.to(tl.uint32) << (bit & 31).to(tl.uint32)).to(tl.int32)
         # The interpreter adds up in 64 bits, and has to be told to forget the upper ones.
         sums = tl.cumsum(mark, 0).to(tl.int64).to(tl.int32)
-        last = (rank + 1 == here) | (rank + 1 == begin + BLOCK) | (behind >> 5 != bit >> 5)
-        is_first = (rank > begin) & (before >> 5 != bit >> 5)
-        word = string + (bit >> 5)
-        tl.atomic_add(word, sums, mask=there & last, sem="relaxed")
-        tl.atomic_add(word, mark - sums, mask=there & is_first, sem="relaxed")
+        before = tl.gather(word, tl.maximum(number - 1, 0), 0)
+        behind = tl.gather(word, tl.minimum(number + 1, BLOCK - 1), 0)
+        is_first = (number > 0) & (before != word)
+        is_last = (rank + 1 == here) | (number + 1 == BLOCK) | (behind != word)
+        string = own + tl.load(run + 2)
+        tl.atomic_add(string + word, sums, mask=there & is_last, sem="relaxed")
+        tl.atomic_add(string + word, mark - sums, mask=there & is_first, sem="relaxed")
 
     octets = own.to(tl.pointer_type(tl.uint8), bitcast=True)
     for plane in tl.static_range(PLANES):
-        lane = octets + tl.load(numbers_ptr + 8 + 2 * plane).to(tl.int64) * 4
-        sent = tl.load(numbers_ptr + 9 + 2 * plane) != 0
+        lane = octets + tl.load(run + 8 + 2 * plane).to(tl.int64) * 4
+        sent = tl.load(run + 9 + 2 * plane) != 0
         low = (slot >> 8 * plane) & 255
         tl.store(lane + rank, low.to(tl.uint8), mask=there & sent)
 
@@ -186,10 +215,9 @@ def pack_message_kernel(
     if GIVEN:
         unit = tl.load(units_ptr + entry, mask=there, other=0)
     if PARTS:
-        unit = striped_unit(part, slot, seeds_ptr, PARTS, BITS, COLUMN)
-    # As "clip" has it; unsigned, what is negative would be the last.
+        unit = striped_unit(part, slot, seeds_ptr, PARTS, TURNS, COLUMN)
     unit = tl.minimum(tl.maximum(unit, 0), SIZE - 1).to(tl.int64)
-    values = values_of(own, numbers_ptr, KIND)
+    values = values_of(own, run, KIND)
     if WIDTH == 1:
         value = tl.load(array_ptr + unit, mask=there, other=0)
         tl.store(values + rank, value.to(values.dtype.element_ty), mask=there)
@@ -205,22 +233,26 @@ def pack_message_kernel(
 @triton.jit
 def unpack_message_kernel(
     message_ptr,
-    found_ptr,
-    counts_ptr,
+    ends_ptr,
     numbers_ptr,
     seeds_ptr,
     _into,
     into_ptr,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HALVINGS: tl.constexpr,
+    ROW: tl.constexpr,
     ROOM: tl.constexpr,
     WORDS: tl.constexpr,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     PLANES: tl.constexpr,
     KIND: tl.constexpr,
-    SETS: tl.constexpr,
+    REPLACES: tl.constexpr,
     PARTS: tl.constexpr,
-    BITS: tl.constexpr,
+    TURNS: tl.constexpr,
     COLUMN: tl.constexpr,
+    AT: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -229,34 +261,37 @@ def unpack_message_kernel(
     sender = tl.program_id(0) // blocks
     begin = tl.program_id(0) % blocks * BLOCK
     own = message_ptr + sender.to(tl.int64) * WORDS
-    here = entries_here(tl.load(counts_ptr + sender), numbers_ptr, ROOM)
+    run = numbers_ptr + AT
+    here = entries_here(tl.load(own).to(tl.int32, bitcast=True), run, ROOM)
     if begin >= here:
         return
     rank = begin + tl.arange(0, BLOCK)
     there = rank < here
-    found = tl.load(found_ptr + sender.to(tl.int64) * ROOM + rank, mask=there, other=0)
-    block = (found - tl.load(numbers_ptr + 5) * rank) * tl.load(numbers_ptr + 6)
-    slot = block << tl.load(numbers_ptr + 7)
+    slot = tl.zeros_like(rank)
+    if tl.load(run + 6) != 0:
+        ends = ends_ptr + sender.to(tl.int64) * ROWS
+        bit = find_bits(own + 1, ends, rank, there, BITS, ROWS, HALVINGS, ROW)
+        slot = (bit - tl.load(run + 5) * rank) << tl.load(run + 7)
     octets = own.to(tl.pointer_type(tl.uint8), bitcast=True)
     for plane in tl.static_range(PLANES):
-        lane = octets + tl.load(numbers_ptr + 8 + 2 * plane).to(tl.int64) * 4
-        sent = tl.load(numbers_ptr + 9 + 2 * plane) != 0
+        lane = octets + tl.load(run + 8 + 2 * plane).to(tl.int64) * 4
+        sent = tl.load(run + 9 + 2 * plane) != 0
         low = tl.load(lane + rank, mask=there & sent, other=0)
         slot = slot | (low.to(tl.int32) << 8 * plane)
 
     unit = slot
     if PARTS:
-        unit = striped_unit(sender, slot, seeds_ptr, PARTS, BITS, COLUMN)
+        unit = striped_unit(sender, slot, seeds_ptr, PARTS, TURNS, COLUMN)
     there = there & (unit >= 0) & (unit < SIZE)
     unit = unit.to(tl.int64)
-    values = values_of(own, numbers_ptr, KIND)
+    values = values_of(own, run, KIND)
     kind: tl.constexpr = into_ptr.dtype.element_ty
     if WIDTH == 1:
-        value = tl.load(values + rank, mask=there, other=0)
-        if SETS:
-            tl.store(into_ptr + unit, value.to(kind), mask=there)
+        value = tl.load(values + rank, mask=there, other=0).to(kind)
+        if REPLACES:
+            tl.store(into_ptr + unit, value, mask=there)
         else:
-            tl.atomic_add(into_ptr + unit, value.to(kind), mask=there, sem="relaxed")
+            tl.atomic_add(into_ptr + unit, value, mask=there, sem="relaxed")
     else:
         for column in range(0, WIDTH, COLUMNS):
             at = column + tl.arange(0, COLUMNS)[None, :]
@@ -264,44 +299,26 @@ def unpack_message_kernel(
             of = values + rank[:, None].to(tl.int64) * WIDTH + at
             value = tl.load(of, mask=mask, other=0).to(kind)
             to = into_ptr + unit[:, None] * WIDTH + at
-            if SETS:
+            if REPLACES:
                 tl.store(to, value, mask=mask)
             else:
                 tl.atomic_add(to, value, mask=mask, sem="relaxed")
 
 
 @triton.jit
-def entries_here(count, numbers_ptr, ROOM: tl.constexpr):
+def entries_here(count, run_ptr, ROOM: tl.constexpr):
     """How many entries a message has, of a part that has so many in all."""
-    here = tl.minimum(count - tl.load(numbers_ptr), tl.load(numbers_ptr + 1))
+    here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1))
     return tl.minimum(here, ROOM)
 
 
 @triton.jit
-def values_of(own, numbers_ptr, KIND: tl.constexpr):
+def values_of(own, run_ptr, KIND: tl.constexpr):
     """Where the values of a message begin, as a pointer to numbers of their kind."""
-    values = own + tl.load(numbers_ptr + 4)
+    values = own + tl.load(run_ptr + 4)
     if KIND == 0:
         return values.to(tl.pointer_type(tl.float32), bitcast=True)
     elif KIND == 1:
         return values.to(tl.pointer_type(tl.float16), bitcast=True)
     else:
         return values.to(tl.pointer_type(tl.bfloat16), bitcast=True)
-
-
-@triton.jit
-def striped_unit(
-    part,
-    slot,
-    seeds_ptr,
-    PARTS: tl.constexpr,
-    BITS: tl.constexpr,
-    COLUMN: tl.constexpr,
-):
-    """`striping.invert`: the unit of each slot of a part."""
-    turn = tl.zeros_like(slot)
-    for k in tl.static_range(BITS):
-        seed = tl.load(seeds_ptr + k).to(tl.uint32, bitcast=True)
-        ones = mix((slot >> 5).to(tl.uint32), seed) >> (slot & 31).to(tl.uint32)
-        turn += (ones & 1).to(tl.int32) * ((1 << k) % PARTS)
-    return (part + PARTS - turn % PARTS) % PARTS * COLUMN + slot

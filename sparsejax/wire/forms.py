@@ -133,8 +133,9 @@ class Lengths(NamedTuple):
     there, where each that was handed to the branch would be a kernel of its own.
 
     Attributes:
-        numbers: int32, in the order of the properties; the places of the first message,
-            and of the last.
+        numbers: int32: the need, the rung of the last message, and which of
+            `Ladder.finals` that is; then the first message, and the last: the rank of its
+            first entry, how many it has at most, and the places of its parts.
     """
 
     numbers: jax.Array
@@ -147,9 +148,13 @@ class Lengths(NamedTuple):
         rest = need - first
         final, follows = ladder.final(rest)
         rung = jnp.where(first > 0, follows, ladder.rung(rest))
-        numbers = jnp.stack([need, first, rest, rung, final])
-        places = [form.places(number) for number in (ladder.rung(need), rung)]
-        return cls(lax.optimization_barrier(jnp.concatenate([numbers, *places])))
+        numbers = [
+            jnp.stack([need, rung, final, jnp.zeros_like(need), jnp.minimum(need, top)]),
+            form.places(ladder.rung(need)),
+            jnp.stack([first, rest]),
+            form.places(rung),
+        ]
+        return cls(lax.optimization_barrier(jnp.concatenate(numbers)))
 
     def side(self, sides: int) -> jax.Array:
         """Which of the sides: nothing, one message of a rung, or several."""
@@ -162,34 +167,39 @@ class Lengths(NamedTuple):
         return self.numbers[0]
 
     @property
-    def first(self) -> jax.Array:
-        """The rank of the first entry of the last message."""
-        return self.numbers[1]
-
-    @property
-    def rest(self) -> jax.Array:
-        """Entries of the last message."""
-        return self.numbers[2]
-
-    @property
     def rung(self) -> jax.Array:
-        """Its rung."""
-        return self.numbers[3]
+        """The rung of the last message."""
+        return self.numbers[1]
 
     @property
     def final(self) -> jax.Array:
         """Which of `Ladder.finals` its rung is, if rounds come before it."""
-        return self.numbers[4]
+        return self.numbers[2]
 
     @property
-    def first_places(self) -> jax.Array:
-        """The places of the parts of the first message."""
-        return self.numbers[5 : 5 + (self.numbers.size - 5) // 2]
+    def at_first(self) -> int:
+        """Where the numbers of the first message begin."""
+        return 3
+
+    @property
+    def at_last(self) -> int:
+        """Where the numbers of the last message begin."""
+        return (self.numbers.size + 3) // 2
+
+    @property
+    def first(self) -> jax.Array:
+        """The rank of the first entry of the last message."""
+        return self.numbers[self.at_last]
+
+    @property
+    def rest(self) -> jax.Array:
+        """Entries of the last message."""
+        return self.numbers[self.at_last + 1]
 
     @property
     def last_places(self) -> jax.Array:
         """The places of the parts of the last message."""
-        return self.numbers[5 + (self.numbers.size - 5) // 2 :]
+        return self.numbers[self.at_last + 2 :]
 
 
 def whole_tiles(entries: int, tile: int) -> int:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_kernels
-from pallas_kernels.reference.messages import read_message
+from pallas_kernels.reference.messages import Run, read_message
 from pallas_kernels.striping import Striping
 from sparsejax.axes import as_varying
 from sparsejax.units import bits
@@ -29,12 +29,12 @@ class Into(NamedTuple):
     """What a fold does with an array, in a form that kernels know.
 
     Attributes:
-        sets: Whether values are set, no two of them at one place; else they are added.
+        replaces: Whether values are set, no two of them at one place; else they are added.
         units: From the number of the sender and slots to places in the array; the slots
             themselves if None. Nothing is done at places behind its end.
     """
 
-    sets: bool = False
+    replaces: bool = False
     units: Any = None
 
     @property
@@ -43,14 +43,19 @@ class Into(NamedTuple):
         return self.units is None or isinstance(self.units, Striping)
 
 
+def run_of(first: Any, length: Any, row: jax.Array) -> jax.Array:
+    """What is data of a message, as one array: see `pallas_kernels.pack_message`."""
+    numbers = [jnp.asarray(number, jnp.int32) for number in (first, length)]
+    return jnp.concatenate([jnp.stack(numbers), row])
+
+
 def pack(
     form: Form,
     slots: Slots,
     source: Source,
-    first: jax.Array,
-    length: jax.Array,
-    row: jax.Array,
+    numbers: jax.Array,
     axes: frozenset[str],
+    at: int = 0,
 ) -> jax.Array:
     """Writes a run of ranks of each part into a message of its own.
 
@@ -58,68 +63,65 @@ def pack(
         form: Where the parts of a message are.
         slots: The slots of each part.
         source: Their values.
-        first: The rank of the first slot.
-        length: How many slots a message has room for.
-        row: The places of the message's parts.
+        numbers: As of `run_of`.
         axes: The mesh axes over which messages vary.
+        at: Which of the numbers is the first that is meant.
     """
     parts, room = len(slots.counts), form.ladder.top
-    part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
-    found, _ = bits.slots_of(slots.words, first, room, slots.counts)
-    units = source.units
-    if units is not None and not isinstance(units, Striping):
-        units = units(part, found)
+    units, sent = source.units, slots.words
+    if source.names is not None or not (units is None or isinstance(units, Striping)):
+        # Of these kernels know nothing: they are listed before.
+        part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
+        first = lax.index_in_dim(numbers, at, keepdims=False)
+        found, _ = bits.slots_of(slots.words, first, room, slots.counts)
+        sent = found if source.names is None else source.names(part, found)
+        units = found if units is None else units(part, found)
     message = pallas_kernels.pack_message(
-        found if source.names is None else source.names(part, found),
+        sent,
         slots.counts,
         source.array,
-        first,
-        length,
-        row,
+        numbers,
+        room=room,
         words=form.room,
+        planes=form.planes,
         dtype=form.dtype,
         units=units,
+        at=at,
     )
     message = jnp.pad(message, ((0, form.rows - parts), (0, 0)))
     return as_varying(message, axes)
 
 
 def unpack(
-    form: Form,
-    message: jax.Array,
-    counts: jax.Array,
-    first: jax.Array,
-    length: jax.Array,
-    row: jax.Array,
-    fold: Any,
-    carry: Any,
+    form: Form, message: jax.Array, numbers: jax.Array, fold: Any, carry: Any, at: int = 0
 ) -> Any:
     """Folds the entries of the messages received.
 
     Args:
         form: Where the parts of a message are.
         message: uint32 [senders, words].
-        counts: int32 [senders], how many entries each has in all.
-        first: The rank of the first slot.
-        length: How many slots a message has room for.
-        row: The places of the message's parts.
+        numbers: As of `run_of`.
         fold: What is made of the entries.
         carry: The result so far.
+        at: Which of the numbers is the first that is meant.
     """
-    run = message, counts, first, length, row
     room, longest = form.ladder.top, form.longest
     if fold.into is not None and fold.into.is_known:
         return pallas_kernels.unpack_message(
             carry,
-            *run,
+            message,
+            numbers,
             room=room,
             longest=longest,
+            planes=form.planes,
             dtype=form.dtype,
-            sets=fold.into.sets,
+            replaces=fold.into.replaces,
             units=fold.into.units,
+            at=at,
         )
+    run = Run.of(numbers, at, form.planes)
     slots, values, is_there = read_message(
-        *run, entries=room, longest=longest, shape=form.shape, dtype=form.dtype
+        message, run, room=room, longest=longest, shape=form.shape, dtype=form.dtype
     )
     slots = jnp.where(is_there, slots, form.ladder.width)
     if not fold.in_order:

@@ -15,6 +15,9 @@ from pallas_kernels import striping
 from sparsejax.wire import forms, index_codes, ladder
 
 
+AT = 3  # where the numbers of a run begin
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """What is sent, and how.
@@ -65,6 +68,20 @@ class Case:
     @property
     def row(self):
         return self.form.table[self.rung]
+
+    @property
+    def numbers(self):
+        """What is data of a message, behind numbers that mean something else."""
+        run = [self.first, self.length, *self.row]
+        return np.array([99] * AT + run, np.int32)
+
+    @property
+    def bits(self):
+        """The sets, packed."""
+        flags = np.zeros((self.parts, self.width), bool)
+        for row, slots in zip(flags, self.slots, strict=True):
+            row[slots] = True
+        return np.packbits(flags, axis=1, bitorder="little").view(np.uint32)
 
     @property
     def room(self):
@@ -165,14 +182,14 @@ class Case:
         message[:, self.form.ladder.rungs[self.rung].words :] = 0xFFFFFFFF
         return message
 
-    def total(self, into, sets):
+    def total(self, into, replaces):
         """What the array becomes in which values are added, or set."""
         total = np.array(into).astype(np.float64)
         for part, slots in enumerate(self.sent):
             units = slots if self.units == "given" else self.units_of(part, slots)
             numbers = self.array[self.units_of(part, slots)].astype(np.float64)
             inside = units < len(total)
-            if sets:
+            if replaces:
                 total[units[inside]] = numbers[inside]
             else:
                 np.add.at(total, units[inside], numbers[inside])
@@ -203,43 +220,44 @@ CASES = {
 
 
 def check_pack(pack, case):
-    """A message, word for word."""
-    message = pack(
-        case.listed,
-        case.counts,
-        case.array,
-        np.int32(case.first),
-        np.int32(case.length),
-        case.row,
-        words=case.form.room,
-        dtype=jnp.dtype(case.wire),
-        units=case.given,
-    )
-    np.testing.assert_array_equal(message, case.message)
+    """A message, word for word; from a list, and from bits where units need none."""
+    lists = [True, False] if case.units != "given" else [True]
+    for listed in lists:
+        message = pack(
+            case.listed if listed else case.bits,
+            case.counts,
+            case.array,
+            case.numbers,
+            room=case.room,
+            words=case.form.room,
+            planes=case.form.planes,
+            dtype=jnp.dtype(case.wire),
+            units=case.given,
+            at=AT,
+        )
+        np.testing.assert_array_equal(message, case.message)
 
 
-def check_unpack(unpack, case, *, sets=False, size=None, dtype=np.float32):
+def check_unpack(unpack, case, *, replaces=False, size=None, dtype=np.float32):
     """Sums in an array that has something in it already; what is behind it is left out."""
     whole = case.striping.size if case.striping else case.width
     size = whole if size is None else size
-    sets = sets or case.units == "striped"
-    into = np.ones((size, *case.shape)).astype(dtype)
-    if sets and case.units != "striped":
+    if replaces and not case.striping:
         case = dataclasses.replace(case, density=case.density[:1])
+    into = np.ones((size, *case.shape)).astype(dtype)
     total = unpack(
         into,
         case.received,
-        case.counts,
-        np.int32(case.first),
-        np.int32(case.length),
-        case.row,
+        case.numbers,
         room=case.room,
         longest=case.form.longest,
+        planes=case.form.planes,
         dtype=jnp.dtype(case.wire),
-        sets=sets,
+        replaces=replaces,
         units=case.striping,
+        at=AT,
     )
     assert total.dtype == into.dtype
     np.testing.assert_array_equal(
-        np.asarray(total).astype(np.float64), case.total(into, sets)
+        np.asarray(total).astype(np.float64), case.total(into, replaces)
     )

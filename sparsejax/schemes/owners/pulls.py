@@ -149,7 +149,7 @@ class Owned:
             messages.Source(totals),
             fullest,
             messages.Fold(
-                zeros, place, into=messages.Into(sets=True, units=self.layout.units_of)
+                zeros, place, into=messages.Into(replaces=True, units=self.layout.units_of)
             ),
         )
         units = jnp.sum(sent.counts).astype(jnp.float32)
