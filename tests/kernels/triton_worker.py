@@ -9,10 +9,12 @@ the process must fail. Arrays lie between canaries, which must live.
 The interpreter runs programs one after another, so it cannot show a race.
 """
 
+import contextlib
 import os
 import pathlib
 import sys
-import types
+import threading
+from types import ModuleType
 
 
 os.environ["TRITON_INTERPRET"] = "1"  # Before Triton is imported.
@@ -25,7 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_kernels as kernels
-from pallas_kernels import rank_select
+from pallas_kernels import backends, rank_select, types
+from sparsejax import schemes
+from sparsejax.wire import Wire
+from tests import helpers
 from tests.kernels import contract, messages
 
 
@@ -83,10 +88,10 @@ class Guarded:
         assert (guards == CANARY).all(), f"{name} wrote past the end of an array"
 
 
-def launch(
+def interpreted(
     kernel, programs, operands, *, in_place=(), results=(), warps=4, **sizes
-) -> list:
-    """As `pallas_kernels.triton.launch`, in the interpreter."""
+) -> list[np.ndarray]:
+    """What a kernel leaves in place, and its results."""
     del warps
     assert programs <= 128, "the interpreter takes 14 ms a program"
     reads = [Guarded(x) for x in operands]
@@ -95,7 +100,28 @@ def launch(
     kernel[(programs,)](*reads, *works, *works, *fills, **sizes)
     for argument in (*reads, *works, *fills):
         argument.check(kernel.__name__)
-    return [jnp.asarray(argument.array) for argument in (*works, *fills)]
+    return [argument.array for argument in (*works, *fills)]
+
+
+def launch(*given, **sizes) -> list:
+    """As `pallas_kernels.triton.launch`, in the interpreter."""
+    return [jnp.asarray(array) for array in interpreted(*given, **sizes)]
+
+
+# The interpreter has one program at a time, and devices of a CPU are threads.
+ALONE = threading.Lock()
+
+
+def launch_when_run(kernel, programs, operands, *, in_place, **sizes) -> list:
+    """The same in a program that JAX compiles."""
+
+    def run(*arrays):
+        operands, works = arrays[: -len(in_place)], arrays[-len(in_place) :]
+        with ALONE:
+            return interpreted(kernel, programs, operands, in_place=works, **sizes)
+
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in in_place]
+    return jax.pure_callback(run, like, *operands, *in_place)
 
 
 def load(file, old="", new=""):
@@ -264,6 +290,61 @@ def check_messages(made):
             messages.check_unpack(unpack, messages.CASES[name])
 
 
+@contextlib.contextmanager
+def sent_by(run):
+    """While a step is traced, computes messages by `run`; takes note of what is sent."""
+    sent = []
+    to_owners, to_all = Wire.all_to_all, Wire.all_gather
+
+    def noting(send):
+        def call(wire, x, **how):
+            note = lambda rank, x: sent.append((int(rank), np.asarray(x).tobytes()))
+            jax.debug.callback(note, wire.rank, x)
+            return send(wire, x, **how)
+
+        return call
+
+    with (
+        helpers.for_gpus(),
+        mock.patch.object(backends, "run", run),
+        mock.patch.object(Wire, "all_to_all", noting(to_owners)),
+        mock.patch.object(Wire, "all_gather", noting(to_all)),
+    ):
+        yield sent
+
+
+def check_exchange(made):
+    """Zen on devices of a CPU sends by kernels what it sends by reference, and is exact."""
+    original, launched = backends.run, set()
+    made.launch = launch_when_run
+    made._NUMBERS, made._COLUMNS = 64, 8
+
+    def by_kernels(operation, named, of, size, *operands):
+        if operation not in ("pack_message", "unpack_message"):
+            return original(operation, named, of, size, *operands)
+        launched.add(operation)
+        axes = frozenset().union(*map(types.varying_axes, operands))
+        operands = types.without_types(operands, axes)
+        result = getattr(made, operation)(*operands, **of["triton"].keywords)
+        return types.as_varying(result, axes)
+
+    ranks, size = 3, 3001
+    for shape, density in (((), 0.01), ((), 0.1), ((3,), 0.03)):
+        x = helpers.gradients(ranks, size, density, shape=shape, seed=5)
+        seen = []
+        for run in (original, by_kernels):
+            with sent_by(run) as sent:
+                step = lambda x: helpers.call(schemes.Zen(), x)
+                done = helpers.ranked(step, ranks)(x)
+                jax.effects_barrier()
+            helpers.assert_same_on_all_ranks(done.total)
+            np.testing.assert_array_equal(done.total[0], helpers.total(x))
+            assert len(sent) >= 2 * ranks, "nothing was sent"
+            seen.append((sorted(sent), jax.tree.map(float, done.traffic.push.wire[0])))
+        assert seen[0] == seen[1], "kernels send something else"
+    assert launched == {"pack_message", "unpack_message"}
+
+
 CHECKS = {
     "bitmap.py": check_bitmap,
     "words.py": lambda made: check_bitmap(with_helpers("bitmap.py", made)),
@@ -272,16 +353,20 @@ CHECKS = {
     "threshold_hash.py": check_threshold_hash,
     "coo_add.py": check_coo_add,
     "messages.py": check_messages,
+    "exchange": check_exchange,
     "slots.py": lambda made: check_messages(with_helpers("messages.py", made)),
 }
+
+FILES = {"exchange": "messages.py"}  # where a check has not the name of its file
 
 
 def main(file=None, old="", new=""):
     # jax-triton needs a GPU's jaxlib to be imported, and nothing here is launched by it.
-    sys.modules.setdefault("jax_triton", types.ModuleType("jax_triton"))
+    sys.modules.setdefault("jax_triton", ModuleType("jax_triton"))
     jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 3)
     for name in [file] if file else CHECKS:
-        CHECKS[name](load(name, old, new))
+        CHECKS[name](load(FILES.get(name, name), old, new))
         print(f"{name} holds", flush=True)
 
 
