@@ -120,8 +120,21 @@ def _unpacked(stage: Stage) -> Moved:
     return Moved(2 * values + indices, values)
 
 
+def _cleared(stage: Stage) -> Moved:
+    """Bytes of a kernel that clears what is in messages beside values."""
+    entries, indices = stage.moved(stage.packed)
+    words = [stage.ladder.rungs[number].words for number, _ in stage.rounds]
+    sent = 4 * stage.packed.shape[1] * sum(words) / max(len(words), 1)
+    padding = max(sent - entries * stage.ladder.unit_bytes - indices, 0.0)
+    return Moved(0.0, indices + padding)
+
+
 # Kernels of ours whose cost follows what there is, by the function that launches them.
-KERNELS = {"messages.py:pack_message": _packed, "messages.py:unpack_message": _unpacked}
+KERNELS = {
+    "messages.py:pack_message": _packed,
+    "messages.py:_cleared": _cleared,
+    "messages.py:unpack_message": _unpacked,
+}
 
 # Where a stage begins: the load of each.
 STAGES = {

@@ -70,6 +70,7 @@ KERNELS = {
         "partition_dense",
         "threshold_hash",
         "coo_add",
+        "clear_message",
         "pack_message",
         "unpack_message",
     )

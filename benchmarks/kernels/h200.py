@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 import pallas_kernels as kernels
 from pallas_kernels import striping
+from pallas_kernels.reference.messages import SINGLE
 
 
 SIZE = 1 << 24
@@ -132,7 +133,7 @@ def operations() -> dict:
 
 
 ROOM = 1 << 16  # entries of a part in the longest message
-PLACES = 10  # numbers of a row of places for a code of one byte, or two
+PLACES = SINGLE + 4  # numbers of a row of places for a code of one byte, or two
 
 
 def messages() -> dict:

@@ -5,6 +5,10 @@ of places, where the run of entries begins and how many there are at most. A ker
 many programs as the longest message would take, and those behind the last entry leave at
 once; plain XLA goes over as many entries as there is room for. A kernel finds the bits of
 its entries itself, so nothing but the message has the length of a message.
+
+Pallas has no kernel for them. What a kernel is given there has one dtype, and a message has
+words, bytes and values of another dtype, at places that are data: each word would have to
+be put together from four slots or two values, each loaded by itself.
 """
 
 import jax
@@ -44,8 +48,8 @@ def pack_message(
         counts: int32 [parts], how many slots each part has in all.
         array: [units, ...], in which the values are.
         numbers: int32, what is data and the same for all parts: the rank of the first entry
-            that is sent, how many are sent at most, and where the parts of a message are
-            (`reference.messages.Places`).
+            that is sent, how many are sent at most, no more than there is room for, and
+            where the parts of a message are (`reference.messages.Places`).
         room: Entries of the longest message, a multiple of 4.
         words: Of a message, whichever it is: wherever the values begin, those of the whole
             room must fit behind, and planes that are not sent begin behind them.
@@ -57,7 +61,8 @@ def pack_message(
         backend: See `backends`.
 
     Returns:
-        uint32 [parts, words]; all words in which there is nothing are zero.
+        uint32 [parts, words]; words of a message in which there is nothing are zero, and
+        those behind it may be anything.
     """
     _check_rows("slots", slots, ("uint32", "int32"))
     checks.integers("counts", counts)

@@ -7,7 +7,8 @@ A message is a row of words of uint32, of which a table (`Places`) says what is 
     lanes    the low 8, 16 or 32 bits of each slot, byte by byte: all lowest bytes first
     values   the entries' values, one behind the other
 
-All words in which there is nothing are zero. The places, the rank of the first entry and
+All words of a message in which there is nothing are zero, and words behind it may be
+anything. The places, the rank of the first entry and
 how many entries there are at most are data, so one program writes messages of every size:
 it takes each part to have as many entries as there is room for, and leaves out those that
 are not there.
@@ -25,7 +26,7 @@ from pallas_kernels.rank_select import WORD, slots_of
 
 
 MOST_FLAT = 2**31 - 1  # words that int32 numbers
-SINGLE = 6  # numbers of a row of places before those of the planes
+SINGLE = 7  # numbers of a row of places before those of the planes
 
 
 class Places:
@@ -41,6 +42,7 @@ class Places:
         has_lanes: 0 of a bitmap, else 1.
         has_string: Whether there is a string.
         shift: How many low bits of a slot are in lanes; at most 30.
+        end: How many words the message has.
         planes: For each byte of the lanes where it begins, and whether it is sent: 1 or 0.
             One that is not begins behind the values of the longest message.
     """
@@ -48,7 +50,7 @@ class Places:
     def __init__(self, row: jax.Array):
         numbers = [lax.index_in_dim(row, i, keepdims=False) for i in range(row.size)]
         self.string, self.length, self.values, self.has_lanes, *numbers = numbers
-        self.has_string, self.shift, *planes = numbers
+        self.has_string, self.shift, self.end, *planes = numbers
         self.planes = list(zip(planes[::2], planes[1::2], strict=True))
 
 
@@ -57,7 +59,7 @@ class Run(NamedTuple):
 
     Attributes:
         first: The rank of the first entry.
-        length: How many entries a message has at most.
+        length: How many entries a message has at most, and there is room for.
         places: Where the parts of a message are.
     """
 
@@ -72,9 +74,9 @@ class Run(NamedTuple):
         row = lax.slice_in_dim(numbers, at + 2, at + 2 + SINGLE + 2 * planes)
         return cls(number(0), number(1), Places(row))
 
-    def here(self, counts: jax.Array, room: int) -> jax.Array:
+    def here(self, counts: jax.Array) -> jax.Array:
         """How many entries messages have, of parts that have so many in all."""
-        return jnp.clip(counts - self.first, 0, jnp.minimum(self.length, room))
+        return jnp.clip(counts - self.first, 0, self.length)
 
 
 def pack_message(
@@ -87,7 +89,7 @@ def pack_message(
         slots, _ = slots_of(slots, run.first, room, counts)
     part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
     places = run.places
-    here = run.here(counts, room)[:, None]
+    here = run.here(counts)[:, None]
     is_there = lax.iota(jnp.int32, room) < here
     # Headers and lanes in one kernel, marks in theirs, values in another.
     column = lax.broadcasted_iota(jnp.int32, (parts, words), 1)
@@ -219,7 +221,7 @@ def read_message(
         them there are.
     """
     places, senders = run.places, len(message)
-    here = run.here(lax.bitcast_convert_type(message[:, 0], jnp.int32), room)
+    here = run.here(lax.bitcast_convert_type(message[:, 0], jnp.int32))
     # A string that tells nothing has no bits.
     ones = here * (places.length > 0)
     strings = cut_strings(message, places, longest)

@@ -13,13 +13,15 @@ the cache, and no list of all entries is written and read again.
 The bits of a string ascend with the entries, so all that are in one word are a run of
 neighbours. Sums of marks from the program's first entry on, modulo 2^32, give a word as the
 sum at the last of its run less the sum before the first: two atomic additions a word and
-program, where one for each bit would meet up to 32 others at one address.
+program, where one for each bit would meet up to 32 others at one address. So a launch
+before has cleared the messages: not where values will be, nor behind what is sent.
 
 An atomic addition of float32 takes denormals for zero on GPUs of NVIDIA, here as in XLA.
 """
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import triton  # pyright: ignore[reportMissingImports]
@@ -35,6 +37,7 @@ from pallas_kernels.triton.slots import find_bits, striped_unit
 _NUMBERS = 1024  # of the values of a program's entries at a time
 _COLUMNS = 256  # and of one entry, where it has so many
 _WARPS = 8
+_CLEARED = 4096  # words that a program clears
 _KINDS = {jnp.dtype(kind): i for i, kind in enumerate(("float32", "float16", "bfloat16"))}
 
 
@@ -58,7 +61,7 @@ def pack_message(
             given[0] if given else counts,
             _seeds(units),
         ),
-        in_place=(jnp.zeros((len(slots), words), jnp.int32),),
+        in_place=(_cleared(counts, numbers, words, room, width, dtype, at),),
         warps=_WARPS,
         LISTED=int(listed),
         BITS=slots.shape[1],
@@ -113,6 +116,23 @@ def unpack_message(
     return sums.reshape(into.shape)
 
 
+def _cleared(counts, numbers, words, room, width, dtype, at):
+    """Messages that are zero wherever no value will be; behind them is anything."""
+    (message,) = launch(
+        clear_message_kernel,
+        len(counts) * triton.cdiv(words, _CLEARED),
+        (counts, numbers),
+        results=[jax.ShapeDtypeStruct((len(counts), words), jnp.int32)],
+        warps=_WARPS,
+        ROOM=room,
+        WORDS=words,
+        UNIT=width * dtype.itemsize,
+        AT=at,
+        BLOCK=_CLEARED,
+    )
+    return message
+
+
 def _sizes(width):
     """Entries of a program, and the columns of their values that it handles at a time."""
     columns = min(triton.next_power_of_2(width), _COLUMNS)
@@ -134,6 +154,35 @@ def _striped(units):
     turns = striping.turn_seeds(units.parts, units.seed).size
     column = striping.width(units.size, units.parts)
     return {"PARTS": units.parts, "TURNS": turns, "COLUMN": column}
+
+
+@triton.jit
+def clear_message_kernel(
+    counts_ptr,
+    numbers_ptr,
+    message_ptr,
+    ROOM: tl.constexpr,
+    WORDS: tl.constexpr,
+    UNIT: tl.constexpr,
+    AT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program clears a run of words of a message, but for those of its values."""
+    blocks: tl.constexpr = (WORDS + BLOCK - 1) // BLOCK
+    part = tl.program_id(0) // blocks
+    begin = tl.program_id(0) % blocks * BLOCK
+    run = numbers_ptr + AT
+    end = tl.load(run + 8)
+    if begin >= end:
+        return
+    here = entries_here(tl.load(counts_ptr + part), run, ROOM)
+    values = tl.load(run + 4)
+    # A word that values fill by half is cleared, too; so many bytes are more than int32.
+    behind = values + tl.maximum(here, 0).to(tl.int64) * UNIT // 4
+    word = begin + tl.arange(0, BLOCK)
+    mask = (word < end) & ((word < values) | (word >= behind))
+    own = message_ptr + part.to(tl.int64) * WORDS
+    tl.store(own + word, tl.zeros_like(word), mask=mask)
 
 
 @triton.jit
@@ -206,8 +255,8 @@ def pack_message_kernel(
 
     octets = own.to(tl.pointer_type(tl.uint8), bitcast=True)
     for plane in tl.static_range(PLANES):
-        lane = octets + tl.load(run + 8 + 2 * plane).to(tl.int64) * 4
-        sent = tl.load(run + 9 + 2 * plane) != 0
+        lane = octets + tl.load(run + 9 + 2 * plane).to(tl.int64) * 4
+        sent = tl.load(run + 10 + 2 * plane) != 0
         low = (slot >> 8 * plane) & 255
         tl.store(lane + rank, low.to(tl.uint8), mask=there & sent)
 
@@ -274,8 +323,8 @@ def unpack_message_kernel(
         slot = (bit - tl.load(run + 5) * rank) << tl.load(run + 7)
     octets = own.to(tl.pointer_type(tl.uint8), bitcast=True)
     for plane in tl.static_range(PLANES):
-        lane = octets + tl.load(run + 8 + 2 * plane).to(tl.int64) * 4
-        sent = tl.load(run + 9 + 2 * plane) != 0
+        lane = octets + tl.load(run + 9 + 2 * plane).to(tl.int64) * 4
+        sent = tl.load(run + 10 + 2 * plane) != 0
         low = tl.load(lane + rank, mask=there & sent, other=0)
         slot = slot | (low.to(tl.int32) << 8 * plane)
 

@@ -118,6 +118,7 @@ class Form(Values):
             int(code.lane != 0),
             int(string > 0),
             min(code.lane, 30),
+            rung.words,
             *planes,
         ]
 

@@ -88,7 +88,7 @@ def test_without_room_or_with_other_shapes_it_says_so():
         pack(bits, counts, array, numbers, units=jnp.asarray(case.listed))
     with pytest.raises(kernels.KernelArgumentError, match="must be a list"):
         pack(jnp.asarray(case.listed[:, 4:]), counts, array, numbers)
-    with pytest.raises(kernels.KernelArgumentError, match="numbers must be 13"):
+    with pytest.raises(kernels.KernelArgumentError, match="numbers must be 14"):
         pack(bits, counts, array, numbers[: messages.AT + 9], at=messages.AT)
     with pytest.raises(kernels.KernelArgumentError, match="2, 4 or 8 bytes"):
         pack(bits, counts, array, numbers, dtype=jnp.int8)

@@ -112,16 +112,21 @@ def launch(*given, **sizes) -> list:
 ALONE = threading.Lock()
 
 
-def launch_when_run(kernel, programs, operands, *, in_place, **sizes) -> list:
+def launch_when_run(
+    kernel, programs, operands, *, in_place=(), results=(), **sizes
+) -> list:
     """The same in a program that JAX compiles."""
+    first = len(operands)
 
     def run(*arrays):
-        operands, works = arrays[: -len(in_place)], arrays[-len(in_place) :]
+        given, works = arrays[:first], arrays[first:]
         with ALONE:
-            return interpreted(kernel, programs, operands, in_place=works, **sizes)
+            return interpreted(
+                kernel, programs, given, in_place=works, results=results, **sizes
+            )
 
     like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in in_place]
-    return jax.pure_callback(run, like, *operands, *in_place)
+    return jax.pure_callback(run, [*like, *results], *operands, *in_place)
 
 
 def load(file, old="", new=""):
@@ -277,6 +282,7 @@ def check_messages(made):
         operands = slots, counts, numbers, array, *given
         return made.pack_message(*operands, units=units, **sizes)
 
+    made._CLEARED = 128
     made._NUMBERS, made._COLUMNS = 64, 8  # so that small messages take several programs
     pack, unpack = on_arrays(pack), on_arrays(made.unpack_message)
     for case in messages.CASES.values():
@@ -317,7 +323,7 @@ def check_exchange(made):
     """Zen on devices of a CPU sends by kernels what it sends by reference, and is exact."""
     original, launched = backends.run, set()
     made.launch = launch_when_run
-    made._NUMBERS, made._COLUMNS = 64, 8
+    made._NUMBERS, made._COLUMNS, made._CLEARED = 64, 8, 256
 
     def by_kernels(operation, named, of, size, *operands):
         if operation not in ("pack_message", "unpack_message"):
