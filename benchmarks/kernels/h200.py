@@ -9,7 +9,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 import pallas_kernels as kernels
-from pallas_kernels import striping
+from pallas_kernels import rank_select, striping
 from pallas_kernels.reference.messages import SINGLE
 
 
@@ -135,6 +135,12 @@ def operations() -> dict:
 ROOM = 1 << 16  # entries of a part in the longest message
 PLACES = SINGLE + 4  # numbers of a row of places for a code of one byte, or two
 
+MESSAGES = (
+    ("numbers", (), jnp.float32),
+    ("rows", (512,), jnp.float32),
+    ("rows of three halves", (3,), jnp.bfloat16),
+)
+
 
 def messages() -> dict:
     """Messages of numbers and of rows, from a striped hash and back; see `operations`.
@@ -142,11 +148,7 @@ def messages() -> dict:
     One program for all codes: which of them a message has is data.
     """
     calls = {}
-    for name, shape, dtype in (
-        ("numbers", (), jnp.float32),
-        ("rows", (512,), jnp.float32),
-        ("rows of three halves", (3,), jnp.bfloat16),
-    ):
+    for name, shape, dtype in MESSAGES:
         size = SIZE if not shape else SIZE // 16
         units = striping.Striping(size, PARTS, 0)
         width = striping.width(size, PARTS)
@@ -176,6 +178,41 @@ def messages() -> dict:
             4 * size * math.prod(shape) + 8 * words * PARTS,
         )
     return calls
+
+
+SECTOR = 32  # bytes that come with a number from a place of its own
+
+
+def shares(filled: float) -> dict[str, float]:
+    """Bytes that messages must move over bytes that their kernels do move, by the name.
+
+    Of messages that are filled so far, from sets and into sums that are spread at random:
+    what must be moved are the sets, the values where they are, in sectors, and the message;
+    beside these kernels move the counts of rows of words, and what is cleared first.
+
+    Args:
+        filled: The share of the longest message that there is to send.
+    """
+    found = {}
+    for name, shape, dtype in MESSAGES:
+        size = SIZE if not shape else SIZE // 16
+        width = striping.width(size, PARTS)
+        entries = filled * ROOM
+        travels = jnp.dtype(dtype).itemsize * math.prod(shape)
+        lies = max(SECTOR, 4 * math.prod(shape))
+        string = (ROOM + width / 256) / 8
+        # Rows of words, one a word as long as they are few; read and written once.
+        ends = 8 * min(width // 32, rank_select.AT_ONCE)
+        message = string + entries * (1 + travels)
+        must = width / 8 + entries * lies + message
+        # The sets are read where they are counted, too.
+        does = must + width / 8 + ends + string + entries
+        found[f"pack_message, {name}"] = must / does
+        for how, times in (("added", 2), ("set", 1)):
+            must = message + times * entries * lies
+            does = must + string + 8 * min(string / 4, rank_select.AT_ONCE)
+            found[f"unpack_message, {name}, {how}"] = must / does
+    return found
 
 
 HAS_PALLAS = {

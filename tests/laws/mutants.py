@@ -116,6 +116,24 @@ MUTANTS = {
         "first = lax.div(need, top)",
         "tests/wire/test_at_once.py",
     ),
+    "for GPUs, the last message is read as the first one": Mutant(
+        "sparsejax/wire/messages.py",
+        "carry = self.unpack_whole(arrived, lengths.numbers, carry, lengths.at_last)",
+        "carry = self.unpack_whole(arrived, lengths.numbers, carry, lengths.at_first)",
+        "tests/wire/test_at_once.py",
+    ),
+    "a kernel's sums are set, not added": Mutant(
+        "pallas_kernels/reference/messages.py",
+        "    if not replaces:\n",
+        "    if False:\n",
+        "tests/kernels/test_messages.py tests/wire/test_at_once.py",
+    ),
+    "words of a message behind its last entry are not zero": Mutant(
+        "pallas_kernels/reference/messages.py",
+        "lanes = _lanes(jnp.where(is_there, slots, 0), places, column)",
+        "lanes = _lanes(slots, places, column)",
+        "tests/kernels/test_messages.py",
+    ),
     "for GPUs, rounds before the last are not folded": Mutant(
         "sparsejax/wire/messages.py",
         "_, carry, message = lax.while_loop(more, turn, state)",
