@@ -34,6 +34,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from importlib import resources
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -166,7 +167,7 @@ def run_on_chosen(
     return run(operation, named, kernels, x.size, level, x, *operands)
 
 
-def bound(kernels: dict[str, Callable], **sizes: int) -> dict[str, Callable]:
+def bound(kernels: dict[str, Callable], **sizes: Any) -> dict[str, Callable]:
     """The functions of all backends with these sizes."""
     return {name: functools.partial(kernel, **sizes) for name, kernel in kernels.items()}
 

@@ -309,12 +309,12 @@ def _sum_in_blocks(x, block=_BLOCK):
 
 # So many numbers are each added up by itself: 16 million additions, in one kernel. Masks of
 # many blocks are worse: of 60,000 times 64 by 64 ptxas makes a kernel in 20 s.
-_AT_ONCE = 1 << 12
+AT_ONCE = 1 << 12
 
 
 def _sum_one_by_one(x):
     length = x.shape[-1]
-    if length > _AT_ONCE:
+    if length > AT_ONCE:
         padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % _BLOCK)])
         blocks = padded.reshape(*x.shape[:-1], -1, _BLOCK)
         sums = jnp.sum(blocks, axis=-1, dtype=jnp.int32)

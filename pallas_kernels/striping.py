@@ -16,6 +16,7 @@ do but for parts / 65536.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,24 @@ from jax import lax
 from pallas_kernels.hashing import mix32
 from pallas_kernels.platforms import is_elsewhere
 from pallas_kernels.rank_select import WORD, pack, unpack
+
+
+class Striping(NamedTuple):
+    """A striped hash as a map from slots to units, which kernels know too.
+
+    Attributes:
+        size: How many units there are.
+        parts: How many parts.
+        seed: Which hash.
+    """
+
+    size: int
+    parts: int
+    seed: int
+
+    def __call__(self, part: jax.Array, slots: jax.Array) -> jax.Array:
+        """The unit of each slot of a part; at least `size` where it belongs to none."""
+        return invert(part, slots, *self)
 
 
 _FUSED = 4  # steps of a split; one of 16 ranks has so many
@@ -108,11 +127,15 @@ def _turn_bits(parts):
 
 def _turn_words(words, parts, seed):
     """The bits of the turns of 32 slots, for each word of slots: [bits, ...]."""
-    seeds = [
-        (seed * 0x9E3779B1 + k * 0x7F4A7C15) & 0xFFFFFFFF for k in range(_turn_bits(parts))
-    ]
     # All bits at once, so that the hash is compiled once.
-    return mix32(words.astype(jnp.uint32), _ahead(np.array(seeds, np.uint32), words.ndim))
+    return mix32(words.astype(jnp.uint32), _ahead(turn_seeds(parts, seed), words.ndim))
+
+
+def turn_seeds(parts: int, seed: int) -> np.ndarray:
+    """The seed of the hash of each bit of a turn, uint32 [bits]."""
+    bits = range(_turn_bits(parts))
+    seeds = [(seed * 0x9E3779B1 + k * 0x7F4A7C15) & 0xFFFFFFFF for k in bits]
+    return np.array(seeds, np.uint32)
 
 
 def _weighed(ones, parts):

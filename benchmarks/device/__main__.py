@@ -8,6 +8,10 @@ the turns that the program's own message sizes say (`turns`). These are held aga
 of the same load on CPU devices, of a smaller one where it is large: if they differ, nothing
 is written and the run ends with an error.
 
+`--kernels triton` counts the step in which our kernels of Triton pack and unpack messages;
+"auto" has plain XLA until a GPU was measured on. What such a kernel moves are the entries
+that there are, since it leaves at once where there is none.
+
 `--graphs` counts instead what XLA captures in CUDA graphs, for several settings of the flag
 that says which types of thunks it may (`graphs`), and ends with an error unless a step is
 one graph where it may capture all.
@@ -33,6 +37,7 @@ from benchmarks.harness.record import Recorder, say
 from benchmarks.harness.settings import option
 from benchmarks.harness.table import Column
 from benchmarks.kernels import h200
+from pallas_kernels import backends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Settings(settings.Settings):
         costs: A file to replace the stated costs.
         trust: Whether turns are taken as they are reckoned.
         plot: Whether to draw the predicted times.
+        kernels: Which backend computes the kernels.
         graphs: Whether to count what is captured in CUDA graphs, and nothing else.
     """
 
@@ -58,6 +64,7 @@ class Settings(settings.Settings):
     costs: str | None = option(None, "a JSON file of measured costs", recorded="FILE")
     trust: bool = option(False, "do not hold turns against a run on CPU devices")
     plot: bool = option(False, "draw the times from all rows of the result file")
+    kernels: str = option("auto", "our kernels", choices=("auto", *backends.BACKENDS))
     graphs: bool = option(False, "count what is captured in CUDA graphs instead")
 
 
@@ -107,13 +114,16 @@ GRAPHS = [
 ]
 
 
-def row_of(scheme: str, load: Load, one: compiled.Counted, cost: costs.Costs) -> dict:
+def row_of(
+    scheme: str, load: Load, one: compiled.Counted, cost: costs.Costs, kernels: str = "auto"
+) -> dict:
     """A row of the results: what a step of a scheme takes for a load."""
     seconds = cost.seconds(one.counts)
     own, of_sum = load.densities
     return {
         "load": load.name,
         "scheme": scheme,
+        "kernels": kernels,
         "ranks": RANKS,
         "densities": [float(own), float(of_sum)],
         "array": load.bytes,
@@ -186,13 +196,13 @@ def main() -> int:
         return 1
     if given.graphs:
         return count_graphs(given, gpus)
-    record = Recorder("device", given.command(), ("load", "scheme"))
+    record = Recorder("device", given.command(), ("load", "scheme", "kernels"))
     for name in given.loads:
         load = LOADS[name]
         for scheme in given.schemes:
             try:
-                one = compiled.counted(scheme, load, gpus)
-                row = row_of(scheme, load, one, cost)
+                one = compiled.counted(scheme, load, gpus, kernels=given.kernels)
+                row = row_of(scheme, load, one, cost, given.kernels)
                 say(
                     f"{name}, {scheme}: {row['launches']:,.0f} launches, "
                     f"{row['waits']:,.0f} waits, compiled in {row['compile']:.1f} s"

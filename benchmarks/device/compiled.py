@@ -82,7 +82,11 @@ def step(scheme: str, load: Load, mesh: Mesh) -> Step:
 
 
 def counted(
-    scheme: str, load: Load, mesh: Mesh, commands: tuple[str, ...] = graphs.USUAL
+    scheme: str,
+    load: Load,
+    mesh: Mesh,
+    commands: tuple[str, ...] = graphs.USUAL,
+    kernels: str = "auto",
 ) -> Counted:
     """Compiles a step for these devices and counts what it does for a load.
 
@@ -91,6 +95,7 @@ def counted(
         load: What is summed.
         mesh: The devices.
         commands: The types of thunks that are captured in CUDA graphs.
+        kernels: Which backend computes the kernels.
     """
     one = step(scheme, load, mesh)
     everywhere = NamedSharding(mesh, P())
@@ -104,7 +109,7 @@ def counted(
     )
     # Programs that were traced before do not pass by here.
     jax.clear_caches()
-    backend = "triton" if scheme == ALGORITHM_1 else "auto"
+    backend = "triton" if scheme == ALGORITHM_1 else kernels
     asked = sparsejax.use_kernels(backend, compile_only=True)
     with turns.watched(load) as known, jax.set_mesh(mesh), asked:
         lowered = one.run.lower(x, state)
@@ -113,6 +118,6 @@ def counted(
         program = lowered.compile(compiler_options=options)
     seconds = time.perf_counter() - start
     text = hlo.parse(program.as_text())
-    walk = Walk(text, known.turns, known.taken, RANKS, known.ragged)
+    walk = Walk(text, known.turns, known.taken, RANKS, known.ragged, known.kernel)
     temporary = program.memory_analysis().temp_size_in_bytes
     return Counted(walk(), temporary, seconds, known, found[0])

@@ -19,6 +19,7 @@ from benchmarks.device.hlo import ProgramError
 from benchmarks.device.lists import ListStage
 from benchmarks.device.loads import RANKS, Counts, Load
 from benchmarks.device.ragged import RaggedStage
+from benchmarks.device.traffic import Moved
 from benchmarks.device.walk import Ragged
 from sparsejax.schemes import row_lists
 from sparsejax.schemes.owners import ragged as owners_ragged
@@ -81,6 +82,17 @@ class Stage:
             first += length
         return tiles
 
+    def moved(self, counts: np.ndarray) -> tuple[float, float]:
+        """Entries of all parts in a round, and bytes of their slots; means of all ranks."""
+        rounds = max(len(self.rounds), 1)
+        entries = counts.sum() / len(counts) / rounds
+        indices = 0.0
+        for number, _ in self.rounds:
+            code = self.ladder.rungs[number].code
+            lane, each, others = code.needed_terms(self.ladder.width)
+            indices += (lane + each) * entries + others * counts.shape[1]
+        return entries, indices / 8 / rounds
+
     @property
     def pays(self) -> bool:
         """Whether entries take fewer bytes than the dense way out."""
@@ -94,6 +106,37 @@ class Stage:
         sent = 4 * self.messages * sum(rung.words for rung in rungs)
         return sent + self.rest < self.dense
 
+
+def _packed(stage: Stage) -> Moved:
+    """Bytes of a kernel that packs the messages of a round, on average."""
+    entries, indices = stage.moved(stage.packed)
+    sets = stage.packed.shape[1] * stage.ladder.width / 8
+    values = entries * stage.ladder.unit_bytes
+    return Moved(sets + values, values + indices)
+
+
+def _unpacked(stage: Stage) -> Moved:
+    """Bytes of a kernel that unpacks them: what is added to is read, too."""
+    entries, indices = stage.moved(stage.unpacked)
+    values = entries * stage.ladder.unit_bytes
+    return Moved(2 * values + indices, values)
+
+
+def _cleared(stage: Stage) -> Moved:
+    """Bytes of a kernel that clears what is in messages beside values."""
+    entries, indices = stage.moved(stage.packed)
+    words = [stage.ladder.rungs[number].words for number, _ in stage.rounds]
+    sent = 4 * stage.packed.shape[1] * sum(words) / max(len(words), 1)
+    padding = max(sent - entries * stage.ladder.unit_bytes - indices, 0.0)
+    return Moved(0.0, indices + padding)
+
+
+# Kernels of ours whose cost follows what there is, by the function that launches them.
+KERNELS = {
+    "messages.py:pack_message": _packed,
+    "messages.py:_cleared": _cleared,
+    "messages.py:unpack_message": _unpacked,
+}
 
 # Where a stage begins: the load of each.
 STAGES = {
@@ -245,6 +288,12 @@ class Turns:
             return stage.side if pays else 0
         # An all-reduce, all sums, one round of entries, several.
         return (1 + (max(stage.side, 1) if stage.pays else 0)) if pays else 0
+
+    def kernel(self, place: Place) -> Moved | None:
+        """What a kernel moves that packs or unpacks messages: their entries, no more."""
+        does = [KERNELS[frame] for frame in place if frame in KERNELS]
+        stage = self.stages[self.stage(place)] if does else None
+        return does[-1](stage) if isinstance(stage, Stage) else None
 
     def ragged(self, operand: int, output: int) -> Ragged:
         """What a ragged all-to-all does that is given so many words, and room for more."""

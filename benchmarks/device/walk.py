@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.device.hlo import Computation, Instruction, Program, ProgramError
-from benchmarks.device.traffic import moved
+from benchmarks.device.traffic import Moved, moved
 
 
 _FREE = {
@@ -117,6 +117,9 @@ class Ragged(NamedTuple):
 
 # From the words of the operand, and of the room for the result, to what is done.
 OfRagged = Callable[[int, int], Ragged]
+# From the place of a kernel of ours to the bytes that it moves; None where that is all that
+# it is given and returns.
+OfKernel = Callable[[tuple[str, ...]], Moved | None]
 # What the host starts, and waits for, in a ragged all-to-all.
 _RAGGED_LAUNCHES, _RAGGED_WAITS = 6, 2
 
@@ -131,6 +134,7 @@ class Walk:
         taken: Which branches are taken.
         ranks: How many ranks a collective has that names no groups.
         ragged: What a ragged all-to-all does, if the program has any.
+        kernel: What kernels of ours move that leave at once where there is nothing to do.
     """
 
     program: Program
@@ -138,6 +142,7 @@ class Walk:
     taken: Taken
     ranks: int
     ragged: OfRagged | None = None
+    kernel: OfKernel | None = None
 
     def __call__(self) -> Counts:
         """What one run of the program does."""
@@ -174,7 +179,9 @@ class Walk:
             if one.opcode != opcode:
                 # First of what an asynchronous start returns is its result.
                 one = dataclasses.replace(one, opcode=opcode, arrays=one.arrays[:1])
-            bytes_ = moved(self.program, within, one)
+            known = opcode == "custom-call" and self.kernel is not None
+            bytes_ = self.kernel(self.program.place(one)) if known else None
+            bytes_ = bytes_ or moved(self.program, within, one)
             return Counts(launches=1, read=bytes_.read, written=bytes_.written)
         raise ProgramError(
             f"{one.name} is a {one.opcode}, of which it is not known what it launches: say "

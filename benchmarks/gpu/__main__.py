@@ -5,7 +5,7 @@
 It needs pytest and hypothesis, and is faster with pytest-xdist.
 
     probe       whether each backend runs at all; if not, nothing else does either
-    suite       tests/kernels/test_kernels.py on the GPU, every backend that runs there
+    suite       the tests of the kernels on the GPU, every backend that runs there
     contended   1,000 runs of `partition` and `partition_dense` in memories that are too
                 small, each checked on the device
     largest     arrays with as many elements as int32 can number

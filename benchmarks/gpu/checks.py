@@ -45,7 +45,8 @@ def suite(context) -> bool:
     command += ["-W", "ignore::DeprecationWarning", "--optimized"]
     if importlib.util.find_spec("xdist"):
         command += ["-n", "8"]  # Most of the time is XLA's, on the processor.
-    command += ["tests/kernels/test_kernels.py", "tests/kernels/test_backends.py"]
+    files = ("test_kernels.py", "test_backends.py", "test_messages.py")
+    command += [f"tests/kernels/{file}" for file in files]
     if not context.gpu:
         command += ["-k", "bad_arguments"]  # The rest runs there as part of all tests.
     with (context.out / "suite.txt").open("w") as file:

@@ -19,8 +19,10 @@ from benchmarks.harness.record import say
 from benchmarks.harness.timing import alternate, spread
 from benchmarks.kernels import operations, sparsifiers as published
 from benchmarks.kernels.compiled import together
-from pallas_kernels import backends
+from pallas_kernels import backends, rank_select, striping
 from sparsejax import sparsifiers
+from sparsejax.units.slots import Slots
+from sparsejax.wire import forms, index_codes, ladder
 
 
 REPEATS = 7
@@ -113,7 +115,7 @@ def _summary(operation, result):
         return [_total(result >= 0)]
     if operation == "coo_add":
         return [float(jnp.sum(result))]
-    leaves = [jnp.atleast_1d(leaf) for leaf in jax.tree.leaves(result)]
+    leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(result)]
     weights = [jnp.arange(1, leaf.size + 1, dtype=jnp.uint32) for leaf in leaves]
     return [
         _total(leaf.astype(jnp.uint32) * weight)
@@ -145,16 +147,16 @@ def _sides(context, size, density):
     seeds = jnp.asarray(kernels.draw_seeds(4))
     slots = 2 * count // PARTS
     of = functools.partial
-    room = {"parts": PARTS, "slots": slots, "serial": max(1, slots // 10)}
+    memory = {"parts": PARTS, "slots": slots, "serial": max(1, slots // 10)}
     # Numbers of which so many are above a threshold.
     normal = jax.random.normal(jax.random.key(0), (size,))
     level = float(jax.scipy.stats.norm.ppf(1 - density / 2))
     calls = {
         "compact": (of(kernels.compact, capacity=capacity), (x,)),
-        "partition_dense": (of(kernels.partition_dense, **room), (x, seeds)),
+        "partition_dense": (of(kernels.partition_dense, **memory), (x, seeds)),
         "bitmap_encode": (kernels.bitmap_encode, (x,)),
         "bitmap_decode": (of(kernels.bitmap_decode, capacity=capacity), (words,)),
-        "partition": (of(kernels.partition, **room), (indices, jnp.int32(count), seeds)),
+        "partition": (of(kernels.partition, **memory), (indices, jnp.int32(count), seeds)),
         "partition_by_bits": (
             of(kernels.partition_by_bits, parts=PARTS, capacity=capacity // PARTS),
             (x,),
@@ -165,9 +167,12 @@ def _sides(context, size, density):
         ),
         "coo_add": (of(kernels.coo_add, size=size), (indices, jnp.ones(count))),
     }
+    room, messages = _messages(x, count)
+    calls |= messages
     by_operation = {
         operation: (
-            operands[0].size,  # what `backends.run` takes for the size
+            # What `backends.run` takes for the size.
+            PARTS * room if operation in messages else operands[0].size,
             {n: (of(function, backend=n), *operands) for n in context.backends},
         )
         for operation, (function, operands) in calls.items()
@@ -185,6 +190,30 @@ def _sides(context, size, density):
         nonzero = of(jnp.nonzero, size=capacity, fill_value=size)
         by_operation["compact"][1]["jnp.nonzero"] = (nonzero, x)
     return by_operation
+
+
+def _messages(x, count):
+    """Entries of a message to each owner, and calls that pack it and add it up there.
+
+    The numbers are ones, so that any order adds them up exactly.
+    """
+    units = striping.Striping(x.size, PARTS, 0)
+    width = striping.width(x.size, PARTS)
+    sets = Slots.of(striping.split(rank_select.nonzero(x), PARTS, 0))
+    room = 4 * -(-int(1.1 * count) // (4 * PARTS)) + 64
+    code = index_codes.COO8
+    rung = ladder.Rung(room, code, 1 + code.words(room, width) + room)
+    steps = ladder.Ladder(width, 4, 1 << 13, (rung,), at_once=True)
+    form = forms.Form(steps, (), jnp.dtype(jnp.float32), PARTS)
+    numbers = jnp.concatenate([jnp.array([0, room], jnp.int32), form.places(0)])
+    sizes = {"room": room, "planes": form.planes}
+    pack = functools.partial(kernels.pack_message, words=form.room, units=units, **sizes)
+    message = pack(*sets, x, numbers, backend="reference")
+    unpack = functools.partial(kernels.unpack_message, longest=form.longest, **sizes)
+    return room, {
+        "pack_message": (pack, (*sets, x, numbers)),
+        "unpack_message": (unpack, (jnp.zeros(width), message, numbers)),
+    }
 
 
 def _selections(x, density):

@@ -14,6 +14,8 @@ here. It fails where
 * temporaries exceed their ceiling, so many bytes an element,
 * a small step on sixteen devices takes more launches, waits or temporaries than
   `benchmarks.device.ceilings` has,
+* less than `SHARE` of the bytes that a kernel of messages moves must be moved, as reckoned
+  from what it reads and writes (`h200.shares`),
 * a kernel keeps registers in memory, or one of Triton needs so many that fewer than half of
   the threads of a processor run,
 * a control passes, which cannot be compiled.
@@ -70,6 +72,9 @@ KERNELS = {
         "partition_dense",
         "threshold_hash",
         "coo_add",
+        "clear_message",
+        "pack_message",
+        "unpack_message",
     )
 }
 
@@ -130,6 +135,23 @@ def assemble(record: Recorder) -> list[str]:
                 wrong.append(f"{kernel}: no spills and {REGISTERS} registers are allowed.")
     missing = KERNELS - seen
     return wrong + ([f"no PTX of {sorted(missing)} was found."] if missing else [])
+
+
+# Of the bytes that a kernel moves, those that must be moved.
+SHARE = 0.7
+
+
+def share_of_bytes(record: Recorder) -> list[str]:
+    """States what messages must move over what their kernels move; what is too little."""
+    say(f"\n{'must be moved, of what is':42} full  half")
+    wrong = []
+    full, half = h200.shares(1.0), h200.shares(0.5)
+    for name in full:
+        say(f"{name:42} {full[name]:4.2f} {half[name]:5.2f}")
+        record.add(part="share of bytes", name=name, full=full[name], half=half[name])
+        if min(full[name], half[name]) < SHARE:
+            wrong.append(f"{name} moves too much: {half[name]:.2f} of it must be moved.")
+    return wrong
 
 
 def exchange(backend: str):
@@ -317,7 +339,7 @@ def main() -> int:
         wrong += failed or whole_tables(name, build())
     wrong += ceilings.check(record, h200.mesh(RANKS))
     if "triton" in named:
-        wrong += by_auto(where) + assemble(record)
+        wrong += by_auto(where) + assemble(record) + share_of_bytes(record)
     for line in wrong:
         say(f"WRONG: {line}")
     say(f"written: {record.write()}")

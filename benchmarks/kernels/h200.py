@@ -1,6 +1,7 @@
 """A described H200, and the operations that `benchmarks.kernels.aot` compiles for it."""
 
 import functools
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +9,8 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 import pallas_kernels as kernels
+from pallas_kernels import rank_select, striping
+from pallas_kernels.reference.messages import SINGLE
 
 
 SIZE = 1 << 24
@@ -120,12 +123,96 @@ def operations() -> dict:
             [indices, ((CAPACITY,), jnp.float32)],
             SIZE,
         ),
+        **messages(),
         "merge_rows": (
             of(kernels.merge_rows, rows=1 << 20),
             [((1 << 16,), jnp.int32)],
             SIZE,
         ),
     }
+
+
+ROOM = 1 << 16  # entries of a part in the longest message
+PLACES = SINGLE + 4  # numbers of a row of places for a code of one byte, or two
+
+MESSAGES = (
+    ("numbers", (), jnp.float32),
+    ("rows", (512,), jnp.float32),
+    ("rows of three halves", (3,), jnp.bfloat16),
+)
+
+
+def messages() -> dict:
+    """Messages of numbers and of rows, from a striped hash and back; see `operations`.
+
+    One program for all codes: which of them a message has is data.
+    """
+    calls = {}
+    for name, shape, dtype in MESSAGES:
+        size = SIZE if not shape else SIZE // 16
+        units = striping.Striping(size, PARTS, 0)
+        width = striping.width(size, PARTS)
+        half = jnp.dtype(dtype).itemsize == 2
+        words = 1 + width // 32 + ROOM + ROOM * math.prod(shape) // (1 + half)
+        sizes = {"room": ROOM, "planes": 2, "dtype": dtype}
+        row = [((PLACES + 2,), jnp.int32)]
+        array = [((size, *shape), jnp.float32)]
+        sets = [((PARTS, width // 32), jnp.uint32), ((PARTS,), jnp.int32)]
+        calls[f"pack_message, {name}"] = (
+            functools.partial(kernels.pack_message, words=words, units=units, **sizes),
+            sets + array + row,
+            8 * words * PARTS,
+        )
+        received = [((PARTS, words), jnp.uint32)]
+        unpack = functools.partial(kernels.unpack_message, longest=width // 32, **sizes)
+        owner = [((width, *shape), jnp.float32)]
+        # Beside the sums, which are copied where they are given, and not made.
+        calls[f"unpack_message, {name}, added"] = (
+            unpack,
+            owner + received + row,
+            4 * width * math.prod(shape) + 8 * words * PARTS,
+        )
+        calls[f"unpack_message, {name}, set"] = (
+            functools.partial(unpack, replaces=True, units=units),
+            array + received + row,
+            4 * size * math.prod(shape) + 8 * words * PARTS,
+        )
+    return calls
+
+
+SECTOR = 32  # bytes that come with a number from a place of its own
+
+
+def shares(filled: float) -> dict[str, float]:
+    """Bytes that messages must move over bytes that their kernels do move, by the name.
+
+    Of messages that are filled so far, from sets and into sums that are spread at random:
+    what must be moved are the sets, the values where they are, in sectors, and the message;
+    beside these kernels move the counts of rows of words, and what is cleared first.
+
+    Args:
+        filled: The share of the longest message that there is to send.
+    """
+    found = {}
+    for name, shape, dtype in MESSAGES:
+        size = SIZE if not shape else SIZE // 16
+        width = striping.width(size, PARTS)
+        entries = filled * ROOM
+        travels = jnp.dtype(dtype).itemsize * math.prod(shape)
+        lies = max(SECTOR, 4 * math.prod(shape))
+        string = (ROOM + width / 256) / 8
+        # Rows of words, one a word as long as they are few; read and written once.
+        ends = 8 * min(width // 32, rank_select.AT_ONCE)
+        message = string + entries * (1 + travels)
+        must = width / 8 + entries * lies + message
+        # The sets are read where they are counted, too.
+        does = must + width / 8 + ends + string + entries
+        found[f"pack_message, {name}"] = must / does
+        for how, times in (("added", 2), ("set", 1)):
+            must = message + times * entries * lies
+            does = must + string + 8 * min(string / 4, rank_select.AT_ONCE)
+            found[f"unpack_message, {name}, {how}"] = must / does
+    return found
 
 
 HAS_PALLAS = {
@@ -142,4 +229,5 @@ HAS["triton"] = HAS_PALLAS | {
     "partition, append",
     "partition_dense",
     "partition_dense by magnitude",
+    *messages(),
 }

@@ -5,17 +5,22 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 
 @triton.jit
-def place(keys, seed, places: tl.constexpr):
-    """`hashing.place`: MurmurHash3 of int32 keys, modulo the places."""
-    x = keys.to(tl.uint32, bitcast=True)
+def mix(x, seed):
+    """`hashing.mix32`: MurmurHash3 of one uint32, by a seed of uint32."""
     x = x * 0xCC9E2D51
     x = (x << 15) | (x >> 17)
-    x = (x * 0x1B873593) ^ seed.to(tl.uint32, bitcast=True)
+    x = (x * 0x1B873593) ^ seed
     x = (x << 13) | (x >> 19)
     x = (x * 5 + 0xE6546B64) ^ 4
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
-    x = x ^ (x >> 16)
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def place(keys, seed, places: tl.constexpr):
+    """`hashing.place`: MurmurHash3 of int32 keys, modulo the places."""
+    x = mix(keys.to(tl.uint32, bitcast=True), seed.to(tl.uint32, bitcast=True))
     return (x % places).to(tl.int32)
 
 

@@ -249,7 +249,7 @@ class _Hops:
                 sent_slots,
                 messages.Source(rounded),
                 most,
-                messages.Fold(total, add),
+                messages.Fold(total, add, into=messages.Into()),
                 typical=most.astype(jnp.float32)[None],
             )
             return total, base.stage_of(sent)

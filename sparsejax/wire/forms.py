@@ -14,12 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_kernels.reference import messages as in_reference
+from pallas_kernels.reference.messages import (
+    MOST_FLAT as MOST_FLAT,
+    Places as Places,
+    mark as mark,
+    put as put,
+    slots_from as slots_from,
+    taken as taken,
+)
 from sparsejax.axes import at_number
 from sparsejax.units import bits
 from sparsejax.wire.ladder import Ladder
-
-
-MOST_FLAT = 2**31 - 1  # words that int32 numbers
 
 
 class Values:
@@ -40,20 +46,12 @@ class Values:
 
     def to_words(self, values: jax.Array) -> jax.Array:
         """[parts, entries, *shape] to uint32 [parts, words]."""
-        parts = values.shape[0]
-        if self.dtype.itemsize < 4:
-            values = values.reshape(parts, -1, 4 // self.dtype.itemsize)
-        return lax.bitcast_convert_type(values, jnp.uint32).reshape(parts, -1)
+        return in_reference.to_words(values)
 
     def from_words(self, words: jax.Array, entries: int) -> jax.Array:
         """Inverse of `to_words`."""
-        parts = words.shape[0]
-        if self.dtype.itemsize > 4:
-            words = words.reshape(parts, -1, self.dtype.itemsize // 4)
-        elif self.dtype.itemsize < 4:
-            words = words.reshape(parts, -1)
-        values = lax.bitcast_convert_type(words, self.dtype)
-        return values.reshape(parts, entries, *self.shape)
+        values = in_reference.from_words(words, self.dtype)
+        return values.reshape(words.shape[0], entries, *self.shape)
 
 
 class Form(Values):
@@ -104,7 +102,7 @@ class Form(Values):
         )
 
     def _places(self, rung, string, lane):
-        """A row of the table, in the order of `Places`."""
+        """A row of the table, in the order of `Places`, which kernels read."""
         code = rung.code
         planes = []
         for plane in range(self.planes):
@@ -120,75 +118,13 @@ class Form(Values):
             int(code.lane != 0),
             int(string > 0),
             min(code.lane, 30),
+            rung.words,
             *planes,
         ]
 
     def places(self, rung: jax.typing.ArrayLike) -> jax.Array:
         """The places of the parts of a message, as one array: see `Places`."""
         return at_number(jnp.asarray(self.table), rung)
-
-    def mark(
-        self,
-        message: jax.Array,
-        part: jax.Array,
-        places: "Places",
-        slots: jax.Array,
-        at: jax.Array,
-        here: jax.Array,
-    ) -> jax.Array:
-        """Sets the bits of entries in the string, or bitmap, of a part's message.
-
-        Args:
-            message: The messages.
-            part: Which of them: one, or int32 [parts, 1] for all.
-            places: The places of its parts.
-            slots: int32 [tile], or [parts, tile], the slots of the entries.
-            at: The first of them, counted in the message.
-            here: How many entries the message has, shaped as `part`.
-        """
-        rank = at + lax.iota(jnp.int32, slots.shape[-1])
-        bit = (slots >> places.shift) + places.has_lanes * rank
-        mark = jnp.uint32(1) << (bit & (bits.WORD - 1)).astype(jnp.uint32)
-        word = places.string + (bit >> 5)
-        if message.size > MOST_FLAT:
-            word = jnp.where(rank < here, word, self.room)
-            marked = message.at[jnp.broadcast_to(part, word.shape), word]
-            return marked.add(mark, mode="drop", wrap_negative_indices=False)
-        # Laid end to end: an index of two numbers is a kernel more to compile.
-        word = part * self.room + word
-        word = jnp.where(rank < here, word, message.size)
-        flat = message.reshape(-1)
-        flat = flat.at[word].add(mark, mode="drop", wrap_negative_indices=False)
-        return flat.reshape(message.shape)
-
-    def slots(
-        self, places: "Places", found: jax.Array, low: jax.Array, rank: jax.Array
-    ) -> jax.Array:
-        """The slots of entries whose bits were found, and whose low bits are these.
-
-        Args:
-            places: The places of the message's parts.
-            found: int32 [..., k], where in the string or the bitmap their bits are.
-            low: int32 [..., k], what the lanes say; zero of a bitmap.
-            rank: int32 [k], which entries they are.
-        """
-        # The slots of a bitmap; of another code their blocks, if there are several.
-        block = (found - places.has_lanes * rank) * places.has_string
-        return low | (block << places.shift)
-
-
-class Places:
-    """The places of the parts of a message, from a row of the table of a `Form`.
-
-    A row goes through loops as it is, and numbers are read in them: as operands of a loop
-    each of them, and each that is computed from them, is a kernel to compile.
-    """
-
-    def __init__(self, row: jax.Array):
-        numbers = [lax.index_in_dim(row, i, keepdims=False) for i in range(row.size)]
-        self.string, self.length, self.values, self.has_lanes, *numbers = numbers
-        self.has_string, self.shift, *planes = numbers
-        self.planes = list(zip(planes[::2], planes[1::2], strict=True))
 
 
 class Lengths(NamedTuple):
@@ -198,8 +134,9 @@ class Lengths(NamedTuple):
     there, where each that was handed to the branch would be a kernel of its own.
 
     Attributes:
-        numbers: int32, in the order of the properties; the places of the first message,
-            and of the last.
+        numbers: int32: the need, the rung of the last message, and which of
+            `Ladder.finals` that is; then the first message, and the last: the rank of its
+            first entry, how many it has at most, and the places of its parts.
     """
 
     numbers: jax.Array
@@ -212,9 +149,13 @@ class Lengths(NamedTuple):
         rest = need - first
         final, follows = ladder.final(rest)
         rung = jnp.where(first > 0, follows, ladder.rung(rest))
-        numbers = jnp.stack([need, first, rest, rung, final])
-        places = [form.places(number) for number in (ladder.rung(need), rung)]
-        return cls(lax.optimization_barrier(jnp.concatenate([numbers, *places])))
+        numbers = [
+            jnp.stack([need, rung, final, jnp.zeros_like(need), jnp.minimum(need, top)]),
+            form.places(ladder.rung(need)),
+            jnp.stack([first, rest]),
+            form.places(rung),
+        ]
+        return cls(lax.optimization_barrier(jnp.concatenate(numbers)))
 
     def side(self, sides: int) -> jax.Array:
         """Which of the sides: nothing, one message of a rung, or several."""
@@ -227,58 +168,44 @@ class Lengths(NamedTuple):
         return self.numbers[0]
 
     @property
-    def first(self) -> jax.Array:
-        """The rank of the first entry of the last message."""
-        return self.numbers[1]
-
-    @property
-    def rest(self) -> jax.Array:
-        """Entries of the last message."""
-        return self.numbers[2]
-
-    @property
     def rung(self) -> jax.Array:
-        """Its rung."""
-        return self.numbers[3]
+        """The rung of the last message."""
+        return self.numbers[1]
 
     @property
     def final(self) -> jax.Array:
         """Which of `Ladder.finals` its rung is, if rounds come before it."""
-        return self.numbers[4]
+        return self.numbers[2]
 
     @property
-    def first_places(self) -> jax.Array:
-        """The places of the parts of the first message."""
-        return self.numbers[5 : 5 + (self.numbers.size - 5) // 2]
+    def at_first(self) -> int:
+        """Where the numbers of the first message begin."""
+        return 3
+
+    @property
+    def at_last(self) -> int:
+        """Where the numbers of the last message begin."""
+        return (self.numbers.size + 3) // 2
+
+    @property
+    def first(self) -> jax.Array:
+        """The rank of the first entry of the last message."""
+        return self.numbers[self.at_last]
+
+    @property
+    def rest(self) -> jax.Array:
+        """Entries of the last message."""
+        return self.numbers[self.at_last + 1]
 
     @property
     def last_places(self) -> jax.Array:
         """The places of the parts of the last message."""
-        return self.numbers[5 + (self.numbers.size - 5) // 2 :]
+        return self.numbers[self.at_last + 2 :]
 
 
 def whole_tiles(entries: int, tile: int) -> int:
     """As many entries as whole tiles of them have."""
     return -(-entries // tile) * tile
-
-
-def taken(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Of each row the numbers in these columns, any number where there is no such column.
-
-    Args:
-        rows: [rows, ...].
-        columns: int32 [k], of all rows, or [rows, k] or [1, k].
-    """
-    columns = jnp.clip(columns, 0, rows.shape[1] - 1)
-    columns = jnp.broadcast_to(columns, (len(rows), columns.shape[-1]))
-    return jnp.take_along_axis(rows, columns, axis=1, mode="promise_in_bounds")
-
-
-def put(message: jax.Array, words: jax.Array, part: Any = 0, begin: Any = 0) -> jax.Array:
-    """Writes words [parts, k] into messages from `part` on."""
-    return lax.dynamic_update_slice(
-        message, words, (jnp.int32(part), jnp.int32(begin)), allow_negative_indices=False
-    )
 
 
 def cut(message: jax.Array, part: jax.Array, begin: Any, length: int) -> jax.Array:

@@ -37,6 +37,7 @@ from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, collectives, index_codes, tiles, whole
 from sparsejax.wire.forms import Form, Lengths
 from sparsejax.wire.ladder import Ladder
+from sparsejax.wire.whole import Into
 
 
 class Fold(NamedTuple):
@@ -51,11 +52,14 @@ class Fold(NamedTuple):
         in_order: Whether senders must follow one another, as where ranks that receive the
             same messages add them up, and have to end with the same bits. If not, `add` may
             be given entries of all senders at once, and the number of the sender of each.
+        into: What `add` does, if the result is one array and kernels know such a thing: on
+            GPUs it is done instead. Values are cast to the dtype of the result.
     """
 
     start: Any
     add: Callable[[Any, jax.Array, jax.Array, jax.Array], Any]
     in_order: bool = False
+    into: Into | None = None
 
 
 class Sent(NamedTuple):
@@ -108,14 +112,14 @@ def transmit(
         rung, length = stage.ladder.next_message(need - first, stage.channel.messages)
         here = first, length, rung
         message = by_platform(
-            cpu=lambda: stage.pack(tiles.pack, *here),
-            default=lambda: stage.pack(whole.pack, *here),
+            cpu=lambda: stage.pack_tiles(*here),
+            default=lambda: stage.pack_whole(stage.run(*here)),
         )
         rows = collectives.unseen_numbers(len(stage.slots.counts))
         arrived = stage.received(lax.switch(rung, senders, message, *rows))
         carry = by_platform(
-            cpu=lambda: stage.unpack(tiles.unpack, arrived, *here, carry),
-            default=lambda: stage.unpack(whole.unpack, arrived, *here, carry),
+            cpu=lambda: stage.unpack_tiles(arrived, *here, carry),
+            default=lambda: stage.unpack_whole(arrived[0], stage.run(*here), carry),
         )
         counts = arrived[1]
         payload = stage.payload(counts if typical is None else typical, *here)
@@ -213,15 +217,28 @@ class _Stage:
         received = self.channel.received(buffer[: self.channel.sources])
         return received, lax.bitcast_convert_type(received[:, 0], jnp.int32)
 
-    def pack(self, pack: Callable, first, length, rung) -> jax.Array:
-        """This rank's messages: a run of ranks of each part."""
-        places = self.form.places(rung)
-        return pack(self.form, self.slots, self.source, first, length, places, self.axes)
+    def run(self, first, length, rung) -> jax.Array:
+        """What is data of a message: see `whole.run_of`."""
+        return whole.run_of(first, length, self.form.places(rung))
 
-    def unpack(self, unpack: Callable, arrived, first, length, rung, carry) -> Any:
+    def pack_whole(self, numbers, at=0) -> jax.Array:
+        """This rank's messages: a run of ranks of each part, all parts at once."""
+        return whole.pack(self.form, self.slots, self.source, numbers, self.axes, at)
+
+    def unpack_whole(self, message, numbers, carry, at=0) -> Any:
+        """What the fold makes of messages that arrived, all at once."""
+        return whole.unpack(self.form, message, numbers, self.fold, carry, at)
+
+    def pack_tiles(self, first, length, rung) -> jax.Array:
+        """This rank's messages: a run of ranks of each part, tile by tile."""
+        run = first, length, self.form.places(rung)
+        return tiles.pack(self.form, self.slots, self.source, *run, self.axes)
+
+    def unpack_tiles(self, arrived, first, length, rung, carry) -> Any:
         """What the fold makes of messages that arrived, and their counts."""
-        places = self.form.places(rung)
-        return unpack(self.form, *arrived, first, length, places, self.fold, carry)
+        run = first, length, self.form.places(rung)
+        message, counts = arrived
+        return tiles.unpack(self.form, message, counts, *run, self.fold, carry)
 
     def payload(self, expected, first, length, rung) -> jax.Array:
         """Bytes that a run of the entries of each part needed."""
@@ -241,16 +258,6 @@ class _Stage:
         senders = [self.receiver(number) for number in range(len(ladder.rungs))]
         alone = [lambda message, start, s=s: (s(message), start) for s in senders]
 
-        def pack(first, length, places):
-            return whole.pack(
-                form, self.slots, self.source, first, length, places, self.axes
-            )
-
-        def unpack(arrived, first, length, places, carry):
-            message, counts = arrived
-            fold = self.fold
-            return whole.unpack(form, message, counts, first, length, places, fold, carry)
-
         def nothing(message, start):
             del message
             empty = jnp.zeros((self.channel.sources, form.room), jnp.uint32)
@@ -261,12 +268,14 @@ class _Stage:
 
             def turn(state):
                 first, carry, message = state
-                arrived = self.received(senders[-1](message))
-                carry = unpack(arrived, first, np.int32(top), longest, carry)
+                arrived, _ = self.received(senders[-1](message))
+                run = whole.run_of(first, np.int32(top), longest)
+                carry = self.unpack_whole(arrived, run, carry)
                 first, left = first + top, lengths.need - first - top
                 # Only what is then the rest goes in a shorter one.
                 places = jnp.where(left > top, longest, lengths.last_places)
-                return first, carry, pack(first, jnp.minimum(left, top), places)
+                run = whole.run_of(first, jnp.minimum(left, top), places)
+                return first, carry, self.pack_whole(run)
 
             state = jnp.int32(0), start, message
             more = lambda state: lengths.need - state[0] > top
@@ -274,14 +283,14 @@ class _Stage:
             finals = [senders[number] for number in ladder.finals]
             return lax.switch(lengths.final, finals, message), carry
 
-        message = pack(jnp.int32(0), jnp.minimum(need, top), lengths.first_places)
+        message = self.pack_whole(lengths.numbers, lengths.at_first)
         sides = [nothing, *alone, several]
         # XLA would make zeros, of which it knows, once more on every side.
         start = lax.optimization_barrier(self.start)
         arrived, carry = lax.switch(lengths.side(len(sides)), sides, message, start)
-        arrived = self.received(arrived)
-        carry = unpack(arrived, lengths.first, lengths.rest, lengths.last_places, carry)
-        return carry, self._sent_at_once(lengths, arrived[1], typical)
+        arrived, counts = self.received(arrived)
+        carry = self.unpack_whole(arrived, lengths.numbers, carry, lengths.at_last)
+        return carry, self._sent_at_once(lengths, counts, typical)
 
     def _sent_at_once(self, lengths, counts, typical):
         """What was sent: rounds of the longest, and a last message."""

@@ -65,7 +65,7 @@ def pack(
             units, names = of_found(units_of), of_found(names_of)
             values = alone(number, lambda: source.read(units))
             places = Places(row)
-            message = form.mark(message, part, places, found, at, here)
+            message = forms.mark(message, part, places, found, at, here)
             put = functools.partial(forms.put, part=part)
             for plane, (begin, is_sent) in enumerate(places.planes):
                 words = index_codes.to_bytes(names[None], plane)
@@ -142,7 +142,7 @@ def unpack(
             for plane, (begin, is_sent) in enumerate(places.planes):
                 octets = cut(begin + is_sent * (at >> 2), tile // 4)
                 low = low | index_codes.from_bytes(octets, plane)[0] * is_sent
-            slots = form.slots(places, found, low, rank)
+            slots = forms.slots_from(places, found, low, rank)
             slots = jnp.where(rank < here, slots, ladder.width)
             words = cut(places.values + form.unit_words(at), form.unit_words(tile))
             values = form.from_words(words, tile)[0]

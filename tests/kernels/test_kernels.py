@@ -34,9 +34,9 @@ def by(backend, operation, **static):
     """An operation by one backend, compiled; NumPy in, whatever comes out."""
     named = jax.jit(functools.partial(operation, **static))
 
-    def run(*operands):
+    def run(*operands, **named_operands):
         with kernels.use_kernels(backend, interpret=backend == "pallas" and not ON_GPU):
-            return named(*operands)
+            return named(*operands, **named_operands)
 
     return run
 

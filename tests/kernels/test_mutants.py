@@ -45,12 +45,12 @@ MUTANTS = {
         "slot, indices, lane >= 0)",
     ),
     "the serial memory forgets one": (
-        "reference.py",
+        "reference/indices.py",
         "fits = still & (ticket < room)",
         "fits = still & (ticket < room - 1)",
     ),
     "what is left is not told": (
-        "reference.py",
+        "reference/indices.py",
         'left = left.at[done].set(False, mode="drop")',
         "left = left & False",
     ),
@@ -145,7 +145,7 @@ def check(file, made):
     """Runs the check that goes with a file."""
     if file == "pallas/partition.py":
         check_partition(functools.partial(made.partition, interpret=True))
-    elif file == "reference.py":
+    elif file == "reference/indices.py":
         check_partition(made.partition)
     elif file == "pallas/bitmap.py":
         check_bitmap(made)

@@ -112,6 +112,137 @@ MUTANTS = {
         "meant = inside & (at >= 0) & (at < SIZE)",
         "meant = inside & (at < SIZE)",
     ),
+    "a message without a header": (
+        "messages.py",
+        "tl.store(own, count, mask=begin == 0)",
+        "tl.store(own, count, mask=begin == 1)",
+    ),
+    "a message begins with the first of all": (
+        "messages.py",
+        "tl.load(run) + rank, there",
+        "rank, there",
+    ),
+    "one more entry than a message has room for": (
+        "messages.py",
+        "here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1))",
+        "here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1) + 1)",
+    ),
+    "a program's first word lacks what is before it": (
+        "messages.py",
+        "is_first = (number > 0) & (before != word)",
+        "is_first = before != word - 1",
+    ),
+    "a program's last word is not written": (
+        "messages.py",
+        "(rank + 1 == here) | (number + 1 == BLOCK) | (behind != word)",
+        "(rank + 1 == here) | (behind != word)",
+    ),
+    "the last word of a string is not written": (
+        "messages.py",
+        "(rank + 1 == here) | (number + 1 == BLOCK) | (behind != word)",
+        "(number + 1 == BLOCK) | (behind != word)",
+    ),
+    "bits are stored, not added": (
+        "messages.py",
+        'tl.atomic_add(string + word, sums, mask=there & is_last, sem="relaxed")',
+        "tl.store(string + word, sums, mask=there & is_last)",
+    ),
+    "lanes behind the last entry": (
+        "messages.py",
+        "tl.store(lane + rank, low.to(tl.uint8), mask=there & sent)",
+        "tl.store(lane + rank, low.to(tl.uint8), mask=sent)",
+    ),
+    "every plane has the lowest byte": (
+        "messages.py",
+        "low = (slot >> 8 * plane) & 255",
+        "low = slot & 255",
+    ),
+    "units that are not there": (
+        "messages.py",
+        "tl.minimum(tl.maximum(unit, 0), SIZE - 1)",
+        "tl.maximum(unit, 0)",
+    ),
+    "numbers past the end of a value are written": (
+        "messages.py",
+        "tl.store(to, value.to(values.dtype.element_ty), mask=mask)",
+        "tl.store(to, value.to(values.dtype.element_ty), mask=there[:, None])",
+    ),
+    "the first columns alone": (
+        "messages.py",
+        "value = tl.load(array_ptr + unit[:, None] * WIDTH + at, mask=mask, other=0)",
+        "value = tl.load(array_ptr + unit[:, None] * WIDTH + at % COLUMNS, mask=mask)",
+    ),
+    "what arrives is stored, not added": (
+        "messages.py",
+        'tl.atomic_add(to, value, mask=mask, sem="relaxed")',
+        "tl.store(to, value, mask=mask)",
+    ),
+    "numbers that arrive are stored, not added": (
+        "messages.py",
+        'tl.atomic_add(into_ptr + unit, value, mask=there, sem="relaxed")',
+        "tl.store(into_ptr + unit, value, mask=there)",
+    ),
+    "what lies behind the array is written": (
+        "messages.py",
+        "there = there & (unit >= 0) & (unit < SIZE)",
+        "there = there & (unit >= 0)",
+    ),
+    "the blocks of a bitmap": (
+        "messages.py",
+        "slot = (bit - tl.load(run + 5) * rank) << tl.load(run + 7)",
+        "slot = (bit - rank) << tl.load(run + 7)",
+    ),
+    "a message of another sender": (
+        "messages.py",
+        "here = entries_here(tl.load(own).to(tl.int32, bitcast=True), run, ROOM)",
+        "here = entries_here(tl.load(message_ptr).to(tl.int32, bitcast=True), run, ROOM)",
+    ),
+    "values are cleared, the rest is not": (
+        "messages.py",
+        "(word < end) & ((word < values) | (word >= behind))",
+        "(word < end) & (word >= values)",
+    ),
+    "what is behind the values is not cleared": (
+        "messages.py",
+        "(word < end) & ((word < values) | (word >= behind))",
+        "(word < end) & (word < values)",
+    ),
+    "half a word is not cleared": (
+        "messages.py",
+        "* UNIT // 4",
+        "* UNIT // 4 + 1",
+    ),
+    "a row too few": (
+        "slots.py",
+        "inside = there & (row + step <= ROWS)",
+        "inside = there & (row + step < ROWS)",
+    ),
+    "a rank's row is the one before": (
+        "slots.py",
+        "below = inside & (end <= rank)",
+        "below = inside & (end < rank)",
+    ),
+    "the first word of a row": (
+        "slots.py",
+        "for _ in range(ROW - 1):",
+        "for _ in range(0):",
+    ),
+    "half a word": ("slots.py", "for k in tl.static_range(5):", "for k in range(1, 5):"),
+    "nothing is turned": (
+        "slots.py",
+        "turn += (ones & 1).to(tl.int32) * ((1 << k) % PARTS)",
+        "turn += 0",
+    ),
+    "turned modulo a power of two": (
+        "slots.py",
+        "(part + PARTS - turn % PARTS) % PARTS * COLUMN",
+        "(part + PARTS - turn % PARTS) * COLUMN",
+    ),
+    "in an exchange, a message lacks its last entry": (
+        "exchange",
+        "here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1))",
+        "here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1)) - 1",
+    ),
 }
 
 pytestmark = [
@@ -140,6 +271,9 @@ def run(*arguments, folder):
         "partition_dense.py",
         "threshold_hash.py",
         "coo_add.py",
+        "messages.py",
+        "slots.py",
+        "exchange",
     ],
 )
 def test_the_kernels_hold_what_the_contract_says(file, tmp_path):

@@ -9,22 +9,29 @@ the process must fail. Arrays lie between canaries, which must live.
 The interpreter runs programs one after another, so it cannot show a race.
 """
 
+import contextlib
 import os
 import pathlib
 import sys
-import types
+import threading
+from types import ModuleType
 
 
 os.environ["TRITON_INTERPRET"] = "1"  # Before Triton is imported.
 
 import importlib.util
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import pallas_kernels as kernels
-from tests.kernels import contract
+from pallas_kernels import backends, rank_select, types
+from sparsejax import schemes
+from sparsejax.wire import Wire
+from tests import helpers
+from tests.kernels import contract, messages
 
 
 FOLDER = pathlib.Path(kernels.__file__).parent / "triton"
@@ -82,10 +89,19 @@ class Guarded:
 
 
 def interpreted(
-    kernel, programs, operands, *, in_place=(), results=(), zeroed=False, **sizes
+    kernel,
+    programs,
+    operands,
+    *,
+    in_place=(),
+    results=(),
+    warps=4,
+    zeroed=False,
+    **sizes,
 ) -> list[np.ndarray]:
-    """Runs a kernel in the interpreter on NumPy arrays, which lie between canaries."""
-    assert programs <= 64, "the interpreter takes 14 ms a program"
+    """What a kernel leaves in place, and its results; arrays lie between canaries."""
+    del warps
+    assert programs <= 128, "the interpreter takes 14 ms a program"
     fill = 0 if zeroed else 0x5A5A5A5A
     reads = [Guarded(x) for x in operands]
     works = [Guarded(x) for x in in_place]
@@ -96,10 +112,30 @@ def interpreted(
     return [argument.array for argument in (*works, *fills)]
 
 
-def launch(kernel, programs, operands, *, warps=4, **given) -> list[jax.Array]:
+def launch(*given, **sizes) -> list[jax.Array]:
     """As `pallas_kernels.triton.launch`, in the interpreter."""
-    del warps
-    return [jnp.asarray(x) for x in interpreted(kernel, programs, operands, **given)]
+    return [jnp.asarray(array) for array in interpreted(*given, **sizes)]
+
+
+# The interpreter has one program at a time, and devices of a CPU are threads.
+ALONE = threading.Lock()
+
+
+def launch_when_run(
+    kernel, programs, operands, *, in_place=(), results=(), **sizes
+) -> list:
+    """The same in a program that JAX compiles."""
+    first = len(operands)
+
+    def run(*arrays):
+        given, works = arrays[:first], arrays[first:]
+        with ALONE:
+            return interpreted(
+                kernel, programs, given, in_place=works, results=results, **sizes
+            )
+
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in in_place]
+    return jax.pure_callback(run, [*like, *results], *operands, *in_place)
 
 
 def load(file, old="", new=""):
@@ -118,12 +154,12 @@ def load(file, old="", new=""):
     return module
 
 
-def with_words(words):
-    """The bitmap kernels, with these helpers instead of their own."""
-    module = load("bitmap.py")
-    own = {name for name in vars(words) if hasattr(module, name)} - {"tl", "triton"}
+def with_helpers(file, helpers):
+    """A file of kernels, with these helpers instead of its own."""
+    module = load(file)
+    own = {name for name in vars(helpers) if hasattr(module, name)} - {"tl", "triton"}
     for name in own:
-        setattr(module, name, getattr(words, name))
+        setattr(module, name, getattr(helpers, name))
     return module
 
 
@@ -238,22 +274,114 @@ def check_coo_add(made):
             )
 
 
+def on_arrays(function):
+    """The function, given JAX's arrays for NumPy's."""
+    as_jax = lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x
+
+    def call(*operands, **sizes):
+        return function(*map(as_jax, operands), **{k: as_jax(x) for k, x in sizes.items()})
+
+    return call
+
+
+def check_messages(made):
+    def pack(slots, counts, array, numbers, *, units, **sizes):
+        given = (units,) if isinstance(units, jax.Array) else ()
+        units = None if given else units
+        operands = slots, counts, numbers, array, *given
+        return made.pack_message(*operands, units=units, **sizes)
+
+    made._CLEARED = 128
+    made._NUMBERS, made._COLUMNS = 64, 8  # so that small messages take several programs
+    pack, unpack = on_arrays(pack), on_arrays(made.unpack_message)
+    for case in messages.CASES.values():
+        messages.check_pack(pack, case)
+        for how in ({}, {"size": 100}, {"replaces": True}):
+            messages.check_unpack(unpack, case, **how)
+    # With rows of several words, the last not full, as long sets have them.
+    with mock.patch.object(rank_select, "AT_ONCE", 10):
+        for name in ("coo8", "coo16", "from a rank on", "mixed, bitmap"):
+            messages.check_pack(pack, messages.CASES[name])
+            messages.check_unpack(unpack, messages.CASES[name])
+
+
+@contextlib.contextmanager
+def sent_by(run):
+    """While a step is traced, computes messages by `run`; takes note of what is sent."""
+    sent = []
+    to_owners, to_all = Wire.all_to_all, Wire.all_gather
+
+    def noting(send):
+        def call(wire, x, **how):
+            note = lambda rank, x: sent.append((int(rank), np.asarray(x).tobytes()))
+            jax.debug.callback(note, wire.rank, x)
+            return send(wire, x, **how)
+
+        return call
+
+    with (
+        helpers.for_gpus(),
+        mock.patch.object(backends, "run", run),
+        mock.patch.object(Wire, "all_to_all", noting(to_owners)),
+        mock.patch.object(Wire, "all_gather", noting(to_all)),
+    ):
+        yield sent
+
+
+def check_exchange(made):
+    """Zen on devices of a CPU sends by kernels what it sends by reference, and is exact."""
+    original, launched = backends.run, set()
+    made.launch = launch_when_run
+    made._NUMBERS, made._COLUMNS, made._CLEARED = 64, 8, 256
+
+    def by_kernels(operation, named, of, size, *operands):
+        if operation not in ("pack_message", "unpack_message"):
+            return original(operation, named, of, size, *operands)
+        launched.add(operation)
+        axes = frozenset().union(*map(types.varying_axes, operands))
+        operands = types.without_types(operands, axes)
+        result = getattr(made, operation)(*operands, **of["triton"].keywords)
+        return types.as_varying(result, axes)
+
+    ranks, size = 3, 3001
+    for shape, density in (((), 0.01), ((), 0.1), ((3,), 0.03)):
+        x = helpers.gradients(ranks, size, density, shape=shape, seed=5)
+        seen = []
+        for run in (original, by_kernels):
+            with sent_by(run) as sent:
+                step = lambda x: helpers.call(schemes.Zen(), x)
+                done = helpers.ranked(step, ranks)(x)
+                jax.effects_barrier()
+            helpers.assert_same_on_all_ranks(done.total)
+            np.testing.assert_array_equal(done.total[0], helpers.total(x))
+            assert len(sent) >= 2 * ranks, "nothing was sent"
+            seen.append((sorted(sent), jax.tree.map(float, done.traffic.push.wire[0])))
+        assert seen[0] == seen[1], "kernels send something else"
+    assert launched == {"pack_message", "unpack_message"}
+
+
 CHECKS = {
     "bitmap.py": check_bitmap,
-    "words.py": lambda made: check_bitmap(with_words(made)),
+    "words.py": lambda made: check_bitmap(with_helpers("bitmap.py", made)),
     "partition.py": check_partition,
     "partition_dense.py": check_partition_dense,
     "threshold_hash.py": check_threshold_hash,
     "coo_add.py": check_coo_add,
+    "messages.py": check_messages,
+    "exchange": check_exchange,
+    "slots.py": lambda made: check_messages(with_helpers("messages.py", made)),
 }
+
+FILES = {"exchange": "messages.py"}  # where a check has not the name of its file
 
 
 def main(file=None, old="", new=""):
     # jax-triton needs a GPU's jaxlib to be imported, and nothing here is launched by it.
-    sys.modules.setdefault("jax_triton", types.ModuleType("jax_triton"))
+    sys.modules.setdefault("jax_triton", ModuleType("jax_triton"))
     jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 3)
     for name in [file] if file else CHECKS:
-        CHECKS[name](load(name, old, new))
+        CHECKS[name](load(FILES.get(name, name), old, new))
         print(f"{name} holds", flush=True)
 
 

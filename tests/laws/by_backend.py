@@ -117,29 +117,8 @@ def interpreted_triton():
     """Takes Triton's kernels, which callbacks run in the interpreter."""
     from tests.kernels import triton_worker
 
-    lock = threading.Lock()
-
-    def launch(kernel, programs, operands, *, in_place=(), results=(), **how):
-        how.pop("warps", None)
-        like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*in_place, *results)]
-        first = len(operands)
-
-        def call(*given):
-            given = [np.asarray(x) for x in given]
-            with lock:  # The interpreter has one grid for all threads.
-                return triton_worker.interpreted(
-                    kernel,
-                    programs,
-                    given[:first],
-                    in_place=given[first:],
-                    results=results,
-                    **how,
-                )
-
-        return list(jax.pure_callback(call, like, *operands, *in_place))
-
     stub = types.ModuleType("pallas_kernels.triton.launch")
-    stub.launch = launch  # pyright: ignore[reportAttributeAccessIssue]
+    stub.launch = triton_worker.launch_when_run  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, stub.__name__, stub)
         patch.setattr(backends, "why_not", lambda asked: None)

@@ -99,9 +99,9 @@ MUTANTS = {
         "tests/wire/test_messages.py",
     ),
     "the string of a message is written into the first part's": Mutant(
-        "sparsejax/wire/forms.py",
-        "word = part * self.room + word",
-        "word = 0 * part * self.room + word",
+        "pallas_kernels/reference/messages.py",
+        "word = part * room + word",
+        "word = 0 * part * room + word",
         "tests/wire/test_format.py tests/wire/test_messages.py",
     ),
     "long sums count halves once": Mutant(
@@ -121,6 +121,24 @@ MUTANTS = {
         "first = lax.div(jnp.maximum(need, 1) - 1, top)",
         "first = lax.div(need, top)",
         "tests/wire/test_at_once.py",
+    ),
+    "for GPUs, the last message is read as the first one": Mutant(
+        "sparsejax/wire/messages.py",
+        "carry = self.unpack_whole(arrived, lengths.numbers, carry, lengths.at_last)",
+        "carry = self.unpack_whole(arrived, lengths.numbers, carry, lengths.at_first)",
+        "tests/wire/test_at_once.py",
+    ),
+    "a kernel's sums are set, not added": Mutant(
+        "pallas_kernels/reference/messages.py",
+        "    if not replaces:\n",
+        "    if False:\n",
+        "tests/kernels/test_messages.py tests/wire/test_at_once.py",
+    ),
+    "words of a message behind its last entry are not zero": Mutant(
+        "pallas_kernels/reference/messages.py",
+        "lanes = _lanes(jnp.where(is_there, slots, 0), places, column)",
+        "lanes = _lanes(slots, places, column)",
+        "tests/kernels/test_messages.py",
     ),
     "for GPUs, rounds before the last are not folded": Mutant(
         "sparsejax/wire/messages.py",
@@ -607,7 +625,7 @@ MUTANTS = {
         "tests/rows/updates/test_fading.py",
     ),
     "unused rows are merged into the last": Mutant(
-        "pallas_kernels/reference.py",
+        "pallas_kernels/reference/indices.py",
         "return found, jnp.where(keys < nowhere, where, capacity)",
         "return found, where",
         "tests/units/test_row_grads.py",

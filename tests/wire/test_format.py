@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.reference import messages as in_reference
 from sparsejax.axes import is_elsewhere
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
-from sparsejax.wire import channels, forms, index_codes, ladder, messages
+from sparsejax.wire import channels, index_codes, ladder, messages
 from tests import helpers
 
 
@@ -121,7 +122,7 @@ def test_numbers_of_64_bits_change_nothing():
 
 
 def test_messages_that_int32_cannot_number_as_one_row_are_written_by_two(monkeypatch):
-    monkeypatch.setattr(forms, "MOST_FLAT", 0)
+    monkeypatch.setattr(in_reference, "MOST_FLAT", 0)
     test_a_message_is_what_its_format_says("coo8", 33, 40, 16)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import sparsejax.wire.messages
-from sparsejax.wire import forms
+from pallas_kernels.reference import messages as in_reference
 from tests import helpers
 from tests.laws.test_exact_sum import SCHEMES
 from tests.wire import test_format, test_messages
@@ -52,7 +52,7 @@ def test_numbers_of_64_bits_change_nothing():
 
 
 def test_messages_that_int32_cannot_number_as_one_row_are_written_by_two(monkeypatch):
-    monkeypatch.setattr(forms, "MOST_FLAT", 0)
+    monkeypatch.setattr(in_reference, "MOST_FLAT", 0)
     test_format.test_a_message_is_what_its_format_says("coo8", 33, 40, 16)
 
 

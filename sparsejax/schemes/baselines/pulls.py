@@ -54,7 +54,7 @@ class Spread(PullEntries):
                 scattered,
                 channels.push(wire),
                 shares,
-                messages.Source(totals, units=inner.invert),
+                messages.Source(totals, units=inner.units_of),
                 fullest_share,
                 messages.Fold(
                     jnp.zeros((spread.width, *totals.shape[1:]), owned.dtype), place

@@ -148,7 +148,9 @@ class Owned:
             sets,
             messages.Source(totals),
             fullest,
-            messages.Fold(zeros, place),
+            messages.Fold(
+                zeros, place, into=messages.Into(replaces=True, units=self.layout.units_of)
+            ),
         )
         units = jnp.sum(sent.counts).astype(jnp.float32)
         ratio = counts.imbalance(fullest, units, self.layout.ranks)

@@ -219,7 +219,9 @@ class Stages:
             known.sets,
             self._source(x, known),
             known.fullest,
-            messages.Fold(jnp.zeros((width, *x.shape[1:]), self.sum_dtype), add),
+            messages.Fold(
+                jnp.zeros((width, *x.shape[1:]), self.sum_dtype), add, into=messages.Into()
+            ),
             typical=known.most.astype(jnp.float32)[None] / n,
         )
         pulled = self.way(self.owned, totals.astype(narrow))
@@ -230,7 +232,7 @@ class Stages:
     def _source(self, x, known):
         """Where the values of this rank's sets are, and the slots that travel with them."""
         if known.units is None:
-            return x.source(self.owned.dtype, self.layout.invert)
+            return x.source(self.owned.dtype, self.layout.units_of)
         units = lambda part, place: known.units.at[part, place].get(mode="clip")
         slots = lambda part, place: self.layout.assign(units(part, place))[1]
         return x.source(self.owned.dtype, units)._replace(names=slots)

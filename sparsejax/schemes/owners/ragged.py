@@ -173,7 +173,7 @@ class RaggedStages(Stages):
             return totals.at[slots].add(values.astype(self.sum_dtype), mode="drop")
 
         def exchange(x):
-            source = x.source(self.owned.dtype, self.layout.invert)
+            source = x.source(self.owned.dtype, self.layout.units_of)
             fold = messages.Fold(zeros, add)
             coming = known.told.coming
             return Ragged(self.pushed, self.wire, known.sets, source, coming, fold)

@@ -8,6 +8,7 @@ at most m/n + O(sqrt(m log(n) / n)) to a part, whatever the set is (Zen, Theorem
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,6 +42,11 @@ class Layout(abc.ABC):
     @abc.abstractmethod
     def invert(self, parts: jax.Array, slots: jax.Array) -> jax.Array:
         """The unit of each slot; at least `size` where the slot belongs to none."""
+
+    @property
+    def units_of(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """`invert`, as what kernels know where they know it."""
+        return self.invert
 
     @abc.abstractmethod
     def split(self, flags: jax.Array) -> jax.Array:

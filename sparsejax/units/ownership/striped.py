@@ -40,6 +40,10 @@ class _Striped(Layout):
     def invert(self, parts, slots):
         return striping.invert(parts, slots, self.size, self.ranks, self.seed)
 
+    @property
+    def units_of(self):
+        return striping.Striping(self.size, self.ranks, self.seed)
+
     def split(self, flags):
         return striping.split(flags, self.ranks, self.seed)
 

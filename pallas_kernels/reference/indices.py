@@ -1,10 +1,8 @@
-"""What each operation computes, in plain XLA: the definition, and the default everywhere.
+"""Lists of indices in plain XLA: made of dense arrays, divided among parts, added up.
 
 Packed bits that are searched by rank (`rank_select`) stand for prefix sums and sorting
 throughout. Algorithm 1 of Zen is bulk-synchronous: all indices whose slot is free write
 there, then all read back, and whoever does not find itself tries the next hash.
-
-Arguments are checked by the operations of the package, which call these.
 """
 
 from typing import NamedTuple

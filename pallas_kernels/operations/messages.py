@@ -1,0 +1,197 @@
+"""Messages of slots and their values: written in one launch, and read in one.
+
+What is in a message is said in `pallas_kernels.reference.messages`. Sizes are data: the row
+of places, where the run of entries begins and how many there are at most. A kernel has as
+many programs as the longest message would take, and those behind the last entry leave at
+once; plain XLA goes over as many entries as there is room for. A kernel finds the bits of
+its entries itself, so nothing but the message has the length of a message.
+
+Pallas has no kernel for them. What a kernel is given there has one dtype, and a message has
+words, bytes and values of another dtype, at places that are data: each word would have to
+be put together from four slots or two values, each loaded by itself.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import backends, checks, reference
+from pallas_kernels.errors import KernelArgumentError
+from pallas_kernels.reference.messages import SINGLE
+from pallas_kernels.striping import Striping
+
+
+# What Triton can add atomically, and what it reads and writes of a message.
+_ADDED = (jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16, jnp.int32, jnp.uint32)
+_TRAVELS = (jnp.float32, jnp.float16, jnp.bfloat16)
+
+
+def pack_message(
+    slots: jax.Array,
+    counts: jax.Array,
+    array: jax.Array,
+    numbers: jax.Array,
+    *,
+    room: int,
+    words: int,
+    planes: int,
+    dtype: jax.typing.DTypeLike | None = None,
+    units: jax.Array | Striping | None = None,
+    at: int = 0,
+    backend: str | None = None,
+) -> jax.Array:
+    """Writes entries of each part into a message: their slots, and their values.
+
+    Args:
+        slots: The slots of each part: as packed bits, uint32 [parts, k], or in a list,
+            int32 [parts, room], ascending from the one of the first rank that is sent on,
+            and anything behind the last.
+        counts: int32 [parts], how many slots each part has in all.
+        array: [units, ...], in which the values are.
+        numbers: int32, what is data and the same for all parts: the rank of the first entry
+            that is sent, how many are sent at most, no more than there is room for, and
+            where the parts of a message are (`reference.messages.Places`).
+        room: Entries of the longest message, a multiple of 4.
+        words: Of a message, whichever it is: wherever the values begin, those of the whole
+            room must fit behind, and planes that are not sent begin behind them.
+        planes: For how many bytes of a slot the places say where they are.
+        dtype: Of the values while they travel; that of the array if None.
+        units: Where in the array the values of slots are: int32 [parts, room] beside a
+            list, or the map from parts and slots to units; the slots themselves if None.
+        at: Which of the numbers is the first that is meant.
+        backend: See `backends`.
+
+    Returns:
+        uint32 [parts, words]; words of a message in which there is nothing are zero, and
+        those behind it may be anything.
+    """
+    _check_rows("slots", slots, ("uint32", "int32"))
+    checks.integers("counts", counts)
+    checks.entries(slots, counts, "counts")
+    _check_sizes(numbers, room, planes, at)
+    checks.positive("words", words)
+    dtype = jnp.dtype(dtype or array.dtype)
+    _check_travels(dtype)
+    listed = slots.dtype == jnp.int32
+    given = () if units is None or isinstance(units, Striping) else (units,)
+    for name, x in [("slots", slots)] * listed + [("units", x) for x in given]:
+        if x.shape != (len(counts), room) or not listed:
+            raise KernelArgumentError(
+                f"{name} of shape {list(x.shape)} must be a list, int32 "
+                f"[{len(counts)}, {room}], of as many as there is room for; units are "
+                "listed if slots are."
+            )
+    kernels = {
+        "reference": reference.pack_message,
+        "triton": backends.in_triton("messages", "pack_message"),
+    }
+    if dtype not in _TRAVELS or array.dtype not in _TRAVELS:
+        kernels.pop("triton")
+    kernels = backends.bound(
+        kernels,
+        room=room,
+        words=words,
+        planes=planes,
+        dtype=dtype,
+        units=None if given else units,
+        at=at,
+    )
+    operands = (slots, counts, numbers, array, *given)
+    size = len(slots) * room
+    return backends.run("pack_message", backend, kernels, size, *operands)
+
+
+def unpack_message(
+    into: jax.Array,
+    message: jax.Array,
+    numbers: jax.Array,
+    *,
+    room: int,
+    longest: int,
+    planes: int,
+    dtype: jax.typing.DTypeLike | None = None,
+    replaces: bool = False,
+    units: Striping | None = None,
+    at: int = 0,
+    backend: str | None = None,
+) -> jax.Array:
+    """Adds the values of all messages to an array, or sets them in it.
+
+    Values of the same unit are added in any order on a GPU, by every backend: whoever needs
+    the same bits on several ranks adds one message after another, or adds in one place.
+
+    Args:
+        into: [units, ...].
+        message: uint32 [senders, words], as of `pack_message`; what lies behind a message
+            is not looked at.
+        numbers: As of `pack_message`, like the next.
+        room: Entries of the longest message, a multiple of 4.
+        longest: Words of the longest string or bitmap.
+        planes: For how many bytes of a slot the places say where they are.
+        dtype: Of the values while they travel; that of the array if None.
+        replaces: Whether values replace what is there; then no two entries have one unit.
+        units: The map from senders and slots to units; the slots themselves if None.
+        at: Which of the numbers is the first that is meant.
+        backend: See `backends`.
+
+    Returns:
+        [units, ...]. What lies behind the array is left out.
+    """
+    _check_rows("message", message, ("uint32",))
+    _check_sizes(numbers, room, planes, at)
+    checks.positive("longest", longest)
+    if message.shape[1] < 1 + longest:
+        raise KernelArgumentError(
+            f"message has {message.shape[1]} words, too few for a header and a string of "
+            f"{longest}."
+        )
+    dtype = jnp.dtype(dtype or into.dtype)
+    _check_travels(dtype)
+    kernels = {
+        "reference": reference.unpack_message,
+        "triton": backends.in_triton("messages", "unpack_message"),
+    }
+    if dtype not in _TRAVELS or into.dtype not in _ADDED:
+        kernels.pop("triton")
+    kernels = backends.bound(
+        kernels,
+        room=room,
+        longest=longest,
+        planes=planes,
+        dtype=dtype,
+        replaces=replaces,
+        units=units,
+        at=at,
+    )
+    size = len(message) * room
+    return backends.run("unpack_message", backend, kernels, size, into, message, numbers)
+
+
+def _check_rows(name, rows, dtypes):
+    if rows.ndim != 2 or rows.dtype not in dtypes:
+        raise KernelArgumentError(
+            f"{name} must be {' or '.join(dtypes)} with a row for each part, got "
+            f"{rows.dtype}{list(rows.shape)}."
+        )
+
+
+def _check_sizes(numbers, room, planes, at):
+    checks.positive("room", room)
+    if room % 4:
+        raise KernelArgumentError(
+            f"room must be a multiple of 4, since bytes of four entries fill a word, got "
+            f"{room}."
+        )
+    checks.integers("numbers", numbers)
+    needed = at + 2 + SINGLE + 2 * planes
+    if numbers.size < needed:
+        raise KernelArgumentError(
+            f"numbers must be {needed}: from number {at} on the first rank, how many "
+            f"entries, {SINGLE} places, 2 for each of {planes} planes; got {numbers.size}."
+        )
+
+
+def _check_travels(dtype):
+    if dtype.itemsize not in (2, 4, 8):
+        raise KernelArgumentError(
+            f"values travel as numbers of 2, 4 or 8 bytes, not as {dtype}; cast them."
+        )

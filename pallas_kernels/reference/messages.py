@@ -1,0 +1,327 @@
+"""Messages of sets of slots with their values, written and read whole, all parts at once.
+
+A message is a row of words of uint32, of which a table (`Places`) says what is where:
+
+    header   1 word: how many entries the part has in all
+    string   the bits that tell the high bits of each slot, or a bitmap of the slots
+    lanes    the low 8, 16 or 32 bits of each slot, byte by byte: all lowest bytes first
+    values   the entries' values, one behind the other
+
+All words of a message in which there is nothing are zero, and words behind it may be
+anything. The places, the rank of the first entry and
+how many entries there are at most are data, so one program writes messages of every size:
+it takes each part to have as many entries as there is room for, and leaves out those that
+are not there.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels import rank_select
+from pallas_kernels.rank_select import WORD, slots_of
+
+
+MOST_FLAT = 2**31 - 1  # words that int32 numbers
+SINGLE = 7  # numbers of a row of places before those of the planes
+
+
+class Places:
+    """The places of the parts of a message, from a row of int32.
+
+    A row goes through loops as it is, and numbers are read in them: as operands of a loop
+    each of them, and each that is computed from them, is a kernel to compile.
+
+    Attributes:
+        string: Where the string begins, or the bitmap.
+        length: How many words it has; 0 where all slots are in one block.
+        values: Where the values begin, which is where the lanes end.
+        has_lanes: 0 of a bitmap, else 1.
+        has_string: Whether there is a string.
+        shift: How many low bits of a slot are in lanes; at most 30.
+        end: How many words the message has.
+        planes: For each byte of the lanes where it begins, and whether it is sent: 1 or 0.
+            One that is not begins behind the values of the longest message.
+    """
+
+    def __init__(self, row: jax.Array):
+        numbers = [lax.index_in_dim(row, i, keepdims=False) for i in range(row.size)]
+        self.string, self.length, self.values, self.has_lanes, *numbers = numbers
+        self.has_string, self.shift, self.end, *planes = numbers
+        self.planes = list(zip(planes[::2], planes[1::2], strict=True))
+
+
+class Run(NamedTuple):
+    """Which entries a message has, and where: what is data, the same for all parts.
+
+    Attributes:
+        first: The rank of the first entry.
+        length: How many entries a message has at most, and there is room for.
+        places: Where the parts of a message are.
+    """
+
+    first: jax.Array
+    length: jax.Array
+    places: Places
+
+    @classmethod
+    def of(cls, numbers: jax.Array, at: int, planes: int) -> "Run":
+        """The run that is told from a place on: first, length, and a row of `Places`."""
+        number = lambda i: lax.index_in_dim(numbers, at + i, keepdims=False)
+        row = lax.slice_in_dim(numbers, at + 2, at + 2 + SINGLE + 2 * planes)
+        return cls(number(0), number(1), Places(row))
+
+    def here(self, counts: jax.Array) -> jax.Array:
+        """How many entries messages have, of parts that have so many in all."""
+        return jnp.clip(counts - self.first, 0, self.length)
+
+
+def pack_message(
+    slots, counts, numbers, array, *given, room, words, planes, dtype, units, at
+):
+    """A message for each part: uint32 [parts, words]. See the operation."""
+    parts = len(slots)
+    run = Run.of(numbers, at, planes)
+    if slots.dtype == jnp.uint32:
+        slots, _ = slots_of(slots, run.first, room, counts)
+    part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
+    places = run.places
+    here = run.here(counts)[:, None]
+    is_there = lax.iota(jnp.int32, room) < here
+    # Headers and lanes in one kernel, marks in theirs, values in another.
+    column = lax.broadcasted_iota(jnp.int32, (parts, words), 1)
+    headers = lax.bitcast_convert_type(counts, jnp.uint32)[:, None]
+    lanes = _lanes(jnp.where(is_there, slots, 0), places, column)
+    message = jnp.where(column == 0, headers, lanes)
+    told = here * places.has_string
+    message = mark(message, part, places, slots, jnp.int32(0), told)
+    values = array.at[_units(units, given, part, slots)].get(
+        mode="clip", wrap_negative_indices=False
+    )
+    is_there = is_there.reshape(parts, room, *[1] * (array.ndim - 1))
+    values = to_words(jnp.where(is_there, values.astype(dtype), 0))
+    return put(message, values, 0, places.values)
+
+
+def _units(units, given, part, slots):
+    """The units of slots: given, by a map, or the slots themselves."""
+    if given:
+        return given[0]
+    return slots if units is None else units(part, slots)
+
+
+def _lanes(slots, places, column):
+    """The words of lanes where messages have them, zeros where they have a string."""
+    if not places.planes:
+        return jnp.zeros(column.shape, jnp.uint32)
+    # Lanes follow one another, and one that is not sent begins behind all values.
+    before, _ = places.planes[0]
+    is_lane = (column >= before) & (column < places.values)
+    at, shift = column - before, jnp.zeros_like(column)
+    for begin, _ in places.planes[1:]:
+        at = at - jnp.where(column >= begin, begin - before, 0)
+        shift = shift + jnp.where(column >= begin, 8, 0)
+        before = begin
+
+    def octet(i):
+        return (taken(slots, 4 * at + i) >> shift & 0xFF).astype(jnp.uint32) << (8 * i)
+
+    return jnp.where(is_lane, octet(0) | octet(1) | octet(2) | octet(3), 0)
+
+
+def mark(
+    message: jax.Array,
+    part: jax.Array,
+    places: Places,
+    slots: jax.Array,
+    at: jax.Array,
+    here: jax.Array,
+) -> jax.Array:
+    """Sets the bits of entries in the string, or bitmap, of a part's message.
+
+    Args:
+        message: The messages.
+        part: Which of them: one, or int32 [parts, 1] for all.
+        places: The places of its parts.
+        slots: int32 [k], or [parts, k], the slots of the entries.
+        at: The first of them, counted in the message.
+        here: How many entries the message has, shaped as `part`.
+    """
+    room = message.shape[1]
+    rank = at + lax.iota(jnp.int32, slots.shape[-1])
+    bit = (slots >> places.shift) + places.has_lanes * rank
+    one = jnp.uint32(1) << (bit & (WORD - 1)).astype(jnp.uint32)
+    word = places.string + (bit >> 5)
+    if message.size > MOST_FLAT:
+        word = jnp.where(rank < here, word, room)
+        marked = message.at[jnp.broadcast_to(part, word.shape), word]
+        return marked.add(one, mode="drop", wrap_negative_indices=False)
+    # Laid end to end: an index of two numbers is a kernel more to compile.
+    word = part * room + word
+    word = jnp.where(rank < here, word, message.size)
+    flat = message.reshape(-1)
+    flat = flat.at[word].add(one, mode="drop", wrap_negative_indices=False)
+    return flat.reshape(message.shape)
+
+
+def unpack_message(
+    into, message, numbers, *, room, longest, planes, dtype, replaces, units, at
+):
+    """The array with what arrived added, or set. See the operation."""
+    slots, values, is_there = read_message(
+        message,
+        Run.of(numbers, at, planes),
+        room=room,
+        longest=longest,
+        shape=into.shape[1:],
+        dtype=dtype,
+    )
+    sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0)
+    size = len(into)
+    where = slots if units is None else units(sender, jnp.where(is_there, slots, 0))
+    is_there = (is_there & (where < size)).reshape(-1)
+    values = values.reshape(-1, *into.shape[1:]).astype(into.dtype)
+    if not replaces:
+        where = jnp.where(is_there, where.reshape(-1), size)
+        return into.at[where].add(values, mode="drop", wrap_negative_indices=False)
+    # No two of those that are left out are alike, unless int32 ends.
+    behind = lax.iota(jnp.int32, is_there.size)
+    if size + behind.size > 2**31 - 1:
+        behind = jnp.minimum(behind, 2**31 - 1 - size)
+    where = jnp.where(is_there, where.reshape(-1), size + behind)
+    return into.at[where].set(
+        values, mode="drop", unique_indices=True, wrap_negative_indices=False
+    )
+
+
+def read_message(
+    message: jax.Array,
+    run: Run,
+    *,
+    room: int,
+    longest: int,
+    shape: tuple[int, ...],
+    dtype: Any,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The entries of messages.
+
+    Args:
+        message: uint32 [senders, words].
+        run: Which entries they have, and where.
+        room: How many are read of each message.
+        longest: Words of the longest string or bitmap.
+        shape: Of one value.
+        dtype: Of the values while they travel.
+
+    Returns:
+        The slots int32 [senders, room], the values [senders, room, *shape], and which of
+        them there are.
+    """
+    places, senders = run.places, len(message)
+    here = run.here(lax.bitcast_convert_type(message[:, 0], jnp.int32))
+    # A string that tells nothing has no bits.
+    ones = here * (places.length > 0)
+    strings = cut_strings(message, places, longest)
+    found, _ = slots_of(strings, jnp.int32(0), room, ones)
+    rank = lax.iota(jnp.int32, room)
+    low = jnp.zeros_like(found)
+    for plane, (begin, is_sent) in enumerate(places.planes):
+        octets = taken(message, begin + (rank >> 2))
+        octets = octets >> (8 * (rank & 3)).astype(jnp.uint32) & 0xFF
+        low = low | octets.astype(jnp.int32) * is_sent << (8 * plane)
+    words = room * math.prod(shape) * jnp.dtype(dtype).itemsize // 4
+    values = _cut(message, places.values, words)
+    values = from_words(values, dtype).reshape(senders, room, *shape)
+    return slots_from(places, found, low, rank), values, rank < here[:, None]
+
+
+def cut_strings(message: jax.Array, places: Places, longest: int) -> jax.Array:
+    """The strings, or bitmaps, of messages, zeros behind them: uint32 [parts, longest]."""
+    # Lanes and values that lie where a longer string would are no bits to be counted.
+    used = lax.iota(jnp.int32, longest) < places.length
+    return jnp.where(used, _cut(message, 1, longest), 0)
+
+
+def row_ends(words: jax.Array) -> tuple[jax.Array, int]:
+    """The bits up to the end of each row of words, for kernels that search rows by halving.
+
+    Args:
+        words: uint32 [parts, n].
+
+    Returns:
+        int32 [parts, rows], so few that they are added up in one kernel, and how many words
+        a row has: a power of two.
+    """
+    parts, n = words.shape
+    row = 1
+    while row * rank_select.AT_ONCE < n:
+        row *= 2
+    counts = lax.population_count(words).astype(jnp.int32)
+    if row > 1:
+        counts = jnp.pad(counts, ((0, 0), (0, -n % row))).reshape(parts, -1, row)
+        counts = jnp.sum(counts, axis=-1, dtype=jnp.int32)
+    return rank_select.running_sum(counts), row
+
+
+def slots_from(
+    places: Places, found: jax.Array, low: jax.Array, rank: jax.Array
+) -> jax.Array:
+    """The slots of entries whose bits were found, and whose low bits are these.
+
+    Args:
+        places: The places of the message's parts.
+        found: int32 [..., k], where in the string or the bitmap their bits are.
+        low: int32 [..., k], what the lanes say; zero of a bitmap.
+        rank: int32 [k], which entries they are.
+    """
+    # The slots of a bitmap; of another code their blocks, if there are several.
+    block = (found - places.has_lanes * rank) * places.has_string
+    return low | (block << places.shift)
+
+
+def to_words(values: jax.Array) -> jax.Array:
+    """[parts, entries, ...] to uint32 [parts, words]; numbers of a part fill its words."""
+    parts, size = values.shape[0], values.dtype.itemsize
+    if size < 4:
+        values = values.reshape(parts, -1, 4 // size)
+    return lax.bitcast_convert_type(values, jnp.uint32).reshape(parts, -1)
+
+
+def from_words(words: jax.Array, dtype: Any) -> jax.Array:
+    """Inverse of `to_words`: [parts, numbers]."""
+    parts, size = words.shape[0], jnp.dtype(dtype).itemsize
+    if size > 4:
+        words = words.reshape(parts, -1, size // 4)
+    return lax.bitcast_convert_type(words, dtype).reshape(parts, -1)
+
+
+def taken(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Of each row the numbers in these columns, any number where there is no such column.
+
+    Args:
+        rows: [rows, ...].
+        columns: int32 [k], of all rows, or [rows, k] or [1, k].
+    """
+    columns = jnp.clip(columns, 0, rows.shape[1] - 1)
+    columns = jnp.broadcast_to(columns, (len(rows), columns.shape[-1]))
+    return jnp.take_along_axis(rows, columns, axis=1, mode="promise_in_bounds")
+
+
+def put(message: jax.Array, words: jax.Array, part: Any = 0, begin: Any = 0) -> jax.Array:
+    """Writes words [parts, k] into messages from `part` on."""
+    return lax.dynamic_update_slice(
+        message, words, (jnp.int32(part), jnp.int32(begin)), allow_negative_indices=False
+    )
+
+
+def _cut(message, begin, words):
+    """So many words of each message."""
+    return lax.dynamic_slice(
+        message,
+        (jnp.int32(0), jnp.int32(begin)),
+        (len(message), words),
+        allow_negative_indices=False,
+    )

@@ -1,0 +1,373 @@
+"""Messages in Triton: one launch that writes them, and one that reads and adds them up.
+
+A program has a run of entries of one part, or of one sender: so many that their values are
+`_NUMBERS` numbers, or a few rows of them where rows are longer. Behind the last entry it
+leaves at once. It goes over its entries once, a thread an entry or a few, for string and
+lanes, and then over their values, column by column where they are rows.
+
+Where the bits of its entries are it finds by their ranks, in a set's bits or a message's
+string: the row of words by halving, among counts that XLA has added up before the launch,
+then the word and the bit. Entries of a program are neighbours, so what they look at is in
+the cache, and no list of all entries is written and read again.
+
+The bits of a string ascend with the entries, so all that are in one word are a run of
+neighbours. Sums of marks from the program's first entry on, modulo 2^32, give a word as the
+sum at the last of its run less the sum before the first: two atomic additions a word and
+program, where one for each bit would meet up to 32 others at one address. So a launch
+before has cleared the messages: not where values will be, nor behind what is sent.
+
+An atomic addition of float32 takes denormals for zero on GPUs of NVIDIA, here as in XLA.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from jax import lax
+
+from pallas_kernels import striping
+from pallas_kernels.reference.messages import Run, cut_strings, row_ends
+from pallas_kernels.triton.launch import launch
+from pallas_kernels.triton.slots import find_bits, striped_unit
+
+
+_NUMBERS = 1024  # of the values of a program's entries at a time
+_COLUMNS = 256  # and of one entry, where it has so many
+_WARPS = 8
+_CLEARED = 4096  # words that a program clears
+_KINDS = {jnp.dtype(kind): i for i, kind in enumerate(("float32", "float16", "bfloat16"))}
+
+
+def pack_message(
+    slots, counts, numbers, array, *given, room, words, planes, dtype, units, at
+):
+    """See `pallas_kernels.pack_message`."""
+    listed = slots.dtype == jnp.int32
+    width = math.prod(array.shape[1:])
+    block, columns = _sizes(width)
+    ends, row = (slots, 1) if listed else row_ends(slots)
+    (message,) = launch(
+        pack_message_kernel,
+        len(slots) * triton.cdiv(room, block),
+        (
+            slots,
+            ends,
+            counts,
+            numbers,
+            array.reshape(-1),
+            given[0] if given else counts,
+            _seeds(units),
+        ),
+        in_place=(_cleared(counts, numbers, words, room, width, dtype, at),),
+        warps=_WARPS,
+        LISTED=int(listed),
+        BITS=slots.shape[1],
+        ROWS=ends.shape[1],
+        HALVINGS=ends.shape[1].bit_length(),
+        ROW=row,
+        ROOM=room,
+        WORDS=words,
+        SIZE=len(array),
+        WIDTH=width,
+        PLANES=planes,
+        KIND=_KINDS[dtype],
+        GIVEN=len(given),
+        **_striped(units),
+        AT=at,
+        BLOCK=block,
+        COLUMNS=columns,
+    )
+    return lax.bitcast_convert_type(message, jnp.uint32)
+
+
+def unpack_message(
+    into, message, numbers, *, room, longest, planes, dtype, replaces, units, at
+):
+    """See `pallas_kernels.unpack_message`."""
+    width = math.prod(into.shape[1:])
+    block, columns = _sizes(width)
+    places = Run.of(numbers, at, planes).places
+    ends, row = row_ends(cut_strings(message, places, longest))
+    (sums,) = launch(
+        unpack_message_kernel,
+        len(message) * triton.cdiv(room, block),
+        (message, ends, numbers, _seeds(units)),
+        in_place=(into.reshape(-1),),
+        warps=_WARPS,
+        BITS=longest,
+        ROWS=ends.shape[1],
+        HALVINGS=ends.shape[1].bit_length(),
+        ROW=row,
+        ROOM=room,
+        WORDS=message.shape[1],
+        SIZE=len(into),
+        WIDTH=width,
+        PLANES=planes,
+        KIND=_KINDS[dtype],
+        REPLACES=int(replaces),
+        **_striped(units),
+        AT=at,
+        BLOCK=block,
+        COLUMNS=columns,
+    )
+    return sums.reshape(into.shape)
+
+
+def _cleared(counts, numbers, words, room, width, dtype, at):
+    """Messages that are zero wherever no value will be; behind them is anything."""
+    (message,) = launch(
+        clear_message_kernel,
+        len(counts) * triton.cdiv(words, _CLEARED),
+        (counts, numbers),
+        results=[jax.ShapeDtypeStruct((len(counts), words), jnp.int32)],
+        warps=_WARPS,
+        ROOM=room,
+        WORDS=words,
+        UNIT=width * dtype.itemsize,
+        AT=at,
+        BLOCK=_CLEARED,
+    )
+    return message
+
+
+def _sizes(width):
+    """Entries of a program, and the columns of their values that it handles at a time."""
+    columns = min(triton.next_power_of_2(width), _COLUMNS)
+    return max(4, _NUMBERS // columns), columns
+
+
+def _seeds(units):
+    """Of the hashes that say how a slot is turned."""
+    if units is None:
+        return jnp.zeros(1, jnp.int32)
+    seeds = striping.turn_seeds(units.parts, units.seed)
+    return jnp.asarray(seeds.view(np.int32))
+
+
+def _striped(units):
+    """What else a kernel has to know of a map from slots to units; no parts if none."""
+    if units is None:
+        return {"PARTS": 0, "TURNS": 0, "COLUMN": 0}
+    turns = striping.turn_seeds(units.parts, units.seed).size
+    column = striping.width(units.size, units.parts)
+    return {"PARTS": units.parts, "TURNS": turns, "COLUMN": column}
+
+
+@triton.jit
+def clear_message_kernel(
+    counts_ptr,
+    numbers_ptr,
+    message_ptr,
+    ROOM: tl.constexpr,
+    WORDS: tl.constexpr,
+    UNIT: tl.constexpr,
+    AT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program clears a run of words of a message, but for those of its values."""
+    blocks: tl.constexpr = (WORDS + BLOCK - 1) // BLOCK
+    part = tl.program_id(0) // blocks
+    begin = tl.program_id(0) % blocks * BLOCK
+    run = numbers_ptr + AT
+    end = tl.load(run + 8)
+    if begin >= end:
+        return
+    here = entries_here(tl.load(counts_ptr + part), run, ROOM)
+    values = tl.load(run + 4)
+    # A word that values fill by half is cleared, too; so many bytes are more than int32.
+    behind = values + tl.maximum(here, 0).to(tl.int64) * UNIT // 4
+    word = begin + tl.arange(0, BLOCK)
+    mask = (word < end) & ((word < values) | (word >= behind))
+    own = message_ptr + part.to(tl.int64) * WORDS
+    tl.store(own + word, tl.zeros_like(word), mask=mask)
+
+
+@triton.jit
+def pack_message_kernel(
+    slots_ptr,
+    ends_ptr,
+    counts_ptr,
+    numbers_ptr,
+    array_ptr,
+    units_ptr,
+    seeds_ptr,
+    _message,
+    message_ptr,
+    LISTED: tl.constexpr,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HALVINGS: tl.constexpr,
+    ROW: tl.constexpr,
+    ROOM: tl.constexpr,
+    WORDS: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PLANES: tl.constexpr,
+    KIND: tl.constexpr,
+    GIVEN: tl.constexpr,
+    PARTS: tl.constexpr,
+    TURNS: tl.constexpr,
+    COLUMN: tl.constexpr,
+    AT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A program writes a run of entries of a part, and the first of them the header."""
+    blocks: tl.constexpr = (ROOM + BLOCK - 1) // BLOCK
+    part = tl.program_id(0) // blocks
+    begin = tl.program_id(0) % blocks * BLOCK
+    own = message_ptr + part.to(tl.int64) * WORDS
+    run = numbers_ptr + AT
+    count = tl.load(counts_ptr + part)
+    tl.store(own, count, mask=begin == 0)
+    here = entries_here(count, run, ROOM)
+    if begin >= here:
+        return
+    number = tl.arange(0, BLOCK)
+    rank = begin + number
+    there = rank < here
+    entry = part.to(tl.int64) * ROOM + rank
+    if LISTED:
+        slot = tl.load(slots_ptr + entry, mask=there, other=0)
+    else:
+        bits = slots_ptr + part.to(tl.int64) * BITS
+        ends = ends_ptr + part.to(tl.int64) * ROWS
+        slot = find_bits(bits, ends, tl.load(run) + rank, there, BITS, ROWS, HALVINGS, ROW)
+
+    has_lanes = tl.load(run + 5)
+    shift = tl.load(run + 7)
+    if tl.load(run + 6) != 0:
+        bit = (slot >> shift) + has_lanes * rank
+        word = bit >> 5
+        mark = (there.to(tl.uint32) << (bit & 31).to(tl.uint32)).to(tl.int32)
+        # The interpreter adds up in 64 bits, and has to be told to forget the upper ones.
+        sums = tl.cumsum(mark, 0).to(tl.int64).to(tl.int32)
+        before = tl.gather(word, tl.maximum(number - 1, 0), 0)
+        behind = tl.gather(word, tl.minimum(number + 1, BLOCK - 1), 0)
+        is_first = (number > 0) & (before != word)
+        is_last = (rank + 1 == here) | (number + 1 == BLOCK) | (behind != word)
+        string = own + tl.load(run + 2)
+        tl.atomic_add(string + word, sums, mask=there & is_last, sem="relaxed")
+        tl.atomic_add(string + word, mark - sums, mask=there & is_first, sem="relaxed")
+
+    octets = own.to(tl.pointer_type(tl.uint8), bitcast=True)
+    for plane in tl.static_range(PLANES):
+        lane = octets + tl.load(run + 9 + 2 * plane).to(tl.int64) * 4
+        sent = tl.load(run + 10 + 2 * plane) != 0
+        low = (slot >> 8 * plane) & 255
+        tl.store(lane + rank, low.to(tl.uint8), mask=there & sent)
+
+    unit = slot
+    if GIVEN:
+        unit = tl.load(units_ptr + entry, mask=there, other=0)
+    if PARTS:
+        unit = striped_unit(part, slot, seeds_ptr, PARTS, TURNS, COLUMN)
+    unit = tl.minimum(tl.maximum(unit, 0), SIZE - 1).to(tl.int64)
+    values = values_of(own, run, KIND)
+    if WIDTH == 1:
+        value = tl.load(array_ptr + unit, mask=there, other=0)
+        tl.store(values + rank, value.to(values.dtype.element_ty), mask=there)
+    else:
+        for column in range(0, WIDTH, COLUMNS):
+            at = column + tl.arange(0, COLUMNS)[None, :]
+            mask = there[:, None] & (at < WIDTH)
+            value = tl.load(array_ptr + unit[:, None] * WIDTH + at, mask=mask, other=0)
+            to = values + rank[:, None].to(tl.int64) * WIDTH + at
+            tl.store(to, value.to(values.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def unpack_message_kernel(
+    message_ptr,
+    ends_ptr,
+    numbers_ptr,
+    seeds_ptr,
+    _into,
+    into_ptr,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HALVINGS: tl.constexpr,
+    ROW: tl.constexpr,
+    ROOM: tl.constexpr,
+    WORDS: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PLANES: tl.constexpr,
+    KIND: tl.constexpr,
+    REPLACES: tl.constexpr,
+    PARTS: tl.constexpr,
+    TURNS: tl.constexpr,
+    COLUMN: tl.constexpr,
+    AT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A program adds, or sets, a run of entries of a sender."""
+    blocks: tl.constexpr = (ROOM + BLOCK - 1) // BLOCK
+    sender = tl.program_id(0) // blocks
+    begin = tl.program_id(0) % blocks * BLOCK
+    own = message_ptr + sender.to(tl.int64) * WORDS
+    run = numbers_ptr + AT
+    here = entries_here(tl.load(own).to(tl.int32, bitcast=True), run, ROOM)
+    if begin >= here:
+        return
+    rank = begin + tl.arange(0, BLOCK)
+    there = rank < here
+    slot = tl.zeros_like(rank)
+    if tl.load(run + 6) != 0:
+        ends = ends_ptr + sender.to(tl.int64) * ROWS
+        bit = find_bits(own + 1, ends, rank, there, BITS, ROWS, HALVINGS, ROW)
+        slot = (bit - tl.load(run + 5) * rank) << tl.load(run + 7)
+    octets = own.to(tl.pointer_type(tl.uint8), bitcast=True)
+    for plane in tl.static_range(PLANES):
+        lane = octets + tl.load(run + 9 + 2 * plane).to(tl.int64) * 4
+        sent = tl.load(run + 10 + 2 * plane) != 0
+        low = tl.load(lane + rank, mask=there & sent, other=0)
+        slot = slot | (low.to(tl.int32) << 8 * plane)
+
+    unit = slot
+    if PARTS:
+        unit = striped_unit(sender, slot, seeds_ptr, PARTS, TURNS, COLUMN)
+    there = there & (unit >= 0) & (unit < SIZE)
+    unit = unit.to(tl.int64)
+    values = values_of(own, run, KIND)
+    kind: tl.constexpr = into_ptr.dtype.element_ty
+    if WIDTH == 1:
+        value = tl.load(values + rank, mask=there, other=0).to(kind)
+        if REPLACES:
+            tl.store(into_ptr + unit, value, mask=there)
+        else:
+            tl.atomic_add(into_ptr + unit, value, mask=there, sem="relaxed")
+    else:
+        for column in range(0, WIDTH, COLUMNS):
+            at = column + tl.arange(0, COLUMNS)[None, :]
+            mask = there[:, None] & (at < WIDTH)
+            of = values + rank[:, None].to(tl.int64) * WIDTH + at
+            value = tl.load(of, mask=mask, other=0).to(kind)
+            to = into_ptr + unit[:, None] * WIDTH + at
+            if REPLACES:
+                tl.store(to, value, mask=mask)
+            else:
+                tl.atomic_add(to, value, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def entries_here(count, run_ptr, ROOM: tl.constexpr):
+    """How many entries a message has, of a part that has so many in all."""
+    here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1))
+    return tl.minimum(here, ROOM)
+
+
+@triton.jit
+def values_of(own, run_ptr, KIND: tl.constexpr):
+    """Where the values of a message begin, as a pointer to numbers of their kind."""
+    values = own + tl.load(run_ptr + 4)
+    if KIND == 0:
+        return values.to(tl.pointer_type(tl.float32), bitcast=True)
+    elif KIND == 1:
+        return values.to(tl.pointer_type(tl.float16), bitcast=True)
+    else:
+        return values.to(tl.pointer_type(tl.bfloat16), bitcast=True)

@@ -1,0 +1,79 @@
+"""Slots of parts: where the bits of some ranks are, and the units of slots."""
+
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+from pallas_kernels.triton.words import count_bits, mix
+
+
+@triton.jit
+def find_bits(
+    words_ptr,
+    ends_ptr,
+    rank,
+    there,
+    WORDS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HALVINGS: tl.constexpr,
+    ROW: tl.constexpr,
+):
+    """Where in words the bits of these ranks are.
+
+    Args:
+        words_ptr: The words.
+        ends_ptr: How many bits there are up to the end of each row of them.
+        rank: int32, a tensor.
+        there: For which of them there is a bit.
+        WORDS: How many words there are.
+        ROWS: How many rows.
+        HALVINGS: Bits of that number.
+        ROW: Words of a row.
+    """
+    row = tl.zeros_like(rank)
+    before = tl.zeros_like(rank)
+    for k in tl.static_range(HALVINGS):
+        step = 1 << (HALVINGS - 1 - k)
+        inside = there & (row + step <= ROWS)
+        end = tl.load(ends_ptr + row + step - 1, mask=inside, other=0)
+        below = inside & (end <= rank)
+        row = tl.where(below, row + step, row)
+        before = tl.where(below, end, before)
+    rest = rank - before
+    word = row * ROW
+    bits = tl.load(words_ptr + word, mask=there & (word < WORDS), other=0)
+    bits = bits.to(tl.uint32, bitcast=True)
+    for _ in range(ROW - 1):
+        count = count_bits(bits)
+        beyond = there & (rest >= count) & (word + 1 < WORDS)
+        rest = tl.where(beyond, rest - count, rest)
+        word = tl.where(beyond, word + 1, word)
+        more = tl.load(words_ptr + word, mask=beyond, other=0)
+        bits = tl.where(beyond, more.to(tl.uint32, bitcast=True), bits)
+    place = tl.zeros_like(rank)
+    for k in tl.static_range(5):
+        half = 16 >> k
+        low = bits & ((1 << half) - 1)
+        count = count_bits(low)
+        above = rest >= count
+        place = tl.where(above, place + half, place)
+        rest = tl.where(above, rest - count, rest)
+        bits = tl.where(above, bits >> half, low)
+    return word * 32 + place
+
+
+@triton.jit
+def striped_unit(
+    part,
+    slot,
+    seeds_ptr,
+    PARTS: tl.constexpr,
+    TURNS: tl.constexpr,
+    COLUMN: tl.constexpr,
+):
+    """`striping.invert`: the unit of each slot of a part."""
+    turn = tl.zeros_like(slot)
+    for k in tl.static_range(TURNS):
+        seed = tl.load(seeds_ptr + k).to(tl.uint32, bitcast=True)
+        ones = mix((slot >> 5).to(tl.uint32), seed) >> (slot & 31).to(tl.uint32)
+        turn += (ones & 1).to(tl.int32) * ((1 << k) % PARTS)
+    return (part + PARTS - turn % PARTS) % PARTS * COLUMN + slot

@@ -1,0 +1,265 @@
+"""Messages written and read by hand, and the cases in which every backend must agree.
+
+A case is a set of slots for each part, what a message of a size looks like, and where the
+values are. The message is made byte by byte in NumPy from its definition.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels import striping
+from sparsejax.wire import forms, index_codes, ladder
+
+
+AT = 3  # where the numbers of a run begin
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is sent, and how.
+
+    Attributes:
+        codes: The index code of each message size, the shortest first.
+        rung: Which size is sent.
+        words: Of the bits of a part.
+        capacity: Entries in the shortest message; each other has twice the one before.
+        density: The share of slots that are there, by part.
+        first: The rank of the first entry that is sent.
+        shape: Of a value.
+        dtype: Of the values where they are.
+        wire: Of the values while they travel.
+        units: How units are told from slots: "slots", "given" or "striped".
+    """
+
+    codes: tuple[str, ...] = ("coo8",)
+    rung: int = 0
+    words: int = 33
+    capacity: int = 64
+    density: tuple[float, ...] = (0.02, 0.2, 0.0)
+    first: int = 0
+    shape: tuple[int, ...] = ()
+    dtype: Any = np.float32
+    wire: Any = np.float32
+    units: str = "slots"
+
+    @property
+    def parts(self):
+        return len(self.density)
+
+    @property
+    def width(self):
+        return 32 * self.words
+
+    @functools.cached_property
+    def form(self):
+        unit_bytes = int(np.prod(self.shape, dtype=int)) * jnp.dtype(self.wire).itemsize
+        rungs = []
+        for number, name in enumerate(self.codes):
+            code, capacity = index_codes.CODES[name], self.capacity << number
+            words = 1 + code.words(capacity, self.width) + capacity * unit_bytes // 4
+            rungs.append(ladder.Rung(capacity, code, words))
+        steps = ladder.Ladder(self.width, unit_bytes, 16, tuple(rungs), True)
+        return forms.Form(steps, self.shape, jnp.dtype(self.wire), self.parts)
+
+    @property
+    def row(self):
+        return self.form.table[self.rung]
+
+    @property
+    def numbers(self):
+        """What is data of a message, behind numbers that mean something else."""
+        run = [self.first, self.length, *self.row]
+        return np.array([99] * AT + run, np.int32)
+
+    @property
+    def bits(self):
+        """The sets, packed."""
+        flags = np.zeros((self.parts, self.width), bool)
+        for row, slots in zip(flags, self.slots, strict=True):
+            row[slots] = True
+        return np.packbits(flags, axis=1, bitorder="little").view(np.uint32)
+
+    @property
+    def room(self):
+        return self.form.ladder.top
+
+    @property
+    def length(self):
+        return self.form.ladder.rungs[self.rung].capacity
+
+    @functools.cached_property
+    def striping(self):
+        # Some slots of the last column belong to no unit.
+        size = self.parts * self.width - 20
+        return striping.Striping(size, self.parts, 5) if self.units == "striped" else None
+
+    @functools.cached_property
+    def slots(self):
+        """The slots of each part, ascending: all of them, sent or not."""
+        rng = np.random.default_rng(7)
+        found = []
+        for part, density in enumerate(self.density):
+            slots = np.flatnonzero(rng.random(self.width) < density)
+            if density:
+                slots = np.union1d(slots, [0, self.width - 1])
+            if self.striping:
+                units = np.asarray(self.striping(part, jnp.asarray(slots, jnp.int32)))
+                slots = slots[units < self.striping.size]
+            found.append(slots.astype(np.int32))
+        return found
+
+    @property
+    def counts(self):
+        return np.array([len(slots) for slots in self.slots], np.int32)
+
+    @property
+    def sent(self):
+        """The slots of each part that this message has."""
+        return [slots[self.first :][: self.length] for slots in self.slots]
+
+    @property
+    def listed(self):
+        """Those that are sent in order, and behind them what there may be."""
+        listed = np.full((self.parts, self.room), -7, np.int32)
+        for row, slots in zip(listed, self.slots, strict=True):
+            # Slots that come in the next message, and nothing else, may follow.
+            run = slots[self.first :][: self.room]
+            row[: len(run)] = run
+        return listed
+
+    @functools.cached_property
+    def array(self):
+        """Values that any order adds up exactly: [units, ...]."""
+        rng = np.random.default_rng(8)
+        size = self.striping.size if self.striping else self.width
+        return rng.integers(-64, 65, (size, *self.shape)).astype(self.dtype)
+
+    def units_of(self, part, slots):
+        if self.units == "given":
+            return (self.width - 1 - slots + 3 * part) % self.width
+        if self.striping and len(slots):
+            return np.asarray(self.striping(part, jnp.asarray(slots)))
+        return slots
+
+    @property
+    def given(self):
+        """What `pack_message` is told of units."""
+        if self.units != "given":
+            return self.striping
+        units = np.full((self.parts, self.room), 2**31 - 1, np.int32)
+        for part, slots in enumerate(self.sent):
+            units[part, : len(slots)] = self.units_of(part, slots)
+        return units
+
+    @functools.cached_property
+    def message(self):
+        """The messages, by their definition: uint32 [parts, words]."""
+        string, _, values, has_lanes, has_string, shift, _, *planes = map(int, self.row)
+        message = np.zeros((self.parts, self.form.room), np.uint32)
+        message[:, 0] = self.counts
+        octets = message.view(np.uint8)
+        for part, slots in enumerate(self.sent):
+            for rank, slot in enumerate(slots.tolist()):
+                if has_string:
+                    bit = 32 * string + (slot >> shift) + has_lanes * rank
+                    octets[part, bit // 8] |= 1 << bit % 8
+                for plane, begin in enumerate(planes[::2]):
+                    if planes[2 * plane + 1]:
+                        octets[part, 4 * begin + rank] = slot >> 8 * plane & 255
+            numbers = self.array[self.units_of(part, slots)].astype(self.wire)
+            told = np.frombuffer(numbers.tobytes(), np.uint8)
+            octets[part, 4 * values :][: len(told)] = told
+        return message
+
+    @property
+    def received(self):
+        """The messages, with anything where nothing is said to be."""
+        message = self.message.copy()
+        message[:, self.form.ladder.rungs[self.rung].words :] = 0xFFFFFFFF
+        return message
+
+    def total(self, into, replaces):
+        """What the array becomes in which values are added, or set."""
+        total = np.array(into).astype(np.float64)
+        for part, slots in enumerate(self.sent):
+            units = slots if self.units == "given" else self.units_of(part, slots)
+            numbers = self.array[self.units_of(part, slots)].astype(np.float64)
+            inside = units < len(total)
+            if replaces:
+                total[units[inside]] = numbers[inside]
+            else:
+                np.add.at(total, units[inside], numbers[inside])
+        return total
+
+
+MIXED = ("coo32", "coo16", "coo8", "bitmap")
+HALVES = {"dtype": np.float32, "wire": jnp.bfloat16}
+CASES = {
+    "from a rank on": Case(first=30, capacity=40, units="striped"),
+    **{
+        f"mixed, {name}": Case(MIXED, rung, capacity=32, shape=(3,), units="striped")
+        for rung, name in enumerate(MIXED)
+    },
+    "one byte of two": Case(("coo16", "coo8"), 1, units="striped"),
+    "coo8": Case(),
+    "one block": Case(words=8),
+    "coo16": Case(("coo16",), words=2 * 2048 + 5, capacity=400, density=(0.003, 0.0001)),
+    "coo32": Case(("coo32",), units="given"),
+    "bitmap": Case(("bitmap",), capacity=256, units="striped"),
+    "behind the last": Case(first=9999),
+    "full": Case(words=9, capacity=288, density=(1.0, 1.0)),
+    "nothing": Case(density=(0.0, 0.0)),
+    "one part": Case(density=(0.1,), units="striped"),
+    "rows of five halves": Case(shape=(5,), units="given", **HALVES),
+    "halves": Case(dtype=np.float16, wire=np.float16, units="striped"),
+    "rows of two axes": Case(shape=(2, 9), capacity=40, density=(0.03, 0.0)),
+}
+
+
+def check_pack(pack, case):
+    """A message, word for word; from a list, and from bits where units need none."""
+    lists = [True, False] if case.units != "given" else [True]
+    for listed in lists:
+        message = pack(
+            case.listed if listed else case.bits,
+            case.counts,
+            case.array,
+            case.numbers,
+            room=case.room,
+            words=case.form.room,
+            planes=case.form.planes,
+            dtype=jnp.dtype(case.wire),
+            units=case.given,
+            at=AT,
+        )
+        end = case.form.ladder.rungs[case.rung].words
+        np.testing.assert_array_equal(message[:, :end], case.message[:, :end])
+
+
+def check_unpack(unpack, case, *, replaces=False, size=None, dtype=np.float32):
+    """Sums in an array that has something in it already; what is behind it is left out."""
+    whole = case.striping.size if case.striping else case.width
+    size = whole if size is None else size
+    if replaces and not case.striping:
+        case = dataclasses.replace(case, density=case.density[:1])
+    into = np.ones((size, *case.shape)).astype(dtype)
+    total = unpack(
+        into,
+        case.received,
+        case.numbers,
+        room=case.room,
+        longest=case.form.longest,
+        planes=case.form.planes,
+        dtype=jnp.dtype(case.wire),
+        replaces=replaces,
+        units=case.striping,
+        at=AT,
+    )
+    assert total.dtype == into.dtype
+    np.testing.assert_array_equal(
+        np.asarray(total).astype(np.float64), case.total(into, replaces)
+    )

@@ -1,0 +1,108 @@
+"""Messages packed and unpacked by every backend that runs here, as by hand.
+
+The kernels of Triton are held to the same in its interpreter: see `test_triton`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_kernels as kernels
+from tests import helpers
+from tests.kernels import messages
+from tests.kernels.test_kernels import by, with_launches
+
+
+# The four mixed ones are one program.
+QUICK = ["from a rank on", *(name for name in messages.CASES if "mixed" in name)]
+OTHERS = [name for name in messages.CASES if name not in QUICK]
+
+
+@functools.cache
+def compiled(backend, operation, static):
+    return by(backend, getattr(kernels, operation), **dict(static))
+
+
+def packing(backend):
+    """`pack_message` as the checks call it."""
+
+    def pack(slots, counts, array, numbers, *, units, **static):
+        given = isinstance(units, np.ndarray)
+        static |= {} if given else {"units": units}
+        run = compiled(backend, "pack_message", tuple(static.items()))
+        arrays = slots, counts, array, numbers
+        return run(*arrays, units=units) if given else run(*arrays)
+
+    return pack
+
+
+def unpacking(backend):
+    """`unpack_message` as the checks call it."""
+
+    def unpack(into, message, numbers, **static):
+        run = compiled(backend, "unpack_message", tuple(static.items()))
+        return run(into, message, numbers)
+
+    return unpack
+
+
+every_case = pytest.mark.parametrize("name", [*QUICK, *helpers.slow(*OTHERS)])
+
+
+@with_launches
+@every_case
+def test_a_message_is_what_is_written_by_hand(backend, name):
+    messages.check_pack(packing(backend), messages.CASES[name])
+
+
+@with_launches
+@every_case
+@pytest.mark.parametrize("replaces", [False, True])
+def test_what_arrives_is_added_or_set(backend, name, replaces):
+    case = messages.CASES[name]
+    messages.check_unpack(unpacking(backend), case, replaces=replaces)
+
+
+@with_launches
+@pytest.mark.slow
+def test_what_lies_behind_the_array_is_left_out(backend):
+    for name in ("coo8", "bitmap", "rows of five halves"):
+        messages.check_unpack(unpacking(backend), messages.CASES[name], size=100)
+
+
+def test_without_room_or_with_other_shapes_it_says_so():
+    case = messages.CASES["coo8"]
+    sizes = {"room": case.room, "words": case.form.room, "planes": case.form.planes}
+    bits, array = jnp.asarray(case.bits), jnp.asarray(case.array)
+    counts, numbers = jnp.asarray(case.counts), jnp.asarray(case.numbers)
+    pack = functools.partial(kernels.pack_message, **sizes)
+    refused = pytest.raises(kernels.KernelArgumentError, match="slots must be uint32 or")
+    with refused:
+        pack(bits.astype(jnp.float32), counts, array, numbers)
+    with pytest.raises(kernels.KernelArgumentError, match="multiple of 4"):
+        pack(bits, counts, array, numbers, room=6)
+    with pytest.raises(kernels.KernelArgumentError, match="must be a list"):
+        pack(bits, counts, array, numbers, units=jnp.asarray(case.listed))
+    with pytest.raises(kernels.KernelArgumentError, match="must be a list"):
+        pack(jnp.asarray(case.listed[:, 4:]), counts, array, numbers)
+    with pytest.raises(kernels.KernelArgumentError, match="numbers must be 14"):
+        pack(bits, counts, array, numbers[: messages.AT + 9], at=messages.AT)
+    with pytest.raises(kernels.KernelArgumentError, match="2, 4 or 8 bytes"):
+        pack(bits, counts, array, numbers, dtype=jnp.int8)
+    unpack = functools.partial(kernels.unpack_message, room=case.room, planes=1)
+    with pytest.raises(kernels.KernelArgumentError, match="too few for a header"):
+        unpack(array, jnp.zeros((3, 9), jnp.uint32), numbers, longest=9)
+    with pytest.raises(kernels.KernelArgumentError, match="message must be uint32"):
+        unpack(array, jnp.zeros((3, 90), jnp.int32), numbers, longest=9)
+
+
+def test_numbers_of_64_bits_travel_by_reference():
+    with jax.enable_x64(True):
+        case = messages.Case(
+            ("coo8",), dtype=np.float64, wire=np.float64, shape=(2,), units="striped"
+        )
+        messages.check_pack(packing("reference"), case)
+        messages.check_unpack(unpacking("reference"), case, dtype=np.float64)
