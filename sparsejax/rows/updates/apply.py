@@ -32,7 +32,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
     """
 
     def one(keys, param, update):
-        if isinstance(update, optax.MaskedNode):
+        if update is None or isinstance(update, optax.MaskedNode):
             return param
         if not is_row_grads(update):
             return optax.apply_updates(param, update)

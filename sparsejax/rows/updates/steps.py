@@ -13,7 +13,8 @@ from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.catch_up import Rows, added, history
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.state import LazyState, find
-from sparsejax.rows.updates.view import View
+from sparsejax.rows.updates.view import Turn, View
+from sparsejax.units.late_rows import LateRowGrads
 from sparsejax.units.row_grads import Merge, RowGrads, is_row_grads
 
 
@@ -50,9 +51,18 @@ def tables(inside: Inside, params: Any) -> list[str]:
 def update(
     inside: Inside, updates: Any, state: Any, params: Any = None, **extra: Any
 ) -> tuple[Any, LazyState]:
-    """A step: rows catch up, the optimizer updates them, and they go back."""
+    """A step: rows catch up, the optimizer updates them, and they go back.
+
+    Where rows of the step before come along, they are updated first, as of that step.
+    """
     paths, grads, structure = anatomies.flatten(updates)
-    view = View(inside, updates, params, find(state))
+    state = find(state)
+    early = {at: leaf.late for at, leaf in enumerate(grads) if _is_late(leaf)}
+    grads = [leaf.now if _is_late(leaf) else leaf for leaf in grads]
+    updates, moved = jax.tree.unflatten(structure, grads), {}
+    if early:
+        moved, state = _late(inside, early, updates, state, params)
+    view = View(inside, updates, params, state)
     lists = {}
     for at, (path, leaf) in enumerate(zip(paths, grads, strict=True)):
         if not is_row_grads(leaf):
@@ -60,14 +70,100 @@ def update(
         leaf.check(f"lazy: the update of {path!r}")
         if at in view.anatomy.tables:
             inside.check(view.anatomy.tables[at])
-            lists[at] = _listed(inside, view, at, leaf)
+            turn = Turn.LATER if at in early else Turn.NOW
+            lists[at] = _listed(inside, view, at, leaf, turn)
         else:  # there is nothing in it
             grads[at] = leaf.to_dense()
+    made, inner, last = _taken(_Step(inside, view, grads, structure, extra), lists)
+    for at, late in moved.items():
+        made[at] = _both(late, made[at])
+    return jax.tree.unflatten(structure, made), LazyState(
+        step=view.step + 1,
+        last=jax.tree.unflatten(structure, last),
+        history=view.history,
+        inner=jax.tree.unflatten(view.of_state, inner),
+        kept=view.kept(),
+    )
+
+
+def caught_late(
+    inside: Inside, late: Any, state: Any, params: Any
+) -> tuple[Any, LazyState]:
+    """What rows of the last step do that come now; no step is taken.
+
+    Args:
+        inside: The optimizer.
+        late: A tree like the parameters: `RowGrads`, or `optax.MaskedNode` where none
+            came.
+        state: The state.
+        params: The parameters.
+
+    Returns:
+        The updates, `optax.MaskedNode` where no rows came, and the state.
+    """
+    _, leaves, structure = anatomies.flatten(params)
+    rows = structure.flatten_up_to(late)
+    early = {at: leaf for at, leaf in enumerate(rows) if is_row_grads(leaf)}
+    zeros = jax.tree.unflatten(structure, list(map(jnp.zeros_like, leaves)))
+    moved, state = _late(inside, early, zeros, find(state), params)
+    made = [moved.get(at, optax.MaskedNode()) for at in range(len(leaves))]
+    return jax.tree.unflatten(structure, made), state
+
+
+def _is_late(leaf):
+    return isinstance(leaf, LateRowGrads)
+
+
+def _late(inside, late, updates, state, params):
+    """The update of rows that the last step has left out, as it would have been then.
+
+    Of the state numbers of steps, and numbers by hand, are those of that step. Of what it
+    makes only the rows are kept: for all else that step was whole.
+
+    Returns:
+        The updates, by table, and the state.
+    """
+    paths, leaves, structure = anatomies.flatten(updates)
+    anatomy = View(inside, updates, params, state).anatomy
+    view = View(inside, updates, params, inside.before(anatomy, state))
+    lists, grads = {}, [jnp.zeros(x.shape, x.dtype) for x in leaves]
+    for at, leaf in late.items():
+        leaf.check(f"lazy: the late rows of {paths[at]!r}")
+        if at not in anatomy.tables:
+            continue
+        inside.check(anatomy.tables[at])
+        inside.check_late(anatomy, at)
+        merge = view.merged(at, leaf.ids, Turn.REST)
+        caught = None
+        if at in view.moving and not view.is_fading(at):
+            caught = view.caught_up(at, merge)
+        lists[at] = _Listed(merge, merge.sums(leaf.rows), caught)
+        grads[at] = leaf
+    step = _Step(inside, view, grads, structure, {})
+    made, rows, last = _taken(step, lists, others=False)
+    inner = jax.tree.leaves(state.inner)
+    for at in lists:
+        for j in anatomy.tables[at].own:
+            inner[j] = rows[j]
+    return {at: made[at] for at in lists}, state._replace(
+        last=jax.tree.unflatten(structure, last),
+        inner=jax.tree.unflatten(view.of_state, inner),
+    )
+
+
+def _both(late: RowGrads, now: RowGrads) -> RowGrads:
+    """The updates of two steps, of which no row is in both lists."""
+    ids = jnp.concatenate([late.ids, now.ids])
+    return RowGrads.marked(ids, jnp.concatenate([late.rows, now.rows]), now.shape)
+
+
+def _taken(step: "_Step", lists: dict[int, "_Listed"], others: bool = True):
+    """Takes a step: the updates, the leaves of the state, and the steps that rows saw."""
+    view = step.view
     long = {at: x for at, x in lists.items() if tiles.is_long(x.places)}
     number = tiles.tiles_of(sum(x.sums.size for x in long.values()))
     long = long if number > 1 else {}
-    step = _Step(inside, view, grads, structure, extra)
-    made, inner, last = step.at_once(lists, long)
+    made, inner, last = step.at_once(lists, long, others)
     alike: dict[frozenset[str], dict[int, _Listed]] = {}
     for at, x in long.items():
         # A loop has one type: what is the same on all ranks stays so beside shards.
@@ -76,18 +172,12 @@ def update(
     for some in alike.values():
         step.in_tiles(some, number, made, inner, last)
     for at, x in lists.items():
-        made[at] = RowGrads.marked(x.merge.ids, made[at], grads[at].shape)
+        made[at] = RowGrads.marked(x.merge.ids, made[at], step.grads[at].shape)
         # Which rows are listed decides it, whatever the rows vary over.
         of = tiles.axes_of(view.last[at], x.merge.ids, view.step)
         further = tuple(sorted(tiles.axes_of(last[at]) - of))
         last[at] = jax.tree.map(lambda x, names=further: assume_same(x, names), last[at])
-    return jax.tree.unflatten(structure, made), LazyState(
-        step=view.step + 1,
-        last=jax.tree.unflatten(structure, last),
-        history=view.history,
-        inner=jax.tree.unflatten(view.of_state, inner),
-        kept=view.kept(),
-    )
+    return made, inner, last
 
 
 class _Listed(NamedTuple):
@@ -109,13 +199,13 @@ class _Listed(NamedTuple):
         return self.merge.ids.shape[0]
 
 
-def _listed(inside, view, at, leaf):
+def _listed(inside, view, at, leaf, turn):
     read = (reader.reading(view, at, leaf.ids) for reader in list(inside.readers))
-    reading = next((found for found in read if found), None)
+    reading = next((found for found in read if found and turn is Turn.NOW), None)
     if reading is not None:
         merge, caught = reading.merge, reading.rows
     else:
-        merge, caught = view.merged(at, leaf.ids), None
+        merge, caught = view.merged(at, leaf.ids, turn), None
     if at not in view.moving or view.is_fading(at):
         caught = None
     elif caught is None:
@@ -138,8 +228,13 @@ class _Step:
         self.tx, self.view, self.grads = inside.tx, view, grads
         self.structure, self.extra = structure, extra
 
-    def at_once(self, lists, long):
+    def at_once(self, lists, long, rest):
         """The step of all but the long lists, of which a row of zeros stands for all.
+
+        Args:
+            lists: Of each table the rows that its gradient lists.
+            long: Those of them that are long.
+            rest: Whether the step is one of tables that list no rows, too.
 
         Returns:
             The updates, the state, and the steps that rows have seen last.
@@ -152,7 +247,8 @@ class _Step:
             now[at] = self._caught(at, before[at], x.caught)
             grads[at] = x.sums
         # A table whose gradient is dense this time: all its rows are listed.
-        others = {at: view.all_of(at) for at in view.lagging if at not in lists}
+        unlisted = view.lagging - lists.keys() if rest else set()
+        others = {at: view.all_of(at) for at in unlisted}
         before |= others
         now |= view.catch_up(others, one_by_one=True)
         for at, x in long.items():

@@ -48,6 +48,10 @@ class Sharded(abc.ABC):
         """The node as a loss is given it whose gradient counts by a factor on this rank."""
 
     @abc.abstractmethod
+    def check_sent(self, path: str) -> None:
+        """Raises where it is a gradient whose parts are still to be sent to their ranks."""
+
+    @abc.abstractmethod
     def check_ranks(self, path: str, ranks: int) -> None:
         """Raises where the whole array cannot be shared out among so many ranks."""
 
@@ -137,6 +141,7 @@ def synchronized(path: str, node: Any, wire: Wire, mean: bool) -> Any:
         wire: The ranks of the synchronization.
         mean: Whether it averages.
     """
+    node.check_sent(path)
     check_axis(path, node, wire.axis)
 
     def one(leaf):
