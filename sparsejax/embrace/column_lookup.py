@@ -211,7 +211,7 @@ class _Ids:
         )
 
     def tapped(self, distinct, read):
-        """The vectors of the distinct ids, whose gradient stays here if the table says so."""
+        """The vectors of the distinct ids, whose gradient goes to a tap, if there is one."""
         if read.table.tap is None:
             return distinct
         rows = lookup(read.table.tap, self.wanted, mode="fill", fill_value=0)

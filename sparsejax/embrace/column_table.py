@@ -214,15 +214,10 @@ class ColumnTable(Sharded):
 
         return jax.tree.map(one, self)
 
-    def check_sent(self, path: str) -> None:
-        """Raises where it is a gradient that has not been sent to who holds the columns."""
-        if isinstance(self.value, Unsent):
-            raise ArgumentError(
-                f"the gradient of the table {path!r} was taken to be sent by "
-                "sparsejax.embrace_sync(vertical=True), and something else synchronizes "
-                "it. Put embrace_sync there, or take the gradient with "
-                "sparsejax.value_and_grad, which sends it."
-            )
+    @property
+    def is_sent(self) -> bool:
+        """Whether, if it is a gradient, each rank has been sent its part."""
+        return not isinstance(self.value, Unsent)
 
     def with_weight(self, weight: jax.Array) -> "ColumnTable":
         """The table, whose gradient counts by a factor on this rank; with 0 it has none."""

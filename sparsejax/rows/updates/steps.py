@@ -99,15 +99,17 @@ def caught_late(
         params: The parameters.
 
     Returns:
-        The updates, `optax.MaskedNode` where no rows came, and the state.
+        A tree like `late` with the updates, and the state.
     """
-    _, leaves, structure = anatomies.flatten(params)
-    rows = structure.flatten_up_to(late)
-    early = {at: leaf for at, leaf in enumerate(rows) if is_row_grads(leaf)}
+    ours = find(state)
+    paths, rows, whole = anatomies.flatten(late)
+    by_path = dict(zip(paths, rows, strict=True))
+    params = inside.those_of(params, ours.inner)
+    paths, leaves, structure = anatomies.flatten(params)
+    early = {at: by_path[path] for at, path in enumerate(paths) if path in by_path}
     zeros = jax.tree.unflatten(structure, list(map(jnp.zeros_like, leaves)))
-    moved, state = _late(inside, early, zeros, find(state), params)
-    made = [moved.get(at, optax.MaskedNode()) for at in range(len(leaves))]
-    return jax.tree.unflatten(structure, made), state
+    moved, ours = _late(inside, early, zeros, ours, params)
+    return whole.unflatten([moved[paths.index(path)] for path in by_path]), ours
 
 
 def _is_late(leaf):

@@ -156,7 +156,9 @@ class View:
             if turn is Turn.REST:
                 seen = self.seen(self.last[at], ids_in_turn) > self.step
                 ids_in_turn = jnp.where(seen, height, ids_in_turn)
-            more = as_varying([ids_in_turn], tiles.axes_of(ids_in_turn) | tiles.axes_of(ids))
+            more = as_varying(
+                [ids_in_turn], tiles.axes_of(ids_in_turn) | tiles.axes_of(ids)
+            )
         every = jnp.concatenate([ids, *more])
         if not every.size:
             return Merge(every, every, jnp.int32(0))

@@ -47,9 +47,10 @@ class Sharded(abc.ABC):
     def with_weight(self, weight: jax.Array) -> Any:
         """The node as a loss is given it whose gradient counts by a factor on this rank."""
 
+    @property
     @abc.abstractmethod
-    def check_sent(self, path: str) -> None:
-        """Raises where it is a gradient whose parts are still to be sent to their ranks."""
+    def is_sent(self) -> bool:
+        """Whether, if it is a gradient, each rank has been sent its part."""
 
     @abc.abstractmethod
     def check_ranks(self, path: str, ranks: int) -> None:
@@ -141,7 +142,13 @@ def synchronized(path: str, node: Any, wire: Wire, mean: bool) -> Any:
         wire: The ranks of the synchronization.
         mean: Whether it averages.
     """
-    node.check_sent(path)
+    if not node.is_sent:
+        raise ArgumentError(
+            f"the gradient of the table {path!r} was taken to be sent by "
+            "sparsejax.embrace_sync(vertical=True), and something else synchronizes it. "
+            "Put embrace_sync there, or take the gradient with sparsejax.value_and_grad, "
+            "which sends it."
+        )
     check_axis(path, node, wire.axis)
 
     def one(leaf):
@@ -174,6 +181,11 @@ def check_axis(path: str, node: Any, axis: AxisName) -> None:
                 "jax.shard_map with sparsejax.state_specs(params) in in_specs and "
                 "out_specs."
             )
+
+
+def are_sent(given: Any) -> list[bool]:
+    """Of each gradient that is shared out whether each rank has been sent its part."""
+    return [node.is_sent for node in apart(given).nodes]
 
 
 def refuse(given: Any, what: str, why: str) -> None:

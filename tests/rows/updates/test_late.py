@@ -127,5 +127,5 @@ def test_who_does_not_know_late_rows_loses_none(what):
     with pytest.raises(LeafError, match=r"a table \[12, 3\] have rows of the last step"):
         getattr(late_grads()["table"], what)()
     updates = jax.tree.map(jnp.asarray, late_grads())
-    with pytest.raises(LeafError, match="the update of 'table': .*only sparsejax.lazy"):
+    with pytest.raises(LeafError, match=r"the update of 'table': .*only sparsejax.lazy"):
         sparsejax.apply_updates(params(), updates)
