@@ -211,7 +211,7 @@ class _Ids:
         )
 
     def tapped(self, distinct, read):
-        """The vectors of the distinct ids, whose gradient goes to a tap, if there is one."""
+        """The vectors of the distinct ids; if there is a tap, their gradient goes to it."""
         if read.table.tap is None:
             return distinct
         rows = lookup(read.table.tap, self.wanted, mode="fill", fill_value=0)

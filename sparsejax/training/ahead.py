@@ -26,8 +26,8 @@ def check_chain(seen: Observed, by_rows: frozenset[str], capacity: Any) -> bool:
         if part.inside:
             raise ArgumentError(
                 "embrace_sync(vertical=True) holds back rows for the very next step, and "
-                "stands in a wrapper that may leave steps out (accumulate, every=, "
-                "skip_nonfinite, warm_up). Take the wrapper away, or embrace_sync("
+                "stands in a wrapper that leaves steps out, or takes others (accumulate, "
+                "every=, warm_up). Take the wrapper away, or embrace_sync("
                 "vertical=False)."
             )
         for path in part.paths:

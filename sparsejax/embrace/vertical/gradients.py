@@ -207,7 +207,7 @@ class _Reads:
             return [self._leaves[path] for path in paths]
         known = [path for path in paths if path not in self.taps]
         found = dict(zip(known, self._read.whole(known), strict=True))
-        return [found.get(path, self._leaves[path]) for path in paths]
+        return [found[path] if path in found else self._leaves[path] for path in paths]
 
 
 def _unsent(path, table, grad, ids, ids_of_all):

@@ -31,14 +31,14 @@ def columns_of(wire: Wire, rows: Sequence[jax.Array]) -> tuple[list[jax.Array], 
         [n, k, columns] of each table, the rows of all ranks, and the bytes sent.
     """
     n, sent = wire.ranks, 0.0
-    parts = [x.reshape(len(x), n, -1) if x.size else None for x in rows]
     received = [jnp.zeros((n, len(x), x.shape[1] // n), x.dtype) for x in rows]
     alike: dict[Any, list[int]] = {}
-    for i, part in enumerate(parts):
-        if part is not None:
-            alike.setdefault(part.dtype, []).append(i)
+    for i, x in enumerate(rows):
+        if x.size:
+            alike.setdefault(x.dtype, []).append(i)
     for places in alike.values():
-        flat = [jnp.moveaxis(parts[i], 1, 0).reshape(n, -1) for i in places]
+        parts = (rows[i].reshape(len(rows[i]), n, -1) for i in places)
+        flat = [jnp.moveaxis(part, 1, 0).reshape(n, -1) for part in parts]
         arrived, cost = wire.all_to_all(jnp.concatenate(flat, axis=1))
         sent += cost
         ends = [sum(x.shape[1] for x in flat[: k + 1]) for k in range(len(flat) - 1)]

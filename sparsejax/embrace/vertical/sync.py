@@ -119,11 +119,11 @@ def embrace_sync(
     """
     if isinstance(replicated, str):
         errors.check_one_of("replicated", replicated, tuple(_REPLICATED))
-        replicated = _REPLICATED[replicated]
-    check_scheme(replicated)
+    scheme = _REPLICATED[replicated] if isinstance(replicated, str) else replicated
+    check_scheme(scheme)
     check_reduce(reduce)
     by_pattern = check_capacity(delayed)
-    inner = sync(ByTables(replicated, rules), axis_name, reduce=reduce)
+    inner = sync(ByTables(scheme, rules), axis_name, reduce=reduce)
     if not vertical:
         return inner
     return tree.transformation(*_Vertical(inner, axis_name, by_pattern, reduce).functions)

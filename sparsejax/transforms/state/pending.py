@@ -82,18 +82,16 @@ class Pending:
             )
         ids, rows = whole(path, self.ids), whole(path, self.rows.value)
         ranks, room = fresh.ids.shape
-        columns = fresh.rows.value.shape[2]
         if ids.shape != (ranks, room):
             ids, rows = self._spread(ids, rows, mean, ranks, room)
-        rows = np.pad(
-            rows[..., : self.dim], [(0, 0), (0, 0), (0, max(0, columns - self.dim))]
-        )
+        filled = np.zeros((*rows.shape[:2], fresh.rows.value.shape[2]), rows.dtype)
+        filled[..., : self.dim] = rows[..., : self.dim]
 
         def placed(x, like):
             x = x.astype(like.dtype)
             return jax.make_array_from_callback(x.shape, like.sharding, lambda at: x[at])
 
-        value = placed(rows, fresh.rows.value)
+        value = placed(filled, fresh.rows.value)
         return dataclasses.replace(
             fresh, ids=placed(ids, fresh.ids), rows=fresh.rows.with_value(value)
         )

@@ -142,13 +142,7 @@ def synchronized(path: str, node: Any, wire: Wire, mean: bool) -> Any:
         wire: The ranks of the synchronization.
         mean: Whether it averages.
     """
-    if not node.is_sent:
-        raise ArgumentError(
-            f"the gradient of the table {path!r} was taken to be sent by "
-            "sparsejax.embrace_sync(vertical=True), and something else synchronizes it. "
-            "Put embrace_sync there, or take the gradient with sparsejax.value_and_grad, "
-            "which sends it."
-        )
+    require_sent({path: node}, "a synchronization")
     check_axis(path, node, wire.axis)
 
     def one(leaf):
@@ -186,6 +180,25 @@ def check_axis(path: str, node: Any, axis: AxisName) -> None:
 def are_sent(given: Any) -> list[bool]:
     """Of each gradient that is shared out whether each rank has been sent its part."""
     return [node.is_sent for node in apart(given).nodes]
+
+
+def require_sent(given: Any, what: str) -> None:
+    """Raises where parts of a gradient are still to be sent, and something else is next.
+
+    Args:
+        given: The gradients.
+        what: What is next.
+    """
+    found = apart(given)
+    for path, node in zip(found.paths, found.nodes, strict=True):
+        if not node.is_sent:
+            raise ArgumentError(
+                f"the gradient of the table {path!r} was taken to be sent by "
+                f"sparsejax.embrace_sync(vertical=True), and was given to {what}: let "
+                "nothing come between, or around, since what embrace_sync holds back is "
+                "for the very next step. Or take embrace_sync(vertical=False), and the "
+                "gradient with sparsejax.value_and_grad, which sends it."
+            )
 
 
 def refuse(given: Any, what: str, why: str) -> None:
