@@ -55,8 +55,7 @@ def check_next(is_ahead: bool, batch: Any, next_batch: Any) -> None:
             return
         raise ArgumentError(
             "trainer.step was given a next batch, and nothing in tx is to know it: leave "
-            "it out, or put sparsejax.embrace_sync() in front of sparsejax.lazy(...), with "
-            "a sparsejax.ColumnTable among the parameters."
+            "it out, or put sparsejax.embrace_sync() in front of sparsejax.lazy(...)."
         )
     if next_batch is MISSING:
         raise ArgumentError(
@@ -104,13 +103,23 @@ class Told:
     def is_kept(self, step: Any, batch: Any) -> bool:
         """Whether a step on this batch reads nothing of what the state holds back.
 
+        Raises where it may, and other processes might think otherwise.
+
         Args:
             step: The number in the state.
             batch: The batch.
         """
         if step is not self._step:
             return False  # a state from elsewhere, as a checkpoint
-        return self._batch is None or _are_same(batch, self._batch)
+        if self._batch is None or _are_same(batch, self._batch):
+            return True
+        if jax.process_count() > 1:
+            raise ArgumentError(
+                "trainer.step was given another batch than the last step was told, and of "
+                "several processes each sees its own part: let all of them go on with "
+                "state = trainer.flush(state), or give the batch that was told."
+            )
+        return False
 
 
 def _are_same(ours, theirs):

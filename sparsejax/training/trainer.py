@@ -202,8 +202,10 @@ class DataParallel:
     def _flushed(self, state):
         """A state with nothing held back, and no row late."""
         seen = observing.observed(self._tx, state.params)
-        lazy = next(part.part for part in seen.rows if isinstance(part.part, rows.Lazy))
-        params, opt_state = flushing.flush(state.params, state.opt_state, lazy)
+        lazy = [part.part for part in seen.rows if isinstance(part.part, rows.Lazy)]
+        if not lazy:
+            return state  # there is no table
+        params, opt_state = flushing.flush(state.params, state.opt_state, lazy[0])
         return state._replace(params=params, opt_state=opt_state)
 
     def _is_ahead(self, params):

@@ -693,8 +693,8 @@ MUTANTS = {
     ),
     "ids that were scaled behind a lazy optimizer are ids": Mutant(
         "sparsejax/rows/updates/steps.py",
-        "RowGrads.marked(x.merge.ids, made[at], grads[at].shape)",
-        "RowGrads(x.merge.ids, made[at], grads[at].shape)",
+        "RowGrads.marked(x.merge.ids, made[at], step.grads[at].shape)",
+        "RowGrads(x.merge.ids, made[at], step.grads[at].shape)",
         "tests/rows/updates/test_in_place.py",
     ),
     "a lazy optimizer has all leaves": Mutant(

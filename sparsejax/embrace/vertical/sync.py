@@ -26,8 +26,7 @@ from sparsejax.transforms.state.per_rank import OUTLINE, check_kind
 from sparsejax.transforms.state.totals import Totals
 from sparsejax.transforms.sync import check_scheme, sync
 from sparsejax.transforms.wrappers import check_reduce
-from sparsejax.units.late_rows import LateRowGrads
-from sparsejax.units.row_grads import merged
+from sparsejax.units.row_grads import LateRowGrads, merged
 from sparsejax.wire import Wire
 
 
@@ -149,8 +148,7 @@ class _Vertical:
         inner = self.inner.init(params)
         shards = sharded.apart(params)
         if observing.is_observing():
-            if shards.paths:
-                observing.report_ahead(self, shards.paths)
+            observing.report_ahead(self, shards.paths)
             return inner
         pending = {}
         if shards.paths:

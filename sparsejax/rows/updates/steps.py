@@ -10,12 +10,12 @@ import optax
 from sparsejax.axes import assume_same
 from sparsejax.rows import tiles
 from sparsejax.rows.updates import anatomy as anatomies
+from sparsejax.rows.updates.apply import Scatter, after
 from sparsejax.rows.updates.catch_up import Rows, added, history
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.rows.updates.view import Turn, View
-from sparsejax.units.late_rows import LateRowGrads
-from sparsejax.units.row_grads import Merge, RowGrads, is_row_grads
+from sparsejax.units.row_grads import LateRowGrads, Merge, RowGrads, is_row_grads
 
 
 def init(inside: Inside, params: Any) -> LazyState:
@@ -177,8 +177,7 @@ def _taken(step: "_Step", lists: dict[int, "_Listed"], others: bool = True):
         made[at] = RowGrads.marked(x.merge.ids, made[at], step.grads[at].shape)
         # Which rows are listed decides it, whatever the rows vary over.
         of = tiles.axes_of(view.last[at], x.merge.ids, view.step)
-        further = tuple(sorted(tiles.axes_of(last[at]) - of))
-        last[at] = jax.tree.map(lambda x, names=further: assume_same(x, names), last[at])
+        last[at] = jax.tree.map(functools.partial(_same_but_over, of), last[at])
     return made, inner, last
 
 
@@ -335,11 +334,11 @@ class _Step:
     def _put(self, ids, at, whole, inner, before, made):
         """A table's state, and the steps that its rows have seen, with those of a step."""
         view = self.view
-        put = _Scatter(ids, self.grads[at].shape[0])
+        put = Scatter(ids, self.grads[at].shape[0])
         own, last = view.anatomy.tables[at].own, whole.last
         own = tuple(put(x, inner[j]) for x, j in zip(whole.own, own, strict=True))
         if at in view.lagging:
-            seen = _after(before[at].last, made[at])
+            seen = after(before[at].last, made[at])
             last = put(last, jnp.maximum(view.step + 1, seen))
         return own, last
 
@@ -353,7 +352,8 @@ def settled(inside: Inside, params: Any, state: Any) -> tuple[Any, Any]:
     paths, leaves, structure = anatomies.flatten(params)
     now = view.catch_up({at: view.all_of(at) for at in view.lagging})
     for at, rows in now.items():
-        leaves[at], view.last[at] = rows.param, rows.last
+        of = tiles.axes_of(view.last[at], view.step)
+        leaves[at], view.last[at] = rows.param, _same_but_over(of, rows.last)
     new = ours._replace(
         last=jax.tree.unflatten(structure, view.last),
         inner=jax.tree.unflatten(view.of_state, view.inner_with(now)),
@@ -364,29 +364,9 @@ def settled(inside: Inside, params: Any, state: Any) -> tuple[Any, Any]:
     return jax.tree.unflatten(of_whole, [settled[name] for name in names]), state
 
 
-class _Scatter:
-    """Writes rows to their places.
-
-    Args:
-        ids: int32 [n], distinct and ascending, but for those behind the last row.
-        height: How many rows there are.
-    """
-
-    def __init__(self, ids: jax.Array, height: int):
-        n = ids.shape[0]
-        self.distinct = height + n < 2**31
-        if self.distinct:
-            ids = jnp.where(ids < height, ids, height + jnp.arange(n, dtype=jnp.int32))
-        self.ids = ids
-
-    def __call__(self, whole: jax.Array, rows: jax.Array) -> jax.Array:
-        """The array with these rows."""
-        return whole.at[self.ids].set(
-            rows.astype(whole.dtype),
-            mode="drop",
-            indices_are_sorted=True,
-            unique_indices=self.distinct,
-        )
+def _same_but_over(names, x):
+    """An array that is known to differ over no other mesh axes than these."""
+    return assume_same(x, tuple(sorted(tiles.axes_of(x) - names)))
 
 
 def _whole_move(made: jax.Array, before: Rows, after: Rows) -> jax.Array:
@@ -395,13 +375,3 @@ def _whole_move(made: jax.Array, before: Rows, after: Rows) -> jax.Array:
     # Of what has missed none it is the optimizer's own number.
     then = added(after.param, made)
     return jnp.where(moved, then - before.param, made).astype(made.dtype)
-
-
-def _after(x, rows):
-    """An array of integers, for XLA one that depends on rows too.
-
-    The update of rows depends on all that the step has read of the state, in the loss too.
-    What is written later than that overwrites the old array; else XLA would copy it first.
-    """
-    flag = jnp.signbit(rows.reshape(rows.shape[0], -1)[:, 0]).astype(x.dtype)
-    return x + jnp.minimum(flag, 0)

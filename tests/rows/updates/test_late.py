@@ -13,8 +13,7 @@ from sparsejax import rows
 from sparsejax.errors import ArgumentError, LeafError
 from sparsejax.rows.updates import steps
 from sparsejax.rows.updates.lazy import Lazy
-from sparsejax.units.late_rows import LateRowGrads
-from sparsejax.units.row_grads import RowGrads
+from sparsejax.units.row_grads import LateRowGrads, RowGrads
 from tests import helpers
 
 
