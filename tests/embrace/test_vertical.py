@@ -12,6 +12,8 @@ import sparsejax
 from sparsejax import rows
 from sparsejax.embrace import lookahead, rows_held
 from sparsejax.embrace.vertical.split import Chosen, split
+from sparsejax.training.ahead import Told
+from sparsejax.transforms.state import pending
 from tests import helpers
 from tests.embrace.model import TABLES, batch_of, loss_fn, params
 from tests.helpers import mesh_of
@@ -120,24 +122,24 @@ def test_a_row_is_now_or_waits_on_all_ranks_and_none_is_lost():
     ids = [np.unique(x) for x in ids]
     ids = np.stack([np.pad(x, (0, 12 - len(x)), constant_values=height) for x in ids])
     following = rng.integers(0, height, (3, 5))
-    for room in (0, 2, 12):
-        now, waits = map(np.asarray, split(ids, following, height, room))
-        np.testing.assert_array_equal(now ^ waits, ids < height)
-        assert waits.sum(1).max() <= room
-        assert not set(ids[now]) & set(ids[waits])
-        assert not set(ids[waits]) & set(following.ravel())
-        chosen = Chosen.of(waits, ids, height, room)
-        rows = rng.normal(size=(3, 12, 2)).astype(np.float32)
-        for rank in range(3):
-            there = np.asarray(chosen.ids[rank]) < height
-            np.testing.assert_array_equal(chosen.ids[rank][there], ids[rank][waits[rank]])
-            found = chosen.rows_of(jnp.asarray(rows[rank]), rank)
-            np.testing.assert_array_equal(found[there], rows[rank][waits[rank]])
-            assert chosen.counts[rank] == there.sum()
-    assert waits.any()
-    now, waits = split(ids, None, height, 12)
-    assert not np.any(waits)
-    np.testing.assert_array_equal(now, ids < height)
+    room = 2
+    now, waits = map(np.asarray, split(ids, following, height, room))
+    np.testing.assert_array_equal(now ^ waits, ids < height)
+    assert waits.sum(1).max() == room
+    assert not set(ids[now]) & set(ids[waits])
+    assert not set(ids[waits]) & set(following.ravel())
+    assert set(ids[now]) - set(following.ravel())  # for want of room
+    chosen = Chosen.of(waits, ids, height, room)
+    rows = rng.normal(size=(3, 12, 2)).astype(np.float32)
+    for rank in range(3):
+        there = np.asarray(chosen.ids[rank]) < height
+        np.testing.assert_array_equal(chosen.ids[rank][there], ids[rank][waits[rank]])
+        found = chosen.rows_of(jnp.asarray(rows[rank]), rank)
+        np.testing.assert_array_equal(found[there], rows[rank][waits[rank]])
+        assert chosen.counts[rank] == there.sum()
+    for now, waits in (split(ids, None, height, 12), split(ids, following, height, 0)):
+        assert not np.any(waits)
+        np.testing.assert_array_equal(now, ids < height)
 
 
 def halfway(n, exact, steps=3):
@@ -234,3 +236,45 @@ def test_a_checkpoint_with_rows_held_back_goes_to_other_ranks(ranks):
     assert jax.tree.map(np.shape, after.opt_state) == jax.tree.map(
         np.shape, fresh.opt_state
     )
+
+
+@pytest.mark.parametrize(("ranks", "mean"), [(2, True), (5, True), (2, False)])
+def test_what_ranks_hold_back_is_the_same_by_other_ranks(ranks, mean):
+    """A mean over other ranks of what they hold, or its sum; each row on one of them."""
+    rng, height, dim, room = np.random.default_rng(1), 30, 3, 4
+
+    def of(n, ids, rows):
+        rows = pending.per_rank(jnp.asarray(rows), "users", "data", jnp.int32(n))
+        return pending.Pending(jnp.asarray(ids, jnp.int32), rows, height, dim)
+
+    def total(x):
+        made = np.zeros((height + 1, dim))
+        rows = np.asarray(x.rows.value)[..., :dim].reshape(-1, dim)
+        np.add.at(made, np.asarray(x.ids).reshape(-1), rows)
+        return made[:height] / (len(x.ids) if mean else 1)
+
+    ids = rng.integers(0, height + 1, (3, room))
+    ids = np.stack([np.unique(x) if len({*x}) == room else [1, 2, 8, height] for x in ids])
+    old = of(3, ids, rng.normal(size=(3, room, 3)).astype(np.float32))
+    columns = -(-dim // ranks) * ranks
+    fresh = of(
+        ranks, np.full((ranks, 2), height), np.zeros((ranks, 2, columns), np.float32)
+    )
+    new = old.resized(fresh, mean, lambda path, x: np.asarray(x), "pending/users")
+    assert new.rows.value.shape == (ranks, max(2, new.ids.shape[1]), columns)
+    assert new.rows.ranks == ranks
+    np.testing.assert_allclose(total(new), total(old), rtol=1e-5, atol=1e-7)
+    real = np.asarray(new.ids)[np.asarray(new.ids) < height]
+    assert len({*real}) == len(real) == len({*ids[ids < height]})
+
+
+def test_a_step_is_told_its_batch_or_flushes():
+    told, first, other = Told(), {"x": np.arange(3)}, {"x": np.arange(1, 4)}
+    steps = [object(), object()]
+    told.after(steps[0], first)
+    assert told.is_kept(steps[0], first)
+    assert told.is_kept(steps[0], {"x": jnp.arange(3)})
+    assert not told.is_kept(steps[0], other)
+    assert not told.is_kept(steps[1], first)  # a state from elsewhere
+    told.after(steps[1], None)  # nothing is held back
+    assert told.is_kept(steps[1], other)
