@@ -33,6 +33,7 @@ from sparsejax.advise.summary import summary as summary
 from sparsejax.axes import local as local
 from sparsejax.embrace.column_lookup import column_lookup as column_lookup
 from sparsejax.embrace.column_table import ColumnTable as ColumnTable
+from sparsejax.embrace.vertical.sync import embrace_sync as embrace_sync
 from sparsejax.rows.lookup import lookup as lookup
 from sparsejax.rows.updates.apply import apply_updates as apply_updates
 from sparsejax.rows.updates.lazy import lazy as lazy
@@ -87,6 +88,7 @@ __all__ = [
     "data_parallel",
     "dense_sync",
     "dgc",
+    "embrace_sync",
     "make_plan",
     "ok_topk_sync",
     "power_sgd_sync",

@@ -27,8 +27,19 @@ each rank. The exchange is part of the loss: JAX differentiates an all_to_all in
 * `column_table`: the table, a node in the tree of parameters.
 * `column_lookup`: the lookup, of one table or of several in one exchange.
 * `exchange`: what is sent for it.
+* `vertical`: rows that the next step does not read are sent while it runs.
 * `linen`, `nnx`: the lookup as a module of flax, imported by who has flax.
 """
 
 from sparsejax.embrace.column_lookup import column_lookup as column_lookup
 from sparsejax.embrace.column_table import ColumnTable as ColumnTable
+from sparsejax.embrace.vertical.flushing import flush as flush, rows_held as rows_held
+from sparsejax.embrace.vertical.gradients import (
+    rows_read as rows_read,
+    value_and_grad as value_and_grad,
+)
+from sparsejax.embrace.vertical.lookahead import lookahead as lookahead
+from sparsejax.embrace.vertical.sync import (
+    EmbraceState as EmbraceState,
+    embrace_sync as embrace_sync,
+)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparsejax import errors
+from sparsejax.axes import as_varying, varying_axes
 from sparsejax.embrace.column_table import ColumnTable
 from sparsejax.embrace.exchange import Exchange
 from sparsejax.errors import ArgumentError
@@ -99,7 +100,7 @@ def column_lookup(
     ]
     vectors, of_rows = exchange.exchanged(wire.per_rank(columns), fits)
     made = [
-        each.vectors(x[:, : read.table.dim], read, fill_value)
+        each.vectors(each.tapped(x, read)[:, : read.table.dim], read, fill_value)
         for each, x, read in zip(lists, vectors, reads, strict=True)
     ]
     made = structure.unflatten(made)
@@ -209,6 +210,14 @@ class _Ids:
             merge, merge.ids[: min(ids.size, height)], inside.reshape(read.ids.shape)
         )
 
+    def tapped(self, distinct, read):
+        """The vectors of the distinct ids; if there is a tap, their gradient goes to it."""
+        if read.table.tap is None:
+            return distinct
+        rows = lookup(read.table.tap, self.wanted, mode="fill", fill_value=0)
+        types = varying_axes(rows) | varying_axes(distinct)
+        return _instead(*as_varying((distinct, rows), types))
+
     def vectors(self, distinct, read, fill_value):
         """The vectors of the ids from those of the distinct ones."""
         if read.table.weight is not None:
@@ -235,6 +244,16 @@ def _signed(ids, height, mode):
     largest = ids.dtype.type(2**31 - 1)  # no row: a table has fewer
     ids = ids % ids.dtype.type(height) if mode == "wrap" else jnp.minimum(ids, largest)
     return ids.astype(jnp.int32)
+
+
+@jax.custom_jvp
+def _instead(x, y):
+    """x, whose gradient goes to y."""
+    del y
+    return x
+
+
+_instead.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
 
 
 @jax.custom_vjp

@@ -23,8 +23,28 @@ DEFAULT_INIT = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out
 
 
 @functools.partial(
+    jax.tree_util.register_dataclass, data_fields=("ids", "rows"), meta_fields=("shape",)
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unsent:
+    """The gradient of a table by whole rows, each of this rank's loss alone.
+
+    Attributes:
+        ids: int32 [n, room], the rows that each rank has read, the same on all ranks; what
+            is no row of the table marks a place without one.
+        rows: [room, columns], the gradients of this rank's, columns of all ranks one after
+            another.
+        shape: Of this rank's columns.
+    """
+
+    ids: jax.Array
+    rows: jax.Array
+    shape: tuple[int, int]
+
+
+@functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("value", "weight"),
+    data_fields=("value", "weight", "tap"),
     meta_fields=("dim", "axis_name"),
 )
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,6 +86,8 @@ class ColumnTable(Sharded):
         axis_name: The mesh axis of the ranks, or axes.
         weight: Inside a loss, by how much this rank's gradient counts; None: like all. A
             rank whose weight is 0 reads no rows, and gets zeros for them.
+        tap: Inside a loss whose gradient is to stay on the ranks: what it is taken with
+            respect to, in place of the columns; see `sparsejax.embrace.vertical`.
 
     References:
         Li et al., EmbRace: Accelerating Sparse Communication for Distributed Training of
@@ -76,6 +98,7 @@ class ColumnTable(Sharded):
     dim: int
     axis_name: AxisName = "data"
     weight: Any = None
+    tap: Any = None
 
     @classmethod
     def create(
@@ -190,6 +213,11 @@ class ColumnTable(Sharded):
             return PartitionSpec()  # numbers of steps, the same on all ranks
 
         return jax.tree.map(one, self)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether, if it is a gradient, each rank has been sent its part."""
+        return not isinstance(self.value, Unsent)
 
     def with_weight(self, weight: jax.Array) -> "ColumnTable":
         """The table, whose gradient counts by a factor on this rank; with 0 it has none."""

@@ -42,8 +42,6 @@ alike on every rank. Another axis of the mesh may shard them; what is sent over 
 to the loss function. A step uses up the state that it is given, and reuses its memory.
 """
 
+from sparsejax.training.data_parallel import data_parallel as data_parallel
 from sparsejax.training.train_state import TrainState as TrainState
-from sparsejax.training.trainer import (
-    DataParallel as DataParallel,
-    data_parallel as data_parallel,
-)
+from sparsejax.training.trainer import DataParallel as DataParallel

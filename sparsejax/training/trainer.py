@@ -1,6 +1,5 @@
-"""The trainer: its step, its evaluation, and its first state."""
+"""The trainer: its step, its evaluation, and its first state; see `data_parallel`."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,9 +8,10 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from sparsejax import axes, rows
-from sparsejax.axes import AxisName
+from sparsejax.embrace.vertical import flushing, gradients
 from sparsejax.errors import ArgumentError
 from sparsejax.training import (
+    ahead,
     losses,
     outputs,
     placing,
@@ -89,6 +89,7 @@ class DataParallel:
         self._capacity = None if capacity is None else rows.check_capacity(capacity)
         self._compiled: dict[Any, Any] = {}
         self._last_step: jax.Array | None = None
+        self._told = ahead.Told()
 
     def init(
         self, params: Any, *, variables: Any = None, key: jax.Array | None = None
@@ -127,13 +128,16 @@ class DataParallel:
         opt_state = placed.init(
             self._tx, params, self._mesh, self._axis_name, param_specs=self._param_specs
         )
+        self._told.after(step, None)
         return TrainState(step, params, opt_state, variables, key)
 
     def _specs_of(self, params):
         given = PartitionSpec() if self._param_specs is None else self._param_specs
         return specs.full_specs(params, given)
 
-    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:
+    def step(
+        self, state: TrainState, batch: Any, next_batch: Any = ahead.MISSING
+    ) -> tuple[TrainState, Any]:
         """One step. The state given is used up, unless the trainer has `donate=False`.
 
         Args:
@@ -141,6 +145,9 @@ class DataParallel:
             batch: A tree of arrays, the ranks' shares one after another along the leading
                 axis. Of several processes each gives the shares of its own ranks, all of
                 the same length; or a global `jax.Array`.
+            next_batch: The batch of the next step, where `sparsejax.embrace_sync` is to
+                know it; None where there is none. If the next step is given another one
+                all the same, what is held back is applied before.
 
         Returns:
             The next state, and the loss averaged over ranks; with auxiliary outputs, the
@@ -151,9 +158,64 @@ class DataParallel:
             # Not one that the last step returned, but restored, perhaps.
             check_whole(state)
             state = self._placed(state)
-        after, out = self.compiled(state)(state, self._batches.placed(batch))
+        is_ahead = self._is_ahead(state.params)
+        ahead.check_next(is_ahead, batch, next_batch)
+        batches = [batch]
+        if is_ahead:
+            if not self._told.is_kept(state.step, batch):
+                state = self.flush(state)
+            batches += [] if next_batch is None else [next_batch]
+        step = self.compiled(state, has_next=len(batches) > 1)
+        after, out = step(state, *map(self._batches.placed, batches))
         self._last_step = after.step
+        self._told.after(after.step, batches[1] if len(batches) > 1 else None)
         return after, out
+
+    def flush(self, state: TrainState) -> TrainState:
+        """Sends and applies what `sparsejax.embrace_sync` holds back, and settles all rows.
+
+        Before parameters are saved for another purpose than to go on, and before they are
+        read by something else than `evaluate`. The state given is used up as by a step.
+
+        Args:
+            state: From `init` or from the last step.
+        """
+        require_usable(state, "trainer.flush")
+        if not self._is_ahead(state.params):
+            raise ArgumentError(
+                "trainer.flush: nothing in tx holds rows back. Where rows of tables are "
+                "late, sparsejax.rows.settle catches them up."
+            )
+        check_ranks(state.opt_state, self._ranks, inside=False)
+        key = "flush", jax.tree.structure(state)
+        if key not in self._compiled:
+            whole = self._whole_specs(state)
+            mapped = jax.shard_map(
+                self._flushed, mesh=self._mesh, in_specs=(whole,), out_specs=whole
+            )
+            self._compiled[key] = jax.jit(mapped, donate_argnums=0 if self._donate else ())
+        after = self._compiled[key](state)
+        self._last_step = after.step
+        self._told.after(after.step, None)
+        return after
+
+    def _flushed(self, state):
+        """A state with nothing held back, and no row late."""
+        seen = observing.observed(self._tx, state.params)
+        lazy = [part.part for part in seen.rows if isinstance(part.part, rows.Lazy)]
+        if not lazy:
+            return state  # there is no table
+        params, opt_state = flushing.flush(state.params, state.opt_state, lazy[0])
+        return state._replace(params=params, opt_state=opt_state)
+
+    def _is_ahead(self, params):
+        """Whether a part of the optimizer is to know the next batch."""
+        key = "ahead", jax.tree.structure(params)
+        if key not in self._compiled:
+            seen = observing.observed(self._tx, params)
+            by_rows = takes_rows(seen)
+            self._compiled[key] = ahead.check_chain(seen, by_rows, self._capacity)
+        return self._compiled[key]
 
     def _placed(self, state):
         """A state on the mesh, as a step returns it, so that nothing is compiled twice."""
@@ -185,18 +247,24 @@ class DataParallel:
             state = state._replace(opt_state=None)
         return self._evaluation(state)(state, self._batches.placed(batch))
 
-    def compiled(self, state: TrainState) -> Any:
-        """The jitted step, for `lower` and `compile`; one for each structure of state."""
+    def compiled(self, state: TrainState, has_next: bool = False) -> Any:
+        """The jitted step, for `lower` and `compile`; one for each structure of state.
+
+        Args:
+            state: The state.
+            has_next: Whether the step is given the next batch, too, as the last argument.
+        """
         check_ranks(state.opt_state, self._ranks, inside=False)
         of_variables.check_ranks(state.variables, self._ranks)
-        key = "step", jax.tree.structure(state)
+        key = "step", has_next, jax.tree.structure(state)
         if key not in self._compiled:
             whole = self._whole_specs(state)
 
-            def step(state, batch):
-                return self._local_step(state, batch, whole.opt_state)
+            def step(state, *batches):
+                return self._local_step(state, batches, whole.opt_state)
 
-            mapped = self._on_ranks(step, whole, (whole, self._output_specs()))
+            out_specs = whole, self._output_specs()
+            mapped = self._on_ranks(step, whole, out_specs, 1 + has_next)
             self._compiled[key] = jax.jit(mapped, donate_argnums=0 if self._donate else ())
         return self._compiled[key]
 
@@ -217,9 +285,9 @@ class DataParallel:
             self._compiled[key] = jax.jit(mapped)
         return self._compiled[key]
 
-    def _on_ranks(self, local, state_specs, out_specs):
-        """A function of this rank's state and share of a batch, on all ranks."""
-        in_specs = (state_specs, PartitionSpec(self._axis_name))
+    def _on_ranks(self, local, state_specs, out_specs, batches=1):
+        """A function of this rank's state and shares of batches, on all ranks."""
+        in_specs = (state_specs, *[PartitionSpec(self._axis_name)] * batches)
         return jax.shard_map(local, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs)
 
     def _output_specs(self):
@@ -233,8 +301,8 @@ class DataParallel:
         rest = specs.state_specs(state._replace(params=None, opt_state=None))
         return rest._replace(params=own, opt_state=opt_state)
 
-    def _local_step(self, state, batch, opt_specs):
-        wire = Wire(self._axis_name)
+    def _local_step(self, state, batches, opt_specs):
+        wire, batch = Wire(self._axis_name), batches[0]
         share = Share.of(batch, self._weight, wire)
         given = _given(state, wire)
         params = axes.local(state.params, wire.axis)
@@ -243,10 +311,13 @@ class DataParallel:
         loss_fn = lambda params: self._loss(weighted(params, share), batch, given)
         value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
         if by_rows or read is not None:
-            value_and_grad = rows.value_and_grad(loss_fn, has_aux=True, read=read)
+            by_row = gradients.value_and_grad if seen.ahead else rows.value_and_grad
+            value_and_grad = by_row(loss_fn, has_aux=True, read=read)
         (loss, (aux, new)), grads = value_and_grad(params)
         grads = scaled(only(grads, by_rows), share)
         extra = {"ids": self._ids(batch)} if self._ids else {}
+        if seen.ahead:
+            extra["next_ids"] = self._read_next(state, params, batches, wire)
         names = frozenset(axes.axis_names(wire.axis))
 
         def update(grads, params, opt_state):
@@ -263,7 +334,19 @@ class DataParallel:
         after = TrainState(state.step + 1, params, opt_state, variables, state.key)
         return after, self._of_all(loss, aux, share)
 
+    def _read_next(self, state, params, batches, wire):
+        """The rows that this rank reads of tables in the next step; None at the end."""
+        if len(batches) == 1:
+            return None
+        batch = batches[1]
+        share = Share.of(batch, self._weight, wire)
+        given = _given(state._replace(step=state.step + 1), wire)
+        loss_fn = lambda params: self._loss(weighted(params, share), batch, given)
+        return gradients.rows_read(loss_fn, has_aux=True)(params)
+
     def _local_evaluation(self, state, batch):
+        if self._is_ahead(state.params):
+            state = self._flushed(state)
         wire = Wire(self._axis_name)
         share = Share.of(batch, self._weight, wire)
         seen = observing.observed(self._tx, state.params)
@@ -289,111 +372,3 @@ def _given(state, wire):
     if state.key is not None:
         given["key"] = state.key_of(wire)
     return given
-
-
-def data_parallel(
-    loss_fn: Callable[..., Any],
-    tx: optax.GradientTransformation,
-    mesh: Mesh,
-    *,
-    axis_name: AxisName | None = None,
-    has_aux: bool = False,
-    ids: Callable[[Any], dict[str, jax.Array]] | None = None,
-    param_specs: Any = None,
-    aux: Any = None,
-    variables: Any = "mean",
-    weight: Callable[[Any], Any] | None = None,
-    eval_fn: Callable[..., Any] | None = None,
-    donate: bool = True,
-    capacity: rows.Capacity | None = None,
-) -> DataParallel:
-    """Makes a train step that runs on every device of a mesh axis.
-
-    Example:
-        >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
-        >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
-        >>> state = trainer.init(params)
-        >>> for batch in batches:
-        ...     state, loss = trainer.step(state, batch)
-
-        With dropout and batch statistics:
-
-        >>> def loss_fn(params, batch, *, variables, key, train=True):
-        ...     logits, variables = model(params, batch, variables, key, train)
-        ...     loss = optax.squared_error(logits, batch["y"]).mean()
-        ...     return loss, ({"logits": logits}, variables)
-        >>> eval_fn = functools.partial(loss_fn, train=False)
-        >>> trainer = sparsejax.data_parallel(
-        ...     loss_fn, tx, mesh, aux="stack", eval_fn=eval_fn)
-        >>> state = trainer.init(params, variables=statistics, key=jax.random.key(0))
-        >>> state, (loss, aux) = trainer.step(state, batch)
-        >>> loss, aux = trainer.evaluate(state, batch)
-
-    A batch is a tree of arrays, split over the ranks along their leading axis. In a job of
-    several processes each gives its own part of it, as NumPy arrays: the shares of the
-    ranks that it has, equally long on all processes. All call `step` equally often; one
-    that has run out of data gives zeros and `weight` 0.
-
-    Args:
-        loss_fn: From parameters and this rank's share of a batch to the mean loss over
-            that share. It is given `variables=` and `key=`, another key on each rank and in
-            each step, where the state was made with them, and returns the loss; with
-            auxiliary outputs (loss, aux), with variables (loss, variables), with both
-            (loss, (aux, variables)).
-        tx: The optimizer, a sparsejax synchronization in front of it. Tables that it
-            updates by rows, as `sparsejax.lazy` does, are differentiated by rows
-            (`sparsejax.value_and_grad`). Rows of `state.params` may then be late:
-            `evaluate` and the next step read them as they would be, and
-            `sparsejax.rows.settle` catches them up.
-        mesh: The mesh.
-        axis_name: The axis over which the batch is split, where the mesh has several.
-        has_aux: Whether `loss_fn` returns auxiliary outputs. Those are scalars, which are
-            averaged, unless `aux` says otherwise.
-        ids: From a batch to the rows that it touches, {path: ids}, so that gradients need
-            not be searched for them; see `sparsejax.sync`.
-        param_specs: The parameters' PartitionSpecs, where a further axis of the mesh shards
-            them: a tree like the parameters, or a prefix of it. `loss_fn` is then given
-            shards, and the same share of the batch on each of that axis; it may send over
-            that axis, and its loss is to be the same there.
-        aux: What becomes of the auxiliary outputs, which it says there are: "mean" over
-            ranks, "sum", or "stack", the ranks' arrays one after another along the leading
-            axis, and scalars as [ranks]; or a tree of these, or a prefix of one. What is
-            stacked is an array sharded over the ranks.
-        variables: What becomes of the variables: "mean" over ranks (integers must be equal
-            on all), or "by_rank"; or a tree of these, or a prefix of one. The mean of
-            variances is not the variance of the whole batch.
-        weight: From a rank's share of a batch to how much it counts in the means, such as
-            the number of examples that are there, if shares are filled up. The gradient is
-            then sum(weight * gradient) / sum(weight), where `tx` averages. A rank whose
-            weight is 0 does not count, whatever its loss is; if all are 0, the gradient
-            is 0 and the loss NaN. Sums leave such ranks out, and know no weights else; what
-            is stacked holds what shares were filled up with. With a weight below 0 the
-            loss is NaN.
-        eval_fn: What `evaluate` calls, as `loss_fn` is called; `loss_fn` itself if None.
-        donate: Whether a step uses up the state that it is given, and reuses its memory.
-        capacity: How many distinct rows of a table a rank reads in a step, as a rule, or
-            {pattern of paths: number}, where that is far below the number of ids: a step
-            whose rows fit takes less time, one whose rows do not is the same, only slower.
-            See `sparsejax.rows.within_capacity`.
-
-    Returns:
-        An object with `init(params, variables=None, key=None)`, `step(state, batch)` and
-        `evaluate(state, batch)`. The state is a `sparsejax.TrainState`.
-    """
-    if aux is None and has_aux:
-        aux = outputs.SCALARS
-    return DataParallel(
-        loss_fn,
-        tx,
-        mesh,
-        axis_name,
-        has_aux=aux is not None,
-        ids=ids,
-        param_specs=param_specs,
-        aux=aux,
-        variables=variables,
-        weight=weight,
-        eval_fn=eval_fn,
-        donate=donate,
-        capacity=capacity,
-    )

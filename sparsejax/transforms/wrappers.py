@@ -113,6 +113,7 @@ def accumulate(
     def update(updates, state, params=None, **extra):
         check_kind(state, AccumulateState, f"{name} (every={every})")
         wire = Wire.over(axis_name, f"update of {name}")
+        sharded.require_sent(updates, name)
         paths, leaves, structure = tree.flatten(updates, name)
         for path, leaf in zip(paths, leaves, strict=True):
             tree.check_dtype(path, leaf)
@@ -210,6 +211,7 @@ def skip_nonfinite(
     def update(updates, state, params=None, **extra):
         check_kind(state, SkipState, name)
         wire = Wire.over(axis_name, f"update of {name}")
+        sharded.require_sent(updates, name)
         paths, leaves, _ = tree.flatten(updates, name, rows=True)
         is_bad = jnp.int32(0)
         for path, leaf in zip(paths, leaves, strict=True):

@@ -7,6 +7,7 @@ batch; without one there are two devices. Writes what a process holds of the tab
 what the optimizer keeps of them, to OUT, as .npz.
 """
 
+import itertools
 import sys
 
 import jax
@@ -15,7 +16,7 @@ import jax
 RANKS = 2
 
 
-def main(out, coordinator=None, rank=0):
+def main(out, coordinator=None, rank=0, vertical=False):
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", RANKS if coordinator is None else 1)
     if coordinator is not None:
@@ -35,19 +36,22 @@ def main(out, coordinator=None, rank=0):
     from tests.embrace import model
     from tests.helpers import mesh_of
 
-    tx = optax.chain(sparsejax.zen_sync(), sparsejax.lazy(optax.adam(1e-2), exact=False))
+    sync = sparsejax.embrace_sync(delayed=4) if vertical else sparsejax.zen_sync()
+    tx = optax.chain(sync, sparsejax.lazy(optax.adam(1e-2), exact=False))
     trainer = sparsejax.data_parallel(model.loss_fn, tx, mesh_of(RANKS))
     state = trainer.init(model.params(RANKS, sharded=True))
-    for step in range(3):
-        batch = model.batch_of(step, RANKS, uneven=False)
-        if coordinator is not None:
-            batch = {name: np.split(x, RANKS)[rank] for name, x in batch.items()}
-        state, loss = trainer.step(state, batch)
+    batches = [model.batch_of(step, RANKS, uneven=False) for step in range(4)]
+    if coordinator is not None:
+        part = lambda x: np.split(x, RANKS)[rank]
+        batches = [{name: part(x) for name, x in batch.items()} for batch in batches]
+    for batch, following in itertools.pairwise(batches):
+        told = (following,) if vertical else ()
+        state, loss = trainer.step(state, batch, *told)
     held = {"loss": np.asarray(loss.addressable_data(0))}
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
-        if leaf.ndim == 2:
+        if leaf.ndim >= 2:
             for shard in leaf.addressable_shards:
-                name = f"{jax.tree_util.keystr(keys)} {shard.index[1]}"
+                name = f"{jax.tree_util.keystr(keys)} {shard.index}"
                 held[name] = np.asarray(shard.data)
     np.savez(out, **held)
     if coordinator is not None:

@@ -40,6 +40,7 @@ class Mutant(NamedTuple):
 
 CONSERVATION = "tests/laws/test_conservation.py"
 EXACT_SUM = "tests/laws/test_exact_sum.py"
+VERTICAL = "tests/embrace/test_vertical.py"
 
 MUTANTS = {
     # What is summed.
@@ -430,6 +431,74 @@ MUTANTS = {
         "params = state.params\n        seen",
         "tests/test_smoke.py tests/training",
     ),
+    # Rows that are held back.
+    "late rows have the learning rate of a later step": Mutant(
+        "sparsejax/rows/updates/inside.py",
+        "inner[j] = inner[j] - jnp.ones((), inner[j].dtype)",
+        "pass",
+        "tests/rows/updates/test_late.py",
+    ),
+    "late rows are lost where arrays are wanted": Mutant(
+        "sparsejax/units/row_grads.py",
+        'self._refuse("a gradient of rows")\n\n    def merged',
+        "return self.now.to_dense()\n\n    def merged",
+        "tests/rows/updates/test_late.py",
+    ),
+    "a row waits on one rank and goes on another": Mutant(
+        "sparsejax/embrace/vertical/split.py",
+        "may_wait & ~among(ids, jnp.where(over, ids, height), height)",
+        "may_wait & ~over",
+        VERTICAL,
+    ),
+    "rows that are read next wait": Mutant(
+        "sparsejax/embrace/vertical/split.py",
+        "may_wait = real & ~among(ids, next_ids, height)",
+        "may_wait = real",
+        VERTICAL,
+    ),
+    "delayed rows wait for the loss": Mutant(
+        "sparsejax/embrace/vertical/sync.py",
+        "late, of_late = sending.columns_of(wire, rows)",
+        "rows = [x + 0 * jnp.sum(t.value.rows) for x, t in zip(rows, self.tables)]\n"
+        "        late, of_late = sending.columns_of(wire, rows)",
+        f"{VERTICAL}::test_nothing_waits_for_delayed_rows_and_they_wait_for_nothing",
+    ),
+    "rows that stay are sent backward as well": Mutant(
+        "sparsejax/embrace/column_lookup.py",
+        "(primals[0], tangents[1]))",
+        "(primals[0], tangents[0] + tangents[1]))",
+        f"{VERTICAL}::test_nothing_waits_for_delayed_rows_and_they_wait_for_nothing",
+    ),
+    "a flush leaves what it has applied": Mutant(
+        "sparsejax/embrace/vertical/flushing.py",
+        "ids = jnp.full_like(x.ids, x.height)",
+        "ids = x.ids",
+        "tests/embrace/test_vertical_by_hand.py",
+    ),
+    "late rows of a mean are a sum": Mutant(
+        "sparsejax/embrace/vertical/sync.py",
+        "rows = self.wire.mean_of(rows) if self.of.mean else rows",
+        "pass",
+        f"{VERTICAL}::test_it_is_training_without_a_schedule",
+    ),
+    "what is held back counts as by as many ranks": Mutant(
+        "sparsejax/transforms/state/pending.py",
+        "sums = sums * (ranks / len(ids) if mean else 1)",
+        "pass",
+        f"{VERTICAL}::test_what_ranks_hold_back_is_the_same_by_other_ranks",
+    ),
+    "any batch is the one that was told": Mutant(
+        "sparsejax/training/ahead.py",
+        "if self._batch is None or _are_same(batch, self._batch):",
+        "if True:",
+        f"{VERTICAL}::test_a_step_is_told_its_batch_or_flushes",
+    ),
+    "a settled row is late": Mutant(
+        "sparsejax/rows/updates/lazy.py",
+        "if not flushed and find(state, Pending):",
+        "if False:",
+        "tests/embrace/test_vertical_by_hand.py",
+    ),
     # Rows.
     "a row that there is not gets a gradient": Mutant(
         "sparsejax/rows/reads.py",
@@ -717,8 +786,8 @@ MUTANTS = {
     ),
     "ids that were scaled behind a lazy optimizer are ids": Mutant(
         "sparsejax/rows/updates/steps.py",
-        "RowGrads.marked(x.merge.ids, made[at], grads[at].shape)",
-        "RowGrads(x.merge.ids, made[at], grads[at].shape)",
+        "RowGrads.marked(x.merge.ids, made[at], step.grads[at].shape)",
+        "RowGrads(x.merge.ids, made[at], step.grads[at].shape)",
         "tests/rows/updates/test_in_place.py",
     ),
     "a lazy optimizer has all leaves": Mutant(

@@ -86,10 +86,25 @@ def test_processes_that_give_their_own_shares_train_as_one_that_gives_all(tmp_pa
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_processes_hold_the_columns_that_simulated_devices_hold(tmp_path):
-    whole, parts = by_one_and_by_two("tests.embrace.worker", tmp_path)
-    # Three tables with two moments each, half on each; the kernel's are on both.
-    assert [len(part.files) for part in parts] == [9 + 3 + 1] * 2
-    assert len(whole.files) == 2 * 9 + 3 + 1
+    _assert_same(by_one_and_by_two("tests.embrace.worker", tmp_path), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_processes_hold_back_the_rows_that_simulated_devices_hold_back(tmp_path):
+    both = by_one_and_by_two("tests.embrace.vertical_worker", tmp_path)
+    # Of three tables.
+    _assert_same(both, 3)
+    held = [both[0][name] for name in both[0].files if "pending" in name and "rows" in name]
+    assert all(np.any(rows) for rows in held)
+
+
+def _assert_same(both, pending):
+    whole, parts = both
+    # Three tables with two moments each, half on each; the kernel's are on both. Of rows
+    # that are held back the ids are on both, and each has its own.
+    assert [len(part.files) for part in parts] == [9 + 3 + 1 + 2 * pending] * 2
+    assert len(whole.files) == 2 * 9 + 3 + 1 + 3 * pending
     for part in parts:
         for name in part.files:
             assert part[name].tobytes() == whole[name].tobytes(), name

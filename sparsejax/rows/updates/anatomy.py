@@ -44,7 +44,9 @@ class Table:
         fading: How rows move while it fades, where that has been found out.
         moving: The number of the sums by which they do; tables whose optimizer is the same
             have the same.
-        scalars: The leaves of the state without rows that a step of it depends on.
+        scalars: The leaves of the state without rows that a step with a gradient of zero
+            depends on, if that changes the parameter.
+        every: Those that any step depends on.
     """
 
     leaf: int
@@ -60,6 +62,7 @@ class Table:
     fading: Fading | None = None
     moving: int | None = None
     scalars: frozenset[int] = frozenset()
+    every: frozenset[int] = frozenset()
 
     @property
     def lags(self) -> bool:
@@ -78,6 +81,8 @@ class Anatomy:
             no rows.
         counts: The leaves of the state that are numbers of steps, and matter to a step.
         held: Those that are numbers which only the user changes, and matter to a step.
+        ticks: Those that are numbers of steps.
+        names: Of the leaves of the state.
     """
 
     paths: tuple[str, ...]
@@ -85,6 +90,8 @@ class Anatomy:
     owner: tuple[int | None, ...]
     counts: tuple[int, ...]
     held: tuple[int, ...]
+    ticks: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 def flatten(grads: Any) -> tuple[list[str], list[Any], Any]:
@@ -134,8 +141,9 @@ def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Anatomy:
         if may_be_table(leaf):
             own = tuple(j for j, k in enumerate(owner) if k == at)
             table = walk.judged(Table(at, paths[at], own), names)
-            scalars = frozenset(walk.scalars(table))
-            tables[at] = dataclasses.replace(table, scalars=scalars)
+            every = frozenset() if table.refused else frozenset(walk.scalars(table))
+            scalars = every if table.moves else frozenset()
+            tables[at] = dataclasses.replace(table, scalars=scalars, every=every)
     matter = [table.scalars for table in tables.values() if not table.refused]
     matter = sorted(frozenset().union(*matter))
     counts = tuple(j for j in matter if walk.is_count(j))
@@ -149,7 +157,8 @@ def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Anatomy:
                 "you change, so what it was at a step that a row has missed is not known"
             )
             tables[at] = dataclasses.replace(table, replay_refused=reason)
-    return Anatomy(tuple(paths), tables, owner, counts, held)
+    ticks = tuple(j for j, k in enumerate(owner) if k is None and walk.is_count(j))
+    return Anatomy(tuple(paths), tables, owner, counts, held, ticks, tuple(names))
 
 
 def as_array(leaf: Any) -> Any:
@@ -231,8 +240,6 @@ class _Walk:
 
     def scalars(self, table):
         """The leaves of the state without rows that a step of the table depends on."""
-        if table.refused or not table.moves:
-            return set()
         of = frozenset().union(*(self.made[j].of for j in self._outputs(table)))
         return {j - self.n for j in of - self._own(table)}
 

@@ -1,4 +1,4 @@
-"""Adding updates to parameters, rows of tables in place."""
+"""Adding updates to parameters, and writing rows, both in place."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
     """
 
     def one(keys, param, update):
-        if isinstance(update, optax.MaskedNode):
+        if update is None or isinstance(update, optax.MaskedNode):
             return param
         if not is_row_grads(update):
             return optax.apply_updates(param, update)
@@ -50,3 +50,38 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
     is_leaf = lambda node: node is None or isinstance(node, optax.MaskedNode)
     return jax.tree_util.tree_map_with_path(one, params, updates, is_leaf=is_leaf)
+
+
+class Scatter:
+    """Writes rows to their places.
+
+    Args:
+        ids: int32 [n], distinct and ascending, but for those behind the last row.
+        height: How many rows there are.
+    """
+
+    def __init__(self, ids: jax.Array, height: int):
+        n = ids.shape[0]
+        self.distinct = height + n < 2**31
+        if self.distinct:
+            ids = jnp.where(ids < height, ids, height + jnp.arange(n, dtype=jnp.int32))
+        self.ids = ids
+
+    def __call__(self, whole: jax.Array, rows: jax.Array) -> jax.Array:
+        """The array with these rows."""
+        return whole.at[self.ids].set(
+            rows.astype(whole.dtype),
+            mode="drop",
+            indices_are_sorted=True,
+            unique_indices=self.distinct,
+        )
+
+
+def after(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """An array of integers, for XLA one that depends on rows too.
+
+    The update of rows depends on all that the step has read of the state, in the loss too.
+    What is written later than that overwrites the old array; else XLA would copy it first.
+    """
+    flag = jnp.signbit(rows.reshape(rows.shape[0], -1)[:, 0]).astype(x.dtype)
+    return x + jnp.minimum(flag, 0)

@@ -16,6 +16,7 @@ from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.anatomy import Anatomy, Table
 from sparsejax.rows.updates.catch_up import CatchUp, History
 from sparsejax.rows.updates.fading import Fading
+from sparsejax.rows.updates.state import LazyState
 from sparsejax.units.row_grads import is_row_grads
 
 
@@ -167,6 +168,29 @@ class Inside:
         raise ArgumentError(
             f"lazy: {table.path!r} cannot be updated by rows: {reason}. {fix}"
         )
+
+    def check_late(self, anatomy: Anatomy, at: int) -> None:
+        """Raises if rows of a table cannot be updated as of the step before."""
+        table = anatomy.tables[at]
+        known = {*anatomy.ticks, *(anatomy.held if self.lagging(anatomy) else ())}
+        unknown = sorted(table.every - known)
+        if unknown:
+            raise ArgumentError(
+                f"lazy: rows of {table.path!r} come a step late, and what "
+                f"{anatomy.names[unknown[0]]} of the optimizer's state was at their own "
+                "step is not known: it is no number of steps. Use a schedule in place of "
+                "what is set by hand, or sparsejax.embrace_sync(vertical=False)."
+            )
+
+    def before(self, anatomy: Anatomy, state: LazyState) -> LazyState:
+        """A state as it was before the last step, but for the rows of tables."""
+        inner, structure = jax.tree.flatten(state.inner)
+        for j in anatomy.ticks:
+            inner[j] = inner[j] - jnp.ones((), inner[j].dtype)
+        if self.lagging(anatomy):
+            for j, value in zip(anatomy.held, state.history.at(state.step), strict=True):
+                inner[j] = value
+        return state._replace(step=state.step - 1, inner=structure.unflatten(inner))
 
 
 def _written(probe):

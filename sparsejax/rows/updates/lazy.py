@@ -11,6 +11,8 @@ from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.view import Reader
 from sparsejax.transforms.signatures import described
 from sparsejax.transforms.state import observing, tree
+from sparsejax.transforms.state.pending import Pending
+from sparsejax.transforms.state.per_rank import find
 
 
 class Lazy(tree.Transformation):
@@ -118,7 +120,7 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     return made
 
 
-def settle(params: Any, state: Any, tx: Lazy) -> tuple[Any, Any]:
+def settle(params: Any, state: Any, tx: Lazy, *, flushed: bool = False) -> tuple[Any, Any]:
     """Catches all rows up: for evaluation, for saving, for what reads whole tables.
 
     It costs a pass over the tables, or where steps are taken one by one, a pass for each
@@ -129,6 +131,8 @@ def settle(params: Any, state: Any, tx: Lazy) -> tuple[Any, Any]:
         params: The parameters.
         state: The state of `lazy`, or of a chain that it is in.
         tx: What `lazy` has returned, which may be in a chain.
+        flushed: Whether nothing is held back by `sparsejax.embrace_sync` in the chain, as
+            after `sparsejax.embrace.flush`, which settles, too.
 
     Returns:
         The parameters as the dense optimizer has them, and the state that belongs to them.
@@ -138,5 +142,11 @@ def settle(params: Any, state: Any, tx: Lazy) -> tuple[Any, Any]:
             f"settle: tx must be what sparsejax.lazy has returned, got a "
             f"{type(tx).__name__}. Keep it when you chain it: "
             "rows = sparsejax.lazy(optax.adam(1e-3)); tx = optax.chain(..., rows)."
+        )
+    if not flushed and find(state, Pending):
+        raise ArgumentError(
+            "settle: embrace_sync(vertical=True) in this chain may hold back rows of a "
+            "step that would count as missed then. Take trainer.flush(state), or "
+            "sparsejax.embrace.flush(params, state, tx), which applies them, and settles."
         )
     return steps.settled(tx.inside, params, state)

@@ -10,11 +10,12 @@ import optax
 from sparsejax.axes import assume_same
 from sparsejax.rows import tiles
 from sparsejax.rows.updates import anatomy as anatomies
+from sparsejax.rows.updates.apply import Scatter, after
 from sparsejax.rows.updates.catch_up import Rows, added, history
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.state import LazyState, find
-from sparsejax.rows.updates.view import View
-from sparsejax.units.row_grads import Merge, RowGrads, is_row_grads
+from sparsejax.rows.updates.view import Turn, View
+from sparsejax.units.row_grads import LateRowGrads, Merge, RowGrads, is_row_grads
 
 
 def init(inside: Inside, params: Any) -> LazyState:
@@ -50,9 +51,18 @@ def tables(inside: Inside, params: Any) -> list[str]:
 def update(
     inside: Inside, updates: Any, state: Any, params: Any = None, **extra: Any
 ) -> tuple[Any, LazyState]:
-    """A step: rows catch up, the optimizer updates them, and they go back."""
+    """A step: rows catch up, the optimizer updates them, and they go back.
+
+    Where rows of the step before come along, they are updated first, as of that step.
+    """
     paths, grads, structure = anatomies.flatten(updates)
-    view = View(inside, updates, params, find(state))
+    state = find(state)
+    early = {at: leaf.late for at, leaf in enumerate(grads) if _is_late(leaf)}
+    grads = [leaf.now if _is_late(leaf) else leaf for leaf in grads]
+    updates, moved = jax.tree.unflatten(structure, grads), {}
+    if early:
+        moved, state = _late(inside, early, updates, state, params)
+    view = View(inside, updates, params, state)
     lists = {}
     for at, (path, leaf) in enumerate(zip(paths, grads, strict=True)):
         if not is_row_grads(leaf):
@@ -60,14 +70,102 @@ def update(
         leaf.check(f"lazy: the update of {path!r}")
         if at in view.anatomy.tables:
             inside.check(view.anatomy.tables[at])
-            lists[at] = _listed(inside, view, at, leaf)
+            turn = Turn.LATER if at in early else Turn.NOW
+            lists[at] = _listed(inside, view, at, leaf, turn)
         else:  # there is nothing in it
             grads[at] = leaf.to_dense()
+    made, inner, last = _taken(_Step(inside, view, grads, structure, extra), lists)
+    for at, late in moved.items():
+        made[at] = _both(late, made[at])
+    return jax.tree.unflatten(structure, made), LazyState(
+        step=view.step + 1,
+        last=jax.tree.unflatten(structure, last),
+        history=view.history,
+        inner=jax.tree.unflatten(view.of_state, inner),
+        kept=view.kept(),
+    )
+
+
+def caught_late(
+    inside: Inside, late: Any, state: Any, params: Any
+) -> tuple[Any, LazyState]:
+    """What rows of the last step do that come now; no step is taken.
+
+    Args:
+        inside: The optimizer.
+        late: A tree like the parameters: `RowGrads`, or `optax.MaskedNode` where none
+            came.
+        state: The state.
+        params: The parameters.
+
+    Returns:
+        A tree like `late` with the updates, and the state.
+    """
+    ours = find(state)
+    paths, rows, whole = anatomies.flatten(late)
+    by_path = dict(zip(paths, rows, strict=True))
+    params = inside.those_of(params, ours.inner)
+    paths, leaves, structure = anatomies.flatten(params)
+    early = {at: by_path[path] for at, path in enumerate(paths) if path in by_path}
+    zeros = jax.tree.unflatten(structure, list(map(jnp.zeros_like, leaves)))
+    moved, ours = _late(inside, early, zeros, ours, params)
+    return whole.unflatten([moved[paths.index(path)] for path in by_path]), ours
+
+
+def _is_late(leaf):
+    return isinstance(leaf, LateRowGrads)
+
+
+def _late(inside, late, updates, state, params):
+    """The update of rows that the last step has left out, as it would have been then.
+
+    Of the state numbers of steps, and numbers by hand, are those of that step. Of what it
+    makes only the rows are kept: for all else that step was whole.
+
+    Returns:
+        The updates, by table, and the state.
+    """
+    paths, leaves, structure = anatomies.flatten(updates)
+    anatomy = View(inside, updates, params, state).anatomy
+    view = View(inside, updates, params, inside.before(anatomy, state))
+    lists, grads = {}, [jnp.zeros(x.shape, x.dtype) for x in leaves]
+    for at, leaf in late.items():
+        leaf.check(f"lazy: the late rows of {paths[at]!r}")
+        if at not in anatomy.tables:
+            continue
+        inside.check(anatomy.tables[at])
+        inside.check_late(anatomy, at)
+        merge = view.merged(at, leaf.ids, Turn.REST)
+        caught = None
+        if at in view.moving and not view.is_fading(at):
+            caught = view.caught_up(at, merge)
+        lists[at] = _Listed(merge, merge.sums(leaf.rows), caught)
+        grads[at] = leaf
+    step = _Step(inside, view, grads, structure, {})
+    made, rows, last = _taken(step, lists, others=False)
+    inner = jax.tree.leaves(state.inner)
+    for at in lists:
+        for j in anatomy.tables[at].own:
+            inner[j] = rows[j]
+    return {at: made[at] for at in lists}, state._replace(
+        last=jax.tree.unflatten(structure, last),
+        inner=jax.tree.unflatten(view.of_state, inner),
+    )
+
+
+def _both(late: RowGrads, now: RowGrads) -> RowGrads:
+    """The updates of two steps, of which no row is in both lists."""
+    ids = jnp.concatenate([late.ids, now.ids])
+    return RowGrads.marked(ids, jnp.concatenate([late.rows, now.rows]), now.shape)
+
+
+def _taken(step: "_Step", lists: dict[int, "_Listed"], others: bool = True):
+    """Takes a step: the updates, the leaves of the state, and the steps that rows saw."""
+    view = step.view
     long = {at: x for at, x in lists.items() if tiles.is_long(x.places)}
     number = tiles.tiles_of(sum(x.sums.size for x in long.values()))
     long = long if number > 1 else {}
-    step = _Step(inside, view, grads, structure, extra)
-    made, inner, last = step.at_once(lists, long)
+    made, inner, last = step.at_once(lists, long, others)
     alike: dict[frozenset[str], dict[int, _Listed]] = {}
     for at, x in long.items():
         # A loop has one type: what is the same on all ranks stays so beside shards.
@@ -76,18 +174,11 @@ def update(
     for some in alike.values():
         step.in_tiles(some, number, made, inner, last)
     for at, x in lists.items():
-        made[at] = RowGrads.marked(x.merge.ids, made[at], grads[at].shape)
+        made[at] = RowGrads.marked(x.merge.ids, made[at], step.grads[at].shape)
         # Which rows are listed decides it, whatever the rows vary over.
         of = tiles.axes_of(view.last[at], x.merge.ids, view.step)
-        further = tuple(sorted(tiles.axes_of(last[at]) - of))
-        last[at] = jax.tree.map(lambda x, names=further: assume_same(x, names), last[at])
-    return jax.tree.unflatten(structure, made), LazyState(
-        step=view.step + 1,
-        last=jax.tree.unflatten(structure, last),
-        history=view.history,
-        inner=jax.tree.unflatten(view.of_state, inner),
-        kept=view.kept(),
-    )
+        last[at] = jax.tree.map(functools.partial(_same_but_over, of), last[at])
+    return made, inner, last
 
 
 class _Listed(NamedTuple):
@@ -109,13 +200,13 @@ class _Listed(NamedTuple):
         return self.merge.ids.shape[0]
 
 
-def _listed(inside, view, at, leaf):
+def _listed(inside, view, at, leaf, turn):
     read = (reader.reading(view, at, leaf.ids) for reader in list(inside.readers))
-    reading = next((found for found in read if found), None)
+    reading = next((found for found in read if found and turn is Turn.NOW), None)
     if reading is not None:
         merge, caught = reading.merge, reading.rows
     else:
-        merge, caught = view.merged(at, leaf.ids), None
+        merge, caught = view.merged(at, leaf.ids, turn), None
     if at not in view.moving or view.is_fading(at):
         caught = None
     elif caught is None:
@@ -138,8 +229,13 @@ class _Step:
         self.tx, self.view, self.grads = inside.tx, view, grads
         self.structure, self.extra = structure, extra
 
-    def at_once(self, lists, long):
+    def at_once(self, lists, long, rest):
         """The step of all but the long lists, of which a row of zeros stands for all.
+
+        Args:
+            lists: Of each table the rows that its gradient lists.
+            long: Those of them that are long.
+            rest: Whether the step is one of tables that list no rows, too.
 
         Returns:
             The updates, the state, and the steps that rows have seen last.
@@ -152,7 +248,8 @@ class _Step:
             now[at] = self._caught(at, before[at], x.caught)
             grads[at] = x.sums
         # A table whose gradient is dense this time: all its rows are listed.
-        others = {at: view.all_of(at) for at in view.lagging if at not in lists}
+        unlisted = view.lagging - lists.keys() if rest else set()
+        others = {at: view.all_of(at) for at in unlisted}
         before |= others
         now |= view.catch_up(others, one_by_one=True)
         for at, x in long.items():
@@ -237,11 +334,11 @@ class _Step:
     def _put(self, ids, at, whole, inner, before, made):
         """A table's state, and the steps that its rows have seen, with those of a step."""
         view = self.view
-        put = _Scatter(ids, self.grads[at].shape[0])
+        put = Scatter(ids, self.grads[at].shape[0])
         own, last = view.anatomy.tables[at].own, whole.last
         own = tuple(put(x, inner[j]) for x, j in zip(whole.own, own, strict=True))
         if at in view.lagging:
-            seen = _after(before[at].last, made[at])
+            seen = after(before[at].last, made[at])
             last = put(last, jnp.maximum(view.step + 1, seen))
         return own, last
 
@@ -255,7 +352,8 @@ def settled(inside: Inside, params: Any, state: Any) -> tuple[Any, Any]:
     paths, leaves, structure = anatomies.flatten(params)
     now = view.catch_up({at: view.all_of(at) for at in view.lagging})
     for at, rows in now.items():
-        leaves[at], view.last[at] = rows.param, rows.last
+        of = tiles.axes_of(view.last[at], view.step)
+        leaves[at], view.last[at] = rows.param, _same_but_over(of, rows.last)
     new = ours._replace(
         last=jax.tree.unflatten(structure, view.last),
         inner=jax.tree.unflatten(view.of_state, view.inner_with(now)),
@@ -266,29 +364,9 @@ def settled(inside: Inside, params: Any, state: Any) -> tuple[Any, Any]:
     return jax.tree.unflatten(of_whole, [settled[name] for name in names]), state
 
 
-class _Scatter:
-    """Writes rows to their places.
-
-    Args:
-        ids: int32 [n], distinct and ascending, but for those behind the last row.
-        height: How many rows there are.
-    """
-
-    def __init__(self, ids: jax.Array, height: int):
-        n = ids.shape[0]
-        self.distinct = height + n < 2**31
-        if self.distinct:
-            ids = jnp.where(ids < height, ids, height + jnp.arange(n, dtype=jnp.int32))
-        self.ids = ids
-
-    def __call__(self, whole: jax.Array, rows: jax.Array) -> jax.Array:
-        """The array with these rows."""
-        return whole.at[self.ids].set(
-            rows.astype(whole.dtype),
-            mode="drop",
-            indices_are_sorted=True,
-            unique_indices=self.distinct,
-        )
+def _same_but_over(names, x):
+    """An array that is known to differ over no other mesh axes than these."""
+    return assume_same(x, tuple(sorted(tiles.axes_of(x) - names)))
 
 
 def _whole_move(made: jax.Array, before: Rows, after: Rows) -> jax.Array:
@@ -297,13 +375,3 @@ def _whole_move(made: jax.Array, before: Rows, after: Rows) -> jax.Array:
     # Of what has missed none it is the optimizer's own number.
     then = added(after.param, made)
     return jnp.where(moved, then - before.param, made).astype(made.dtype)
-
-
-def _after(x, rows):
-    """An array of integers, for XLA one that depends on rows too.
-
-    The update of rows depends on all that the step has read of the state, in the loss too.
-    What is written later than that overwrites the old array; else XLA would copy it first.
-    """
-    flag = jnp.signbit(rows.reshape(rows.shape[0], -1)[:, 0]).astype(x.dtype)
-    return x + jnp.minimum(flag, 0)

@@ -1,6 +1,7 @@
 """A lazy optimizer's state and parameters, table by table, and how to read them."""
 
 import dataclasses
+import enum
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from pallas_kernels.types import same_trace
+from sparsejax.axes import as_varying
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.rows import tiles
 from sparsejax.rows.updates import anatomy as anatomies
@@ -18,6 +20,18 @@ from sparsejax.rows.updates.fading import Sums, in_turn
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.units.row_grads import Merge, RowGrads, merged
+
+
+class Turn(enum.Enum):
+    """Which rows a step lists besides those that have a gradient, as momenta fade.
+
+    Rows of a step may come in two halves, of which the second is late. Whose turn it is
+    comes with that one, since it may be among the rows that do.
+    """
+
+    NOW = "those whose turn it is"
+    LATER = "none, since the rest of the step comes later"
+    REST = "those whose turn it is, but for rows that have seen the step"
 
 
 class View:
@@ -127,15 +141,24 @@ class View:
         inside = (ids >= 0) & (ids < last.shape[0])
         return jnp.where(inside, gathered_rows(last, ids), self.step)
 
-    def merged(self, at: int, ids: jax.Array) -> Merge:
+    def merged(self, at: int, ids: jax.Array, turn: Turn = Turn.NOW) -> Merge:
         """The distinct rows of a list, with those that this step lists besides.
 
         Args:
             at: The table.
             ids: int32 [n]; the places are of these.
+            turn: Which rows it lists besides.
         """
         height = self.shapes[at].shape[0]
-        more = [in_turn(height, self.step)] if self.is_fading(at) else []
+        more = []
+        if self.is_fading(at) and turn is not Turn.LATER:
+            ids_in_turn = in_turn(height, self.step)
+            if turn is Turn.REST:
+                seen = self.seen(self.last[at], ids_in_turn) > self.step
+                ids_in_turn = jnp.where(seen, height, ids_in_turn)
+            more = as_varying(
+                [ids_in_turn], tiles.axes_of(ids_in_turn) | tiles.axes_of(ids)
+            )
         every = jnp.concatenate([ids, *more])
         if not every.size:
             return Merge(every, every, jnp.int32(0))

@@ -4,6 +4,7 @@ from sparsejax.transforms.buckets.assignment import (
     SPARSE_FROM as SPARSE_FROM,
     Assignment as Assignment,
     ByRules as ByRules,
+    ByTables as ByTables,
     Everything as Everything,
     Rules as Rules,
     check_ids as check_ids,

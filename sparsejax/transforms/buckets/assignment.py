@@ -157,7 +157,7 @@ class ByRules(Assignment):
                 f"{scheme!r}, which would send more of it than a dense sum. Leave the rule "
                 "out: such leaves are summed densely."
             )
-        worth = self._is_large(leaf) and self.scheme.suits(leaf.shape)
+        worth = self._is_meant(path, leaf) and self.scheme.suits(leaf.shape)
         scheme = scheme or (self.scheme if worth else self._dense())
         if scheme.unit is not None:
             if unit is not None and unit != scheme.unit:
@@ -176,7 +176,9 @@ class ByRules(Assignment):
             unit = "row" if is_table and not dense else "element"
         return scheme, unit
 
-    def _is_large(self, leaf):
+    def _is_meant(self, path, leaf):
+        """Whether a leaf goes by the scheme where no rule says so."""
+        del path
         return leaf.size >= SPARSE_FROM
 
     def _dense(self):
@@ -187,9 +189,21 @@ class ByRules(Assignment):
 class Everything(ByRules):
     """Every leaf by one scheme, however small."""
 
-    def _is_large(self, leaf):
-        del leaf
+    def _is_meant(self, path, leaf):
+        del path, leaf
         return True
+
+
+@dataclasses.dataclass(frozen=True)
+class ByTables(ByRules):
+    """Large tables, of which the path says that they are embeddings, by one scheme.
+
+    All else is summed densely, however large, where no rule says differently.
+    """
+
+    def _is_meant(self, path, leaf):
+        is_table = leaf.ndim == 2 and _EMBEDDING.search(path)
+        return bool(is_table) and super()._is_meant(path, leaf)
 
 
 def _bucket(scheme, shape, indices, paths, leaves):

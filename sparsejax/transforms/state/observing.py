@@ -68,6 +68,21 @@ class OfRows:
     behind: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Ahead:
+    """What is to know which rows the next step reads, as it was seen.
+
+    Attributes:
+        part: What it is.
+        paths: The tables whose rows these are.
+        inside: The wrappers around it, the outermost first.
+    """
+
+    part: Any
+    paths: tuple[str, ...]
+    inside: tuple[Wrapper, ...]
+
+
 @dataclasses.dataclass
 class Observed:
     """The parts of a transformation that send, choose what is sent, or update rows.
@@ -76,12 +91,14 @@ class Observed:
         exchanges: In the order in which they stand in the chain.
         sparsifiers: Alike.
         rows: Alike.
+        ahead: Alike.
         inside: While it is observed: the wrappers around what is looked at.
     """
 
     exchanges: list[Part] = dataclasses.field(default_factory=list)
     sparsifiers: list[Part] = dataclasses.field(default_factory=list)
     rows: list[OfRows] = dataclasses.field(default_factory=list)
+    ahead: list[Ahead] = dataclasses.field(default_factory=list)
     inside: tuple[Wrapper, ...] = ()
 
 
@@ -121,6 +138,13 @@ def report_rows(part: Any, paths: Sequence[str]) -> None:
     seen = _OBSERVED.get()
     assert seen is not None
     seen.rows.append(OfRows(part, tuple(paths), len(seen.exchanges)))
+
+
+def report_ahead(part: Any, paths: Sequence[str]) -> None:
+    """Tells the observer of what is to know the rows that the next step reads."""
+    seen = _OBSERVED.get()
+    assert seen is not None
+    seen.ahead.append(Ahead(part, tuple(paths), seen.inside))
 
 
 @contextlib.contextmanager

@@ -113,9 +113,10 @@ def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
     for held in find(state, PerRank):
         for keys, leaf in jax.tree_util.tree_leaves_with_path(held.value):
             rows = leaf.shape[0]
-            if held.paths is not None or rows == (1 if inside else ranks):
+            is_derived = held.paths is not None and held.ranks is None
+            if is_derived or rows == (1 if inside else ranks):
                 continue
-            name = tree.named(keys)
+            name = tree.named((*keys, *map(jax.tree_util.DictKey, held.paths or ())))
             if inside and _is_whole(leaf, held.axis_name, ranks):
                 raise StateError(
                     f"of {name!r} each rank was given what all {rows} hold: the state was "

@@ -13,6 +13,7 @@ import numpy as np
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.state import sharded, tree
+from sparsejax.transforms.state.pending import Pending, is_pending
 from sparsejax.transforms.state.per_rank import PerRank, check_whole, find
 from sparsejax.transforms.wrappers import check_reduce
 from sparsejax.units.dtypes import wide
@@ -49,7 +50,8 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
         )
     mean = _is_mean(like, reduce)
     check_whole(state)
-    ours = lambda node: isinstance(node, (PerRank, ExchangeState, sharded.Sharded))
+    kinds = (PerRank, ExchangeState, Pending, sharded.Sharded)
+    ours = lambda node: isinstance(node, kinds)
     _check_tables(state, like)
     old, structure = jax.tree_util.tree_flatten_with_path(state, is_leaf=ours)
     new, other = jax.tree.flatten(like, is_leaf=ours)
@@ -67,6 +69,8 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
             spread = _spread(mean or x.paths is not None)
             value = jax.tree_util.tree_map_with_path(spread, x.value, fresh.value)
             return fresh.with_value(value)
+        if is_pending(x):
+            return x.resized(fresh, mean, _whole, tree.written(keys))
         if sharded.is_sharded(x):
             return jax.tree_util.tree_map_with_path(_fitted(x, keys), x, fresh)
         if isinstance(x, ExchangeState):

@@ -47,6 +47,11 @@ class Sharded(abc.ABC):
     def with_weight(self, weight: jax.Array) -> Any:
         """The node as a loss is given it whose gradient counts by a factor on this rank."""
 
+    @property
+    @abc.abstractmethod
+    def is_sent(self) -> bool:
+        """Whether, if it is a gradient, each rank has been sent its part."""
+
     @abc.abstractmethod
     def check_ranks(self, path: str, ranks: int) -> None:
         """Raises where the whole array cannot be shared out among so many ranks."""
@@ -137,6 +142,7 @@ def synchronized(path: str, node: Any, wire: Wire, mean: bool) -> Any:
         wire: The ranks of the synchronization.
         mean: Whether it averages.
     """
+    require_sent({path: node}, "a synchronization")
     check_axis(path, node, wire.axis)
 
     def one(leaf):
@@ -168,6 +174,30 @@ def check_axis(path: str, node: Any, axis: AxisName) -> None:
                 "should have that of its own columns: pass the parameters to "
                 "jax.shard_map with sparsejax.state_specs(params) in in_specs and "
                 "out_specs."
+            )
+
+
+def are_sent(given: Any) -> list[bool]:
+    """Of each gradient that is shared out whether each rank has been sent its part."""
+    return [node.is_sent for node in apart(given).nodes]
+
+
+def require_sent(given: Any, what: str) -> None:
+    """Raises where parts of a gradient are still to be sent, and something else is next.
+
+    Args:
+        given: The gradients.
+        what: What is next.
+    """
+    found = apart(given)
+    for path, node in zip(found.paths, found.nodes, strict=True):
+        if not node.is_sent:
+            raise ArgumentError(
+                f"the gradient of the table {path!r} was taken to be sent by "
+                f"sparsejax.embrace_sync(vertical=True), and was given to {what}: let "
+                "nothing come between, or around, since what embrace_sync holds back is "
+                "for the very next step. Or take embrace_sync(vertical=False), and the "
+                "gradient with sparsejax.value_and_grad, which sends it."
             )
 
 

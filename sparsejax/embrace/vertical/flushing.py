@@ -1,0 +1,116 @@
+"""What ranks hold back is sent and applied: before parameters are read, or saved.
+
+On the wire: an all_to_all of the delayed rows, for each dtype.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sparsejax.embrace.vertical import sending
+from sparsejax.embrace.vertical.sync import EmbraceState
+from sparsejax.errors import ArgumentError, StateError
+from sparsejax.rows import Lazy, apply_updates, settle
+from sparsejax.rows.updates import steps
+from sparsejax.transforms.state import pending as held, sharded
+from sparsejax.transforms.state.per_rank import find
+from sparsejax.wire import Wire
+
+
+def flush(params: Any, state: Any, tx: Lazy) -> tuple[Any, Any]:
+    """Applies the rows that `embrace_sync` holds back, and catches all rows up.
+
+    Runs inside `jax.shard_map`; `trainer.flush(state)` does that. Training may go on from
+    what it returns. No step is counted.
+
+    Example:
+        >>> rows = sparsejax.lazy(optax.adam(1e-3))
+        >>> tx = optax.chain(sparsejax.embrace_sync(), rows)
+        >>> specs = sparsejax.state_specs((params, state))
+        >>> params, state = jax.jit(jax.shard_map(
+        ...     lambda params, state: sparsejax.embrace.flush(params, state, rows),
+        ...     mesh=mesh, in_specs=specs, out_specs=specs,
+        ... ))(params, state)
+
+    Args:
+        params: The parameters.
+        state: The state of the chain that `embrace_sync` and `tx` are in.
+        tx: What `sparsejax.lazy` has returned, which is in that chain.
+
+    Returns:
+        The parameters, as they are without a schedule, and the state that belongs to them.
+    """
+    if not isinstance(tx, Lazy):
+        raise ArgumentError(
+            f"flush: tx must be what sparsejax.lazy has returned, got a "
+            f"{type(tx).__name__}. Keep it when you chain it: rows = "
+            "sparsejax.lazy(optax.adam(1e-3)); tx = optax.chain(sparsejax.embrace_sync(), "
+            "rows)."
+        )
+    found = find(state, EmbraceState)
+    if len(found) != 1:
+        raise StateError(
+            "flush: there must be one state of embrace_sync(vertical=True) in the state "
+            f"that is given, and there are {len(found)}: give it what init or update of "
+            "the whole chain has returned."
+        )
+    late, emptied = _sent(params, found[0])
+    updates, rows = steps.caught_late(tx.inside, late, state, params)
+    params = apply_updates(params, updates)
+    new = {EmbraceState: found[0]._replace(pending=emptied), type(rows): rows}
+    ours = lambda node: type(node) in new
+    replaced = lambda node: new[type(node)] if ours(node) else node
+    state = jax.tree.map(replaced, state, is_leaf=ours)
+    return settle(params, state, tx, flushed=True)
+
+
+def _sent(params, state):
+    """The rows that are held back as gradients of columns, and nothing in their place."""
+    shards = sharded.apart(params)
+    pairs = dict(zip(shards.paths, shards.nodes, strict=True))
+    paths = list(state.pending)
+    if not paths:
+        return jax.tree.map(lambda _: optax.MaskedNode(), params), {}
+    missing = [path for path in paths if path not in pairs]
+    if missing:
+        raise StateError(
+            f"flush: the state holds back rows of the table {missing[0]!r}, which is not "
+            f"among the parameters' {sorted(pairs)}: give it those that are trained."
+        )
+    wire = Wire.over(pairs[paths[0]].axis_name, "sparsejax.embrace.flush")
+    own = [state.pending[path] for path in paths]
+    for path, x in zip(paths, own, strict=True):
+        height, columns = pairs[path].value.shape
+        x.check(path, wire.ranks, (height, columns * wire.ranks))
+    received, _ = sending.columns_of(wire, [x.rows.value[0] for x in own])
+    late, emptied = {}, {}
+    mean = state.tables.inner.reduction.mean
+    for path, x, rows in zip(paths, own, received, strict=True):
+        rows = wire.mean_of(rows) if mean else rows
+        late[path] = held.row_grads(x.ids, rows, x.height)
+        zeros = x.rows.with_value(jnp.zeros_like(x.rows.value))
+        ids = jnp.full_like(x.ids, x.height)
+        emptied[path] = dataclasses.replace(x, ids=ids, rows=zeros)
+    nodes = [
+        dataclasses.replace(node, value=late.get(path, optax.MaskedNode()))
+        for path, node in pairs.items()
+    ]
+    rest = jax.tree.map(lambda _: optax.MaskedNode(), shards.rest)
+    return shards.together(rest, nodes), emptied
+
+
+def rows_held(state: Any) -> dict[str, jax.Array]:
+    """How many rows each rank holds back of each table, int32 [ranks], by path.
+
+    Args:
+        state: The state of a chain with `embrace_sync(vertical=True)`, in or outside of
+            `shard_map`.
+    """
+    return {
+        path: jnp.sum(own.ids < own.height, axis=1, dtype=jnp.int32)
+        for each in find(state, EmbraceState)
+        for path, own in each.pending.items()
+    }

@@ -1,0 +1,246 @@
+"""Gradients of tables by columns that stay on their rank, and the rows of another batch.
+
+What a loss is differentiated with respect to are not a rank's columns but the vectors that
+its lookups have received: zeros are added to them, as if they came from a table of whole
+rows, the `tap` of a `ColumnTable`. That table is there as a type alone. So nothing is sent
+in the backward pass, and each rank has the gradients of its own whole rows.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from sparsejax.axes import as_varying, varying_axes
+from sparsejax.embrace.column_table import ColumnTable, Unsent
+from sparsejax.errors import ArgumentError
+from sparsejax.rows import reading, replay, value_and_grad as by_rows
+from sparsejax.rows.replay import Reader, Table
+from sparsejax.transforms.state import sharded, tree
+from sparsejax.units.row_grads import RowGrads, is_row_grads, merged
+from sparsejax.wire import Wire
+
+
+def value_and_grad(
+    loss_fn: Callable[..., Any], *, has_aux: bool = False, read: Reader | None = None
+) -> Callable[..., tuple[Any, Any]]:
+    """`sparsejax.value_and_grad` for `embrace_sync(vertical=True)`, which sends rows.
+
+    All leaves have the gradients that they have there, but for each `ColumnTable`. Its
+    gradient is by whole rows, this rank's alone, and has not been sent.
+
+    Args:
+        loss_fn: As there. It reads tables by `column_lookup`.
+        has_aux: As there.
+        read: As there.
+    """
+
+    @functools.wraps(loss_fn)
+    def evaluate(params, *args, **kwargs):
+        given = _Tapped(params)
+        reads = _Reads(given, read)
+        evaluate = by_rows(loss_fn, has_aux=has_aux, read=reads)
+        value, grads = evaluate(given.tree, *args, **kwargs)
+        shards = sharded.apart(grads)
+        nodes = []
+        for at, path in enumerate(given.shards.paths):
+            sites = (reads.sites.get(p[at], []) for p in (reads.taps, reads.tables))
+            table = given.shards.nodes[at]
+            nodes.append(_unsent(path, table, shards.nodes[at], *sites))
+        return value, shards.together(shards.rest, nodes)
+
+    return evaluate
+
+
+def rows_read(
+    loss_fn: Callable[..., Any], *, has_aux: bool = False
+) -> Callable[..., dict[str, jax.Array]]:
+    """The rows that a loss reads of each `ColumnTable`: what `next_ids` is to be.
+
+    Nothing of the loss is computed but what the ids depend on, and nothing is sent.
+
+    Example:
+        >>> ids = sparsejax.embrace.rows_read(loss_fn)(params, next_batch)
+        >>> updates, state = tx.update(grads, state, params, next_ids=ids)
+
+    Args:
+        loss_fn: As for `value_and_grad`.
+        has_aux: As for `value_and_grad`.
+
+    Returns:
+        A function of the same arguments, from paths of tables to ids.
+    """
+
+    def ids_of(params, args, kwargs):
+        given = _Tapped(params)
+
+        def loss(params):
+            returned = loss_fn(params, *args, **kwargs)
+            return jax.tree.leaves(returned[0] if has_aux else returned)
+
+        program = jax.make_jaxpr(loss)(given.tree)
+        taps = {at: given.leaves[at] for at in given.taps}
+        found = reading.read(program, taps, [True] * len(program.jaxpr.outvars))
+        reads = _Reads(given, None)
+        looked_up = {site.leaf for site in found.plan.sites}
+        inputs = [
+            Table(leaf, given.paths[at], reads) if at in looked_up else leaf
+            for at, leaf in enumerate(given.leaves)
+        ]
+        deltas = iter([replay.zeros(site) for site in found.plan.sites])
+        _, ids = replay.run(program, found.plan, inputs, deltas)
+        lists: dict[int, list[jax.Array]] = {at: [] for at in given.taps}
+        for site, read in zip(found.plan.sites, ids, strict=True):
+            lists[site.leaf].append(read.reshape(-1))
+        for at, path in zip(given.taps, given.shards.paths, strict=True):
+            _require_lookup(path, bool(lists[at]))
+        return [jnp.concatenate(lists[at]) for at in given.taps]
+
+    def evaluate(params, *args, **kwargs):
+        paths = sharded.apart(params).paths
+        if not paths:
+            return {}
+        own, structure = jax.tree.flatten((params, args, kwargs))
+        arrays = [at for at, x in enumerate(own) if hasattr(x, "dtype")]
+
+        def run(*leaves):
+            every = list(own)
+            for at, leaf in zip(arrays, leaves, strict=True):
+                every[at] = leaf
+            return ids_of(*structure.unflatten(every))
+
+        needed = _only_what_is_needed(run, [own[at] for at in arrays])
+        return dict(zip(paths, needed, strict=True))
+
+    return evaluate
+
+
+def _only_what_is_needed(function, arrays):
+    """What a function returns, computed without equations on which it does not depend."""
+    program = jax.make_jaxpr(function)(*arrays)
+    wanted = [True] * len(program.jaxpr.outvars)
+    jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, wanted)
+    consts = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    kept = core.ClosedJaxpr(jaxpr, [consts[v] for v in jaxpr.constvars])
+    given = [x for x, is_used in zip(arrays, used, strict=True) if is_used]
+    return core.jaxpr_as_fun(kept)(*given)
+
+
+class _Tapped:
+    """Parameters whose tables have taps.
+
+    Args:
+        params: The parameters, inside `shard_map`.
+    """
+
+    def __init__(self, params: Any):
+        self.shards = sharded.apart(params)
+        self.widths = [self._width(*x) for x in zip(*self.shards[1:3], strict=True)]
+        nodes, flags = [], []
+        for table, width in zip(self.shards.nodes, self.widths, strict=True):
+            tap = jnp.zeros((table.value.shape[0], width), table.value.dtype)
+            types = varying_axes(table.value)
+            tap = as_varying(Wire(table.axis_name).per_rank(tap), types)
+            nodes.append(dataclasses.replace(table, tap=tap))
+            no = jax.tree.map(lambda _: False, table)
+            flags.append(dataclasses.replace(no, tap=True))
+        self.tree = self.shards.together(self.shards.rest, nodes)
+        self.paths, self.leaves, _ = tree.flatten(self.tree, "value_and_grad")
+        rest = jax.tree.map(lambda _: False, self.shards.rest)
+        every = jax.tree.leaves(self.shards.together(rest, flags))
+        self.taps = [at for at, is_tap in enumerate(every) if is_tap]
+        self.tables = [self._value_of(at, every) for at in range(len(nodes))]
+
+    def _width(self, path, table):
+        """How many columns all ranks have together; raises where a rank has others."""
+        if not isinstance(table, ColumnTable):
+            raise ArgumentError(
+                f"embrace: {path!r} is a {type(table).__name__}, and tables whose rows are "
+                "scheduled are sparsejax.ColumnTable."
+            )
+        ranks = Wire.over(table.axis_name, "sparsejax.embrace.value_and_grad").ranks
+        return table.columns_on(ranks, f"the table {path!r}").shape[1] * ranks
+
+    def _value_of(self, number, flags):
+        """The place of a table's columns among the leaves."""
+        weighted = self.shards.nodes[number].weight is not None
+        return self.taps[number] - (2 if weighted else 1)
+
+
+class _Reads:
+    """Reads parameters, and remembers what was read of which.
+
+    Args:
+        given: The parameters.
+        read: What reads those that are late, if any.
+    """
+
+    def __init__(self, given: _Tapped, read: Reader | None):
+        self._leaves = dict(zip(given.paths, given.leaves, strict=True))
+        self.taps = [given.paths[at] for at in given.taps]
+        self.tables = [given.paths[at] for at in given.tables]
+        self._read = read
+        self.sites: dict[str, list[jax.Array]] = {}
+
+    def rows(self, path: str, ids: jax.Array) -> jax.Array:
+        leaf = self._leaves[path]
+        if path in self.taps:  # no array is made for it
+            zeros = jnp.zeros((*ids.shape, *leaf.shape[1:]), leaf.dtype)
+            return as_varying(zeros, varying_axes(leaf) | varying_axes(ids))
+        if self._read is not None:
+            return self._read.rows(path, ids)
+        return jnp.take(leaf, ids, axis=0, mode="clip")
+
+    def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
+        self.sites[path] = ids
+        if self._read is not None and path not in (*self.taps, *self.tables):
+            self._read.listed(path, ids, grads)
+
+    def whole(self, paths: Sequence[str]) -> list[jax.Array]:
+        if self._read is None:
+            return [self._leaves[path] for path in paths]
+        known = [path for path in paths if path not in self.taps]
+        found = dict(zip(known, self._read.whole(known), strict=True))
+        return [found[path] if path in found else self._leaves[path] for path in paths]
+
+
+def _unsent(path, table, grad, ids, ids_of_all):
+    """The gradient of a table by distinct whole rows.
+
+    Args:
+        path: The table's path.
+        table: The table.
+        grad: What the gradient of its columns and of its tap is.
+        ids: Of each lookup the rows that this rank wants: [*turns, room].
+        ids_of_all: Those that all ranks want: [*turns, n * room].
+    """
+    _require_lookup(path, is_row_grads(grad.tap))
+    wire, height = Wire(table.axis_name), table.value.shape[0]
+    lists = [
+        jnp.moveaxis(every.reshape(*own.shape[:-1], wire.ranks, own.shape[-1]), -2, 0)
+        for own, every in zip(ids, ids_of_all, strict=True)
+    ]
+    # All of them were gathered.
+    every = jnp.concatenate([x.reshape(wire.ranks, -1) for x in lists], axis=1)
+    every, rows = wire.assume_same(every), grad.tap.rows
+    if len(ids) > 1 or ids[0].ndim > 1:
+        # Rows of several lookups may be the same.
+        every = lax.map(lambda ids: merged(ids, height).ids, every)
+        rows = merged(grad.tap.ids, height).sums(rows)
+    made = Unsent(every, rows, tuple(table.value.shape))
+    return ColumnTable(made, table.dim, table.axis_name)
+
+
+def _require_lookup(path, is_there):
+    if not is_there:
+        raise ArgumentError(
+            f"the loss does not read the table {path!r} by sparsejax.column_lookup, and "
+            "embrace_sync(vertical=True) sends rows that were read so. Read it so, or "
+            "leave it out of the parameters."
+        )

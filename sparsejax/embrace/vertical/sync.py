@@ -1,0 +1,390 @@
+"""EmbRace's synchronization as an optax transformation: see `embrace.vertical`."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sparsejax import axes, errors, schemes
+from sparsejax.axes import AxisName
+from sparsejax.embrace.column_table import ColumnTable, Unsent
+from sparsejax.embrace.vertical import sending
+from sparsejax.embrace.vertical.split import Chosen, among, split
+from sparsejax.errors import ArgumentError
+from sparsejax.rows.capacity import Capacity, check_capacity
+from sparsejax.schemes.base import Scheme, Stage, Traffic, no_traffic
+from sparsejax.transforms.buckets import ByTables, Rules
+from sparsejax.transforms.exchange import ExchangeState, Reduction
+from sparsejax.transforms.feedback import FeedbackState
+from sparsejax.transforms.signatures import described
+from sparsejax.transforms.state import observing, pending as held, sharded, tree
+from sparsejax.transforms.state.pending import Pending
+from sparsejax.transforms.state.per_rank import OUTLINE, check_kind
+from sparsejax.transforms.state.totals import Totals
+from sparsejax.transforms.sync import check_scheme, sync
+from sparsejax.transforms.wrappers import check_reduce
+from sparsejax.units.row_grads import LateRowGrads, merged
+from sparsejax.wire import Wire
+
+
+# The baselines of the paper, by name: how tables that each rank has whole are summed.
+_REPLICATED = {
+    "zen": schemes.Zen(),
+    "all_reduce": schemes.AllReduce(),
+    "all_gather": schemes.AGSparse(),
+    "parallax": schemes.SparsePS(),
+}
+_MISSING: Any = object()
+_NAME = "sparsejax.embrace_sync"
+
+
+class EmbraceState(NamedTuple):
+    """State of `embrace_sync(vertical=True)`.
+
+    Attributes:
+        inner: Of the synchronization of all that is not shared out by columns.
+        pending: By the path of a table, the rows that ranks hold back.
+        stale: int32: how many rows were read while a part of their gradient was held back,
+            since another batch came than the one that was told. It ought to be 0.
+        tables: What was sent for tables, as `sparsejax.metrics` reads it.
+    """
+
+    inner: Any
+    pending: dict[str, Pending]
+    stale: jax.Array
+    tables: FeedbackState
+
+
+@described
+def embrace_sync(
+    axis_name: AxisName | None = None,
+    *,
+    vertical: bool = True,
+    delayed: Capacity = 1024,
+    replicated: str | Scheme = "zen",
+    reduce: str = "mean",
+    rules: Rules | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Averages gradients as EmbRace does, where the next batch is known.
+
+    Rows of a `ColumnTable` that the next step does not read are held back, and sent while
+    that one runs; see `sparsejax.embrace.vertical`. All else is summed densely, but for
+    tables that each rank has whole.
+
+    `sparsejax.data_parallel` does all that it needs, `trainer.step(state, batch,
+    next_batch)` with `sparsejax.embrace.lookahead(batches)`. In a `shard_map` of one's own
+    take gradients with `sparsejax.embrace.value_and_grad`, and give `update` the rows that
+    this rank reads in the next step, `next_ids={path: ids}` as
+    `sparsejax.embrace.rows_read(loss_fn)(params, next_batch)` finds them, or None at the
+    end of the data. The optimizer behind is a `sparsejax.lazy` one: it alone knows what to
+    do with rows that come late. Before parameters are read otherwise, or saved, flush:
+    `trainer.flush(state)`, or `sparsejax.embrace.flush`.
+
+    Where the next step reads other rows than it was told, those whose gradient is held back
+    are read without it, one step old. None is lost: they are counted in the state, `stale`,
+    and `data_parallel` lets it not happen.
+
+    What is sent `sparsejax.metrics` says, of tables as "prior rows", "delayed rows" and
+    "next ids". That of the lookups is not in it, which `column_lookup(..., traffic=True)`
+    returns.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.embrace_sync(), sparsejax.lazy(optax.adam(1e-3)))
+        >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
+        >>> state = trainer.init(params)
+        >>> for batch, next_batch in sparsejax.embrace.lookahead(batches):
+        ...     state, loss = trainer.step(state, batch, next_batch)
+
+    Args:
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        vertical: Whether rows are held back. Without it a `ColumnTable` is trained as by
+            any synchronization, and nothing of the next batch is asked for.
+        delayed: How many rows of a table a rank can hold back: one number, or numbers by
+            regular expressions searched in the paths of tables, 0 where none matches. So
+            many are sent in each step, however many there are; rows that have no room go
+            with the others.
+        replicated: How large tables are summed that each rank has whole, which are those
+            whose path says embedding, or of which rules say "sparse": "zen", "all_reduce",
+            "all_gather" (AGsparse), "parallax" (a sparse parameter server), or a scheme.
+        reduce: "mean" or "sum".
+        rules: As in `sparsejax.sync`, for all that is not shared out by columns.
+
+    References:
+        Li et al., EmbRace: Accelerating Sparse Communication for Distributed Training of
+        NLP Neural Networks, ICPP 2022, section 4.2.2
+    """
+    if isinstance(replicated, str):
+        errors.check_one_of("replicated", replicated, tuple(_REPLICATED))
+    scheme = _REPLICATED[replicated] if isinstance(replicated, str) else replicated
+    check_scheme(scheme)
+    check_reduce(reduce)
+    by_pattern = check_capacity(delayed)
+    inner = sync(ByTables(scheme, rules), axis_name, reduce=reduce)
+    if not vertical:
+        return inner
+    return tree.transformation(*_Vertical(inner, axis_name, by_pattern, reduce).functions)
+
+
+class _Vertical:
+    """The transformation that holds rows back.
+
+    Args:
+        inner: That of all that is not shared out by columns.
+        axis_name: The mesh axis of the ranks.
+        delayed: How many rows of a table a rank holds back, by patterns of paths.
+        reduce: "mean" or "sum".
+    """
+
+    def __init__(self, inner, axis_name, delayed: Mapping[str, int], reduce):
+        self.inner, self.axis_name, self.delayed = inner, axis_name, delayed
+        self.mean = reduce == "mean"
+        self.functions = self.init, self.update
+
+    def init(self, params):
+        """The first state, of ranks that hold nothing back."""
+        inner = self.inner.init(params)
+        shards = sharded.apart(params)
+        if observing.is_observing():
+            observing.report_ahead(self, shards.paths)
+            return inner
+        pending = {}
+        if shards.paths:
+            why = f"{_NAME} holds rows of tables back on each rank"
+            axis_name = axes.resolve_for_state(self.axis_name, _NAME, why)
+            ranks = Wire(axis_name).ranks
+            for path, table in zip(shards.paths, shards.nodes, strict=True):
+                pending[path] = self._nothing(path, table, axis_name, ranks)
+        return EmbraceState(inner, pending, jnp.int32(0), self._counts())
+
+    def _nothing(self, path, table, axis_name, ranks):
+        columns = table.columns_on(ranks, f"the table {path!r}")
+        height, room = columns.shape[0], min(self.room(path), columns.shape[0])
+        rows = jnp.zeros((1, room, columns.shape[1] * ranks), columns.dtype)
+        rows = Wire(axis_name).per_rank(axes.as_varying(rows, axes.varying_axes(columns)))
+        ids = jnp.full((ranks, room), height, jnp.int32)
+        rows = held.per_rank(rows, path, axis_name, jnp.int32(ranks))
+        return Pending(ids, rows, height, table.dim)
+
+    def room(self, path: str) -> int:
+        """How many rows of a table a rank holds back."""
+        matching = [n for p, n in self.delayed.items() if re.search(p, path)]
+        return matching[0] if matching else 0
+
+    def _counts(self):
+        traffic = {name: no_traffic().as_one() for name in _SENT}
+        exchange = ExchangeState({}, traffic, Totals.zero(), Reduction(self.mean))
+        return FeedbackState(jnp.int32(0), None, None, None, exchange)
+
+    def update(self, updates, state, params=None, *, next_ids=_MISSING, **extra):
+        """Sends what is to be sent now; see `embrace_sync`."""
+        check_kind(state, EmbraceState, f"{_NAME} (vertical=True)")
+        wire = Wire.over(self.axis_name, f"update of {_NAME}")
+        if OUTLINE.get():
+            made, _ = self.inner.update(updates, state.inner, params, **extra)
+            return made, state
+        shards = sharded.apart(updates)
+        rest, inner = self.inner.update(shards.rest, state.inner, params, **extra)
+        if not shards.paths:
+            return rest, state._replace(inner=inner)
+        step = Step(self, wire, shards, state)
+        nodes, after = step.taken(_checked(next_ids, shards.paths))
+        return shards.together(rest, nodes), after._replace(inner=inner)
+
+
+_SENT = ("next ids", "prior rows", "delayed rows")
+
+
+class Step:
+    """One update of the tables.
+
+    Args:
+        of: The transformation.
+        wire: The ranks.
+        shards: The gradients of the tables.
+        state: The state.
+    """
+
+    def __init__(self, of, wire, shards, state):
+        self.of, self.wire, self.state, self.paths = of, wire, state, shards.paths
+        if {*state.pending} != {*shards.paths}:
+            raise errors.StateError(
+                f"the gradients have the tables {sorted(shards.paths)}, and the state "
+                f"holds back rows of {sorted(state.pending)}: make the state with the "
+                "parameters that are trained, sparsejax.init(tx, params, mesh)."
+            )
+        self.tables: list[ColumnTable] = shards.nodes
+        self.held = [state.pending[path] for path in shards.paths]
+        for path, table, own in zip(self.paths, self.tables, self.held, strict=True):
+            sharded.check_axis(path, _without_value(table), wire.axis)
+            if not isinstance(table.value, Unsent):
+                raise ArgumentError(
+                    f"{_NAME}(vertical=True) sends the rows of {path!r} itself, and its "
+                    "gradient was sent in the backward pass, or is dense: take it with "
+                    "sparsejax.embrace.value_and_grad(loss_fn), as sparsejax.data_parallel "
+                    f"does, and let nothing change it; or take {_NAME}(vertical=False)."
+                )
+            height, columns = table.value.shape
+            own.check(path, wire.ranks, (height, columns * wire.ranks))
+        self.ids = [table.value.ids for table in self.tables]
+        self.heights = [table.value.shape[0] for table in self.tables]
+
+    def taken(self, next_ids):
+        """The gradients as they go on, and the state.
+
+        Args:
+            next_ids: Of each table, the ids that this rank reads next; None at the end.
+        """
+        wire, of = self.wire, self.of
+        rows = [own.rows.value[0] for own in self.held]
+        late, of_late = sending.columns_of(wire, rows)
+        coming, of_ids = self._gathered(next_ids)
+        now, waiting = [], []
+        for at, (ids, height) in enumerate(zip(self.ids, self.heights, strict=True)):
+            room = min(of.room(self.paths[at]), height)
+            flags = split(ids, coming[at], height, room)
+            now.append(Chosen.of(flags[0], ids, height, ids.shape[1]))
+            waiting.append(Chosen.of(flags[1], ids, height, room))
+        mine = [
+            x.rows_of(table.value.rows, wire.rank)
+            for x, table in zip(now, self.tables, strict=True)
+        ]
+        prior, of_prior, agreed = sending.columns_of_some(
+            wire, mine, [x.counts for x in now]
+        )
+        nodes, pending = [], {}
+        for at, (path, table) in enumerate(zip(self.paths, self.tables, strict=True)):
+            both = LateRowGrads.of(
+                self._arrived(now[at].ids, prior[at], at),
+                self._arrived(self.held[at].ids, late[at], at),
+            )
+            nodes.append(ColumnTable(both, table.dim, table.axis_name))
+            pending[path] = self._kept(at, waiting[at])
+        stale = [
+            jnp.sum(among(ids, own.ids, height), dtype=jnp.int32)
+            for ids, own, height in zip(self.ids, self.held, self.heights, strict=True)
+        ]
+        counts = [
+            self._traffic(of_ids, None, 0.0),
+            self._traffic(of_prior, [x.counts for x in now], agreed),
+            self._traffic(of_late, self._of_held(), 0.0),
+        ]
+        state = self.state._replace(
+            pending=pending,
+            stale=self.state.stale + sum(stale, jnp.int32(0)),
+            tables=self._counted(counts),
+        )
+        return nodes, state
+
+    def _gathered(self, next_ids):
+        """The rows that any rank reads next, of each table, and the bytes sent."""
+        if next_ids is None:
+            return [None] * len(self.paths), 0.0
+        lists = []
+        for path, height in zip(self.paths, self.heights, strict=True):
+            ids = jnp.asarray(next_ids[path]).reshape(-1)
+            ids = jnp.where(ids < 0, ids + height, ids)
+            lists.append(merged(ids, height).ids[: min(ids.size, height)])
+        lists = self.wire.per_rank(lists)
+        if not sum(x.size for x in lists):
+            return lists, 0.0
+        every, sent = self.wire.all_gather(jnp.concatenate(lists))
+        ends = [sum(x.size for x in lists[: k + 1]) for k in range(len(lists) - 1)]
+        return jnp.split(every, ends, axis=1), sent
+
+    def _arrived(self, ids, rows, at):
+        """Rows of all ranks as one gradient of this rank's columns."""
+        rows = self.wire.mean_of(rows) if self.of.mean else rows
+        return held.row_grads(ids, rows, self.heights[at])
+
+    def _kept(self, at, waiting):
+        """What this rank holds back of a table."""
+        own, rows = self.held[at], self.tables[at].value.rows
+        rows = waiting.rows_of(rows, self.wire.rank)[None]
+        ranks = jnp.int32(self.wire.ranks)
+        rows = held.per_rank(rows, self.paths[at], own.rows.axis_name, ranks)
+        return Pending(waiting.ids, rows, own.height, own.dim)
+
+    def _of_held(self):
+        return [jnp.sum(own.ids < own.height, axis=1, dtype=jnp.int32) for own in self.held]
+
+    def _traffic(self, sent, counts, agreed):
+        """What was sent: of rows their numbers on the rank that has most.
+
+        Args:
+            sent: The bytes.
+            counts: int32 [n] of each table; None for ids.
+            agreed: The bytes by which ranks agree.
+        """
+        one, none = jnp.float32(1), jnp.float32(0)
+        sent, n = jnp.float32(sent), self.wire.ranks
+        if counts is None:
+            stage = Stage(none, none, none, one)
+            return no_traffic()._replace(push=stage, pull=Stage(sent, sent, one, one))
+        tables = list(zip(self.tables, counts, self.heights, strict=True))
+        each = [
+            jnp.max(x).astype(jnp.float32)
+            * (t.value.rows.shape[1] * t.value.rows.dtype.itemsize * (n - 1) / n)
+            for t, x, _ in tables
+        ]
+        every = jnp.float32(sum(self.heights))
+        density = sum((jnp.max(x) for _, x, _ in tables), jnp.int32(0)) / every
+        dense = sum(
+            self.wire.dense_bytes(height * t.dim, t.value.rows.dtype)
+            for t, _, height in tables
+        )
+        return Traffic(
+            Stage(sent, sum(each, none), one, one),
+            Stage(none, none, none, one),
+            jnp.float32(agreed),
+            jnp.float32(dense),
+            density,
+            density,
+            none,
+        )
+
+    def _counted(self, counts):
+        before = self.state.tables
+        counts = [self.wire.agree(self.wire.assume_same(traffic)) for traffic in counts]
+        exchange = before.inner._replace(
+            traffic={k: x.as_one() for k, x in zip(_SENT, counts, strict=True)},
+            totals=before.inner.totals.plus(counts),
+        )
+        return before._replace(step=before.step + 1, inner=exchange)
+
+
+def _without_value(table):
+    return ColumnTable(None, table.dim, table.axis_name)
+
+
+def _checked(next_ids, paths):
+    """The ids of the next batch, if those of each table are there; None at the end."""
+    if next_ids is None:
+        return None
+    fix = (
+        "sparsejax.embrace.rows_read(loss_fn)(params, next_batch) finds them, and "
+        "next_ids=None says that there is no next batch"
+    )
+    if next_ids is _MISSING:
+        raise ArgumentError(
+            f"update of {_NAME}(vertical=True) was not given the rows that this rank reads "
+            f"in the next step: tx.update(grads, state, params, next_ids=ids). {fix}."
+        )
+    if not isinstance(next_ids, Mapping) or {*next_ids} != {*paths}:
+        given = (
+            sorted(next_ids) if isinstance(next_ids, Mapping) else type(next_ids).__name__
+        )
+        raise ArgumentError(
+            f"update of {_NAME}: next_ids must map the path of each table to ids, "
+            f"{sorted(paths)}, and has {given}: {fix}."
+        )
+    for path, ids in next_ids.items():
+        dtype = jnp.result_type(ids)
+        if not jnp.issubdtype(dtype, jnp.integer):
+            raise ArgumentError(
+                f"update of {_NAME}: next_ids of {path!r} must be integers, got {dtype}: "
+                f"{fix}."
+            )
+    return next_ids

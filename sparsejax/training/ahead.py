@@ -1,0 +1,135 @@
+"""Steps that know the next batch: which one was told, and what a state holds back."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparsejax.errors import ArgumentError
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.state.observing import Observed
+
+
+MISSING: Any = object()
+
+
+def check_chain(seen: Observed, by_rows: frozenset[str], capacity: Any) -> bool:
+    """Whether a chain is to know the next batch; raises where it could not work.
+
+    Args:
+        seen: The chain, as `observing.observed` sees it.
+        by_rows: The paths of leaves whose gradients it takes as `RowGrads`.
+        capacity: That of the trainer.
+    """
+    for part in seen.ahead:
+        if part.inside:
+            raise ArgumentError(
+                "embrace_sync(vertical=True) holds back rows for the very next step, and "
+                "stands in a wrapper that leaves steps out, or takes others (accumulate, "
+                "every=, warm_up). Take the wrapper away, or embrace_sync("
+                "vertical=False)."
+            )
+        for path in part.paths:
+            if path not in by_rows:
+                raise ArgumentError(
+                    f"embrace_sync(vertical=True) holds back rows of {path!r}, and no "
+                    "sparsejax.lazy optimizer stands directly behind it, which alone knows "
+                    "what to do with rows that come late: optax.chain("
+                    "sparsejax.embrace_sync(), sparsejax.lazy(optax.adam(1e-3))); or take "
+                    "embrace_sync(vertical=False)."
+                )
+        if capacity is not None:
+            raise ArgumentError(
+                "data_parallel(capacity=...) shortens lists of rows that all ranks have, "
+                "and embrace_sync(vertical=True) has lists of its own: leave capacity out, "
+                "and give it to column_lookup(..., capacity=...)."
+            )
+    return bool(seen.ahead)
+
+
+def check_next(is_ahead: bool, batch: Any, next_batch: Any) -> None:
+    """Raises unless the next batch is given where it is needed, and is like this one."""
+    if not is_ahead:
+        if next_batch is MISSING:
+            return
+        raise ArgumentError(
+            "trainer.step was given a next batch, and nothing in tx is to know it: leave "
+            "it out, or put sparsejax.embrace_sync() in front of sparsejax.lazy(...)."
+        )
+    if next_batch is MISSING:
+        raise ArgumentError(
+            "trainer.step(state, batch) was not given the next batch, which "
+            "embrace_sync(vertical=True) is to know: for batch, next_batch in "
+            "sparsejax.embrace.lookahead(batches): trainer.step(state, batch, next_batch). "
+            "None says that there is no next one."
+        )
+    if next_batch is None:
+        return
+    kinds = [_kinds(x) for x in (batch, next_batch)]
+    for path in sorted(kinds[0].keys() | kinds[1].keys()):
+        own, following = (kind.get(path, "not there") for kind in kinds)
+        if own != following:
+            raise ArgumentError(
+                f"the next batch has another shape than this one: {path or 'it'!r} is "
+                f"{own} here, and {following} there. Fill it up with examples of weight 0 "
+                "(data_parallel(..., weight=...)), leave it out, or end with next_batch="
+                "None, and train on it as a run of its own."
+            )
+
+
+def _kinds(batch):
+    paths, leaves, _ = tree.flatten(batch)
+    kinds = (f"{jnp.result_type(x)}{list(np.shape(x))}" for x in leaves)
+    return dict(zip(paths, kinds, strict=True))
+
+
+class Told:
+    """Which batch the last step was told of, and whether its state holds anything back."""
+
+    def __init__(self):
+        self._batch: Any = None
+        self._step: Any = None
+
+    def after(self, step: Any, next_batch: Any) -> None:
+        """Remembers a step.
+
+        Args:
+            step: The number in the state that it returned.
+            next_batch: What it was told; None where nothing is held back.
+        """
+        self._step, self._batch = step, next_batch
+
+    def is_kept(self, step: Any, batch: Any) -> bool:
+        """Whether a step on this batch reads nothing of what the state holds back.
+
+        Raises where it may, and other processes might think otherwise.
+
+        Args:
+            step: The number in the state.
+            batch: The batch.
+        """
+        if step is not self._step:
+            return False  # a state from elsewhere, as a checkpoint
+        if self._batch is None or _are_same(batch, self._batch):
+            return True
+        if jax.process_count() > 1:
+            raise ArgumentError(
+                "trainer.step was given another batch than the last step was told, and of "
+                "several processes each sees its own part: let all of them go on with "
+                "state = trainer.flush(state), or give the batch that was told."
+            )
+        return False
+
+
+def _are_same(ours, theirs):
+    """Whether two batches are the same arrays, or hold the same numbers."""
+    if ours is theirs:
+        return True
+    pairs = list(zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True))
+    return all(a is b or _are_equal(a, b) for a, b in pairs)
+
+
+def _are_equal(a, b):
+    here = lambda x: not isinstance(x, jax.Array) or x.is_fully_addressable
+    return here(a) and here(b) and np.array_equal(np.asarray(a), np.asarray(b))

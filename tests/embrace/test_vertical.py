@@ -1,0 +1,278 @@
+"""Training with rows that are held back is training without."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sparsejax
+from sparsejax import rows
+from sparsejax.embrace import lookahead, rows_held
+from sparsejax.embrace.vertical.split import Chosen, split
+from sparsejax.training.ahead import Told
+from sparsejax.transforms.state import pending
+from tests import helpers
+from tests.embrace.model import TABLES, batch_of, loss_fn, params
+from tests.helpers import mesh_of
+
+
+DROPS = optax.piecewise_constant_schedule(0.1, {2: 0.3, 3: 0.3})
+EACH = {
+    "sgd": optax.sgd(DROPS, momentum=0.9),
+    "adagrad": optax.adagrad(DROPS),
+    "adam": optax.adam(1e-2),
+    "kernel": optax.adam(1e-2),
+}
+ALL = optax.partition(EACH, {k: k for k in EACH})
+LAZY = {exact: sparsejax.lazy(ALL, exact=exact) for exact in (True, False)}
+STEPS = 5
+
+
+@functools.cache
+def trainer_of(n, exact, vertical, delayed):
+    tx = sparsejax.embrace_sync(vertical=vertical, delayed=delayed)
+    tx = optax.chain(tx, LAZY[exact])
+    weight = lambda batch: batch["mask"].sum()
+    return sparsejax.data_parallel(loss_fn, tx, mesh_of(n), weight=weight)
+
+
+@functools.cache
+def trained(n, exact, vertical, delayed=64):
+    """The losses, the state after the steps, and how many rows were held back."""
+    trainer = trainer_of(n, exact, vertical, delayed)
+    state, losses, held = trainer.init(params(n, sharded=True)), [], []
+    for batch, following in lookahead(batch_of(step, n) for step in range(STEPS)):
+        told = (following,) if vertical else ()
+        state, loss = trainer.step(state, batch, *told)
+        losses.append(float(loss))
+        held.append(sum(int(x.sum()) for x in rows_held(state.opt_state).values()))
+    return losses, state, held
+
+
+def settled(state, exact):
+    return jax.jit(rows.settle, static_argnums=(2,), static_argnames="flushed")(
+        state.params, state.opt_state, LAZY[exact], flushed=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "exact", "delayed"),
+    [
+        (2, False, 64),
+        *helpers.slow((2, True, 64), (3, False, 64), (3, True, 3), (4, False, 2)),
+    ],
+)
+def test_it_is_training_without_a_schedule(n, exact, delayed):
+    """SGD, Adagrad and Adam: what is read at each step, and all after the last."""
+    losses, state, held = trained(n, exact, vertical=True, delayed=delayed)
+    want, whole, _ = trained(n, exact, vertical=False)
+    np.testing.assert_allclose(losses, want, rtol=1e-6)
+    assert min(held[:-1]) > 0
+    assert held[-1] == 0
+    ours, theirs = (settled(x, exact) for x in (state, whole))
+    for k in TABLES:
+        np.testing.assert_allclose(ours[0][k].whole(), theirs[0][k].whole(), 2e-6, 1e-7)
+    np.testing.assert_allclose(ours[0]["kernel"], theirs[0]["kernel"], rtol=2e-6)
+    moved = np.abs(theirs[0]["adam"].whole() - params(n, sharded=False)["adam"])
+    assert moved.max() > 1e-2
+
+
+def of_ranks(program):
+    """The program of a rank: the body of the one `shard_map`, with its inputs."""
+    (eqn,) = (x for x in program.jaxpr.eqns if x.primitive.name == "shard_map")
+    return eqn.params["jaxpr"]
+
+
+def test_nothing_waits_for_delayed_rows_and_they_wait_for_nothing():
+    """In the program of a step, neither its loss nor its prior rows depend on them."""
+    n = 2
+    trainer = trainer_of(n, False, True, 64)
+    state = trainer.init(params(n, sharded=True))
+    step, batch = trainer.compiled(state, has_next=True), batch_of(0, n)
+    (call,) = jax.make_jaxpr(step)(state, batch, batch).jaxpr.eqns
+    jaxpr = of_ranks(call.params["jaxpr"])
+    names = [jax.tree_util.keystr(k) for k, _ in jax.tree_util.tree_leaves_with_path(state)]
+    held = {v for v, name in zip(jaxpr.invars, names, strict=False) if "pending" in name}
+    assert len(held) == 9  # ids, rows and the number of ranks of each table
+    others = {*jaxpr.invars} - held
+    from_held, from_others, sent = set(held), set(others), []
+    for eqn in jaxpr.eqns:
+        given = {v for v in eqn.invars if not hasattr(v, "val")}
+        late, now = bool(given & from_held), bool(given & from_others)
+        from_held |= set(eqn.outvars) if late else set()
+        from_others |= set(eqn.outvars) if now else set()
+        if "all_to_all" in eqn.primitive.name:
+            sent.append((late, now))
+    loss = jaxpr.outvars[-1]
+    assert loss in from_others
+    assert loss not in from_held
+    # Vectors of the lookups, and delayed rows; prior rows are in lists of seven lengths, of
+    # which one is taken, and the next batch only has its ids gathered.
+    assert sorted(sent) == [(False, True), (True, False)]
+    kinds = [x.name for x in helpers.collectives(jaxpr)]
+    assert (kinds.count("all_to_all"), kinds.count("all_gather")) == (2 + 7, 2)
+
+
+def test_a_row_is_now_or_waits_on_all_ranks_and_none_is_lost():
+    rng, height = np.random.default_rng(3), 40
+    ids = np.sort(rng.choice(height, (3, 12)), axis=1).astype(np.int32)
+    ids = [np.unique(x) for x in ids]
+    ids = np.stack([np.pad(x, (0, 12 - len(x)), constant_values=height) for x in ids])
+    following = rng.integers(0, height, (3, 5))
+    room = 2
+    now, waits = map(np.asarray, split(ids, following, height, room))
+    np.testing.assert_array_equal(now ^ waits, ids < height)
+    assert waits.sum(1).max() == room
+    assert not set(ids[now]) & set(ids[waits])
+    assert not set(ids[waits]) & set(following.ravel())
+    assert set(ids[now]) - set(following.ravel())  # for want of room
+    chosen = Chosen.of(waits, ids, height, room)
+    rows = rng.normal(size=(3, 12, 2)).astype(np.float32)
+    for rank in range(3):
+        there = np.asarray(chosen.ids[rank]) < height
+        np.testing.assert_array_equal(chosen.ids[rank][there], ids[rank][waits[rank]])
+        found = chosen.rows_of(jnp.asarray(rows[rank]), rank)
+        np.testing.assert_array_equal(found[there], rows[rank][waits[rank]])
+        assert chosen.counts[rank] == there.sum()
+    for now, waits in (split(ids, None, height, 12), split(ids, following, height, 0)):
+        assert not np.any(waits)
+        np.testing.assert_array_equal(now, ids < height)
+
+
+def halfway(n, exact, steps=3):
+    """A state with rows held back, and the batch that was told."""
+    trainer, state = trainer_of(n, exact, True, 64), None
+    state = trainer.init(params(n, sharded=True))
+    for step in range(steps):
+        state, _ = trainer.step(state, batch_of(step, n), batch_of(step + 1, n))
+    return trainer, state
+
+
+def copied(state):
+    return jax.tree.map(lambda x: jax.device_put(np.asarray(x), x.sharding), state)
+
+
+def test_replicas_are_equal_and_what_was_sent_is_counted():
+    n = 2
+    _, state = halfway(n, False)
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if leaf.is_fully_replicated:
+            first, *others = (np.asarray(x.data).tobytes() for x in leaf.addressable_shards)
+            assert all(other == first for other in others), keys
+    found = sparsejax.metrics(state.opt_state)
+    assert found["sync1/exchanges"] == 3
+    # Whole lists of delayed rows: of three tables 60 rows at most, of two times 7 columns.
+    want = 3 * 60 * 14 * 4 * (n - 1) / n
+    assert found["sync1/delayed rows/wire_bytes"] == want
+    assert 0 < found["sync1/delayed rows/payload_bytes"] < want
+    prior = found["sync1/prior rows/wire_bytes"], found["sync1/prior rows/payload_bytes"]
+    assert 0 < prior[1] <= prior[0] <= 3 * 10 * 14 * 4 * (n - 1) / n + 4
+    assert found["sync1/next ids/wire_bytes"] == 3 * 10 * 4 * (n - 1)
+    (own,) = [x for x in jax.tree.leaves(state, is_leaf=is_ours) if is_ours(x)]
+    assert own.stale == 0
+
+
+def is_ours(node):
+    return isinstance(node, sparsejax.embrace.EmbraceState)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_is_held_back_is_applied_before_parameters_are_read(exact):
+    n = 2
+    trainer, state = halfway(n, exact)
+    plain = trainer_of(n, exact, False, 64)
+    want = plain.init(params(n, sharded=True))
+    for step in range(3):
+        want, _ = plain.step(want, batch_of(step, n))
+    loss = trainer.evaluate(state, batch_of(7, n))
+    np.testing.assert_allclose(loss, plain.evaluate(want, batch_of(7, n)), rtol=1e-6)
+    flushed = trainer.flush(copied(state))
+    whole, _ = settled(want, exact)
+    for k in TABLES:
+        np.testing.assert_allclose(flushed.params[k].whole(), whole[k].whole(), 2e-6, 1e-7)
+    again = trainer.flush(copied(flushed))
+    for a, b in zip(jax.tree.leaves(flushed), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+    # And training goes on from either, whatever batch comes: it is another one than told.
+    states = [trainer.step(copied(x), batch_of(9, n), None) for x in (state, flushed)]
+    want, loss = plain.step(want, batch_of(9, n))
+    for state, ours in states:
+        np.testing.assert_allclose(ours, loss, rtol=1e-6)
+        ours, whole = settled(state, exact)[0], settled(want, exact)[0]
+        for k in TABLES:
+            np.testing.assert_allclose(ours[k].whole(), whole[k].whole(), 4e-6, 1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_a_checkpoint_with_rows_held_back_goes_to_other_ranks(ranks):
+    """Saved by three ranks whole, and restored by others, all that was held back comes."""
+    trainer, state = halfway(3, True)
+    saved = jax.tree.map(np.asarray, state)
+    tables = {k: state.params[k].resized(mesh_of(ranks)) for k in TABLES}
+    want = trainer.flush(state).params
+    other = trainer_of(ranks, True, True, 2)
+
+    def restored():
+        fresh = other.init(tables | {"kernel": saved.params["kernel"]})
+        opt_state = sparsejax.resized(saved.opt_state, like=fresh.opt_state)
+        return fresh, fresh._replace(step=saved.step, opt_state=opt_state)
+
+    shapes = lambda tree: [x.shape for x in jax.tree.leaves(tree)]
+    fresh, state = restored()
+    target = sparsejax.abstract_state(other._tx, fresh.params, mesh_of(ranks), ranks=3)
+    assert jax.tree.structure(target) == jax.tree.structure(saved.opt_state)
+    assert sum(int(x.sum()) for x in rows_held(state.opt_state).values()) > 0
+    found = other.flush(state).params
+    for k in TABLES:
+        np.testing.assert_allclose(found[k].whole(), want[k].whole(), 4e-6, 1e-7)
+    # It was more than there is room for, as a rule; the next state has no more of it.
+    _, state = restored()
+    after, _ = other.step(state, batch_of(3, ranks), batch_of(4, ranks))
+    assert shapes(after.opt_state) == shapes(fresh.opt_state)
+
+
+@pytest.mark.parametrize(("ranks", "mean"), [(2, True), (5, True), (2, False)])
+def test_what_ranks_hold_back_is_the_same_by_other_ranks(ranks, mean):
+    """A mean over other ranks of what they hold, or its sum; each row on one of them."""
+    rng, height, dim, room = np.random.default_rng(1), 30, 3, 4
+
+    def of(n, ids, rows):
+        rows = pending.per_rank(jnp.asarray(rows), "users", "data", jnp.int32(n))
+        return pending.Pending(jnp.asarray(ids, jnp.int32), rows, height, dim)
+
+    def total(x):
+        made = np.zeros((height + 1, dim))
+        rows = np.asarray(x.rows.value)[..., :dim].reshape(-1, dim)
+        np.add.at(made, np.asarray(x.ids).reshape(-1), rows)
+        return made[:height] / (len(x.ids) if mean else 1)
+
+    ids = rng.integers(0, height + 1, (3, room))
+    ids = np.stack([np.unique(x) if len({*x}) == room else [1, 2, 8, height] for x in ids])
+    old = of(3, ids, rng.normal(size=(3, room, 3)).astype(np.float32))
+    columns = -(-dim // ranks) * ranks
+    fresh = of(
+        ranks, np.full((ranks, 2), height), np.zeros((ranks, 2, columns), np.float32)
+    )
+    new = old.resized(fresh, mean, lambda path, x: np.asarray(x), "pending/users")
+    assert new.rows.value.shape == (ranks, max(2, new.ids.shape[1]), columns)
+    assert new.rows.ranks == ranks
+    np.testing.assert_allclose(total(new), total(old), rtol=1e-5, atol=1e-7)
+    real = np.asarray(new.ids)[np.asarray(new.ids) < height]
+    assert len({*real}) == len(real) == len({*ids[ids < height]})
+
+
+def test_a_step_is_told_its_batch_or_flushes():
+    told, first, other = Told(), {"x": np.arange(3)}, {"x": np.arange(1, 4)}
+    steps = [object(), object()]
+    told.after(steps[0], first)
+    assert told.is_kept(steps[0], first)
+    assert told.is_kept(steps[0], {"x": jnp.arange(3)})
+    assert not told.is_kept(steps[0], other)
+    assert not told.is_kept(steps[1], first)  # a state from elsewhere
+    told.after(steps[1], None)  # nothing is held back
+    assert told.is_kept(steps[1], other)
