@@ -32,3 +32,7 @@ each rank. The exchange is part of the loss: JAX differentiates an all_to_all in
 
 from sparsejax.embrace.column_lookup import column_lookup as column_lookup
 from sparsejax.embrace.column_table import ColumnTable as ColumnTable
+from sparsejax.embrace.horizontal import (
+    find_order as find_order,
+    horizontal as horizontal,
+)

@@ -12,6 +12,7 @@ from sparsejax import axes, rows
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.training import (
+    halves,
     losses,
     outputs,
     placing,
@@ -181,9 +182,19 @@ class DataParallel:
         """
         require_usable(state, "trainer.evaluate")
         # Without what is not needed: the optimizer's state may be larger than all else.
-        if not self._has_late_rows(state.params):
+        if not halves.has_two(self._tx) and not self._has_late_rows(state.params):
             state = state._replace(opt_state=None)
         return self._evaluation(state)(state, self._batches.placed(batch))
+
+    def flush(self, state: TrainState) -> TrainState:
+        """Applies what is carried into the next step; uses the state up as a step does."""
+        require_usable(state, "trainer.flush")
+        key = "flush", jax.tree.structure(state)
+        if key not in self._compiled:
+            known = self._mesh, self._whole_specs(state), self._donate
+            self._compiled[key] = halves.flusher(self._tx, *known)
+        params, opt_state = self._compiled[key](state.params, state.opt_state)
+        return state._replace(params=params, opt_state=opt_state)
 
     def compiled(self, state: TrainState) -> Any:
         """The jitted step, for `lower` and `compile`; one for each structure of state."""
@@ -212,9 +223,8 @@ class DataParallel:
         of_variables.check_ranks(state.variables, self._ranks)
         key = "evaluate", jax.tree.structure(state)
         if key not in self._compiled:
-            whole = self._whole_specs(state)
-            mapped = self._on_ranks(self._local_evaluation, whole, self._output_specs())
-            self._compiled[key] = jax.jit(mapped)
+            known = self._whole_specs(state), self._output_specs()
+            self._compiled[key] = jax.jit(self._on_ranks(self._local_evaluation, *known))
         return self._compiled[key]
 
     def _on_ranks(self, local, state_specs, out_specs):
@@ -236,27 +246,28 @@ class DataParallel:
     def _local_step(self, state, batch, opt_specs):
         wire = Wire(self._axis_name)
         share = Share.of(batch, self._weight, wire)
-        given = _given(state, wire)
-        params = axes.local(state.params, wire.axis)
-        seen = observing.observed(self._tx, params)
-        by_rows, read = takes_rows(seen), reader(seen, params, state.opt_state)
+        given = of_variables.keywords(state, wire)
         loss_fn = lambda params: self._loss(weighted(params, share), batch, given)
+        before = halves.begun(self._tx, state.params, state.opt_state, loss_fn)
+        params = axes.local(before[0], wire.axis)
+        seen = observing.observed(self._tx, params)
+        by_rows, read = takes_rows(seen), reader(seen, params, halves.of_rest(before[1]))
         value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
         if by_rows or read is not None:
             value_and_grad = rows.value_and_grad(loss_fn, has_aux=True, read=read)
         (loss, (aux, new)), grads = value_and_grad(params)
         grads = scaled(only(grads, by_rows), share)
         extra = {"ids": self._ids(batch)} if self._ids else {}
-        names = frozenset(axes.axis_names(wire.axis))
 
         def update(grads, params, opt_state):
             updates, opt_state = updated(self._tx, grads, opt_state, params, extra)
+            names = frozenset(axes.axis_names(wire.axis))
             require_synchronized(updates, opt_state, opt_specs, names)
             return rows.apply_updates(params, updates), opt_state
 
         if self._capacity is not None:
             update = bounded(update, self._capacity, wire.axis)
-        params, opt_state = update(grads, state.params, state.opt_state)
+        params, opt_state = update(grads, *before)
         variables = state.variables
         if variables is not None:
             variables = of_variables.merged(variables, new, share)
@@ -267,9 +278,9 @@ class DataParallel:
         wire = Wire(self._axis_name)
         share = Share.of(batch, self._weight, wire)
         seen = observing.observed(self._tx, state.params)
-        params = caught_up(seen, state.params, state.opt_state)
-        params = axes.local(params, wire.axis)
-        loss, (aux, _) = self._eval(params, batch, _given(state, wire))
+        late = halves.applied(self._tx, state.params, state.opt_state)
+        params = axes.local(caught_up(seen, *late), wire.axis)
+        loss, (aux, _) = self._eval(params, batch, of_variables.keywords(state, wire))
         return self._of_all(loss, aux, share)
 
     def _of_all(self, loss, aux, share):
@@ -279,16 +290,6 @@ class DataParallel:
         if not self._has_aux:
             return loss
         return loss, outputs.put_together(aux, self._aux, share)
-
-
-def _given(state, wire):
-    """What the loss function is given by keyword: what the state has."""
-    given = {}
-    if state.variables is not None:
-        given["variables"] = of_variables.given(state.variables, wire)
-    if state.key is not None:
-        given["key"] = state.key_of(wire)
-    return given
 
 
 def data_parallel(
@@ -377,8 +378,8 @@ def data_parallel(
             See `sparsejax.rows.within_capacity`.
 
     Returns:
-        An object with `init(params, variables=None, key=None)`, `step(state, batch)` and
-        `evaluate(state, batch)`. The state is a `sparsejax.TrainState`.
+        An object with `init(params, variables=None, key=None)`, `step(state, batch)`,
+        `evaluate(state, batch)`, `flush(state)`. The state is a `sparsejax.TrainState`.
     """
     if aux is None and has_aux:
         aux = outputs.SCALARS

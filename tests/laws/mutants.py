@@ -402,8 +402,8 @@ MUTANTS = {
     ),
     "data_parallel differentiates what is replicated": Mutant(
         "sparsejax/training/trainer.py",
-        "params = axes.local(state.params, wire.axis)\n        seen",
-        "params = state.params\n        seen",
+        "params = axes.local(before[0], wire.axis)\n        seen",
+        "params = before[0]\n        seen",
         "tests/test_smoke.py tests/training",
     ),
     # Rows.
