@@ -8,6 +8,7 @@ key is numbered, it is the leaves of one parent, such as `head/kernel` and `head
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from sparsejax.errors import ArgumentError
 
@@ -42,7 +43,7 @@ def cut(paths: Sequence[str], order: Order | Callable[..., Order] | None) -> lis
         return _by_name({_name(path): (_name(path),) for path in paths}, paths)
     if callable(order):
         order = order(list(paths))
-    _check(order)
+    check(order)
     wanted: dict[str, tuple[str, ...]] = {}
     for entry in order:
         prefixes = (entry,) if isinstance(entry, str) else tuple(entry)
@@ -112,7 +113,8 @@ def _by_name(wanted, paths):
     return [Block(name, tuple(inside)) for name, inside in members.items()]
 
 
-def _check(order):
+def check(order: Any) -> None:
+    """Raises unless it lists path prefixes."""
     is_text = lambda entry: isinstance(entry, str) and entry
     good = isinstance(order, (list, tuple)) and all(
         is_text(entry)

@@ -82,6 +82,8 @@ class Schedule(NamedTuple):
     def init(self, params: Any) -> Any:
         """The first state: nothing is carried."""
         cut = self._cut(params)
+        if not observing.is_observing():
+            self._check(params, cut)
         own = observing.Wrapper(takes_rows=False)
         with of_part():
             with observing.inside(own):
@@ -92,7 +94,6 @@ class Schedule(NamedTuple):
             return HorizontalState(jnp.int32(0), None, inner, rest)
         why = f"{_NAME} carries the gradients of each rank into the next step"
         wire = Wire(axes.resolve_for_state(self.axis_name, _NAME, why))
-        self._check(params, cut)
         if not OUTLINE.get():
             block_of = {path: block.name for block in cut.blocks for path in block.paths}
             with of_part():
@@ -209,7 +210,8 @@ class Schedule(NamedTuple):
             given = _behind([rows[i][0] for i in own], before)
             grads = cut._replace(leaves=_put(leaves, own, given)).of_block(block)
             old, was = cut.of_block(block), state.blocks[block.name]
-            with of_part():
+            # As profiles, and compiled programs, name what is done for a block.
+            with of_part(), jax.named_scope(f"reduce {block.name}"):
                 updates, after = self.tx.update(grads, was, old)
             new = choose(apply_updates(old, updates), old)
             inner[block.name] = choose(after, was)

@@ -7,6 +7,7 @@ import optax
 
 from sparsejax import axes
 from sparsejax.axes import AxisName
+from sparsejax.embrace.horizontal import blocks
 from sparsejax.embrace.horizontal.blocks import Order
 from sparsejax.embrace.horizontal.schedule import Begun, HorizontalState, Schedule
 from sparsejax.errors import ArgumentError
@@ -109,8 +110,8 @@ def horizontal(
     axes.check_axis_name(axis_name, "horizontal")
     if isinstance(at_once, str):
         at_once = (at_once,)
-    if not isinstance(order, Callable):
-        order = None if order is None else list(order)
+    if order is not None and not callable(order):
+        blocks.check(order)
     schedule = Schedule(optax.with_extra_args_support(tx), order, axis_name, tuple(at_once))
     made = Horizontal(schedule.init, schedule.update)
     made.schedule = schedule

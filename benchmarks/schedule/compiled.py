@@ -1,0 +1,55 @@
+"""Steps compiled for sixteen H200s that are only described, each a host of its own."""
+
+import pathlib
+import tempfile
+from typing import Any
+
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+from benchmarks.device import hlo
+from benchmarks.kernels import h200
+from benchmarks.schedule.model import AXIS
+from benchmarks.schedule.timeline import Costs, Timeline
+
+
+RANKS = 16
+
+
+def mesh() -> Mesh:
+    """Sixteen hosts of one H200 each, which can be compiled for and nothing else."""
+    # Slices, hosts of each, devices of each host.
+    described = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name="h200",
+        target_config=h200.H200,
+        topology=f"1x{RANKS}x1",
+    )
+    return Mesh(np.array(described.devices), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def timeline(lowered: Any, costs: Costs, hiding: bool, profile: bool = False) -> Timeline:
+    """The schedule that XLA makes of a step.
+
+    Args:
+        lowered: The step.
+        costs: What each instruction takes.
+        hiding: Whether the latency-hiding scheduler makes it.
+        profile: Whether that scheduler is told these costs, in the file in which XLA takes
+            those of a profiled run; else it goes by its own estimates.
+    """
+    options: dict[str, Any] = {"xla_gpu_enable_latency_hiding_scheduler": hiding}
+    first = Timeline.of(hlo.parse(lowered.compile(compiler_options=options).as_text()))
+    if not profile:
+        return first
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "costs.pbtxt"
+        lines = [
+            f'costs {{ name: "{name}" cost_us: {seconds * 1e6:.3f} }}'
+            for name, seconds in first.seconds(costs).items()
+        ]
+        path.write_text("\n".join(lines) + "\n")
+        options["xla_gpu_pgle_profile_file_or_directory_path"] = str(path)
+        program = lowered.compile(compiler_options=options)
+    return Timeline.of(hlo.parse(program.as_text()))
