@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 from benchmarks.device import hlo
 from benchmarks.kernels import h200
 from benchmarks.schedule.model import AXIS
-from benchmarks.schedule.timeline import Costs, Timeline
+from benchmarks.schedule.timeline import Timeline
 
 
 RANKS = 16
@@ -29,27 +29,24 @@ def mesh() -> Mesh:
     return Mesh(np.array(described.devices), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def timeline(lowered: Any, costs: Costs, hiding: bool, profile: bool = False) -> Timeline:
+def timeline(lowered: Any, hiding: bool, told: dict[str, float] | None = None) -> Timeline:
     """The schedule that XLA makes of a step.
 
     Args:
         lowered: The step.
-        costs: What each instruction takes.
         hiding: Whether the latency-hiding scheduler makes it.
-        profile: Whether that scheduler is told these costs, in the file in which XLA takes
-            those of a profiled run; else it goes by its own estimates.
+        told: The seconds of instructions, by name, which that scheduler is told in the file
+            in which XLA takes those of a profiled run; else it goes by its own estimates.
     """
     options: dict[str, Any] = {"xla_gpu_enable_latency_hiding_scheduler": hiding}
-    first = Timeline.of(hlo.parse(lowered.compile(compiler_options=options).as_text()))
-    if not profile:
-        return first
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "costs.pbtxt"
-        lines = [
-            f'costs {{ name: "{name}" cost_us: {seconds * 1e6:.3f} }}'
-            for name, seconds in first.seconds(costs).items()
-        ]
-        path.write_text("\n".join(lines) + "\n")
-        options["xla_gpu_pgle_profile_file_or_directory_path"] = str(path)
+        if told is not None:
+            path = pathlib.Path(folder) / "costs.pbtxt"
+            lines = [
+                f'costs {{ name: "{name}" cost_us: {seconds * 1e6:.3f} }}\n'
+                for name, seconds in told.items()
+            ]
+            path.write_text("".join(lines))
+            options["xla_gpu_pgle_profile_file_or_directory_path"] = str(path)
         program = lowered.compile(compiler_options=options)
     return Timeline.of(hlo.parse(program.as_text()))
