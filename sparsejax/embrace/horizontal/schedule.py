@@ -231,7 +231,12 @@ def _behind(grads, before):
     """Gradients that XLA hands on once the parameters of the block before are there."""
     if not before:
         return grads
-    return lax.optimization_barrier((grads, before))[0]
+    # What goes through one barrier has one type behind it; each gets its own back.
+    made = lax.optimization_barrier((grads, before))[0]
+    return [
+        axes.assume_same(x, tuple(axes.varying_axes(x) - axes.varying_axes(old)))
+        for x, old in zip(made, grads, strict=True)
+    ]
 
 
 def _chosen(held, new, old):

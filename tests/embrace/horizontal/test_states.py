@@ -13,6 +13,7 @@ import sparsejax
 from sparsejax.embrace import ColumnTable, column_lookup, horizontal
 from sparsejax.embrace.horizontal import blocks
 from sparsejax.errors import ArgumentError, AxisError, LeafError, StateError
+from tests import helpers
 from tests.embrace.horizontal.model import ORDER, batch_of, loss_fn, params, same
 from tests.helpers import mesh_of
 
@@ -302,3 +303,35 @@ def test_blocks_are_named_in_the_state():
 def _paths():
     pairs, _ = jax.tree_util.tree_flatten_with_path(params())
     return [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in pairs]
+
+
+@pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
+def test_leaves_that_a_further_axis_shards_keep_their_types(check_vma):
+    """Blocks with leaves sharded over `model`, and others that are not."""
+    mesh, given = helpers.grid(data=2, model=2), params()
+    specs = jax.tree.map(lambda _: P(), given)
+    specs["layers"][0]["w"] = P(None, "model")
+    chain = optax.chain(sparsejax.dense_sync("data"), optax.adam(1e-2))
+    late = horizontal(chain, ORDER, "data")
+    done = {}
+    for name, tx in {"late": late, "usual": chain}.items():
+        made = {"param_specs": specs, "check_vma": check_vma}
+        state = sparsejax.init(tx, given, mesh, "data", **made)
+
+        def step(params, state, tx=tx):
+            if tx is late:
+                params, state = tx.begin(params, state)
+            local = sparsejax.local(params, "data")
+            grads = jax.tree.map(lambda x: x * (1 + jax.lax.axis_index("data")), local)
+            updates, state = tx.update(grads, state, params)
+            params = sparsejax.apply_updates(params, updates)
+            return tx.flush(params, state) if tx is late else (params, state)
+
+        both = (specs, sparsejax.state_specs(state, given, specs))
+        run = jax.shard_map(
+            step, mesh=mesh, in_specs=both, out_specs=both, check_vma=check_vma
+        )
+        done[name], after = jax.jit(run)(given, state)
+    assert sparsejax.state_specs(after, given, specs)
+    close(done["late"], done["usual"])
+    assert not np.allclose(done["late"]["words"], given["words"])
