@@ -24,9 +24,13 @@ which `sparsejax.zen_sync` and all others do. An optimizer that looks at each nu
 does to the columns what it would do to the whole table, and keeps an n-th of its state on
 each rank. The exchange is part of the loss: JAX differentiates an all_to_all into one.
 
+Horizontal scheduling (section 4.2.1) is in `horizontal`: gradients of dense blocks are
+carried into the next step, and each block's are summed just before its forward.
+
 * `column_table`: the table, a node in the tree of parameters.
 * `column_lookup`: the lookup, of one table or of several in one exchange.
 * `exchange`: what is sent for it.
+* `horizontal`: blocks whose gradients are carried.
 * `linen`, `nnx`: the lookup as a module of flax, imported by who has flax.
 """
 
