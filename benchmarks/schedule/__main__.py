@@ -28,9 +28,9 @@ class Settings(settings.Settings):
     """Compiles train steps for described GPUs, and reads how they are scheduled."""
 
     PROGRAM = "benchmarks.schedule"
-    carried: tuple[int, ...] = option((0, 1, 2, 4), "sides: how many blocks are carried")
+    carried: tuple[int, ...] = option((0, 2, 3), "sides: how many blocks are carried")
     rates: tuple[int, ...] = option((25, 100), "of a link, in Gbit/s")
-    blocks: int = option(3, "of the transformer, beside its head")
+    blocks: int = option(2, "of the transformer, beside its head")
     sentences: int = option(64, "of 512 words, a rank")
 
 

@@ -15,6 +15,8 @@ from benchmarks.schedule.timeline import Timeline
 
 
 RANKS = 16
+# Matrices are multiplied by cuBLAS: nothing is tuned without a GPU, and it compiles faster.
+OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
 
 def mesh() -> Mesh:
@@ -38,7 +40,8 @@ def timeline(lowered: Any, hiding: bool, told: dict[str, float] | None = None) -
         told: The seconds of instructions, by name, which that scheduler is told in the file
             in which XLA takes those of a profiled run; else it goes by its own estimates.
     """
-    options: dict[str, Any] = {"xla_gpu_enable_latency_hiding_scheduler": hiding}
+    options: dict[str, Any] = dict(OPTIONS)
+    options["xla_gpu_enable_latency_hiding_scheduler"] = hiding
     with tempfile.TemporaryDirectory() as folder:
         if told is not None:
             path = pathlib.Path(folder) / "costs.pbtxt"

@@ -8,7 +8,6 @@ products, or the bytes that it moves, or its launch take, whichever is most.
 """
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Iterator
@@ -222,17 +221,19 @@ def _flops(program: Program, one: Instruction) -> float:
     if one.opcode == "fusion":
         inside = program.computations[one.called("calls") or ""]
         return sum(_of_dot(inside, each) for each in inside.instructions.values())
-    return 0.0
+    return _of_dot(program.entry, one)
 
 
-@functools.cache
-def _contracted(rest: str) -> tuple[int, ...]:
+def _contracted(rest: str) -> list[int]:
+    """The axes of the first operand over which a dot product sums."""
     found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", rest)
-    return tuple(map(int, found[1].split(","))) if found else ()
+    found = found or re.search(r'"lhs_contracting_dimensions":\[([\d",]*)\]', rest)
+    return [int(axis) for axis in re.findall(r"\d+", found[1])] if found else []
 
 
 def _of_dot(inside: Computation, one: Instruction) -> float:
-    if one.opcode != "dot":
+    by_library = one.opcode == "custom-call" and "__cublas" in one.rest
+    if one.opcode != "dot" and not by_library:
         return 0.0
     left = inside.given(one)[0].arrays[0].shape
     length = math.prod(left[axis] for axis in _contracted(one.rest))

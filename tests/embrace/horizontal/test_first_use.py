@@ -91,6 +91,17 @@ def test_a_carry_that_begins_as_a_parameter_is_used_where_it_meets_data():
     assert found[3] == "z"
 
 
+def test_a_carry_that_meets_data_in_a_later_turn_is_data():
+    """What it is multiplied by is used in the loop, though not in its first turn."""
+
+    def loss(p, xs):
+        turn = lambda h, x: (x @ p["w"], h @ p["x"])
+        return jnp.sum(lax.scan(turn, jnp.zeros((3, 4)), xs)[1] @ p["a"])
+
+    xs = jax.ShapeDtypeStruct((5, 3, 4), jnp.float32)
+    assert uses(loss, tree("a", "w", "x"), xs) == ["w", "x", "a"]
+
+
 def test_what_is_never_used_comes_last():
     assert uses(lambda p, x: jnp.sum(x @ p["b"]), tree("a", "b", "c"), X) == [
         *("b", "a", "c")

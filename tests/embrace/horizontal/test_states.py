@@ -169,7 +169,10 @@ def test_the_error_names_what_looks_over_all_leaves():
         sparsejax.init(horizontal(MIXING["a global norm"], ORDER), params(), mesh_of(2))
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize(
+    "name",
+    ["a partition", *helpers.slow("lamb", "block norms", "a sparsifier", "accumulation")],
+)
 def test_a_chain_that_treats_leaves_apart_is_taken(name):
     sparsejax.init(horizontal(APART[name], ORDER), params(), mesh_of(2))
 
@@ -305,7 +308,7 @@ def _paths():
     return [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in pairs]
 
 
-@pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
+@pytest.mark.parametrize("check_vma", helpers.slow(True, False))
 def test_leaves_that_a_further_axis_shards_keep_their_types(check_vma):
     """Blocks with leaves sharded over `model`, and others that are not."""
     mesh, given = helpers.grid(data=2, model=2), params()
