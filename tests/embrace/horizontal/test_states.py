@@ -130,9 +130,6 @@ MIXING = {
     "a rank's norm": optax.chain(
         sparsejax.clip_by_rank(1.0), sparsejax.dense_sync(), optax.sgd(0.1)
     ),
-    "in front of a sparsifier": optax.chain(
-        sparsejax.clip_by_rank(1.0), sparsejax.dgc(0.1), sparsejax.zen_sync(), optax.sgd(1)
-    ),
     "whether all is finite": sparsejax.skip_nonfinite(CHAIN),
 }
 APART = {
@@ -162,6 +159,18 @@ def test_a_chain_that_looks_over_all_leaves_is_refused(name):
         ArgumentError, match=r"horizontal: .*depends on more than one block"
     ):
         sparsejax.init(horizontal(MIXING[name], ORDER), params(), mesh_of(2))
+
+
+def test_what_looks_over_all_leaves_in_front_of_a_sparsifier_is_refused():
+    """Of leaves that are large enough to be sparsified."""
+    parts = sparsejax.dgc(0.1), sparsejax.zen_sync(), optax.sgd(0.1)
+    large = {"a": jnp.zeros((300, 300)), "b": jnp.zeros((300, 300))}
+    init = lambda *chain: sparsejax.init(
+        horizontal(optax.chain(*chain), ["a", "b"]), large, mesh_of(2)
+    )
+    init(*parts)
+    with pytest.raises(ArgumentError, match="depends on more than one block"):
+        init(sparsejax.clip_by_rank(1.0), *parts)
 
 
 def test_the_error_names_what_looks_over_all_leaves():
