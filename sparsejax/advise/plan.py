@@ -20,7 +20,7 @@ from sparsejax.advise.table import table
 from sparsejax.errors import ArgumentError, PlanError
 from sparsejax.schemes import TwoLevel
 from sparsejax.schemes.base import Scheme
-from sparsejax.transforms.buckets import Assignment
+from sparsejax.transforms.buckets import Assignment, is_part
 
 
 _FORMAT = 1
@@ -86,7 +86,7 @@ class Plan(Assignment):
         """Raises unless the plan was made for a tree of these leaves."""
         by_path = {leaf.path: leaf for leaf in self.leaves}
         missing = [path for path in paths if path not in by_path]
-        extra = [path for path in by_path if path not in set(paths)]
+        extra = [path for path in by_path if path not in set(paths) and not is_part()]
         if missing or extra:
             raise PlanError(
                 "the plan was made for another tree: "

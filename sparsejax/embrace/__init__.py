@@ -24,15 +24,23 @@ which `sparsejax.zen_sync` and all others do. An optimizer that looks at each nu
 does to the columns what it would do to the whole table, and keeps an n-th of its state on
 each rank. The exchange is part of the loss: JAX differentiates an all_to_all into one.
 
+Horizontal scheduling (section 4.2.1) is in `horizontal`: gradients of dense blocks are
+carried into the next step, and each block's are summed just before its forward.
+
 * `column_table`: the table, a node in the tree of parameters.
 * `column_lookup`: the lookup, of one table or of several in one exchange.
 * `exchange`: what is sent for it.
+* `horizontal`: blocks whose gradients are carried.
 * `vertical`: rows that the next step does not read are sent while it runs.
 * `linen`, `nnx`: the lookup as a module of flax, imported by who has flax.
 """
 
 from sparsejax.embrace.column_lookup import column_lookup as column_lookup
 from sparsejax.embrace.column_table import ColumnTable as ColumnTable
+from sparsejax.embrace.horizontal import (
+    find_order as find_order,
+    horizontal as horizontal,
+)
 from sparsejax.embrace.vertical.flushing import flush as flush, rows_held as rows_held
 from sparsejax.embrace.vertical.gradients import (
     rows_read as rows_read,

@@ -122,6 +122,16 @@ def line(eqn: Any) -> str:
         return "an unknown line"
 
 
+def named(eqn: Any) -> str:
+    """An equation, and the transformation of optax that it is from, for people."""
+    traceback = eqn.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+        maker, _, inside = frame.function_name.partition(".<locals>.")
+        if inside.startswith("update") and "optax" in frame.file_name:
+            return f"optax.{maker}"
+    return place(eqn)
+
+
 def evaluate(jaxpr: Any, eqns: Sequence[Any], read: Callable[[Any], Any]) -> dict[Any, Any]:
     """Runs some equations of a program as JAX does.
 

@@ -22,7 +22,8 @@ def check_chain(seen: Observed, by_rows: frozenset[str], capacity: Any) -> bool:
         by_rows: The paths of leaves whose gradients it takes as `RowGrads`.
         capacity: That of the trainer.
     """
-    for part in seen.ahead:
+    parts = [part for part in seen.ahead if part.paths or not part.inside]
+    for part in parts:
         if part.inside:
             raise ArgumentError(
                 "embrace_sync(vertical=True) holds back rows for the very next step, and "
@@ -45,7 +46,7 @@ def check_chain(seen: Observed, by_rows: frozenset[str], capacity: Any) -> bool:
                 "and embrace_sync(vertical=True) has lists of its own: leave capacity out, "
                 "and give it to column_lookup(..., capacity=...)."
             )
-    return bool(seen.ahead)
+    return bool(parts)
 
 
 def check_next(is_ahead: bool, batch: Any, next_batch: Any) -> None:

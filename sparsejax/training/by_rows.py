@@ -47,8 +47,7 @@ def reader(seen: Observed, params: Any, opt_state: Any) -> Any:
         params: The parameters.
         opt_state: The chain's state.
     """
-    parts = [part.part for part in seen.rows]
-    lazy = [part for part in parts if isinstance(part, Lazy)]
+    lazy = [x.part for x in seen.rows if x.paths and isinstance(x.part, Lazy)]
     return lazy[0].reader(params, opt_state) if lazy else None
 
 

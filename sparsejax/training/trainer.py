@@ -12,6 +12,7 @@ from sparsejax.embrace.vertical import flushing, gradients
 from sparsejax.errors import ArgumentError
 from sparsejax.training import (
     ahead,
+    halves,
     losses,
     outputs,
     placing,
@@ -172,19 +173,23 @@ class DataParallel:
         return after, out
 
     def flush(self, state: TrainState) -> TrainState:
-        """Sends and applies what `sparsejax.embrace_sync` holds back, and settles all rows.
+        """Sends and applies all that waits for the next step, and catches all rows up.
 
-        Before parameters are saved for another purpose than to go on, and before they are
-        read by something else than `evaluate`. The state given is used up as by a step.
+        What waits is what `sparsejax.embrace_sync` holds back, and the gradients that
+        `sparsejax.embrace.horizontal` carries. Before parameters are saved for another
+        purpose than to go on, and before they are read by something else than `evaluate`.
+        The state given is used up as by a step.
 
         Args:
             state: From `init` or from the last step.
         """
         require_usable(state, "trainer.flush")
-        if not self._is_ahead(state.params):
+        if not self._waits(state.params):
             raise ArgumentError(
-                "trainer.flush: nothing in tx holds rows back. Where rows of tables are "
-                "late, sparsejax.rows.settle catches them up."
+                "trainer.flush: nothing in tx waits for the next step, as rows do that "
+                "sparsejax.embrace_sync holds back, and gradients that "
+                "sparsejax.embrace.horizontal carries. Where rows of tables are late, "
+                "sparsejax.rows.settle catches them up."
             )
         check_ranks(state.opt_state, self._ranks, inside=False)
         key = "flush", jax.tree.structure(state)
@@ -199,14 +204,22 @@ class DataParallel:
         self._told.after(after.step, None)
         return after
 
+    def _waits(self, params):
+        """Whether a step may leave something for the next one to apply."""
+        return halves.has_two(self._tx) or self._is_ahead(params)
+
     def _flushed(self, state):
-        """A state with nothing held back, and no row late."""
+        """A state in which nothing waits, and no row is late."""
         seen = observing.observed(self._tx, state.params)
         lazy = [part.part for part in seen.rows if isinstance(part.part, rows.Lazy)]
-        if not lazy:
-            return state  # there is no table
-        params, opt_state = flushing.flush(state.params, state.opt_state, lazy[0])
-        return state._replace(params=params, opt_state=opt_state)
+
+        def of_rows(params, opt_state):
+            if not seen.ahead or not lazy:
+                return params, opt_state  # there is no table
+            return flushing.flush(params, opt_state, lazy[0])
+
+        flushed = halves.flushed(self._tx, state.params, state.opt_state, of_rows)
+        return state._replace(params=flushed[0], opt_state=flushed[1])
 
     def _is_ahead(self, params):
         """Whether a part of the optimizer is to know the next batch."""
@@ -243,7 +256,7 @@ class DataParallel:
         """
         require_usable(state, "trainer.evaluate")
         # Without what is not needed: the optimizer's state may be larger than all else.
-        if not self._has_late_rows(state.params):
+        if not self._waits(state.params) and not self._has_late_rows(state.params):
             state = state._replace(opt_state=None)
         return self._evaluation(state)(state, self._batches.placed(batch))
 
@@ -280,9 +293,8 @@ class DataParallel:
         of_variables.check_ranks(state.variables, self._ranks)
         key = "evaluate", jax.tree.structure(state)
         if key not in self._compiled:
-            whole = self._whole_specs(state)
-            mapped = self._on_ranks(self._local_evaluation, whole, self._output_specs())
-            self._compiled[key] = jax.jit(mapped)
+            known = self._whole_specs(state), self._output_specs()
+            self._compiled[key] = jax.jit(self._on_ranks(self._local_evaluation, *known))
         return self._compiled[key]
 
     def _on_ranks(self, local, state_specs, out_specs, batches=1):
@@ -304,11 +316,12 @@ class DataParallel:
     def _local_step(self, state, batches, opt_specs):
         wire, batch = Wire(self._axis_name), batches[0]
         share = Share.of(batch, self._weight, wire)
-        given = _given(state, wire)
-        params = axes.local(state.params, wire.axis)
-        seen = observing.observed(self._tx, params)
-        by_rows, read = takes_rows(seen), reader(seen, params, state.opt_state)
+        given = of_variables.keywords(state, wire)
         loss_fn = lambda params: self._loss(weighted(params, share), batch, given)
+        before = halves.begun(self._tx, state.params, state.opt_state, loss_fn)
+        params = axes.local(before[0], wire.axis)
+        seen = observing.observed(self._tx, params)
+        by_rows, read = takes_rows(seen), reader(seen, params, halves.of_rest(before[1]))
         value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
         if by_rows or read is not None:
             by_row = gradients.value_and_grad if seen.ahead else rows.value_and_grad
@@ -318,16 +331,16 @@ class DataParallel:
         extra = {"ids": self._ids(batch)} if self._ids else {}
         if seen.ahead:
             extra["next_ids"] = self._read_next(state, params, batches, wire)
-        names = frozenset(axes.axis_names(wire.axis))
 
         def update(grads, params, opt_state):
             updates, opt_state = updated(self._tx, grads, opt_state, params, extra)
+            names = frozenset(axes.axis_names(wire.axis))
             require_synchronized(updates, opt_state, opt_specs, names)
             return rows.apply_updates(params, updates), opt_state
 
         if self._capacity is not None:
             update = bounded(update, self._capacity, wire.axis)
-        params, opt_state = update(grads, state.params, state.opt_state)
+        params, opt_state = update(grads, *before)
         variables = state.variables
         if variables is not None:
             variables = of_variables.merged(variables, new, share)
@@ -340,19 +353,19 @@ class DataParallel:
             return None
         batch = batches[1]
         share = Share.of(batch, self._weight, wire)
-        given = _given(state._replace(step=state.step + 1), wire)
+        given = of_variables.keywords(state._replace(step=state.step + 1), wire)
         loss_fn = lambda params: self._loss(weighted(params, share), batch, given)
         return gradients.rows_read(loss_fn, has_aux=True)(params)
 
     def _local_evaluation(self, state, batch):
-        if self._is_ahead(state.params):
+        if state.opt_state is not None and self._waits(state.params):
             state = self._flushed(state)
         wire = Wire(self._axis_name)
         share = Share.of(batch, self._weight, wire)
         seen = observing.observed(self._tx, state.params)
-        params = caught_up(seen, state.params, state.opt_state)
+        params = caught_up(seen, state.params, halves.of_rest(state.opt_state))
         params = axes.local(params, wire.axis)
-        loss, (aux, _) = self._eval(params, batch, _given(state, wire))
+        loss, (aux, _) = self._eval(params, batch, of_variables.keywords(state, wire))
         return self._of_all(loss, aux, share)
 
     def _of_all(self, loss, aux, share):
@@ -362,13 +375,3 @@ class DataParallel:
         if not self._has_aux:
             return loss
         return loss, outputs.put_together(aux, self._aux, share)
-
-
-def _given(state, wire):
-    """What the loss function is given by keyword: what the state has."""
-    given = {}
-    if state.variables is not None:
-        given["variables"] = of_variables.given(state.variables, wire)
-    if state.key is not None:
-        given["key"] = state.key_of(wire)
-    return given

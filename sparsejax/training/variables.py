@@ -159,3 +159,18 @@ def _is_per_rank(node):
 
 def _is_floating(x):
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+
+
+def keywords(state: Any, wire: Wire) -> dict[str, Any]:
+    """What the loss function is given by keyword: what the state has.
+
+    Args:
+        state: The `TrainState`.
+        wire: The ranks.
+    """
+    found = {}
+    if state.variables is not None:
+        found["variables"] = given(state.variables, wire)
+    if state.key is not None:
+        found["key"] = state.key_of(wire)
+    return found

@@ -206,15 +206,9 @@ class Exchange:
     def outline(
         self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire
     ) -> list[jax.Array]:
-        """Leaves like the sums; see `Lossy.outline`."""
+        """Leaves of the types of the sums, made of the leaves; see `Lossy.outline`."""
         del paths
-        own = frozenset(axes.axis_names(wire.axis))
-
-        def one(leaf):
-            zeros = jnp.zeros(leaf.shape, leaf.dtype)
-            return as_varying(zeros, tree.axes_of(leaf) - own)
-
-        return [one(leaf) for leaf in leaves]
+        return [wire.assume_same(tree.to_dense(leaf)) for leaf in leaves]
 
     def step(
         self,

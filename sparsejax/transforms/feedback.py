@@ -103,7 +103,10 @@ class Lossy(Protocol):
         ...
 
     def outline(self, paths: list[str], leaves: list[Any], wire: Wire) -> list[Any]:
-        """Leaves of the types of those that `step` sends: nothing is computed or sent.
+        """Leaves of the types of those that `step` sends: nothing is sent.
+
+        Each depends on its own gradient alone, so that a chain may be asked what depends
+        on what.
 
         Args:
             paths: The leaves' paths.

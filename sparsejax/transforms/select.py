@@ -161,7 +161,7 @@ class Select:
                 return leaf
             room = self.sparsifier.capacity(leaf.size)
             indices = jnp.zeros(room, jnp.int32)
-            values = as_varying(jnp.zeros(room, leaf.dtype), varying_axes(leaf))
+            values = jnp.full(room, jnp.sum(leaf), leaf.dtype)
             shared = self.sparsifier.shared
             return SparseTensor(indices, values, leaf.shape, shared, Origin(indices))
 

@@ -427,8 +427,8 @@ MUTANTS = {
     ),
     "data_parallel differentiates what is replicated": Mutant(
         "sparsejax/training/trainer.py",
-        "params = axes.local(state.params, wire.axis)\n        seen",
-        "params = state.params\n        seen",
+        "params = axes.local(before[0], wire.axis)\n        seen",
+        "params = before[0]\n        seen",
         "tests/test_smoke.py tests/training",
     ),
     # Rows that are held back.
@@ -644,6 +644,97 @@ MUTANTS = {
         "    if own != wanted:\n",
         "    if False:\n",
         "tests/embrace/test_bad_input.py",
+    ),
+    # Gradients that are carried into the next step.
+    "reductions of blocks are not kept apart": Mutant(
+        "sparsejax/embrace/horizontal/schedule.py",
+        "    if not before:\n        return grads",
+        "    if True:\n        return grads",
+        "tests/embrace/horizontal/test_schedule.py",
+    ),
+    "blocks are reduced in the order of their names": Mutant(
+        "sparsejax/embrace/horizontal/schedule.py",
+        "            sequence = blocks.ordered(cut.blocks, names)",
+        "            blocks.ordered(cut.blocks, names)",
+        "tests/embrace/horizontal/test_schedule.py",
+    ),
+    "a step that carries nothing updates parameters": Mutant(
+        "sparsejax/embrace/horizontal/schedule.py",
+        "jnp.where(held, x, y), new, old)",
+        "x, new, old)",
+        "tests/embrace/horizontal/test_training.py",
+    ),
+    "what is flushed is applied again": Mutant(
+        "sparsejax/embrace/horizontal/schedule.py",
+        "return params, HorizontalState(jnp.int32(0), carried,",
+        "return params, HorizontalState(jnp.int32(1), carried,",
+        "tests/embrace/horizontal/test_training.py",
+    ),
+    "an update of what is carried takes the sign of zeros": Mutant(
+        "sparsejax/embrace/horizontal/schedule.py",
+        "jnp.full(leaf.shape, -0.0, leaf.dtype)",
+        "jnp.full(leaf.shape, 0.0, leaf.dtype)",
+        "tests/embrace/horizontal/test_states.py",
+    ),
+    "what is not carried is not updated": Mutant(
+        "sparsejax/embrace/horizontal/schedule.py",
+        "            made = cut.merged(sent, others)\n",
+        "            made = cut.merged(sent, jax.tree.map(jnp.zeros_like, others))\n",
+        "tests/embrace/horizontal/test_states.py",
+    ),
+    "parameters are evaluated an update behind": Mutant(
+        "sparsejax/training/halves.py",
+        "    params, opt_state = tx.flush(params, opt_state)\n",
+        "    opt_state = tx.flush(params, opt_state)[1]\n",
+        "tests/embrace/horizontal/test_training.py",
+    ),
+    "a cast of parameters is their first use": Mutant(
+        "sparsejax/embrace/horizontal/first_use.py",
+        "        if value.data:\n",
+        "        if True:\n",
+        "tests/embrace/horizontal/test_first_use.py",
+    ),
+    "what a loop carries never meets data": Mutant(
+        "sparsejax/embrace/horizontal/first_use.py",
+        "            given = again\n",
+        "            return self.follow(body, given)\n",
+        "tests/embrace/horizontal/test_first_use.py",
+    ),
+    "a chain may look over all leaves": Mutant(
+        "sparsejax/embrace/horizontal/independence.py",
+        "    if len(value.blocks) < 2:\n",
+        "    if True:\n",
+        "tests/embrace/horizontal/test_states.py",
+    ),
+    "a synchronization hides what stands in front of it": Mutant(
+        "sparsejax/transforms/exchange.py",
+        "wire.assume_same(tree.to_dense(leaf)) for",
+        "wire.assume_same(jnp.zeros_like(tree.to_dense(leaf))) for",
+        "tests/embrace/horizontal/test_states.py",
+    ),
+    "a sparsifier hides what stands in front of it": Mutant(
+        "sparsejax/transforms/select.py",
+        "values = jnp.full(room, jnp.sum(leaf), leaf.dtype)",
+        "values = jnp.zeros_like(leaf.reshape(-1), shape=(room,))",
+        "tests/embrace/horizontal/test_states.py",
+    ),
+    "a leaf is in two blocks": Mutant(
+        "sparsejax/embrace/horizontal/blocks.py",
+        "        if len(found) > 1:\n",
+        "        if False:\n",
+        "tests/embrace/horizontal/test_states.py",
+    ),
+    "a leaf is in no block": Mutant(
+        "sparsejax/embrace/horizontal/blocks.py",
+        "    if missed:\n",
+        "    if False:\n",
+        "tests/embrace/horizontal/test_states.py",
+    ),
+    "an exchange of no leaves forgets what was sent": Mutant(
+        "sparsejax/transforms/state/totals.py",
+        "jnp.concatenate([self.exchanges[None] + 1, self.counts[1:]])",
+        "jnp.concatenate([self.exchanges[None] + 1, 0 * self.counts[1:]])",
+        "tests/transforms/state/test_totals.py",
     ),
     "a lookup reads rows that are late": Mutant(
         "sparsejax/rows/replay.py",
@@ -863,6 +954,12 @@ MUTANTS = {
         "nnx.Optimizer(model, sparsejax.bind(tx, mesh), wrt=nnx.Param)",
         "nnx.Optimizer(model, sparsejax.bind(mesh, tx), wrt=nnx.Param)",
         "tests/test_readme.py",
+    ),
+    "what waits behind blocks is not flushed": Mutant(
+        "sparsejax/embrace/horizontal/schedule.py",
+        "if of_rest is not None and (given := cut.rest()) is not None:",
+        "if of_rest is None and (given := cut.rest()) is not None:",
+        "tests/embrace/test_both_dimensions.py",
     ),
 }
 

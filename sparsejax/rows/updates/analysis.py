@@ -112,7 +112,7 @@ def _other(eqn, given, v):
 
 def _unknown(eqn, given, v):
     common = _common(given)
-    mixed = common["mixed"] or f"{_named(eqn)} takes rows together"
+    mixed = common["mixed"] or f"{programs.named(eqn)} takes rows together"
     return Value(of=common["of"], mixed=mixed, flat=v.aval.shape == ())
 
 
@@ -121,7 +121,7 @@ def _said_here(eqn, given, value):
     before = {other.mixed for other in given}
     if not value.mixed or value.mixed in before or value.mixed.startswith("optax."):
         return value
-    here = _named(eqn)
+    here = programs.named(eqn)
     if not here.startswith("optax."):
         return value
     return dataclasses.replace(value, mixed=f"{here} takes rows together")
@@ -136,7 +136,7 @@ def _by_number(eqn, given, v):
         return _unknown(eqn, given, v)
     if rows and uneven:
         value = _unknown(eqn, given, v)
-        other = f"{_named(eqn)} has numbers of its own for each row"
+        other = f"{programs.named(eqn)} has numbers of its own for each row"
         mixed = _common(given)["mixed"] or other
         return dataclasses.replace(value, mixed=mixed)
     row = next(iter(rows), None)
@@ -208,16 +208,6 @@ def _reshaped(eqn, axis):
 def _broadcast(eqn, axis):
     to = eqn.params["broadcast_dimensions"][axis]
     return to if eqn.params["shape"][to] == eqn.invars[0].aval.shape[axis] else None
-
-
-def _named(eqn):
-    """An equation, and the transformation that it is from, for people."""
-    traceback = eqn.source_info.traceback
-    for frame in traceback.frames if traceback else ():
-        maker, _, inside = frame.function_name.partition(".<locals>.")
-        if inside.startswith("update") and "optax" in frame.file_name:
-            return f"optax.{maker}"
-    return f"{eqn.primitive.name} at {programs.line(eqn)}"
 
 
 _BY_NUMBER = {

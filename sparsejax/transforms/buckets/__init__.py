@@ -9,5 +9,7 @@ from sparsejax.transforms.buckets.assignment import (
     Rules as Rules,
     check_ids as check_ids,
     check_rules as check_rules,
+    is_part as is_part,
+    of_part as of_part,
 )
 from sparsejax.transforms.buckets.bucket import Bucket as Bucket

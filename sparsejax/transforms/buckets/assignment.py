@@ -7,10 +7,12 @@ a bit a number.
 """
 
 import abc
+import contextlib
+import contextvars
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,6 +28,26 @@ SPARSE_FROM = 1 << 16  # elements; a smaller leaf joins the one dense psum
 _EMBEDDING = re.compile("embedding", re.IGNORECASE)
 
 Rules = Mapping[str, Scheme | str]
+
+_PART: contextvars.ContextVar[bool] = contextvars.ContextVar("part", default=False)
+
+
+@contextlib.contextmanager
+def of_part() -> Iterator[None]:
+    """Lets rules and plans say something about leaves that are not there.
+
+    For who hands a tree on in parts, and has checked the whole one.
+    """
+    token = _PART.set(True)
+    try:
+        yield
+    finally:
+        _PART.reset(token)
+
+
+def is_part() -> bool:
+    """Whether leaves that are not there may be elsewhere."""
+    return _PART.get()
 
 
 class Assignment(abc.ABC):
@@ -107,7 +129,7 @@ class ByRules(Assignment):
         pairs = zip(paths, leaves, strict=True)
         decisions = [self._decide(path, leaf, used) for path, leaf in pairs]
         unused = [pattern for pattern in self.rules or {} if pattern not in used]
-        if unused:
+        if unused and not is_part():
             raise RuleError(
                 f"the rule {unused[0]!r} matches no leaf. The leaves are: "
                 + ", ".join(repr(path) for path in paths)

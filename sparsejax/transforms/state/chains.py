@@ -75,7 +75,9 @@ def check_chain(
         ]
         state = tx.init(params)
         check_not_inside(state)
-        _check_sleep(state)
+        # What holds whole chains has numbers of its own beside them.
+        for inside in getattr(state, "chains", [state]):
+            _check_sleep(inside)
         if not summed:
             if find(state, SelectState):
                 _warn_of_entries("all leaves")

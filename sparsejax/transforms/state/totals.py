@@ -53,6 +53,9 @@ class Totals(NamedTuple):
     def plus(self, traffic: Iterable[Traffic]) -> "Totals":
         """The totals after one more exchange, of these buckets."""
         counts = [(t.wire, t.payload, t.dense) for t in traffic]
+        if not counts:
+            # A sum over nothing makes XLA's compiler for GPUs crash, as of JAX 0.11.2.
+            return Totals(jnp.concatenate([self.exchanges[None] + 1, self.counts[1:]]))
         numbers = jnp.round(jnp.array(counts, jnp.float32).reshape(-1, 3))
         high = jnp.floor(numbers / 2**_LOW)
         low = (numbers - high * 2**_LOW).astype(jnp.uint32)

@@ -96,3 +96,9 @@ def test_a_state_keeps_its_types_where_numbers_have_64_bits(every, dtype):
         after = jax.eval_shape(step, params, state)
         types = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
         assert types(after) == types(state)
+
+
+def test_an_exchange_of_no_leaves_is_one_and_sends_nothing():
+    """As where all leaves are tables that ranks share out."""
+    before = Totals(jnp.arange(7, dtype=jnp.uint32))
+    np.testing.assert_array_equal(before.plus([]).counts, [1, 1, 2, 3, 4, 5, 6])

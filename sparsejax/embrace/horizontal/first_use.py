@@ -1,0 +1,179 @@
+"""The order in which a loss uses its parameters, read from its traced program.
+
+A parameter is used where it first meets data: what depends on the batch, or on parameters
+that have met it. Before that it may be cast, transposed, or put together with others, and
+wait: a cast of all parameters at the beginning of a loss says nothing about the order. The
+walk goes into the programs of `jit`, `remat`, `scan`, `cond` and of functions with
+derivatives of their own; whatever else holds a program uses at once all that it is given.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from sparsejax.embrace.horizontal import blocks
+from sparsejax.rows import programs
+from sparsejax.rows.programs import Kind
+from sparsejax.transforms.state import sharded, tree
+
+
+@dataclasses.dataclass(frozen=True)
+class _Value:
+    """What the walk knows of an array.
+
+    Attributes:
+        data: Whether it depends on data.
+        of: The parameters, by number, that it is made of and that wait to be used.
+    """
+
+    data: bool = False
+    of: frozenset[int] = frozenset()
+
+    def joined(self, other: "_Value") -> "_Value":
+        data = self.data or other.data
+        return _Value(data, frozenset() if data else self.of | other.of)
+
+
+# Calls of a program with all inputs of the equation, as a loss runs them.
+_CALLS = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+
+
+def find_order(
+    loss_fn: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    order: blocks.Order | Callable[..., blocks.Order] | None = None,
+    at_once: Sequence[str] = (),
+    **kwargs: Any,
+) -> tuple[str | tuple[str, ...], ...]:
+    """The blocks of a model in the order in which a loss first uses their parameters.
+
+    What is found is an `order` for `horizontal`, to be read, and changed, before it is
+    given. Call it where the loss can be traced: a loss that talks to other ranks inside
+    `shard_map`. `data_parallel` calls it by itself for a `horizontal` without an order.
+
+    Example:
+        >>> find_order(loss_fn, params, batch)
+        ('embed', 'layers/0', 'layers/1', 'head')
+
+    Args:
+        loss_fn: The loss, called with `(params, *args, **kwargs)`.
+        params: The parameters; abstract values do.
+        *args: Data, such as a batch.
+        order: The blocks, as `horizontal` takes them, in any order; None: those that
+            `horizontal` makes by itself.
+        at_once: As `horizontal` takes it.
+        **kwargs: More data.
+    """
+    paths, _, _ = tree.flatten(sharded.apart(params).rest, "find_order")
+    now = blocks.among(at_once, paths, "at_once")
+    cut = blocks.cut([p for p, out in zip(paths, now, strict=True) if not out], order)
+    used = uses(loss_fn, params, *args, **kwargs)
+    place = {path: at for at, path in enumerate(used)}
+    cut = sorted(cut, key=lambda block: min(place[path] for path in block.paths))
+    names = [tuple(block.name.split(", ")) for block in cut]
+    return tuple(name[0] if len(name) == 1 else name for name in names)
+
+
+def uses(loss_fn: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> list[str]:
+    """The paths of the parameters in the order in which a loss first uses them.
+
+    Those that it never uses come last, and those of one use as they stand in the tree.
+    """
+    shards = sharded.apart(params)
+    paths, leaves, structure = tree.flatten(shards.rest, "find_order")
+    leaves = [
+        leaf if isinstance(leaf, Tracer) else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        for leaf in leaves
+    ]
+
+    def loss(leaves, args, kwargs):
+        whole = shards.together(structure.unflatten(leaves), shards.nodes)
+        return loss_fn(whole, *args, **kwargs)
+
+    traced = jax.make_jaxpr(loss)(leaves, args, kwargs)
+    first: dict[int, int] = {}
+    walk = _Walk(first)
+    rest = len(traced.jaxpr.invars) - len(leaves)
+    given = [_Value(of=frozenset([i])) for i in range(len(leaves))]
+    walk.follow(traced, [*given, *[_Value(data=True)] * rest])
+    order = sorted(range(len(paths)), key=lambda i: (first.get(i, len(first)), i))
+    return [paths[i] for i in order]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Walk:
+    """One walk over a program.
+
+    Attributes:
+        first: When each parameter was first used; None: nothing is to be noted.
+    """
+
+    first: dict[int, int] | None
+
+    def follow(self, program: Any, values: Sequence[_Value]) -> list[_Value]:
+        """What is known of a program's outputs, from what is known of its inputs."""
+        jaxpr = program.jaxpr
+        # What a loss closes over is data where it is a part of the same computation.
+        constants = [_Value(data=isinstance(x, Tracer)) for x in program.consts]
+        env = dict(zip(jaxpr.constvars, constants, strict=True))
+        env.update(zip(jaxpr.invars, values, strict=True))
+        get = lambda v: _Value() if programs.is_literal(v) else env[v]
+        for eqn in jaxpr.eqns:
+            made = self._equation(eqn, [get(v) for v in eqn.invars])
+            env.update(zip(eqn.outvars, made, strict=True))
+        return [get(v) for v in jaxpr.outvars]
+
+    def _equation(self, eqn, given):
+        kind = programs.kind_of(eqn)
+        if kind in (Kind.INLINE, Kind.REMAT) or eqn.primitive.name in _CALLS:
+            return self.follow(programs.programs(eqn)[0], given)
+        if kind is Kind.COND:
+            sides = [self.follow(side, given[1:]) for side in programs.programs(eqn)]
+            made = [
+                _joined([given[0], *some]) if given[0].data else _joined(some)
+                for some in zip(*sides, strict=True)
+            ]
+            return made
+        if kind is Kind.SCAN:
+            return self._scan(eqn, given)
+        value = _joined(given)
+        if value.data:
+            self._note(given)
+        return [value] * len(eqn.outvars)
+
+    def _scan(self, eqn, given):
+        """A loop's carry is data in all turns if it is in one."""
+        (body,) = programs.programs(eqn)
+        start, end = programs.scan_split(eqn)
+        silent = _Walk(None)
+        while True:
+            made = silent.follow(body, given)
+            after = [
+                x.joined(y)
+                for x, y in zip(given[start:end], made[: end - start], strict=True)
+            ]
+            again = [*given[:start], *after, *given[end:]]
+            if again == given:
+                return self.follow(body, given)
+            # A parameter in the carry that meets data in a later turn is used here.
+            self._note(
+                [old for old, new in zip(given[start:end], after, strict=True) if new.data]
+            )
+            given = again
+
+    def _note(self, given):
+        if self.first is None:
+            return
+        for leaf in sorted(frozenset().union(*(value.of for value in given))):
+            self.first.setdefault(leaf, len(self.first))
+
+
+def _joined(values):
+    joined = _Value()
+    for value in values:
+        joined = joined.joined(value)
+    return joined

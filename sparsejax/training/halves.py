@@ -1,0 +1,61 @@
+"""The first half of a step, for an optimizer that has two: it applies what is carried."""
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from sparsejax.embrace.horizontal import Begun, Horizontal, HorizontalState, find_order
+
+
+def has_two(tx: optax.GradientTransformation) -> bool:
+    """Whether a step of an optimizer begins with what the last one has left."""
+    return isinstance(tx, Horizontal)
+
+
+def begun(
+    tx: optax.GradientTransformation,
+    params: Any,
+    opt_state: Any,
+    loss_fn: Callable[..., Any],
+) -> tuple[Any, Any]:
+    """The parameters and the state behind the first half of a step; inside `shard_map`.
+
+    Args:
+        tx: The optimizer.
+        params: The parameters.
+        opt_state: Its state.
+        loss_fn: From parameters to the loss, which is traced where the order of blocks is
+            to be found in it.
+    """
+    if not isinstance(tx, Horizontal):
+        return params, opt_state
+    order = None
+    if tx.schedule.order is None and isinstance(opt_state, HorizontalState):
+        order = find_order(loss_fn, params, at_once=tx.schedule.at_once)
+    return tx.begin(params, opt_state, order)
+
+
+def flushed(
+    tx: optax.GradientTransformation,
+    params: Any,
+    opt_state: Any,
+    of_rest: Callable[[Any, Any], tuple[Any, Any]],
+) -> tuple[Any, Any]:
+    """The parameters and the state with nothing carried; inside `shard_map`.
+
+    Args:
+        tx: The optimizer.
+        params: The parameters.
+        opt_state: Its state.
+        of_rest: From the parameters that are not carried, all as a rule, and their state to
+            what they are after a flush of their own.
+    """
+    if not isinstance(tx, Horizontal):
+        return of_rest(params, opt_state)
+    return tx.flush(params, opt_state, of_rest)
+
+
+def of_rest(opt_state: Any) -> Any:
+    """The part of a state that is about leaves which are not carried: all, as a rule."""
+    return opt_state.rest if isinstance(opt_state, Begun | HorizontalState) else opt_state
