@@ -57,7 +57,7 @@ MUTANTS = {
         "tests/sparsifiers/test_together.py",
     ),
     "pairs keep the order of keys": Mutant(
-        "pallas_kernels/reference.py",
+        "pallas_kernels/reference/indices.py",
         "return found, where.at[order].set(place, unique_indices=True)",
         "return found, place",
         "tests/kernels/test_kernels.py::test_merge_rows",
@@ -684,8 +684,8 @@ MUTANTS = {
     ),
     "parameters are evaluated an update behind": Mutant(
         "sparsejax/training/halves.py",
-        "    params, opt_state = tx.flush(params, opt_state)\n",
-        "    opt_state = tx.flush(params, opt_state)[1]\n",
+        "    return tx.flush(params, opt_state, of_rest)\n",
+        "    return params, tx.flush(params, opt_state, of_rest)[1]\n",
         "tests/embrace/horizontal/test_training.py",
     ),
     "a cast of parameters is their first use": Mutant(
