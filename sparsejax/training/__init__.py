@@ -30,6 +30,9 @@ both of these          both                       loss_fn(...) -> loss, (aux, v)
 * Data may be uneven. `weight=lambda batch: batch["mask"].sum()` says how much a rank's
   share counts in the means; a rank whose weight is 0 takes part with zeros, keeps its
   variables, and does not count.
+* With `sparsejax.embrace_sync` in `tx` a step is given the next batch, too, None at the end
+  of the data: `for batch, next_batch in sparsejax.embrace.lookahead(batches)`.
+  `trainer.flush(state)` applies what is held back.
 * `trainer.evaluate(state, batch)` is a step without gradient and optimizer: the loss and
   the auxiliary outputs of `eval_fn`, which is called as `loss_fn` is.
 * Several processes run the same script, each with its own part of a batch as NumPy arrays.

@@ -105,7 +105,8 @@ def embrace_sync(
         delayed: How many rows of a table a rank can hold back: one number, or numbers by
             regular expressions searched in the paths of tables, 0 where none matches. So
             many are sent in each step, however many there are; rows that have no room go
-            with the others.
+            with the others. Half of the distinct rows that a rank reads in a step is a good
+            number: `sparsejax.metrics` says by "payload_bytes" how full the lists are.
         replicated: How large tables are summed that each rank has whole, which are those
             whose path says embedding, or of which rules say "sparse": "zen", "all_reduce",
             "all_gather" (AGsparse), "parallax" (a sparse parameter server), or a scheme.
