@@ -486,6 +486,12 @@ MUTANTS = {
         "rows = of_rows",
         "tests/advise/papers/test_embrace.py",
     ),
+    "columns are reckoned without their ids": Mutant(
+        "sparsejax/advise/explain/columns.py",
+        "distinct, union, number)",
+        "distinct, union, number, 0)",
+        "tests/advise/test_explain.py",
+    ),
     # EmbRace's figures.
     "a word counts as often as it is said": Mutant(
         "benchmarks/papers/embrace/bleu.py",

@@ -73,7 +73,7 @@ LENGTH, NEGATIVES, WORDS = 20, 256, 20_000
 
 
 def language(
-    words: int = WORDS, width: int = 256, hidden: int = 128, windows: int = 16
+    words: int = WORDS, width: int = 256, hidden: int = 64, windows: int = 16
 ) -> Task:
     """The language model.
 
@@ -180,7 +180,7 @@ def translation(
         return {"source": batch["source"], "target": batch["before"]}
 
     def batches(ranks, seed=0):
-        source, target, _ = translator.sentences(words)
+        source, target, _ = translator.sentences(words, False)
         rng = np.random.default_rng(seed)
         while True:
             drawn = rng.integers(0, len(source), ranks * sentences)

@@ -14,7 +14,7 @@ HELD_OUT = 40  # of how many pairs one is not trained on
 
 
 @functools.cache
-def sentences(words: int, held_out: bool = False) -> tuple[np.ndarray, np.ndarray, list]:
+def sentences(words: int, held_out: bool) -> tuple[np.ndarray, np.ndarray, list]:
     """Pairs of short sentences, as numbers.
 
     Args:
