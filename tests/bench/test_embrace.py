@@ -143,8 +143,14 @@ def batches(ranks, count=3):
 SLOW = ("all-reduce", "all-gather", "parallax", "zen rows")
 
 
-@pytest.mark.parametrize("name", ["hybrid", *helpers.slow(*SLOW)])
-def test_every_system_is_plain_training(name):
+LONG = [(name, True) for name in SLOW] + [(name, False) for name in SLOW]
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [("hybrid", True), ("hybrid", False), *helpers.slow(*LONG)],
+)
+def test_every_system_is_plain_training(name, check):
     n, task, optimizer = 2, small(), optax.sgd(0.5)
     want, params = training.plain(task, optimizer, batches(n), n)
     run = systems.Training(
@@ -154,6 +160,7 @@ def test_every_system_is_plain_training(name):
         optimizer,
         exact=True,
         rooms=tasks.rooms(task, batches(n), n),
+        check=check,
     )
     found = [run.step(batch) for batch in batches(n)]
     np.testing.assert_allclose(found, want, rtol=1e-5)

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 import sparsejax
 from benchmarks.papers.embrace.tasks import Task
+from benchmarks.papers.embrace.unchecked import Unchecked
 from sparsejax import rows, schemes
 from sparsejax.embrace import ColumnTable, column_lookup
 
@@ -96,6 +97,7 @@ class Training:
         *,
         exact: bool,
         rooms: dict[str, int] | None = None,
+        check: bool = True,
     ):
         """Makes the trainer and the first state.
 
@@ -106,6 +108,8 @@ class Training:
             optimizer: Of all parameters.
             exact: Whether rows that are not read move as a dense optimizer moves them.
             rooms: Distinct rows of each table that a rank reads as a rule, for columns.
+            check: Whether by the system's trainer; else in a `shard_map` of one's own that
+                does not check.
         """
         self.system = system
         self._rows = optimizer
@@ -113,7 +117,11 @@ class Training:
             self._rows = sparsejax.lazy(optimizer, exact=exact)
         tx = optax.chain(system.sync(), self._rows)
         loss = loss_of(task, rooms)
-        self._trainer = system.trainer(loss, tx, mesh, axis_name=AXIS)
+        self._trainer = (system.trainer if check else Unchecked)(
+            loss, tx, mesh, axis_name=AXIS
+        )
+        if isinstance(self._trainer, Unchecked) and isinstance(self._rows, rows.Lazy):
+            self._trainer.for_rows(self._rows)
         params = task.init()
         if system.columns:
             of = lambda x: ColumnTable.of(x, mesh, AXIS)

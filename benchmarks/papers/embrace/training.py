@@ -1,7 +1,7 @@
 """Training by every system beside plain synchronous training: losses, and BLEU.
 
     python -m benchmarks.papers.embrace training
-    python -m benchmarks.papers.embrace training --optimizers adam adagrad sgd
+    python -m benchmarks.papers.embrace training --optimizers adagrad sgd --unchecked
 
 Plain training is one device that has all batches, dense gradients and optax, and nothing
 of this library. The systems train on simulated devices, from the same numbers on the same
@@ -66,6 +66,7 @@ class Settings(settings.Settings):
     optimizers: tuple[str, ...] = option(("adam",), choices=tuple(OPTIMIZERS))
     steps: int = option(300, "of each run")
     ranks: int = option(4, "simulated devices")
+    unchecked: bool = option(False, "in a shard_map of one's own with check_vma=False")
 
 
 def plain(
@@ -112,12 +113,13 @@ def main(argv: list[str] | None = None) -> int:
     jax.config.update("jax_num_cpu_devices", settings.ranks)
     devices = np.array(jax.devices()[: settings.ranks])
     mesh = Mesh(devices, (AXIS,), axis_types=(AxisType.Auto,))
-    keys = ("task", "optimizer", "system", "steps", "ranks")
+    keys = ("task", "optimizer", "system", "steps", "ranks", "checked")
     record = Recorder(NAME, settings.command(), keys)
     for name, kind in itertools.product(settings.tasks, settings.optimizers):
         task = SMALL[name]()
         rows = compared(task, kind, settings, mesh)
         about = f"{settings.steps} steps on {settings.ranks} ranks"
+        about += ", unchecked" * settings.unchecked
         share = f"{task.share_of_tables():.0%} of it in tables"
         table.show(rows, COLUMNS, f"{name}, {kind}, {about}, {share}")
         record.rows += rows
@@ -131,7 +133,7 @@ def compared(task: Task, kind: str, settings: Settings, mesh: Mesh) -> list[dict
     optimizer = OPTIMIZERS[kind](task.rate)
     batches = [*itertools.islice(task.batches(settings.ranks), settings.steps)]
     about = {"task": task.name, "optimizer": kind, "steps": settings.steps}
-    about["ranks"] = settings.ranks
+    about |= {"ranks": settings.ranks, "checked": not settings.unchecked}
     want, params = plain(task, optimizer, batches, settings.ranks)
     rows = [about | {"system": PLAIN} | _summary(want, want) | scores(task, params)]
     for name in settings.systems:
@@ -143,6 +145,7 @@ def compared(task: Task, kind: str, settings: Settings, mesh: Mesh) -> list[dict
             optimizer,
             exact=True,
             rooms=rooms(task, batches[:20], settings.ranks),
+            check=not settings.unchecked,
         )
         losses = [training.step(batch) for batch in system.feed(iter(batches))]
         tables, kept = held(training.state)
