@@ -162,7 +162,7 @@ def _lstm(kernel, inputs, hidden):
 
 
 def translation(
-    words: int = 6_000, width: int = 128, hidden: int = 64, sentences: int = 64
+    words: int = 6_000, width: int = 256, hidden: int = 64, sentences: int = 64
 ) -> Task:
     """The translator.
 
