@@ -37,12 +37,13 @@ PAPER = {
     "Transformer": (35.2, 16.6, 8.9),
     "BERT-base": (36.0, 5.5, 3.2),
 }
+WORDS, WIDTH = 20_000, 128
 # Batches of a worker as the paper has them: 128 windows, 128 sentences, 5,120 words.
 MODELS = {
-    "language": lambda: language(windows=128),
-    "language, 16 windows": lambda: language(windows=16),
-    "translation": lambda: translation(20_000, sentences=128),
-    "translation, 512 sentences": lambda: translation(20_000, sentences=512),
+    "language": lambda: language(WORDS, windows=128),
+    "language, 16 windows": lambda: language(WORDS, windows=16),
+    "translation": lambda: translation(WORDS, WIDTH, sentences=128),
+    "translation, 512 sentences": lambda: translation(WORDS, WIDTH, sentences=512),
 }
 
 

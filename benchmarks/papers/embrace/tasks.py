@@ -73,7 +73,7 @@ LENGTH, NEGATIVES, WORDS = 20, 256, 20_000
 
 
 def language(
-    words: int = WORDS, width: int = 256, hidden: int = 64, windows: int = 16
+    words: int = 10_000, width: int = 256, hidden: int = 64, windows: int = 16
 ) -> Task:
     """The language model.
 
