@@ -3,7 +3,8 @@
 A system says how tables are held, how gradients are averaged, who takes the step, and,
 where it is scheduled, by which trainer and on which batches. All train the same task from
 the same numbers. `SYSTEMS` is where another is added: one that wants to know the next batch
-gives what wraps the batches as `feed`, one with a step of its own a `trainer`.
+gives what wraps the batches as `feed`, one with a step of its own a `trainer`, one that
+delays what it sends a `flush`.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ class System:
         columns: Whether tables are sharded by columns.
         trainer: Makes the trainer, as `sparsejax.data_parallel` does.
         feed: From the batches to what its step is given.
-        alike: What it is where a rank is alone: such systems have one and the same step.
+        flush: From its trainer and a state to one in which nothing is delayed.
     """
 
     sync: Callable[[], optax.GradientTransformation]
@@ -53,9 +54,11 @@ class System:
     columns: bool = False
     trainer: Callable[..., Any] = sparsejax.data_parallel
     feed: Callable[[Iterator[Any]], Iterator[Any]] = iter
+    flush: Callable[[Any, Any], Any] = lambda trainer, state: state
 
     @property
     def alike(self) -> str:
+        """What it is where a rank is alone: such systems have one and the same step."""
         return "columns" if self.columns else "rows" if self.by_rows else "dense"
 
 
@@ -135,6 +138,7 @@ class Training:
 
     def params(self) -> dict[str, Any]:
         """The parameters as dense training would have them, tables whole."""
+        self.state = self.system.flush(self._trainer, self.state)
         params = self.state.params
         if isinstance(self._rows, rows.Lazy):
             settle = jax.jit(rows.settle, static_argnums=2)
