@@ -116,7 +116,7 @@ class Settings:
                 words.append(field.metadata["recorded"])
             elif not isinstance(value, bool):
                 words += map(str, value if isinstance(value, tuple) else (value,))
-        return shlex.join(["python", "-m", self.PROGRAM, *words])
+        return shlex.join(["python", "-m", *self.PROGRAM.split(), *words])
 
     def environment(self) -> dict[str, str]:
         """The variable from which `from_environment` reads these settings."""

@@ -175,6 +175,30 @@ def test_lists_of_rows_are_as_long_as_their_ids_and_shorter_where_ids_repeat():
     assert rows["kernel"].ids == 0
 
 
+@pytest.mark.parametrize(
+    ("width", "density", "better"), [(64, 0.01, "columns"), (32, 0.9, "rows")]
+)
+def test_rows_are_compared_with_a_table_by_columns(width, density, better):
+    """By EmbRace's formulas; where all ranks read about the same rows, ids cost more."""
+    tx = optax.chain(sparsejax.zen_sync(), sparsejax.lazy(optax.adam(1e-3)))
+    params = {"embed": jax.ShapeDtypeStruct((50_000, width), jnp.float32)}
+    options = {"ids": {"embed": 50_000}, "density": {"embed": density}}
+    found, rows = explained(tx, params, **options)
+    read = 50_000 * density
+    sent, milliseconds = rows["embed"].columns
+    assert sent == pytest.approx(15 / 16 * read * (2 * 4 * width + 16 * 4))
+    # 25 Gbit/s; three times messages of 15 ranks, of 20 us each, and what agrees on sizes.
+    assert milliseconds == pytest.approx(sent * 8 / 25e6 + (45 + 4) * 0.02)
+    assert (milliseconds < rows["embed"].milliseconds["chosen"]) == (better == "columns")
+    assert f"{better} are better here" in str(found)
+    # A row of fewer numbers than ranks, or arrays, cannot be, and none is mentioned.
+    narrow = {"embed": jax.ShapeDtypeStruct((50_000, 8), jnp.float32)}
+    for given, more in ((narrow, options), (params, {})):
+        found, rows = explained(tx, given, **more)
+        assert rows["embed"].columns is None
+        assert "by columns" not in str(found)
+
+
 def test_what_is_selected_and_then_accumulated_is_dense_and_fuller():
     tx = optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync(every=4))
     inside = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.top_k(0.01), every=4)

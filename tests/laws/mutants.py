@@ -560,6 +560,56 @@ MUTANTS = {
         "alike.setdefault(frozenset(), {})[at] = part",
         "tests/rows/updates/test_types.py",
     ),
+    # EmbRace's formulas.
+    "ids that are gathered are not counted": Mutant(
+        "sparsejax/advise/papers/embrace.py",
+        "return Cost(3 * (n - 1), rows + (n - 1) * reads.distinct * reads.id_bytes)",
+        "return Cost(3 * (n - 1), rows)",
+        "tests/advise/papers/test_embrace.py",
+    ),
+    "owners send back what one rank has read": Mutant(
+        "sparsejax/advise/papers/embrace.py",
+        "return Cost(2 * (n - 1), (n - 1) / n * (reads.distinct + reads.union) * entry)",
+        "return Cost(2 * (n - 1), (n - 1) / n * 2 * reads.distinct * entry)",
+        "tests/advise/papers/test_embrace.py",
+    ),
+    "a lookup's vectors are counted by their room": Mutant(
+        "sparsejax/embrace/column_lookup.py",
+        "rows = (n - 1) / n * dtype.itemsize * jnp.sum(most * dims)",
+        "rows = of_rows",
+        "tests/advise/papers/test_embrace.py",
+    ),
+    "columns are reckoned without their ids": Mutant(
+        "sparsejax/advise/explain/columns.py",
+        "distinct, union, number)",
+        "distinct, union, number, 0)",
+        "tests/advise/test_explain.py",
+    ),
+    # EmbRace's figures.
+    "a word counts as often as it is said": Mutant(
+        "benchmarks/papers/embrace/bleu.py",
+        "found += (own & there).total()",
+        "found += sum(own[run] for run in own if run in there)",
+        "tests/bench/test_embrace.py",
+    ),
+    "rows are prior that the rank itself reads next": Mutant(
+        "benchmarks/papers/embrace/sizes.py",
+        "for own in now:",
+        "for own, again in zip(now, (x[name] for x in then), strict=True):",
+        "tests/bench/test_embrace.py",
+    ),
+    "stall is what a step takes beyond that of any system alone": Mutant(
+        "benchmarks/papers/embrace/network.py",
+        'step[ALONE + SYSTEMS[row["scheme"]].alike]',
+        "min(step.values())",
+        "tests/bench/test_embrace.py",
+    ),
+    "a padded word of a sentence is attended to": Mutant(
+        "benchmarks/papers/embrace/translator.py",
+        'block["cross"], _even(x), meaning, there[:, None, :])',
+        'block["cross"], _even(x), meaning, earlier[:, :, :1])',
+        "tests/bench/test_embrace.py",
+    ),
     # Tables by columns.
     "columns that are summed already are no mean": Mutant(
         "sparsejax/transforms/state/sharded.py",

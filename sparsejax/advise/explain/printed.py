@@ -20,7 +20,7 @@ def tables(rows: Sequence[Row], latency_us: float) -> Iterator[list[str]]:
     yield table([_SENT, *map(_sent, rows)], left=(0, 1, 2, 10))
     yield ["Milliseconds on the network, the work on the device left out:"]
     yield table([["leaves", *_TIMES], *map(_times, rows)], left=(0,))
-    notes = [*_reasons(rows), *_rounds(rows, latency_us)]
+    notes = [*_reasons(rows), *_rounds(rows, latency_us), *_columns(rows)]
     if notes:
         yield notes
     yield [*_sums(rows)]
@@ -73,6 +73,21 @@ def _rounds(rows, latency_us):
             f"another, {waits:.3g} of {whole:.3g} ms; it is {best:.3g} ms with "
             f"BalancedParallelism(push_capacity={push}, pull_capacity={pull}, ratio=4), "
             "room for what is expected here."
+        )
+
+
+def _columns(rows):
+    """Whether tables whose rows are sent would be better sharded by columns."""
+    for row in rows:
+        if row.columns is None:
+            continue
+        own, (sent, least) = row.milliseconds[CHOSEN] or 0.0, row.columns
+        better = "columns are" if least < own else "rows are"
+        yield (
+            f"{row.name}: sharded by columns (sparsejax.ColumnTable) a rank would send "
+            f"{size(sent)} in {least:.3g} ms, and {size(row.sent_bytes)} in {own:.3g} ms "
+            f"by rows: {better} better here. All ranks together read "
+            f"{row.density_after / row.density:.3g} times as many different rows as one."
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparsejax import schemes
+from sparsejax.advise.explain import columns
 from sparsejax.advise.explain.reading import Group
 from sparsejax.advise.planner import tightened
 from sparsejax.errors import ArgumentError
@@ -68,6 +69,8 @@ class Row:
         roomy: Where owners get and send in several rounds: milliseconds with room in a
             message for as much as is expected, and the entries for which there is room
             on either way; else None.
+        columns: Of rows, the bytes and milliseconds of a `ColumnTable` in their place, on
+            one level; else None.
         pays_below: The density below which the scheme is sooner done than a dense sum.
         reason: Where another scheme is sooner done: why it is not the one.
         verdict: "dense is better here", or "".
@@ -93,6 +96,7 @@ class Row:
     dense_bytes: float
     milliseconds: dict[str, float | None]
     roomy: tuple[float, int, int] | None
+    columns: tuple[float, float] | None
     pays_below: float
     reason: str
     verdict: str
@@ -183,6 +187,7 @@ def row_of(group: Group, times: Times) -> Row:
         dense_bytes=other,
         milliseconds={k: None if t is None else 1e3 * t for k, t in seconds.items()},
         roomy=None if group.ids else _roomy(scheme, load, forecast, times),
+        columns=_columns(group, times),
         pays_below=0.0 if is_fixed else _pays_below(group, times),
         reason="",
         verdict="dense is better here" if dense_wins and not is_fixed else "",
@@ -227,6 +232,12 @@ def _pays_below(group: Group, times: Times) -> float:
             break
         limit = float(density)
     return limit
+
+
+def _columns(group, times):
+    """The bytes and the time as a `ColumnTable`; see `Row`."""
+    told = columns.forecast(group) if times.inner == 1 else None
+    return told and (told.bytes, 1e3 * times.seconds(told))
 
 
 def _roomy(scheme, load, forecast, times):
