@@ -157,11 +157,6 @@ MUTANTS = {
         "low = (slot >> 8 * plane) & 255",
         "low = slot & 255",
     ),
-    "units that are not there": (
-        "messages.py",
-        "tl.minimum(tl.maximum(unit, 0), SIZE - 1)",
-        "tl.maximum(unit, 0)",
-    ),
     "numbers past the end of a value are written": (
         "messages.py",
         "tl.store(to, value.to(values.dtype.element_ty), mask=mask)",
