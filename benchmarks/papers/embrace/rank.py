@@ -35,7 +35,7 @@ class Side:
         self.compiled = time.perf_counter() - start
 
     def run(self) -> None:
-        self.loss = self.training.step(next(self._batches))
+        self.loss = self.training.step(*next(self._batches))
 
     def wire(self) -> float | None:
         """Bytes of the last exchange by the library's count, without those of columns."""

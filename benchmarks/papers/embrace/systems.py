@@ -21,9 +21,10 @@ import sparsejax
 from benchmarks.papers.embrace.tasks import Task
 from benchmarks.papers.embrace.unchecked import Unchecked
 from sparsejax import rows, schemes
-from sparsejax.embrace import ColumnTable, column_lookup
+from sparsejax.embrace import ColumnTable, column_lookup, horizontal, lookahead
 
 
+Rooms = dict[str, int]  # of each table
 AXIS = "data"
 # The rest of a model is summed densely by all of them.
 TABLES_ALONE = {"tables/": "sparse", "": "dense"}
@@ -39,22 +40,29 @@ class System:
     """One way to train.
 
     Attributes:
-        sync: Makes the synchronization.
+        sync: Makes the synchronization, from how many rows of each table a rank reads.
         way: Its row of `sparsejax.advise.papers.embrace.WAYS`.
         by_rows: Whether gradients of tables are rows, and a lazy optimizer applies them.
         columns: Whether tables are sharded by columns.
-        trainer: Makes the trainer, as `sparsejax.data_parallel` does.
-        feed: From the batches to what its step is given.
-        flush: From its trainer and a state to one in which nothing is delayed.
+        ahead: Whether a step is given the next batch, too.
+        carries: Whether gradients of all but tables are carried into the next step.
     """
 
-    sync: Callable[[], optax.GradientTransformation]
+    sync: Callable[[Rooms | None], optax.GradientTransformation]
     way: str
     by_rows: bool = True
     columns: bool = False
-    trainer: Callable[..., Any] = sparsejax.data_parallel
-    feed: Callable[[Iterator[Any]], Iterator[Any]] = iter
-    flush: Callable[[Any, Any], Any] = lambda trainer, state: state
+    ahead: bool = False
+    carries: bool = False
+
+    def feed(self, batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
+        """From the batches to what each step is given."""
+        return lookahead(batches) if self.ahead else ((batch,) for batch in batches)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a state may hold what is still to be applied."""
+        return self.ahead or self.carries
 
     @property
     def alike(self) -> str:
@@ -62,16 +70,24 @@ class System:
         return "columns" if self.columns else "rows" if self.by_rows else "dense"
 
 
-def _by(scheme: schemes.Scheme) -> Callable[[], optax.GradientTransformation]:
-    return lambda: sparsejax.sync(scheme, rules=TABLES_ALONE, axis_name=AXIS)
+def _by(scheme: schemes.Scheme) -> Callable[..., optax.GradientTransformation]:
+    return lambda rooms: sparsejax.sync(scheme, rules=TABLES_ALONE, axis_name=AXIS)
 
 
-def _densely():
+def _densely(rooms):
+    del rooms
     return sparsejax.dense_sync(axis_name=AXIS)
 
 
-def _zen():
+def _zen(rooms):
+    del rooms
     return sparsejax.zen_sync(rules=TABLES_ALONE, axis_name=AXIS)
+
+
+def _ahead(rooms):
+    """Half of the rows that a rank reads of a table may wait."""
+    delayed = {f"tables/{name}$": room // 2 for name, room in (rooms or {}).items()}
+    return sparsejax.embrace_sync(AXIS, delayed=delayed or 1024)
 
 
 SYSTEMS = {
@@ -80,6 +96,9 @@ SYSTEMS = {
     "parallax": System(_by(schemes.SparsePS()), "parallax"),
     "zen rows": System(_zen, "zen rows"),
     "hybrid": System(_densely, "hybrid", columns=True),
+    "vertical": System(_ahead, "hybrid", columns=True, ahead=True),
+    "horizontal": System(_densely, "hybrid", columns=True, carries=True),
+    "both": System(_ahead, "hybrid", columns=True, ahead=True, carries=True),
 }
 BASELINES = ("all-reduce", "all-gather", "parallax")
 
@@ -99,7 +118,7 @@ class Training:
         optimizer: optax.GradientTransformation,
         *,
         exact: bool,
-        rooms: dict[str, int] | None = None,
+        rooms: Rooms | None = None,
         check: bool = True,
     ):
         """Makes the trainer and the first state.
@@ -118,11 +137,19 @@ class Training:
         self._rows = optimizer
         if system.by_rows:
             self._rows = sparsejax.lazy(optimizer, exact=exact)
-        tx = optax.chain(system.sync(), self._rows)
-        loss = loss_of(task, rooms)
-        self._trainer = (system.trainer if check else Unchecked)(
-            loss, tx, mesh, axis_name=AXIS
-        )
+        loss, last = loss_of(task, rooms), self._rows
+        if system.carries:
+            # What is carried is not updated by rows.
+            each = {"tables": last, "rest": optimizer}
+            labels = lambda params: {
+                "tables": {name: "tables" for name in params["tables"]},
+                "rest": jax.tree.map(lambda _: "rest", params["rest"]),
+            }
+            last = optax.partition(each, labels)
+        tx = optax.chain(system.sync(rooms), last)
+        tx = horizontal(tx) if system.carries else tx
+        trainer = sparsejax.data_parallel if check else Unchecked
+        self._trainer = trainer(loss, tx, mesh, axis_name=AXIS)
         if isinstance(self._trainer, Unchecked) and isinstance(self._rows, rows.Lazy):
             self._trainer.for_rows(self._rows)
         params = task.init()
@@ -131,16 +158,21 @@ class Training:
             params["tables"] = {k: of(x) for k, x in params["tables"].items()}
         self.state = self._trainer.init(params)
 
-    def step(self, batch: Any) -> float:
-        """Takes a step; the mean loss of all ranks."""
-        self.state, loss = self._trainer.step(self.state, batch)
+    def step(self, *batches: Any) -> float:
+        """Takes a step; the mean loss of all ranks.
+
+        Args:
+            *batches: As the system's `feed` gives them.
+        """
+        self.state, loss = self._trainer.step(self.state, *batches)
         return float(loss)
 
     def params(self) -> dict[str, Any]:
         """The parameters as dense training would have them, tables whole."""
-        self.state = self.system.flush(self._trainer, self.state)
+        if self.system.is_scheduled:
+            self.state = self._trainer.flush(self.state)
         params = self.state.params
-        if isinstance(self._rows, rows.Lazy):
+        if isinstance(self._rows, rows.Lazy) and not self.system.is_scheduled:
             settle = jax.jit(rows.settle, static_argnums=2)
             params, _ = settle(params, self.state.opt_state, self._rows)
         whole = lambda x: x.whole() if isinstance(x, ColumnTable) else x
@@ -148,7 +180,7 @@ class Training:
         return {"tables": tables, "rest": jax.device_get(params["rest"])}
 
 
-def loss_of(task: Task, rooms: dict[str, int] | None = None) -> Callable[..., jax.Array]:
+def loss_of(task: Task, rooms: Rooms | None = None) -> Callable[..., jax.Array]:
     """The loss of a rank's share of a batch; all tables are read in one exchange."""
 
     def loss(params, batch):

@@ -138,6 +138,8 @@ def compared(task: Task, kind: str, settings: Settings, mesh: Mesh) -> list[dict
     rows = [about | {"system": PLAIN} | _summary(want, want) | scores(task, params)]
     for name in settings.systems:
         system = SYSTEMS[name]
+        if settings.unchecked and system.is_scheduled:
+            continue  # the trainer checks
         training = Training(
             system,
             task,
@@ -147,7 +149,7 @@ def compared(task: Task, kind: str, settings: Settings, mesh: Mesh) -> list[dict
             rooms=rooms(task, batches[:20], settings.ranks),
             check=not settings.unchecked,
         )
-        losses = [training.step(batch) for batch in system.feed(iter(batches))]
+        losses = [training.step(*given) for given in system.feed(iter(batches))]
         tables, kept = held(training.state)
         row = about | {"system": name, "table_bytes": tables, "optimizer_bytes": kept}
         rows.append(row | _summary(losses, want) | scores(task, training.params()))
