@@ -207,11 +207,6 @@ MUTANTS = {
         "* UNIT // 4",
         "* UNIT // 4 + 1",
     ),
-    "a row too few": (
-        "slots.py",
-        "inside = there & (row + step <= ROWS)",
-        "inside = there & (row + step < ROWS)",
-    ),
     "a rank's row is the one before": (
         "slots.py",
         "below = inside & (end <= rank)",
