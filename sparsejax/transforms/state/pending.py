@@ -66,7 +66,8 @@ class Pending:
         """What is held back, by other ranks: see `resizing.resized`.
 
         Equal rows of several ranks are added up. Where one of the new ranks gets more than
-        the fresh state has room for, there is more room; a step makes it what it was.
+        the fresh state has room for, there is more room. The first step makes it what it
+        was, and JAX warns that it could not reuse that memory.
 
         Args:
             fresh: That of a fresh state for the other ranks.
