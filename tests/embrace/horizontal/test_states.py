@@ -325,7 +325,7 @@ def test_leaves_that_a_further_axis_shards_keep_their_types(check_vma):
     specs["layers"][0]["w"] = P(None, "model")
     chain = optax.chain(sparsejax.dense_sync("data"), optax.adam(1e-2))
     late = horizontal(chain, ORDER, "data")
-    done = {}
+    done, after = {}, None
     for name, tx in {"late": late, "usual": chain}.items():
         made = {"param_specs": specs, "check_vma": check_vma}
         state = sparsejax.init(tx, given, mesh, "data", **made)
