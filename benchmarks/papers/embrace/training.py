@@ -9,7 +9,7 @@ batches, with the same optimizer: lazy ones are exact. So losses must be those o
 training to rounding. That grows with the steps: Adam makes a whole step of a gradient that
 is zero but for rounding, as the translator has some, and so even a dense all-reduce in
 place of one device's sum moves its losses by some thousandths, and its BLEU by some tenths.
-In float64 (`--double`) they stay together. Prints
+`--double` trains in float64, whose rounding is smaller by nine digits. Prints
 
     loss      the mean of the last ten steps
     apart     the largest difference of a step's loss from plain training's, over that loss
