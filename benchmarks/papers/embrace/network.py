@@ -170,7 +170,8 @@ def formula(task: Task, batches: list, ranks: int, way: str) -> float:
         for name, shape in params["tables"].items():
             most = max(len(own[name]) for own in reads)
             union = len(np.unique(np.concatenate([own[name] for own in reads])))
-            given = embrace.Reads(ranks, *shape.shape, most, union)
+            rows, dim = shape.shape
+            given = embrace.Reads(ranks, rows, dim, most, union)
             total += embrace.WAYS[way][0](given).bytes
     return rest + total / len(batches)
 

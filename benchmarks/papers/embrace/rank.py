@@ -48,7 +48,7 @@ class Side:
         is_table = lambda node: isinstance(node, ColumnTable)
         for leaf in jax.tree.leaves(self.training.state.params, is_leaf=is_table):
             if not is_table(leaf):
-                digest.update(np.asarray(leaf.addressable_data(0)))
+                digest.update(np.asarray(leaf.addressable_data(0)).tobytes())
         return digest.hexdigest()
 
 

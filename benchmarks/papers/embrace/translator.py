@@ -100,7 +100,8 @@ def _translated(params, source):
     def word(at, text):
         scores = _scores(rest, tables["target"][text[:, :-1]], meaning, there)
         scores = scores.at[..., jnp.array([PAD, UNKNOWN, BEGIN])].set(-jnp.inf)
-        return text.at[:, at + 1].set(jnp.argmax(scores[:, at], axis=-1))
+        likeliest = jnp.argmax(scores[:, at], axis=-1).astype(text.dtype)
+        return text.at[:, at + 1].set(likeliest)
 
     text = jnp.zeros((len(source), LENGTH + 2), jnp.int32).at[:, 0].set(BEGIN)
     return jax.lax.fori_loop(0, LENGTH + 1, word, text)
