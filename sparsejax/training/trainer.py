@@ -214,8 +214,10 @@ class DataParallel:
         lazy = [part.part for part in seen.rows if isinstance(part.part, rows.Lazy)]
 
         def of_rows(params, opt_state):
-            if not seen.ahead or not lazy:
+            if not lazy:
                 return params, opt_state  # there is no table
+            if not seen.ahead:
+                return rows.settle(params, opt_state, lazy[0])
             return flushing.flush(params, opt_state, lazy[0])
 
         flushed = halves.flushed(self._tx, state.params, state.opt_state, of_rows)
