@@ -40,7 +40,10 @@ def cut(paths: Sequence[str], order: Order | Callable[..., Order] | None) -> lis
         order: Path prefixes, or a function from the paths to these; None: see the module.
     """
     if order is None:
-        return _by_name({_name(path): (_name(path),) for path in paths}, paths)
+        members: dict[str, list[str]] = {}
+        for path in paths:
+            members.setdefault(_name(path), []).append(path)
+        return [Block(name, tuple(inside)) for name, inside in members.items()]
     if callable(order):
         order = order(list(paths))
     check(order)

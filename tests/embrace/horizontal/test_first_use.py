@@ -122,6 +122,17 @@ def test_blocks_are_what_is_numbered_or_else_of_one_parent():
     }
 
 
+def test_a_leaf_beside_blocks_is_a_block_of_its_own_parent():
+    """`decoder` holds a leaf and blocks, and has the leaf alone."""
+    paths = ["decoder/cross/ask", "decoder/cross/tell", "decoder/scale", "scale"]
+    found = {block.name: block.paths for block in blocks.cut(paths, None)}
+    assert found == {
+        "decoder/cross": ("decoder/cross/ask", "decoder/cross/tell"),
+        "decoder": ("decoder/scale",),
+        "scale": ("scale",),
+    }
+
+
 @pytest.mark.parametrize("as_function", [False, True])
 def test_an_order_may_be_a_function_of_the_paths(as_function):
     order = ["words", "layers", "norm", "head"]
