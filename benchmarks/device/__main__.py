@@ -147,12 +147,17 @@ def row_of(
 
 
 def hold(
-    scheme: str, load: Load, one: compiled.Counted, gpus: Mesh, cpus: Mesh
+    scheme: str,
+    load: Load,
+    one: compiled.Counted,
+    gpus: Mesh,
+    cpus: Mesh,
+    kernels: str = "auto",
 ) -> dict[str, Any]:
     """What a run of the load, or of a smaller one, shows; raises where it is otherwise."""
     small = load.smaller()
     if small != load:
-        one = compiled.counted(scheme, small, gpus)
+        one = compiled.counted(scheme, small, gpus, kernels=kernels)
     return {"units": small.units} | held.hold(scheme, small, cpus, one)
 
 
@@ -208,7 +213,7 @@ def main() -> int:
                     f"{row['waits']:,.0f} waits, compiled in {row['compile']:.1f} s"
                 )
                 if not given.trust:
-                    row["held"] = hold(scheme, load, one, gpus, cpus)
+                    row["held"] = hold(scheme, load, one, gpus, cpus, given.kernels)
                     say(f"  held on {row['held']['units']:,} units: {row['held']['turns']}")
             except ProgramError as error:
                 say(f"WRONG: {error}")

@@ -117,7 +117,8 @@ def unpack_message(
     """Adds the values of all messages to an array, or sets them in it.
 
     Values of the same unit are added in any order on a GPU, by every backend: whoever needs
-    the same bits on several ranks adds one message after another, or adds in one place.
+    the same bits on several ranks adds one message after another, or adds in one place. No
+    two entries of one message have one unit, so one message is added without atomics.
 
     Args:
         into: [units, ...].

@@ -16,7 +16,9 @@ sum at the last of its run less the sum before the first: two atomic additions a
 program, where one for each bit would meet up to 32 others at one address. So a launch
 before has cleared the messages: not where values will be, nor behind what is sent.
 
-An atomic addition of float32 takes denormals for zero on GPUs of NVIDIA, here as in XLA.
+An atomic addition of float32 takes denormals for zero on GPUs of NVIDIA, here as in XLA. So
+what one sender sends is added without: no two of its entries have one unit, and two ranks
+that swap what they have, and add it up each by itself, must come to the same bits.
 """
 
 import math
@@ -108,6 +110,7 @@ def unpack_message(
         PLANES=planes,
         KIND=_KINDS[dtype],
         REPLACES=int(replaces),
+        ALONE=int(len(message) == 1),
         **_striped(units),
         AT=at,
         BLOCK=block,
@@ -298,6 +301,7 @@ def unpack_message_kernel(
     PLANES: tl.constexpr,
     KIND: tl.constexpr,
     REPLACES: tl.constexpr,
+    ALONE: tl.constexpr,
     PARTS: tl.constexpr,
     TURNS: tl.constexpr,
     COLUMN: tl.constexpr,
@@ -339,6 +343,9 @@ def unpack_message_kernel(
         value = tl.load(values + rank, mask=there, other=0).to(kind)
         if REPLACES:
             tl.store(into_ptr + unit, value, mask=there)
+        elif ALONE:
+            held = tl.load(into_ptr + unit, mask=there, other=0)
+            tl.store(into_ptr + unit, held + value, mask=there)
         else:
             tl.atomic_add(into_ptr + unit, value, mask=there, sem="relaxed")
     else:
@@ -350,6 +357,9 @@ def unpack_message_kernel(
             to = into_ptr + unit[:, None] * WIDTH + at
             if REPLACES:
                 tl.store(to, value, mask=mask)
+            elif ALONE:
+                held = tl.load(to, mask=mask, other=0)
+                tl.store(to, held + value, mask=mask)
             else:
                 tl.atomic_add(to, value, mask=mask, sem="relaxed")
 

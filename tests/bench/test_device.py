@@ -1,9 +1,11 @@
 """The count of what a compiled program does, on programs small enough to count by hand."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
-from benchmarks.device import ceilings, costs, hlo, loads, turns
+from benchmarks.device import __main__ as program, ceilings, costs, hlo, loads, turns
 from benchmarks.device.lists import ListStage
 from benchmarks.device.ragged import RaggedStage
 from benchmarks.device.walk import Counts, Ragged, Walk
@@ -433,3 +435,15 @@ def test_a_ragged_stage_goes_densely_in_one_round_or_in_several():
     dense = turns.Turns({"push": ragged_stage([[8] * 4] * 4, dense=1), "pull": pull})
     assert dense.taken(place, 3) == [1.0, 0.0, 0.0]
     assert dense.taken(back, 4) == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_what_is_held_is_compiled_with_the_kernels_that_are_counted(monkeypatch):
+    asked = []
+    counted = lambda scheme, load, mesh, kernels="auto": asked.append(kernels)
+    monkeypatch.setattr(program.compiled, "counted", counted)
+    monkeypatch.setattr(program.held, "hold", lambda *given: {})
+    one, gpus, cpus = mock.Mock(), mock.Mock(), mock.Mock()
+    load = loads.LOADS["128M numbers"]
+    held = program.hold("zen", load, one, gpus, cpus, "triton")
+    assert held["units"] == load.held < load.units
+    assert asked == ["triton"]

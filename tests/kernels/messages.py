@@ -214,6 +214,7 @@ CASES = {
     "full": Case(words=9, capacity=288, density=(1.0, 1.0)),
     "nothing": Case(density=(0.0, 0.0)),
     "one part": Case(density=(0.1,), units="striped"),
+    "rows of one part": Case(density=(0.1,), shape=(3,), capacity=256),
     "rows of five halves": Case(shape=(5,), units="given", **HALVES),
     "halves": Case(dtype=np.float16, wire=np.float16, units="striped"),
     "rows of two axes": Case(shape=(2, 9), capacity=40, density=(0.03, 0.0)),

@@ -177,6 +177,16 @@ MUTANTS = {
         'tl.atomic_add(into_ptr + unit, value, mask=there, sem="relaxed")',
         "tl.store(into_ptr + unit, value, mask=there)",
     ),
+    "numbers of one sender are stored, not added": (
+        "messages.py",
+        "tl.store(into_ptr + unit, held + value, mask=there)",
+        "tl.store(into_ptr + unit, value, mask=there)",
+    ),
+    "rows of one sender are stored, not added": (
+        "messages.py",
+        "tl.store(to, held + value, mask=mask)",
+        "tl.store(to, value, mask=mask)",
+    ),
     "what lies behind the array is written": (
         "messages.py",
         "there = there & (unit >= 0) & (unit < SIZE)",

@@ -129,11 +129,23 @@ MUTANTS = {
         "carry = self.unpack_whole(arrived, lengths.numbers, carry, lengths.at_first)",
         "tests/wire/test_at_once.py",
     ),
-    "a kernel's sums are set, not added": Mutant(
+    "what replaces is added where there are several senders": Mutant(
         "pallas_kernels/reference/messages.py",
-        "    if not replaces:\n",
-        "    if False:\n",
+        "    if not replaces and len(message) > 1:\n",
+        "    if len(message) > 1:\n",
         "tests/kernels/test_messages.py tests/wire/test_at_once.py",
+    ),
+    "what one sender sends is set, not added": Mutant(
+        "pallas_kernels/reference/messages.py",
+        "write = into.at[where].set if replaces else into.at[where].add",
+        "write = into.at[where].set",
+        "tests/kernels/test_messages.py",
+    ),
+    "what one sender sends is added atomically": Mutant(
+        "pallas_kernels/reference/messages.py",
+        'write(values, mode="drop", unique_indices=True',
+        'write(values, mode="drop", unique_indices=replaces',
+        "tests/kernels/test_messages.py",
     ),
     "words of a message behind its last entry are not zero": Mutant(
         "pallas_kernels/reference/messages.py",
