@@ -127,6 +127,8 @@ def _are_same(ours, theirs):
     """Whether two batches are the same arrays, or hold the same numbers."""
     if ours is theirs:
         return True
+    if jax.tree.structure(ours) != jax.tree.structure(theirs):
+        return False
     pairs = list(zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True))
     return all(a is b or _are_equal(a, b) for a, b in pairs)
 

@@ -161,15 +161,16 @@ class DataParallel:
             state = self._placed(state)
         is_ahead = self._is_ahead(state.params)
         ahead.check_next(is_ahead, batch, next_batch)
-        batches = [batch]
-        if is_ahead:
-            if not self._told.is_kept(state.step, batch):
-                state = self.flush(state)
-            batches += [] if next_batch is None else [next_batch]
+        told = next_batch if is_ahead else None
+        batches = [batch] if told is None else [batch, told]
+        # Before the state is used up: a batch that does not fit loses nothing.
+        batches = list(map(self._batches.placed, batches))
+        if is_ahead and not self._told.is_kept(state.step, batch):
+            state = self.flush(state)
         step = self.compiled(state, has_next=len(batches) > 1)
-        after, out = step(state, *map(self._batches.placed, batches))
+        after, out = step(state, *batches)
         self._last_step = after.step
-        self._told.after(after.step, batches[1] if len(batches) > 1 else None)
+        self._told.after(after.step, told)
         return after, out
 
     def flush(self, state: TrainState) -> TrainState:

@@ -12,6 +12,7 @@ import sparsejax
 from sparsejax import rows
 from sparsejax.embrace import lookahead, rows_held
 from sparsejax.embrace.vertical.split import Chosen, split
+from sparsejax.errors import ArgumentError
 from sparsejax.training.ahead import Told
 from sparsejax.transforms.state import pending
 from tests import helpers
@@ -274,6 +275,20 @@ def test_a_step_is_told_its_batch_or_flushes():
     assert told.is_kept(steps[0], first)
     assert told.is_kept(steps[0], {"x": jnp.arange(3)})
     assert not told.is_kept(steps[0], other)
+    assert not told.is_kept(steps[0], {"y": first["x"]})
+    assert not told.is_kept(steps[0], first | {"y": first["x"]})
     assert not told.is_kept(steps[1], first)  # a state from elsewhere
     told.after(steps[1], None)  # nothing is held back
     assert told.is_kept(steps[1], other)
+
+
+def test_a_batch_that_does_not_fit_uses_up_no_state():
+    """Another batch than was told flushes first, but not if it cannot be trained on."""
+    trainer = trainer_of(2, False, True, 64)
+    state = trainer.init(params(2, sharded=True))
+    state, _ = trainer.step(state, batch_of(0, 2), batch_of(1, 2))
+    uneven = {k: x[:-1] for k, x in batch_of(2, 2).items()}
+    with pytest.raises(ArgumentError, match="leading axis, which 2 must divide"):
+        trainer.step(state, uneven, None)
+    assert not any(x.is_deleted() for x in jax.tree.leaves(state))
+    trainer.step(state, batch_of(1, 2), batch_of(2, 2))

@@ -505,6 +505,25 @@ MUTANTS = {
         "if True:",
         f"{VERTICAL}::test_a_step_is_told_its_batch_or_flushes",
     ),
+    "a batch of other leaves is the one that was told": Mutant(
+        "sparsejax/training/ahead.py",
+        "    if jax.tree.structure(ours) != jax.tree.structure(theirs):\n",
+        "    if False:\n",
+        f"{VERTICAL}::test_a_step_is_told_its_batch_or_flushes",
+    ),
+    "a batch that does not fit uses up the state": Mutant(
+        "sparsejax/training/trainer.py",
+        "        batches = list(map(self._batches.placed, batches))\n",
+        "        self.flush(state) if is_ahead else None\n"
+        "        batches = list(map(self._batches.placed, batches))\n",
+        f"{VERTICAL}::test_a_batch_that_does_not_fit_uses_up_no_state",
+    ),
+    "rows beside blocks stay late behind a flush": Mutant(
+        "sparsejax/training/trainer.py",
+        "return rows.settle(params, opt_state, lazy[0])",
+        "return params, opt_state",
+        "tests/embrace/horizontal/test_training.py",
+    ),
     "a settled row is late": Mutant(
         "sparsejax/rows/updates/lazy.py",
         "if not flushed and find(state, Pending):",

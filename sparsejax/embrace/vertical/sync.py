@@ -84,8 +84,9 @@ def embrace_sync(
     `trainer.flush(state)`, or `sparsejax.embrace.flush`.
 
     Where the next step reads other rows than it was told, those whose gradient is held back
-    are read without it, one step old. None is lost: they are counted in the state, `stale`,
-    and `data_parallel` lets it not happen.
+    are read without it, one step old. None is lost: they are counted in the state, `stale`.
+    With `data_parallel` it happens only where ids depend on parameters or variables: a
+    batch that was not told makes it flush.
 
     What is sent `sparsejax.metrics` says, of tables as "prior rows", "delayed rows" and
     "next ids". That of the lookups is not in it, which `column_lookup(..., traffic=True)`

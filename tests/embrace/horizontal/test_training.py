@@ -112,3 +112,29 @@ def test_an_order_that_was_found_is_the_order_given():
         "norm",
         "words",
     ]
+
+
+@pytest.mark.filterwarnings("ignore:sparsejax.lookup of a table")
+def test_a_flush_catches_up_rows_of_tables_that_are_not_carried():
+    """Those of `at_once` that `lazy` updates, where `embrace_sync` holds nothing back."""
+    n, sync = 2, sparsejax.zen_sync(rules={"embedding": "sparse"})
+    sgd, which = optax.sgd(0.1, momentum=0.9), lambda p: {k: k for k in p}
+    each = {"embedding": sparsejax.lazy(sgd), "kernel": sgd}
+
+    def loss(p, batch):
+        vectors = sparsejax.lookup(p["embedding"], batch["ids"])
+        return ((vectors @ p["kernel"] - batch["y"]) ** 2).mean()
+
+    rng = np.random.default_rng(0)
+    shapes = {"embedding": (40, 3), "kernel": (3,)}
+    given = {k: rng.normal(size=x).astype(np.float32) for k, x in shapes.items()}
+    late = optax.chain(sync, optax.partition(each, which))
+    states = []
+    for tx in (horizontal(late, at_once=["embedding"]), optax.chain(sync, sgd)):
+        one = sparsejax.data_parallel(loss, tx, mesh_of(n))
+        state = one.init(given)
+        for step in range(3):
+            state, _ = one.step(state, batch_of(step, n))
+        states.append(one.flush(state) if not states else state)
+    for k, want in states[1].params.items():
+        np.testing.assert_allclose(states[0].params[k], want, rtol=2e-6, atol=1e-7)
