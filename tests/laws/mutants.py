@@ -1040,7 +1040,7 @@ MUTANTS = {
         "sparsejax/embrace/horizontal/schedule.py",
         "if of_rest is not None and (given := cut.rest()) is not None:",
         "if of_rest is None and (given := cut.rest()) is not None:",
-        "tests/embrace/test_both_dimensions.py",
+        "tests/embrace/horizontal/test_training.py",
     ),
 }
 

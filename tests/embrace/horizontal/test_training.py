@@ -101,6 +101,7 @@ def test_evaluation_applies_what_is_carried():
     assert float(one.evaluate(states[1]._replace(opt_state=None), batch)) != float(want)
 
 
+@pytest.mark.slow
 def test_an_order_that_was_found_is_the_order_given():
     found = trained(2, "adam", None)
     given = trained(2, "adam", ORDER)
