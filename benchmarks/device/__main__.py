@@ -71,6 +71,7 @@ class Settings(settings.Settings):
 COLUMNS = [
     Column("array", "load"),
     Column("scheme", "scheme"),
+    Column("kernels", "kernels"),
     Column("launches", "launches", ",.0f"),
     Column("waits", "waits", ",.0f"),
     Column("collectives", "collectives", ".0f"),
@@ -123,7 +124,7 @@ def row_of(
     return {
         "load": load.name,
         "scheme": scheme,
-        "kernels": kernels,
+        "kernels": None if kernels == "auto" else kernels,
         "ranks": RANKS,
         "densities": [float(own), float(of_sum)],
         "array": load.bytes,

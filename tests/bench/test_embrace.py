@@ -143,12 +143,9 @@ def batches(ranks, count=3):
 SLOW = ("all-reduce", "all-gather", "parallax", "zen rows")
 
 
-LONG = [(name, True) for name in SLOW] + [(name, False) for name in SLOW]
-
-
 @pytest.mark.parametrize(
     ("name", "check"),
-    [("hybrid", False), *helpers.slow(("hybrid", True), *LONG)],
+    [("hybrid", False), *helpers.slow(("hybrid", True), *((name, True) for name in SLOW))],
 )
 def test_every_system_is_plain_training(name, check):
     n, task, optimizer = 2, small(), optax.sgd(0.5)
