@@ -44,7 +44,7 @@ def test_a_count_that_does_not_hold_ends_the_run_and_is_not_written(monkeypatch,
     one = compiled.Counted(Counts(launches=3, sent=8.0), 0, 0.1, turns.Turns({}), None)
     monkeypatch.setattr(program.index_sets, "mesh", lambda ranks: None)
     monkeypatch.setattr(program.h200, "mesh", lambda ranks: None)
-    monkeypatch.setattr(program.compiled, "counted", lambda *_: one)
+    monkeypatch.setattr(program.compiled, "counted", lambda *_, **how: one)
     monkeypatch.setattr("benchmarks.harness.record.RESULTS", tmp_path)
     load = ["--loads", "65,536 x 64", "--schemes", "zen"]
     monkeypatch.setattr("sys.argv", ["device", *load])
