@@ -26,9 +26,17 @@ def init(vocabulary: int, width: int, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def batches(tokens: np.ndarray, vocabulary: int, ranks: int, seed: int = 0):
-    """Yields batches for ever: 16 windows of 20 tokens for each rank, and its negatives."""
-    windows, length, negatives = 16, 20, 256
+def batches(
+    tokens: np.ndarray,
+    vocabulary: int,
+    ranks: int,
+    seed: int = 0,
+    *,
+    windows: int = 16,
+    length: int = 20,
+    negatives: int = 256,
+):
+    """Yields batches for ever: windows of tokens for each rank, and its negatives."""
     rng = np.random.default_rng(seed)
     while True:
         starts = rng.integers(0, len(tokens) - length, ranks * windows)

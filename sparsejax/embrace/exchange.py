@@ -56,7 +56,7 @@ class Exchange:
 
         def gather(*lists):
             joined, sent = self.wire.all_gather(jnp.concatenate(lists))
-            return _split(joined, [x.size for x in lists]), sent
+            return pieces(joined, [x.size for x in lists]), sent
 
         if not any(self.rooms):
             return [jnp.zeros((self.wire.ranks, 0), jnp.int32) for _ in lists], 0.0
@@ -79,7 +79,7 @@ class Exchange:
         def exchange(*columns):
             flat = [x.reshape(len(x), x.shape[1] * x.shape[2]) for x in columns]
             received, sent = self.wire.all_to_all(jnp.concatenate(flat, axis=1))
-            parts = _split(received, [x.shape[1] for x in flat])
+            parts = pieces(received, [x.shape[1] for x in flat])
             pairs = zip(parts, columns, strict=True)
             return [x.reshape(y.shape) for x, y in pairs], sent
 
@@ -115,7 +115,7 @@ class Exchange:
         return axes.cond(fits, shorter, longer, *arrays)
 
 
-def _split(x, lengths):
+def pieces(x: jax.Array, lengths: Sequence[int]) -> list[jax.Array]:
     """[n, sum of lengths] as an array of each length."""
     return jnp.split(x, np.cumsum(lengths)[:-1], axis=1)
 

@@ -114,21 +114,14 @@ def language(
         return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - right)
 
     def batches(ranks, seed=0):
+        from examples import lm_model
         from examples.data import docstrings
 
         # By frequency: fewer words are the first of more, and one corpus is kept for all.
         tokens = docstrings.load(max(words, WORDS)).tokens
         tokens = np.where(tokens < words, tokens, 0)
-        rng = np.random.default_rng(seed)
-        while True:
-            starts = rng.integers(0, len(tokens) - LENGTH, ranks * windows)
-            text = tokens[starts[:, None] + np.arange(LENGTH + 1)]
-            drawn = np.exp(rng.random((ranks, NEGATIVES)) * np.log(words + 1)) - 1
-            yield {
-                "tokens": text[:, :-1],
-                "targets": text[:, 1:],
-                "negatives": np.minimum(drawn, words - 1).astype(np.int32),
-            }
+        sizes = {"windows": windows, "length": LENGTH, "negatives": NEGATIVES}
+        return lm_model.batches(tokens, words, ranks, seed, **sizes)
 
     return Task("language", init, ids, loss, batches, 5e-3)
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax import axes
+from sparsejax.embrace.exchange import pieces
 from sparsejax.wire import Wire
 
 
@@ -41,8 +42,8 @@ def columns_of(wire: Wire, rows: Sequence[jax.Array]) -> tuple[list[jax.Array], 
         flat = [jnp.moveaxis(part, 1, 0).reshape(n, -1) for part in parts]
         arrived, cost = wire.all_to_all(jnp.concatenate(flat, axis=1))
         sent += cost
-        ends = [sum(x.shape[1] for x in flat[: k + 1]) for k in range(len(flat) - 1)]
-        for i, part in zip(places, jnp.split(arrived, ends, axis=1), strict=True):
+        each = pieces(arrived, [x.shape[1] for x in flat])
+        for i, part in zip(places, each, strict=True):
             received[i] = part.reshape(received[i].shape)
     return received, sent
 

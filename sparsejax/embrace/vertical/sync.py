@@ -11,6 +11,7 @@ import optax
 from sparsejax import axes, errors, schemes
 from sparsejax.axes import AxisName
 from sparsejax.embrace.column_table import ColumnTable, Unsent
+from sparsejax.embrace.exchange import pieces
 from sparsejax.embrace.vertical import sending
 from sparsejax.embrace.vertical.split import Chosen, among, split
 from sparsejax.errors import ArgumentError
@@ -293,8 +294,7 @@ class Step:
         if not sum(x.size for x in lists):
             return lists, 0.0
         every, sent = self.wire.all_gather(jnp.concatenate(lists))
-        ends = [sum(x.size for x in lists[: k + 1]) for k in range(len(lists) - 1)]
-        return jnp.split(every, ends, axis=1), sent
+        return pieces(every, [x.size for x in lists]), sent
 
     def _arrived(self, ids, rows, at):
         """Rows of all ranks as one gradient of this rank's columns."""
