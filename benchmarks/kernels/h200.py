@@ -222,6 +222,7 @@ HAS_PALLAS = {
     "bitmap_decode",
     "partition",
     "threshold_hash",
+    *messages(),
 }
 HAS = {"reference": set(operations()), "pallas": HAS_PALLAS}
 HAS["triton"] = HAS_PALLAS | {
@@ -229,5 +230,4 @@ HAS["triton"] = HAS_PALLAS | {
     "partition, append",
     "partition_dense",
     "partition_dense by magnitude",
-    *messages(),
 }

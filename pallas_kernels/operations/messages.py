@@ -5,10 +5,6 @@ of places, where the run of entries begins and how many there are at most. A ker
 many programs as the longest message would take, and those behind the last entry leave at
 once; plain XLA goes over as many entries as there is room for. A kernel finds the bits of
 its entries itself, so nothing but the message has the length of a message.
-
-Pallas has no kernel for them. What a kernel is given there has one dtype, and a message has
-words, bytes and values of another dtype, at places that are data: each word would have to
-be put together from four slots or two values, each loaded by itself.
 """
 
 import jax
@@ -16,13 +12,17 @@ import jax.numpy as jnp
 
 from pallas_kernels import backends, checks, reference
 from pallas_kernels.errors import KernelArgumentError
+from pallas_kernels.pallas import messages as in_pallas
 from pallas_kernels.reference.messages import SINGLE
 from pallas_kernels.striping import Striping
 
 
-# What Triton can add atomically, and what it reads and writes of a message.
+# What Triton can add atomically, and what kernels read and write of a message.
 _ADDED = (jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16, jnp.int32, jnp.uint32)
 _TRAVELS = (jnp.float32, jnp.float16, jnp.bfloat16)
+# What Pallas can add atomically, and numbers of an array that its int32 addresses reach.
+_ADDED_IN_PALLAS = (jnp.float32, jnp.float16, jnp.int32, jnp.uint32)
+_REACHED = 2**31 - 1
 
 
 def pack_message(
@@ -82,10 +82,13 @@ def pack_message(
             )
     kernels = {
         "reference": reference.pack_message,
+        "pallas": in_pallas.pack_message,
         "triton": backends.in_triton("messages", "pack_message"),
     }
     if dtype not in _TRAVELS or array.dtype not in _TRAVELS:
-        kernels.pop("triton")
+        kernels = {"reference": reference.pack_message}
+    elif max(array.size, slots.size, len(counts) * words) > _REACHED:
+        kernels.pop("pallas")
     kernels = backends.bound(
         kernels,
         room=room,
@@ -149,10 +152,13 @@ def unpack_message(
     _check_travels(dtype)
     kernels = {
         "reference": reference.unpack_message,
+        "pallas": in_pallas.unpack_message,
         "triton": backends.in_triton("messages", "unpack_message"),
     }
     if dtype not in _TRAVELS or into.dtype not in _ADDED:
-        kernels.pop("triton")
+        kernels = {"reference": reference.unpack_message}
+    elif into.dtype not in _ADDED_IN_PALLAS or max(into.size, message.size) > _REACHED:
+        kernels.pop("pallas")
     kernels = backends.bound(
         kernels,
         room=room,

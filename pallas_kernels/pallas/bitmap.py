@@ -85,7 +85,7 @@ def _decode(words, capacity, fill, interpret):
 def _decode_kernel(words_ref, ends_ref, found_ref, *, size, capacity):
     word = launch.lanes(_DECODED)
     words = launch.load(words_ref, word, word < size, jnp.uint32(0))
-    counts = _count_bits(words)
+    counts = count_bits(words)
     first = ends_ref[launch.program()] - jnp.sum(counts)
     spare = capacity + lax.iota(jnp.int32, _DECODED)
 
@@ -93,7 +93,7 @@ def _decode_kernel(words_ref, ends_ref, found_ref, *, size, capacity):
         words, rank = left
         there = (words != 0) & (rank < capacity)
         below = words - jnp.uint32(1)
-        found = word * WORD + _count_bits(words ^ below) - 1
+        found = word * WORD + count_bits(words ^ below) - 1
         launch.store(found_ref, jnp.where(there, rank, spare), found, there)
         return words & below, rank + 1
 
@@ -101,7 +101,7 @@ def _decode_kernel(words_ref, ends_ref, found_ref, *, size, capacity):
     lax.fori_loop(0, jnp.max(counts), one_of_each, start)
 
 
-def _count_bits(words):
+def count_bits(words):
     """`lax.population_count`, which Triton does not compile: by pairs, fours and bytes."""
     x = words - ((words >> 1) & jnp.uint32(0x55555555))
     x = (x & jnp.uint32(0x33333333)) + ((x >> 2) & jnp.uint32(0x33333333))

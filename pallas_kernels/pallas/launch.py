@@ -84,3 +84,11 @@ def load(ref, at, mask, other):
 def store(ref, at, values, mask):
     """ref[at] = values where the mask says so."""
     triton_backend().store(ref.at[at], values, mask=mask)
+
+
+def add(ref, at, values, mask, *, interpret):
+    """Adds to ref[at] where the mask says so, in any order; many may mean one address."""
+    if interpret:  # Interpreted, an atomic addition takes no mask, and loses all but one.
+        ref[...] = ref[...].at[at].add(jnp.where(mask, values, 0), mode="drop")
+    else:
+        triton_backend().atomic_add(ref, (at,), values, mask=mask)

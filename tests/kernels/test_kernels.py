@@ -431,7 +431,9 @@ def guarded(monkeypatch):
         for number, result in enumerate(results):
             if number not in in_place.values():
                 in_place[len(operands)] = number
-                operands.append(jnp.zeros(result.shape, result.dtype))
+                # What is there before is anything.
+                filled = jnp.full(result.shape, CANARY, jnp.uint32)
+                operands.append(filled.view(result.dtype))
         for operand in in_place:
             x = operands[operand]
             canary = jnp.full(GUARD, CANARY, jnp.uint32).view(x.dtype)

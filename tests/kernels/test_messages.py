@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import pallas_kernels as kernels
+from pallas_kernels.pallas import messages as in_pallas
 from tests import helpers
 from tests.kernels import messages
-from tests.kernels.test_kernels import by, with_launches
+from tests.kernels.test_kernels import ON_GPU, by, guarded
 
 
 # The four mixed ones are one program.
@@ -49,21 +50,58 @@ def unpacking(backend):
     return unpack
 
 
+# Pallas is interpreted where there is no GPU, which takes its time to compile.
+every_backend = pytest.mark.parametrize(
+    "backend",
+    [
+        "reference",
+        *helpers.slow("pallas"),
+        pytest.param("triton", marks=pytest.mark.gpu),
+    ],
+)
 every_case = pytest.mark.parametrize("name", [*QUICK, *helpers.slow(*OTHERS)])
 
 
-@with_launches
+@every_backend
 @every_case
 def test_a_message_is_what_is_written_by_hand(backend, name):
     messages.check_pack(packing(backend), messages.CASES[name])
 
 
-@with_launches
+@every_backend
 @every_case
 @pytest.mark.parametrize("replaces", [False, True])
 def test_what_arrives_is_added_or_set(backend, name, replaces):
     case = messages.CASES[name]
     messages.check_unpack(unpacking(backend), case, replaces=replaces)
+
+
+def test_pallas_writes_and_reads_halves_of_odd_rows():
+    case = messages.CASES["rows of five halves"]
+    messages.check_pack(packing("pallas"), case)
+    messages.check_unpack(unpacking("pallas"), case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixed, coo8", "rows of five halves"])
+def test_pallas_clears_what_it_writes_and_nothing_behind_an_end(name, monkeypatch):
+    dead, case = guarded(monkeypatch), messages.CASES[name]
+    how = {"interpret": not ON_GPU}
+    arrays = lambda *arrays: [jnp.asarray(x) for x in arrays]
+
+    def pack(slots, counts, array, numbers, *, units, **static):
+        given = arrays(units) if isinstance(units, np.ndarray) else []
+        units = None if given else units
+        operands = *arrays(slots, counts, numbers, array), *given
+        return in_pallas.pack_message(*operands, units=units, **static, **how)
+
+    def unpack(into, message, numbers, **static):
+        return in_pallas.unpack_message(*arrays(into, message, numbers), **static, **how)
+
+    messages.check_pack(pack, case)
+    for replaces in (False, True):
+        messages.check_unpack(unpack, case, replaces=replaces)
+    assert not dead, f"past its end wrote {dead}"
 
 
 def test_what_one_sender_sends_needs_no_atomic_additions():
@@ -85,7 +123,7 @@ def test_what_one_sender_sends_needs_no_atomic_additions():
     assert [e.params["unique_indices"] for e in scatters] == [True, False]
 
 
-@with_launches
+@every_backend
 @pytest.mark.slow
 def test_what_lies_behind_the_array_is_left_out(backend):
     for name in ("coo8", "bitmap", "rows of five halves"):

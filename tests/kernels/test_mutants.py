@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import pallas_kernels as kernels
-from tests.kernels import contract
+from tests import helpers
+from tests.kernels import contract, messages
 
 
 FOLDER = Path(kernels.__file__).parent
@@ -94,7 +95,39 @@ MUTANTS = {
         "large = inside & (jnp.abs(x) >= level_ref[0])",
         "large = inside & (jnp.abs(x) >= level_ref[0]) & (lane > 0)",
     ),
+    "a halving too few": (
+        "pallas/slots.py",
+        "lax.fori_loop(0, halvings, halve",
+        "lax.fori_loop(0, halvings - 1, halve",
+    ),
+    "bits beside their ranks": (
+        "pallas/messages.py",
+        "lax.shift_right_logical(slot, run[7]) + run[5] * rank",
+        "lax.shift_right_logical(slot, run[7])",
+    ),
+    "bytes in the wrong order": (
+        "pallas/messages.py",
+        "jnp.where(there, octets << shift, 0)",
+        "jnp.where(there, octets << (24 - shift), 0)",
+    ),
+    "the second entry's values are the first's": (
+        "pallas/entries.py",
+        "jnp.where(behind, x[-1], x[0])",
+        "x[0] + 0 * behind",
+    ),
+    "slots are not turned": (
+        "pallas/slots.py",
+        "lax.rem(part + parts - lax.rem(turn, parts), parts)",
+        "jnp.broadcast_to(part, turn.shape)",
+    ),
+    "what is there is forgotten": (
+        "pallas/messages.py",
+        "mask, jnp.zeros((), value.dtype)) + value",
+        "mask, jnp.zeros((), value.dtype)) * 0 + value",
+    ),
 }
+# Interpreted whole, which takes its time.
+SLOW = ["pallas/messages.py", "pallas/entries.py", "pallas/slots.py"]
 
 
 def module(file, old="", new=""):
@@ -141,6 +174,23 @@ def check_bitmap(made):
         )
 
 
+def check_messages(made):
+    def pack(slots, counts, array, numbers, *, units, **static):
+        given = [units] if isinstance(units, np.ndarray) else []
+        static |= {"units": None if given else units, "interpret": True}
+        run = jax.jit(functools.partial(made.pack_message, **static))
+        return run(slots, counts, numbers, array, *given)
+
+    def unpack(into, message, numbers, **static):
+        run = jax.jit(functools.partial(made.unpack_message, **static, interpret=True))
+        return run(into, message, numbers)
+
+    for name in ("one byte of two", "rows of five halves"):
+        messages.check_pack(pack, messages.CASES[name])
+    for name in ("rows of five halves", "rows of one part"):
+        messages.check_unpack(unpack, messages.CASES[name])
+
+
 def check(file, made):
     """Runs the check that goes with a file."""
     if file == "pallas/partition.py":
@@ -149,18 +199,33 @@ def check(file, made):
         check_partition(made.partition)
     elif file == "pallas/bitmap.py":
         check_bitmap(made)
+    elif file == "pallas/messages.py":
+        check_messages(made)
+    elif file in SLOW:
+        whole = module("pallas/messages.py")
+        whole.__dict__.update({k: v for k, v in vars(made).items() if k in vars(whole)})
+        check_messages(whole)
     else:
         run = functools.partial(made.threshold_hash, interpret=True)
         for seed in kernels.draw_seeds(3):  # by one, two elements may share a slot
             contract.check_threshold_hash(run, sparse(5000), 0.5, seed, 1 << 14)
 
 
-@pytest.mark.parametrize("file", sorted({file for file, _, _ in MUTANTS.values()}))
+FILES = sorted({file for file, _, _ in MUTANTS.values()} - {*SLOW})
+
+
+@pytest.mark.parametrize("file", [*FILES, *helpers.slow(*SLOW)])
 def test_what_is_not_broken_passes(file):
     check(file, module(file))
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if file in SLOW else [])
+        for name, (file, _, _) in MUTANTS.items()
+    ],
+)
 def test_a_broken_kernel_is_caught(name):
     file, old, new = MUTANTS[name]
     made = module(file, old, new)
