@@ -57,6 +57,7 @@ def join(options: argparse.Namespace) -> None:
     if None not in known.values():
         sparsejax.advise.check_coordinator(
             options.coordinator,
+            known["num_processes"],
             known["process_id"],
             one_host=options.one_host,
             timeout=options.timeout,

@@ -1,15 +1,24 @@
 """The command `python -m sparsejax doctor`."""
 
 import argparse
+import os
+import socket
+import sys
+import time
 from typing import Any
 
 import jax
 
 from sparsejax.advise.doctor import coordinator, store
 from sparsejax.advise.doctor.examination import doctor, to_stderr
+from sparsejax.advise.doctor.findings import WRONG, Finding
 from sparsejax.advise.explain import command as explain_command
 from sparsejax.advise.network import network_of
 from sparsejax.errors import ArgumentError, JobError
+
+
+# What may differ from rank to rank.
+_BY_RANK = ("process", "coordinator", "json", "run")
 
 
 def add(subparsers: Any) -> argparse.ArgumentParser:
@@ -57,7 +66,32 @@ def run(options: argparse.Namespace) -> int:
     network = None
     if (options.gbit_per_s, options.latency_us) != (None, None):
         network = network_of(None, options.gbit_per_s, options.latency_us)
-    _join(options)
+    try:
+        _join(options)
+    except JobError as error:
+        # Each for itself: there is no job yet.
+        print(Finding("job", WRONG, str(error)), file=sys.stderr)
+        return 1
+    try:
+        status = _examine(options, network)
+    except JobError as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = 1 if store.is_waiting() else 2
+    if store.is_waiting():
+        _leave(status)
+    return status
+
+
+def _leave(status: int) -> None:
+    """Ends the process: JAX's good-bye waits for all, and ends in an abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(2)  # The store is in process 0, and others may still read.
+    os._exit(status)
+
+
+def _examine(options, network):
+    """Prints the report, and returns the status."""
     here = store.place()
     (tx, params), (grad_fn, batch) = _read(options)
     report = doctor(
@@ -69,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         network=network,
         density=explain_command.density(options),
         ids=explain_command.ids(options),
-        arguments=None,
+        arguments={k: v for k, v in vars(options).items() if k not in _BY_RANK},
         timeout=options.timeout,
         progress=to_stderr if here.process == 0 else None,
     )
@@ -92,6 +126,7 @@ def _join(options):
         )
     coordinator.check_coordinator(
         options.coordinator,
+        options.processes,
         options.process,
         one_host=options.one_host,
         timeout=options.timeout,
@@ -137,9 +172,12 @@ def _read(options):
         if store.place().processes == 1:
             raise
         why = f"{type(error).__name__}: {error}"
-    told = store.of_all("whether it has its model", why, options.timeout)
-    bad = {process: text for process, text in enumerate(told) if text}
-    if bad:
-        process, text = next(iter(bad.items()))
-        raise JobError(f"process {process} cannot read its model: {text}")
+    own = {"host": socket.gethostname(), "why": why}
+    told = store.of_all("whether it has its model", own, options.timeout)
+    for process, one in enumerate(told):
+        if one["why"]:
+            raise JobError(
+                f"process {process} on host {one['host']} cannot read its model: "
+                f"{one['why']}"
+            )
     return model, gradient

@@ -10,7 +10,7 @@ import socket
 import time
 
 from sparsejax import errors
-from sparsejax.advise.doctor import facts
+from sparsejax.advise.doctor import facts, roll
 from sparsejax.errors import ArgumentError, JobError
 
 
@@ -18,28 +18,42 @@ _BETWEEN = 0.2  # seconds from one try to the next
 
 
 def check_coordinator(
-    address: str, process: int, *, one_host: bool = False, timeout: float = 60.0
+    address: str,
+    processes: int,
+    process: int,
+    *,
+    one_host: bool = False,
+    timeout: float = 60.0,
 ) -> None:
-    """Refuses a coordinator that this process cannot reach; call it before JAX joins.
+    """Refuses a job that does not come together; call it before JAX joins it.
+
+    All processes call it. They meet at the coordinator's port, which is free again when
+    JAX wants it, and those that come are told who does not.
 
     Example:
-        >>> sparsejax.advise.check_coordinator(address, process)
+        >>> sparsejax.advise.check_coordinator(address, processes, process)
         >>> jax.distributed.initialize(address, processes, process)
         >>> sparsejax.check_job(arguments=vars(options))
 
     Args:
         address: The coordinator as "name:port", as `jax.distributed.initialize` takes it.
-        process: The number of this process. Number 0 is the coordinator; the others wait
-            until it listens.
+        processes: How many processes the job has.
+        process: The number of this process. Number 0 is the coordinator.
         one_host: Whether all processes run on one host, where a loopback address is right.
-        timeout: Seconds to wait for the name to be known, and for process 0 to listen.
+        timeout: Seconds to wait for the name to be known, and for the other processes.
 
     Raises:
-        ArgumentError: The address is not written "name:port".
-        JobError: The name is unknown here or stands for a loopback address, or nobody
-            listens there.
+        ArgumentError: The address is not written "name:port", or there is no such process.
+        JobError: The name is unknown here or stands for a loopback address, nobody listens
+            there, or processes are missing or were started twice.
     """
+    errors.check_whole("processes", processes, 1)
     errors.check_whole("process", process, 0)
+    if process >= processes:
+        raise ArgumentError(
+            f"process must be one of 0 to {processes - 1}, for processes={processes}, got "
+            f"{process}."
+        )
     errors.check_positive("timeout", timeout)
     name, port = facts.split(address)
     if not name or not port.isdecimal() or not 0 < int(port) < 65_536:
@@ -61,15 +75,19 @@ def check_coordinator(
     for_all = process > 0 or name == "localhost" or name in found
     if facts.is_loopback(found) and not one_host and for_all:
         raise JobError(loopback(address, found, f"host {here} (process {process})"))
-    while process and (why := _unreachable(name, int(port))):
+    if process == 0:
+        return roll.call(int(port), processes, here, deadline - time.monotonic())
+    while isinstance(line := _connected(name, int(port)), OSError):
         if time.monotonic() > deadline:
+            why = line.strerror or line
             raise JobError(
                 f"host {here} (process {process}) could not reach the coordinator at "
-                f"{address} ({', '.join(found)}) in {timeout:g} s: {why}. Process 0 must "
-                "run on that host and be started within this time, and firewalls must let "
-                f"port {port} pass."
+                f"{address} ({', '.join(found)}) in {timeout:g} s: {why}. Process 0 "
+                "must run on that host and be started within this time, and "
+                f"firewalls must let port {port} pass."
             )
         time.sleep(_BETWEEN)
+    return roll.answer(line, process, here, timeout)
 
 
 def loopback(address: str, found: list[str], who: str) -> str:
@@ -82,10 +100,9 @@ def loopback(address: str, found: list[str], who: str) -> str:
     )
 
 
-def _unreachable(name: str, port: int) -> str:
-    """Why nobody can be reached there; "" if somebody can."""
+def _connected(name: str, port: int) -> socket.socket | OSError:
+    """A connection, or why there is none."""
     try:
-        socket.create_connection((name, port), timeout=2.0).close()
+        return socket.create_connection((name, port), timeout=2.0)
     except OSError as error:
-        return str(error).partition("] ")[2] or str(error)
-    return ""
+        return error

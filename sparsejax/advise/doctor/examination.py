@@ -1,5 +1,6 @@
 """Examines a job, or a machine: what is there, what is wrong, and what would be sent."""
 
+import dataclasses
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -78,34 +79,7 @@ def doctor(
         A `Report`, to be printed or read.
     """
     errors.check_positive("timeout", timeout)
-    examination = _Examination(timeout, progress or (lambda line: None))
-    try:
-        examination.all(
-            *(tx, params, mesh, axis_name, grad_fn, batch, arguments),
-            *(ranks, network, density, ids),
-        )
-    except JobError as error:
-        examination.add("job", WRONG, str(error))
-    return examination.report()
-
-
-class _Examination:
-    """The findings so far."""
-
-    def __init__(self, timeout: float, progress: Callable[[str], None]):
-        self._timeout, self._progress = timeout, progress
-        self._findings: list[Finding] = []
-        self._links: links.Links | None = None
-        self._explanation: Explanation | None = None
-
-    def report(self) -> Report:
-        return Report(tuple(self._findings), self._links, self._explanation)
-
-    def add(self, about: str, status: str, text: str, fix: str = "") -> None:
-        self._findings.append(Finding(about, status, text, fix))
-
-    def all(
-        self,
+    examination = _Examination(
         tx,
         params,
         mesh,
@@ -117,35 +91,75 @@ class _Examination:
         network,
         density,
         ids,
-    ) -> None:
+        timeout,
+        progress or (lambda line: None),
+    )
+    try:
+        examination.run()
+    except JobError as error:
+        examination.add("job", WRONG, str(error))
+    return examination.report()
+
+
+@dataclasses.dataclass
+class _Examination:
+    """What is asked, as in `doctor`, and the findings so far."""
+
+    tx: optax.GradientTransformation | None
+    params: Any
+    mesh: Mesh | None
+    axis_name: AxisName | None
+    grad_fn: Callable[[Any, Any], Any] | None
+    batch: Any
+    arguments: Any
+    ranks: int | tuple[int, int] | None
+    network: Network | None
+    density: Density | None
+    ids: Mapping[str, int] | None
+    timeout: float
+    progress: Callable[[str], None]
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+    measured: links.Links | None = None
+    explanation: Explanation | None = None
+
+    def report(self) -> Report:
+        return Report(tuple(self.findings), self.measured, self.explanation)
+
+    def add(self, about: str, status: str, text: str, fix: str = "") -> None:
+        self.findings.append(Finding(about, status, text, fix))
+
+    def run(self) -> None:
         """Looks at everything, but at nothing for which processes must fit that do not."""
-        self._progress("comparing versions, settings and arguments")
-        wrong, told = job.compare(arguments, self._timeout)
+        self.progress("comparing versions, settings and arguments")
+        wrong, told = job.compare(self.arguments, self.timeout)
         for text in wrong:
             self.add("job", WRONG, text)
-        versions = told[0]["versions"]
-        self.add("versions", OK, ", ".join(f"{k} {v}" for k, v in versions.items()) + ".")
+        versions = ", ".join(f"{k} {v}" for k, v in told[0]["versions"].items())
+        where = f" (process 0 on {told[0]['host']})" if wrong else ""
+        self.add("versions", NOTE if wrong else OK, f"{versions}{where}.")
         if wrong:
-            return self.add("job", NOTE, "Nothing else was looked at: see above.")
-        wrong, devices = job.compare_devices(told, self._timeout)
+            return self.add("job", NOTE, "nothing else was looked at: see above.")
+        wrong, devices = job.compare_devices(told, self.timeout)
         for text in wrong:
             self.add("devices", WRONG, text)
+        if wrong:
+            return self.add("job", NOTE, "nothing else was looked at: see above.")
         self._devices(told, devices)
         self._kernels(told, devices)
-        if wrong:
-            return self.add("job", NOTE, "Nothing else was looked at: see above.")
+        mesh, axis_name = self.mesh, self.axis_name
         if mesh is None:
             mesh, axis_name = Mesh(np.array(jax.devices()), ("data",)), "data"
         axis_name = specs.data_axis(mesh, axis_name, "sparsejax.doctor")
         hosts = [one["host"] for one in told]
-        self._findings.append(between.gradient(mesh, axis_name, grad_fn, params, batch))
-        if params is not None:
-            self._findings.append(between.parameters(params, hosts, self._timeout))
-        network = self._network(mesh, axis_name, network)
-        if params is not None:
-            tx = zen_sync(axis_name) if tx is None else tx
-            ranks = _levels(mesh, axis_name) if ranks is None else ranks
-            self._plan(tx, params, ranks, network, density, ids, hosts)
+        self.findings.append(
+            between.gradient(mesh, axis_name, self.grad_fn, self.params, self.batch)
+        )
+        if self.params is not None:
+            self.findings.append(between.parameters(self.params, hosts, self.timeout))
+        network = self._network(mesh, axis_name)
+        if self.params is not None:
+            self._plan(mesh, axis_name, network, hosts)
+        return None
 
     def _devices(self, told, devices):
         kinds = sorted({kind for one in devices for kind in one["kinds"]})
@@ -176,8 +190,9 @@ class _Examination:
                 text = f"{name} cannot run on {_few(where)}: {' '.join(sorted(reasons))}"
                 self.add("kernels", NOTE, text, "Plain XLA computes instead.")
 
-    def _network(self, mesh, axis_name, network):
+    def _network(self, mesh, axis_name) -> Network | None:
         """The network given or measured; None where there is none."""
+        network = self.network
         here, count = store.place(), specs.ranks_of(mesh, axis_name)
         if network is not None:
             text = f"taken to be {network.gbit_per_s:g} Gbit/s, {network.latency_us:g} us."
@@ -188,8 +203,8 @@ class _Examination:
         if here.processes == 1 and mesh.devices.flat[0].platform == "cpu":
             text = f"{count} simulated devices of one process have none to measure."
             return self.add("network", NOTE, text, "Give its numbers, or start a job.")
-        found = links.measure(mesh, axis_name, self._progress, timeout=self._timeout)
-        self._links = found
+        found = links.measure(mesh, axis_name, self.progress, timeout=self.timeout)
+        self.measured = found
         text = (
             f"{found.gbit_per_s:.3g} Gbit/s and {found.latency_us:.3g} us between {count} "
             f"ranks: a word {_time(found.short)}, {size(found.long.bytes)} gathered in "
@@ -203,23 +218,30 @@ class _Examination:
         self.add("network", NOTE if is_noisy else OK, text, fix)
         return found.network
 
-    def _plan(self, tx, params, ranks, network, density, ids, hosts):
+    def _plan(self, mesh, axis_name, network, hosts):
+        tx = zen_sync(axis_name) if self.tx is None else self.tx
+        ranks = _levels(mesh, axis_name) if self.ranks is None else self.ranks
         total = math.prod(ranks) if isinstance(ranks, tuple) else ranks
         assumed = network or Network(1.0, 0.0)
         found, why = None, ""
         try:
             found = explain(
-                tx, params, ranks=ranks, network=assumed, density=density, ids=ids
+                tx,
+                self.params,
+                ranks=ranks,
+                network=assumed,
+                density=self.density,
+                ids=self.ids,
             )
         except SparsejaxError as error:
             why = str(error)
-        agreed = between.plan(repr(found.rows) if found else why, hosts, self._timeout)
+        agreed = between.plan(repr(found.rows) if found else why, hosts, self.timeout)
         if found is None:
             return self.add("plan", WRONG, why)
-        self._findings.append(agreed)
+        self.findings.append(agreed)
         if network is None or total == 1:
             return None
-        self._explanation = found
+        self.explanation = found
         told, dense = (
             sum((row.milliseconds[name] or 0.0) / row.every for row in found.rows)
             for name in (CHOSEN, AllReduce.__name__)

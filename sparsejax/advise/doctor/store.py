@@ -18,6 +18,7 @@ from sparsejax.errors import JobError
 
 # All processes ask in the same order, so that a number tells one question from the next.
 _asked = itertools.count(1)
+_silent: list[int] = []  # processes that did not answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,11 @@ def place() -> Place:
     if state.client is None:
         return Place(0, 1, None)
     return Place(state.process_id, state.num_processes, state.coordinator_address)
+
+
+def is_waiting() -> bool:
+    """Whether saying good-bye to the job would wait for a process that said nothing."""
+    return bool(_silent)
 
 
 def of_all(what: str, value: Any, timeout: float, hosts: list[str] | None = None) -> list:
@@ -74,6 +80,7 @@ def of_all(what: str, value: Any, timeout: float, hosts: list[str] | None = None
     name = lambda process: f"process {process}" + (f" on {hosts[process]}" if hosts else "")
     who = _list([name(process) for process in missing]) or "one of the processes"
     came = _list([f"process {p} on {said[p][0]}" for p in sorted(said) if said[p][0]])
+    _silent.extend(missing or [-1])
     when = f"within {timeout:g} s" if "DEADLINE" in str(late) else "before it ended"
     raise JobError(
         f"{who} of {here.processes} did not say {what} {when}"

@@ -1,8 +1,10 @@
 """What the doctor finds in one process, and what it makes of what processes say."""
 
 import argparse
+import concurrent.futures
 import json
 import re
+import socket
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ import sparsejax
 from sparsejax import __main__ as command, errors
 from sparsejax.advise.doctor import coordinator, facts, job, links
 from tests import helpers
+from tests.helpers import processes
 
 
 TABLE = {"embedding": np.zeros((50_000, 8), np.float32), "bias": np.zeros(8, np.float32)}
@@ -169,19 +172,54 @@ def test_names_that_only_their_own_host_reaches_are_found():
         ("127.0.0.1:4", 1, errors.JobError, r"\(process 1\), an address that no other"),
         ("nowhere.invalid:4", 1, errors.JobError, "does not know the coordinator's name"),
         ("[::1]:4", 0, errors.JobError, "stands for ::1"),
+        ("node:4", 2, errors.ArgumentError, "process must be one of 0 to 1, .* got 2"),
     ],
 )
 def test_a_coordinator_that_cannot_be_is_refused_before_anybody_waits(
     address, process, kind, match
 ):
     with pytest.raises(kind, match=match):
-        coordinator.check_coordinator(address, process, timeout=0.1)
+        coordinator.check_coordinator(address, 2, process, timeout=0.1)
 
 
-def test_a_coordinator_on_this_host_is_taken_where_all_are_here_and_it_listens():
-    coordinator.check_coordinator("localhost:4", 0, one_host=True)
-    with pytest.raises(errors.JobError, match=r"could not reach .* in 0.1 s: .*refused"):
-        coordinator.check_coordinator("localhost:4", 1, one_host=True, timeout=0.1)
+def here(*processes_of, ranks, timeout=20.0):
+    """What each process is told that comes to this host's coordinator; "" is no error."""
+    address = processes.free_address()
+
+    def come(process):
+        try:
+            coordinator.check_coordinator(
+                address, ranks, process, one_host=True, timeout=timeout
+            )
+        except errors.JobError as error:
+            return str(error)
+        return ""
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        told = list(pool.map(come, processes_of))
+    # The port is free again for JAX.
+    with socket.create_server(("127.0.0.1", int(address.partition(":")[2]))):
+        return told
+
+
+def test_processes_that_all_come_go_on():
+    assert here(0, 1, 2, ranks=3) == ["", "", ""]
+    assert here(0, ranks=1) == [""]
+
+
+def test_those_that_come_are_told_who_does_not_and_who_came_twice():
+    told = here(0, 2, ranks=4, timeout=0.5)
+    assert told[0] == told[1]
+    host = socket.gethostname()
+    assert re.match(
+        r"processes 1, 3 of 4 did not come within 0\.\d+ s; there were", told[0]
+    )
+    assert f"process 0 on host {host}, process 2 on host {host}." in told[0]
+    for text in here(0, 1, 1, ranks=3, timeout=0.5):
+        assert "process 1 was started more than once" in text
+    assert any("cannot listen at port" in text for text in here(0, 0, ranks=2, timeout=0.5))
+    (alone,) = here(1, ranks=2, timeout=0.3)
+    assert re.search(r"could not reach .* in 0\.3 s: .*refused", alone)
 
 
 def test_arguments_are_compared_as_texts_whatever_holds_them():
