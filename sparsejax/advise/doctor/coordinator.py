@@ -28,12 +28,11 @@ def check_coordinator(
     """Refuses a job that does not come together; call it before JAX joins it.
 
     All processes call it. They meet at the coordinator's port, which is free again when
-    JAX wants it, and those that come are told who does not.
+    JAX wants it, and those that come are told who does not. Behind it come
+    `jax.distributed.initialize(address, processes, process)` and `sparsejax.check_job()`.
 
     Example:
-        >>> sparsejax.advise.check_coordinator(address, processes, process)
-        >>> jax.distributed.initialize(address, processes, process)
-        >>> sparsejax.check_job(arguments=vars(options))
+        >>> sparsejax.advise.check_coordinator("localhost:12345", 1, 0, one_host=True)
 
     Args:
         address: The coordinator as "name:port", as `jax.distributed.initialize` takes it.
@@ -75,6 +74,8 @@ def check_coordinator(
     for_all = process > 0 or name == "localhost" or name in found
     if facts.is_loopback(found) and not one_host and for_all:
         raise JobError(loopback(address, found, f"host {here} (process {process})"))
+    if processes == 1:
+        return None
     if process == 0:
         return roll.call(int(port), processes, here, deadline - time.monotonic())
     while isinstance(line := _connected(name, int(port)), OSError):

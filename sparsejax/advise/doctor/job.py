@@ -24,8 +24,7 @@ def check_job(arguments: Any = None, *, timeout: float = 60.0) -> None:
     would wait for ever.
 
     Example:
-        >>> jax.distributed.initialize(address, processes, process)
-        >>> sparsejax.check_job(arguments=vars(options))
+        >>> sparsejax.check_job(arguments={"steps": 100, "rate": 1e-3})
 
     Args:
         arguments: What must be the same for all: the script's arguments as a mapping, an

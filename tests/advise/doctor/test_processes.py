@@ -42,6 +42,12 @@ def outputs(jobs):
             job.wait()
 
 
+def ended(job):
+    """Ends a process that would go on."""
+    job.kill()
+    job.communicate()
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -78,7 +84,8 @@ def test_a_process_that_says_nothing_is_named_and_not_waited_for():
             assert re.search(r"refused after [45] s: process 2 of 3 did not say", output)
             assert re.search(r"within 4 s \(process 0 on \S+, process 1 on", output), output
     finally:
-        outputs([job for job in jobs if job.poll() is None and not job.kill()])
+        for job in jobs:
+            ended(job)
 
 
 def doctor(*arguments, rank=None, address=None):
@@ -127,7 +134,7 @@ def test_the_doctor_ends_where_a_process_says_nothing():
     silent = processes.start("tests.advise.doctor.silent_worker", address)
     examined = doctor("--timeout", "10", rank=0, address=address)
     output, _ = examined.communicate(timeout=processes.TIMEOUT)
-    outputs([silent] if silent.poll() is None and not silent.kill() else [])
+    ended(silent)
     assert examined.returncode == 1, output
     assert "process 1 of 2 did not say whether it has its model within 10 s" in output
 
