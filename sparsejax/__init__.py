@@ -25,6 +25,8 @@ from sparsejax import (
     sparsifiers as sparsifiers,
     transforms as transforms,
 )
+from sparsejax.advise.doctor.examination import doctor as doctor
+from sparsejax.advise.doctor.job import check_job as check_job
 from sparsejax.advise.explain.explanation import explain as explain
 from sparsejax.advise.plan import Plan as Plan
 from sparsejax.advise.planner import make_plan as make_plan
@@ -83,6 +85,7 @@ __all__ = [
     "abstract_state",
     "accumulate",
     "all_reduce",
+    "check_job",
     "clip_by_rank",
     "column_lookup",
     "data_parallel",
@@ -106,7 +109,8 @@ __all__ = [
 ]
 
 # As good as nothing, or another thing, when read without the prefix.
-_WITH_PREFIX = ["advise", "apply_updates", "bind", "embrace", "errors", "explain", "init"]
+_WITH_PREFIX = ["advise", "apply_updates", "bind", "doctor", "embrace", "errors"]
+_WITH_PREFIX += ["explain", "init"]
 _WITH_PREFIX += ["lazy", "local", "lookup", "metrics", "profile", "rows", "summary", "sync"]
 _WITH_PREFIX += ["top_k", "transforms", "value_and_grad"]
 

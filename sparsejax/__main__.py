@@ -1,4 +1,4 @@
-"""The command line: `python -m sparsejax explain`.
+"""The command line: `python -m sparsejax explain` and `python -m sparsejax doctor`.
 
 A command is a module with two functions: `add(subparsers)` describes its arguments, and
 `run(options)` prints its results and returns the exit status.
@@ -7,11 +7,12 @@ A command is a module with two functions: `add(subparsers)` describes its argume
 import argparse
 import sys
 
+from sparsejax.advise.doctor import command as doctor_command
 from sparsejax.advise.explain import command as explain_command
 from sparsejax.errors import SparsejaxError
 
 
-COMMANDS = (explain_command,)
+COMMANDS = (explain_command, doctor_command)
 
 
 def main(argv: list[str] | None = None) -> int:

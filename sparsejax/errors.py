@@ -45,6 +45,10 @@ class StateError(SparsejaxError, ValueError):
     """A state is not the one that the transformation needs here."""
 
 
+class JobError(SparsejaxError, RuntimeError):
+    """The processes of a job do not find each other, or do not fit together."""
+
+
 class NeedsRanks(StateError):
     """A state depends on the ranks, and was asked for where they are not known."""
 

@@ -1,10 +1,11 @@
 """What to choose: profiles, plans, forecasts, and times measured before a choice.
 
-`explain`, `profile`, `make_plan` and `Plan` are at the top, in `sparsejax`. Here are the
-entry of a plan, profiles of a running synchronization, the number of teams for SparDL, and
-DRAGONN's choice of tensors.
+`explain`, `doctor`, `check_job`, `profile`, `make_plan` and `Plan` are at the top, in
+`sparsejax`. Here are the entry of a plan, profiles of a running synchronization, the number
+of teams for SparDL, DRAGONN's choice of tensors, and the check of a job's coordinator.
 """
 
+from sparsejax.advise.doctor.coordinator import check_coordinator as check_coordinator
 from sparsejax.advise.plan import LeafPlan as LeafPlan
 from sparsejax.advise.profile import profile_from_state as profile_from_state
 from sparsejax.advise.teams import measure_teams as measure_teams

@@ -41,6 +41,7 @@ class Mutant(NamedTuple):
 CONSERVATION = "tests/laws/test_conservation.py"
 EXACT_SUM = "tests/laws/test_exact_sum.py"
 VERTICAL = "tests/embrace/test_vertical.py"
+DOCTOR = "tests/advise/doctor/test_findings.py"
 
 MUTANTS = {
     # What is summed.
@@ -1041,6 +1042,43 @@ MUTANTS = {
         "if of_rest is not None and (given := cut.rest()) is not None:",
         "if of_rest is None and (given := cut.rest()) is not None:",
         "tests/embrace/horizontal/test_training.py",
+    ),
+    # Jobs that cannot train.
+    "processes that differ pass": Mutant(
+        "sparsejax/advise/doctor/job.py",
+        "    if len(groups) == 1:\n        return []\n",
+        "    if groups:\n        return []\n",
+        DOCTOR,
+    ),
+    "a gradient that was summed passes": Mutant(
+        "sparsejax/advise/doctor/ranks.py",
+        "if names - tree.axes_of(leaf)",
+        "if names < tree.axes_of(leaf)",
+        DOCTOR,
+    ),
+    "devices hold other bytes and pass": Mutant(
+        "sparsejax/advise/doctor/ranks.py",
+        "if len(set(its)) > 1]",
+        "if len(set(its)) > 2]",
+        DOCTOR,
+    ),
+    "a process comes twice": Mutant(
+        "sparsejax/advise/doctor/roll.py",
+        "if len(hosts) > 1]",
+        "if len(hosts) > 2]",
+        DOCTOR,
+    ),
+    "a coordinator is its own host for each": Mutant(
+        "sparsejax/advise/doctor/coordinator.py",
+        "if facts.is_loopback(found) and not one_host and for_all:",
+        "if facts.is_loopback(found) and not one_host and not for_all:",
+        DOCTOR,
+    ),
+    "a rate is of bytes that were not sent": Mutant(
+        "sparsejax/advise/doctor/links.py",
+        "waits * short.median, 0.5 * whole.median",
+        "-waits * short.median, 0.5 * whole.median",
+        DOCTOR,
     ),
 }
 

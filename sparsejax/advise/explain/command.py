@@ -28,6 +28,19 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
         description="Says, without any device, what the synchronization of a model's "
         "gradients would send, how long each scheme would take, and where dense is better.",
     )
+    add_model(parser)
+    parser.add_argument("--ranks", type=_positive, required=True, help="ranks, or hosts")
+    parser.add_argument(
+        "--inner", type=_positive, default=1, help="ranks of a host, for two levels"
+    )
+    parser.add_argument("--gbit-per-s", type=float, required=True)
+    parser.add_argument("--latency-us", type=float, required=True)
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that name a model and say how sparse its gradient is."""
     parser.add_argument(
         "model",
         nargs="?",
@@ -42,12 +55,6 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
         help="a leaf instead of a model, such as embedding=50000x512:bfloat16; may repeat",
     )
     parser.add_argument("--plan", help="the JSON file of a plan to explain")
-    parser.add_argument("--ranks", type=_positive, required=True, help="ranks, or hosts")
-    parser.add_argument(
-        "--inner", type=_positive, default=1, help="ranks of a host, for two levels"
-    )
-    parser.add_argument("--gbit-per-s", type=float, required=True)
-    parser.add_argument("--latency-us", type=float, required=True)
     parser.add_argument("--density", type=float, help="of every leaf's gradient")
     parser.add_argument(
         "--leaf-density",
@@ -63,29 +70,35 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
         metavar="PATTERN=NUMBER",
         help="ids that a rank lists a step, of tables whose gradients are rows; may repeat",
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
-    return parser
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the explanation."""
-    tx, params = _target(options)
-    density: Any = options.density
-    if options.leaf_density:
-        density = dict(_pattern_and_density(text) for text in options.leaf_density)
-        if options.density is not None:
-            density[""] = options.density
+    tx, params = target(options)
     two_levels = options.inner > 1
     explanation = explain(
         tx,
         params,
         ranks=(options.ranks, options.inner) if two_levels else options.ranks,
         network=Network(options.gbit_per_s, options.latency_us),
-        density=density,
-        ids=dict(map(_pattern_and_ids, options.ids)) or None,
+        density=density(options),
+        ids=ids(options),
     )
     print(explanation.to_json() if options.json else explanation)
     return 0
+
+
+def density(options: argparse.Namespace) -> Any:
+    """The densities that the arguments give, as `explain` takes them."""
+    if not options.leaf_density:
+        return options.density
+    found = dict(_pattern_and_density(text) for text in options.leaf_density)
+    return found if options.density is None else found | {"": options.density}
+
+
+def ids(options: argparse.Namespace) -> dict[str, int] | None:
+    """The numbers of ids that the arguments give."""
+    return dict(map(_pattern_and_ids, options.ids)) or None
 
 
 def _positive(text):
@@ -95,15 +108,15 @@ def _positive(text):
     return value
 
 
-def _target(options):
-    """The optimizer and the parameters to explain."""
-    axis = ("hosts", "devices") if options.inner > 1 else None
+def target(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The optimizer and the parameters that the arguments name."""
+    axis = ("hosts", "devices") if getattr(options, "inner", 1) > 1 else None
     plan = Plan.load(options.plan) if options.plan else None
     tx = zen_sync(axis) if plan is None else sync(plan, axis)
     if options.model and options.leaf:
         raise ArgumentError("name a model or leaves, not both.")
     if options.model:
-        model = _imported(options.model)
+        model = imported(options.model)
         if isinstance(model, tuple) and len(model) == 2 and hasattr(model[0], "update"):
             return model
         return tx, model
@@ -114,7 +127,7 @@ def _target(options):
     raise ArgumentError("nothing to explain: name a model, --leaf or --plan.")
 
 
-def _imported(text):
+def imported(text: str) -> Any:
     """The object that "module:name" names; what it returns if it is called with nothing."""
     module, _, name = text.partition(":")
     if not name or not module or module.startswith("."):

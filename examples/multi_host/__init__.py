@@ -1,0 +1,1 @@
+"""The same script as a job of several hosts, under several launchers."""

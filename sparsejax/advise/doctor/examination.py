@@ -1,0 +1,291 @@
+"""Examines a job, or a machine: what is there, what is wrong, and what would be sent."""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from sparsejax import errors
+from sparsejax.advise.doctor import job, links, ranks as between, store
+from sparsejax.advise.doctor.findings import NOTE, OK, WRONG, Finding, Report
+from sparsejax.advise.explain.densities import Density
+from sparsejax.advise.explain.explanation import Explanation, explain
+from sparsejax.advise.explain.rows import CHOSEN
+from sparsejax.advise.table import size
+from sparsejax.axes import AxisName
+from sparsejax.errors import JobError, SparsejaxError
+from sparsejax.schemes import AllReduce
+from sparsejax.schemes.forecast import Network
+from sparsejax.transforms.state import specs
+from sparsejax.transforms.sync import zen_sync
+
+
+_NOISY = 1.5  # the most over the least, from which on a time is not to be relied on
+_WORTH = 0.9  # of the dense time, as in `explain`
+
+
+def doctor(
+    tx: optax.GradientTransformation | None = None,
+    params: Any = None,
+    *,
+    mesh: Mesh | None = None,
+    axis_name: AxisName | None = None,
+    grad_fn: Callable[[Any, Any], Any] | None = None,
+    batch: Any = None,
+    arguments: Any = None,
+    ranks: int | tuple[int, int] | None = None,
+    network: Network | None = None,
+    density: Density | None = None,
+    ids: Mapping[str, int] | None = None,
+    timeout: float = 60.0,
+    progress: Callable[[str], None] | None = None,
+) -> Report:
+    """Says whether a job is fit to train, and what its synchronization would do.
+
+    Looked at are versions, settings and arguments of all processes, their devices, kernels
+    and network; whether gradients are local; whether all hold the same parameters and would
+    send the same messages; and what those cost on the network that was measured, beside a
+    dense sum. It takes seconds, in which messages are sent. All processes of a job call it,
+    and get the same report.
+
+    Example:
+        >>> report = sparsejax.doctor(tx, params, mesh=mesh)
+        >>> if report.wrong:
+        ...     raise SystemExit(str(report))
+
+    Args:
+        tx: The optimizer, with a synchronization in it; `zen_sync` if None.
+        params: The parameters, or anything with their shapes and dtypes; None for no model.
+        mesh: The mesh; all devices on one axis, "data", if None.
+        axis_name: The axis of the ranks, where the mesh has several.
+        grad_fn: From the parameters and a rank's share of a batch to the gradient, as it is
+            called inside `jax.shard_map`. It is traced, and not run.
+        batch: A batch of all ranks for `grad_fn`, or anything with its shapes and dtypes.
+        arguments: What must be the same for all processes, as in `check_job`.
+        ranks: How many ranks to reckon with, as in `explain`; those of the mesh if None.
+        network: The network between ranks, where it is not to be measured.
+        density: As in `explain`.
+        ids: As in `explain`.
+        timeout: Seconds to wait for another process.
+        progress: Is told a line before what takes long; None prints nothing.
+
+    Returns:
+        A `Report`, to be printed or read.
+    """
+    errors.check_positive("timeout", timeout)
+    examination = _Examination(
+        tx,
+        params,
+        mesh,
+        axis_name,
+        grad_fn,
+        batch,
+        arguments,
+        ranks,
+        network,
+        density,
+        ids,
+        timeout,
+        progress or (lambda line: None),
+    )
+    try:
+        examination.run()
+    except JobError as error:
+        examination.add("job", WRONG, str(error))
+    return examination.report()
+
+
+@dataclasses.dataclass
+class _Examination:
+    """What is asked, as in `doctor`, and the findings so far."""
+
+    tx: optax.GradientTransformation | None
+    params: Any
+    mesh: Mesh | None
+    axis_name: AxisName | None
+    grad_fn: Callable[[Any, Any], Any] | None
+    batch: Any
+    arguments: Any
+    ranks: int | tuple[int, int] | None
+    network: Network | None
+    density: Density | None
+    ids: Mapping[str, int] | None
+    timeout: float
+    progress: Callable[[str], None]
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+    measured: links.Links | None = None
+    explanation: Explanation | None = None
+
+    def report(self) -> Report:
+        return Report(tuple(self.findings), self.measured, self.explanation)
+
+    def add(self, about: str, status: str, text: str, fix: str = "") -> None:
+        self.findings.append(Finding(about, status, text, fix))
+
+    def run(self) -> None:
+        """Looks at everything, but at nothing for which processes must fit that do not."""
+        self.progress("comparing versions, settings and arguments")
+        wrong, told = job.compare(self.arguments, self.timeout)
+        for text in wrong:
+            self.add("job", WRONG, text)
+        versions = ", ".join(f"{k} {v}" for k, v in told[0]["versions"].items())
+        where = f" (process 0 on {told[0]['host']})" if wrong else ""
+        self.add("versions", NOTE if wrong else OK, f"{versions}{where}.")
+        if wrong:
+            return self.add("job", NOTE, "nothing else was looked at: see above.")
+        wrong, devices = job.compare_devices(told, self.timeout)
+        for text in wrong:
+            self.add("devices", WRONG, text)
+        if wrong:
+            return self.add("job", NOTE, "nothing else was looked at: see above.")
+        self._devices(told, devices)
+        self._kernels(told, devices)
+        mesh, axis_name = self.mesh, self.axis_name
+        if mesh is None:
+            mesh, axis_name = Mesh(np.array(jax.devices()), ("data",)), "data"
+        axis_name = specs.data_axis(mesh, axis_name, "sparsejax.doctor")
+        hosts = [one["host"] for one in told]
+        self.findings.append(
+            between.gradient(mesh, axis_name, self.grad_fn, self.params, self.batch)
+        )
+        if self.params is not None:
+            self.findings.append(between.parameters(self.params, hosts, self.timeout))
+        network = self._network(mesh, axis_name)
+        if self.params is not None:
+            self._plan(mesh, axis_name, network, hosts)
+        return None
+
+    def _devices(self, told, devices):
+        kinds = sorted({kind for one in devices for kind in one["kinds"]})
+        count, hosts = len(told), len({one["network"] for one in told})
+        where = f"one process on {told[0]['host']}"
+        if count > 1:
+            named = dict.fromkeys(f"{t['host']} ({_address(t)})" for t in told)
+            where = f"{count} processes on {hosts} host{'s' * (hosts > 1)}: {_few(named)}"
+        each = devices[0]["count"]
+        what = f"{each} device{'s' * (each > 1)} ({', '.join(kinds)})"
+        what += " each" * (count > 1)
+        status, fix = OK, ""
+        if len(kinds) > 1:
+            status, fix = NOTE, "Devices of several kinds: all wait for the slowest."
+        self.add("devices", status, f"{what}; {where}.", fix)
+
+    def _kernels(self, told, devices):
+        for name in ("triton", "pallas"):
+            reasons = {one["kernels"][name] for one in devices}
+            if reasons == {""}:
+                self.add("kernels", OK, f"{name} can run.")
+            elif devices[0]["platform"] == "cpu":
+                text = f"{name} needs a GPU of NVIDIA; on CPUs plain XLA computes."
+                self.add("kernels", OK, text)
+            else:
+                pairs = zip(told, devices, strict=True)
+                where = {one["host"] for one, has in pairs if has["kernels"][name]}
+                text = f"{name} cannot run on {_few(where)}: {' '.join(sorted(reasons))}"
+                self.add("kernels", NOTE, text, "Plain XLA computes instead.")
+
+    def _network(self, mesh, axis_name) -> Network | None:
+        """The network given or measured; None where there is none."""
+        network = self.network
+        here, count = store.place(), specs.ranks_of(mesh, axis_name)
+        if network is not None:
+            text = f"taken to be {network.gbit_per_s:g} Gbit/s, {network.latency_us:g} us."
+            self.add("network", NOTE, text)
+            return network
+        if count == 1:
+            return self.add("network", NOTE, "there is one rank: nothing is sent.")
+        if here.processes == 1 and mesh.devices.flat[0].platform == "cpu":
+            text = f"{count} simulated devices of one process have none to measure."
+            return self.add("network", NOTE, text, "Give its numbers, or start a job.")
+        found = links.measure(mesh, axis_name, self.progress, timeout=self.timeout)
+        self.measured = found
+        text = (
+            f"{found.gbit_per_s:.3g} Gbit/s and {found.latency_us:.3g} us between {count} "
+            f"ranks: a word {_time(found.short)}, {size(found.long.bytes)} gathered in "
+            f"{_time(found.long)} and summed in {_time(found.dense)}, forecast "
+            f"{1e3 * found.dense_forecast:.3g} ms."
+        )
+        is_noisy = max(found.long.spread, found.dense.spread) > _NOISY
+        fix = (
+            "Times vary: something else uses the hosts or the network." if is_noisy else ""
+        )
+        self.add("network", NOTE if is_noisy else OK, text, fix)
+        return found.network
+
+    def _plan(self, mesh, axis_name, network, hosts):
+        tx = zen_sync(axis_name) if self.tx is None else self.tx
+        ranks = _levels(mesh, axis_name) if self.ranks is None else self.ranks
+        total = math.prod(ranks) if isinstance(ranks, tuple) else ranks
+        assumed = network or Network(1.0, 0.0)
+        found, why = None, ""
+        try:
+            found = explain(
+                tx,
+                self.params,
+                ranks=ranks,
+                network=assumed,
+                density=self.density,
+                ids=self.ids,
+            )
+        except SparsejaxError as error:
+            why = str(error)
+        agreed = between.plan(repr(found.rows) if found else why, hosts, self.timeout)
+        if found is None:
+            return self.add("plan", WRONG, why)
+        self.findings.append(agreed)
+        if network is None or total == 1:
+            return None
+        self.explanation = found
+        told, dense = (
+            sum((row.milliseconds[name] or 0.0) / row.every for row in found.rows)
+            for name in (CHOSEN, AllReduce.__name__)
+        )
+        dense_bytes = sum(row.dense_bytes / row.every for row in found.rows)
+        better = told < _WORTH * dense
+        text = (
+            f"on {total} ranks a step sends {size(found.step_bytes)} in {told:.3g} ms, "
+            f"densely {size(dense_bytes)} in {dense:.3g} ms; {' '.join(found.assumed)}"
+        ).rstrip(" ;")
+        text = text if text.endswith(".") else text + "."
+        self.add("sync", OK if better else NOTE, text, found.advice)
+        for row in found.rows:
+            if row.verdict:
+                self.add("sync", NOTE, f"{row.name}: {row.verdict}.")
+        return None
+
+
+def _levels(mesh, axis_name):
+    """The ranks, as `explain` takes them: a pair where there are two axes."""
+    if isinstance(axis_name, tuple) and len(axis_name) == 2:
+        return mesh.shape[axis_name[0]], mesh.shape[axis_name[1]]
+    return specs.ranks_of(mesh, axis_name)
+
+
+def _address(told):
+    return ", ".join(told["own_address"]) or "of no known address"
+
+
+def _few(names, most: int = 4) -> str:
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _time(times: links.Times) -> str:
+    """A median with its spread."""
+    scale, unit = (1e6, "us") if times.median < 1e-3 else (1e3, "ms")
+    return (
+        f"{scale * times.median:.3g} {unit} ({scale * times.least:.3g} to "
+        f"{scale * times.most:.3g})"
+    )
+
+
+def to_stderr(line: str) -> None:
+    """Tells progress on the terminal, apart from what is printed."""
+    print(line, file=sys.stderr, flush=True)

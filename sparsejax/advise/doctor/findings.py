@@ -1,0 +1,61 @@
+"""What an examination found, a line each, as text and as JSON."""
+
+import dataclasses
+
+from sparsejax.advise import codec
+from sparsejax.advise.doctor.links import Links
+from sparsejax.advise.explain.explanation import Explanation
+
+
+OK, NOTE, WRONG = "OK", "note", "WRONG"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        about: What it is about, in a word.
+        status: "OK", "note" where something is to be known, or "WRONG".
+        text: What was found.
+        fix: What to do.
+    """
+
+    about: str
+    status: str
+    text: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.status:5}  {self.about:10}  {self.text}{' ' * bool(self.fix)}{self.fix}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `doctor` found, the same on all processes; `str` makes a text of it.
+
+    Attributes:
+        findings: One after another, in the order in which things were looked at.
+        links: How fast messages were between ranks; None where nothing was measured.
+        explanation: The forecast for the model; None where there was no model or network.
+    """
+
+    findings: tuple[Finding, ...]
+    links: Links | None = None
+    explanation: Explanation | None = None
+
+    @property
+    def wrong(self) -> tuple[Finding, ...]:
+        """The findings that keep a job from training as it should."""
+        return tuple(one for one in self.findings if one.status == WRONG)
+
+    def to_json(self) -> str:
+        """Everything, as a JSON object."""
+        return codec.dumps(self, wrong=len(self.wrong))
+
+    def __str__(self) -> str:
+        count = len(self.wrong)
+        end = f"{count} {'thing is' if count == 1 else 'things are'} wrong."
+        return "\n".join([*map(str, self.findings), end if count else "Nothing is wrong."])

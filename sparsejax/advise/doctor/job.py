@@ -1,0 +1,133 @@
+"""Whether the processes of a job fit together, asked before any collective.
+
+Processes that do not would each run a program of its own, and wait for one another in
+collectives that never meet.
+"""
+
+from typing import Any
+
+from sparsejax import errors
+from sparsejax.advise.doctor import coordinator, facts, store
+from sparsejax.errors import JobError
+
+
+def check_job(arguments: Any = None, *, timeout: float = 60.0) -> None:
+    """Refuses a job whose processes do not fit together, on all of them.
+
+    Call it at the start of a script, behind `jax.distributed.initialize`. Compared are the
+    versions of sparsejax, JAX, jaxlib, optax and Python, settings that decide what is
+    compiled, the script's arguments, whether the hosts can reach one another under the
+    names that they have, and the devices of each process. In a job of one process, and
+    without a job, there is nothing to compare.
+
+    It goes through the job's coordinator and starts no collective, so it ends where one
+    would wait for ever.
+
+    Example:
+        >>> sparsejax.check_job(arguments={"steps": 100, "rate": 1e-3})
+
+    Args:
+        arguments: What must be the same for all: the script's arguments as a mapping, an
+            `argparse.Namespace` or a list of texts. What differs by rank is left out.
+        timeout: Seconds to wait for the other processes.
+
+    Raises:
+        JobError: On all processes, with every reason and the hosts that it is about.
+    """
+    errors.check_positive("timeout", timeout)
+    if store.place().processes == 1:
+        return
+    wrong, told = compare(arguments, timeout)
+    if not wrong:
+        wrong, _ = compare_devices(told, timeout)
+    if wrong:
+        raise JobError("this job cannot train:\n" + "\n".join(f"* {one}" for one in wrong))
+
+
+def compare(arguments: Any, timeout: float) -> tuple[list[str], list[dict]]:
+    """What does not fit, a sentence each, and the facts of each process."""
+    here = store.place()
+    own = facts.of_process(arguments, here.coordinator)
+    told = store.of_all("what it is", own, timeout)
+    return disagreements(told, here.coordinator), told
+
+
+def compare_devices(told: list[dict], timeout: float) -> tuple[list[str], list[dict]]:
+    """What does not fit of the devices, a sentence each, and those of each process.
+
+    Args:
+        told: The facts of each process.
+        timeout: Seconds to wait for the others.
+    """
+    hosts = [one["host"] for one in told]
+    all_devices = store.of_all("which devices it has", facts.devices(), timeout, hosts)
+    found = []
+    for what, key in (("the number of devices", "count"), ("the platform", "platform")):
+        values = [one[key] for one in all_devices]
+        fix = "Give each process as many devices of one kind, or leave that host out."
+        found += [f"{text}. {fix}" for text in _differing(what, values, hosts)]
+    if all_devices[0]["platform"] == "cpu" and _hosts(told) > 1:
+        found += _unreachable(told)
+    return found, all_devices
+
+
+def disagreements(told: list[dict], address: str | None) -> list[str]:
+    """What does not fit of what processes said of themselves, a sentence each."""
+    hosts = [one["host"] for one in told]
+    found = []
+    if _hosts(told) > 1:
+        found += _misled(told, address)
+    for kind, fix in (
+        ("versions", "Install the same on all hosts"),
+        ("settings", "Set the same on all hosts"),
+        ("arguments", "Start the script with the same arguments everywhere"),
+    ):
+        names = dict.fromkeys(name for one in told for name in one[kind])
+        for name in names:
+            values = [one[kind].get(name, "nothing") for one in told]
+            label = f"the argument {name}" if kind == "arguments" else name
+            label = "the command line" if name == "arguments" else label
+            found += [f"{text}. {fix}." for text in _differing(label, values, hosts)]
+    return found
+
+
+def _hosts(told):
+    """How many hosts there are."""
+    return len({one["network"] for one in told})
+
+
+def _misled(told, address):
+    """Processes on which the coordinator's name stands for a loopback address."""
+    for process, one in enumerate(told):
+        if facts.is_loopback(one["coordinator"]):
+            who = f"host {one['host']} (process {process})"
+            yield coordinator.loopback(address, one["coordinator"], who)
+
+
+def _unreachable(told):
+    """Processes on hosts whose own names stand for loopback addresses."""
+    for process, one in enumerate(told):
+        if facts.is_loopback(one["own_address"]):
+            own = ", ".join(one["own_address"])
+            yield (
+                f"host {one['host']} (process {process}) has {own} under its own name, an "
+                "address that no other host can reach, and collectives on CPUs (gloo) "
+                "listen there: give the name its address in the network in /etc/hosts."
+            )
+
+
+def _differing(what: str, values: list, hosts: list[str]) -> list[str]:
+    """One sentence on who has which value, or none if all have the same."""
+    groups: dict[Any, list[int]] = {}
+    for process, value in enumerate(values):
+        groups.setdefault(value, []).append(process)
+    if len(groups) == 1:
+        return []
+    told = [f"{value} on {_who(group, hosts)}" for value, group in groups.items()]
+    return [f"{what} is {', and '.join(told)}"]
+
+
+def _who(processes: list[int], hosts: list[str], most: int = 3) -> str:
+    names = [f"host {hosts[i]} (process {i})" for i in processes[:most]]
+    more = f" and {len(processes) - most} more" if len(processes) > most else ""
+    return ", ".join(names) + more

@@ -1,0 +1,212 @@
+"""How fast messages are between the ranks of a mesh, measured.
+
+On the wire, in turn and several times: a word that each rank sends to the next, long
+arrays that all gather, and dense sums of arrays as long. Latency is the time of a word.
+Bandwidth is that of the gathers or of the sums, whichever make more of the link, less their
+latencies: in a ring of sends gloo uses one direction of a connection at a time
+(`collectives.on_cpus`), and half of what is there. It is what collectives reach, the copies
+that they make included, and below what is printed on the cable.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from sparsejax.advise.doctor import store
+from sparsejax.axes import AxisName
+from sparsejax.schemes.forecast import Network, agreeing
+from sparsejax.transforms.state import specs
+from sparsejax.wire.collectives import Wire
+
+
+SHORT = 1  # numbers of four bytes
+# The long message grows until it takes so long that little things do not matter.
+LONG, LONGEST = 1 << 15, 1 << 24
+ENOUGH = 0.04  # seconds
+# Messages of a program, one after another: short ones do not count alone.
+CHAIN = {"short": 32, "long": 2, "dense": 2}
+ROUNDS = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Seconds of one message or sum.
+
+    Attributes:
+        bytes: Of the array of one rank.
+        median: Of all rounds.
+        least: Of all rounds.
+        most: Of all rounds.
+    """
+
+    bytes: int
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, size: int, seconds: Iterable[float]) -> "Times":
+        """Those of arrays of so many bytes, of which each round took so long."""
+        each = list(seconds)
+        return cls(size, statistics.median(each), min(each), max(each))
+
+    @property
+    def spread(self) -> float:
+        """The most over the least."""
+        return self.most / max(self.least, 1e-12)
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """What was measured.
+
+    Attributes:
+        gbit_per_s: Bandwidth of a rank's link, in one direction.
+        latency_us: Time of an empty message.
+        short: Of a message of one word.
+        long: Of a gather of long arrays.
+        dense: Of the dense sum of arrays as long.
+        ranks: How many ranks there were.
+    """
+
+    gbit_per_s: float
+    latency_us: float
+    short: Times
+    long: Times
+    dense: Times
+    ranks: int
+
+    @property
+    def network(self) -> Network:
+        """The network, as `explain` takes it."""
+        return Network(self.gbit_per_s, self.latency_us)
+
+    @property
+    def dense_forecast(self) -> float:
+        """Seconds of the dense sum, as they are forecast from bandwidth and latency."""
+        sent = 2 * (self.ranks - 1) / self.ranks * self.long.bytes
+        return 8e-9 * sent / self.gbit_per_s + 1e-6 * _waits(self.ranks) * self.latency_us
+
+
+def measure(
+    mesh: Mesh,
+    axis_name: AxisName,
+    progress: Callable[[str], None] = lambda line: None,
+    *,
+    rounds: int = ROUNDS,
+    longest: int = LONGEST,
+    timeout: float = 60.0,
+) -> Links:
+    """Times messages over an axis of the mesh; all processes of the job call it.
+
+    Args:
+        mesh: The mesh.
+        axis_name: Its axis, of at least two ranks.
+        progress: Is told a line before what may take long.
+        rounds: How often everything is timed.
+        longest: The most numbers in a message.
+        timeout: Seconds to wait for other processes, between programs.
+    """
+    ranks = specs.ranks_of(mesh, axis_name)
+    program = lambda name, size: _Program(name, mesh, axis_name, size)
+    size, long = LONG, program("long", LONG)
+    while True:
+        progress(f"sending arrays of {4 * size:,} bytes")
+        long.seconds()  # It is compiled, and connections are made.
+        seconds = max(store.of_all("how long a message took", long.seconds(), timeout))
+        if seconds > ENOUGH or 4 * size > longest:
+            break
+        size *= 4
+        long = program("long", size)
+    programs = [program("short", SHORT), long, program("dense", size)]
+    for one in programs:
+        one.seconds()
+    own: dict[str, list[float]] = {one.name: [] for one in programs}
+    for turn in range(rounds):
+        progress(f"timing messages, round {turn + 1} of {rounds}")
+        for k in range(len(programs)):
+            one = programs[(turn + k) % len(programs)]
+            own[one.name].append(one.seconds())
+    # What the slowest process measured, round by round.
+    told = store.of_all("how long messages took", own, timeout)
+    zeros = [[0.0] * rounds]  # `max` wants two
+    short, long, dense = (
+        Times.of(4 * one.size, map(max, *(each[one.name] for each in told), *zeros))
+        for one in programs
+    )
+    rate = max(
+        _bytes_per_second((ranks - 1) * long.bytes, ranks - 1, long, short),
+        _bytes_per_second(
+            2 * (ranks - 1) / ranks * dense.bytes, _waits(ranks), dense, short
+        ),
+    )
+    return Links(
+        gbit_per_s=8e-9 * rate,
+        latency_us=1e6 * short.median,
+        short=short,
+        long=long,
+        dense=dense,
+        ranks=ranks,
+    )
+
+
+def _bytes_per_second(sent: float, waits: int, whole: Times, short: Times) -> float:
+    """The rate of a collective in which so many messages wait for one another."""
+    # Latencies that came out too long must not make a rate of what is left.
+    return sent / max(whole.median - waits * short.median, 0.5 * whole.median)
+
+
+def _waits(ranks: int) -> int:
+    """Messages of a dense sum that wait for one another."""
+    return 2 * agreeing(ranks)
+
+
+class _Program:
+    """Messages of so many numbers of each rank, one after another, compiled."""
+
+    def __init__(self, name, mesh, axis_name, size):
+        self.name, self.size, wire = name, size, Wire(axis_name)
+        sharding = NamedSharding(mesh, P(axis_name))
+        piece = lambda index: np.zeros((1, size), np.float32)
+        shape = specs.ranks_of(mesh, axis_name), size
+        self._x = jax.make_array_from_callback(shape, sharding, piece)
+
+        def on_rank(x):
+            # Each sends what came from the one before.
+            step = lambda _, x: _STEPS[name](wire, x) + jnp.float32(1)
+            return lax.fori_loop(0, CHAIN[name], step, x)
+
+        mapped = jax.shard_map(
+            on_rank, mesh=mesh, in_specs=P(axis_name), out_specs=P(axis_name)
+        )
+        self._run = jax.jit(mapped)
+
+    def seconds(self) -> float:
+        """Seconds of one message."""
+        start = time.perf_counter()
+        jax.block_until_ready(self._run(self._x))
+        return (time.perf_counter() - start) / CHAIN[self.name]
+
+
+def _send(wire, x):
+    ahead = tuple((rank, (rank + 1) % wire.ranks) for rank in range(wire.ranks))
+    return wire.permute(x, ahead)[0]
+
+
+def _gather(wire, x):
+    gathered, _ = wire.all_gather(x, same=False)
+    return lax.dynamic_index_in_dim(gathered, (wire.rank + 1) % wire.ranks, keepdims=False)
+
+
+def _sum(wire, x):
+    return wire.per_rank(wire.psum(x)[0]) / wire.ranks
+
+
+_STEPS = {"short": _send, "long": _gather, "dense": _sum}

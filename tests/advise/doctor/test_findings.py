@@ -1,0 +1,285 @@
+"""What the doctor finds in one process, and what it makes of what processes say."""
+
+import argparse
+import concurrent.futures
+import json
+import re
+import socket
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sparsejax
+from sparsejax import __main__ as command, errors
+from sparsejax.advise.doctor import coordinator, facts, job, links
+from tests import helpers
+from tests.helpers import processes
+
+
+TABLE = {"embedding": np.zeros((50_000, 8), np.float32), "bias": np.zeros(8, np.float32)}
+NETWORK = sparsejax.Network(1.0, 20.0)
+
+
+def of(report, about):
+    return [
+        (one.status, f"{one.text} {one.fix}")
+        for one in report.findings
+        if one.about == about
+    ]
+
+
+def test_devices_of_one_process_are_told_and_nothing_is_wrong():
+    report = sparsejax.doctor()
+    assert report.wrong == ()
+    (((status, text)),) = of(report, "devices")
+    assert (status, text[:15]) == ("OK", "8 devices (cpu)")
+    (((status, text)),) = of(report, "network")
+    assert (status, "8 simulated devices" in text) == ("note", True)
+    assert f"jax {jax.__version__}" in of(report, "versions")[0][1]
+    assert [text.split()[0] for _, text in of(report, "kernels")] == ["triton", "pallas"]
+    assert report.links is None
+    assert report.explanation is None
+    assert str(report).endswith("Nothing is wrong.")
+
+
+def test_a_model_is_explained_and_dense_is_named_where_it_is_better():
+    tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
+    sparse = sparsejax.doctor(tx, TABLE, network=NETWORK, density=0.001)
+    ((status, text),) = of(sparse, "sync")
+    assert status == "OK"
+    assert "on 8 ranks" in text
+    assert "keep sparsejax.zen_sync()" in text
+    assert sparse.explanation.row("embedding").density == pytest.approx(0.001)
+    dense = sparsejax.doctor(tx, TABLE, network=NETWORK, density=1.0, ranks=16)
+    (status, text), (_, row) = of(dense, "sync")
+    assert status == "note"
+    assert "on 16 ranks" in text
+    assert "use sparsejax.dense_sync(): nothing here is sparse" in text
+    assert "embedding: dense is better here" in row
+    assert dense.wrong == ()
+    nothing = sparsejax.doctor(optax.sgd(0.1), TABLE, network=NETWORK)
+    assert "no sparsejax synchronization" in nothing.wrong[0].text
+
+
+def test_a_gradient_that_was_summed_is_wrong_and_a_local_one_is_not():
+    def loss(params, x):
+        return jnp.sum(params["w"] * x) + jnp.sum(params["b"])
+
+    params, x = {"w": np.ones(3, np.float32), "b": np.ones(2, np.float32)}, np.ones((8, 3))
+    given = {"params": params, "batch": x.astype(np.float32)}
+    summed = sparsejax.doctor(grad_fn=jax.grad(loss), **given)
+    assert [one.about for one in summed.wrong] == ["gradient"]
+    assert "'b', 'w' is summed over 'data'" in summed.wrong[0].text
+    assert "sparsejax.local(params)" in summed.wrong[0].fix
+
+    def local(params, x):
+        return jax.grad(loss)(sparsejax.local(params), x)
+
+    report = sparsejax.doctor(grad_fn=local, **given)
+    assert of(report, "gradient") == [("OK", "it is local: each rank has its own. ")]
+    broken = sparsejax.doctor(grad_fn=lambda params, x: params["v"], **given)
+    assert "cannot be traced: KeyError: 'v'" in broken.wrong[0].text
+    assert of(sparsejax.doctor(), "gradient")[0][0] == "OK"
+
+
+def test_devices_with_other_bytes_of_a_parameter_are_wrong():
+    mesh = helpers.mesh_of(8)
+    alike = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    pieces = [
+        jax.device_put(np.full(4, number == 5, np.float32), device)
+        for number, device in enumerate(mesh.devices.flat)
+    ]
+    apart = jax.make_array_from_single_device_arrays((4,), alike, pieces)
+    equal = jax.device_put(np.ones(4, np.float32), alike)
+    tx = sparsejax.zen_sync()
+    report = sparsejax.doctor(tx, {"w": apart, "b": equal}, mesh=mesh)
+    assert [one.about for one in report.wrong] == ["parameters"]
+    assert "hold other bytes of 'w'." in report.wrong[0].text
+    assert sparsejax.doctor(tx, {"w": equal}, mesh=mesh).wrong == ()
+    shapes = {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
+    assert of(sparsejax.doctor(tx, shapes, mesh=mesh), "parameters")[0][0] == "note"
+
+
+def test_messages_are_timed_in_turn_and_their_rates_are_of_what_was_sent(monkeypatch):
+    told = []
+    found = links.measure(
+        helpers.mesh_of(3), "data", told.append, rounds=2, longest=1 << 15
+    )
+    assert told == [
+        "sending arrays of 131,072 bytes",
+        *(f"timing messages, round {turn} of 2" for turn in (1, 2)),
+    ]
+    assert (found.long.bytes, found.short.bytes, found.ranks) == (1 << 17, 4, 3)
+    for times in (found.short, found.long, found.dense):
+        assert 0 < times.least <= times.median <= times.most
+    # 2/3 of the array twice, in four messages that wait, at that rate.
+    expected = 8e-9 * 4 / 3 * found.long.bytes / found.gbit_per_s
+    assert found.dense_forecast == pytest.approx(expected + 4e-6 * found.latency_us)
+    slow = links.Times.of(1 << 17, [0.012, 0.010, 0.020])
+    assert (slow.median, slow.spread) == (0.012, 2.0)
+    # Two megabytes less two words' time: 1 MB in 10 ms each.
+    word = links.Times.of(4, [0.001])
+    assert links._bytes_per_second(1e6, 2, slow, word) == pytest.approx(1e8)
+
+
+def said(**other):
+    """What a process says of itself."""
+    arguments = {"steps": "100", "rate": "0.1"}
+    return {**facts.of_process(None, None), "arguments": arguments, **other}
+
+
+def test_processes_that_say_the_same_agree():
+    assert job.disagreements([said(), said()], "node:1") == []
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        (
+            {"versions": {**facts.versions(), "jax": "9.9"}},
+            r"jax is .* on host a .*9\.9 on host b",
+        ),
+        (
+            {"arguments": {"steps": "7", "rate": "0.1"}},
+            "the argument steps is 100 on host a",
+        ),
+        ({"arguments": {"steps": "100"}}, "argument rate is 0.1 .* and nothing on host b"),
+        ({"settings": {**facts.settings(), "jax_enable_x64": "True"}}, "jax_enable_x64 is"),
+        ({"coordinator": ["127.0.1.1"], "network": "b"}, "stands for 127.0.1.1 on host b"),
+    ],
+)
+def test_processes_that_differ_are_told_who_has_what(other, match):
+    (found,) = job.disagreements([said(host="a"), said(**{"host": "b", **other})], "node:1")
+    assert re.search(match, found), found
+
+
+def test_names_that_only_their_own_host_reaches_are_found():
+    there = {"own_address": ["10.0.0.2"], "network": "b", "host": "b"}
+    here = {"own_address": ["127.0.1.1", "::1"], "host": "a"}
+    (found,) = job._unreachable([said(**here), said(**there)])
+    assert "host a (process 0) has 127.0.1.1, ::1 under its own name" in found
+
+
+@pytest.mark.parametrize(
+    ("address", "process", "kind", "match"),
+    [
+        ("node", 0, errors.ArgumentError, "written name:port, as node1:12345, got 'node'"),
+        ("node:70000", 0, errors.ArgumentError, "written name:port"),
+        ("localhost:4", 0, errors.JobError, "on host .* no other host can reach"),
+        ("127.0.0.1:4", 1, errors.JobError, r"\(process 1\), an address that no other"),
+        ("nowhere.invalid:4", 1, errors.JobError, "does not know the coordinator's name"),
+        ("[::1]:4", 0, errors.JobError, "stands for ::1"),
+        ("node:4", 2, errors.ArgumentError, "process must be one of 0 to 1, .* got 2"),
+    ],
+)
+def test_a_coordinator_that_cannot_be_is_refused_before_anybody_waits(
+    address, process, kind, match
+):
+    with pytest.raises(kind, match=match):
+        coordinator.check_coordinator(address, 2, process, timeout=0.1)
+
+
+def here(*processes_of, ranks, timeout=20.0):
+    """What each process is told that comes to this host's coordinator; "" is no error."""
+    address = processes.free_address()
+
+    def come(process):
+        try:
+            coordinator.check_coordinator(
+                address, ranks, process, one_host=True, timeout=timeout
+            )
+        except errors.JobError as error:
+            return str(error)
+        return ""
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        told = list(pool.map(come, processes_of))
+    # The port is free again for JAX.
+    with socket.create_server(("127.0.0.1", int(address.partition(":")[2]))):
+        return told
+
+
+def test_processes_that_all_come_go_on():
+    assert here(0, 1, 2, ranks=3) == ["", "", ""]
+    assert here(0, ranks=1) == [""]
+
+
+def test_those_that_come_are_told_who_does_not_and_who_came_twice():
+    told = here(0, 2, ranks=4, timeout=0.5)
+    assert told[0] == told[1]
+    host = socket.gethostname()
+    assert re.match(
+        r"processes 1, 3 of 4 did not come within 0\.\d+ s; there were", told[0]
+    )
+    assert f"process 0 on host {host}, process 2 on host {host}." in told[0]
+    for text in here(0, 1, 1, ranks=3, timeout=0.5):
+        assert "process 1 was started more than once" in text
+    assert any("cannot listen at port" in text for text in here(0, 0, ranks=2, timeout=0.5))
+    (alone,) = here(1, ranks=2, timeout=0.3)
+    assert re.search(r"could not reach .* in 0\.3 s: .*refused", alone)
+
+
+def test_arguments_are_compared_as_texts_whatever_holds_them():
+    as_mapping = {"b": "2", "a": "'x'"}
+    assert facts.as_texts({"a": "x", "b": 2}) == as_mapping
+    assert facts.as_texts(argparse.Namespace(a="x", b=2)) == as_mapping
+    assert facts.as_texts(["--steps", 3]) == {"arguments": "--steps 3"}
+    assert facts.as_texts(None) == {}
+
+
+def test_a_job_of_one_process_has_nothing_to_compare():
+    assert sparsejax.check_job(arguments={"steps": 3}) is None
+    with pytest.raises(errors.ArgumentError, match="timeout must be above 0"):
+        sparsejax.check_job(timeout=0)
+
+
+def test_the_command_prints_findings_and_says_by_its_status_what_it_found(capsys):
+    line = ["doctor", "--leaf", "table=50000x8", "--density", "0.001"]
+    line += ["--gbit-per-s", "1", "--latency-us", "20"]
+    assert command.main([*line, "--ranks", "4"]) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[-1] == "Nothing is wrong."
+    assert {text[:5].strip() for text in lines[:-1]} == {"OK", "note"}
+    # The columns are aligned.
+    assert {text[7:17].strip() for text in lines[:-1]} == {
+        *("versions", "devices", "kernels", "gradient", "parameters", "network"),
+        *("plan", "sync"),
+    }
+    assert "comparing versions" in printed.err
+    assert command.main([*line, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["wrong"] == 0
+    assert report["explanation"]["ranks"] == 8
+    assert {one["about"] for one in report["findings"]} >= {"devices", "sync"}
+
+
+def summed():
+    """A gradient function that sums, and its batch."""
+    return jax.grad(lambda w, x: jnp.sum(w["w"] * x)), np.ones((8, 2), np.float32)
+
+
+def model():
+    return {"w": np.ones(2, np.float32)}
+
+
+def test_the_command_ends_with_1_where_something_is_wrong_and_2_where_it_is_misused(
+    capsys,
+):
+    line = ["doctor", "tests.advise.doctor.test_findings:model", "--gradient"]
+    assert command.main([*line, "tests.advise.doctor.test_findings:summed"]) == 1
+    printed = capsys.readouterr().out
+    assert "WRONG  gradient    'w' is summed over 'data'" in printed
+    assert printed.endswith("1 thing is wrong.\n")
+    for wrong, match in [
+        (["no.such.module:x"], "No module named 'no'"),
+        (["--gradient", "tests.advise.doctor.test_findings:summed"], "needs a model"),
+        ([*line[1:], "tests.advise.doctor.test_findings:model"], "must name a pair"),
+        (["--process", "0"], "--coordinator, --processes and --process together"),
+        (["--gbit-per-s", "1"], "latency_us is missing"),
+    ]:
+        assert command.main(["doctor", *wrong]) == 2
+        assert match in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""Real processes of a job that does not fit together: refused on all, and nobody waits."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import processes
+
+
+WORKER = "tests.advise.doctor.agreeing_worker"
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+
+
+def started(arguments, environments=({}, {})):
+    """Processes of a worker, each with more variables of its own."""
+    address = processes.free_address()
+    own = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", WORKER, address, str(rank), str(len(arguments)), *given],
+            cwd=processes.ROOT,
+            env=own | {"PYTHONPATH": str(processes.ROOT)} | environments[rank],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, given in enumerate(arguments)
+    ]
+
+
+def outputs(jobs):
+    try:
+        return [job.communicate(timeout=processes.TIMEOUT)[0] for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
+
+
+def ended(job):
+    """Ends a process that would go on."""
+    job.kill()
+    job.communicate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ((["1"], ["1"]), r"^taken$"),
+        ((["1"], ["2"]), r"number of devices is 1 on host .*process 0.* 2 on .*process 1"),
+        ((["1", "7"], ["1"]), r"the argument steps is '7' on host .* '100' on host"),
+    ],
+)
+def test_a_job_is_taken_or_refused_on_all_processes(arguments, match):
+    for output in outputs(started(arguments)):
+        assert re.search(match, output, re.MULTILINE), output
+
+
+def test_another_version_on_one_host_is_refused_on_all(tmp_path):
+    # Found before the one that is installed.
+    installed = tmp_path / "optax-9.9.9.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: optax\nVersion: 9.9.9\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(processes.ROOT)])
+    other = {"PYTHONPATH": path, "JAX_ENABLE_X64": "1"}
+    for output in outputs(started((["1"], ["1"]), ({}, other))):
+        assert re.search(r"optax is \S+ on host .*, and 9\.9\.9 on host", output), output
+        assert "jax_enable_x64 is False on host" in output
+        assert "Install the same on all hosts." in output
+
+
+def test_a_process_that_says_nothing_is_named_and_not_waited_for():
+    jobs = started((["1", "short"], ["1", "short"], ["1", "late"]), ({}, {}, {}))
+    try:
+        for job in jobs[:2]:
+            output, _ = job.communicate(timeout=processes.TIMEOUT)
+            assert re.search(r"refused after [45] s: process 2 of 3 did not say", output)
+            assert re.search(r"within 4 s \(process 0 on \S+, process 1 on", output), output
+    finally:
+        for job in jobs:
+            ended(job)
+
+
+def doctor(*arguments, rank=None, address=None):
+    job = ["--coordinator", address, "--processes", "2", "--process", rank, "--one-host"]
+    return processes.start("sparsejax", "doctor", *(job if address else ()), *arguments)
+
+
+def test_the_doctor_examines_a_job_from_rank_0_and_all_end_alike():
+    address = processes.free_address()
+    line = ["examples.multi_host.train:model", "--json"]
+    jobs = [doctor(*line, rank=rank, address=address) for rank in (0, 1)]
+    first, second = outputs(jobs)
+    assert [job.returncode for job in jobs] == [0, 0], first
+    report = json.loads(first[first.index("{") :])
+    texts = {one["about"]: one["text"] for one in report["findings"]}
+    assert "2 leaves are equal as bytes on 2 processes" in texts["parameters"]
+    assert texts["devices"].startswith("1 device (cpu) each; 2 processes on 1 host")
+    assert report["links"]["gbit_per_s"] > 0
+    assert report["explanation"]["gbit_per_s"] == report["links"]["gbit_per_s"]
+    assert "{" not in second
+
+
+def test_the_doctor_finds_parameters_that_differ_on_all_ranks():
+    address = processes.free_address()
+    line = ["tests.advise.doctor.differing:model", "--gbit-per-s", "1", "--latency-us", "9"]
+    jobs = [doctor(*line, rank=rank, address=address) for rank in (0, 1)]
+    first, second = outputs(jobs)
+    assert [job.returncode for job in jobs] == [1, 1], (first, second)
+    assert re.search(r"WRONG  parameters  process 1 on \S+ has other bytes of 'w'", first)
+    assert "WRONG" not in second
+
+
+def test_the_doctor_refuses_what_is_asked_in_another_way_on_a_rank():
+    address = processes.free_address()
+    jobs = [doctor("--ranks", n, rank=n, address=address) for n in (0, 1)]
+    first, _ = outputs(jobs)
+    assert [job.returncode for job in jobs] == [1, 1]
+    assert re.search(
+        "WRONG  job         the argument ranks is 0 on host .* 1 on host", first
+    )
+    assert "nothing else was looked at" in first
+
+
+def test_the_doctor_ends_where_a_process_says_nothing():
+    address = processes.free_address()
+    silent = processes.start("tests.advise.doctor.silent_worker", address)
+    examined = doctor("--timeout", "10", rank=0, address=address)
+    output, _ = examined.communicate(timeout=processes.TIMEOUT)
+    ended(silent)
+    assert examined.returncode == 1, output
+    assert "process 1 of 2 did not say whether it has its model within 10 s" in output
+
+
+def test_the_doctor_says_where_a_model_is_missing_and_where_no_job_is():
+    address = processes.free_address()
+    models = "examples.multi_host.train:model", "no.such:model"
+    jobs = [doctor(model, rank=i, address=address) for i, model in enumerate(models)]
+    for output in outputs(jobs):
+        assert re.search(r"process 1 on host \S+ cannot read its model: ModuleN", output)
+    assert [job.returncode for job in jobs] == [2, 2]
+    alone = doctor("--job")
+    assert "finds no job of Slurm or Open MPI" in outputs([alone])[0]
+    assert alone.returncode == 2
