@@ -30,7 +30,7 @@ DENSITY = 0.02
 # Channels of each convolution, a pool behind each group; how often a pixel is repeated,
 # images a device. The larger is VGG-16 as in table 2 of Ok-Topk: 14,728,266 numbers.
 SIZES = {
-    "small": (((16, 16), (32, 32)), 1, 16),
+    "small": (((64, 128), (128, 128)), 1, 16),
     "paper": (((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3), 4, 16),
 }
 
