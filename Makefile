@@ -17,7 +17,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
-demo: .venv/examples.stamp  ## Train a language model with dense and with sparse sync
+demo: .venv/demo.stamp  ## Train a language model with dense and with sparse sync
 	@.venv/bin/python -m examples.language_model --plot $(ARGS)
 
 test: .venv/dev.stamp  ## Run the tests that are not slow
@@ -61,7 +61,7 @@ clean:  ## Remove the virtual environments and all caches
 .venv-aot/aot.stamp: .venv-aot/python.stamp pyproject.toml
 	@echo "Installing JAX's CUDA plugin into .venv-aot, about 900 MB ..."
 	@.venv-aot/bin/python -m pip --disable-pip-version-check --quiet \
-		install --editable '.[triton,examples]'
+		install --editable '.[triton,demo]'
 	@version=$$(.venv-aot/bin/python -c 'import jax; print(jax.__version__)') && \
 		.venv-aot/bin/python -m pip --disable-pip-version-check --quiet \
 		install jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version

@@ -10,20 +10,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from examples.common.losses import draw_words, sampled_softmax
 
-def init(vocabulary: int, width: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Makes the parameters: two tables of [vocabulary, width], a bias, and an LSTM."""
+
+def init(
+    vocabulary: int, width: int, seed: int = 0, hidden: int | None = None
+) -> dict[str, np.ndarray]:
+    """Makes the parameters: two tables of [vocabulary, width], a bias, and an LSTM.
+
+    Args:
+        vocabulary: How many words there are.
+        width: Numbers of a row.
+        seed: Of the random numbers.
+        hidden: Numbers of the LSTM's memory, if what it says of it is to be projected to
+            the width.
+    """
     rng = np.random.default_rng(seed)
+    state = hidden or width
 
     def normal(*shape):
         return (rng.standard_normal(shape) / np.sqrt(width)).astype(np.float32)
 
-    return {
+    params = {
         "input_embedding": normal(vocabulary, width),
-        "lstm": normal(2 * width, 4 * width),
+        "lstm": normal(2 * width, 4 * state),
         "output_embedding": normal(vocabulary, width),
         "output_bias": np.zeros(vocabulary, np.float32),
     }
+    return params | ({"projection": normal(hidden, width)} if hidden else {})
 
 
 def batches(
@@ -41,39 +55,26 @@ def batches(
     while True:
         starts = rng.integers(0, len(tokens) - length, ranks * windows)
         text = tokens[starts[:, None] + np.arange(length + 1)]
-        # Words are in the order of their frequency, so this is near to how often they come.
-        drawn = np.exp(rng.random((ranks, negatives)) * np.log(vocabulary + 1)) - 1
         yield {
             "tokens": text[:, :-1],
             "targets": text[:, 1:],
-            "negatives": np.minimum(drawn, vocabulary - 1).astype(np.int32),
+            "negatives": draw_words(rng, vocabulary, ranks, negatives),
         }
 
 
 def loss_fn(params: dict[str, jax.Array], batch: dict[str, jax.Array]) -> jax.Array:
     """The mean sampled softmax loss of one rank's windows."""
     inputs = params["input_embedding"][batch["tokens"]]  # [windows, length, width]
-    hidden = _lstm(params["lstm"], inputs.swapaxes(0, 1)).swapaxes(0, 1)
-    targets, negatives = batch["targets"], batch["negatives"][0]
-    right = jnp.einsum("wld,wld->wl", hidden, params["output_embedding"][targets])
-    right += _bias(params, targets)
-    wrong = jnp.einsum("wld,nd->wln", hidden, params["output_embedding"][negatives])
-    wrong += _bias(params, negatives)
-    # A negative that happens to be the right word is none.
-    wrong = jnp.where(targets[..., None] == negatives, -jnp.inf, wrong)
-    scores = jnp.concatenate([right[..., None], wrong], axis=-1)
-    return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - right)
+    hidden = _lstm(params, inputs.swapaxes(0, 1)).swapaxes(0, 1)
+    output = params["output_embedding"], params["output_bias"]
+    return jnp.mean(
+        sampled_softmax(hidden, *output, batch["targets"], batch["negatives"][0])
+    )
 
 
-def _bias(params, words):
-    """The bias of a word's score, less the log of how often it is drawn."""
-    vocabulary = len(params["output_bias"])
-    share = jnp.log1p(1 / (words + 1.0)) / np.log(vocabulary + 1)
-    return params["output_bias"][words] - jnp.log(share)
-
-
-def _lstm(kernel, inputs):
+def _lstm(params, inputs):
     """Runs over inputs [length, windows, width]; returns the state after each."""
+    kernel, projection = params["lstm"], params.get("projection")
 
     def cell(state, x):
         hidden, memory = state
@@ -82,7 +83,11 @@ def _lstm(kernel, inputs):
         # Off to a better start if it first remembers.
         memory = jax.nn.sigmoid(forget + 1) * memory + jax.nn.sigmoid(enter) * jnp.tanh(new)
         hidden = jax.nn.sigmoid(leave) * jnp.tanh(memory)
+        if projection is not None:
+            hidden = hidden @ projection
         return (hidden, memory), hidden
 
+    # As the inputs vary over ranks, so does the first state.
     nothing = jnp.zeros_like(inputs[0])
-    return lax.scan(cell, (nothing, nothing), inputs)[1]
+    memory = nothing[:, :1] * jnp.zeros(kernel.shape[1] // 4)
+    return lax.scan(cell, (nothing, memory), inputs)[1]

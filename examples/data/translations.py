@@ -3,6 +3,7 @@
 import gettext
 import pathlib
 import re
+import sys
 
 
 CATALOGUES = pathlib.Path("/usr/share/locale/de/LC_MESSAGES")
@@ -27,7 +28,7 @@ def sentence_pairs() -> tuple[list[tuple[list[str], list[str]]], int]:
                 # There is no public way to list the messages.
                 messages = gettext.GNUTranslations(file)._catalog
         except (OSError, UnicodeDecodeError):
-            print(f"  {path.name} cannot be read and is left out")
+            print(f"{path.name} cannot be read and is left out", file=sys.stderr)
             continue
         read += 1
         for message, german in messages.items():

@@ -7,10 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from examples.data.sentences import (
+    BEGIN,
+    END,
+    PAD,
+    UNKNOWN,
+    held_out as apart,
+    numbered,
+    short,
+)
+from examples.data.translations import sentence_pairs
+
 
 LENGTH, HEADS = 10, 4
-PAD, UNKNOWN, BEGIN, END = range(4)
-HELD_OUT = 40  # of how many pairs one is not trained on
 
 
 @functools.cache
@@ -25,31 +34,11 @@ def sentences(words: int, held_out: bool) -> tuple[np.ndarray, np.ndarray, list]
         English [pairs, LENGTH], German [pairs, LENGTH + 2] from `BEGIN` to `END`, both
         filled up with `PAD`, and the numbers of the German words of each as a list.
     """
-    from examples.data import installed
-    from examples.data.translations import sentence_pairs
-
-    pairs = [
-        (english, german)
-        for english, german in sentence_pairs()[0]
-        if len(english) <= LENGTH and 0 < len(german) <= LENGTH
-    ]
-    places = []
-    for side in (0, 1):
-        known = installed.by_frequency(word for pair in pairs for word in pair[side])
-        places.append({w: END + 1 + i for i, w in enumerate(known[: words - END - 1])})
-    of = lambda text, side: [places[side].get(word, UNKNOWN) for word in text]
-    # Sentences that are alike come one after another: apart by what they say.
-    english = sorted({tuple(pair[0]) for pair in pairs})
-    apart = set(english[::HELD_OUT])
-    kept = [pair for pair in pairs if (tuple(pair[0]) in apart) == held_out]
-    german = [of(text, 1) for _, text in kept]
-    source = np.array([_filled(of(text, 0), LENGTH) for text, _ in kept], np.int32)
-    framed = [_filled([BEGIN, *text, END], LENGTH + 2) for text in german]
-    return source, np.array(framed, np.int32), german
-
-
-def _filled(numbers, length):
-    return numbers + [PAD] * (length - len(numbers))
+    pairs = short(sentence_pairs()[0], LENGTH)
+    source, target = numbered(pairs, words, LENGTH)
+    kept = apart(pairs) == held_out
+    german = [text[1 : text.index(END)] for text in target[kept].tolist()]
+    return source[kept], target[kept], german
 
 
 def init(words: int, width: int, hidden: int) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""The figures of the language model's runs, as a table and as a plot."""
+"""The figures of an example's runs, as a table and as a plot."""
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
-from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
-import sparsejax
-from examples.data.docstrings import Corpus
+
+SCORES = {"accuracy": "accuracy", "held_out_loss": "loss of what was not trained on"}
 
 
 class Run(NamedTuple):
@@ -17,56 +17,38 @@ class Run(NamedTuple):
     Attributes:
         losses: Of each step.
         sent: The metrics of `sparsejax.metrics`, averaged over the steps.
-        params: The parameters at the end.
+        params: The parameters at the end, as NumPy arrays; None for a leaf that is spread
+            over several hosts.
         replicas_equal: Whether all devices ended with the same bytes.
         compile_seconds: The time of the first step beyond that of the median one.
         step_seconds: The median step.
+        scores: Figures of the parameters at the end, such as an accuracy.
     """
 
     losses: list[float]
     sent: dict[str, float]
-    params: dict[str, np.ndarray]
+    params: Any
     replicas_equal: bool
     compile_seconds: float
     step_seconds: float
+    scores: dict[str, float]
 
 
-def origin(corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
-    """The data and the versions that the figures depend on."""
-    return {
-        "tokens": len(corpus.tokens),
-        "vocabulary": len(corpus.words),
-        "sha256": corpus.sha256,
-        "versions": corpus.versions | {"sparsejax": sparsejax.__version__},
-        "devices": mesh.size,
-    }
-
-
-def describe(console: Console, corpus: Corpus, mesh: Mesh, width: int) -> None:
-    """Prints the size of the data and of the model, and the devices."""
-    versions = ", ".join(f"{name} {version}" for name, version in corpus.versions.items())
-    console.print(
-        f"{len(corpus.tokens):,} words, {len(corpus.words):,} different; {versions}\n"
-        f"SHA-256 of the text: {corpus.sha256}\n"
-        f"Two tables of {len(corpus.words):,} x {width} and an LSTM, on {mesh.size} "
-        "simulated devices",
-        soft_wrap=True,
-    )
+def numbers(x: jax.Array) -> np.ndarray | None:
+    """The numbers of an array, where this host has all of them."""
+    return np.asarray(x) if x.is_fully_addressable or x.is_fully_replicated else None
 
 
 def figures(runs: dict[str, Run]) -> dict[str, Any]:
-    """The figures of all runs, and how far the others are from the first, the dense one."""
+    """The figures of all runs, and how far the others are from the first one."""
     names = iter(runs)
-    dense = runs[next(names)]
+    first = runs[next(names)]
     found: dict[str, Any] = {name: _figures(run) for name, run in runs.items()}
     for name in names:
         run = runs[name]
-        groups = {key.rsplit("/", 1)[0] for key in run.sent if key.count("/") > 1}
-        tables = max(groups, key=lambda group: run.sent[f"{group}/dense_bytes"])
-        for key in ("density_before", "density_after", "push_imbalance", "pull_imbalance"):
-            found[name][key] = run.sent[f"{tables}/{key}"]
-        pairs = [(dense.params[leaf], run.params[leaf]) for leaf in dense.params]
-        losses = np.abs(np.subtract(dense.losses, run.losses))
+        leaves = jax.tree.leaves(first.params), jax.tree.leaves(run.params)
+        pairs = list(zip(*leaves, strict=True))
+        losses = np.abs(np.subtract(first.losses, run.losses))
         found[name] |= {
             "largest_loss_difference": float(np.max(losses)),
             "largest_parameter_difference": float(
@@ -78,51 +60,73 @@ def figures(runs: dict[str, Run]) -> dict[str, Any]:
 
 
 def _figures(run: Run) -> dict[str, Any]:
+    # Of the bucket that a dense sum would send the most of: that of the tables.
+    groups = {key.rsplit("/", 1)[0] for key in run.sent if key.count("/") > 1}
+    largest = max(groups, key=lambda group: run.sent[f"{group}/dense_bytes"])
+    details = ("density_before", "density_after", "push_imbalance", "pull_imbalance")
+    if run.sent["sync/wire_bytes"] >= run.sent["sync/dense_bytes"]:
+        details = ()  # A dense sum does not look at rows.
     return {
         "steps": len(run.losses),
         "final_loss": run.losses[-1],
+        **run.scores,
         "wire_bytes": run.sent["sync/wire_bytes"],
         "payload_bytes": run.sent["sync/payload_bytes"],
+        "dense_bytes": run.sent["sync/dense_bytes"],
+        **{key: run.sent[f"{largest}/{key}"] for key in details},
         "replicas_equal": run.replicas_equal,
         "compile_seconds": run.compile_seconds,
         "step_seconds": run.step_seconds,
+        "steps_a_second": 1 / run.step_seconds,
     }
 
 
-def show(console: Console, figures: dict[str, Any]) -> None:
-    """Prints a table, and how to read it."""
-    dense = figures["dense"]
-    table = Table(title=f"{dense['steps']} steps, means over the steps")
+def show(console: Console, figures: dict[str, Any], simulated: bool) -> None:
+    """Prints a table, and how to read it.
+
+    Args:
+        console: Where.
+        figures: From `figures`.
+        simulated: Whether devices are, which have no network.
+    """
+    first = next(iter(figures.values()))
+    table = Table(title=f"{first['steps']} steps, means over the steps")
     table.add_column("")
     for name in figures:
         table.add_column(name, justify="right")
 
     def row(what, key, text):
+        if not any(key in side for side in figures.values()):
+            return
         sides = (text(side[key]) if key in side else "" for side in figures.values())
         table.add_row(what, *sides)
 
     yes_or_no = {True: "yes", False: "NO"}
     row("loss of the last step", "final_loss", "{:.4f}".format)
+    for key, what in SCORES.items():
+        row(what, key, "{:.4f}".format)
     row("bytes each rank sends in a step", "wire_bytes", "{:,.0f}".format)
     row("  of which needed", "payload_bytes", "{:,.0f}".format)
-    less = (dense["wire_bytes"] / max(side["wire_bytes"], 1) for side in figures.values())
+    less = (side["dense_bytes"] / max(side["wire_bytes"], 1) for side in figures.values())
     table.add_row("  times less than dense", *map("{:.1f}".format, less))
-    row("rows touched by the busiest rank", "density_before", "{:.2%}".format)
-    row("rows touched by any rank", "density_after", "{:.2%}".format)
+    row("not zero on the busiest rank", "density_before", "{:.2%}".format)
+    row("not zero on any rank", "density_after", "{:.2%}".format)
     row("imbalance of push", "push_imbalance", "{:.2f}".format)
     row("imbalance of pull", "pull_imbalance", "{:.2f}".format)
     row("devices equal bit for bit", "replicas_equal", yes_or_no.get)
     row("largest difference of a loss", "largest_loss_difference", "{:.1e}".format)
     row("  of a parameter", "largest_parameter_difference", "{:.1e}".format)
     row("seconds to compile", "compile_seconds", "{:.1f}".format)
-    row("seconds a step (no network!)", "step_seconds", "{:.3f}".format)
+    speed = "steps a second (no network!)" if simulated else "steps a second"
+    row(speed, "steps_a_second", "{:.2f}".format)
     console.print(table)
-    console.print(
-        "Differences are those of rounding: sums are taken in another order. Simulated "
-        "devices have no network: what they send is a copy in memory. The bytes are the "
-        "result here, and the step time is not.",
-        soft_wrap=True,
-    )
+    if simulated:
+        console.print(
+            "Differences are those of rounding, where nothing is left out: sums are taken "
+            "in another order. Simulated devices have no network: what they send is a copy "
+            "in memory. The bytes are the result here, and the time of a step is not.",
+            soft_wrap=True,
+        )
 
 
 def plot(runs: dict[str, Run], path: str) -> None:
@@ -131,16 +135,18 @@ def plot(runs: dict[str, Run], path: str) -> None:
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
-    colors = ["0.8", "tab:blue", "tab:orange"]
-    for (name, run), color, width in zip(runs.items(), colors, (6, 3, 1), strict=True):
+    colors = ["0.8", "tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"]
+    colors = colors[: len(runs)]
+    for at, (name, run) in enumerate(runs.items()):
         steps = range(1, len(run.losses) + 1)
-        left.plot(steps, run.losses, label=name, color=color, linewidth=width)
-    left.set(xlabel="step", ylabel="loss", title="The same loss")
+        width = max(1, 6 - 2.5 * at)
+        left.plot(steps, run.losses, label=name, color=colors[at], linewidth=width)
+    left.set(xlabel="step", ylabel="loss", title="Loss")
     left.legend(frameon=False)
     sent = [run.sent["sync/wire_bytes"] / 1e6 for run in runs.values()]
     bars = right.bar(list(runs), sent, color=colors)
     right.bar_label(bars, fmt="%.2f")
-    right.set(ylabel="MB a step and rank", title="Fewer bytes")
+    right.set(ylabel="MB a step and rank", title="Bytes sent")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

@@ -1,0 +1,57 @@
+"""Every example trains, goes on from a checkpoint as if nothing had been, and is exact."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from tests.examples import tiny
+
+
+pytestmark = pytest.mark.slow
+every_example = pytest.mark.parametrize("name", tiny.EXAMPLES)
+
+
+def run(name, monkeypatch, folder, *options):
+    return tiny.run(name, monkeypatch, folder, *options)
+
+
+def as_bytes(tree):
+    return [x.tobytes() for x in jax.tree.leaves(tree)]
+
+
+@every_example
+def test_two_steps_and_two_more_are_four(name, monkeypatch, tmp_path, capsys):
+    sync = tiny.EXAMPLES[name].resumed
+    options = ["--sync", sync, "--checkpoint", str(tmp_path / "states")]
+    half = run(name, monkeypatch, tmp_path, *options, "--steps", "2")[sync]
+    assert len(half.losses) == 2
+    assert np.isfinite(half.losses).all()
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figures[sync]["final_loss"] == half.losses[-1]
+    assert figures[sync]["replicas_equal"]
+
+    resumed = run(name, monkeypatch, tmp_path, *options, "--steps", "4", "--resume")[sync]
+    whole = run(name, monkeypatch, tmp_path, "--sync", sync, "--steps", "4")[sync]
+    assert half.losses + resumed.losses == whole.losses
+    assert as_bytes(resumed.params) == as_bytes(whole.params)
+    assert as_bytes(half.params) != as_bytes(whole.params)
+
+
+@every_example
+def test_runs_that_leave_nothing_out_agree_with_the_dense_one(name, monkeypatch, tmp_path):
+    dense, *others = syncs = tiny.EXAMPLES[name].syncs
+    runs = run(name, monkeypatch, tmp_path, "--steps", "50", "--sync", *syncs)
+    want = np.array(runs[dense].losses)
+    for sync in syncs:
+        losses = np.array(runs[sync].losses)
+        assert losses[-5:].mean() < losses[:5].mean(), sync
+        assert runs[sync].replicas_equal, sync
+    for sync in others:
+        assert runs[sync].sent["sync/wire_bytes"] <= runs[dense].sent["sync/wire_bytes"]
+        if sync in tiny.LOSSLESS:
+            # Sums in another order, fifty times: some units in the last place of a loss.
+            np.testing.assert_allclose(runs[sync].losses, want, rtol=1e-4)
+        else:
+            assert np.abs(runs[sync].losses - want).max() > 1e-6
