@@ -7,7 +7,7 @@ from jax import lax
 
 from benchmarks.device import compiled, held, hlo, turns
 from benchmarks.device.walk import Counts
-from tests.bench.test_device import stage
+from tests.bench.device.test_stages import stage
 
 
 def test_a_loop_that_turns_otherwise_than_reckoned_is_an_error(monkeypatch):

@@ -13,6 +13,7 @@ from tests.rows import cases
 from tests.rows.cases import CASES, IDS, take
 
 
+@jax.jit
 def to_dense(grads):
     dense = lambda leaf: leaf.to_dense() if is_row_grads(leaf) else leaf
     return jax.tree.map(dense, grads, is_leaf=is_row_grads)
