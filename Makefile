@@ -12,7 +12,7 @@ ARGS ?=
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench analysis aot device clean
+.PHONY: help demo test test-all lint docs bench analysis aot device clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -31,6 +31,10 @@ lint: .venv/dev.stamp  ## Check style and types
 	.venv/bin/ruff format --check
 	.venv/bin/pyright --pythonpath .venv/bin/python
 
+docs: .venv/docs.stamp  ## Build the documentation; a warning is an error
+	@.venv/bin/python -m sphinx -q -W --keep-going docs docs/_build/html $(ARGS)
+	@echo "See docs/_build/html/index.html."
+
 bench: .venv/bench.stamp  ## Run the core benchmark
 	@.venv/bin/python -m benchmarks.core find
 	@.venv/bin/python -m benchmarks.core $(ARGS)
@@ -45,7 +49,7 @@ device: .venv-aot/aot.stamp  ## Count what a step takes of a GPU, without one
 	@.venv-aot/bin/python -m benchmarks.device $(ARGS)
 
 clean:  ## Remove the virtual environments and all caches
-	rm -rf .venv .venv-newest .venv-aot build dist demo.png
+	rm -rf .venv .venv-newest .venv-aot build dist docs/_build demo.png
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

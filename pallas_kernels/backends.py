@@ -78,6 +78,10 @@ def use_kernels(
         interpret: Runs kernels in XLA, on any platform and slowly: for tests, and for
             "pallas" alone.
         compile_only: There need be no GPU: what is traced is compiled for one elsewhere.
+
+    Example:
+        >>> with sparsejax.use_kernels("reference"):
+        ...     found = jax.jit(lambda x: pallas_kernels.compact(x, 8))(jnp.ones(32))
     """
     _check(backend, "backend")
     asked = _Asked(backend, interpret, compile_only)

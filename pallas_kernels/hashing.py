@@ -38,6 +38,11 @@ def draw_seeds(count: int, seed: int = 0) -> np.ndarray:
     Args:
         count: How many. `partition` takes one more than it has second hashes.
         seed: Which ones; all ranks need the same.
+
+    Example:
+        >>> seeds = pallas_kernels.draw_seeds(4)
+        >>> seeds.shape, str(seeds.dtype)
+        ((4,), 'uint32')
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise KernelArgumentError(f"count must be a positive int, got {count!r}.")

@@ -14,35 +14,93 @@ import jax.numpy as jnp
 
 
 class SparsejaxError(Exception):
-    """The base of all errors that sparsejax raises on purpose."""
+    """The base of all errors that sparsejax raises on purpose.
+
+    Example:
+        >>> try:
+        ...     sparsejax.zen_sync(every=0)
+        ... except sparsejax.errors.SparsejaxError as error:
+        ...     print(error)
+        every must be a positive int, got 0.
+    """
 
 
 class ArgumentError(SparsejaxError, ValueError):
-    """An argument has a value that cannot be used."""
+    """An argument has a value that cannot be used.
+
+    Example:
+        >>> sparsejax.top_k(density=1.5)
+        Traceback (most recent call last):
+        sparsejax.errors.ArgumentError: density must lie in (0, 1], got 1.5 ...
+    """
 
 
 class AxisError(SparsejaxError, ValueError):
-    """There is no such mesh axis here, or more than one to choose from."""
+    """There is no such mesh axis here, or more than one to choose from.
+
+    Example:
+        >>> jax.shard_map(
+        ...     lambda x: sparsejax.all_reduce(x, "dta"), mesh=mesh, in_specs=P("data"),
+        ...     out_specs=P())(jnp.ones(4))
+        Traceback (most recent call last):
+        sparsejax.errors.AxisError: ...
+    """
 
 
 class AlreadySummedError(SparsejaxError, ValueError):
-    """A gradient was summed over the axis before it was to be synchronized."""
+    """A gradient was summed over the axis before it was to be synchronized.
+
+    Example:
+        >>> tx = sparsejax.dense_sync()
+        >>> jax.shard_map(
+        ...     lambda grads: tx.update(grads, tx.init(grads))[0], mesh=mesh, in_specs=P(),
+        ...     out_specs=P())(params)  # parameters were not made local before the gradient
+        Traceback (most recent call last):
+        sparsejax.errors.AlreadySummedError: ...
+    """
 
 
 class LeafError(SparsejaxError, TypeError):
-    """A leaf has a type that cannot be synchronized."""
+    """A leaf has a type that cannot be synchronized.
+
+    Example:
+        >>> sparsejax.init(sparsejax.dgc(0.01), {"count": jnp.zeros(3, jnp.int32)}, mesh)
+        Traceback (most recent call last):
+        sparsejax.errors.LeafError: ...
+    """
 
 
 class RuleError(SparsejaxError, ValueError):
-    """A rule matches no leaf, or says something unknown."""
+    """A rule matches no leaf, or says something unknown.
+
+    Example:
+        >>> sparsejax.zen_sync(rules={"no such leaf": "dense"}).init(params)
+        Traceback (most recent call last):
+        sparsejax.errors.RuleError: ...
+    """
 
 
 class PlanError(SparsejaxError, ValueError):
-    """A plan cannot be read, or was made for another model or another number of ranks."""
+    """A plan cannot be read, or was made for another model or another number of ranks.
+
+    Example:
+        >>> sparsejax.sync(sparsejax.Plan(ranks=8, leaves=())).init(params)
+        Traceback (most recent call last):
+        sparsejax.errors.PlanError: ...
+    """
 
 
 class StateError(SparsejaxError, ValueError):
-    """A state is not the one that the transformation needs here."""
+    """A state is not the one that the transformation needs here.
+
+    Example:
+        >>> tx = sparsejax.accumulate(sparsejax.zen_sync(), every=2)
+        >>> jax.shard_map(
+        ...     lambda grads: tx.update(grads, ())[0], mesh=mesh, in_specs=P(),
+        ...     out_specs=P())(params)
+        Traceback (most recent call last):
+        sparsejax.errors.StateError: ...
+    """
 
 
 class JobError(SparsejaxError, RuntimeError):
@@ -50,7 +108,13 @@ class JobError(SparsejaxError, RuntimeError):
 
 
 class NeedsRanks(StateError):
-    """A state depends on the ranks, and was asked for where they are not known."""
+    """A state depends on the ranks, and was asked for where they are not known.
+
+    Example:
+        >>> sparsejax.dgc(0.01).init(params)  # use sparsejax.init(tx, params, mesh)
+        Traceback (most recent call last):
+        sparsejax.errors.NeedsRanks: ...
+    """
 
     def __init__(self, why: str):
         super().__init__(
@@ -62,7 +126,18 @@ class NeedsRanks(StateError):
 
 
 class DenseGradientWarning(UserWarning):
-    """The gradient of a table that is read by rows is dense: all of it is used too."""
+    """The gradient of a table that is read by rows is dense: all of it is used too.
+
+    Example:
+        >>> import warnings
+        >>> tables = {"words": jnp.ones((1000, 100))}
+        >>> tied = lambda p: jnp.sum(p["words"][jnp.array([3])] @ p["words"].T)
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", sparsejax.errors.DenseGradientWarning)
+        ...     jax.eval_shape(sparsejax.value_and_grad(tied), tables)
+        Traceback (most recent call last):
+        sparsejax.errors.DenseGradientWarning: ...
+    """
 
 
 # --- Checks. Each raises an ArgumentError that names the argument.

@@ -22,6 +22,10 @@ def bitmap_encode(
 
     Returns:
         uint32 [max(1, ceil(m / 32))].
+
+    Example:
+        >>> pallas_kernels.bitmap_encode(jnp.array([0.0, 2.0, 0.0, 1.0])).tolist()
+        [10]
     """
     checks.floats("x", x)
     if units is not None:
@@ -53,6 +57,12 @@ def bitmap_decode(
     Returns:
         int32 [capacity], by ascending bit; behind the last 32 * w, or -1 where units are
         given. And how many bits are set, which may exceed the capacity.
+
+    Example:
+        >>> words = pallas_kernels.bitmap_encode(jnp.array([0.0, 2.0, 0.0, 1.0]))
+        >>> indices, count = pallas_kernels.bitmap_decode(words, capacity=3)
+        >>> indices.tolist(), int(count)
+        ([1, 3, 32], 2)
     """
     checks.words("words", words)
     checks.positive("capacity", capacity)

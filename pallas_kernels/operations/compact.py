@@ -28,6 +28,12 @@ def compact(
     Returns:
         int32 [capacity], the indices in ascending order, n where there are no more, and
         the number of elements found, which may exceed the capacity.
+
+    Example:
+        >>> x = jnp.array([0.0, 2.0, 0.0, 1.0])
+        >>> indices, count = pallas_kernels.compact(x, capacity=3)
+        >>> indices.tolist(), int(count)
+        ([1, 3, 4], 2)
     """
     checks.floats("x", x)
     checks.positive("capacity", capacity)

@@ -29,6 +29,11 @@ def coo_add(
 
     Returns:
         [size, ...], the sum of the entries of each unit.
+
+    Example:
+        >>> indices, values = jnp.array([1, 3, 1, -1]), jnp.array([1.0, 2.0, 3.0, 9.0])
+        >>> pallas_kernels.coo_add(indices, values, size=4).tolist()
+        [0.0, 4.0, 0.0, 2.0]
     """
     checks.integers("indices", indices)
     checks.positive("size", size)

@@ -22,6 +22,12 @@ def merge_rows(
         int32 [room], the ids that there are, ascending, `rows` behind the last; int32 [k],
         the place of each id among them, `room` where it is left out; and how many there
         are.
+
+    Example:
+        >>> ids, values = jnp.array([7, 2, 7]), jnp.array([1.0, 2.0, 3.0])
+        >>> merged = pallas_kernels.merge_rows(ids, rows=10)
+        >>> pallas_kernels.coo_add(merged.places, values, size=3).tolist()  # of 2, 7, none
+        [2.0, 4.0, 0.0]
     """
     checks.integers("ids", ids)
     checks.positive("rows", rows)

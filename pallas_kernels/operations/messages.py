@@ -63,6 +63,15 @@ def pack_message(
     Returns:
         uint32 [parts, words]; words of a message in which there is nothing are zero, and
         those behind it may be anything.
+
+    Example:
+        >>> # A header, a bitmap of 32 slots at word 1, room for 4 values from word 2 on.
+        >>> numbers = jnp.array([0, 4, 1, 1, 2, 0, 1, 0, 6], jnp.int32)
+        >>> slots, counts = jnp.array([[1, 3, 32, 32]]), jnp.array([2])
+        >>> message = pallas_kernels.pack_message(
+        ...     slots, counts, jnp.arange(32.0), numbers, room=4, words=6, planes=0)
+        >>> message[0, :2].tolist()  # two entries, and bits 1 and 3
+        [2, 10]
     """
     _check_rows("slots", slots, ("uint32", "int32"))
     checks.integers("counts", counts)
@@ -139,6 +148,16 @@ def unpack_message(
 
     Returns:
         [units, ...]. What lies behind the array is left out.
+
+    Example:
+        >>> numbers = jnp.array([0, 4, 1, 1, 2, 0, 1, 0, 6], jnp.int32)  # as there
+        >>> message = pallas_kernels.pack_message(
+        ...     jnp.array([[1, 3, 32, 32]]), jnp.array([2]), jnp.arange(32.0), numbers,
+        ...     room=4, words=6, planes=0)
+        >>> total = pallas_kernels.unpack_message(
+        ...     jnp.zeros(32), message, numbers, room=4, longest=1, planes=0)
+        >>> total[:5].tolist()
+        [0.0, 1.0, 0.0, 3.0, 0.0]
     """
     _check_rows("message", message, ("uint32",))
     _check_sizes(numbers, room, planes, at)

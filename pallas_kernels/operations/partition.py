@@ -46,6 +46,13 @@ def partition(
         `Partitioned`: memory [parts, slots + serial] with the serial memory behind, how
         many went to each serial memory, exact where that is full, and which of the indices
         found no place. Nothing is lost: what is left can go in a further round.
+
+    Example:
+        >>> seeds = pallas_kernels.draw_seeds(3)  # one for the part, two for slots
+        >>> parts = pallas_kernels.partition(
+        ...     jnp.arange(8), 8, seeds, parts=2, slots=16, serial=8)
+        >>> sorted(i for i in parts.memory.ravel().tolist() if i >= 0)
+        [0, 1, 2, 3, 4, 5, 6, 7]
     """
     checks.integers("indices", indices)
     seeds, hashes = checks.memory(indices.size, seeds, parts, slots, serial, hashes)

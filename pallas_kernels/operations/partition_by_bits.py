@@ -33,6 +33,12 @@ def partition_by_bits(
     Returns:
         `Partitioned`: memory [parts, capacity], how many elements each part has, and which
         elements found no room.
+
+    Example:
+        >>> x = jnp.zeros(100).at[jnp.array([3, 50, 99])].set(1.0)
+        >>> parts = pallas_kernels.partition_by_bits(x, parts=2, capacity=3)
+        >>> sorted(i for i in parts.memory.ravel().tolist() if i >= 0)
+        [3, 50, 99]
     """
     checks.floats("x", x)
     checks.positive("parts", parts)

@@ -35,6 +35,13 @@ def partition_dense(
     Returns:
         `Partitioned`, as of `partition`; but which elements found no place is told by a bit
         each, uint32 [max(1, ceil(n / 32))].
+
+    Example:
+        >>> x = jnp.zeros(100).at[jnp.array([3, 50, 99])].set(1.0)
+        >>> seeds = pallas_kernels.draw_seeds(3)
+        >>> parts = pallas_kernels.partition_dense(x, seeds, parts=2, slots=8, serial=4)
+        >>> sorted(i for i in parts.memory.ravel().tolist() if i >= 0)
+        [3, 50, 99]
     """
     checks.floats("x", x)
     seeds, hashes = checks.memory(x.size, seeds, parts, slots, serial, hashes)

@@ -30,6 +30,12 @@ def threshold_hash(
 
     Returns:
         int32 [slots]: indices, -1 where there is none; element 0 is as good as any.
+
+    Example:
+        >>> x, seed = jnp.array([0.1, -3.0, 0.2, 0.0]), jnp.uint32(7)
+        >>> slots = pallas_kernels.threshold_hash(x, 1.0, seed, slots=4)
+        >>> [i for i in slots.tolist() if i >= 0]
+        [1]
     """
     checks.floats("x", x)
     checks.positive("slots", slots)

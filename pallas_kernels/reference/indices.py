@@ -46,6 +46,12 @@ class Partitioned(NamedTuple):
         left: Which of the input found no room: for `partition` booleans by place among the
             indices, for `partition_by_bits` booleans by element, for `partition_dense` a
             bit an element, 32 to a word.
+
+    Example:
+        >>> memory, counts, left = pallas_kernels.partition_by_bits(
+        ...     jnp.ones(8), parts=2, capacity=8)
+        >>> int(counts.sum()), bool(left.any())
+        (8, False)
     """
 
     memory: jax.Array
@@ -257,6 +263,11 @@ class MergedRows(NamedTuple):
         ids: int32 [room], the distinct ids, ascending; the height behind the last.
         places: int32 [k], where the row of each id goes; `room` if it is none of the table.
         found: int32, how many distinct ids there are.
+
+    Example:
+        >>> ids, places, found = pallas_kernels.merge_rows(jnp.array([7, 2, 7]), rows=10)
+        >>> ids.tolist(), places.tolist(), int(found)
+        ([2, 7, 10], [1, 0, 1], 2)
     """
 
     ids: jax.Array

@@ -37,6 +37,11 @@ class LeafPlan:
         unit: What an index points at: "element" or "row".
         scheme: The scheme that adds it up.
         note: The reason for the choice, for the reader of the file.
+
+    Example:
+        >>> leaf = sparsejax.advise.LeafPlan(
+        ...     path="users", shape=(1000, 64), dtype="float32", unit="row",
+        ...     scheme=sparsejax.schemes.BalancedParallelism())
     """
 
     path: str
@@ -74,6 +79,12 @@ class Plan(Assignment):
     Attributes:
         ranks: For how many ranks it was made: hosts, where there are two levels.
         leaves: One entry a leaf, in the order of the tree.
+
+    Example:
+        >>> zen = sparsejax.schemes.Zen()
+        >>> leaf = sparsejax.advise.LeafPlan("users", (1000, 64), "float32", "row", zen)
+        >>> sparsejax.Plan(ranks=8, leaves=(leaf,)).save("plan.json")
+        >>> tx = sparsejax.sync(sparsejax.Plan.load("plan.json"))
     """
 
     ranks: int

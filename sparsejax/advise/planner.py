@@ -61,6 +61,15 @@ def make_plan(
             ranks of all hosts.
         rules: As in `sparsejax.sync`. "dense", a scheme, and units are kept as they are.
         wire_dtype: As in `sparsejax.sync`.
+
+    Example:
+        >>> table = {"users": jnp.zeros((1000, 300)).at[:10].set(1.0)}
+        >>> watch = lambda grads: sparsejax.profile(sparsejax.local(grads))
+        >>> watch = jax.shard_map(watch, mesh=mesh, in_specs=P(), out_specs=P())
+        >>> plan = sparsejax.make_plan(
+        ...     [jax.jit(watch)(table)], table, ranks=4, gbit_per_s=25, latency_us=20)
+        >>> [leaf.path for leaf in plan.leaves]
+        ['users']
     """
     network = network_of(network, gbit_per_s, latency_us)
     for name, value in (("ranks", ranks), ("inner", inner)):

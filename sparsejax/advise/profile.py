@@ -70,6 +70,14 @@ def profile(
         By path, the profile of every leaf that is not small, equal on all ranks: leave
         `shard_map` with `out_specs=P()`. Tables by columns have none: no synchronization
         sends them.
+
+    Example:
+        >>> watch = lambda grads: sparsejax.profile(sparsejax.local(grads))
+        >>> watch = jax.shard_map(watch, mesh=mesh, in_specs=P(), out_specs=P())
+        >>> table = {"users": jnp.zeros((1000, 300)).at[:10].set(1.0)}
+        >>> seen = jax.jit(watch)(table)
+        >>> int(seen["users"].ranks)
+        4
     """
     axis_name = axes.resolve(axis_name, "sparsejax.profile")
     paths, leaves, _ = tree.flatten(sharded.apart(grads).rest, "sparsejax.profile")
@@ -127,6 +135,10 @@ def profile_from_state(
         params: The parameters, or their shapes and dtypes.
         ranks: How many ranks there were.
         rules: The rules that `zen_sync` had.
+
+    Example:
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+        >>> seen = sparsejax.advise.profile_from_state(opt_state, params, ranks=4)
     """
     paths, leaves, _ = tree.flatten(sharded.apart(params).rest)
     states = find(opt_state, ExchangeState)

@@ -46,6 +46,14 @@ class CompressionCost:
     Attributes:
         fixed: Seconds for a tensor of any size.
         by_number: Further seconds for each of its elements.
+
+    Example:
+        >>> cost = sparsejax.advise.CompressionCost(fixed=1e-4, by_number=1e-9)
+        >>> pays = sparsejax.advise.worthwhile(
+        ...     ranks=16, gbit_per_s=1, latency_us=50, cost=cost,
+        ...     sparsifier=sparsejax.sparsifiers.Dragonn(0.001))
+        >>> pays("w", jax.ShapeDtypeStruct((10_000_000,), jnp.float32))
+        True
     """
 
     fixed: float
@@ -78,6 +86,10 @@ def measure_compression(sparsifier: base.Selector, ranks: int) -> CompressionCos
     Args:
         sparsifier: One of `sparsejax.sparsifiers` that selects.
         ranks: How many ranks' entries are decoded.
+
+    Example:
+        >>> kind = sparsejax.sparsifiers.TopK(0.001)
+        >>> cost = sparsejax.advise.measure_compression(kind, ranks=4)
     """
     _check(sparsifier, ranks)
     return _measured(sparsifier, ranks, jax.default_backend())

@@ -94,7 +94,12 @@ def within_capacity(
 
 
 def check_capacity(capacity: Any) -> Mapping[str, int]:
-    """A capacity by patterns of paths; raises where it cannot be one."""
+    """A capacity by patterns of paths; raises where it cannot be one.
+
+    Example:
+        >>> sparsejax.rows.check_capacity({"users": 60_000})
+        {'users': 60000}
+    """
     by_pattern = capacity if isinstance(capacity, Mapping) else {"": capacity}
     for pattern, room in by_pattern.items():
         errors.check_regular(pattern)

@@ -39,6 +39,11 @@ def lookup(
 
     Raises:
         ArgumentError: ids are no integers, or the table has fewer than two axes.
+
+    Example:
+        >>> table = jnp.arange(6.0).reshape(3, 2)
+        >>> sparsejax.lookup(table, jnp.array([2, 0])).tolist()
+        [[4.0, 5.0], [0.0, 1.0]]
     """
     table, ids = jnp.asarray(table), jnp.asarray(ids)
     if table.ndim < 2:

@@ -58,6 +58,13 @@ def value_and_grad(
 
     Raises:
         ArgumentError: A table that is given to `sparsejax.lookup` is used densely too.
+
+    Example:
+        >>> tables = {"users": jnp.ones((100, 2))}
+        >>> loss = lambda tables: tables["users"][jnp.array([3, 5])].sum()
+        >>> value, grads = sparsejax.value_and_grad(loss)(tables)
+        >>> grads["users"].ids.tolist(), grads["users"].rows.shape
+        ([3, 5], (2, 2))
     """
     if not callable(loss_fn):
         raise ArgumentError(f"value_and_grad: loss_fn must be a function, got {loss_fn!r}.")

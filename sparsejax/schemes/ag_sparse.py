@@ -47,6 +47,9 @@ class AGSparse(base.Scheme):
             "coo8", "bitmap", or "auto" for the cheapest.
         ratio: How far apart the message sizes are.
         wire_dtype: The dtype of the values while they travel; that of x if None.
+
+    Example:
+        >>> tx = sparsejax.sync(sparsejax.schemes.AGSparse(gather="ring", code="auto"))
     """
 
     gather: str = "auto"

@@ -19,6 +19,9 @@ class AllReduce(base.Scheme):
 
     Attributes:
         wire_dtype: The dtype of the values while they travel; that of x if None.
+
+    Example:
+        >>> tx = sparsejax.sync(sparsejax.schemes.AllReduce(wire_dtype="bfloat16"))
     """
 
     wire_dtype: jax.typing.DTypeLike | None = None

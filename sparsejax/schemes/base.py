@@ -37,6 +37,12 @@ class Stage(NamedTuple):
         rounds: How many messages followed one another.
         imbalance: Entries of the fullest part over those of the mean part (Zen,
             definition 8); 1 where nothing is partitioned.
+
+    Example:
+        >>> stage = sparsejax.schemes.Stage(
+        ...     wire=128.0, payload=96.0, rounds=1, imbalance=1.1)
+        >>> stage.wire / stage.payload  # what padding costs
+        1.3333333333333333
     """
 
     wire: jax.Array
@@ -59,6 +65,12 @@ class Traffic(NamedTuple):
         density_before: Share of non-zero units of the rank that has most.
         density_after: Share of units that are non-zero in the sum.
         inside: Bytes sent inside a host, where a scheme has two levels; not in `wire`.
+
+    Example:
+        >>> import inspect
+        >>> names = [*inspect.signature(sparsejax.schemes.Traffic).parameters]
+        >>> names[:3]
+        ['push', 'pull', 'scalars']
     """
 
     push: Stage
@@ -100,6 +112,14 @@ class Reduced(NamedTuple):
         left: What this rank left out of the total, or None where nothing is left out.
         state: The scheme's next state.
         traffic: What was sent for it.
+
+    Example:
+        >>> class Psum(sparsejax.schemes.AllReduce):
+        ...     def __call__(self, x, state, wire):
+        ...         reduced = super().__call__(x, state, wire)
+        ...         return sparsejax.schemes.Reduced(
+        ...             reduced.total, None, reduced.state, reduced.traffic)
+        >>> tx = sparsejax.sync(Psum())
     """
 
     total: jax.Array
@@ -121,7 +141,13 @@ class SummedRows(NamedTuple):
 
 
 class Scheme(abc.ABC):
-    """A way to add up one array over all ranks."""
+    """A way to add up one array over all ranks.
+
+    Example:
+        >>> isinstance(sparsejax.schemes.Zen(), sparsejax.schemes.Scheme)
+        True
+        >>> tx = sparsejax.sync(sparsejax.schemes.Zen())
+    """
 
     #: The dtype in which values travel, where a scheme has such an argument.
     wire_dtype: jax.typing.DTypeLike | None = None

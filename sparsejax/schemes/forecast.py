@@ -29,6 +29,10 @@ class Network:
     Attributes:
         gbit_per_s: Bandwidth of a rank's link, in one direction.
         latency_us: Time of an empty message.
+
+    Example:
+        >>> network = sparsejax.Network(gbit_per_s=25, latency_us=20)
+        >>> print(sparsejax.explain(tx, params, ranks=16, network=network))
     """
 
     gbit_per_s: float

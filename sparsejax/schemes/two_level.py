@@ -44,6 +44,10 @@ class TwoLevel(base.Scheme):
 
     Attributes:
         across: The scheme over the outer axis.
+
+    Example:
+        >>> hosts = sparsejax.schemes.BalancedParallelism()
+        >>> tx = sparsejax.sync(sparsejax.schemes.TwoLevel(hosts), ("hosts", "devices"))
     """
 
     across: base.Scheme = Zen()

@@ -51,6 +51,12 @@ class Draw(NamedTuple):
         model_axis: The mesh axis over which the tensor is sharded, or None.
         alone: Whether the threshold is computed from this array alone; False if it is one
             threshold for all leaves.
+
+    Example:
+        >>> draw = sparsejax.sparsifiers.Draw(
+        ...     step=jnp.int32(0), seed=jnp.uint32(7), wanted=jnp.int32(2))
+        >>> x = jnp.array([0.1, -3.0, 0.2, 2.0])
+        >>> indices, _ = sparsejax.sparsifiers.TopK(0.5).select(x, (), draw, 2)[:2]
     """
 
     step: jax.Array
@@ -83,6 +89,11 @@ class Sparsifier:
 
     Attributes:
         density: The share of elements to send: a number, a `Warmup` or a `Schedule`.
+
+    Example:
+        >>> kinds = [sparsejax.sparsifiers.TopK(0.01), sparsejax.sparsifiers.DGC(0.01)]
+        >>> all(isinstance(kind, sparsejax.sparsifiers.Sparsifier) for kind in kinds)
+        True
     """
 
     density: Density = 0.01

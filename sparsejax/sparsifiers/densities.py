@@ -20,6 +20,10 @@ class Warmup:
 
     Capacities are those of the largest density, so a large start costs memory and time in
     all steps. `warmup_steps` of `sparsejax.sync` sends densely instead.
+
+    Example:
+        >>> density = sparsejax.sparsifiers.Warmup(0.01, steps=100)
+        >>> tx = optax.chain(sparsejax.dgc(density), sparsejax.zen_sync(), optax.sgd(0.1))
     """
 
     density: float
@@ -50,6 +54,11 @@ class Schedule:
         density_at: From the step, an int32 array, to the density. The density is clipped
             to `largest`.
         largest: The largest density, for which there is capacity in all steps.
+
+    Example:
+        >>> falling = optax.linear_schedule(0.1, 0.01, 1000)
+        >>> density = sparsejax.sparsifiers.Schedule(falling, largest=0.1)
+        >>> tx = optax.chain(sparsejax.dgc(density), sparsejax.zen_sync(), optax.sgd(0.1))
     """
 
     density_at: Callable[[jax.Array], Any]

@@ -47,6 +47,10 @@ class DGC(BySample):
             threshold that selects more. So many fit.
         rounds: The largest number of corrections.
 
+    Example:
+        >>> dgc = sparsejax.sparsify(sparsejax.sparsifiers.DGC(0.01, sample=0.05))
+        >>> tx = optax.chain(dgc, sparsejax.zen_sync(), optax.sgd(0.1))
+
     References:
         Lin et al., Deep Gradient Compression, ICLR 2018
     """

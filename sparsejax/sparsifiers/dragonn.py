@@ -33,6 +33,10 @@ class Dragonn(BySample):
         tables: The number of tables, each with a hash of its own.
         sample: The share of elements in the sample that gives the threshold.
 
+    Example:
+        >>> dragonn = sparsejax.sparsify(sparsejax.sparsifiers.Dragonn(0.001, slots=4.0))
+        >>> tx = optax.chain(dragonn, sparsejax.zen_sync(), optax.sgd(0.1))
+
     References:
         Wang et al., DRAGONN: Distributed Randomized Approximate Gradients of Neural
         Networks, ICML 2022

@@ -23,6 +23,10 @@ class GaussianK(base.ByMagnitude):
     Attributes:
         step: The factor by which the threshold is corrected.
         rounds: The largest number of corrections.
+
+    Example:
+        >>> gaussian = sparsejax.sparsify(sparsejax.sparsifiers.GaussianK(0.01))
+        >>> tx = optax.chain(gaussian, sparsejax.zen_sync(), optax.sgd(0.1))
     """
 
     step: float = 1.02

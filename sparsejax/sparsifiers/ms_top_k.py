@@ -24,6 +24,10 @@ class MSTopK(base.Selector):
     Attributes:
         halvings: How often the interval of the threshold is halved.
 
+    Example:
+        >>> nearly = sparsejax.sparsify(sparsejax.sparsifiers.MSTopK(0.01, halvings=20))
+        >>> tx = optax.chain(nearly, sparsejax.zen_sync(), optax.sgd(0.1))
+
     References:
         Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud
         Clusters, MLSys 2021

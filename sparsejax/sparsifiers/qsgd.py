@@ -24,6 +24,10 @@ class QSGD(base.Rounding):
     Attributes:
         levels: The number of levels beside zero, for either sign.
 
+    Example:
+        >>> rounded = sparsejax.sparsify(sparsejax.sparsifiers.QSGD(levels=8))
+        >>> tx = optax.chain(rounded, sparsejax.zen_sync(), optax.sgd(0.1))
+
     References:
         Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and
         Encoding, NIPS 2017

@@ -17,7 +17,12 @@ from sparsejax.sparsifiers import base
 
 @dataclasses.dataclass(frozen=True)
 class RandomK(base.Selector):
-    """Selects k elements, drawn anew at every step, each with the same probability."""
+    """Selects k elements, drawn anew at every step, each with the same probability.
+
+    Example:
+        >>> random = sparsejax.sparsify(sparsejax.sparsifiers.RandomK(0.01))
+        >>> tx = optax.chain(random, sparsejax.zen_sync(), optax.sgd(0.1))
+    """
 
     shared = True
 

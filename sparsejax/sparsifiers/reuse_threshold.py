@@ -22,6 +22,10 @@ class ReuseThreshold(base.ByMagnitude):
     Attributes:
         every: The number of steps after which the threshold is computed exactly.
         step: The factor by which it is moved in between.
+
+    Example:
+        >>> reuse = sparsejax.sparsify(sparsejax.sparsifiers.ReuseThreshold(0.01, every=16))
+        >>> tx = optax.chain(reuse, sparsejax.zen_sync(), optax.sgd(0.1))
     """
 
     every: int = 32

@@ -13,7 +13,12 @@ from sparsejax.sparsifiers import base
 
 @dataclasses.dataclass(frozen=True)
 class Sign(base.Rounding):
-    """Rounds to the sign times the mean magnitude of all; `density` is not used."""
+    """Rounds to the sign times the mean magnitude of all; `density` is not used.
+
+    Example:
+        >>> signs = sparsejax.sparsify(sparsejax.sparsifiers.Sign())
+        >>> tx = optax.chain(signs, sparsejax.zen_sync(), optax.sgd(0.1))
+    """
 
     density: base.Density = 1.0
 

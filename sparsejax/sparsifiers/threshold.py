@@ -19,6 +19,11 @@ class Threshold(base.ByMagnitude):
     Attributes:
         density: The share of elements that fit.
         value: The least magnitude, above 0.
+
+    Example:
+        >>> kind = sparsejax.sparsifiers.Threshold(density=0.05, value=1e-3)
+        >>> large = sparsejax.sparsify(kind)
+        >>> tx = optax.chain(large, sparsejax.zen_sync(), optax.sgd(0.1))
     """
 
     value: float = 1e-3

@@ -11,7 +11,12 @@ from sparsejax.units import magnitudes
 
 @dataclasses.dataclass(frozen=True)
 class TopK(base.ByMagnitude):
-    """Selects the k largest elements; of equal ones a run whose start changes by step."""
+    """Selects the k largest elements; of equal ones a run whose start changes by step.
+
+    Example:
+        >>> largest = sparsejax.sparsify(sparsejax.sparsifiers.TopK(0.01), global_=True)
+        >>> tx = optax.chain(largest, sparsejax.zen_sync(), optax.sgd(0.1))
+    """
 
     def level(self, x, state, draw):
         return magnitudes.threshold(x, draw.wanted, draw.seed, draw.over), state

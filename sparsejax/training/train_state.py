@@ -23,6 +23,12 @@ class TrainState(NamedTuple):
         variables: What the loss function changes and no gradient trains, such as batch
             statistics; None if there is nothing. What is kept by rank is `PerRank`.
         key: The PRNG key from which those of all ranks and steps are made, or None.
+
+    Example:
+        >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
+        >>> state = trainer.init(params)
+        >>> int(state.step)
+        0
     """
 
     step: jax.Array

@@ -160,7 +160,12 @@ class Memory(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Residual(Memory):
-    """Adds what was not sent to the next gradient."""
+    """Adds what was not sent to the next gradient.
+
+    Example:
+        >>> top = sparsejax.top_k(0.01, memory=sparsejax.transforms.Residual())
+        >>> tx = optax.chain(top, sparsejax.zen_sync(), optax.sgd(0.1))
+    """
 
     def accumulate(self, gradient, residual, momentum):
         return residual + gradient, momentum
@@ -174,6 +179,11 @@ class MomentumCorrection(Memory):
         momentum: The share of the velocity that is left after a step, in [0, 1).
         nesterov: Whether the gradient is added once more, ahead of the velocity.
         masking: Whether an entry that was sent starts again without velocity.
+
+    Example:
+        >>> memory = sparsejax.transforms.MomentumCorrection(momentum=0.9, masking=False)
+        >>> top = sparsejax.top_k(0.01, memory=memory)
+        >>> tx = optax.chain(top, sparsejax.zen_sync(), optax.sgd(0.1))  # no momentum here
     """
 
     has_momentum = True

@@ -107,6 +107,10 @@ def sparsify(
             its step all the same. Without it NaN and infinity count as the largest
             magnitudes, and are sent, so that training shows them.
         seed: Of everything that is drawn; the same on all ranks.
+
+    Example:
+        >>> kind = sparsejax.sparsifiers.RandomK(0.01)
+        >>> tx = optax.chain(sparsejax.sparsify(kind), sparsejax.zen_sync(), optax.sgd(0.1))
     """
     if not isinstance(sparsifier, base.Sparsifier):
         raise ArgumentError(
@@ -151,7 +155,11 @@ def sparsify(
 @described
 @hands_on(Options, to=sparsify)
 def top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
-    """The largest elements, exactly; options are those of `sparsejax.sparsify`."""
+    """The largest elements, exactly; options are those of `sparsejax.sparsify`.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync(), optax.sgd(0.1))
+    """
     return sparsify(sparsifiers.TopK(density), **options)
 
 
@@ -200,6 +208,10 @@ def dgc(
     What waits comes later all at once, and acts as a momentum of its own: with the learning
     rate and the momentum of dense training the steps may be too large, and diverge. Lower
     the rate, move the momentum here, or start densely (`Warmup`, `sparsejax.warm_up`).
+
+    Example:
+        >>> dgc = sparsejax.dgc(density=0.01, momentum=0.9, clip_norm=1.0)
+        >>> tx = optax.chain(dgc, sparsejax.zen_sync(), optax.sgd(0.1))
     """
     if momentum is not None:
         if options.get("memory", _PLAIN) is not _PLAIN:

@@ -102,6 +102,11 @@ def sync(
 
     Returns:
         An `optax.GradientTransformationExtraArgs`.
+
+    Example:
+        >>> scheme = sparsejax.schemes.HierarchicalCentralization()
+        >>> send = sparsejax.sync(scheme, rules={"w": "dense"})
+        >>> tx = optax.chain(send, optax.adam(1e-3))
     """
     assignment = _assignment(scheme, rules, wire_dtype, sparsifier)
     hint = ""
@@ -201,6 +206,9 @@ def dense_sync(
         warmup_steps: Changes nothing, for all calls add up densely.
         wire_dtype: bfloat16 or float16 to narrow values while they travel.
         two_level: Whether a pair of axes is two levels.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
     """
     return sync(
         schemes.AllReduce(),

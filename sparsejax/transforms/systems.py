@@ -73,6 +73,10 @@ def ok_topk_sync(
         every: See `reduce`.
         warmup_steps: See `reduce`.
 
+    Example:
+        >>> tx = optax.chain(sparsejax.ok_topk_sync(density=0.01), optax.sgd(0.1))
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+
     References:
         Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, PPoPP
         2022
@@ -133,6 +137,10 @@ def spardl_sync(
         every: See `reduce`.
         warmup_steps: See `reduce`.
 
+    Example:
+        >>> tx = optax.chain(sparsejax.spardl_sync(density=0.01), optax.sgd(0.1))
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+
     References:
         Zhao et al., SparDL: Distributed Deep Learning Training with Efficient Sparse
         Communication, ICDE 2024
@@ -163,6 +171,9 @@ def gtopk_sync(
     warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with gTopk; see `schemes.GTopk`.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.transforms.gtopk_sync(0.01), optax.sgd(0.1))
 
     References:
         Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification
@@ -206,6 +217,10 @@ def power_sgd_sync(
         every: See `reduce`.
         warmup_steps: See `reduce`.
 
+    Example:
+        >>> tx = optax.chain(sparsejax.power_sgd_sync(rank=2), optax.sgd(0.1))
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+
     References:
         Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for
         Distributed Optimization, NeurIPS 2019
@@ -233,7 +248,11 @@ def topk_a_sync(
     every: int = 1,
     warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages each rank's largest elements; every rank sends its own to all (TopkA)."""
+    """Averages each rank's largest elements; every rank sends its own to all (TopkA).
+
+    Example:
+        >>> tx = optax.chain(sparsejax.transforms.topk_a_sync(0.01), optax.sgd(0.1))
+    """
     scheme = schemes.AGSparse(gather, code)
     return _chosen_once(
         sparsifiers.TopK(density),
@@ -257,6 +276,9 @@ def topk_dsa_sync(
     """Averages each rank's largest elements by regions, densely where sums fill up.
 
     TopkDSA: SparCML's split all-gather behind an exact top-k.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.transforms.topk_dsa_sync(0.01), optax.sgd(0.1))
     """
     scheme = schemes.SparCML("ssar_split_all_gather", code)
     return _chosen_once(
@@ -279,7 +301,11 @@ def gaussian_k_sync(
     every: int = 1,
     warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages what is above an estimated threshold on each rank (Gaussiank)."""
+    """Averages what is above an estimated threshold on each rank (Gaussiank).
+
+    Example:
+        >>> tx = optax.chain(sparsejax.transforms.gaussian_k_sync(0.01), optax.sgd(0.1))
+    """
     scheme = schemes.AGSparse(gather, code)
     return _chosen_once(
         sparsifiers.GaussianK(density),

@@ -95,6 +95,10 @@ def accumulate(
         every: Run it at every k-th step; larger sends less often.
         axis_name: The mesh axis of the ranks; the only manual one if None.
         reduce: Whether the chain is given the "mean" of k gradients or their "sum".
+
+    Example:
+        >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
+        >>> tx = sparsejax.accumulate(tx, every=4)
     """
     tx = _checked(tx, "accumulate")
     errors.check_whole("every", every, 1)
@@ -165,6 +169,10 @@ def warm_up(
     Args:
         tx: The chain, with a synchronization in it.
         steps: How many steps. Inside `accumulate` these are synchronizations.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))
+        >>> tx = sparsejax.warm_up(tx, steps=100)
     """
     tx = _checked(tx, "warm_up")
     errors.check_whole("steps", steps, 0)
@@ -201,6 +209,10 @@ def skip_nonfinite(
     Args:
         tx: A sparsifier, or a chain with a synchronization.
         axis_name: The mesh axis of the ranks; the only manual one if None.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
+        >>> tx = sparsejax.skip_nonfinite(tx)
     """
     tx = _checked(tx, "skip_nonfinite")
     name = "sparsejax.skip_nonfinite"
@@ -248,6 +260,10 @@ def clip_by_rank(
         norm: The norm; smaller clips more.
         axis_name: The mesh axis of the ranks; the only manual one if None.
         model_axis: The mesh axis over which tensors are sharded, if any.
+
+    Example:
+        >>> clip, top = sparsejax.clip_by_rank(1.0), sparsejax.dgc(0.01)
+        >>> tx = optax.chain(clip, top, sparsejax.zen_sync(), optax.sgd(0.1))
     """
     errors.check_positive("clip_norm", norm)
     name = "sparsejax.clip_by_rank"

@@ -44,6 +44,11 @@ class RowGrads:
         rows: [capacity, ...], the gradients of these rows.
         shape: The shape of the table.
         origin: The ids that a gradient or a sum was made with.
+
+    Example:
+        >>> rows = sparsejax.RowGrads(jnp.array([2, 0, 2]), jnp.ones((3, 2)), shape=(4, 2))
+        >>> rows.to_dense().tolist()
+        [[1.0, 1.0], [0.0, 0.0], [2.0, 2.0], [0.0, 0.0]]
     """
 
     ids: jax.Array

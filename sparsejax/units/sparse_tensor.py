@@ -79,6 +79,11 @@ class SparseTensor:
         shared: Whether all ranks have the same indices, in the same order, none of them
             twice. Then values alone need to travel.
         origin: The indices of the sparsifier that made it.
+
+    Example:
+        >>> x = sparsejax.SparseTensor(jnp.array([3, 0]), jnp.array([1.5, 2.5]), shape=(5,))
+        >>> x.to_dense().tolist()
+        [2.5, 0.0, 0.0, 1.5, 0.0]
     """
 
     indices: jax.Array

@@ -124,6 +124,11 @@ def explain(
 
     Returns:
         An `Explanation`, to be printed or read.
+
+    Example:
+        >>> shapes = {"embedding": jax.ShapeDtypeStruct((50_000, 512), jnp.float32)}
+        >>> told = sparsejax.explain(tx, shapes, ranks=16, gbit_per_s=25, latency_us=20)
+        >>> print(told)
     """
     network = network_of(network, gbit_per_s, latency_us)
     hosts, inner = _hosts_and_inner(ranks)

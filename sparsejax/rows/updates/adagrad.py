@@ -47,6 +47,9 @@ def rowwise_adagrad(
 
     Returns:
         A transformation that `lazy` has made. Its updates of `RowGrads` are `RowGrads`.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.zen_sync(), sparsejax.rows.rowwise_adagrad(0.1))
     """
     check_at_least("eps", eps)
     check_at_least("initial_accumulator", initial_accumulator)

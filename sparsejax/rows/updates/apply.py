@@ -29,6 +29,12 @@ def apply_updates(params: Any, updates: Any) -> Any:
     Raises:
         ArgumentError: Something has computed with the ids of rows, as `optax.scale` behind
             `sparsejax.lazy` does, or they are rows of another table.
+
+    Example:
+        >>> rows = sparsejax.RowGrads(jnp.array([1]), jnp.ones((1, 2)), shape=(3, 2))
+        >>> tables = {"users": jnp.zeros((3, 2))}
+        >>> sparsejax.apply_updates(tables, {"users": rows})["users"].tolist()
+        [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
     """
 
     def one(keys, param, update):

@@ -20,6 +20,12 @@ class Lazy(tree.Transformation):
 
     Attributes:
         inside: The optimizer inside, and what is known of it.
+
+    Example:
+        >>> adam = sparsejax.lazy(optax.adam(1e-3))
+        >>> isinstance(adam, sparsejax.rows.Lazy)
+        True
+        >>> tx = optax.chain(sparsejax.zen_sync(), adam)
     """
 
     inside: Inside
@@ -136,6 +142,11 @@ def settle(params: Any, state: Any, tx: Lazy, *, flushed: bool = False) -> tuple
 
     Returns:
         The parameters as the dense optimizer has them, and the state that belongs to them.
+
+    Example:
+        >>> sgd = sparsejax.lazy(optax.sgd(0.1))
+        >>> opt_state = sgd.init(params)
+        >>> params, opt_state = sparsejax.rows.settle(params, opt_state, sgd)
     """
     if not isinstance(tx, Lazy):
         raise ArgumentError(

@@ -38,6 +38,9 @@ class OmniReduce(base.Scheme):
             ranks if None.
         ratio: How far apart the message sizes are.
         wire_dtype: The dtype of the values while they travel; that of x if None.
+
+    Example:
+        >>> tx = sparsejax.sync(sparsejax.schemes.OmniReduce(block=64))
     """
 
     block: int = 256

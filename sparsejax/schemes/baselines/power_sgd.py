@@ -55,6 +55,10 @@ class PowerSGD(base.LossyScheme):
     Attributes:
         rank: How many directions; smaller sends less. 1 to 4 do for most models.
 
+    Example:
+        >>> tx = sparsejax.sync(sparsejax.schemes.PowerSGD(rank=2))
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+
     References:
         Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for
         Distributed Optimization, NeurIPS 2019

@@ -46,6 +46,9 @@ class SparCML(base.Scheme):
             "coo8", "bitmap", or "auto" for the cheapest.
         ratio: How far apart the message sizes are.
         wire_dtype: The dtype of the values while they travel; see the schemes named.
+
+    Example:
+        >>> tx = sparsejax.sync(sparsejax.schemes.SparCML("dsar_split_all_gather"))
     """
 
     algorithm: str = "ssar_recursive_doubling"

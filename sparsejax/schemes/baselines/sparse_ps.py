@@ -36,6 +36,9 @@ class SparsePS(base.Scheme):
         ownership: Which server has which unit.
         ratio: How far apart the message sizes are.
         wire_dtype: The dtype of the values while they travel; that of x if None.
+
+    Example:
+        >>> tx = sparsejax.sync(sparsejax.schemes.SparsePS(pull="broadcast"))
     """
 
     pull: str = "point_to_point"

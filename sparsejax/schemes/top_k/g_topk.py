@@ -27,7 +27,12 @@ from sparsejax.wire import gathers, index_codes
 
 @dataclasses.dataclass(frozen=True)
 class GTopk(top_k.TopKScheme):
-    """gTopk's sparse all-reduce; see `TopKScheme` for its arguments."""
+    """gTopk's sparse all-reduce; see `TopKScheme` for its arguments.
+
+    Example:
+        >>> tx = sparsejax.sync(sparsejax.schemes.GTopk(density=0.01))
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+    """
 
     def __post_init__(self):
         super().__post_init__()

@@ -116,6 +116,10 @@ class OkTopk(top_k.TopKScheme):
             paper's destination rotation).
         bucket: With "rotated", how many messages are under way together (its bucketing).
 
+    Example:
+        >>> tx = sparsejax.sync(sparsejax.schemes.OkTopk(density=0.01, threshold_every=64))
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+
     References:
         Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, PPoPP
         2022

@@ -71,6 +71,10 @@ class SparDL(top_k.TopKScheme):
         network: The network for teams="auto". The seconds of a message and the bytes a
             second as a pair, as before there was `Network`, are taken, too.
 
+    Example:
+        >>> tx = sparsejax.sync(sparsejax.schemes.SparDL(density=0.01, teams=2))
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+
     References:
         Zhao et al., SparDL: Distributed Deep Learning Training with Efficient Sparse
         Communication, ICDE 2024

@@ -58,6 +58,9 @@ class BalancedParallelism(base.Scheme):
             NVLink domain its symmetric mode crashes above 32 ranks (openxla/xla#47283). On
             CPUs, for tests, everything is sent to all ranks to the same effect, and what is
             reported is what GPUs would send. Lists of rows (`RowGrads`) go as by "ladder".
+
+    Example:
+        >>> tx = sparsejax.sync(sparsejax.schemes.BalancedParallelism(ratio=1.5))
     """
 
     ownership: Ownership = StripedHash()

@@ -38,6 +38,9 @@ class HierarchicalCentralization(base.Scheme):
         switch: When a partial sum goes densely: "count" if its own entries do not pay, or
             "bound", SparCML's rule: as soon as twice the entries of its two halves would
             not, and then for good.
+
+    Example:
+        >>> tx = sparsejax.sync(sparsejax.schemes.HierarchicalCentralization())
     """
 
     code: str = "auto"

@@ -74,6 +74,12 @@ class ZenState(NamedTuple):
         curve: How full sums got in the last step, if anything is chosen by it; see
             `growth`.
         tables: What the ownership needs.
+
+    Example:
+        >>> like = jax.ShapeDtypeStruct((1000,), jnp.float32)
+        >>> state = sparsejax.schemes.Zen("balanced").init(like, None)
+        >>> isinstance(state, sparsejax.schemes.ZenState)
+        True
     """
 
     curve: jax.Array
@@ -90,6 +96,10 @@ class Zen(base.Scheme):
             step by step; or "bytes": whichever of the two sends fewer bytes, step by step.
         ownership: Who owns which unit, for Balanced Parallelism.
         wire_dtype: The dtype of the values while they travel; that of x if None.
+
+    Example:
+        >>> send = sparsejax.sync(sparsejax.schemes.Zen("bytes"))
+        >>> tx = optax.chain(send, optax.adam(1e-3))
     """
 
     optimum: str = "auto"

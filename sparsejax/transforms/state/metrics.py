@@ -25,6 +25,12 @@ def residuals(state: Any) -> Any:
     Args:
         state: An optimizer state, chained, masked or partitioned as you like. Inside
             `shard_map` the rank axis has length 1.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.dgc(0.01, min_size=0), sparsejax.zen_sync())
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+        >>> sparsejax.residuals(opt_state)["w"].shape == (4, *params["w"].shape)
+        True
     """
     tree.check_there(state, "sparsejax.residuals")
     trees = [s.residual.value for s in find(state, FeedbackState) if s.residual is not None]
@@ -66,6 +72,10 @@ def metrics(state: Any) -> dict[str, jax.Array]:
 
     Args:
         state: An optimizer state, chained, masked or partitioned as you like.
+
+    Example:
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+        >>> sent = sparsejax.metrics(opt_state)["sync/wire_bytes"]
     """
     exchanges = find(state, ExchangeState)
     if not exchanges:

@@ -55,6 +55,11 @@ def init(
     Returns:
         The state, to be passed to `shard_map` with `state_specs(state)`, or with
         `state_specs(state, params, param_specs)` if these were given.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.sgd(0.1))
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+        >>> specs = sparsejax.state_specs(opt_state)
     """
     axis_name = data_axis(mesh, axis_name, "sparsejax.init")
     make, _ = _maker(tx, params, mesh, axis_name, param_specs, check_vma)

@@ -42,6 +42,12 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
         optimizer's state is sharded like is told by its path and shape. Where a framework
         has put the arrays into containers of its own, as `nnx.split` does, no type tells
         what they are: then each array's place does, and `sparsejax.bind` put it there.
+
+    Example:
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+        >>> specs = sparsejax.state_specs(opt_state)
+        >>> jax.tree.structure(specs) == jax.tree.structure(opt_state)
+        True
     """
     if (params is None) != (param_specs is None):
         raise ArgumentError(

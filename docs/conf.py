@@ -1,0 +1,57 @@
+"""How the documentation is built: `make docs`, where a warning is an error."""
+
+import importlib.metadata
+import pathlib
+import re
+import sys
+
+
+sys.path.insert(
+    0, str(pathlib.Path(__file__).parent.parent)
+)  # the library that is documented
+
+project = "sparsejax"
+author = "the authors of sparsejax"
+version = release = importlib.metadata.version("sparsejax")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# Docstrings write code in single backticks, and are Google style.
+default_role = "literal"
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+python_use_unqualified_type_names = True
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+html_theme = "furo"
+html_title = "sparsejax"
+html_static_path = []
+html_show_sphinx = False
+
+
+def _separate(app, what, name, obj, options, lines):
+    """Sets apart code in backticks and the letters behind it, as in `Plan`s."""
+    text = re.sub(
+        r"`([^`]+)`(\w?)",
+        lambda found: f"`{found[1]}`" + (rf"\ {found[2]}" if found[2] else ""),
+        "\n".join(lines),
+    )
+    lines[:] = text.split("\n")
+
+
+def setup(app):
+    """Connects what repairs docstrings."""
+    app.connect("autodoc-process-docstring", _separate, priority=400)

@@ -1,0 +1,399 @@
+"""Writes performance.md, and README's table of gains, from benchmarks/results.
+
+`python docs/performance.py` writes both; a test holds that they are what it would write.
+No figure of either is written by hand.
+"""
+
+import json
+import pathlib
+import re
+import statistics
+
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+README = ROOT / "README.md"
+GAINS = re.compile(r"(<!-- gains: .*? -->\n).*?(<!-- end of gains -->)", re.S)
+
+SETS = {
+    "lstm": "rows, drawn by a Zipf law",
+    "deepfm": "rows, drawn by a Zipf law",
+    "nmt": "rows, drawn by a Zipf law",
+    "topk": "single numbers",
+    "language": "rows, of a language model",
+    "translation": "rows, of a translator",
+    "clicks": "rows, of a click model",
+}
+SIDES = {
+    "zen": "`zen_sync`",
+    "rows": "`zen_sync`, `lazy`",
+    "rows, capacity": "the same, `capacity=90_000`",
+    "exact": "`lazy`",
+    "touched": "`lazy`, `exact=False`",
+    "vertical": "hybrid, vertical",
+    "horizontal": "hybrid, horizontal",
+    "both": "hybrid, both",
+}
+
+
+class Results:
+    """A result file: its rows, and by which commands they were measured."""
+
+    def __init__(self, name):
+        path = RESULTS / f"{name}.jsonl"
+        self.name = path.name
+        self.head, *self.rows = map(json.loads, path.read_text().splitlines())
+
+    def where(self, **wanted):
+        return [r for r in self.rows if all(r.get(k) == v for k, v in wanted.items())]
+
+    def one(self, **wanted):
+        found = self.where(**wanted)
+        assert len(found) == 1, (self.name, wanted, len(found))
+        return found[0]
+
+    def source(self):
+        """Where the figures are, on which machine and by which command they were made."""
+        runs = [self.head, *self.head.get("kept", [])]
+        machines = sorted({f"{run['cores']} cores of {run['processor']}" for run in runs})
+        newest = max(run["date"] for run in runs)
+        return (
+            f"*From `benchmarks/results/{self.name}`: JAX {self.head['jax']}, "
+            f"{' and '.join(machines)}, {newest}, last by `{self.head['command']}`.*"
+        )
+
+
+def seconds(row):
+    return statistics.median(row["seconds"])
+
+
+def times(number):
+    """So many times, to two digits, as tables have it."""
+    return f"{number:.0f}" if number >= 9.95 else f"{number:.1f}"
+
+
+def digits(number, count=3):
+    """A number to so many digits, without an exponent."""
+    text = f"{number:#,.{count}g}"
+    return f"{number:,.0f}" if "e" in text or text.endswith(".") else text
+
+
+def table(head, rows, left=1):
+    """A table of Markdown, whose columns but the first are to the right."""
+    line = lambda cells: "| " + " | ".join(map(str, cells)) + " |"
+    rule = ["---"] * left + ["---:"] * (len(head) - left)
+    return "\n".join([line(head), line(rule), *map(line, rows)])
+
+
+# --- Sections: each returns a title, what it says, a table, and its file.
+
+
+def on_a_network():
+    results = Results("communication-jax0.10.2")
+    hosts = (2, 4, 8, 16)
+    rows = []
+    for name, meaning in SETS.items():
+        gains, zen = [], {}
+        for n in hosts:
+            of = {"workload": name, "hosts": n, "rate": "250mbit"}
+            dense, zen = (results.one(**of, scheme=side) for side in ("psum", "zen"))
+            gains.append(times(seconds(dense) / seconds(zen)))
+        shares = [f"{zen[key]:.1%}" for key in ("density", "after")]  # on the most hosts
+        rows.append([f"`{name}`", meaning, *shares, *gains])
+    text = """How many times as fast as `lax.psum` Zen adds up 16 MB (8 MB for recorded
+sets), one process a host, each with a link of 250 Mbit/s, all of them on two shared
+cores. Every sum was checked against that of float64. The last three sets were recorded
+from training; densities are those of one of 16 hosts, and of their sum."""
+    head = ["set", "what it is", "density", "of the sum", *(f"{n} hosts" for n in hosts)]
+    return "Sums on a limited network", text, table(head, rows, 2), results
+
+
+def by_scheme():
+    results = Results("communication-jax0.10.2")
+    sets = [name for name in SETS if name != "nmt"]
+    of = {"hosts": 16, "rate": "250mbit"}
+    rows = []
+    for side in [r["scheme"] for r in results.where(workload="lstm", **of)]:
+        cells = []
+        for name in sets:
+            found = results.where(workload=name, scheme=side, **of)
+            cells.append(f"{1e3 * seconds(found[0]):,.0f}" if found else "")
+        rows.append([side, *cells])
+    text = """Milliseconds of one sum over 16 hosts by every scheme, and by PyTorch's
+gloo. Less is better. On 16 hosts that share two cores the work of the hosts adds up, so
+these ratios are less than hosts with cores of their own would have."""
+    head = ["scheme", *(f"`{name}`" for name in sets)]
+    return "By scheme", text, table(head, rows), results
+
+
+def end_to_end():
+    results = Results("end-to-end-jax0.10.2")
+    rows = []
+    for task, about, hosts in dict.fromkeys(
+        (row["task"], row["about"], row["hosts"]) for row in results.rows
+    ):
+        of = {"task": task, "about": about, "hosts": hosts}
+        dense = results.where(scheme="dense", **of)
+        for row in results.where(**of):
+            gain = times(seconds(dense[0]) / seconds(row)) if dense else ""
+            name = f"{task}, {about}"
+            rate = digits(1 / seconds(row), 2)
+            side = SIDES.get(row["scheme"], row["scheme"])
+            rows.append([name, hosts, side, rate, gain, digits(row["sent"] / 1e6, 2)])
+    text = """Steps a second of whole training steps at 250 Mbit/s, how many times those
+of dense gradients, and the MB that a host sends. `gathered` sends all lists to all
+hosts, as Horovod does; PyTorch has sparse embeddings, gloo's sparse all-reduce and
+SparseAdam."""
+    head = ["model", "hosts", "side", "steps/s", "times dense", "MB sent"]
+    return "Whole steps", text, table(head, rows, 3), results
+
+
+def in_one_process():
+    results = Results("rows-jax0.10.2")
+    rows = []
+    for row in results.rows:
+        side = SIDES.get(row["side"], row["side"])
+        fast = times(row["times_as_fast"])
+        mib = f"{row['temporaries'] / 2**20:,.0f}"
+        name = f"{row['rows']:,}, {row['ids']}"
+        rows.append([name, side, digits(row["milliseconds"], 2), fast, mib])
+    text = """A step of a click model with Adam in one process, without any network:
+what updating only the rows that were read saves by itself. `exact=False` is the lazy
+Adam that leaves unread rows alone."""
+    head = ["rows of the table, ids", "side", "ms", "times dense", "temporaries, MiB"]
+    return "Tables by rows, in one process", text, table(head, rows, 2), results
+
+
+def bytes_sent():
+    results = Results("core-jax0.10.2")
+    rows = []
+    for density in (0.001, 0.01, 0.03, 0.1, 0.3):
+        row = results.one(part="bytes", kind="independent", density=density)
+        mb = [
+            digits(row[key] / 1e6)
+            for key in ("payload", "wire", "coo", "hash_bitmap", "dense")
+        ]
+        least = digits((row["values"] + row["entropy"]) / 1e6)
+        rows.append([f"{density:.1%}", f"{row['after']:.1%}", least, *mb])
+    text = """MB that one of eight ranks sends to add up 4M floats, push and pull
+together. The first column of bytes is the values and the entropy of the sets, which no
+lossless code falls below; *wire* is what was sent, padding included; COO and the hash
+bitmap are the papers' formats for the same sets, without padding."""
+    head = ["density", "of the sum", "least", "payload", "wire", "COO", "hash bitmap"]
+    return "Bytes", text, table([*head, "all-reduce"], rows), results
+
+
+def dense_costs():
+    results = Results("overhead-jax0.10.2")
+    rows = []
+    for hosts in (1, 2, 16):
+        cells = []
+        for load in ("dense", "tiny"):
+            for side in ("psum", "zen"):
+                row = results.one(workload=load, hosts=hosts, scheme=side)
+                cells.append(digits(1e3 * seconds(row), 3))
+        rows.append([hosts, *cells])
+    text = """Milliseconds where sparsity does not help: 16 MB without a zero (`dense`),
+and 4,096 numbers (`tiny`), at 250 Mbit/s. By default leaves as small as the second are
+not looked at."""
+    head = ["hosts", "dense: psum", "zen", "tiny: psum", "zen"]
+    return "Where sparsity does not help", text, table(head, rows), results
+
+
+def embrace():
+    results = Results("embrace-network-jax0.10.2")
+    rows = []
+    for task in ("language", "translation"):
+        for hosts in (4, 16):
+            for row in results.where(task=task, hosts=hosts):
+                if "gain" not in row or row.get("stall") is None:
+                    continue
+                cells = [
+                    f"{1 / seconds(row):.2f}",
+                    times(row["gain"]) if row["gain"] >= 9.95 else f"{row['gain']:.2f}",
+                    f"{1e3 * row['stall']:,.0f}",
+                    f"{row['sent'] / 1e6:.2f}",
+                    f"{row['table_bytes'] / 1e6:.2f}",
+                ]
+                side = SIDES.get(row["scheme"], row["scheme"])
+                rows.append([task, hosts, side, *cells])
+    text = """Steps a second at 250 Mbit/s, how many times those of the best of
+all-reduce, all-gather and Parallax, the computation stall, the MB that a host sends,
+and the MB of tables that a rank holds. *hybrid* is `column_lookup`; *vertical* and
+*horizontal* are the two dimensions of the schedule, which gain nothing on CPUs: there
+nothing is sent while something is computed."""
+    head = ["model", "hosts", "system", "steps/s", "times best", "stall, ms", "MB sent"]
+    return "EmbRace", text, table([*head, "tables, MB"], rows, 3), results
+
+
+def selecting():
+    results = Results("choosing-network-jax0.10.2")
+    rows = []
+    for hosts, rate in ((14, "50mbit"), (14, "250mbit"), (16, "50mbit"), (16, "25mbit")):
+        for row in results.where(hosts=hosts, rate=rate):
+            mean = statistics.mean(row["seconds"])
+            sent = digits(row["sent"] / 1e6, 2)
+            rows.append([hosts, rate, row["scheme"], f"{1e3 * mean:,.0f}", sent])
+    text = """Mean milliseconds to select and add up 1% of 4M numbers, and the MB that a
+host sends. All hosts share two cores, so work is a large part of it."""
+    head = ["hosts", "rate", "system", "ms", "MB sent"]
+    return "Selecting while reducing: Ok-Topk, SparDL", text, table(head, rows, 3), results
+
+
+def accuracy():
+    results = Results("choosing-training-jax0.10.2")
+    rows = []
+    of = {"part": "convergence", "optimizer": "momentum", "steps": 200}
+    for row in results.where(task="digits", **of):
+        other = results.where(task="text", name=row["name"], **of)
+        loss = spread(other[0]["loss"], 3) if other else ""
+        sent = f"{row['wire_bytes']:,.0f}"
+        rows.append([row["name"], spread(row["accuracy"], 4), sent, loss])
+    text = """200 steps with 1% of the gradient and a momentum of 0.9, four ranks, three
+seeds: mean and standard deviation. None is within the noise of dense after so few
+steps; what is done about that is told in [Dense gradients](dense.md)."""
+    head = ["system", "digits, accuracy", "bytes a step", "text, loss"]
+    return "Training with systems that select", text, table(head, rows), results
+
+
+def accuracy_of_sparsifiers():
+    results = Results("sparse-training-jax0.10.2")
+    rows = []
+    digits_of = {r["name"]: spread(r["accuracy"], 3) for r in results.where(part="digits")}
+    for row in results.where(part="text"):
+        name = row["name"]
+        rows.append([name, digits_of.get(name, ""), spread(row["loss"], 2)])
+    text = """300 steps with 1% of the gradient, four ranks, three seeds: test accuracy
+on digits, and loss on other text of a language model."""
+    head = ["sparsifier", "digits, accuracy", "text, loss"]
+    return "Training with sparsifiers", text, table(head, rows), results
+
+
+def encoding():
+    results = Results("sparsifiers-jax0.10.2")
+    rows = []
+    for size, density in ((1 << 24, 0.001), (1 << 24, 0.01), (1 << 27, 0.001)):
+        for name in ("dragonn", "dgc", "top_k", "dgc by nonzero", "one read"):
+            row = results.one(part="encode", name=name, size=size, density=density)
+            ms = digits(1e3 * seconds(row), 2)
+            over = f"{row['dragonn_over_this']:.2f}"
+            rows.append([f"{size >> 20} M, {density:.1%}", name, ms, over])
+    text = """Milliseconds to select from a vector of normally distributed numbers on
+two cores, and DRAGONN's time over it. `dgc by nonzero` is DGC as it is published."""
+    head = ["numbers, density", "sparsifier", "ms", "DRAGONN over it"]
+    return "Sparsifiers", text, table(head, rows, 2), results
+
+
+def kernels():
+    results = Results("kernels-cpu-jax0.10.2")
+    rows = []
+    for row in results.rows:
+        if row["part"] in ("compact", "bitmap_decode", "partition"):
+            share = f"{row['density']:.0%}" if "density" in row else ""
+            ms = digits(1e3 * seconds(row), 2)
+            rows.append([f"`{row['part']}`", share, row["side"], ms, times(row["ratio"])])
+    text = """Milliseconds of the kernels' definitions in plain XLA on two cores, and of
+others that do the same. No kernel has run on a GPU yet."""
+    head = ["operation", "density", "side", "ms", "times ours"]
+    return "Kernels, on a CPU", text, table(head, rows, 3), results
+
+
+def counted():
+    results = Results("device-jax0.11.2")
+    rows = []
+    for row in sorted(results.rows, key=lambda row: row["load"]):
+        side = row["scheme"] + (", our kernels" if row.get("kernels") else "")
+        cells = [f"{row[key]:.0f}" for key in ("launches", "waits")]
+        cells += [f"{row['sent'] / 1e6:,.1f}", f"{1e3 * row['device']:.2f}"]
+        rows.append([row["load"], side, *cells, *(f"{1e3 * s:.2f}" for s in row["wire"])])
+    text = """A step compiled for sixteen described H200s and counted; **nothing here
+was measured on a GPU**. Times follow from stated costs (3 µs a launch, 10 µs a wait,
+80% of 4.8 TB/s), beside the time of the bytes at three rates."""
+    head = ["gradient", "scheme", "launches", "waits", "MB sent", "device, ms"]
+    head += ["at 25 Gbit/s", "at 100", "at 400"]
+    return "A step on a GPU, counted", text, table(head, rows, 2), results
+
+
+def compiling():
+    old, new = Results("core-jax0.10.2"), Results("core-jax0.12.0.1")
+    rows = []
+    for row in old.where(part="compile"):
+        other = new.where(part="compile", what=row["what"])
+        ratios = [f"{row['ratio']:.2f}", f"{other[0]['ratio']:.2f}" if other else ""]
+        rows.append([row["what"], *ratios])
+    text = f"""The time to trace and compile, as a multiple of a dense train step of
+forty leaves. XLA:CPU compiles each fused kernel by itself, so a sparse exchange costs
+compile time. The second column is of `benchmarks/results/{new.name}`."""
+    head = ["what", "JAX 0.10.2", "JAX 0.12.0.1"]
+    return "Compiling", text, table(head, rows), old
+
+
+def spread(values, places):
+    mean, deviation = statistics.mean(values), statistics.pstdev(values)
+    return f"{mean:.{places}f} ± {deviation:.{places}f}"
+
+
+SECTIONS = (
+    *(on_a_network, by_scheme, end_to_end, in_one_process, bytes_sent, dense_costs),
+    *(embrace, selecting, accuracy, accuracy_of_sparsifiers, encoding, kernels, counted),
+    compiling,
+)
+HEAD = """# Performance
+
+<!-- Made by `python docs/performance.py` from benchmarks/results: do not edit. -->
+
+All figures that are recorded, with the file that each comes from. Ratios were taken in one
+run, sides alternating. How everything was measured, and what is wrong with it, is in
+`benchmarks/README.md`.
+"""
+
+
+def page():
+    parts = [HEAD]
+    for section in SECTIONS:
+        title, text, rows, results = section()
+        parts.append(f"## {title}\n\n{text}\n\n{rows}\n\n{results.source()}\n")
+    return "\n".join(parts)
+
+
+def gains():
+    """README's table: what a visitor asks first."""
+    sums, steps = Results("communication-jax0.10.2"), Results("end-to-end-jax0.10.2")
+    tables = Results("rows-jax0.10.2")
+    network = {"workload": "lstm", "rate": "250mbit"}
+    rows = []
+    for hosts in (4, 16):
+        dense, zen = (
+            sums.one(**network, hosts=hosts, scheme=side) for side in ("psum", "zen")
+        )
+        gain = times(seconds(dense) / seconds(zen))
+        name = f"one sum, {zen['density']:.1%} of the rows of a table, {hosts} hosts"
+        rows.append([name, "`lax.psum`", f"**{gain}**", sums.name])
+    for task, about, hosts, name in (
+        ("language", "tables of 256 columns", 4, "language model, steps a second, 4 hosts"),
+        ("language", "tables of 256 columns", 16, "the same, 16 hosts"),
+        ("clicks", "10,000,000 rows, zipf ids", 4, "click model of 10 M rows, 4 hosts"),
+    ):
+        of = {"task": task, "about": about, "hosts": hosts}
+        dense, ours, torch = (
+            steps.one(**of, scheme=side) for side in ("dense", "rows", "PyTorch, sparse")
+        )
+        beside = times(seconds(dense) / seconds(torch))
+        gain = f"**{times(seconds(dense) / seconds(ours))}** (PyTorch, sparse: {beside})"
+        rows.append([name, "dense gradients", gain, steps.name])
+    row = tables.one(rows=10_000_000, ids="zipf", side="exact")
+    gain = f"**{times(row['times_as_fast'])}**"
+    rows.append(["one step, 10 M rows, no network", "dense Adam", gain, tables.name])
+    rows = [[*row[:3], f"[file](benchmarks/results/{row[3]})"] for row in rows]
+    return table(["what", "against", "times as fast", "from"], rows, 4)
+
+
+def readme(text):
+    """README's text with the table that results make."""
+    return GAINS.sub(lambda found: found[1] + gains() + "\n" + found[2], text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    README.write_text(readme(README.read_text()))
