@@ -61,6 +61,10 @@ class DenseGradientWarning(UserWarning):
     """The gradient of a table that is read by rows is dense: all of it is used too."""
 
 
+class UntoldBatchWarning(UserWarning):
+    """A step of several processes was given another batch than the last one was told."""
+
+
 # --- Checks. Each raises an ArgumentError that names the argument.
 
 

@@ -205,7 +205,7 @@ def test_wrappers_that_leave_steps_out():
 def test_outside_of_its_axis():
     with pytest.raises(StateError, match=r"embrace_sync holds rows .*sparsejax.init"):
         chain().init(params(2))
-    with pytest.raises(AxisError, match="no manual axis"):
+    with pytest.raises(AxisError, match="of the table 'users': there is no manual axis"):
         embrace.value_and_grad(loss_fn)(params(2), batch_of(0, 2))
 
 
@@ -218,8 +218,10 @@ def test_batches_that_are_missing_or_of_another_shape():
     match = r"'ids' is int32\[8, 2\] here, and int32\[4, 2\] there.*next_batch=None"
     with pytest.raises(ArgumentError, match=match):
         trainer.step(state, batch, shorter)
-    with pytest.raises(ArgumentError, match=r"'y' is float32\[8, 5\] here, and not there"):
+    with pytest.raises(ArgumentError, match=r"'y' is float32\[8, 5\] here, and missing"):
         trainer.step(state, batch, {"ids": batch["ids"]})
+    with pytest.raises(ArgumentError, match=r"None for its batch: the data has ended"):
+        trainer.step(state, None, None)
     tx = optax.chain(sparsejax.embrace_sync(vertical=False), SGD)
     plain = sparsejax.data_parallel(loss_fn, tx, mesh_of(2))
     state = plain.init(params(2))
