@@ -140,6 +140,10 @@ class DenseGradientWarning(UserWarning):
     """
 
 
+class UntoldBatchWarning(UserWarning):
+    """A step of several processes was given another batch than the last one was told."""
+
+
 # --- Checks. Each raises an ArgumentError that names the argument.
 
 

@@ -31,7 +31,9 @@ def mesh() -> Mesh:
     return Mesh(np.array(described.devices), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def timeline(lowered: Any, hiding: bool, told: dict[str, float] | None = None) -> Timeline:
+def timeline(
+    lowered: Any, hiding: bool, told: dict[str, float] | None = None, prior: float = 0.5
+) -> Timeline:
     """The schedule that XLA makes of a step.
 
     Args:
@@ -39,6 +41,7 @@ def timeline(lowered: Any, hiding: bool, told: dict[str, float] | None = None) -
         hiding: Whether the latency-hiding scheduler makes it.
         told: The seconds of instructions, by name, which that scheduler is told in the file
             in which XLA takes those of a profiled run; else it goes by its own estimates.
+        prior: The share of rows that are sent at once, where some are held back.
     """
     options: dict[str, Any] = dict(OPTIONS)
     options["xla_gpu_enable_latency_hiding_scheduler"] = hiding
@@ -52,4 +55,4 @@ def timeline(lowered: Any, hiding: bool, told: dict[str, float] | None = None) -
             path.write_text("".join(lines))
             options["xla_gpu_pgle_profile_file_or_directory_path"] = str(path)
         program = lowered.compile(compiler_options=options)
-    return Timeline.of(hlo.parse(program.as_text()))
+    return Timeline.of(hlo.parse(program.as_text()), prior)

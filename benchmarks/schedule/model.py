@@ -83,8 +83,17 @@ def _attention(block, x):
     return jax.nn.dot_product_attention(q, k, v).reshape(x.shape) @ block["out"]
 
 
-def lowered(tx: optax.GradientTransformation, sizes: Sizes, mesh: Mesh) -> Any:
-    """A step of `data_parallel` with this optimizer, traced for these devices."""
+def lowered(
+    tx: optax.GradientTransformation, sizes: Sizes, mesh: Mesh, has_next: bool = False
+) -> Any:
+    """A step of `data_parallel` with this optimizer, traced for these devices.
+
+    Args:
+        tx: The optimizer.
+        sizes: Of the model.
+        mesh: The devices.
+        has_next: Whether the step is given the next batch, too.
+    """
     trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
     params = parameters(sizes)
     specs = sparsejax.state_specs(params)
@@ -96,4 +105,5 @@ def lowered(tx: optax.GradientTransformation, sizes: Sizes, mesh: Mesh) -> Any:
     state = TrainState(step, params, sparsejax.abstract_state(tx, params, mesh))
     ids = jax.ShapeDtypeStruct((mesh.size * sizes.sentences, sizes.length), jnp.int32)
     batch = dict.fromkeys(("ids", "next"), place(ids, P(AXIS)))
-    return trainer.compiled(state).lower(state, batch)
+    batches = [batch] * (1 + has_next)
+    return trainer.compiled(state, has_next=has_next).lower(state, *batches)

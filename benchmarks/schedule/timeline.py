@@ -4,7 +4,9 @@ The device runs instructions in the order in which they are printed. A collectiv
 where its start stands, once the network has done with those before it, and the device waits
 for it where its done stands; one that is printed without the two is begun and waited for at
 once. (Without anything between the two, XLA prints it so.) A kernel takes what its dot
-products, or the bytes that it moves, or its launch take, whichever is most.
+products, or the bytes that it moves, or its launch take, whichever is most; so does a loop
+whose number of turns is known, with those of all turns. Of branches that send more or less,
+as prior rows have them, the one runs that sends a stated share.
 """
 
 import dataclasses
@@ -57,6 +59,7 @@ class Step(NamedTuple):
         flops: Of its dot products.
         moved: Bytes to and from memory.
         sent: Bytes that a rank sends.
+        launches: How many kernels it is: of a loop those of all its turns.
         after: The names of all instructions on whose results it depends.
     """
 
@@ -67,6 +70,7 @@ class Step(NamedTuple):
     flops: float
     moved: float
     sent: float
+    launches: int
     after: frozenset[str]
 
 
@@ -78,7 +82,7 @@ class Reduction(NamedTuple):
         what: What is reduced.
         sent: Bytes that a rank sends.
         between: Of each place in the model the flops and how many kernels run meanwhile.
-        free: The flops of forwards that do not depend on it, nor it on them.
+        free: The flops of forwards and backwards that do not depend on it, nor it on them.
         seconds: That it takes, by the costs.
         waited: Seconds that the device waits for it.
     """
@@ -99,9 +103,15 @@ class Timeline:
     steps: list[Step]
 
     @classmethod
-    def of(cls, program: Program) -> Self:
-        """Reads a scheduled program."""
-        return cls(list(_steps(program, program.entry)))
+    def of(cls, program: Program, share: float = 0.5) -> Self:
+        """Reads a scheduled program.
+
+        Args:
+            program: The program.
+            share: Of branches that send, the one runs that sends the least which is at
+                least this share of what the largest one sends.
+        """
+        return cls(list(_steps(program, program.entry, share, frozenset())))
 
     def seconds(self, costs: Costs) -> dict[str, float]:
         """What each kernel, and each start of a collective, takes."""
@@ -138,7 +148,7 @@ class Timeline:
             free = sum(
                 other.flops
                 for other in self.steps
-                if other.what.startswith("forward")
+                if other.what.startswith(("forward", "backward"))
                 and step.name not in other.after
                 and other.name not in step.after
             )
@@ -150,7 +160,8 @@ class Timeline:
 
     @staticmethod
     def _on_device(step, costs):
-        return max(costs.launch, step.flops / costs.flops, step.moved / costs.memory)
+        launches = step.launches * costs.launch
+        return max(launches, step.flops / costs.flops, step.moved / costs.memory)
 
     @staticmethod
     def _on_wire(step, costs):
@@ -177,30 +188,82 @@ class Timeline:
         return max(device, network), lanes
 
 
-def _steps(program: Program, entry: Computation) -> Iterator[Step]:
+def _steps(
+    program: Program, within: Computation, share: float, before: frozenset[str]
+) -> Iterator[Step]:
     after: dict[str, frozenset[str]] = {}
-    for one in entry.instructions.values():
-        known = frozenset(one.operands).union(*(after[name] for name in one.operands))
+    for one in within.instructions.values():
+        known = before.union(one.operands, *(after[name] for name in one.operands))
         after[one.name] = known
         if one.opcode in _FREE:
             continue
-        base = re.sub(r"-(start|done)$", "", one.opcode)
-        kind, sent, flops, bytes_ = "kernel", 0.0, 0.0, 0.0
+        if (branch := _chosen(program, one, share)) is not None:
+            inside = list(_steps(program, branch, share, known))
+            after[one.name] = known.union(step.name for step in inside)
+            yield from inside
+            continue
+        base = _base(one)
+        kind, sent, work = "kernel", 0.0, _NOTHING
         if base in _SENT:
             kind = {"": "both"}.get(one.opcode.removeprefix(base), one.opcode[-5:])
             kind = kind.lstrip("-")
-            if kind != "done":
-                size = sum(operand.bytes for operand in entry.given(one))
-                sent = _SENT[base](size, one.group or 1)
+            sent = _sent(within, one) if _sends(one) else 0.0
         elif one.opcode != base:
             if one.opcode.endswith("-done"):
                 continue
         else:
-            flops = _flops(program, one)
-            move = moved(program, entry, one)
-            bytes_ = move.read + move.written
+            work = _work(program, within, one)
         of = one.operands[0] if kind == "done" else ""
-        yield Step(one.name, kind, _what(program, one), of, flops, bytes_, sent, known)
+        yield Step(one.name, kind, _what(program, one), of, *work[:2], sent, work[2], known)
+
+
+def _base(one: Instruction) -> str:
+    return re.sub(r"-(start|done)$", "", one.opcode)
+
+
+def _sends(one: Instruction) -> bool:
+    return _base(one) in _SENT and not one.opcode.endswith("-done")
+
+
+def _sent(within: Computation, one: Instruction) -> float:
+    size = sum(operand.bytes for operand in within.given(one))
+    return _SENT[_base(one)](size, one.group or 1)
+
+
+def _chosen(program: Program, one: Instruction, share: float) -> Computation | None:
+    """The branch that runs, of those that send; None where none does."""
+    if one.opcode != "conditional":
+        return None
+    branches = [program.computations[name] for name in one.branches]
+    sent = [
+        sum(_sent(each, x) for x in each.instructions.values() if _sends(x))
+        for each in branches
+    ]
+    if not any(sent):
+        return None
+    enough = [at for at, size in enumerate(sent) if size >= share * max(sent)]
+    return branches[min(enough, key=sent.__getitem__)]
+
+
+_NOTHING = (0.0, 0.0, 1)
+
+
+def _work(
+    program: Program, within: Computation, one: Instruction
+) -> tuple[float, float, int]:
+    """The flops, the bytes moved and the launches of what is computed."""
+    body = one.called("body") if one.opcode == "while" else None
+    if body is None or one.trips is None:
+        move = moved(program, within, one)
+        return _flops(program, within, one), move.read + move.written, 1
+    inside = program.computations[body]
+    parts = [
+        _work(program, inside, each)
+        for each in inside.instructions.values()
+        if each.opcode not in _FREE
+    ]
+    flops, bytes_, launches = (sum(each) * one.trips for each in zip(*parts, strict=True))
+    return flops, bytes_, int(launches)
 
 
 def _what(program: Program, one: Instruction) -> str:
@@ -210,18 +273,20 @@ def _what(program: Program, one: Instruction) -> str:
     if inside := re.search(r"reduce ([^/]*(?:/\d+)?)/", place):
         is_sum = one.opcode.startswith("all-reduce")
         return f"{'reduction' if is_sum else 'update'} of {inside[1]}"
+    if inside := re.search(r"/(prior rows|delayed rows|next ids)/", place):
+        return f"exchange of {inside[1]}"
     if inside := re.search(r"jvp\((block \d+|head|words)\)", place):
         way = "backward" if "transpose(jvp" in place else "forward"
         return f"{way} of {inside[1]}"
     return "reduction" if one.opcode.startswith("all-reduce") else "other"
 
 
-def _flops(program: Program, one: Instruction) -> float:
+def _flops(program: Program, within: Computation, one: Instruction) -> float:
     """Of the dot products in an instruction."""
     if one.opcode == "fusion":
         inside = program.computations[one.called("calls") or ""]
         return sum(_of_dot(inside, each) for each in inside.instructions.values())
-    return _of_dot(program.entry, one)
+    return _of_dot(within, one)
 
 
 def _contracted(rest: str) -> list[int]:

@@ -86,7 +86,8 @@ def column_lookup(
     """
     reads, structure = _reads(tables, ids, capacity)
     errors.check_one_of("mode", "fill" if mode is None else mode, MODES)
-    wire = Wire.over(reads[0].table.axis_name, "sparsejax.column_lookup")
+    call = f"sparsejax.column_lookup of {reads[0].name}"
+    wire = Wire.over(reads[0].table.axis_name, call)
     shards = [read.table.columns_on(wire.ranks, read.name) for read in reads]
     lists = [_Ids.of(read, mode or "fill", wire) for read in reads]
     exchange = Exchange(wire, [each.room for each in lists], [r.room for r in reads])

@@ -1,12 +1,13 @@
 """Steps that know the next batch: which one was told, and what a state holds back."""
 
+import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparsejax.errors import ArgumentError
+from sparsejax.errors import ArgumentError, UntoldBatchWarning
 from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.observing import Observed
 
@@ -65,14 +66,20 @@ def check_next(is_ahead: bool, batch: Any, next_batch: Any) -> None:
             "sparsejax.embrace.lookahead(batches): trainer.step(state, batch, next_batch). "
             "None says that there is no next one."
         )
+    if batch is None:
+        raise ArgumentError(
+            "trainer.step was given None for its batch: the data has ended. Beside its "
+            "last batch the next one is None, as sparsejax.embrace.lookahead has it, and "
+            "with that step nothing is held back any more."
+        )
     if next_batch is None:
         return
     kinds = [_kinds(x) for x in (batch, next_batch)]
     for path in sorted(kinds[0].keys() | kinds[1].keys()):
-        own, following = (kind.get(path, "not there") for kind in kinds)
+        own, following = (kind.get(path, "missing") for kind in kinds)
         if own != following:
             raise ArgumentError(
-                f"the next batch has another shape than this one: {path or 'it'!r} is "
+                f"the next batch has another shape than this one: {path or 'all'!r} is "
                 f"{own} here, and {following} there. Fill it up with examples of weight 0 "
                 "(data_parallel(..., weight=...)), leave it out, or end with next_batch="
                 "None, and train on it as a run of its own."
@@ -102,9 +109,11 @@ class Told:
         self._step, self._batch = step, next_batch
 
     def is_kept(self, step: Any, batch: Any) -> bool:
-        """Whether a step on this batch reads nothing of what the state holds back.
+        """Whether a step on this batch is to go on without a flush before it.
 
-        Raises where it may, and other processes might think otherwise.
+        That is where it reads nothing of what the state holds back. Of several processes
+        each sees its own part of a batch alone, and one that flushed would wait for the
+        others for ever: they all go on, and this one warns.
 
         Args:
             step: The number in the state.
@@ -115,11 +124,17 @@ class Told:
         if self._batch is None or _are_same(batch, self._batch):
             return True
         if jax.process_count() > 1:
-            raise ArgumentError(
-                "trainer.step was given another batch than the last step was told, and of "
-                "several processes each sees its own part: let all of them go on with "
-                "state = trainer.flush(state), or give the batch that was told."
+            warnings.warn(
+                "trainer.step was given another batch than the last step was told. Of "
+                "several processes each sees its own part, so none applies what is held "
+                "back: rows that this batch reads may be one step old. No gradient is "
+                "lost, and `stale` in the state of embrace_sync counts them. Give the "
+                "batch that was told, or let all processes begin with state = "
+                "trainer.flush(state).",
+                UntoldBatchWarning,
+                stacklevel=3,
             )
+            return True
         return False
 
 

@@ -148,7 +148,8 @@ class DataParallel:
                 the same length; or a global `jax.Array`.
             next_batch: The batch of the next step, where `sparsejax.embrace_sync` is to
                 know it; None where there is none. If the next step is given another one
-                all the same, what is held back is applied before.
+                all the same, what is held back is applied before; of several processes,
+                which cannot know of each other, none does, and who sees it warns.
 
         Returns:
             The next state, and the loss averaged over ranks; with auxiliary outputs, the
@@ -165,9 +166,10 @@ class DataParallel:
         batches = [batch] if told is None else [batch, told]
         # Before the state is used up: a batch that does not fit loses nothing.
         batches = list(map(self._batches.placed, batches))
-        if is_ahead and not self._told.is_kept(state.step, batch):
-            state = self.flush(state)
         step = self.compiled(state, has_next=len(batches) > 1)
+        if is_ahead and not self._told.is_kept(state.step, batch):
+            step.eval_shape(state, *batches)  # nor does one that cannot be traced
+            state = self.flush(state)
         after, out = step(state, *batches)
         self._last_step = after.step
         self._told.after(after.step, told)

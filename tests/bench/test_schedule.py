@@ -77,6 +77,50 @@ def test_a_longer_reduction_is_waited_for_in_part():
     assert told == {"start": 4, "forward": 2, "behind": 0.5, "loss": 4}
 
 
+BRANCHES = """HloModule step, is_scheduled=true
+
+%some (a: f32[100]) -> f32[100] {
+  %a = f32[100]{0} parameter(0)
+  ROOT %few = f32[100]{0} all-to-all(%a), replica_groups={{0,1}}, metadata={op_name="PLACEprior rows/all_to_all"}
+}
+
+%all (b: f32[100]) -> f32[100] {
+  %b = f32[100]{0} parameter(0)
+  %twice = f32[200]{0} concatenate(%b, %b), dimensions={0}
+  %many = f32[200]{0} all-to-all(%twice), replica_groups={{0,1}}, metadata={op_name="PLACEprior rows/all_to_all"}
+  ROOT %part = f32[100]{0} slice(%many), slice={[0:100]}
+}
+
+%turn (c: f32[100]) -> f32[100] {
+  %c = f32[100]{0} parameter(0)
+  %first = f32[100]{0} negate(%c)
+  ROOT %second = f32[100]{0} negate(%first)
+}
+
+ENTRY %main (i: s32[], x: f32[100]) -> f32[100] {
+  %i = s32[] parameter(0)
+  %x = f32[100]{0} parameter(1)
+  %start = (f32[100]{0}, f32[100]{0}) all-to-all-start(%x), replica_groups={{0,1}}, metadata={op_name="PLACEdelayed rows/all_to_all"}
+  %sent = f32[100]{0} conditional(%i, %x, %x), branch_computations={%some, %all}
+  %loop = f32[100]{0} while(%sent), condition=%less, body=%turn, backend_config={"known_trip_count":{"n":"5"}}
+  ROOT %done = f32[100]{0} all-to-all-done(%start)
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(("share", "sent"), [(0.5, 200), (0.6, 400), (1.0, 400)])
+def test_of_branches_that_send_the_one_runs_that_sends_the_stated_share(share, sent):
+    one = Timeline.of(hlo.parse(BRANCHES.replace("PLACE", PLACE)), share)
+    delayed, prior = one.reductions(COSTS)
+    assert (delayed.what, delayed.sent) == ("exchange of delayed rows", 200)
+    assert (prior.what, prior.sent) == ("exchange of prior rows", sent)
+    (loop,) = (step for step in one.steps if step.name == "loop")
+    assert loop.launches == 10  # two kernels in each of five turns
+    assert loop.after >= {prior.name, "sent", "x"}
+    assert delayed.name not in loop.after
+    assert one.seconds(COSTS)["loop"] == 10 * COSTS.launch
+
+
 def test_the_model_has_the_blocks_of_its_order():
     sizes = Sizes(blocks=2)
     assert sizes.order == ["blocks/0", "blocks/1", "head"]

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
 from sparsejax.embrace import ColumnTable, linen as of_linen, nnx as of_nnx
+from sparsejax.transforms.state import sharded, tree
 from tests.helpers import mesh_of
 
 
@@ -106,3 +107,10 @@ def test_nnx_by_rows():
     assert not read.all()
     np.testing.assert_allclose(table[read], whole[read], rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(table[~read], first[~read])
+
+
+def test_a_table_in_a_model_of_nnx_has_one_path():
+    """As a node and as its array: `nnx.Param` and the table end in a `.value` each."""
+    embed = of_nnx.ColumnEmbed(ROWS, DIM, MESH, rngs=nnx.Rngs(0))
+    params = nnx.state(nnx.Sequential(embed, lambda x: x), nnx.Param)
+    assert sharded.apart(params).paths == tree.flatten(params)[0] == ["layers/0/embedding"]

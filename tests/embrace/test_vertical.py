@@ -12,11 +12,11 @@ import sparsejax
 from sparsejax import rows
 from sparsejax.embrace import lookahead, rows_held
 from sparsejax.embrace.vertical.split import Chosen, split
-from sparsejax.errors import ArgumentError
+from sparsejax.errors import ArgumentError, UntoldBatchWarning
 from sparsejax.training.ahead import Told
 from sparsejax.transforms.state import pending
 from tests import helpers
-from tests.embrace.model import TABLES, batch_of, loss_fn, params
+from tests.embrace.model import SHARE, TABLES, batch_of, loss_fn, params
 from tests.helpers import mesh_of
 
 
@@ -54,6 +54,8 @@ def trained(n, exact, vertical, delayed=64):
 
 
 def settled(state, exact):
+    if not exact:
+        return state.params, state.opt_state  # no row is ever late
     return jax.jit(rows.settle, static_argnums=(2,), static_argnames="flushed")(
         state.params, state.opt_state, LAZY[exact], flushed=True
     )
@@ -117,8 +119,9 @@ def test_nothing_waits_for_delayed_rows_and_they_wait_for_nothing():
     assert (kinds.count("all_to_all"), kinds.count("all_gather")) == (2 + 7, 2)
 
 
-def test_a_row_is_now_or_waits_on_all_ranks_and_none_is_lost():
-    rng, height = np.random.default_rng(3), 40
+@pytest.mark.parametrize("height", [40, 40_000])  # by flags, and by a search
+def test_a_row_is_now_or_waits_on_all_ranks_and_none_is_lost(height):
+    rng = np.random.default_rng(3)
     # Of the first rank 3 and 9 have no room, and so they wait on no other.
     lists = [[1, 2, 3, 9], [3, 4, 5], [0, 9, 30]]
     ids = np.array([x + [height] * (12 - len(x)) for x in lists], np.int32)
@@ -268,7 +271,7 @@ def test_what_ranks_hold_back_is_the_same_by_other_ranks(ranks, mean):
     assert len({*real}) == len(real) == len({*ids[ids < height]})
 
 
-def test_a_step_is_told_its_batch_or_flushes():
+def test_a_step_is_told_its_batch_or_flushes(monkeypatch):
     told, first, other = Told(), {"x": np.arange(3)}, {"x": np.arange(1, 4)}
     steps = [object(), object()]
     told.after(steps[0], first)
@@ -278,6 +281,12 @@ def test_a_step_is_told_its_batch_or_flushes():
     assert not told.is_kept(steps[0], {"y": first["x"]})
     assert not told.is_kept(steps[0], first | {"y": first["x"]})
     assert not told.is_kept(steps[1], first)  # a state from elsewhere
+    # Of several processes one might flush that others do not know of, and wait for ever.
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert told.is_kept(steps[0], first)
+    with pytest.warns(UntoldBatchWarning, match=r"another batch.*none applies.*flush"):
+        assert told.is_kept(steps[0], other)
+    assert not told.is_kept(steps[1], first)  # which all of them see
     told.after(steps[1], None)  # nothing is held back
     assert told.is_kept(steps[1], other)
 
@@ -290,5 +299,8 @@ def test_a_batch_that_does_not_fit_uses_up_no_state():
     uneven = {k: x[:-1] for k, x in batch_of(2, 2).items()}
     with pytest.raises(ArgumentError, match="leading axis, which 2 must divide"):
         trainer.step(state, uneven, None)
+    wrong = batch_of(2, 2) | {"y": np.ones((2 * SHARE, 3), np.float32)}
+    with pytest.raises(ValueError, match="Incompatible shapes"):  # in the loss
+        trainer.step(state, wrong, None)
     assert not any(x.is_deleted() for x in jax.tree.leaves(state))
     trainer.step(state, batch_of(1, 2), batch_of(2, 2))

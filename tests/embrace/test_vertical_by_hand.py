@@ -14,7 +14,6 @@ import sparsejax
 from sparsejax import embrace, schemes
 from sparsejax.embrace import ColumnTable, column_lookup, lookahead, rows_held
 from sparsejax.errors import ArgumentError, AxisError, LeafError, StateError
-from tests import helpers
 from tests.helpers import mesh_of
 
 
@@ -88,7 +87,44 @@ def runs(n, check, told=1):
     return losses, held, (ours, state), (flushed, emptied), want
 
 
-@pytest.mark.parametrize("check", [False, *helpers.slow(True)])
+def sgd_by_hand(n):
+    """The losses and the table of `STEPS` steps of SGD, with the gradient written out."""
+    table, bias = np.asarray(params(n)["users"].whole()), np.zeros(DIM)
+    losses = []
+    for step in range(STEPS):
+        batch = batch_of(step, n)
+        ids, y = batch["ids"], batch["y"]
+        ids = np.where(ids < 0, ids + HEIGHT, ids)
+        vectors = np.where(ids[..., None] < HEIGHT, table[ids % HEIGHT], 0).sum(1)
+        losses.append(np.sum((vectors + bias) * y) / len(y))
+        moved = np.zeros((2 * HEIGHT, DIM))
+        for at in (0, 1):
+            np.add.at(moved, ids[:, at], y / len(y))
+        table, bias = table - 0.1 * moved[:HEIGHT], bias - 0.1 * y.mean(0)
+    return losses, table, bias
+
+
+def test_it_is_sgd_by_hand():
+    n, check = 2, False
+    run, flush, state = step_of(n, SGD, True, check)
+    ours, losses, held = params(n), [], []
+    for step in range(STEPS):
+        ours, state, loss = run(ours, state, batch_of(step, n), batch_of(step + 1, n))
+        losses.append(loss)
+        held.append(int(rows_held(state)["users"].sum()))
+    want, table, bias = sgd_by_hand(n)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    close(losses, want)
+    assert min(held) > 0
+    assert np.abs(ours["users"].whole() - table).max() > 0.01
+    flushed, emptied = flush(ours, state)
+    close(flushed["users"].whole(), table)
+    close(flushed["bias"], bias)
+    assert not rows_held(emptied)["users"].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [False, True])
 def test_it_is_training_without_a_schedule(check):
     losses, held, (ours, _), (flushed, emptied), want = runs(2, check)
     for loss, other in losses:
@@ -205,7 +241,7 @@ def test_wrappers_that_leave_steps_out():
 def test_outside_of_its_axis():
     with pytest.raises(StateError, match=r"embrace_sync holds rows .*sparsejax.init"):
         chain().init(params(2))
-    with pytest.raises(AxisError, match="no manual axis"):
+    with pytest.raises(AxisError, match="of the table 'users': there is no manual axis"):
         embrace.value_and_grad(loss_fn)(params(2), batch_of(0, 2))
 
 
@@ -218,8 +254,10 @@ def test_batches_that_are_missing_or_of_another_shape():
     match = r"'ids' is int32\[8, 2\] here, and int32\[4, 2\] there.*next_batch=None"
     with pytest.raises(ArgumentError, match=match):
         trainer.step(state, batch, shorter)
-    with pytest.raises(ArgumentError, match=r"'y' is float32\[8, 5\] here, and not there"):
+    with pytest.raises(ArgumentError, match=r"'y' is float32\[8, 5\] here, and missing"):
         trainer.step(state, batch, {"ids": batch["ids"]})
+    with pytest.raises(ArgumentError, match=r"None for its batch: the data has ended"):
+        trainer.step(state, None, None)
     tx = optax.chain(sparsejax.embrace_sync(vertical=False), SGD)
     plain = sparsejax.data_parallel(loss_fn, tx, mesh_of(2))
     state = plain.init(params(2))

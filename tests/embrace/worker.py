@@ -16,7 +16,7 @@ import jax
 RANKS = 2
 
 
-def main(out, coordinator=None, rank=0, vertical=False):
+def main(out, coordinator=None, rank=0, scheduled=False):
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", RANKS if coordinator is None else 1)
     if coordinator is not None:
@@ -36,8 +36,14 @@ def main(out, coordinator=None, rank=0, vertical=False):
     from tests.embrace import model
     from tests.helpers import mesh_of
 
-    sync = sparsejax.embrace_sync(delayed=4) if vertical else sparsejax.zen_sync()
-    tx = optax.chain(sync, sparsejax.lazy(optax.adam(1e-2), exact=False))
+    rows = sparsejax.lazy(optax.adam(1e-2), exact=False)
+    tx = optax.chain(sparsejax.zen_sync(), rows)
+    if scheduled:  # in both dimensions
+        label = lambda name: "rows" if name in model.TABLES else "rest"
+        each = {"rows": rows, "rest": optax.adam(1e-2)}
+        by_label = optax.partition(each, lambda params: {k: label(k) for k in params})
+        tx = optax.chain(sparsejax.embrace_sync(delayed=4), by_label)
+        tx = sparsejax.embrace.horizontal(tx, ["kernel"])
     trainer = sparsejax.data_parallel(model.loss_fn, tx, mesh_of(RANKS))
     state = trainer.init(model.params(RANKS, sharded=True))
     batches = [model.batch_of(step, RANKS, uneven=False) for step in range(4)]
@@ -45,7 +51,7 @@ def main(out, coordinator=None, rank=0, vertical=False):
         part = lambda x: np.split(x, RANKS)[rank]
         batches = [{name: part(x) for name, x in batch.items()} for batch in batches]
     for batch, following in itertools.pairwise(batches):
-        told = (following,) if vertical else ()
+        told = (following,) if scheduled else ()
         state, loss = trainer.step(state, batch, *told)
     held = {"loss": np.asarray(loss.addressable_data(0))}
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):

@@ -473,8 +473,20 @@ MUTANTS = {
         "sparsejax/embrace/vertical/sync.py",
         "late, of_late = sending.columns_of(wire, rows)",
         "rows = [x + 0 * jnp.sum(t.value.rows) for x, t in zip(rows, self.tables)]\n"
-        "        late, of_late = sending.columns_of(wire, rows)",
+        "            late, of_late = sending.columns_of(wire, rows)",
         f"{VERTICAL}::test_nothing_waits_for_delayed_rows_and_they_wait_for_nothing",
+    ),
+    "a table in a model of nnx has two paths": Mutant(
+        "sparsejax/transforms/state/tree.py",
+        "while keys[1:] and keys[-1] == boxed",
+        "if keys[1:] and keys[-1] == boxed",
+        "tests/embrace/test_flax.py",
+    ),
+    "a loss that cannot be traced uses a state up": Mutant(
+        "sparsejax/training/trainer.py",
+        "step.eval_shape(state, *batches)",
+        "pass",
+        f"{VERTICAL}::test_a_batch_that_does_not_fit_uses_up_no_state",
     ),
     "rows that stay are sent backward as well": Mutant(
         "sparsejax/embrace/column_lookup.py",

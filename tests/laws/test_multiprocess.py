@@ -91,20 +91,23 @@ def test_processes_hold_the_columns_that_simulated_devices_hold(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_processes_hold_back_the_rows_that_simulated_devices_hold_back(tmp_path):
-    both = by_one_and_by_two("tests.embrace.vertical_worker", tmp_path)
-    # Of three tables.
-    _assert_same(both, 3)
-    held = [both[0][name] for name in both[0].files if "pending" in name and "rows" in name]
-    assert all(np.any(rows) for rows in held)
+def test_processes_hold_back_and_carry_what_simulated_devices_do(tmp_path):
+    both = by_one_and_by_two("tests.embrace.scheduled_worker", tmp_path)
+    # Rows of three tables, and the gradient of the kernel.
+    _assert_same(both, 3, 1)
+    for part in ("pending", "carried"):
+        of_part = [name for name in both[0].files if part in name and "ids" not in name]
+        assert of_part
+        assert all(np.any(both[0][name]) for name in of_part)
 
 
-def _assert_same(both, pending):
+def _assert_same(both, pending, carried=0):
     whole, parts = both
     # Three tables with two moments each, half on each; the kernel's are on both. Of rows
-    # that are held back the ids are on both, and each has its own.
-    assert [len(part.files) for part in parts] == [9 + 3 + 1 + 2 * pending] * 2
-    assert len(whole.files) == 2 * 9 + 3 + 1 + 3 * pending
+    # that are held back the ids are on both, and each has its own; so with what is carried.
+    here = 9 + 3 + 1 + 2 * pending + carried
+    assert [len(part.files) for part in parts] == [here] * 2
+    assert len(whole.files) == 2 * 9 + 3 + 1 + 3 * pending + 2 * carried
     for part in parts:
         for name in part.files:
             assert part[name].tobytes() == whole[name].tobytes(), name

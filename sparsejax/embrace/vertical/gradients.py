@@ -164,7 +164,8 @@ class _Tapped:
                 f"embrace: {path!r} is a {type(table).__name__}, and tables whose rows are "
                 "scheduled are sparsejax.ColumnTable."
             )
-        ranks = Wire.over(table.axis_name, "sparsejax.embrace.value_and_grad").ranks
+        call = f"the gradient of the table {path!r}"
+        ranks = Wire.over(table.axis_name, call).ranks
         return table.columns_on(ranks, f"the table {path!r}").shape[1] * ranks
 
     def _value_of(self, number, flags):

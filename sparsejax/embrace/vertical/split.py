@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.reference import FLAGS_AT_MOST
 from sparsejax.units.row_grads import merged
 
 
@@ -81,7 +82,12 @@ def among(ids: jax.Array, others: jax.Array, height: int) -> jax.Array:
     """Whether each of some rows is among others; False for what is no row."""
     if not others.size or not ids.size:
         return jnp.zeros(ids.shape, bool)
-    found = merged(others.reshape(-1), height).ids
+    inside, others = (ids >= 0) & (ids < height), others.reshape(-1)
+    if height <= FLAGS_AT_MOST * others.size:
+        others = jnp.where(others < 0, height, others)
+        flags = jnp.zeros(height, bool).at[others].set(True, mode="drop")
+        return inside & flags.at[ids].get(mode="clip")
+    # Much smaller than the table: a search is many small kernels on a GPU.
+    found = merged(others, height).ids
     place = jnp.searchsorted(found, ids.reshape(-1)).reshape(ids.shape)
-    inside = (ids >= 0) & (ids < height)
     return inside & (found.at[place].get(mode="clip") == ids)

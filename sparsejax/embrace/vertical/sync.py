@@ -242,8 +242,11 @@ class Step:
         """
         wire, of = self.wire, self.of
         rows = [own.rows.value[0] for own in self.held]
-        late, of_late = sending.columns_of(wire, rows)
-        coming, of_ids = self._gathered(next_ids)
+        # As profiles, and compiled programs, name what is sent.
+        with jax.named_scope("delayed rows"):
+            late, of_late = sending.columns_of(wire, rows)
+        with jax.named_scope("next ids"):
+            coming, of_ids = self._gathered(next_ids)
         now, waiting = [], []
         for at, (ids, height) in enumerate(zip(self.ids, self.heights, strict=True)):
             room = min(of.room(self.paths[at]), height)
@@ -254,9 +257,9 @@ class Step:
             x.rows_of(table.value.rows, wire.rank)
             for x, table in zip(now, self.tables, strict=True)
         ]
-        prior, of_prior, agreed = sending.columns_of_some(
-            wire, mine, [x.counts for x in now]
-        )
+        with jax.named_scope("prior rows"):
+            counts = [x.counts for x in now]
+            prior, of_prior, agreed = sending.columns_of_some(wire, mine, counts)
         nodes, pending = [], {}
         for at, (path, table) in enumerate(zip(self.paths, self.tables, strict=True)):
             both = LateRowGrads.of(
@@ -269,15 +272,15 @@ class Step:
             jnp.sum(among(ids, own.ids, height), dtype=jnp.int32)
             for ids, own, height in zip(self.ids, self.held, self.heights, strict=True)
         ]
-        counts = [
+        traffic = [
             self._traffic(of_ids, None, 0.0),
-            self._traffic(of_prior, [x.counts for x in now], agreed),
+            self._traffic(of_prior, counts, agreed),
             self._traffic(of_late, self._of_held(), 0.0),
         ]
         state = self.state._replace(
             pending=pending,
             stale=self.state.stale + sum(stale, jnp.int32(0)),
-            tables=self._counted(counts),
+            tables=self._counted(traffic),
         )
         return nodes, state
 

@@ -28,13 +28,14 @@ class Inside:
         tx: The optimizer.
         exact: Whether rows catch up.
         readers: What has caught rows up to read them, while it is there.
-        paths: Of the leaves of which first states were made.
+        starts: Of the parameters of which first states were made: what they are like, and
+            the paths of their leaves.
     """
 
     tx: optax.GradientTransformationExtraArgs
     exact: bool
     readers: weakref.WeakSet[Any] = dataclasses.field(default_factory=weakref.WeakSet)
-    paths: set[tuple[str, ...]] = dataclasses.field(default_factory=set)
+    starts: dict[Any, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     _known: dict[Any, Anatomy] = dataclasses.field(default_factory=dict)
 
     def anatomy(self, grads: Any, params: Any) -> Anatomy:
@@ -52,24 +53,24 @@ class Inside:
     def started(self, params: Any) -> Anatomy:
         """The anatomy for the parameters of which a first state is made."""
         anatomy = self.anatomy(params, params)
-        self.paths.add(anatomy.paths)
+        self.starts[jax.tree.structure(params)] = anatomy.paths
         return anatomy
 
     def those_of(self, params: Any, inner: Any) -> Any:
         """The parameters that a state of the optimizer is of.
 
         All of them, or those that `optax.partition` or `masked` around `lazy` hands on;
-        `optax.MaskedNode` in place of others.
+        `optax.MaskedNode` in place of others, of each or of a whole subtree, as their
+        labels are.
         """
-        structure = jax.tree.structure(inner)
-        names, leaves, whole = anatomies.flatten(params)
-        for paths in (tuple(names), *sorted(self.paths)):
-            kept = [
-                leaf if name in paths else optax.MaskedNode()
-                for name, leaf in zip(names, leaves, strict=True)
-            ]
-            left = jax.tree.unflatten(whole, kept)
-            if jax.tree.structure(jax.eval_shape(self.tx.init, left)) == structure:
+        names, leaves, _ = anatomies.flatten(params)
+        own, found = dict(zip(names, leaves, strict=True)), [params]
+        for structure, paths in self.starts.items():
+            if own.keys() >= {*paths}:
+                found.append(structure.unflatten([own[path] for path in paths]))
+        wanted = jax.tree.structure(inner)
+        for left in found:
+            if jax.tree.structure(jax.eval_shape(self.tx.init, left)) == wanted:
                 return left
         raise StateError(
             "lazy: the state is not one of these parameters. Give it the parameters of "

@@ -97,13 +97,20 @@ def named(keys: tuple) -> str:
 
 
 def unboxed(paths: Sequence[tuple]) -> list[tuple]:
-    """The keys on the way to each leaf, without a `.value` at their ends.
+    """The keys on the way to each leaf, without any `.value` at their ends.
 
-    The parameters of a flax.nnx model end in it, and their gradients do not.
+    The parameters of a flax.nnx model end in it, and their gradients do not. A table by
+    columns ends in it, too, and so in two of them in such a model.
     """
-    boxed = jax.tree_util.GetAttrKey("value")
-    short = [keys[:-1] if keys[1:] and keys[-1] == boxed else keys for keys in paths]
+    short = [_unboxed(keys) for keys in paths]
     return short if len(set(short)) == len(short) else list(paths)
+
+
+def _unboxed(keys: tuple) -> tuple:
+    boxed = jax.tree_util.GetAttrKey("value")
+    while keys[1:] and keys[-1] == boxed:
+        keys = keys[:-1]
+    return keys
 
 
 def distinct(paths: Sequence[str]) -> list[str]:

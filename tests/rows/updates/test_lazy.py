@@ -196,3 +196,31 @@ def test_a_row_that_missed_more_changes_than_are_remembered_is_not_a_number():
         p = apply_updates(p, updates)
     lost = np.isnan(settle(p, state, tx)[0]["table"]).all(1)
     assert np.flatnonzero(lost).tolist() == [1]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_label_may_be_that_of_a_whole_subtree(whole):
+    """And then `optax.partition` leaves one node in place of all that it leaves out."""
+    rows = lazy(optax.sgd(0.1, momentum=0.9))
+    tables = {k: jnp.ones((HEIGHT, WIDTH)) for k in "ab"}
+    p = {"tables": tables, "rest": {"w": jnp.ones(2)}}
+    labels = {"tables": "rows", "rest": "dense"}
+    if not whole:
+        labels = {k: jax.tree.map(lambda _, k=k: labels[k], x) for k, x in p.items()}
+    tx = optax.partition({"rows": rows, "dense": optax.sgd(0.1)}, labels)
+    state, row = tx.init(p), np.ones((1, WIDTH), np.float32)
+    update = jax.jit(tx.update)
+    for moved in (1, 0, 0):
+        tables = {"a": listed([1], moved * row), "b": listed([2], row)}
+        grads = {"tables": tables, "rest": {"w": jnp.ones(2)}}
+        if not moved:
+            tables["a"] = listed([HEIGHT], row)
+        updates, state = update(grads, state, p)
+        p = apply_updates(p, updates)
+    ids, fallen = jnp.array([1, 2]), 0.1 * (1 + 0.9 + 0.81)
+    want = np.outer([1 - fallen, 1], np.ones(WIDTH)).astype(np.float32)
+    read = rows.reader(p, state).rows("tables/a", ids)
+    np.testing.assert_allclose(read, want, rtol=1e-6)
+    p, _ = settle(p, state, rows)
+    np.testing.assert_allclose(p["tables"]["a"][ids], want, rtol=1e-6)
+    np.testing.assert_allclose(p["rest"]["w"], 0.7, rtol=1e-6)
