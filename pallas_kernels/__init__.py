@@ -18,8 +18,10 @@ from pallas_kernels.operations.compact import compact as compact
 from pallas_kernels.operations.coo_add import coo_add as coo_add
 from pallas_kernels.operations.merge_rows import merge_rows as merge_rows
 from pallas_kernels.operations.messages import (
+    index_message as index_message,
     pack_message as pack_message,
     unpack_message as unpack_message,
+    unpacks_in_kernels as unpacks_in_kernels,
 )
 from pallas_kernels.operations.partition import partition as partition
 from pallas_kernels.operations.partition_by_bits import (

@@ -32,7 +32,7 @@ import functools
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from importlib import resources
 from typing import Any
 
@@ -107,10 +107,7 @@ def run(
         size: How many elements there are to go over; what is fastest depends on it.
         *operands: Its arrays.
     """
-    asked = _resolve(named)
-    name = _winner(operation, size, kernels) if asked.name == "auto" else asked.name
-    if name not in kernels and named is None:
-        name = "reference"
+    asked, name = _resolve(named), chosen(operation, named, kernels, size)
     if name not in kernels:
         has = ", ".join(repr(one) for one in kernels)
         raise BackendError(
@@ -135,6 +132,13 @@ def run(
     if asked.name == "auto":
         on_its_platform = _batched_by(kernels["reference"], on_its_platform)
     return as_varying(on_its_platform(*operands), axes)
+
+
+def chosen(operation: str, named: str | None, kernels: Container[str], size: int) -> str:
+    """The backend that computes an operation of which some backends have kernels."""
+    asked = _resolve(named)
+    name = _winner(operation, size, kernels) if asked.name == "auto" else asked.name
+    return "reference" if name not in kernels and named is None else name
 
 
 def _batched_by(reference, function):

@@ -85,6 +85,13 @@ def at_number(x: jax.Array, number: Any) -> jax.Array:
     return lax.dynamic_index_in_dim(x, number, keepdims=False, allow_negative_indices=False)
 
 
+def together(*arrays: jax.Array) -> list[jax.Array]:
+    """The arrays, none before all are there; each varies over the axes that it did."""
+    found = lax.optimization_barrier(arrays)
+    extra = [varying_axes(y) - varying_axes(x) for x, y in zip(arrays, found, strict=True)]
+    return list(map(without_types, found, extra))
+
+
 def cond(
     predicate: jax.Array, yes: Callable[..., Any], no: Callable[..., Any], *operands: Any
 ) -> Any:

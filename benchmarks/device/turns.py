@@ -116,10 +116,17 @@ def _packed(stage: Stage) -> Moved:
 
 
 def _unpacked(stage: Stage) -> Moved:
-    """Bytes of a kernel that unpacks them: what is added to is read, too."""
+    """Bytes of a kernel that unpacks a piece of them: what is added to is read, too."""
     entries, indices = stage.moved(stage.unpacked)
     values = entries * stage.ladder.unit_bytes
-    return Moved(2 * values + indices, values)
+    rungs = [stage.ladder.rungs[i] for i, _ in stage.rounds]
+    pieces = sum(map(stage.ladder.pieces_of, rungs)) / max(len(rungs), 1)
+    return Moved((2 * values + indices) / pieces, values / pieces)
+
+
+def _indexed(stage: Stage) -> Moved:
+    """Bytes of a kernel that counts the bits of strings, or of bitmaps."""
+    return Moved(stage.moved(stage.unpacked)[1], 0.0)
 
 
 def _cleared(stage: Stage) -> Moved:
@@ -136,6 +143,7 @@ KERNELS = {
     "messages.py:pack_message": _packed,
     "messages.py:_cleared": _cleared,
     "messages.py:unpack_message": _unpacked,
+    "index_message.py:index_message": _indexed,
 }
 
 # Where a stage begins: the load of each.
@@ -185,15 +193,15 @@ def _tiles_of_part(counts) -> Loop:
     return Loop(begun, lambda stage: stage.tiles(counts(stage)))
 
 
+_after = lambda stage: max(len(stage.rounds) - 1, 0)
+_SEVERAL = Loop(lambda stage: min(_after(stage), 1), _after)
 _ROUNDS = Loop(lambda stage: 1, lambda stage: len(stage.rounds))
 # By the innermost functions of a loop; where several match, the longest.
 LOOPS: dict[Place, Loop] = {
     ("messages.py:transmit",): _ROUNDS,
     # Where there is one switch for all: those before the last, if it is come to.
-    ("messages.py:_Stage.at_once.<locals>.several",): Loop(
-        lambda stage: int(len(stage.rounds) > 1),
-        lambda stage: max(len(stage.rounds) - 1, 0),
-    ),
+    ("messages.py:_Stage.at_once.<locals>.several",): _SEVERAL,
+    ("messages.py:_Stage.in_branches.<locals>.several",): _SEVERAL,
     # Where messages are as long as what is there.
     ("ragged.py:Ragged.several",): Loop(
         lambda stage: int(len(stage.rounds) > 1),
@@ -206,8 +214,8 @@ LOOPS: dict[Place, Loop] = {
     ("tiles.py:unpack.<locals>.one_sender",): _tiles_of_part(_unpacks),
 }
 SWITCH = "messages.py:transmit.<locals>.one_round"
-SIDES = "messages.py:_Stage.at_once"
-LAST = f"{SIDES}.<locals>.several"
+SIDES = ("messages.py:_Stage.at_once", "messages.py:_Stage.in_branches")
+LAST = tuple(f"{side}.<locals>.several" for side in SIDES)
 CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
 # Listed rows: of which size a message is, and whether owners have room.
 LISTS = "row_lists.py:Lists.send"
@@ -260,12 +268,12 @@ class Turns:
             rounds = self.stages[self.stage(place)].rounds
             found = [rung for rung, _ in rounds]
             return [found.count(i) / max(len(found), 1) for i in range(branches)]
-        if place and place[-1] in (SIDES, LAST):
+        if place and place[-1] in SIDES + LAST:
             stage = self.stages[self.stage(place)]
             last = stage.rounds[-1][0] if stage.rounds else 0
             finals = stage.ladder.finals
             last = finals.index(last) if last in finals else 0
-            taken = stage.side if place[-1] == SIDES else last
+            taken = stage.side if place[-1] in SIDES else last
             return [float(i == taken) for i in range(branches)]
         if place and place[-1] == LISTS:
             taken = self.stages[self.stage(place)].side

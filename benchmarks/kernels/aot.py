@@ -73,6 +73,8 @@ KERNELS = {
         "threshold_hash",
         "coo_add",
         "clear_message",
+        "count_rows",
+        "sum_rows",
         "pack_message",
         "unpack_message",
     )

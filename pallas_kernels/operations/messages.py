@@ -7,6 +7,8 @@ once; plain XLA goes over as many entries as there is room for. A kernel finds t
 its entries itself, so nothing but the message has the length of a message.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -37,6 +39,8 @@ def pack_message(
     dtype: jax.typing.DTypeLike | None = None,
     units: jax.Array | Striping | None = None,
     at: int = 0,
+    end: int | None = None,
+    ends: jax.Array | None = None,
     backend: str | None = None,
 ) -> jax.Array:
     """Writes entries of each part into a message: their slots, and their values.
@@ -58,10 +62,14 @@ def pack_message(
         units: Where in the array the values of slots are: int32 [parts, room] beside a
             list, or the map from parts and slots to units; the slots themselves if None.
         at: Which of the numbers is the first that is meant.
+        end: How many words of a message are returned, where its size is known: no fewer
+            than it has. All if None.
+        ends: int32 [parts, rows], how many bits slots have up to the end of each row of
+            words (`reference.messages.row_ends`), where it is known; for packed bits.
         backend: See `backends`.
 
     Returns:
-        uint32 [parts, words]; words of a message in which there is nothing are zero, and
+        uint32 [parts, end]; words of a message in which there is nothing are zero, and
         those behind it may be anything.
 
     Example:
@@ -106,8 +114,10 @@ def pack_message(
         dtype=dtype,
         units=None if given else units,
         at=at,
+        end=words if end is None else end,
+        searched=ends is not None,
     )
-    operands = (slots, counts, numbers, array, *given)
+    operands = (slots, counts, numbers, array, *([] if ends is None else [ends]), *given)
     size = len(slots) * room
     return backends.run("pack_message", backend, kernels, size, *operands)
 
@@ -124,6 +134,10 @@ def unpack_message(
     replaces: bool = False,
     units: Striping | None = None,
     at: int = 0,
+    ends: jax.Array | None = None,
+    values: jax.Array | None = None,
+    first: int = 0,
+    last: int | None = None,
     backend: str | None = None,
 ) -> jax.Array:
     """Adds the values of all messages to an array, or sets them in it.
@@ -144,6 +158,12 @@ def unpack_message(
         replaces: Whether values replace what is there; then no two entries have one unit.
         units: The map from senders and slots to units; the slots themselves if None.
         at: Which of the numbers is the first that is meant.
+        ends: Those of `index_message`, of the same messages; then these may end where they
+            are told to, or where what `values` has begins.
+        values: uint32 [senders, words], the values from the entry `first` on, where a
+            message was sent in pieces.
+        first: The first entry of each message that is meant, a multiple of 4.
+        last: The one behind the last; all that there is room for if None.
         backend: See `backends`.
 
     Returns:
@@ -162,34 +182,94 @@ def unpack_message(
     _check_rows("message", message, ("uint32",))
     _check_sizes(numbers, room, planes, at)
     checks.positive("longest", longest)
-    if message.shape[1] < 1 + longest:
+    if ends is None and message.shape[1] < 1 + longest:
         raise KernelArgumentError(
             f"message has {message.shape[1]} words, too few for a header and a string of "
             f"{longest}."
         )
+    if ends is None and (values is not None or (first, last) != (0, None)):
+        raise KernelArgumentError("ends must be given where a message comes in pieces.")
+    if first % 4:
+        raise KernelArgumentError(f"first must be a multiple of 4, got {first}.")
     dtype = jnp.dtype(dtype or into.dtype)
     _check_travels(dtype)
     kernels = {
         "reference": reference.unpack_message,
-        "pallas": in_pallas.unpack_message,
         "triton": backends.in_triton("messages", "unpack_message"),
     }
-    if dtype not in _TRAVELS or into.dtype not in _ADDED:
-        kernels = {"reference": reference.unpack_message}
-    elif into.dtype not in _ADDED_IN_PALLAS or max(into.size, message.size) > _REACHED:
-        kernels.pop("pallas")
-    kernels = backends.bound(
-        kernels,
-        room=room,
-        longest=longest,
-        planes=planes,
-        dtype=dtype,
-        replaces=replaces,
-        units=units,
-        at=at,
-    )
+    sizes = {
+        "room": room,
+        "longest": longest,
+        "planes": planes,
+        "dtype": dtype,
+        "replaces": replaces,
+        "units": units,
+        "at": at,
+    }
+    whole = values is None and (first, last) == (0, None)
+    last = room if last is None else last
+    if not _has_kernel(into.dtype, dtype):
+        kernels.pop("triton")
+    kernels = backends.bound(kernels, **sizes, first=first, last=last)
+    reached = max(into.size, message.size) <= _REACHED
+    if whole and reached and into.dtype in _ADDED_IN_PALLAS and dtype in _TRAVELS:
+        kernels["pallas"] = functools.partial(in_pallas.unpack_message, **sizes)
     size = len(message) * room
-    return backends.run("unpack_message", backend, kernels, size, into, message, numbers)
+    cut = [x for x in (ends, values) if x is not None]
+    operands = into, message, numbers, *cut
+    return backends.run("unpack_message", backend, kernels, size, *operands)
+
+
+def index_message(
+    message: jax.Array,
+    numbers: jax.Array,
+    *,
+    longest: int,
+    planes: int,
+    at: int = 0,
+    backend: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """What is looked up in messages that were received, whatever their size.
+
+    Args:
+        message: uint32 [senders, words], as of `pack_message`; it may end behind strings.
+        numbers: As of `pack_message`, like the next.
+        longest: Words of the longest string or bitmap.
+        planes: For how many bytes of a slot the places say where they are.
+        at: Which of the numbers is the first that is meant.
+        backend: See `backends`.
+
+    Returns:
+        int32 [senders], the headers: how many entries each part has in all; and int32
+        [senders, rows], how many bits strings have up to the end of each row of words.
+    """
+    _check_rows("message", message, ("uint32",))
+    checks.positive("longest", longest)
+    kernels = {
+        "reference": reference.index_message,
+        "triton": backends.in_triton("messages", "index_message"),
+    }
+    kernels = backends.bound(kernels, longest=longest, planes=planes, at=at)
+    size = len(message) * longest
+    return backends.run("index_message", backend, kernels, size, message, numbers)
+
+
+def unpacks_in_kernels(
+    into: jax.typing.DTypeLike, dtype: jax.typing.DTypeLike, size: int
+) -> bool:
+    """Whether a kernel unpacks messages: one for all sizes, so that branches share it.
+
+    Args:
+        into: The dtype of the array that values are added to.
+        dtype: Of the values while they travel.
+        size: Entries of all messages.
+    """
+    kernels = ("reference", *["triton"] * _has_kernel(jnp.dtype(into), jnp.dtype(dtype)))
+    return backends.chosen("unpack_message", None, kernels, size) == "triton"
+
+
+def _has_kernel(into, dtype):
+    return dtype in _TRAVELS and into in _ADDED
 
 
 def _check_rows(name, rows, dtypes):

@@ -35,7 +35,7 @@ from pallas_kernels.pallas.entries import (
     words_filled,
 )
 from pallas_kernels.pallas.slots import find_bits, striped_unit, turns_of
-from pallas_kernels.reference.messages import Run, cut_strings, row_ends
+from pallas_kernels.reference.messages import Run, cut_strings, row_ends, row_words
 
 
 _CLEARED = 2048  # words that a program clears
@@ -54,11 +54,18 @@ def pack_message(
     dtype,
     units,
     at,
+    end=None,
+    searched=False,
     interpret=False,
 ):
     """See `pallas_kernels.pack_message`."""
     listed = slots.dtype == jnp.int32
-    ends, row = (slots, 1) if listed else row_ends(slots)
+    row, ends = (1, slots) if listed else (row_words(slots.shape[1]), None)
+    if searched:
+        ends, *given = given
+    if ends is None:
+        ends, _ = row_ends(slots)
+    words = words if end is None else end
     form = Form(
         at,
         room,
@@ -102,7 +109,7 @@ def unpack_message(
     into,
     message,
     numbers,
-    *,
+    *ends,
     room,
     longest,
     planes,
@@ -113,8 +120,11 @@ def unpack_message(
     interpret=False,
 ):
     """See `pallas_kernels.unpack_message`."""
-    places = Run.of(numbers, at, planes).places
-    ends, row = row_ends(cut_strings(message, places, longest))
+    if ends:
+        (ends,), row = ends, row_words(longest)
+    else:
+        places = Run.of(numbers, at, planes).places
+        ends, row = row_ends(cut_strings(message, places, longest))
     form = Form(
         at,
         room,

@@ -23,6 +23,7 @@ from pallas_kernels.reference.indices import (
     with_serial as with_serial,
 )
 from pallas_kernels.reference.messages import (
+    index_message as index_message,
     pack_message as pack_message,
     unpack_message as unpack_message,
 )

@@ -80,9 +80,22 @@ class Run(NamedTuple):
 
 
 def pack_message(
-    slots, counts, numbers, array, *given, room, words, planes, dtype, units, at
+    slots,
+    counts,
+    numbers,
+    array,
+    *given,
+    room,
+    words,
+    planes,
+    dtype,
+    units,
+    at,
+    end,
+    searched,
 ):
-    """A message for each part: uint32 [parts, words]. See the operation."""
+    """A message for each part: uint32 [parts, end]. See the operation."""
+    given = given[1:] if searched else given
     parts = len(slots)
     run = Run.of(numbers, at, planes)
     if slots.dtype == jnp.uint32:
@@ -103,7 +116,8 @@ def pack_message(
     )
     is_there = is_there.reshape(parts, room, *[1] * (array.ndim - 1))
     values = to_words(jnp.where(is_there, values.astype(dtype), 0))
-    return put(message, values, 0, places.values)
+    message = put(message, values, 0, places.values)
+    return message if end == words else message[:, :end]
 
 
 def _units(units, given, part, slots):
@@ -168,17 +182,35 @@ def mark(
 
 
 def unpack_message(
-    into, message, numbers, *, room, longest, planes, dtype, replaces, units, at
+    into,
+    message,
+    numbers,
+    *cut,
+    room,
+    longest,
+    planes,
+    dtype,
+    replaces,
+    units,
+    at,
+    first,
+    last,
 ):
     """The array with what arrived added, or set. See the operation."""
+    run = Run.of(numbers, at, planes)
+    if cut:
+        message = _joined(message, cut[1:], run.places, first, room, longest, into, dtype)
     slots, values, is_there = read_message(
         message,
-        Run.of(numbers, at, planes),
+        run,
         room=room,
         longest=longest,
         shape=into.shape[1:],
         dtype=dtype,
     )
+    if cut:
+        rank = lax.iota(jnp.int32, room)
+        is_there = is_there & (rank >= first) & (rank < last)
     sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0)
     size = len(into)
     where = slots if units is None else units(sender, jnp.where(is_there, slots, 0))
@@ -196,6 +228,30 @@ def unpack_message(
     # on GPUs take denormals for zero: ranks that swap messages come to the same bits.
     write = into.at[where].set if replaces else into.at[where].add
     return write(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
+
+
+def index_message(message, numbers, *, longest, planes, at):
+    """The headers, and the bits of strings up to the end of each row. See the operation."""
+    places = Run.of(numbers, at, planes).places
+    heads = lax.bitcast_convert_type(message[:, 0], jnp.int32)
+    ends, _ = row_ends(cut_strings(_padded(message, 1 + longest), places, longest))
+    return heads, ends
+
+
+def _joined(message, values, places, first, room, longest, into, dtype):
+    """Messages of which the beginning is here, and values from some entry on, if given."""
+    unit = math.prod(into.shape[1:]) * jnp.dtype(dtype).itemsize
+    more = max(1 + longest, room // 4 * unit)
+    if not values:
+        return _padded(message, message.shape[1] + more)
+    (values,) = values
+    message = _padded(message, message.shape[1] + values.shape[1] + more)
+    return put(message, values, 0, places.values + first // 4 * unit)
+
+
+def _padded(message, words):
+    """Messages of at least so many words, zeros where there were fewer."""
+    return jnp.pad(message, ((0, 0), (0, max(words - message.shape[1], 0))))
 
 
 def read_message(
@@ -257,14 +313,20 @@ def row_ends(words: jax.Array) -> tuple[jax.Array, int]:
         a row has: a power of two.
     """
     parts, n = words.shape
-    row = 1
-    while row * rank_select.AT_ONCE < n:
-        row *= 2
+    row = row_words(n)
     counts = lax.population_count(words).astype(jnp.int32)
     if row > 1:
         counts = jnp.pad(counts, ((0, 0), (0, -n % row))).reshape(parts, -1, row)
         counts = jnp.sum(counts, axis=-1, dtype=jnp.int32)
     return rank_select.running_sum(counts), row
+
+
+def row_words(n: int) -> int:
+    """How many of n words a row has, so that there are few: a power of two."""
+    row = 1
+    while row * rank_select.AT_ONCE < n:
+        row *= 2
+    return row
 
 
 def slots_from(

@@ -25,15 +25,21 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from jax import lax
 
-from pallas_kernels import striping
-from pallas_kernels.reference.messages import Run, cut_strings, row_ends
+from pallas_kernels.reference.messages import row_ends, row_words
+from pallas_kernels.triton.index_message import index_message as index_message
 from pallas_kernels.triton.launch import launch
-from pallas_kernels.triton.slots import find_bits, striped_unit
+from pallas_kernels.triton.slots import (
+    entries_here,
+    find_bits,
+    seeds_of,
+    striped,
+    striped_unit,
+    values_at,
+)
 
 
 _NUMBERS = 1024  # of the values of a program's entries at a time
@@ -44,13 +50,33 @@ _KINDS = {jnp.dtype(kind): i for i, kind in enumerate(("float32", "float16", "bf
 
 
 def pack_message(
-    slots, counts, numbers, array, *given, room, words, planes, dtype, units, at
+    slots,
+    counts,
+    numbers,
+    array,
+    *given,
+    room,
+    words,
+    planes,
+    dtype,
+    units,
+    at,
+    end=None,
+    searched=False,
 ):
     """See `pallas_kernels.pack_message`."""
     listed = slots.dtype == jnp.int32
     width = math.prod(array.shape[1:])
     block, columns = _sizes(width)
-    ends, row = (slots, 1) if listed else row_ends(slots)
+    row, ends = (1, slots) if listed else (row_words(slots.shape[1]), None)
+    if searched:
+        ends, *given = given
+    if ends is None:
+        ends, _ = row_ends(slots)
+    # Data, so that one kernel is compiled for messages of all sizes.
+    end = words if end is None else end
+    stride = jnp.array([end], jnp.int32)
+    cleared = _cleared(counts, numbers, stride, end, room, width, dtype, at)
     (message,) = launch(
         pack_message_kernel,
         len(slots) * triton.cdiv(room, block),
@@ -61,9 +87,10 @@ def pack_message(
             numbers,
             array.reshape(-1),
             given[0] if given else counts,
-            _seeds(units),
+            seeds_of(units),
+            stride,
         ),
-        in_place=(_cleared(counts, numbers, words, room, width, dtype, at),),
+        in_place=(cleared,),
         warps=_WARPS,
         LISTED=int(listed),
         BITS=slots.shape[1],
@@ -71,13 +98,12 @@ def pack_message(
         HALVINGS=ends.shape[1].bit_length(),
         ROW=row,
         ROOM=room,
-        WORDS=words,
         SIZE=len(array),
         WIDTH=width,
         PLANES=planes,
         KIND=_KINDS[dtype],
         GIVEN=len(given),
-        **_striped(units),
+        **striped(units),
         AT=at,
         BLOCK=block,
         COLUMNS=columns,
@@ -86,32 +112,48 @@ def pack_message(
 
 
 def unpack_message(
-    into, message, numbers, *, room, longest, planes, dtype, replaces, units, at
+    into,
+    message,
+    numbers,
+    *cut,
+    room,
+    longest,
+    planes,
+    dtype,
+    replaces,
+    units,
+    at,
+    first=0,
+    last=None,
 ):
     """See `pallas_kernels.unpack_message`."""
     width = math.prod(into.shape[1:])
     block, columns = _sizes(width)
-    places = Run.of(numbers, at, planes).places
-    ends, row = row_ends(cut_strings(message, places, longest))
+    last = room if last is None else last
+    sizes = {"longest": longest, "planes": planes, "at": at}
+    ends = cut[0] if cut else index_message(message, numbers, **sizes)[1]
+    values = cut[1] if len(cut) > 1 else message
+    # Data, so that one kernel is compiled for messages of all sizes.
+    told = [message.shape[1], values.shape[1], first, last, int(len(cut) > 1)]
     (sums,) = launch(
         unpack_message_kernel,
-        len(message) * triton.cdiv(room, block),
-        (message, ends, numbers, _seeds(units)),
+        len(message) * triton.cdiv(last - first, block),
+        (message, values, ends, numbers, jnp.array(told, jnp.int32), seeds_of(units)),
         in_place=(into.reshape(-1),),
         warps=_WARPS,
         BITS=longest,
         ROWS=ends.shape[1],
         HALVINGS=ends.shape[1].bit_length(),
-        ROW=row,
+        ROW=row_words(longest),
         ROOM=room,
-        WORDS=message.shape[1],
         SIZE=len(into),
         WIDTH=width,
+        UNIT=width * dtype.itemsize,
         PLANES=planes,
         KIND=_KINDS[dtype],
         REPLACES=int(replaces),
         ALONE=int(len(message) == 1),
-        **_striped(units),
+        **striped(units),
         AT=at,
         BLOCK=block,
         COLUMNS=columns,
@@ -119,16 +161,15 @@ def unpack_message(
     return sums.reshape(into.shape)
 
 
-def _cleared(counts, numbers, words, room, width, dtype, at):
+def _cleared(counts, numbers, stride, words, room, width, dtype, at):
     """Messages that are zero wherever no value will be; behind them is anything."""
     (message,) = launch(
         clear_message_kernel,
         len(counts) * triton.cdiv(words, _CLEARED),
-        (counts, numbers),
+        (counts, numbers, stride),
         results=[jax.ShapeDtypeStruct((len(counts), words), jnp.int32)],
         warps=_WARPS,
         ROOM=room,
-        WORDS=words,
         UNIT=width * dtype.itemsize,
         AT=at,
         BLOCK=_CLEARED,
@@ -142,36 +183,20 @@ def _sizes(width):
     return max(4, _NUMBERS // columns), columns
 
 
-def _seeds(units):
-    """Of the hashes that say how a slot is turned."""
-    if units is None:
-        return jnp.zeros(1, jnp.int32)
-    seeds = striping.turn_seeds(units.parts, units.seed)
-    return jnp.asarray(seeds.view(np.int32))
-
-
-def _striped(units):
-    """What else a kernel has to know of a map from slots to units; no parts if none."""
-    if units is None:
-        return {"PARTS": 0, "TURNS": 0, "COLUMN": 0}
-    turns = striping.turn_seeds(units.parts, units.seed).size
-    column = striping.width(units.size, units.parts)
-    return {"PARTS": units.parts, "TURNS": turns, "COLUMN": column}
-
-
 @triton.jit
 def clear_message_kernel(
     counts_ptr,
     numbers_ptr,
+    stride_ptr,
     message_ptr,
     ROOM: tl.constexpr,
-    WORDS: tl.constexpr,
     UNIT: tl.constexpr,
     AT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A program clears a run of words of a message, but for those of its values."""
-    blocks: tl.constexpr = (WORDS + BLOCK - 1) // BLOCK
+    stride = tl.load(stride_ptr)
+    blocks = (stride + BLOCK - 1) // BLOCK
     part = tl.program_id(0) // blocks
     begin = tl.program_id(0) % blocks * BLOCK
     run = numbers_ptr + AT
@@ -184,7 +209,7 @@ def clear_message_kernel(
     behind = values + tl.maximum(here, 0).to(tl.int64) * UNIT // 4
     word = begin + tl.arange(0, BLOCK)
     mask = (word < end) & ((word < values) | (word >= behind))
-    own = message_ptr + part.to(tl.int64) * WORDS
+    own = message_ptr + part.to(tl.int64) * stride
     tl.store(own + word, tl.zeros_like(word), mask=mask)
 
 
@@ -197,6 +222,7 @@ def pack_message_kernel(
     array_ptr,
     units_ptr,
     seeds_ptr,
+    stride_ptr,
     _message,
     message_ptr,
     LISTED: tl.constexpr,
@@ -205,7 +231,6 @@ def pack_message_kernel(
     HALVINGS: tl.constexpr,
     ROW: tl.constexpr,
     ROOM: tl.constexpr,
-    WORDS: tl.constexpr,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     PLANES: tl.constexpr,
@@ -222,7 +247,7 @@ def pack_message_kernel(
     blocks: tl.constexpr = (ROOM + BLOCK - 1) // BLOCK
     part = tl.program_id(0) // blocks
     begin = tl.program_id(0) % blocks * BLOCK
-    own = message_ptr + part.to(tl.int64) * WORDS
+    own = message_ptr + part.to(tl.int64) * tl.load(stride_ptr)
     run = numbers_ptr + AT
     count = tl.load(counts_ptr + part)
     tl.store(own, count, mask=begin == 0)
@@ -269,7 +294,7 @@ def pack_message_kernel(
     if PARTS:
         unit = striped_unit(part, slot, seeds_ptr, PARTS, TURNS, COLUMN)
     unit = tl.minimum(tl.maximum(unit, 0), SIZE - 1).to(tl.int64)
-    values = values_of(own, run, KIND)
+    values = values_at(own + tl.load(run + 4), KIND)
     if WIDTH == 1:
         value = tl.load(array_ptr + unit, mask=there, other=0)
         tl.store(values + rank, value.to(values.dtype.element_ty), mask=there)
@@ -285,8 +310,10 @@ def pack_message_kernel(
 @triton.jit
 def unpack_message_kernel(
     message_ptr,
+    values_ptr,
     ends_ptr,
     numbers_ptr,
+    told_ptr,
     seeds_ptr,
     _into,
     into_ptr,
@@ -295,9 +322,9 @@ def unpack_message_kernel(
     HALVINGS: tl.constexpr,
     ROW: tl.constexpr,
     ROOM: tl.constexpr,
-    WORDS: tl.constexpr,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,
     PLANES: tl.constexpr,
     KIND: tl.constexpr,
     REPLACES: tl.constexpr,
@@ -310,12 +337,15 @@ def unpack_message_kernel(
     COLUMNS: tl.constexpr,
 ):
     """A program adds, or sets, a run of entries of a sender."""
-    blocks: tl.constexpr = (ROOM + BLOCK - 1) // BLOCK
+    first = tl.load(told_ptr + 2)
+    last = tl.load(told_ptr + 3)
+    blocks = (last - first + BLOCK - 1) // BLOCK
     sender = tl.program_id(0) // blocks
-    begin = tl.program_id(0) % blocks * BLOCK
-    own = message_ptr + sender.to(tl.int64) * WORDS
+    begin = first + tl.program_id(0) % blocks * BLOCK
+    own = message_ptr + sender.to(tl.int64) * tl.load(told_ptr)
     run = numbers_ptr + AT
     here = entries_here(tl.load(own).to(tl.int32, bitcast=True), run, ROOM)
+    here = tl.minimum(here, last)
     if begin >= here:
         return
     rank = begin + tl.arange(0, BLOCK)
@@ -337,7 +367,12 @@ def unpack_message_kernel(
         unit = striped_unit(sender, slot, seeds_ptr, PARTS, TURNS, COLUMN)
     there = there & (unit >= 0) & (unit < SIZE)
     unit = unit.to(tl.int64)
-    values = values_of(own, run, KIND)
+    # Values alone begin with that of the first entry.
+    behind = values_ptr + sender.to(tl.int64) * tl.load(told_ptr + 1)
+    begins = tl.load(run + 4).to(tl.int64)
+    if tl.load(told_ptr + 4) != 0:
+        begins = -(first.to(tl.int64) // 4 * UNIT)
+    values = values_at(behind + begins, KIND)
     kind: tl.constexpr = into_ptr.dtype.element_ty
     if WIDTH == 1:
         value = tl.load(values + rank, mask=there, other=0).to(kind)
@@ -362,22 +397,3 @@ def unpack_message_kernel(
                 tl.store(to, held + value, mask=mask)
             else:
                 tl.atomic_add(to, value, mask=mask, sem="relaxed")
-
-
-@triton.jit
-def entries_here(count, run_ptr, ROOM: tl.constexpr):
-    """How many entries a message has, of a part that has so many in all."""
-    here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1))
-    return tl.minimum(here, ROOM)
-
-
-@triton.jit
-def values_of(own, run_ptr, KIND: tl.constexpr):
-    """Where the values of a message begin, as a pointer to numbers of their kind."""
-    values = own + tl.load(run_ptr + 4)
-    if KIND == 0:
-        return values.to(tl.pointer_type(tl.float32), bitcast=True)
-    elif KIND == 1:
-        return values.to(tl.pointer_type(tl.float16), bitcast=True)
-    else:
-        return values.to(tl.pointer_type(tl.bfloat16), bitcast=True)

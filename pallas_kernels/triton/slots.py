@@ -1,9 +1,29 @@
-"""Slots of parts: where the bits of some ranks are, and the units of slots."""
+"""What kernels of messages share: bits of some ranks, units of slots, parts of messages."""
 
+import jax.numpy as jnp
+import numpy as np
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
+from pallas_kernels import striping
 from pallas_kernels.triton.words import count_bits, mix
+
+
+def seeds_of(units):
+    """Of the hashes that say how a slot is turned."""
+    if units is None:
+        return jnp.zeros(1, jnp.int32)
+    seeds = striping.turn_seeds(units.parts, units.seed)
+    return jnp.asarray(seeds.view(np.int32))
+
+
+def striped(units):
+    """What else a kernel has to know of a map from slots to units; no parts if none."""
+    if units is None:
+        return {"PARTS": 0, "TURNS": 0, "COLUMN": 0}
+    turns = striping.turn_seeds(units.parts, units.seed).size
+    column = striping.width(units.size, units.parts)
+    return {"PARTS": units.parts, "TURNS": turns, "COLUMN": column}
 
 
 @triton.jit
@@ -77,3 +97,21 @@ def striped_unit(
         ones = mix((slot >> 5).to(tl.uint32), seed) >> (slot & 31).to(tl.uint32)
         turn += (ones & 1).to(tl.int32) * ((1 << k) % PARTS)
     return (part + PARTS - turn % PARTS) % PARTS * COLUMN + slot
+
+
+@triton.jit
+def entries_here(count, run_ptr, ROOM: tl.constexpr):
+    """How many entries a message has, of a part that has so many in all."""
+    here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1))
+    return tl.minimum(here, ROOM)
+
+
+@triton.jit
+def values_at(words_ptr, KIND: tl.constexpr):
+    """Where values begin, as a pointer to numbers of their kind."""
+    if KIND == 0:
+        return words_ptr.to(tl.pointer_type(tl.float32), bitcast=True)
+    elif KIND == 1:
+        return words_ptr.to(tl.pointer_type(tl.float16), bitcast=True)
+    else:
+        return words_ptr.to(tl.pointer_type(tl.bfloat16), bitcast=True)

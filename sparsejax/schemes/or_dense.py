@@ -21,6 +21,7 @@ def or_dense(
     densely: Callable[..., Any],
     *operands: Any,
     unless: jax.Array | None = None,
+    copied: bool = True,
 ) -> Any:
     """The result of `by_entries`; that of `densely` where it sends no more bytes.
 
@@ -31,17 +32,19 @@ def or_dense(
         densely: Sends the operands as dense arrays; its results have the same shapes.
         *operands: What both are called with.
         unless: Whether to send densely in any case, equal on all ranks.
+        copied: Whether XLA may write over the operands where they are sent densely.
     """
     pays = entry_bytes < dense_bytes
     pays = pays if unless is None else pays & ~unless
     if axes.is_elsewhere():
         operands = (pays, *operands)
-        by_entries, densely = _without(by_entries), on_copies(densely)
+        by_entries = _without(by_entries)
+        densely = on_copies(densely) if copied else _without(densely)
     return axes.cond(pays, by_entries, densely, *operands)
 
 
-def _without(by_entries):
-    return lambda pays, *operands: by_entries(*operands)
+def _without(send):
+    return lambda pays, *operands: send(*operands)
 
 
 def on_copies(densely: Callable[..., Any]) -> Callable[..., Any]:

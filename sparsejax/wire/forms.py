@@ -28,6 +28,20 @@ from sparsejax.units import bits
 from sparsejax.wire.ladder import Ladder
 
 
+class Piece(NamedTuple):
+    """A run of words of a message that one collective sends.
+
+    Attributes:
+        words: Which, of the message.
+        first: The first entry whose value is in it.
+        last: The one behind the last; as many as the first where there is none.
+    """
+
+    words: slice
+    first: int
+    last: int
+
+
 class Values:
     """The values of a message's entries, as words.
 
@@ -121,6 +135,20 @@ class Form(Values):
             rung.words,
             *planes,
         ]
+
+    def pieces(self, number: int) -> list[Piece]:
+        """The pieces in which messages of a rung are sent: see `Ladder.pieces`."""
+        rung, (_, _, values, *_) = self.ladder.rungs[number], self.table[number]
+        count = self.ladder.pieces_of(rung)
+        if count == 1:
+            return [Piece(slice(0, rung.words), 0, rung.capacity)]
+        each = -(-rung.capacity // (4 * count)) * 4
+        pieces = [Piece(slice(0, int(values)), 0, 0)]
+        for first in range(0, rung.capacity, each):
+            last = min(first + each, rung.capacity)
+            begin, end = (int(values) + self.unit_words(e) for e in (first, last))
+            pieces.append(Piece(slice(begin, end), first, last))
+        return pieces
 
     def places(self, rung: jax.typing.ArrayLike) -> jax.Array:
         """The places of the parts of a message, as one array: see `Places`."""

@@ -16,8 +16,8 @@ that its bytes no longer matter.
 On GPUs each round, and each look for another, asks the host: a second round is taken for
 what exceeds the top rung alone. So the top rung holds a sixth of the array, of what goes
 to owners a 32nd, those near it are an eighth apart, which wastes 6%, and buffers are as
-large as the top rung, whatever is sent. The bottom one is where all messages of a rank take
-64 KB together.
+large as the top rung, whatever is sent; where kernels of ours unpack, as a piece of what is
+sent. The bottom one is where all messages of a rank take 64 KB together.
 
 Tried before: a ladder whose branches hold the whole exchange compiled in 13 s with five
 rungs, and rounds of one fixed size waste most of a round at low density or need hundreds of
@@ -50,6 +50,9 @@ _TOP = 16 * ROUND
 _FEW = ROUND // 4
 # The share of a larger array: buffers for messages stay small beside it, and rounds few.
 _SHARE = 32
+# On GPUs a piece of a message, of all senders, holds one of so many units, but no fewer
+# bytes than take as long as a round.
+_SHARE_OF_PIECE = 24
 # The share of any array on GPUs, where messages are sums or go to all.
 _SHARE_AT_ONCE = 6
 # The step from one long message to the next where none is followed by another: down to a
@@ -83,6 +86,8 @@ class Ladder:
         tile: Entries of a part that are packed or unpacked at a time on CPUs.
         rungs: From the shortest message to the longest.
         at_once: Whether all goes in one message, but for what exceeds the longest.
+        piece: Words of a piece of a message, about: a longer message goes in several, where
+            a piece is unpacked before the next is sent. None: all go whole.
     """
 
     width: int
@@ -90,6 +95,11 @@ class Ladder:
     tile: int
     rungs: tuple[Rung, ...]
     at_once: bool = False
+    piece: int | None = None
+
+    def pieces_of(self, rung: Rung) -> int:
+        """In how many pieces the values of a message go."""
+        return 1 if self.piece is None else max(1, round(rung.words / self.piece))
 
     @property
     def top(self) -> int:
@@ -260,7 +270,10 @@ def ladder(
         is_long = at_once and 4 * words * parts > ROUND and _NEAR * wanted > top
         wanted /= min(ratio, _CLOSE) if is_long else ratio
     tile = _tile(top, unit_bytes)
-    return Ladder(width, unit_bytes, tile, tuple(reversed(rungs)), at_once)
+    # Of what goes to owners a rank receives no more than it sends, which is little.
+    piece = max(top * share // _SHARE_OF_PIECE * unit_bytes, ROUND // parts) // 4
+    pieces = piece if at_once and share < _SHARE_OF_PIECE else None
+    return Ladder(width, unit_bytes, tile, tuple(reversed(rungs)), at_once, pieces)
 
 
 def exactly(

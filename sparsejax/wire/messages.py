@@ -20,6 +20,12 @@ On CPUs messages go in rounds, whose work walks over the entries a tile at a tim
 it, all parts are packed, and all messages unpacked, at once: see `whole`. One message holds
 what there is, and a stage asks once: nothing, a message of one of the sizes, or, of what
 exceeds the longest, rounds of the longest and one message for the rest.
+
+Where our kernels pack and unpack, each size's branch does it itself: a kernel is compiled
+once for all sizes, and nothing is there that has room for the longest. A long message that
+goes to all is then sent in pieces, one behind the other: what tells its slots, and its
+values in runs. A piece is unpacked before the next is sent, so that of what all ranks send
+only a piece is there. The bytes are those of the whole message.
 """
 
 import dataclasses
@@ -31,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, by_platform, varying_axes
+from sparsejax.axes import as_varying, by_platform, together, varying_axes
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, collectives, index_codes, tiles, whole
@@ -221,9 +227,10 @@ class _Stage:
         """What is data of a message: see `whole.run_of`."""
         return whole.run_of(first, length, self.form.places(rung))
 
-    def pack_whole(self, numbers, at=0) -> jax.Array:
+    def pack_whole(self, numbers, at=0, words=None, ends=None) -> jax.Array:
         """This rank's messages: a run of ranks of each part, all parts at once."""
-        return whole.pack(self.form, self.slots, self.source, numbers, self.axes, at)
+        given = self.slots, self.source, numbers, self.axes
+        return whole.pack(self.form, *given, at, words, ends)
 
     def unpack_whole(self, message, numbers, carry, at=0) -> Any:
         """What the fold makes of messages that arrived, all at once."""
@@ -253,6 +260,8 @@ class _Stage:
         and unpacks itself, and then one for the rest. The first message is packed before
         the switch, and the last is unpacked behind it, whichever side is taken.
         """
+        if whole.in_branches(self.form, self.channel.sources, self.fold):
+            return self.in_branches(need, typical)
         ladder, form, top = self.ladder, self.form, self.ladder.top
         lengths = Lengths.of(form, need)
         senders = [self.receiver(number) for number in range(len(ladder.rungs))]
@@ -291,6 +300,71 @@ class _Stage:
         arrived, counts = self.received(arrived)
         carry = self.unpack_whole(arrived, lengths.numbers, carry, lengths.at_last)
         return carry, self._sent_at_once(lengths, counts, typical)
+
+    def in_branches(self, need, typical) -> tuple[Any, Sent]:
+        """The same, where one kernel packs messages of all sizes, and one unpacks them.
+
+        Then a side packs what it sends, and unpacks what it receives, a piece before the
+        next is sent. So nothing is there that has room for the longest message, and sides
+        consist of kernels that are compiled once.
+        """
+        ladder, form, top = self.ladder, self.form, self.ladder.top
+        lengths = Lengths.of(form, need)
+        ends = whole.ends_of(self.slots)
+        takers = [self.taker(number, ends) for number in range(len(ladder.rungs))]
+        at_last = [
+            lambda carry, numbers, take=take: take(carry, numbers, lengths.at_last)
+            for take in takers
+        ]
+
+        def nothing(carry, numbers):
+            del numbers
+            counts = jnp.zeros(self.channel.sources, jnp.int32)
+            return carry, as_varying(counts, self.received_axes)
+
+        def several(carry, numbers):
+            longest = form.places(np.int32(len(takers) - 1))
+
+            def turn(state):
+                first, carry = state
+                run = whole.run_of(first, np.int32(top), longest)
+                return first + top, takers[-1](carry, run, 0)[0]
+
+            more = lambda state: Lengths(numbers).need - state[0] > top
+            _, carry = lax.while_loop(more, turn, (jnp.int32(0), carry))
+            finals = [at_last[number] for number in ladder.finals]
+            return lax.switch(Lengths(numbers).final, finals, carry, numbers)
+
+        sides = [nothing, *at_last, several]
+        start = lax.optimization_barrier(self.start)
+        side = lengths.side(len(sides))
+        carry, counts = lax.switch(side, sides, start, lengths.numbers)
+        return carry, self._sent_at_once(lengths, counts, typical)
+
+    def taker(self, number: int, ends: jax.Array) -> Callable[..., tuple[Any, jax.Array]]:
+        """From a result to the next, and each sender's count, by a message of a rung."""
+        rung, pieces = self.ladder.rungs[number], self.form.pieces(number)
+
+        def receive(words):
+            received, sent = self.channel.send(words)
+            self.wire_bytes[number] += sent
+            return self.channel.received(as_varying(received, varying_axes(words)))
+
+        def take(carry, numbers, at):
+            message, head = self.pack_whole(numbers, at, rung.words, ends), None
+            self.wire_bytes[number] = 0.0
+            for piece in pieces:
+                words = receive(message[:, piece.words])
+                head = head or whole.Head.of(self.form, words, numbers, at)
+                carry = whole.unpack_piece(
+                    self.form, piece, head, words, numbers, self.fold, carry, at
+                )
+                # Else XLA would have all pieces there at the same time.
+                carry, message = together(carry, message)
+            assert head is not None
+            return carry, head.counts
+
+        return take
 
     def _sent_at_once(self, lengths, counts, typical):
         """What was sent: rounds of the longest, and a last message."""

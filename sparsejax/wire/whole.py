@@ -6,7 +6,9 @@ out. A GPU writes a few megabytes for nothing in less time than it takes to ask 
 whether a loop goes on; a kernel does not even do that: see `pallas_kernels.pack_message`.
 
 A message is unpacked by `pallas_kernels.unpack_message` where the fold says what it does in
-a form that kernels know (`Into`); else its entries are read and given to the fold.
+a form that kernels know (`Into`); else its entries are read and given to the fold. Where it
+comes in pieces (`unpack_piece`), the first says which slots there are (`Head`), and each
+other brings the values of some entries.
 """
 
 from typing import Any, NamedTuple
@@ -16,13 +18,13 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_kernels
-from pallas_kernels.reference.messages import Run, read_message
+from pallas_kernels.reference.messages import Run, read_message, row_ends
 from pallas_kernels.striping import Striping
 from sparsejax.axes import as_varying
 from sparsejax.units import bits
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
-from sparsejax.wire.forms import Form
+from sparsejax.wire.forms import Form, Piece
 
 
 class Into(NamedTuple):
@@ -49,6 +51,11 @@ def run_of(first: Any, length: Any, row: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.stack(numbers), row])
 
 
+def ends_of(slots: Slots) -> jax.Array:
+    """The bits up to the end of each row of words: one search for messages of all sizes."""
+    return row_ends(slots.words)[0]
+
+
 def pack(
     form: Form,
     slots: Slots,
@@ -56,6 +63,8 @@ def pack(
     numbers: jax.Array,
     axes: frozenset[str],
     at: int = 0,
+    words: int | None = None,
+    ends: jax.Array | None = None,
 ) -> jax.Array:
     """Writes a run of ranks of each part into a message of its own.
 
@@ -66,6 +75,8 @@ def pack(
         numbers: As of `run_of`.
         axes: The mesh axes over which messages vary.
         at: Which of the numbers is the first that is meant.
+        words: Of a message, where it is known of which size it is.
+        ends: Of `ends_of`, where they are known.
     """
     parts, room = len(slots.counts), form.ladder.top
     units, sent = source.units, slots.words
@@ -87,9 +98,86 @@ def pack(
         dtype=form.dtype,
         units=units,
         at=at,
+        end=words,
+        ends=ends if sent.dtype == jnp.uint32 else None,
     )
     message = jnp.pad(message, ((0, form.rows - parts), (0, 0)))
     return as_varying(message, axes)
+
+
+def in_branches(form: Form, sources: int, fold: Any) -> bool:
+    """Whether messages are unpacked where they are received: by one kernel for all sizes.
+
+    In plain XLA each size would be compiled by itself.
+    """
+    if fold.into is None or not fold.into.is_known:
+        return False
+    entries = sources * form.ladder.top
+    return pallas_kernels.unpacks_in_kernels(fold.start.dtype, form.dtype, entries)
+
+
+class Head(NamedTuple):
+    """The first pieces of messages that were received, and what is looked up in them.
+
+    Attributes:
+        words: uint32 [senders, words].
+        counts: int32 [senders], how many entries each part has in all.
+        ends: See `pallas_kernels.index_message`.
+    """
+
+    words: jax.Array
+    counts: jax.Array
+    ends: jax.Array
+
+    @classmethod
+    def of(cls, form: Form, words: jax.Array, numbers: jax.Array, at: int) -> "Head":
+        """Looks it up."""
+        counts, ends = pallas_kernels.index_message(
+            words, numbers, longest=form.longest, planes=form.planes, at=at
+        )
+        return cls(words, counts, ends)
+
+
+def unpack_piece(
+    form: Form,
+    piece: Piece,
+    head: Head,
+    words: jax.Array,
+    numbers: jax.Array,
+    fold: Any,
+    carry: Any,
+    at: int,
+) -> Any:
+    """Folds the entries of a piece of the messages received.
+
+    Args:
+        form: Where the parts of a message are.
+        piece: Which.
+        head: The first.
+        words: uint32 [senders, words], this one.
+        numbers: As of `run_of`.
+        fold: What is made of the entries.
+        carry: The result so far.
+        at: Which of the numbers is the first that is meant.
+    """
+    if piece.first == piece.last:
+        return carry
+    return pallas_kernels.unpack_message(
+        carry,
+        head.words,
+        numbers,
+        room=form.ladder.top,
+        longest=form.longest,
+        planes=form.planes,
+        dtype=form.dtype,
+        replaces=fold.into.replaces,
+        units=fold.into.units,
+        at=at,
+        ends=head.ends,
+        values=None if words is head.words else words,
+        first=piece.first,
+        last=piece.last,
+    )
 
 
 def unpack(

@@ -7,6 +7,7 @@ values are. The message is made byte by byte in NumPy from its definition.
 import dataclasses
 import functools
 from typing import Any
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -264,3 +265,37 @@ def check_unpack(unpack, case, *, replaces=False, size=None, dtype=np.float32):
     np.testing.assert_array_equal(
         np.asarray(total).astype(np.float64), case.total(into, replaces)
     )
+
+
+def check_pieces(index, unpack, case):
+    """The same sums, of messages that are received in three pieces, and end there."""
+    steps = dataclasses.replace(case.form.ladder, piece=1)
+    form = forms.Form(steps, case.shape, jnp.dtype(case.wire), case.parts)
+    sizes = {"longest": form.longest, "planes": form.planes, "at": AT}
+    total, head, ends = jnp.ones((case.width, *case.shape), jnp.float32), None, None
+    with mock.patch.object(ladder.Ladder, "pieces_of", return_value=3):
+        pieces = form.pieces(case.rung)
+    assert len(pieces) > 2
+    for piece in pieces:
+        words = np.ascontiguousarray(case.received[:, piece.words])
+        if head is None:
+            head = words
+            counts, ends = index(head, case.numbers, **sizes)
+            np.testing.assert_array_equal(counts, case.counts)
+            continue
+        total = unpack(
+            total,
+            head,
+            case.numbers,
+            ends,
+            words,
+            room=case.room,
+            dtype=jnp.dtype(case.wire),
+            replaces=False,
+            units=case.striping,
+            first=piece.first,
+            last=piece.last,
+            **sizes,
+        )
+    wanted = case.total(np.ones(total.shape), False)
+    np.testing.assert_array_equal(np.asarray(total).astype(np.float64), wanted)

@@ -104,6 +104,16 @@ def test_pallas_clears_what_it_writes_and_nothing_behind_an_end(name, monkeypatc
     assert not dead, f"past its end wrote {dead}"
 
 
+@pytest.mark.parametrize("name", ["coo8", *helpers.slow("bitmap", "rows of five halves")])
+def test_what_arrives_in_pieces_is_added_piece_by_piece(name):
+    def unpack(into, message, numbers, ends, values, **sizes):
+        told = {"ends": ends, "values": values, "backend": "reference"}
+        return kernels.unpack_message(into, message, numbers, **told, **sizes)
+
+    index = functools.partial(kernels.index_message, backend="reference")
+    messages.check_pieces(index, unpack, messages.CASES[name])
+
+
 def test_what_one_sender_sends_needs_no_atomic_additions():
     # On GPUs those take denormals for zero, and ranks that swap messages would differ.
     case = messages.CASES["rows of one part"]

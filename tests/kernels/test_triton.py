@@ -124,7 +124,7 @@ MUTANTS = {
         "rank, there",
     ),
     "one more entry than a message has room for": (
-        "messages.py",
+        "slots.py",
         "here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1))",
         "here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1) + 1)",
     ),
@@ -241,8 +241,8 @@ MUTANTS = {
     ),
     "in an exchange, a message lacks its last entry": (
         "exchange",
-        "here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1))",
-        "here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1)) - 1",
+        "    there = rank < here\n    entry",
+        "    there = rank < here - 1\n    entry",
     ),
 }
 
@@ -311,6 +311,7 @@ def run(*arguments, folder):
         "threshold_hash.py",
         "coo_add.py",
         "messages.py",
+        "index_message.py",
         "exchange",
     ],
 )

@@ -151,6 +151,9 @@ def load(file, old="", new=""):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.launch = launch
+    if file == "messages.py":
+        module.index = load("index_message.py")
+        module.index_message = module.index.index_message
     return module
 
 
@@ -298,6 +301,8 @@ def check_messages(made):
         messages.check_pack(pack, case)
         for how in ({}, {"size": 100}, {"replaces": True}):
             messages.check_unpack(unpack, case, **how)
+    for name in ("coo8", "coo16", "rows of five halves", "one part"):
+        messages.check_pieces(on_arrays(made.index_message), unpack, messages.CASES[name])
     # With rows of several words, the last not full, as long sets have them.
     with mock.patch.object(rank_select, "AT_ONCE", 10):
         for name in ("coo8", "coo16", "from a rank on", "mixed, bitmap"):
@@ -322,6 +327,7 @@ def sent_by(run):
     with (
         helpers.for_gpus(),
         mock.patch.object(backends, "run", run),
+        mock.patch.object(kernels, "unpacks_in_kernels", return_value=True),
         mock.patch.object(Wire, "all_to_all", noting(to_owners)),
         mock.patch.object(Wire, "all_gather", noting(to_all)),
     ):
@@ -331,11 +337,12 @@ def sent_by(run):
 def check_exchange(made):
     """Zen on devices of a CPU sends by kernels what it sends by reference, and is exact."""
     original, launched = backends.run, set()
-    made.launch = launch_when_run
+    kernels_of_messages = {"pack_message", "index_message", "unpack_message"}
+    made.launch = made.index.launch = launch_when_run
     made._NUMBERS, made._COLUMNS, made._CLEARED = 64, 8, 256
 
     def by_kernels(operation, named, of, size, *operands):
-        if operation not in ("pack_message", "unpack_message"):
+        if operation not in kernels_of_messages:
             return original(operation, named, of, size, *operands)
         launched.add(operation)
         axes = frozenset().union(*map(types.varying_axes, operands))
@@ -357,7 +364,7 @@ def check_exchange(made):
             assert len(sent) >= 2 * ranks, "nothing was sent"
             seen.append((sorted(sent), jax.tree.map(float, done.traffic.push.wire[0])))
         assert seen[0] == seen[1], "kernels send something else"
-    assert launched == {"pack_message", "unpack_message"}
+    assert launched == kernels_of_messages
 
 
 CHECKS = {
@@ -370,6 +377,7 @@ CHECKS = {
     "messages.py": check_messages,
     "exchange": check_exchange,
     "slots.py": lambda made: check_messages(with_helpers("messages.py", made)),
+    "index_message.py": lambda made: check_messages(with_helpers("messages.py", made)),
 }
 
 FILES = {"exchange": "messages.py"}  # where a check has not the name of its file

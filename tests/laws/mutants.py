@@ -124,6 +124,12 @@ MUTANTS = {
         "first = lax.div(need, top)",
         "tests/wire/test_at_once.py",
     ),
+    "for GPUs, a piece of a message lacks its last entries": Mutant(
+        "sparsejax/wire/forms.py",
+        "last = min(first + each, rung.capacity)",
+        "last = min(first + each - 4, rung.capacity)",
+        "tests/wire/test_at_once.py",
+    ),
     "for GPUs, the last message is read as the first one": Mutant(
         "sparsejax/wire/messages.py",
         "carry = self.unpack_whole(arrived, lengths.numbers, carry, lengths.at_last)",

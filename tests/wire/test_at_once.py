@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_kernels
 from pallas_kernels import rank_select
 from sparsejax import schemes
 from sparsejax.units import bits
@@ -95,9 +96,27 @@ def test_schemes_are_exact_and_replicas_equal(name):
         np.testing.assert_array_equal(totals[0], helpers.total(x))
 
 
-@pytest.mark.parametrize("shape", [(SIZE,), (1600, 3), (1600,), (97,)])
+def test_messages_are_unpacked_piece_by_piece_where_they_are_received(monkeypatch):
+    """As where kernels do it, but by reference."""
+
+    def run(x):
+        return helpers.call(schemes.Zen(), x)
+
+    inputs = [helpers.gradients(RANKS, 900, density, seed=5) for density in (0, 0.05, 1)]
+    whole = [helpers.ranked(run, RANKS)(x) for x in inputs]
+    monkeypatch.setattr(pallas_kernels, "unpacks_in_kernels", lambda *_: True)
+    monkeypatch.setattr(ladder.Ladder, "pieces_of", lambda steps, rung: 3)
+    summed = helpers.ranked(lambda x: run(x), RANKS)
+    for x, wanted in zip(inputs, whole, strict=True):
+        found = summed(x)
+        np.testing.assert_array_equal(found.total[0], helpers.total(x))
+        helpers.assert_same_on_all_ranks(found.total)
+        jax.tree.map(np.testing.assert_array_equal, found.traffic, wanted.traffic)
+
+
+@pytest.mark.parametrize("shape", [(SIZE,), (3100, 3), (3100,), (97,)])
 def test_sums_that_come_back_whole_come_in_runs(shape):
-    """1,600 units: eight runs of two words of slots, and one of a word."""
+    """3,100 units: sixteen runs of two words of slots, and one of a word."""
     whole = schemes.BalancedParallelism(pull="dense")
 
     def run(x):

@@ -4,8 +4,8 @@ On the wire, with n ranks:
 
     agree    one pmax: the entries of the owner that has most
     Gather   all_gather of the entries, each part as long as the fullest
-    Whole    all_gather of the sums, zeros and all, and nothing to agree on; on GPUs of an
-             eighth of them at a time, which are put in their places before the next
+    Whole    all_gather of the sums, zeros and all, and nothing to agree on; on GPUs of a
+             sixteenth of them at a time, which are put in their places before the next
 
 A pull that would send more than all sums, zeros and all, becomes `Whole`: the bytes of both
 follow from counts on which all ranks agreed, so all ranks take the same side. Where any
@@ -43,7 +43,7 @@ from sparsejax.wire.ladder import Ladder, ladder
 # Parts are as good as even if together they have so many times as many slots as units.
 EVEN = 1.5
 # On GPUs so many collectives give all sums to all ranks, where there are as many words.
-_RUNS = 8
+_RUNS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +262,13 @@ class PullEntries(Pull):
         fullest, agreed = owned.wire.maximum(sets.counts[0])
         by_entries, entry_bytes, cost = self.by_entries(owned, totals, sets, fullest)
         total, stage, units = or_dense(
-            entry_bytes, owned.whole_bytes, by_entries, owned.whole, totals
+            entry_bytes,
+            owned.whole_bytes,
+            by_entries,
+            owned.whole,
+            totals,
+            # Gathered sums stay as they are; added up, they do not.
+            copied=not owned.has_even_parts,
         )
         return Pulled(total, stage, units, jnp.float32(agreed + cost))
 
