@@ -303,7 +303,8 @@ def counted():
     results = Results("device-jax0.11.2")
     rows = []
     for row in sorted(results.rows, key=lambda row: row["load"]):
-        side = row["scheme"] + (", our kernels" if row.get("kernels") else "")
+        kernels = row.get("kernels")
+        side = row["scheme"] + (f", kernels in {kernels.title()}" if kernels else "")
         cells = [f"{row[key]:.0f}" for key in ("launches", "waits")]
         cells += [f"{row['sent'] / 1e6:,.1f}", f"{1e3 * row['device']:.2f}"]
         rows.append([row["load"], side, *cells, *(f"{1e3 * s:.2f}" for s in row["wire"])])

@@ -104,7 +104,13 @@ class StateError(SparsejaxError, ValueError):
 
 
 class JobError(SparsejaxError, RuntimeError):
-    """The processes of a job do not find each other, or do not fit together."""
+    """The processes of a job do not find each other, or do not fit together.
+
+    Example:
+        >>> sparsejax.advise.check_coordinator("localhost:12345", 2, 1)
+        Traceback (most recent call last):
+        sparsejax.errors.JobError: ...
+    """
 
 
 class NeedsRanks(StateError):
@@ -141,7 +147,14 @@ class DenseGradientWarning(UserWarning):
 
 
 class UntoldBatchWarning(UserWarning):
-    """A step of several processes was given another batch than the last one was told."""
+    """A step of several processes was given another batch than the last one was told.
+
+    Rows that were held back may then be read one step old: `metrics` counts them.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", sparsejax.errors.UntoldBatchWarning)
+    """
 
 
 # --- Checks. Each raises an ArgumentError that names the argument.

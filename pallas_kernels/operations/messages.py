@@ -242,6 +242,15 @@ def index_message(
     Returns:
         int32 [senders], the headers: how many entries each part has in all; and int32
         [senders, rows], how many bits strings have up to the end of each row of words.
+
+    Example:
+        >>> # A header of two entries, and a bitmap of 32 slots that says which.
+        >>> message = jnp.array([[2, 0b1010]], jnp.uint32)
+        >>> numbers = jnp.array([0, 4, 1, 1, 2, 0, 1, 0, 6], jnp.int32)
+        >>> heads, ends = pallas_kernels.index_message(
+        ...     message, numbers, longest=1, planes=0)
+        >>> heads.tolist(), ends.tolist()
+        ([2], [[2]])
     """
     _check_rows("message", message, ("uint32",))
     checks.positive("longest", longest)
@@ -263,6 +272,11 @@ def unpacks_in_kernels(
         into: The dtype of the array that values are added to.
         dtype: Of the values while they travel.
         size: Entries of all messages.
+
+    Example:
+        >>> with sparsejax.use_kernels("reference"):
+        ...     pallas_kernels.unpacks_in_kernels(jnp.float32, jnp.float32, size=4096)
+        False
     """
     kernels = ("reference", *["triton"] * _has_kernel(jnp.dtype(into), jnp.dtype(dtype)))
     return backends.chosen("unpack_message", None, kernels, size) == "triton"

@@ -983,8 +983,8 @@ MUTANTS = {
     ),
     "a lazy optimizer has all leaves": Mutant(
         "sparsejax/rows/updates/inside.py",
-        "for paths in (tuple(names), *sorted(self.paths)):",
-        "for paths in (tuple(names),):",
+        "for structure, paths in self.starts.items():",
+        "for structure, paths in ():",
         "tests/rows/updates/test_in_place.py",
     ),
     "a host's rows are not added up inside": Mutant(

@@ -38,18 +38,23 @@ def test_rounds_and_tiles_follow_from_the_ladder():
     assert known.taken((*place, turns.SWITCH), 2) == [1 / 3, 2 / 3]
 
 
-def test_one_switch_takes_nothing_a_message_or_several():
+@pytest.mark.parametrize(
+    ("side", "last"),
+    [*zip(turns.SIDES, turns.LAST, strict=True)],
+    ids=["behind", "inside"],
+)
+def test_one_switch_takes_nothing_a_message_or_several(side, last):
     rungs = (Rung(16, None, 1100), Rung(64, None, 4200))
     counts = np.full((16, 4), 1)
     push = lambda count: turns.Stage(
         Ladder(4096, 256, 8, rungs, True), 3, counts * count, counts, 1e6
     )
-    place = ("push_pull.py:Stages._by_entries", turns.SIDES)
+    place = ("push_pull.py:Stages._by_entries", side)
     taken = {n: turns.Turns({"push": push(n)}).taken(place, 4) for n in (0, 10, 64, 130)}
-    assert [side.index(1.0) for side in taken.values()] == [0, 1, 2, 3]
+    assert [one.index(1.0) for one in taken.values()] == [0, 1, 2, 3]
     known = turns.Turns({"push": push(130)})
-    assert known.turns((place[0], turns.LAST)) == 2
-    assert known.taken((place[0], turns.LAST), 2) == [1.0, 0.0]
+    assert known.turns((place[0], last)) == 2
+    assert known.taken((place[0], last), 2) == [1.0, 0.0]
 
 
 def test_entries_are_sent_where_they_take_fewer_bytes():
