@@ -147,7 +147,7 @@ class Training:
             }
             last = optax.partition(each, labels)
         tx = optax.chain(system.sync(rooms), last)
-        tx = horizontal(tx) if system.carries else tx
+        tx = horizontal(tx, axis_name=AXIS) if system.carries else tx
         trainer = sparsejax.data_parallel if check else Unchecked
         self._trainer = trainer(loss, tx, mesh, axis_name=AXIS)
         if isinstance(self._trainer, Unchecked) and isinstance(self._rows, rows.Lazy):
