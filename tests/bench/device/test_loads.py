@@ -5,17 +5,38 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from benchmarks.device import __main__ as program, ceilings, costs, loads
+from benchmarks.device import (
+    __main__ as program,
+    ceilings,
+    compiled,
+    costs,
+    graphs,
+    loads,
+)
 from benchmarks.device.walk import Counts
 
 
-def test_a_step_that_takes_more_than_its_ceiling_is_named():
-    most = ceilings.CEILINGS[ceilings.SMALL, "zen"]
-    assert ceilings.exceeded(ceilings.SMALL, "zen", most) == []
+@pytest.mark.parametrize("kernels", ["auto", "triton"])
+def test_a_step_that_takes_more_than_its_ceiling_is_named(kernels):
+    which = ceilings.SMALL, "zen", kernels
+    most = ceilings.CEILINGS[which]
+    assert ceilings.exceeded(*which, most) == []
     for field in most._fields:
         over = most._replace(**{field: getattr(most, field) + 1})
-        (line,) = ceilings.exceeded(ceilings.SMALL, "zen", over)
-        assert f"zen on 65,536 x 64 takes {field}" in line
+        (line,) = ceilings.exceeded(*which, over)
+        assert f" on 65,536 x 64 takes {field}" in line
+        assert ("zen by triton" in line) == (kernels == "triton")
+
+
+@pytest.mark.parametrize("backends", [(), ("triton",)])
+def test_steps_are_counted_by_the_kernels_that_there_are(monkeypatch, backends):
+    asked = []
+    nothing = graphs.Graphs(captured=1, outside={}, graphs=1, asks=0)
+    none = compiled.Counted(Counts(), 0, 0.0, mock.Mock(), nothing)
+    taking = lambda *given: asked.append(given[-1]) or none
+    monkeypatch.setattr(ceilings.compiled, "counted", taking)
+    assert ceilings.check(mock.Mock(), mock.Mock(), backends) == []
+    assert set(asked) == {"auto", *backends}
 
 
 def test_a_load_of_listed_rows_counts_each_row_of_a_rank_once():
