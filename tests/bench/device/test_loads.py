@@ -12,6 +12,7 @@ from benchmarks.device import (
     costs,
     graphs,
     loads,
+    plot,
 )
 from benchmarks.device.walk import Counts
 
@@ -87,3 +88,12 @@ def test_what_is_held_is_compiled_with_the_kernels_that_are_counted(monkeypatch)
     held = program.hold("zen", load, one, gpus, cpus, "triton")
     assert held["units"] == load.held < load.units
     assert asked == ["triton"]
+
+
+def test_what_is_drawn_of_a_scheme_is_its_step_by_default():
+    rows = [
+        {"load": load, "scheme": "zen", "kernels": kernels}
+        for load in ("numbers", "rows")
+        for kernels in (None, "pallas", "triton")
+    ]
+    assert plot.by_scheme(rows, "rows") == {"zen": rows[3]}
