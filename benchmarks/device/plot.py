@@ -16,7 +16,7 @@ SCHEMES = (
 
 def by_scheme(rows: list[dict], load: str) -> dict[str, dict]:
     """The rows of a load by scheme: of steps whose kernels are XLA's, as by default."""
-    here = [row for row in rows if row["load"] == load and not row["kernels"]]
+    here = [row for row in rows if row["load"] == load and not row.get("kernels")]
     return {row["scheme"]: row for row in here}
 
 

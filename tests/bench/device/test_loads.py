@@ -96,4 +96,5 @@ def test_what_is_drawn_of_a_scheme_is_its_step_by_default():
         for load in ("numbers", "rows")
         for kernels in (None, "pallas", "triton")
     ]
-    assert plot.by_scheme(rows, "rows") == {"zen": rows[3]}
+    older = {"load": "rows", "scheme": "ragged"}  # by no kernels of ours
+    assert plot.by_scheme([*rows, older], "rows") == {"zen": rows[3], "ragged": older}
