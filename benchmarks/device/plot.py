@@ -14,12 +14,18 @@ SCHEMES = (
 )  # An all-reduce hardly works; its bytes are in the title.
 
 
+def by_scheme(rows: list[dict], load: str) -> dict[str, dict]:
+    """The rows of a load by scheme: of steps whose kernels are XLA's, as by default."""
+    here = [row for row in rows if row["load"] == load and not row.get("kernels")]
+    return {row["scheme"]: row for row in here}
+
+
 def draw(rows: list[dict]) -> None:
     """A panel for each array: bars by scheme, and marks of the bytes' time at each rate."""
     loads = list(dict.fromkeys(row["load"] for row in rows))
     drawing, axes = figure.panels(across=len(loads))
     for axis, load in zip(axes[0], loads, strict=True):
-        of_load = {row["scheme"]: row for row in rows if row["load"] == load}
+        of_load = by_scheme(rows, load)
         here = [of_load[scheme] for scheme in SCHEMES if scheme in of_load]
         below = [0.0] * len(here)
         for part, colour in PARTS.items():

@@ -339,7 +339,7 @@ def main() -> int:
         build = functools.cache(functools.partial(step_by_rows, optimizer, capacity))
         failed = check(record, name, "reference", build, 4 * ROWS)
         wrong += failed or whole_tables(name, build())
-    wrong += ceilings.check(record, h200.mesh(RANKS))
+    wrong += ceilings.check(record, h200.mesh(RANKS), named)
     if "triton" in named:
         wrong += by_auto(where) + assemble(record) + share_of_bytes(record)
     for line in wrong:

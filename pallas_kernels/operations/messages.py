@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pallas_kernels import backends, checks, reference
 from pallas_kernels.errors import KernelArgumentError
 from pallas_kernels.pallas import messages as in_pallas
-from pallas_kernels.reference.messages import SINGLE
+from pallas_kernels.reference.messages import SINGLE, row_words
 from pallas_kernels.striping import Striping
 
 
@@ -97,6 +97,10 @@ def pack_message(
                 f"[{len(counts)}, {room}], of as many as there is room for; units are "
                 "listed if slots are."
             )
+    if end is not None and not 0 < end <= words:
+        raise KernelArgumentError(f"end must be 1 to words, {words}, got {end}.")
+    if ends is not None:
+        _check_ends(ends, len(counts), 0 if listed else slots.shape[1])
     kernels = {
         "reference": reference.pack_message,
         "pallas": in_pallas.pack_message,
@@ -189,8 +193,14 @@ def unpack_message(
         )
     if ends is None and (values is not None or (first, last) != (0, None)):
         raise KernelArgumentError("ends must be given where a message comes in pieces.")
-    if first % 4:
-        raise KernelArgumentError(f"first must be a multiple of 4, got {first}.")
+    if ends is not None:
+        _check_ends(ends, len(message), longest)
+    # A kernel needs an entry to go over, and knows of no more than there is room for.
+    if first % 4 or not 0 <= first < (room if last is None else last) <= room:
+        raise KernelArgumentError(
+            f"first must be a multiple of 4 below last, and last at most room, {room}; got "
+            f"{first} and {last}."
+        )
     dtype = jnp.dtype(dtype or into.dtype)
     _check_travels(dtype)
     kernels = {
@@ -307,6 +317,15 @@ def _check_sizes(numbers, room, planes, at):
         raise KernelArgumentError(
             f"numbers must be {needed}: from number {at} on the first rank, how many "
             f"entries, {SINGLE} places, 2 for each of {planes} planes; got {numbers.size}."
+        )
+
+
+def _check_ends(ends, parts, words):
+    wanted = parts, -(-words // row_words(words))
+    if ends.shape != wanted or ends.dtype != jnp.int32:
+        raise KernelArgumentError(
+            f"ends must be those of {parts} parts of {words} packed words, int32"
+            f"{list(wanted)}, got {ends.dtype}{list(ends.shape)}."
         )
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
 from sparsejax import rows
@@ -289,6 +290,20 @@ def test_a_step_is_told_its_batch_or_flushes(monkeypatch):
     assert not told.is_kept(steps[1], first)  # which all of them see
     told.after(steps[1], None)  # nothing is held back
     assert told.is_kept(steps[1], other)
+
+
+def test_batches_of_all_processes_are_compared_by_what_is_here(monkeypatch, recwarn):
+    spread = lambda x: jax.device_put(x, NamedSharding(mesh_of(2), P("data")))
+    told, step, numbers = Told(), object(), np.arange(4)
+    told.after(step, {"x": spread(numbers)})
+    again, other = ({"x": spread(x)} for x in (numbers, numbers[::-1]))
+    array = type(again["x"])
+    monkeypatch.setattr(array, "is_fully_addressable", property(lambda x: False))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert told.is_kept(step, again)
+    assert not recwarn
+    with pytest.warns(UntoldBatchWarning):
+        assert told.is_kept(step, other)
 
 
 def test_a_batch_that_does_not_fit_uses_up_no_state():

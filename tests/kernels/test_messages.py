@@ -166,6 +166,25 @@ def test_without_room_or_with_other_shapes_it_says_so():
         unpack(array, jnp.zeros((3, 90), jnp.int32), numbers, longest=9)
 
 
+def test_pieces_that_no_message_has_are_refused():
+    case = messages.CASES["coo8"]
+    arrays = map(jnp.asarray, (case.bits, case.counts, case.array, case.numbers))
+    sizes = {"room": case.room, "words": case.form.room, "planes": case.form.planes}
+    pack = functools.partial(kernels.pack_message, *arrays, **sizes)
+    ends = jnp.zeros((case.parts, case.bits.shape[1]), jnp.int32)
+    with pytest.raises(kernels.KernelArgumentError, match=r"end must be 1 to words"):
+        pack(end=case.form.room + 1)
+    with pytest.raises(kernels.KernelArgumentError, match=r"packed words, int32\[3, "):
+        pack(ends=ends[:, 1:])
+    message = jnp.zeros((3, 90), jnp.uint32)
+    unpack = functools.partial(kernels.unpack_message, jnp.zeros(9), message)
+    unpack = functools.partial(unpack, jnp.asarray(case.numbers), room=case.room)
+    unpack = functools.partial(unpack, longest=9, planes=1, ends=ends[:3, :9])
+    for piece in ((8, 8), (0, case.room + 4), (-4, 4), (2, 8), (case.room, None)):
+        with pytest.raises(kernels.KernelArgumentError, match="a multiple of 4 below last"):
+            unpack(first=piece[0], last=piece[1])
+
+
 def test_numbers_of_64_bits_travel_by_reference():
     with jax.enable_x64(True):
         case = messages.Case(

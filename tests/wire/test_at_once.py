@@ -96,11 +96,15 @@ def test_schemes_are_exact_and_replicas_equal(name):
         np.testing.assert_array_equal(totals[0], helpers.total(x))
 
 
-def test_messages_are_unpacked_piece_by_piece_where_they_are_received(monkeypatch):
-    """As where kernels do it, but by reference."""
+@pytest.mark.parametrize(
+    "name", ["zen", *helpers.slow("hierarchical", "balanced_algorithm_1")]
+)
+def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monkeypatch):
+    """As where kernels do it, but by reference: sums, swaps, and slots with their names."""
+    scheme = SCHEMES[name]
 
     def run(x):
-        return helpers.call(schemes.Zen(), x)
+        return helpers.call(scheme, x, helpers.init(scheme, x))
 
     inputs = [helpers.gradients(RANKS, 900, density, seed=5) for density in (0, 0.05, 1)]
     whole = [helpers.ranked(run, RANKS)(x) for x in inputs]

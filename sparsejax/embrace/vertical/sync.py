@@ -87,7 +87,8 @@ def embrace_sync(
     Where the next step reads other rows than it was told, those whose gradient is held back
     are read without it, one step old. None is lost: they are counted in the state, `stale`.
     With `data_parallel` it happens only where ids depend on parameters or variables: a
-    batch that was not told makes it flush.
+    batch that was not told makes it flush. Of several processes, which cannot know of each
+    other, none flushes, and whoever sees another batch warns (`UntoldBatchWarning`).
 
     What is sent `sparsejax.metrics` says, of tables as "prior rows", "delayed rows" and
     "next ids". That of the lookups is not in it, which `column_lookup(..., traffic=True)`

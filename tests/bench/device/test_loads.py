@@ -5,17 +5,39 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from benchmarks.device import __main__ as program, ceilings, costs, loads
+from benchmarks.device import (
+    __main__ as program,
+    ceilings,
+    compiled,
+    costs,
+    graphs,
+    loads,
+    plot,
+)
 from benchmarks.device.walk import Counts
 
 
-def test_a_step_that_takes_more_than_its_ceiling_is_named():
-    most = ceilings.CEILINGS[ceilings.SMALL, "zen"]
-    assert ceilings.exceeded(ceilings.SMALL, "zen", most) == []
+@pytest.mark.parametrize("kernels", ["auto", "triton"])
+def test_a_step_that_takes_more_than_its_ceiling_is_named(kernels):
+    which = ceilings.SMALL, "zen", kernels
+    most = ceilings.CEILINGS[which]
+    assert ceilings.exceeded(*which, most) == []
     for field in most._fields:
         over = most._replace(**{field: getattr(most, field) + 1})
-        (line,) = ceilings.exceeded(ceilings.SMALL, "zen", over)
-        assert f"zen on 65,536 x 64 takes {field}" in line
+        (line,) = ceilings.exceeded(*which, over)
+        assert f" on 65,536 x 64 takes {field}" in line
+        assert ("zen by triton" in line) == (kernels == "triton")
+
+
+@pytest.mark.parametrize("backends", [(), ("triton",)])
+def test_steps_are_counted_by_the_kernels_that_there_are(monkeypatch, backends):
+    asked = []
+    nothing = graphs.Graphs(captured=1, outside={}, graphs=1, asks=0)
+    none = compiled.Counted(Counts(), 0, 0.0, mock.Mock(), nothing)
+    taking = lambda *given: asked.append(given[-1]) or none
+    monkeypatch.setattr(ceilings.compiled, "counted", taking)
+    assert ceilings.check(mock.Mock(), mock.Mock(), backends) == []
+    assert set(asked) == {"auto", *backends}
 
 
 def test_a_load_of_listed_rows_counts_each_row_of_a_rank_once():
@@ -66,3 +88,13 @@ def test_what_is_held_is_compiled_with_the_kernels_that_are_counted(monkeypatch)
     held = program.hold("zen", load, one, gpus, cpus, "triton")
     assert held["units"] == load.held < load.units
     assert asked == ["triton"]
+
+
+def test_what_is_drawn_of_a_scheme_is_its_step_by_default():
+    rows = [
+        {"load": load, "scheme": "zen", "kernels": kernels}
+        for load in ("numbers", "rows")
+        for kernels in (None, "pallas", "triton")
+    ]
+    older = {"load": "rows", "scheme": "ragged"}  # by no kernels of ours
+    assert plot.by_scheme([*rows, older], "rows") == {"zen": rows[3], "ragged": older}
