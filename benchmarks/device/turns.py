@@ -149,6 +149,7 @@ KERNELS = {
 # Where a stage begins: the load of each.
 STAGES = {
     "push_pull.py:Stages._by_entries": "push",
+    "push_pull.py:Stages._pushed": "push",
     "pulls.py:Owned.gather": "pull",
     "ag_sparse.py:AGSparse.add_up": "gather",
     "ragged.py:RaggedStages._push": "push",
@@ -221,6 +222,9 @@ CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
 LISTS = "row_lists.py:Lists.send"
 OWNERS = ("rows.py:_Exchange.__call__", "axes.py:cond")
 # How a ragged stage goes: not at all, or densely; in one round; in several.
+# Where the push has a choice of its own, and the pull one of three.
+PUSHES = ("push_pull.py:Stages._one_after_the_other", "axes.py:cond")
+PULLS = ("pulls.py:PullEntries.__call__", "axes.py:switch")
 RAGGED = ("ragged.py:RaggedStages._push", "ragged.py:RaggedStages._pull")
 
 
@@ -284,6 +288,12 @@ class Turns:
         if place[-1:] == ("axes.py:switch",) and place[-2] in RAGGED:
             taken = self._ragged_side(self.stage(place))
             return [float(i == taken) for i in range(branches)]
+        if place[-2:] == PUSHES:
+            pays = self.stages["push"].pays
+            return [float(not pays), float(pays)]
+        if place[-2:] == PULLS and branches == 3:
+            side = 2 if not self.stages["push"].pays else int(not self.stages["pull"].pays)
+            return [float(i == side) for i in range(branches)]
         if place[-2:] == CHOICE and place[-3] in CHOICES and branches == 2:
             pays = self.stages[CHOICES[place[-3]]].pays
             return [float(not pays), float(pays)]

@@ -45,6 +45,18 @@ DOCTOR = "tests/advise/doctor/test_findings.py"
 
 MUTANTS = {
     # What is summed.
+    "what was not pushed comes back": Mutant(
+        "sparsejax/schemes/owners/pulls.py",
+        "side = jnp.where(instead.wanted, 2, jnp.where(pays, 0, 1))",
+        "side = jnp.where(pays, 0, 1)",
+        "tests/schemes/owners/test_on_gpus.py",
+    ),
+    "a push that pays sends nothing": Mutant(
+        "sparsejax/schemes/owners/push_pull.py",
+        "totals, pushed = axes.cond(pays, push, nothing, x)",
+        "totals, pushed = axes.cond(pays, nothing, nothing, x)",
+        "tests/schemes/owners/test_on_gpus.py",
+    ),
     "a slot belongs to another unit": Mutant(
         "pallas_kernels/striping.py",
         "return column * width(size, parts) + slots",

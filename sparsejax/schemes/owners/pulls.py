@@ -21,16 +21,17 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sparsejax import axes
 from sparsejax.axes import as_varying, axis_names, is_elsewhere, varying_axes
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Load, agreeing, sent_bytes
-from sparsejax.schemes.or_dense import or_dense
+from sparsejax.schemes.or_dense import on_copies, or_dense
 from sparsejax.schemes.owners import counts
 from sparsejax.units import bits
 from sparsejax.units.ownership import Layout
@@ -227,6 +228,22 @@ def nonzero_units(total: jax.Array) -> jax.Array:
 Sender = Callable[[jax.Array], tuple[jax.Array, base.Stage, jax.Array]]
 
 
+class Instead(NamedTuple):
+    """What all ranks do instead of a pull, where nothing was pushed.
+
+    Attributes:
+        wanted: Whether they do, equal on all ranks.
+        send: Makes of an operand the total, what was sent, and how many units there are.
+        operand: What it is called with.
+        dtype: Of the total.
+    """
+
+    wanted: jax.Array
+    send: Callable[[Any], tuple[jax.Array, base.Stage, jax.Array]]
+    operand: Any
+    dtype: jnp.dtype
+
+
 class Pull(abc.ABC):
     """A way in which sums come back. A frozen dataclass."""
 
@@ -257,10 +274,29 @@ class Pull(abc.ABC):
 class PullEntries(Pull):
     """A way in which sums come back as entries, or whole where that takes fewer bytes."""
 
-    def __call__(self, owned, totals):
+    def __call__(self, owned, totals, instead: Instead | None = None):
         sets = Slots.of(bits.of_units(totals)[None])
         fullest, agreed = owned.wire.maximum(sets.counts[0])
         by_entries, entry_bytes, cost = self.by_entries(owned, totals, sets, fullest)
+        if instead is not None:
+            whole = on_copies(owned.whole)
+            if owned.has_even_parts:
+                whole = lambda wanted, totals: owned.whole(totals)
+            send = on_copies(instead.send)
+
+            def wide(total, *rest):
+                return total.astype(instead.dtype), *rest
+
+            sides = [
+                lambda wanted, totals, x: wide(*by_entries(totals)),
+                lambda wanted, totals, x: wide(*whole(wanted, totals)),
+                lambda wanted, totals, x: wide(*send(~wanted, x)),
+            ]
+            pays = entry_bytes < owned.whole_bytes
+            side = jnp.where(instead.wanted, 2, jnp.where(pays, 0, 1))
+            operands = instead.wanted, totals, instead.operand
+            total, stage, units = axes.switch(side, sides, *operands)
+            return Pulled(total, stage, units, jnp.float32(agreed + cost))
         total, stage, units = or_dense(
             entry_bytes,
             owned.whole_bytes,

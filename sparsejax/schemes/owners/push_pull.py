@@ -22,6 +22,9 @@ gathered densely. So where the parts of the layout have equal widths no more is 
 by an all-reduce and the agreed numbers. Where any part may hold nearly all units, as with
 thresholds that follow the data, the dense way out is an all-reduce of the sums, and what
 was pushed before comes on top.
+
+On GPUs the push has a choice of its own, whether there is one, and the pull chooses among
+entries, all sums, and, where nothing was pushed, the all-reduce.
 """
 
 import dataclasses
@@ -30,11 +33,19 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from sparsejax import axes
 from sparsejax.schemes import base
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.schemes.owners import counts
 from sparsejax.schemes.owners.counts import Counts
-from sparsejax.schemes.owners.pulls import Message, Owned, Pull, nonzero_units
+from sparsejax.schemes.owners.pulls import (
+    Instead,
+    Message,
+    Owned,
+    Pull,
+    PullEntries,
+    nonzero_units,
+)
 from sparsejax.units.dtypes import unit_bytes, wide
 from sparsejax.units.ownership import Layout
 from sparsejax.units.ownership.memory import Memory
@@ -181,19 +192,16 @@ class Stages:
 
     def __call__(self, x: Units, known: Counts) -> tuple[jax.Array, base.Traffic]:
         """The sum, and what was sent for it, once ranks have agreed on their counts."""
-
-        def all_reduce(x):
-            total, sent = self.wire.all_reduce(x.dense())
-            half = base.stage(sent / 2, sent / 2, 1, known.imbalance)
-            return total, half, half, nonzero_units(total), jnp.float32(0)
-
-        total, push, pull, after, agreed = or_dense(
-            self._push_bytes(known.fullest) + self._most_pulled,
-            self.dense_bytes,
-            functools.partial(self._by_entries, known=known),
-            all_reduce,
-            x,
-        )
+        if axes.is_elsewhere() and isinstance(self.way, PullEntries):
+            total, push, pull, after, agreed = self._one_after_the_other(x, known)
+        else:
+            total, push, pull, after, agreed = or_dense(
+                self._entry_bytes(known),
+                self.dense_bytes,
+                functools.partial(self._by_entries, known=known),
+                functools.partial(self._all_reduce, known=known),
+                x,
+            )
         before = known.most.astype(jnp.float32) / self.layout.size
         return total, base.traffic(
             push,
@@ -204,10 +212,46 @@ class Stages:
             after=after / self.layout.size,
         )
 
+    def _entry_bytes(self, known):
+        return self._push_bytes(known.fullest) + self._most_pulled
+
+    def _all_reduce(self, x, known):
+        total, sent = self.wire.all_reduce(x.dense())
+        half = base.stage(sent / 2, sent / 2, 1, known.imbalance)
+        return total, half, half, nonzero_units(total), jnp.float32(0)
+
     def _by_entries(self, x, known):
         """Sends entries to their owners, which add them up, and the sums to all."""
+        totals, push = self._pushed(x, known)
+        pulled = self.way(self.owned, totals)
+        total = pulled.total.astype(x.dtype)
+        return total, push, pulled.stage, pulled.units, pulled.scalars
+
+    def _one_after_the_other(self, x, known):
+        """The same where it pays, else an all-reduce: by one choice for each stage.
+
+        On a GPU what a choice is given is there until it has ended, as the bits that tell
+        the entries of a push: they would still be there while sums come back.
+        """
+        pays = self._entry_bytes(known) < self.dense_bytes
+        push = functools.partial(self._pushed, known=known)
+        like = jax.eval_shape(push, x)
+        nothing = lambda x: jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), like)
+        totals, pushed = axes.cond(pays, push, nothing, x)
+
+        def all_reduce(x):
+            total, _, half, units, _ = self._all_reduce(x, known)
+            return total, half, units
+
+        assert isinstance(self.way, PullEntries)
+        instead = Instead(~pays, all_reduce, x, x.dtype)
+        pulled = self.way(self.owned, totals, instead)
+        push = jax.tree.map(lambda a, b: jnp.where(pays, a, b), pushed, pulled.stage)
+        return pulled.total, push, pulled.stage, pulled.units, pulled.scalars
+
+    def _pushed(self, x, known):
+        """Sends entries to their owners: their sums, as they travel, and what was sent."""
         n, width = self.layout.ranks, self.layout.width
-        narrow = self.owned.dtype
 
         def add(totals, sender, slots, values):
             del sender
@@ -224,10 +268,7 @@ class Stages:
             ),
             typical=known.most.astype(jnp.float32)[None] / n,
         )
-        pulled = self.way(self.owned, totals.astype(narrow))
-        total = pulled.total.astype(x.dtype)
-        push = base.stage_of(pushed, known.imbalance)
-        return total, push, pulled.stage, pulled.units, pulled.scalars
+        return totals.astype(self.owned.dtype), base.stage_of(pushed, known.imbalance)
 
     def _source(self, x, known):
         """Where the values of this rank's sets are, and the slots that travel with them."""
