@@ -35,7 +35,7 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
                     break
                 lines.append(line)
                 said = _read(line, 2.0)
-                if said:
+                if isinstance(said, dict) and {"process", "host"} <= set(said):
                     came.setdefault(said["process"], []).append(said["host"])
         why = _missing(came, processes, timeout)
         for line in lines:
