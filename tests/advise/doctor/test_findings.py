@@ -252,6 +252,24 @@ def test_processes_at_other_places_of_a_script_are_told(monkeypatch):
         store.of_all("what it is", 3, 1.0)
 
 
+def test_a_process_may_be_stopped_and_started_again_while_others_are_missing():
+    host, _, port = processes.free_address().partition(":")
+
+    def come(process):
+        while isinstance(line := coordinator._connected(host, int(port)), OSError):
+            pass
+        if process == "stopped":
+            line.sendall(b'{"process": 1, "host": "b"}\n')
+            return line.close()
+        return roll.answer(line, process, "b", 20.0)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        called = pool.submit(roll.call, int(port), 3, "a", 20.0)
+        come("stopped")
+        told = [pool.submit(come, process) for process in (1, 2)]
+        assert [one.result() for one in (called, *told)] == [None, None, None]
+
+
 @pytest.mark.parametrize("said", [b"[1]\n", b'{"process": 1}\n', b"GET / HTTP/1.1\n"])
 def test_a_stranger_at_the_port_is_nobody_of_the_job(said):
     host, _, port = processes.free_address().partition(":")
