@@ -29,6 +29,7 @@ from examples.data import calls, criteo, installed
 
 
 LEARNING_RATE = 1e-3
+HELD_OUT = 50  # of how many examples one is not trained on
 # Rows of the table, numbers of a vector, of the network's hidden layers, examples a device.
 # The larger as in Zen's table 1: 214 million numbers in the table, 68 million elsewhere.
 SIZES = {
@@ -120,7 +121,13 @@ def main(argv: Sequence[str] | None = None) -> Session:
 
 def held_out_of(data):
     """The examples to train on, and one in fifty that are kept from training."""
-    apart = np.arange(len(data["clicked"])) % 50 == 49
+    count = len(data["clicked"])
+    if count < HELD_OUT:
+        raise SystemExit(
+            f"There are {count} examples, and {HELD_OUT} are needed: one in {HELD_OUT} is "
+            "kept from training."
+        )
+    apart = np.arange(count) % HELD_OUT == HELD_OUT - 1
     return [{name: x[which] for name, x in data.items()} for which in (~apart, apart)]
 
 

@@ -30,6 +30,7 @@ from examples.data import documented, installed, labeled
 
 LEARNING_RATE = 1e-3
 DENSITY = 0.01
+HELD_OUT = 20  # of how many examples one is not trained on
 # Numbers of the hidden layer, examples a device, and the least features and labels. The
 # larger as in DRAGONN, whose layer of the labels of Wiki10-31K has 126.72 million numbers.
 SIZES = {"small": (64, 32, 0, 0), "paper": (4_096, 256, 101_938, 30_938)}
@@ -86,7 +87,13 @@ def main(argv: Sequence[str] | None = None) -> Session:
     else:
         examples, versions = documented.load(), installed.versions()
     features, labels = np.maximum(examples.sizes, least).tolist()
-    apart = np.arange(len(examples.labels)) % 20 == 19
+    count = len(examples.labels)
+    if count < HELD_OUT:
+        raise SystemExit(
+            f"There are {count} examples, and {HELD_OUT} are needed: one in {HELD_OUT} is "
+            "kept from training."
+        )
+    apart = np.arange(count) % HELD_OUT == HELD_OUT - 1
     data = {"features": examples.features, "values": examples.values}
     data["labels"] = examples.labels
     kept = {name: x[~apart] for name, x in data.items()}

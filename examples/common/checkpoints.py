@@ -58,7 +58,8 @@ class Checkpoints:
         step = self.last()
         if step is None:
             raise SystemExit(
-                f"{self._folder} has no checkpoint to go on from: leave out --resume."
+                f"{self._folder} has no checkpoint to go on from: name with --sync those "
+                "runs that have one, or leave out --resume."
             )
         about = self._manager.restore(
             step, args=self._args.Composite(about=self._args.JsonRestore())
@@ -67,7 +68,7 @@ class Checkpoints:
         if step >= steps:
             raise SystemExit(
                 f"The checkpoint in {self._folder} is of step {step} already, and --steps "
-                f"is {steps}: ask for more."
+                f"is {steps}: ask for more, or name with --sync the runs that are not done."
             )
         target = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state

@@ -34,6 +34,11 @@ def _simulated(count):
     except RuntimeError:
         pass  # JAX has started, maybe with enough of them.
     devices = jax.devices("cpu")
+    if jax.process_count() > 1 and len(devices) != count:
+        raise SystemExit(
+            f"This job has {len(devices)} devices on {jax.process_count()} processes: take "
+            f"them all by --devices 0, in place of the {count} that were asked for."
+        )
     if len(devices) < count:
         raise SystemExit(f"{count} devices were asked for; JAX has started {len(devices)}.")
     return devices[:count]

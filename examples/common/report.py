@@ -48,7 +48,9 @@ def figures(runs: dict[str, Run]) -> dict[str, Any]:
         run = runs[name]
         leaves = jax.tree.leaves(first.params), jax.tree.leaves(run.params)
         pairs = list(zip(*leaves, strict=True))
-        losses = np.abs(np.subtract(first.losses, run.losses))
+        # A run that went on from an earlier checkpoint has more of them.
+        both = min(len(first.losses), len(run.losses))
+        losses = np.abs(np.subtract(first.losses[-both:], run.losses[-both:]))
         found[name] |= {
             "largest_loss_difference": float(np.max(losses)),
             "largest_parameter_difference": float(

@@ -6,6 +6,8 @@
 #
 # PYTHON names another interpreter; ONE_HOST=1 says that both processes run on one host.
 set -eu
+usage="usage: $0 NAME:PORT PROCESSES PROCESS MODULE [ARGUMENTS]"
+[ $# -ge 4 ] || { echo "$usage" >&2; exit 2; }
 coordinator=$1 processes=$2 process=$3
 shift 3
 exec "${PYTHON:-python}" -m examples.multi_host.start ${ONE_HOST:+--one-host} \

@@ -7,13 +7,16 @@
 # the variables that Open MPI or MPICH set; process 0 runs on the first host named, which is
 # that of the coordinator.
 set -eu
+usage="usage: $0 PROCESSES [OPTIONS OF MPIRUN] -- NAME:PORT MODULE [ARGUMENTS]"
+[ $# -ge 4 ] || { echo "$usage" >&2; exit 2; }
 processes=$1
 shift
 hosts=
-while [ "$1" != "--" ]; do
+while [ $# -gt 0 ] && [ "$1" != "--" ]; do
     hosts="$hosts $1"
     shift
 done
+[ $# -ge 3 ] || { echo "$usage" >&2; exit 2; }
 coordinator=$2
 shift 2
 # shellcheck disable=SC2086  # several words

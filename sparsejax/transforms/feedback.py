@@ -19,8 +19,8 @@ the velocities u, for gradients g and momentum m:
     u[t] = m u[t-1] + g[t]    and    sum of u == sum of what was sent + residual
 
 where, with masking, u[t-1] is zero for entries sent at t-1: their momentum points to where
-they have just been moved. Leaves that are sent whole have velocity too, as they would in an
-optimizer, and it is not masked.
+they have just been moved. Leaves that a sparsifier sends whole have velocity too, as they
+would in an optimizer, and it is not masked; those of which an exchange sums all have none.
 
 Residuals and velocities are float32 or wider, whatever the gradient is, and keep what
 rounding takes from what is sent.

@@ -1,6 +1,7 @@
 """What is wrong with a file of the user's is said in one sentence, with the line."""
 
 import importlib
+import pathlib
 
 import numpy as np
 import pytest
@@ -102,6 +103,21 @@ def test_examples_with_a_malformed_line(tmp_path):
     assert found.labels[0].tolist() == [3, 4, *[-1] * 6]
     assert found.features[0, :3].tolist() == [9, 1, -1]
     np.testing.assert_allclose(found.values[0, :3], [-0.8, 0.6, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "sentence"),
+    [
+        ("click_model", 49, "There are 49 examples, and 50 are needed"),
+        ("extreme_classification", 20, "There are 19 examples, and 20 are needed"),
+    ],
+)
+def test_too_few_examples_to_keep_some_from_training(name, lines, sentence, tmp_path):
+    options = tiny.EXAMPLES[name].data(tmp_path)
+    few = pathlib.Path(options[1]).read_text().splitlines()[:lines]
+    pathlib.Path(options[1]).write_text("\n".join(few))
+    main = importlib.import_module(f"examples.{name}").main
+    assert sentence in refused(main, [*options, "--devices", "2"])
 
 
 def test_images_that_are_none(tmp_path):

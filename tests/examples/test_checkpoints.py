@@ -78,10 +78,13 @@ def test_a_run_of_something_else(store):
 
 
 def test_what_is_there_already_or_not(store, tmp_path):
-    assert "has no checkpoint to go on from" in refused(store.restore, state(0), 5)
+    sentence = refused(store.restore, state(0), 5)
+    assert "has no checkpoint to go on from: name with --sync those" in sentence
     store.require_none()
     store.save(5, state(5))
-    assert "is of step 5 already, and --steps is 5" in refused(store.restore, state(0), 5)
+    sentence = refused(store.restore, state(0), 5)
+    assert "is of step 5 already, and --steps is 5" in sentence
+    assert "name with --sync the runs that are not done" in sentence
     assert "has a checkpoint of step 5: go on from it" in refused(store.require_none)
     (tmp_path / "file").touch()
     sentence = refused(Checkpoints, tmp_path / "file" / "states", ABOUT)

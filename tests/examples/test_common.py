@@ -6,7 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-from examples.common import command, devices, feeding
+from examples.common import command, devices, feeding, report
+
+
+SENT = {
+    f"sync/{group}{key}": 1.0
+    for group in ("", "all/")
+    for key in ("wire_bytes", "payload_bytes", "dense_bytes")
+}
 
 
 def test_a_run_that_goes_on_has_the_batches_that_it_would_have_had():
@@ -39,6 +46,24 @@ def test_devices_that_are_not_there_are_told():
     with pytest.raises(SystemExit, match="3 devices, no multiple of the 2"):
         devices.mesh(3, shards=2)
     assert dict(devices.mesh(4, shards=2).shape) == {"data": 2, "model": 2}
+
+
+def test_in_a_job_all_devices_are_taken_or_the_way_to_is_told(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert devices.mesh(8).size == devices.mesh(0).size == 8
+    with pytest.raises(SystemExit, match=r"has 8 devices on 2 processes: .* --devices 0"):
+        devices.mesh(4)
+
+
+def run_of(*losses):
+    return report.Run(list(losses), SENT, {"w": np.ones(2)}, True, 0.0, 0.1, {})
+
+
+def test_runs_that_went_on_from_other_steps_are_compared_where_both_have_losses():
+    runs = {"dense": run_of(3.0, 2.0, 1.0), "zen": run_of(2.0, 1.5), "rows": run_of(0.0)}
+    figures = report.figures(runs)
+    assert figures["zen"]["largest_loss_difference"] == 0.5
+    assert figures["rows"]["largest_loss_difference"] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,21 @@ def test_a_launchers_variables_are_enough(here, tmp_path, variables, options, li
     assert "loss" not in texts[1]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [["by_hand.sh", "node1:1", "2", "0"], ["mpi.sh", "2", "--host", "a", "b", "c"]],
+    ids=["by_hand", "mpi"],
+)
+def test_a_launcher_whose_line_is_not_whole_says_how_it_is_used(line):
+    own = os.environ | {"PYTHON": "true", "MPIRUN": "true"}
+    line = ["sh", FOLDER / line[0], *line[1:]]
+    done = subprocess.run(
+        line, env=own, timeout=20, check=False, text=True, capture_output=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: "), done.stderr
+
+
 def test_ranks_are_read_from_a_launchers_variables_unless_they_are_given(monkeypatch):
     for name in (*start.RANKS, *start.SIZES):
         monkeypatch.delenv(name, raising=False)

@@ -329,6 +329,12 @@ MUTANTS = {
         "left = jnp.where(sent, 0, accumulated)",
         f"tests/schemes/top_k {CONSERVATION}",
     ),
+    "Ok-Topk's state is of a weak type after a step": Mutant(
+        "sparsejax/schemes/top_k/ok_topk.py",
+        "jnp.float32(_FITTING) * selected",
+        "_FITTING * selected",
+        "tests/laws/test_state_types.py",
+    ),
     "two levels lose what is left out": Mutant(
         "sparsejax/schemes/two_level.py",
         'left = back.at[units[inner.rank]].set(left, mode="drop")',
@@ -1090,6 +1096,12 @@ MUTANTS = {
         "sparsejax/advise/doctor/ranks.py",
         "if len(set(its)) > 1]",
         "if len(set(its)) > 2]",
+        DOCTOR,
+    ),
+    "processes at other places of a script are taken for alike": Mutant(
+        "sparsejax/advise/doctor/store.py",
+        "if what != asked[0]:",
+        "if not what:",
         DOCTOR,
     ),
     "a process comes twice": Mutant(

@@ -25,6 +25,7 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     came: dict[int, list[str]] = {0: [host]}
     lines: list[socket.socket] = []
+    at: dict[int, socket.socket] = {}
     try:
         with _listening(port, host) as server:
             while len(came) < processes and time.monotonic() < deadline:
@@ -35,8 +36,12 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
                     break
                 lines.append(line)
                 said = _read(line, 2.0)
-                if said:
-                    came.setdefault(said["process"], []).append(said["host"])
+                if isinstance(said, dict) and {"process", "host"} <= set(said):
+                    process = said["process"]
+                    if process in at and _has_ended(at[process]):
+                        came[process] = []  # It was stopped, and is started again.
+                    at[process] = line
+                    came.setdefault(process, []).append(said["host"])
         why = _missing(came, processes, timeout)
         for line in lines:
             _tell(line, why)
@@ -94,6 +99,17 @@ def _read(line, timeout):
         return json.loads(text)
     except (OSError, ValueError):
         return None
+
+
+def _has_ended(line):
+    """Whether the process at the other end is gone; one that waits says nothing more."""
+    try:
+        line.settimeout(0.0)
+        return line.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _tell(line, why):

@@ -59,14 +59,17 @@ def of_all(what: str, value: Any, timeout: float, hosts: list[str] | None = None
         hosts: The names of the hosts of all processes, where they are known.
 
     Raises:
-        JobError: On every process that is there, if one of them does not come in time.
+        JobError: On every process that is there, if one of them does not come in time, or
+            asks something else.
     """
     here = place()
     if here.processes == 1:
         return [json.loads(json.dumps(value))]
     client: Any = distributed.global_state.client
     folder = f"sparsejax/{next(_asked)}"
-    client.key_value_set(f"{folder}/{here.process}", json.dumps([_host(value), value]))
+    client.key_value_set(
+        f"{folder}/{here.process}", json.dumps([_host(value), what, value])
+    )
     late = None
     try:
         client.wait_at_barrier(folder, max(1, round(1e3 * timeout)))
@@ -75,7 +78,8 @@ def of_all(what: str, value: Any, timeout: float, hosts: list[str] | None = None
     told = dict(client.key_value_dir_get(f"{folder}/"))
     said = {int(key.rpartition("/")[2]): json.loads(text) for key, text in told.items()}
     if late is None and len(said) == here.processes:
-        return [said[process][1] for process in range(here.processes)]
+        _check_asked({process: asked for process, (_, asked, _) in said.items()})
+        return [said[process][2] for process in range(here.processes)]
     missing = [process for process in range(here.processes) if process not in said]
     name = lambda process: f"process {process}" + (f" on {hosts[process]}" if hosts else "")
     who = _list([name(process) for process in missing]) or "one of the processes"
@@ -87,6 +91,17 @@ def of_all(what: str, value: Any, timeout: float, hosts: list[str] | None = None
         + (f" ({came} did)" if came else "")
         + ": see what that process prints on its host, and whether it runs the same script."
     ) from late
+
+
+def _check_asked(asked: dict[int, str]) -> None:
+    """Raises where processes are at other places of a script, or run other scripts."""
+    for process, what in sorted(asked.items()):
+        if what != asked[0]:
+            raise JobError(
+                f"process 0 said {asked[0]} where process {process} said {what}: call "
+                "check_job and doctor in the same order on all processes, in the same "
+                "script."
+            )
 
 
 def _host(value):

@@ -201,7 +201,7 @@ class OkTopk(top_k.TopKScheme):
             ),
             rule.next_global(threshold, jnp.sum(by_rank), k),
             starts,
-            jnp.sum(counts.sent) < _FITTING * selected,
+            jnp.sum(counts.sent) < jnp.float32(_FITTING) * selected,
         )
         traffic = base.traffic(
             push,

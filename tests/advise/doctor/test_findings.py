@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax._src import distributed
 
 import sparsejax
 from sparsejax import __main__ as command, errors
-from sparsejax.advise.doctor import coordinator, facts, job, links
+from sparsejax.advise.doctor import coordinator, facts, job, links, roll, store
 from tests import helpers
 from tests.helpers import processes
 
@@ -220,6 +221,71 @@ def test_those_that_come_are_told_who_does_not_and_who_came_twice():
     assert any("cannot listen at port" in text for text in here(0, 0, ranks=2, timeout=0.5))
     (alone,) = here(1, ranks=2, timeout=0.3)
     assert re.search(r"could not reach .* in 0\.3 s: .*refused", alone)
+
+
+class Store:
+    """A job's store, in which the other process has said something."""
+
+    def __init__(self, *said):
+        self.kept = {}
+        self.said = json.dumps(said)
+
+    def key_value_set(self, key, text):
+        self.kept |= {key: text, f"{key.rpartition('/')[0]}/1": self.said}
+
+    def wait_at_barrier(self, name, milliseconds):
+        assert f"{name}/0" in self.kept
+
+    def key_value_dir_get(self, folder):
+        return [(k, v) for k, v in self.kept.items() if k.startswith(folder)]
+
+
+def test_processes_at_other_places_of_a_script_are_told(monkeypatch):
+    state = distributed.global_state
+    monkeypatch.setattr(state, "process_id", 0)
+    monkeypatch.setattr(state, "num_processes", 2)
+    monkeypatch.setattr(state, "client", Store("b", "what it is", 7))
+    assert store.of_all("what it is", 3, 1.0) == [3, 7]
+    monkeypatch.setattr(state, "client", Store("b", "whether it has its model", 7))
+    match = "process 0 said what it is where process 1 said whether it has its model"
+    with pytest.raises(errors.JobError, match=match):
+        store.of_all("what it is", 3, 1.0)
+
+
+def test_a_process_may_be_stopped_and_started_again_while_others_are_missing():
+    host, _, port = processes.free_address().partition(":")
+
+    def come(process):
+        while isinstance(line := coordinator._connected(host, int(port)), OSError):
+            pass
+        if process == "stopped":
+            line.sendall(b'{"process": 1, "host": "b"}\n')
+            return line.close()
+        return roll.answer(line, process, "b", 20.0)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        called = pool.submit(roll.call, int(port), 3, "a", 20.0)
+        come("stopped")
+        told = [pool.submit(come, process) for process in (1, 2)]
+        assert [one.result() for one in (called, *told)] == [None, None, None]
+
+
+@pytest.mark.parametrize("said", [b"[1]\n", b'{"process": 1}\n', b"GET / HTTP/1.1\n"])
+def test_a_stranger_at_the_port_is_nobody_of_the_job(said):
+    host, _, port = processes.free_address().partition(":")
+
+    def come():
+        while isinstance(line := coordinator._connected(host, int(port)), OSError):
+            pass
+        with line:
+            line.sendall(said)
+            return line.makefile().readline()
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        told = pool.submit(come)
+        with pytest.raises(errors.JobError, match="process 1 of 2 did not come"):
+            roll.call(int(port), 2, "here", 0.5)
+    assert "did not come" in told.result()
 
 
 def test_arguments_are_compared_as_texts_whatever_holds_them():
