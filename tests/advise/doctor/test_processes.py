@@ -81,7 +81,10 @@ def test_a_process_that_says_nothing_is_named_and_not_waited_for():
     try:
         for job in jobs[:2]:
             output, _ = job.communicate(timeout=processes.TIMEOUT)
-            assert re.search(r"refused after [45] s: process 2 of 3 did not say", output)
+            told = re.search(r"refused after (\d+) s: process 2 of 3 did not say", output)
+            # It waits for 4 s; on a busy machine it is told later.
+            assert told, output
+            assert 4 <= int(told[1]) < 30
             assert re.search(r"within 4 s \(process 0 on \S+, process 1 on", output), output
     finally:
         for job in jobs:
