@@ -32,6 +32,7 @@ def public():
         value
         for name in dir(sparsejax)
         if isinstance(value := getattr(sparsejax, name), types.ModuleType)
+        and name != "__main__"  # there once a test has imported the command line
     ]
     found = {}
     for module in (sparsejax, *folders, pallas_kernels):

@@ -149,7 +149,6 @@ KERNELS = {
 # Where a stage begins: the load of each.
 STAGES = {
     "push_pull.py:Stages._by_entries": "push",
-    "push_pull.py:Stages._pushed": "push",
     "pulls.py:Owned.gather": "pull",
     "ag_sparse.py:AGSparse.add_up": "gather",
     "ragged.py:RaggedStages._push": "push",

@@ -220,13 +220,6 @@ class Stages:
         half = base.stage(sent / 2, sent / 2, 1, known.imbalance)
         return total, half, half, nonzero_units(total), jnp.float32(0)
 
-    def _by_entries(self, x, known):
-        """Sends entries to their owners, which add them up, and the sums to all."""
-        totals, push = self._pushed(x, known)
-        pulled = self.way(self.owned, totals)
-        total = pulled.total.astype(x.dtype)
-        return total, push, pulled.stage, pulled.units, pulled.scalars
-
     def _one_after_the_other(self, x, known):
         """The same where it pays, else an all-reduce: by one choice for each stage.
 
@@ -234,7 +227,7 @@ class Stages:
         the entries of a push: they would still be there while sums come back.
         """
         pays = self._entry_bytes(known) < self.dense_bytes
-        push = functools.partial(self._pushed, known=known)
+        push = functools.partial(self._by_entries, known=known, comes_back=False)
         like = jax.eval_shape(push, x)
         nothing = lambda x: jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), like)
         totals, pushed = axes.cond(pays, push, nothing, x)
@@ -249,8 +242,11 @@ class Stages:
         push = jax.tree.map(lambda a, b: jnp.where(pays, a, b), pushed, pulled.stage)
         return pulled.total, push, pulled.stage, pulled.units, pulled.scalars
 
-    def _pushed(self, x, known):
-        """Sends entries to their owners: their sums, as they travel, and what was sent."""
+    def _by_entries(self, x, known, comes_back=True):
+        """Sends entries to their owners, which add them up, and the sums to all.
+
+        Where these do not come back: this owner's, as they travel, and what was sent.
+        """
         n, width = self.layout.ranks, self.layout.width
 
         def add(totals, sender, slots, values):
@@ -268,7 +264,13 @@ class Stages:
             ),
             typical=known.most.astype(jnp.float32)[None] / n,
         )
-        return totals.astype(self.owned.dtype), base.stage_of(pushed, known.imbalance)
+        totals = totals.astype(self.owned.dtype)
+        push = base.stage_of(pushed, known.imbalance)
+        if not comes_back:
+            return totals, push
+        pulled = self.way(self.owned, totals)
+        total = pulled.total.astype(x.dtype)
+        return total, push, pulled.stage, pulled.units, pulled.scalars
 
     def _source(self, x, known):
         """Where the values of this rank's sets are, and the slots that travel with them."""
