@@ -35,7 +35,7 @@ from pallas_kernels.pallas.entries import (
     words_filled,
 )
 from pallas_kernels.pallas.slots import find_bits, striped_unit, turns_of
-from pallas_kernels.reference.messages import Run, cut_strings, row_ends, row_words
+from pallas_kernels.reference.messages import index_message, row_ends, row_words
 
 
 _CLEARED = 2048  # words that a program clears
@@ -120,11 +120,9 @@ def unpack_message(
     interpret=False,
 ):
     """See `pallas_kernels.unpack_message`."""
-    if ends:
-        (ends,), row = ends, row_words(longest)
-    else:
-        places = Run.of(numbers, at, planes).places
-        ends, row = row_ends(cut_strings(message, places, longest))
+    if not ends:
+        ends = index_message(message, numbers, longest=longest, planes=planes, at=at)[1:]
+    (ends,), row = ends, row_words(longest)
     form = Form(
         at,
         room,
