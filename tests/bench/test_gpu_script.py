@@ -3,12 +3,14 @@
 import json
 import os
 import pathlib
+import select
 import subprocess
 import sys
 
 import pytest
 
 import pallas_kernels as kernels
+from benchmarks.gpu import __main__ as script
 from pallas_kernels import backends
 
 
@@ -52,11 +54,30 @@ def test_all_but_the_tests_run_on_whatever_there_is(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_part_that_fails_does_not_lose_the_others(tmp_path):
-    done = run(
-        "--out", tmp_path, "--any", "--parts", "sums", "figure14", "--minutes", "0.6"
-    )
-    assert done.returncode == 1
-    assert "figure14 was stopped" in done.stdout
-    assert "figure14" in done.stdout.splitlines()[-1]
-    assert '"sums"' in (tmp_path / "gpu.jsonl").read_text()
+def test_a_part_that_does_not_end_does_not_lose_the_others(tmp_path, monkeypatch, capfd):
+    start = subprocess.Popen
+    ended, held = os.pipe()
+
+    def popen(command, **more):
+        if command[-2:] == ["--one", "figure14"]:
+            # With a process of its own that holds the pipe.
+            command = ["sh", "-c", "sleep 600 & sleep 600"]
+            more["pass_fds"] = [held]
+        elif command[-2:] == ["--one", "sums"]:
+            rows = tmp_path / "sums.jsonl"
+            command = ["sh", "-c", f"echo '{{}}' > {rows}; echo '\"sums\"' >> {rows}"]
+        return start(command, **more)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setitem(script.PARTS, "figure14", (None, 1))
+    names = "--parts", "figure14", "sums"
+    assert script.main(["--out", str(tmp_path), "--any", *names]) == 1
+    printed = capfd.readouterr().out
+    assert "figure14 was stopped after 5 s" in printed
+    assert "NOT WELL: figure14;" in printed.splitlines()[-1]
+    assert (tmp_path / "gpu.jsonl").read_text() == '{}\n"sums"\n'
+    # What it had started has ended too: nobody holds the pipe.
+    os.close(held)
+    assert select.select([ended], [], [], 10.0)[0]
+    assert os.read(ended, 1) == b""
+    os.close(ended)

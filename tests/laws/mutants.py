@@ -1110,6 +1110,24 @@ MUTANTS = {
         "if len(hosts) > 2]",
         DOCTOR,
     ),
+    "a process that was stopped is there": Mutant(
+        "sparsejax/advise/doctor/roll.py",
+        "if not _has_ended(one[0])]",
+        "if one]",
+        DOCTOR,
+    ),
+    "a connection to itself is one to process 0": Mutant(
+        "sparsejax/advise/doctor/coordinator.py",
+        "if line.getsockname() == line.getpeername():",
+        "if line is None:",
+        DOCTOR,
+    ),
+    "process 0 ends the job before others know why": Mutant(
+        "sparsejax/advise/doctor/store.py",
+        'if other != "0":',
+        'if other == "0":',
+        DOCTOR,
+    ),
     "a coordinator is its own host for each": Mutant(
         "sparsejax/advise/doctor/coordinator.py",
         "if facts.is_loopback(found) and not one_host and for_all:",

@@ -6,6 +6,8 @@ each host itself, where it is "localhost" or a name to which /etc/hosts gives a 
 address.
 """
 
+import errno
+import os
 import socket
 import time
 
@@ -104,6 +106,12 @@ def loopback(address: str, found: list[str], who: str) -> str:
 def _connected(name: str, port: int) -> socket.socket | OSError:
     """A connection, or why there is none."""
     try:
-        return socket.create_connection((name, port), timeout=2.0)
+        line = socket.create_connection((name, port), timeout=2.0)
     except OSError as error:
         return error
+    if line.getsockname() == line.getpeername():
+        # Where nobody listens, a connection on one host may be given the port it seeks for
+        # its own end, and then is one to itself.
+        line.close()
+        return ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    return line

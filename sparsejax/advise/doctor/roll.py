@@ -23,12 +23,17 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
         JobError: Some did not come, or came twice; those that came are told the same.
     """
     deadline = time.monotonic() + timeout
-    came: dict[int, list[str]] = {0: [host]}
     lines: list[socket.socket] = []
-    at: dict[int, socket.socket] = {}
+    there: list[tuple[socket.socket, int, str]] = []
+    all_said = lambda: len({process for _, process, _ in there}) >= processes - 1
     try:
         with _listening(port, host) as server:
-            while len(came) < processes and time.monotonic() < deadline:
+            while time.monotonic() < deadline:
+                if all_said():
+                    # One that was stopped has not come until it is started again.
+                    there = [one for one in there if not _has_ended(one[0])]
+                    if all_said():
+                        break
                 server.settimeout(max(0.01, deadline - time.monotonic()))
                 try:
                     line, _ = server.accept()
@@ -37,11 +42,11 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
                 lines.append(line)
                 said = _read(line, 2.0)
                 if isinstance(said, dict) and {"process", "host"} <= set(said):
-                    process = said["process"]
-                    if process in at and _has_ended(at[process]):
-                        came[process] = []  # It was stopped, and is started again.
-                    at[process] = line
-                    came.setdefault(process, []).append(said["host"])
+                    there.append((line, said["process"], said["host"]))
+        came = {0: [host]}
+        for line, process, where in there:
+            if not _has_ended(line):
+                came.setdefault(process, []).append(where)
         why = _missing(came, processes, timeout)
         for line in lines:
             _tell(line, why)

@@ -8,6 +8,7 @@ would not fit together. JAX has no public name for it; this file alone reaches f
 import dataclasses
 import itertools
 import json
+import time
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ from jax._src import distributed
 
 from sparsejax.errors import JobError
 
+
+_TO_READ = 5.0  # seconds for which process 0 waits for those that read why it ends
 
 # All processes ask in the same order, so that a number tells one question from the next.
 _asked = itertools.count(1)
@@ -76,6 +79,8 @@ def of_all(what: str, value: Any, timeout: float, hosts: list[str] | None = None
     except jax.errors.JaxRuntimeError as error:
         late = error
     told = dict(client.key_value_dir_get(f"{folder}/"))
+    if late is not None:
+        _let_all_read(client, folder, here.process, told)
     said = {int(key.rpartition("/")[2]): json.loads(text) for key, text in told.items()}
     if late is None and len(said) == here.processes:
         _check_asked({process: asked for process, (_, asked, _) in said.items()})
@@ -91,6 +96,25 @@ def of_all(what: str, value: Any, timeout: float, hosts: list[str] | None = None
         + (f" ({came} did)" if came else "")
         + ": see what that process prints on its host, and whether it runs the same script."
     ) from late
+
+
+def _let_all_read(client, folder: str, process: int, told: dict[str, str]) -> None:
+    """Waits on process 0 until the others that are there know who is not.
+
+    With process 0 ends the coordinator, and with it each process that still asks it.
+    """
+    if process > 0:
+        client.key_value_set(f"{folder} read/{process}", "")
+        return
+    end = time.monotonic() + _TO_READ
+    for key in told:
+        other = key.rpartition("/")[2]
+        left = max(1, round(1e3 * (end - time.monotonic())))
+        if other != "0":
+            try:
+                client.blocking_key_value_get(f"{folder} read/{other}", left)
+            except jax.errors.JaxRuntimeError:
+                pass  # It has ended, or joined the job later.
 
 
 def _check_asked(asked: dict[int, str]) -> None:

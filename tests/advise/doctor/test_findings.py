@@ -5,6 +5,7 @@ import concurrent.futures
 import json
 import re
 import socket
+import time
 
 import jax
 import jax.numpy as jnp
@@ -252,12 +253,40 @@ def test_processes_at_other_places_of_a_script_are_told(monkeypatch):
         store.of_all("what it is", 3, 1.0)
 
 
+def test_process_0_lets_those_that_are_there_read_who_is_missing(monkeypatch):
+    class Late(Store):
+        waited = ()
+
+        def wait_at_barrier(self, name, milliseconds):
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+
+        def blocking_key_value_get(self, key, milliseconds):
+            self.waited += (key,)
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+
+    state, client = distributed.global_state, Late("b", "what it is", 7)
+    for name, value in {"process_id": 0, "num_processes": 3, "client": client}.items():
+        monkeypatch.setattr(state, name, value)
+    monkeypatch.setattr(store, "_silent", [])
+    with pytest.raises(errors.JobError, match="process 2 of 3 did not say what it is"):
+        store.of_all("what it is", 3, 1.0)
+    assert len(client.waited) == 1
+    assert client.waited[0].endswith(" read/1")
+
+
+def connected(host, port):
+    """A connection as soon as somebody listens."""
+    end = time.monotonic() + 10
+    while isinstance(line := coordinator._connected(host, port), OSError):
+        assert time.monotonic() < end, line
+    return line
+
+
 def test_a_process_may_be_stopped_and_started_again_while_others_are_missing():
     host, _, port = processes.free_address().partition(":")
 
     def come(process):
-        while isinstance(line := coordinator._connected(host, int(port)), OSError):
-            pass
+        line = connected(host, int(port))
         if process == "stopped":
             line.sendall(b'{"process": 1, "host": "b"}\n')
             return line.close()
@@ -266,8 +295,18 @@ def test_a_process_may_be_stopped_and_started_again_while_others_are_missing():
     with concurrent.futures.ThreadPoolExecutor() as pool:
         called = pool.submit(roll.call, int(port), 3, "a", 20.0)
         come("stopped")
-        told = [pool.submit(come, process) for process in (1, 2)]
+        told = [pool.submit(come, 2)]
+        time.sleep(0.3)  # All numbers were said once, but process 1 is not there.
+        told += [pool.submit(come, 1)]
         assert [one.result() for one in (called, *told)] == [None, None, None]
+
+
+def test_a_connection_to_itself_is_none(monkeypatch):
+    itself = socket.socket()
+    itself.bind(("127.0.0.1", 0))
+    itself.connect(itself.getsockname())
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: itself)
+    assert isinstance(coordinator._connected("localhost", 1), ConnectionRefusedError)
 
 
 @pytest.mark.parametrize("said", [b"[1]\n", b'{"process": 1}\n', b"GET / HTTP/1.1\n"])
@@ -275,8 +314,7 @@ def test_a_stranger_at_the_port_is_nobody_of_the_job(said):
     host, _, port = processes.free_address().partition(":")
 
     def come():
-        while isinstance(line := coordinator._connected(host, int(port)), OSError):
-            pass
+        line = connected(host, int(port))
         with line:
             line.sendall(said)
             return line.makefile().readline()
