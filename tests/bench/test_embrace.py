@@ -145,13 +145,17 @@ SLOW = ("all-reduce", "all-gather", "parallax", "zen rows")
 
 @pytest.mark.parametrize(
     ("name", "check"),
-    [("hybrid", False), *helpers.slow(("hybrid", True), *((name, True) for name in SLOW))],
+    [
+        ("hybrid", False),
+        *helpers.slow(("both", False), ("hybrid", True), *((name, True) for name in SLOW)),
+    ],
 )
 def test_every_system_is_plain_training(name, check):
     n, task, optimizer = 2, small(), optax.sgd(0.5)
+    system = systems.SYSTEMS[name]
     want, params = training.plain(task, optimizer, batches(n), n)
     run = systems.Training(
-        systems.SYSTEMS[name],
+        system,
         task,
         helpers.mesh_of(n),
         optimizer,
@@ -159,7 +163,7 @@ def test_every_system_is_plain_training(name, check):
         rooms=tasks.rooms(task, batches(n), n),
         check=check,
     )
-    found = [run.step(batch) for batch in batches(n)]
+    found = [run.step(*given) for given in system.feed(iter(batches(n)))]
     np.testing.assert_allclose(found, want, rtol=1e-5)
     assert abs(want[0] - want[-1]) > 1e-3
     jax.tree.map(
@@ -168,7 +172,7 @@ def test_every_system_is_plain_training(name, check):
         params,
     )
     tables, _ = systems.held(run.state)
-    assert tables == 2 * 60 * 8 * 4 / (n if name == "hybrid" else 1)
+    assert tables == 2 * 60 * 8 * 4 / (n if system.columns else 1)
 
 
 # --- What is made of times and bytes.

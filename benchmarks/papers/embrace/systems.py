@@ -150,8 +150,9 @@ class Training:
         tx = horizontal(tx, axis_name=AXIS) if system.carries else tx
         trainer = sparsejax.data_parallel if check else Unchecked
         self._trainer = trainer(loss, tx, mesh, axis_name=AXIS)
-        if isinstance(self._trainer, Unchecked) and isinstance(self._rows, rows.Lazy):
-            self._trainer.for_rows(self._rows)
+        if isinstance(self._trainer, Unchecked):
+            by_rows = self._rows if isinstance(self._rows, rows.Lazy) else None
+            self._trainer.scheduled(by_rows, system.ahead, system.carries)
         params = task.init()
         if system.columns:
             of = lambda x: ColumnTable.of(x, mesh, AXIS)

@@ -150,8 +150,6 @@ def compared(task: Task, kind: str, settings: Settings, mesh: Mesh) -> list[dict
     rows = [about | {"system": PLAIN} | _summary(want, want) | scores(task, params)]
     for name in settings.systems:
         system = SYSTEMS[name]
-        if settings.unchecked and system.is_scheduled:
-            continue  # the trainer checks
         training = Training(
             system,
             task,
