@@ -95,7 +95,13 @@ def _kinds(batch):
 class Told:
     """Which batch the last step was told of, and whether its state holds anything back."""
 
-    def __init__(self):
+    def __init__(self, processes: int = 1):
+        """Remembers nothing yet.
+
+        Args:
+            processes: How many processes hold devices of the mesh.
+        """
+        self._processes = processes
         self._batch: Any = None
         self._step: Any = None
 
@@ -123,7 +129,7 @@ class Told:
             return False  # a state from elsewhere, as a checkpoint
         if self._batch is None or _are_same(batch, self._batch):
             return True
-        if jax.process_count() > 1:
+        if self._processes > 1:
             warnings.warn(
                 "trainer.step was given another batch than the last step was told. Of "
                 "several processes each sees its own part, so none applies what is held "

@@ -90,7 +90,8 @@ class DataParallel:
         self._capacity = None if capacity is None else rows.check_capacity(capacity)
         self._compiled: dict[Any, Any] = {}
         self._last_step: jax.Array | None = None
-        self._told = ahead.Told()
+        processes = {device.process_index for device in mesh.devices.flat}
+        self._told = ahead.Told(len(processes))
 
     def init(
         self, params: Any, *, variables: Any = None, key: jax.Array | None = None
@@ -148,8 +149,9 @@ class DataParallel:
                 the same length; or a global `jax.Array`.
             next_batch: The batch of the next step, where `sparsejax.embrace_sync` is to
                 know it; None where there is none. If the next step is given another one
-                all the same, what is held back is applied before; of several processes,
-                which cannot know of each other, none does, and who sees it warns.
+                all the same, what is held back is applied before; on a mesh of several
+                processes, which cannot know of each other, none does, and who sees it
+                warns.
 
         Returns:
             The next state, and the loss averaged over ranks; with auxiliary outputs, the

@@ -272,7 +272,7 @@ def test_what_ranks_hold_back_is_the_same_by_other_ranks(ranks, mean):
     assert len({*real}) == len(real) == len({*ids[ids < height]})
 
 
-def test_a_step_is_told_its_batch_or_flushes(monkeypatch):
+def test_a_step_is_told_its_batch_or_flushes():
     told, first, other = Told(), {"x": np.arange(3)}, {"x": np.arange(1, 4)}
     steps = [object(), object()]
     told.after(steps[0], first)
@@ -283,7 +283,8 @@ def test_a_step_is_told_its_batch_or_flushes(monkeypatch):
     assert not told.is_kept(steps[0], first | {"y": first["x"]})
     assert not told.is_kept(steps[1], first)  # a state from elsewhere
     # Of several processes one might flush that others do not know of, and wait for ever.
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    told = Told(processes=2)
+    told.after(steps[0], first)
     assert told.is_kept(steps[0], first)
     with pytest.warns(UntoldBatchWarning, match=r"another batch.*none applies.*flush"):
         assert told.is_kept(steps[0], other)
@@ -294,12 +295,11 @@ def test_a_step_is_told_its_batch_or_flushes(monkeypatch):
 
 def test_batches_of_all_processes_are_compared_by_what_is_here(monkeypatch, recwarn):
     spread = lambda x: jax.device_put(x, NamedSharding(mesh_of(2), P("data")))
-    told, step, numbers = Told(), object(), np.arange(4)
+    told, step, numbers = Told(processes=2), object(), np.arange(4)
     told.after(step, {"x": spread(numbers)})
     again, other = ({"x": spread(x)} for x in (numbers, numbers[::-1]))
     array = type(again["x"])
     monkeypatch.setattr(array, "is_fully_addressable", property(lambda x: False))
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert told.is_kept(step, again)
     assert not recwarn
     with pytest.warns(UntoldBatchWarning):
