@@ -41,7 +41,7 @@ CEILINGS = {
     (SMALL, "ragged", "auto"): Takes(launches=80, waits=6, temporary=4.4e6),
     (SMALL, "agsparse", "auto"): Takes(launches=70, waits=2, temporary=9.7e6),
     (SMALL, "all-reduce", "auto"): Takes(launches=6, waits=0, temporary=1e3),
-    (LISTED, "zen", "auto"): Takes(launches=60, waits=3, temporary=15e6),
+    (LISTED, "zen", "auto"): Takes(launches=60, waits=3, temporary=9.8e6),
     (LISTED, "agsparse", "auto"): Takes(launches=72, waits=1, temporary=19e6),
 }
 

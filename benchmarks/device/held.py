@@ -1,9 +1,10 @@
 """Holds the turns that a count assumes against a run of the same load on CPU devices.
 
-They run the program that is traced for GPUs. Every loop whose length is data counts its
-turns while the step runs. A loop that takes others than it is said to, one that nothing is
-said of, rounds or bytes that differ from the library's own: each is an error, since the
-count would be of another program.
+They run the program that is traced for GPUs; where kernels unpack messages piece by piece
+in it, the reference does here, piece by piece as well. Every loop whose length is data
+counts its turns while the step runs. A loop that takes others than it is said to, one that
+nothing is said of, rounds (each piece is one) or bytes that differ from the library's own:
+each is an error, since the count would be of another program.
 """
 
 import collections
@@ -17,10 +18,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+import pallas_kernels
 import sparsejax
 from benchmarks.device import compiled, turns
 from benchmarks.device.hlo import ProgramError
 from benchmarks.device.loads import RANKS, Load
+from benchmarks.device.stage import Stage
 from pallas_kernels import platforms
 from sparsejax.units.row_grads import RowGrads
 
@@ -74,8 +77,13 @@ def hold(scheme: str, load: Load, mesh: Mesh, counted: compiled.Counted) -> dict
     jax.clear_caches()
     try:
         for_gpus = mock.patch.object(platforms, "traced_for", return_value="cuda")
+        stages = counted.turns.stages.values()
+        by_pieces = any(isinstance(one, Stage) and one.pieces for one in stages)
+        unpacks = mock.patch.object(
+            pallas_kernels, "unpacks_in_kernels", return_value=by_pieces
+        )
         with turns.watched(load) as known, jax.set_mesh(mesh), counting() as found:
-            with for_gpus:
+            with for_gpus, unpacks:
                 run = one.run.lower(x, state).compile()
         _, state = run(x, state)
         jax.block_until_ready(state)
@@ -103,7 +111,7 @@ def agree(scheme: str, units: int, known: turns.Turns, seen: dict, sent: float) 
         seen: The rounds and the bytes of the run.
         sent: The bytes that the program for a GPU sends.
     """
-    said = sum(len(stage.rounds) for stage in known.stages.values())
+    said = sum(stage.collectives for stage in known.stages.values())
     if known.stages and seen["rounds"] != said:
         raise ProgramError(
             f"{scheme} took {seen['rounds']} rounds for {units:,} units where "

@@ -1,4 +1,4 @@
-"""A stage of an exchange of listed rows, in one message of one of a few sizes."""
+"""A stage of an exchange of listed rows: one message of one of a few sizes, or runs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,10 +11,12 @@ class ListStage:
     Attributes:
         sizes: Rows in a message of each size, ascending.
         need: Rows of the fullest message of all ranks.
+        run: Rows that are sent at a time; a message at once if None.
     """
 
     sizes: Sequence[int]
     need: int
+    run: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -27,6 +29,6 @@ class ListStage:
         return sum(size < self.need for size in self.sizes)
 
     @property
-    def rounds(self) -> list[int]:
-        """One message, whatever there is."""
-        return [self.need]
+    def collectives(self) -> int:
+        """How many collectives with entries follow one another."""
+        return 1 if self.run is None else -(-self.sizes[self.side] // self.run)

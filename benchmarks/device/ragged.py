@@ -44,6 +44,11 @@ class RaggedStage:
         return [min(room, self.need - first) for first in range(0, self.need, room)]
 
     @property
+    def collectives(self) -> int:
+        """How many collectives with entries follow one another."""
+        return len(self.rounds)
+
+    @property
     def operands(self) -> tuple[int, int]:
         """Words that a program gives a collective of this stage: what is sent, and room."""
         return self.packed.shape[1] * self.form.words, self.form.rows * self.form.words

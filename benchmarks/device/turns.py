@@ -7,7 +7,6 @@ the functions that begin one. What is not in the table is an error.
 
 import contextlib
 import dataclasses
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,92 +18,17 @@ from benchmarks.device.hlo import ProgramError
 from benchmarks.device.lists import ListStage
 from benchmarks.device.loads import RANKS, Counts, Load
 from benchmarks.device.ragged import RaggedStage
+from benchmarks.device.stage import Stage
 from benchmarks.device.traffic import Moved
 from benchmarks.device.walk import Ragged
 from sparsejax.schemes import row_lists
 from sparsejax.schemes.owners import ragged as owners_ragged
-from sparsejax.wire import messages
+from sparsejax.wire import messages, whole
 from sparsejax.wire.ladder import Ladder
 from sparsejax.wire.ragged import Form, Ragged as Exchanged
 
 
 Place = tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """One stage of an exchange: its ladder, as the program was given it, and its load.
-
-    Attributes:
-        ladder: The message sizes.
-        messages: How many messages a rank sends in a round.
-        packed: int [ranks, parts]: entries of each part that a rank sends.
-        unpacked: int [ranks, sources]: entries that a rank receives of each.
-        dense: Bytes of a rank where this stage goes densely instead.
-        rest: Bytes that are reckoned with beside this stage's before it is chosen.
-    """
-
-    ladder: Ladder
-    messages: int
-    packed: np.ndarray
-    unpacked: np.ndarray
-    dense: float
-    rest: float = 0.0
-
-    @property
-    def need(self) -> int:
-        """Entries of the fullest part of all ranks."""
-        return int(self.packed.max())
-
-    @functools.cached_property
-    def rounds(self) -> list[tuple[int, int]]:
-        """Of each round the number of its rung, and the entries of a part."""
-        rounds, first = [], 0
-        for rung in self.ladder.messages_for(self.need, self.messages):
-            length = min(self.need - first, rung.capacity)
-            rounds.append((self.ladder.rungs.index(rung), length))
-            first += length
-        return rounds
-
-    @property
-    def side(self) -> int:
-        """Of one switch for all: nothing, one message of a rung, or several."""
-        if len(self.rounds) > 1:
-            return 1 + len(self.ladder.rungs)
-        return 1 + self.rounds[0][0] if self.rounds else 0
-
-    def tiles(self, counts: np.ndarray) -> np.ndarray:
-        """Tiles of all rounds and parts, of each rank."""
-        tiles, first = np.zeros(len(counts), int), 0
-        for _, length in self.rounds:
-            here = np.clip(counts - first, 0, length)
-            tiles += (-(-here // self.ladder.tile)).sum(1)
-            first += length
-        return tiles
-
-    def moved(self, counts: np.ndarray) -> tuple[float, float]:
-        """Entries of all parts in a round, and bytes of their slots; means of all ranks."""
-        rounds = max(len(self.rounds), 1)
-        entries = counts.sum() / len(counts) / rounds
-        indices = 0.0
-        for number, _ in self.rounds:
-            code = self.ladder.rungs[number].code
-            lane, each, others = code.needed_terms(self.ladder.width)
-            indices += (lane + each) * entries + others * counts.shape[1]
-        return entries, indices / 8 / rounds
-
-    @property
-    def pays(self) -> bool:
-        """Whether entries take fewer bytes than the dense way out."""
-        rounds, last = divmod(self.need, self.ladder.top)
-        rungs = [self.ladder.rungs[-1]] * rounds
-        if last:
-            sizes = self.ladder.rungs
-            if self.ladder.at_once and rounds:
-                sizes = [sizes[i] for i in self.ladder.finals]
-            rungs.append(next(r for r in sizes if r.capacity >= last))
-        sent = 4 * self.messages * sum(rung.words for rung in rungs)
-        return sent + self.rest < self.dense
 
 
 def _packed(stage: Stage) -> Moved:
@@ -218,7 +142,7 @@ SIDES = ("messages.py:_Stage.at_once", "messages.py:_Stage.in_branches")
 LAST = tuple(f"{side}.<locals>.several" for side in SIDES)
 CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
 # Listed rows: of which size a message is, and whether owners have room.
-LISTS = "row_lists.py:Lists.send"
+LISTS = ("row_lists.py:Lists.send", "row_lists.py:Lists.place")
 OWNERS = ("rows.py:_Exchange.__call__", "axes.py:cond")
 # How a ragged stage goes: not at all, or densely; in one round; in several.
 # Where the push has a choice of its own, and the pull one of three.
@@ -278,7 +202,7 @@ class Turns:
             last = finals.index(last) if last in finals else 0
             taken = stage.side if place[-1] in SIDES else last
             return [float(i == taken) for i in range(branches)]
-        if place and place[-1] == LISTS:
+        if place and place[-1] in LISTS:
             taken = self.stages[self.stage(place)].side
             return [float(i == taken) for i in range(branches)]
         if place[-2:] == OWNERS:
@@ -367,20 +291,35 @@ def watched(load: Load):
         stages[name] = _ragged_stage(name, load, form)
         return Exchanged(form, wire, slots, *args)
 
-    def send(lists, collective, slots, values, need, nowhere):
-        name = _stage_of(here())
+    def in_branches(form, *args):
+        if found := original_in_branches(form, *args):
+            name = _stage_of(here())
+            pieces = tuple(len(form.pieces(i)) for i in range(len(form.ladder.rungs)))
+            stages[name] = dataclasses.replace(stages[name], pieces=pieces)
+        return found
+
+    def rows_of(name, lists, room, run=None):
         most = counts.pull if name == "pull" else counts.push
         most = most.sum(1) if name == "gather" else most
-        room = slots.shape[1]
-        stages[name] = ListStage(
-            row_lists.message_sizes(room, lists.row_bytes), int(most.max())
-        )
-        return original_send(lists, collective, slots, values, need, nowhere)
+        sizes = row_lists.message_sizes(room, lists.row_bytes)
+        stages[name] = ListStage(sizes, int(most.max()), run)
 
-    original_send = row_lists.Lists.send
+    def send(lists, collective, slots, *args):
+        rows_of(_stage_of(here()), lists, slots.shape[1])
+        return original_send(lists, collective, slots, *args)
+
+    def place(lists, collective, slots, *args):
+        room = slots.shape[0]
+        rows_of(_stage_of(here()), lists, room, lists.run(room))
+        return original_place(lists, collective, slots, *args)
+
+    original_in_branches = whole.in_branches
+    original_send, original_place = row_lists.Lists.send, row_lists.Lists.place
     with (
         mock.patch.object(messages, "transmit", transmit),
+        mock.patch.object(whole, "in_branches", in_branches),
         mock.patch.object(row_lists.Lists, "send", send),
+        mock.patch.object(row_lists.Lists, "place", place),
         mock.patch.object(owners_ragged, "Ragged", ragged),
     ):
         yield Turns(stages)

@@ -11,6 +11,10 @@ that the fullest list of all ranks fits.
 
 Every rank adds up the same lists in the order of the ranks, so all hold the same bits. A
 row counts as there because it is listed, whatever is in it.
+
+On GPUs what all ranks send of a long message is about as much as the rows that come of it,
+and both would be there at once. There it goes in runs, one behind the other, each put in
+its place before the next is sent: see `Lists.place` and `length_of_runs`.
 """
 
 import dataclasses
@@ -23,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, at_number, varying_axes
+from sparsejax.axes import as_varying, at_number, is_elsewhere, together, varying_axes
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, Load, agreeing
 from sparsejax.units.dtypes import wide
@@ -31,12 +35,16 @@ from sparsejax.units.row_grads import RowGrads, union
 from sparsejax.units.stacked import apart, stacked
 from sparsejax.wire import collectives, gathers
 from sparsejax.wire.collectives import Wire
+from sparsejax.wire.ladder import ROUND
 
 
 # How far apart message sizes are, and how many there are, down to some seventh of the
 # longest: more where that has so many bytes that padding weighs more than compiling.
 _FINE, _COARSE = (1.25, 10), (1.5, 6)
 _LONG = 1 << 16
+# On GPUs a run of what all ranks send is no more than such a share of the rows that come of
+# it, unless it has fewer bytes than take as long as a round.
+_SHARE_OF_RUN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +115,7 @@ class Lists:
 
             return of
 
-        number = jnp.sum(jnp.array(sizes, jnp.int32) < need, dtype=jnp.int32)
+        number = _smallest(sizes, need)
         branches = [branch(number) for number in range(len(sizes))]
         received = lax.switch(number, branches, message, *rows)
         slots, values = self._from_words(received, room)
@@ -115,23 +123,87 @@ class Lists:
         slots = jnp.where(inside, slots, nowhere)
         return slots, values, at_number(jnp.asarray(sent), number)
 
-    def add_up(
-        self, keys: jax.Array, rows: jax.Array, nowhere: int, capacity: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def run(self, room: int) -> int:
+        """Rows of a run of `place`, of a list that has room for so many."""
+        of_all = self.wire.ranks * self.row_bytes
+        return length_of_runs(room, of_all, room * of_all)
+
+    def place(
+        self,
+        send: Callable[[jax.Array], tuple[jax.Array, float]],
+        slots: jax.Array,
+        values: jax.Array,
+        need: jax.Array,
+        nowhere: int,
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """`send` of one message to all, for GPUs: a run of its rows before the next.
+
+        Of what all ranks send only a run is there beside the rows in their places.
+
+        Args:
+            send: A collective over a message uint32 [words], equal on all ranks.
+            slots: int32 [room].
+            values: [room, numbers].
+            need: Slots of the fullest message, equal on all ranks.
+            nowhere: The slot of no row.
+
+        Returns:
+            The slots [ranks, room] and values received, these in the dtype of `like`; the
+            bytes sent, and in how many messages.
+        """
+        room, words = slots.shape[0], self.row_words
+        sizes, length = message_sizes(room, self.row_bytes), self.run(room)
+        message = self._to_words(slots[None], values[None])[0]
+        sent = np.zeros(len(sizes), np.float32)  # known once each is traced
+
+        def branch(number):
+            columns = sizes[number]
+            # First what is left of whole runs, which are the same for all sizes: so few
+            # kernels are.
+            rest = (columns - 1) // length * length
+
+            def receive(message, first, last):
+                received, cost = send(message[first * words : last * words])
+                sent[number] += cost
+                found, rows = self._from_words(received, last - first)
+                return found, rows.astype(self.like.dtype)
+
+            def of(message):
+                sent[number] = 0.0
+                found, rows = receive(message, rest, columns)
+                edges = (0, 0), (rest, room - columns)
+                found = jnp.pad(found, edges, constant_values=nowhere)
+                rows = jnp.pad(rows, (*edges, (0, 0)))
+                for first in range(0, rest, length):
+                    # Else XLA would have all of them there at the same time.
+                    found, rows, message = together(found, rows, message)
+                    more, run = receive(message, first, first + length)
+                    found = lax.dynamic_update_slice(found, more, (0, first))
+                    rows = lax.dynamic_update_slice(rows, run, (0, first, 0))
+                return found, rows
+
+            return of
+
+        number = _smallest(sizes, need)
+        branches = [branch(number) for number in range(len(sizes))]
+        slots, rows = lax.switch(number, branches, message)
+        messages = [-(-columns // length) for columns in sizes]
+        told = jnp.asarray(np.array([sent, messages], np.float32))
+        return slots, rows, *told[:, number]
+
+    def add_up(self, of_row: jax.Array, rows: jax.Array, capacity: int) -> jax.Array:
         """The sum of lists that all ranks have, taken in the order of the ranks.
 
         Args:
-            keys: int32 [ranks, k], each rank's distinct keys; `nowhere` is none.
-            rows: [ranks, k, ...], their rows.
-            nowhere: The key of no row: behind all others.
-            capacity: How many distinct keys there is room for; there must not be more.
+            of_row: int32 [ranks, k], where each row goes; `capacity` is nowhere. No two of
+                a rank go to one place.
+            rows: [ranks, k, ...].
+            capacity: How many places there are.
 
         Returns:
-            int32 [capacity], the distinct keys, ascending, and their sums [capacity, ...],
-            in float32 or wider.
+            [capacity, ...], in float32 or wider.
         """
-        n, size = keys.shape
-        listed, of_row = union(keys, capacity, nowhere)
+        n, size = of_row.shape
         dtype = wide(self.like.dtype)
 
         def one(source, total):
@@ -143,7 +215,7 @@ class Lists:
 
         start = jnp.zeros((capacity, *rows.shape[2:]), dtype)
         over = varying_axes(rows) | varying_axes(of_row)
-        return listed, lax.fori_loop(0, n, one, as_varying(start, over))
+        return lax.fori_loop(0, n, one, as_varying(start, over))
 
     def _to_words(self, slots, values):
         """Messages uint32 [messages, room * row_words]: every slot with its row behind."""
@@ -193,7 +265,8 @@ def gathered(
     channel = gathers.gather_channel(wire, gather)
     values = merged.rows.reshape(1, merged.capacity, lists.numbers)
     keys, rows, sent = lists.send(channel.send, merged.ids[None], values, most, height)
-    ids, sums = lists.add_up(keys, rows, height, min(keys.size, height))
+    ids, of_row = union(keys, min(keys.size, height), height)
+    sums = lists.add_up(of_row, rows, ids.size)
     # As every other way has it: rounded to what travels.
     sums = sums.astype(lists.dtype).astype(grads.dtype)
     ids, sums = wire.assume_same((ids, sums.reshape(-1, *grads.shape[1:])))
@@ -258,6 +331,26 @@ def forecast(
     messages, waits = gathers.rows_and_waits(gather, load.ranks)
     waits += agreeing(load.ranks)
     return Forecast(messages * sent, 0.0, waits, columns, rounds=1)
+
+
+def length_of_runs(count: int, each: int, result: int) -> int:
+    """How many parts of what all ranks send are received at a time: all, on CPUs.
+
+    Args:
+        count: Of how many parts, all alike, it consists.
+        each: Bytes of one of them, of all ranks.
+        result: Bytes of all rows that there is room for in the end.
+    """
+    if not is_elsewhere():
+        return count
+    runs = -(-count * each * _SHARE_OF_RUN // max(result, _SHARE_OF_RUN * ROUND))
+    # In fours, which are read at once where they are numbers.
+    return 4 * -(-count // (4 * max(runs, 1)))
+
+
+def _smallest(sizes, need):
+    """The number of the smallest message that has room."""
+    return jnp.sum(jnp.array(sizes, jnp.int32) < need, dtype=jnp.int32)
 
 
 def message_sizes(room, row_bytes):

@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, by_platform, together, varying_axes
+from sparsejax.axes import as_varying, at_number, by_platform, together, varying_axes
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, collectives, index_codes, tiles, whole
@@ -74,7 +74,7 @@ class Sent(NamedTuple):
     Attributes:
         wire: Bytes that one rank sent, padding included.
         payload: Bytes that the entries needed.
-        rounds: How many messages followed one another, as float32.
+        rounds: How many messages, or pieces of one, followed one another, as float32.
         counts: int32 [sources]: how many entries each source had for this rank.
     """
 
@@ -339,7 +339,8 @@ class _Stage:
         start = lax.optimization_barrier(self.start)
         side = lengths.side(len(sides))
         carry, counts = lax.switch(side, sides, start, lengths.numbers)
-        return carry, self._sent_at_once(lengths, counts, typical)
+        pieces = [len(form.pieces(number)) for number in range(len(ladder.rungs))]
+        return carry, self._sent_at_once(lengths, counts, typical, pieces)
 
     def taker(self, number: int, ends: jax.Array) -> Callable[..., tuple[Any, jax.Array]]:
         """From a result to the next, and each sender's count, by a message of a rung."""
@@ -366,8 +367,8 @@ class _Stage:
 
         return take
 
-    def _sent_at_once(self, lengths, counts, typical):
-        """What was sent: rounds of the longest, and a last message."""
+    def _sent_at_once(self, lengths, counts, typical, pieces=None):
+        """What was sent: rounds of the longest, and a last message; pieces of each rung."""
         ladder, expected = self.ladder, counts if typical is None else typical
         sent, longest = jnp.asarray(self.wire_bytes), np.int32(len(ladder.rungs) - 1)
         before = lax.div(lengths.first, np.int32(ladder.top))
@@ -378,7 +379,12 @@ class _Stage:
         payload = jnp.where(before > 0, payload, 0)
         payload += self.payload(expected, lengths.first, lengths.rest, lengths.rung)
         wire = before * sent[-1] + sent[lengths.rung]
-        rounds = self.channel.waits * (before + 1)
+        follow = before + 1
+        if pieces is not None:
+            follow = before * np.int32(pieces[-1]) + at_number(
+                jnp.array(pieces, jnp.int32), lengths.rung
+            )
+        rounds = self.channel.waits * follow
         nothing = lengths.need == 0
         wire, payload, rounds = (jnp.where(nothing, 0, x) for x in (wire, payload, rounds))
         return Sent(wire, payload, rounds.astype(jnp.float32), counts)

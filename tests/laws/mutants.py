@@ -910,9 +910,27 @@ MUTANTS = {
     ),
     "a list of rows is cut short": Mutant(
         "sparsejax/schemes/row_lists.py",
-        "number = jnp.sum(jnp.array(sizes, jnp.int32) < need, dtype=jnp.int32)",
-        "number = jnp.int32(0)",
+        "return jnp.sum(jnp.array(sizes, jnp.int32) < need, dtype=jnp.int32)",
+        "return jnp.int32(0)",
         "tests/laws/test_exact_rows.py",
+    ),
+    "a run of rows is put over another": Mutant(
+        "sparsejax/schemes/row_lists.py",
+        "rows = lax.dynamic_update_slice(rows, run, (0, first, 0))",
+        "rows = lax.dynamic_update_slice(rows, run, (0, 0, 0))",
+        "tests/schemes/owners/test_rows.py",
+    ),
+    "the last run of numbers is not received": Mutant(
+        "sparsejax/schemes/owners/rows.py",
+        "lax.fori_loop(0, -(-width // some), turn, empty)",
+        "lax.fori_loop(0, width // some, turn, empty)",
+        "tests/schemes/owners/test_rows.py",
+    ),
+    "pieces of a message are not counted": Mutant(
+        "sparsejax/wire/messages.py",
+        "if pieces is not None:",
+        "if False:",
+        "tests/wire/test_at_once.py",
     ),
     "a table that is fuller than the others is cut short": Mutant(
         "sparsejax/schemes/owners/rows.py",

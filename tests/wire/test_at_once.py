@@ -111,16 +111,24 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
     monkeypatch.setattr(pallas_kernels, "unpacks_in_kernels", lambda *_: True)
     monkeypatch.setattr(ladder.Ladder, "pieces_of", lambda steps, rung: 3)
     summed = helpers.ranked(lambda x: run(x), RANKS)
+    rounds = []
     for x, wanted in zip(inputs, whole, strict=True):
         found = summed(x)
         np.testing.assert_array_equal(found.total[0], helpers.total(x))
         helpers.assert_same_on_all_ranks(found.total)
-        jax.tree.map(np.testing.assert_array_equal, found.traffic, wanted.traffic)
+        ways = [[one.traffic.push, one.traffic.pull] for one in (found, wanted)]
+        rounds.append([sum(float(way.rounds[0]) for way in one) for one in ways])
+        same = [[way._replace(rounds=0) for way in one] for one in ways]
+        jax.tree.map(np.testing.assert_array_equal, *same)
+    # Nothing and all are in no pieces; a message is what tells its slots, and three runs.
+    assert rounds[0] == [0, 0]
+    assert rounds[1][1] < rounds[1][0] <= 4 * rounds[1][1]
+    assert rounds[2][0] == rounds[2][1]
 
 
-@pytest.mark.parametrize("shape", [(SIZE,), (3100, 3), (3100,), (97,)])
+@pytest.mark.parametrize("shape", [(SIZE,), (3340, 3), (3340,), (97,)])
 def test_sums_that_come_back_whole_come_in_runs(shape):
-    """3,100 units: sixteen runs of two words of slots, and one of a word."""
+    """3,340 units: eleven runs of three words of slots, and one of two."""
     whole = schemes.BalancedParallelism(pull="dense")
 
     def run(x):

@@ -43,7 +43,7 @@ from sparsejax.wire.ladder import Ladder, ladder
 
 # Parts are as good as even if together they have so many times as many slots as units.
 EVEN = 1.5
-# On GPUs so many collectives give all sums to all ranks, where there are as many words.
+# On GPUs no more collectives than this give all sums to all ranks.
 _RUNS = 16
 
 
@@ -182,7 +182,7 @@ class Owned:
     def _by_runs(self, totals):
         """All sums, some slots of all owners at a time, so that few are there twice."""
         width, shape = self.layout.width, (self.layout.size, *totals.shape[1:])
-        run = bits.WORD * max(1, width // (_RUNS * bits.WORD))
+        run = bits.WORD * -(-width // (_RUNS * bits.WORD))
         owner = lax.broadcasted_iota(jnp.int32, (self.layout.ranks, 1), 0)
 
         def take(first, length, total):

@@ -23,6 +23,10 @@ standard deviations, in a message and for each table in it; lists that are fulle
 that somebody made to collide, go to all ranks instead, as they are, and each adds them up
 in the order of the ranks. No row is left out, and no array of the table's size is made on
 either way.
+
+On GPUs what all ranks send is received in runs (`row_lists`): of the sums of one table some
+rows at a time, of lists that go to all ranks some numbers of every row. The sums of several
+tables come as one list, from which each is cut.
 """
 
 import dataclasses
@@ -35,13 +39,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from sparsejax import axes
-from sparsejax.axes import as_varying, varying_axes
+from sparsejax.axes import as_varying, axis_names, is_elsewhere, varying_axes
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.owners.counts import imbalance
 from sparsejax.schemes.row_lists import Lists
 from sparsejax.units.dtypes import wide
 from sparsejax.units.ownership import Layout, Ownership, StripedHash
-from sparsejax.units.row_grads import RowGrads, distinct
+from sparsejax.units.row_grads import RowGrads, distinct, union
 from sparsejax.units.stacked import apart, first_at, stacked, starts_of
 from sparsejax.wire.collectives import Wire
 
@@ -125,6 +129,7 @@ class _Table:
 
     def total(self, places: jax.Array, rows: jax.Array) -> RowGrads:
         """Rows by their places, part * width + slot, as rows of the table."""
+        rows = rows.reshape(-1, *self.grads.shape[1:])
         width, real = self.layout.width, places < self.slots
         places = jnp.where(real, places, 0)
         ids = self.layout.invert(places // width, places % width)
@@ -238,9 +243,9 @@ class _Exchange:
         sums = jnp.broadcast_to(zero, (owned.size, values.shape[1]))
         sums = as_varying(sums, varying_axes(values))
         sums = sums.at[of_row].add(values, mode="drop")
-        slots, sums, pulled, agreed = self._pull(owned, sums)
+        slots, sums, pulled, messages, agreed = self._pull(owned, sums)
         push = base.stage(pushed, (n - 1) / n * self.lists.row_bytes * most, 1)
-        pull = base.stage(pulled, (n - 1) / n * self.lists.row_bytes, 1)
+        pull = base.stage(pulled, (n - 1) / n * self.lists.row_bytes, messages)
         return self._of_owners(slots, sums), push, pull, agreed
 
     def _push(self, keys, of_row, starts, rows, fullest):
@@ -259,11 +264,14 @@ class _Exchange:
         return self.lists.send(self.wire.all_to_all, slots, values, fullest, width)
 
     def _pull(self, owned, sums):
-        """The slots and sums of all owners, the bytes sent, and those to agree on them."""
+        """The slots and sums of all owners, bytes, messages, and bytes to agree on them."""
         count, agreed = self.wire.maximum(jnp.sum(owned < self.width, dtype=jnp.int32))
+        if is_elsewhere() and len(self.tables) == 1:
+            gather = self.wire.all_gather
+            return *self.lists.place(gather, owned, sums, count, self.width), agreed
         gather = lambda message: self.wire.all_gather(message[0])
         sent = self.lists.send(gather, owned[None], sums[None], count, self.width)
-        return *sent, agreed
+        return *sent, 1, agreed
 
     def _of_owners(self, slots, sums):
         """Each table's places and rows, from the lists of all owners [ranks, owned]."""
@@ -275,7 +283,7 @@ class _Exchange:
         for table, (own, rows) in zip(self.tables, cut(slots, sums), strict=True):
             width = table.layout.width
             places = jnp.where(own < width, part * width + own, table.slots)
-            found.append(self._padded(table, places.reshape(-1), rows))
+            found.append(self._padded(table, (places.reshape(-1), rows)))
         return found
 
     def _to_all(self, keys, of_row, starts, rows, *, most):
@@ -284,20 +292,57 @@ class _Exchange:
         n, size, dtype = self.ranks, keys.size, self.lists.dtype
         merged = jnp.zeros(rows.shape, wide(rows.dtype))
         merged = merged.at[of_row].add(rows.astype(merged.dtype), mode="drop")
+        merged = merged.astype(dtype).reshape(size, -1)
         keys, sent_keys = self.wire.all_gather(self._by_table(keys))
-        merged, sent_rows = self.wire.all_gather(merged.astype(dtype))
         rooms = [table.capacity for table in self.tables]
-        listed, total = self.lists.add_up(
-            keys, merged, self.nowhere, min(n * size, sum(rooms))
-        )
         slots = [table.slots for table in self.tables]
-        found = apart(listed, total.astype(dtype), slots, rooms)
-        padded = [
-            self._padded(t, *each) for t, each in zip(self.tables, found, strict=True)
-        ]
-        sent = sent_keys + sent_rows
-        push = base.stage(sent, sent / size * most, 1)
-        return padded, push, base.stage(), 0.0
+        capacity = min(n * size, sum(rooms))
+        listed, of_row = union(keys, capacity, self.nowhere)
+
+        def added_up(rows):
+            gathered, sent = self.wire.all_gather(rows)
+            total = self.lists.add_up(of_row, gathered, capacity)
+            found = apart(listed, total.astype(dtype), slots, rooms)
+            return list(map(self._padded, self.tables, found)), sent
+
+        # Some numbers of all rows at a time: each is added up in the order of the ranks.
+        width, row_bytes = merged.shape[1], merged.shape[1] * dtype.itemsize
+        some = row_lists.length_of_runs(
+            width, n * size * dtype.itemsize, sum(rooms) * row_bytes
+        )
+        runs = -(-width // some)
+        if runs == 1:
+            found, sent_rows = added_up(merged)
+        else:
+            found, sent_rows = self._by_runs(added_up, merged, some)
+        needed = (sent_keys + (n - 1) * size * row_bytes) / size * most
+        push = base.stage(sent_keys + runs * sent_rows, needed, runs)
+        return found, push, base.stage(), 0.0
+
+    def _by_runs(self, added_up, merged, some):
+        """What `added_up` makes of all numbers of the rows, of some of them at a time."""
+        width = merged.shape[1]
+        others = varying_axes(merged) - frozenset(axis_names(self.wire.axis))
+        sent = 0.0
+
+        def turn(run, found):
+            nonlocal sent
+            # The last run ends where the rows do, and has numbers of the one before.
+            first = jnp.minimum(run * some, width - some)
+            # A gather: see `Owned._by_runs`.
+            taken = first + lax.iota(jnp.int32, some)
+            own = merged.at[:, taken].get(mode="promise_in_bounds", unique_indices=True)
+            more, sent = added_up(own)
+            put = lambda of, run: lax.dynamic_update_slice(of, run, (0, first))
+            pairs = zip(found, more, strict=True)
+            return [(places, put(of, run)) for (_, of), (places, run) in pairs]
+
+        empty = []
+        for table in self.tables:
+            rows = jnp.zeros((table.capacity, width), table.grads.dtype)
+            pair = jnp.zeros(table.capacity, jnp.int32), rows
+            empty.append(as_varying(pair, others))
+        return lax.fori_loop(0, -(-width // some), turn, empty), sent
 
     def _by_table(self, keys):
         """Keys in the order of the tables, then of the owners; still those of a rank."""
@@ -310,10 +355,10 @@ class _Exchange:
         place = parts * widths[number] + slots + (self.ranks - 1) * starts[number]
         return jnp.where(keys < self.nowhere, place, self.nowhere)
 
-    def _padded(self, table, places, rows):
-        """Lists of the capacity that both ways have."""
-        rows = rows.reshape(-1, *table.grads.shape[1:])
+    def _padded(self, table, found):
+        """Places and rows of numbers, in lists of the capacity that both ways have."""
+        places, rows = found
         more = table.capacity - places.size
-        places = jnp.pad(places, (0, more), constant_values=table.slots)
-        rows = jnp.pad(rows, [(0, more)] + [(0, 0)] * (rows.ndim - 1))
-        return places, rows.astype(table.grads.dtype)
+        rows = rows.reshape(places.size, -1).astype(table.grads.dtype)
+        rows = jnp.pad(rows, ((0, more), (0, 0)))
+        return jnp.pad(places, (0, more), constant_values=table.slots), rows

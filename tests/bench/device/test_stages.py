@@ -1,5 +1,7 @@
 """How often loops of a program turn and which branches it takes: from a stage's counts."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,8 @@ def test_rounds_and_tiles_follow_from_the_ladder():
     place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
     assert known.turns(place) == 3
     # The fullest part has 8, 8 and 1 tiles, and the rank's other parts one each.
+    assert several.collectives == 3
+    assert dataclasses.replace(several, pieces=(1, 4)).collectives == 4 + 4 + 1
     tile, parts = "tiles.py:pack.<locals>.one_part", "tiles.py:_each"
     assert known.total(("push", (tile,)))[:4].tolist() == [4, 4, 17 + 3, 4]
     assert known.turns((*place, "tiles.py:pack", parts, tile)) == 20 / (3 * 4)
@@ -69,8 +73,11 @@ def test_entries_are_sent_where_they_take_fewer_bytes():
 def test_the_size_of_a_message_of_listed_rows_follows_from_the_fullest():
     one = ListStage((4, 6, 9), need=6)
     known = turns.Turns({"push": one})
-    place = ("rows.py:_Exchange._push", turns.LISTS)
-    assert known.taken(place, 3) == [0.0, 1.0, 0.0]
+    for send in turns.LISTS:
+        place = ("rows.py:_Exchange._push", send)
+        assert known.taken(place, 3) == [0.0, 1.0, 0.0]
+    runs = [ListStage((4, 6, 9), need, run=3).collectives for need in (4, 6, 7)]
+    assert (one.collectives, runs) == (1, [2, 2, 3])
     choice = ("rows.py:_Exchange.__call__", "axes.py:cond")
     assert known.taken(choice, 2) == [0.0, 1.0]
     known = turns.Turns({"push": ListStage((4, 6, 9), need=10)})

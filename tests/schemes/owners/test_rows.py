@@ -137,6 +137,44 @@ def test_several_tables_are_one_exchange(by_owners):
             helpers.assert_sum_of_rows(one, ids, rows, height, 1e-6, f"{case}, {height}")
 
 
+@pytest.fixture
+def in_runs(monkeypatch):
+    """As for GPUs, where what all ranks send comes in runs: here, however short."""
+    monkeypatch.setattr(row_lists, "ROUND", 0)
+    program.cache_clear()
+    program_of_tables.cache_clear()
+    with helpers.for_gpus():
+        yield
+    program.cache_clear()
+    program_of_tables.cache_clear()
+
+
+def test_what_all_ranks_send_is_placed_run_by_run(in_runs):
+    """By owners in one run, in two and in three; and some numbers, where they are full."""
+    crowded = CASES["uniform"].copy()
+    crowded[:, :70] = helpers.of_one_owner(4, HEIGHT, 4 * 70)[0].reshape(4, 70)
+    rounds = [assert_sums(4, *drawn(4, ids)) for ids in (CASES["zipf"], None, crowded)]
+    assert [(one.push.rounds, one.pull.rounds) for one in rounds] == [
+        (1, 1),
+        (1, 2),
+        (1, 3),
+    ]
+    # Rows of six numbers: in runs of four, of which the second begins with the third.
+    full = assert_sums(4, *drawn(4, CASES["of one owner"]))
+    assert (full.push.rounds, full.pull.rounds) == (2, 0)
+    assert full.push.wire == 3 * COUNT * (4 + 2 * 4 * 4)
+    assert full.push.payload < 3 * COUNT * (4 + WIDTH * 4) + 1
+
+
+@pytest.mark.slow
+def test_rows_of_16_bits_and_of_several_tables_are_placed_run_by_run(in_runs):
+    for ids in (CASES["uniform"], CASES["of one owner"]):
+        ids, rows = drawn(4, ids, dtype="bfloat16")
+        assert_sums(4, ids, rows, room=2**-7)
+    test_several_tables_are_one_exchange(True)
+    test_without_checking_types()
+
+
 @pytest.mark.slow
 def test_without_checking_types():
     assert_sums(4, *drawn(4), check_vma=False)
