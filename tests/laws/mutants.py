@@ -142,6 +142,12 @@ MUTANTS = {
         "last = min(first + each - 4, rung.capacity)",
         "tests/wire/test_at_once.py",
     ),
+    "for GPUs, each message of several begins with the first entry": Mutant(
+        "sparsejax/wire/forms.py",
+        "parts = self.numbers[: self.at_last], first[None], self.numbers[4 : self.at_last]",
+        "parts = self.numbers[: self.at_last], self.numbers[3 : self.at_last]",
+        "tests/wire/test_at_once.py",
+    ),
     "for GPUs, the last message is read as the first one": Mutant(
         "sparsejax/wire/messages.py",
         "carry = self.unpack_whole(arrived, lengths.numbers, carry, lengths.at_last)",

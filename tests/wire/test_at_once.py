@@ -106,7 +106,11 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
     def run(x):
         return helpers.call(scheme, x, helpers.init(scheme, x))
 
-    inputs = [helpers.gradients(RANKS, 900, density, seed=5) for density in (0, 0.05, 1)]
+    # Nothing, one message, three that follow one another, densely.
+    inputs = [
+        helpers.gradients(RANKS, 1600, density, shape=(2,), seed=5)
+        for density in (0, 0.05, 0.55, 1)
+    ]
     whole = [helpers.ranked(run, RANKS)(x) for x in inputs]
     monkeypatch.setattr(pallas_kernels, "unpacks_in_kernels", lambda *_: True)
     monkeypatch.setattr(ladder.Ladder, "pieces_of", lambda steps, rung: 3)

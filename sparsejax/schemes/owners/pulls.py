@@ -5,7 +5,8 @@ On the wire, with n ranks:
     agree    one pmax: the entries of the owner that has most
     Gather   all_gather of the entries, each part as long as the fullest
     Whole    all_gather of the sums, zeros and all, and nothing to agree on; on GPUs of a
-             sixteenth of them at a time, which are put in their places before the next
+             sixteenth of them at a time, or less, which are put in their places before
+             the next
 
 A pull that would send more than all sums, zeros and all, becomes `Whole`: the bytes of both
 follow from counts on which all ranks agreed, so all ranks take the same side. Where any
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sparsejax import axes
@@ -43,7 +45,8 @@ from sparsejax.wire.ladder import Ladder, ladder
 
 # Parts are as good as even if together they have so many times as many slots as units.
 EVEN = 1.5
-# On GPUs so many collectives give all sums to all ranks, where there are as many words.
+# On GPUs so many collectives give all sums to all ranks, where there are as many words; or
+# more, below twice as many, if no words are then left over, to be compiled once more.
 _RUNS = 16
 
 
@@ -182,8 +185,11 @@ class Owned:
     def _by_runs(self, totals):
         """All sums, some slots of all owners at a time, so that few are there twice."""
         width, shape = self.layout.width, (self.layout.size, *totals.shape[1:])
-        run = bits.WORD * max(1, width // (_RUNS * bits.WORD))
-        owner = lax.broadcasted_iota(jnp.int32, (self.layout.ranks, 1), 0)
+        words = width // bits.WORD
+        even = (runs for runs in range(_RUNS, 2 * _RUNS) if words % runs == 0)
+        run = bits.WORD * max(1, words // next(even, _RUNS))
+        # A constant: a kernel would make it.
+        owner = jnp.asarray(np.arange(self.layout.ranks, dtype=np.int32)[:, None])
 
         def take(first, length, total):
             # A gather: of a slice XLA makes a copy whose place the host works out, turn by
