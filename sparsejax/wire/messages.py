@@ -260,7 +260,8 @@ class _Stage:
         and unpacks itself, and then one for the rest. The first message is packed before
         the switch, and the last is unpacked behind it, whichever side is taken.
         """
-        if whole.in_branches(self.form, self.channel.sources, self.fold):
+        parts = len(self.slots.counts)
+        if whole.in_branches(self.form, parts, self.channel.sources, self.fold):
             return self.in_branches(need, typical)
         ladder, form, top = self.ladder, self.form, self.ladder.top
         lengths = Lengths.of(form, need)

@@ -142,6 +142,12 @@ MUTANTS = {
         "last = min(first + each - 4, rung.capacity)",
         "tests/wire/test_at_once.py",
     ),
+    "for GPUs, one kernel that won is enough to send in branches": Mutant(
+        "pallas_kernels/operations/messages.py",
+        'return all(name == "triton" for name in each)',
+        'return any(name == "triton" for name in each)',
+        "tests/kernels/test_backends.py",
+    ),
     "for GPUs, each message of several begins with the first entry": Mutant(
         "sparsejax/wire/forms.py",
         "parts = self.numbers[: self.at_last], first[None], self.numbers[4 : self.at_last]",

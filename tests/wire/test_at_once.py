@@ -112,7 +112,7 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
         for density in (0, 0.05, 0.55, 1)
     ]
     whole = [helpers.ranked(run, RANKS)(x) for x in inputs]
-    monkeypatch.setattr(pallas_kernels, "unpacks_in_kernels", lambda *_: True)
+    monkeypatch.setattr(pallas_kernels, "unpacks_in_kernels", lambda *_, **__: True)
     monkeypatch.setattr(ladder.Ladder, "pieces_of", lambda steps, rung: 3)
     summed = helpers.ranked(lambda x: run(x), RANKS)
     for x, wanted in zip(inputs, whole, strict=True):
