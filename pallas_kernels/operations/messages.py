@@ -274,22 +274,35 @@ def index_message(
 
 
 def unpacks_in_kernels(
-    into: jax.typing.DTypeLike, dtype: jax.typing.DTypeLike, size: int
+    into: jax.typing.DTypeLike,
+    dtype: jax.typing.DTypeLike,
+    size: int,
+    *,
+    packed: int,
+    words: int,
 ) -> bool:
     """Whether a kernel unpacks messages: one for all sizes, so that branches share it.
+
+    It looks things up in messages, and branches pack what they send: so all three
+    operations have to be computed by kernels, each as it is chosen at its own size.
 
     Args:
         into: The dtype of the array that values are added to.
         dtype: Of the values while they travel.
-        size: Entries of all messages.
+        size: Entries of all messages that are received.
+        packed: Of all that are packed.
+        words: Words of the strings, or bitmaps, of all messages that are received.
 
     Example:
         >>> with sparsejax.use_kernels("reference"):
-        ...     pallas_kernels.unpacks_in_kernels(jnp.float32, jnp.float32, size=4096)
+        ...     pallas_kernels.unpacks_in_kernels(
+        ...         jnp.float32, jnp.float32, 4096, packed=4096, words=128)
         False
     """
     kernels = ("reference", *["triton"] * _has_kernel(jnp.dtype(into), jnp.dtype(dtype)))
-    return backends.chosen("unpack_message", None, kernels, size) == "triton"
+    sizes = {"pack_message": packed, "index_message": words, "unpack_message": size}
+    each = (backends.chosen(name, None, kernels, size) for name, size in sizes.items())
+    return all(name == "triton" for name in each)
 
 
 def _has_kernel(into, dtype):

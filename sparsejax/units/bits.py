@@ -13,6 +13,7 @@ from jax import lax
 
 import pallas_kernels
 from pallas_kernels import rank_select
+from pallas_kernels.platforms import is_elsewhere
 from pallas_kernels.rank_select import (
     WORD as WORD,
     BitSets as BitSets,
@@ -51,8 +52,11 @@ def count(flags: jax.Array) -> jax.Array:
     """How many of these booleans are set: int32.
 
     Eight are added up in a byte first: XLA:CPU does that a vector at a time, and on all
-    cores, and is seven times slower where it adds them up as they come.
+    cores, and is seven times slower where it adds them up as they come. On GPUs it would be
+    a kernel more.
     """
+    if is_elsewhere():
+        return jnp.sum(flags, dtype=jnp.int32)
     flags = flags.reshape(-1).astype(jnp.uint8)
     flags = jnp.pad(flags, (0, -flags.size % 8))
     eights = jnp.sum(flags.reshape(-1, 8), axis=1, dtype=jnp.uint8)
@@ -120,9 +124,10 @@ def nonzero_units(x: jax.Array) -> jax.Array:
     if x.ndim == 1:
         return nonzero(x)
     # The bits of a unit's numbers are joined before they are looked at, eight lanes apart:
-    # four times as fast on CPUs as a flag for each number.
+    # four times as fast on CPUs as a flag for each number. On GPUs a second look would be
+    # a second kernel.
     flat = rank_select.unsigned(x).reshape(x.shape[0], -1)
-    lanes = math.gcd(flat.shape[1], 8)
+    lanes = 1 if is_elsewhere() else math.gcd(flat.shape[1], 8)
     joined = lax.reduce(
         flat.reshape(x.shape[0], -1, lanes), flat.dtype.type(0), lax.bitwise_or, (1,)
     )

@@ -216,6 +216,19 @@ class Lengths(NamedTuple):
         return (self.numbers.size + 3) // 2
 
     @property
+    def longest(self) -> jax.Array:
+        """Entries of the first message: the most that one has, if others follow."""
+        return self.numbers[self.at_first + 1]
+
+    def of_round(self, first: jax.Array) -> jax.Array:
+        """The numbers where the last message is another of the longest, from a rank on.
+
+        They are data, not the ladder's own: so all stages have the same kernel for it.
+        """
+        parts = self.numbers[: self.at_last], first[None], self.numbers[4 : self.at_last]
+        return jnp.concatenate(parts)
+
+    @property
     def first(self) -> jax.Array:
         """The rank of the first entry of the last message."""
         return self.numbers[self.at_last]

@@ -260,7 +260,8 @@ class _Stage:
         and unpacks itself, and then one for the rest. The first message is packed before
         the switch, and the last is unpacked behind it, whichever side is taken.
         """
-        if whole.in_branches(self.form, self.channel.sources, self.fold):
+        parts = len(self.slots.counts)
+        if whole.in_branches(self.form, parts, self.channel.sources, self.fold):
             return self.in_branches(need, typical)
         ladder, form, top = self.ladder, self.form, self.ladder.top
         lengths = Lengths.of(form, need)
@@ -308,14 +309,10 @@ class _Stage:
         next is sent. So nothing is there that has room for the longest message, and sides
         consist of kernels that are compiled once.
         """
-        ladder, form, top = self.ladder, self.form, self.ladder.top
+        ladder, form = self.ladder, self.form
         lengths = Lengths.of(form, need)
         ends = whole.ends_of(self.slots)
         takers = [self.taker(number, ends) for number in range(len(ladder.rungs))]
-        at_last = [
-            lambda carry, numbers, take=take: take(carry, numbers, lengths.at_last)
-            for take in takers
-        ]
 
         def nothing(carry, numbers):
             del numbers
@@ -323,19 +320,19 @@ class _Stage:
             return carry, as_varying(counts, self.received_axes)
 
         def several(carry, numbers):
-            longest = form.places(np.int32(len(takers) - 1))
+            told = Lengths(numbers)
 
             def turn(state):
                 first, carry = state
-                run = whole.run_of(first, np.int32(top), longest)
-                return first + top, takers[-1](carry, run, 0)[0]
+                carry, _ = takers[-1](carry, told.of_round(first))
+                return first + told.longest, carry
 
-            more = lambda state: Lengths(numbers).need - state[0] > top
+            more = lambda state: told.need - state[0] > told.longest
             _, carry = lax.while_loop(more, turn, (jnp.int32(0), carry))
-            finals = [at_last[number] for number in ladder.finals]
-            return lax.switch(Lengths(numbers).final, finals, carry, numbers)
+            finals = [takers[number] for number in ladder.finals]
+            return lax.switch(told.final, finals, carry, numbers)
 
-        sides = [nothing, *at_last, several]
+        sides = [nothing, *takers, several]
         start = lax.optimization_barrier(self.start)
         side = lengths.side(len(sides))
         carry, counts = lax.switch(side, sides, start, lengths.numbers)
@@ -351,8 +348,11 @@ class _Stage:
             self.wire_bytes[number] += sent
             return self.channel.received(as_varying(received, varying_axes(words)))
 
-        def take(carry, numbers, at):
+        def take(carry, numbers):
+            at = Lengths(numbers).at_last
             message, head = self.pack_whole(numbers, at, rung.words, ends), None
+            # What is cut out of an array as it is, is copied, by no kernel of its own.
+            (message,) = together(message)
             self.wire_bytes[number] = 0.0
             for piece in pieces:
                 words = receive(message[:, piece.words])

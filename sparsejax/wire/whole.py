@@ -105,15 +105,27 @@ def pack(
     return as_varying(message, axes)
 
 
-def in_branches(form: Form, sources: int, fold: Any) -> bool:
+def in_branches(form: Form, parts: int, sources: int, fold: Any) -> bool:
     """Whether messages are unpacked where they are received: by one kernel for all sizes.
 
     In plain XLA each size would be compiled by itself.
+
+    Args:
+        form: Where the parts of a message are.
+        parts: How many messages are packed.
+        sources: How many are received.
+        fold: What is made of the entries.
     """
     if fold.into is None or not fold.into.is_known:
         return False
-    entries = sources * form.ladder.top
-    return pallas_kernels.unpacks_in_kernels(fold.start.dtype, form.dtype, entries)
+    room = form.ladder.top
+    return pallas_kernels.unpacks_in_kernels(
+        fold.start.dtype,
+        form.dtype,
+        sources * room,
+        packed=parts * room,
+        words=sources * form.longest,
+    )
 
 
 class Head(NamedTuple):

@@ -157,6 +157,27 @@ def test_auto_takes_what_won_at_the_nearest_size_below(monkeypatch):
     assert backends._winner("partition", 10**9, KERNELS) == "reference"
 
 
+@pytest.mark.parametrize("lost", [None, "pack_message", "index_message", "unpack_message"])
+def test_with_auto_messages_are_unpacked_in_kernels_where_all_that_takes_won(
+    lost, monkeypatch
+):
+    """Each at its own size: 10 entries packed, 20 words looked at, 30 entries unpacked."""
+    least = {"pack_message": 10, "index_message": 20, "unpack_message": 30}
+    rows = {
+        name: [{"size": size + (name == lost), "backend": "triton"}]
+        for name, size in least.items()
+    }
+    monkeypatch.setattr(backends, "_missing", lambda name: None)
+    monkeypatch.setattr(backends, "_cuda_devices", lambda: (Gpu(),))
+    monkeypatch.setattr(backends, "_winners", lambda: {"NVIDIA Test": rows})
+    found = functools.partial(
+        kernels.unpacks_in_kernels, jnp.float32, jnp.float32, 30, packed=10, words=20
+    )
+    assert found() == (lost is None)
+    with kernels.use_kernels("reference"):
+        assert not found()
+
+
 kernel_p = Primitive("a_kernel")  # with no rule to batch it
 kernel_p.def_abstract_eval(lambda x: x)
 mlir.register_lowering(kernel_p, lambda ctx, x: [x])

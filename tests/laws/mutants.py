@@ -142,6 +142,18 @@ MUTANTS = {
         "last = min(first + each - 4, rung.capacity)",
         "tests/wire/test_at_once.py",
     ),
+    "for GPUs, one kernel that won is enough to send in branches": Mutant(
+        "pallas_kernels/operations/messages.py",
+        'return all(name == "triton" for name in each)',
+        'return any(name == "triton" for name in each)',
+        "tests/kernels/test_backends.py",
+    ),
+    "for GPUs, each message of several begins with the first entry": Mutant(
+        "sparsejax/wire/forms.py",
+        "parts = self.numbers[: self.at_last], first[None], self.numbers[4 : self.at_last]",
+        "parts = self.numbers[: self.at_last], self.numbers[3 : self.at_last]",
+        "tests/wire/test_at_once.py",
+    ),
     "for GPUs, the last message is read as the first one": Mutant(
         "sparsejax/wire/messages.py",
         "carry = self.unpack_whole(arrived, lengths.numbers, carry, lengths.at_last)",
@@ -192,8 +204,8 @@ MUTANTS = {
     ),
     "for GPUs, the last of the runs of dense sums is left out": Mutant(
         "sparsejax/schemes/owners/pulls.py",
-        "if width % run:",
-        "if False:",
+        "runs = -(-width // run)",
+        "runs = width // run",
         "tests/wire/test_at_once.py",
     ),
     "for GPUs, the dense side adds up zeros": Mutant(

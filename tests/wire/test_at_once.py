@@ -106,9 +106,13 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
     def run(x):
         return helpers.call(scheme, x, helpers.init(scheme, x))
 
-    inputs = [helpers.gradients(RANKS, 900, density, seed=5) for density in (0, 0.05, 1)]
+    # Nothing, one message, three that follow one another, densely.
+    inputs = [
+        helpers.gradients(RANKS, 1600, density, shape=(2,), seed=5)
+        for density in (0, 0.05, 0.55, 1)
+    ]
     whole = [helpers.ranked(run, RANKS)(x) for x in inputs]
-    monkeypatch.setattr(pallas_kernels, "unpacks_in_kernels", lambda *_: True)
+    monkeypatch.setattr(pallas_kernels, "unpacks_in_kernels", lambda *_, **__: True)
     monkeypatch.setattr(ladder.Ladder, "pieces_of", lambda steps, rung: 3)
     summed = helpers.ranked(lambda x: run(x), RANKS)
     rounds = []
@@ -128,7 +132,7 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
 
 @pytest.mark.parametrize("shape", [(SIZE,), (3340, 3), (3340,), (97,)])
 def test_sums_that_come_back_whole_come_in_runs(shape):
-    """3,340 units: eleven runs of three words of slots, and one of two."""
+    """3,340 units: runs of three words of slots, the last with one of those before."""
     whole = schemes.BalancedParallelism(pull="dense")
 
     def run(x):

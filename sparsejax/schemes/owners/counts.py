@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sparsejax.axes import is_elsewhere
 from sparsejax.units.ownership.memory import Filled
 from sparsejax.units.slots import Slots
 from sparsejax.wire.collectives import Wire
@@ -57,8 +58,12 @@ def count(sets: Slots, wire: Wire) -> Counts:
         sets: This rank's units, a part for each owner.
         wire: The ranks.
     """
-    total = jnp.sum(sets.counts, dtype=jnp.int32)
-    return _agree(sets, sets.counts, jnp.max(sets.counts), total, wire)
+    by_part = sets.counts
+    if is_elsewhere():
+        # Of a sum of counts XLA would make a sum of bits, by kernels of its own.
+        by_part = lax.optimization_barrier(by_part)
+    total = jnp.sum(by_part, dtype=jnp.int32)
+    return _agree(sets, by_part, jnp.max(by_part), total, wire)
 
 
 def count_filled(filled: Filled, size: int, wire: Wire) -> Counts:

@@ -5,7 +5,8 @@ On the wire, with n ranks:
     agree    one pmax: the entries of the owner that has most
     Gather   all_gather of the entries, each part as long as the fullest
     Whole    all_gather of the sums, zeros and all, and nothing to agree on; on GPUs of a
-             sixteenth of them at a time, which are put in their places before the next
+             sixteenth of them at a time, or less, which are put in their places before
+             the next
 
 A pull that would send more than all sums, zeros and all, becomes `Whole`: the bytes of both
 follow from counts on which all ranks agreed, so all ranks take the same side. Where any
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sparsejax import axes
@@ -183,27 +185,31 @@ class Owned:
         """All sums, some slots of all owners at a time, so that few are there twice."""
         width, shape = self.layout.width, (self.layout.size, *totals.shape[1:])
         run = bits.WORD * -(-width // (_RUNS * bits.WORD))
-        owner = lax.broadcasted_iota(jnp.int32, (self.layout.ranks, 1), 0)
+        runs = -(-width // run)
+        # A constant: a kernel would make it.
+        owner = jnp.asarray(np.arange(self.layout.ranks, dtype=np.int32)[:, None])
 
-        def take(first, length, total):
+        others = varying_axes(totals) - frozenset(axis_names(self.wire.axis))
+        sent = 0.0
+
+        def turn(i, total):
+            nonlocal sent
+            # The last run ends where the slots do, and has some of the one before: all are
+            # alike, and compiled once.
+            first = jnp.minimum(i * run, width - run)
             # A gather: of a slice XLA makes a copy whose place the host works out, turn by
             # turn, and a loop around one cannot be part of a CUDA graph.
-            taken = first + lax.iota(jnp.int32, length)
+            taken = first + lax.iota(jnp.int32, run)
             sums = totals.at[taken].get(mode="promise_in_bounds", unique_indices=True)
             gathered, sent = self.wire.all_gather(sums)
             slots = first + lax.broadcasted_iota(jnp.int32, gathered.shape[:2], 1)
             units = self.layout.invert(owner, slots)
             # Slots of no unit are one behind the end or more.
-            return total.at[units].set(gathered, mode="drop"), sent
+            return total.at[units].set(gathered, mode="drop")
 
-        others = varying_axes(totals) - frozenset(axis_names(self.wire.axis))
         total = as_varying(jnp.zeros(shape, totals.dtype), others)
-        runs = width // run
-        one = lambda i, total: take(i * run, run, total)[0]
-        total = lax.fori_loop(0, runs, one, total)
-        if width % run:
-            total, _ = take(jnp.int32(runs * run), width % run, total)
-        return total, self.whole_bytes
+        total = lax.fori_loop(0, runs, turn, total)
+        return total, runs * sent
 
     def at_units(self, totals: jax.Array) -> jax.Array:
         """The sums of this owner at their units, zeros elsewhere."""
