@@ -45,7 +45,7 @@ class Settings(settings.Settings):
     systems: tuple[str, ...] = option((), "all that an example has, the default, or some")
     rows: int = option(0, "of each table; those of `options.SIZES` if 0")
     small: bool = option(False, "take the examples' own small sizes")
-    steps: int = option(3, "of each system in a turn")
+    steps: int = option(2, "of each system in a turn")
     rounds: int = option(3, "turns that count")
     peers: str | None = option(
         None, "the Python of an environment with torch", recorded="PYTHON"
@@ -92,7 +92,7 @@ class CurveSettings(Settings):
     )
     hosts: tuple[int, ...] = option((16,), "numbers of hosts")
     systems: tuple[str, ...] = option(("dense", "rows", "embrace"), "what is compared")
-    steps: int = option(60, "of each system")
+    steps: int = option(40, "of each system")
     turn: int = option(5, "steps of a system until the next one's turn")
     rounds: int = option(0, hidden=True)
 

@@ -1,7 +1,7 @@
 """The examples' models in PyTorch, number for number, made from JAX's parameters.
 
-Parameters are given by their paths, as `benchmarks.workloads.hosts.training.named` writes them. JAX
-is not needed here.
+Parameters are given by their paths, as `named` of the JAX side writes them. JAX is not
+needed here.
 """
 
 import math
