@@ -33,9 +33,12 @@ def sampled_softmax(
         targets: [sentences, length], the right words.
         negatives: [drawn], words as `draw_words` draws them.
     """
-    right = jnp.einsum("wld,wld->wl", hidden, table[targets])
+    # One lookup of all words: each would be merged, and caught up, by itself.
+    rows = table[jnp.concatenate([targets.reshape(-1), negatives])]
+    of_targets = rows[: targets.size].reshape(*targets.shape, -1)
+    right = jnp.einsum("wld,wld->wl", hidden, of_targets)
     right += _corrected(bias, targets)
-    wrong = jnp.einsum("wld,nd->wln", hidden, table[negatives])
+    wrong = jnp.einsum("wld,nd->wln", hidden, rows[targets.size :])
     wrong += _corrected(bias, negatives)
     # A negative that happens to be the right word is none.
     wrong = jnp.where(targets[..., None] == negatives, -jnp.inf, wrong)

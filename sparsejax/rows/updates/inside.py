@@ -20,9 +20,9 @@ from sparsejax.rows.updates.state import LazyState
 from sparsejax.units.row_grads import is_row_grads
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Inside:
-    """The optimizer inside a lazy one, and what is known of it.
+    """The optimizer inside a lazy one, and what is known of it; each is equal to itself.
 
     Attributes:
         tx: The optimizer.
@@ -86,6 +86,7 @@ class Inside:
         """
         found: dict[int, Table] = {}
         movings: list[Any] = []
+        judged: dict[Any, bool] = {}
         for at, table in anatomy.tables.items():
             found[at] = table
             fading = self._guess(table, jnp.result_type(jax.tree.leaves(params)[at]))
@@ -94,12 +95,16 @@ class Inside:
             guessed = dataclasses.replace(table, fading=fading)
             one = dataclasses.replace(anatomy, tables=anatomy.tables | {at: guessed})
             runs = self._runs(one, params)
+            probe, sample = runs.probe(at), functools.partial(runs.sample, at)
             try:
-                right = fading.is_right(runs.probe(at), functools.partial(runs.sample, at))
-                moving = fading, table.scalars, _written(runs.probe(at))
+                moving = fading, table.scalars, _written(probe, _STEPS)
+                # Programs that are written alike move rows alike: one is run for all.
+                key = moving, _written(sample, *_NUMBERS)
+                if key not in judged:
+                    judged[key] = fading.is_right(probe, sample)
             except TypeError:  # as JAX's errors of tracers are, and keys, no numbers
-                right, moving = False, None
-            if right:
+                continue
+            if judged[key]:
                 if moving not in movings:
                     movings.append(moving)
                 found[at] = dataclasses.replace(guessed, moving=movings.index(moving))
@@ -194,9 +199,22 @@ class Inside:
         return state._replace(step=state.step - 1, inner=structure.unflatten(inner))
 
 
-def _written(probe):
-    """The program of a probe and its constants, in a form that can be compared."""
-    program = jax.make_jaxpr(probe)(jax.ShapeDtypeStruct((2,), jnp.int32))
+# What a probe is given, and a sample: see `CatchUp`.
+_STEPS = jax.ShapeDtypeStruct((2,), jnp.int32)
+_NUMBERS = (
+    jax.ShapeDtypeStruct((), jnp.int32),
+    *[jax.ShapeDtypeStruct((2,), jnp.float32)] * 3,
+)
+
+
+def _written(function, *like):
+    """A program and its constants, in a form that can be compared.
+
+    Args:
+        function: From steps, or a step and numbers, to how far these are moved.
+        like: What it is given.
+    """
+    program = jax.make_jaxpr(function)(*like)
     jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.out_avals))
     kept = zip(program.jaxpr.constvars, program.consts, strict=True)
     left = set(map(id, jaxpr.constvars))

@@ -348,20 +348,37 @@ def settled(inside: Inside, params: Any, state: Any) -> tuple[Any, Any]:
     ours = find(state)
     names, whole, of_whole = anatomies.flatten(params)
     params = inside.those_of(params, ours.inner)
-    view = View(inside, params, params, ours)
     paths, leaves, structure = anatomies.flatten(params)
-    now = view.catch_up({at: view.all_of(at) for at in view.lagging})
-    for at, rows in now.items():
-        of = tiles.axes_of(view.last[at], view.step)
-        leaves[at], view.last[at] = rows.param, _same_but_over(of, rows.last)
+    last = structure.flatten_up_to(ours.last)
+    inner, of_state = jax.tree.flatten(ours.inner)
+    for at, rows in _caught_up(inside, params, ours).items():
+        leaves[at], last[at] = rows.param, rows.last
+        for j, own in zip(
+            inside.anatomy(params, params).tables[at].own, rows.own, strict=True
+        ):
+            inner[j] = own
     new = ours._replace(
-        last=jax.tree.unflatten(structure, view.last),
-        inner=jax.tree.unflatten(view.of_state, view.inner_with(now)),
+        last=jax.tree.unflatten(structure, last), inner=jax.tree.unflatten(of_state, inner)
     )
     is_ours = lambda node: isinstance(node, LazyState)
     state = jax.tree.map(lambda x: new if is_ours(x) else x, state, is_leaf=is_ours)
     settled = dict(zip(names, whole, strict=True)) | dict(zip(paths, leaves, strict=True))
     return jax.tree.unflatten(of_whole, [settled[name] for name in names]), state
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _caught_up(inside, params, state):
+    """All rows of the tables whose rows may be late, in one program.
+
+    Operation by operation each would be compiled by itself, and none fused.
+    """
+    view = View(inside, params, params, state)
+    now = view.catch_up({at: view.all_of(at) for at in view.lagging})
+    of = {at: tiles.axes_of(view.last[at], view.step) for at in now}
+    return {
+        at: rows._replace(last=_same_but_over(of[at], rows.last))
+        for at, rows in now.items()
+    }
 
 
 def _same_but_over(names, x):

@@ -188,6 +188,36 @@ def test_tables_of_one_optimizer_share_their_sums():
     assert groups(optax.partition(of, {"a": "x", "b": "y", "c": "x"})) == [0, 1, 0]
 
 
+def test_tables_that_move_alike_are_tried_once(monkeypatch):
+    """And those of another rate, or of another optimizer, by themselves."""
+    tried = []
+    probed = lambda fading, probe, sampled: bool(tried.append(fading.factors)) or True
+    monkeypatch.setattr(fading.Fading, "is_right", probed)
+    params = {
+        name: jnp.zeros((HEIGHT, width))
+        for name, width in zip("abc", (2, 3, 4), strict=True)
+    }
+    lazy(optax.adam(1e-2)).init(params)
+    assert len(tried) == 1
+    of = {"x": optax.adam(1e-2), "y": optax.adam(2e-2), "z": optax.adamw(1e-2)}
+    lazy(optax.partition(of, {"a": "x", "b": "y", "c": "z"})).init(params)
+    assert len(tried) == 4
+
+
+def test_all_rows_are_caught_up_by_one_program():
+    """And what has no late rows is no part of it, so nothing of it is copied."""
+    tx = lazy(
+        optax.partition({"x": optax.adam(0.1), "y": optax.sgd(0.1)}, dict(a="x", b="y"))
+    )
+    params = {name: jnp.ones((HEIGHT, 3)) for name in "ab"}
+    state = tx.init(params)
+    program = jax.make_jaxpr(lambda p, s: settle(p, s, tx))(params, state)
+    assert len(program.jaxpr.eqns) == 1
+    settled, _ = settle(params, state, tx)
+    assert settled["b"] is params["b"]
+    np.testing.assert_array_equal(settled["a"], params["a"])
+
+
 def test_one_optimizer_serves_two_models():
     """While what reads the first is still there; and states may be NumPy's."""
     tx = lazy(optax.sgd(0.1, momentum=0.1))
