@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, at_number, by_platform, together, varying_axes
+from sparsejax.axes import as_varying, by_platform, together, varying_axes
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, collectives, index_codes, tiles, whole
@@ -378,12 +378,12 @@ class _Stage:
         payload = self.channel.messages * (jnp.mean(payload) + headers)
         payload = jnp.where(before > 0, payload, 0)
         payload += self.payload(expected, lengths.first, lengths.rest, lengths.rung)
-        wire = before * sent[-1] + sent[lengths.rung]
-        follow = before + 1
+        last, follow = sent[lengths.rung], before + 1
         if pieces is not None:
-            follow = before * np.int32(pieces[-1]) + at_number(
-                jnp.array(pieces, jnp.int32), lengths.rung
-            )
+            # One table: a look into each would be a kernel of its own.
+            told = jnp.array([self.wire_bytes, pieces], jnp.float32)[:, lengths.rung]
+            last, follow = told[0], before * np.float32(pieces[-1]) + told[1]
+        wire = before * sent[-1] + last
         rounds = self.channel.waits * follow
         nothing = lengths.need == 0
         wire, payload, rounds = (jnp.where(nothing, 0, x) for x in (wire, payload, rounds))
