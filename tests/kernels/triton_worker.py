@@ -1,9 +1,10 @@
 """The Triton kernels in Triton's interpreter, held to `contract`.
 
-    python -m tests.kernels.triton_worker [FILE OLD NEW]
+    python -m tests.kernels.triton_worker [hold FILE ...]
+    python -m tests.kernels.triton_worker FILE OLD NEW
 
 By itself in a process: the interpreter checks no bounds, and what runs past an array's end
-may take the process down. With three arguments a kernel's file has NEW instead of OLD, and
+may take the process down. The second holds a kernel's file that has NEW instead of OLD, and
 the process must fail. Arrays lie between canaries, which must live.
 
 The interpreter runs programs one after another, so it cannot show a race.
@@ -383,13 +384,14 @@ CHECKS = {
 FILES = {"exchange": "messages.py"}  # where a check has not the name of its file
 
 
-def main(file=None, old="", new=""):
+def main(file="hold", *given):
     # jax-triton needs a GPU's jaxlib to be imported, and nothing here is launched by it.
     sys.modules.setdefault("jax_triton", ModuleType("jax_triton"))
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 3)
-    for name in [file] if file else CHECKS:
-        CHECKS[name](load(FILES.get(name, name), old, new))
+    files, edited = (given or CHECKS, ()) if file == "hold" else ([file], given)
+    for name in files:
+        CHECKS[name](load(FILES.get(name, name), *edited))
         print(f"{name} holds", flush=True)
 
 
