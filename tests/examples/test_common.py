@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from examples.common import command, devices, feeding, report
+from examples.common import command, devices, feeding, report, session
+from tests.examples import tiny
 
 
 SENT = {
@@ -69,6 +70,18 @@ def test_runs_that_went_on_from_other_steps_are_compared_where_both_have_losses(
     figures = report.figures(runs)
     assert figures["zen"]["largest_loss_difference"] == 0.5
     assert figures["rows"]["largest_loss_difference"] == 1.0
+
+
+def test_curves_for_tensorboard_are_read_back(tmp_path):
+    with session._Curves(str(tmp_path), "zen") as log:
+        log(1, {"loss": 3.5, "sync/the table/wire_bytes": 12.0})
+        log(2, {"loss": 2.5, "sync/the table/wire_bytes": 10.0})
+    found = tiny.curves(tmp_path / "zen")
+    assert found["loss"] == {1: 3.5, 2: 2.5}
+    assert found["sync/the_table/wire_bytes"] == {1: 12, 2: 10}  # tags have no spaces
+    with session._Curves(None, "dense") as log:
+        log(1, {"loss": 3.5})
+    assert [path.name for path in tmp_path.iterdir()] == ["zen"]
 
 
 def test_a_run_of_two_steps_has_no_time_of_a_step_and_json_has_no_nan():

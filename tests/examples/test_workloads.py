@@ -37,8 +37,15 @@ def test_two_steps_and_two_more_are_four(name, monkeypatch, tmp_path, capsys):
 
     assert {path.name for path in (states / sync).iterdir()} >= {"2", "4"}
     shutil.rmtree(states / sync / "4")
-    resumed = run(name, monkeypatch, tmp_path, *options, "--resume")[sync]
+    options += ["--resume", "--logdir", str(tmp_path / "curves")]
+    resumed = run(name, monkeypatch, tmp_path, *options)[sync]
     assert resumed.losses == whole.losses[2:]
+    curves = tiny.curves(tmp_path / "curves" / sync)
+    assert curves["loss"] == pytest.approx({3: whole.losses[2], 4: whole.losses[3]})
+    sent = {key.replace(" ", "_") for key in resumed.sent}
+    assert {*curves} == {"loss", "seconds", *sent}
+    for steps in curves.values():
+        assert [*steps] == [3, 4]
     assert as_bytes(resumed.params) == as_bytes(whole.params)
 
 
