@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import os
 
 import jax
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from benchmarks.harness import record
 from benchmarks.papers.embrace import network, sizes, systems, tasks, training, translator
 from benchmarks.papers.embrace.bleu import bleu
-from benchmarks.testbed import job, network as hosts
+from benchmarks.testbed import network as hosts
 from tests import helpers
 
 
@@ -229,17 +228,11 @@ def _shaped():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.skipif(not _shaped(), reason="no shaped network")
 def test_links_carry_what_the_formulas_say(tmp_path, monkeypatch):
     """Two hosts; `main` fails where replicas or losses differ, or bytes are missing."""
     monkeypatch.setattr(record, "RESULTS", tmp_path)
-    # Compiled as tests are: optimized as for users, it takes three times as long.
-    flags, run_job = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}, job.run
-    monkeypatch.setattr(
-        job,
-        "run",
-        lambda *given, environment: run_job(*given, environment=environment | flags),
-    )
     argv = "--hosts 2 --tasks language --words 2000 --width 32 --rounds 1 --steps 1"
     assert network.main(argv.split()) == 0
     lines = next(tmp_path.glob("*.csv")).read_text().splitlines()
