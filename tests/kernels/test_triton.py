@@ -308,7 +308,8 @@ def run(*arguments, folder):
     [
         ("bitmap.py", "threshold_hash.py", "coo_add.py"),
         ("partition.py", "partition_dense.py"),
-        ("messages.py", "exchange"),
+        ("messages.py",),
+        ("exchange",),
     ],
     ids=lambda files: files[0],
 )
