@@ -28,7 +28,6 @@ from examples.common.session import Session
 LEARNING_RATE, MOMENTUM = 0.02, 0.9
 DENSITY = 0.02
 WARM_UP = 20  # steps in which all is sent
-WHOLE = 2**16  # Leaves of fewer numbers are always sent whole.
 # Channels of each convolution, a pool behind each group; how often a pixel is repeated,
 # images a device. The larger is VGG-16 as in table 2 of Ok-Topk: 14,728,266 numbers.
 SIZES = {
@@ -65,25 +64,16 @@ def loss_fn(model, params, batch):
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
 
-def sgd():
-    """SGD with momentum, but for leaves whose gradients come with it already.
-
-    What waits is sent late, so the momentum is that of what waits. Small leaves go whole.
-    """
-    kinds = {"large": optax.sgd(LEARNING_RATE), "small": optax.sgd(LEARNING_RATE, MOMENTUM)}
-    kind = lambda leaf: "small" if leaf.size < WHOLE else "large"
-    return optax.partition(kinds, lambda params: jax.tree.map(kind, params))
-
-
+# What waits is sent late, so the momentum is that of what waits, and SGD has none.
 SYNCS = {
     "dense": lambda: (sparsejax.dense_sync(), optax.sgd(LEARNING_RATE, MOMENTUM)),
     "ok_topk": lambda: (
         sparsejax.ok_topk_sync(DENSITY, momentum=MOMENTUM, warmup_steps=WARM_UP),
-        sgd(),
+        optax.sgd(LEARNING_RATE),
     ),
     "spardl": lambda: (
         sparsejax.spardl_sync(DENSITY, momentum=MOMENTUM, warmup_steps=WARM_UP),
-        sgd(),
+        optax.sgd(LEARNING_RATE),
     ),
 }
 

@@ -21,6 +21,7 @@ jax.config.update("jax_numpy_dtype_promotion", "standard")
 # A fifth of the time that tracing takes: lines of code in programs, and looking for garbage
 # among the many objects that JAX keeps.
 jax.config.update("jax_traceback_in_locations_limit", 0)
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # in processes that tests start
 gc.set_threshold(100_000, 50, 100)
 
 # Compiling comes out of the first example's time, and fixed seeds make failures repeat.

@@ -15,7 +15,11 @@ class Context:
         self.out = out
         self.gpu = jax.default_backend() == "gpu"
         self.sizes = (214_000_000, 1 << 24, 1 << 20) if self.gpu else (1 << 16, 1 << 14)
+        # Those at which something is to be reached.
+        self.targets = self.sizes[:2] if self.gpu else self.sizes[:1]
         self.runs = 1000 if self.gpu else 5
+        # How often a side is timed, and for how many seconds at least.
+        self.repeats, self.sample = (7, 0.02) if self.gpu else (1, 0.0)
         self.backends = [n for n in backends.BACKENDS if backends.why_not(n) is None]
         self.record = Kept(out / f"{part}.jsonl")
 

@@ -25,7 +25,6 @@ from sparsejax.units.slots import Slots
 from sparsejax.wire import forms, index_codes, ladder
 
 
-REPEATS = 7
 PARTS = 16
 TARGETS, TABLE = 0.028, 0.01  # densities: of what is to be reached, and of the winners
 MEDIUM = 1 << 24  # the largest at which what sorts is timed
@@ -40,7 +39,7 @@ def winners(context) -> bool:
 
 
 def _all_sizes(context) -> bool:
-    cases = [(size, TARGETS) for size in context.sizes[:2]]
+    cases = [(size, TARGETS) for size in context.targets]
     cases += [(size, TABLE) for size in context.sizes]
     table: dict[str, dict[int, str]] = {}
     return all([_one_case(context, size, density, table) for size, density in cases])
@@ -59,7 +58,7 @@ def _one_case(context, size, density, table) -> bool:
     well = True
     for operation, (over, sides) in by_operation.items():
         times, wrong = _timed(
-            operation, {name: programs[operation, name] for name in sides}
+            context, operation, {name: programs[operation, name] for name in sides}
         )
         well &= not wrong
         about = {"part": operation, "size": size, "density": density}
@@ -78,7 +77,7 @@ def _one_case(context, size, density, table) -> bool:
     return well
 
 
-def _timed(operation, sides):
+def _timed(context, operation, sides):
     """Seconds of the sides that run and agree with the reference, and what is wrong."""
     right, wrong, expected = {}, {}, None
     for name, run in sides.items():
@@ -97,7 +96,7 @@ def _timed(operation, sides):
                 wrong[name] = f"{summary} where the reference has {expected}"
                 continue
         right[name] = run
-    return alternate(right, REPEATS, 0.02), wrong
+    return alternate(right, context.repeats, context.sample), wrong
 
 
 # Sums of floats may come in any order; all else must be equal.

@@ -262,8 +262,10 @@ def _work(
         for each in inside.instructions.values()
         if each.opcode not in _FREE
     ]
-    flops, bytes_, launches = (sum(each) * one.trips for each in zip(*parts, strict=True))
-    return flops, bytes_, int(launches)
+    # A body may have nothing in it but what is free.
+    parts.append((0.0, 0.0, 0))
+    flops, bytes_, launches = map(sum, zip(*parts, strict=True))
+    return flops * one.trips, bytes_ * one.trips, launches * one.trips
 
 
 def _what(program: Program, one: Instruction) -> str:

@@ -1,5 +1,8 @@
 """The figures of an example's runs, as a table and as a plot."""
 
+import json
+import math
+import statistics
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +24,8 @@ class Run(NamedTuple):
             over several hosts.
         replicas_equal: Whether all devices ended with the same bytes.
         compile_seconds: The time of the first step beyond that of the median one.
-        step_seconds: The median step.
+        step_seconds: The median step of those behind the first; None, as is
+            `compile_seconds`, where these are fewer than two.
         scores: Figures of the parameters at the end, such as an accuracy.
     """
 
@@ -29,9 +33,33 @@ class Run(NamedTuple):
     sent: dict[str, float]
     params: Any
     replicas_equal: bool
-    compile_seconds: float
-    step_seconds: float
+    compile_seconds: float | None
+    step_seconds: float | None
     scores: dict[str, float]
+
+
+def seconds(steps: list[float]) -> tuple[float | None, float | None]:
+    """The seconds that compiling took, and those of a step, from those of all steps.
+
+    The first step compiles. One more is no measure: it is the first to run as others do.
+    """
+    if len(steps) < 3:
+        return None, None
+    step = statistics.median(steps[1:])
+    return steps[0] - step, step
+
+
+def as_json(figures: Any) -> str:
+    """The figures as JSON, which has no NaN and no infinity: null for these."""
+
+    def told(x):
+        if isinstance(x, dict):
+            return {key: told(value) for key, value in x.items()}
+        if isinstance(x, (list, tuple)):
+            return [told(value) for value in x]
+        return None if isinstance(x, float) and not math.isfinite(x) else x
+
+    return json.dumps(told(figures), allow_nan=False)
 
 
 def numbers(x: jax.Array) -> np.ndarray | None:
@@ -79,7 +107,7 @@ def _figures(run: Run) -> dict[str, Any]:
         "replicas_equal": run.replicas_equal,
         "compile_seconds": run.compile_seconds,
         "step_seconds": run.step_seconds,
-        "steps_a_second": 1 / run.step_seconds,
+        "steps_a_second": run.step_seconds and 1 / run.step_seconds,
     }
 
 
@@ -100,8 +128,8 @@ def show(console: Console, figures: dict[str, Any], simulated: bool) -> None:
     def row(what, key, text):
         if not any(key in side for side in figures.values()):
             return
-        sides = (text(side[key]) if key in side else "" for side in figures.values())
-        table.add_row(what, *sides)
+        told = (side.get(key) for side in figures.values())
+        table.add_row(what, *("" if value is None else text(value) for value in told))
 
     yes_or_no = {True: "yes", False: "NO"}
     row("loss of the last step", "final_loss", "{:.4f}".format)

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import pathlib
 import statistics
 import time
@@ -103,7 +102,6 @@ class Session:
                 last = step == options.steps
                 if store is not None and (last or step % options.save_every == 0):
                     store.save(step, state)
-        step_seconds = statistics.median(seconds[1:] or seconds)
         params = state.params
         if isinstance(optimizer, sparsejax.rows.Lazy):
             params, _ = sparsejax.rows.settle(params, state.opt_state, optimizer)
@@ -113,8 +111,7 @@ class Session:
             {key: statistics.fmean(m[key] for m in metrics) for key in metrics[0]},
             params,
             devices.replicas_equal(state.params),
-            seconds[0] - step_seconds,
-            step_seconds,
+            *report.seconds(seconds),
             scores(params) if scores else {},
         )
         return self.runs[name]
@@ -143,7 +140,7 @@ class Session:
                 "versions": versions | {"sparsejax": sparsejax.__version__},
                 "devices": self._mesh.size,
             }
-            print(json.dumps(figures | origin))
+            print(report.as_json(figures | origin))
         else:
             report.show(self.console, figures, simulated=bool(self._options.devices))
         if self._options.plot:

@@ -1,4 +1,4 @@
-"""Checks of what an exchange is given: its leaves, and the states of its schemes."""
+"""Checks of what an exchange and its memory are given: leaves, and their states."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from sparsejax import axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.transforms.buckets import Bucket
-from sparsejax.transforms.state import tree
+from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.state.per_rank import PerRank
 from sparsejax.units.row_grads import is_row_grads
 from sparsejax.wire import Wire
@@ -83,4 +83,70 @@ def check_scheme_state(bucket: Bucket, state: Any, wire: Wire) -> None:
             f"{type(bucket.scheme).__name__}, or for another number of ranks. Make it with "
             "the transformation that updates it; sparsejax.residuals(state) is what the "
             "old one held."
+        )
+
+
+def check_shards(lossy: Any, memory: Any, given: Any) -> None:
+    """Raises where a part that ranks share out would be given no velocity.
+
+    Args:
+        lossy: What sends and leaves out; a `Lossy`.
+        memory: Its memory, if it has one.
+        given: The parameters, or the gradients.
+    """
+    if memory is not None and memory.has_momentum:
+        sharded.refuse(
+            given,
+            f"{lossy.name} with memory={memory!r}",
+            "and has no velocity: it would be trained without momentum. Let the optimizer "
+            "behind have the momentum, with memory=Residual() (of dgc and of systems such "
+            "as ok_topk_sync momentum=None, of sync feedback=Residual()), or give tables a "
+            "chain of their own by optax.partition: optax.chain(sparsejax.dense_sync(), "
+            "optax.sgd(0.1, momentum=0.9)).",
+        )
+
+
+def check_velocities(
+    lossy: Any, paths: Sequence[str], leaves: Sequence[Any], moving: Sequence[bool]
+) -> None:
+    """Raises where a leaf that has a velocity comes by its entries or rows.
+
+    Args:
+        lossy: What sends and leaves out; a `Lossy`.
+        paths: The leaves' paths.
+        leaves: The gradients.
+        moving: Whether each leaf has a velocity.
+    """
+    for path, leaf, moves in zip(paths, leaves, moving, strict=True):
+        if moves and (tree.is_sparse(leaf) or is_row_grads(leaf)):
+            raise ArgumentError(
+                f"leaf {path!r} is {type(leaf).__name__}, and with MomentumCorrection "
+                f"{lossy.name} keeps its velocity in an array as large as the parameter: "
+                "let the optimizer behind have the momentum, with feedback=Residual() (of "
+                "systems such as ok_topk_sync momentum=None), or give the leaf a chain of "
+                "its own by optax.partition."
+            )
+
+
+def check_memory(lossy: Any, memory: Any, needs: bool, moves: bool, state: Any) -> None:
+    """Raises where the state has no residual and one is needed, or the other way round.
+
+    Args:
+        lossy: What sends and leaves out; a `Lossy`.
+        memory: Its memory, if it has one.
+        needs: Whether any leaf needs a residual.
+        moves: Whether any leaf has a velocity.
+        state: The state of `feedback`.
+    """
+    if needs != (state.residual is not None):
+        raise StateError(
+            f"the state of {lossy.name} was made for another scheme or memory: it "
+            + ("holds nothing back" if needs else "holds something back")
+            + ", and the transformation does"
+            + (". " if needs else " not. ")
+            + "Make it with the transformation that updates it."
+        )
+    if moves != (state.momentum is not None):
+        raise StateError(
+            f"{lossy.name} has memory={memory!r}, and the state was made with another."
         )

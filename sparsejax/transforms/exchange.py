@@ -221,6 +221,7 @@ class Exchange:
         dense: bool = False,
         ids: Any = None,
         masked: bool = False,
+        moving: bool = False,
         **extra: Any,
     ) -> Outcome:
         """Sums the leaves; see `Lossy.step`.
@@ -234,6 +235,7 @@ class Exchange:
             dense: Whether every bucket is summed by an all-reduce.
             ids: The rows that this rank's batch touched, by path, if the caller knows.
             masked: Whether ids may be of leaves that were masked.
+            moving: Whether the leaves are velocities, in rows of earlier batches, too.
             **extra: Unused.
         """
         del extra
@@ -244,6 +246,7 @@ class Exchange:
         buckets = self.assignment.buckets(paths, _like(accumulated, likes))
         if ids:
             check_ids(buckets, ids, masked)
+            ids = None if moving else ids
         sent: dict[int, Any] = {}
         left: dict[int, Any] = {}
         schemes: dict[str, Any] = {}

@@ -19,8 +19,8 @@ the velocities u, for gradients g and momentum m:
     u[t] = m u[t-1] + g[t]    and    sum of u == sum of what was sent + residual
 
 where, with masking, u[t-1] is zero for entries sent at t-1: their momentum points to where
-they have just been moved. Leaves that a sparsifier sends whole have velocity too, as they
-would in an optimizer, and it is not masked; those of which an exchange sums all have none.
+they have just been moved. Leaves that are sent whole, by a sparsifier or by an exchange,
+have velocity too, as they would in an optimizer, and it is not masked.
 
 Residuals and velocities are float32 or wider, whatever the gradient is, and keep what
 rounding takes from what is sent.
@@ -36,6 +36,7 @@ import optax
 
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
+from sparsejax.transforms import checks
 from sparsejax.transforms.signatures import described
 from sparsejax.transforms.state import observing, sharded, tree
 from sparsejax.transforms.state.per_rank import (
@@ -218,7 +219,8 @@ class FeedbackState(NamedTuple):
         step: int32: updates so far.
         residual: Trees like the parameters, by rank, with an `optax.MaskedNode` for a leaf
             that is always sent whole; None if all are, or without a memory.
-        momentum: The velocities, alike; None where there are none.
+        momentum: The velocities, alike, of all leaves but those of whole numbers; None
+            where there are none.
         norm: float32: the norm of the residuals of all ranks; None where there are none.
         inner: The state of the sparsifier, or of the exchange.
     """
@@ -253,33 +255,33 @@ def feedback(
         )
 
     def init(params: Any) -> Any:
-        _check_shards(lossy, memory, params)
+        checks.check_shards(lossy, memory, params)
         rest = sharded.apart(params).rest
         paths, leaves, structure = tree.flatten(rest, f"init of {lossy.name}")
         inner = lossy.init(params)
         residual = momentum = norm = None
-        needed = lossy.leaves_out(paths, leaves)
-        if memory is not None and any(needed) and not observing.is_observing():
+        needed, moving = _remembered(lossy, memory, paths, leaves)
+        if any(needed + moving) and not observing.is_observing():
             axis_name = axes.resolve_for_state(
                 lossy.axis_name,
                 lossy.name,
                 f"{lossy.name} keeps on each rank what was not sent",
             )
-            kept = [
-                leaf if need else optax.MaskedNode()
-                for leaf, need in zip(leaves, needed, strict=True)
-            ]
-            residual = by_rank(structure.unflatten(kept), axis_name)
-            norm = jnp.float32(0)
-            if memory.has_momentum:
-                momentum = by_rank(structure.unflatten(kept), axis_name)
+
+            def kept(flags):
+                pairs = zip(leaves, flags, strict=True)
+                kept = [leaf if flag else optax.MaskedNode() for leaf, flag in pairs]
+                return by_rank(structure.unflatten(kept), axis_name) if any(flags) else None
+
+            residual, momentum = kept(needed), kept(moving)
+            norm = None if residual is None else jnp.float32(0)
         return FeedbackState(jnp.int32(0), residual, momentum, norm, inner)
 
     def update(updates, state, params=None, *, dense=False, **extra):
         del params
         check_kind(state, FeedbackState, lossy.name)
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
-        _check_shards(lossy, memory, updates)
+        checks.check_shards(lossy, memory, updates)
         masked = tree.has_masked(updates)
         shards = sharded.apart(updates)
         pairs = zip(shards.paths, shards.nodes, strict=True)
@@ -287,9 +289,13 @@ def feedback(
         paths, leaves, structure = tree.flatten(
             shards.rest, lossy.name, rows=lossy.takes_rows
         )
-        _check(lossy, memory, lossy.leaves_out(paths, leaves), state, wire)
-        check_like(state.residual, paths, leaves, structure)
+        needed, moving = _remembered(lossy, memory, paths, leaves)
+        checks.check_memory(lossy, memory, any(needed), any(moving), state)
+        check_ranks((state.residual, state.momentum), wire.ranks)
+        for held in (state.residual, state.momentum):
+            check_like(held, paths, leaves, structure)
         lossy.check(paths, leaves, state.inner, wire)
+        checks.check_velocities(lossy, paths, leaves, moving)
         if OUTLINE.get():
             outlined = structure.unflatten(lossy.outline(paths, leaves, wire))
             return shards.together(outlined, parts), state
@@ -297,11 +303,14 @@ def feedback(
         momenta = _unpacked(structure, state.momentum, len(leaves))
         accumulated = list(leaves)
         for i, residual in enumerate(residuals):
-            if residual is not None and memory is not None:
-                gradient = tree.to_dense(leaves[i]).astype(wide(leaves[i].dtype))
-                accumulated[i], momenta[i] = memory.accumulate(
-                    gradient, residual, momenta[i]
-                )
+            if memory is None or (residual is None and momenta[i] is None):
+                continue
+            dtype = leaves[i].dtype
+            gradient = tree.to_dense(leaves[i]).astype(wide(dtype))
+            waiting = jnp.zeros_like(gradient) if residual is None else residual
+            total, momenta[i] = memory.accumulate(gradient, waiting, momenta[i])
+            # What is sent whole travels like its gradient, and rounding is not kept.
+            accumulated[i] = total.astype(dtype) if residual is None else total
         sent, left, selected, inner = lossy.step(
             paths,
             accumulated,
@@ -310,6 +319,7 @@ def feedback(
             dtypes=[leaf.dtype for leaf in leaves],
             dense=dense,
             masked=masked,
+            moving=any(moving),
             **extra,
         )
         for i, momentum in enumerate(momenta):
@@ -364,34 +374,13 @@ def _norm(residual: PerRank, wire: Wire) -> jax.Array:
     return jnp.sqrt(wire.same_elsewhere(total))
 
 
-def _check_shards(lossy: Lossy, memory: Memory | None, given: Any) -> None:
-    """Raises where a part that ranks share out would be given no velocity."""
-    if memory is not None and memory.has_momentum:
-        sharded.refuse(
-            given,
-            f"{lossy.name} with memory={memory!r}",
-            "and has no velocity: it would be trained without momentum. Let the optimizer "
-            "behind have the momentum, with memory=Residual() (of dgc and of systems such "
-            "as ok_topk_sync momentum=None, of sync feedback=Residual()), or give tables a "
-            "chain of their own by optax.partition: optax.chain(sparsejax.dense_sync(), "
-            "optax.sgd(0.1, momentum=0.9)).",
-        )
-
-
-def _check(lossy: Lossy, memory: Any, needed: list[bool], state: Any, wire: Wire):
-    """Raises where the state has no residual and one is needed, or the other way round."""
-    needs = memory is not None and any(needed)
-    has_momentum = memory is not None and memory.has_momentum
-    if needs != (state.residual is not None):
-        raise errors.StateError(
-            f"the state of {lossy.name} was made for another scheme or memory: it "
-            + ("holds nothing back" if needs else "holds something back")
-            + ", and the transformation does"
-            + (". " if needs else " not. ")
-            + "Make it with the transformation that updates it."
-        )
-    if needs and has_momentum != (state.momentum is not None):
-        raise errors.StateError(
-            f"{lossy.name} has memory={memory!r}, and the state was made with another."
-        )
-    check_ranks((state.residual, state.momentum), wire.ranks)
+def _remembered(
+    lossy: Lossy, memory: Memory | None, paths: list[str], leaves: list[Any]
+) -> tuple[list[bool], list[bool]]:
+    """Which leaves have a residual, and which a velocity: those of fractions."""
+    if memory is None:
+        return [False] * len(leaves), [False] * len(leaves)
+    moving = [
+        memory.has_momentum and jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves
+    ]
+    return lossy.leaves_out(paths, leaves), moving

@@ -98,7 +98,8 @@ def sync(
             as well stand before `sync` in a chain; here it selects from the gradients that
             `every` steps have added up, and sends everything in `warmup_steps`.
         feedback: How a lossy scheme brings back what it left out: `Residual()`, or
-            `MomentumCorrection(0.9)`, behind which the optimizer has no momentum.
+            `MomentumCorrection(0.9)`, behind which the optimizer has no momentum: all
+            leaves have velocity, those that go densely, too.
 
     Returns:
         An `optax.GradientTransformationExtraArgs`.
@@ -127,7 +128,7 @@ def sync(
             "feedback must be Residual() or MomentumCorrection() of sparsejax.transforms, "
             f"got {feedback!r}."
         )
-    _check_masking(assignment, feedback)
+    _check_momentum(assignment, feedback)
     exchange = Exchange(assignment, axis_name, reduce == "mean", levels)
     tx = with_feedback(exchange, feedback)
     if sparsifier is not None:
@@ -252,11 +253,19 @@ def _assignment(scheme, rules, wire_dtype, sparsifier):
     return assignment
 
 
-def _check_masking(assignment, memory):
-    """Raises where momentum would be masked, and no entry is sent whole."""
-    if not isinstance(memory, MomentumCorrection) or not memory.masking:
+def _check_momentum(assignment, memory):
+    """Raises where nothing is left out, or momentum masked where no entry is sent whole."""
+    if not isinstance(memory, MomentumCorrection):
         return
-    for scheme in assignment.schemes():
+    used = assignment.schemes()
+    if not any(isinstance(scheme, LossyScheme) for scheme in used):
+        names = ", ".join(dict.fromkeys(type(scheme).__name__ for scheme in used))
+        raise ArgumentError(
+            f"feedback={memory!r} keeps velocity where a scheme leaves something out, and "
+            f"of {names} none does: give the momentum to the optimizer behind, or to the "
+            "sparsifier, as sparsejax.dgc(0.01, momentum=0.9) does."
+        )
+    for scheme in used if memory.masking else ():
         if isinstance(scheme, LossyScheme) and not scheme.selects:
             raise ArgumentError(
                 f"{type(scheme).__name__} sends a part of every entry, so masking would "

@@ -66,9 +66,8 @@ def ok_topk_sync(
         code: How indices travel; "coo32" is the paper's.
         split: "all_to_all", or "rotated" for one rank after another.
         momentum: The momentum of each rank's velocity, which is then sent instead of
-            gradients (`MomentumCorrection`); the optimizer behind should have none. Leaves
-            that go densely, as small ones do, are given no velocity: give them a momentum
-            behind, by `optax.partition`. None: gradients are sent.
+            gradients (`MomentumCorrection`), also of leaves that go densely, as small ones
+            do; the optimizer behind should have none. None: gradients are sent.
         reduce: As in `sparsejax.sync`, like `rules`, `every` and `warmup_steps`.
         rules: See `reduce`.
         every: See `reduce`.
@@ -131,9 +130,8 @@ def spardl_sync(
         network: The network for "auto".
         code: How indices travel; "coo32" is the paper's.
         momentum: The momentum of each rank's velocity, which is then sent instead of
-            gradients (`MomentumCorrection`); the optimizer behind should have none. Leaves
-            that go densely, as small ones do, are given no velocity: give them a momentum
-            behind, by `optax.partition`. None: gradients are sent.
+            gradients (`MomentumCorrection`), also of leaves that go densely, as small ones
+            do; the optimizer behind should have none. None: gradients are sent.
         reduce: As in `sparsejax.sync`, like `rules`, `every` and `warmup_steps`.
         rules: See `reduce`.
         every: See `reduce`.

@@ -232,6 +232,7 @@ def _shaped():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.skipif(not _shaped(), reason="no shaped network")
 def test_links_carry_what_the_formulas_say(tmp_path, monkeypatch):
     """Two hosts; `main` fails where replicas or losses differ, or bytes are missing."""

@@ -121,6 +121,15 @@ def test_of_branches_that_send_the_one_runs_that_sends_the_stated_share(share, s
     assert one.seconds(COSTS)["loop"] == 10 * COSTS.launch
 
 
+def test_a_loop_in_which_nothing_is_computed_takes_nothing():
+    before, _, rest = BRANCHES.partition("  %first =")
+    text = before + "  ROOT %second = f32[100]{0} bitcast(%c)\n" + rest.split("\n", 2)[2]
+    one = Timeline.of(hlo.parse(text.replace("PLACE", PLACE)))
+    (loop,) = (step for step in one.steps if step.name == "loop")
+    assert (loop.flops, loop.moved, loop.launches) == (0, 0, 0)
+    assert one.seconds(COSTS)["loop"] == 0
+
+
 def test_the_model_has_the_blocks_of_its_order():
     sizes = Sizes(blocks=2)
     assert sizes.order == ["blocks/0", "blocks/1", "head"]

@@ -233,6 +233,7 @@ def test_latency_works_or_says_why_not():
 @shaped
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_fast")
 def test_the_library_counts_the_bytes_that_cross_the_link(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     monkeypatch.chdir(ROOT)

@@ -1,12 +1,18 @@
 """Batches by step, the command line, the devices, and what a host gives of a batch."""
 
+import io
 import itertools
+import json
+import math
+import re
 
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
-from examples.common import command, devices, feeding, report
+from examples.common import command, devices, feeding, report, session
+from tests.examples import tiny
 
 
 SENT = {
@@ -64,6 +70,36 @@ def test_runs_that_went_on_from_other_steps_are_compared_where_both_have_losses(
     figures = report.figures(runs)
     assert figures["zen"]["largest_loss_difference"] == 0.5
     assert figures["rows"]["largest_loss_difference"] == 1.0
+
+
+def test_curves_for_tensorboard_are_read_back(tmp_path):
+    with session._Curves(str(tmp_path), "zen") as log:
+        log(1, {"loss": 3.5, "sync/the table/wire_bytes": 12.0})
+        log(2, {"loss": 2.5, "sync/the table/wire_bytes": 10.0})
+    found = tiny.curves(tmp_path / "zen")
+    assert found["loss"] == {1: 3.5, 2: 2.5}
+    assert found["sync/the_table/wire_bytes"] == {1: 12, 2: 10}  # tags have no spaces
+    with session._Curves(None, "dense") as log:
+        log(1, {"loss": 3.5})
+    assert [path.name for path in tmp_path.iterdir()] == ["zen"]
+
+
+def test_a_run_of_two_steps_has_no_time_of_a_step_and_json_has_no_nan():
+    assert report.seconds([9.0, 1.0, 3.0, 2.0]) == (7.0, 2.0)
+    compiling, step = report.seconds([9.0, 1.0])
+    run = run_of(3.0, math.nan)._replace(compile_seconds=compiling, step_seconds=step)
+    figures = report.figures({"dense": run})
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    read = json.loads(report.as_json(figures), parse_constant=refuse)["dense"]
+    assert read["steps"] == 2
+    for key in ("final_loss", "compile_seconds", "step_seconds", "steps_a_second"):
+        assert read[key] is None, key
+    console = Console(file=io.StringIO(), width=100)
+    report.show(console, figures, simulated=True)
+    assert re.search(r"loss of the last step .* nan ", console.file.getvalue())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Every example trains, goes on from a checkpoint as if nothing had been, and is exact."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -24,20 +25,28 @@ def as_bytes(tree):
 
 @every_example
 def test_two_steps_and_two_more_are_four(name, monkeypatch, tmp_path, capsys):
-    sync = tiny.EXAMPLES[name].resumed
-    options = ["--sync", sync, "--checkpoint", str(tmp_path / "states")]
-    half = run(name, monkeypatch, tmp_path, *options, "--steps", "2")[sync]
-    assert len(half.losses) == 2
-    assert np.isfinite(half.losses).all()
+    """What was stopped behind its second step, and kept the state of that, goes on."""
+    sync, states = tiny.EXAMPLES[name].resumed, tmp_path / "states"
+    options = ["--sync", sync, "--steps", "4", "--checkpoint", str(states)]
+    whole = run(name, monkeypatch, tmp_path, *options, "--save-every", "2")[sync]
+    assert len(set(whole.losses)) == 4
+    assert np.isfinite(whole.losses).all()
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures[sync]["final_loss"] == half.losses[-1]
+    assert figures[sync]["final_loss"] == whole.losses[-1]
     assert figures[sync]["replicas_equal"]
 
-    resumed = run(name, monkeypatch, tmp_path, *options, "--steps", "4", "--resume")[sync]
-    whole = run(name, monkeypatch, tmp_path, "--sync", sync, "--steps", "4")[sync]
-    assert half.losses + resumed.losses == whole.losses
+    assert {path.name for path in (states / sync).iterdir()} >= {"2", "4"}
+    shutil.rmtree(states / sync / "4")
+    options += ["--resume", "--logdir", str(tmp_path / "curves")]
+    resumed = run(name, monkeypatch, tmp_path, *options)[sync]
+    assert resumed.losses == whole.losses[2:]
+    curves = tiny.curves(tmp_path / "curves" / sync)
+    assert curves["loss"] == pytest.approx({3: whole.losses[2], 4: whole.losses[3]})
+    sent = {key.replace(" ", "_") for key in resumed.sent}
+    assert {*curves} == {"loss", "seconds", *sent}
+    for steps in curves.values():
+        assert [*steps] == [3, 4]
     assert as_bytes(resumed.params) == as_bytes(whole.params)
-    assert as_bytes(half.params) != as_bytes(whole.params)
 
 
 @every_example

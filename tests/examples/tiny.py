@@ -1,6 +1,7 @@
 """Every example at a size at which it takes seconds, and data of the user's own for it."""
 
 import importlib
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,6 +96,20 @@ EXAMPLES = {
     ),
     "transformer_tp": Example((600, 256, 1, 2, 8, 4), text, ("dense", "dgc"), "dgc", 4),
 }
+
+
+def curves(folder: Path) -> dict[str, dict[int, float]]:
+    """What TensorBoard would show of a run: by name, the value of each step."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    (file,) = folder.glob("events.out.tfevents.*")
+    rest, found = file.read_bytes(), {}
+    while rest:  # of records: a length and its checksum, the data and theirs
+        (size,) = struct.unpack("<Q", rest[:8])
+        event, rest = Event.FromString(rest[12 : 12 + size]), rest[16 + size :]
+        for value in event.summary.value:
+            found.setdefault(value.tag, {})[event.step] = value.simple_value
+    return found
 
 
 def run(name: str, monkeypatch, folder: Path, *options: str) -> Any:

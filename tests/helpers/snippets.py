@@ -78,6 +78,78 @@ def saved(ranks: int) -> dict[str, Any]:
     return {"checkpointer": Checkpointer(), "path": "a path", "state": state, "tx": tx}
 
 
+def loss_of_blocks(params, batch):
+    hidden = batch["x"] @ params["embed"]["w"]
+    for layer in params["layers"]:
+        hidden = jnp.tanh(hidden @ layer["w"])
+    return optax.squared_error(hidden @ params["head"]["w"], batch["y"]).mean()
+
+
+def blocks(layers: int) -> dict[str, Any]:
+    """A model of blocks, and the state of a chain that carries their gradients."""
+    w = lambda *shape: {"w": jnp.ones(shape)}
+    params = {"head": w(3, 2), "layers": [w(3, 3)] * layers, "embed": w(3, 3)}
+    tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
+    order = ["embed", *(f"layers/{number}" for number in range(layers)), "head"]
+    tx = sparsejax.embrace.horizontal(tx, order=order)
+    names = {"loss_fn": loss_of_blocks, "params": params}
+    return names | {"state": sparsejax.abstract_state(tx, params, mesh_of(4))}
+
+
+def loss_of_table(params, batch):
+    table, ids = params["users"], batch["x"].astype(int)
+    read = sparsejax.lookup
+    if isinstance(table, sparsejax.ColumnTable):
+        read = sparsejax.column_lookup
+    return jnp.mean(read(table, ids) ** 2)
+
+
+def by_rows(tx: Any, table: Any, value_and_grad: Any) -> dict[str, Any]:
+    """A table whose gradient is rows, and the state of a chain that takes them."""
+    params = {"users": table}
+    return {
+        "batch": given()["batches"][0],
+        "loss_fn": loss_of_table,
+        "next_batch": given()["batches"][1],
+        "of_batch": lambda *of: {"grads": value_and_grad(loss_of_table)(*of)[1]},
+        "params": params,
+        "state": sparsejax.abstract_state(tx, params, mesh_of(4)),
+        "tx": tx,
+    }
+
+
+def by_columns() -> dict[str, Any]:
+    rows = sparsejax.lazy(optax.adam(1e-3))
+    table = sparsejax.ColumnTable.create(jax.random.key(0), 100, 8, mesh_of(4))
+    tx = optax.chain(sparsejax.embrace_sync(), rows)
+    return by_rows(tx, table, sparsejax.embrace.value_and_grad)
+
+
+def by_lists() -> dict[str, Any]:
+    tx = optax.chain(sparsejax.zen_sync(), sparsejax.lazy(optax.adam(1e-3)))
+    return by_rows(tx, jnp.ones((300, 300)), sparsejax.value_and_grad)
+
+
+def traced(text: str, name: str, names: dict[str, Any]) -> None:
+    """Traces examples that belong inside a `shard_map`, or that would compile one."""
+    jit = lambda function: functools.partial(jax.eval_shape, function)
+    names["jax"] = types.SimpleNamespace(**vars(jax) | {"jit": jit})
+    if "mesh=mesh" in text:
+        return run_doctest(name, text, names)
+
+    def on_rank(params, state, batch):
+        more = names.get("of_batch", lambda *_: {})(sparsejax.local(params), batch)
+        own = names | {"params": params, "state": state, "batch": batch} | more
+        run_doctest(name, text, own)
+        return 0
+
+    operands = names["params"], names["state"]
+    specs = (*sparsejax.state_specs(operands), P("data"))
+    mapped = jax.shard_map(on_rank, mesh=mesh_of(4), in_specs=specs, out_specs=P())
+    jax.eval_shape(mapped, *operands, names["batch"])
+    return None
+
+
 class Ran(doctest.OutputChecker):
     """Takes any output where the docstring shows none."""
 
@@ -97,7 +169,16 @@ OF_NAMES = {
     "sparsejax.bind": lambda: {"model": nnx.Linear(300, 300, rngs=nnx.Rngs(0))},
     "sparsejax.data_parallel": lambda: {"model": of_flax, "statistics": jnp.zeros(2)},
     "sparsejax.advise.measure_teams": lambda: {**large(), "mesh": mesh_of(2)},
+    "sparsejax.embrace.find_order": lambda: blocks(2),
+    "sparsejax.embrace.flush": by_columns,
+    "sparsejax.embrace.horizontal": lambda: blocks(1),
+    "sparsejax.embrace.lookahead": lambda: {
+        "state": None,
+        "trainer": types.SimpleNamespace(step=lambda state, *_: (state, 0.0)),
+    },
+    "sparsejax.embrace.rows_read": by_columns,
     "sparsejax.resized": lambda: {**large(), **saved(8)},
+    "sparsejax.rows.within_capacity": by_lists,
     "sparsejax.summary": lambda: {
         "state": types.SimpleNamespace(opt_state=saved(8)["state"])
     },

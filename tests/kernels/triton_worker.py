@@ -1,9 +1,10 @@
 """The Triton kernels in Triton's interpreter, held to `contract`.
 
-    python -m tests.kernels.triton_worker [FILE OLD NEW]
+    python -m tests.kernels.triton_worker [hold FILE ...]
+    python -m tests.kernels.triton_worker FILE OLD NEW
 
 By itself in a process: the interpreter checks no bounds, and what runs past an array's end
-may take the process down. With three arguments a kernel's file has NEW instead of OLD, and
+may take the process down. The second holds a kernel's file that has NEW instead of OLD, and
 the process must fail. Arrays lie between canaries, which must live.
 
 The interpreter runs programs one after another, so it cannot show a race.
@@ -297,15 +298,18 @@ def check_messages(made):
     made._CLEARED = 128
     made._NUMBERS, made._COLUMNS = 64, 8  # so that small messages take several programs
     pack, unpack = on_arrays(pack), on_arrays(made.unpack_message)
-    for case in messages.CASES.values():
+    for name, case in messages.CASES.items():
         messages.check_pack(pack, case)
-        for how in ({}, {"size": 100}, {"replaces": True}):
+        # Where values go, the others say for each code of these.
+        hows = ({},) if "mixed" in name else ({}, {"size": 100}, {"replaces": True})
+        for how in hows:
             messages.check_unpack(unpack, case, **how)
     for name in ("coo8", "coo16", "rows of five halves", "one part"):
         messages.check_pieces(on_arrays(made.index_message), unpack, messages.CASES[name])
     # With rows of several words, the last not full, as long sets have them.
-    with mock.patch.object(rank_select, "AT_ONCE", 10):
-        for name in ("coo8", "coo16", "from a rank on", "mixed, bitmap"):
+    for name in ("coo8", "coo16", "from a rank on", "mixed, bitmap"):
+        rows = 1000 if name == "coo16" else 10  # of its 4,101 words, or of 33
+        with mock.patch.object(rank_select, "AT_ONCE", rows):
             messages.check_pack(pack, messages.CASES[name])
             messages.check_unpack(unpack, messages.CASES[name])
 
@@ -383,13 +387,14 @@ CHECKS = {
 FILES = {"exchange": "messages.py"}  # where a check has not the name of its file
 
 
-def main(file=None, old="", new=""):
+def main(file="hold", *given):
     # jax-triton needs a GPU's jaxlib to be imported, and nothing here is launched by it.
     sys.modules.setdefault("jax_triton", ModuleType("jax_triton"))
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 3)
-    for name in [file] if file else CHECKS:
-        CHECKS[name](load(FILES.get(name, name), old, new))
+    files, edited = (given or CHECKS, ()) if file == "hold" else ([file], given)
+    for name in files:
+        CHECKS[name](load(FILES.get(name, name), *edited))
         print(f"{name} holds", flush=True)
 
 

@@ -390,6 +390,18 @@ MUTANTS = {
         "return momentum",
         "tests/laws/test_conservation.py::test_momentum_correction_after_a_dense_warm_up",
     ),
+    "leaves that are sent whole have no velocity": Mutant(
+        "sparsejax/transforms/feedback.py",
+        "if memory is None or (residual is None and momenta[i] is None):",
+        "if memory is None or residual is None:",
+        "tests/transforms/test_wrappers.py",
+    ),
+    "of velocities the rows of this batch are sent": Mutant(
+        "sparsejax/transforms/exchange.py",
+        "ids = None if moving else ids",
+        "ids = ids",
+        "tests/transforms/test_wrappers.py",
+    ),
     "selected entries stay in the residual": Mutant(
         "sparsejax/transforms/select.py",
         'return tensor, x.at[apart].set(error, mode="drop", unique_indices=True)',
@@ -1069,8 +1081,8 @@ MUTANTS = {
     # Messages and names.
     "a state of other parameters is taken": Mutant(
         "sparsejax/transforms/feedback.py",
-        "        check_like(state.residual, paths, leaves, structure)\n",
-        "",
+        "            check_like(held, paths, leaves, structure)\n",
+        "            pass\n",
         "tests/laws/test_bad_input.py",
     ),
     "a state passed with P() is said to be of more ranks": Mutant(

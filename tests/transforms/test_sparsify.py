@@ -101,8 +101,13 @@ def test_without_a_memory_what_does_not_go_is_lost_and_there_is_no_state():
     tx = optax.chain(sparsejax.top_k(0.05, memory=None, **SMALL), sync())
     state = tx.init({"w": jnp.zeros(SIZE)})  # anywhere: nothing differs by rank
     assert state[0].residual is None
-    with pytest.raises(StateError, match="nothing with a memory has its state"):
+    with pytest.raises(StateError, match="with memory=None what a sparsifier leaves out"):
         sparsejax.residuals(state)
+    small = sparsejax.spardl_sync(0.05).init({"w": jnp.zeros(SIZE)})
+    with pytest.raises(StateError, match=r"each is sent whole\. .* below 65,536 elements"):
+        sparsejax.residuals(small)
+    with pytest.raises(StateError, match="nothing with a memory has its state"):
+        sparsejax.residuals(optax.sgd(0.1).init({"w": jnp.zeros(SIZE)}))
 
 
 def test_clipping_is_by_rank_and_scaled_by_the_number_of_ranks():

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from sparsejax import errors, schemes
 from sparsejax.state import SyncState
+from sparsejax.units.row_grads import RowGrads
 from tests import helpers
 
 
@@ -56,19 +57,79 @@ def test_an_optimizer_inside_accumulate_sleeps():
     assert [int(count) for _, count in counts] == [2]
 
 
-def test_momentum_correction_serves_a_scheme_that_selects():
-    momentum = sparsejax.transforms.MomentumCorrection(0.5, masking=False)
-    tx = sparsejax.sync(schemes.GTopk(0.05), reduce="sum", rules=SPARSE, feedback=momentum)
-    grads = draw(6)
-    updates, state = train(tx, grads)
-    velocity, total = np.zeros((N, SIZE)), np.zeros(SIZE)
-    for x in grads.astype(np.float64):
-        velocity = 0.5 * velocity + x
-        total += velocity.sum(0)
-    residual = np.asarray(sparsejax.residuals(state)["w"], np.float64).sum(0)
-    np.testing.assert_allclose(updates.sum(0) + residual, total, rtol=1e-4, atol=1e-4)
-    assert updates.any()
-    assert residual.any()
+EACH = {"w": "sparse", "embedding": schemes.AGSparse()}
+
+
+def system(make):
+    return lambda: make(0.05, momentum=0.5, reduce="sum", rules=EACH)
+
+
+SYSTEMS = {
+    "gtopk": lambda: sparsejax.sync(
+        schemes.GTopk(0.05),
+        reduce="sum",
+        rules=EACH,
+        feedback=sparsejax.transforms.MomentumCorrection(0.5, masking=False),
+    ),
+    "ok_topk": system(sparsejax.ok_topk_sync),
+    "spardl": system(sparsejax.spardl_sync),
+    "dgc": lambda: optax.chain(
+        sparsejax.dgc(0.05, momentum=0.5, min_size=SIZE),
+        sparsejax.zen_sync(reduce="sum", rules=SPARSE),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["gtopk", *helpers.slow("ok_topk", "spardl", "dgc")])
+def test_leaves_that_are_sent_whole_have_the_same_momentum(name):
+    """Rows that only an earlier batch has touched, too, whatever `ids` of this one say."""
+    tx, steps = SYSTEMS[name](), 5
+    rng = np.random.default_rng(0)
+    shapes = {"w": (SIZE,), "bias": (7,), "embedding": (120, 3), "half": (5,)}
+    grads = {
+        k: rng.integers(-8, 9, (N, steps, *shape)).astype(np.float32)
+        for k, shape in shapes.items()
+    }
+    touched = np.arange(120) // 4 == np.arange(steps)[:, None] % 3
+    grads["embedding"] *= touched[..., None]
+    grads["half"] = grads["half"].astype(jnp.bfloat16)
+
+    def update(grad, state, params):
+        (rows,) = jnp.nonzero(grad["embedding"].any(axis=1), size=4)
+        ids = {} if name == "dgc" else {"embedding": rows}
+        return tx.update(grad, state, params, ids=ids)
+
+    found = helpers.ranks(N)(optax.GradientTransformation(tx.init, update), grads)
+    helpers.assert_same_on_all_ranks(found.updates)
+    for leaf in shapes:
+        assert found.updates[leaf].dtype == grads[leaf].dtype
+        updates, velocities = found.updates[leaf][0].astype(np.float64), []
+        for step in range(steps):
+            before = velocities[-1] if velocities else 0
+            velocities.append(0.5 * before + grads[leaf][:, step].astype(np.float64))
+        if leaf != "w":
+            want, off = np.sum(velocities, 1), 0.02 * (leaf == "half")
+            np.testing.assert_allclose(updates, want, rtol=off)
+        elif name == "gtopk":  # Without masking what goes, and what waits, is all of it.
+            residual = sparsejax.residuals(found.state)["w"].astype(np.float64).sum((0, 1))
+            want = np.sum(velocities, (0, 1))
+            np.testing.assert_allclose(updates.sum(0) + residual, want, rtol=1e-4)
+            assert residual.any()
+
+
+def test_momentum_that_nothing_would_keep_is_refused():
+    memory = sparsejax.transforms.MomentumCorrection(0.9)
+    rules = {"b": schemes.AllReduce()}
+    with pytest.raises(errors.ArgumentError, match=r"of Zen, AllReduce none does: give"):
+        sparsejax.sync(schemes.Zen(), rules=rules, feedback=memory)
+    tx = sparsejax.sync(schemes.GTopk(0.05), rules={"w": schemes.Zen()}, feedback=memory)
+
+    def of_rows(x):
+        grads = {"w": RowGrads(jnp.arange(2), x, (SIZE, 2))}
+        return tx.update(grads, tx.init({"w": jnp.zeros((SIZE, 2))}))[0]
+
+    with pytest.raises(errors.ArgumentError, match=r"'w' is RowGrads, and with Momentum"):
+        helpers.run_ranks(of_rows, np.ones((N, 2, 2), np.float32), N)
 
 
 def test_a_step_that_is_not_finite_leaves_everything_as_it_was():

@@ -126,8 +126,11 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
         jax.tree.map(np.testing.assert_array_equal, *same)
     # Nothing and all are in no pieces; a message is what tells its slots, and three runs.
     assert rounds[0] == [0, 0]
-    assert rounds[1][1] < rounds[1][0] <= 4 * rounds[1][1]
-    assert rounds[2][0] == rounds[2][1]
+    by_messages = 3 if name == "zen" else 2  # the others go densely sooner
+    for found, wanted in rounds[1:by_messages]:
+        assert wanted < found <= 4 * wanted
+    for found, wanted in rounds[by_messages:]:
+        assert found == wanted
 
 
 @pytest.mark.parametrize("shape", [(SIZE,), (3340, 3), (3340,), (97,)])

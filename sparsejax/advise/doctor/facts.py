@@ -9,6 +9,7 @@ import ipaddress
 import os
 import pathlib
 import platform
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -71,8 +72,26 @@ def as_texts(arguments: Any) -> dict[str, str]:
     if not isinstance(arguments, Mapping):
         if isinstance(arguments, str):
             arguments = [arguments]
-        return {"arguments": " ".join(map(str, arguments))}
-    return {str(name): repr(arguments[name]) for name in sorted(arguments, key=str)}
+        texts = map(str, arguments)
+        is_set = isinstance(arguments, (set, frozenset))
+        return {"arguments": " ".join(sorted(texts) if is_set else texts)}
+    return {str(name): _text(arguments[name]) for name in sorted(arguments, key=str)}
+
+
+def _text(value: Any) -> str:
+    """What is the same in processes that have the same value.
+
+    Each process has its own order of a set, and its own addresses of objects.
+    """
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(_text, value))) + "}"
+    if type(value) in (list, tuple):
+        begin, end = "[]" if type(value) is list else "()"
+        return begin + ", ".join(map(_text, value)) + end
+    if isinstance(value, Mapping):
+        pairs = sorted(f"{_text(key)}: {_text(one)}" for key, one in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def split(address: str) -> tuple[str, str]:

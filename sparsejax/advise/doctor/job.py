@@ -60,8 +60,19 @@ def compare_devices(told: list[dict], timeout: float) -> tuple[list[str], list[d
         timeout: Seconds to wait for the others.
     """
     hosts = [one["host"] for one in told]
-    all_devices = store.of_all("which devices it has", facts.devices(), timeout, hosts)
-    found = []
+    try:
+        own = facts.devices()
+    except Exception as error:  # whatever a driver raises: the others are told, and go on
+        own = {"error": f"{type(error).__name__}: {error}"}
+    all_devices = store.of_all("which devices it has", own, timeout, hosts)
+    found = [
+        f"host {hosts[process]} (process {process}) cannot use its devices: "
+        f"{one['error'].rstrip('.')}. Mend that host, or leave it out."
+        for process, one in enumerate(all_devices)
+        if "error" in one
+    ]
+    if found:
+        return found, all_devices
     for what, key in (("the number of devices", "count"), ("the platform", "platform")):
         values = [one[key] for one in all_devices]
         fix = "Give each process as many devices of one kind, or leave that host out."

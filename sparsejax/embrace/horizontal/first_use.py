@@ -56,7 +56,7 @@ def find_order(
     `shard_map`. `data_parallel` calls it by itself for a `horizontal` without an order.
 
     Example:
-        >>> find_order(loss_fn, params, batch)
+        >>> sparsejax.embrace.find_order(loss_fn, params, batch)
         ('embed', 'layers/0', 'layers/1', 'head')
 
     Args:

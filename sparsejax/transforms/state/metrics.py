@@ -33,7 +33,16 @@ def residuals(state: Any) -> Any:
         True
     """
     tree.check_there(state, "sparsejax.residuals")
-    trees = [s.residual.value for s in find(state, FeedbackState) if s.residual is not None]
+    memories = find(state, FeedbackState)
+    trees = [memory.residual.value for memory in memories if memory.residual is not None]
+    if memories and not trees:
+        raise StateError(
+            "no leaf has a residual here: each is sent whole. A scheme that chooses, such "
+            "as sparsejax.spardl_sync(), leaves nothing out of leaves below 65,536 "
+            "elements, unless a rule {path: 'sparse'} gives it smaller ones; zen_sync, "
+            "dense_sync and all that is exact never do; and with memory=None what a "
+            "sparsifier leaves out is lost."
+        )
     if not trees:
         raise StateError(
             "nothing with a memory has its state here; pass the optimizer's state, as "

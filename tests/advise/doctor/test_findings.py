@@ -253,6 +253,26 @@ def test_processes_at_other_places_of_a_script_are_told(monkeypatch):
         store.of_all("what it is", 3, 1.0)
 
 
+def test_a_host_whose_devices_cannot_be_used_is_named_on_all(monkeypatch):
+    def broken():
+        raise RuntimeError("no CUDA-capable device is detected.")
+
+    told = [said(host="a"), said(host="b")]
+    state, question = distributed.global_state, "which devices it has"
+    monkeypatch.setattr(state, "process_id", 0)
+    monkeypatch.setattr(state, "num_processes", 2)
+    there = Store("b", question, {"error": "RuntimeError: no device."})
+    monkeypatch.setattr(state, "client", there)
+    (found,), _ = job.compare_devices(told, 1.0)
+    match = "host b (process 1) cannot use its devices: RuntimeError: no device. Mend"
+    assert match in found
+    # The host that has none says so, too, and does not leave the others waiting.
+    monkeypatch.setattr(state, "client", Store("b", question, facts.devices()))
+    monkeypatch.setattr(facts, "devices", broken)
+    (found,), _ = job.compare_devices(told, 1.0)
+    assert re.match(r"host a \(process 0\) .* RuntimeError: no CUDA-capable device", found)
+
+
 def test_process_0_lets_those_that_are_there_read_who_is_missing(monkeypatch):
     class Late(Store):
         waited = ()
@@ -332,6 +352,17 @@ def test_arguments_are_compared_as_texts_whatever_holds_them():
     assert facts.as_texts(argparse.Namespace(a="x", b=2)) == as_mapping
     assert facts.as_texts(["--steps", 3]) == {"arguments": "--steps 3"}
     assert facts.as_texts(None) == {}
+    # Each process has its own order of a set, and its own addresses.
+    words = [f"word {number}" for number in range(9)]
+    for names in (words, [*reversed(words)]):
+        listed = "{" + ", ".join(map(repr, words)) + "}"
+        assert facts.as_texts({"a": [set(names)]}) == {"a": f"[{listed}]"}
+        assert facts.as_texts({"a": {name: frozenset(names) for name in "ba"}}) == {
+            "a": f"{{'a': {listed}, 'b': {listed}}}"
+        }
+        assert facts.as_texts(set(names)) == {"arguments": " ".join(words)}
+    one, other = (facts.as_texts({"loss": object()}) for _ in range(2))
+    assert one == other == {"loss": "<object object>"}
 
 
 def test_a_job_of_one_process_has_nothing_to_compare():
