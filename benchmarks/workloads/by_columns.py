@@ -45,15 +45,14 @@ class Columns(NamedTuple):
 
 
 class Looked:
-    """A table that knows the answers: what is looked up next, and next after that."""
+    """A table that knows the answer: its rows of the ids that are looked up."""
 
-    def __init__(self, *answers: jax.Array):
-        self._answers = iter(answers)
+    def __init__(self, found: jax.Array):
+        self._found = found
 
     def __getitem__(self, ids):
-        found = next(self._answers)
-        assert found.shape[:-1] == ids.shape, (found.shape, ids.shape)
-        return found
+        assert self._found.shape[:-1] == ids.shape, (self._found.shape, ids.shape)
+        return self._found
 
 
 # --- The language model.
@@ -64,15 +63,8 @@ def _ids_of_text(batch):
     return {"input_embedding": batch["tokens"], "output_embedding": jnp.concatenate(scored)}
 
 
-def _right_and_wrong(vectors, targets):
-    right, wrong = vectors[: targets.size], vectors[targets.size :]
-    return right.reshape(*targets.shape, -1), wrong
-
-
 def _language_loss(loss, vectors, params, batch):
-    scored = _right_and_wrong(vectors["output_embedding"], batch["targets"])
-    tables = {"input_embedding": Looked(vectors["input_embedding"])}
-    return loss(params | tables | {"output_embedding": Looked(*scored)}, batch)
+    return loss(params | {name: Looked(found) for name, found in vectors.items()}, batch)
 
 
 # --- The click model.
@@ -116,8 +108,7 @@ def _translation_loss(loss, vectors, params, batch):
     translator.written = Answer(vectors["written"])
     before, after = batch["target"][:, :-1], batch["target"][:, 1:]
     hidden = translator(batch["source"], before)
-    scored = Looked(*_right_and_wrong(vectors["scored"], after))
-    bias = translator.bias[...]
+    scored, bias = Looked(vectors["scored"]), translator.bias[...]
     losses = sampled_softmax(hidden, scored, bias, after, batch["negatives"][0])
     counted = after != PAD
     return jnp.where(counted, losses, 0).sum() / counted.sum()

@@ -37,10 +37,11 @@ def residuals(state: Any) -> Any:
     trees = [memory.residual.value for memory in memories if memory.residual is not None]
     if memories and not trees:
         raise StateError(
-            "no leaf has a residual here: each is sent whole. A scheme that chooses, such "
-            "as sparsejax.spardl_sync(), leaves nothing out of leaves below 65,536 "
-            "elements, unless a rule {path: 'sparse'} gives it smaller ones; zen_sync, "
-            "dense_sync and all that is exact never do; and with memory=None what a "
+            "no leaf has a residual here: each is sent whole. zen_sync, dense_sync and all "
+            "that is exact leave nothing out: chain a sparsifier such as sparsejax.dgc() "
+            "before them, or take a scheme that chooses, such as sparsejax.spardl_sync(). "
+            "That one sends leaves below 65,536 elements whole, unless a rule "
+            "{path: 'sparse'} gives it smaller ones; and with memory=None what a "
             "sparsifier leaves out is lost."
         )
     if not trees:
