@@ -1123,7 +1123,7 @@ MUTANTS = {
     ),
     # Jobs that cannot train.
     "processes that differ pass": Mutant(
-        "sparsejax/advise/doctor/job.py",
+        "sparsejax/wire/job/agreement.py",
         "    if len(groups) == 1:\n        return []\n",
         "    if groups:\n        return []\n",
         DOCTOR,
@@ -1141,8 +1141,8 @@ MUTANTS = {
         DOCTOR,
     ),
     "processes at other places of a script are taken for alike": Mutant(
-        "sparsejax/advise/doctor/store.py",
-        "if what != asked[0]:",
+        "sparsejax/wire/job/store.py",
+        "if what != asked[first]:",
         "if not what:",
         DOCTOR,
     ),
@@ -1165,7 +1165,7 @@ MUTANTS = {
         DOCTOR,
     ),
     "process 0 ends the job before others know why": Mutant(
-        "sparsejax/advise/doctor/store.py",
+        "sparsejax/wire/job/store.py",
         'if other != "0":',
         'if other == "0":',
         DOCTOR,
@@ -1181,6 +1181,18 @@ MUTANTS = {
         "waits * short.median, 0.5 * whole.median",
         "-waits * short.median, 0.5 * whole.median",
         DOCTOR,
+    ),
+    "some processes wait for all": Mutant(
+        "sparsejax/wire/job/store.py",
+        'some = {} if len(asking) == here.processes else {"process_ids": list(asking)}',
+        "some = {}",
+        "tests/wire/test_job.py",
+    ),
+    "some processes and all take one number": Mutant(
+        "sparsejax/wire/job/store.py",
+        '    return f"sparsejax/of {some}/{number}"\n',
+        '    return f"sparsejax/{number}"\n',
+        "tests/wire/test_job.py",
     ),
 }
 
