@@ -104,7 +104,7 @@ def scripts(monkeypatch):
     """Imports a script of docs/, which is no package."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     yield importlib.import_module
-    for name in ("performance", "pictures"):
+    for name in ("performance", "recorded", "pictures"):
         sys.modules.pop(name, None)
 
 
