@@ -4,15 +4,14 @@
 No figure of either is written by hand.
 """
 
-import re
 import statistics
 
+import gains
 from recorded import ROOT, Results, digits, seconds, spread, table, times
 
 
 PAGE = ROOT / "docs" / "performance.md"
 README = ROOT / "README.md"
-GAINS = re.compile(r"(<!-- gains: .*? -->\n).*?(<!-- end of gains -->)", re.S)
 
 SETS = {
     "lstm": "rows, drawn by a Zipf law",
@@ -346,43 +345,6 @@ def page():
     return "\n".join(parts)
 
 
-def gains():
-    """README's table: what a visitor asks first."""
-    sums, steps = Results("communication-jax0.10.2"), Results("end-to-end-jax0.10.2")
-    tables = Results("rows-jax0.10.2")
-    network = {"workload": "lstm", "rate": "250mbit"}
-    rows = []
-    for hosts in (4, 16):
-        dense, zen = (
-            sums.one(**network, hosts=hosts, scheme=side) for side in ("psum", "zen")
-        )
-        gain = times(seconds(dense) / seconds(zen))
-        name = f"one sum, {zen['density']:.1%} of the rows of a table, {hosts} hosts"
-        rows.append([name, "`lax.psum`", f"**{gain}**", sums.name])
-    for task, about, hosts, name in (
-        ("language", "tables of 256 columns", 4, "language model, steps a second, 4 hosts"),
-        ("language", "tables of 256 columns", 16, "the same, 16 hosts"),
-        ("clicks", "10,000,000 rows, zipf ids", 4, "click model of 10 M rows, 4 hosts"),
-    ):
-        of = {"task": task, "about": about, "hosts": hosts}
-        dense, ours, torch = (
-            steps.one(**of, scheme=side) for side in ("dense", "rows", "PyTorch, sparse")
-        )
-        beside = times(seconds(dense) / seconds(torch))
-        gain = f"**{times(seconds(dense) / seconds(ours))}** (PyTorch, sparse: {beside})"
-        rows.append([name, "dense gradients", gain, steps.name])
-    row = tables.one(rows=10_000_000, ids="zipf", side="exact")
-    gain = f"**{times(row['times_as_fast'])}**"
-    rows.append(["one step, 10 M rows, no network", "dense Adam", gain, tables.name])
-    rows = [[*row[:3], f"[file](benchmarks/results/{row[3]})"] for row in rows]
-    return table(["what", "against", "times as fast", "from"], rows, 4)
-
-
-def readme(text):
-    """README's text with the table that results make."""
-    return GAINS.sub(lambda found: found[1] + gains() + "\n" + found[2], text)
-
-
 if __name__ == "__main__":
     PAGE.write_text(page())
-    README.write_text(readme(README.read_text()))
+    README.write_text(gains.readme(README.read_text()))
