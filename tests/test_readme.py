@@ -104,7 +104,7 @@ def scripts(monkeypatch):
     """Imports a script of docs/, which is no package."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     yield importlib.import_module
-    for name in ("performance", "pictures"):
+    for name in ("performance", "gains", "recorded", "pictures"):
         sys.modules.pop(name, None)
 
 
@@ -112,6 +112,7 @@ def test_figures_of_pages_are_made_from_results(scripts):
     """`python docs/performance.py` writes what is there."""
     made = scripts("performance")
     assert PAGES["docs/performance.md"] == made.page()
+    made = scripts("gains")
     assert PAGES["README.md"] == made.readme(PAGES["README.md"])
     assert "**" in made.gains()
     assert made.gains() in PAGES["README.md"]

@@ -239,14 +239,18 @@ def ending(leave: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def join() -> Iterator[Here]:
-    """Joins the `jax.distributed` job that the testbed started."""
+def join(devices: int = 1) -> Iterator[Here]:
+    """Joins the `jax.distributed` job that the testbed started.
+
+    Args:
+        devices: How many simulated ones this host has.
+    """
     import jax
     from jax._src import distributed
 
     here = Here.from_environment()
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_num_cpu_devices", devices)
     if here.ranks == 1:
         yield here
         return

@@ -19,12 +19,15 @@ SIZES: dict[str, tuple | None] = {
     "language_model": (40_000, 128, None),
     "click_model": None,
     "translation": None,
+    "transformer_tp": None,
     "digits_vgg": None,
     "extreme_classification": None,
 }
 WITH_TABLES = ("language_model", "click_model", "translation")
 # Runs that leave something out: their losses are not to be those of dense.
-LOSSY = ("ok_topk", "spardl", "dragonn")
+LOSSY = ("ok_topk", "spardl", "dragonn", "dgc")
+# Devices of a host, where a model is cut in as many.
+DEVICES = {"transformer_tp": 2}
 # Of an example's module: no dense steps before sparse ones.
 CONSTANTS = {"digits_vgg": {"WARM_UP": 0}}
 

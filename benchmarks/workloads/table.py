@@ -179,8 +179,9 @@ def _size(example, numbers, tables):
     shapes = json.loads(tables) or []
     held = sum(rows * width for rows, width in shapes) / numbers
     each = " and ".join(dict.fromkeys(f"{rows:,} x {width}" for rows, width in shapes))
+    tables = "a table" if len(shapes) == 1 else f"{len(shapes)} tables"
     text = f"{example.replace('_', ' ')}, {numbers:,} numbers"
-    return text + (f", {held:.0%} in {len(shapes)} tables of {each}" if shapes else "")
+    return text + (f", {held:.0%} in {tables} of {each}" if shapes else "")
 
 
 def _share(row):

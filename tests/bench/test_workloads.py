@@ -131,16 +131,16 @@ def test_losses_and_replicas_are_compared_with_dense():
 def test_rows_are_asked_of_examples_with_tables():
     settings = options.Settings(examples=("translation",), task="translation", rows=500)
     assert settings.size == (500, *translation.SIZES["small"][1:])
-    with pytest.raises(ValueError, match="digits_vgg has no table"):
+    with pytest.raises(ValueError, match="transformer_tp has no table"):
         options.Settings(rows=500)
 
 
-def on_hosts(kind, folder, **given):
-    """Settings of a small language model on a text of its own."""
-    task = "language_model"
+def on_hosts(kind, folder, task="language_model", **given):
+    """Settings of an example, a small language model, on data of its own."""
     given |= {"examples": (task,), "task": task, "data": str(folder)}
     argv = tuple(tiny.EXAMPLES[task].data(folder))
-    return kind(rows=9_000, small=True, argv=argv, timeout=300.0, **given)
+    rows = 9_000 if task in options.WITH_TABLES else 0
+    return kind(rows=rows, small=True, argv=argv, timeout=300.0, **given)
 
 
 @pytest.mark.slow
@@ -156,6 +156,17 @@ def test_hosts_take_equal_steps_by_every_system(tmp_path):
     sent = [row["sent"] for row in rows]
     if None not in sent:  # None: there is no shaped network
         assert sent[0] > 4 * sent[1]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_devices_of_a_host_share_a_model(tmp_path):
+    given = on_hosts(options.Settings, tmp_path, "transformer_tp", steps=1, rounds=1)
+    rows = network.compared(network.measured(2, given))
+    assert [row["scheme"] for row in rows] == ["dense", "dgc"]
+    assert not any(map(network.complaint, rows))
+    dense, dgc = (row["loss"] for row in rows)
+    assert dense != dgc
 
 
 @pytest.mark.slow

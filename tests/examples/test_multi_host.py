@@ -1,8 +1,10 @@
 """The launchers start one job, on this host and on hosts of the testbed, or say why not."""
 
+import json
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import yaml
 from benchmarks.testbed import job, network
 from examples.multi_host import start
 from tests.bench import test_testbed
+from tests.examples import tiny
 from tests.helpers import processes
 
 
@@ -103,6 +106,40 @@ def test_a_launchers_variables_are_enough(here, tmp_path, variables, options, li
     assert done.returncode == 0, texts
     assert_trained(texts[0])
     assert "loss" not in texts[1]
+
+
+@real
+def test_an_example_is_a_job_and_goes_on_from_its_checkpoint(here, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.setenv("ONE_HOST", "1")
+    line = [*tiny.text(tmp_path), "--devices", "0", "--sync", "rows", "--save-every", "2"]
+    line += ["--checkpoint", str(tmp_path / "kept"), "--json"]
+    for steps, resume in ((2, []), (4, ["--resume"]), (4, [])):
+        texts = by_hand("examples.language_model", *line, "--steps", str(steps), *resume)
+        run = json.loads(texts[0].splitlines()[-1])["rows"]
+        assert run["replicas_equal"]
+        assert "rows" not in texts[1]  # one process reports
+        if resume:
+            continued = run["final_loss"]
+            shutil.rmtree(tmp_path / "kept")
+    assert run["final_loss"] == continued
+
+
+def by_hand(*line):
+    """What two processes on this host print, each started by hand."""
+    script, where = FOLDER / "by_hand.sh", f"localhost:{free_port()}"
+    started = [
+        subprocess.Popen(
+            ["sh", script, where, "2", str(rank), *line],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    texts = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], texts
+    return texts
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from benchmarks.harness import sides
 from benchmarks.testbed import host
 from benchmarks.workloads.by_columns import COLUMNS, NAME, by_columns, rooms, tables_of
 from benchmarks.workloads.collected import Training, collect
-from benchmarks.workloads.options import CONSTANTS, Settings
+from benchmarks.workloads.options import CONSTANTS, DEVICES, Settings
 from examples.common import devices
 from sparsejax.embrace import ColumnTable
 
@@ -43,12 +43,13 @@ class Side:
         return None
 
     def digest(self) -> str:
-        """A hash of what is the same on all ranks."""
+        """A hash of what is the same on all hosts."""
         digest = hashlib.sha256()
         is_table = lambda node: isinstance(node, ColumnTable)
         for leaf in jax.tree.leaves(self.state.params, is_leaf=is_table):
             if not is_table(leaf):
-                digest.update(np.asarray(leaf.addressable_data(0)))
+                for shard in leaf.addressable_shards:
+                    digest.update(np.asarray(shard.data))
         return digest.hexdigest()
 
 
@@ -111,7 +112,7 @@ def _hand_over(here, settings, prepared):
 @contextlib.contextmanager
 def joined(settings: Settings) -> Iterator[tuple[host.Here, Prepared]]:
     """This host in the job, with everything compiled."""
-    with host.join() as here:
+    with host.join(DEVICES.get(settings.task, 1)) as here:
         host.share_compiled()
         yield here, Prepared(here, settings)
 
