@@ -73,6 +73,7 @@ from sparsejax.transforms.wrappers import (
 )
 from sparsejax.units.row_grads import RowGrads as RowGrads
 from sparsejax.units.sparse_tensor import SparseTensor as SparseTensor
+from sparsejax.wire.job.watch import watch_job as watch_job
 
 
 __all__ = [
@@ -105,6 +106,7 @@ __all__ = [
     "state_specs",
     "use_kernels",
     "warm_up",
+    "watch_job",
     "zen_sync",
 ]
 
