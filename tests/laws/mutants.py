@@ -1220,9 +1220,9 @@ MUTANTS = {
         "tests/transforms/state/checkpoints/test_round_trip.py",
     ),
     "rows that wait have the room of a fresh state": Mutant(
-        "sparsejax/transforms/state/checkpoints/restoring.py",
-        "if is_pending(like) and not is_held:",
-        "if False:",
+        "sparsejax/transforms/state/checkpoints/comparing.py",
+        "Pending: _pending}",
+        "Pending: _equal}",
         "tests/transforms/state/checkpoints/test_round_trip.py",
     ),
     "the last checkpoint goes before the new one is there": Mutant(

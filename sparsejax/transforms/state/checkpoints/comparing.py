@@ -101,7 +101,7 @@ def _equal_columns(saved, fresh):
 
 
 def _pending(saved, fresh):
-    """Rows that wait: their number, and columns that fill up, may be any."""
+    """Rows that wait: there may be more room than in a fresh state, until the next step."""
     return len(saved) == len(fresh)
 
 

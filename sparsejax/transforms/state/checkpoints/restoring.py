@@ -25,7 +25,6 @@ from sparsejax.transforms.state.checkpoints.description import (
     leaves,
     ranks_of,
 )
-from sparsejax.transforms.state.pending import is_pending
 from sparsejax.transforms.state.resizing import resized
 
 
@@ -167,10 +166,6 @@ def _places(saved: Any, like: Any, others: bool, path: str = "") -> Iterator[_Pl
     """All parts of a state, in its order."""
     parts = children(like)
     is_held = others and isinstance(like, HELD)
-    if is_pending(like) and not is_held:
-        # Where ranks once had more to hold than there was room for, there is more room.
-        here = [x.shape for x in jax.tree.leaves(like)]
-        is_held = here != [x.shape for x in leaves(saved) if isinstance(x, Array)]
     if parts is None or is_held:
         yield _Place(path, saved, like, is_held)
         return
@@ -221,8 +216,7 @@ def _put_together(like, places, found, others, reduce):
         old = {name: place.whole(found) for name, place in held.items()}
         fresh = {name: place.like for name, place in held.items()}
         moved = resized(old, like=fresh, reduce=reduce)
-    stops = {id(place.like) for place in held.values()}
-    is_leaf = lambda x: id(x) in stops or (others and isinstance(x, HELD))
+    is_leaf = lambda x: others and isinstance(x, HELD)
     structure = jax.tree.structure(like, is_leaf=is_leaf)
     done = zip(names, places, strict=True)
     return structure.unflatten(

@@ -41,9 +41,12 @@ def main(out, folder, ranks, coordinator=None, rank=0):
         loss = jnp.mean((out - batch["y"]) ** 2)
         return loss, {"seen": variables["seen"] + out.sum()}
 
-    tx = optax.chain(
-        sparsejax.dgc(0.1, min_size=1, momentum=0.9), sparsejax.zen_sync(), optax.sgd(0.1)
-    )
+    sparsifier = sparsejax.dgc(0.1, min_size=1, momentum=0.9)
+    each = {
+        "rest": optax.chain(sparsifier, sparsejax.zen_sync(), optax.sgd(0.1)),
+        "table": optax.chain(sparsejax.zen_sync(), optax.adam(0.1)),
+    }
+    tx = optax.partition(each, {"kernel": "rest", "table": "table"})
     mesh = mesh_of(ranks)
     trainer = sparsejax.data_parallel(loss_fn, tx, mesh, variables="by_rank")
     values = np.linspace(-1, 1, 50, dtype=np.float32).reshape(10, 5)
