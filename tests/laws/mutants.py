@@ -1182,7 +1182,19 @@ MUTANTS = {
         "-waits * short.median, 0.5 * whole.median",
         DOCTOR,
     ),
-    # Checkpoints.
+    # Files.
+    "a plan of any size is read": Mutant(
+        "sparsejax/advise/codec.py",
+        "if len(text) > LARGEST:",
+        "if False:",
+        "tests/advise/test_planner.py",
+    ),
+    "a description of any size is read": Mutant(
+        "sparsejax/transforms/state/checkpoints/records.py",
+        "if len(text) > LARGEST:",
+        "if False:",
+        "tests/transforms/state/checkpoints/test_refused.py",
+    ),
     "a checkpoint is of anything": Mutant(
         "sparsejax/transforms/state/checkpoints/restoring.py",
         "found = first_difference(record.tree, fresh, others)",
@@ -1229,13 +1241,13 @@ MUTANTS = {
         "sparsejax/transforms/state/checkpoints/storage.py",
         "folder.rename(_beside(folder, _LAST))",
         "_removed(folder)",
-        "tests/transforms/state/checkpoints/test_refused.py",
+        "tests/transforms/state/checkpoints/test_saving.py",
     ),
     "what was not finished stays": Mutant(
         "sparsejax/transforms/state/checkpoints/storage.py",
         "    for old in _unfinished(folder):\n        _removed(old)",
         "    pass",
-        "tests/transforms/state/checkpoints/test_refused.py",
+        "tests/transforms/state/checkpoints/test_saving.py",
     ),
     "a later format is read": Mutant(
         "sparsejax/transforms/state/checkpoints/records.py",

@@ -25,6 +25,7 @@ from sparsejax.transforms.state.checkpoints.description import (
     leaves,
     ranks_of,
 )
+from sparsejax.transforms.state.per_rank import find
 from sparsejax.transforms.state.resizing import resized
 
 
@@ -64,9 +65,10 @@ def restore(
     if about is not None:
         _check_about(records.check_about(about), record.about, folder)
     fresh, arrays = described(like)
+    tree.check_there(like, "sparsejax.restore", ", or with trainer.init(params)")
     here = ranks_of(like)
     others = record.ranks.are_others(here)
-    _check_same(record, fresh, here, others, folder)
+    _check_same(record, fresh, here, others, folder, find(like, HELD))
     if others and any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays):
         raise ArgumentError(
             f"the checkpoint in {folder} is of {record.ranks.number} ranks, and `like` of "
@@ -90,7 +92,7 @@ def _check_about(here, there, folder):
             )
 
 
-def _check_same(record, fresh, here, others, folder):
+def _check_same(record, fresh, here, others, folder, held):
     """Raises where a checkpoint is of another model or transformation."""
     found = first_difference(record.tree, fresh, others)
     if found is None:
@@ -100,7 +102,10 @@ def _check_same(record, fresh, here, others, folder):
         what, fix = "model, or of one with other parameters,", "that model"
     ranks = ""
     if others:
-        ranks = f" (It is of {record.ranks.number} ranks, and here are {here.number}.)"
+        ranks = f" It is of {record.ranks.number} ranks, and here are {here.number}"
+        # As where flax.nnx has put what tx made into containers of its own.
+        none = ", and nothing in `like` says by its type what ranks hold: save and restore"
+        ranks += "." if held else f"{none} what sparsejax.init(tx, params, mesh) made."
     raise CheckpointError(
         f"the checkpoint in {folder} is of another {what} than `like`: at {found.path!r} "
         f"it has {found.saved}, and `like` has {found.fresh}. Make `like` with {fix}. It "

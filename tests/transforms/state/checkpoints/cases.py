@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import sparsejax
+from sparsejax.errors import CheckpointError
 from sparsejax.transforms.state.per_rank import PerRank
 from tests import helpers
 
@@ -142,3 +144,18 @@ def held(state):
             np.add.at(sums, ids, rows[..., : node.dim])
             found[path] = sums[:-1] / len(ids)
     return found
+
+
+# --- Of what is refused.
+
+STATE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "count": 1}
+LIKE = {"w": np.zeros((2, 3), np.float32), "count": 0}
+
+
+def refused(match, function, *args, error=CheckpointError, **options):
+    with pytest.raises(error, match=match) as raised:
+        function(*args, **options)
+    sentence = str(raised.value)
+    assert "\n" not in sentence
+    assert sentence.rstrip().endswith((".", ")"))
+    return sentence

@@ -1,10 +1,7 @@
 """What is no checkpoint, not whole, or of something else is told in one sentence."""
 
-import contextlib
 import json
-import resource
 import shutil
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +13,10 @@ import sparsejax
 from sparsejax.errors import ArgumentError, CheckpointError, StateError
 from sparsejax.transforms.state.checkpoints import records, storage
 from tests import helpers
+from tests.transforms.state.checkpoints.cases import LIKE, STATE, refused
 
 
 ocp = pytest.importorskip("orbax.checkpoint")
-
-STATE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "count": 1}
-LIKE = {"w": np.zeros((2, 3), np.float32), "count": 0}
-
-
-def refused(match, function, *args, error=CheckpointError, **options):
-    with pytest.raises(error, match=match) as raised:
-        function(*args, **options)
-    sentence = str(raised.value)
-    assert "\n" not in sentence
-    assert sentence.rstrip().endswith((".", ")"))
-    return sentence
 
 
 @pytest.fixture
@@ -289,7 +275,7 @@ def test_another_model_on_other_ranks(of_tx, nothing_is_read, ranks):
     like = sparsejax.init(TX, {"w": jnp.zeros((51, 4))}, helpers.mesh_of(ranks))
     match = rf"at '0/residual/value/w' .* \[2, 50, 4\].*, .* \[{ranks}, 51, 4\]"
     sentence = refused(match.replace(" \\[", r".*\["), sparsejax.restore, of_tx, like)
-    assert ("of 2 ranks, and here are 4" in sentence) == (ranks == 4)
+    assert ("of 2 ranks, and here are 4." in sentence) == (ranks == 4)
 
 
 def test_other_ranks_need_a_state_with_arrays(of_tx, nothing_is_read):
@@ -313,100 +299,16 @@ def test_the_same_run_is_taken(saved):
     np.testing.assert_array_equal(restored["w"], STATE["w"])
 
 
-# --- What cannot be saved.
+def test_containers_that_do_not_tell_what_ranks_hold(tmp_path, nothing_is_read):
+    """As those of flax.nnx."""
+    of = lambda ranks: dict(enumerate(jax.tree.leaves(opt_state(TX, ranks))))
+    sparsejax.save(tmp_path / "flat", of(2))
+    match = "of 2 ranks, and here are 4, and nothing in `like` says .*sparsejax.init"
+    refused(match, sparsejax.restore, tmp_path / "flat", of(4))
 
 
-def test_what_is_no_state(tmp_path, of_tx):
-    path = tmp_path / "path"
-    save = lambda state: sparsejax.save(path, state)
-    refused("'a' is a object: leave it out", save, {"a": object()}, error=ArgumentError)
-    refused("'a' is a ndarray", save, {"a": np.array(["a", None])}, error=ArgumentError)
-    abstract = {"a": jax.ShapeDtypeStruct((3,), jnp.float32)}
-    refused("without numbers", save, abstract, error=ArgumentError)
-    with pytest.raises(ArgumentError, match=r"'a' is being traced: call it outside"):
-        jax.jit(lambda x: save({"a": x}))(1.0)
-    deleted = jnp.ones(3)
-    deleted.delete()
-    refused("used up", save, {"a": deleted}, error=StateError)
-    cut = jax.tree.map(lambda x: x[:1] if x.ndim > 2 else x, opt_state(TX))
-    refused("made for 2 ranks, and holds 1 rows", save, cut, error=StateError)
-    assert not path.exists()
-
-
-def test_what_is_there_is_kept(saved):
-    other = STATE | {"w": STATE["w"] + 1}
-    refused("is there already: .*replace=True", sparsejax.save, saved, other)
-    foreign = saved.parent / "foreign"
-    foreign.mkdir()
-    (foreign / "thesis.txt").touch()
-    refused("no checkpoint of .* thesis.txt.* It is left as it is", sparsejax.save, foreign,
-            other, replace=True)  # fmt: skip
-    assert [path.name for path in files(foreign)] == ["thesis.txt"]
-    np.testing.assert_array_equal(sparsejax.restore(saved, LIKE)["w"], STATE["w"])
-
-
-def test_one_takes_the_place_of_another(saved):
-    other = STATE | {"w": STATE["w"] + 1}
-    sparsejax.save(saved, other, replace=True)
-    np.testing.assert_array_equal(sparsejax.restore(saved, LIKE)["w"], other["w"])
-    assert [path.name for path in saved.parent.iterdir()] == ["2"]
-
-
-@contextlib.contextmanager
-def full_disk():
-    """No file can grow beyond a few bytes, which is how a full disk shows itself."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_leaves_the_last_good_one(saved):
-    large = STATE | {"w": np.ones((300, 30), np.float32)}
-    with full_disk():
-        refused("/run/2, and the one before is kept: ", sparsejax.save, saved, large,
-                replace=True)  # fmt: skip
-        refused("/run/4, and nothing of it is kept: ", sparsejax.save, saved.parent / "4",
-                large)  # fmt: skip
-    # What was written before the disk was full is gone, too.
-    assert [path.name for path in saved.parent.iterdir()] == ["2"]
-    np.testing.assert_array_equal(sparsejax.restore(saved, LIKE)["w"], STATE["w"])
-    sparsejax.save(saved.parent / "4", large)
-
-
-@pytest.mark.parametrize("renames", [0, 1])
-def test_a_crash_while_one_takes_the_place_of_another(saved, monkeypatch, renames):
-    """One of the two is whole, whichever it is, and the next save cleans up."""
-    other, done = STATE | {"w": STATE["w"] + 1}, []
-    rename = type(saved).rename
-
-    def crashing(path, to):
-        if len(done) == renames:
-            raise KeyboardInterrupt
-        done.append(to)
-        return rename(path, to)
-
-    def finishing(*given):
-        monkeypatch.setattr(type(saved), "rename", crashing)
-        return finish(*given)
-
-    finish = storage._finished
-    monkeypatch.setattr(storage, "_finished", finishing)
-    with pytest.raises(KeyboardInterrupt):
-        sparsejax.save(saved, other, replace=True)
-    monkeypatch.undo()
-    want = STATE if renames == 0 else other
-    np.testing.assert_array_equal(sparsejax.restore(saved, LIKE)["w"], want["w"])
-    third = STATE | {"w": STATE["w"] + 2}
-    sparsejax.save(saved, third, replace=True)
-    np.testing.assert_array_equal(sparsejax.restore(saved, LIKE)["w"], third["w"])
-    assert [path.name for path in saved.parent.iterdir()] == ["2"]
-
-
-def test_without_orbax_it_is_named(tmp_path, saved, monkeypatch):
-    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    match = r"pip install 'sparsejax\[checkpoint\]', or pip install orbax-checkpoint"
-    refused(match, sparsejax.save, tmp_path / "new", STATE)
-    refused(match, sparsejax.restore, saved, LIKE)
+def test_a_state_that_is_used_up_is_nothing_to_be_like(saved):
+    like = {"w": jnp.zeros((2, 3)), "count": 0}
+    like["w"].delete()
+    refused("restore was given a state that is used up", sparsejax.restore, saved, like,
+            error=StateError)  # fmt: skip
