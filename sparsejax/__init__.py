@@ -47,6 +47,7 @@ from sparsejax.training import (
 )
 from sparsejax.transforms.all_reduce import all_reduce as all_reduce
 from sparsejax.transforms.sparsify import dgc as dgc, sparsify as sparsify, top_k as top_k
+from sparsejax.transforms.state.checkpoints import restore as restore, save as save
 from sparsejax.transforms.state.metrics import metrics as metrics, residuals as residuals
 from sparsejax.transforms.state.placed import (
     abstract_state as abstract_state,
@@ -113,7 +114,8 @@ __all__ = [
 # As good as nothing, or another thing, when read without the prefix.
 _WITH_PREFIX = ["advise", "apply_updates", "bind", "doctor", "embrace", "errors"]
 _WITH_PREFIX += ["explain", "init"]
-_WITH_PREFIX += ["lazy", "local", "lookup", "metrics", "profile", "rows", "summary", "sync"]
+_WITH_PREFIX += ["lazy", "local", "lookup", "metrics", "profile", "restore", "rows", "save"]
+_WITH_PREFIX += ["summary", "sync"]
 _WITH_PREFIX += ["top_k", "transforms", "value_and_grad"]
 
 

@@ -90,6 +90,16 @@ class PlanError(SparsejaxError, ValueError):
     """
 
 
+class CheckpointError(SparsejaxError, ValueError):
+    """A checkpoint cannot be written or read, or is of something else.
+
+    Example:
+        >>> sparsejax.restore("no/such/folder", like=params)
+        Traceback (most recent call last):
+        sparsejax.errors.CheckpointError: ...
+    """
+
+
 class StateError(SparsejaxError, ValueError):
     """A state is not the one that the transformation needs here.
 

@@ -1193,6 +1193,84 @@ MUTANTS = {
         '    return f"sparsejax/of {some}/{number}"\n',
         '    return f"sparsejax/{number}"\n',
         "tests/wire/test_job.py",
+    # Files.
+    "a plan of any size is read": Mutant(
+        "sparsejax/advise/codec.py",
+        "if len(text) > LARGEST:",
+        "if False:",
+        "tests/advise/test_planner.py",
+    ),
+    "a description of any size is read": Mutant(
+        "sparsejax/transforms/state/checkpoints/records.py",
+        "if len(text) > LARGEST:",
+        "if False:",
+        "tests/transforms/state/checkpoints/test_refused.py",
+    ),
+    "a checkpoint is of anything": Mutant(
+        "sparsejax/transforms/state/checkpoints/restoring.py",
+        "found = first_difference(record.tree, fresh, others)",
+        "found = None",
+        "tests/transforms/state/checkpoints/test_refused.py",
+    ),
+    "shapes in a checkpoint may be any": Mutant(
+        "sparsejax/transforms/state/checkpoints/comparing.py",
+        "if saved.dtype == fresh.dtype and alike(saved.shape, fresh.shape):",
+        "if saved.dtype == fresh.dtype:",
+        "tests/transforms/state/checkpoints/test_refused.py",
+    ),
+    "what schemes' states are is not compared": Mutant(
+        "sparsejax/transforms/state/checkpoints/comparing.py",
+        "found = _differ_in_schemes(saved, fresh, path)",
+        "found = None",
+        "tests/transforms/state/checkpoints/test_refused.py",
+    ),
+    "a checkpoint is of the ranks that there are": Mutant(
+        "sparsejax/transforms/state/checkpoints/restoring.py",
+        "others = record.ranks.are_others(here)",
+        "others = False",
+        "tests/transforms/state/checkpoints/test_round_trip.py",
+    ),
+    "a checkpoint is read whole": Mutant(
+        "sparsejax/transforms/state/checkpoints/restoring.py",
+        "return jax.random.key_data(like).sharding if is_key(like) else like.sharding",
+        "return None",
+        "tests/transforms/state/checkpoints/test_round_trip.py",
+    ),
+    "what was sent before is forgotten on other ranks": Mutant(
+        "sparsejax/transforms/state/checkpoints/restoring.py",
+        "return self.like._replace(totals=node)",
+        "return self.like",
+        "tests/transforms/state/checkpoints/test_round_trip.py",
+    ),
+    "rows that wait have the room of a fresh state": Mutant(
+        "sparsejax/transforms/state/checkpoints/comparing.py",
+        "Pending: _pending}",
+        "Pending: _equal}",
+        "tests/transforms/state/checkpoints/test_round_trip.py",
+    ),
+    "the last checkpoint goes before the new one is there": Mutant(
+        "sparsejax/transforms/state/checkpoints/storage.py",
+        "folder.rename(_beside(folder, _LAST))",
+        "_removed(folder)",
+        "tests/transforms/state/checkpoints/test_saving.py",
+    ),
+    "what was not finished stays": Mutant(
+        "sparsejax/transforms/state/checkpoints/storage.py",
+        "    for old in _unfinished(folder):\n        _removed(old)",
+        "    pass",
+        "tests/transforms/state/checkpoints/test_saving.py",
+    ),
+    "a later format is read": Mutant(
+        "sparsejax/transforms/state/checkpoints/records.py",
+        "if number > FORMAT:",
+        "if False:",
+        "tests/transforms/state/checkpoints/test_refused.py",
+    ),
+    "an older format is read as it is": Mutant(
+        "sparsejax/transforms/state/checkpoints/records.py",
+        "given = UPGRADES[older](given)",
+        "UPGRADES[older](given)",
+        "tests/transforms/state/checkpoints/test_formats.py",
     ),
 }
 
