@@ -1193,6 +1193,7 @@ MUTANTS = {
         '    return f"sparsejax/of {some}/{number}"\n',
         '    return f"sparsejax/{number}"\n',
         "tests/wire/test_job.py",
+    ),
     # Files.
     "a plan of any size is read": Mutant(
         "sparsejax/advise/codec.py",
