@@ -26,7 +26,7 @@ from benchmarks.testbed import host, network
 
 SHAPES = {"table": (1000, 16), "w": (301,)}
 READ = 40  # rows of the table that a rank reads in a step
-RULES = {"*": "sparse"}
+RULES = {".*": "sparse"}
 
 
 def chosen(make):
@@ -42,7 +42,7 @@ SCHEMES = {
     ),
     "ok_topk": chosen(sparsejax.ok_topk_sync),
     "spardl": chosen(sparsejax.spardl_sync),
-    "gtopk": chosen(sparsejax.gtopk_sync),
+    "gtopk": chosen(sparsejax.transforms.gtopk_sync),
 }
 
 

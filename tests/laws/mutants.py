@@ -1194,6 +1194,30 @@ MUTANTS = {
         '    return f"sparsejax/{number}"\n',
         "tests/wire/test_job.py",
     ),
+    "what happened first is the cause": Mutant(
+        "sparsejax/wire/job/watchers.py",
+        "text = min(self._events).text",
+        "text = self._events[0].text",
+        "tests/wire/test_watch.py",
+    ),
+    "who has left in peace is lost": Mutant(
+        "sparsejax/wire/job/watchers.py",
+        'return not {"done", "failed"} & set(said)',
+        "return True",
+        "tests/wire/test_watch.py",
+    ),
+    "a silent process is not lost": Mutant(
+        "sparsejax/wire/job/watchers.py",
+        "for said in line.heard(self._timeout):",
+        "for said in line.heard(1e6):",
+        "tests/wire/test_watch.py",
+    ),
+    "process 0 keeps to itself why": Mutant(
+        "sparsejax/wire/job/watchers.py",
+        "            line.say(why=why)\n",
+        "            pass\n",
+        "tests/wire/test_watch.py",
+    ),
     # Files.
     "a plan of any size is read": Mutant(
         "sparsejax/advise/codec.py",
