@@ -48,6 +48,7 @@ from sparsejax.training import (
 from sparsejax.transforms.all_reduce import all_reduce as all_reduce
 from sparsejax.transforms.sparsify import dgc as dgc, sparsify as sparsify, top_k as top_k
 from sparsejax.transforms.state.checkpoints import restore as restore, save as save
+from sparsejax.transforms.state.alike.replicas import check_replicas as check_replicas
 from sparsejax.transforms.state.metrics import metrics as metrics, residuals as residuals
 from sparsejax.transforms.state.placed import (
     abstract_state as abstract_state,
@@ -88,6 +89,7 @@ __all__ = [
     "accumulate",
     "all_reduce",
     "check_job",
+    "check_replicas",
     "clip_by_rank",
     "column_lookup",
     "data_parallel",

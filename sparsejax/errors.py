@@ -123,6 +123,20 @@ class JobError(SparsejaxError, RuntimeError):
     """
 
 
+class ReplicaError(SparsejaxError, RuntimeError):
+    """Ranks hold different bits of what should be the same on all of them.
+
+    Example:
+        >>> everywhere = jax.sharding.NamedSharding(mesh, P())
+        >>> ones = [jnp.ones(3).at[0].add(i == 2) for i in range(4)]  # rank 2 has another
+        >>> copies = [jax.device_put(*pair) for pair in zip(ones, mesh.devices.flat)]
+        >>> w = jax.make_array_from_single_device_arrays((3,), everywhere, copies)
+        >>> sparsejax.check_replicas({"w": w})
+        Traceback (most recent call last):
+        sparsejax.errors.ReplicaError: replicas are not the same: ...
+    """
+
+
 class NeedsRanks(StateError):
     """A state depends on the ranks, and was asked for where they are not known.
 

@@ -28,6 +28,7 @@ class Service:
         self.processes = processes
         self.kept = {}
         self.came = collections.Counter()
+        self.failed = set()
         self.change = threading.Condition()
 
     def key_value_set(self, key, text):
@@ -45,10 +46,16 @@ class Service:
 
     def wait_at_barrier(self, name, milliseconds, process_ids=None):
         wanted = self.processes if process_ids is None else len(process_ids)
+        if name in self.failed:
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
         with self.change:
             self.came[name] += 1
             self.change.notify_all()
-        self._wait(lambda: self.came[name] >= wanted, milliseconds)
+        try:
+            self._wait(lambda: self.came[name] >= wanted, milliseconds)
+        except jax.errors.JaxRuntimeError:
+            self.failed.add(name)
+            raise
 
     def _wait(self, is_there, milliseconds):
         end = time.monotonic() + milliseconds / 1e3

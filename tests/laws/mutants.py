@@ -42,6 +42,9 @@ CONSERVATION = "tests/laws/test_conservation.py"
 EXACT_SUM = "tests/laws/test_exact_sum.py"
 VERTICAL = "tests/embrace/test_vertical.py"
 DOCTOR = "tests/advise/doctor/test_findings.py"
+REPLICAS = "tests/transforms/state/test_replicas.py"
+SETUP = "tests/transforms/state/test_setup.py"
+CHECK_EVERY = "tests/training/test_check_every.py"
 
 MUTANTS = {
     # What is summed.
@@ -1181,6 +1184,85 @@ MUTANTS = {
         "waits * short.median, 0.5 * whole.median",
         "-waits * short.median, 0.5 * whole.median",
         DOCTOR,
+    ),
+    # Ranks and processes that would diverge.
+    "elements that changed places have the same checksum": Mutant(
+        "sparsejax/transforms/state/alike/checksums.py",
+        "_PLACES = np.uint32(0x9E3779B1), np.uint32(0x85EBCA77)",
+        "_PLACES = np.uint32(0), np.uint32(0)",
+        REPLICAS,
+    ),
+    "changes that cancel out have the same checksum": Mutant(
+        "sparsejax/transforms/state/alike/checksums.py",
+        "    first, a, second, b, third = numbers\n",
+        "    return x\n    first, a, second, b, third = numbers\n",
+        REPLICAS,
+    ),
+    "signs of zeros do not count": Mutant(
+        "sparsejax/transforms/state/alike/checksums.py",
+        "    size = _bits(x.dtype)\n",
+        "    x = jnp.where(x == 0, 0, x)\n    size = _bits(x.dtype)\n",
+        REPLICAS,
+    ),
+    "an array is as the one before": Mutant(
+        "sparsejax/transforms/state/alike/checksums.py",
+        "    return sums[np.argsort(order)]\n",
+        "    return sums\n",
+        REPLICAS,
+    ),
+    "the rank that is alone is taken for the others": Mutant(
+        "sparsejax/transforms/state/alike/replicas.py",
+        "key=lambda group: (-len(group), group)",
+        "key=lambda group: (len(group), group)",
+        REPLICAS,
+    ),
+    "what a rank holds for itself is compared": Mutant(
+        "sparsejax/transforms/state/alike/replicas.py",
+        '            keys, node = (*keys, jax.tree_util.GetAttrKey("ranks")), node.ranks\n',
+        "            node = node.value\n",
+        REPLICAS,
+    ),
+    "shards are compared with others": Mutant(
+        "sparsejax/transforms/state/alike/replicas.py",
+        "if n not in split and",
+        "if n and",
+        REPLICAS,
+    ),
+    "a check comes a step late": Mutant(
+        "sparsejax/training/train_state.py",
+        "elif number % self._every:",
+        "elif (number + 1) % self._every:",
+        CHECK_EVERY,
+    ),
+    "a state from elsewhere is not compared": Mutant(
+        "sparsejax/training/train_state.py",
+        "            self._step = state.step\n        elif",
+        "            self._step = state.step\n            return\n        elif",
+        CHECK_EVERY,
+    ),
+    "steps are read from the device": Mutant(
+        "sparsejax/training/train_state.py",
+        "        self._number = None if self._number is None else self._number + 1\n",
+        "        self._number = None\n",
+        CHECK_EVERY,
+    ),
+    "processes that set out with other things go on": Mutant(
+        "sparsejax/wire/job/agreement.py",
+        "    if not differing:\n",
+        "    if differing:\n",
+        SETUP,
+    ),
+    "who refuses leaves the others waiting": Mutant(
+        "sparsejax/transforms/state/alike/setup.py",
+        '                self._disagreements(f"{type(error).__name__}: {error}")\n',
+        "                pass\n",
+        SETUP,
+    ),
+    "a learning rate is no difference": Mutant(
+        "sparsejax/transforms/state/alike/program.py",
+        "given = [_number(x.val) for x in equation.invars if isinstance(x, core.Literal)]",
+        "given = []",
+        SETUP,
     ),
     "some processes wait for all": Mutant(
         "sparsejax/wire/job/store.py",

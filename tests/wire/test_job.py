@@ -2,6 +2,7 @@
 
 import functools
 import math
+import time
 
 import pytest
 
@@ -93,6 +94,21 @@ def test_who_does_not_come_is_named_in_time(monkeypatch):
         assert text.startswith("process 2 of 3 did not say what it gives init within 0.3 s")
         assert "process 0 on" in text
         assert "process 1 on" in text
+
+
+def test_who_comes_too_late_is_told_so(monkeypatch):
+    first, _ = said(model(), model(), timeout=0.2)
+    _, last = said(model(), model())
+
+    def late():
+        time.sleep(0.6)
+        return last()
+
+    one, other = jobs.run(monkeypatch, [first, late])
+    assert "process 1 of 2 did not say what it gives init within 0.2 s" in str(one)
+    assert "all 2 processes said what it gives init, but one of them later than" in str(
+        other
+    )
 
 
 def test_a_timeout_may_be_without_end(monkeypatch):

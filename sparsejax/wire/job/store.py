@@ -106,11 +106,18 @@ def of_all(
     who = listed([name(process) for process in missing]) or "one of the processes"
     came = listed([f"process {p} on {said[p][0]}" for p in sorted(said) if said[p][0]])
     _silent.extend(missing or [-1])
-    when = f"within {timeout:g} s" if "DEADLINE" in str(late) else "before it ended"
+    is_late = "DEADLINE" in str(late)
+    if is_late and not missing:
+        raise JobError(
+            f"all {len(asking)} processes said {what}, but one of them later than another "
+            f"waited ({came}): give all of them a longer timeout."
+        ) from late
+    when = f"within {timeout:g} s" if is_late else "before it ended"
     raise JobError(
         f"{who} of {len(asking)} did not say {what} {when}"
         + (f" ({came} did)" if came else "")
-        + ": see what that process prints on its host, and whether it runs the same script."
+        + ": see what that process prints on its host, and whether it runs the same "
+        "script; if it needs longer, give all of them a longer timeout."
     ) from late
 
 
