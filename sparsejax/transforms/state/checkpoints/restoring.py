@@ -183,7 +183,7 @@ def _sharding(like):
     if isinstance(like, jax.ShapeDtypeStruct):
         return like.sharding
     # What was not put anywhere follows what it is used with, and so it shall again.
-    if not isinstance(like, jax.Array) or not getattr(like, "committed", True):
+    if not isinstance(like, jax.Array) or not like.committed:
         return None
     return jax.random.key_data(like).sharding if is_key(like) else like.sharding
 

@@ -128,6 +128,11 @@ def write(folder: Any, about: dict[str, Any], arrays: list[Any], replace: bool) 
             f"{folder}/{{step}}, or let it take the place of that one, "
             "sparsejax.save(path, state, replace=True)."
         )
+    if is_there and not isinstance(folder, pathlib.Path):
+        raise CheckpointError(
+            f"{folder} is there already, and in a bucket no folder takes the place of "
+            "another at once: give each checkpoint a folder of its own."
+        )
     if is_there and not (folder / _ABOUT / "metadata").is_file():
         raise CheckpointError(f"{_missing(folder)} It is left as it is: name another.")
     to = _beside(folder, _NEXT) if is_there else folder

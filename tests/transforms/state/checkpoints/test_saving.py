@@ -2,6 +2,7 @@
 
 import contextlib
 import resource
+import subprocess
 import sys
 
 import jax
@@ -116,6 +117,32 @@ def test_a_crash_while_one_takes_the_place_of_another(saved, monkeypatch, rename
     sparsejax.save(saved, third, replace=True)
     np.testing.assert_array_equal(sparsejax.restore(saved, LIKE)["w"], third["w"])
     assert [path.name for path in saved.parent.iterdir()] == ["2"]
+
+
+KILLED = """
+import os, sys
+import numpy as np
+import orbax.checkpoint as ocp
+import sparsejax
+ocp.PyTreeCheckpointHandler.finalize = lambda *_: os._exit(9)
+state = {"w": np.ones((2, 3), np.float32), "count": 1}
+sparsejax.save(sys.argv[1], state, replace=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_leaves_the_last_good_one(saved):
+    """All is written, and not named yet: once in place of another, once a new one."""
+    new = saved.parent / "4"
+    for path in (saved, new):
+        done = subprocess.run([sys.executable, "-c", KILLED, path], check=False)
+        assert done.returncode == 9
+    assert len([*saved.parent.iterdir()]) == 3
+    np.testing.assert_array_equal(sparsejax.restore(saved, LIKE)["w"], STATE["w"])
+    refused("/run/4 was not finished, ", sparsejax.restore, new, LIKE)
+    for path in (saved, new):
+        sparsejax.save(path, STATE, replace=True)
+    assert sorted(path.name for path in saved.parent.iterdir()) == ["2", "4"]
 
 
 def test_without_orbax_it_is_named(tmp_path, saved, monkeypatch):
