@@ -141,9 +141,12 @@ class RowGrads:
         """The same with distinct ids, ascending; places without a row are behind them.
 
         Rows of equal ids are added up in float32, or wider where they are wider. There is
-        room for as many as before, so nothing is left out.
+        room for as many as before, so nothing is left out. Of a table without numbers there
+        is no row.
         """
-        if not self.capacity or not self.size:
+        if not self.size:
+            return self._without_rows()
+        if not self.capacity:
             return self
         merge = merged(self.ids, self.shape[0])
         return RowGrads.marked(merge.ids, merge.sums(self.rows), self.shape)
@@ -154,7 +157,9 @@ class RowGrads:
         Unlike `merged` it merges only where it has to: entries of a sparsifier are distinct
         already.
         """
-        if not self.capacity or not self.size:
+        if not self.size:
+            return self._without_rows()
+        if not self.capacity:
             return self
         ids, height = self._kept(), self.shape[0]
         as_is = lambda ids, rows: (ids, rows)
@@ -192,6 +197,11 @@ class RowGrads:
         ascending = _is_ascending(ids, height)
         ids, rows = axes.cond(ascending, as_is, moved, ids, self.rows)
         return RowGrads(ids, rows, self.shape)
+
+    def _without_rows(self) -> "RowGrads":
+        """Room for as many rows, and none there: the same, whatever ranks list."""
+        ids = jnp.full(self.capacity, self.shape[0], jnp.int32)
+        return RowGrads.marked(ids, jnp.zeros(self.rows.shape, self.dtype), self.shape)
 
     def _kept(self) -> jax.Array:
         """The ids, `shape[0]` for all that are out of range."""

@@ -1,12 +1,12 @@
 """Cases drawn by hypothesis against the law: `make fuzz`.
 
-    python -m tests.fuzz [--cases 10000] [--seed 0] [--programs 240] [--law sum]
+    python -m tests.fuzz [--cases 10000] [--seed 0] [--programs 400] [--law sum]
 
 Draws programs from the seed and gives them cases, in two processes, each with half of the
 programs. Says how far it is after each group of programs, and at the end how many cases
 there were of which law. A case that fails is shrunk and printed as a line for
-`tests/fuzz/kept.py`, whose cases come first, here and in the tests. Another seed draws other
-programs and cases.
+`tests/fuzz/kept.py`, whose cases come first, here and in the tests. Another seed draws
+other programs and cases.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def _arguments():
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--cases", type=int, default=10_000, help="how many; 10,000")
     parser.add_argument("--seed", type=int, default=0, help="of programs and cases; 0")
-    parser.add_argument("--programs", type=int, default=240, help="how many; 240")
+    parser.add_argument("--programs", type=int, default=400, help="how many; 400")
     parser.add_argument("--law", choices=[*pool.LAWS], help="programs of this law alone")
     parser.add_argument("--workers", type=int, default=2, help="processes; 2")
     parser.add_argument("--minutes", type=float, default=60, help="the most; 60")

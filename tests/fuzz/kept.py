@@ -11,6 +11,16 @@ from tests.fuzz.pool import Program
 KEPT: list[tuple[Program, Any]] = [
     # Nothing is sent.
     (Program("sum", "zen"), Data()),
+    # Under vmap all ranks had the same array, of which JAX's all-to-all made another shape.
+    (
+        Program("entries", "ag_sparse", 4, (509,), "bfloat16", reduce="mean"),
+        Data(),
+    ),
+    # A tensor without room for an entry had none to be read.
+    (
+        Program("entries", "ag_sparse", 3, (2039,), gpu=True, tree="with a bias"),
+        Data(),
+    ),
     # A header that says more than any message has room for, and no bits.
     (Program("messages", "tiles", case="coo8"), Words(header=2**31 - 1)),
 ]

@@ -53,6 +53,8 @@ LOSSY = (
     "OkTopk",
     "PowerSGD",
 )
+# One that insists on ranks is no scheme for a transformation.
+LOSSLESS = [name for name in SCHEMES if name != "zen_after_a_step"]
 CHOSEN = ("GTopk", "SparDL", "SparDL, teams", "OkTopk", "OkTopk, rotated")
 INDICES = ("int32",) * 4 + ("uint32", "int16", "uint8", "int8", "int64")
 
@@ -69,6 +71,7 @@ class Program:
         dtype: Of the numbers.
         mapped: "vmap", or "shard_map" with or without checking of types.
         ladder: One of LADDERS.
+        narrow: Whether values travel as bfloat16.
         gpu: Whether it is traced as for GPUs: all messages at once, no loops.
         reduce: "sum" or "mean".
         steps: How many follow one another.
@@ -86,6 +89,7 @@ class Program:
     dtype: str = "float32"
     mapped: str = "vmap"
     ladder: str = "small tiles"
+    narrow: bool = False
     gpu: bool = False
     reduce: str = "sum"
     steps: int = 1
@@ -104,15 +108,21 @@ def drawn(seed: int, count: int, law: str | None = None) -> list[Program]:
     rng.shuffle(order)
     names = {
         "sum": SCHEMES,
-        "tree": [*SCHEMES, *LOSSY, *LOSSY],
+        "tree": [*LOSSLESS, *LOSSY, *LOSSY],
         "chosen": CHOSEN,
         "entries": ["none", "zen", "ag_sparse", "balanced", "sparse_ps", "all_reduce"],
-        "rows": [name for name in SCHEMES if name != "zen_after_a_step"],
+        "rows": LOSSLESS,
         "messages": messages.READERS,
     }
     # Every scheme comes before any comes twice.
     decks = {name: _dealt(rng, cards) for name, cards in names.items()}
-    draw = {"chosen": _chosen, "entries": _entries, "rows": _rows, "tree": _tree}
+    draw = {
+        "sum": _sum,
+        "chosen": _chosen,
+        "entries": _entries,
+        "rows": _rows,
+        "tree": _tree,
+    }
     programs = []
     for name in itertools.islice(itertools.cycle(order), count):
         if name == "messages":
@@ -150,6 +160,12 @@ def _drawn(rng, law, scheme):
     )
 
 
+def _sum(rng, program):
+    if not program.scheme.startswith(("balanced", "ragged")) or rng.random() < 0.6:
+        return program
+    return dataclasses.replace(program, narrow=True, dtype="float32")
+
+
 def _tree(rng, program):
     wrapper = rng.choice(WRAPPERS)
     tree = rng.choice(TREES)
@@ -178,17 +194,20 @@ def _entries(rng, program):
     shape = program.shape
     if rng.random() < 0.3:
         shape = (*shape[:1], 4)
-    dtype = rng.choice(INDICES)
     return dataclasses.replace(
-        program, shape=shape, listed=rng.choice([0, 1, 7, 40, 65]), indices=dtype
+        program,
+        shape=shape,
+        listed=rng.choice([0, 1, 7, 40, 65]),
+        indices=rng.choice(INDICES),
+        tree=rng.choice(["alone", "with a bias"]),
     )
 
 
 def _rows(rng, program):
-    units, width = rng.choice([1, 5, 33, 257, 2003]), rng.choice([1, 3, 4, 8])
+    units, width = rng.choice([0, 1, 5, 33, 257, 2003]), rng.choice([0, 1, 3, 3, 4, 8])
     return dataclasses.replace(
         program,
         shape=(units, width),
-        listed=rng.choice([1, 5, 32, 120]),
+        listed=rng.choice([0, 1, 5, 32, 32, 120, 120]),
         indices=rng.choice(INDICES),
     )

@@ -127,6 +127,7 @@ def transformation(program: Program) -> optax.GradientTransformation:
 
 def _sum(program):
     scheme = SCHEMES[program.scheme]
+    scheme = scheme.narrowed(jnp.bfloat16) if program.narrow else scheme
 
     def on_rank(x):
         reduced = helpers.call(scheme, x[0])
@@ -186,9 +187,18 @@ def is_elements(program: Program) -> bool:
 
 def _entries(program):
     scheme = None if program.scheme == "none" else SCHEMES[program.scheme]
+    options = {"reduce": program.reduce, "rules": {"": "sparse"}}
+    tx = sparsejax.sync(scheme or schemes.Zen(), AXIS, **options)
 
     def on_rank(indices, values):
         tensor = sparsejax.SparseTensor(indices, values, program.shape)
+        if program.tree != "alone":
+            # As behind a sparsifier, in one bucket with a leaf that is whole.
+            zeros = {"w": jnp.zeros(program.shape, program.dtype)}
+            zeros["bias"] = jnp.zeros(7, program.dtype)
+            bias = as_varying(zeros["bias"], varying_axes(values))
+            updates, _ = tx.update({"w": tensor, "bias": bias}, tx.init(zeros))
+            return (updates["w"],)
         total = sparsejax.all_reduce(tensor, AXIS, scheme=scheme, reduce=program.reduce)
         return total.indices, total.values
 
