@@ -108,7 +108,55 @@ MUTANTS = {
         'platform == "gpu"',
         "tests/kernels/test_platforms.py",
     ),
+    "narrow indices are compared as they are": Mutant(
+        "sparsejax/units/dtypes.py",
+        "return indices.astype(jnp.int32) if indices.dtype.itemsize < 4 else indices",
+        "return indices",
+        "tests/fuzz/test_indices.py",
+    ),
+    "negative indices count from the end": Mutant(
+        "sparsejax/units/dtypes.py",
+        "inside = (indices >= 0) & (indices < size)",
+        "inside = indices < size",
+        "tests/fuzz/test_indices.py",
+    ),
+    "more units than int32 numbers are taken": Mutant(
+        "sparsejax/units/dtypes.py",
+        "if units > MOST_NUMBERED:",
+        "if units < 0:",
+        "tests/fuzz/test_sizes.py",
+    ),
+    "bits of many lists are laid end to end": Mutant(
+        "sparsejax/units/row_grads.py",
+        "or words >= 2**31:",
+        "or words < 0:",
+        "tests/fuzz/test_sizes.py",
+    ),
+    "ranks list other rows of a table without numbers": Mutant(
+        "sparsejax/units/row_grads.py",
+        "ids = jnp.full(self.capacity, self.shape[0], jnp.int32)",
+        "ids = self.ids",
+        "tests/units/test_row_grads.py",
+    ),
+    "a tensor without room for an entry is searched": Mutant(
+        "sparsejax/units/entries.py",
+        "if not units.size:",
+        "if units.size < 0:",
+        "tests/units/test_entries.py",
+    ),
     # How it travels.
+    "under vmap, an array that ranks share is sent as it is": Mutant(
+        "sparsejax/wire/collectives.py",
+        "x = jnp.where(self.rank >= 0, x, x)",
+        "pass",
+        "tests/transforms/test_all_reduce.py",
+    ),
+    "messages are longer than int32 can number": Mutant(
+        "sparsejax/wire/forms.py",
+        "if self.room > MOST_FLAT:",
+        "if self.room < 0:",
+        "tests/fuzz/test_sizes.py",
+    ),
     "the last tile of a message is not packed": Mutant(
         "sparsejax/wire/tiles.py",
         "last = lax.div(entries + (tile - 1), np.int32(tile)) - 1",
