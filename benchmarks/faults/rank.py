@@ -164,7 +164,7 @@ def rank(settings: Settings) -> None:
     jax.config.update("jax_num_cpu_devices", 1)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(here.coordinator, here.ranks, here.rank)
-    with sparsejax.watch_job(timeout=settings.silence):
+    with sparsejax.advise.watch_job(timeout=settings.silence):
         train(settings, here, folder)
     jax.distributed.shutdown()
 

@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         join(options)
         sys.argv = [options.module, *options.arguments]
-        with sparsejax.watch_job(timeout=options.silence):
+        with sparsejax.advise.watch_job(timeout=options.silence):
             runpy.run_module(options.module, run_name="__main__", alter_sys=True)
     except SparsejaxError as error:
         _end(f"error: {error}", 1)

@@ -131,8 +131,8 @@ def updated(
             "rows that a loss has read, and something else in the chain fails with them. "
             "What needs whole arrays, as optax.clip_by_global_norm and "
             "add_decayed_weights do, cannot stand beside lazy: put what looks at each "
-            "row alone into lazy(...), and clip by sparsejax.clip_by_rank in front of the "
-            f"synchronization. {type(error).__name__}: {error}"
+            "row alone into lazy(...), and clip by sparsejax.transforms.clip_by_rank in "
+            f"front of the synchronization. {type(error).__name__}: {error}"
         ) from error
 
 

@@ -532,7 +532,7 @@ MUTANTS = {
         "tests/transforms",
     ),
     "fewer ranks inherit too little": Mutant(
-        "sparsejax/transforms/state/resizing.py",
+        "sparsejax/transforms/state/checkpoints/resizing.py",
         "share = share / (len(x) if mean else len(fresh))",
         "share = share / len(fresh)",
         "tests/transforms",
@@ -1058,7 +1058,7 @@ MUTANTS = {
     ),
     "a rank without data lists rows": Mutant(
         "sparsejax/training/by_rows.py",
-        "ids = jnp.where(share.weight == 0, leaf.shape[0], leaf.ids)",
+        "ids = jnp.where(share.weight == 0, leaf.shape[0], comparable(leaf.ids))",
         "ids = leaf.ids",
         "tests/training/test_by_rows.py",
     ),

@@ -57,7 +57,7 @@ def main(rank, ranks, address, fault):
         jax.NamedSharding(mesh, P("data")), jnp.ones((1, 1000))
     )
     lost = 0 if fault == "kill 0" else 1
-    with sparsejax.watch_job(timeout=TIMEOUT):
+    with sparsejax.advise.watch_job(timeout=TIMEOUT):
         for step in range(STEPS):
             if step == AT and int(rank) == lost:
                 befall(fault)

@@ -207,9 +207,9 @@ def abstract_state(
     param_specs: Any = None,
     check_vma: bool = True,
 ) -> Any:
-    """The shapes, dtypes and places of a state, to restore a checkpoint of orbax alone into.
+    """The shapes, dtypes and places of a state, to restore a checkpoint of orbax into.
 
-    For what `sparsejax.save` wrote there is `sparsejax.restore`, which needs no such target.
+    What `sparsejax.save` wrote comes back by `sparsejax.restore`, with no such target.
 
     Example:
         >>> target = sparsejax.abstract_state(tx, params, mesh, ranks=8)  # saved by eight

@@ -41,9 +41,9 @@ def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
     Call it on all processes, behind `jax.distributed.initialize`.
 
     Example:
-        >>> with sparsejax.watch_job(timeout=60.0):
-        ...     for batch in batches:
-        ...         state, loss = trainer.step(state, batch)
+        >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
+        >>> with sparsejax.advise.watch_job(timeout=60.0):
+        ...     state = trainer.init(params)  # and all its steps
 
     Args:
         timeout: Seconds of silence that are a loss; longer than anything stops a healthy
@@ -117,7 +117,7 @@ class Watch:
                 raise JobError(
                     f"{why}: open the port of watch_job(port=...) there."
                 ) from None
-            process = said.get("process")
+            process = said.get("process", -1)
             if process in hosts and process not in {0, *(one.process for one in lines)}:
                 line.process = process
                 lines.append(line)

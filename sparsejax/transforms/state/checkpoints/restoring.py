@@ -25,8 +25,8 @@ from sparsejax.transforms.state.checkpoints.description import (
     leaves,
     ranks_of,
 )
+from sparsejax.transforms.state.checkpoints.resizing import resized
 from sparsejax.transforms.state.per_rank import find
-from sparsejax.transforms.state.resizing import resized
 
 
 def restore(
