@@ -31,10 +31,6 @@ SIDES = {
     "vertical": "hybrid, vertical",
     "horizontal": "hybrid, horizontal",
     "both": "hybrid, both",
-}
-NAMES = {
-    "zen": "`zen_sync`",
-    "rows": "`zen_sync`, `lazy`",
     "embrace": "EmbRace's hybrid, `column_lookup`",
     "ok_topk": "`ok_topk_sync`",
     "spardl": "`spardl_sync`",
@@ -84,6 +80,18 @@ these ratios are less than hosts with cores of their own would have."""
     return "By scheme", text, table(head, rows), results
 
 
+PACE = ("hosts", "side", "steps/s", "times dense", "MB sent")
+
+
+def pace(results, row, of):
+    """The cells `PACE` of a row, beside the dense row that has the same values `of`."""
+    dense = results.where(scheme="dense", **of)
+    gain = times(seconds(dense[0]) / seconds(row)) if dense else ""
+    side = SIDES.get(row["scheme"], row["scheme"])
+    rate, sent = digits(1 / seconds(row), 2), digits(row["sent"] / 1e6, 2)
+    return [row["hosts"], side, rate, gain, sent]
+
+
 def end_to_end():
     results = Results("end-to-end-jax0.10.2")
     rows = []
@@ -91,19 +99,13 @@ def end_to_end():
         (row["task"], row["about"], row["hosts"]) for row in results.rows
     ):
         of = {"task": task, "about": about, "hosts": hosts}
-        dense = results.where(scheme="dense", **of)
         for row in results.where(**of):
-            gain = times(seconds(dense[0]) / seconds(row)) if dense else ""
-            name = f"{task}, {about}"
-            rate = digits(1 / seconds(row), 2)
-            side = SIDES.get(row["scheme"], row["scheme"])
-            rows.append([name, hosts, side, rate, gain, digits(row["sent"] / 1e6, 2)])
+            rows.append([f"{task}, {about}", *pace(results, row, of)])
     text = """Steps a second of whole training steps at 250 Mbit/s, how many times those
 of dense gradients, and the MB that a host sends. `gathered` sends all lists to all
 hosts, as Horovod does; PyTorch has sparse embeddings, gloo's sparse all-reduce and
 SparseAdam."""
-    head = ["model", "hosts", "side", "steps/s", "times dense", "MB sent"]
-    return "Whole steps", text, table(head, rows, 3), results
+    return "Whole steps", text, table(["model", *PACE], rows, 3), results
 
 
 def workloads():
@@ -111,11 +113,7 @@ def workloads():
     rows = []
     for row in results.rows:
         of = {"example": row["example"], "hosts": row["hosts"]}
-        (dense,) = results.where(**of, scheme="dense")
-        gain = times(seconds(dense) / seconds(row))
-        rate, sent = digits(1 / seconds(row), 2), digits(row["sent"] / 1e6, 2)
-        side = NAMES.get(row["scheme"], row["scheme"])
-        rows.append([f"`{row['example']}`", row["hosts"], side, rate, gain, sent])
+        rows.append([f"`{row['example']}`", *pace(results, row, of)])
     text = """Steps a second of the examples at 250 Mbit/s, how many times those of dense
 gradients, and the MB that a host sends in a step. All sides start from the same
 parameters and train on the same batches. The language model has two tables of 40,000 x 128
@@ -123,15 +121,14 @@ here; all else is as `examples/` has it. PyTorch trains by DistributedDataParall
 gloo; its sparse side has sparse embeddings and SparseAdam, which is another optimizer: it
 leaves rows alone that a step does not read. The hosts share two cores, so the more there
 are, the less these ratios are."""
-    head = ["example", "hosts", "side", "steps/s", "times dense", "MB sent"]
-    return "The examples", text, table(head, rows, 3), results
+    return "The examples", text, table(["example", *PACE], rows, 3), results
 
 
 def to_the_same_loss():
     results = Results("workloads-curves-jax0.10.2")
     rows = []
     for row in results.rows:
-        side = NAMES.get(row["scheme"], row["scheme"])
+        side = SIDES.get(row["scheme"], row["scheme"])
         share = f"{row['share']:.2f}"
         rows.append([f"`{row['example']}`", row["hosts"], side, share])
     text = """The time in which each side reaches the loss with which dense gradients end,
