@@ -12,7 +12,7 @@ ARGS ?=
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint docs bench analysis aot device clean
+.PHONY: help demo test test-all fuzz lint docs bench analysis aot device clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -25,6 +25,9 @@ test: .venv/dev.stamp  ## Run the tests that are not slow
 
 test-all: .venv/dev.stamp  ## Run all tests
 	.venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+fuzz: .venv/dev.stamp  ## Hold 10,000 drawn cases to the law, in half an hour
+	@.venv/bin/python -m tests.fuzz $(ARGS)
 
 lint: .venv/dev.stamp  ## Check style and types
 	.venv/bin/ruff check

@@ -47,13 +47,15 @@ from sparsejax.training import (
 )
 from sparsejax.transforms.all_reduce import all_reduce as all_reduce
 from sparsejax.transforms.sparsify import dgc as dgc, sparsify as sparsify, top_k as top_k
+from sparsejax.transforms.state.alike.replicas import check_replicas as check_replicas
+from sparsejax.transforms.state.checkpoints import restore as restore, save as save
+from sparsejax.transforms.state.checkpoints.resizing import resized as resized
 from sparsejax.transforms.state.metrics import metrics as metrics, residuals as residuals
 from sparsejax.transforms.state.placed import (
     abstract_state as abstract_state,
     bind as bind,
     init as init,
 )
-from sparsejax.transforms.state.resizing import resized as resized
 from sparsejax.transforms.state.specs import state_specs as state_specs
 from sparsejax.transforms.sync import (
     dense_sync as dense_sync,
@@ -62,12 +64,10 @@ from sparsejax.transforms.sync import (
 )
 from sparsejax.transforms.systems import (
     ok_topk_sync as ok_topk_sync,
-    power_sgd_sync as power_sgd_sync,
     spardl_sync as spardl_sync,
 )
 from sparsejax.transforms.wrappers import (
     accumulate as accumulate,
-    clip_by_rank as clip_by_rank,
     skip_nonfinite as skip_nonfinite,
     warm_up as warm_up,
 )
@@ -86,7 +86,7 @@ __all__ = [
     "accumulate",
     "all_reduce",
     "check_job",
-    "clip_by_rank",
+    "check_replicas",
     "column_lookup",
     "data_parallel",
     "dense_sync",
@@ -94,7 +94,6 @@ __all__ = [
     "embrace_sync",
     "make_plan",
     "ok_topk_sync",
-    "power_sgd_sync",
     "residuals",
     "resized",
     "schemes",
@@ -111,7 +110,8 @@ __all__ = [
 # As good as nothing, or another thing, when read without the prefix.
 _WITH_PREFIX = ["advise", "apply_updates", "bind", "doctor", "embrace", "errors"]
 _WITH_PREFIX += ["explain", "init"]
-_WITH_PREFIX += ["lazy", "local", "lookup", "metrics", "profile", "rows", "summary", "sync"]
+_WITH_PREFIX += ["lazy", "local", "lookup", "metrics", "profile", "restore", "rows", "save"]
+_WITH_PREFIX += ["summary", "sync"]
 _WITH_PREFIX += ["top_k", "transforms", "value_and_grad"]
 
 
@@ -152,7 +152,9 @@ _MOVED = {name: "transforms.sparsify" for name in _SPARSIFIERS} | {
     "Residual": "transforms",
     "feedback": "transforms.feedback",
     "gaussian_k_sync": "transforms",
+    "clip_by_rank": "transforms",
     "gtopk_sync": "transforms",
+    "power_sgd_sync": "transforms",
     "topk_a_sync": "transforms",
     "topk_dsa_sync": "transforms",
 }

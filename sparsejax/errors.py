@@ -90,6 +90,16 @@ class PlanError(SparsejaxError, ValueError):
     """
 
 
+class CheckpointError(SparsejaxError, ValueError):
+    """A checkpoint cannot be written or read, or is of something else.
+
+    Example:
+        >>> sparsejax.restore("no/such/folder", like=params)
+        Traceback (most recent call last):
+        sparsejax.errors.CheckpointError: ...
+    """
+
+
 class StateError(SparsejaxError, ValueError):
     """A state is not the one that the transformation needs here.
 
@@ -110,6 +120,20 @@ class JobError(SparsejaxError, RuntimeError):
         >>> sparsejax.advise.check_coordinator("localhost:12345", 2, 1)
         Traceback (most recent call last):
         sparsejax.errors.JobError: ...
+    """
+
+
+class ReplicaError(SparsejaxError, RuntimeError):
+    """Ranks hold different bits of what should be the same on all of them.
+
+    Example:
+        >>> everywhere = jax.sharding.NamedSharding(mesh, P())
+        >>> ones = [jnp.ones(3).at[0].add(i == 2) for i in range(4)]  # rank 2 has another
+        >>> copies = [jax.device_put(*pair) for pair in zip(ones, mesh.devices.flat)]
+        >>> w = jax.make_array_from_single_device_arrays((3,), everywhere, copies)
+        >>> sparsejax.check_replicas({"w": w})
+        Traceback (most recent call last):
+        sparsejax.errors.ReplicaError: replicas are not the same: ...
     """
 
 

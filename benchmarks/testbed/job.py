@@ -67,6 +67,8 @@ class Outcome:
         sent: Bytes that each host sent, headers taken off, if the network is shaped.
         seconds: From start to end.
         why: The error, in a line.
+        codes: The exit status of each process; None of one that was still there when the
+            others' time, or that of all, was over.
     """
 
     status: int
@@ -74,6 +76,7 @@ class Outcome:
     sent: list[float | None]
     seconds: float
     why: str = ""
+    codes: tuple[int | None, ...] = ()
 
 
 def run(
@@ -83,6 +86,7 @@ def run(
     timeout: float,
     faults: tuple[Fault, ...] = (),
     environment: dict[str, str] | None = None,
+    grace: float = GRACE,
 ) -> Outcome:
     """Runs the command once in each host, or over loopback if there is no network.
 
@@ -93,12 +97,13 @@ def run(
         timeout: Seconds after which all is ended.
         faults: Faults to cause.
         environment: More variables for the processes.
+        grace: Seconds that the other ranks get to end once one has failed.
     """
     for fault in faults:
         if fault.rank >= ranks:
             raise ValueError(f"there is no rank {fault.rank} among {ranks}.")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="testbed-"))
-    job = _Job(command, ranks, network, faults, environment or {}, folder)
+    job = _Job(command, ranks, network, faults, environment or {}, folder, grace)
     try:
         return job.run(timeout)
     finally:
@@ -107,7 +112,8 @@ def run(
 
 
 class _Job:
-    def __init__(self, command, ranks, network, faults, environment, folder):
+    def __init__(self, command, ranks, network, faults, environment, folder, grace):
+        self.grace = grace
         self.command, self.ranks, self.network = command, ranks, network
         self.faults, self.folder = sorted(faults, key=lambda fault: fault.after), folder
         self.environment = environment
@@ -140,12 +146,13 @@ class _Job:
                 late = [rank for rank, code in enumerate(codes) if code is None]
                 status, why = 124, f"ranks {late} still ran after {timeout:g} s"
                 break
-            if status and elapsed - failed_at > GRACE:
+            if status and elapsed - failed_at > self.grace:
                 break
             time.sleep(0.05)
         self.end()
         rows = [self._rows(rank) for rank in range(self.ranks)]
-        return Outcome(status, rows, self.sent, time.monotonic() - start, why)
+        seconds = time.monotonic() - start
+        return Outcome(status, rows, self.sent, seconds, why, tuple(codes))
 
     def _coordinator(self) -> str:
         if self.network:

@@ -1,14 +1,14 @@
-"""The state of a run on disk, by orbax: what it is of is kept beside it, and compared."""
+"""The state of a run on disk: a folder for each step, the last two of them."""
 
 import pathlib
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-
-# A full disk is one of these, by whichever library meets it first.
-_FAILURES = (OSError, ValueError, RuntimeError)
+import sparsejax
+from sparsejax.errors import CheckpointError
 
 
 class Checkpoints:
@@ -16,29 +16,26 @@ class Checkpoints:
 
     Args:
         folder: Where they are.
-        about: What the state is of: the model, the data, the devices. A state of anything
-            else is refused.
+        about: What the run is: the example, its options, the data. A state of anything else
+            is refused.
     """
 
     def __init__(self, folder: str | pathlib.Path, about: Mapping[str, Any]):
-        import orbax.checkpoint as ocp  # Takes a second, for those who want it.
-
-        self._args = ocp.args
         self._folder = pathlib.Path(folder).absolute()
         self._about = dict(about)
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=2, enable_async_checkpointing=False
-        )
         try:
-            self._manager = ocp.CheckpointManager(self._folder, options=options)
-        except _FAILURES as error:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
             raise SystemExit(
-                f"There can be no checkpoints in {folder}: {_line(error)}"
+                f"There can be no checkpoints in {folder}: {error.strerror}"
             ) from None
 
+    def _steps(self):
+        return sorted(int(x.name) for x in self._folder.iterdir() if x.name.isdecimal())
+
     def last(self) -> int | None:
-        """The step of the last good one."""
-        return self._manager.latest_step()
+        """The step of the last one; one that was not finished has no such name."""
+        return max(self._steps(), default=None)
 
     def require_none(self) -> None:
         """Ends the script where there is one, which a new run would overwrite."""
@@ -52,7 +49,7 @@ class Checkpoints:
         """The last state, placed as the given one is; ends the script where it is another.
 
         Args:
-            state: A fresh one.
+            state: A fresh one, for the devices that there are.
             steps: How many steps the run is to have.
         """
         step = self.last()
@@ -61,31 +58,15 @@ class Checkpoints:
                 f"{self._folder} has no checkpoint to go on from: name with --sync those "
                 "runs that have one, or leave out --resume."
             )
-        about = self._manager.restore(
-            step, args=self._args.Composite(about=self._args.JsonRestore())
-        )["about"]
-        self._compare(about, step)
         if step >= steps:
             raise SystemExit(
                 f"The checkpoint in {self._folder} is of step {step} already, and --steps "
                 f"is {steps}: ask for more, or name with --sync the runs that are not done."
             )
-        target = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-        )
-        restored = self._manager.restore(
-            step, args=self._args.Composite(state=self._args.StandardRestore(target))
-        )
-        return restored["state"]
-
-    def _compare(self, about, step):
-        for key in [*self._about, *about]:
-            there, here = about.get(key, "nothing"), self._about.get(key, "nothing")
-            if there != here:
-                raise SystemExit(
-                    f"The checkpoint of step {step} in {self._folder} is of another run: "
-                    f"of {key} it has {there}, and this run has {here}."
-                )
+        try:
+            return sparsejax.restore(self._folder / str(step), state, about=self._about)
+        except CheckpointError as error:
+            raise SystemExit(str(error)) from None
 
     def save(self, step: int, state: Any) -> None:
         """Writes a state whole, or ends the script and leaves what was there.
@@ -96,35 +77,10 @@ class Checkpoints:
         """
         before = self.last()
         try:
-            self._manager.save(
-                step,
-                args=self._args.Composite(
-                    state=self._args.StandardSave(state),
-                    about=self._args.JsonSave(self._about),
-                ),
-            )
-            self._manager.wait_until_finished()
-        except _FAILURES as error:
-            kept = (
-                "there was none before" if before is None else f"that of {before} is kept"
-            )
-            raise SystemExit(
-                f"The checkpoint of step {step} could not be written to {self._folder}, "
-                f"and {kept}: {_line(error)}"
-            ) from None
-
-    def close(self) -> None:
-        self._manager.close()
-
-
-def described(params: Any) -> dict[str, str]:
-    """What can be told of parameters without their numbers: {parameter path: its type}."""
-    paths = jax.tree_util.tree_leaves_with_path(params)
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-    shape = lambda x: "x".join(map(str, x.shape))
-    return {f"parameter {name(path)}": f"{x.dtype} {shape(x)}" for path, x in paths}
-
-
-def _line(error):
-    text = (getattr(error, "strerror", None) or str(error)).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
+            sparsejax.save(self._folder / str(step), state, about=self._about)
+        except CheckpointError as error:
+            kept = "" if before is None else f" The checkpoint of step {before} is kept."
+            raise SystemExit(f"{error}{kept}") from None
+        if jax.process_index() == 0:
+            for old in self._steps()[:-2]:
+                shutil.rmtree(self._folder / str(old))

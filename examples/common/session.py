@@ -79,8 +79,7 @@ class Session:
             store, start = None, 0
             if options.checkpoint:
                 folder = pathlib.Path(options.checkpoint, name)
-                store = checkpoints.Checkpoints(folder, self._about(name, params))
-                stack.callback(store.close)
+                store = checkpoints.Checkpoints(folder, self._about(name))
                 if options.resume:
                     state = store.restore(state, options.steps)
                     start = int(state.step)
@@ -116,18 +115,16 @@ class Session:
         )
         return self.runs[name]
 
-    def _about(self, name, params):
-        """What a checkpoint is of."""
+    def _about(self, name):
+        """What a checkpoint is of, beside its arrays."""
         options = self._options
         return {
             "the example": options.example,
             "--sync": name,
             "--size": options.size,
             "--seed": options.seed,
-            "devices": dict(self._mesh.shape),
-            "hosts": jax.process_count(),
             "the data": self._origin.get("sha256", "none"),
-        } | checkpoints.described(params)
+        }
 
     def finish(self) -> "Session":
         """Shows the figures of all runs, in the way that was asked for; returns itself."""

@@ -5,7 +5,7 @@
 Under Slurm and Open MPI 4 JAX finds the coordinator, the number of processes and their
 ranks by itself. Elsewhere they are arguments, or variables that the launcher sets (see
 `RANKS` and `SIZES`). A job that cannot train ends here, on all hosts, with the reason; so
-does one whose module fails on a host, for the others would wait for it.
+does one whose module fails on a host, or that loses a host, for the others would wait.
 """
 
 import argparse
@@ -37,7 +37,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         join(options)
         sys.argv = [options.module, *options.arguments]
-        runpy.run_module(options.module, run_name="__main__", alter_sys=True)
+        with sparsejax.advise.watch_job(timeout=options.silence):
+            runpy.run_module(options.module, run_name="__main__", alter_sys=True)
     except SparsejaxError as error:
         _end(f"error: {error}", 1)
     except SystemExit as end:
@@ -109,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--one-host", action="store_true", help="all processes run on this host")
     add("--devices", type=int, help="simulated devices of each process, for a trial")
     add("--timeout", type=int, default=120, help="seconds to wait for others (120)")
+    add(
+        "--silence",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="a process that says nothing for so long is lost, and ends the job (60)",
+    )
     add("module", help="what to run, as in python -m MODULE")
     add("arguments", nargs=argparse.REMAINDER, help="of the module")
     return parser

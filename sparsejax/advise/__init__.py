@@ -2,7 +2,8 @@
 
 `explain`, `doctor`, `check_job`, `profile`, `make_plan` and `Plan` are at the top, in
 `sparsejax`. Here are the entry of a plan, profiles of a running synchronization, the number
-of teams for SparDL, DRAGONN's choice of tensors, and the check of a job's coordinator.
+of teams for SparDL, DRAGONN's choice of tensors, the check of a job's coordinator, and the
+watch over a job's processes.
 """
 
 from sparsejax.advise.doctor.coordinator import check_coordinator as check_coordinator
@@ -14,3 +15,4 @@ from sparsejax.advise.tensors import (
     measure_compression as measure_compression,
     worthwhile as worthwhile,
 )
+from sparsejax.wire.job.watch import watch_job as watch_job

@@ -13,6 +13,8 @@ import dataclasses
 import difflib
 import inspect
 import json
+import os
+import pathlib
 import types
 import typing
 from collections.abc import Set
@@ -51,6 +53,10 @@ _FAMILIES: dict[type, tuple[str, dict[str, type]]] = {
 _AS_RULES_SAY = {"dense": "AllReduce"}
 
 
+# Bytes of a file that is read. A plan of a hundred thousand leaves has some thirty million.
+LARGEST = 64 * 2**20
+
+
 def dumps(value: Any, **head: Any) -> str:
     """A dataclass as text, with the keys of `head` before its own."""
     return json.dumps({**head, **encode(value)}, indent=1)
@@ -82,6 +88,20 @@ def loads(text: str | bytes, where: str) -> Any:
         return json.loads(text)
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"{where} is not JSON: {error}.") from None
+    except RecursionError:
+        raise ArgumentError(f"{where} has lists or objects nested too deeply.") from None
+
+
+def read(path: str | os.PathLike[str], where: str) -> bytes:
+    """What a file holds; raises where that is more than such a file can have."""
+    with pathlib.Path(path).open("rb") as opened:
+        text = opened.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise ArgumentError(
+            f"{where} in {path} has more than {LARGEST:,} bytes, which is no file that "
+            "sparsejax has written."
+        )
+    return text
 
 
 def decode(kind: Any, given: Any, where: str) -> Any:

@@ -8,6 +8,7 @@ takes further rounds or goes densely: the sum is exact all the same.
 """
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,9 @@ from sparsejax.transforms.buckets import Assignment, is_part
 
 
 _FORMAT = 1
+
+# More ranks than there are, and more elements than an array can have.
+_MOST_RANKS, _MOST_ELEMENTS = 2**24, 2**62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +60,10 @@ class LeafPlan:
         errors.check_dtype("dtype", self.dtype)
         if not all(errors.is_int(n, 0) for n in self.shape):
             raise ArgumentError(f"shape must hold ints of at least 0, got {self.shape}.")
+        if math.prod(self.shape) > _MOST_ELEMENTS:
+            raise ArgumentError(
+                f"shape has more elements than an array can have, got {self.shape}."
+            )
         if self.unit == "row" and len(self.shape) < 2:
             raise ArgumentError(f"rows need two axes, and the shape is {self.shape}.")
 
@@ -92,6 +100,10 @@ class Plan(Assignment):
 
     def __post_init__(self):
         errors.check_whole("ranks", self.ranks, 1)
+        if self.ranks > _MOST_RANKS:
+            raise ArgumentError(
+                f"ranks must be a number of ranks, at most {_MOST_RANKS}, got {self.ranks}."
+            )
 
     def check_leaves(self, paths: Sequence[str], leaves: Sequence[Any]) -> None:
         """Raises unless the plan was made for a tree of these leaves."""
@@ -172,13 +184,16 @@ class Plan(Assignment):
             if not isinstance(head["leaves"], list):
                 raise ArgumentError("the plan's leaves must be a list.")
             leaves = tuple(_leaf(entry) for entry in head["leaves"])
-            paths = [leaf.path for leaf in leaves]
-            twice = [path for path in paths if paths.count(path) > 1]
-            if twice:
-                raise ArgumentError(f"the plan has two entries for {twice[0]!r}.")
+            seen = set()
+            for leaf in leaves:
+                if leaf.path in seen:
+                    raise ArgumentError(f"the plan has two entries for {leaf.path!r}.")
+                seen.add(leaf.path)
             return cls(head["ranks"], leaves)
         except ArgumentError as error:
             raise PlanError(str(error)) from None
+        except RecursionError:
+            raise PlanError("the plan has schemes nested too deeply.") from None
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the plan to a file."""
@@ -188,7 +203,9 @@ class Plan(Assignment):
     def load(cls, path: str | pathlib.Path) -> "Plan":
         """Reads a plan from a file."""
         try:
-            return cls.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
+            return cls.from_json(codec.read(path, "the plan").decode())
+        except ArgumentError as error:
+            raise PlanError(str(error)) from None
         except UnicodeDecodeError as error:
             raise PlanError(f"the plan in {path} is not text: {error}.") from None
 

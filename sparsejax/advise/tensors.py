@@ -75,7 +75,7 @@ class CompressionCost:
     def load(cls, path: str | Path) -> "CompressionCost":
         """Reads a cost that `save` wrote."""
         where = f"the cost in {path}"
-        return codec.decode(cls, codec.loads(Path(path).read_bytes(), where), where)
+        return codec.decode(cls, codec.loads(codec.read(path, "the cost"), where), where)
 
 
 def measure_compression(sparsifier: base.Selector, ranks: int) -> CompressionCost:

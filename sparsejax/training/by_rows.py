@@ -14,6 +14,7 @@ from sparsejax.rows import Capacity, Lazy, within_capacity
 from sparsejax.training.shares import Share
 from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.state.observing import Observed
+from sparsejax.units.dtypes import comparable
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 
 
@@ -87,7 +88,7 @@ def scaled(grads: Any, share: Share) -> Any:
             return share.scaled(leaf)
         if share.weight is None:
             return leaf
-        ids = jnp.where(share.weight == 0, leaf.shape[0], leaf.ids)
+        ids = jnp.where(share.weight == 0, leaf.shape[0], comparable(leaf.ids))
         return RowGrads.marked(ids, share.scaled(leaf.rows), leaf.shape)
 
     is_leaf = lambda leaf: is_row_grads(leaf) or sharded.is_sharded(leaf)
@@ -130,8 +131,8 @@ def updated(
             "rows that a loss has read, and something else in the chain fails with them. "
             "What needs whole arrays, as optax.clip_by_global_norm and "
             "add_decayed_weights do, cannot stand beside lazy: put what looks at each "
-            "row alone into lazy(...), and clip by sparsejax.clip_by_rank in front of the "
-            f"synchronization. {type(error).__name__}: {error}"
+            "row alone into lazy(...), and clip by sparsejax.transforms.clip_by_rank in "
+            f"front of the synchronization. {type(error).__name__}: {error}"
         ) from error
 
 

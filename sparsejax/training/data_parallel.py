@@ -28,6 +28,7 @@ def data_parallel(
     eval_fn: Callable[..., Any] | None = None,
     donate: bool = True,
     capacity: rows.Capacity | None = None,
+    check_every: int | None = None,
 ) -> DataParallel:
     """Makes a train step that runs on every device of a mesh axis.
 
@@ -98,6 +99,10 @@ def data_parallel(
             {pattern of paths: number}, where that is far below the number of ids: a step
             whose rows fit takes less time, one whose rows do not is the same, only slower.
             See `sparsejax.rows.within_capacity`.
+        check_every: At every so many steps, before the step is taken, the state is compared
+            over the ranks, bit for bit: `sparsejax.check_replicas`, which raises
+            `errors.ReplicaError`. So is a state that is no step's result, as one that was
+            restored. 100 is cheap. None compares nothing.
 
     Returns:
         An object with `init(params, variables=None, key=None)`, `step(state, batch)`,
@@ -119,4 +124,5 @@ def data_parallel(
         eval_fn=eval_fn,
         donate=donate,
         capacity=capacity,
+        check_every=check_every,
     )

@@ -121,6 +121,42 @@ def _others(hashes):
     }
 
 
+def outline(given: Any, mesh: Mesh, wanted: Any) -> Any:
+    """The shapes, dtypes and places that a tree will have; what is no number as it is.
+
+    Args:
+        given: A tree of arrays, or of numbers.
+        mesh: The mesh.
+        wanted: The `PartitionSpec` of each leaf.
+    """
+
+    def one(x, spec):
+        if not (hasattr(x, "dtype") or isinstance(x, bool | int | float | complex)):
+            return x
+        dtype = jnp.result_type(x)
+        if not jnp.issubdtype(dtype, jax.dtypes.extended):
+            dtype = jax.dtypes.canonicalize_dtype(dtype)
+        return jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(one, given, wanted)
+
+
+def on_mesh(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
+    """A tree on the mesh, as `shard_map` returns it: nothing is compiled twice.
+
+    Args:
+        given: A tree of arrays, which every process holds whole, or which are there.
+        mesh: The mesh.
+        wanted: The `PartitionSpec` of each leaf.
+        call: Who is given the tree, as the user knows it.
+    """
+    there = lambda x, spec: is_placed(x, mesh, spec)
+    if all(jax.tree.leaves(jax.tree.map(there, given, wanted))):
+        return given
+    copy = jax.shard_map(lambda x: x, mesh=mesh, in_specs=(wanted,), out_specs=wanted)
+    return jax.jit(copy)(alike(given, mesh, wanted, call))
+
+
 def is_placed(x: Any, mesh: Mesh, spec: PartitionSpec) -> bool:
     """Whether an array is on the mesh already, as the spec says."""
     sharding = NamedSharding(mesh, spec)

@@ -5,11 +5,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
-from sparsejax import axes
+from sparsejax import axes, errors
+from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.transforms.state import sharded, tree
+from sparsejax.transforms.state.alike.replicas import check_replicas
 from sparsejax.wire import Wire
 
 
@@ -119,3 +122,58 @@ def require_synchronized(
                 "sparsejax.zen_sync() before the optimizer: "
                 "optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))."
             )
+
+
+class Checked:
+    """The states before steps, of which some are compared over the ranks.
+
+    Steps are counted here: the number in a state is on the device, and reading it would
+    wait for all that was started there.
+    """
+
+    def __init__(self, every: int | None, axis_name: AxisName):
+        """Compares nothing yet.
+
+        Args:
+            every: At which steps states are compared; None never does.
+            axis_name: The axis of the ranks.
+        """
+        if every is not None:
+            errors.check_whole("check_every", every, 1, " or None")
+        self._every = every
+        self._axis_name = axis_name
+        self._step: jax.Array | None = None  # the number in the state of the last step
+        self._number: int | None = None  # as it is counted here
+
+    def is_last(self, state: TrainState) -> bool:
+        """Whether a state is what the last step, or a flush, returned."""
+        return state.step is self._step
+
+    def before(self, state: TrainState) -> None:
+        """Compares a state, if its step is one of those, or if it comes from elsewhere.
+
+        Such a state is the first, or one that was restored; its number is read.
+
+        Raises:
+            ReplicaError: Ranks hold different bits of what should be the same.
+        """
+        if self._every is None:
+            return
+        number = self._number if self.is_last(state) else None
+        if number is None:
+            self._number = int(np.asarray(tree.here(state.step)))
+            self._step = state.step
+        elif number % self._every:
+            return
+        check_replicas(state, self._axis_name, step=self._number)
+
+    def after(self, state: TrainState) -> None:
+        """Counts a step, which has returned this state."""
+        self._step = state.step
+        self._number = None if self._number is None else self._number + 1
+
+    def flushed(self, state: TrainState, after: TrainState) -> None:
+        """Goes on from what a flush made of a state: of the same number."""
+        if not self.is_last(state):
+            self._number = None
+        self._step = after.step

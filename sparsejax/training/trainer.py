@@ -31,12 +31,14 @@ from sparsejax.training.by_rows import (
 from sparsejax.training.losses import Loss
 from sparsejax.training.shares import Share
 from sparsejax.training.train_state import (
+    Checked,
     TrainState,
     check_key,
     require_synchronized,
     require_usable,
 )
 from sparsejax.transforms.state import observing, placed, specs
+from sparsejax.transforms.state.alike.setup import TIMEOUT, Setup
 from sparsejax.transforms.state.per_rank import check_ranks, check_whole
 from sparsejax.wire import Wire
 
@@ -60,6 +62,7 @@ class DataParallel:
         eval_fn,
         donate,
         capacity,
+        check_every,
     ):
         if not isinstance(tx, optax.GradientTransformation) or not isinstance(mesh, Mesh):
             raise ArgumentError(
@@ -88,13 +91,21 @@ class DataParallel:
         self._param_specs = param_specs
         self._donate = donate
         self._capacity = None if capacity is None else rows.check_capacity(capacity)
+        self._options = {"aux": aux, "variables": variables, "capacity": self._capacity}
+        self._options |= {"weight": weight is not None, "ids": ids is not None}
+        self._options |= {"check_every": check_every, "donate": donate}
+        self._checked = Checked(check_every, self._axis_name)
         self._compiled: dict[Any, Any] = {}
-        self._last_step: jax.Array | None = None
         processes = {device.process_index for device in mesh.devices.flat}
         self._told = ahead.Told(len(processes))
 
     def init(
-        self, params: Any, *, variables: Any = None, key: jax.Array | None = None
+        self,
+        params: Any,
+        *,
+        variables: Any = None,
+        key: jax.Array | None = None,
+        timeout: float | None = TIMEOUT,
     ) -> TrainState:
         """The first state; what it is made from is copied, not taken over.
 
@@ -103,11 +114,17 @@ class DataParallel:
             variables: What `loss_fn` changes and no gradient trains: one tree of arrays,
                 the same for all ranks at first. Given to `loss_fn` as `variables`.
             key: A PRNG key, from which `loss_fn` is given one for each rank and step.
+            timeout: Seconds to wait for the other processes of the mesh, which compare what
+                they are about to train; None compares nothing.
         """
-        check_key(key)
-        specs.check_shards(params, self._mesh)
+        job = Setup("trainer.init", self._mesh, timeout)
+        with job.made_ready():
+            check_key(key)
+            specs.check_shards(params, self._mesh)
+            own = self._specs_of(params)
+            outline = placing.outline(params, self._mesh, own)
+            maker = self._made_ready(job, outline, variables, key)
         same = PartitionSpec()
-        own = self._specs_of(params)
         given = {"params": params, "variables": variables, "key": key}
         wanted = jax.tree.map(lambda _: same, given) | {"params": own}
         given = placing.alike(given, self._mesh, wanted, "trainer.init")
@@ -127,11 +144,19 @@ class DataParallel:
             out_specs=(own, same, specs.state_specs(wrapped), same),
         )
         params, step, variables, key = jax.jit(copy)(params, jnp.int32(0), wrapped, key)
-        opt_state = placed.init(
-            self._tx, params, self._mesh, self._axis_name, param_specs=self._param_specs
-        )
+        opt_state = jax.jit(maker.make)(params)
         self._told.after(step, None)
         return TrainState(step, params, opt_state, variables, key)
+
+    def _made_ready(self, job, params, variables, key):
+        """What makes the optimizer's state; what is trained is said to other processes."""
+        of = params, self._mesh, self._axis_name
+        maker = placed.Maker.of(self._tx, *of, self._param_specs)
+        if job.is_shared:
+            maker.tell(job, self._tx, *of)
+            job.say_tree("variables", "the variable", variables)
+            job.say("trainer", self._options | {"key": key is not None})
+        return maker
 
     def _specs_of(self, params):
         given = PartitionSpec() if self._param_specs is None else self._param_specs
@@ -158,10 +183,12 @@ class DataParallel:
             loss and these.
         """
         require_usable(state, "trainer.step")
-        if state.step is not self._last_step:
+        if not self._checked.is_last(state):
             # Not one that the last step returned, but restored, perhaps.
             check_whole(state)
-            state = self._placed(state)
+            whole = self._whole_specs(state)
+            state = placing.on_mesh(state, self._mesh, whole, "trainer.step")
+        self._checked.before(state)
         is_ahead = self._is_ahead(state.params)
         ahead.check_next(is_ahead, batch, next_batch)
         told = next_batch if is_ahead else None
@@ -173,7 +200,7 @@ class DataParallel:
             step.eval_shape(state, *batches)  # nor does one that cannot be traced
             state = self.flush(state)
         after, out = step(state, *batches)
-        self._last_step = after.step
+        self._checked.after(after)
         self._told.after(after.step, told)
         return after, out
 
@@ -205,7 +232,7 @@ class DataParallel:
             )
             self._compiled[key] = jax.jit(mapped, donate_argnums=0 if self._donate else ())
         after = self._compiled[key](state)
-        self._last_step = after.step
+        self._checked.flushed(state, after)
         self._told.after(after.step, None)
         return after
 
@@ -236,17 +263,6 @@ class DataParallel:
             by_rows = takes_rows(seen)
             self._compiled[key] = ahead.check_chain(seen, by_rows, self._capacity)
         return self._compiled[key]
-
-    def _placed(self, state):
-        """A state on the mesh, as a step returns it, so that nothing is compiled twice."""
-        specs = self._whole_specs(state)
-        there = lambda x, spec: placing.is_placed(x, self._mesh, spec)
-        if all(jax.tree.leaves(jax.tree.map(there, state, specs))):
-            return state
-        copy = jax.shard_map(
-            lambda state: state, mesh=self._mesh, in_specs=(specs,), out_specs=specs
-        )
-        return jax.jit(copy)(placing.alike(state, self._mesh, specs, "trainer.step"))
 
     def evaluate(self, state: TrainState, batch: Any) -> Any:
         """The loss on a batch, without gradient or optimizer; the state is left as it is.

@@ -218,7 +218,7 @@ def power_sgd_sync(
         warmup_steps: See `reduce`.
 
     Example:
-        >>> tx = optax.chain(sparsejax.power_sgd_sync(rank=2), optax.sgd(0.1))
+        >>> tx = optax.chain(sparsejax.transforms.power_sgd_sync(rank=2), optax.sgd(0.1))
         >>> opt_state = sparsejax.init(tx, params, mesh)
 
     References:

@@ -262,11 +262,11 @@ def clip_by_rank(
         model_axis: The mesh axis over which tensors are sharded, if any.
 
     Example:
-        >>> clip, top = sparsejax.clip_by_rank(1.0), sparsejax.dgc(0.01)
+        >>> clip, top = sparsejax.transforms.clip_by_rank(1.0), sparsejax.dgc(0.01)
         >>> tx = optax.chain(clip, top, sparsejax.zen_sync(), optax.sgd(0.1))
     """
     errors.check_positive("clip_norm", norm)
-    name = "sparsejax.clip_by_rank"
+    name = "sparsejax.transforms.clip_by_rank"
 
     def init(params):
         del params

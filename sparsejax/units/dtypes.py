@@ -1,8 +1,15 @@
-"""Dtypes in which numbers are added up, and in which they travel."""
+"""Dtypes in which numbers are added up and travel, and of integers that number units."""
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+
+from sparsejax.errors import ArgumentError
+
+
+# The index behind the last unit is int32, too.
+MOST_NUMBERED = 2**31 - 1
 
 
 def wide(dtype: Any) -> jnp.dtype:
@@ -13,3 +20,27 @@ def wide(dtype: Any) -> jnp.dtype:
 def unit_bytes(x: Any, dtype: Any) -> int:
     """Bytes of one unit of x [units, ...] where its numbers travel in a dtype."""
     return x.size // x.shape[0] * jnp.dtype(dtype).itemsize
+
+
+def check_numbered(name: str, units: int) -> None:
+    """Raises if units are more than int32 numbers."""
+    if units > MOST_NUMBERED:
+        raise ArgumentError(
+            f"{name}: {units:,} units are too many: they are numbered by int32, which goes "
+            f"to {MOST_NUMBERED:,}. Use rows as units, or shard the array over a second "
+            "mesh axis."
+        )
+
+
+def comparable(indices: jax.Array) -> jax.Array:
+    """Indices of at least 32 bits: narrower ones cannot be compared with 300, say."""
+    return indices.astype(jnp.int32) if indices.dtype.itemsize < 4 else indices
+
+
+def in_range(indices: jax.Array, size: int) -> jax.Array:
+    """Any integers as int32 indices, `size` for all that are out of range."""
+    check_numbered("indices", size)
+    indices = comparable(indices)
+    # A negative index would count from the end; it is out of range here.
+    inside = (indices >= 0) & (indices < size)
+    return jnp.where(inside, indices, size).astype(jnp.int32)

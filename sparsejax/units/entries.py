@@ -154,6 +154,10 @@ def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
     units = jnp.concatenate(moved)
     flags = jnp.zeros(starts[-1], bool).at[units].set(True, mode="drop")
     values = jnp.concatenate([tensor.values for tensor in tensors])
+    if not units.size:
+        # Room for an entry that is not used: what is read has somewhere to be.
+        units = jnp.full(1, starts[-1], jnp.int32)
+        values = jnp.zeros((1, *values.shape[1:]), values.dtype)
     shared = all(tensor.shared for tensor in tensors)
     index = bits.rank_index(bits.pack_all(flags), lanes=max(units.size, 1))
     places = rank_select.rank_of(index, units)

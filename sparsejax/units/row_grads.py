@@ -25,7 +25,7 @@ from pallas_kernels.reference import FLAGS_AT_MOST, distinct as distinct
 from sparsejax import axes
 from sparsejax.errors import ArgumentError, LeafError
 from sparsejax.units import bits
-from sparsejax.units.dtypes import wide
+from sparsejax.units.dtypes import check_numbered, comparable, in_range, wide
 from sparsejax.units.sparse_tensor import Origin
 
 
@@ -39,8 +39,9 @@ class RowGrads:
     """Rows of a gradient of a given shape; rows that are not listed are zero.
 
     Attributes:
-        ids: int32 [capacity], the row of the table that each row belongs to; `shape[0]`
-            marks a place without a row. Ids may repeat, and their rows add up.
+        ids: Integers [capacity], the row of the table that each row belongs to; `shape[0]`
+            marks a place without a row. Ids may repeat, and their rows add up. Others out
+            of range are treated as those of a `SparseTensor` are: dropped.
         rows: [capacity, ...], the gradients of these rows.
         shape: The shape of the table.
         origin: The ids that a gradient or a sum was made with.
@@ -118,14 +119,16 @@ class RowGrads:
                 f"ids into a table of shape {list(shape)}; they must have shape "
                 f"{list(wanted)}."
             )
+        check_numbered(name, shape[0])
+        ids = comparable(self.ids)
         checkify.debug_check(
-            jnp.all((self.ids >= 0) & (self.ids <= shape[0])),
+            jnp.all((ids >= 0) & (ids <= shape[0])),
             name
             + ": ids must lie in [0, {height}], where {height} marks a place without a "
             "row; the smallest is {low}, the largest {high}.",
             height=jnp.int32(shape[0]),
-            low=jnp.min(self.ids, initial=shape[0]),
-            high=jnp.max(self.ids, initial=0),
+            low=jnp.min(ids, initial=shape[0]),
+            high=jnp.max(ids, initial=0),
         )
 
     def to_dense(self) -> jax.Array:
@@ -138,9 +141,12 @@ class RowGrads:
         """The same with distinct ids, ascending; places without a row are behind them.
 
         Rows of equal ids are added up in float32, or wider where they are wider. There is
-        room for as many as before, so nothing is left out.
+        room for as many as before, so nothing is left out. Of a table without numbers there
+        is no row.
         """
-        if not self.capacity or not self.size:
+        if not self.size:
+            return self._without_rows()
+        if not self.capacity:
             return self
         merge = merged(self.ids, self.shape[0])
         return RowGrads.marked(merge.ids, merge.sums(self.rows), self.shape)
@@ -151,7 +157,9 @@ class RowGrads:
         Unlike `merged` it merges only where it has to: entries of a sparsifier are distinct
         already.
         """
-        if not self.capacity or not self.size:
+        if not self.size:
+            return self._without_rows()
+        if not self.capacity:
             return self
         ids, height = self._kept(), self.shape[0]
         as_is = lambda ids, rows: (ids, rows)
@@ -190,10 +198,14 @@ class RowGrads:
         ids, rows = axes.cond(ascending, as_is, moved, ids, self.rows)
         return RowGrads(ids, rows, self.shape)
 
+    def _without_rows(self) -> "RowGrads":
+        """Room for as many rows, and none there: the same, whatever ranks list."""
+        ids = jnp.full(self.capacity, self.shape[0], jnp.int32)
+        return RowGrads.marked(ids, jnp.zeros(self.rows.shape, self.dtype), self.shape)
+
     def _kept(self) -> jax.Array:
         """The ids, `shape[0]` for all that are out of range."""
-        inside = (self.ids >= 0) & (self.ids < self.shape[0])
-        return jnp.where(inside, self.ids, self.shape[0]).astype(jnp.int32)
+        return in_range(self.ids, self.shape[0])
 
 
 @functools.partial(
@@ -298,8 +310,7 @@ def merged(ids: jax.Array, height: int, room: int | None = None) -> Merge:
         height: How many rows the table has.
         room: How many distinct ids there is room for, at least k; k if None.
     """
-    inside = (ids >= 0) & (ids < height)
-    ids = jnp.where(inside, ids, height).astype(jnp.int32)
+    ids = in_range(ids, height)
     return Merge(*pallas_kernels.merge_rows(ids, height, room=room))
 
 
@@ -314,7 +325,8 @@ def union(lists: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax
     Returns:
         As `distinct`, the places [lists, k].
     """
-    if nowhere > FLAGS_AT_MOST * lists.size:
+    words = lists.shape[0] * (nowhere // bits.WORD + 1)
+    if nowhere > FLAGS_AT_MOST * lists.size or words >= 2**31:
         found, place = distinct(lists.reshape(-1), capacity, nowhere)
         return found, place.reshape(lists.shape)
     words = lax.reduce(_bits_of(lists, nowhere), np.uint32(0), lax.bitwise_or, (0,))

@@ -9,8 +9,10 @@ Indices are leaves of a tree of gradients, so what computes with every leaf, as
 `optax.scale` does, would compute with them. A tensor that a sparsifier made knows its
 indices, and whoever sums it asks whether they are still the same (`Origin`).
 
-Other indices out of range are an error. Compiled code cannot raise, so they are dropped
-there; under `jax.experimental.checkify` they are reported.
+Other indices out of range, negative ones too, are an error. Compiled code cannot raise, so
+they are dropped there; under `jax.experimental.checkify` they are reported. Indices may be
+integers of any dtype. Those of 64 bits are looked at whole where JAX has such numbers
+(`jax_enable_x64`); else JAX itself keeps their low 32 bits when a program is given them.
 """
 
 import dataclasses
@@ -26,6 +28,7 @@ import pallas_kernels
 from pallas_kernels.types import same_trace
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
+from sparsejax.units.dtypes import check_numbered, comparable, in_range
 
 
 class Origin:
@@ -73,7 +76,7 @@ class SparseTensor:
     """Entries (index, value) of an array of a given shape.
 
     Attributes:
-        indices: int32 [capacity]; `units` marks an entry that is not used.
+        indices: Integers [capacity]; `units` marks an entry that is not used.
         values: [capacity] for elements, [capacity, ...] for rows of the leading axis.
         shape: The shape of the array that is meant.
         shared: Whether all ranks have the same indices, in the same order, none of them
@@ -139,14 +142,15 @@ class SparseTensor:
                 f"must have shape [{self.capacity}] or "
                 f"{[self.capacity, *self.shape[1:]]}."
             )
-        inside = (self.indices >= 0) & (self.indices <= self.units)
+        check_numbered(name, self.units)
+        indices = comparable(self.indices)
         checkify.debug_check(
-            jnp.all(inside),
+            jnp.all((indices >= 0) & (indices <= self.units)),
             name + ": indices must lie in [0, {units}], where {units} marks an entry that "
             "is not used; the smallest is {low}, the largest {high}.",
             units=jnp.int32(self.units),
-            low=jnp.min(self.indices, initial=self.units),
-            high=jnp.max(self.indices, initial=0),
+            low=jnp.min(indices, initial=self.units),
+            high=jnp.max(indices, initial=0),
         )
 
     def present(self) -> jax.Array:
@@ -167,9 +171,7 @@ class SparseTensor:
 
     def kept(self) -> jax.Array:
         """The indices, `units` for all that are out of range."""
-        # A negative index would count from the end; it is out of range here.
-        inside = (self.indices >= 0) & (self.indices < self.units)
-        return jnp.where(inside, self.indices, self.units).astype(jnp.int32)
+        return in_range(self.indices, self.units)
 
 
 def from_units(

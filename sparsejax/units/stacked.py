@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sparsejax.axes import by_platform
+from sparsejax.units.dtypes import in_range
 from sparsejax.units.row_grads import RowGrads
 
 
@@ -29,8 +30,8 @@ def stacked(tables: Sequence[RowGrads]) -> RowGrads:
     starts = starts_of([table.shape[0] for table in tables])
     ids = []
     for table, start in zip(tables, starts[:-1], strict=True):
-        inside = (table.ids >= 0) & (table.ids < table.shape[0])
-        ids.append(jnp.where(inside, table.ids + start, starts[-1]).astype(jnp.int32))
+        own = in_range(table.ids, table.shape[0])
+        ids.append(jnp.where(own < table.shape[0], own + start, starts[-1]))
     rows = jnp.concatenate([table.rows for table in tables])
     return RowGrads(jnp.concatenate(ids), rows, (starts[-1], *tables[0].shape[1:]))
 

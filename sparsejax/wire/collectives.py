@@ -226,6 +226,10 @@ class Wire:
     def all_to_all(self, x: jax.Array) -> tuple[jax.Array, float]:
         """Row i of x [n, ...] goes to rank i; row i of the result came from rank i."""
         n = self.ranks
+        if not set(axis_names(self.axis)) <= set(manual_axes()):
+            # Under vmap JAX returns another shape for an array that is the same on all
+            # ranks, as a constant is: so it is chosen, by rank, from two that are alike.
+            x = jnp.where(self.rank >= 0, x, x)
         received = lax.all_to_all(x, self.axis, split_axis=0, concat_axis=0, tiled=True)
         return received, (n - 1) / n * byte_count(x)
 

@@ -24,6 +24,7 @@ from pallas_kernels.reference.messages import (
     taken as taken,
 )
 from sparsejax.axes import at_number
+from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
 from sparsejax.wire.ladder import Ladder
 
@@ -107,6 +108,13 @@ class Form(Values):
         # no blocks to tell: both are written there by messages that do not send them.
         plane = max(ladder.tile, ladder.top) // 4
         self.room = self.spare + max(plane, ladder.top // bits.WORD + 2)
+        if self.room > MOST_FLAT:
+            raise ArgumentError(
+                f"messages with room for {ladder.top:,} entries of {ladder.unit_bytes:,} "
+                f"bytes have {self.room:,} words, more than int32 can number: give a "
+                f"capacity of {self._fitting():,} or less (push_capacity, pull_capacity), "
+                "or shard the array over a second mesh axis."
+            )
         self.table = np.array(
             [
                 self._places(rung, string, lane)
@@ -114,6 +122,11 @@ class Form(Values):
             ],
             np.int32,
         )
+
+    def _fitting(self):
+        """About how many entries a message may have room for."""
+        words = self.room / max(self.ladder.top, 1)
+        return max(int(0.9 * MOST_FLAT / words), 1)
 
     def _places(self, rung, string, lane):
         """A row of the table, in the order of `Places`, which kernels read."""

@@ -90,7 +90,7 @@ def test_a_sparsifier_says_how_sparse_it_is(tx):
 
 def test_a_scheme_for_whole_leaves_has_the_unit_leaf():
     params = {"kernel": jax.ShapeDtypeStruct((512, 256), jnp.float32)}
-    _, rows = explained(sparsejax.power_sgd_sync(2), params)
+    _, rows = explained(sparsejax.transforms.power_sgd_sync(2), params)
     assert rows["kernel"].unit == "leaf"
 
 

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import errors, schemes
+from sparsejax.advise import codec
 from sparsejax.units import ownership
 from tests import helpers
 
@@ -352,6 +353,7 @@ def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():
         ({"unit": "row", "shape": [4]}, "rows need two axes"),
         ({"shape": "big"}, "shape must be a list, got 'big'"),
         ({"shape": [-4, 4]}, "ints of at least 0"),
+        ({"shape": [2**40, 2**40]}, r"more elements than an array .* got \(1099511627776,"),
         ({"dtype": "int8"}, "dtype must be a floating dtype .* got 'int8'"),
         ({"dtype": 3}, "dtype must be a string"),
         ({"note": 3}, "note must be a string"),
@@ -422,12 +424,34 @@ def test_profiles_that_were_kept_while_traced_are_told_how_to_return():
         ('{"format": 1, "ranks": 4}', "no 'leaves'"),
         ('{"format": 9, "ranks": 4, "leaves": []}', "format 9; this version reads 1"),
         ('{"format": 1, "ranks": 0, "leaves": []}', "positive int, got 0"),
+        (
+            '{"format": 1, "ranks": 99999999, "leaves": []}',
+            "at most 16777216, got 99999999",
+        ),
+        ('{"format": 1, "ranks": 4, "leaves": [], "size": 1}', "unknown key 'size'; its"),
+        ('{"format": 1, "ranks": 4, "leaves": ' + "[" * 100_000, "nested too deeply"),
         ('{"format": 1, "ranks": 4, "leaves": 3}', "must be a list"),
         ('{"format": 1, "ranks": 4, "leaves": [{}]}', "no 'dtype'"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(text, match):
     refused(match, sparsejax.Plan.from_json, text)
+
+
+def test_schemes_inside_of_schemes_have_an_end():
+    leaf = {"path": "w", "shape": [4], "dtype": "float32", "unit": "element"}
+    scheme = '{"name": "TwoLevel", "across": ' * 200 + '"Zen"' + "}" * 200
+    text = json.dumps({"format": 1, "ranks": 4, "leaves": [leaf | {"scheme": "here"}]})
+    refused("TwoLevel|deeply", sparsejax.Plan.from_json, text.replace('"here"', scheme))
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
+    made().save(tmp_path / "plan.json")
+    monkeypatch.setattr(codec, "LARGEST", 100)
+    match = r"the plan in .*/plan\.json has more than 100 bytes"
+    refused(match, sparsejax.Plan.load, tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_bytes(b"\xff")
+    refused("is not text", sparsejax.Plan.load, tmp_path / "plan.json")
 
 
 def test_two_entries_for_a_leaf_are_refused():

@@ -169,7 +169,7 @@ def test_what_would_see_some_columns_only():
         match = r"keeps at '.*users.*' an array \[\d+(, 1)?\] of a ColumnTable with dim=300"
         with pytest.raises(StateError, match=match):
             sparsejax.init(tx, {"users": table(dim=300)}, mesh_of(2))
-    clip = sparsejax.clip_by_rank(1.0)
+    clip = sparsejax.transforms.clip_by_rank(1.0)
     with pytest.raises(ArgumentError, match=r"clip_by_rank: 'users' is a table.*masked"):
         traced(lambda grads: clip.update(grads, optax.EmptyState())[0], tables)
     with pytest.raises(RuleError, match="'users' matches no leaf"):

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from examples.common import checkpoints
 from examples.common.checkpoints import Checkpoints
 
 
-ABOUT = {"--sync": "rows", "hosts": 2, "parameter table": "float32 3x2"}
+ABOUT = {"--sync": "rows", "--seed": 2}
 
 
 @contextlib.contextmanager
@@ -31,13 +30,12 @@ def state(value):
 
 @pytest.fixture
 def store(tmp_path):
-    with contextlib.closing(Checkpoints(tmp_path / "states", ABOUT)) as store:
-        yield store
+    return Checkpoints(tmp_path / "states", ABOUT)
 
 
 def again(store, **changes):
     """The same folder for another run."""
-    return contextlib.closing(Checkpoints(store._folder, ABOUT | changes))
+    return Checkpoints(store._folder, ABOUT | changes)
 
 
 def refused(function, *args):
@@ -52,29 +50,34 @@ def test_a_full_disk_leaves_the_last_good_one(store):
     store.save(2, state(2))
     with full_disk():
         sentence = refused(store.save, 4, state(4))
-    assert "The checkpoint of step 4 could not be written" in sentence
-    assert "that of 2 is kept" in sentence
-    with again(store) as after:
-        restored = after.restore(state(0), steps=5)
-        np.testing.assert_array_equal(restored["table"], state(2)["table"])
-        after.save(4, state(4))
-        assert after.last() == 4
+    assert "the checkpoint could not be written to" in sentence
+    assert "The checkpoint of step 2 is kept." in sentence
+    after = again(store)
+    restored = after.restore(state(0), steps=5)
+    np.testing.assert_array_equal(restored["table"], state(2)["table"])
+    after.save(4, state(4))
+    assert after.last() == 4
+
+
+def test_the_last_two_are_kept(store):
+    for step in (2, 4, 10):
+        store.save(step, state(step))
+    assert sorted(path.name for path in store._folder.iterdir()) == ["10", "4"]
+    assert again(store).last() == 10
 
 
 def test_a_run_of_something_else(store):
     store.save(2, state(2))
     sentences = {
         "--sync": ("dense", "of --sync it has rows, and this run has dense"),
-        "hosts": (4, "of hosts it has 2, and this run has 4"),
-        "parameter table": (
-            "float32 9x2",
-            "it has float32 3x2, and this run has float32 9",
-        ),
-        "parameter bias": ("float32 3", "of parameter bias it has nothing, and this run"),
+        "--seed": (3, "of --seed it has 2, and this run has 3"),
+        "the data": ("abc", "of the data it has nothing, and this run has abc"),
     }
     for key, (value, sentence) in sentences.items():
-        with again(store, **{key: value}) as other:
-            assert sentence in refused(other.restore, state(0), 5)
+        assert sentence in refused(again(store, **{key: value}).restore, state(0), 5)
+    other = {"table": jnp.zeros((300, 21))}
+    sentence = refused(store.restore, other, 5)
+    assert "at 'table' it has float32[300, 20], and `like` has float32[300, 21]" in sentence
 
 
 def test_what_is_there_already_or_not(store, tmp_path):
@@ -89,8 +92,3 @@ def test_what_is_there_already_or_not(store, tmp_path):
     (tmp_path / "file").touch()
     sentence = refused(Checkpoints, tmp_path / "file" / "states", ABOUT)
     assert "There can be no checkpoints in" in sentence
-
-
-def test_what_parameters_are_called():
-    described = checkpoints.described({"a": {"b": jnp.zeros((2, 3))}})
-    assert described == {"parameter a/b": "float32 2x3"}

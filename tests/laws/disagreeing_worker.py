@@ -1,10 +1,11 @@
-"""One of two processes that give parameters, which may differ: both are told which.
+"""One of two processes that train different things, or hold different bits: both are told.
 
     python -m tests.laws.disagreeing_worker COORDINATOR RANK
 
 Nothing of a parameter's size may go between the two: whatever gathers it is an error here.
 """
 
+import functools
 import sys
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 
 def main(coordinator, rank):
@@ -21,7 +23,7 @@ def main(coordinator, rank):
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(coordinator, 2, rank, initialization_timeout=60)
     import sparsejax
-    from sparsejax.errors import ArgumentError
+    from sparsejax.errors import ArgumentError, JobError
 
     gathered, gather = [], multihost_utils.process_allgather
 
@@ -59,9 +61,11 @@ def main(coordinator, rank):
     with pytest.raises(ArgumentError, match="process 1 gives other numbers for 'key'"):
         trainer.init(alike, key=jax.random.key(rank))
     higher = alike | {"w": np.zeros((4096 + rank, 2))}
-    with pytest.raises(ArgumentError, match=rf"other leaves .*w \[{4096 + rank}, 2\]"):
+    match = r"'w' is float32\[4096, 2\] on host .* float32\[4097, 2\] on host .*process 1"
+    with pytest.raises(JobError, match=match):
         trainer.init(higher)
-    with pytest.raises(ArgumentError, match="other leaves than process 0"):
+    match = r"'half' is nothing on host .*\(process 0\), and bfloat16\[3, 1\] on host"
+    with pytest.raises(JobError, match=match):
         trainer.init(alike if rank else {"w": alike["w"]})
     # As it was restored: every process has all of it.
     restored = jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), state.params)
@@ -69,9 +73,75 @@ def main(coordinator, rank):
     with pytest.raises(ArgumentError, match=r"step: process 1 .* 'params/half'"):
         trainer.step(state._replace(params=changed), np.ones((1, 1), np.float32))
     trainer.step(state._replace(params=restored), np.ones((1, 1), np.float32))
-    assert len(gathered) == 10
+    assert len(gathered) == 8
     assert max(gathered) < 500
+
+    finds_other_bits(mesh, state.params, rank)
+    refuses_other_setups(mesh, restored, rank)
+    assert len(gathered) == 8
     jax.distributed.shutdown()
+
+
+def refuses_other_setups(mesh, params, rank):
+    """Whatever differs is named on both; nothing is made, and nothing gathered."""
+    import sparsejax
+    from sparsejax.errors import JobError, RuleError
+
+    def init(tx, params=params, mesh=mesh, **options):
+        return sparsejax.init(tx, params, mesh, **options)
+
+    def chain(density=0.1, rate=0.1, **options):
+        select = sparsejax.top_k(density, min_size=1)
+        return optax.chain(select, sparsejax.zen_sync(**options), optax.adam(rate))
+
+    other = np.full((3, 1), 0.5, np.float32)
+    turned = Mesh(mesh.devices[:: 1 - 2 * rank], ("data",))
+    for match, make in {
+        r"'half' is bfloat16\[3, 1\] on .*0\), and float32\[3, 1\]": lambda: init(
+            chain(), params | ({"half": other} if rank else {})
+        ),
+        r"sparsifier is .*density=0\.1.*0\), and .*density=0\.2": lambda: init(
+            chain(0.1 + 0.1 * rank)
+        ),
+        r"-0\.1.* on host .*-0\.2.* on host": lambda: init(chain(rate=0.1 + 0.1 * rank)),
+        r"order of devices is .* on host .*0\), and": lambda: init(chain(), mesh=turned),
+    }.items():
+        with pytest.raises(JobError, match=match):
+            make()
+    # What one refuses the other is told.
+    tx = chain(rules={"none": "dense"}) if rank else chain()
+    kind, match = (RuleError, "none") if rank else (JobError, r"process 1.*RuleError")
+    with pytest.raises(kind, match=match):
+        init(tx)
+    # Orders of sets are each process's own, and no difference.
+    names = [f"layer {i}" for i in range(20)]
+    tree = {name: np.ones(4, np.float32) for name in {*names}}
+    wrapped = sparsejax.skip_nonfinite(sparsejax.accumulate(chain(), 2))
+    init(wrapped, tree)
+    # A process by itself asks nobody, and who does not come is named: at the end, for
+    # behind it the two do not ask the same.
+    if rank:
+        init(chain(), mesh=Mesh(np.array(jax.local_devices()), ("data",)))
+    else:
+        with pytest.raises(JobError, match=r"process 1 of 2 did not say .* within 1 s"):
+            init(chain(), timeout=1)
+
+
+def finds_other_bits(mesh, params, rank):
+    """A bit that differs is found and told on both; what is the same passes."""
+    import sparsejax
+    from sparsejax.errors import ReplicaError
+
+    sparsejax.check_replicas(params)
+    make = functools.partial(
+        jax.make_array_from_single_device_arrays, sharding=NamedSharding(mesh, P())
+    )
+    w = np.array(params["w"].addressable_data(0))
+    w.view(np.uint32)[7, 1] ^= rank
+    w = make(w.shape, arrays=[jax.device_put(w, jax.local_devices()[0])])
+    match = r"'w': one value on rank 0 \(cpu:\d+, process 0 on host \S+\), and .*process 1"
+    with pytest.raises(ReplicaError, match=match):
+        sparsejax.check_replicas(params | {"w": w}, step=200, every=100)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,9 @@ CONSERVATION = "tests/laws/test_conservation.py"
 EXACT_SUM = "tests/laws/test_exact_sum.py"
 VERTICAL = "tests/embrace/test_vertical.py"
 DOCTOR = "tests/advise/doctor/test_findings.py"
+REPLICAS = "tests/transforms/state/test_replicas.py"
+SETUP = "tests/transforms/state/test_setup.py"
+CHECK_EVERY = "tests/training/test_check_every.py"
 
 MUTANTS = {
     # What is summed.
@@ -105,7 +108,55 @@ MUTANTS = {
         'platform == "gpu"',
         "tests/kernels/test_platforms.py",
     ),
+    "narrow indices are compared as they are": Mutant(
+        "sparsejax/units/dtypes.py",
+        "return indices.astype(jnp.int32) if indices.dtype.itemsize < 4 else indices",
+        "return indices",
+        "tests/fuzz/test_indices.py",
+    ),
+    "negative indices count from the end": Mutant(
+        "sparsejax/units/dtypes.py",
+        "inside = (indices >= 0) & (indices < size)",
+        "inside = indices < size",
+        "tests/fuzz/test_indices.py",
+    ),
+    "more units than int32 numbers are taken": Mutant(
+        "sparsejax/units/dtypes.py",
+        "if units > MOST_NUMBERED:",
+        "if units < 0:",
+        "tests/fuzz/test_sizes.py",
+    ),
+    "bits of many lists are laid end to end": Mutant(
+        "sparsejax/units/row_grads.py",
+        "or words >= 2**31:",
+        "or words < 0:",
+        "tests/fuzz/test_sizes.py",
+    ),
+    "ranks list other rows of a table without numbers": Mutant(
+        "sparsejax/units/row_grads.py",
+        "ids = jnp.full(self.capacity, self.shape[0], jnp.int32)",
+        "ids = self.ids",
+        "tests/units/test_row_grads.py",
+    ),
+    "a tensor without room for an entry is searched": Mutant(
+        "sparsejax/units/entries.py",
+        "if not units.size:",
+        "if units.size < 0:",
+        "tests/units/test_entries.py",
+    ),
     # How it travels.
+    "under vmap, an array that ranks share is sent as it is": Mutant(
+        "sparsejax/wire/collectives.py",
+        "x = jnp.where(self.rank >= 0, x, x)",
+        "pass",
+        "tests/transforms/test_all_reduce.py",
+    ),
+    "messages are longer than int32 can number": Mutant(
+        "sparsejax/wire/forms.py",
+        "if self.room > MOST_FLAT:",
+        "if self.room < 0:",
+        "tests/fuzz/test_sizes.py",
+    ),
     "the last tile of a message is not packed": Mutant(
         "sparsejax/wire/tiles.py",
         "last = lax.div(entries + (tile - 1), np.int32(tile)) - 1",
@@ -481,7 +532,7 @@ MUTANTS = {
         "tests/transforms",
     ),
     "fewer ranks inherit too little": Mutant(
-        "sparsejax/transforms/state/resizing.py",
+        "sparsejax/transforms/state/checkpoints/resizing.py",
         "share = share / (len(x) if mean else len(fresh))",
         "share = share / len(fresh)",
         "tests/transforms",
@@ -1007,7 +1058,7 @@ MUTANTS = {
     ),
     "a rank without data lists rows": Mutant(
         "sparsejax/training/by_rows.py",
-        "ids = jnp.where(share.weight == 0, leaf.shape[0], leaf.ids)",
+        "ids = jnp.where(share.weight == 0, leaf.shape[0], comparable(leaf.ids))",
         "ids = leaf.ids",
         "tests/training/test_by_rows.py",
     ),
@@ -1123,7 +1174,7 @@ MUTANTS = {
     ),
     # Jobs that cannot train.
     "processes that differ pass": Mutant(
-        "sparsejax/advise/doctor/job.py",
+        "sparsejax/wire/job/agreement.py",
         "    if len(groups) == 1:\n        return []\n",
         "    if groups:\n        return []\n",
         DOCTOR,
@@ -1141,8 +1192,8 @@ MUTANTS = {
         DOCTOR,
     ),
     "processes at other places of a script are taken for alike": Mutant(
-        "sparsejax/advise/doctor/store.py",
-        "if what != asked[0]:",
+        "sparsejax/wire/job/store.py",
+        "if what != asked[first]:",
         "if not what:",
         DOCTOR,
     ),
@@ -1165,7 +1216,7 @@ MUTANTS = {
         DOCTOR,
     ),
     "process 0 ends the job before others know why": Mutant(
-        "sparsejax/advise/doctor/store.py",
+        "sparsejax/wire/job/store.py",
         'if other != "0":',
         'if other == "0":',
         DOCTOR,
@@ -1181,6 +1232,200 @@ MUTANTS = {
         "waits * short.median, 0.5 * whole.median",
         "-waits * short.median, 0.5 * whole.median",
         DOCTOR,
+    ),
+    # Ranks and processes that would diverge.
+    "elements that changed places have the same checksum": Mutant(
+        "sparsejax/transforms/state/alike/checksums.py",
+        "_PLACES = np.uint32(0x9E3779B1), np.uint32(0x85EBCA77)",
+        "_PLACES = np.uint32(0), np.uint32(0)",
+        REPLICAS,
+    ),
+    "changes that cancel out have the same checksum": Mutant(
+        "sparsejax/transforms/state/alike/checksums.py",
+        "    first, a, second, b, third = numbers\n",
+        "    return x\n    first, a, second, b, third = numbers\n",
+        REPLICAS,
+    ),
+    "signs of zeros do not count": Mutant(
+        "sparsejax/transforms/state/alike/checksums.py",
+        "    size = _bits(x.dtype)\n",
+        "    x = jnp.where(x == 0, 0, x)\n    size = _bits(x.dtype)\n",
+        REPLICAS,
+    ),
+    "an array is as the one before": Mutant(
+        "sparsejax/transforms/state/alike/checksums.py",
+        "    return sums[np.argsort(order)]\n",
+        "    return sums\n",
+        REPLICAS,
+    ),
+    "the rank that is alone is taken for the others": Mutant(
+        "sparsejax/transforms/state/alike/replicas.py",
+        "key=lambda group: (-len(group), group)",
+        "key=lambda group: (len(group), group)",
+        REPLICAS,
+    ),
+    "what a rank holds for itself is compared": Mutant(
+        "sparsejax/transforms/state/alike/replicas.py",
+        '            keys, node = (*keys, jax.tree_util.GetAttrKey("ranks")), node.ranks\n',
+        "            node = node.value\n",
+        REPLICAS,
+    ),
+    "shards are compared with others": Mutant(
+        "sparsejax/transforms/state/alike/replicas.py",
+        "if n not in split and",
+        "if n and",
+        REPLICAS,
+    ),
+    "a check comes a step late": Mutant(
+        "sparsejax/training/train_state.py",
+        "elif number % self._every:",
+        "elif (number + 1) % self._every:",
+        CHECK_EVERY,
+    ),
+    "a state from elsewhere is not compared": Mutant(
+        "sparsejax/training/train_state.py",
+        "            self._step = state.step\n        elif",
+        "            self._step = state.step\n            return\n        elif",
+        CHECK_EVERY,
+    ),
+    "steps are read from the device": Mutant(
+        "sparsejax/training/train_state.py",
+        "        self._number = None if self._number is None else self._number + 1\n",
+        "        self._number = None\n",
+        CHECK_EVERY,
+    ),
+    "processes that set out with other things go on": Mutant(
+        "sparsejax/wire/job/agreement.py",
+        "    if not differing:\n",
+        "    if differing:\n",
+        SETUP,
+    ),
+    "who refuses leaves the others waiting": Mutant(
+        "sparsejax/transforms/state/alike/setup.py",
+        '                self._disagreements(f"{type(error).__name__}: {error}")\n',
+        "                pass\n",
+        SETUP,
+    ),
+    "a learning rate is no difference": Mutant(
+        "sparsejax/transforms/state/alike/program.py",
+        "given = [_number(x.val) for x in equation.invars if isinstance(x, core.Literal)]",
+        "given = []",
+        SETUP,
+    ),
+    "some processes wait for all": Mutant(
+        "sparsejax/wire/job/store.py",
+        'some = {} if len(asking) == here.processes else {"process_ids": list(asking)}',
+        "some = {}",
+        "tests/wire/test_job.py",
+    ),
+    "some processes and all take one number": Mutant(
+        "sparsejax/wire/job/store.py",
+        '    return f"sparsejax/of {some}/{number}"\n',
+        '    return f"sparsejax/{number}"\n',
+        "tests/wire/test_job.py",
+    ),
+    "what happened first is the cause": Mutant(
+        "sparsejax/wire/job/watchers.py",
+        "text = min(self._events).text",
+        "text = self._events[0].text",
+        "tests/wire/test_watch.py",
+    ),
+    "who has left in peace is lost": Mutant(
+        "sparsejax/wire/job/watchers.py",
+        'return not {"done", "failed"} & set(said)',
+        "return True",
+        "tests/wire/test_watch.py",
+    ),
+    "a silent process is not lost": Mutant(
+        "sparsejax/wire/job/watchers.py",
+        "for said in line.heard(self._timeout):",
+        "for said in line.heard(1e6):",
+        "tests/wire/test_watch.py",
+    ),
+    "process 0 keeps to itself why": Mutant(
+        "sparsejax/wire/job/watchers.py",
+        "            line.say(why=why)\n",
+        "            pass\n",
+        "tests/wire/test_watch.py",
+    ),
+    # Files.
+    "a plan of any size is read": Mutant(
+        "sparsejax/advise/codec.py",
+        "if len(text) > LARGEST:",
+        "if False:",
+        "tests/advise/test_planner.py",
+    ),
+    "a description of any size is read": Mutant(
+        "sparsejax/transforms/state/checkpoints/records.py",
+        "if len(text) > LARGEST:",
+        "if False:",
+        "tests/transforms/state/checkpoints/test_refused.py",
+    ),
+    "a checkpoint is of anything": Mutant(
+        "sparsejax/transforms/state/checkpoints/restoring.py",
+        "found = first_difference(record.tree, fresh, others)",
+        "found = None",
+        "tests/transforms/state/checkpoints/test_refused.py",
+    ),
+    "shapes in a checkpoint may be any": Mutant(
+        "sparsejax/transforms/state/checkpoints/comparing.py",
+        "if saved.dtype == fresh.dtype and alike(saved.shape, fresh.shape):",
+        "if saved.dtype == fresh.dtype:",
+        "tests/transforms/state/checkpoints/test_refused.py",
+    ),
+    "what schemes' states are is not compared": Mutant(
+        "sparsejax/transforms/state/checkpoints/comparing.py",
+        "found = _differ_in_schemes(saved, fresh, path)",
+        "found = None",
+        "tests/transforms/state/checkpoints/test_refused.py",
+    ),
+    "a checkpoint is of the ranks that there are": Mutant(
+        "sparsejax/transforms/state/checkpoints/restoring.py",
+        "others = record.ranks.are_others(here)",
+        "others = False",
+        "tests/transforms/state/checkpoints/test_round_trip.py",
+    ),
+    "a checkpoint is read whole": Mutant(
+        "sparsejax/transforms/state/checkpoints/restoring.py",
+        "return jax.random.key_data(like).sharding if is_key(like) else like.sharding",
+        "return None",
+        "tests/transforms/state/checkpoints/test_round_trip.py",
+    ),
+    "what was sent before is forgotten on other ranks": Mutant(
+        "sparsejax/transforms/state/checkpoints/restoring.py",
+        "return self.like._replace(totals=node)",
+        "return self.like",
+        "tests/transforms/state/checkpoints/test_round_trip.py",
+    ),
+    "rows that wait have the room of a fresh state": Mutant(
+        "sparsejax/transforms/state/checkpoints/comparing.py",
+        "Pending: _pending}",
+        "Pending: _equal}",
+        "tests/transforms/state/checkpoints/test_round_trip.py",
+    ),
+    "the last checkpoint goes before the new one is there": Mutant(
+        "sparsejax/transforms/state/checkpoints/storage.py",
+        "folder.rename(_beside(folder, _LAST))",
+        "_removed(folder)",
+        "tests/transforms/state/checkpoints/test_saving.py",
+    ),
+    "what was not finished stays": Mutant(
+        "sparsejax/transforms/state/checkpoints/storage.py",
+        "    for old in _unfinished(folder):\n        _removed(old)",
+        "    pass",
+        "tests/transforms/state/checkpoints/test_saving.py",
+    ),
+    "a later format is read": Mutant(
+        "sparsejax/transforms/state/checkpoints/records.py",
+        "if number > FORMAT:",
+        "if False:",
+        "tests/transforms/state/checkpoints/test_refused.py",
+    ),
+    "an older format is read as it is": Mutant(
+        "sparsejax/transforms/state/checkpoints/records.py",
+        "given = UPGRADES[older](given)",
+        "UPGRADES[older](given)",
+        "tests/transforms/state/checkpoints/test_formats.py",
     ),
 }
 

@@ -90,7 +90,7 @@ PROGRAMS: dict[str, tuple[dict[str, Any], Callable[[float], Any]]] = {
     "spardl": (KERNEL, lambda f: sparsejax.spardl_sync(0.02)),
     "gtopk": (KERNEL, lambda f: sparsejax.transforms.gtopk_sync(0.02)),
     "ok_topk": (KERNEL, lambda f: sparsejax.ok_topk_sync(0.02 * f)),
-    "power_sgd": (KERNELS, lambda f: sparsejax.power_sgd_sync(2)),
+    "power_sgd": (KERNELS, lambda f: sparsejax.transforms.power_sgd_sync(2)),
     "levels": (TABLE, lambda f: levels()),
 }
 

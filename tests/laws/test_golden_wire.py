@@ -301,7 +301,7 @@ OF_TRANSFORMATIONS = {
     "spardl_sync": of_tx(sparsejax.spardl_sync(DENSITY, "data")),
     "spardl_sync_2": of_tx(sparsejax.spardl_sync(DENSITY, "data", teams=2)),
     "gtopk_sync": of_tx(sparsejax.transforms.gtopk_sync(DENSITY, "data")),
-    "power_sgd_sync": of_tx(sparsejax.power_sgd_sync(2, "data"), leaves=MODEL),
+    "power_sgd_sync": of_tx(sparsejax.transforms.power_sgd_sync(2, "data"), leaves=MODEL),
     "topk_a_sync": of_tx(sparsejax.transforms.topk_a_sync(DENSITY, "data")),
     "topk_dsa_sync": of_tx(sparsejax.transforms.topk_dsa_sync(DENSITY, "data")),
     "gaussian_k_sync": of_tx(sparsejax.transforms.gaussian_k_sync(DENSITY, "data")),

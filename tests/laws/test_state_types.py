@@ -15,7 +15,7 @@ PARAMS = {"large": jnp.zeros(70_000), "small": jnp.zeros(3)}
 REUSE = sparsejax.sparsify(sparsifiers.ReuseThreshold(0.01))
 SYNCS = {
     "zen": sparsejax.zen_sync(),
-    "power_sgd": sparsejax.power_sgd_sync(2),
+    "power_sgd": sparsejax.transforms.power_sgd_sync(2),
     "spardl": sparsejax.spardl_sync(0.01),
     "ok_topk": sparsejax.ok_topk_sync(0.01),
     "gtopk": transforms.gtopk_sync(0.01),

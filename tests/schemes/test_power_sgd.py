@@ -219,7 +219,7 @@ def test_leaves_that_would_not_be_half_as_large_are_summed_densely():
         "long": jax.ShapeDtypeStruct((1 << 17,), jnp.float32),
         "narrow": jax.ShapeDtypeStruct((1 << 14, 8), jnp.float32),
     }
-    tx = sparsejax.power_sgd_sync(rank=4)
+    tx = sparsejax.transforms.power_sgd_sync(rank=4)
     state = jax.eval_shape(lambda p: sparsejax.init(tx, p, helpers.mesh_of(2)), params)
     kept = sparsejax.residuals(state)
     assert kept["large"].shape == (2, 512, 512)
@@ -233,7 +233,7 @@ def test_leaves_that_would_not_be_half_as_large_are_summed_densely():
 @pytest.mark.parametrize("rank", [0, -1, 1.5, True, "4"])
 def test_the_rank_is_a_whole_number(rank):
     with pytest.raises(ArgumentError, match="rank"):
-        sparsejax.power_sgd_sync(rank)
+        sparsejax.transforms.power_sgd_sync(rank)
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,10 @@ def trained(tx, n, steps=2, **options):
 def test_a_run_by_rows_is_the_dense_run():
     seen = []
     chain = sparsejax.skip_nonfinite(optax.chain(ZEN, sgd_of_rows(seen)))
-    state, loss = trained(optax.chain(sparsejax.clip_by_rank(50.0), chain), 3)
+    state, loss = trained(optax.chain(sparsejax.transforms.clip_by_rank(50.0), chain), 3)
     assert {"users": True, "items": True, "kernel": False} in seen
     dense = optax.chain(
-        sparsejax.clip_by_rank(50.0), sparsejax.dense_sync(), optax.sgd(0.1)
+        sparsejax.transforms.clip_by_rank(50.0), sparsejax.dense_sync(), optax.sgd(0.1)
     )
     want, want_loss = trained(dense, 3)
     np.testing.assert_allclose(loss, want_loss, rtol=1e-5)

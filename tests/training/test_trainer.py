@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax.errors import ArgumentError, StateError
@@ -89,6 +90,16 @@ def test_a_state_of_numpy_arrays_compiles_no_second_step():
     for _ in range(2):
         state, _ = trainer.step(state, np.ones((2, 2), np.float32))
     assert trainer.compiled(state)._cache_size() == 1
+
+
+def test_a_mesh_whose_axes_are_a_part_of_types_takes_tables_by_columns():
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    table = sparsejax.ColumnTable.create(jax.random.key(0), 6, 4, mesh)
+    tx = optax.chain(sparsejax.dense_sync(), optax.trace(0.9))
+    trainer = sparsejax.data_parallel(lambda p, b: jnp.mean(b), tx, mesh)
+    state = trainer.init({"users": table, "bias": np.ones(3, np.float32)})
+    assert sparsejax.state_specs(state.opt_state)[1].trace["users"].value == P(None, "data")
+    assert state.params["users"].value.sharding.spec == P(None, "data")
 
 
 def test_a_state_that_is_used_up_is_an_error_that_names_the_fix():

@@ -48,6 +48,17 @@ def test_a_value_that_does_not_vary_counts_once_a_rank():
     )
 
 
+@pytest.mark.parametrize(
+    "scheme", [schemes.Zen(), *slow(schemes.SparCML(), schemes.OmniReduce(block=32))]
+)
+def test_a_value_that_does_not_vary_counts_once_a_rank_under_vmap(scheme):
+    """JAX's all-to-all of such an array has another shape there."""
+    x = jnp.zeros(300, jnp.bfloat16).at[::7].set(2)
+    reduce = lambda _: sparsejax.all_reduce(x, "ranks", scheme=scheme)
+    total = jax.jit(jax.vmap(reduce, axis_name="ranks"))(jnp.zeros(3))
+    np.testing.assert_array_equal(total, np.broadcast_to(3 * x, (3, 300)))
+
+
 @pytest.mark.slow
 def test_a_scheme_that_is_given_is_used_whatever_the_size():
     scheme = schemes.BalancedParallelism()

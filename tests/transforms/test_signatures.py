@@ -33,7 +33,7 @@ CHAIN = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
         ),
         (sparsejax.accumulate(CHAIN, 4), "accumulate(tx=chain(...), every=4)"),
         (sparsejax.warm_up(CHAIN, 4), "warm_up(tx=chain(...), steps=4)"),
-        (sparsejax.clip_by_rank(1.5), "clip_by_rank(norm=1.5)"),
+        (sparsejax.transforms.clip_by_rank(1.5), "clip_by_rank(norm=1.5)"),
         (
             sparsejax.spardl_sync(0.01, teams="auto"),
             "spardl_sync(density=0.01, teams='auto')",

@@ -160,3 +160,19 @@ def test_shared_indices_do_not_travel():
     want[at] = values.sum(0)
     np.testing.assert_array_equal(total, want)
     assert sent == 2 * (n - 1) / n * 4 * capacity
+
+
+def test_a_tensor_without_room_for_an_entry_is_a_zero():
+    n = 2
+    tx = sparsejax.sync(schemes.AGSparse(), reduce="sum", rules={"": "sparse"})
+    params = {"w": jnp.zeros(SIZE), "b": jnp.zeros(40)}
+
+    def run(values, b):
+        empty = SparseTensor(jnp.zeros(0, jnp.int32), values, (SIZE,))
+        return tx.update({"w": empty, "b": b}, tx.init(params))[0]
+
+    b = np.arange(40 * n, dtype=np.float32).reshape(n, 40)
+    total = helpers.ranked(run, n)(np.zeros((n, 0), np.float32), b)
+    helpers.assert_same_on_all_ranks(total)
+    np.testing.assert_array_equal(total["b"][0], b.sum(0))
+    assert not total["w"].any()

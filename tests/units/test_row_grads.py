@@ -9,6 +9,7 @@ from jax.experimental import checkify
 import sparsejax
 from sparsejax import errors
 from sparsejax.units.row_grads import RowGrads, union
+from tests import helpers
 
 
 def rows_of(rng, capacity, shape, dtype=np.float32):
@@ -20,6 +21,25 @@ def rows_of(rng, capacity, shape, dtype=np.float32):
     np.add.at(want, ids, rows)
     grads = RowGrads(jnp.asarray(ids), jnp.asarray(rows, dtype), shape)
     return grads, want[:-1].astype(np.float32), ids
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (5, 0)])
+def test_a_table_without_numbers_has_no_rows(shape):
+    """Each rank may list others; what comes of a sum is the same on all."""
+    rules = {"": "row", "t": "sparse"}
+    n, tx = 2, sparsejax.sync(sparsejax.schemes.Zen(), rules=rules)
+    ids = np.array([[0, 3, 3], [1, 0, 9]], np.int32)
+    rows = np.ones((n, 3, *shape[1:]), np.float32)
+
+    def run(ids, rows):
+        grads = {"t": RowGrads(ids, rows, shape)}
+        total = tx.update(grads, tx.init({"t": jnp.zeros(shape)}))[0]["t"]
+        return total.ids, total.rows
+
+    total = helpers.ranked(run, n)(ids, rows)
+    helpers.assert_same_on_all_ranks(total)
+    assert (total[0] == shape[0]).all()
+    assert not total[1].any()
 
 
 # Merged by flags of all rows, and by a sort.

@@ -9,12 +9,13 @@ from typing import Any
 
 import jax
 
-from sparsejax.advise.doctor import coordinator, store
+from sparsejax.advise.doctor import coordinator
 from sparsejax.advise.doctor.examination import doctor, to_stderr
 from sparsejax.advise.doctor.findings import WRONG, Finding
 from sparsejax.advise.explain import command as explain_command
 from sparsejax.advise.network import network_of
 from sparsejax.errors import ArgumentError, JobError
+from sparsejax.wire.job import store
 
 
 # What may differ from rank to rank.

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from sparsejax import errors
-from sparsejax.advise.doctor import job, links, ranks as between, store
+from sparsejax.advise.doctor import job, links, ranks as between
 from sparsejax.advise.doctor.findings import NOTE, OK, WRONG, Finding, Report
 from sparsejax.advise.explain.densities import Density
 from sparsejax.advise.explain.explanation import Explanation, explain
@@ -24,6 +24,7 @@ from sparsejax.schemes import AllReduce
 from sparsejax.schemes.forecast import Network
 from sparsejax.transforms.state import specs
 from sparsejax.transforms.sync import zen_sync
+from sparsejax.wire.job import store
 
 
 _NOISY = 1.5  # the most over the least, from which on a time is not to be relied on

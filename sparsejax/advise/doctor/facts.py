@@ -1,29 +1,19 @@
 """What a process knows of itself: its host, versions, settings and devices."""
 
 import argparse
-import functools
-import hashlib
-import importlib.metadata
-import importlib.resources
 import ipaddress
 import os
 import pathlib
 import platform
-import re
 import socket
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from pallas_kernels import backends
-
-
-PACKAGES = ("sparsejax", "jax", "jaxlib", "optax")
-_SOURCES = ("sparsejax", "pallas_kernels")
-# What changes the programs that are compiled, so that messages would not fit together.
-_SETTINGS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
+from sparsejax.wire.job import versions
+from sparsejax.wire.job.texts import text_of
 
 
 def of_process(arguments: Any, coordinator: str | None) -> dict[str, Any]:
@@ -33,23 +23,10 @@ def of_process(arguments: Any, coordinator: str | None) -> dict[str, Any]:
         "network": _loopback(),
         "own_address": addresses(socket.gethostname()),
         "coordinator": addresses(split(coordinator)[0]) if coordinator else [],
-        "versions": versions(),
-        "settings": settings(),
+        "versions": versions.versions(),
+        "settings": versions.settings(),
         "arguments": as_texts(arguments),
     }
-
-
-def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that decide what is sent."""
-    found = {name: _version(name) for name in PACKAGES}
-    found["sources of sparsejax"] = _sources()
-    return found | {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-
-
-def settings() -> dict[str, str]:
-    """Settings that decide what is compiled."""
-    found = {name: str(getattr(jax.config, name)) for name in _SETTINGS}
-    return found | {backends.VARIABLE: os.environ.get(backends.VARIABLE) or "auto"}
 
 
 def devices() -> dict[str, Any]:
@@ -75,23 +52,7 @@ def as_texts(arguments: Any) -> dict[str, str]:
         texts = map(str, arguments)
         is_set = isinstance(arguments, (set, frozenset))
         return {"arguments": " ".join(sorted(texts) if is_set else texts)}
-    return {str(name): _text(arguments[name]) for name in sorted(arguments, key=str)}
-
-
-def _text(value: Any) -> str:
-    """What is the same in processes that have the same value.
-
-    Each process has its own order of a set, and its own addresses of objects.
-    """
-    if isinstance(value, (set, frozenset)):
-        return "{" + ", ".join(sorted(map(_text, value))) + "}"
-    if type(value) in (list, tuple):
-        begin, end = "[]" if type(value) is list else "()"
-        return begin + ", ".join(map(_text, value)) + end
-    if isinstance(value, Mapping):
-        pairs = sorted(f"{_text(key)}: {_text(one)}" for key, one in value.items())
-        return "{" + ", ".join(pairs) + "}"
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return {str(name): text_of(arguments[name]) for name in sorted(arguments, key=str)}
 
 
 def split(address: str) -> tuple[str, str]:
@@ -114,25 +75,6 @@ def is_loopback(addresses: list[str]) -> bool:
     return bool(addresses) and all(
         ipaddress.ip_address(address).is_loopback for address in addresses
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"  # of a source tree
-
-
-@functools.cache
-def _sources() -> str:
-    """A hash of the library's files: a version alone does not tell checkouts apart."""
-    digest = hashlib.blake2b(digest_size=4)
-    for package in _SOURCES:
-        folder = pathlib.Path(str(importlib.resources.files(package)))
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(f"{path.relative_to(folder)}\0".encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _loopback() -> str:

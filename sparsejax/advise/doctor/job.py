@@ -7,8 +7,10 @@ collectives that never meet.
 from typing import Any
 
 from sparsejax import errors
-from sparsejax.advise.doctor import coordinator, facts, store
+from sparsejax.advise.doctor import coordinator, facts
 from sparsejax.errors import JobError
+from sparsejax.wire.job import store
+from sparsejax.wire.job.agreement import differences
 
 
 def check_job(arguments: Any = None, *, timeout: float = 60.0) -> None:
@@ -74,9 +76,9 @@ def compare_devices(told: list[dict], timeout: float) -> tuple[list[str], list[d
     if found:
         return found, all_devices
     for what, key in (("the number of devices", "count"), ("the platform", "platform")):
-        values = [one[key] for one in all_devices]
+        values = dict(enumerate(one[key] for one in all_devices))
         fix = "Give each process as many devices of one kind, or leave that host out."
-        found += [f"{text}. {fix}" for text in _differing(what, values, hosts)]
+        found += [f"{text}. {fix}" for text in differences(what, values, hosts)]
     if all_devices[0]["platform"] == "cpu" and _hosts(told) > 1:
         found += _unreachable(told)
     return found, all_devices
@@ -95,10 +97,10 @@ def disagreements(told: list[dict], address: str | None) -> list[str]:
     ):
         names = dict.fromkeys(name for one in told for name in one[kind])
         for name in names:
-            values = [one[kind].get(name, "nothing") for one in told]
+            values = dict(enumerate(one[kind].get(name, "nothing") for one in told))
             label = f"the argument {name}" if kind == "arguments" else name
             label = "the command line" if name == "arguments" else label
-            found += [f"{text}. {fix}." for text in _differing(label, values, hosts)]
+            found += [f"{text}. {fix}." for text in differences(label, values, hosts)]
     return found
 
 
@@ -125,20 +127,3 @@ def _unreachable(told):
                 "address that no other host can reach, and collectives on CPUs (gloo) "
                 "listen there: give the name its address in the network in /etc/hosts."
             )
-
-
-def _differing(what: str, values: list, hosts: list[str]) -> list[str]:
-    """One sentence on who has which value, or none if all have the same."""
-    groups: dict[Any, list[int]] = {}
-    for process, value in enumerate(values):
-        groups.setdefault(value, []).append(process)
-    if len(groups) == 1:
-        return []
-    told = [f"{value} on {_who(group, hosts)}" for value, group in groups.items()]
-    return [f"{what} is {', and '.join(told)}"]
-
-
-def _who(processes: list[int], hosts: list[str], most: int = 3) -> str:
-    names = [f"host {hosts[i]} (process {i})" for i in processes[:most]]
-    more = f" and {len(processes) - most} more" if len(processes) > most else ""
-    return ", ".join(names) + more

@@ -19,11 +19,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from sparsejax.advise.doctor import store
 from sparsejax.axes import AxisName
 from sparsejax.schemes.forecast import Network, agreeing
 from sparsejax.transforms.state import specs
 from sparsejax.wire.collectives import Wire
+from sparsejax.wire.job import store
 
 
 SHORT = 1  # numbers of four bytes

@@ -10,10 +10,10 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 
 from sparsejax import axes
-from sparsejax.advise.doctor import store
 from sparsejax.advise.doctor.findings import NOTE, OK, WRONG, Finding
 from sparsejax.axes import AxisName
 from sparsejax.transforms.state import sharded, tree
+from sparsejax.wire.job import store
 
 
 _LOCAL = (

@@ -19,7 +19,7 @@ _SYSTEMS = {
     "OkTopk": "sparsejax.ok_topk_sync(...)",
     "SparDL": "sparsejax.spardl_sync(...)",
     "GTopk": "sparsejax.transforms.gtopk_sync(...)",
-    "PowerSGD": "sparsejax.power_sgd_sync(...)",
+    "PowerSGD": "sparsejax.transforms.power_sgd_sync(...)",
 }
 # benchmarks/results/core-jax0.10.2.jsonl, part "compile".
 _MEASURED = (

@@ -147,6 +147,9 @@ class _Vertical:
         self.mean = reduce == "mean"
         self.functions = self.init, self.update
 
+    def __repr__(self):
+        return f"embrace_sync(delayed={dict(self.delayed)}, mean={self.mean})"
+
     def init(self, params):
         """The first state, of ranks that hold nothing back."""
         inner = self.inner.init(params)

@@ -8,6 +8,7 @@ import optax
 
 from sparsejax.errors import ArgumentError
 from sparsejax.transforms.state import tree
+from sparsejax.units.dtypes import in_range
 from sparsejax.units.row_grads import is_row_grads
 
 
@@ -51,7 +52,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
                 "give it the parameters whose gradients these are."
             )
         # Ids below zero are no rows either; indexing would count them from the end.
-        ids = jnp.where(update.ids < 0, update.shape[0], update.ids)
+        ids = in_range(update.ids, update.shape[0])
         return param.at[ids].add(update.rows.astype(param.dtype), mode="drop")
 
     is_leaf = lambda node: node is None or isinstance(node, optax.MaskedNode)

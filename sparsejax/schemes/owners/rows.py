@@ -43,7 +43,7 @@ from sparsejax.axes import as_varying, axis_names, is_elsewhere, varying_axes
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.owners.counts import imbalance
 from sparsejax.schemes.row_lists import Lists
-from sparsejax.units.dtypes import wide
+from sparsejax.units.dtypes import check_numbered, in_range, wide
 from sparsejax.units.ownership import Layout, Ownership, StripedHash
 from sparsejax.units.row_grads import RowGrads, distinct, union
 from sparsejax.units.stacked import apart, first_at, stacked, starts_of
@@ -67,7 +67,11 @@ def add_up(
     if row_lists.is_trivial(tables, wire):
         return row_lists.of_one_rank(tables, wire)
     each = [_Table(table, ownership.over(table.shape[0], wire.ranks)) for table in tables]
-    return _Exchange(tuple(each), wire)()
+    exchange = _Exchange(tuple(each), wire)
+    check_numbered(
+        f"tables of {[table.shape[0] for table in tables]} rows", exchange.nowhere
+    )
+    return exchange()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +127,9 @@ class _Table:
 
     def keys(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Flags the listed ids that the table has; and the part and slot of each."""
-        ids = self.grads.ids
-        inside = (ids >= 0) & (ids < self.layout.size)
-        return inside, *self.layout.assign(jnp.where(inside, ids, 0).astype(jnp.int32))
+        ids = in_range(self.grads.ids, self.layout.size)
+        inside = ids < self.layout.size
+        return inside, *self.layout.assign(jnp.where(inside, ids, 0))
 
     def total(self, places: jax.Array, rows: jax.Array) -> RowGrads:
         """Rows by their places, part * width + slot, as rows of the table."""

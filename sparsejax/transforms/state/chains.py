@@ -49,7 +49,7 @@ def check_chain(
     mesh: Mesh,
     axis_name: AxisName,
     in_specs: Any,
-) -> None:
+) -> Any:
     """Raises, or warns, where the parts of a chain do not fit together.
 
     Args:
@@ -58,6 +58,9 @@ def check_chain(
         mesh: The mesh on which it will run.
         axis_name: The axis of the ranks.
         in_specs: The PartitionSpecs of the parameters.
+
+    Returns:
+        The program of one update, in which nothing is sent: a `ClosedJaxpr`.
     """
     summed = {
         path
@@ -92,7 +95,7 @@ def check_chain(
     token = OUTLINE.set(True)
     try:
         # A fresh function, so that JAX does not take this run for one that computes.
-        jax.eval_shape(functools.partial(run), params)
+        return jax.make_jaxpr(functools.partial(run))(params)
     finally:
         OUTLINE.reset(token)
 

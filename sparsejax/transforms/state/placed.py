@@ -6,7 +6,8 @@ all later ones. `bind` does that where flax and others call `tx.init` by themsel
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from sparsejax.axes import AxisName
 from sparsejax.errors import AxisError
 from sparsejax.transforms.signatures import described
 from sparsejax.transforms.state import chains, observing, sharded, tree
+from sparsejax.transforms.state.alike import program, setup
+from sparsejax.transforms.state.alike.setup import Setup
 from sparsejax.transforms.state.specs import (
     Known,
     check_shards,
@@ -36,10 +39,13 @@ def init(
     *,
     param_specs: Any = None,
     check_vma: bool = True,
+    timeout: float | None = setup.TIMEOUT,
 ) -> Any:
     """A state of global arrays: what differs by rank sharded, the rest replicated.
 
-    Needed where a transformation keeps something by rank; right for all.
+    Needed where a transformation keeps something by rank; right for all. In a job of
+    several processes those of the mesh first compare what they are about to train,
+    versions, parameters, mesh and transformation, and where something differs all raise.
 
     Args:
         tx: The optimizer.
@@ -51,6 +57,8 @@ def init(
             they are replicated over the whole mesh.
         check_vma: That of the `shard_map` in which `update` will run. With `param_specs`
             leaves are put together by the types that it checks.
+        timeout: Seconds to wait for the other processes of the mesh; `math.inf` waits for
+            as long as it takes, and None compares nothing.
 
     Returns:
         The state, to be passed to `shard_map` with `state_specs(state)`, or with
@@ -62,19 +70,66 @@ def init(
         >>> specs = sparsejax.state_specs(opt_state)
     """
     axis_name = data_axis(mesh, axis_name, "sparsejax.init")
-    make, _ = _maker(tx, params, mesh, axis_name, param_specs, check_vma)
-    return jax.jit(make)(params)
+    job = Setup("sparsejax.init", mesh, timeout, params)
+    with job.made_ready():
+        maker = Maker.of(tx, params, mesh, axis_name, param_specs, check_vma)
+        maker.tell(job, tx, params, mesh, axis_name)
+    return jax.jit(maker.make)(params)
 
 
-def _maker(tx, params, mesh, axis_name, param_specs, check_vma):
-    """A function from parameters to the state, and the state's specs."""
+class Maker(NamedTuple):
+    """What makes a state on a mesh.
+
+    Attributes:
+        make: A function from parameters to the state.
+        specs: The PartitionSpecs of the state.
+        of_params: Those of the parameters, or one for all of them.
+        update: What the update of the transformation traces to, its sums left out.
+    """
+
+    make: Callable[[Any], Any]
+    specs: Any
+    of_params: Any
+    update: Any
+
+    @classmethod
+    def of(
+        cls,
+        tx: optax.GradientTransformation,
+        params: Any,
+        mesh: Mesh | AbstractMesh,
+        axis_name: AxisName,
+        param_specs: Any = None,
+        check_vma: bool = True,
+    ) -> "Maker":
+        """Traces what is made, and refuses what does not fit together; nothing is sent."""
+        return cls(*_traced(tx, params, mesh, axis_name, param_specs, check_vma))
+
+    def tell(
+        self,
+        job: Setup,
+        tx: optax.GradientTransformation,
+        params: Any,
+        mesh: Mesh,
+        axis_name: AxisName,
+    ) -> None:
+        """Says it to the other processes, if there are any."""
+        if job.is_shared:
+            job.say_mesh(mesh, axis_name)
+            own = None if isinstance(self.of_params, PartitionSpec) else self.of_params
+            job.say_tree("parameters", "the parameter", params, own)
+            job.say_transformation(tx, params, program.numbers_of(self.update))
+
+
+def _traced(tx, params, mesh, axis_name, param_specs, check_vma):
+    """The fields of a `Maker`."""
     check_shards(params, mesh)
     in_specs = PartitionSpec()
     if param_specs is not None or sharded.apart(params).places:
         known = Known.of(params, PartitionSpec() if param_specs is None else param_specs)
         known.check(mesh, axis_name)
         in_specs = known.tree
-    chains.check_chain(tx, params, mesh, axis_name, in_specs)
+    update = chains.check_chain(tx, params, mesh, axis_name, in_specs)
     specs = None
 
     def structure(params):
@@ -91,7 +146,7 @@ def _maker(tx, params, mesh, axis_name, param_specs, check_vma):
         jax.shard_map, mesh=mesh, in_specs=(in_specs,), check_vma=check_vma
     )
     jax.eval_shape(wrap(structure, out_specs=PartitionSpec()), params)
-    return wrap(tx.init, out_specs=specs), specs
+    return wrap(tx.init, out_specs=specs), specs, in_specs, update
 
 
 @described
@@ -102,6 +157,7 @@ def bind(
     *,
     param_specs: Any = None,
     check_vma: bool = True,
+    timeout: float | None = setup.TIMEOUT,
 ) -> optax.GradientTransformationExtraArgs:
     """The same transformation, whose `init` works anywhere, as `sparsejax.init` does.
 
@@ -118,6 +174,7 @@ def bind(
         axis_name: The axis of the ranks, where the mesh has several.
         param_specs: As in `sparsejax.init`.
         check_vma: As in `sparsejax.init`.
+        timeout: As in `sparsejax.init`.
     """
     tree.check_transformation(tx, ())
     tx = optax.with_extra_args_support(tx)
@@ -128,7 +185,13 @@ def bind(
         if on_ranks or observing.is_observing():
             return tx.init(params)
         return init(
-            tx, params, mesh, axis_name, param_specs=param_specs, check_vma=check_vma
+            tx,
+            params,
+            mesh,
+            axis_name,
+            param_specs=param_specs,
+            check_vma=check_vma,
+            timeout=timeout,
         )
 
     return optax.GradientTransformationExtraArgs(bound, tx.update)
@@ -144,7 +207,9 @@ def abstract_state(
     param_specs: Any = None,
     check_vma: bool = True,
 ) -> Any:
-    """The shapes, dtypes and places of a state, to restore a checkpoint into.
+    """The shapes, dtypes and places of a state, to restore a checkpoint of orbax into.
+
+    What `sparsejax.save` wrote comes back by `sparsejax.restore`, with no such target.
 
     Example:
         >>> target = sparsejax.abstract_state(tx, params, mesh, ranks=8)  # saved by eight
@@ -173,8 +238,8 @@ def abstract_state(
         shards = sharded.apart(params)
         nodes = [node.for_ranks(ranks) for node in shards.nodes]
         params = shards.together(shards.rest, nodes)
-    make, specs = _maker(tx, params, made_for, axis_name, param_specs, check_vma)
-    shapes = jax.eval_shape(make, params)
+    maker = Maker.of(tx, params, made_for, axis_name, param_specs, check_vma)
+    shapes, specs = jax.eval_shape(maker.make, params), maker.specs
     if ranks is not None and ranks != ranks_of(mesh, axis_name):
         specs = jax.tree.map(lambda _: PartitionSpec(), shapes)
 

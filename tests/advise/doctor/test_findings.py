@@ -16,7 +16,8 @@ from jax._src import distributed
 
 import sparsejax
 from sparsejax import __main__ as command, errors
-from sparsejax.advise.doctor import coordinator, facts, job, links, roll, store
+from sparsejax.advise.doctor import coordinator, facts, job, links, roll
+from sparsejax.wire.job import store, versions
 from tests import helpers
 from tests.helpers import processes
 
@@ -141,7 +142,7 @@ def test_processes_that_say_the_same_agree():
     ("other", "match"),
     [
         (
-            {"versions": {**facts.versions(), "jax": "9.9"}},
+            {"versions": {**versions.versions(), "jax": "9.9"}},
             r"jax is .* on host a .*9\.9 on host b",
         ),
         (
@@ -149,7 +150,10 @@ def test_processes_that_say_the_same_agree():
             "the argument steps is 100 on host a",
         ),
         ({"arguments": {"steps": "100"}}, "argument rate is 0.1 .* and nothing on host b"),
-        ({"settings": {**facts.settings(), "jax_enable_x64": "True"}}, "jax_enable_x64 is"),
+        (
+            {"settings": {**versions.settings(), "jax_enable_x64": "True"}},
+            "jax_enable_x64 is",
+        ),
         ({"coordinator": ["127.0.1.1"], "network": "b"}, "stands for 127.0.1.1 on host b"),
     ],
 )

@@ -128,7 +128,7 @@ MIXING = {
         sparsejax.dense_sync(), optax.clip_by_global_norm(1.0), optax.adam(1e-2)
     ),
     "a rank's norm": optax.chain(
-        sparsejax.clip_by_rank(1.0), sparsejax.dense_sync(), optax.sgd(0.1)
+        sparsejax.transforms.clip_by_rank(1.0), sparsejax.dense_sync(), optax.sgd(0.1)
     ),
     "whether all is finite": sparsejax.skip_nonfinite(CHAIN),
 }
@@ -170,7 +170,7 @@ def test_what_looks_over_all_leaves_in_front_of_a_sparsifier_is_refused():
     )
     init(*parts)
     with pytest.raises(ArgumentError, match="depends on more than one block"):
-        init(sparsejax.clip_by_rank(1.0), *parts)
+        init(sparsejax.transforms.clip_by_rank(1.0), *parts)
 
 
 def test_the_error_names_what_looks_over_all_leaves():

@@ -6,9 +6,11 @@ would not fit together. JAX has no public name for it; this file alone reaches f
 """
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,10 +19,12 @@ from jax._src import distributed
 from sparsejax.errors import JobError
 
 
-_TO_READ = 5.0  # seconds for which process 0 waits for those that read why it ends
+_TO_READ = 5.0  # seconds for which the first process waits for those that read why it ends
+_LONGEST = (1 << 31) - 1  # milliseconds, 24 days
 
-# All processes ask in the same order, so that a number tells one question from the next.
-_asked = itertools.count(1)
+# Those that ask together ask in the same order, so that a number tells one question from
+# the next.
+_asked: dict[tuple[int, ...], Iterator[int]] = {}
 _silent: list[int] = []  # processes that did not answer
 
 
@@ -52,50 +56,78 @@ def is_waiting() -> bool:
     return bool(_silent)
 
 
-def of_all(what: str, value: Any, timeout: float, hosts: list[str] | None = None) -> list:
-    """What each process says, by its number; alone, what this one says.
+def of_all(
+    what: str,
+    value: Any,
+    timeout: float,
+    hosts: Sequence[str] | Mapping[int, str] | None = None,
+    processes: Sequence[int] | None = None,
+) -> list:
+    """What each process says, in the order of their numbers; alone, what this one says.
 
     Args:
         what: What is asked, in words, for the message.
         value: What this process says; it must have a form in JSON.
         timeout: Seconds to wait for the others.
-        hosts: The names of the hosts of all processes, where they are known.
+        hosts: The names of the hosts by process, where they are known.
+        processes: The numbers of those that ask, this one among them; None for all of the
+            job.
 
     Raises:
         JobError: On every process that is there, if one of them does not come in time, or
             asks something else.
     """
     here = place()
-    if here.processes == 1:
+    everyone = range(here.processes)
+    asking = tuple(everyone if processes is None else sorted(processes))
+    if len(asking) == 1:
         return [json.loads(json.dumps(value))]
     client: Any = distributed.global_state.client
-    folder = f"sparsejax/{next(_asked)}"
+    folder = _folder(asking, here.processes)
     client.key_value_set(
         f"{folder}/{here.process}", json.dumps([_host(value), what, value])
     )
     late = None
     try:
-        client.wait_at_barrier(folder, max(1, round(1e3 * timeout)))
+        some = {} if len(asking) == here.processes else {"process_ids": list(asking)}
+        milliseconds = round(min(max(1, 1e3 * timeout), _LONGEST))
+        client.wait_at_barrier(folder, milliseconds, **some)
     except jax.errors.JaxRuntimeError as error:
         late = error
     told = dict(client.key_value_dir_get(f"{folder}/"))
     if late is not None:
         _let_all_read(client, folder, here.process, told)
     said = {int(key.rpartition("/")[2]): json.loads(text) for key, text in told.items()}
-    if late is None and len(said) == here.processes:
+    if late is None and len(said) == len(asking):
         _check_asked({process: asked for process, (_, asked, _) in said.items()})
-        return [said[process][2] for process in range(here.processes)]
-    missing = [process for process in range(here.processes) if process not in said]
+        return [said[process][2] for process in asking]
+    missing = [process for process in asking if process not in said]
     name = lambda process: f"process {process}" + (f" on {hosts[process]}" if hosts else "")
-    who = _list([name(process) for process in missing]) or "one of the processes"
-    came = _list([f"process {p} on {said[p][0]}" for p in sorted(said) if said[p][0]])
+    who = listed([name(process) for process in missing]) or "one of the processes"
+    came = listed([f"process {p} on {said[p][0]}" for p in sorted(said) if said[p][0]])
     _silent.extend(missing or [-1])
-    when = f"within {timeout:g} s" if "DEADLINE" in str(late) else "before it ended"
+    is_late = "DEADLINE" in str(late)
+    if is_late and not missing:
+        raise JobError(
+            f"all {len(asking)} processes said {what}, but one of them later than another "
+            f"waited ({came}): give all of them a longer timeout."
+        ) from late
+    when = f"within {timeout:g} s" if is_late else "before it ended"
     raise JobError(
-        f"{who} of {here.processes} did not say {what} {when}"
+        f"{who} of {len(asking)} did not say {what} {when}"
         + (f" ({came} did)" if came else "")
-        + ": see what that process prints on its host, and whether it runs the same script."
+        + ": see what that process prints on its host, and whether it runs the same "
+        "script; if it needs longer, give all of them a longer timeout."
     ) from late
+
+
+def _folder(asking: tuple[int, ...], of: int) -> str:
+    """The place in the store of the next question of these processes."""
+    number = next(_asked.setdefault(asking, itertools.count(1)))
+    if len(asking) == of:
+        return f"sparsejax/{number}"
+    some = hashlib.blake2b(repr(asking).encode(), digest_size=8).hexdigest()
+    return f"sparsejax/of {some}/{number}"
 
 
 def _let_all_read(client, folder: str, process: int, told: dict[str, str]) -> None:
@@ -119,12 +151,13 @@ def _let_all_read(client, folder: str, process: int, told: dict[str, str]) -> No
 
 def _check_asked(asked: dict[int, str]) -> None:
     """Raises where processes are at other places of a script, or run other scripts."""
+    first = min(asked)
     for process, what in sorted(asked.items()):
-        if what != asked[0]:
+        if what != asked[first]:
             raise JobError(
-                f"process 0 said {asked[0]} where process {process} said {what}: call "
-                "check_job and doctor in the same order on all processes, in the same "
-                "script."
+                f"process {first} said {asked[first]} where process {process} said {what}: "
+                "call sparsejax.init, trainer.init, check_job and doctor in the same order "
+                "on all processes, in the same script."
             )
 
 
@@ -132,6 +165,7 @@ def _host(value):
     return value.get("host", "") if isinstance(value, dict) else ""
 
 
-def _list(names, most: int = 8) -> str:
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names in words, the first of many."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

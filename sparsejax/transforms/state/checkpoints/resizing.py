@@ -25,7 +25,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     What ranks hold back, or have gathered so far, is spread evenly over the new ones, so
     that all of it reaches the parameters as before. What schemes remember of how they went
     is that of the fresh state: thresholds are found, and regions bounded, anew. All else is
-    kept.
+    kept. `sparsejax.restore` calls it by itself.
 
     Example:
         >>> fresh = sparsejax.init(tx, params, mesh)  # of four ranks

@@ -1,0 +1,151 @@
+"""Runs all cases, and says what became of each."""
+
+import dataclasses
+import os
+import pathlib
+import random
+import shutil
+import sys
+import tempfile
+import time
+
+from benchmarks.faults.settings import FAULTS, Settings
+from benchmarks.harness import table
+from benchmarks.harness.record import Recorder, say
+from benchmarks.harness.table import Column
+from benchmarks.testbed import job, network
+
+
+NAME = "faults"
+KEYS = ("scheme", "fault", "hosts", "seed")
+ROUNDING = 1e-5  # of the sum of sizes of what was computed
+GRACE = 40.0  # seconds until what still runs is a hang
+
+
+def main(argv: list[str] | None = None) -> int:
+    settings = Settings.parse(argv)
+    folder = pathlib.Path(settings.out) if settings.out else None
+    record = Recorder(NAME, settings.command(), KEYS, folder)
+    cases = [(s, f) for s in settings.schemes for f in settings.faults]
+    for number, (scheme, fault) in enumerate(cases, start=1):
+        row = case(dataclasses.replace(settings, scheme=scheme, fault=fault))
+        say(f"{number} of {len(cases)}: {scheme}, {fault}: {row['wrong'] or 'as promised'}")
+        record.rows.append(row)
+        record.write()
+    table.show(record.rows, COLUMNS, "What became of jobs in which a host was befallen")
+    say(f"\nwritten: {record.write()}")
+    return 1 if any(row["wrong"] for row in record.rows) else 0
+
+
+def case(settings: Settings) -> dict:
+    """A row: one scheme, one fault, and what became of the job."""
+    drawn = random.Random(f"{settings.seed} {settings.scheme} {settings.fault}")
+    fault = FAULTS[settings.fault]
+    at = drawn.randrange(settings.every + 1, settings.steps)
+    lost = drawn.randrange(settings.hosts)
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="faults-"))
+    settings = dataclasses.replace(settings, at=at, lost=lost, folder=str(folder))
+    row = {"scheme": settings.scheme, "fault": fault.name, "hosts": settings.hosts}
+    row |= {"seed": settings.seed, "silence": settings.silence, "at": at, "befallen": lost}
+    try:
+        with network.hosts(settings.hosts, settings.rate) as net:
+            row["shaped"] = net is not None
+            wrong = _ended(settings, fault, net, row) if fault.ends else []
+            if fault.ends and not wrong:
+                wrong = _resumed(settings, net, row)
+            if not fault.ends:
+                wrong = _done(settings, _run(settings, net)[0], row, settings.hosts)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return row | {"wrong": "; ".join(wrong)}
+
+
+def _run(settings, net):
+    """The outcome of a job, when it ended, and what each host wrote to its log."""
+    ranks = settings.hosts - settings.phase
+    environment = settings.environment() | {"PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-m", "benchmarks.testbed.ranks", "benchmarks.faults.rank"]
+    outcome = job.run(command, ranks, net, 300.0, environment=environment, grace=GRACE)
+    ended, folder = time.time(), pathlib.Path(settings.folder)
+    logs = [folder / f"{settings.phase}-{rank}.txt" for rank in range(ranks)]
+    texts = [log.read_text(errors="replace") if log.exists() else "" for log in logs]
+    return outcome, ended, texts
+
+
+def _ended(settings, fault, net, row):
+    """What is wrong with how a job ended that a fault was to end."""
+    outcome, ended, texts = _run(settings, net)
+    told = [
+        line["befallen"] for rows in outcome.rows for line in rows if "befallen" in line
+    ]
+    if not told:
+        return [f"the fault did not happen: {outcome.why}"]
+    row["ended"] = ended - told[0]
+    wrong = [f"host {rank} hung" for rank, code in enumerate(outcome.codes) if code is None]
+    # One that stands still ends when it goes on.
+    within = fault.within(settings.silence) + fault.seconds(settings.silence)
+    if row["ended"] > within:
+        wrong.append(f"ended after {row['ended']:.1f} s, and not within {within:g}")
+    name = f"process {settings.lost} on host"
+    for rank, text in enumerate(texts):
+        is_cut = fault.name == "cut" and (rank == settings.lost or settings.lost == 0)
+        if rank == settings.lost and fault.name == "kill":
+            continue
+        sentence = text.rpartition("sparsejax: ")[2] if "sparsejax: " in text else ""
+        if not sentence.startswith("process " if is_cut else name):
+            wrong.append(f"host {rank} says {sentence[:80]!r}")
+    return wrong
+
+
+def _resumed(settings, net, row):
+    """What is wrong with how the hosts that are left go on."""
+    kept = max(
+        (
+            int(path.name[5:])
+            for path in pathlib.Path(settings.folder).glob("step-*")
+            if path.name[5:].isdigit()
+        ),
+        default=0,
+    )
+    if net is not None:
+        net.hosts.append(net.hosts.pop(settings.lost))
+    again = dataclasses.replace(settings, phase=1, resumed=kept)
+    outcome, _, _ = _run(again, net)
+    row["kept"] = kept
+    restored = [line for rows in outcome.rows for line in rows if "restored" in line]
+    wrong = []
+    if [line["restored"] for line in restored] != [kept] * (settings.hosts - 1):
+        wrong.append(f"restored {[line['restored'] for line in restored]}, not {kept}")
+    if any(line["lost"] > ROUNDING for line in restored):
+        wrong.append(f"lost at the checkpoint: {max(x['lost'] for x in restored):.1e}")
+    return wrong + _done(settings, outcome, row, settings.hosts - 1)
+
+
+def _done(settings, outcome, row, hosts):
+    """What is wrong with the end of a job that was to take all its steps."""
+    done = [line for rows in outcome.rows for line in rows if "done" in line]
+    if outcome.status or [line["done"] for line in done] != [settings.steps] * hosts:
+        return [f"did not take all steps: {outcome.why}"]
+    row["lost"] = max(line["lost"] for line in done)
+    wrong = []
+    if row["lost"] > ROUNDING:
+        wrong.append(f"lost at the end: {row['lost']:.1e}")
+    if len({line["digest"] for line in done}) > 1:
+        wrong.append("replicas differ")
+    return wrong
+
+
+COLUMNS = [
+    Column("scheme", "scheme"),
+    Column("fault", "fault"),
+    Column("host", "befallen"),
+    Column("at step", "at"),
+    Column("ended after s", "ended", ".1f"),
+    Column("went on from", "kept"),
+    Column("lost", "lost", ".0e"),
+    Column("", "wrong"),
+]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

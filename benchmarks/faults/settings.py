@@ -1,0 +1,82 @@
+"""What a case of `benchmarks.faults` is: a scheme, a fault, and when it befalls whom."""
+
+import dataclasses
+from typing import NamedTuple
+
+from benchmarks.harness import settings
+from benchmarks.harness.settings import option
+
+
+AXIS = "data"
+
+
+class Fault(NamedTuple):
+    """What befalls a host.
+
+    Attributes:
+        name: Its name.
+        ends: Whether the job is to end.
+        silent: Whether that is found by silence, and not at once.
+        pause: For how long the host stands still, over the time of silence.
+    """
+
+    name: str
+    ends: bool
+    silent: bool = False
+    pause: float = 0.0
+
+    def seconds(self, silence: float) -> float:
+        """For how long the host stands still."""
+        return self.pause * silence
+
+    def within(self, silence: float) -> float:
+        """Seconds in which the job has to end."""
+        return ALLOWED + (silence if self.silent else 0.0)
+
+
+ALLOWED = 5.0  # seconds, beside those of silence
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("kill", ends=True),
+        Fault("memory", ends=True),
+        Fault("stop", ends=True, silent=True, pause=2.0),
+        Fault("cut", ends=True, silent=True),
+        Fault("pause", ends=False, pause=0.4),
+        Fault("rate", ends=False),
+    )
+}
+SCHEMES = ("dense", "zen", "dgc", "dragonn", "ok_topk", "spardl", "gtopk")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(settings.Settings):
+    """Lets faults befall hosts that train, and looks at what becomes of the job."""
+
+    PROGRAM = "benchmarks.faults"
+    schemes: tuple[str, ...] = option(SCHEMES, choices=SCHEMES)
+    faults: tuple[str, ...] = option(tuple(FAULTS), choices=tuple(FAULTS))
+    hosts: int = option(4, "that train at first")
+    rate: str = option("250mbit", "of each link, each way")
+    steps: int = option(12, "of a run")
+    every: int = option(3, "steps a checkpoint")
+    silence: float = option(5.0, "seconds that are a loss")
+    seed: int = option(0, "of gradients, and of when what befalls whom")
+    out: str | None = option(None, "a folder for the results, not benchmarks/results")
+    scheme: str = option("", hidden=True)
+    fault: str = option("", hidden=True)
+    folder: str = option("", hidden=True)
+    phase: int = option(0, hidden=True)
+    at: int = option(-1, hidden=True)
+    lost: int = option(-1, hidden=True)
+    resumed: int = option(-1, hidden=True)
+
+    @property
+    def befalls(self) -> bool:
+        """Whether something is to happen in this phase."""
+        return self.phase == 0 and self.at >= 0
+
+    def ranks_at(self, step: int) -> int:
+        """How many ranks took a step."""
+        was_before = self.resumed < 0 or step < self.resumed
+        return self.hosts if was_before else self.hosts - 1

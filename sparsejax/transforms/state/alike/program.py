@@ -1,0 +1,87 @@
+"""What a traced program computes with, as texts: a learning rate stands in no option.
+
+An optimizer of optax is two closures. The program that its update traces to has every
+number that it was made with, so programs of two processes that differ in one of them are
+other programs: XLA would compile both, and replicas drift apart.
+"""
+
+import collections
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+
+
+_SIMPLE = bool | int | float | str
+_WHOLE = 1 << 12  # elements of a constant that is read
+
+
+def numbers_of(program: core.ClosedJaxpr) -> dict[str, str]:
+    """With which numbers each operation is done, and how often, by operation and type.
+
+    The order of operations does not count: a process may have another order of a set.
+    """
+    found: dict[str, collections.Counter[str]] = {}
+    for name, text in _operations(program.jaxpr):
+        found.setdefault(name, collections.Counter())[text] += 1
+    constants = collections.Counter(map(_constant, program.consts))
+    texts = {name: _counted(each) for name, each in found.items()}
+    return texts | ({"constants": _counted(constants)} if constants else {})
+
+
+def _operations(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str]]:
+    """The name of each operation, those inside of others too, and what it is given.
+
+    Left out are `checkify`'s checks, which JAX numbers in the order of all that a process
+    has traced.
+    """
+    checks = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "check"]
+    of_checks = {id(var) for eqn in checks for var in eqn.invars}
+    for equation in jaxpr.eqns:
+        made = {id(var) for var in equation.outvars}
+        if made <= of_checks:  # none of a check
+            continue
+        types = ", ".join(dict.fromkeys(_type(var.aval) for var in equation.outvars))
+        given = [_number(x.val) for x in equation.invars if isinstance(x, core.Literal)]
+        params = equation.params
+        given += [f"{k}={v}" for k, v in sorted(params.items()) if _is_simple(v)]
+        yield f"{equation.primitive.name} to {types or 'nothing'}", ", ".join(given)
+        for value in params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(inner, core.ClosedJaxpr):
+                    yield from _operations(inner.jaxpr)
+                elif isinstance(inner, core.Jaxpr):
+                    yield from _operations(inner)
+
+
+def _type(aval: Any) -> str:
+    shape = getattr(aval, "shape", None)
+    return "other" if shape is None else f"{aval.dtype}{[*shape]}"
+
+
+def _number(value: Any) -> str:
+    return repr(np.asarray(value).tolist())
+
+
+def _is_simple(value: Any) -> bool:
+    values = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(one, _SIMPLE) for one in values)
+
+
+def _constant(x: Any) -> str:
+    """A constant of a program; of a long one its type alone."""
+    shape, dtype = np.shape(x), getattr(x, "dtype", type(x).__name__)
+    is_here = getattr(x, "is_fully_addressable", True)
+    if math.prod(shape) > _WHOLE or not is_here or "key<" in str(dtype):
+        return f"{dtype}{[*shape]}"
+    return f"{dtype}{[*shape]} {np.asarray(x).tolist()}"
+
+
+def _counted(texts: collections.Counter[str]) -> str:
+    told = [
+        (f"{text or 'no number'}" + (f" ({count} times)" if count > 1 else ""))
+        for text, count in sorted(texts.items())
+    ]
+    return "; ".join(told)

@@ -1,0 +1,77 @@
+"""`sparsejax.save`."""
+
+import json
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from sparsejax.errors import ArgumentError
+from sparsejax.transforms.state import tree
+from sparsejax.transforms.state.checkpoints import records, storage
+from sparsejax.transforms.state.checkpoints.description import (
+    described,
+    is_key,
+    ranks_of,
+)
+from sparsejax.transforms.state.per_rank import check_whole
+
+
+def save(
+    path: str | os.PathLike[str],
+    state: Any,
+    *,
+    about: records.About | None = None,
+    replace: bool = False,
+) -> None:
+    """Writes a state, to go on from with `sparsejax.restore`.
+
+    It is written whole or not at all: a crash, or a full disk, leaves what was there. Of
+    several processes all call it, with a path that all of them see, and each writes the
+    shards that it has; what is no global array, as NumPy's arrays, is that of process 0. It
+    needs orbax: `pip install 'sparsejax[checkpoint]'`.
+
+    Example:
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+        >>> sparsejax.save("run/1000", {"params": params, "opt_state": opt_state})
+
+    Args:
+        path: A folder that is not there yet, such as one for each step.
+        state: What to save: a `sparsejax.TrainState`, an optimizer's state, or any tree of
+            arrays, and of numbers and texts of Python's.
+        about: What the state is of, as texts and numbers: the data, a seed. `restore`
+            compares it, and tells it in its message.
+        replace: Whether it takes the place of a checkpoint that is there, which is kept
+            until the new one is whole.
+    """
+    part, arrays = described(state)
+    for x in arrays:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise ArgumentError(
+                f"sparsejax.save was given a state without numbers, with a {x}, as "
+                "jax.eval_shape and sparsejax.abstract_state make them."
+            )
+    tree.check_there(state, "sparsejax.save")
+    check_whole(state)
+    about = records.check_about(about)
+    record = records.Record(records.versions(), ranks_of(state), about, part)
+    written = records.written(record)
+    size = len(json.dumps(written))
+    if size > records.LARGEST:
+        raise ArgumentError(
+            f"the description of the state would have {size:,} bytes, and restore reads "
+            f"{records.LARGEST:,}: keep long texts, and lists of numbers, as arrays."
+        )
+    folder = storage.folder_of(path)
+    storage.write(folder, written, list(map(_stored, arrays)), replace)
+
+
+def _stored(x):
+    """An array as orbax writes it."""
+    if not isinstance(x, jax.Array):
+        return np.asarray(x)
+    if is_key(x):
+        x = jax.random.key_data(x)
+    # Of several processes orbax takes no arrays that one of them has for itself.
+    return jax.device_get(x) if jax.process_count() > 1 and x.is_fully_addressable else x

@@ -1,0 +1,149 @@
+"""What processes say of themselves, compared: topic by topic, and what differs by name.
+
+Through the coordination service go a hash of each topic; only where one differs all of what
+the first of the processes says of it, and of the others what they say differently. So a job
+that agrees exchanges some hundred bytes a process, whatever the size of its model, and all
+processes come to the same sentences.
+"""
+
+import hashlib
+import json
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+
+from sparsejax.wire.job import store
+
+
+Topics = Mapping[str, Mapping[str, str]]  # by topic, a value by its name
+
+_NOTHING = "nothing"
+_MOST = 5  # sentences about a topic
+_LONG = 160  # characters of a value
+
+
+def processes_of(devices: Iterable[object]) -> tuple[int, ...]:
+    """The numbers of the processes that have these devices."""
+    return tuple(sorted({getattr(device, "process_index", 0) for device in devices}))
+
+
+def disagreements(
+    what: str,
+    topics: Topics,
+    fixes: Mapping[str, str],
+    processes: Sequence[int],
+    timeout: float,
+    why: str = "",
+) -> list[str]:
+    """What does not fit of what these processes say, a sentence each, alike on all.
+
+    Args:
+        what: What is asked, in words, for messages.
+        topics: What this process says: in each topic a value by its name.
+        fixes: What to do where values of a topic differ.
+        processes: The numbers of those that are asked, this one among them.
+        timeout: Seconds to wait for the others.
+        why: Why this process cannot say it, if it cannot.
+
+    Raises:
+        JobError: One of them does not come in time, or asks something else.
+    """
+    hashes = {topic: _hash(values) for topic, values in topics.items()}
+    own = {"host": socket.gethostname(), "why": why, "hashes": hashes}
+    told = store.of_all(what, own, timeout, processes=processes)
+    hosts = {p: one["host"] for p, one in zip(processes, told, strict=True)}
+    failed = [
+        f"{who([p], hosts)} cannot go on: {one['why']}"
+        for p, one in zip(processes, told, strict=True)
+        if one["why"]
+    ]
+    if failed:
+        return failed
+    names = dict.fromkeys(topic for one in told for topic in one["hashes"])
+    differing = [
+        topic for topic in names if len({one["hashes"].get(topic) for one in told}) > 1
+    ]
+    if not differing:
+        return []
+    return _in_full(what, differing, topics, fixes, hosts, timeout)
+
+
+def _in_full(what, differing, topics, fixes, hosts, timeout):
+    """The sentences about topics that differ."""
+    processes = list(hosts)
+    mine = {topic: dict(topics.get(topic, {})) for topic in differing}
+    is_first = store.place().process == processes[0]
+    asked = f"{what}, in full"
+    first = store.of_all(asked, mine if is_first else None, timeout, hosts, processes)[0]
+    others = {
+        topic: {
+            name: mine[topic].get(name, _NOTHING)
+            for name in {**first[topic], **mine[topic]}
+            if mine[topic].get(name) != first[topic].get(name)
+        }
+        for topic in differing
+    }
+    asked = f"{what}, where it differs"
+    told = store.of_all(asked, others, timeout, hosts, processes)
+    by_process = dict(zip(processes, told, strict=True))
+    found = []
+    for topic in differing:
+        names = dict.fromkeys(name for one in told for name in one[topic])
+        sentences = []
+        for name in names:
+            common = first[topic].get(name, _NOTHING)
+            values = {p: one[topic].get(name, common) for p, one in by_process.items()}
+            texts = differences(name, values, hosts)
+            sentences += [f"{text}. {fixes.get(topic, '')}".strip() for text in texts]
+        more = len(sentences) - _MOST
+        found += sentences[:_MOST]
+        found += [f"and {more} more of the {topic}."] if more > 0 else []
+    return found
+
+
+def differences(
+    what: str, values: Mapping[int, str], hosts: Mapping[int, str] | Sequence[str]
+) -> list[str]:
+    """One sentence on which process says which value, or none if all say the same.
+
+    Args:
+        what: The name of the value.
+        values: By process.
+        hosts: The names of hosts, by process.
+    """
+    groups: dict[str, list[int]] = {}
+    for process, value in values.items():
+        groups.setdefault(value, []).append(process)
+    if len(groups) == 1:
+        return []
+    alike = _common([*map(str, groups)])
+    told = [
+        f"{_cut(value, alike)} on {who(group, hosts)}" for value, group in groups.items()
+    ]
+    return [f"{what} is {', and '.join(told)}"]
+
+
+def who(
+    processes: Sequence[int], hosts: Mapping[int, str] | Sequence[str], most: int = 3
+) -> str:
+    """Processes in words, each with its host."""
+    return store.listed([f"host {hosts[i]} (process {i})" for i in processes], most)
+
+
+def _cut(value, alike):
+    """A value; of a long one what is there where it begins to differ from others."""
+    text = str(value)
+    begin = max(0, alike - _LONG // 2) if len(text) > _LONG else 0
+    before = "... " if begin else ""
+    after = " ..." if len(text) > begin + _LONG else ""
+    return f"{before}{text[begin : begin + _LONG]}{after}"
+
+
+def _common(texts):
+    """How many characters all texts begin with."""
+    letters = enumerate(zip(*texts, strict=False))
+    return next((at for at, each in letters if len({*each}) > 1), min(map(len, texts)))
+
+
+def _hash(values: Mapping[str, str]) -> str:
+    text = json.dumps(values, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

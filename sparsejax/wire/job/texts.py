@@ -1,0 +1,26 @@
+"""Values as texts that are the same in processes that have the same value."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+def text_of(value: Any) -> str:
+    """What is the same in processes that have the same value.
+
+    Each process has its own order of a set, and its own addresses of objects.
+    """
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(text_of, value))) + "}"
+    if type(value) in (list, tuple):
+        begin, end = "[]" if type(value) is list else "()"
+        return begin + ", ".join(map(text_of, value)) + end
+    if isinstance(value, Mapping):
+        pairs = sorted(f"{text_of(key)}: {text_of(one)}" for key, one in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [(one.name, getattr(value, one.name)) for one in dataclasses.fields(value)]
+        told = ", ".join(f"{name}={text_of(one)}" for name, one in fields)
+        return f"{type(value).__name__}({told})"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

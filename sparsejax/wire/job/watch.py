@@ -1,0 +1,194 @@
+"""Ends all processes of a job when one is lost, with its name.
+
+A collective waits for every process. Where one has died, or its host is cut off, the others
+wait until JAX's coordination service gives up, which takes minutes, or end with an error of
+a connection that does not say whose. So each process keeps a connection to process 0, past
+JAX and its devices, over which both say every few seconds that they are there (some twenty
+bytes). Who hears of a loss is in `watchers`. The end comes from a thread: the main one may
+wait in a collective that never ends.
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import jax
+
+from sparsejax import errors
+from sparsejax.errors import JobError
+from sparsejax.wire.job import store
+from sparsejax.wire.job.lines import Line, listening
+from sparsejax.wire.job.watchers import SETTLE, Hub, Spoke
+
+
+_ENDING = threading.Lock()
+_TO_READ = 0.5  # seconds for which process 0 lets others read why
+
+
+def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
+    """While its block runs, a process that is lost ends the job, on all hosts, by its name.
+
+    Lost is a process that ends, at once, and one that says nothing for `timeout` seconds,
+    because it was stopped or its network is cut. Where the block raises in a process, the
+    others end with that error's text. Then every process prints one sentence that names the
+    process and its host, and ends with status 1, without Python's way out: it may wait in a
+    collective. In a job of one process nothing is watched.
+
+    Call it on all processes, behind `jax.distributed.initialize`.
+
+    Example:
+        >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
+        >>> with sparsejax.advise.watch_job(timeout=60.0):
+        ...     state = trainer.init(params)  # and all its steps
+
+    Args:
+        timeout: Seconds of silence that are a loss; longer than anything stops a healthy
+            process, such as a paused virtual machine.
+        port: That at which process 0 listens; a free one if 0.
+
+    Raises:
+        JobError: Where a process cannot reach process 0, when the block begins.
+    """
+    errors.check_positive("timeout", timeout)
+    errors.check_whole("port", port, 0)
+    return Watch(timeout, port)
+
+
+class Watch:
+    """See `watch_job`."""
+
+    def __init__(self, timeout: float, port: int):
+        self._timeout, self._port = timeout, port
+        self._watcher: Hub | Spoke | None = None
+        self._leaving = False
+
+    def __enter__(self) -> "Watch":
+        here = store.place()
+        if here.processes == 1:
+            return self
+        server = None
+        own: dict[str, Any] = {"host": socket.gethostname()}
+        if here.process == 0:
+            try:
+                server = listening(self._port)
+                own["port"] = server.getsockname()[1]
+            except OSError as error:
+                own["why"] = f"cannot listen at port {self._port}: {error.strerror}"
+        told = store.of_all("where watch_job listens", own, self._timeout)
+        hosts = dict(enumerate(one["host"] for one in told))
+        if "why" in told[0]:
+            raise JobError(
+                f"watch_job: process 0 on host {hosts[0]} {told[0]['why']}. Name a port "
+                "that is free there, or none."
+            )
+        if server is not None:
+            with server:
+                lines = self._called(server, hosts)
+            self._watcher = Hub(lines, hosts, self._timeout, self._end)
+        else:
+            line = self._connected(here, hosts, told[0]["port"])
+            self._watcher = Spoke(line, here.process, hosts, self._timeout, self._end)
+        self._watcher.start()
+        return self
+
+    def _called(self, server, hosts):
+        """The lines to all others, on process 0."""
+        lines: list[Line] = []
+        deadline = time.monotonic() + self._timeout
+        while len(lines) < len(hosts) - 1:
+            try:
+                server.settimeout(max(0.01, deadline - time.monotonic()))
+                line = Line(server.accept()[0], -1)
+                said = line.read(max(0.01, min(2.0, deadline - time.monotonic()))) or {}
+            except TimeoutError:
+                if time.monotonic() < deadline:
+                    continue  # It came, and says nothing.
+                missing = set(hosts) - {0} - {line.process for line in lines}
+                names = [f"process {p} on host {hosts[p]}" for p in sorted(missing)]
+                why = (
+                    f"watch_job: {store.listed(names)} cannot reach process 0 on {hosts[0]}"
+                )
+                for line in lines:
+                    line.say(why=why)
+                raise JobError(
+                    f"{why}: open the port of watch_job(port=...) there."
+                ) from None
+            process = said.get("process", -1)
+            if process in hosts and process not in {0, *(one.process for one in lines)}:
+                line.process = process
+                lines.append(line)
+        for line in lines:
+            line.say(here=True)
+        return lines
+
+    def _connected(self, here, hosts, port):
+        """The line to process 0, once all others have one, too."""
+        address = (here.coordinator or "").rpartition(":")[0].strip("[]")
+        try:
+            connection = socket.create_connection((address, port), self._timeout)
+        except OSError as error:
+            raise JobError(
+                f"watch_job: process {here.process} on host {hosts[here.process]} cannot "
+                f"reach process 0 at {address}:{port} ({error}): open that port there, or "
+                "name one that is open, watch_job(port=...)."
+            ) from None
+        line = Line(connection, 0)
+        line.say(process=here.process)
+        try:
+            said = line.read(2 * self._timeout)
+        except TimeoutError:
+            said = None
+        if said is None or "why" in said:
+            raise JobError((said or {}).get("why", "watch_job: process 0 has ended."))
+        return line
+
+    def __exit__(self, kind, error, _) -> None:
+        if self._watcher is None:
+            return
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self._watcher.leave()
+            return
+        self._leaving = True
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        elif isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        self._watcher.fail(_text(error), _follows(error))
+        why = self._watcher.wait(2 * SETTLE + self._timeout)
+        _leave(why or "the job has ended")
+
+    def _end(self, why: str) -> None:
+        if not self._leaving:
+            _leave(why)
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return str(error.code)[:400]
+    lines = f"{type(error).__name__}: {error}".strip().splitlines()
+    return lines[0][:400] if lines else type(error).__name__
+
+
+def _follows(error: BaseException) -> bool:
+    """Whether an error is, as a rule, one of a collective that lost another process."""
+    is_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    return is_jax and "RESOURCE_EXHAUSTED" not in str(error)
+
+
+def _leave(why: str) -> None:
+    """Ends this process at once: to say good-bye would wait for the others."""
+    _ENDING.acquire()  # for ever: the main thread may come here behind another one
+    sys.stdout.flush()
+    print(
+        f"\nsparsejax: {why}. The job ends on all hosts; start it again from its last "
+        "checkpoint.",
+        file=sys.stderr,
+        flush=True,
+    )
+    if store.place().process == 0:
+        time.sleep(_TO_READ)  # What was told is lost with who told it.
+    os._exit(1)

@@ -1,0 +1,206 @@
+"""Who hears of a lost process: process 0 of all others, each of these of process 0.
+
+Both ends of a connection say every few seconds that they are there. The kernel closes the
+connection of a process that ends; a host that is stopped or cut off falls silent. One that
+is lost makes others fail, whose collectives break, so process 0 waits a moment and then
+tells all which came first, a loss before an error, and an error of a script before one of
+a collective.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from sparsejax.wire.job.lines import Line
+
+
+SETTLE = 1.0  # seconds for which process 0 gathers what else has happened
+_BEATS = 4  # in the time after which silence is a loss
+# What there is to tell, the likeliest cause first.
+LOST, FAILED, FOLLOWED = range(3)
+
+
+class _Event(NamedTuple):
+    kind: int
+    when: float
+    text: str
+
+
+class Watcher:
+    """What hubs and spokes have in common.
+
+    Attributes:
+        why: What this process ends for; "" as long as all are there.
+    """
+
+    def __init__(
+        self,
+        process: int,
+        hosts: Mapping[int, str],
+        timeout: float,
+        end: Callable[[str], None],
+    ):
+        """Prepares to watch.
+
+        Args:
+            process: The number of this process.
+            hosts: The host of each process.
+            timeout: Seconds of silence that are a loss.
+            end: Called once with why this process is to end.
+        """
+        self.why = ""
+        self._process, self._hosts, self._timeout = process, hosts, timeout
+        self._end = end
+        self._lines: dict[int, Line] = {}
+        self._closed = threading.Event()
+        self._told = threading.Event()
+        self._events: list[_Event] = []
+        self._lock = threading.Lock()
+        # For how long this process itself stood still, and when it went on.
+        self._stopped, self._woken = 0.0, -math.inf
+
+    def start(self) -> None:
+        """Starts to say that this process is there, and to listen."""
+        self._start(self._beat)
+        for line in self._lines.values():
+            self._start(self._listen, line)
+
+    def wait(self, seconds: float) -> str:
+        """Waits for what this process ends for, at most so long."""
+        self._told.wait(seconds)
+        return self.why
+
+    def named(self, process: int) -> str:
+        """A process in words."""
+        return f"process {process} on host {self._hosts[process]}"
+
+    def _start(self, target, *args):
+        threading.Thread(target=target, args=args, daemon=True).start()
+
+    def _beat(self):
+        pause = self._timeout / _BEATS
+        last = time.monotonic()
+        while not self._closed.wait(pause):
+            now = time.monotonic()
+            if now - last > pause + self._timeout / 2:
+                self._stopped, self._woken = now - last, now
+            last = now
+            for line in list(self._lines.values()):
+                line.say(here=True)
+
+    def _listen(self, line):
+        try:
+            for said in line.heard(self._timeout):
+                if not self._take(line, said):
+                    if "failed" not in said:  # else it is still to be told why it ends
+                        line.close()
+                    return
+            line.close()
+            event = "ended without a word: it was killed, or its memory was full"
+        except TimeoutError:
+            event = (
+                f"has said nothing for {self._timeout:g} s: it was stopped, or its network "
+                "is cut"
+            )
+        if not self._closed.is_set():
+            self.happened(LOST, f"{self.named(line.process)} {event}")
+
+    def _take(self, line: Line, said: dict[str, Any]) -> bool:
+        """What was said, and whether to go on listening."""
+        raise NotImplementedError
+
+    def happened(self, kind: int, text: str) -> None:
+        """Keeps what has happened; the first time, a thread begins to judge."""
+        with self._lock:
+            self._events.append(_Event(kind, time.monotonic(), text))
+            is_first = len(self._events) == 1
+        if is_first:
+            self._start(self._judge)
+
+    def _judge(self):
+        time.sleep(self._settling())
+        text = min(self._events).text
+        if self._woken > min(event.when for event in self._events) - SETTLE:
+            text = f"{self.named(self._process)} was stopped for {self._stopped:.3g} s"
+        self._conclude(text)
+
+    def _settling(self) -> float:
+        """Seconds until what has happened is judged.
+
+        None where all that there is to hear of is process 0: with it the coordinator is
+        gone, and JAX ends this process at once.
+        """
+        return 0.0
+
+    def _conclude(self, why):
+        with self._lock:
+            if self.why or self._closed.is_set():
+                return
+            self.why = why
+        self._tell(why)
+        self._told.set()
+        self._end(why)
+
+    def _tell(self, why: str) -> None:
+        """Tells others why they end."""
+
+    def close(self, **last: Any) -> None:
+        """Leaves in peace: what happens from now on is nobody's loss."""
+        self._closed.set()
+        for line in self._lines.values():
+            line.say(**last)
+
+
+class Hub(Watcher):
+    """Process 0, with a line to each of the others."""
+
+    def __init__(self, lines: list[Line], hosts, timeout, end):
+        super().__init__(0, hosts, timeout, end)
+        self._lines = {line.process: line for line in lines}
+
+    def _settling(self):
+        return SETTLE
+
+    def _take(self, line, said):
+        if "failed" in said:
+            kind = FOLLOWED if said.get("follows") else FAILED
+            self.happened(kind, f"{self.named(line.process)} failed: {said['failed']}")
+        return not {"done", "failed"} & set(said)
+
+    def fail(self, text: str, follows: bool) -> None:
+        """Says that this process failed."""
+        kind = FOLLOWED if follows else FAILED
+        self.happened(kind, f"{self.named(0)} failed: {text}")
+
+    def _tell(self, why):
+        for line in self._lines.values():
+            line.say(why=why)
+
+    def leave(self) -> None:
+        """Says good-bye to all."""
+        self.close(bye=True)
+
+
+class Spoke(Watcher):
+    """Another process, with a line to process 0."""
+
+    def __init__(self, line: Line, process: int, hosts, timeout, end):
+        super().__init__(process, hosts, timeout, end)
+        self._lines = {0: line}
+
+    def _take(self, line, said):
+        if "why" in said:
+            self._conclude(str(said["why"]))
+        if "bye" in said:
+            self._closed.set()
+        return not {"why", "bye"} & set(said)
+
+    def fail(self, text: str, follows: bool) -> None:
+        """Says that this process failed; process 0 tells all why."""
+        self._lines[0].say(failed=text, follows=follows)
+
+    def leave(self) -> None:
+        """Says that this process is done."""
+        self.close(done=True)

@@ -1,0 +1,38 @@
+"""Cases that once broke a law, shrunk; they come first."""
+
+from typing import Any
+
+from tests.fuzz import campaign, laws
+from tests.fuzz.data import Data
+from tests.fuzz.messages import Words
+from tests.fuzz.pool import Program
+
+
+KEPT: list[tuple[Program, Any]] = [
+    # Nothing is sent.
+    (Program("sum", "zen"), Data()),
+    # Under vmap all ranks had the same array, of which JAX's all-to-all made another shape.
+    (
+        Program("entries", "ag_sparse", 4, (509,), "bfloat16", reduce="mean"),
+        Data(),
+    ),
+    # A tensor without room for an entry had none to be read.
+    (
+        Program("entries", "ag_sparse", 3, (2039,), gpu=True, tree="with a bias"),
+        Data(),
+    ),
+    # A header that says more than any message has room for, and no bits.
+    (Program("messages", "tiles", case="coo8"), Words(header=2**31 - 1)),
+]
+
+
+def failures() -> int:
+    """How many of them break their law; each is said."""
+    failed = 0
+    for program, data in KEPT:
+        try:
+            laws.check(program, data)
+        except Exception as error:
+            campaign.say(f"FAILED\n{campaign.Failure(program, data, repr(error))}")
+            failed += 1
+    return failed

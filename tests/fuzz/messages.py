@@ -1,0 +1,363 @@
+"""Messages of random words, read by everything that reads messages.
+
+Whoever reads a message trusts nothing in it but its own sizes: whatever the words are, it
+ends, and neither reads nor writes outside of its buffers. What it makes of them may be
+wrong. So of each reader this is held:
+
+    it ends     no loop is as long as a message says
+    counts      it folds no more entries than the header says, and there is room for
+    behind      what lies behind a message changes nothing ("reference", "pallas")
+    canaries    what lies behind an array stays as it is ("pallas", and `triton_words`)
+
+Plain XLA clamps what is read and drops what is written outside by its own definition; the
+kernels of Pallas and Triton have to see to it themselves.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+
+import pallas_kernels
+from pallas_kernels.pallas import launch, messages as in_pallas
+from sparsejax.schemes import row_lists
+from sparsejax.units.row_grads import RowGrads
+from sparsejax.wire import channels, gathers, ragged, tiles, whole
+from sparsejax.wire.messages import Fold
+from tests import helpers
+from tests.kernels import messages as by_hand
+from tests.kernels.messages import AT, CASES
+
+
+READERS = (
+    *("reference", "tiles", "whole", "ragged", "lists"),
+    *("reference", "tiles", "whole", "pallas"),
+)
+KINDS = (
+    *("zeros", "ones", "random", "few bits", "many bits"),
+    *("flipped bits", "other words", "other parts"),
+)
+INT32 = np.iinfo(np.int32)
+CANARY, GUARD = 0x7B7B7B7B, 64
+FILLS = 0xFFFFFFFF, 0x5A5A5A5A
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """What arrives in place of messages.
+
+    Attributes:
+        seed: Of all that NumPy draws.
+        kind: One of KINDS; the last three change messages that are right.
+        changes: How many bits, or words, of those.
+        header: What the headers say; None as the words have it.
+    """
+
+    seed: int = 0
+    kind: str = "zeros"
+    changes: int = 1
+    header: int | None = None
+
+
+def drawn() -> st.SearchStrategy[Words]:
+    """Words of all kinds; headers near all that is compared with them."""
+    near = [0, 1, -1, 3, 4, 5, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256, 257]
+    far = [INT32.max, INT32.min, INT32.max - 1, INT32.min + 1, 1 << 30, 1 << 16]
+    header = st.one_of(
+        st.none(),
+        st.sampled_from(near + far),
+        st.integers(INT32.min, INT32.max),
+    )
+    return st.builds(
+        Words,
+        seed=st.integers(0, 1 << 20),
+        kind=st.sampled_from(KINDS),
+        changes=st.integers(1, 40),
+        header=header,
+    )
+
+
+def case(rng: Any) -> str:
+    """The name of one of the messages that are written by hand."""
+    return rng.choice([*CASES])
+
+
+def words_of(words: Words, right: np.ndarray) -> np.ndarray:
+    """Random words in place of messages that are right: uint32 [senders, words]."""
+    rng = np.random.default_rng(words.seed)
+    draw = lambda: rng.integers(0, 1 << 32, right.shape, np.uint32)
+    message = right.copy()
+    at = tuple(rng.integers(0, size, words.changes) for size in right.shape)
+    match words.kind:
+        case "zeros":
+            message[:] = 0
+        case "ones":
+            message[:] = 0xFFFFFFFF
+        case "random":
+            message = draw()
+        case "few bits":
+            message = draw() & draw() & draw() & draw()
+        case "many bits":
+            message = draw() | draw() | draw()
+        case "flipped bits":
+            bits = np.uint32(1) << rng.integers(0, 32, words.changes).astype(np.uint32)
+            np.bitwise_xor.at(message, at, bits)
+        case "other words":
+            message[at] = draw()[at]
+        case "other parts":
+            message = np.roll(message, words.changes, axis=0)
+    if words.header is not None:
+        message[:, 0] = np.int32(words.header).view(np.uint32)
+    return message
+
+
+def check(program: Any, words: Words) -> None:
+    """Raises unless a reader takes these words, and no more of them than there are."""
+    _READERS[program.scheme](by_hand.CASES[program.case], words)
+
+
+def _entries(case, message):
+    """How many entries a reader may take, by the headers."""
+    heads = message[:, 0].view(np.int32).astype(np.int64)
+    # The difference is one of int32, as it is there.
+    here = (heads - case.first + (1 << 31)) % (1 << 32) - (1 << 31)
+    return np.clip(here, 0, case.length).sum()
+
+
+def _changed(before, after):
+    """How many units have other bytes."""
+    rows = [np.asarray(x).reshape(len(x), -1).view(np.uint8) for x in (before, after)]
+    return (rows[0] != rows[1]).any(1).sum()
+
+
+def _size(case):
+    return case.striping.size if case.striping else case.width
+
+
+@functools.cache
+def _by_reference(case):
+    unpack = functools.partial(
+        pallas_kernels.unpack_message,
+        **_sizes(case),
+        room=case.room,
+        dtype=jnp.dtype(case.wire),
+        units=case.striping,
+        backend="reference",
+    )
+    index = functools.partial(
+        pallas_kernels.index_message, **_sizes(case), backend="reference"
+    )
+
+    def read(into, message, numbers):
+        summed, put = (unpack(into, message, numbers, replaces=r) for r in (False, True))
+        return summed, put, index(message, numbers)
+
+    return jax.jit(read)
+
+
+def _sizes(case):
+    return {"longest": case.form.longest, "planes": case.form.planes, "at": AT}
+
+
+def check_reference(case: Any, words: Words) -> None:
+    """The operations of `pallas_kernels`, in plain XLA."""
+    _check_kernels(case, words, lambda *arrays: _by_reference(case)(*arrays)[:2])
+
+
+def _check_kernels(case, words, read: Callable[..., Any]):
+    message = words_of(words, case.received)
+    into = np.ones((_size(case), *case.shape), case.dtype)
+    results = []
+    for fill in FILLS:
+        message[:, case.form.ladder.rungs[case.rung].words :] = fill
+        results.append([np.asarray(x) for x in read(into, message, case.numbers)])
+    summed, put = results[0]
+    entries = _entries(case, message)
+    assert _changed(into, summed) <= entries
+    assert _changed(into, put) <= entries
+    assert summed.shape == put.shape == into.shape
+    # Those of one unit are added in any order, but here in the same.
+    for one, other in zip(*results, strict=True):
+        assert one.tobytes() == other.tobytes(), "it looks behind the message"
+
+
+@functools.cache
+def _folding(case, how):
+    """Whatever is folded, and how many entries: by tiles, or whole as on GPUs."""
+
+    def add(carry, sender, slots, values):
+        del sender
+        total, count = carry
+        there = slots < case.width
+        total = total.at[slots].add(values.astype(total.dtype), mode="drop")
+        return total, count + jnp.sum(there, dtype=jnp.int32)
+
+    def read(into, message, numbers):
+        start = into, jnp.int32(0)
+        fold = Fold(start, add, in_order=how == "in order")
+        run = jax.lax.slice_in_dim(numbers, AT, len(case.numbers))
+        if how == "tiles":
+            counts = jax.lax.bitcast_convert_type(message[:, 0], jnp.int32)
+            return tiles.unpack(
+                case.form, message, counts, run[0], run[1], run[2:], fold, start
+            )
+        return whole.unpack(case.form, message, run, fold, start)
+
+    traced = helpers.for_gpus() if how != "tiles" else contextlib.nullcontext()
+    arrays = _into(case), case.received, case.numbers
+    with traced:
+        return jax.jit(read).lower(*arrays).compile()
+
+
+def _into(case):
+    return np.zeros((case.width, *case.shape), np.float32)
+
+
+def check_fold(case: Any, words: Words, how: str) -> None:
+    """`sparsejax.wire`: what the fold of an exchange is given."""
+    message = words_of(words, case.received)
+    total, count = _folding(case, how)(_into(case), message, case.numbers)
+    assert int(count) <= _entries(case, message)
+    assert _changed(_into(case), np.asarray(total)) <= int(count)
+
+
+@functools.cache
+def _by_ragged(case):
+    form = ragged.Form(case.form.ladder, "auto", case.shape, case.form.dtype, case.parts)
+
+    def add(carry, sender, slots, values):
+        del sender
+        total, count = carry
+        there = slots < case.width
+        total = total.at[slots].add(values.astype(total.dtype), mode="drop")
+        return total, count + jnp.sum(there, dtype=jnp.int32)
+
+    def read(into, message, coming):
+        # As `Ragged.once` does, which was told before how many come.
+        here = jnp.clip(coming, 0, form.room)
+        fold = Fold((into, jnp.int32(0)), add)
+        lengths = form.lengths(here)
+        return *ragged.unpack(form, message, here, fold, fold.start), lengths
+
+    return form, jax.jit(read)
+
+
+def check_ragged(case: Any, words: Words) -> None:
+    """Messages without headers, and the counts that were told before."""
+    form, read = _by_ragged(case)
+    message = words_of(words, np.zeros((case.parts, form.words), np.uint32))
+    coming = message[:, 0].view(np.int32)
+    total, count, lengths = read(_into(case), message, coming)
+    most = np.clip(coming, 0, form.room)
+    assert int(count) <= most.sum()
+    assert _changed(_into(case), np.asarray(total)) <= int(count)
+    assert (np.asarray(lengths) <= form.words).all()
+    assert (np.asarray(lengths) >= 0).all()
+
+
+_HEIGHT, _ROOM, _SENDERS = 300, 24, 3
+
+
+@functools.cache
+def _by_lists():
+    like = RowGrads(jnp.zeros(_ROOM, jnp.int32), jnp.zeros((_ROOM, 2)), (_HEIGHT, 2))
+
+    def on_rank(ids, rows, garbage):
+        send = lambda x: (garbage[:, : x.shape[1]], 0.0)
+        channel = channels.Channel(send, _SENDERS, _SENDERS - 1)
+        tables = [RowGrads(ids, rows, like.shape)]
+        with mock.patch.object(gathers, "gather_channel", return_value=channel):
+            (total,), _ = row_lists.gathered(tables, helpers.WIRE)
+        return total.ids, total.rows
+
+    mapped = jax.vmap(on_rank, (0, 0, None), axis_name=helpers.AXIS)
+    return jax.jit(mapped)
+
+
+def check_lists(case: Any, words: Words) -> None:
+    """Lists of rows that all ranks gather: slots that are anything."""
+    del case
+    ids = np.arange(_SENDERS * _ROOM, dtype=np.int32).reshape(_SENDERS, _ROOM)
+    rows = np.ones((_SENDERS, _ROOM, 2), np.float32)
+    right = np.zeros((_SENDERS, 3 * _ROOM), np.uint32)
+    right[:, ::3] = ids
+    found, sums = _by_lists()(ids, rows, words_of(words, right))
+    assert found.shape[1] == min(_SENDERS * _ROOM, _HEIGHT)
+    assert sums.shape == (*found.shape, 2)
+
+
+@functools.cache
+def _by_pallas(case):
+    def read(into, message, numbers):
+        found, dead = [], []
+        with mock.patch.object(launch, "launch", _with_canaries(dead)):
+            for replaces in (False, True):
+                found.append(
+                    in_pallas.unpack_message(
+                        into,
+                        message,
+                        numbers,
+                        **_sizes(case),
+                        room=case.room,
+                        dtype=jnp.dtype(case.wire),
+                        units=case.striping,
+                        replaces=replaces,
+                        interpret=True,
+                    )
+                )
+        return *found, jnp.stack(dead).any()
+
+    return jax.jit(read)
+
+
+def _with_canaries(dead):
+    """Launches whose results have canaries behind them; adds whether any died."""
+    real = launch.launch
+
+    def guarded(kernel, name, programs, operands, results, *, in_place=None, **how):
+        operands, in_place = list(operands), dict(in_place or {})
+        assert sorted(in_place.values()) == [*range(len(results))], "all are in place"
+        for operand in in_place:
+            x = operands[operand]
+            canary = jnp.full(GUARD, CANARY, jnp.uint32)
+            canary = jax.lax.bitcast_convert_type(canary, x.dtype).reshape(-1)
+            operands[operand] = jnp.concatenate([x, canary])
+        like = [
+            jax.ShapeDtypeStruct((operands[operand].size,), results[number].dtype)
+            for operand, number in sorted(in_place.items(), key=lambda pair: pair[1])
+        ]
+        done = real(kernel, name, programs, operands, like, in_place=in_place, **how)
+        for x, size in zip(done, [x.shape[0] for x in results], strict=True):
+            words = jax.lax.bitcast_convert_type(x[size:], jnp.uint8)
+            dead.append((words != CANARY & 0xFF).any())
+        return [x[: y.shape[0]] for x, y in zip(done, results, strict=True)]
+
+    return guarded
+
+
+def check_pallas(case: Any, words: Words) -> None:
+    """The kernels of Pallas, interpreted, between canaries."""
+
+    def read(*arrays):
+        *found, died = _by_pallas(case)(*arrays)
+        assert not died, "a kernel wrote behind the end of an array"
+        return found
+
+    _check_kernels(case, words, read)
+
+
+_READERS = {
+    "reference": check_reference,
+    "tiles": functools.partial(check_fold, how="tiles"),
+    "whole": functools.partial(check_fold, how="whole"),
+    "ragged": check_ragged,
+    "lists": check_lists,
+    "pallas": check_pallas,
+}

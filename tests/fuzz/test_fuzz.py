@@ -1,0 +1,144 @@
+"""A bounded part of `make fuzz`, and the fuzzer held to what it is for."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparsejax.wire import tiles
+from tests.fuzz import campaign, data, kept, laws, pool, programs
+
+
+ROOT = pathlib.Path(__file__).parents[2]
+# By law: programs, and cases of all of them together.
+BOUNDED = {
+    "sum": (9, 120),
+    "tree": (6, 70),
+    "chosen": (3, 40),
+    "entries": (3, 35),
+    "rows": (3, 35),
+    "messages": (9, 200),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", BOUNDED)
+def test_cases_hold(law):
+    count, cases = BOUNDED[law]
+    tally = campaign.run(pool.drawn(0, count, law), cases, seed=0)
+    assert not tally.failures, "\n".join(map(str, tally.failures))
+    assert tally.cases[law] > 0.8 * cases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(kept.KEPT)))
+def test_what_once_failed_holds(number):
+    laws.check(*kept.KEPT[number])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform != "linux" or importlib.util.find_spec("triton") is None,
+    reason="needs Triton, which is there for Linux: pip install '.[triton]'",
+)
+def test_kernels_of_triton_stay_inside_their_arrays():
+    command = [sys.executable, "-m", "tests.fuzz.triton_words", "--cases", "40"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[0]) >= 30
+
+
+SMALL = pool.Program("sum", "balanced", 2, (1023,))
+
+
+def found(program, cases=60):
+    programs.forget()
+    failure = campaign.find_failure([program], cases, 0, campaign.Tally())
+    programs.forget()
+    return failure
+
+
+def test_what_is_broken_is_found_and_shrunk():
+    """A last tile that is not packed: the smallest case has as little as shows it."""
+    real = tiles._from_last
+
+    def broken(entries, tile, one_tile, start):
+        return real(entries - 1, tile, one_tile, start)
+
+    with mock.patch.object(tiles, "_from_last", broken):
+        failure = found(SMALL)
+    assert failure is not None
+    assert failure.program == SMALL
+    assert (failure.data.seed, failure.data.specials) == (0, ())
+    line = campaign.short(failure.data)
+    assert eval(line, {"Data": data.Data}) == failure.data
+    assert found(SMALL, 8) is None
+
+
+def test_zeros_with_a_sign_and_numbers_that_are_none_are_drawn():
+    drawn, specials = set(), set()
+    for seed in range(40):
+        given = data.Data(seed, "all", 1.0, "normal", ((0, 3, data.SPECIALS[seed % 7]),))
+        x = data.gradients(given, 2, 1, (7,), "float32")
+        drawn.add(x[0, 0, 3].tobytes())
+        specials |= {str(x[0, 0, 3])}
+    assert {"nan", "inf", "-inf", "-0.0"} <= specials
+    assert len(drawn) == 7
+
+
+@pytest.mark.parametrize("name", data.SETS)
+@pytest.mark.parametrize("units", [1, 33, 500])
+def test_sets_are_what_they_are_called(name, units):
+    n, some = 3, data.Data(5, name, 0.2)
+    there = data.flags(some, np.random.default_rng(0), n, units)
+    assert there.shape == (n, units)
+    if name in ("all", "none"):
+        assert there.all() == (name == "all")
+        assert there.any() == (name == "all")
+    if name == "one owner":
+        owners = data.owner_of(units, n)[there.any(0)]
+        assert set(owners) <= {5 % n}
+    if name in ("same", "one unit", "one block", "ends", "stride"):
+        assert (there == there[0]).all()
+    if name == "disjoint":
+        assert (there.sum(0) <= 1).all()
+
+
+def test_the_owner_is_that_of_the_library():
+    from sparsejax.units.ownership import StripedHash
+
+    for units, n in ((500, 3), (257, 8), (64, 2)):
+        parts, _ = StripedHash().over(units, n).assign(jnp.arange(units, dtype=jnp.int32))
+        np.testing.assert_array_equal(parts, data.owner_of(units, n))
+
+
+def test_the_law_of_sums_sees_what_it_should():
+    x = np.zeros((2, 1, 5), np.float32)
+    x[:, 0] = [[1, np.nan, np.inf, 3e38, 1e-45], [2, 0, 0, 3e38, 0]]
+    right = np.array([3, np.nan, np.inf, np.inf, 0], np.float32)
+    laws.assert_sum(right, x[:, 0])
+    for place, wrong in ((0, 3.00001), (1, 0), (2, 0), (2, -np.inf), (3, 1e38), (4, 1)):
+        other = right.copy()
+        other[place] = wrong
+        with pytest.raises(AssertionError):
+            laws.assert_sum(other, x[:, 0])
+
+
+def test_programs_are_drawn_again_alike_and_every_scheme_is_among_them():
+    drawn = pool.drawn(3, 240)
+    assert drawn == pool.drawn(3, 240)
+    assert drawn != pool.drawn(4, 240)
+    assert pool.drawn(3, 20) == drawn[:20]
+    sums = {program.scheme for program in drawn if program.law == "sum"}
+    assert sums == set(pool.SCHEMES)
+    assert {program.law for program in drawn[:30]} == set(pool.LAWS)
+    assert len(set(drawn)) > 200

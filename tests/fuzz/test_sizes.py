@@ -1,0 +1,225 @@
+"""Sizes near the end of int32: what is computed when a program is traced, in Python's ints.
+
+Nothing of that size is run: schemes are traced for arrays of 2^31 units, and refuse them in
+words where int32 numbers no more. `intervals` looks in what was traced for numbers that are
+known then and do not fit.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import errors, schemes
+from sparsejax.schemes.base import MOST_UNITS
+from sparsejax.units import row_grads
+from sparsejax.wire import forms, index_codes, ladder, ragged
+from tests import helpers
+from tests.fuzz import intervals
+from tests.fuzz.programs import OF_LOSSY
+from tests.laws.test_exact_sum import SCHEMES
+
+
+MOST = 2**31 - 1
+# Their tables are made of all units when they are traced.
+TABLED = ("balanced_murmur", "balanced_algorithm_1")
+OTHERS = [name for name in SCHEMES if name not in TABLED]
+QUICK = ["zen", "ragged", "ag_sparse_bruck", "omni_reduce"]
+
+
+def traced(scheme, shape, n=2, dtype="float32"):
+    """The program of a scheme over an array that nobody makes."""
+
+    def run(x):
+        x = x.reshape(shape)
+        return helpers.call(scheme, x, helpers.init(scheme, x)).total[:1]
+
+    step = jax.shard_map(run, mesh=helpers.mesh_of(n), in_specs=P("data"), out_specs=P())
+    whole = jax.ShapeDtypeStruct((n * shape[0], *shape[1:]), dtype)
+    return jax.make_jaxpr(step)(whole)
+
+
+SIZES = [(2, (MOST_UNITS,)), (8, (MOST_UNITS,)), (3, (2**27 + 5, 16))]
+IN_SHORT = [(name, *SIZES[0]) for name in QUICK]
+REST = [(name, *size) for name in OTHERS for size in SIZES]
+REST = [each for each in REST if each not in IN_SHORT]
+
+
+@pytest.mark.parametrize(("name", "n", "shape"), [*IN_SHORT, *helpers.slow(*REST)])
+def test_nothing_that_is_known_when_traced_exceeds_int32(name, n, shape):
+    found = intervals.overflows(traced(SCHEMES[name], shape, n))
+    assert not found, found
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *helpers.slow(*(x for x in OTHERS if x not in QUICK))]
+)
+@pytest.mark.parametrize("size", [MOST_UNITS + 1, MOST])
+def test_more_units_than_int32_numbers_are_refused(name, size):
+    if name == "all_reduce" or "omni_reduce" in name:
+        # They number nothing, or blocks.
+        assert not intervals.overflows(traced(SCHEMES[name], (size,)))
+        return
+    with pytest.raises(errors.ArgumentError, match=f"{size:,} units is too large"):
+        traced(SCHEMES[name], (size,))
+
+
+def test_the_walk_finds_what_does_not_fit():
+    """Products of ranks and lengths, in choices too; not what wraps on purpose."""
+
+    def bad(x):
+        part = jax.lax.broadcasted_iota(jnp.int32, (8, 4), 0)
+        side = lambda x: x + jnp.sum(part * np.int32(2**29), dtype=jnp.int32)
+        return jax.lax.cond(x > 0, side, lambda x: x, x)
+
+    def good(x):
+        part = jax.lax.broadcasted_iota(jnp.int32, (8, 4), 0)
+        hashed = part.astype(jnp.uint32) * np.uint32(2**31 + 1)
+        return x + jnp.max(part * np.int32(2**28)) + jnp.max(hashed).astype(jnp.int32)
+
+    assert len(intervals.overflows(jax.make_jaxpr(bad)(1))) >= 1
+    assert not intervals.overflows(jax.make_jaxpr(good)(1))
+
+
+widths = st.one_of(
+    st.integers(1, 200),
+    st.integers(1, MOST_UNITS // 32),
+    st.sampled_from([MOST_UNITS // 32]),
+)
+
+
+@settings(max_examples=300)
+@given(
+    words=widths,
+    numbers=st.sampled_from([1, 1, 2, 3, 16, 100, 4096, 10**6]),
+    dtype=st.sampled_from(["float32", "bfloat16", "float64"]),
+    parts=st.sampled_from([1, 2, 3, 8, 64, 1024]),
+    codes=st.sampled_from(["auto", *index_codes.CODES]),
+    capacity=st.one_of(st.none(), st.integers(1, MOST)),
+)
+def test_where_the_parts_of_messages_begin(words, numbers, dtype, parts, codes, capacity):
+    """The tables that programs look up are Python's numbers, or the sizes are refused."""
+    width, unit_bytes = 32 * words, numbers * jnp.dtype(dtype).itemsize
+    steps = ladder.ladder(width, unit_bytes, parts, codes, capacity=capacity)
+    top = steps.rungs[-1]
+    assert top.capacity <= width + 3
+    for rung in steps.rungs:
+        index = rung.code.words(rung.capacity, width)
+        assert rung.words == 1 + index + rung.capacity * unit_bytes // 4
+    shape = (numbers,) if numbers > 1 else ()
+    try:
+        form = forms.Form(steps, shape, jnp.dtype(dtype), parts)
+    except errors.ArgumentError:
+        # A message alone is too long for it.
+        assert capacity is not None or numbers > 1
+        assert top.words + top.capacity > MOST // 8
+        return
+    assert form.room <= MOST
+    for rung, row in zip(steps.rungs, form.table.tolist(), strict=True):
+        string, length, values, *_, end = row[:7]
+        assert end == rung.words <= form.spare <= form.room
+        assert length == rung.code.string_words(rung.capacity, width)
+        assert values == 1 + length + rung.code.lane_words(rung.capacity)
+        assert string in (1, form.spare)
+        assert all(0 <= place <= form.room for place in (row[:5] + row[6:]))
+        pieces = form.pieces(steps.rungs.index(rung))
+        assert pieces[-1].words.stop == rung.words
+
+
+@settings(max_examples=200)
+@given(
+    words=widths,
+    numbers=st.sampled_from([1, 2, 16, 4096]),
+    rows=st.sampled_from([1, 2, 8, 64]),
+    count=st.integers(0, MOST),
+)
+def test_bytes_of_ragged_messages(words, numbers, rows, count):
+    """What is reckoned by the compiled program is what Python's integers say."""
+    width = 32 * words
+    steps = ladder.ladder(width, 4 * numbers, rows)
+    shape = (numbers,) if numbers > 1 else ()
+    try:
+        form = ragged.Form(steps, "auto", shape, jnp.dtype("float32"), rows)
+    except errors.ArgumentError:
+        assert rows * width * numbers > MOST // 32
+        return
+    assert rows * form.words <= MOST
+    count = min(count, width)
+    told = jnp.array([count], jnp.int32)
+    np.testing.assert_allclose(form.bytes(told)[0], form._bytes_of(count), rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 64, 4096])
+def test_bits_of_many_lists_are_not_laid_end_to_end(count):
+    """Of many lists there are more words of bits than int32 numbers: they are sorted."""
+    height, each = 2**30, 2**16
+    lists = jax.ShapeDtypeStruct((count, each), jnp.int32)
+    capacity = min(count * each, height)
+    union = functools.partial(row_grads.union, capacity=capacity, nowhere=height)
+    assert jax.eval_shape(union, lists)[0].shape == (capacity,)
+
+
+@pytest.mark.parametrize("height", [MOST_UNITS, MOST, 2**31, 2**33])
+@pytest.mark.parametrize("scheme", ["zen", *helpers.slow("ag_sparse", "sparse_ps")])
+def test_tables_of_more_rows_than_int32_numbers_are_refused(scheme, height):
+    n, listed = (8, 4096) if scheme == "zen" else (3, 5)  # Few ranks have no owners.
+    tx = sparsejax.sync(SCHEMES[scheme], "data", rules={"": "row", "table": "sparse"})
+    shape = (height, 1)
+
+    def run(ids, rows):
+        grads = {"table": sparsejax.RowGrads(ids, rows, shape)}
+        state = tx.init({"table": jax.ShapeDtypeStruct(shape, jnp.float32)})
+        return tx.update(grads, state)[0]["table"].rows[:1]
+
+    step = jax.vmap(run, axis_name="data")
+    ids = jax.ShapeDtypeStruct((n, listed), jnp.int32)
+    rows = jax.ShapeDtypeStruct((n, listed, 1), jnp.float32)
+    if height <= MOST_UNITS or (height == MOST and scheme == "ag_sparse"):
+        assert not intervals.overflows(jax.make_jaxpr(step)(ids, rows))
+        return
+    with pytest.raises(errors.ArgumentError, match=r"more than int32|many: .* int32"):
+        jax.eval_shape(step, ids, rows)
+
+
+@pytest.mark.parametrize("units", [MOST_UNITS, MOST, 2**31, 2**33])
+def test_entries_of_more_units_than_int32_numbers_are_refused(units):
+    def run(indices, values):
+        tensor = sparsejax.SparseTensor(indices, values, (units,))
+        return sparsejax.all_reduce(tensor, "data").values[:1]
+
+    step = jax.vmap(run, axis_name="data")
+    indices = jax.ShapeDtypeStruct((3, 5), jnp.int32)
+    values = jax.ShapeDtypeStruct((3, 5), jnp.float32)
+    if units <= MOST:
+        assert not intervals.overflows(jax.make_jaxpr(step)(indices, values))
+        return
+    with pytest.raises(errors.ArgumentError, match=r"are too many: .* int32"):
+        jax.eval_shape(step, indices, values)
+
+
+@pytest.mark.parametrize("name", ["GTopk", *helpers.slow("SparDL", "OkTopk")])
+@pytest.mark.parametrize("size", [MOST_UNITS, MOST])
+def test_schemes_that_choose_from_as_many_as_int32_numbers(name, size):
+    scheme = OF_LOSSY[name]
+    if size > MOST_UNITS:
+        with pytest.raises(errors.ArgumentError, match=f"{size:,} units is too large"):
+            traced(scheme, (size,))
+        return
+    found = intervals.overflows(traced(scheme, (size,)))
+    if name == "OkTopk":
+        # Counts of regions, each of which might have all bits, but not all of them.
+        found = [line for line in found if line.split()[0] not in ("cumsum", "reduce_sum")]
+    assert not found
+
+
+def test_a_capacity_whose_messages_int32_cannot_number_is_refused():
+    scheme = schemes.BalancedParallelism(push_capacity=2**29)
+    with pytest.raises(
+        errors.ArgumentError, match=r"words, more than int32 .*push_capacity"
+    ):
+        traced(scheme, (2**29, 64))

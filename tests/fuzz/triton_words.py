@@ -1,0 +1,84 @@
+"""Random words in place of messages, read by the kernels of Triton in their interpreter.
+
+    python -m tests.fuzz.triton_words [--cases 200] [--seed 0]
+
+By itself in a process: the interpreter checks no bounds, and what runs past an array's end
+may take the process down. Arrays lie between canaries, which must live; and since what is
+read out there must change nothing, each case runs with two kinds of them.
+"""
+
+import argparse
+import sys
+from types import ModuleType
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+
+
+# First: it says that Triton is interpreted.
+from tests.kernels import triton_worker  # isort: skip
+from tests.fuzz import campaign, messages
+from tests.kernels.messages import AT, CASES
+
+
+CANARIES = 0x7B, 0xC4
+
+
+def check(made: ModuleType, name: str, words: messages.Words, replaces: bool) -> None:
+    """Raises unless the kernels take these words, and no more than there are."""
+    case = CASES[name]
+    message = messages.words_of(words, case.received)
+    into = np.ones((messages._size(case), *case.shape), np.float32)
+    sizes = {"longest": case.form.longest, "planes": case.form.planes, "at": AT}
+    found = []
+    for canary, fill in zip(CANARIES, messages.FILLS, strict=True):
+        triton_worker.CANARY = canary
+        message[:, case.form.ladder.rungs[case.rung].words :] = fill
+        arrays = [jnp.asarray(x) for x in (into, message, case.numbers)]
+        heads, ends = made.index_message(*arrays[1:], **sizes)
+        total = made.unpack_message(
+            *arrays,
+            ends,
+            **sizes,
+            room=case.room,
+            dtype=jnp.dtype(case.wire),
+            replaces=replaces,
+            units=case.striping,
+        )
+        found.append([np.asarray(x) for x in (heads, ends, total)])
+    for one, other in zip(*found, strict=True):
+        assert one.tobytes() == other.tobytes(), "it looks behind the end of an array"
+    total = found[0][2]
+    assert messages._changed(into, total) <= messages._entries(case, message)
+
+
+def main() -> None:
+    """Runs so many cases; prints how many there were."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.triton_words")
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    # jax-triton needs a GPU's jaxlib to be imported, and nothing here is launched by it.
+    sys.modules.setdefault("jax_triton", ModuleType("jax_triton"))
+    jax.config.update("jax_platforms", "cpu")
+    made, tried = triton_worker.load("messages.py"), 0
+
+    @hypothesis.seed(given.seed)
+    @hypothesis.settings(
+        campaign.SETTINGS, max_examples=given.cases, verbosity=hypothesis.Verbosity.normal
+    )
+    @hypothesis.given(st.sampled_from([*CASES]), messages.drawn(), st.booleans())
+    def holds(name, words, replaces):
+        nonlocal tried
+        tried += 1
+        check(made, name, words, replaces)
+
+    holds()
+    print(f"{tried} cases hold")
+
+
+if __name__ == "__main__":
+    main()

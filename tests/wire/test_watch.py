@@ -1,0 +1,151 @@
+"""A lost process is found and named, by all that are left; who leaves in peace is not."""
+
+import itertools
+import signal
+import socket
+import time
+
+import pytest
+
+from sparsejax.wire.job import watchers
+from sparsejax.wire.job.lines import Line
+from tests.helpers import processes
+from tests.wire import watched_worker
+
+
+HOSTS = {0: "a", 1: "b", 2: "c"}
+TIMEOUT = 0.6
+
+
+class Members:
+    """Process 0 and two others, and what each is told to end for."""
+
+    def __init__(self, silent=()):
+        pairs = {process: socket.socketpair() for process in (1, 2)}
+        self.told = {}
+        end = lambda process: lambda why: self.told.setdefault(process, why)
+        lines = [Line(pair[0], process) for process, pair in pairs.items()]
+        hub = watchers.Hub(lines, HOSTS, TIMEOUT, end(0))
+        self.sockets = {process: pair[1] for process, pair in pairs.items()}
+        self.by = {0: hub} | {
+            process: watchers.Spoke(Line(mine, 0), process, HOSTS, TIMEOUT, end(process))
+            for process, mine in self.sockets.items()
+        }
+        for process, member in self.by.items():
+            if process not in silent:
+                member.start()
+
+    def all_told(self, *ending):
+        """Waits until these are told, and returns what, which is the same."""
+        for process in ending:
+            assert self.by[process].wait(10), (process, self.told)
+        (why,) = {self.by[process].why for process in ending}
+        return why
+
+    def kill(self, process):
+        """The kernel closes what a process had open; nothing of it is said any more."""
+        self.by[process].close()
+        self.sockets[process].shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """Judges after a moment, and closes what is left open."""
+    monkeypatch.setattr(watchers, "SETTLE", 0.1)
+    opened = []
+    pair = socket.socketpair
+    monkeypatch.setattr(socket, "socketpair", lambda: opened.append(pair()) or opened[-1])
+    yield
+    for each in itertools.chain(*opened):
+        each.close()
+
+
+def test_one_that_ends_is_named_to_all():
+    members = Members()
+    members.kill(2)
+    why = members.all_told(0, 1)
+    assert why.startswith("process 2 on host c ended without a word")
+    assert members.told == {0: why, 1: why}
+
+
+def test_one_that_is_silent_is_named_to_all():
+    members = Members(silent=(2,))
+    assert members.all_told(0, 1).startswith("process 2 on host c has said nothing for 0.6")
+
+
+def test_all_know_that_process_0_is_lost():
+    members = Members()
+    members.by[0].close()
+    for line in members.by[0]._lines.values():
+        line.close()
+    assert members.all_told(1, 2).startswith("process 0 on host a ended without a word")
+
+
+def test_process_0_that_is_silent_is_lost():
+    members = Members(silent=(0,))
+    assert members.all_told(1, 2).startswith("process 0 on host a has said nothing")
+
+
+def test_a_loss_is_the_cause_of_the_errors_before_it():
+    members = Members()
+    members.by[1].fail("JaxRuntimeError: connection closed by peer", follows=True)
+    members.by[0].fail("JaxRuntimeError: connection closed by peer", follows=True)
+    members.kill(2)
+    assert members.all_told(0, 1).startswith("process 2 on host c ended without a word")
+
+
+@pytest.mark.parametrize("process", [0, 2])
+def test_an_error_of_a_script_is_the_cause_of_those_of_collectives(process):
+    members = Members()
+    members.by[1].fail("JaxRuntimeError: connection closed by peer", follows=True)
+    members.by[process].fail("ValueError: no", follows=False)
+    why = members.all_told(0, 1, 2)
+    assert why == f"process {process} on host {HOSTS[process]} failed: ValueError: no"
+
+
+def test_nobody_is_lost_who_is_there_or_done():
+    members = Members()
+    time.sleep(2 * TIMEOUT)
+    members.by[1].leave()
+    time.sleep(2 * TIMEOUT)
+    members.by[0].leave()
+    members.by[2].leave()
+    time.sleep(2 * TIMEOUT)
+    assert not members.told
+
+
+def test_words_of_strangers_end_a_line_and_no_process():
+    ours, other = socket.socketpair()
+    line = Line(ours, 1)
+    other.sendall(b'{"here": true}\n[1]\n')
+    assert list(line.heard(1.0)) == [{"here": True}]
+    other.sendall(b"x" * 70_000)
+    assert line.read(1.0) is None
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("fault", watched_worker.FAULTS)
+def test_processes_end_with_the_name_of_the_lost_one(fault):
+    address, lost = processes.free_address(), 0 if fault == "kill 0" else 1
+    started = [
+        processes.start("tests.wire.watched_worker", rank, 3, address, fault)
+        for rank in range(3)
+    ]
+    try:
+        texts = [process.communicate(timeout=90)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    codes = [process.returncode for process in started]
+    if fault in ("none", "pause"):
+        assert codes == [0, 0, 0], texts
+        return
+    for rank, (code, text) in enumerate(zip(codes, texts, strict=True)):
+        if rank == lost and "kill" in fault:
+            assert code == -signal.SIGKILL
+            continue
+        # Where process 0 and its coordinator are gone, JAX aborts the others as well.
+        assert code in (1, -signal.SIGABRT), text
+        assert f"sparsejax: process {lost} on host " in text, text
+        assert watched_worker.FAULTS[fault] in text.rpartition("sparsejax: ")[2]
