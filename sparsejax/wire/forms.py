@@ -80,8 +80,7 @@ class Form(Values):
         dtype: Of the values while they travel.
         rows: How many messages a buffer has.
         room: Words of each of them.
-        longest: Words of the longest string or bitmap.
-        searched: Words in which a part's bits, or a message's string, are searched.
+        longest: Words of the longest string or bitmap, in which all are searched.
     """
 
     def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any, rows: int):
@@ -96,14 +95,13 @@ class Form(Values):
         ]
         # No slice may reach over the end, or XLA would move it: not that of a plane, or of
         # values, for a whole tile or for the top rung's entries, wherever they begin, nor
-        # that of a part's bits, or of the longest string, which begins at word 1.
+        # that of the longest string, which begins at word 1.
         self.planes = max(r.code.planes for r in rungs)
         spill = self.planes * (whole_tiles(ladder.top, ladder.tile) // 4)
         self.longest = max(1, *strings)
         begins = [1 + string + lane for string, lane in zip(strings, lanes, strict=True)]
         whole = max(begins) + self.unit_words(ladder.top)
-        self.searched = max(self.longest, ladder.width // bits.WORD)
-        self.spare = max(*tails, whole, 1 + self.searched, 1 + max(strings) + spill)
+        self.spare = max(*tails, whole, 1 + self.longest, 1 + max(strings) + spill)
         # Behind the longest message there is room for one plane, and for a string that has
         # no blocks to tell: both are written there by messages that do not send them.
         plane = max(ladder.tile, ladder.top) // 4

@@ -61,9 +61,10 @@ _CLOSE, _NEAR = 2 ** (1 / 6), 3
 # How far apart the sizes of a message are that follows others, down to about half of the
 # longest: what just exceeds one message sends half as much more.
 _FINAL = 1.38
-# Entries, and numbers of all their values, that are packed at a time: they fill the caches,
-# and hide the overhead.
-_TILE = 1 << 13
+# Entries of a part that are packed at a time, and numbers of all their values: they fill the
+# caches, and hide the overhead of a turn. Parts are the larger the fewer there are; tiles of
+# all parts together are what a step takes that has next to nothing to send.
+_LEAST_TILE, _TILES = 1 << 13, 1 << 17
 _TILE_NUMBERS = 1 << 16
 
 
@@ -269,7 +270,7 @@ def ladder(
             break
         is_long = at_once and 4 * words * parts > ROUND and _NEAR * wanted > top
         wanted /= min(ratio, _CLOSE) if is_long else ratio
-    tile = _tile(top, unit_bytes)
+    tile = _tile(top, unit_bytes, max(_TILES // parts, _LEAST_TILE))
     # Of what goes to owners a rank receives no more than it sends, which is little.
     piece = max(top * share // _SHARE_OF_PIECE * unit_bytes, ROUND // parts) // 4
     pieces = piece if at_once and share < _SHARE_OF_PIECE else None
@@ -304,13 +305,14 @@ def exactly(
         code = index_codes.cheapest(room, width, allowed)
         words = 1 + code.words(room, width) + room * unit_bytes // 4
         rungs.append(Rung(room, code, words))
-    return Ladder(width, unit_bytes, _tile(top, unit_bytes), tuple(rungs), is_elsewhere())
+    tile = _tile(top, unit_bytes, _LEAST_TILE)
+    return Ladder(width, unit_bytes, tile, tuple(rungs), is_elsewhere())
 
 
-def _tile(top: int, unit_bytes: int) -> int:
+def _tile(top: int, unit_bytes: int, most: int) -> int:
     """Entries that are packed at a time: tiles of one length, and no longer than needed."""
     numbers = max(1, unit_bytes // 4)
-    tile = min(top, _multiple(max(1, min(_TILE, _TILE_NUMBERS // numbers)), _LANES))
+    tile = min(top, _multiple(max(1, min(most, _TILE_NUMBERS // numbers)), _LANES))
     tiles = -(-top // tile)
     return _multiple(-(-top // tiles), _LANES)
 

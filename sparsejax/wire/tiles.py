@@ -6,9 +6,11 @@ for them. Tiles are written last to first: the bytes with which a whole tile run
 end of its lanes lie in the values of earlier entries, which are written after them.
 
 A set that is sent and a string that arrives are both bits of one part, searched for the
-bits of a run of ranks. All searches of an exchange, on its way out and back, of one part or
-of many, have the same shapes, so XLA compiles their kernels once. (All parts at once took
-two fifths more kernels, and ran no faster on CPUs.)
+bits of a run of ranks. All searches of an exchange's sets, on its way out and back, of one
+part or of many, have the same shapes, so XLA compiles their kernels once; so have those of
+its strings, which are as long as those of sets where a message may be a bitmap. (All parts
+at once took two fifths more kernels. A string in as many words as a set is searched in
+twice the time.)
 """
 
 import functools
@@ -65,14 +67,14 @@ def pack(
             units, names = of_found(units_of), of_found(names_of)
             values = alone(number, lambda: source.read(units))
             places = Places(row)
-            message = forms.mark(message, part, places, found, at, here)
             put = functools.partial(forms.put, part=part)
             for plane, (begin, is_sent) in enumerate(places.planes):
                 words = index_codes.to_bytes(names[None], plane)
                 message = put(message, words, begin=begin + is_sent * (at >> 2))
             words = form.to_words(values.astype(form.dtype)[None])
             message = put(message, words, begin=places.values + form.unit_words(at))
-            return number - 1, message
+            # Last: XLA copies a message that is scattered into and then written again.
+            return number - 1, forms.mark(message, part, places, found, at, here)
 
         header = lax.bitcast_convert_type(count, jnp.uint32)[None, None]
         message = forms.put(message, header, part, 0)
@@ -127,7 +129,7 @@ def unpack(
     def one_sender(state):
         sender, carry = state
         cut = functools.partial(forms.cut, message, sender)
-        index = bits.rank_index(cut(1, form.searched)[0], lanes=tile)
+        index = bits.rank_index(cut(1, form.longest)[0], lanes=tile)
         here = jnp.clip(at_number(counts, sender) - first, 0, length)
 
         # From the last, as where they are packed: it is the same loop.
