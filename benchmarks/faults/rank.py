@@ -30,6 +30,7 @@ RULES = {".*": "sparse"}
 
 
 def chosen(make):
+    """The transformation of a system that selects, of each array."""
     return lambda: make(0.05, rules=RULES)
 
 
@@ -57,6 +58,36 @@ def gradient(seed: int, step: int, rank: int) -> dict[str, np.ndarray]:
 
 def loss_fn(params, batch):
     return sum(jnp.vdot(params[name], batch[name][0]) for name in params)
+
+
+def mesh_of_hosts() -> Mesh:
+    """All processes, one device each, along one axis."""
+    return Mesh(np.array(jax.devices()), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def begun(
+    scheme: str, mesh: Mesh, **options
+) -> tuple[sparsejax.DataParallel, sparsejax.TrainState]:
+    """A trainer over all processes, and its state from zero.
+
+    Args:
+        scheme: Which of `SCHEMES`.
+        mesh: Of all processes.
+        options: Of `sparsejax.data_parallel`.
+    """
+    tx = optax.chain(SCHEMES[scheme](), optax.sgd(1.0))
+    trainer = sparsejax.data_parallel(loss_fn, tx, mesh, **options)
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    return trainer, trainer.init(zeros)
+
+
+def batch_of(seed: int, step: int, rank: int, mesh: Mesh) -> dict[str, jax.Array]:
+    """The batch of a step: what this host's rank computes is its part."""
+    sharding = NamedSharding(mesh, P(AXIS))
+    return {
+        name: jax.make_array_from_process_local_data(sharding, x[None])
+        for name, x in gradient(seed, step, rank).items()
+    }
 
 
 class Books:
@@ -171,22 +202,15 @@ def rank(settings: Settings) -> None:
 
 def train(settings: Settings, here: host.Here, folder: pathlib.Path) -> None:
     """Restores the last checkpoint, if any, and trains."""
-    mesh = Mesh(np.array(jax.devices()), (AXIS,), axis_types=(AxisType.Auto,))
-    tx = optax.chain(SCHEMES[settings.scheme](), optax.sgd(1.0))
-    trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
-    state = trainer.init({name: np.zeros(s, np.float32) for name, s in SHAPES.items()})
+    mesh = mesh_of_hosts()
+    trainer, state = begun(settings.scheme, mesh)
     books, kept = Books(settings), checkpoints(folder)
     if kept:
         state = sparsejax.restore(kept[-1], like=state)
         here.report(restored=int(state.step), lost=books.lost(state))
-    sharding = NamedSharding(mesh, P(AXIS))
     fault = Fault(settings, here)
     for step in range(int(state.step), settings.steps):
-        own = gradient(settings.seed, step, here.rank)
-        batch = {
-            name: jax.make_array_from_process_local_data(sharding, x[None])
-            for name, x in own.items()
-        }
+        batch = batch_of(settings.seed, step, here.rank, mesh)
         fault.at(step)
         state, _ = trainer.step(state, batch)
         jax.block_until_ready(state)
