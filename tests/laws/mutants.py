@@ -550,6 +550,12 @@ MUTANTS = {
         "few_bits = self.sparsifier.rounded(x, draw)",
         BAD_NUMBERS,
     ),
+    "a state with a new part is another state": Mutant(
+        "sparsejax/transforms/state/checkpoints/comparing.py",
+        'return isinstance(part, Node) and part.type == "None"',
+        "return False",
+        "tests/transforms/state/checkpoints/test_formats.py",
+    ),
     "a step that is left out changes variables": Mutant(
         "sparsejax/training/numbers.py",
         "is_left_out = after.skipped > before.skipped",
