@@ -19,6 +19,7 @@ import sparsejax
 from sparsejax import schemes, sparsifiers
 from sparsejax.errors import ArgumentError, BadNumberError, StateError
 from sparsejax.transforms import bad_numbers, check_numbers
+from sparsejax.units.row_grads import RowGrads
 from tests import helpers
 from tests.laws import test_conservation as tables
 
@@ -275,6 +276,47 @@ def test_a_threshold_that_is_no_number_is_used_once():
     sent = np.isfinite(updates["w"][0]) & (updates["w"][0] != 0)
     # A room of 126 elements a step, 501 NaNs: from then on the largest go.
     assert (sent[5:].sum(1) > 100).all()
+
+
+def test_a_sum_of_several_steps_forgets_it():
+    case = Case(lambda: sparsejax.accumulate(sparsejax.dense_sync(), 2))
+    grads = gradients(case, 6, "float32")
+    grads["w"][1, 0, 3], grads["w"][2, 1, 4] = np.nan, np.inf
+    updates, states = program(case, case.make())(grads)
+    helpers.assert_same_on_all_ranks(updates)
+    found = ~np.isfinite(updates["w"][0])
+    assert np.argwhere(found).tolist() == [[1, 3], [1, 4]]
+    assert np.isfinite(states.pending.value["w"][:, 1:]).all()
+
+
+def test_what_is_too_large_for_the_wire_is_infinite_there_alone():
+    case = EXACT["Zen, narrow"]
+    grads = gradients(case, 1, "float32")
+    grads["w"][2, 0, 5], grads["w"][1, 0, 9] = 1e6, -1e6
+    updates, _ = program(case, case.make())(grads)
+    helpers.assert_same_on_all_ranks(updates)
+    found = updates["w"][0, 0]
+    assert np.argwhere(~np.isfinite(found)).tolist() == [[5], [9]]
+    assert (found[[5, 9]] == [np.inf, -np.inf]).all()
+
+
+@pytest.mark.parametrize("scheme", [schemes.Zen(), *helpers.slow(schemes.AGSparse())])
+def test_of_rows_only_the_number_itself_is_bad(scheme):
+    tx = sparsejax.sync(scheme, reduce="sum", rules=RULES)
+    height, ids = 400, np.arange(N * 6).reshape(N, 6) % 20
+
+    def on_rank(ids, rows):
+        grads = {"w": RowGrads(ids, rows, (height, 3))}
+        out = tx.update(grads, tx.init({"w": jnp.zeros((height, 3))}))[0]["w"]
+        return out.to_dense()
+
+    rows = np.random.default_rng(0).integers(-4, 5, (N, 6, 3)).astype(np.float32)
+    rows[1, 2, 1], rows[3, 0, 2], rows[0, 4, 0] = np.nan, np.inf, -np.inf
+    sums = helpers.ranked(on_rank, N)(ids, rows)
+    helpers.assert_same_on_all_ranks(sums)
+    want = np.zeros((height, 3), np.float32)
+    np.add.at(want, ids, rows)
+    np.testing.assert_array_equal(sums[0], want)
 
 
 # --- What it costs, and what it refuses.
