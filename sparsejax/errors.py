@@ -137,6 +137,29 @@ class ReplicaError(SparsejaxError, RuntimeError):
     """
 
 
+class BadNumberError(SparsejaxError, FloatingPointError):
+    """A gradient, or a sum of gradients, has a number that is not finite.
+
+    Attributes:
+        state: The state behind the step that was left out, to go on with or to save, where
+            `trainer.step` raises; else None.
+
+    Example:
+        >>> tx = sparsejax.transforms.bad_numbers(sparsejax.dense_sync(), "raise")
+        >>> state = sparsejax.init(tx, params, mesh)
+        >>> specs = sparsejax.state_specs(state)
+        >>> infinite = jax.tree.map(lambda x: x / 0, params)
+        >>> _, state = jax.shard_map(
+        ...     lambda grads, state: tx.update(sparsejax.local(grads), state), mesh=mesh,
+        ...     in_specs=(P(), specs), out_specs=(P(), specs))(infinite, state)
+        >>> sparsejax.transforms.check_numbers(state)
+        Traceback (most recent call last):
+        sparsejax.errors.BadNumberError: step 0: the gradient of 'w' has an infinity ...
+    """
+
+    state: Any = None
+
+
 class NeedsRanks(StateError):
     """A state depends on the ranks, and was asked for where they are not known.
 

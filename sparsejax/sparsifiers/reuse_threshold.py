@@ -54,6 +54,9 @@ class ReuseThreshold(base.ByMagnitude):
 
     def after(self, state, count, draw):
         fewer, more = 3 * count < 2 * draw.wanted, 4 * count > 5 * draw.wanted
-        return jnp.where(
+        moved = jnp.where(
             fewer, state / self.step, jnp.where(more, state * self.step, state)
         )
+        # A threshold that is NaN, or infinite, would let nothing else through until the
+        # next one is found. From zero on all elements go, and of them the largest that fit.
+        return jnp.where(jnp.isfinite(moved), moved, 0)

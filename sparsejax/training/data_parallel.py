@@ -29,6 +29,7 @@ def data_parallel(
     donate: bool = True,
     capacity: rows.Capacity | None = None,
     check_every: int | None = None,
+    bad_numbers: str = "pass",
 ) -> DataParallel:
     """Makes a train step that runs on every device of a mesh axis.
 
@@ -103,6 +104,13 @@ def data_parallel(
             over the ranks, bit for bit: `sparsejax.check_replicas`, which raises
             `errors.ReplicaError`. So is a state that is no step's result, as one that was
             restored. 100 is cheap. None compares nothing.
+        bad_numbers: What all ranks do where the gradient of one of them has a NaN or an
+            infinity. "pass" looks for none. "skip" leaves the step out: parameters,
+            optimizer, residuals and variables stay as they are, `sparsejax.metrics` counts
+            it, and `state.step`, which counts batches, goes on. "raise" leaves it out, too,
+            and `step` raises `errors.BadNumberError` with the rank, the leaf and the step,
+            on all processes; for that it waits for each step. See
+            `sparsejax.transforms.bad_numbers`.
 
     Returns:
         An object with `init(params, variables=None, key=None)`, `step(state, batch)`,
@@ -125,4 +133,5 @@ def data_parallel(
         donate=donate,
         capacity=capacity,
         check_every=check_every,
+        bad_numbers=bad_numbers,
     )

@@ -5,7 +5,11 @@ from typing import Any
 
 import optax
 
+from sparsejax import rows
 from sparsejax.embrace.horizontal import Begun, Horizontal, HorizontalState, find_order
+from sparsejax.embrace.vertical import flushing
+from sparsejax.training.train_state import TrainState
+from sparsejax.transforms.state import observing
 
 
 def has_two(tx: optax.GradientTransformation) -> bool:
@@ -54,6 +58,27 @@ def flushed(
     if not isinstance(tx, Horizontal):
         return of_rest(params, opt_state)
     return tx.flush(params, opt_state, of_rest)
+
+
+def settled(tx: optax.GradientTransformation, state: TrainState) -> TrainState:
+    """A state in which nothing waits, and no row is late; inside `shard_map`.
+
+    Args:
+        tx: The optimizer.
+        state: The state.
+    """
+    seen = observing.observed(tx, state.params)
+    lazy = [part.part for part in seen.rows if isinstance(part.part, rows.Lazy)]
+
+    def of_rows(params, opt_state):
+        if not lazy:
+            return params, opt_state  # there is no table
+        if not seen.ahead:
+            return rows.settle(params, opt_state, lazy[0])
+        return flushing.flush(params, opt_state, lazy[0])
+
+    params, opt_state = flushed(tx, state.params, state.opt_state, of_rows)
+    return state._replace(params=params, opt_state=opt_state)
 
 
 def of_rest(opt_state: Any) -> Any:

@@ -1,5 +1,6 @@
 """The trainer: its step, its evaluation, and its first state; see `data_parallel`."""
 
+import functools
 from typing import Any
 
 import jax
@@ -8,12 +9,13 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from sparsejax import axes, rows
-from sparsejax.embrace.vertical import flushing, gradients
+from sparsejax.embrace.vertical import gradients
 from sparsejax.errors import ArgumentError
 from sparsejax.training import (
     ahead,
     halves,
     losses,
+    numbers,
     outputs,
     placing,
     variables as of_variables,
@@ -63,6 +65,7 @@ class DataParallel:
         donate,
         capacity,
         check_every,
+        bad_numbers,
     ):
         if not isinstance(tx, optax.GradientTransformation) or not isinstance(mesh, Mesh):
             raise ArgumentError(
@@ -78,9 +81,10 @@ class DataParallel:
         of_variables.check(variables)
         self._loss = Loss(loss_fn, "loss_fn", has_aux)
         self._eval = self._loss if eval_fn is None else Loss(eval_fn, "eval_fn", has_aux)
-        self._tx = optax.with_extra_args_support(tx)
         self._mesh = mesh
         self._axis_name = specs.data_axis(mesh, axis_name, "sparsejax.data_parallel")
+        tx = numbers.guarded(tx, bad_numbers, self._axis_name)
+        self._tx = optax.with_extra_args_support(tx)
         self._ranks = specs.ranks_of(mesh, self._axis_name)
         self._batches = placing.Batches(mesh, self._axis_name)
         self._has_aux = has_aux
@@ -94,6 +98,7 @@ class DataParallel:
         self._options = {"aux": aux, "variables": variables, "capacity": self._capacity}
         self._options |= {"weight": weight is not None, "ids": ids is not None}
         self._options |= {"check_every": check_every, "donate": donate}
+        self._options |= {"bad_numbers": bad_numbers}
         self._checked = Checked(check_every, self._axis_name)
         self._compiled: dict[Any, Any] = {}
         processes = {device.process_index for device in mesh.devices.flat}
@@ -181,6 +186,9 @@ class DataParallel:
         Returns:
             The next state, and the loss averaged over ranks; with auxiliary outputs, the
             loss and these.
+
+        Raises:
+            BadNumberError: With `bad_numbers="raise"`; its `state` is the next state.
         """
         require_usable(state, "trainer.step")
         if not self._checked.is_last(state):
@@ -202,6 +210,7 @@ class DataParallel:
         after, out = step(state, *batches)
         self._checked.after(after)
         self._told.after(after.step, told)
+        numbers.check(after)
         return after, out
 
     def flush(self, state: TrainState) -> TrainState:
@@ -228,7 +237,10 @@ class DataParallel:
         if key not in self._compiled:
             whole = self._whole_specs(state)
             mapped = jax.shard_map(
-                self._flushed, mesh=self._mesh, in_specs=(whole,), out_specs=whole
+                functools.partial(halves.settled, self._tx),
+                mesh=self._mesh,
+                in_specs=(whole,),
+                out_specs=whole,
             )
             self._compiled[key] = jax.jit(mapped, donate_argnums=0 if self._donate else ())
         after = self._compiled[key](state)
@@ -239,21 +251,6 @@ class DataParallel:
     def _waits(self, params):
         """Whether a step may leave something for the next one to apply."""
         return halves.has_two(self._tx) or self._is_ahead(params)
-
-    def _flushed(self, state):
-        """A state in which nothing waits, and no row is late."""
-        seen = observing.observed(self._tx, state.params)
-        lazy = [part.part for part in seen.rows if isinstance(part.part, rows.Lazy)]
-
-        def of_rows(params, opt_state):
-            if not lazy:
-                return params, opt_state  # there is no table
-            if not seen.ahead:
-                return rows.settle(params, opt_state, lazy[0])
-            return flushing.flush(params, opt_state, lazy[0])
-
-        flushed = halves.flushed(self._tx, state.params, state.opt_state, of_rows)
-        return state._replace(params=flushed[0], opt_state=flushed[1])
 
     def _is_ahead(self, params):
         """Whether a part of the optimizer is to know the next batch."""
@@ -366,7 +363,8 @@ class DataParallel:
         params, opt_state = update(grads, *before)
         variables = state.variables
         if variables is not None:
-            variables = of_variables.merged(variables, new, share)
+            new = of_variables.merged(variables, new, share)
+            variables = numbers.kept(before[1], opt_state, variables, new)
         after = TrainState(state.step + 1, params, opt_state, variables, state.key)
         return after, self._of_all(loss, aux, share)
 
@@ -382,7 +380,7 @@ class DataParallel:
 
     def _local_evaluation(self, state, batch):
         if state.opt_state is not None and self._waits(state.params):
-            state = self._flushed(state)
+            state = halves.settled(self._tx, state)
         wire = Wire(self._axis_name)
         share = Share.of(batch, self._weight, wire)
         seen = observing.observed(self._tx, state.params)

@@ -43,11 +43,14 @@ from sparsejax.transforms import checks
 from sparsejax.transforms.buckets import Assignment, check_ids, joint
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.transforms.state import observing, sharded, tree
+from sparsejax.transforms.state.alike import numbers
+from sparsejax.transforms.state.alike.numbers import Sums
 from sparsejax.transforms.state.per_rank import PerRank, check_kind
 from sparsejax.transforms.state.totals import Totals
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.units.units import Dense
 from sparsejax.wire import Wire
+from sparsejax.wire.collectives import travelling
 
 
 @jax.tree_util.register_static
@@ -71,12 +74,15 @@ class ExchangeState(NamedTuple):
         traffic: What was sent the last time, by bucket: see `Traffic.as_one`.
         totals: What was sent since the first state.
         reduction: The reduction, for those who give the state to another number of ranks.
+        sums: Whether the last sums were finite, where `bad_numbers` asks and they may
+            overflow in 16 bits; else None.
     """
 
     schemes: dict[str, Any]
     traffic: dict[str, jax.Array]
     totals: Totals
     reduction: Reduction
+    sums: Sums | None = None
 
 
 class _Given(NamedTuple):
@@ -138,7 +144,12 @@ class Exchange:
             states[bucket.name] = state
         # Each its own arrays: a state that is donated may hold none twice.
         traffic = {bucket.name: no_traffic().as_one() for bucket in buckets}
-        return ExchangeState(states, traffic, Totals.zero(), Reduction(self.mean))
+        dtypes = [
+            travelling(leaves[bucket.leaves[0]].dtype, bucket.scheme.wire_dtype)
+            for bucket in buckets
+        ]
+        sums = numbers.first_sums(paths, dtypes)
+        return ExchangeState(states, traffic, Totals.zero(), Reduction(self.mean), sums)
 
     def _wire_if_known(self):
         """The ranks, or None outside `shard_map`, where no scheme may need them."""
@@ -269,11 +280,14 @@ class Exchange:
             left |= rest
         lossy = {i for bucket in buckets if bucket.is_lossy for i in bucket.leaves}
         places = range(len(accumulated))
+        summed = [sent[i] for i in places]
+        sums = None if state.sums is None else state.sums.after(summed, wire)
+        after = state.totals.plus(exchanged), state.reduction, sums
         return Outcome(
-            [sent[i] for i in places],
+            summed,
             [left.get(i) for i in places],
             [i in lossy and not dense for i in places],
-            ExchangeState(schemes, traffic, state.totals.plus(exchanged), state.reduction),
+            ExchangeState(schemes, traffic, *after),
         )
 
     def _exchange(self, bucket, before, given):

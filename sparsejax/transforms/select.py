@@ -211,9 +211,12 @@ class Select:
         """A leaf that is sent whole, by few bits if it was chosen, and its residual."""
         few_bits = x
         if draw is not None:
-            few_bits = self.sparsifier.rounded(x, draw)
+            finite = jnp.isfinite(x)
+            few_bits = self.sparsifier.rounded(jnp.where(finite, x, 0), draw)
             if self.has_memory:
                 few_bits = few_bits * self.sparsifier.shrink(x.size * draw.shards)
+            # One that is not finite goes as it is; in a norm it would spoil all others.
+            few_bits = jnp.where(finite & jnp.isfinite(few_bits), few_bits, x)
         sent = tree.rounded(few_bits, dtype)
         left = tree.rounding_error(x, sent) if self.has_memory else None
         return sent.reshape(shape), left

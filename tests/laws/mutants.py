@@ -45,6 +45,7 @@ DOCTOR = "tests/advise/doctor/test_findings.py"
 REPLICAS = "tests/transforms/state/test_replicas.py"
 SETUP = "tests/transforms/state/test_setup.py"
 CHECK_EVERY = "tests/training/test_check_every.py"
+BAD_NUMBERS = "tests/transforms/test_bad_numbers.py"
 
 MUTANTS = {
     # What is summed.
@@ -502,31 +503,73 @@ MUTANTS = {
         "tests/transforms/test_sync.py tests/laws/test_bad_input.py",
     ),
     "what rounding takes from a sum is lost": Mutant(
-        "sparsejax/transforms/wrappers.py",
+        "sparsejax/transforms/wrappers/sleeping.py",
         "scale * tree.rounding_error(total[0] / scale, x)[None]",
         "jnp.zeros_like(total)",
         "tests/transforms/test_wrappers.py",
     ),
     "the chain runs at the first of k steps": Mutant(
-        "sparsejax/transforms/wrappers.py",
+        "sparsejax/transforms/wrappers/sleeping.py",
         "is_due = state.step % every == every - 1",
         "is_due = state.step % every == 0",
         "tests/transforms/test_wrappers.py",
     ),
     "warm-up lasts a step longer": Mutant(
-        "sparsejax/transforms/wrappers.py",
+        "sparsejax/transforms/wrappers/sleeping.py",
         "out, inner = axes.cond(state.step < steps,",
         "out, inner = axes.cond(state.step <= steps,",
         "tests/laws/test_conservation.py::test_momentum_correction_after_a_dense_warm_up",
     ),
     "infinities are not skipped": Mutant(
-        "sparsejax/transforms/wrappers.py",
-        "jnp.any(~jnp.isfinite(numbers))",
-        "jnp.any(jnp.isnan(numbers))",
+        "sparsejax/transforms/state/alike/numbers.py",
+        "is_bad = jnp.any(~jnp.isfinite(x))",
+        "is_bad = jnp.any(jnp.isnan(x))",
         "tests/transforms/test_wrappers.py",
     ),
+    "a sum that is too large for 16 bits is kept": Mutant(
+        "sparsejax/transforms/state/alike/numbers.py",
+        "jnp.array(numbers, jnp.int32)[sums.over]",
+        "jnp.array(numbers, jnp.int32)[0 * sums.over]",
+        BAD_NUMBERS,
+    ),
+    "an error names another rank than the first": Mutant(
+        "sparsejax/transforms/state/alike/numbers.py",
+        "rank = jnp.argmax(is_bad)",
+        "rank = is_bad.size - 1 - jnp.argmax(is_bad[::-1])",
+        BAD_NUMBERS,
+    ),
+    "a threshold that is no number is used again": Mutant(
+        "sparsejax/sparsifiers/reuse_threshold.py",
+        "return jnp.where(jnp.isfinite(moved), moved, 0)",
+        "return moved",
+        f"{BAD_NUMBERS}::test_a_threshold_that_is_no_number_is_used_once",
+    ),
+    "a NaN spoils all that is rounded with it": Mutant(
+        "sparsejax/transforms/select.py",
+        "few_bits = self.sparsifier.rounded(jnp.where(finite, x, 0), draw)",
+        "few_bits = self.sparsifier.rounded(x, draw)",
+        BAD_NUMBERS,
+    ),
+    "a state with a new part is another state": Mutant(
+        "sparsejax/transforms/state/checkpoints/comparing.py",
+        'return isinstance(part, Node) and part.type == "None"',
+        "return False",
+        "tests/transforms/state/checkpoints/test_formats.py",
+    ),
+    "a step that is left out changes variables": Mutant(
+        "sparsejax/training/numbers.py",
+        "is_left_out = after.skipped > before.skipped",
+        "is_left_out = after.skipped < before.skipped",
+        "tests/training/test_bad_numbers.py",
+    ),
+    "a step that was left out raises again": Mutant(
+        "sparsejax/training/numbers.py",
+        "since=int(np.asarray(tree.here(own.found.step))) - 1",
+        "since=0",
+        "tests/training/test_bad_numbers.py",
+    ),
     "a rank clips as if it were alone": Mutant(
-        "sparsejax/transforms/wrappers.py",
+        "sparsejax/transforms/wrappers/clipping.py",
         "most = norm * wire.ranks**-0.5",
         "most = norm * 1.0",
         "tests/transforms",
@@ -631,7 +674,7 @@ MUTANTS = {
         f"{VERTICAL}::test_a_batch_that_does_not_fit_uses_up_no_state",
     ),
     "rows beside blocks stay late behind a flush": Mutant(
-        "sparsejax/training/trainer.py",
+        "sparsejax/training/halves.py",
         "return rows.settle(params, opt_state, lazy[0])",
         "return params, opt_state",
         "tests/embrace/horizontal/test_training.py",
@@ -1051,7 +1094,7 @@ MUTANTS = {
         "tests/transforms/test_rows_exchange.py",
     ),
     "rows that are listed twice have two norms": Mutant(
-        "sparsejax/transforms/wrappers.py",
+        "sparsejax/transforms/wrappers/clipping.py",
         "[leaf.merged() if is_row_grads(leaf) else leaf for leaf in leaves]",
         "[leaf if is_row_grads(leaf) else leaf for leaf in leaves]",
         "tests/training/test_by_rows.py",

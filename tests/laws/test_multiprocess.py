@@ -72,7 +72,7 @@ def by_one_and_by_two(worker, folder):
 @pytest.mark.multiprocess
 def test_processes_that_give_their_own_shares_train_as_one_that_gives_all(tmp_path):
     whole, parts = by_one_and_by_two("tests.training.worker", tmp_path)
-    assert len(whole.files) == 34
+    assert len(whole.files) == 36
     for name in whole.files:
         held = [part[name] for part in parts]
         if held[0].shape == whole[name].shape:

@@ -4,7 +4,8 @@
 
 With a coordinator there are two processes of two devices, and each gives its own half of a
 batch; without one there are four devices, and a batch is given whole. In the last step the
-second process has run out of data. Writes what can be seen of the results to OUT, as .npz.
+second process has run out of data. Then it gives a NaN, at which both raise. Writes what
+can be seen of the results to OUT, as .npz.
 """
 
 import sys
@@ -29,9 +30,12 @@ def main(out, coordinator=None, rank=0):
         )
     # After the backend is settled: these make arrays.
     import numpy as np
+    import optax
     import pytest
 
-    from sparsejax.errors import ArgumentError
+    import sparsejax
+    from sparsejax.errors import ArgumentError, BadNumberError
+    from tests import helpers
     from tests.training import model
 
     def own(batch):
@@ -59,6 +63,17 @@ def main(out, coordinator=None, rank=0):
         with pytest.raises(ArgumentError, match=fix):
             trainer.step(state, short)
     seen = {key: _own_parts(value) for key, value in results.items()}
+    # A NaN that the second process has given the last rank: both raise, and go on.
+    chain = optax.chain(sparsejax.dense_sync(), optax.sgd(0.5))
+    loss_fn = lambda params, batch: params["w"] * batch["x"].mean()
+    mesh = helpers.mesh_of(model.RANKS)
+    trainer = sparsejax.data_parallel(loss_fn, chain, mesh, bad_numbers="raise")
+    batch = own({"x": np.array([1, 2, 3, np.nan], np.float32)})
+    with pytest.raises(BadNumberError, match=r"step 0: .* has a NaN on rank 3\.") as raised:
+        trainer.step(trainer.init(model.PARAMS), batch)
+    seen["said"] = np.frombuffer(str(raised.value).encode(), np.uint8)
+    state, _ = trainer.step(raised.value.state, own({"x": np.ones(4, np.float32)}))
+    seen["behind it"] = _own_parts(state.params["w"])
     np.savez(out, **{key.replace("/", " "): value for key, value in seen.items()})
     if coordinator is not None:
         jax.distributed.shutdown()

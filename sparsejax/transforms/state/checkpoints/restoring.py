@@ -175,7 +175,7 @@ def _places(saved: Any, like: Any, others: bool, path: str = "") -> Iterator[_Pl
         yield _Place(path, saved, like, is_held)
         return
     for name, child in parts:
-        yield from _places(saved.parts[name], child, others, joined(path, name))
+        yield from _places(saved.parts.get(name), child, others, joined(path, name))
 
 
 def _sharding(like):

@@ -1,0 +1,28 @@
+"""Wrappers around any chain with a synchronization: accumulate, warm up, skip, clip.
+
+Each takes an optax transformation and returns one, and they nest:
+
+    tx = sparsejax.accumulate(
+        optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3)), every=4)
+
+The optimizer belongs inside: in a step in which nothing is sent it is not run, and its
+state, the momentum and the count of steps, stays as it is.
+
+Over the wire goes what the chain inside sends, and for `skip_nonfinite` and `bad_numbers`
+one number of each rank, on which all agree (`state.alike.numbers`). What decides between
+sending and not sending is a step counter or that number, so all ranks decide alike.
+"""
+
+from sparsejax.transforms.wrappers.clipping import clip_by_rank as clip_by_rank
+from sparsejax.transforms.wrappers.common import check_reduce as check_reduce
+from sparsejax.transforms.wrappers.guarding import (
+    SkipState as SkipState,
+    bad_numbers as bad_numbers,
+    skip_nonfinite as skip_nonfinite,
+)
+from sparsejax.transforms.wrappers.sleeping import (
+    AccumulateState as AccumulateState,
+    WarmUpState as WarmUpState,
+    accumulate as accumulate,
+    warm_up as warm_up,
+)

@@ -1,0 +1,84 @@
+"""Clips each rank's gradient by itself, before anything is sent. Nothing is sent for it."""
+
+import jax.numpy as jnp
+import optax
+
+from sparsejax import axes, errors
+from sparsejax.axes import AxisName
+from sparsejax.transforms import select
+from sparsejax.transforms.signatures import described
+from sparsejax.transforms.state import sharded, tree
+from sparsejax.units.dtypes import wide
+from sparsejax.units.row_grads import is_row_grads
+from sparsejax.wire import Wire
+
+
+@described
+def clip_by_rank(
+    norm: float,
+    axis_name: AxisName | None = None,
+    *,
+    model_axis: AxisName | None = None,
+) -> optax.GradientTransformation:
+    """Clips each rank's gradient, before anything is sent, at a norm over all leaves.
+
+    The norm is divided by the square root of the number of ranks: so the norm of a sum of
+    gradients that point in independent directions is at most about `norm`.
+
+    Args:
+        norm: The norm; smaller clips more.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        model_axis: The mesh axis over which tensors are sharded, if any.
+
+    Example:
+        >>> clip, top = sparsejax.transforms.clip_by_rank(1.0), sparsejax.dgc(0.01)
+        >>> tx = optax.chain(clip, top, sparsejax.zen_sync(), optax.sgd(0.1))
+    """
+    errors.check_positive("clip_norm", norm)
+    name = "sparsejax.transforms.clip_by_rank"
+
+    def init(params):
+        del params
+        return optax.EmptyState()
+
+    def update(updates, state, params=None, **extra):
+        del params, extra
+        wire = Wire.over(axis_name, f"update of {name}")
+        sharded.refuse(
+            updates,
+            name,
+            "and its gradient holds those of all ranks already: leave it out with "
+            "optax.masked, or scale the loss.",
+        )
+        paths, leaves, structure = tree.flatten(updates, name, rows=True)
+        # Rows that are listed twice add up before they have a norm.
+        leaves = [leaf.merged() if is_row_grads(leaf) else leaf for leaf in leaves]
+        select.check_model_axis(model_axis, wire)
+        for path, leaf in zip(paths, leaves, strict=True):
+            select.require_local(path, tree.numbers(leaf), wire)
+        arrays = [tree.numbers(leaf) for leaf in leaves]
+        select.check_shards(arrays, model_axis, "clip_norm")
+        numbers = [x.astype(wide(x.dtype)) for x in arrays]
+        # A number that is not finite would make the norm, and all other numbers, so.
+        finite = [jnp.where(jnp.isfinite(x), x, 0) for x in numbers]
+        squares = [_over_shards(jnp.sum(x * x), model_axis) for x in finite]
+        most = norm * wire.ranks**-0.5
+        scale = most / jnp.maximum(jnp.sqrt(sum(squares, jnp.float32(0))), most)
+        clipped = [
+            tree.with_numbers(leaf, (x * scale).astype(leaf.dtype))
+            for x, leaf in zip(numbers, leaves, strict=True)
+        ]
+        return structure.unflatten(clipped), state
+
+    return tree.transformation(init, update)
+
+
+def _over_shards(square, model_axis):
+    """A square added up over the shards of a leaf; a replicated leaf counts once."""
+    if model_axis is None:
+        return square
+    shards = Wire(model_axis)
+    names = frozenset(axes.axis_names(model_axis))
+    if axes.is_checking(model_axis) and not names & axes.varying_axes(square):
+        return square
+    return shards.psum(shards.per_rank(square))[0]

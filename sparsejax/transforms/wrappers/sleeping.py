@@ -1,0 +1,173 @@
+"""Chains that sleep in some steps, or send everything in the first: accumulate, warm up.
+
+A step counter decides, which is the same on all ranks.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sparsejax import axes, errors
+from sparsejax.axes import AxisName
+from sparsejax.transforms.signatures import described
+from sparsejax.transforms.state import observing, sharded, tree
+from sparsejax.transforms.state.per_rank import (
+    PerRank,
+    by_rank,
+    check_kind,
+    check_like,
+    check_ranks,
+)
+from sparsejax.transforms.wrappers.common import check_reduce, checked, require_exchange
+from sparsejax.wire import Wire
+
+
+class AccumulateState(NamedTuple):
+    """State of `accumulate`.
+
+    Attributes:
+        step: int32: updates so far.
+        pending: The sum of the gradients since the last synchronization, a tree like the
+            parameters: `PerRank`.
+        inner: The state of the chain inside.
+    """
+
+    step: jax.Array
+    pending: PerRank | None
+    inner: Any
+
+
+class WarmUpState(NamedTuple):
+    """State of `warm_up`.
+
+    Attributes:
+        step: int32: updates so far.
+        inner: The state of the chain inside.
+    """
+
+    step: jax.Array
+    inner: Any
+
+
+@described
+def accumulate(
+    tx: optax.GradientTransformation,
+    every: int,
+    axis_name: AxisName | None = None,
+    *,
+    reduce: str = "mean",
+) -> optax.GradientTransformationExtraArgs:
+    """Adds up gradients on each rank, and runs a chain at every k-th step alone.
+
+    The steps between return zeros, send nothing, and leave the state of the chain as it
+    is, an optimizer's too. Sums are kept in float32 or wider, and what rounding to the
+    gradient's dtype takes from them is added to the next ones. `ids` are not passed on,
+    since they are those of one batch.
+
+    Args:
+        tx: The chain, with a synchronization in it.
+        every: Run it at every k-th step; larger sends less often.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        reduce: Whether the chain is given the "mean" of k gradients or their "sum".
+
+    Example:
+        >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
+        >>> tx = sparsejax.accumulate(tx, every=4)
+    """
+    tx = checked(tx, "accumulate")
+    errors.check_whole("every", every, 1)
+    check_reduce(reduce)
+    name = "sparsejax.accumulate"
+
+    def init(params):
+        if observing.is_observing():
+            with observing.inside(observing.Wrapper(every=every, takes_rows=False)):
+                return AccumulateState(jnp.int32(0), None, tx.init(params))
+        require_exchange(tx, params, name)
+        why = f"{name} (every={every}) adds up gradients on each rank"
+        axis = axes.resolve_for_state(axis_name, name, why)
+        return AccumulateState(jnp.int32(0), by_rank(params, axis), tx.init(params))
+
+    def update(updates, state, params=None, **extra):
+        check_kind(state, AccumulateState, f"{name} (every={every})")
+        wire = Wire.over(axis_name, f"update of {name}")
+        sharded.require_sent(updates, name)
+        paths, leaves, structure = tree.flatten(updates, name)
+        for path, leaf in zip(paths, leaves, strict=True):
+            tree.check_dtype(path, leaf)
+            axes.require_local(path, tree.numbers(leaf), wire.axis)
+        check_ranks(state.pending, wire.ranks)
+        check_like(state.pending, paths, leaves, structure)
+        extra.pop("ids", None)
+        scale = every if reduce == "mean" else 1
+        dtypes = [leaf.dtype for leaf in leaves]
+        sums = [
+            total + tree.to_dense(leaf).astype(total.dtype)[None]
+            for total, leaf in zip(
+                structure.flatten_up_to(state.pending.value), leaves, strict=True
+            )
+        ]
+
+        def now(sums):
+            sent = [
+                tree.rounded(total[0] / scale, dtype)
+                for total, dtype in zip(sums, dtypes, strict=True)
+            ]
+            rest = [
+                scale * tree.rounding_error(total[0] / scale, x)[None]
+                for total, x in zip(sums, sent, strict=True)
+            ]
+            out, inner = tx.update(structure.unflatten(sent), state.inner, params, **extra)
+            return out, rest, inner
+
+        def later(sums):
+            return tree.nothing(jax.eval_shape(now, sums)[0]), sums, state.inner
+
+        is_due = state.step % every == every - 1
+        out, sums, inner = axes.cond(is_due, now, later, sums)
+        pending = state.pending.with_value(structure.unflatten(sums))
+        return out, AccumulateState(state.step + 1, pending, inner)
+
+    return tree.transformation(init, update)
+
+
+@described
+def warm_up(
+    tx: optax.GradientTransformation, steps: int
+) -> optax.GradientTransformationExtraArgs:
+    """Sends everything, by dense sums, in the first steps.
+
+    Sparsifiers and top-k schemes inside the chain then send their whole accumulated
+    gradient.
+
+    Args:
+        tx: The chain, with a synchronization in it.
+        steps: How many steps. Inside `accumulate` these are synchronizations.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))
+        >>> tx = sparsejax.warm_up(tx, steps=100)
+    """
+    tx = checked(tx, "warm_up")
+    errors.check_whole("steps", steps, 0)
+    name = "sparsejax.warm_up"
+
+    def init(params):
+        if not observing.is_observing():
+            require_exchange(tx, params, name)
+        with observing.inside(observing.Wrapper(dense_steps=steps)):
+            return WarmUpState(jnp.int32(0), tx.init(params))
+
+    def update(updates, state, params=None, **extra):
+        check_kind(state, WarmUpState, name)
+
+        def side(dense):
+            extras = {**extra, "dense": dense or extra.get("dense", False)}
+            return lambda updates: tx.update(updates, state.inner, params, **extras)
+
+        out, inner = axes.cond(state.step < steps, side(True), side(False), updates)
+        return out, WarmUpState(state.step + 1, inner)
+
+    return tree.transformation(init, update)

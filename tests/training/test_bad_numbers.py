@@ -1,0 +1,137 @@
+"""A trainer whose ranks are given a NaN now and then."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sparsejax
+from sparsejax.embrace import ColumnTable
+from sparsejax.errors import ArgumentError, BadNumberError
+from tests import helpers
+
+
+N = 2
+CHAIN = optax.chain(
+    sparsejax.top_k(0.5, min_size=1), sparsejax.dense_sync(), optax.adam(0.1)
+)
+
+
+def loss_fn(params, batch, *, variables, key):
+    noise = jax.random.uniform(key)
+    seen = {"mean": 0.5 * (variables["mean"] + batch.mean()), "own": batch.sum()}
+    return jnp.mean(params["w"] * jnp.arange(4.0)) * batch.mean() * (1 + noise), seen
+
+
+@functools.cache
+def trainer(policy="pass", tx=CHAIN):
+    return sparsejax.data_parallel(
+        loss_fn,
+        tx,
+        helpers.mesh_of(N),
+        variables={"mean": "mean", "own": "by_rank"},
+        bad_numbers=policy,
+    )
+
+
+def first(of):
+    params, seen = {"w": np.ones(4, np.float32)}, {"mean": np.float32(1)}
+    seen["own"] = np.float32(0)
+    return of.init(params, variables=seen, key=jax.random.key(0))
+
+
+GOOD, BAD = np.array([1, 3], np.float32), np.array([1, np.nan], np.float32)
+
+
+def octets(tree):
+    tree = tree._replace(key=None)
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
+
+
+def test_a_step_that_is_skipped_changes_nothing_but_the_number_of_the_step():
+    of = trainer("skip")
+    state, _ = of.step(first(of), GOOD)
+    before = octets(state._replace(opt_state=state.opt_state.inner, step=None))
+    state, loss = of.step(state, BAD)
+    assert np.isnan(loss)
+    assert octets(state._replace(opt_state=state.opt_state.inner, step=None)) == before
+    assert int(state.step) == 2
+    assert int(sparsejax.metrics(state.opt_state)["skip/skipped"]) == 1
+    state, loss = of.step(state, GOOD)
+    assert np.isfinite(loss)
+    assert octets(state._replace(opt_state=state.opt_state.inner, step=None)) != before
+
+
+def test_a_step_that_raises_says_where_and_hands_its_state_on():
+    """That by the wrapper in the chain, too, whatever stands around the trainer."""
+    tx = sparsejax.transforms.bad_numbers(CHAIN, "raise", helpers.AXIS)
+    for of in (trainer("raise"), trainer(tx=tx)):
+        state, _ = of.step(first(of), GOOD)
+        before = octets(state._replace(opt_state=state.opt_state.inner, step=None))
+        match = "step 1: the gradient of 'w' has a NaN on rank 1"
+        with pytest.raises(BadNumberError, match=match) as raised:
+            of.step(state, BAD)
+        state = raised.value.state
+        assert octets(state._replace(opt_state=state.opt_state.inner, step=None)) == before
+        state, loss = of.step(state, GOOD)
+        assert np.isfinite(loss)
+        assert int(state.step) == 3
+
+
+def test_passing_on_is_what_is_done_if_nothing_is_said():
+    of = trainer()
+    assert of.init({"w": np.ones(4, np.float32)}).opt_state.__class__ is tuple
+    state, _ = of.step(first(of), BAD)
+    assert np.isnan(np.asarray(state.params["w"])).any()
+
+
+def rows_loss(params, batch):
+    table = params["users"]
+    read = sparsejax.lookup
+    if isinstance(table, ColumnTable):
+        read = sparsejax.column_lookup
+    return jnp.mean(read(table, batch["ids"]) ** 2) * jnp.mean(batch["scale"])
+
+
+def test_rows_of_tables_are_looked_at_too():
+    """Listed by `lazy`, and of tables by columns, whose gradient each rank has whole."""
+    mesh, rows = helpers.mesh_of(N), sparsejax.lazy(optax.adam(1e-2))
+    table = jax.random.normal(jax.random.key(0), (300, 256))
+    columns = ColumnTable.create(jax.random.key(0), 300, 6, mesh)
+    ids = np.arange(8, dtype=np.int32) * 7
+    good = {"ids": ids, "scale": np.ones(8, np.float32)}
+    bad = good | {"scale": np.where(np.arange(8) == 6, np.inf, 1).astype(np.float32)}
+    for users, tx in (
+        (table, optax.chain(sparsejax.zen_sync(rules={"users": "sparse"}), rows)),
+        (columns, optax.chain(sparsejax.embrace_sync(vertical=False), rows)),
+    ):
+        of = sparsejax.data_parallel(rows_loss, tx, mesh, bad_numbers="raise")
+        state, _ = of.step(of.init({"users": users}), good)
+        before = octets(state._replace(opt_state=state.opt_state.inner, step=None))
+        match = "step 1: the gradient of 'users' has a"
+        with pytest.raises(BadNumberError, match=match) as raised:
+            of.step(state, bad)
+        state = raised.value.state
+        assert octets(state._replace(opt_state=state.opt_state.inner, step=None)) == before
+        after, _ = of.step(state, good)
+        assert np.isfinite(np.asarray(jax.tree.leaves(after.params)[0])).all()
+
+
+def test_what_holds_gradients_back_is_refused():
+    mesh = helpers.mesh_of(N)
+    chain = optax.chain(sparsejax.dense_sync(), optax.sgd(0.1))
+    blocks = sparsejax.embrace.horizontal(chain, order=["w"])
+    with pytest.raises(ArgumentError, match=r"bad_numbers='skip'.*embrace\.horizontal"):
+        sparsejax.data_parallel(loss_fn, blocks, mesh, bad_numbers="skip")
+    late = optax.chain(sparsejax.embrace_sync(), sparsejax.lazy(optax.adam(1e-2)))
+    columns = ColumnTable.create(jax.random.key(0), 300, 6, mesh)
+    of = sparsejax.data_parallel(rows_loss, late, mesh, bad_numbers="skip")
+    batch = {"ids": np.arange(4, dtype=np.int32), "scale": np.ones(4, np.float32)}
+    state = of.init({"users": columns})
+    with pytest.raises(ArgumentError, match=r"bad_numbers.*vertical=False"):
+        of.step(state, batch, None)
+    with pytest.raises(ArgumentError, match="bad_numbers must be one of 'pass', 'skip'"):
+        trainer("ignore")

@@ -1,0 +1,402 @@
+"""NaN, infinities and sums too large for 16 bits: all ranks do the same, and forget them.
+
+Every scheme, every sparsifier and every system, by "raise", which leaves a step out as
+"skip" does and says where it was, and by "pass". What exact schemes make of such numbers
+says `tests.laws.test_exact_sum`, to the bit.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import schemes, sparsifiers
+from sparsejax.errors import ArgumentError, BadNumberError, StateError
+from sparsejax.transforms import bad_numbers, check_numbers
+from sparsejax.units.row_grads import RowGrads
+from tests import helpers
+from tests.laws import test_conservation as tables
+
+
+N, SIZE = 4, 2003
+PAIR = ("hosts", "chips")
+RULES = {"w": "sparse"}
+SHAPES = {"bias": (7,), "w": (SIZE,)}
+MATRICES = {"bias": (7,), "w": (48, 40)}
+
+
+class Case(NamedTuple):
+    """A chain, and what it is given.
+
+    Attributes:
+        make: Makes the chain that synchronizes, without optimizer.
+        shapes: Of the leaves.
+        axes: The mesh axes of the ranks.
+        dtype: Of `w` where a sum is to be too large for 16 bits.
+        large: What its elements are there, by rank.
+    """
+
+    make: Callable[[], Any]
+    shapes: dict[str, Any] = SHAPES
+    axes: Any = helpers.AXIS
+    dtype: str = "float16"
+    large: tuple[float, ...] = (60_000, 60_000, 0, 0)
+
+
+def summing(scheme, **options):
+    return lambda: sparsejax.sync(scheme, reduce="sum", rules=RULES, **options)
+
+
+def selecting(make):
+    own = lambda: sparsejax.sparsify(make(0.05), min_size=100)
+    return lambda: optax.chain(own(), sparsejax.dense_sync(reduce="sum"))
+
+
+EXACT = {name: Case(summing(scheme)) for name, scheme in tables.SCHEMES.items()}
+EXACT["TwoLevel"] = Case(
+    lambda: sparsejax.sync(schemes.Zen(), PAIR, reduce="sum", rules=RULES), axes=PAIR
+)
+EXACT["Zen, narrow"] = Case(
+    summing(schemes.Zen(), wire_dtype="float16"), dtype="float32", large=(1e6, 0, 0, 0)
+)
+SPARSIFIERS = {name: Case(selecting(make)) for name, make in tables.SPARSIFIERS.items()}
+SYSTEMS = {
+    "DGC, momentum": Case(
+        lambda: optax.chain(
+            sparsejax.dgc(0.05, momentum=0.9, min_size=100),
+            sparsejax.zen_sync(reduce="sum"),
+        ),
+    ),
+    "GTopk": Case(summing(schemes.GTopk(0.05))),
+    "SparDL": Case(summing(schemes.SparDL(0.05))),
+    "SparDL, teams": Case(summing(schemes.SparDL(0.05, teams=2))),
+    "OkTopk": Case(summing(schemes.OkTopk(0.05, threshold_every=4))),
+    "TopK-DSA": Case(
+        lambda: sparsejax.transforms.topk_dsa_sync(0.05, reduce="sum", rules=RULES)
+    ),
+    "PowerSGD": Case(summing(schemes.PowerSGD(2)), MATRICES),
+}
+CASES = EXACT | SPARSIFIERS | SYSTEMS
+ALWAYS = ["Zen", "TopK", "OkTopk"]
+SHOWN = ["TopK", "OkTopk", "Sign"]
+
+
+def program(case, tx):
+    """From gradients [n, steps, ...] to updates and states by step, both by rank."""
+
+    def on_rank(grads):
+        grads = jax.tree.map(lambda x: x[0], grads)
+        params = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), grads)
+
+        def step(state, grad):
+            updates, state = tx.update(grad, state, params)
+            return state, (updates, state)
+
+        return jax.tree.map(
+            lambda x: x[None], jax.lax.scan(step, tx.init(params), grads)[1]
+        )
+
+    two = case.axes == PAIR
+    mesh = helpers.grid(hosts=2, chips=2) if two else helpers.mesh_of(N)
+    specs = {"in_specs": P(case.axes), "out_specs": P(case.axes)}
+    run = jax.jit(jax.shard_map(on_rank, mesh=mesh, **specs))
+    return lambda grads: jax.tree.map(np.asarray, run(grads))
+
+
+def gradients(case, steps, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    dtypes = {"bias": "float32", "w": dtype}
+    return {
+        name: rng.standard_t(3, (N, steps, *shape)).clip(-100, 100).astype(dtypes[name])
+        for name, shape in case.shapes.items()
+    }
+
+
+# --- Left out.
+
+# Of seven steps these are bad: number, leaf, rank, and what the error says.
+BAD = {
+    1: ("w", 1, np.nan, r"step 1: the gradient of 'w' has a NaN on rank 1\."),
+    2: ("w", 2, np.inf, r"step 2: the gradient of 'w' has an infinity on rank 2\."),
+    3: ("bias", 0, -np.inf, r"step 3: the gradient of 'bias' has an infinity on rank 0\."),
+    4: ("w", None, None, r"step 4: the sum of 'w' over the ranks is not finite"),
+}
+GOOD = [0, 5, 6]
+
+
+def with_bad_steps(case):
+    grads = gradients(case, 7, case.dtype)
+    for step, (leaf, rank, value, _) in BAD.items():
+        if rank is None:
+            large = np.array(case.large).reshape(N, *[1] * len(case.shapes["w"]))
+            grads["w"][:, step] = np.where(large > 0, large, grads["w"][:, step])
+        else:
+            grads[leaf][rank, step].flat[5] = value
+    return grads
+
+
+def at(tree, step):
+    return jax.tree.map(lambda x: x[:, step], tree)
+
+
+def octets(tree):
+    return [x.tobytes() for x in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize(
+    "name", [*ALWAYS, *helpers.slow(*(name for name in CASES if name not in ALWAYS))]
+)
+def test_a_bad_step_is_left_out_everywhere_and_told(name):
+    case = CASES[name]
+    axes = case.axes if case.axes == PAIR else None
+    chain = optax.chain(case.make(), optax.sgd(0.1, momentum=0.9))
+    run = program(case, bad_numbers(chain, "raise", axes))
+    grads = with_bad_steps(case)
+    updates, states = run(grads)
+    helpers.assert_same_on_all_ranks((updates, states.skipped, states.found.last))
+    before = at(states.inner, 0)
+    for step, (*_, said) in BAD.items():
+        assert not any(x.any() for x in jax.tree.leaves(at(updates, step)))
+        assert octets(at(states.inner, step)) == octets(before), f"step {step} is kept"
+        assert (states.skipped[:, step] == step).all()
+        own = jax.tree.map(lambda x, step=step: x[0, step], states)
+        with pytest.raises(BadNumberError, match=said):
+            check_numbers(own)
+        check_numbers(own, since=step + 1)
+    # Without them, by the same program: at its end they cannot change anything.
+    order = [*GOOD, *BAD]
+    clean, after = run({name: x[:, order] for name, x in grads.items()})
+    for now, step in enumerate(GOOD):
+        assert octets(at(updates, step)) == octets(at(clean, now))
+        assert octets(at(states.inner, step)) == octets(at(after.inner, now))
+    assert np.asarray(updates["w"][:, GOOD]).any()
+
+
+def test_skip_is_raise_without_a_word():
+    case = CASES["Zen"]
+    chain = optax.chain(case.make(), optax.sgd(0.1, momentum=0.9))
+    grads = with_bad_steps(case)
+    told, skipped = (
+        program(case, bad_numbers(chain, policy))(grads) for policy in ("raise", "skip")
+    )
+    assert octets(told[0]) == octets(skipped[0])
+    assert octets(told[1].inner) == octets(skipped[1].inner)
+    assert skipped[1].found is None
+    assert skipped[1].skipped[0].tolist() == told[1].skipped[0].tolist()
+    seen = sparsejax.metrics(jax.tree.map(lambda x: x[0, -1], skipped[1]))
+    assert int(seen["skip/skipped"]) == len(BAD)
+
+
+def test_all_ranks_with_such_numbers_are_counted_and_the_first_is_named():
+    case = CASES["Zen"]
+    grads = gradients(case, 1, "float32")
+    grads["w"][2, 0, 3] = grads["w"][1, 0, 9] = grads["bias"][3, 0, 1] = np.nan
+    run = program(case, bad_numbers(case.make(), "raise"))
+    own = jax.tree.map(lambda x: x[0, 0], run(grads)[1])
+    match = r"'w' has a NaN on rank 1, the first of 3 ranks that have such numbers\."
+    with pytest.raises(BadNumberError, match=match):
+        check_numbers({"of": [own]})
+
+
+# --- Passed on.
+
+
+def only_where_it_was(updates, bad):
+    """Later, too, as far as one waits; no other element, and no more once all are out."""
+    found = ~np.isfinite(updates["w"][0])
+    assert not found[:, ~bad].any()
+    assert np.isfinite(updates["bias"]).all()
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *SHOWN,
+        *helpers.slow(*(name for name in SPARSIFIERS | SYSTEMS if name not in SHOWN)),
+    ],
+)
+def test_what_is_passed_on_shows_on_all_ranks_and_is_forgotten(name):
+    case, steps = CASES[name], 12
+    grads = gradients(case, steps, "float32", seed=1)
+    flat = grads["w"].reshape(N, steps, -1)
+    flat[1, 1, 17], flat[2, 1, 1000], flat[0, 1, 1500] = np.nan, np.inf, -np.inf
+    # Two NaNs at one place have two payloads, and infinities make one of their own.
+    flat[:2, 1, 40] = np.array([0x7FC12345, 0xFFC00777], np.uint32).view(np.float32)
+    flat[2:, 1, 40] = np.inf, -np.inf
+    updates, states = program(case, case.make())(grads)
+    helpers.assert_same_on_all_ranks(updates)
+    bad = np.zeros(flat.shape[2], bool)
+    bad[[17, 40, 1000, 1500]] = True
+    bad = bad.reshape(case.shapes["w"])
+    if name == "PowerSGD":
+        assert np.isnan(updates["w"][:, 1]).all()
+        assert np.isfinite(updates["w"][:, 2:]).all()
+    else:
+        found = only_where_it_was(updates, bad)
+        if name != "RandomK":  # whose turn it is goes
+            assert (found.any(0) == bad).all()
+            # Of ranks that select by a hash one may have no slot for it, and send it later.
+            assert "Dragonn" in name or (found.sum(0) <= 1).all(), "each shows once"
+            assert not found[6:].any(), "and soon"
+            exact = updates["w"][0].reshape(steps, -1)
+            assert np.isnan(exact[:, [17, 40]]).any(0).all()
+            assert np.isposinf(exact[:, 1000]).any()
+            assert np.isneginf(exact[:, 1500]).any()
+    if name == "Sign":  # The others are rounded, all of a rank to one magnitude.
+        assert len(np.unique(updates["w"][0, 1][~bad])) <= 2**N
+    last = jax.tree.map(lambda x: x[:, -1], states)
+    held = sparsejax.residuals(last)["w"]
+    assert np.isfinite(held)[..., ~bad].all()
+    if name != "RandomK":
+        assert np.isfinite(held).all()
+    if "momentum" in name or name == "PowerSGD":
+        return
+    # No other element has lost anything.
+    given = flat.reshape(N, steps, *case.shapes["w"])[..., ~bad].astype(np.float64)
+    sent = updates["w"][0][..., ~bad].astype(np.float64).sum(0)
+    waits = held[..., ~bad].astype(np.float64).sum((0, 1))
+    error = np.abs(given.sum((0, 1)) - sent - waits)
+    assert (error <= 1e-5 * np.abs(given).sum((0, 1)) + 1e-30).all()
+
+
+def test_a_threshold_that_is_no_number_is_used_once():
+    """More NaNs than are to be sent make the threshold one; it is used for four steps."""
+    make = lambda density: sparsifiers.ReuseThreshold(density, every=8)
+    case = Case(selecting(make))
+    grads = gradients(case, 6, "float32")
+    grads["w"][:, 0, ::4] = np.nan
+    updates, _ = program(case, case.make())(grads)
+    sent = np.isfinite(updates["w"][0]) & (updates["w"][0] != 0)
+    # A room of 126 elements a step, 501 NaNs: from then on the largest go.
+    assert (sent[5:].sum(1) > 100).all()
+
+
+def test_a_sum_of_several_steps_forgets_it():
+    case = Case(lambda: sparsejax.accumulate(sparsejax.dense_sync(), 2))
+    grads = gradients(case, 6, "float32")
+    grads["w"][1, 0, 3], grads["w"][2, 1, 4] = np.nan, np.inf
+    updates, states = program(case, case.make())(grads)
+    helpers.assert_same_on_all_ranks(updates)
+    found = ~np.isfinite(updates["w"][0])
+    assert np.argwhere(found).tolist() == [[1, 3], [1, 4]]
+    assert np.isfinite(states.pending.value["w"][:, 1:]).all()
+
+
+def test_what_is_too_large_for_the_wire_is_infinite_there_alone():
+    case = EXACT["Zen, narrow"]
+    grads = gradients(case, 1, "float32")
+    grads["w"][2, 0, 5], grads["w"][1, 0, 9] = 1e6, -1e6
+    updates, _ = program(case, case.make())(grads)
+    helpers.assert_same_on_all_ranks(updates)
+    found = updates["w"][0, 0]
+    assert np.argwhere(~np.isfinite(found)).tolist() == [[5], [9]]
+    assert (found[[5, 9]] == [np.inf, -np.inf]).all()
+
+
+@pytest.mark.parametrize("scheme", [schemes.Zen(), *helpers.slow(schemes.AGSparse())])
+def test_of_rows_only_the_number_itself_is_bad(scheme):
+    tx = sparsejax.sync(scheme, reduce="sum", rules=RULES)
+    height, ids = 400, np.arange(N * 6).reshape(N, 6) % 20
+
+    def on_rank(ids, rows):
+        grads = {"w": RowGrads(ids, rows, (height, 3))}
+        out = tx.update(grads, tx.init({"w": jnp.zeros((height, 3))}))[0]["w"]
+        return out.to_dense()
+
+    rows = np.random.default_rng(0).integers(-4, 5, (N, 6, 3)).astype(np.float32)
+    rows[1, 2, 1], rows[3, 0, 2], rows[0, 4, 0] = np.nan, np.inf, -np.inf
+    sums = helpers.ranked(on_rank, N)(ids, rows)
+    helpers.assert_same_on_all_ranks(sums)
+    want = np.zeros((height, 3), np.float32)
+    np.add.at(want, ids, rows)
+    np.testing.assert_array_equal(sums[0], want)
+
+
+# --- What it costs, and what it refuses.
+
+
+def sent(policy):
+    tx = optax.chain(sparsejax.dense_sync(), optax.sgd(0.1))
+    tx = tx if policy is None else bad_numbers(tx, policy)
+    run = lambda x: tx.update({"w": x}, tx.init({"w": x}))[0]
+    seen = helpers.traced_collectives(run, jnp.zeros((N, 9)), N)
+    return [(each.name, each.bytes) for each in seen]
+
+
+def test_a_word_of_each_rank_is_sent_and_nothing_where_all_is_passed_on():
+    assert sent("pass") == sent(None)
+    assert sent("skip") == [("pmax", 4), *sent(None)]
+    assert sent("raise") == [("all_gather", 4), *sent(None)]
+
+
+@pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
+def test_shards_that_only_one_rank_of_another_axis_has(check_vma):
+    """All devices leave the step out where one shard has a NaN, or is too large."""
+    mesh = helpers.grid(data=2, model=2)
+    tx = bad_numbers(sparsejax.dense_sync("data", reduce="sum"), "raise", "data")
+
+    def on_rank(x):
+        grads = {"w": x[0], "b": jnp.sum(x[0], 1)}
+
+        def step(state, grad):
+            updates, state = tx.update(grad, state)
+            return state, (updates["w"], state.found.last)
+
+        first = jax.tree.map(lambda x: x[0], grads)
+        updates, last = jax.lax.scan(step, tx.init(first), grads)[1]
+        return updates, last[None, None]
+
+    run = jax.shard_map(
+        on_rank,
+        mesh=mesh,
+        in_specs=P("data", None, "model"),
+        out_specs=(P(None, "model"), P("data", "model")),
+        check_vma=check_vma,
+    )
+    x = np.ones((2, 3, 8), np.float16)
+    x[1, 1, 6], x[:, 2, 1] = np.nan, 60_000
+    updates, last = jax.jit(run)(x)
+    assert (np.asarray(updates).any(1) == [True, False, False]).all()
+    assert (np.asarray(last)[..., 1, :2] == [1, 1]).all()
+    assert (np.asarray(last)[..., 2, :2] == [2, -1]).all()
+
+
+def test_what_is_refused():
+    tx = bad_numbers(sparsejax.zen_sync(), "raise")
+    with pytest.raises(
+        ArgumentError, match="policy must be one of 'pass', 'skip', 'raise'"
+    ):
+        bad_numbers(tx, "ignore")
+    with pytest.raises(ArgumentError, match="bad_numbers wraps an optax transformation"):
+        bad_numbers(schemes.Zen(), "pass")
+    params = {"w": jnp.zeros(3)}
+    state, silent = tx.init(params), bad_numbers(sparsejax.zen_sync()).init(params)
+    check_numbers(state)
+    with pytest.raises(StateError, match="does not say where numbers were not finite"):
+        check_numbers(silent)
+    with pytest.raises(ArgumentError, match="check_numbers reads numbers, and was called"):
+        jax.eval_shape(check_numbers, state)
+    with pytest.raises(ArgumentError, match="since must be an int of at least 0"):
+        check_numbers(state, since=-1)
+
+    def update(given, leaf="w"):
+        run = lambda x: tx.update({leaf: x}, given)[0]
+        jax.eval_shape(helpers.stacked(run, N), jnp.zeros((N, 3)))
+
+    update(state)
+    with pytest.raises(StateError, match="a state of another policy, that does not say"):
+        update(silent)
+    with pytest.raises(StateError, match="have the leaf 'v', and the state was made for"):
+        update(state, "v")
+
+
+def test_it_prints_as_its_call():
+    tx = bad_numbers(optax.chain(sparsejax.zen_sync(), optax.sgd(0.1)), "raise")
+    assert repr(tx) == "bad_numbers(tx=chain(...), policy='raise')"
