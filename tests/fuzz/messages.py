@@ -6,7 +6,7 @@ wrong. So of each reader this is held:
 
     it ends     no loop is as long as a message says
     counts      it folds no more entries than the header says, and there is room for
-    behind      what lies behind a message changes nothing ("reference", "pallas")
+    behind      what lies behind a message changes nothing ("reference", "pallas", "ragged")
     canaries    what lies behind an array stays as it is ("pallas", and `triton_words`)
 
 Plain XLA clamps what is read and drops what is written outside by its own definition; the
@@ -118,9 +118,22 @@ def words_of(words: Words, right: np.ndarray) -> np.ndarray:
     return message
 
 
-def check(program: Any, words: Words) -> None:
-    """Raises unless a reader takes these words, and no more of them than there are."""
-    _READERS[program.scheme](by_hand.CASES[program.case], words)
+def check(program: Any, words: Words) -> set[str]:
+    """Raises unless a reader takes these words, and no more of them than there are.
+
+    Returns:
+        Which reader had something to read, and in which index code.
+    """
+    case = by_hand.CASES[program.case]
+    if not _READERS[program.scheme](case, words):
+        return set()
+    code = case.codes[case.rung]
+    return {program.scheme if program.scheme == "lists" else f"{program.scheme}: {code}"}
+
+
+def _compiled_as(case):
+    """The case for which its program is compiled: what else there is in it is data."""
+    return dataclasses.replace(case, rung=0, first=0)
 
 
 def _entries(case, message):
@@ -166,9 +179,10 @@ def _sizes(case):
     return {"longest": case.form.longest, "planes": case.form.planes, "at": AT}
 
 
-def check_reference(case: Any, words: Words) -> None:
+def check_reference(case: Any, words: Words) -> bool:
     """The operations of `pallas_kernels`, in plain XLA."""
-    _check_kernels(case, words, lambda *arrays: _by_reference(case)(*arrays)[:2])
+    run = _by_reference(_compiled_as(case))
+    return _check_kernels(case, words, lambda *arrays: run(*arrays)[:2])
 
 
 def _check_kernels(case, words, read: Callable[..., Any]):
@@ -186,6 +200,7 @@ def _check_kernels(case, words, read: Callable[..., Any]):
     # Those of one unit are added in any order, but here in the same.
     for one, other in zip(*results, strict=True):
         assert one.tobytes() == other.tobytes(), "it looks behind the message"
+    return entries > 0
 
 
 @functools.cache
@@ -220,17 +235,22 @@ def _into(case):
     return np.zeros((case.width, *case.shape), np.float32)
 
 
-def check_fold(case: Any, words: Words, how: str) -> None:
+def check_fold(case: Any, words: Words, how: str) -> bool:
     """`sparsejax.wire`: what the fold of an exchange is given."""
     message = words_of(words, case.received)
-    total, count = _folding(case, how)(_into(case), message, case.numbers)
-    assert int(count) <= _entries(case, message)
+    run = _folding(_compiled_as(case), how)
+    total, count = run(_into(case), message, case.numbers)
+    entries = _entries(case, message)
+    assert int(count) <= entries
     assert _changed(_into(case), np.asarray(total)) <= int(count)
+    return entries > 0
 
 
 @functools.cache
 def _by_ragged(case):
-    form = ragged.Form(case.form.ladder, "auto", case.shape, case.form.dtype, case.parts)
+    # Where messages have several codes, each is read by itself, too.
+    code = case.codes[case.rung] if len(case.codes) > 1 else "auto"
+    form = ragged.Form(case.form.ladder, code, case.shape, case.form.dtype, case.parts)
 
     def add(carry, sender, slots, values):
         del sender
@@ -249,7 +269,7 @@ def _by_ragged(case):
     return form, jax.jit(read)
 
 
-def check_ragged(case: Any, words: Words) -> None:
+def check_ragged(case: Any, words: Words) -> bool:
     """Messages without headers, and the counts that were told before."""
     form, read = _by_ragged(case)
     message = words_of(words, np.zeros((case.parts, form.words), np.uint32))
@@ -260,6 +280,12 @@ def check_ragged(case: Any, words: Words) -> None:
     assert _changed(_into(case), np.asarray(total)) <= int(count)
     assert (np.asarray(lengths) <= form.words).all()
     assert (np.asarray(lengths) >= 0).all()
+    # What lies behind a message is nobody's.
+    behind = np.arange(form.words) >= np.asarray(lengths)[:, None]
+    other, again, _ = read(_into(case), np.where(behind, ~message, message), coming)
+    assert int(again) == int(count)
+    assert np.asarray(other).tobytes() == np.asarray(total).tobytes(), "it looks behind"
+    return most.sum() > 0
 
 
 _HEIGHT, _ROOM, _SENDERS = 300, 24, 3
@@ -270,6 +296,7 @@ def _by_lists():
     like = RowGrads(jnp.zeros(_ROOM, jnp.int32), jnp.zeros((_ROOM, 2)), (_HEIGHT, 2))
 
     def on_rank(ids, rows, garbage):
+        # A list that is shorter than there is room for comes in a shorter message.
         send = lambda x: (garbage[:, : x.shape[1]], 0.0)
         channel = channels.Channel(send, _SENDERS, _SENDERS - 1)
         tables = [RowGrads(ids, rows, like.shape)]
@@ -281,16 +308,27 @@ def _by_lists():
     return jax.jit(mapped)
 
 
-def check_lists(case: Any, words: Words) -> None:
+def check_lists(case: Any, words: Words) -> bool:
     """Lists of rows that all ranks gather: slots that are anything."""
     del case
-    ids = np.arange(_SENDERS * _ROOM, dtype=np.int32).reshape(_SENDERS, _ROOM)
+    some = 1 + words.seed % _ROOM
+    ids = np.full((_SENDERS, _ROOM), _HEIGHT, np.int32)
+    ids[:, :some] = 1 + np.arange(_SENDERS * some).reshape(_SENDERS, some)
     rows = np.ones((_SENDERS, _ROOM, 2), np.float32)
     right = np.zeros((_SENDERS, 3 * _ROOM), np.uint32)
     right[:, ::3] = ids
-    found, sums = _by_lists()(ids, rows, words_of(words, right))
+    message = words_of(words, right)
+    found, sums = map(np.asarray, _by_lists()(ids, rows, message))
     assert found.shape[1] == min(_SENDERS * _ROOM, _HEIGHT)
     assert sums.shape == (*found.shape, 2)
+    slots = message[:, ::3].view(np.int32)
+    columns = min(size for size in row_lists.message_sizes(_ROOM, 12) if size >= some)
+    slots = slots[:, :columns]
+    if ((slots >= 0) & (slots <= _HEIGHT)).all():
+        # No row but those that came, and of what is behind a message none.
+        there = np.isin(found, slots) | (found == _HEIGHT)
+        assert there.all(), f"rows {found[~there]} are in no list"
+    return True
 
 
 @functools.cache
@@ -342,15 +380,16 @@ def _with_canaries(dead):
     return guarded
 
 
-def check_pallas(case: Any, words: Words) -> None:
+def check_pallas(case: Any, words: Words) -> bool:
     """The kernels of Pallas, interpreted, between canaries."""
+    run = _by_pallas(_compiled_as(case))
 
     def read(*arrays):
-        *found, died = _by_pallas(case)(*arrays)
+        *found, died = run(*arrays)
         assert not died, "a kernel wrote behind the end of an array"
         return found
 
-    _check_kernels(case, words, read)
+    return _check_kernels(case, words, read)
 
 
 _READERS = {
@@ -361,3 +400,9 @@ _READERS = {
     "lists": check_lists,
     "pallas": check_pallas,
 }
+
+
+def forget() -> None:
+    """Gives back the memory of all programs."""
+    for made in (_by_reference, _folding, _by_ragged, _by_lists, _by_pallas):
+        made.cache_clear()
