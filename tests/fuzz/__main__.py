@@ -21,14 +21,8 @@ import threading
 import time
 from typing import Any
 
+from benchmarks.harness.record import Recorder
 from tests import conftest
-
-
-# Before JAX starts.
-os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), *conftest.COMPILE_FAST]
-)
-
 from tests.fuzz import campaign, kept, pool, ways
 
 
@@ -85,6 +79,9 @@ def main() -> int:
 
 def _run(given):
     """One process's share of the programs."""
+    # Read when the first program is compiled.
+    flags = os.environ.get("XLA_FLAGS", ""), *conftest.COMPILE_FAST
+    os.environ["XLA_FLAGS"] = " ".join(flags)
     number, count = map(int, given.share.split("/"))
     programs = _programs(given)[number - 1 :: count]
     cases = round(given.cases * len(programs) / given.programs)
@@ -125,8 +122,6 @@ def _added_up(told: list[dict[str, Any]]) -> dict[str, collections.Counter]:
 
 def _record(given, total, seconds, missed):
     """Writes a file with a row for each law, and one for all."""
-    from benchmarks.harness.record import Recorder
-
     told = Recorder("fuzz", " ".join(["python -m tests.fuzz", *sys.argv[1:]]))
     cases, failures = total["cases"], total["failures"]
     for law in pool.LAWS:

@@ -4,8 +4,8 @@ from typing import Any
 
 from tests.fuzz import campaign, laws
 from tests.fuzz.data import Data
-from tests.fuzz.messages import Words
 from tests.fuzz.pool import Program
+from tests.fuzz.words import Words
 
 
 KEPT: list[tuple[Program, Any]] = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparsejax.schemes.base import Traffic
 from tests import helpers
-from tests.fuzz import data as given, messages, programs, ways
+from tests.fuzz import data as given, messages, programs, ways, words
 from tests.fuzz.pool import LOSSY, Program
 from tests.laws.test_exact_sum import LOSSLESS_NEVER_WORSE
 
@@ -36,7 +36,7 @@ def check(program: Program, data: Any) -> set[str]:
 def data_of(program: Program) -> st.SearchStrategy[Any]:
     """What a program may be given."""
     if program.law == "messages":
-        return messages.drawn()
+        return words.drawn()
     if program.law in ("entries", "rows"):
         return given.drawn(given.LISTS, ("integers", "normal"), ())
     if program.law == "chosen":

@@ -23,7 +23,6 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 
 import pallas_kernels
 from pallas_kernels.pallas import launch, messages as in_pallas
@@ -32,6 +31,7 @@ from sparsejax.units.row_grads import RowGrads
 from sparsejax.wire import channels, gathers, ragged, tiles, whole
 from sparsejax.wire.messages import Fold
 from tests import helpers
+from tests.fuzz.words import FILLS, Words, changed, entries_of, size_of, words_of
 from tests.kernels import messages as by_hand
 from tests.kernels.messages import AT, CASES
 
@@ -40,82 +40,12 @@ READERS = (
     *("reference", "tiles", "whole", "ragged", "lists"),
     *("reference", "tiles", "whole", "pallas"),
 )
-KINDS = (
-    *("zeros", "ones", "random", "few bits", "many bits"),
-    *("flipped bits", "other words", "other parts"),
-)
-INT32 = np.iinfo(np.int32)
 CANARY, GUARD = 0x7B7B7B7B, 64
-FILLS = 0xFFFFFFFF, 0x5A5A5A5A
-
-
-@dataclasses.dataclass(frozen=True)
-class Words:
-    """What arrives in place of messages.
-
-    Attributes:
-        seed: Of all that NumPy draws.
-        kind: One of KINDS; the last three change messages that are right.
-        changes: How many bits, or words, of those.
-        header: What the headers say; None as the words have it.
-    """
-
-    seed: int = 0
-    kind: str = "zeros"
-    changes: int = 1
-    header: int | None = None
-
-
-def drawn() -> st.SearchStrategy[Words]:
-    """Words of all kinds; headers near all that is compared with them."""
-    near = [0, 1, -1, 3, 4, 5, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256, 257]
-    far = [INT32.max, INT32.min, INT32.max - 1, INT32.min + 1, 1 << 30, 1 << 16]
-    header = st.one_of(
-        st.none(),
-        st.sampled_from(near + far),
-        st.integers(INT32.min, INT32.max),
-    )
-    return st.builds(
-        Words,
-        seed=st.integers(0, 1 << 20),
-        kind=st.sampled_from(KINDS),
-        changes=st.integers(1, 40),
-        header=header,
-    )
 
 
 def case(rng: Any) -> str:
     """The name of one of the messages that are written by hand."""
     return rng.choice([*CASES])
-
-
-def words_of(words: Words, right: np.ndarray) -> np.ndarray:
-    """Random words in place of messages that are right: uint32 [senders, words]."""
-    rng = np.random.default_rng(words.seed)
-    draw = lambda: rng.integers(0, 1 << 32, right.shape, np.uint32)
-    message = right.copy()
-    at = tuple(rng.integers(0, size, words.changes) for size in right.shape)
-    match words.kind:
-        case "zeros":
-            message[:] = 0
-        case "ones":
-            message[:] = 0xFFFFFFFF
-        case "random":
-            message = draw()
-        case "few bits":
-            message = draw() & draw() & draw() & draw()
-        case "many bits":
-            message = draw() | draw() | draw()
-        case "flipped bits":
-            bits = np.uint32(1) << rng.integers(0, 32, words.changes).astype(np.uint32)
-            np.bitwise_xor.at(message, at, bits)
-        case "other words":
-            message[at] = draw()[at]
-        case "other parts":
-            message = np.roll(message, words.changes, axis=0)
-    if words.header is not None:
-        message[:, 0] = np.int32(words.header).view(np.uint32)
-    return message
 
 
 def check(program: Any, words: Words) -> set[str]:
@@ -134,24 +64,6 @@ def check(program: Any, words: Words) -> set[str]:
 def _compiled_as(case):
     """The case for which its program is compiled: what else there is in it is data."""
     return dataclasses.replace(case, rung=0, first=0)
-
-
-def _entries(case, message):
-    """How many entries a reader may take, by the headers."""
-    heads = message[:, 0].view(np.int32).astype(np.int64)
-    # The difference is one of int32, as it is there.
-    here = (heads - case.first + (1 << 31)) % (1 << 32) - (1 << 31)
-    return np.clip(here, 0, case.length).sum()
-
-
-def _changed(before, after):
-    """How many units have other bytes."""
-    rows = [np.asarray(x).reshape(len(x), -1).view(np.uint8) for x in (before, after)]
-    return (rows[0] != rows[1]).any(1).sum()
-
-
-def _size(case):
-    return case.striping.size if case.striping else case.width
 
 
 @functools.cache
@@ -187,15 +99,15 @@ def check_reference(case: Any, words: Words) -> bool:
 
 def _check_kernels(case, words, read: Callable[..., Any]):
     message = words_of(words, case.received)
-    into = np.ones((_size(case), *case.shape), case.dtype)
+    into = np.ones((size_of(case), *case.shape), case.dtype)
     results = []
     for fill in FILLS:
         message[:, case.form.ladder.rungs[case.rung].words :] = fill
         results.append([np.asarray(x) for x in read(into, message, case.numbers)])
     summed, put = results[0]
-    entries = _entries(case, message)
-    assert _changed(into, summed) <= entries
-    assert _changed(into, put) <= entries
+    entries = entries_of(case, message)
+    assert changed(into, summed) <= entries
+    assert changed(into, put) <= entries
     assert summed.shape == put.shape == into.shape
     # Those of one unit are added in any order, but here in the same.
     for one, other in zip(*results, strict=True):
@@ -240,9 +152,9 @@ def check_fold(case: Any, words: Words, how: str) -> bool:
     message = words_of(words, case.received)
     run = _folding(_compiled_as(case), how)
     total, count = run(_into(case), message, case.numbers)
-    entries = _entries(case, message)
+    entries = entries_of(case, message)
     assert int(count) <= entries
-    assert _changed(_into(case), np.asarray(total)) <= int(count)
+    assert changed(_into(case), np.asarray(total)) <= int(count)
     return entries > 0
 
 
@@ -277,7 +189,7 @@ def check_ragged(case: Any, words: Words) -> bool:
     total, count, lengths = read(_into(case), message, coming)
     most = np.clip(coming, 0, form.room)
     assert int(count) <= most.sum()
-    assert _changed(_into(case), np.asarray(total)) <= int(count)
+    assert changed(_into(case), np.asarray(total)) <= int(count)
     assert (np.asarray(lengths) <= form.words).all()
     assert (np.asarray(lengths) >= 0).all()
     # What lies behind a message is nobody's.

@@ -1,9 +1,12 @@
 """A bounded part of `make fuzz`, and the fuzzer held to what it is for."""
 
+import argparse
 import dataclasses
 import importlib.util
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from unittest import mock
@@ -14,7 +17,7 @@ import pytest
 
 from sparsejax.schemes import base
 from sparsejax.wire import tiles
-from tests.fuzz import campaign, data, kept, laws, pool, programs, ways
+from tests.fuzz import __main__ as main, campaign, data, kept, laws, pool, programs, ways
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -59,6 +62,47 @@ def test_kernels_of_triton_stay_inside_their_arrays():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout.split()[0]) >= 30
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_programs_and_add_up_their_cases():
+    options = ["--law", "entries", "--programs", "4", "--cases", "12"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    *before, last = done.stdout.splitlines()
+    assert {line[:3] for line in before} == {"1/2", "2/2"}
+    assert re.match(
+        r"12 cases: .* entries 12, .*; 4 programs compiled, .* 0 failures", last
+    )
+
+
+def test_what_processes_tell_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.harness.record.RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--cases", "12", "--record"])
+    one = {
+        "cases": {"sum": 5, "rows": 1},
+        "programs": {"all": 2},
+        "failures": {"kept": 1, "sum": 2},
+        "ways": {"sum: owners: densely": 3},
+    }
+    total = main._added_up([one, {**one, "failures": {}}])
+    main._record(argparse.Namespace(workers=2), total, 12.3, ["rows: by owners"])
+    (path,) = tmp_path.glob("fuzz-jax*.jsonl")
+    head, *rows = map(json.loads, path.read_text().splitlines())
+    assert head["command"] == "python -m tests.fuzz --cases 12 --record"
+    assert {"date", "jax", "processor", "cores"} < {*head}
+    of_sums = {"law": "sum", "cases": 10, "failures": 2, "ways": {"owners: densely": 6}}
+    assert rows[0] == of_sums
+    assert [row["law"] for row in rows] == ["sum", "rows", "all"]
+    whole = rows[-1]
+    assert (whole["cases"], whole["failures"], whole["programs"]) == (12, 3, 4)
+    assert (whole["seconds"], whole["missed"]) == (12, ["rows: by owners"])
 
 
 SMALL = pool.Program("sum", "balanced", 2, (1023,))

@@ -59,9 +59,10 @@ ALMOST = 1 - 1e-6  # bytes are float32
 CHOSEN = (
     # Parts of three blocks of 256 slots, tiles of 16 entries, messages of many sizes.
     Program("sum", "balanced", 3, (2039,), ladder="many sizes"),
-    Program("sum", "balanced", 3, (3001,), room=8),
+    Program("sum", "balanced", 3, (3001,), room=4),
     Program("sum", "balanced", 2, (513, 3), room=20, narrow=True),
     Program("sum", "balanced", 3, (2047,), room=4, gpu=True),
+    Program("sum", "balanced", 2, (1024,), room=4, gpu=True),
     Program("sum", "ragged", 3, (2049,), room=4),
     Program("sum", "ragged", 2, (257, 2)),
     Program("sum", "ag_sparse", 3, (2039,), ladder="many sizes"),
