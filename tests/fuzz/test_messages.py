@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 
+from pallas_kernels.reference.messages import Run
 from sparsejax.wire.index_codes import CODES
 from tests.fuzz import campaign, messages, pool, ways
 from tests.kernels import messages as by_hand
@@ -71,7 +72,6 @@ BROKEN = {
         "there = there & (unit < form.size)",
     ),
 }
-SLOW = [name for name, (reader, *_) in BROKEN.items() if reader == "pallas"]
 
 
 def edited(file, old, new):
@@ -87,20 +87,16 @@ def found(reader):
     messages.forget()
     cases = [f"mixed, {code}" for code in CODES]
     tried = [pool.Program("messages", reader, case=case) for case in cases]
-    failure = campaign.find_failure(tried, 80, 0, campaign.Tally())
+    failure = campaign.find_failure(tried, 150, 0, campaign.Tally())
     messages.forget()
     return failure
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in BROKEN]
-)
+@pytest.mark.parametrize("name", BROKEN)
 def test_a_bound_that_is_broken_is_found(name):
     reader, where, *edit = BROKEN[name]
     made = edited(*edit)
     if where == "Run.here":
-        from pallas_kernels.reference.messages import Run
-
         broken = mock.patch.object(Run, "here", made.Run.here)
     else:
         broken = mock.patch.object(messages, where, made)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 
 KINDS = (
-    *("zeros", "ones", "random", "few bits", "many bits"),
+    *("zeros", "ones", "zeros and ones", "random", "few bits", "many bits"),
     *("flipped bits", "other words", "other parts"),
 )
 INT32 = np.iinfo(np.int32)
@@ -42,6 +42,7 @@ def drawn() -> st.SearchStrategy[Words]:
     far = [INT32.max, INT32.min, INT32.max - 1, INT32.min + 1, 1 << 30, 1 << 16]
     header = st.one_of(
         st.none(),
+        st.integers(1, 300),
         st.sampled_from(near + far),
         st.integers(INT32.min, INT32.max),
     )
@@ -65,6 +66,9 @@ def words_of(words: Words, right: np.ndarray) -> np.ndarray:
             message[:] = 0
         case "ones":
             message[:] = 0xFFFFFFFF
+        case "zeros and ones":
+            # Slots of bytes that are all set are those in front of the first.
+            message = np.where(draw() & 1, np.uint32(0xFFFFFFFF), np.uint32(0))
         case "random":
             message = draw()
         case "few bits":
