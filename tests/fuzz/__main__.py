@@ -89,8 +89,6 @@ def _run(given):
     seconds = 60.0 * given.minutes
     seed = 1000 * given.seed + number
     tally = campaign.run(programs, cases, seed, seconds, campaign.say)
-    for failure in tally.failures:
-        campaign.say(f"FAILED\n{failure}")
     failures = collections.Counter(failure.program.law for failure in tally.failures)
     told = {
         "cases": tally.cases,

@@ -100,7 +100,7 @@ def run(
         cases: How many cases they get together.
         seed: Of what hypothesis draws.
         seconds: When no further group is begun.
-        say: Is told how far it is, a line a group.
+        say: Is told what failed, and how far it is, a line a group.
     """
     tally, start, before = Tally(), time.perf_counter(), programs.compiled_so_far
     groups = [pool[i : i + GROUP] for i in range(0, len(pool), GROUP)]
@@ -109,10 +109,13 @@ def run(
         share = round(cases * (done + len(group)) / len(pool))
         share -= round(cases * done / len(pool))
         done += len(group)
+        failed = len(tally.failures)
         _run_group(group, share, seed + number, tally)
         programs.forget()
         tally.seconds = time.perf_counter() - start
         tally.programs = programs.compiled_so_far - before
+        for failure in tally.failures[failed:]:
+            say(f"FAILED\n{failure}")
         say(f"group {number + 1} of {len(groups)}: {tally}")
         if tally.seconds > seconds:
             break

@@ -118,12 +118,12 @@ def check_tree(program: Program, data: given.Data) -> set[str]:
         for name, x in grads.items():
             assert_sum(run.updates[name][0, 0], x[:, 0], mean)
         return went
-    every = programs.EVERY if "accumulate" in program.wrapper else 1
+    every = programs.EVERY if mean and "accumulate" in program.wrapper else 1
     times = program.ranks * every if mean else 1
     finite = [np.isfinite(x.astype(np.float32)) for x in grads.values()]
     axes = lambda flags: tuple(i for i in range(flags.ndim) if i != 1)
     good = np.all([flags.all(axes(flags)) for flags in finite], axis=0)
-    kept = helpers.held(run.state)
+    kept = helpers.held(run.state, every)
     for name, x in grads.items():
         assert not run.updates[name][:, ~good].any(), f"{name}: a skipped step sent some"
         exact = np.where(good.reshape(1, -1, *[1] * (x.ndim - 2)), x.astype(np.float64), 0)
