@@ -21,6 +21,19 @@ KEPT: list[tuple[Program, Any]] = [
         Program("entries", "ag_sparse", 3, (2039,), gpu=True, tree="with a bias"),
         Data(),
     ),
+    # What is left out of a mean over steps counts as often as there are steps.
+    (
+        Program(
+            law="tree",
+            scheme="sparsifier random_k",
+            ranks=8,
+            shape=(509,),
+            reduce="mean",
+            steps=4,
+            wrapper="accumulate",
+        ),
+        Data(sets="one unit"),
+    ),
     # A header that says more than any message has room for, and no bits.
     (Program("messages", "tiles", case="coo8"), Words(header=2**31 - 1)),
 ]
