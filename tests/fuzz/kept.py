@@ -21,6 +21,19 @@ KEPT: list[tuple[Program, Any]] = [
         Program("entries", "ag_sparse", 3, (2039,), gpu=True, tree="with a bias"),
         Data(),
     ),
+    # Nor did anything of it differ by rank, where it was a bucket of its own.
+    (
+        Program(
+            law="entries",
+            scheme="balanced",
+            ranks=2,
+            shape=(1023, 4),
+            mapped="shard_map",
+            reduce="mean",
+            tree="with a bias",
+        ),
+        Data(),
+    ),
     # What is left out of a mean over steps counts as often as there are steps.
     (
         Program(

@@ -144,6 +144,12 @@ MUTANTS = {
         "if units.size < 0:",
         "tests/units/test_entries.py",
     ),
+    "a tensor without room for an entry is typed as the same on all ranks": Mutant(
+        "sparsejax/units/entries.py",
+        "over = varying_axes(units) | varying_axes(values)",
+        "over = frozenset()",
+        "tests/units/test_entries.py",
+    ),
     # How it travels.
     "under vmap, an array that ranks share is sent as it is": Mutant(
         "sparsejax/wire/collectives.py",
