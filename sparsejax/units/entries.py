@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import rank_select
-from sparsejax.axes import varying_axes
+from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units import bits
 from sparsejax.units.dtypes import wide
 from sparsejax.units.sparse_tensor import SparseTensor
@@ -152,12 +152,14 @@ def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
         for tensor, units, start in zip(tensors, kept, starts[:-1], strict=True)
     ]
     units = jnp.concatenate(moved)
-    flags = jnp.zeros(starts[-1], bool).at[units].set(True, mode="drop")
     values = jnp.concatenate([tensor.values for tensor in tensors])
     if not units.size:
-        # Room for an entry that is not used: what is read has somewhere to be.
-        units = jnp.full(1, starts[-1], jnp.int32)
-        values = jnp.zeros((1, *values.shape[1:]), values.dtype)
+        # Room for an entry that is not used: what is read has somewhere to be. It is typed
+        # as what ranks have of their own, or an exchange would take it for the same on all.
+        over = varying_axes(units) | varying_axes(values)
+        units = as_varying(jnp.full(1, starts[-1], jnp.int32), over)
+        values = as_varying(jnp.zeros((1, *values.shape[1:]), values.dtype), over)
+    flags = jnp.zeros(starts[-1], bool).at[units].set(True, mode="drop")
     shared = all(tensor.shared for tensor in tensors)
     index = bits.rank_index(bits.pack_all(flags), lanes=max(units.size, 1))
     places = rank_select.rank_of(index, units)

@@ -1,8 +1,8 @@
-"""Runs cases, group by group: hypothesis draws a program of a group and what it is given.
+"""Runs cases, program by program: hypothesis draws what each is given.
 
-A group has few programs, whose memory is given back behind it. What fails is shrunk to the
-first program of its group, the fewest units and the smallest numbers that still fail, and
-said in one line of Python, which belongs into `kept`.
+Programs come in groups, whose memory is given back behind them. What fails is shrunk to the
+fewest units and the smallest numbers that still fail, and said in one line of Python, which
+belongs into `kept`.
 """
 
 import collections
@@ -51,12 +51,16 @@ class Tally:
 
     Attributes:
         cases: By law.
+        ways: How many cases of a law went each way, by (law, way); see `ways`.
         programs: How many were compiled.
         seconds: What it took.
         failures: What broke a law.
     """
 
     cases: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
+    ways: dict[tuple[str, str], int] = dataclasses.field(
+        default_factory=collections.Counter
+    )
     programs: int = 0
     seconds: float = 0.0
     failures: list[Failure] = dataclasses.field(default_factory=list)
@@ -96,7 +100,7 @@ def run(
         cases: How many cases they get together.
         seed: Of what hypothesis draws.
         seconds: When no further group is begun.
-        say: Is told how far it is, a line a group.
+        say: Is told what failed, and how far it is, a line a group.
     """
     tally, start, before = Tally(), time.perf_counter(), programs.compiled_so_far
     groups = [pool[i : i + GROUP] for i in range(0, len(pool), GROUP)]
@@ -105,10 +109,13 @@ def run(
         share = round(cases * (done + len(group)) / len(pool))
         share -= round(cases * done / len(pool))
         done += len(group)
-        _run_group(list(group), share, seed + number, tally)
+        failed = len(tally.failures)
+        _run_group(group, share, seed + number, tally)
         programs.forget()
         tally.seconds = time.perf_counter() - start
         tally.programs = programs.compiled_so_far - before
+        for failure in tally.failures[failed:]:
+            say(f"FAILED\n{failure}")
         say(f"group {number + 1} of {len(groups)}: {tally}")
         if tally.seconds > seconds:
             break
@@ -116,40 +123,39 @@ def run(
 
 
 def _run_group(group, cases, seed, tally):
-    """All cases of a group; a program that fails is left out of what follows."""
-    group.sort(key=_size)
-    target = sum(tally.cases.values()) + cases
-    while group and (rest := target - sum(tally.cases.values())) > 0:
-        failure = find_failure(group, rest, seed, tally)
-        if failure is None:
-            break
-        tally.failures.append(failure)
-        group.remove(failure.program)
-
-
-def _size(program):
-    return program.ranks * int(np.prod(program.shape)), program.ranks, program.steps
+    """All cases of a group, each program's as many; one that fails gets no more."""
+    before = 0
+    for number, program in enumerate(group):
+        behind = round(cases * (number + 1) / len(group))
+        failure = find_failure([program], behind - before, seed * GROUP + number, tally)
+        before = behind
+        if failure is not None:
+            tally.failures.append(failure)
 
 
 def find_failure(
     group: Sequence[Program], cases: int, seed: int, tally: Tally
 ) -> Failure | None:
     """The first case that breaks a law, shrunk; None if none of so many does."""
+    if not cases:
+        return None
     last: list[Any] = []
 
     def of_program(program):
         return st.tuples(st.just(program), laws.data_of(program))
 
     @hypothesis.seed(seed)
-    @hypothesis.settings(SETTINGS, max_examples=max(cases, 1))
+    @hypothesis.settings(SETTINGS, max_examples=cases)
     @hypothesis.given(st.sampled_from(list(group)).flatmap(of_program))
     def hold(case):
         tally.cases[case[0].law] += 1
         try:
-            laws.check(*case)
+            went = laws.check(*case)
         except Exception as error:
             last[:] = *case, error
             raise
+        for way in went:
+            tally.ways[case[0].law, way] += 1
 
     try:
         hold()

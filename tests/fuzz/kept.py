@@ -4,8 +4,8 @@ from typing import Any
 
 from tests.fuzz import campaign, laws
 from tests.fuzz.data import Data
-from tests.fuzz.messages import Words
 from tests.fuzz.pool import Program
+from tests.fuzz.words import Words
 
 
 KEPT: list[tuple[Program, Any]] = [
@@ -20,6 +20,32 @@ KEPT: list[tuple[Program, Any]] = [
     (
         Program("entries", "ag_sparse", 3, (2039,), gpu=True, tree="with a bias"),
         Data(),
+    ),
+    # Nor did anything of it differ by rank, where it was a bucket of its own.
+    (
+        Program(
+            law="entries",
+            scheme="balanced",
+            ranks=2,
+            shape=(1023, 4),
+            mapped="shard_map",
+            reduce="mean",
+            tree="with a bias",
+        ),
+        Data(),
+    ),
+    # What is left out of a mean over steps counts as often as there are steps.
+    (
+        Program(
+            law="tree",
+            scheme="sparsifier random_k",
+            ranks=8,
+            shape=(509,),
+            reduce="mean",
+            steps=4,
+            wrapper="accumulate",
+        ),
+        Data(sets="one unit"),
     ),
     # A header that says more than any message has room for, and no bits.
     (Program("messages", "tiles", case="coo8"), Words(header=2**31 - 1)),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparsejax.schemes.base import Traffic
 from tests import helpers
-from tests.fuzz import data as given, messages, programs
+from tests.fuzz import data as given, messages, programs, ways, words
 from tests.fuzz.pool import LOSSY, Program
 from tests.laws.test_exact_sum import LOSSLESS_NEVER_WORSE
 
@@ -24,15 +24,19 @@ COUNTING = ("balanced", "zen", "ragged", "ag_sparse")
 ALMOST = 1 + 1e-6  # bytes are float32
 
 
-def check(program: Program, data: Any) -> None:
-    """Raises unless the law of the program holds for what it is given."""
-    _LAWS[program.law](program, data)
+def check(program: Program, data: Any) -> set[str]:
+    """Raises unless the law of the program holds for what it is given.
+
+    Returns:
+        The ways that it went: see `ways`.
+    """
+    return _LAWS[program.law](program, data)
 
 
 def data_of(program: Program) -> st.SearchStrategy[Any]:
     """What a program may be given."""
     if program.law == "messages":
-        return messages.drawn()
+        return words.drawn()
     if program.law in ("entries", "rows"):
         return given.drawn(given.LISTS, ("integers", "normal"), ())
     if program.law == "chosen":
@@ -45,7 +49,7 @@ def data_of(program: Program) -> st.SearchStrategy[Any]:
     return given.drawn()
 
 
-def check_sum(program: Program, data: given.Data) -> None:
+def check_sum(program: Program, data: given.Data) -> set[str]:
     """The total is the exact sum on every rank, and bytes and shares are as told."""
     x = _gradients(program, data)
     totals, numbers = programs.compiled(program)(x)
@@ -65,6 +69,7 @@ def check_sum(program: Program, data: given.Data) -> None:
         # What is so small that it always goes densely is not looked at.
         told = float(traffic.density_before)
         assert told == 1 or abs(told - share) <= 1e-5 * share, f"{told} for {share}"
+    return ways.of_sum(program, x[:, 0], traffic)
 
 
 def check_traffic(program: Program, traffic: Traffic) -> None:
@@ -75,12 +80,12 @@ def check_traffic(program: Program, traffic: Traffic) -> None:
         assert wire <= float(traffic.dense) * ALMOST, f"{wire} > dense {traffic.dense}"
 
 
-def check_chosen(program: Program, data: given.Data) -> None:
+def check_chosen(program: Program, data: given.Data) -> set[str]:
     """What a rank leaves out of the sum it is told, step by step."""
     x = _gradients(program, data)
     totals, left, numbers = programs.compiled(program)(x)
     helpers.assert_same_on_all_ranks((totals, numbers))
-    held = np.zeros_like(x[:, 0])
+    held, went = np.zeros_like(x[:, 0]), set()
     for step in range(program.steps):
         whole = (x[:, step] + held).astype(np.float64)
         held = left[:, step]
@@ -89,9 +94,11 @@ def check_chosen(program: Program, data: given.Data) -> None:
         assert (error <= 1e-6 * scale + 1e-30).all(), f"step {step}: off by {error.max()}"
         told = Traffic.of_one(numbers[0, step])
         assert float(told.payload) <= float(told.wire) * ALMOST
+        went |= ways.of_bytes(told.wire, told.dense)
+    return went
 
 
-def check_tree(program: Program, data: given.Data) -> None:
+def check_tree(program: Program, data: given.Data) -> set[str]:
     """Gradients come out as updates, or ranks hold them: leaf by leaf.
 
     Without a wrapper, and with a scheme that sends all, every step is the exact sum.
@@ -103,19 +110,20 @@ def check_tree(program: Program, data: given.Data) -> None:
     }
     run = programs.compiled(program)(grads)
     helpers.assert_same_on_all_ranks((run.updates, run.seen))
-    wire, payload = run.seen
+    wire, payload, dense = run.seen
     assert payload[0] <= wire[0] * ALMOST
+    went = ways.of_bytes(wire[0], dense[0])
     mean = program.reduce == "mean"
     if program.steps == 1 and program.scheme not in LOSSY and program.wrapper == "alone":
         for name, x in grads.items():
             assert_sum(run.updates[name][0, 0], x[:, 0], mean)
-        return
-    every = programs.EVERY if "accumulate" in program.wrapper else 1
+        return went
+    every = programs.EVERY if mean and "accumulate" in program.wrapper else 1
     times = program.ranks * every if mean else 1
     finite = [np.isfinite(x.astype(np.float32)) for x in grads.values()]
     axes = lambda flags: tuple(i for i in range(flags.ndim) if i != 1)
     good = np.all([flags.all(axes(flags)) for flags in finite], axis=0)
-    kept = helpers.held(run.state)
+    kept = helpers.held(run.state, every)
     for name, x in grads.items():
         assert not run.updates[name][:, ~good].any(), f"{name}: a skipped step sent some"
         exact = np.where(good.reshape(1, -1, *[1] * (x.ndim - 2)), x.astype(np.float64), 0)
@@ -130,9 +138,10 @@ def check_tree(program: Program, data: given.Data) -> None:
         error = np.abs(exact.sum((0, 1)) - sent - held)
         least = 1e-30 + (program.ranks * program.steps * times) * float(info.tiny)
         assert (error <= room * scale + least).all(), f"{name}: off by {error.max()}"
+    return went
 
 
-def check_entries(program: Program, data: given.Data) -> None:
+def check_entries(program: Program, data: given.Data) -> set[str]:
     """Entries out of range are left out, those of one index add up, all come back."""
     units = int(np.prod(program.shape)) if programs.is_elements(program) else 0
     units = units or program.shape[0]
@@ -145,7 +154,7 @@ def check_entries(program: Program, data: given.Data) -> None:
     if len(totals) == 1:
         dense = totals[0][0].astype(np.float64).reshape(units, *width)
         _assert_listed(program, dense, ids, values, units)
-        return
+        return ways.of_ids(ids, units)
     indices, sums = totals
     found, real = indices[0], indices[0] < units
     assert (found >= 0).all()
@@ -154,9 +163,10 @@ def check_entries(program: Program, data: given.Data) -> None:
     dense = np.zeros((units, *width))
     dense[found[real]] = sums[0][real].astype(np.float64)
     _assert_listed(program, dense, ids, values, units)
+    return ways.of_ids(ids, units)
 
 
-def check_rows(program: Program, data: given.Data) -> None:
+def check_rows(program: Program, data: given.Data) -> set[str]:
     """Rows that any rank lists come back, once each, and no others."""
     height, n = program.shape[0], program.ranks
     ids = given.listed(data, n, program.listed, height, program.indices)
@@ -177,6 +187,7 @@ def check_rows(program: Program, data: given.Data) -> None:
         dense = np.zeros(program.shape)
         dense[found[real]] = sums[real].astype(np.float64)
     _assert_listed(program, dense, ids, rows, height)
+    return ways.of_rows(program, ids)
 
 
 def _assert_listed(program, dense, ids, values, units):
@@ -234,7 +245,7 @@ def _numbers(program, data, shape):
     return np.asarray(x, jnp.dtype(program.dtype))
 
 
-_LAWS: dict[str, Callable[[Program, Any], None]] = {
+_LAWS: dict[str, Callable[[Program, Any], set[str]]] = {
     "sum": check_sum,
     "chosen": check_chosen,
     "tree": check_tree,

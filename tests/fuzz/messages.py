@@ -6,7 +6,7 @@ wrong. So of each reader this is held:
 
     it ends     no loop is as long as a message says
     counts      it folds no more entries than the header says, and there is room for
-    behind      what lies behind a message changes nothing ("reference", "pallas")
+    behind      what lies behind a message changes nothing ("reference", "pallas", "ragged")
     canaries    what lies behind an array stays as it is ("pallas", and `triton_words`)
 
 Plain XLA clamps what is read and drops what is written outside by its own definition; the
@@ -23,7 +23,6 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 
 import pallas_kernels
 from pallas_kernels.pallas import launch, messages as in_pallas
@@ -32,6 +31,7 @@ from sparsejax.units.row_grads import RowGrads
 from sparsejax.wire import channels, gathers, ragged, tiles, whole
 from sparsejax.wire.messages import Fold
 from tests import helpers
+from tests.fuzz.words import FILLS, Words, changed, entries_of, size_of, words_of
 from tests.kernels import messages as by_hand
 from tests.kernels.messages import AT, CASES
 
@@ -40,48 +40,7 @@ READERS = (
     *("reference", "tiles", "whole", "ragged", "lists"),
     *("reference", "tiles", "whole", "pallas"),
 )
-KINDS = (
-    *("zeros", "ones", "random", "few bits", "many bits"),
-    *("flipped bits", "other words", "other parts"),
-)
-INT32 = np.iinfo(np.int32)
 CANARY, GUARD = 0x7B7B7B7B, 64
-FILLS = 0xFFFFFFFF, 0x5A5A5A5A
-
-
-@dataclasses.dataclass(frozen=True)
-class Words:
-    """What arrives in place of messages.
-
-    Attributes:
-        seed: Of all that NumPy draws.
-        kind: One of KINDS; the last three change messages that are right.
-        changes: How many bits, or words, of those.
-        header: What the headers say; None as the words have it.
-    """
-
-    seed: int = 0
-    kind: str = "zeros"
-    changes: int = 1
-    header: int | None = None
-
-
-def drawn() -> st.SearchStrategy[Words]:
-    """Words of all kinds; headers near all that is compared with them."""
-    near = [0, 1, -1, 3, 4, 5, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256, 257]
-    far = [INT32.max, INT32.min, INT32.max - 1, INT32.min + 1, 1 << 30, 1 << 16]
-    header = st.one_of(
-        st.none(),
-        st.sampled_from(near + far),
-        st.integers(INT32.min, INT32.max),
-    )
-    return st.builds(
-        Words,
-        seed=st.integers(0, 1 << 20),
-        kind=st.sampled_from(KINDS),
-        changes=st.integers(1, 40),
-        header=header,
-    )
 
 
 def case(rng: Any) -> str:
@@ -89,56 +48,22 @@ def case(rng: Any) -> str:
     return rng.choice([*CASES])
 
 
-def words_of(words: Words, right: np.ndarray) -> np.ndarray:
-    """Random words in place of messages that are right: uint32 [senders, words]."""
-    rng = np.random.default_rng(words.seed)
-    draw = lambda: rng.integers(0, 1 << 32, right.shape, np.uint32)
-    message = right.copy()
-    at = tuple(rng.integers(0, size, words.changes) for size in right.shape)
-    match words.kind:
-        case "zeros":
-            message[:] = 0
-        case "ones":
-            message[:] = 0xFFFFFFFF
-        case "random":
-            message = draw()
-        case "few bits":
-            message = draw() & draw() & draw() & draw()
-        case "many bits":
-            message = draw() | draw() | draw()
-        case "flipped bits":
-            bits = np.uint32(1) << rng.integers(0, 32, words.changes).astype(np.uint32)
-            np.bitwise_xor.at(message, at, bits)
-        case "other words":
-            message[at] = draw()[at]
-        case "other parts":
-            message = np.roll(message, words.changes, axis=0)
-    if words.header is not None:
-        message[:, 0] = np.int32(words.header).view(np.uint32)
-    return message
+def check(program: Any, words: Words) -> set[str]:
+    """Raises unless a reader takes these words, and no more of them than there are.
+
+    Returns:
+        Which reader had something to read, and in which index code.
+    """
+    case = by_hand.CASES[program.case]
+    if not _READERS[program.scheme](case, words):
+        return set()
+    code = case.codes[case.rung]
+    return {program.scheme if program.scheme == "lists" else f"{program.scheme}: {code}"}
 
 
-def check(program: Any, words: Words) -> None:
-    """Raises unless a reader takes these words, and no more of them than there are."""
-    _READERS[program.scheme](by_hand.CASES[program.case], words)
-
-
-def _entries(case, message):
-    """How many entries a reader may take, by the headers."""
-    heads = message[:, 0].view(np.int32).astype(np.int64)
-    # The difference is one of int32, as it is there.
-    here = (heads - case.first + (1 << 31)) % (1 << 32) - (1 << 31)
-    return np.clip(here, 0, case.length).sum()
-
-
-def _changed(before, after):
-    """How many units have other bytes."""
-    rows = [np.asarray(x).reshape(len(x), -1).view(np.uint8) for x in (before, after)]
-    return (rows[0] != rows[1]).any(1).sum()
-
-
-def _size(case):
-    return case.striping.size if case.striping else case.width
+def _compiled_as(case):
+    """The case for which its program is compiled: what else there is in it is data."""
+    return dataclasses.replace(case, rung=0, first=0)
 
 
 @functools.cache
@@ -166,26 +91,28 @@ def _sizes(case):
     return {"longest": case.form.longest, "planes": case.form.planes, "at": AT}
 
 
-def check_reference(case: Any, words: Words) -> None:
+def check_reference(case: Any, words: Words) -> bool:
     """The operations of `pallas_kernels`, in plain XLA."""
-    _check_kernels(case, words, lambda *arrays: _by_reference(case)(*arrays)[:2])
+    run = _by_reference(_compiled_as(case))
+    return _check_kernels(case, words, lambda *arrays: run(*arrays)[:2])
 
 
 def _check_kernels(case, words, read: Callable[..., Any]):
     message = words_of(words, case.received)
-    into = np.ones((_size(case), *case.shape), case.dtype)
+    into = np.ones((size_of(case), *case.shape), case.dtype)
     results = []
     for fill in FILLS:
         message[:, case.form.ladder.rungs[case.rung].words :] = fill
         results.append([np.asarray(x) for x in read(into, message, case.numbers)])
     summed, put = results[0]
-    entries = _entries(case, message)
-    assert _changed(into, summed) <= entries
-    assert _changed(into, put) <= entries
+    entries = entries_of(case, message)
+    assert changed(into, summed) <= entries
+    assert changed(into, put) <= entries
     assert summed.shape == put.shape == into.shape
     # Those of one unit are added in any order, but here in the same.
     for one, other in zip(*results, strict=True):
         assert one.tobytes() == other.tobytes(), "it looks behind the message"
+    return entries > 0
 
 
 @functools.cache
@@ -220,17 +147,22 @@ def _into(case):
     return np.zeros((case.width, *case.shape), np.float32)
 
 
-def check_fold(case: Any, words: Words, how: str) -> None:
+def check_fold(case: Any, words: Words, how: str) -> bool:
     """`sparsejax.wire`: what the fold of an exchange is given."""
     message = words_of(words, case.received)
-    total, count = _folding(case, how)(_into(case), message, case.numbers)
-    assert int(count) <= _entries(case, message)
-    assert _changed(_into(case), np.asarray(total)) <= int(count)
+    run = _folding(_compiled_as(case), how)
+    total, count = run(_into(case), message, case.numbers)
+    entries = entries_of(case, message)
+    assert int(count) <= entries
+    assert changed(_into(case), np.asarray(total)) <= int(count)
+    return entries > 0
 
 
 @functools.cache
 def _by_ragged(case):
-    form = ragged.Form(case.form.ladder, "auto", case.shape, case.form.dtype, case.parts)
+    # Where messages have several codes, each is read by itself, too.
+    code = case.codes[case.rung] if len(case.codes) > 1 else "auto"
+    form = ragged.Form(case.form.ladder, code, case.shape, case.form.dtype, case.parts)
 
     def add(carry, sender, slots, values):
         del sender
@@ -249,7 +181,7 @@ def _by_ragged(case):
     return form, jax.jit(read)
 
 
-def check_ragged(case: Any, words: Words) -> None:
+def check_ragged(case: Any, words: Words) -> bool:
     """Messages without headers, and the counts that were told before."""
     form, read = _by_ragged(case)
     message = words_of(words, np.zeros((case.parts, form.words), np.uint32))
@@ -257,9 +189,15 @@ def check_ragged(case: Any, words: Words) -> None:
     total, count, lengths = read(_into(case), message, coming)
     most = np.clip(coming, 0, form.room)
     assert int(count) <= most.sum()
-    assert _changed(_into(case), np.asarray(total)) <= int(count)
+    assert changed(_into(case), np.asarray(total)) <= int(count)
     assert (np.asarray(lengths) <= form.words).all()
     assert (np.asarray(lengths) >= 0).all()
+    # What lies behind a message is nobody's.
+    behind = np.arange(form.words) >= np.asarray(lengths)[:, None]
+    other, again, _ = read(_into(case), np.where(behind, ~message, message), coming)
+    assert int(again) == int(count)
+    assert np.asarray(other).tobytes() == np.asarray(total).tobytes(), "it looks behind"
+    return most.sum() > 0
 
 
 _HEIGHT, _ROOM, _SENDERS = 300, 24, 3
@@ -270,6 +208,7 @@ def _by_lists():
     like = RowGrads(jnp.zeros(_ROOM, jnp.int32), jnp.zeros((_ROOM, 2)), (_HEIGHT, 2))
 
     def on_rank(ids, rows, garbage):
+        # A list that is shorter than there is room for comes in a shorter message.
         send = lambda x: (garbage[:, : x.shape[1]], 0.0)
         channel = channels.Channel(send, _SENDERS, _SENDERS - 1)
         tables = [RowGrads(ids, rows, like.shape)]
@@ -281,16 +220,27 @@ def _by_lists():
     return jax.jit(mapped)
 
 
-def check_lists(case: Any, words: Words) -> None:
+def check_lists(case: Any, words: Words) -> bool:
     """Lists of rows that all ranks gather: slots that are anything."""
     del case
-    ids = np.arange(_SENDERS * _ROOM, dtype=np.int32).reshape(_SENDERS, _ROOM)
+    some = 1 + words.seed % _ROOM
+    ids = np.full((_SENDERS, _ROOM), _HEIGHT, np.int32)
+    ids[:, :some] = 1 + np.arange(_SENDERS * some).reshape(_SENDERS, some)
     rows = np.ones((_SENDERS, _ROOM, 2), np.float32)
     right = np.zeros((_SENDERS, 3 * _ROOM), np.uint32)
     right[:, ::3] = ids
-    found, sums = _by_lists()(ids, rows, words_of(words, right))
+    message = words_of(words, right)
+    found, sums = map(np.asarray, _by_lists()(ids, rows, message))
     assert found.shape[1] == min(_SENDERS * _ROOM, _HEIGHT)
     assert sums.shape == (*found.shape, 2)
+    slots = message[:, ::3].view(np.int32)
+    columns = min(size for size in row_lists.message_sizes(_ROOM, 12) if size >= some)
+    slots = slots[:, :columns]
+    if ((slots >= 0) & (slots <= _HEIGHT)).all():
+        # No row but those that came, and of what is behind a message none.
+        there = np.isin(found, slots) | (found == _HEIGHT)
+        assert there.all(), f"rows {found[~there]} are in no list"
+    return True
 
 
 @functools.cache
@@ -342,15 +292,16 @@ def _with_canaries(dead):
     return guarded
 
 
-def check_pallas(case: Any, words: Words) -> None:
+def check_pallas(case: Any, words: Words) -> bool:
     """The kernels of Pallas, interpreted, between canaries."""
+    run = _by_pallas(_compiled_as(case))
 
     def read(*arrays):
-        *found, died = _by_pallas(case)(*arrays)
+        *found, died = run(*arrays)
         assert not died, "a kernel wrote behind the end of an array"
         return found
 
-    _check_kernels(case, words, read)
+    return _check_kernels(case, words, read)
 
 
 _READERS = {
@@ -361,3 +312,9 @@ _READERS = {
     "lists": check_lists,
     "pallas": check_pallas,
 }
+
+
+def forget() -> None:
+    """Gives back the memory of all programs."""
+    for made in (_by_reference, _folding, _by_ragged, _by_lists, _by_pallas):
+        made.cache_clear()

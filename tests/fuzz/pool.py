@@ -20,6 +20,7 @@ LAWS = {"sum": 42, "tree": 22, "chosen": 12, "entries": 8, "rows": 8, "messages"
 UNITS = (
     *(1, 2, 3, 31, 32, 33, 37, 63, 64, 65, 127, 128, 129, 251, 255, 256, 257),
     *(509, 511, 512, 513, 1023, 1024, 1025, 2039, 2047, 2048, 2049, 3001, 4096, 4097),
+    *(6007, 8191, 8193),
 )
 WIDTHS = (1, 2, 3, 5, 8, 16, 17)
 DTYPES = ("float32",) * 6 + ("bfloat16", "bfloat16", "float16", "float64")
@@ -71,6 +72,7 @@ class Program:
         dtype: Of the numbers.
         mapped: "vmap", or "shard_map" with or without checking of types.
         ladder: One of LADDERS.
+        room: Entries of the longest message, of schemes that can be told; 0 as they are.
         narrow: Whether values travel as bfloat16.
         gpu: Whether it is traced as for GPUs: all messages at once, no loops.
         reduce: "sum" or "mean".
@@ -89,6 +91,7 @@ class Program:
     dtype: str = "float32"
     mapped: str = "vmap"
     ladder: str = "small tiles"
+    room: int = 0
     narrow: bool = False
     gpu: bool = False
     reduce: str = "sum"
@@ -161,7 +164,12 @@ def _drawn(rng, law, scheme):
 
 
 def _sum(rng, program):
-    if not program.scheme.startswith(("balanced", "ragged")) or rng.random() < 0.6:
+    if not program.scheme.startswith(("balanced", "ragged")):
+        return program
+    if rng.random() < 0.5:
+        # With room for few entries small arrays go in several rounds, too.
+        program = dataclasses.replace(program, room=rng.choice([4, 8, 20]))
+    if rng.random() < 0.6:
         return program
     return dataclasses.replace(program, narrow=True, dtype="float32")
 
@@ -204,7 +212,10 @@ def _entries(rng, program):
 
 
 def _rows(rng, program):
-    units, width = rng.choice([0, 1, 5, 33, 257, 2003]), rng.choice([0, 1, 3, 3, 4, 8])
+    units, width = (
+        rng.choice([0, 1, 5, 33, 257, 2003, 5003]),
+        rng.choice([0, 1, 3, 3, 4, 8]),
+    )
     return dataclasses.replace(
         program,
         shape=(units, width),

@@ -1,6 +1,7 @@
 """Programs, compiled once: from arrays [ranks, ...] to results [ranks, ...]."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from sparsejax.schemes.base import LossyScheme
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.wire import ladder
 from tests import helpers
+from tests.fuzz import messages
 from tests.fuzz.pool import LADDERS, LOSSY, Program
 from tests.laws.test_exact_sum import SCHEMES
 
@@ -128,6 +130,9 @@ def transformation(program: Program) -> optax.GradientTransformation:
 def _sum(program):
     scheme = SCHEMES[program.scheme]
     scheme = scheme.narrowed(jnp.bfloat16) if program.narrow else scheme
+    if program.room:
+        room = {"push_capacity": program.room, "pull_capacity": program.room}
+        scheme = dataclasses.replace(scheme, **room)
 
     def on_rank(x):
         reduced = helpers.call(scheme, x[0])
@@ -173,9 +178,7 @@ def _tree(program):
             return state, updates
 
         state, updates = jax.lax.scan(step, tx.init(params), grads)
-        told = sparsejax.metrics(state)
-        told = told["sync/wire_bytes"], told["sync/payload_bytes"]
-        return helpers.Run(updates, state, told)
+        return helpers.Run(updates, state, _told(state))
 
     return [like], on_rank
 
@@ -214,11 +217,17 @@ def _rows(program):
         grads = {"table": RowGrads(ids, rows, program.shape)}
         first = tx.init({"table": jnp.zeros(program.shape, program.dtype)})
         updates, state = tx.update(grads, first)
-        total, told = updates["table"], sparsejax.metrics(state)
-        told = told["sync/wire_bytes"], told["sync/payload_bytes"]
-        return ((total.ids, total.rows) if is_row_grads(total) else (total,)), told
+        total = updates["table"]
+        found = (total.ids, total.rows) if is_row_grads(total) else (total,)
+        return found, _told(state)
 
     return [_ids(program), _like(program, program.listed, program.shape[1])], on_rank
+
+
+def _told(state):
+    """Bytes of the last step: sent, needed, and what an all-reduce would have sent."""
+    told = sparsejax.metrics(state)
+    return [told[f"sync/{name}_bytes"] for name in ("wire", "payload", "dense")]
 
 
 def _ids(program):
@@ -241,4 +250,5 @@ _MAKERS = {
 def forget() -> None:
     """Gives back the memory of all programs."""
     compiled.cache_clear()
+    messages.forget()
     jax.clear_caches()

@@ -1,8 +1,12 @@
 """A bounded part of `make fuzz`, and the fuzzer held to what it is for."""
 
+import argparse
+import dataclasses
 import importlib.util
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from unittest import mock
@@ -11,19 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sparsejax.schemes import base
 from sparsejax.wire import tiles
-from tests.fuzz import campaign, data, kept, laws, pool, programs
+from tests import helpers
+from tests.fuzz import __main__ as main, campaign, data, kept, laws, pool, programs, ways
 
 
 ROOT = pathlib.Path(__file__).parents[2]
-# By law: programs, and cases of all of them together.
+# By law: programs drawn besides those by which cases go all ways, and cases of all of them.
 BOUNDED = {
-    "sum": (9, 120),
-    "tree": (6, 70),
-    "chosen": (3, 40),
-    "entries": (3, 35),
-    "rows": (3, 35),
-    "messages": (9, 200),
+    "sum": (9, 320),
+    "tree": (7, 96),
+    "chosen": (1, 24),
+    "entries": (2, 48),
+    "rows": (4, 160),
+    "messages": (0, 252),
 }
 
 
@@ -31,9 +37,11 @@ BOUNDED = {
 @pytest.mark.parametrize("law", BOUNDED)
 def test_cases_hold(law):
     count, cases = BOUNDED[law]
-    tally = campaign.run(pool.drawn(0, count, law), cases, seed=0)
+    tried = [*ways.chosen(law), *pool.drawn(0, count, law)]
+    tally = campaign.run(tried, cases, seed=0)
     assert not tally.failures, "\n".join(map(str, tally.failures))
     assert tally.cases[law] > 0.8 * cases
+    assert not ways.missing(tally.ways, [law]), tally.ways
 
 
 @pytest.mark.slow
@@ -57,6 +65,47 @@ def test_kernels_of_triton_stay_inside_their_arrays():
     assert int(done.stdout.split()[0]) >= 30
 
 
+@pytest.mark.slow
+def test_two_processes_share_the_programs_and_add_up_their_cases():
+    options = ["--law", "entries", "--programs", "4", "--cases", "12"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    *before, last = done.stdout.splitlines()
+    assert {line[:3] for line in before} == {"1/2", "2/2"}
+    assert re.match(
+        r"12 cases: .* entries 12, .*; 4 programs compiled, .* 0 failures", last
+    )
+
+
+def test_what_processes_tell_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.harness.record.RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--cases", "12", "--record"])
+    one = {
+        "cases": {"sum": 5, "rows": 1},
+        "programs": {"all": 2},
+        "failures": {"kept": 1, "sum": 2},
+        "ways": {"sum: owners: densely": 3},
+    }
+    total = main._added_up([one, {**one, "failures": {}}])
+    main._record(argparse.Namespace(workers=2), total, 12.3, ["rows: by owners"])
+    (path,) = tmp_path.glob("fuzz-jax*.jsonl")
+    head, *rows = map(json.loads, path.read_text().splitlines())
+    assert head["command"] == "python -m tests.fuzz --cases 12 --record"
+    assert {"date", "jax", "processor", "cores"} < {*head}
+    of_sums = {"law": "sum", "cases": 10, "failures": 2, "ways": {"owners: densely": 6}}
+    assert rows[0] == of_sums
+    assert [row["law"] for row in rows] == ["sum", "rows", "all"]
+    whole = rows[-1]
+    assert (whole["cases"], whole["failures"], whole["programs"]) == (12, 3, 4)
+    assert (whole["seconds"], whole["missed"]) == (12, ["rows: by owners"])
+
+
 SMALL = pool.Program("sum", "balanced", 2, (1023,))
 
 
@@ -78,10 +127,53 @@ def test_what_is_broken_is_found_and_shrunk():
         failure = found(SMALL)
     assert failure is not None
     assert failure.program == SMALL
-    assert (failure.data.seed, failure.data.specials) == (0, ())
+    assert failure.data.seed == 0
+    x = data.gradients(failure.data, 2, 1, SMALL.shape, SMALL.dtype)
+    assert 1 <= helpers.is_nonzero(x).sum() <= 2, "one entry of a rank, or of each"
     line = campaign.short(failure.data)
     assert eval(line, {"Data": data.Data}) == failure.data
     assert found(SMALL, 8) is None
+
+
+def test_a_way_that_no_case_goes_is_told():
+    """As all but the dense one where arrays are small."""
+    small = pool.Program("sum", "balanced", 3, (33,))
+    tally = campaign.run([small], 20)
+    assert tally.ways["sum", "owners: densely"] > 0
+    assert "sum: owners: by entries" in ways.missing(tally.ways, ["sum"])
+    gone = {(law, way): 1 for law, names in ways.NEEDED.items() for way in names}
+    assert not ways.missing(gone)
+    del gone["rows", "merged by a sort"]
+    assert ways.missing(gone) == ["rows: merged by a sort"]
+
+
+def test_the_ways_of_a_sum_are_told_by_what_was_sent():
+    """8 units of one owner, 4 entries a message; parts have 320 slots."""
+    program = pool.Program("sum", "balanced", 3, (900,), room=4)
+    x = np.zeros((3, 900), np.float32)
+    x[1, np.flatnonzero(data.owner_of(900, 3) == 2)[:8]] = 1
+
+    def gone(push, pull, room=4):
+        stages = [base.Stage(*push, 1.0), base.Stage(*pull, 1.0)]
+        traffic = base.Traffic(*stages, 6.0, 4800.0, 0.1, 0.1, 0.0)
+        told = ways.of_sum(dataclasses.replace(program, room=room), x, traffic)
+        return {way.removeprefix("owners: ") for way in told}
+
+    assert gone((2400, 2400, 1), (2400, 2400, 1)) == {"densely"}
+    assert gone((0, 0, 0), (0, 0, 0)) == {"nothing is sent"}
+    blocks = "by entries of several blocks"
+    some = {"by entries", blocks}
+    assert gone((200, 90, 1), (2400, 2400, 1), room=3) == some
+    assert gone((200, 90, 2), (2000, 2000, 1)) == {
+        *some,
+        "in several rounds",
+        "in full messages",
+    }
+    assert gone((200, 90, 1), (300, 280, 3), room=5) == {
+        *some,
+        "sums by entries",
+        "sums in several rounds",
+    }
 
 
 def test_zeros_with_a_sign_and_numbers_that_are_none_are_drawn():

@@ -20,21 +20,21 @@ from hypothesis import strategies as st
 
 # First: it says that Triton is interpreted.
 from tests.kernels import triton_worker  # isort: skip
-from tests.fuzz import campaign, messages
+from tests.fuzz import campaign, words
 from tests.kernels.messages import AT, CASES
 
 
 CANARIES = 0x7B, 0xC4
 
 
-def check(made: ModuleType, name: str, words: messages.Words, replaces: bool) -> None:
+def check(made: ModuleType, name: str, given: words.Words, replaces: bool) -> None:
     """Raises unless the kernels take these words, and no more than there are."""
     case = CASES[name]
-    message = messages.words_of(words, case.received)
-    into = np.ones((messages._size(case), *case.shape), np.float32)
+    message = words.words_of(given, case.received)
+    into = np.ones((words.size_of(case), *case.shape), np.float32)
     sizes = {"longest": case.form.longest, "planes": case.form.planes, "at": AT}
     found = []
-    for canary, fill in zip(CANARIES, messages.FILLS, strict=True):
+    for canary, fill in zip(CANARIES, words.FILLS, strict=True):
         triton_worker.CANARY = canary
         message[:, case.form.ladder.rungs[case.rung].words :] = fill
         arrays = [jnp.asarray(x) for x in (into, message, case.numbers)]
@@ -52,7 +52,7 @@ def check(made: ModuleType, name: str, words: messages.Words, replaces: bool) ->
     for one, other in zip(*found, strict=True):
         assert one.tobytes() == other.tobytes(), "it looks behind the end of an array"
     total = found[0][2]
-    assert messages._changed(into, total) <= messages._entries(case, message)
+    assert words.changed(into, total) <= words.entries_of(case, message)
 
 
 def main() -> None:
@@ -70,11 +70,11 @@ def main() -> None:
     @hypothesis.settings(
         campaign.SETTINGS, max_examples=given.cases, verbosity=hypothesis.Verbosity.normal
     )
-    @hypothesis.given(st.sampled_from([*CASES]), messages.drawn(), st.booleans())
-    def holds(name, words, replaces):
+    @hypothesis.given(st.sampled_from([*CASES]), words.drawn(), st.booleans())
+    def holds(name, given, replaces):
         nonlocal tried
         tried += 1
-        check(made, name, words, replaces)
+        check(made, name, given, replaces)
 
     holds()
     print(f"{tried} cases hold")

@@ -11,16 +11,20 @@ from sparsejax.transforms.wrappers import AccumulateState
 from tests.helpers.runs import Run, assert_same_on_all_ranks
 
 
-def held(state: Any) -> dict[str, np.ndarray]:
-    """What the ranks of a `Run` hold by leaf, in float64: residuals and pending sums."""
-    trees = [node.residual for node in find(state, FeedbackState)]
-    trees += [node.pending for node in find(state, AccumulateState)]
+def held(state: Any, every: int = 1) -> dict[str, np.ndarray]:
+    """What the ranks of a `Run` hold by leaf, in float64: residuals and pending sums.
+
+    `every` is of how many gradients the chain inside was given the mean: so many times a
+    residual counts.
+    """
+    trees = [(every, node.residual) for node in find(state, FeedbackState)]
+    trees += [(1, node.pending) for node in find(state, AccumulateState)]
     total = {}
-    for tree in trees:
+    for times, tree in trees:
         for name, x in ({} if tree is None else tree.value).items():
             if not isinstance(x, optax.MaskedNode):
                 exact = np.asarray(x).astype(np.float64).sum((0, 1))
-                total[name] = total.get(name, 0) + exact
+                total[name] = total.get(name, 0) + times * exact
     return total
 
 

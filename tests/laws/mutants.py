@@ -145,6 +145,12 @@ MUTANTS = {
         "if units.size < 0:",
         "tests/units/test_entries.py",
     ),
+    "a tensor without room for an entry is typed as the same on all ranks": Mutant(
+        "sparsejax/units/entries.py",
+        "over = varying_axes(units) | varying_axes(values)",
+        "over = frozenset()",
+        "tests/units/test_entries.py",
+    ),
     # How it travels.
     "under vmap, an array that ranks share is sent as it is": Mutant(
         "sparsejax/wire/collectives.py",
@@ -1473,16 +1479,21 @@ MUTANTS = {
 }
 
 
-def run(mutant: Mutant) -> tuple[bool, str]:
-    """Whether the tests notice a mutant, and the first that did."""
+def run(mutant: Mutant, *how: str) -> tuple[bool, str]:
+    """Whether the tests notice a mutant, and the first that did.
+
+    Args:
+        mutant: It.
+        *how: Options of pytest; those that are not slow on two processes if none are given.
+    """
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         skip = shutil.ignore_patterns(".*", "__pycache__", "results")
         shutil.copytree(ROOT, tree, ignore=skip)
         path = tree / mutant.file
         path.write_text(path.read_text().replace(mutant.old, mutant.new))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow"]
-        command += ["-p", "no:cacheprovider", "-n", "2", *mutant.tests.split()]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command += [*(how or ("-m", "not slow", "-n", "2")), *mutant.tests.split()]
         environment = os.environ | {"PYTHONPATH": str(tree)}
         done = subprocess.run(
             command, cwd=tree, env=environment, capture_output=True, text=True, check=False

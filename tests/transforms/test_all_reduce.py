@@ -49,7 +49,11 @@ def test_a_value_that_does_not_vary_counts_once_a_rank():
 
 
 @pytest.mark.parametrize(
-    "scheme", [schemes.Zen(), *slow(schemes.SparCML(), schemes.OmniReduce(block=32))]
+    "scheme",
+    [
+        schemes.AGSparse(),
+        *slow(schemes.Zen(), schemes.SparCML(), schemes.OmniReduce(block=32)),
+    ],
 )
 def test_a_value_that_does_not_vary_counts_once_a_rank_under_vmap(scheme):
     """JAX's all-to-all of such an array has another shape there."""

@@ -162,13 +162,21 @@ def test_shared_indices_do_not_travel():
     assert sent == 2 * (n - 1) / n * 4 * capacity
 
 
-def test_a_tensor_without_room_for_an_entry_is_a_zero():
+@pytest.mark.parametrize(
+    ("scheme", "shape"),
+    [
+        (schemes.AGSparse(), (SIZE,)),
+        # A matrix is a bucket of its own, of which nothing else differs by rank.
+        (schemes.BalancedParallelism(), (1023, 4)),
+    ],
+)
+def test_a_tensor_without_room_for_an_entry_is_a_zero(scheme, shape):
     n = 2
-    tx = sparsejax.sync(schemes.AGSparse(), reduce="sum", rules={"": "sparse"})
-    params = {"w": jnp.zeros(SIZE), "b": jnp.zeros(40)}
+    tx = sparsejax.sync(scheme, reduce="sum", rules={"": "sparse"})
+    params = {"w": jnp.zeros(shape), "b": jnp.zeros(40)}
 
     def run(values, b):
-        empty = SparseTensor(jnp.zeros(0, jnp.int32), values, (SIZE,))
+        empty = SparseTensor(jnp.zeros(0, jnp.int32), values, shape)
         return tx.update({"w": empty, "b": b}, tx.init(params))[0]
 
     b = np.arange(40 * n, dtype=np.float32).reshape(n, 40)
