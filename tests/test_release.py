@@ -7,12 +7,17 @@ import re
 import tomllib
 
 import pytest
+from packaging import requirements, utils
 
 import sparsejax
 
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Mutants are tested in a copy without folders that begin with a dot.
+needs_repository = pytest.mark.skipif(
+    not (ROOT / ".ci").exists(), reason="there is no .ci here"
+)
 RELEASED = re.compile(r"(?P<version>\d+\.\d+\.\d+) - (?P<day>\d{4}-\d{2}-\d{2})")
 
 
@@ -84,3 +89,49 @@ def test_the_readme_says_which_version_it_is():
 def test_the_documentation_has_the_version_of_the_library():
     configured = (ROOT / "docs" / "conf.py").read_text()
     assert "version = release = sparsejax.__version__\n" in configured
+
+
+# --- The packages that CI installs.
+
+LISTS = sorted((ROOT / ".ci" / "requirements").glob("*.txt"))
+PINNED = re.compile(r"^(?P<name>[a-z0-9.-]+)==(?P<version>\S+)(?P<hashes>.*)$", re.M)
+
+
+def pinned(path):
+    """The versions that a list has, by name; each package has a version and hashes."""
+    lines = re.sub(r"^#.*\n", "", path.read_text().replace("\\\n", ""), flags=re.M)
+    found = list(PINNED.finditer(lines))
+    assert len(found) == len(lines.splitlines())
+    for match in found:
+        assert re.fullmatch(r"( +--hash=sha256:[0-9a-f]{64})+", match["hashes"]), match[0]
+    return {match["name"]: match["version"] for match in found}
+
+
+def asked_for(extras):
+    """What pyproject.toml asks for with these extras, those of its own among them."""
+    texts = list(PROJECT["dependencies"])
+    for extra in extras:
+        texts += PROJECT["optional-dependencies"][extra]
+    for text in texts:
+        requirement = requirements.Requirement(text)
+        if requirement.name == PROJECT["name"]:
+            yield from asked_for(requirement.extras)
+        elif requirement.marker is None or requirement.marker.evaluate():
+            yield requirement
+
+
+@needs_repository
+def test_the_lists_of_packages_have_what_is_asked_for():
+    """Else `make lock`: a list that is older than pyproject.toml is no use."""
+    builds = pinned(ROOT / ".ci" / "requirements" / "build.txt")
+    assert {"hatchling", "editables"} <= set(builds)
+    assert len(LISTS) > 1
+    for path in LISTS:
+        assert "://" not in path.read_text(), "the address of an index"
+        if path.stem == "build":
+            continue
+        versions = pinned(path)
+        assert builds.keys() <= versions.keys()
+        for requirement in asked_for(["dev", "docs", "bench"]):
+            version = versions[utils.canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(version, prereleases=True), requirement
