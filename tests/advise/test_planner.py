@@ -354,6 +354,7 @@ def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():
         ({"shape": "big"}, "shape must be a list, got 'big'"),
         ({"shape": [-4, 4]}, "ints of at least 0"),
         ({"shape": [2**40, 2**40]}, r"more elements than an array .* \(1099511627776,"),
+        ({"shape": [1] * 65}, r"an array can have, or axes: \(1, 1,"),
         ({"dtype": "int8"}, "dtype must be a floating dtype .* got 'int8'"),
         ({"dtype": 3}, "dtype must be a string"),
         ({"note": 3}, "note must be a string"),

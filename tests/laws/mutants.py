@@ -1443,7 +1443,7 @@ MUTANTS = {
         "sparsejax/advise/plan.py",
         "numbers = self.shape if len(self.shape) <= _MOST_AXES else (math.inf,)",
         "numbers = self.shape",
-        "tests/fuzz/test_files.py",
+        "tests/advise/test_planner.py",
     ),
     "JAX_PROCESS_ID may name another": Mutant(
         "sparsejax/advise/doctor/roll.py",

@@ -49,14 +49,15 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
         JobError: Some did not come, or came twice, or have another number by
             JAX_PROCESS_ID; those that came are told the same.
     """
-    deadline = time.monotonic() + timeout
+    start = time.monotonic()
+    deadline = start + timeout
     lines: list[socket.socket] = []
     there: list[tuple[socket.socket, _Who]] = []
     own = _Who(0, host, facts.launcher())
     here = lambda: [own, *(who for line, who in there if not _has_ended(line))]
     all_said = lambda: len({who.process for _, who in there}) >= processes - 1
     # When to go on, or to give up: before the deadline where it is settled before.
-    end = deadline if not _wrong([own], processes) else time.monotonic() + _TO_TELL
+    end = deadline if not _wrong([own], processes) else min(deadline, start + _TO_TELL)
     try:
         with _listening(port, host) as server:
             while True:
@@ -68,20 +69,20 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
                 except TimeoutError:
                     # One that was stopped has not come until it is started again.
                     there = [one for one in there if not _has_ended(one[0])]
-                    if (
-                        time.monotonic() > deadline
-                        or all_said()
-                        or _wrong(here(), processes)
-                    ):
+                    is_late = time.monotonic() > deadline
+                    if is_late or all_said() or _wrong(here(), processes):
                         break
                     end = deadline
                     continue
                 lines.append(line)
                 who = _who(_read(line, 2.0))
                 if who is not None:
-                    alike = [one.process for _, one in there].count(who.process)
+                    twice = any(
+                        one.process == who.process and not _has_ended(other)
+                        for other, one in there
+                    )
                     there.append((line, who))
-                    if alike or _wrong([who], processes):
+                    if twice or _wrong([who], processes):
                         end = min(deadline, time.monotonic() + _TO_TELL)
         came = here()
         why = _wrong(came, processes) or _missing(came, processes, timeout)

@@ -341,7 +341,7 @@ def test_a_process_may_be_stopped_and_started_again_while_others_are_missing():
         called = pool.submit(roll.call, int(port), 3, "a", 20.0)
         come("stopped")
         told = [pool.submit(come, 2)]
-        time.sleep(0.3)  # All numbers were said once, but process 1 is not there.
+        time.sleep(0.6)  # All numbers were said once, but process 1 is not there.
         told += [pool.submit(come, 1)]
         assert [one.result() for one in (called, *told)] == [None, None, None]
 
