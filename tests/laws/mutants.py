@@ -1429,8 +1429,8 @@ MUTANTS = {
     ),
     "numbers on disk have no checksums": Mutant(
         "sparsejax/transforms/state/checkpoints/checksums.py",
-        "    codecs.append(_CODEC)",
-        "    pass",
+        '            codec["configuration"] = dict(_ZSTD)',
+        "            pass",
         "tests/transforms/state/checkpoints/test_damaged.py",
     ),
     "a description may have changed": Mutant(
