@@ -9,10 +9,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 # What is added to the command that a target runs, for example ARGS="-k zen".
 ARGS ?=
 
-PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
-
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz lint docs bench analysis aot device clean
+.PHONY: help demo test test-all fuzz lint docs bench analysis aot device lock audit clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -51,15 +49,21 @@ aot: .venv-aot/aot.stamp  ## Compile the kernels for a GPU, without one
 device: .venv-aot/aot.stamp  ## Count what a step takes of a GPU, without one
 	@.venv-aot/bin/python -m benchmarks.device $(ARGS)
 
+lock:  ## Pin the packages that CI installs anew, with their hashes
+	@PYTHON="$(PYTHON)" .ci/lock $(ARGS)
+
+audit:  ## Look for known vulnerabilities of these packages
+	@PYTHON="$(PYTHON)" .ci/audit
+
 clean:  ## Remove the virtual environments and all caches
 	rm -rf .venv .venv-newest .venv-aot build dist docs/_build demo.png
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each set of extras: `.venv/dev.stamp` means that `.[dev]` is installed.
-.venv/%.stamp: .venv/python.stamp pyproject.toml
+.venv/%.stamp: .venv/python.stamp pyproject.toml $(wildcard .ci/requirements/*.txt)
 	@echo "Installing sparsejax with what '$*' needs into .venv ..."
-	@$(PIP) install --editable '.[$*]'
+	@.ci/install .venv '$*'
 	@touch $@
 
 # An environment of its own: with the plugin there, JAX looks for a GPU at every start. XLA

@@ -1,18 +1,19 @@
 """How the documentation is built: `make docs`, where a warning is an error."""
 
-import importlib.metadata
 import pathlib
 import re
 import sys
 
 
-sys.path.insert(
-    0, str(pathlib.Path(__file__).parent.parent)
-)  # the library that is documented
+# The library that is documented.
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+import sparsejax
+
 
 project = "sparsejax"
 author = "the authors of sparsejax"
-version = release = importlib.metadata.version("sparsejax")
+version = release = sparsejax.__version__
 
 extensions = [
     "myst_parser",

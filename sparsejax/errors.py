@@ -204,6 +204,11 @@ class UntoldBatchWarning(UserWarning):
     """
 
 
+def cut(text: str, most: int = 80) -> str:
+    """A text for a message, its end left out where it is long."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 # --- Checks. Each raises an ArgumentError that names the argument.
 
 
@@ -223,8 +228,14 @@ def is_int(value: Any, least: float = -math.inf) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number of Python or NumPy."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    """Whether a value is a real number of Python or NumPy, which a float can be."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:  # an int of some hundred digits
+        return False
+    return True
 
 
 def check_whole(name: str, value: Any, least: float = -math.inf, other: str = "") -> None:
@@ -344,8 +355,10 @@ def check_dtype(name: str, value: Any) -> None:
     """Raises unless numbers can travel in this dtype; None is the dtype of the array."""
     if value is None:
         return
+    # NumPy makes dtypes of more texts than names, and fails at others in many ways.
+    kind = vars(jnp).get(value) if isinstance(value, str) else value
     try:
-        dtype = jnp.dtype(value)
+        dtype = None if isinstance(kind, list | dict | None) else jnp.dtype(kind)
     except TypeError:
         dtype = None
     if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 2:

@@ -121,9 +121,10 @@ def decode(kind: Any, given: Any, where: str) -> Any:
         name = fields.get("name") if isinstance(fields, dict) else fields
         name = _AS_RULES_SAY.get(name, name) if isinstance(name, str) else name
         if not isinstance(name, str) or name not in classes:
-            close = difflib.get_close_matches(str(name), classes, 1, 0.5)
+            shown = errors.cut(repr(name))
+            close = difflib.get_close_matches(shown.strip("\"'"), classes, 1, 0.5)
             raise ArgumentError(
-                f"{where}: unknown {family} {name!r}; there are "
+                f"{where}: unknown {family} {shown}; there are "
                 f"{', '.join(sorted(classes))}."
                 + "".join(f" Did you mean {kind!r}?" for kind in close)
             )
@@ -133,11 +134,11 @@ def decode(kind: Any, given: Any, where: str) -> Any:
         return _built(kind, given, where)
     if typing.get_origin(kind) is tuple:
         if not isinstance(given, list):
-            raise ArgumentError(f"{where} must be a list, got {given!r}.")
+            raise ArgumentError(f"{where} must be a list, got {errors.cut(repr(given))}.")
         member = typing.get_args(kind)[0]
         return tuple(decode(member, item, where) for item in given)
     if kind is str and not isinstance(given, str):
-        raise ArgumentError(f"{where} must be a string, got {given!r}.")
+        raise ArgumentError(f"{where} must be a string, got {errors.cut(repr(given))}.")
     return given
 
 
@@ -173,6 +174,6 @@ def check_keys(
     unknown = sorted(set(given) - required - optional)
     if unknown:
         raise ArgumentError(
-            f"{where} has an unknown key {unknown[0]!r}; its keys are "
+            f"{where} has an unknown key {errors.cut(repr(unknown[0]))}; its keys are "
             f"{', '.join(sorted(required | optional))}."
         )

@@ -26,8 +26,11 @@ from sparsejax.transforms.buckets import Assignment, is_part
 
 _FORMAT = 1
 
-# More ranks than there are, and more elements than an array can have.
-_MOST_RANKS, _MOST_ELEMENTS = 2**24, 2**62
+# More ranks than there are, and more elements and axes than an array can have.
+_MOST_RANKS, _MOST_ELEMENTS, _MOST_AXES = 2**24, 2**62, 64
+
+# Characters of a message: what is wrong in a file may be as long as the file.
+_LONGEST = 600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +63,11 @@ class LeafPlan:
         errors.check_dtype("dtype", self.dtype)
         if not all(errors.is_int(n, 0) for n in self.shape):
             raise ArgumentError(f"shape must hold ints of at least 0, got {self.shape}.")
-        if math.prod(self.shape) > _MOST_ELEMENTS:
+        numbers = self.shape if len(self.shape) <= _MOST_AXES else (math.inf,)
+        # One by one, for a product of long numbers takes long.
+        if max(numbers, default=0) > _MOST_ELEMENTS or math.prod(numbers) > _MOST_ELEMENTS:
             raise ArgumentError(
-                f"shape has more elements than an array can have, got {self.shape}."
+                f"shape has more elements than an array can have, or axes: {self.shape}."
             )
         if self.unit == "row" and len(self.shape) < 2:
             raise ArgumentError(f"rows need two axes, and the shape is {self.shape}.")
@@ -179,7 +184,8 @@ class Plan(Assignment):
             codec.check_keys("the plan", head, {"format", "ranks", "leaves"})
             if not errors.is_int(head["format"]) or head["format"] != _FORMAT:
                 raise ArgumentError(
-                    f"the plan has format {head['format']!r}; this version reads {_FORMAT}."
+                    f"the plan has format {errors.cut(repr(head['format']))}; this version "
+                    f"reads {_FORMAT}."
                 )
             if not isinstance(head["leaves"], list):
                 raise ArgumentError("the plan's leaves must be a list.")
@@ -191,7 +197,7 @@ class Plan(Assignment):
                 seen.add(leaf.path)
             return cls(head["ranks"], leaves)
         except ArgumentError as error:
-            raise PlanError(str(error)) from None
+            raise PlanError(errors.cut(str(error), _LONGEST)) from None
         except RecursionError:
             raise PlanError("the plan has schemes nested too deeply.") from None
 
@@ -203,16 +209,22 @@ class Plan(Assignment):
     def load(cls, path: str | pathlib.Path) -> "Plan":
         """Reads a plan from a file."""
         try:
-            return cls.from_json(codec.read(path, "the plan").decode())
+            text = codec.read(path, "the plan").decode()
         except ArgumentError as error:
             raise PlanError(str(error)) from None
         except UnicodeDecodeError as error:
             raise PlanError(f"the plan in {path} is not text: {error}.") from None
+        try:
+            return cls.from_json(text)
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}") from None
 
 
 def _leaf(entry: Any) -> LeafPlan:
     path = entry.get("path") if isinstance(entry, dict) else None
-    where = "a leaf of the plan" if path is None else f"leaf {path!r} of the plan"
+    where = "a leaf of the plan"
+    if path is not None:
+        where = f"leaf {errors.cut(repr(path))} of the plan"
     return codec.decode(LeafPlan, entry, where)
 
 

@@ -1248,8 +1248,8 @@ MUTANTS = {
     ),
     "a process comes twice": Mutant(
         "sparsejax/advise/doctor/roll.py",
-        "if len(hosts) > 1]",
-        "if len(hosts) > 2]",
+        "    if twice:",
+        "    if False:",
         DOCTOR,
     ),
     "a process that was stopped is there": Mutant(
@@ -1475,6 +1475,30 @@ MUTANTS = {
         "given = UPGRADES[older](given)",
         "UPGRADES[older](given)",
         "tests/transforms/state/checkpoints/test_formats.py",
+    ),
+    "numbers on disk have no checksums": Mutant(
+        "sparsejax/transforms/state/checkpoints/checksums.py",
+        '            codec["configuration"] = dict(_ZSTD)',
+        "            pass",
+        "tests/transforms/state/checkpoints/test_damaged.py",
+    ),
+    "a description may have changed": Mutant(
+        "sparsejax/transforms/state/checkpoints/records.py",
+        "if not is_sealed:",
+        "if False:",
+        "tests/transforms/state/checkpoints/test_damaged.py",
+    ),
+    "a plan of any number of axes is read": Mutant(
+        "sparsejax/advise/plan.py",
+        "numbers = self.shape if len(self.shape) <= _MOST_AXES else (math.inf,)",
+        "numbers = self.shape",
+        "tests/advise/test_planner.py",
+    ),
+    "JAX_PROCESS_ID may name another": Mutant(
+        "sparsejax/advise/doctor/roll.py",
+        "if named and named != str(who.process):",
+        "if False:",
+        DOCTOR,
     ),
 }
 

@@ -104,7 +104,7 @@ def test_the_top_rung_holds_no_more_than_16_rounds_or_a_32nd(unit_bytes, parts):
         entry = parts * unit_bytes
         # 65536 whole words, rounded up to four entries; a unit of six bytes has but one.
         assert steps.tile * unit_bytes < 65536 * 8 + 4 * unit_bytes
-        assert steps.tile <= 8192
+        assert steps.tile <= max(8192, (1 << 17) // parts)
         most = max(16 * ROUND, 128 * entry, width // 32 * entry)
         assert steps.top * entry < most + 4 * entry
         tops.append(steps.top)

@@ -46,7 +46,8 @@ def check_coordinator(
     Raises:
         ArgumentError: The address is not written "name:port", or there is no such process.
         JobError: The name is unknown here or stands for a loopback address, nobody listens
-            there, or processes are missing or were started twice.
+            there, processes are missing or were started twice, or JAX_PROCESS_ID gives one
+            another number.
     """
     errors.check_whole("processes", processes, 1)
     errors.check_whole("process", process, 0)
@@ -76,7 +77,7 @@ def check_coordinator(
     for_all = process > 0 or name == "localhost" or name in found
     if facts.is_loopback(found) and not one_host and for_all:
         raise JobError(loopback(address, found, f"host {here} (process {process})"))
-    if processes == 1:
+    if processes == 1 and facts.launcher().get(facts.FOR_JAX, "0") == "0":
         return None
     if process == 0:
         return roll.call(int(port), processes, here, deadline - time.monotonic())

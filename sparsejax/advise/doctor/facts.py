@@ -16,17 +16,38 @@ from sparsejax.wire.job import versions
 from sparsejax.wire.job.texts import text_of
 
 
+# Variables that hold the number of a process: that of scripts that name it for JAX, of
+# Kubernetes' indexed jobs, of Open MPI, MPICH and its relatives, and of Slurm.
+FOR_JAX = "JAX_PROCESS_ID"
+NUMBERS = (FOR_JAX, "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+NUMBERS += ("PMIX_RANK", "SLURM_PROCID")
+
+
 def of_process(arguments: Any, coordinator: str | None) -> dict[str, Any]:
     """Everything about this process that is known without devices."""
     return {
         "host": socket.gethostname(),
         "network": _loopback(),
+        "launcher": launcher(),
         "own_address": addresses(socket.gethostname()),
         "coordinator": addresses(split(coordinator)[0]) if coordinator else [],
         "versions": versions.versions(),
         "settings": versions.settings(),
         "arguments": as_texts(arguments),
     }
+
+
+def launcher() -> dict[str, str]:
+    """The numbers that launchers give this process, by the variables that hold them."""
+    return {name: os.environ[name][:20] for name in NUMBERS if os.environ.get(name)}
+
+
+def misnumbered(named: str, process: int, host: str) -> str:
+    """The message about a process whose environment gives it another number."""
+    return (
+        f"{host} (process {process}) has {FOR_JAX}={named}: start it as that process, or "
+        "unset the variable. As long as they disagree, two processes may have one number."
+    )
 
 
 def devices() -> dict[str, Any]:

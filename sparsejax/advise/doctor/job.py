@@ -19,8 +19,9 @@ def check_job(arguments: Any = None, *, timeout: float = 60.0) -> None:
     Call it at the start of a script, behind `jax.distributed.initialize`. Compared are the
     versions of sparsejax, JAX, jaxlib, optax and Python, settings that decide what is
     compiled, the script's arguments, whether the hosts can reach one another under the
-    names that they have, and the devices of each process. In a job of one process, and
-    without a job, there is nothing to compare.
+    names that they have, the devices of each process, and its number with the one that
+    JAX_PROCESS_ID gives it, if any. In a job of one process, and without a job, there is
+    nothing to compare.
 
     It goes through the job's coordinator and starts no collective, so it ends where one
     would wait for ever.
@@ -90,6 +91,7 @@ def disagreements(told: list[dict], address: str | None) -> list[str]:
     found = []
     if _hosts(told) > 1:
         found += _misled(told, address)
+    found += _misnumbered(told)
     for kind, fix in (
         ("versions", "Install the same on all hosts"),
         ("settings", "Set the same on all hosts"),
@@ -115,6 +117,14 @@ def _misled(told, address):
         if facts.is_loopback(one["coordinator"]):
             who = f"host {one['host']} (process {process})"
             yield coordinator.loopback(address, one["coordinator"], who)
+
+
+def _misnumbered(told):
+    """Processes whose environments give them other numbers."""
+    for process, one in enumerate(told):
+        named = one.get("launcher", {}).get(facts.FOR_JAX)
+        if named and named != str(process):
+            yield facts.misnumbered(named, process, f"host {one['host']}")
 
 
 def _unreachable(told):

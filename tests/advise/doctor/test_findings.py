@@ -228,6 +228,27 @@ def test_those_that_come_are_told_who_does_not_and_who_came_twice():
     assert re.search(r"could not reach .* in 0\.3 s: .*refused", alone)
 
 
+def test_numbers_that_launchers_give_are_told_with_the_hosts(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "7")
+    host = f"{socket.gethostname()} (SLURM_PROCID=7)"
+    for text in here(0, 1, 1, ranks=2, timeout=0.5):
+        assert f"process 0 on host {host}, process 1 on host {host} and {host}. " in text
+    monkeypatch.setenv("JAX_PROCESS_ID", "0")
+    for text in here(0, 1, ranks=2, timeout=0.5):
+        assert f"host {socket.gethostname()} (process 1) has JAX_PROCESS_ID=0: " in text
+    monkeypatch.setenv("JAX_PROCESS_ID", "1")
+    (alone,) = here(0, ranks=1, timeout=0.5)
+    assert "(process 0) has JAX_PROCESS_ID=1: start it as that process" in alone
+
+
+def test_a_number_that_the_environment_contradicts_is_told_of():
+    there = {"host": "b", "launcher": {"JAX_PROCESS_ID": "0", "SLURM_PROCID": "1"}}
+    (found,) = job.disagreements([said(host="a"), said(**there)], "node:1")
+    assert found.startswith("host b (process 1) has JAX_PROCESS_ID=0: ")
+    there["launcher"] = {"JAX_PROCESS_ID": "1", "SLURM_PROCID": "0"}
+    assert not job.disagreements([said(host="a"), said(**there)], "node:1")
+
+
 class Store:
     """A job's store, in which the other process has said something."""
 
@@ -320,7 +341,7 @@ def test_a_process_may_be_stopped_and_started_again_while_others_are_missing():
         called = pool.submit(roll.call, int(port), 3, "a", 20.0)
         come("stopped")
         told = [pool.submit(come, 2)]
-        time.sleep(0.3)  # All numbers were said once, but process 1 is not there.
+        time.sleep(0.6)  # All numbers were said once, but process 1 is not there.
         told += [pool.submit(come, 1)]
         assert [one.result() for one in (called, *told)] == [None, None, None]
 

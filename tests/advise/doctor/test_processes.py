@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 
@@ -152,3 +153,47 @@ def test_the_doctor_says_where_a_model_is_missing_and_where_no_job_is():
     alone = doctor("--job")
     assert "finds no job of Slurm or Open MPI" in outputs([alone])[0]
     assert alone.returncode == 2
+
+
+def numbered(*numbers, of, environments):
+    """What processes say that join a job of so many as these numbers."""
+    address = processes.free_address()
+    own = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    command = [
+        sys.executable,
+        "-m",
+        "tests.advise.doctor.numbered_worker",
+        address,
+        str(of),
+    ]
+    return outputs(
+        [
+            subprocess.Popen(
+                [*command, str(number)],
+                cwd=processes.ROOT,
+                env=own | {"PYTHONPATH": str(processes.ROOT)} | more,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for number, more in zip(numbers, environments, strict=True)
+        ]
+    )
+
+
+def test_two_processes_of_one_number_are_refused_on_all_with_their_variables():
+    """As where a script takes the number on the host for that in the job."""
+    of_slurm = [{"SLURM_PROCID": str(i)} for i in range(3)]
+    host = socket.gethostname()
+    for output in numbered(0, 1, 1, of=3, environments=of_slurm):
+        assert "refused: process 1 was started more than once; there were " in output
+        assert f"process 0 on host {host} (SLURM_PROCID=0), process 1 on host " in output
+        for number in (1, 2):
+            assert f"{host} (SLURM_PROCID={number})" in output
+
+
+def test_a_number_that_the_environment_contradicts_is_refused_on_all():
+    others = [{"JAX_PROCESS_ID": "0"}, {"JAX_PROCESS_ID": "0"}]
+    for output in numbered(0, 1, of=2, environments=others):
+        match = rf"refused: host {socket.gethostname()} \(process 1\) has JAX_PROCESS_ID=0"
+        assert re.search(match, output), output

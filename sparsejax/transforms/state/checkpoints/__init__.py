@@ -1,8 +1,9 @@
 """Checkpoints: a state on disk, to go on from on as many ranks or on others.
 
-On disk: the arrays, numbered, as orbax writes them, each process the shards that it has;
-and beside them a description in JSON, of what they are: the versions that wrote them, for
-how many ranks they were made, and the state's tree with its types, shapes and dtypes.
+On disk: the arrays, numbered, as orbax writes them, each process the shards that it has,
+with a checksum of each chunk; and beside them a description in JSON, of what they are: the
+versions that wrote them, for how many ranks they were made, and the state's tree with its
+types, shapes and dtypes.
 Nothing is pickled, and no type of this library is needed to read the description.
 
 It is right because `restore` compares that description with the one of a fresh state before
@@ -13,6 +14,7 @@ and `resized` gives it to those that there are; all else goes where it belongs a
     description   the tree of a state, and its arrays
     comparing     the first difference of two trees
     records       the JSON: written, checked when read, brought from older formats to this
+    checksums     of chunks, and of the description
     storage       folders: orbax, and how one checkpoint takes the place of another
     saving, restoring
 """

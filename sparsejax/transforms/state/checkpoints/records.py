@@ -2,11 +2,11 @@
 
     {"format": 1, "sparsejax": "0.1.0", "jax": "0.10.2", "ranks": 4, "mesh": {"data": 4},
      "about": {}, "tree": {"type": "TrainState", "parts": {
-        "step": {"array": 0, "shape": [], "dtype": "int32"}, ...}}}
+        "step": {"array": 0, "shape": [], "dtype": "int32"}, ...}}, "crc32": 1234567}
 
 A node has its "type", its "parts", and "told" where its type knows something more; a number
 or text of Python's is {"value": ...}. An array without elements has no number. The numbers
-count up in the order of the tree.
+count up in the order of the tree. Of all of it there is a checksum (`checksums`).
 
 When states change, `FORMAT` goes up by one, and `UPGRADES` gets the function that makes the
 JSON of the format before into that of the next; nothing else reads an older format. It may
@@ -23,6 +23,7 @@ import jax
 
 from sparsejax import errors
 from sparsejax.errors import CheckpointError
+from sparsejax.transforms.state.checkpoints import checksums
 from sparsejax.transforms.state.checkpoints.description import (
     VALUES,
     Array,
@@ -42,6 +43,11 @@ UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 # Bytes. A hundred thousand leaves have some ten million.
 LARGEST = 64 * 2**20
+
+# Of numbers, and of axes. A product of many long numbers takes long.
+_MOST, _MOST_AXES = 2**62, 64
+
+_LONGEST = 300  # characters of a path in a message
 
 About = Mapping[str, bool | int | float | str | None]
 
@@ -73,7 +79,7 @@ def versions() -> dict[str, str]:
 
 def written(record: Record) -> dict[str, Any]:
     """A record as JSON."""
-    return {
+    given = {
         "format": FORMAT,
         **record.versions,
         "ranks": record.ranks.number,
@@ -81,6 +87,7 @@ def written(record: Record) -> dict[str, Any]:
         "about": record.about,
         "tree": _written(record.tree),
     }
+    return checksums.sealed(given)
 
 
 def _written(part):
@@ -122,11 +129,24 @@ def read(text: bytes, file: str) -> Record:
     number = check.whole(given["format"], "format", 1)
     if number > FORMAT:
         raise CheckpointError(
-            f"{file} has format {number}, written by sparsejax {given.get('sparsejax')!r}; "
+            f"{file} has format {number}, written by sparsejax "
+            f"{errors.cut(repr(given.get('sparsejax')))}; "
             f"this is sparsejax {versions()['sparsejax']!r}, which reads formats up to "
             f"{FORMAT}. Install the version that wrote it, or a later one: pip install "
             "--upgrade sparsejax."
         )
+    try:
+        is_sealed = checksums.is_sealed(given)
+    except RecursionError:
+        raise CheckpointError(
+            f"{file} is damaged: it is nested too deeply. Take the checkpoint before."
+        ) from None
+    if not is_sealed:
+        raise CheckpointError(
+            f"{file} is damaged: its checksum is not that of what it says. Take the "
+            "checkpoint before."
+        )
+    given = checksums.opened(given)
     try:
         for older in range(number, FORMAT):
             given = UPGRADES[older](given)
@@ -178,7 +198,9 @@ class _Check:
         number = None if number is None else self.whole(number, "ranks", 1)
         mesh = self.mapping(given["mesh"], "mesh")
         mesh = {name: self.whole(size, f"mesh/{name}", 1) for name, size in mesh.items()}
-        if mesh and (number is None or math.prod(mesh.values()) % number):
+        sizes = list(mesh.values())
+        fits = number is not None and len(sizes) <= _MOST_AXES
+        if mesh and not (fits and math.prod(sizes) % (number or 1) == 0):
             raise self._wrong("mesh", f"sizes of a mesh of {number} ranks", mesh)
         about = self.mapping(given["about"], "about")
         for name, value in about.items():
@@ -207,7 +229,8 @@ class _Check:
 
     def _array(self, given, path):
         shape = given["shape"]
-        if not isinstance(shape, list) or not all(errors.is_int(n, 0) for n in shape):
+        is_shape = isinstance(shape, list) and len(shape) <= _MOST_AXES
+        if not is_shape or not all(errors.is_int(n, 0) and n <= _MOST for n in shape):
             raise self._wrong(f"{path}: shape", "a list of ints of at least 0", shape)
         dtype = self._text(given["dtype"], f"{path}: dtype")
         number, impl = given.get("array"), given.get("impl")
@@ -226,7 +249,7 @@ class _Check:
         return given
 
     def whole(self, given: Any, field: str, least: int) -> int:
-        if not errors.is_int(given, least):
+        if not errors.is_int(given, least) or given > _MOST:
             raise self._wrong(field, f"an int of at least {least}", given)
         return given
 
@@ -246,13 +269,13 @@ class _Check:
         if missing or extra:
             found = f"no {missing[0]!r}" if missing else f"an unknown key {extra[0]!r}"
             raise CheckpointError(
-                f"{self._file} is damaged: {field} has {found}. Take the checkpoint before."
+                f"{self._file} is damaged: {errors.cut(field, _LONGEST)} has "
+                f"{errors.cut(found)}. Take the checkpoint before."
             )
 
     def _wrong(self, field, wanted, given):
-        got = repr(given)
-        got = got if len(got) <= 80 else f"{got[:77]}..."
+        got = errors.cut(repr(given))
         return CheckpointError(
-            f"{self._file} is damaged: {field} must be {wanted}, got {got}. Take the "
-            "checkpoint before."
+            f"{self._file} is damaged: {errors.cut(field, _LONGEST)} must be {wanted}, got "
+            f"{got}. Take the checkpoint before."
         )

@@ -77,7 +77,8 @@ def restore(
         )
     places = list(_places(record.tree, like, others))
     wanted = {number: at for place in places for number, at in place.wanted().items()}
-    found = storage.read(folder, _shapes(record.tree), wanted)
+    paths = {number: place.path for place in places for number in place.wanted()}
+    found = storage.read(folder, _shapes(record.tree), wanted, paths)
     return _put_together(like, places, found, others, reduce)
 
 

@@ -10,6 +10,7 @@ under a name of its own first: in between one of the two is whole at any time.
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -19,16 +20,15 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from sparsejax.errors import CheckpointError
-from sparsejax.transforms.state.checkpoints import records
+from sparsejax.transforms.state.checkpoints import checksums, records
 
 
 _ARRAYS, _ABOUT = "state", "about"
 _NEXT, _LAST = ".sparsejax-next", ".sparsejax-last"
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
-# A full disk, or a file that is cut off, is one of these, by whichever library meets it.
+# A full disk is one of these, by whichever library meets it.
 _FAILURES = (OSError, ValueError, RuntimeError)
-_UNREADABLE = (*_FAILURES, KeyError, TypeError, AttributeError)
 
 
 def folder_of(path: str | os.PathLike[str]) -> Any:
@@ -142,7 +142,7 @@ def write(folder: Any, about: dict[str, Any], arrays: list[Any], replace: bool) 
         items[_ARRAYS] = ocp.args.PyTreeSave(tree)
     try:
         _on_first(lambda: _cleaned(folder, is_there))
-        with _checkpointer(ocp) as checkpointer:
+        with checksums.of_chunks(), _checkpointer(ocp) as checkpointer:
             checkpointer.save(to, args=ocp.args.Composite(**items))
         _on_first(lambda: _finished(folder, is_there))
     except _FAILURES as error:
@@ -156,7 +156,8 @@ def write(folder: Any, about: dict[str, Any], arrays: list[Any], replace: bool) 
 
 
 def _checkpointer(ocp):
-    handlers = {_ABOUT: ocp.JsonCheckpointHandler(), _ARRAYS: ocp.PyTreeCheckpointHandler()}
+    arrays = ocp.PyTreeCheckpointHandler(use_zarr3=True)  # which has checksums
+    handlers = {_ABOUT: ocp.JsonCheckpointHandler(), _ARRAYS: arrays}
     return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers))
 
 
@@ -197,7 +198,10 @@ def _removed(folder):
 
 
 def read(
-    folder: Any, shapes: Mapping[int, tuple[int, ...] | None], places: Mapping[int, Any]
+    folder: Any,
+    shapes: Mapping[int, tuple[int, ...] | None],
+    places: Mapping[int, Any],
+    paths: Mapping[int, str],
 ) -> dict[int, Any]:
     """Arrays of a checkpoint, by their numbers.
 
@@ -206,6 +210,7 @@ def read(
         shapes: The shapes of all of its arrays; None where that is not known.
         places: The shardings of those that are to be read; None for one that every process
             has whole in its own memory, as NumPy's.
+        paths: Where in the state these are, for messages.
     """
     if not places:
         return {}
@@ -230,21 +235,37 @@ def read(
         with _checkpointer(ocp) as checkpointer:
             done = checkpointer.restore(folder, args=ocp.args.Composite(**{_ARRAYS: args}))
         arrays = {number: done[_ARRAYS][str(number)] for number in places}
-    except _UNREADABLE as error:
+    except Exception as error:  # whatever a library makes of files that are damaged
         raise CheckpointError(
             f"the arrays of the checkpoint in {folder} cannot be read, so it is incomplete "
-            f"or damaged: {_line(error)}. Take the one before."
+            f"or damaged{_at(error, paths)}: {_line(_first(error))}. Take the one before."
         ) from error
     for number, x in arrays.items():
-        shape = shapes[number]
-        if shape is not None and x.shape != shape:
+        shape, found = shapes[number], getattr(x, "shape", None)
+        if found is None or shape not in (None, found):
+            has = "no array" if found is None else f"an array {list(found)}"
+            says = "is of one" if shape is None else f"says {list(shape)}"
             raise CheckpointError(
-                f"the checkpoint in {folder} is damaged: its array {number} has the shape "
-                f"{list(x.shape)}, and its description says {list(shape)}."
+                f"the checkpoint in {folder} is damaged: at {paths[number]!r} it has "
+                f"{has}, and its description {says}."
             )
     return arrays
 
 
+def _first(error):
+    """What an error came from, which says more than what orbax made of it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _at(error, paths):
+    """Where in the state what cannot be read is, if TensorStore names it."""
+    found = re.search(r'"(\d+)/', str(_first(error)))
+    path = paths.get(int(found[1])) if found else None
+    return "" if path is None else f" at {path!r}"
+
+
 def _line(error):
     text = (getattr(error, "strerror", None) or str(error)).strip() or type(error).__name__
-    return text.splitlines()[0][:200].rstrip(".")
+    return text.splitlines()[0][:300].rstrip(".")

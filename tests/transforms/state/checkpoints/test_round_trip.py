@@ -45,9 +45,9 @@ def test_a_state_comes_back_as_it_was(saved, name, monkeypatch):
     asked = []
     read = storage.read
 
-    def reading(folder, shapes, where):
+    def reading(folder, shapes, where, *rest):
         asked.extend(where.values())
-        return read(folder, shapes, where)
+        return read(folder, shapes, where, *rest)
 
     monkeypatch.setattr(storage, "read", reading)
     like = cases.like(name)
