@@ -3,12 +3,12 @@
     python -m benchmarks.faults.long_run
     python -m benchmarks.faults.long_run --schemes zen --steps 2000
 
-Trains as `benchmarks.faults` does, with no fault, for very many steps: replicas are compared
-at every 100th, a checkpoint takes the place of the one before at every 500th, and there each
-process says how much memory it has and how much it has compiled. After the first of these,
-memory may grow by 2% and nothing may be compiled; at the end parameters are the same bytes
-on all processes, and what was applied and what ranks hold back is the sum of all gradients.
-Writes benchmarks/results/long-run-*.jsonl.
+Trains as `benchmarks.faults` does, with no fault, for very many steps: replicas are
+compared at every 100th, a checkpoint takes the place of the one before at every 500th, and
+there each process says how much memory it has and how much it has compiled. After the first
+of these, memory may grow by 2% and nothing may be compiled; at the end parameters are the
+same bytes on all processes, and what was applied and what ranks hold back is the sum of all
+gradients. Writes benchmarks/results/long-run-*.jsonl.
 """
 
 import dataclasses

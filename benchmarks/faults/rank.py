@@ -22,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 import sparsejax
 from benchmarks.faults.settings import AXIS, FAULTS, Settings
 from benchmarks.testbed import host, network
+from sparsejax.training import DataParallel
 
 
 SHAPES = {"table": (1000, 16), "w": (301,)}
@@ -65,9 +66,7 @@ def mesh_of_hosts() -> Mesh:
     return Mesh(np.array(jax.devices()), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def begun(
-    scheme: str, mesh: Mesh, **options
-) -> tuple[sparsejax.DataParallel, sparsejax.TrainState]:
+def begun(scheme: str, mesh: Mesh, **options) -> tuple[DataParallel, sparsejax.TrainState]:
     """A trainer over all processes, and its state from zero.
 
     Args:

@@ -2,12 +2,12 @@
 
     python -m benchmarks.training.checkpoints [--sizes MIB ...]
 
-In one process, on four simulated devices: parameters, Adam's moments and what DGC holds back
-on each rank, of several sizes. Each is saved, restored on four ranks, where every device reads
-its own part, and restored on two, where what ranks held is read whole and shared out. All are
-timed in turn; what is restored on four is compared as bytes. Beside the times is how
-they grow: seconds over bytes, of the largest state over the smallest, which is 1 where time
-is linear in bytes, and less where it also has a fixed part. Writes
+In one process, on four simulated devices: parameters, Adam's moments and what DGC holds
+back on each rank, of several sizes. Each is saved, restored on four ranks, where every
+device reads its own part, and restored on two, where what ranks held is read whole and
+shared out. All are timed in turn; what is restored on four is compared as bytes. Beside the
+times is how they grow: seconds over bytes, of the largest state over the smallest, which is
+1 where time is linear in bytes, and less where it also has a fixed part. Writes
 benchmarks/results/checkpoints-*.jsonl.
 """
 
@@ -33,6 +33,7 @@ from benchmarks.harness import settings, table, timing  # noqa: E402
 from benchmarks.harness.record import Recorder, say  # noqa: E402
 from benchmarks.harness.settings import option  # noqa: E402
 from benchmarks.harness.table import Column  # noqa: E402
+from sparsejax.training import DataParallel  # noqa: E402
 
 
 LEAVES = 8
@@ -77,7 +78,7 @@ class Case:
         self._last = self.save()
         self.bytes = sum(x.nbytes for x in jax.tree.leaves(self.state))
 
-    def _fresh(self, ranks: int) -> tuple[sparsejax.DataParallel, sparsejax.TrainState]:
+    def _fresh(self, ranks: int) -> tuple[DataParallel, sparsejax.TrainState]:
         mesh = Mesh(np.array(jax.devices()[:ranks]), ("data",))
         tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))
         trainer = sparsejax.data_parallel(loss_fn, tx, mesh)

@@ -61,9 +61,9 @@ _CLOSE, _NEAR = 2 ** (1 / 6), 3
 # How far apart the sizes of a message are that follows others, down to about half of the
 # longest: what just exceeds one message sends half as much more.
 _FINAL = 1.38
-# Entries of a part that are packed at a time, and numbers of all their values: they fill the
-# caches, and hide the overhead of a turn. Parts are the larger the fewer there are; tiles of
-# all parts together are what a step takes that has next to nothing to send.
+# Entries of a part that are packed at a time, and numbers of all their values: they fill
+# the caches, and hide the overhead of a turn. Tiles are the larger the fewer parts there
+# are: one of each part is what a step works on that has next to nothing to send.
 _LEAST_TILE, _TILES = 1 << 13, 1 << 17
 _TILE_NUMBERS = 1 << 16
 
