@@ -66,7 +66,7 @@ def cases(n, size):
     # Few units in the sum, and half of these on each rank.
     yield "shared", keep(shared & (rng.random((n, size), np.float32) < 0.5))
     if n == 1024:
-        return  # each takes half a minute
+        return  # a case takes half a minute
     yield "own", keep(rng.random((n, size), np.float32) < 1 / n)
     last = np.zeros((n, size), bool)
     last[n - 1, : size // 20] = True
