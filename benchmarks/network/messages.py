@@ -1,12 +1,13 @@
 """Times of the collectives of an exchange by themselves, on a network of a given rate.
 
-    python -m benchmarks.network.messages --hosts 2 4 8 16 --rate 250mbit
+    python -m benchmarks.network.messages --rates 100mbit 250mbit 1gbit
 
 No scheme can be faster than its messages. Each collective runs alone, over all hosts of the
 testbed, at a few sizes: the maximum of three numbers on which ranks agree, an all-to-all,
-the gather around gloo's ring, and the sum of as many bytes as an all-to-all sends; between
-two hosts also a permutation, and the swap by a reduce-scatter. The column `link` is the
-time of the bytes on the link; the rest is gloo, and waking processes.
+the gather around gloo's ring, the sum of as many bytes as an all-to-all sends, and a
+permutation in which each two hosts swap; between two hosts also the swap by a
+reduce-scatter. The column `link` is the time of the bytes on the link; the rest is gloo,
+and waking processes. `benchmarks.network.scale` makes a model of these rows.
 """
 
 import dataclasses
@@ -35,12 +36,13 @@ class Settings(settings.Settings):
 
     PROGRAM = "benchmarks.network.messages"
     hosts: tuple[int, ...] = option((2, 4, 8, 16), "numbers of hosts")
-    rate: str = option("250mbit", "of each link, each way")
+    rates: tuple[str, ...] = option(("250mbit",), "of each link, each way")
     kilobytes: tuple[int, ...] = option((1, 32, 128, 512), "sizes of a message")
 
     def __post_init__(self):
         super().__post_init__()
-        network.bits_per_second(self.rate)
+        for rate in self.rates:
+            network.bits_per_second(rate)
 
 
 class Message:
@@ -79,8 +81,10 @@ def collectives(ranks: int) -> dict:
         "all_gather": lambda x: lax.all_gather(x[0], "data"),
         "psum": alike(lambda x: lax.psum(x[: ranks // 2], "data")),
     }
+    if ranks % 2 == 0:
+        pairs = [(rank, rank ^ 1) for rank in range(ranks)]
+        by_name["ppermute"] = lambda x: lax.ppermute(x[:1], "data", pairs)
     if ranks == 2:
-        by_name["ppermute"] = lambda x: lax.ppermute(x[:1], "data", [(0, 1), (1, 0)])
         scatter = functools.partial(lax.psum_scatter, scatter_dimension=0, tiled=True)
         by_name["psum_scatter"] = lambda x: scatter(x, "data")
     return by_name
@@ -99,22 +103,26 @@ def rank(settings: Settings) -> None:
         ]
         for message in messages:
             message.check(mesh.size)
-            (row,) = sides.timed(here, [message], SAMPLES, CALLS)
-            rate = settings.rate if here.shaped else "unshaped"
-            row |= {"collective": message.collective, "bytes": message.size}
-            here.report(rate=rate, **row)
+        for rate in settings.rates:
+            here.set_rate(rate)
+            for message in messages:
+                (row,) = sides.timed(here, [message], SAMPLES, CALLS)
+                row |= {"collective": message.collective, "bytes": message.size}
+                here.report(rate=rate if here.shaped else "unshaped", **row)
 
 
 def main(argv: list[str] | None = None) -> int:
     settings = Settings.parse(argv)
     record = Recorder("messages", settings.command())
     for hosts in settings.hosts:
-        with network.hosts(hosts, settings.rate) as net:
+        with network.hosts(hosts, settings.rates[0]) as net:
             reported = ranks.run(Settings.PROGRAM, settings, hosts, net, 900)
         if reported is None:
             return 1
         rows = [sides.together(hosts, of_ranks) for of_ranks in reported]
-        table.show(rows, COLUMNS, f"{hosts} hosts")
+        for rate in settings.rates:
+            of_rate = [row for row in rows if row["rate"] in (rate, "unshaped")]
+            table.show(of_rate, COLUMNS, f"{hosts} hosts, {rate}")
         record.rows += rows
     say(f"\nwritten: {record.write()}")
     return 0

@@ -28,9 +28,10 @@ import numpy as np
 from jax import lax
 
 from sparsejax.axes import as_varying, at_number, is_elsewhere, together, varying_axes
+from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, Load, agreeing
-from sparsejax.units.dtypes import wide
+from sparsejax.units.dtypes import MOST_NUMBERED, wide
 from sparsejax.units.row_grads import RowGrads, union
 from sparsejax.units.stacked import apart, stacked
 from sparsejax.wire import collectives, gathers
@@ -257,6 +258,7 @@ def gathered(
     """
     if is_trivial(tables, wire):
         return of_one_rank(tables, wire)
+    check_listed(sum(table.capacity for table in tables), wire)
     grads = stacked(tables)
     height = grads.shape[0]
     merged = grads if distinct else grads.merged()
@@ -288,6 +290,18 @@ def gathered(
     )
     totals = [RowGrads(*f, t.shape) for f, t in zip(found, tables, strict=True)]
     return base.SummedRows(totals, traffic)
+
+
+def check_listed(listed: int, wire: Wire) -> None:
+    """Raises if int32 cannot number the rows that all ranks list together."""
+    n = wire.ranks
+    if n * listed > MOST_NUMBERED:
+        raise ArgumentError(
+            f"the {listed:,} rows that each of {n} ranks lists are {n * listed:,} in all, "
+            f"more than int32 can number, which goes to {MOST_NUMBERED:,}: list fewer a "
+            "step (capacity= of distinct rows, or a smaller batch), or shard the batch "
+            "over a second mesh axis."
+        )
 
 
 def is_trivial(tables: Sequence[RowGrads], wire: Wire) -> bool:

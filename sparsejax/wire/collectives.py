@@ -343,8 +343,18 @@ def _unseen() -> frozenset[str]:
     return frozenset(name for name in manual_axes() if not is_checking(name))
 
 
+# Rows of a message on CPUs that are cut out one by one: each is an operation in every
+# branch of a program, which on many ranks would hold little else.
+_MOST_ROWS = 32
+
+
 def unseen_numbers(count: int) -> tuple[jax.Array, ...]:
-    """0, 1, 2, ... as scalars that XLA does not take for constants; see `heads`."""
+    """0, 1, 2, ... as scalars that XLA does not take for constants; see `heads`.
+
+    None of more rows than are cut out one by one.
+    """
+    if count > _MOST_ROWS:
+        return ()
     return lax.optimization_barrier(tuple(jnp.int32(i) for i in range(count)))
 
 
@@ -353,7 +363,9 @@ def heads(x: jax.Array, count: int, words: int, rows: tuple[jax.Array, ...]) -> 
 
     XLA:CPU sends the rows of an all-to-all as arrays of their own, each cut out by a kernel
     of its own. Where a row's number is an operand, all of them are one and the same kernel,
-    and that is compiled once; so is the row of a message that goes to all.
+    and that is compiled once; so is the row of a message that goes to all. Many rows are
+    cut out together, so that programs do not grow with the ranks: what XLA:CPU makes of
+    that grows with them all the same.
 
     Args:
         x: [at least count, at least words].
@@ -369,6 +381,8 @@ def heads(x: jax.Array, count: int, words: int, rows: tuple[jax.Array, ...]) -> 
         )
         return jnp.concatenate([cut(row) for row in rows])
 
+    if not rows:
+        return x[:count, :words]
     return on_cpus(x, row_by_row, lambda x: x[:count, :words])
 
 

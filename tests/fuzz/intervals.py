@@ -26,6 +26,7 @@ def overflows(program: Any) -> list[str]:
 class _Walk:
     def __init__(self):
         self.found: list[str] = []
+        self.ranks: dict[str, int] = {}
 
     def run(self, jaxpr, consts, given) -> list[Interval]:
         """The intervals of the results, from those of the operands."""
@@ -70,6 +71,11 @@ class _Walk:
         name, params = eqn.primitive.name, eqn.params
         results = len(eqn.outvars)
         inner = params.get("jaxpr") or params.get("call_jaxpr")
+        if name == "shard_map":
+            self.ranks |= params["mesh"].shape
+        if name in ("psum", "psum_invariant") and results == 1:
+            count = math.prod(self.ranks.get(axis, 1) for axis in params["axes"])
+            return [_times(lambda _: count)(operands, eqn)]
         if name == "cond":
             sides = [
                 self.run(side.jaxpr, side.consts, operands[1:])

@@ -6,6 +6,8 @@ known then and do not fit.
 """
 
 import functools
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,45 +17,69 @@ from hypothesis import given, settings, strategies as st
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
+from benchmarks.network.scale.programs import described
+from pallas_kernels import striping
 from sparsejax import errors, schemes
+from sparsejax.schemes import doubling, forecast
 from sparsejax.schemes.base import MOST_UNITS
+from sparsejax.schemes.baselines import pulls
 from sparsejax.units import row_grads
+from sparsejax.units.ownership import murmur, sorted_thresholds
 from sparsejax.wire import forms, index_codes, ladder, ragged
 from tests import helpers
 from tests.fuzz import intervals
 from tests.fuzz.programs import OF_LOSSY
-from tests.laws.test_exact_sum import SCHEMES
+from tests.laws.test_exact_sum import LOSSLESS_NEVER_WORSE as NEVER_WORSE, SCHEMES
 
 
 MOST = 2**31 - 1
 # Their tables are made of all units when they are traced.
 TABLED = ("balanced_murmur", "balanced_algorithm_1")
 OTHERS = [name for name in SCHEMES if name not in TABLED]
+# Their parts may hold nearly all units.
+UNEVEN = ("balanced_thresholds", "omni_reduce_1", "omni_reduce_20")
 QUICK = ["zen", "ragged", "ag_sparse_bruck", "omni_reduce"]
 
 
-def traced(scheme, shape, n=2, dtype="float32"):
+def traced(scheme, shape, n=2, dtype="float32", platform="cpu"):
     """The program of a scheme over an array that nobody makes."""
 
     def run(x):
         x = x.reshape(shape)
         return helpers.call(scheme, x, helpers.init(scheme, x)).total[:1]
 
-    step = jax.shard_map(run, mesh=helpers.mesh_of(n), in_specs=P("data"), out_specs=P())
+    here = n <= 8 and platform == "cpu"
+    mesh = helpers.mesh_of(n) if here else described(n, platform)
+    step = jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P())
     whole = jax.ShapeDtypeStruct((n * shape[0], *shape[1:]), dtype)
     return jax.make_jaxpr(step)(whole)
 
 
-SIZES = [(2, (MOST_UNITS,)), (8, (MOST_UNITS,)), (3, (2**27 + 5, 16))]
-IN_SHORT = [(name, *SIZES[0]) for name in QUICK]
+MANY = [(1024, (MOST_UNITS,)), (1000, (2**27 + 5, 16)), (1024, (2**20 + 7, 4096))]
+SIZES = [(2, (MOST_UNITS,)), (8, (MOST_UNITS,)), (3, (2**27 + 5, 16)), *MANY]
+IN_SHORT = [(name, *size) for name in QUICK for size in (SIZES[0], MANY[0])]
 REST = [(name, *size) for name in OTHERS for size in SIZES]
 REST = [each for each in REST if each not in IN_SHORT]
 
 
 @pytest.mark.parametrize(("name", "n", "shape"), [*IN_SHORT, *helpers.slow(*REST)])
 def test_nothing_that_is_known_when_traced_exceeds_int32(name, n, shape):
+    if name in UNEVEN and n >= 1000 and shape[0] > 2**27:
+        # On many ranks parts that may hold everything have too many slots.
+        with pytest.raises(errors.ArgumentError, match="more than int32 can number"):
+            traced(SCHEMES[name], shape, n)
+        return
     found = intervals.overflows(traced(SCHEMES[name], shape, n))
     assert not found, found
+
+
+IN_PARTS = [x for x in OTHERS if x not in ("zen", *UNEVEN)]
+
+
+@pytest.mark.parametrize("name", ["zen", *helpers.slow(*IN_PARTS)])
+def test_nor_does_it_in_programs_for_gpus(name):
+    program = traced(SCHEMES[name], (MOST_UNITS,), 1024, platform="cuda")
+    assert not intervals.overflows(program)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +95,20 @@ def test_more_units_than_int32_numbers_are_refused(name, size):
         traced(SCHEMES[name], (size,))
 
 
+@pytest.mark.parametrize(
+    ("name", "n"), helpers.slow(*((x, n) for x in TABLED for n in (2, 1024)))
+)
+def test_nor_does_it_where_owners_have_tables(name, n, monkeypatch):
+    """Their width alone is counted when traced, from the hashes of all units: here it is
+    that of parts a hundredth fuller than the mean one."""
+    width = lambda size, ranks, seed: striping.word_multiple(
+        -(-size * 101 // (100 * ranks))
+    )
+    monkeypatch.setattr(murmur, "_murmur_width", width)
+    found = intervals.overflows(traced(SCHEMES[name], (MOST_UNITS,), n))
+    assert not found, found
+
+
 def test_the_walk_finds_what_does_not_fit():
     """Products of ranks and lengths, in choices too; not what wraps on purpose."""
 
@@ -82,7 +122,17 @@ def test_the_walk_finds_what_does_not_fit():
         hashed = part.astype(jnp.uint32) * np.uint32(2**31 + 1)
         return x + jnp.max(part * np.int32(2**28)) + jnp.max(hashed).astype(jnp.int32)
 
+    def summed(x):
+        counts = jax.lax.population_count(x)
+        return jax.lax.psum(jnp.sum(counts.astype(jnp.int32)), "data")
+
+    def over(n):
+        step = jax.shard_map(summed, mesh=described(n), in_specs=P("data"), out_specs=P())
+        return jax.make_jaxpr(step)(jax.ShapeDtypeStruct((n * 2**20,), jnp.uint32))
+
     assert len(intervals.overflows(jax.make_jaxpr(bad)(1))) >= 1
+    assert not intervals.overflows(over(32))
+    assert len(intervals.overflows(over(64))) == 1
     assert not intervals.overflows(jax.make_jaxpr(good)(1))
 
 
@@ -164,10 +214,8 @@ def test_bits_of_many_lists_are_not_laid_end_to_end(count):
     assert jax.eval_shape(union, lists)[0].shape == (capacity,)
 
 
-@pytest.mark.parametrize("height", [MOST_UNITS, MOST, 2**31, 2**33])
-@pytest.mark.parametrize("scheme", ["zen", *helpers.slow("ag_sparse", "sparse_ps")])
-def test_tables_of_more_rows_than_int32_numbers_are_refused(scheme, height):
-    n, listed = (8, 4096) if scheme == "zen" else (3, 5)  # Few ranks have no owners.
+def rows_added_up(scheme, height, n, listed):
+    """The program of listed rows, and what it takes."""
     tx = sparsejax.sync(SCHEMES[scheme], "data", rules={"": "row", "table": "sparse"})
     shape = (height, 1)
 
@@ -179,11 +227,31 @@ def test_tables_of_more_rows_than_int32_numbers_are_refused(scheme, height):
     step = jax.vmap(run, axis_name="data")
     ids = jax.ShapeDtypeStruct((n, listed), jnp.int32)
     rows = jax.ShapeDtypeStruct((n, listed, 1), jnp.float32)
+    return step, (ids, rows)
+
+
+@pytest.mark.parametrize("height", [MOST_UNITS, MOST, 2**31, 2**33])
+@pytest.mark.parametrize("scheme", ["zen", *helpers.slow("ag_sparse", "sparse_ps")])
+def test_tables_of_more_rows_than_int32_numbers_are_refused(scheme, height):
+    n, listed = (8, 4096) if scheme == "zen" else (3, 5)  # Few ranks have no owners.
+    step, given = rows_added_up(scheme, height, n, listed)
     if height <= MOST_UNITS or (height == MOST and scheme == "ag_sparse"):
-        assert not intervals.overflows(jax.make_jaxpr(step)(ids, rows))
+        assert not intervals.overflows(jax.make_jaxpr(step)(*given))
         return
     with pytest.raises(errors.ArgumentError, match=r"more than int32|many: .* int32"):
-        jax.eval_shape(step, ids, rows)
+        jax.eval_shape(step, *given)
+
+
+@pytest.mark.parametrize("listed", [2**20, 2**21, 2**24])
+@pytest.mark.parametrize("scheme", ["zen", *helpers.slow("ag_sparse", "sparse_ps")])
+def test_more_listed_rows_of_all_ranks_than_int32_numbers_are_refused(scheme, listed):
+    step, given = rows_added_up(scheme, MOST_UNITS, 1024, listed)
+    if 1024 * listed <= MOST:
+        assert not intervals.overflows(jax.make_jaxpr(step)(*given))
+        return
+    text = f"{listed:,} rows that each of 1024 ranks lists are {1024 * listed:,} in all"
+    with pytest.raises(errors.ArgumentError, match=text):
+        jax.eval_shape(step, *given)
 
 
 @pytest.mark.parametrize("units", [MOST_UNITS, MOST, 2**31, 2**33])
@@ -202,19 +270,49 @@ def test_entries_of_more_units_than_int32_numbers_are_refused(units):
         jax.eval_shape(step, indices, values)
 
 
-@pytest.mark.parametrize("name", ["GTopk", *helpers.slow("SparDL", "OkTopk")])
-@pytest.mark.parametrize("size", [MOST_UNITS, MOST])
-def test_schemes_that_choose_from_as_many_as_int32_numbers(name, size):
+OF_ELEMENTS = [name for name in OF_LOSSY if name not in ("GTopk", "PowerSGD")]
+
+
+@pytest.mark.parametrize("name", ["GTopk", *helpers.slow(*OF_ELEMENTS)])
+@pytest.mark.parametrize(("n", "size"), [(2, MOST_UNITS), (1024, MOST_UNITS), (2, MOST)])
+def test_schemes_that_choose_from_as_many_as_int32_numbers(name, n, size):
     scheme = OF_LOSSY[name]
     if size > MOST_UNITS:
         with pytest.raises(errors.ArgumentError, match=f"{size:,} units is too large"):
-            traced(scheme, (size,))
+            traced(scheme, (size,), n)
         return
-    found = intervals.overflows(traced(scheme, (size,)))
-    if name == "OkTopk":
+    found = intervals.overflows(traced(scheme, (size,), n))
+    if "OkTopk" in name:
         # Counts of regions, each of which might have all bits, but not all of them.
         found = [line for line in found if line.split()[0] not in ("cumsum", "reduce_sum")]
     assert not found
+
+
+@pytest.mark.parametrize("pull", ["doubling", *helpers.slow("gather", "spread", "dense")])
+def test_parts_any_of_which_may_hold_all_units(pull):
+    """Int32 could not count what 16 owners together have room for."""
+    of_data = sorted_thresholds.SortedThresholds()
+    scheme = schemes.BalancedParallelism(ownership=of_data, pull=pull)
+    found = intervals.overflows(traced(scheme, (2**29 + 5,), 16))
+    assert not found, found
+
+
+def test_bytes_of_partners_that_have_more_than_int32_counts():
+    """A part with everything, and so all that two, four, ... ranks hold of it."""
+    owned: Any = SimpleNamespace(
+        layout=SimpleNamespace(ranks=16, size=2**29 + 5), unit_bytes=4
+    )
+    how = doubling.Doubling(helpers.WIRE, "coo32", 2.0)
+    most = jax.jit(lambda fullest: pulls._most_bytes(owned, how, fullest))
+    told = [float(most(jnp.int32(count))) for count in (2**20, 2**25, 2**28, 2**29)]
+    assert told == sorted(told)
+    assert told[-1] >= 4 * 4 * 2**29
+
+
+def test_parts_of_too_many_ranks_are_refused():
+    of_data = sorted_thresholds.SortedThresholds()
+    with pytest.raises(errors.ArgumentError, match=r"1024 ranks, any .* int32 can number"):
+        traced(schemes.BalancedParallelism(ownership=of_data), (MOST_UNITS,), 1024)
 
 
 def test_a_capacity_whose_messages_int32_cannot_number_is_refused():
@@ -223,3 +321,23 @@ def test_a_capacity_whose_messages_int32_cannot_number_is_refused():
         errors.ArgumentError, match=r"words, more than int32 .*push_capacity"
     ):
         traced(scheme, (2**29, 64))
+
+
+@pytest.mark.parametrize("name", [*SCHEMES, *OF_ELEMENTS])
+def test_bytes_past_int32_are_forecast(name):
+    """Of the largest array, a number or a row a unit, on 1,024 ranks: by Python."""
+    # Some parts of theirs have too many slots, or their widths come of all hashes.
+    if name in (*TABLED, *UNEVEN):
+        return
+    n, scheme = 1024, OF_LOSSY[name] if name in OF_ELEMENTS else SCHEMES[name]
+    widths = (1,) if name in OF_ELEMENTS else (1, 4096)
+    for numbers in widths:
+        units = MOST_UNITS if numbers == 1 else 2**20
+        for density in (1e-4, 1.0):
+            counts = forecast.independent(n, units, density)
+            load = forecast.Load(n, units, numbers, "float32", counts, shape=(units,))
+            told = scheme.forecast(load)
+            dense = 2 * (n - 1) / n * 4 * units * numbers
+            assert 0 < told.bytes < (1.1 if name in NEVER_WORSE else n) * dense
+            assert told.seconds(forecast.Network(25, 20)) > 8 * told.bytes / 25e9
+    assert told.bytes > 2**31 or name in OF_ELEMENTS

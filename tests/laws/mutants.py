@@ -39,6 +39,7 @@ class Mutant(NamedTuple):
 
 
 CONSERVATION = "tests/laws/test_conservation.py"
+MANY_RANKS = "tests/laws/test_many_ranks.py"
 EXACT_SUM = "tests/laws/test_exact_sum.py"
 VERTICAL = "tests/embrace/test_vertical.py"
 DOCTOR = "tests/advise/doctor/test_findings.py"
@@ -48,6 +49,43 @@ CHECK_EVERY = "tests/training/test_check_every.py"
 BAD_NUMBERS = "tests/transforms/test_bad_numbers.py"
 
 MUTANTS = {
+    # Many ranks.
+    "of many rows of a message the first is sent to all": Mutant(
+        "sparsejax/wire/collectives.py",
+        "        return x[:count, :words]\n",
+        "        return jnp.repeat(x[:1, :words], count, axis=0)\n",
+        f"{MANY_RANKS}::test_64_ranks_have_the_exact_sum",
+    ),
+    "programs have an operation for each row of a message": Mutant(
+        "sparsejax/wire/collectives.py",
+        "    if count > _MOST_ROWS:\n",
+        "    if count < 0:\n",
+        "tests/bench/test_programs.py",
+    ),
+    "programs have an operation for each block of a bag": Mutant(
+        "sparsejax/schemes/top_k/spar_reduce_scatter.py",
+        "rows = x.reshape(q, blocks.width).at[outgoing].get(**_APART)",
+        "rows = jnp.stack([x.reshape(q, -1)[i] for i in outgoing])",
+        "tests/bench/test_programs.py",
+    ),
+    "parts of a doubling are counted past int32": Mutant(
+        "sparsejax/schemes/baselines/pulls.py",
+        "of = lambda held: held * jnp.minimum(fullest, -(-size // held))",
+        "of = lambda held: held * fullest",
+        "tests/fuzz/test_sizes.py::test_bytes_of_partners_that_have_more_than_int32_counts",
+    ),
+    "more rows are listed than int32 numbers": Mutant(
+        "sparsejax/schemes/row_lists.py",
+        "    if n * listed > MOST_NUMBERED:\n",
+        "    if listed > MOST_NUMBERED:\n",
+        "tests/fuzz/test_sizes.py::test_more_listed_rows_of_all_ranks_than_int32_numbers_are_refused",
+    ),
+    "thresholds have more words than int32 numbers": Mutant(
+        "sparsejax/units/ownership/sorted_thresholds.py",
+        "        if words >= 2**31:\n",
+        "        if words >= 2**62:\n",
+        "tests/fuzz/test_sizes.py::test_parts_of_too_many_ranks_are_refused",
+    ),
     # What is summed.
     "what was not pushed comes back": Mutant(
         "sparsejax/schemes/owners/pulls.py",

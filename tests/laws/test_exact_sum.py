@@ -188,27 +188,32 @@ def cases(n, shape, dtype):
     yield "minus_zero", np.where(minus == 0, -0.0, minus)
 
 
+def assert_exact(x, total, by_rank, where):
+    """Raises unless total is the float64 sum of x [n, ...], and each rank has its bytes."""
+    dtype = x.dtype
+    eps, exact = float(jnp.finfo(dtype).eps), x.astype(np.float64)
+    for row in by_rank:
+        assert row.tobytes() == total.tobytes(), f"{where}: replicas differ"
+    with np.errstate(invalid="ignore", over="ignore"):
+        want = exact.sum(0)
+        # Too large for its dtype; in the table no other sum is near that.
+        want = np.where(np.abs(want) > float(jnp.finfo(dtype).max), want * np.inf, want)
+        room = (len(x) + 2) * eps * np.abs(exact).sum(0) + float(jnp.finfo(dtype).tiny)
+    got = total.astype(np.float64)
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=where)
+    np.testing.assert_array_equal(got[~finite], want[~finite], err_msg=where)
+    error = np.abs(got[finite] - want[finite])
+    assert (error <= room[finite]).all(), f"{where}: off by {error.max()}"
+
+
 def check(name, n, shape, dtype, check_vma=True):
     run = compiled(name, n, shape, jnp.dtype(dtype), check_vma)
-    eps = float(jnp.finfo(dtype).eps)
     for case, x in cases(n, shape, dtype):
         x = np.asarray(x).astype(dtype)
-        exact = x.astype(np.float64)
         total, by_rank, traffic = jax.tree.map(np.asarray, run(x))
         where = f"{name}, n={n}, {case}"
-        for rank in range(n):
-            assert by_rank[rank].tobytes() == total.tobytes(), f"{where}: replicas differ"
-        with np.errstate(invalid="ignore", over="ignore"):
-            want = exact.sum(0)
-            # Too large for its dtype; in the table no other sum is near that.
-            want = np.where(np.abs(want) > float(jnp.finfo(dtype).max), want * np.inf, want)
-            room = (n + 2) * eps * np.abs(exact).sum(0) + float(jnp.finfo(dtype).tiny)
-        got = total.astype(np.float64)
-        finite = np.isfinite(want)
-        np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=where)
-        np.testing.assert_array_equal(got[~finite], want[~finite], err_msg=where)
-        error = np.abs(got[finite] - want[finite])
-        assert (error <= room[finite]).all(), f"{where}: off by {error.max()}"
+        assert_exact(x, total, by_rank, where)
         wire = float(traffic.wire - traffic.scalars)
         assert float(traffic.payload) <= wire * (1 + 1e-6), where
         if name in LOSSLESS_NEVER_WORSE:

@@ -128,11 +128,13 @@ def _most_bytes(owned: Owned, doubler: doubling.Doubling, fullest: jax.Array):
     like = jnp.empty((size, owned.unit_bytes), jnp.uint8)
     steps = doubler.ladder(like, jnp.uint8)
     total, held = jnp.float32(0), 1
+    # Each part is cut first: int32 may not hold that many entries of uneven ones.
+    of = lambda held: held * jnp.minimum(fullest, -(-size // held))
     for _ in range(doubling.hops(n)):
-        total += steps.bytes(jnp.minimum(held * fullest, size))
+        total += steps.bytes(jnp.minimum(of(held), size))
         held = min(2 * held, n)
     if n & (n - 1):
-        total += steps.bytes(jnp.minimum(n * fullest, size))
+        total += steps.bytes(jnp.minimum(of(n), size))
     return total
 
 

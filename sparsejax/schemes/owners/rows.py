@@ -66,6 +66,7 @@ def add_up(
     """
     if row_lists.is_trivial(tables, wire):
         return row_lists.of_one_rank(tables, wire)
+    row_lists.check_listed(sum(table.capacity for table in tables), wire)
     each = [_Table(table, ownership.over(table.shape[0], wire.ranks)) for table in tables]
     exchange = _Exchange(tuple(each), wire)
     check_numbered(

@@ -113,7 +113,8 @@ class OkTopk(top_k.TopKScheme):
         step: By the authors' rule, the factor by which local thresholds are moved; the
             global one is moved by two thirds of it.
         split: "all_to_all", or "rotated": permutations to one rank after another (the
-            paper's destination rotation).
+            paper's destination rotation), each an operation of the program, which so
+            grows with the ranks.
         bucket: With "rotated", how many messages are under way together (its bucketing).
 
     Example:
@@ -193,7 +194,9 @@ class OkTopk(top_k.TopKScheme):
         )
         sent = top_k.unpacked(words[None], accumulated.size)[0]
         left = top_k.residual(accumulated, jnp.where(sent, 0, accumulated), total)
-        selected = jnp.sum(jnp.minimum(counts.above, regions.most))
+        # Of many ranks there may be more than int32 can count.
+        selected = jnp.sum(jnp.minimum(counts.above, regions.most), dtype=jnp.float32)
+        fitting = jnp.sum(counts.sent, dtype=jnp.float32)
         state = OkTopkState(
             step + 1,
             *rule.next_local(
@@ -201,7 +204,7 @@ class OkTopk(top_k.TopKScheme):
             ),
             rule.next_global(threshold, jnp.sum(by_rank), k),
             starts,
-            jnp.sum(counts.sent) < jnp.float32(_FITTING) * selected,
+            fitting < jnp.float32(_FITTING) * selected,
         )
         traffic = base.traffic(
             push,

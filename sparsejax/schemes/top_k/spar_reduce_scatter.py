@@ -12,7 +12,6 @@ global residual collection (section III.C) without a second copy.
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.schemes import base
@@ -20,6 +19,11 @@ from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.teams import Member
 from sparsejax.units import bits
 from sparsejax.wire import gathers
+
+
+# Blocks of a bag are different ones, and there. One operation takes all of them, however
+# many ranks a team has.
+_APART = {"unique_indices": True, "mode": "promise_in_bounds"}
 
 
 def spar_reduce_scatter(x: jax.Array, member: Member) -> tuple[jax.Array, base.Stage]:
@@ -42,10 +46,11 @@ def spar_reduce_scatter(x: jax.Array, member: Member) -> tuple[jax.Array, base.S
         # The first bag is not full if q is no power of two.
         bag = min(distance, q - distance)
         offsets = jnp.arange(bag, dtype=jnp.int32)
-        outgoing = (place + distance + offsets) % q * blocks.width
-        rows = _slices(x, outgoing, blocks.width)
+        outgoing = (place + distance + offsets) % q
+        rows = x.reshape(q, blocks.width).at[outgoing].get(**_APART)
         words = member.select(rows)
-        x = _without(x, rows, words, outgoing)
+        left_out = jnp.where(top_k.unpacked(words, blocks.width), 0, rows)
+        x = x.reshape(q, blocks.width).at[outgoing].set(left_out, **_APART).reshape(-1)
         incoming = (place + offsets) % q * blocks.width
         x, sent = top_k.send_and_add(
             member.ladder(x.dtype),
@@ -80,17 +85,3 @@ def all_gather(block: jax.Array, member: Member) -> tuple[jax.Array, base.Stage]
         jnp.zeros(blocks.size, block.dtype),
     )
     return member.wire.assume_same(total), base.stage_of(sent)
-
-
-def _slices(x, starts, width):
-    """Slices of x [rows, width], one from each start."""
-    slices = [lax.dynamic_slice_in_dim(x, starts[i], width) for i in range(len(starts))]
-    return jnp.stack(slices)
-
-
-def _without(x, rows, words, starts):
-    """Returns x with the selected elements of its slices set to zero."""
-    left_out = jnp.where(top_k.unpacked(words, rows.shape[1]), 0, rows)
-    for i in range(len(rows)):
-        x = lax.dynamic_update_slice_in_dim(x, left_out[i], starts[i], 0)
-    return x

@@ -41,6 +41,13 @@ class SortedThresholds(Ownership):
         errors.check_whole("every", self.every, 1)
 
     def over(self, size, ranks, tables=None):
+        words = ranks * (word_multiple(size) // bits.WORD)
+        if words >= 2**31:
+            raise ArgumentError(
+                f"the parts of {ranks} ranks, any of which may come to hold all {size:,} "
+                f"units, have {words:,} words, more than int32 can number: use another "
+                "ownership, or shard the array over a second mesh axis."
+            )
         if tables is None:
             tables = self.tables(size, ranks)
         elif not isinstance(tables, _Thresholds) or len(tables.starts) != ranks:

@@ -1,0 +1,47 @@
+"""Programs stay as large as they are, or grow with the logarithm, as ranks grow."""
+
+import pytest
+
+from benchmarks.network.scale import programs
+from tests import helpers
+
+
+# Operations of StableHLO that a doubling of the ranks may add, as a share of those on 16.
+# Where a hop is a turn of a loop, or there are none, hardly any; else that of a hop.
+FLAT, A_HOP = 0.02, 0.2
+BY_HOPS = ("gtopk", "spardl", "spardl, 4 teams", "agsparse, doubling")
+# What sends to one rank after another by permutations, each an operation of its own.
+LINEAR = ("ok-topk, rotated",)
+QUICK = [("zen", "cpu"), ("zen", "cuda"), ("spardl", "cpu")]
+REST = [(name, p) for name in programs.SCHEMES for p in ("cpu", "cuda")]
+REST = [each for each in REST if each not in QUICK and each[0] not in LINEAR]
+
+
+@pytest.mark.parametrize(("name", "platform"), [*QUICK, *helpers.slow(*REST)])
+def test_programs_grow_with_the_logarithm_of_the_ranks(name, platform):
+    scheme = programs.SCHEMES[name]
+    few, many = (
+        programs.size_of(scheme, ranks, platform).operations for ranks in (16, 1024)
+    )
+    share = A_HOP if name in BY_HOPS else FLAT
+    assert many <= few * (1 + 6 * share) + 240, (name, few, many)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LINEAR)
+def test_what_grows_with_the_ranks_is_said_to(name):
+    """So that who mends it finds it here."""
+    scheme = programs.SCHEMES[name]
+    few, many = (programs.size_of(scheme, n, "cpu").operations for n in (16, 256))
+    assert many >= few + 240
+
+
+def test_operations_in_inner_functions_and_branches_are_counted():
+    sizes = [
+        programs.size_of(programs.SCHEMES[name], 4, "cpu", (4096,))
+        for name in ("all-reduce", "agsparse")
+    ]
+    assert sizes[0].operations < 60 < 5 * sizes[0].operations < sizes[1].operations
+    assert sizes[1].equations > 300
+    rows = [{"ranks": n, "operations": 100 + 2 * n} for n in (4, 16, 64)]
+    assert programs.growth(rows) == 2.0
