@@ -4,10 +4,10 @@
     python -m benchmarks.network.scale
 
 The rounds of a step are counted from drawn sets (`rounds`). What a collective takes is
-fitted to measurements of collectives by themselves and to steps of `psum`, which is one, and
-the work of a step to its processor time (`model`). Of schemes no step's time by the clock is
-used, and of the most hosts no row. The errors are printed, and the ratio of measured to
-predicted times gives the range of what follows.
+fitted to measurements of collectives by themselves and to steps of `psum`, which is one,
+and the work of a step to its processor time (`model`). Of schemes no step's time by the
+clock is used, and of the most hosts no row. The errors are printed, and the ratio of
+measured to predicted times gives the range of what follows.
 
 The extension is told twice. *This CPU*: gloo and the work as they were measured, each
 host with a core of its own. *GPUs*: what `benchmarks.device` has counted for sixteen H200s,
