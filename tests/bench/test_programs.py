@@ -7,8 +7,10 @@ from tests import helpers
 
 
 # Operations of StableHLO that a doubling of the ranks may add, as a share of those on 16.
-# Where a hop is a turn of a loop, or there are none, hardly any; else that of a hop.
-FLAT, A_HOP = 0.02, 0.2
+# Where a hop is a turn of a loop, or there are none, hardly any; else that of a hop, which is
+# a large part of what consists of them, and a small one of what has other stages, too.
+FLAT, A_HOP_AMONG_OTHERS, A_HOP = 0.02, 0.05, 0.2
+PARTLY_BY_HOPS = ("zen, bytes", "sparcml, split")
 BY_HOPS = ("gtopk", "spardl", "spardl, 4 teams", "agsparse, doubling")
 # What sends to one rank after another by permutations, each an operation of its own.
 LINEAR = ("ok-topk, rotated",)
@@ -23,7 +25,9 @@ def test_programs_grow_with_the_logarithm_of_the_ranks(name, platform):
     few, many = (
         programs.size_of(scheme, ranks, platform).operations for ranks in (16, 1024)
     )
-    share = A_HOP if name in BY_HOPS else FLAT
+    share = FLAT
+    if name in BY_HOPS or name in PARTLY_BY_HOPS:
+        share = A_HOP if name in BY_HOPS else A_HOP_AMONG_OTHERS
     assert many <= few * (1 + 6 * share) + 240, (name, few, many)
 
 

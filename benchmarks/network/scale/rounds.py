@@ -107,7 +107,8 @@ def _by_owners(
     whole = float((ranks - 1) * layout.width * unit_bytes)
     assert has_even_parts(ranks, layout.width, units)
     dense = collectives.all_reduce_bytes(units * unit_bytes, ranks)
-    yield Round("pmax", 12)
+    if _bytes(push.rungs[:1], ranks - 1) + whole < dense:  # else nothing is counted
+        yield Round("pmax", 12)
     if _bytes(pushed, ranks - 1) + whole >= dense:
         yield Round("psum", units * unit_bytes)
         return

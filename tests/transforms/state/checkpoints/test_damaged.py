@@ -117,7 +117,9 @@ def test_bits_that_turned_anywhere(saved, state, like):
         with instead(file, flipped(content, bit)):
             seen += is_refused(saved, like, state)
     assert not is_refused(saved, like, state)
-    assert seen > FLIPS / 3
+    # How much of its files matters is for orbax to say; were nearly nothing refused, this
+    # would try nothing.
+    assert seen > FLIPS / 6
 
 
 def test_every_file_cut_off_or_gone(saved, state, like):
