@@ -7,8 +7,8 @@ from tests import helpers
 
 
 # Operations of StableHLO that a doubling of the ranks may add, as a share of those on 16.
-# Where a hop is a turn of a loop, or there are none, hardly any; else that of a hop, which is
-# a large part of what consists of them, and a small one of what has other stages, too.
+# Where a hop is a turn of a loop, or there are none, hardly any; else that of a hop, which
+# is a large part of what consists of them, and a small one of what has other stages, too.
 FLAT, A_HOP_AMONG_OTHERS, A_HOP = 0.02, 0.05, 0.2
 PARTLY_BY_HOPS = ("zen, bytes", "sparcml, split")
 BY_HOPS = ("gtopk", "spardl", "spardl, 4 teams", "agsparse, doubling")
