@@ -93,7 +93,8 @@ def _ended(settings, fault, net, row):
             continue
         sentence = text.rpartition("sparsejax: ")[2] if "sparsejax: " in text else ""
         if not sentence.startswith("process " if is_cut else name):
-            wrong.append(f"host {rank} says {sentence[:80]!r}")
+            said = sentence[:80] or text[-400:]
+            wrong.append(f"host {rank}, status {outcome.codes[rank]}, says {said!r}")
     return wrong
 
 

@@ -26,7 +26,7 @@ from sparsejax.wire.job.watchers import SETTLE, Hub, Spoke
 
 
 _ENDING = threading.Lock()
-_TO_READ = 0.5  # seconds for which process 0 lets others read why
+_TO_READ = 3.0  # seconds, at most, for which process 0 lets others read why
 
 
 def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
@@ -159,11 +159,27 @@ class Watch:
             print(error.code, file=sys.stderr)
         self._watcher.fail(_text(error), _follows(error))
         why = self._watcher.wait(2 * SETTLE + self._timeout)
-        _leave(why or "the job has ended")
+        self._leave(why or "the job has ended")
 
     def _end(self, why: str) -> None:
         if not self._leaving:
-            _leave(why)
+            self._leave(why)
+
+    def _leave(self, why: str) -> None:
+        """Ends this process at once: to say good-bye would wait for the others."""
+        _ENDING.acquire()  # for ever: the main thread may come here behind another one
+        sys.stdout.flush()
+        print(
+            f"\nsparsejax: {why}. The job ends on all hosts; start it again from its last "
+            "checkpoint.",
+            file=sys.stderr,
+            flush=True,
+        )
+        if isinstance(self._watcher, Hub):
+            # With it the coordinator ends, and JAX then ends the others in the middle of
+            # what they say.
+            self._watcher.wait_for_ends(_TO_READ)
+        os._exit(1)
 
 
 def _text(error: BaseException) -> str:
@@ -177,18 +193,3 @@ def _follows(error: BaseException) -> bool:
     """Whether an error is, as a rule, one of a collective that lost another process."""
     is_jax = isinstance(error, jax.errors.JaxRuntimeError)
     return is_jax and "RESOURCE_EXHAUSTED" not in str(error)
-
-
-def _leave(why: str) -> None:
-    """Ends this process at once: to say good-bye would wait for the others."""
-    _ENDING.acquire()  # for ever: the main thread may come here behind another one
-    sys.stdout.flush()
-    print(
-        f"\nsparsejax: {why}. The job ends on all hosts; start it again from its last "
-        "checkpoint.",
-        file=sys.stderr,
-        flush=True,
-    )
-    if store.place().process == 0:
-        time.sleep(_TO_READ)  # What was told is lost with who told it.
-    os._exit(1)

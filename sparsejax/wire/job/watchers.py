@@ -7,6 +7,7 @@ tells all which came first, a loss before an error, and an error of a script bef
 a collective.
 """
 
+import contextlib
 import math
 import threading
 import time
@@ -54,6 +55,7 @@ class Watcher:
         self._process, self._hosts, self._timeout = process, hosts, timeout
         self._end = end
         self._lines: dict[int, Line] = {}
+        self._listeners: list[threading.Thread] = []
         self._closed = threading.Event()
         self._told = threading.Event()
         self._events: list[_Event] = []
@@ -65,7 +67,7 @@ class Watcher:
         """Starts to say that this process is there, and to listen."""
         self._start(self._beat)
         for line in self._lines.values():
-            self._start(self._listen, line)
+            self._listeners.append(self._start(self._listen, line))
 
     def wait(self, seconds: float) -> str:
         """Waits for what this process ends for, at most so long."""
@@ -76,8 +78,16 @@ class Watcher:
         """A process in words."""
         return f"process {process} on host {self._hosts[process]}"
 
+    def wait_for_ends(self, seconds: float) -> None:
+        """Waits until the others have ended, or are silent, at most so long."""
+        deadline = time.monotonic() + seconds
+        for listener in self._listeners:
+            listener.join(max(0.0, deadline - time.monotonic()))
+
     def _start(self, target, *args):
-        threading.Thread(target=target, args=args, daemon=True).start()
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        thread.start()
+        return thread
 
     def _beat(self):
         pause = self._timeout / _BEATS
@@ -94,8 +104,7 @@ class Watcher:
         try:
             for said in line.heard(self._timeout):
                 if not self._take(line, said):
-                    if "failed" not in said:  # else it is still to be told why it ends
-                        line.close()
+                    self._hear_out(line, said)
                     return
             line.close()
             event = "ended without a word: it was killed, or its memory was full"
@@ -106,6 +115,13 @@ class Watcher:
             )
         if not self._closed.is_set():
             self.happened(LOST, f"{self.named(line.process)} {event}")
+
+    def _hear_out(self, line, said):
+        """Closes a line; that of one which failed, and is to be told why, at its end."""
+        with contextlib.suppress(TimeoutError):
+            while "failed" in said and line.read(self._timeout) is not None:
+                pass
+        line.close()
 
     def _take(self, line: Line, said: dict[str, Any]) -> bool:
         """What was said, and whether to go on listening."""
