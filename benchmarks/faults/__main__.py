@@ -10,9 +10,9 @@ import sys
 import tempfile
 import time
 
+from benchmarks.faults import verdicts
 from benchmarks.faults.settings import FAULTS, Settings
-from benchmarks.harness import table
-from benchmarks.harness.record import Recorder, say
+from benchmarks.harness.record import Recorder
 from benchmarks.harness.table import Column
 from benchmarks.testbed import job, network
 
@@ -31,14 +31,16 @@ def main(argv: list[str] | None = None) -> int:
     folder = pathlib.Path(settings.out) if settings.out else None
     record = Recorder(NAME, settings.command(), KEYS, folder)
     cases = [(s, f) for s in settings.schemes for f in settings.faults]
-    for number, (scheme, fault) in enumerate(cases, start=1):
-        row = case(dataclasses.replace(settings, scheme=scheme, fault=fault))
-        say(f"{number} of {len(cases)}: {scheme}, {fault}: {row['wrong'] or 'as promised'}")
-        record.rows.append(row)
-        record.write()
-    table.show(record.rows, COLUMNS, "What became of jobs in which a host was befallen")
-    say(f"\nwritten: {record.write()}")
-    return 1 if any(row["wrong"] for row in record.rows) else 0
+    rows = (
+        (
+            f"{number} of {len(cases)}: {scheme}, {fault}",
+            case(dataclasses.replace(settings, scheme=scheme, fault=fault)),
+        )
+        for number, (scheme, fault) in enumerate(cases, start=1)
+    )
+    return verdicts.judge(
+        record, rows, COLUMNS, "What became of jobs in which a host was befallen"
+    )
 
 
 def case(settings: Settings) -> dict:

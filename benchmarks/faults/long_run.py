@@ -20,10 +20,10 @@ import tempfile
 import jax
 
 import sparsejax
-from benchmarks.faults import rank as faults
+from benchmarks.faults import rank as faults, verdicts
 from benchmarks.faults.settings import SCHEMES
-from benchmarks.harness import settings, table
-from benchmarks.harness.record import Recorder, say
+from benchmarks.harness import settings
+from benchmarks.harness.record import Recorder
 from benchmarks.harness.settings import option
 from benchmarks.harness.table import Column
 from benchmarks.testbed import host, network, ranks
@@ -65,14 +65,11 @@ class Settings(settings.Settings):
 def main(argv: list[str] | None = None) -> int:
     settings = Settings.parse(argv)
     record = Recorder("long-run", settings.command(), ("scheme", "hosts", "steps"))
-    for scheme in settings.schemes:
-        row = run(dataclasses.replace(settings, scheme=scheme))
-        say(f"{scheme}: {row['wrong'] or 'as promised'}")
-        record.rows.append(row)
-        record.write()
-    table.show(record.rows, COLUMNS, "Long runs")
-    say(f"\nwritten: {record.write()}")
-    return 1 if any(row["wrong"] for row in record.rows) else 0
+    rows = (
+        (scheme, run(dataclasses.replace(settings, scheme=scheme)))
+        for scheme in settings.schemes
+    )
+    return verdicts.judge(record, rows, COLUMNS, "Long runs")
 
 
 def run(settings: Settings) -> dict:

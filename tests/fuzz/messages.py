@@ -115,9 +115,8 @@ def _check_kernels(case, words, read: Callable[..., Any]):
     return entries > 0
 
 
-@functools.cache
-def _folding(case, how):
-    """Whatever is folded, and how many entries: by tiles, or whole as on GPUs."""
+def _counting(case):
+    """What adds the entries that are there to a sum, and counts them."""
 
     def add(carry, sender, slots, values):
         del sender
@@ -126,9 +125,16 @@ def _folding(case, how):
         total = total.at[slots].add(values.astype(total.dtype), mode="drop")
         return total, count + jnp.sum(there, dtype=jnp.int32)
 
+    return add
+
+
+@functools.cache
+def _folding(case, how):
+    """Whatever is folded, and how many entries: by tiles, or whole as on GPUs."""
+
     def read(into, message, numbers):
         start = into, jnp.int32(0)
-        fold = Fold(start, add, in_order=how == "in order")
+        fold = Fold(start, _counting(case), in_order=how == "in order")
         run = jax.lax.slice_in_dim(numbers, AT, len(case.numbers))
         if how == "tiles":
             counts = jax.lax.bitcast_convert_type(message[:, 0], jnp.int32)
@@ -164,17 +170,10 @@ def _by_ragged(case):
     code = case.codes[case.rung] if len(case.codes) > 1 else "auto"
     form = ragged.Form(case.form.ladder, code, case.shape, case.form.dtype, case.parts)
 
-    def add(carry, sender, slots, values):
-        del sender
-        total, count = carry
-        there = slots < case.width
-        total = total.at[slots].add(values.astype(total.dtype), mode="drop")
-        return total, count + jnp.sum(there, dtype=jnp.int32)
-
     def read(into, message, coming):
         # As `Ragged.once` does, which was told before how many come.
         here = jnp.clip(coming, 0, form.room)
-        fold = Fold((into, jnp.int32(0)), add)
+        fold = Fold((into, jnp.int32(0)), _counting(case))
         lengths = form.lengths(here)
         return *ragged.unpack(form, message, here, fold, fold.start), lengths
 

@@ -46,23 +46,34 @@ def first(of):
 GOOD, BAD = np.array([1, 3], np.float32), np.array([1, np.nan], np.float32)
 
 
-def octets(tree):
-    tree = tree._replace(key=None)
-    return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
+def trained(state):
+    """The bytes of all that a step trains: not its number, nor the count of skips."""
+    state = state._replace(opt_state=state.opt_state.inner, step=None, key=None)
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves(state)]
+
+
+def state_behind_the_error(of, state, batch, match):
+    """The state that an error of a step hands on, which has trained nothing."""
+    before = trained(state)
+    with pytest.raises(BadNumberError, match=match) as raised:
+        of.step(state, batch)
+    after = raised.value.state
+    assert trained(after) == before
+    return after
 
 
 def test_a_step_that_is_skipped_changes_nothing_but_the_number_of_the_step():
     of = trainer("skip")
     state, _ = of.step(first(of), GOOD)
-    before = octets(state._replace(opt_state=state.opt_state.inner, step=None))
+    before = trained(state)
     state, loss = of.step(state, BAD)
     assert np.isnan(loss)
-    assert octets(state._replace(opt_state=state.opt_state.inner, step=None)) == before
+    assert trained(state) == before
     assert int(state.step) == 2
     assert int(sparsejax.metrics(state.opt_state)["skip/skipped"]) == 1
     state, loss = of.step(state, GOOD)
     assert np.isfinite(loss)
-    assert octets(state._replace(opt_state=state.opt_state.inner, step=None)) != before
+    assert trained(state) != before
 
 
 def test_a_step_that_raises_says_where_and_hands_its_state_on():
@@ -70,12 +81,8 @@ def test_a_step_that_raises_says_where_and_hands_its_state_on():
     tx = sparsejax.transforms.bad_numbers(CHAIN, "raise", helpers.AXIS)
     for of in (trainer("raise"), trainer(tx=tx)):
         state, _ = of.step(first(of), GOOD)
-        before = octets(state._replace(opt_state=state.opt_state.inner, step=None))
         match = "step 1: the gradient of 'w' has a NaN on rank 1"
-        with pytest.raises(BadNumberError, match=match) as raised:
-            of.step(state, BAD)
-        state = raised.value.state
-        assert octets(state._replace(opt_state=state.opt_state.inner, step=None)) == before
+        state = state_behind_the_error(of, state, BAD, match)
         state, loss = of.step(state, GOOD)
         assert np.isfinite(loss)
         assert int(state.step) == 3
@@ -110,12 +117,8 @@ def test_rows_of_tables_are_looked_at_too():
     ):
         of = sparsejax.data_parallel(rows_loss, tx, mesh, bad_numbers="raise")
         state, _ = of.step(of.init({"users": users}), good)
-        before = octets(state._replace(opt_state=state.opt_state.inner, step=None))
         match = "step 1: the gradient of 'users' has a"
-        with pytest.raises(BadNumberError, match=match) as raised:
-            of.step(state, bad)
-        state = raised.value.state
-        assert octets(state._replace(opt_state=state.opt_state.inner, step=None)) == before
+        state = state_behind_the_error(of, state, bad, match)
         after, _ = of.step(state, good)
         assert np.isfinite(np.asarray(jax.tree.leaves(after.params)[0])).all()
 
