@@ -115,6 +115,7 @@ class Beside:
         self._line.say(done=True)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._watcher.wait(2 * _TO_READ)
+        self._line.close()
 
 
 class Process:
