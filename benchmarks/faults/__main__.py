@@ -21,9 +21,7 @@ NAME = "faults"
 KEYS = ("scheme", "fault", "hosts", "seed")
 ROUNDING = 1e-5  # of the sum of sizes of what was computed
 GRACE = 40.0  # seconds until what still runs is a hang
-# Gloo ends a process so, in C++, when a message of another length comes from one whose
-# collective has failed. Nothing can be said then; the other hosts say it.
-ABORT = "gloo::EnforceNotMet"
+SAID = "sparsejax: "  # with which the sentence begins for which a job ends
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,46 +65,52 @@ def case(settings: Settings) -> dict:
 
 
 def _run(settings, net):
-    """The outcome of a job, when it ended, and what each host wrote to its log."""
+    """The outcome of a job, and the files that the hosts write their logs to."""
     ranks = settings.hosts - settings.phase
     environment = settings.environment() | {"PYTHONPATH": os.getcwd()}
     command = [sys.executable, "-m", "benchmarks.testbed.ranks", "benchmarks.faults.rank"]
     outcome = job.run(command, ranks, net, 300.0, environment=environment, grace=GRACE)
-    ended, folder = time.time(), pathlib.Path(settings.folder)
-    logs = [folder / f"{settings.phase}-{rank}.txt" for rank in range(ranks)]
-    texts = [log.read_text(errors="replace") if log.exists() else "" for log in logs]
-    return outcome, ended, texts
+    folder = pathlib.Path(settings.folder)
+    return outcome, [folder / f"{settings.phase}-{rank}.txt" for rank in range(ranks)]
+
+
+def _said(logs, until):
+    """What each host says at last, as soon as all of them do, else at a given time.
+
+    Where gloo or JAX has aborted processes, their watchers are there a moment longer.
+    """
+    while True:
+        texts = [log.read_text(errors="replace") if log.exists() else "" for log in logs]
+        if all(SAID in text for text in texts) or time.time() > until:
+            return [text.rpartition(SAID)[2] if SAID in text else "" for text in texts]
+        time.sleep(0.02)
 
 
 def _ended(settings, fault, net, row):
     """What is wrong with how a job ended that a fault was to end."""
-    outcome, ended, texts = _run(settings, net)
+    outcome, logs = _run(settings, net)
     told = [
         line["befallen"] for rows in outcome.rows for line in rows if "befallen" in line
     ]
     if not told:
         return [f"the fault did not happen: {outcome.why}"]
-    row["ended"] = ended - told[0]
+    within = fault.within(settings.silence)
+    sentences = _said(logs, told[0] + within)
+    row["ended"] = time.time() - told[0]
     wrong = [f"host {rank} hung" for rank, code in enumerate(outcome.codes) if code is None]
-    # One that stands still ends when it goes on.
-    within = fault.within(settings.silence) + fault.seconds(settings.silence)
     if row["ended"] > within:
         wrong.append(f"ended after {row['ended']:.1f} s, and not within {within:g}")
-    name, named = f"process {settings.lost} on host", 0
-    for rank, text in enumerate(texts):
+    for rank, sentence in enumerate(sentences):
+        # To a host that is cut off it is process 0 that is silent, and so it is to all
+        # others where that is the one.
         is_cut = fault.name == "cut" and (rank == settings.lost or settings.lost == 0)
-        if rank == settings.lost and fault.name == "kill":
-            continue
-        sentence = text.rpartition("sparsejax: ")[2] if "sparsejax: " in text else ""
-        if sentence.startswith("process " if is_cut else name):
-            named += 1
-        elif outcome.codes[rank] == -signal.SIGABRT and ABORT in text:
-            row.setdefault("aborted", []).append(rank)
-        else:
-            said = sentence[:80] or text[-400:]
+        name = "process " if is_cut else f"process {settings.lost} on host"
+        if not sentence.startswith(name):
+            said = sentence[:80] or logs[rank].read_text(errors="replace")[-400:]
             wrong.append(f"host {rank}, status {outcome.codes[rank]}, says {said!r}")
-    if not named:
-        wrong.append("no host names the one that was lost")
+    aborted = [rank for rank, code in enumerate(outcome.codes) if code == -signal.SIGABRT]
+    if aborted:
+        row["aborted"] = aborted
     return wrong
 
 
@@ -123,7 +127,7 @@ def _resumed(settings, net, row):
     if net is not None:
         net.hosts.append(net.hosts.pop(settings.lost))
     again = dataclasses.replace(settings, phase=1, resumed=kept)
-    outcome, _, _ = _run(again, net)
+    outcome, _ = _run(again, net)
     row["kept"] = kept
     restored = [line for rows in outcome.rows for line in rows if "restored" in line]
     wrong = []

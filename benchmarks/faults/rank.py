@@ -155,7 +155,8 @@ def befall(settings: Settings, here: host.Here) -> None:
     if fault.name in ("stop", "pause"):
         seconds = fault.seconds(settings.silence)
         again = f"sleep {seconds}; kill -CONT {os.getpid()}"
-        subprocess.Popen(["sh", "-c", again], start_new_session=True)
+        quiet = subprocess.DEVNULL  # else whoever reads this host's output waits for it
+        subprocess.Popen(["sh", "-c", again], start_new_session=True, stdout=quiet)
         os.kill(os.getpid(), signal.SIGSTOP)
     if fault.name == "cut" and here.namespace:
         network.run("ip", "link", "set", "eth0", "down", namespace=here.namespace)

@@ -50,10 +50,7 @@ def test_what_is_lost_is_seen_in_the_books():
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_hosts_that_are_left_go_on_with_nothing_lost():
-    settings = Settings(hosts=3, steps=8, scheme="dgc", fault="kill")
-    # Where gloo ends process 0 as well, that is what the others tell: another is drawn.
-    rows = (faults.case(dataclasses.replace(settings, seed=seed)) for seed in range(4))
-    row = next(row for row in rows if 0 not in row.get("aborted", ()))
+    row = faults.case(Settings(hosts=3, steps=8, scheme="dgc", fault="kill"))
     assert row["wrong"] == ""
     assert row["kept"] in (3, 6)
     assert row["ended"] < 5.0

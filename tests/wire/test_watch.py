@@ -9,6 +9,7 @@ import pytest
 
 from sparsejax.wire.job import watchers
 from sparsejax.wire.job.lines import Line
+from sparsejax.wire.job.watchers import Kind
 from tests.helpers import processes
 from tests.wire import watched_worker
 
@@ -86,10 +87,21 @@ def test_process_0_that_is_silent_is_lost():
     assert members.all_told(1, 2).startswith("process 0 on host a has said nothing")
 
 
+def test_an_abort_is_the_cause_if_nothing_else_is():
+    members = Members()
+    members.by[1].happened_here(Kind.FOLLOWED, "failed: connection closed")
+    members.by[2].happened_here(Kind.ABORTED, "was aborted")
+    assert members.all_told(0, 1, 2) == "process 2 on host c was aborted"
+    members = Members()
+    members.by[2].happened_here(Kind.ABORTED, "was aborted")
+    members.by[1].happened_here(Kind.FAILED, "failed: ValueError: no")
+    assert members.all_told(0, 1, 2) == "process 1 on host b failed: ValueError: no"
+
+
 def test_a_loss_is_the_cause_of_the_errors_before_it():
     members = Members()
-    members.by[1].fail("JaxRuntimeError: connection closed by peer", follows=True)
-    members.by[0].fail("JaxRuntimeError: connection closed by peer", follows=True)
+    members.by[1].happened_here(Kind.FOLLOWED, "failed: connection closed")
+    members.by[0].happened_here(Kind.FOLLOWED, "failed: connection closed")
     members.kill(2)
     assert members.all_told(0, 1).startswith("process 2 on host c ended without a word")
 
@@ -97,8 +109,8 @@ def test_a_loss_is_the_cause_of_the_errors_before_it():
 @pytest.mark.parametrize("process", [0, 2])
 def test_an_error_of_a_script_is_the_cause_of_those_of_collectives(process):
     members = Members()
-    members.by[1].fail("JaxRuntimeError: connection closed by peer", follows=True)
-    members.by[process].fail("ValueError: no", follows=False)
+    members.by[1].happened_here(Kind.FOLLOWED, "failed: connection closed")
+    members.by[process].happened_here(Kind.FAILED, "failed: ValueError: no")
     why = members.all_told(0, 1, 2)
     assert why == f"process {process} on host {HOSTS[process]} failed: ValueError: no"
 
@@ -142,10 +154,14 @@ def test_processes_end_with_the_name_of_the_lost_one(fault):
         assert codes == [0, 0, 0], texts
         return
     for rank, (code, text) in enumerate(zip(codes, texts, strict=True)):
-        if rank == lost and "kill" in fault:
-            assert code == -signal.SIGKILL
-            continue
         # Where process 0 and its coordinator are gone, JAX aborts the others as well.
-        assert code in (1, -signal.SIGABRT), text
-        assert f"sparsejax: process {lost} on host " in text, text
-        assert watched_worker.FAULTS[fault] in text.rpartition("sparsejax: ")[2]
+        expected = {-signal.SIGABRT, 1}
+        if rank == lost and fault in ("kill", "kill 0", "kill, and abort", "stop"):
+            expected = {-signal.SIGKILL}
+        elif fault == "kill, and abort":
+            expected = {-signal.SIGABRT}
+        assert code in expected, text
+        sentence = text.partition("sparsejax: ")[2]
+        assert sentence.startswith(f"process {lost} on host "), text
+        assert watched_worker.FAULTS[fault] in sentence
+        assert "sparsejax: " not in sentence  # It is printed once.

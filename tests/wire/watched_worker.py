@@ -14,9 +14,11 @@ import time
 FAULTS = {
     "none": "",
     "pause": "",
-    "kill": "ended without a word",
-    "kill 0": "ended without a word",
-    "stop": "has said nothing for 4 s",
+    "kill": "was killed (SIGKILL)",
+    "kill 0": "was killed (SIGKILL)",
+    "kill, and abort": "was killed (SIGKILL)",
+    "abort": "was aborted (SIGABRT)",
+    "stop": "has stood still for 4 s",
     "raise": "failed: ValueError: a bad batch",
 }
 TIMEOUT = 4.0
@@ -27,6 +29,8 @@ def befall(fault):
     """Does to this process what the fault is."""
     if "kill" in fault:
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "abort":
+        os.abort()
     if fault in ("pause", "stop"):
         seconds = TIMEOUT / 4 if fault == "pause" else 3 * TIMEOUT
         again = f"sleep {seconds}; kill -CONT {os.getpid()}"
@@ -61,7 +65,12 @@ def main(rank, ranks, address, fault):
         for step in range(STEPS):
             if step == AT and int(rank) == lost:
                 befall(fault)
-            add(x).block_until_ready()
+            try:
+                add(x).block_until_ready()
+            except jax.errors.JaxRuntimeError:
+                if fault == "kill, and abort":
+                    os.abort()  # as gloo does at times
+                raise
             time.sleep(0.02)
     jax.distributed.shutdown()
 

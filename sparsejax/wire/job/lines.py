@@ -1,4 +1,4 @@
-"""Connections between the processes of a job, outside of JAX: lines of JSON each way."""
+"""Connections between processes, outside of JAX: lines of JSON each way."""
 
 import json
 import socket
@@ -32,8 +32,15 @@ class Line:
             except OSError:
                 pass  # The one who reads finds the end.
 
-    def read(self, timeout: float) -> dict[str, Any] | None:
+    def hand_over(self) -> None:
+        """Closes this end for this process alone, which gave it to another one."""
+        self._connection.close()
+
+    def read(self, timeout: float | None) -> dict[str, Any] | None:
         """The next line; None where the other end has closed.
+
+        Args:
+            timeout: Seconds to wait; None for ever.
 
         Raises:
             TimeoutError: Nothing came for so many seconds.
@@ -56,10 +63,14 @@ class Line:
             return None
         return said if isinstance(said, dict) else None
 
-    def heard(self, timeout: float) -> Iterator[dict[str, Any]]:
+    def heard(self, timeout: float | None) -> Iterator[dict[str, Any]]:
         """All lines until the other end closes; as `read` raises."""
         while (said := self.read(timeout)) is not None:
             yield said
+
+    def fileno(self) -> int:
+        """The descriptor of this end."""
+        return self._connection.fileno()
 
     def close(self) -> None:
         """Closes this end."""

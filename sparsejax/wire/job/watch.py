@@ -2,10 +2,11 @@
 
 A collective waits for every process. Where one has died, or its host is cut off, the others
 wait until JAX's coordination service gives up, which takes minutes, or end with an error of
-a connection that does not say whose. So each process keeps a connection to process 0, past
-JAX and its devices, over which both say every few seconds that they are there (some twenty
-bytes). Who hears of a loss is in `watchers`. The end comes from a thread: the main one may
-wait in a collective that never ends.
+a connection that does not say whose. So each process has a watcher beside it (`side`), a
+small process with a connection to that of process 0, past JAX and its devices, over which
+both say every few seconds that they are there (some twenty bytes). Who hears of a loss is
+in `watchers`. Here a process connects, starts its watcher, and ends when it is told to:
+from a thread, since the main one may wait in a collective that never ends.
 """
 
 import os
@@ -22,11 +23,8 @@ from sparsejax import errors
 from sparsejax.errors import JobError
 from sparsejax.wire.job import store
 from sparsejax.wire.job.lines import Line, listening
-from sparsejax.wire.job.watchers import SETTLE, Hub, Spoke
-
-
-_ENDING = threading.Lock()
-_TO_READ = 3.0  # seconds, at most, for which process 0 lets others read why
+from sparsejax.wire.job.side import Beside
+from sparsejax.wire.job.watchers import SETTLE
 
 
 def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
@@ -34,9 +32,11 @@ def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
 
     Lost is a process that ends, at once, and one that says nothing for `timeout` seconds,
     because it was stopped or its network is cut. Where the block raises in a process, the
-    others end with that error's text. Then every process prints one sentence that names the
-    process and its host, and ends with status 1, without Python's way out: it may wait in a
-    collective. In a job of one process nothing is watched.
+    others end with that error's text. Then every host prints one sentence that names the
+    process and its host, and every process ends with status 1, without Python's way out: it
+    may wait in a collective. A small process beside each one (10 MB, no JAX) watches it and
+    prints the sentence, so that it is there, too, where JAX or the library of a collective
+    aborts a process first. In a job of one process nothing is watched.
 
     Call it on all processes, behind `jax.distributed.initialize`.
 
@@ -63,7 +63,7 @@ class Watch:
 
     def __init__(self, timeout: float, port: int):
         self._timeout, self._port = timeout, port
-        self._watcher: Hub | Spoke | None = None
+        self._beside: Beside | None = None
         self._leaving = False
 
     def __enter__(self) -> "Watch":
@@ -88,11 +88,10 @@ class Watch:
         if server is not None:
             with server:
                 lines = self._called(server, hosts)
-            self._watcher = Hub(lines, hosts, self._timeout, self._end)
         else:
-            line = self._connected(here, hosts, told[0]["port"])
-            self._watcher = Spoke(line, here.process, hosts, self._timeout, self._end)
-        self._watcher.start()
+            lines = [self._connected(here, hosts, told[0]["port"])]
+        self._beside = Beside(lines, here.process, hosts, self._timeout)
+        threading.Thread(target=self._wait, daemon=True).start()
         return self
 
     def _called(self, server, hosts):
@@ -147,38 +146,30 @@ class Watch:
         return line
 
     def __exit__(self, kind, error, _) -> None:
-        if self._watcher is None:
+        if self._beside is None:
             return
         if error is None or (isinstance(error, SystemExit) and not error.code):
-            self._watcher.leave()
+            self._beside.leave()
             return
         self._leaving = True
         if not isinstance(error, SystemExit):
             traceback.print_exception(error)
         elif isinstance(error.code, str):
             print(error.code, file=sys.stderr)
-        self._watcher.fail(_text(error), _follows(error))
-        why = self._watcher.wait(2 * SETTLE + self._timeout)
-        self._leave(why or "the job has ended")
+        self._beside.fail(_text(error), _follows(error))
+        # Its end comes from the other thread, once all are told.
+        time.sleep(3 * SETTLE + 2 * self._timeout)
+        self._end()
 
-    def _end(self, why: str) -> None:
-        if not self._leaving:
-            self._leave(why)
+    def _wait(self):
+        assert self._beside is not None
+        if self._beside.is_to_end():
+            self._end()
 
-    def _leave(self, why: str) -> None:
+    def _end(self) -> None:
         """Ends this process at once: to say good-bye would wait for the others."""
-        _ENDING.acquire()  # for ever: the main thread may come here behind another one
         sys.stdout.flush()
-        print(
-            f"\nsparsejax: {why}. The job ends on all hosts; start it again from its last "
-            "checkpoint.",
-            file=sys.stderr,
-            flush=True,
-        )
-        if isinstance(self._watcher, Hub):
-            # With it the coordinator ends, and JAX then ends the others in the middle of
-            # what they say.
-            self._watcher.wait_for_ends(_TO_READ)
+        sys.stderr.flush()
         os._exit(1)
 
 

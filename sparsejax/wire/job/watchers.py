@@ -1,13 +1,15 @@
-"""Who hears of a lost process: process 0 of all others, each of these of process 0.
+"""Who hears of a lost process: the hub, of process 0, of all others; these of the hub.
 
-Both ends of a connection say every few seconds that they are there. The kernel closes the
-connection of a process that ends; a host that is stopped or cut off falls silent. One that
-is lost makes others fail, whose collectives break, so process 0 waits a moment and then
-tells all which came first, a loss before an error, and an error of a script before one of
-a collective.
+Both ends of a connection say every few seconds that they are there. What has happened to
+a process its own watcher tells the hub; a host that is lost with all its processes closes
+the connection, or falls silent. One that is lost makes others fail, whose collectives
+break, so the hub waits a moment and then tells all which came first: a loss before an
+error, an error of a script before an abort, and that before an error of a collective.
+Nothing here needs more than Python itself, since watchers run without JAX (`side`).
 """
 
 import contextlib
+import enum
 import math
 import threading
 import time
@@ -17,14 +19,25 @@ from typing import Any, NamedTuple
 from sparsejax.wire.job.lines import Line
 
 
-SETTLE = 1.0  # seconds for which process 0 gathers what else has happened
-_BEATS = 4  # in the time after which silence is a loss
-# What there is to tell, the likeliest cause first.
-LOST, FAILED, FOLLOWED = range(3)
+SETTLE = 1.0  # seconds for which the hub gathers what else has happened
+BEATS = 4  # in the time after which silence is a loss
+
+
+class Kind(enum.IntEnum):
+    """What there is to tell, the likeliest cause first.
+
+    C++ aborts a process where it finds a fault of its own, and where a collective has lost
+    another process.
+    """
+
+    LOST = 0
+    FAILED = 1
+    ABORTED = 2
+    FOLLOWED = 3
 
 
 class _Event(NamedTuple):
-    kind: int
+    kind: Kind
     when: float
     text: str
 
@@ -33,7 +46,7 @@ class Watcher:
     """What hubs and spokes have in common.
 
     Attributes:
-        why: What this process ends for; "" as long as all are there.
+        why: What the job ends for; "" as long as all are there.
     """
 
     def __init__(
@@ -46,10 +59,10 @@ class Watcher:
         """Prepares to watch.
 
         Args:
-            process: The number of this process.
+            process: The number of the process that this is the watcher of.
             hosts: The host of each process.
             timeout: Seconds of silence that are a loss.
-            end: Called once with why this process is to end.
+            end: Called once with why the process is to end.
         """
         self.why = ""
         self._process, self._hosts, self._timeout = process, hosts, timeout
@@ -60,17 +73,17 @@ class Watcher:
         self._told = threading.Event()
         self._events: list[_Event] = []
         self._lock = threading.Lock()
-        # For how long this process itself stood still, and when it went on.
+        # For how long this watcher itself stood still, and when it went on.
         self._stopped, self._woken = 0.0, -math.inf
 
     def start(self) -> None:
-        """Starts to say that this process is there, and to listen."""
+        """Starts to say that this watcher is there, and to listen."""
         self._start(self._beat)
         for line in self._lines.values():
             self._listeners.append(self._start(self._listen, line))
 
     def wait(self, seconds: float) -> str:
-        """Waits for what this process ends for, at most so long."""
+        """Waits for what the job ends for, at most so long."""
         self._told.wait(seconds)
         return self.why
 
@@ -79,7 +92,7 @@ class Watcher:
         return f"process {process} on host {self._hosts[process]}"
 
     def wait_for_ends(self, seconds: float) -> None:
-        """Waits until the others have ended, or are silent, at most so long."""
+        """Waits until the others have closed, or are silent, at most so long."""
         deadline = time.monotonic() + seconds
         for listener in self._listeners:
             listener.join(max(0.0, deadline - time.monotonic()))
@@ -90,7 +103,7 @@ class Watcher:
         return thread
 
     def _beat(self):
-        pause = self._timeout / _BEATS
+        pause = self._timeout / BEATS
         last = time.monotonic()
         while not self._closed.wait(pause):
             now = time.monotonic()
@@ -114,12 +127,12 @@ class Watcher:
                 "is cut"
             )
         if not self._closed.is_set():
-            self.happened(LOST, f"{self.named(line.process)} {event}")
+            self.happened(Kind.LOST, f"{self.named(line.process)} {event}")
 
     def _hear_out(self, line, said):
-        """Closes a line; that of one which failed, and is to be told why, at its end."""
+        """Closes a line; that of one which ends, and is to be told why, at its end."""
         with contextlib.suppress(TimeoutError):
-            while "failed" in said and line.read(self._timeout) is not None:
+            while "happened" in said and line.read(self._timeout) is not None:
                 pass
         line.close()
 
@@ -127,7 +140,16 @@ class Watcher:
         """What was said, and whether to go on listening."""
         raise NotImplementedError
 
-    def happened(self, kind: int, text: str) -> None:
+    def happened_here(self, kind: Kind, text: str) -> None:
+        """Tells the hub what has happened to the process that this is the watcher of.
+
+        Args:
+            kind: Which of such events it is.
+            text: What a sentence says of the process.
+        """
+        raise NotImplementedError
+
+    def happened(self, kind: Kind, text: str) -> None:
         """Keeps what has happened; the first time, a thread begins to judge."""
         with self._lock:
             self._events.append(_Event(kind, time.monotonic(), text))
@@ -143,11 +165,7 @@ class Watcher:
         self._conclude(text)
 
     def _settling(self) -> float:
-        """Seconds until what has happened is judged.
-
-        None where all that there is to hear of is process 0: with it the coordinator is
-        gone, and JAX ends this process at once.
-        """
+        """Seconds until what has happened is judged."""
         return 0.0
 
     def _conclude(self, why):
@@ -170,7 +188,7 @@ class Watcher:
 
 
 class Hub(Watcher):
-    """Process 0, with a line to each of the others."""
+    """The watcher of process 0, with a line to each of the others."""
 
     def __init__(self, lines: list[Line], hosts, timeout, end):
         super().__init__(0, hosts, timeout, end)
@@ -180,15 +198,14 @@ class Hub(Watcher):
         return SETTLE
 
     def _take(self, line, said):
-        if "failed" in said:
-            kind = FOLLOWED if said.get("follows") else FAILED
-            self.happened(kind, f"{self.named(line.process)} failed: {said['failed']}")
-        return not {"done", "failed"} & set(said)
+        if "happened" in said:
+            text = f"{self.named(line.process)} {said['happened']}"
+            self.happened(Kind(said["kind"]), text)
+        return not {"done", "happened"} & set(said)
 
-    def fail(self, text: str, follows: bool) -> None:
-        """Says that this process failed."""
-        kind = FOLLOWED if follows else FAILED
-        self.happened(kind, f"{self.named(0)} failed: {text}")
+    def happened_here(self, kind: Kind, text: str) -> None:
+        """Judges it among what else is happening."""
+        self.happened(kind, f"{self.named(0)} {text}")
 
     def _tell(self, why):
         for line in self._lines.values():
@@ -200,7 +217,7 @@ class Hub(Watcher):
 
 
 class Spoke(Watcher):
-    """Another process, with a line to process 0."""
+    """The watcher of another process, with a line to the hub."""
 
     def __init__(self, line: Line, process: int, hosts, timeout, end):
         super().__init__(process, hosts, timeout, end)
@@ -213,10 +230,10 @@ class Spoke(Watcher):
             self._closed.set()
         return not {"why", "bye"} & set(said)
 
-    def fail(self, text: str, follows: bool) -> None:
-        """Says that this process failed; process 0 tells all why."""
-        self._lines[0].say(failed=text, follows=follows)
+    def happened_here(self, kind: Kind, text: str) -> None:
+        """Tells the hub."""
+        self._lines[0].say(happened=text, kind=kind)
 
     def leave(self) -> None:
-        """Says that this process is done."""
+        """Says that its process is done."""
         self.close(done=True)

@@ -1,0 +1,111 @@
+"""The watcher beside a process: how the process ended, and what becomes of both."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from sparsejax.wire.job import side
+from sparsejax.wire.job.lines import Line
+from sparsejax.wire.job.watchers import Kind
+
+
+@pytest.fixture
+def watched():
+    """Starts a program with one end of a pair of sockets; returns it, and as watched."""
+    started, sockets = [], []
+
+    def start(code):
+        ours, other = socket.socketpair()
+        sockets.append(ours)
+        command = [sys.executable, "-I", "-S", "-c", f"import os, time\n{code}"]
+        started.append(subprocess.Popen(command, pass_fds=[other.fileno()]))
+        other.close()
+        return started[-1], side.Process(started[-1].pid, Line(ours, 1))
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+    for each in sockets:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "text"),
+    [
+        ("os.kill(os.getpid(), 9)", Kind.LOST, "was killed (SIGKILL)"),
+        ("os.kill(os.getpid(), 15)", Kind.LOST, "was ended by SIGTERM"),
+        ("os.abort()", Kind.ABORTED, "was aborted (SIGABRT)"),
+        ("os._exit(3)", Kind.ABORTED, "ended with status 3"),
+    ],
+)
+def test_it_knows_how_its_process_ended(watched, code, kind, text):
+    _, seen = watched(code)
+    assert seen.line.read(10) is None
+    seen.closed()
+    told, words = seen.how()
+    assert told == kind
+    assert words.startswith(text)
+
+
+def test_an_end_that_the_parent_has_read_was_without_a_word(watched):
+    process, seen = watched("os.abort()")
+    process.wait()
+    assert seen.line.read(10) is None
+    assert seen.how() == (
+        Kind.LOST,
+        "ended without a word: it was killed, or its memory was full",
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the end itself is not seen here")
+def test_children_that_were_forked_do_not_hide_an_end(watched):
+    _, seen = watched(
+        "child = os.fork()\n"
+        "if child == 0: time.sleep(4); os._exit(0)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    assert seen.line.read(2) is None
+
+
+def test_one_that_does_not_end_is_killed(monkeypatch, watched):
+    process, seen = watched("time.sleep(60)")
+    seen.end(0.0)
+    assert process.poll() is None  # It has another parent than this process has.
+    monkeypatch.setattr(os, "getppid", lambda: process.pid)
+    seen.end(0.0)
+    assert process.wait(10) == -signal.SIGKILL
+
+
+def test_a_process_ends_without_its_watcher(capfd):
+    ours, other = socket.socketpair()
+    hub = Line(ours, 1)
+    beside = side.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
+    ends = []
+    waiting = threading.Thread(target=lambda: ends.append(beside.is_to_end()))
+    waiting.start()
+    assert hub.read(10) == {"here": True}
+    beside._watcher.kill()
+    waiting.join(10)
+    assert ends == [True]
+    assert "the process that watches this one has ended" in capfd.readouterr().err
+    assert hub.read(10) is None  # And so the others hear of it.
+    beside.leave()
+    hub.close()
+
+
+def test_a_watcher_needs_nothing_but_python():
+    show = "print(*{name.partition('.')[0] for name in sys.modules})"
+    job = pathlib.Path(side.__file__).parent
+    program = side._START.replace("side.main()", show)
+    command = [sys.executable, "-I", "-S", "-c", program]
+    command += map(str, (job.parent.parent, job.parent, job))
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    others = set(names.split()) - set(sys.stdlib_module_names)
+    assert others == {"sparsejax", "__main__"}
