@@ -1,24 +1,25 @@
 """Result files, and figures and tables of Markdown made of them."""
 
-import json
 import pathlib
 import statistics
+import sys
+
+
+# A script of docs/ finds what stands beside it, and no package.
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from benchmarks.harness import results
 
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-class Results:
-    """A result file: its rows, and by which commands they were measured."""
+class Results(results.Results):
+    """A result file, by its name without the ending."""
 
     def __init__(self, name):
-        path = RESULTS / f"{name}.jsonl"
-        self.name = path.name
-        self.head, *self.rows = map(json.loads, path.read_text().splitlines())
-
-    def where(self, **wanted):
-        return [r for r in self.rows if all(r.get(k) == v for k, v in wanted.items())]
+        super().__init__(RESULTS / f"{name}.jsonl")
 
     def one(self, **wanted):
         found = self.where(**wanted)
@@ -27,13 +28,7 @@ class Results:
 
     def source(self):
         """Where the figures are, on which machine and by which command they were made."""
-        runs = [self.head, *self.head.get("kept", [])]
-        machines = sorted({f"{run['cores']} cores of {run['processor']}" for run in runs})
-        newest = max(run["date"] for run in runs)
-        return (
-            f"*From `benchmarks/results/{self.name}`: JAX {self.head['jax']}, "
-            f"{' and '.join(machines)}, {newest}, last by `{self.head['command']}`.*"
-        )
+        return f"*From `benchmarks/results/{self.name}`: {self.measured()}.*"
 
 
 def seconds(row):

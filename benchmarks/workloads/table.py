@@ -11,8 +11,8 @@ import pathlib
 import re
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
+from benchmarks.harness import results
 from benchmarks.workloads.papers import FIGURES
 
 
@@ -31,28 +31,19 @@ SCORES = {
 NOTHING = "-"
 
 
-class Recorded:
-    """A result file: its rows, and how they were measured; no rows where there is none."""
+class Recorded(results.Results):
+    """A result file of the workloads; no rows where there is none."""
 
     def __init__(self, name: str, folder: pathlib.Path = RESULTS):
         path = folder / f"{name}-{JAX}.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else ["{}"]
-        self.name = path.name
-        self.head, *self.rows = map(json.loads, lines)
-
-    def where(self, **wanted: Any) -> list[dict]:
-        """The rows with these values."""
-        return [r for r in self.rows if all(r.get(k) == v for k, v in wanted.items())]
+        if path.exists():
+            super().__init__(path)
+        else:
+            self.name, self.head, self.rows = path.name, {}, []
 
     def source(self) -> str:
         """Where the figures are, on which machine and by which command they were made."""
-        runs = [self.head, *self.head.get("kept", [])]
-        machines = sorted({f"{run['cores']} cores of {run['processor']}" for run in runs})
-        newest = max(run["date"] for run in runs)
-        return (
-            f"[`{self.name}`](../benchmarks/results/{self.name}): JAX {self.head['jax']}, "
-            f"{' and '.join(machines)}, {newest}, last by `{self.head['command']}`"
-        )
+        return f"[`{self.name}`](../benchmarks/results/{self.name}): {self.measured()}"
 
 
 def block(folder: pathlib.Path = RESULTS) -> str:

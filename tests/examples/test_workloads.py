@@ -3,11 +3,11 @@
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 
 from examples import digits_vgg
+from tests import helpers
 from tests.examples import tiny
 
 
@@ -17,10 +17,6 @@ every_example = pytest.mark.parametrize("name", tiny.EXAMPLES)
 
 def run(name, monkeypatch, folder, *options):
     return tiny.run(name, monkeypatch, folder, *options)
-
-
-def as_bytes(tree):
-    return [x.tobytes() for x in jax.tree.leaves(tree)]
 
 
 @every_example
@@ -46,7 +42,7 @@ def test_two_steps_and_two_more_are_four(name, monkeypatch, tmp_path, capsys):
     assert {*curves} == {"loss", "seconds", *sent}
     for steps in curves.values():
         assert [*steps] == [3, 4]
-    assert as_bytes(resumed.params) == as_bytes(whole.params)
+    assert helpers.octets(resumed.params) == helpers.octets(whole.params)
 
 
 @every_example

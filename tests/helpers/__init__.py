@@ -45,6 +45,7 @@ from tests.helpers.runs import (
     init as init,
     is_replicated as is_replicated,
     mesh_of as mesh_of,
+    octets as octets,
     ranked as ranked,
     ranks as ranks,
     run_ranks as run_ranks,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec as P
 
@@ -112,6 +113,18 @@ def is_replicated(fn: Callable, x: Any, n: int) -> bool:
     jax.eval_shape(jax.shard_map(on_rank, **specs), x)
     assert types, "fn returns nothing"
     return not any(types)
+
+
+def octets(tree: Any) -> dict[str, bytes | int | str]:
+    """All numbers of a tree as bytes, by path; ints and texts as they are."""
+
+    def one(x):
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x = jax.random.key_data(x)
+        return x if isinstance(x, int | str) else np.asarray(x).tobytes()
+
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(keys): one(x) for keys, x in pairs}
 
 
 def assert_same_on_all_ranks(results: Any) -> None:

@@ -49,7 +49,7 @@ GOOD, BAD = np.array([1, 3], np.float32), np.array([1, np.nan], np.float32)
 def trained(state):
     """The bytes of all that a step trains: not its number, nor the count of skips."""
     state = state._replace(opt_state=state.opt_state.inner, step=None, key=None)
-    return [np.asarray(x).tobytes() for x in jax.tree.leaves(state)]
+    return helpers.octets(state)
 
 
 def state_behind_the_error(of, state, batch, match):

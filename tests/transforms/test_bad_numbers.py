@@ -145,10 +145,6 @@ def at(tree, step):
     return jax.tree.map(lambda x: x[:, step], tree)
 
 
-def octets(tree):
-    return [x.tobytes() for x in jax.tree.leaves(tree)]
-
-
 @pytest.mark.parametrize(
     "name", [*ALWAYS, *helpers.slow(*(name for name in CASES if name not in ALWAYS))]
 )
@@ -163,7 +159,9 @@ def test_a_bad_step_is_left_out_everywhere_and_told(name):
     before = at(states.inner, 0)
     for step, (*_, said) in BAD.items():
         assert not any(x.any() for x in jax.tree.leaves(at(updates, step)))
-        assert octets(at(states.inner, step)) == octets(before), f"step {step} is kept"
+        assert helpers.octets(at(states.inner, step)) == helpers.octets(before), (
+            f"step {step} is kept"
+        )
         assert (states.skipped[:, step] == step).all()
         own = jax.tree.map(lambda x, step=step: x[0, step], states)
         with pytest.raises(BadNumberError, match=said):
@@ -173,8 +171,10 @@ def test_a_bad_step_is_left_out_everywhere_and_told(name):
     order = [*GOOD, *BAD]
     clean, after = run({name: x[:, order] for name, x in grads.items()})
     for now, step in enumerate(GOOD):
-        assert octets(at(updates, step)) == octets(at(clean, now))
-        assert octets(at(states.inner, step)) == octets(at(after.inner, now))
+        assert helpers.octets(at(updates, step)) == helpers.octets(at(clean, now))
+        assert helpers.octets(at(states.inner, step)) == helpers.octets(
+            at(after.inner, now)
+        )
     assert np.asarray(updates["w"][:, GOOD]).any()
 
 
@@ -185,8 +185,8 @@ def test_skip_is_raise_without_a_word():
     told, skipped = (
         program(case, bad_numbers(chain, policy))(grads) for policy in ("raise", "skip")
     )
-    assert octets(told[0]) == octets(skipped[0])
-    assert octets(told[1].inner) == octets(skipped[1].inner)
+    assert helpers.octets(told[0]) == helpers.octets(skipped[0])
+    assert helpers.octets(told[1].inner) == helpers.octets(skipped[1].inner)
     assert skipped[1].found is None
     assert skipped[1].skipped[0].tolist() == told[1].skipped[0].tolist()
     seen = sparsejax.metrics(jax.tree.map(lambda x: x[0, -1], skipped[1]))

@@ -104,18 +104,6 @@ def filled(name, ranks=RANKS):
     return jax.tree_util.tree_map_with_path(numbers, like(name, ranks))
 
 
-def octets(state):
-    """All numbers of a state as bytes, by path."""
-
-    def one(x):
-        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x = jax.random.key_data(x)
-        return x if isinstance(x, int | str) else np.asarray(x).tobytes()
-
-    pairs = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(keys): one(x) for keys, x in pairs}
-
-
 def on_host(state):
     """A state as NumPy's arrays, but for keys, numbers and texts."""
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

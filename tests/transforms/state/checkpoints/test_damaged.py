@@ -15,7 +15,7 @@ import sparsejax
 from sparsejax.errors import CheckpointError
 from sparsejax.transforms.state.checkpoints import checksums
 from tests import helpers
-from tests.transforms.state.checkpoints.cases import octets, refused
+from tests.transforms.state.checkpoints.cases import refused
 
 
 pytest.importorskip("orbax.checkpoint")
@@ -101,7 +101,7 @@ def is_refused(saved, like, state):
         restored = sparsejax.restore(saved, like, about={"data": "wiki"})
     except CheckpointError as error:
         return str(saved) in str(error) or pytest.fail(str(error))
-    assert octets(restored) == octets(state)
+    assert helpers.octets(restored) == helpers.octets(state)
     return False
 
 
@@ -154,7 +154,7 @@ def test_others_who_read_a_part_find_it_too(saved, state, like):
     content = file.read_bytes()
     there = NamedSharding(helpers.mesh_of(4), P(None, "data"))
     other = like | {"sharded": jax.device_put(jnp.zeros((2, 300), jnp.uint32), there)}
-    assert octets(sparsejax.restore(saved, other)) == octets(state)
+    assert helpers.octets(sparsejax.restore(saved, other)) == helpers.octets(state)
     with instead(file, flipped(content, 8 * content.index(shard) + 3)):
         refused("cannot be read", sparsejax.restore, saved, other)
 

@@ -16,6 +16,7 @@ import pytest
 
 import sparsejax
 from sparsejax.transforms.state.checkpoints import records
+from tests import helpers
 from tests.transforms.state.checkpoints import cases
 
 
@@ -45,7 +46,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read(folder):
     pytest.importorskip("orbax.checkpoint")
     name = NAMES[folder.name]
     restored = sparsejax.restore(folder, cases.like(name))
-    assert cases.octets(restored) == cases.octets(cases.filled(name))
+    assert helpers.octets(restored) == helpers.octets(cases.filled(name))
     moved = sparsejax.restore(folder, cases.like(name, 4))
     held = cases.held(moved)
     for path, x in cases.held(cases.filled(name)).items():

@@ -52,7 +52,7 @@ def test_a_state_comes_back_as_it_was(saved, name, monkeypatch):
     monkeypatch.setattr(storage, "read", reading)
     like = cases.like(name)
     restored = sparsejax.restore(saved(name), like)
-    assert cases.octets(restored) == cases.octets(cases.filled(name))
+    assert helpers.octets(restored) == helpers.octets(cases.filled(name))
     assert places(restored) == places(like)
     assert jax.tree.structure(restored) == jax.tree.structure(like)
     split = [place for place in asked if place is not None and place.spec == P("data")]
@@ -86,7 +86,7 @@ def test_on_other_ranks_what_was_held_is_kept(saved, name, old, new):
     # By hand: the whole state, and a fresh one.
     part = lambda whole: whole if name == "train state" else whole["opt_state"]
     moved = sparsejax.resized(cases.on_host(part(state)), like=part(like))
-    assert cases.octets(part(restored)) == cases.octets(moved)
+    assert helpers.octets(part(restored)) == helpers.octets(moved)
 
 
 def test_a_sum_gives_shares_of_what_was_held(tmp_path):
@@ -140,7 +140,7 @@ def test_training_goes_on_as_if_it_had_not_ended(tmp_path):
     assert int(again.step) == 2
     for batch in batches[2:]:
         again, other = trainer.step(again, batch)
-    assert cases.octets(again) == cases.octets(state)
+    assert helpers.octets(again) == helpers.octets(state)
     assert float(other) == float(loss)
 
 
@@ -182,7 +182,7 @@ def test_arrays_without_elements_numbers_and_texts(tmp_path):
     assert jax.tree.structure(got) == jax.tree.structure(state)
     for name, x in state.items():
         if isinstance(x, jax.Array):
-            assert cases.octets(got[name]) == cases.octets(x)
+            assert helpers.octets(got[name]) == helpers.octets(x)
             assert got[name].sharding == x.sharding
             assert got[name].committed == x.committed
         else:
@@ -198,7 +198,7 @@ def test_a_target_without_numbers_will_do_on_as_many_ranks(tmp_path):
     tx = cases.TRANSFORMATIONS["spardl"]()
     target = sparsejax.abstract_state(tx, cases.params_of(mesh), mesh)
     restored = sparsejax.restore(tmp_path / "state", target)
-    assert cases.octets(restored) == cases.octets(state)
+    assert helpers.octets(restored) == helpers.octets(state)
     assert places(restored) == [x.sharding for x in jax.tree.leaves(target)]
 
 
@@ -220,7 +220,7 @@ def test_rows_that_wait_may_have_more_room_than_in_a_fresh_state(tmp_path, ranks
     like = cases.like("delayed rows", ranks)["opt_state"]
     restored = sparsejax.restore(tmp_path / "grown", like)
     if ranks == cases.RANKS:
-        assert cases.octets(restored) == cases.octets(state)
+        assert helpers.octets(restored) == helpers.octets(state)
     for path, x in cases.held(state).items():
         np.testing.assert_allclose(cases.held(restored)[path], x, rtol=1e-6)
 

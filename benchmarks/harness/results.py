@@ -1,0 +1,41 @@
+"""Result files, read: their rows, and how these were measured."""
+
+import json
+import pathlib
+from typing import Any
+
+
+class Results:
+    """A result file.
+
+    Attributes:
+        name: Of the file.
+        head: Its first line, which says how the rows were measured.
+        rows: All other lines.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        """Reads the file.
+
+        Args:
+            path: Of a file that a `Recorder` has written.
+
+        Raises:
+            FileNotFoundError: There is none.
+        """
+        self.name = path.name
+        self.head, *self.rows = map(json.loads, path.read_text().splitlines())
+
+    def where(self, **wanted: Any) -> list[dict]:
+        """The rows with these values."""
+        return [r for r in self.rows if all(r.get(k) == v for k, v in wanted.items())]
+
+    def measured(self) -> str:
+        """With which JAX, on which machines, when, and by which command at last."""
+        runs = [self.head, *self.head.get("kept", [])]
+        machines = sorted({f"{run['cores']} cores of {run['processor']}" for run in runs})
+        newest = max(run["date"] for run in runs)
+        return (
+            f"JAX {self.head['jax']}, {' and '.join(machines)}, {newest}, "
+            f"last by `{self.head['command']}`"
+        )
