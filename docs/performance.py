@@ -1,11 +1,12 @@
-"""Writes performance.md, and README's table of gains, from benchmarks/results.
+"""Writes performance.md, faults.md, and README's table of gains, from benchmarks/results.
 
-`python docs/performance.py` writes both; a test holds that they are what it would write.
-No figure of either is written by hand.
+`python docs/performance.py` writes all three; a test holds that they are what it would
+write. No figure of them is written by hand.
 """
 
 import statistics
 
+import faults
 import gains
 from recorded import ROOT, Results, digits, seconds, spread, table, times
 
@@ -330,7 +331,8 @@ HEAD = """# Performance
 
 All figures that are recorded, with the file that each comes from. Ratios were taken in one
 run, sides alternating. How everything was measured, and what is wrong with it, is in
-`benchmarks/README.md`.
+`benchmarks/README.md`. What training does when something breaks is
+[on a page of its own](faults.md).
 """
 
 
@@ -345,3 +347,4 @@ def page():
 if __name__ == "__main__":
     PAGE.write_text(page())
     README.write_text(gains.readme(README.read_text()))
+    faults.PAGE.write_text(faults.page())

@@ -16,10 +16,13 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 class Results(results.Results):
-    """A result file, by its name without the ending."""
+    """A result file, by its name without the ending, and the command that writes it."""
 
-    def __init__(self, name):
-        super().__init__(RESULTS / f"{name}.jsonl")
+    def __init__(self, name, by=""):
+        path = RESULTS / f"{name}.jsonl"
+        if by and not path.exists():
+            raise FileNotFoundError(f"{path.name} is not there; `{by}` records it.")
+        super().__init__(path)
 
     def one(self, **wanted):
         found = self.where(**wanted)

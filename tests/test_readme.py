@@ -1,6 +1,7 @@
 """What README and the pages of docs/ show runs: their code, with small names given."""
 
 import importlib
+import json
 import pathlib
 import re
 import sys
@@ -104,7 +105,7 @@ def scripts(monkeypatch):
     """Imports a script of docs/, which is no package."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     yield importlib.import_module
-    for name in ("performance", "gains", "recorded", "pictures"):
+    for name in ("performance", "faults", "gains", "recorded", "pictures"):
         sys.modules.pop(name, None)
 
 
@@ -112,10 +113,94 @@ def test_figures_of_pages_are_made_from_results(scripts):
     """`python docs/performance.py` writes what is there."""
     made = scripts("performance")
     assert PAGES["docs/performance.md"] == made.page()
+    assert PAGES["docs/faults.md"] == scripts("faults").page()
     made = scripts("gains")
     assert PAGES["README.md"] == made.readme(PAGES["README.md"])
     assert "**" in made.gains()
     assert made.gains() in PAGES["README.md"]
+
+
+HEAD = {"jax": "0.10.2", "cores": 2, "processor": "P", "date": "2026-01-02"}
+JOB = {"scheme": "zen", "fault": "cut", "hosts": 4, "seed": 0, "silence": 3.0, "wrong": ""}
+RUN = {"hosts": 4, "steps": 700, "memory": [[1], [1]], "grown": 0.0, "compiled": 0}
+BROKEN = {
+    "fuzz": [
+        {"law": "rows", "cases": 70, "failures": 2, "ways": {"one": 3}},
+        {"law": "all", "cases": 70, "failures": 3, "programs": 9, "missed": ["rows: two"]},
+    ],
+    "faults": [
+        JOB | {"ended": 4.25, "kept": 3, "lost": 2e-7},
+        JOB | {"seed": 1, "ended": 40.5, "wrong": "host 2 hung\nwith a `bar`"},
+        JOB | {"scheme": "new", "ended": 1.0, "kept": 3, "lost": 3e-7, "aborted": [1, 2]},
+        JOB | {"scheme": "new", "fault": "pause", "lost": 1e-7},
+    ],
+    "long-run": [
+        RUN | {"scheme": "zen", "lost": 4e-7, "wrong": ""},
+        {"scheme": "dgc", "hosts": 4, "steps": 700, "wrong": "a process failed"},
+    ],
+    "replicas": [
+        {"network": "wide", "sync": "zen", "leaves": 3, "numbers": 4_000_000}
+        | {"step": 0.02, "check": 0.03, "added": 0.015}
+    ],
+    "checkpoints": [
+        {"side": "save", "bytes": 10**7, "seconds": [0.5], "per_byte": 5e-8, "growth": 1.0},
+        {"side": "save", "bytes": 10**8, "seconds": [6.0], "per_byte": 6e-8, "growth": 1.2},
+    ],
+}
+
+
+@pytest.fixture
+def broken(scripts, tmp_path, monkeypatch):
+    """The script of faults.md, and the folder of its records, in which much went wrong."""
+    for name, rows in BROKEN.items():
+        lines = map(json.dumps, (HEAD | {"command": f"python {name}"}, *rows))
+        (tmp_path / f"{name}-jax0.10.2.jsonl").write_text("\n".join(lines))
+    made = scripts("faults")
+    monkeypatch.setattr(scripts("recorded"), "RESULTS", tmp_path)
+    return made, tmp_path
+
+
+def test_what_was_not_as_promised_is_seen(broken):
+    made, _ = broken
+    page = made.page()
+    cells = {line.split(" | ")[0]: line.split(" | ")[1:5] for line in page.splitlines()}
+    assert cells["| drawn cases, held to the law"] == [
+        *("70 cases of 1 laws, 9 programs", "**67 of 70**"),
+        *("1 ways gone, **1 by none** that has to be", ""),
+    ]
+    assert cells["| one host is cut off from the network"] == [
+        *("3 jobs of 4 hosts, 2 systems, 2 seeds", "**2 of 3**"),
+        # 5 s, and 3 s of silence.
+        "all hosts ended in **40.5 s** at most, 8 s promised; **1 hung**; **2 of 3** went "
+        "on from a checkpoint; gloo or JAX aborted 2 processes first",
+        "3e-07 (of 2)",
+    ]
+    assert cells["| `dgc`, a long run without a fault"][1] == "**0 of 1**"
+    assert cells["| one bit of a replica is flipped"][1] == "**0 of 1**"
+    assert "| `zen` | **1 of 2**, 40.5 s |  |" in page
+    assert "| `new` | 1 of 1, 1.0 s | 1 of 1 |" in page
+    assert "| all | **2 of 3**, 40.5 s | 1 of 1 |" in page
+    listed = page.partition("## Not as promised\n\n")[2].partition("\n\n")[0]
+    assert listed.splitlines() == [
+        "* `zen`, cut, seed 1: `host 2 hung with a 'bar'`",
+        "* `dgc`, 700 steps: `a process failed`",
+        "* drawn cases of `rows`: `2 failed`",
+        "* cases kept from earlier: `1 failed`",
+        "* no drawn case went this way: `rows: two`",
+        "* to compare replicas, wide, zen: `1.50% of a step`",
+        "* to save, 100 MB: `1.20 times as dear a MB as the smallest`",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("fuzz", "make fuzz ARGS=--record"), ("faults", "python -m benchmarks.faults")],
+)
+def test_what_is_not_recorded_says_by_what_it_is(broken, name, command):
+    made, folder = broken
+    (folder / f"{name}-jax0.10.2.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match=f"not there; `{command}` records it"):
+        made.page()
 
 
 def test_pictures_are_made_by_their_script(scripts):
