@@ -94,12 +94,12 @@ def of_fuzzing(records):
     laws = [row for row in records.fuzz.rows if row["law"] != "all"]
     ways = sum(len(row["ways"]) for row in laws)
     missed = len(every["missed"])
-    by_none = f"**{missed} by none**" if missed else "none by none"
+    missing = f"**{missed} missing**" if missed else "none missing"
     yield [
         "drawn cases, held to the law",
         f"{every['cases']:,} cases of {len(laws)} laws, {every['programs']:,} programs",
         counted(every["cases"] - every["failures"], every["cases"]),
-        f"{ways} ways gone, {by_none} that has to be",
+        f"{ways} ways gone; of those that have to be, {missing}",
         "" if every["failures"] else "rounding",
         FUZZ,
     ]
