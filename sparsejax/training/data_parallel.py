@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from sparsejax import rows
 from sparsejax.axes import AxisName
-from sparsejax.training import outputs
+from sparsejax.training.on_rank import outputs
 from sparsejax.training.trainer import DataParallel
 
 

@@ -12,7 +12,7 @@ import optax
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, BadNumberError
-from sparsejax.training import halves
+from sparsejax.training.on_rank import halves
 from sparsejax.training.train_state import TrainState
 from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.alike.numbers import POLICIES, check_numbers

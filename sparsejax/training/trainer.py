@@ -8,37 +8,14 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from sparsejax import axes, rows
-from sparsejax.embrace.vertical import gradients
+from sparsejax import rows
 from sparsejax.errors import ArgumentError
-from sparsejax.training import (
-    ahead,
-    halves,
-    losses,
-    numbers,
-    outputs,
-    placing,
-    variables as of_variables,
-)
-from sparsejax.training.by_rows import (
-    bounded,
-    caught_up,
-    only,
-    reader,
-    scaled,
-    takes_rows,
-    updated,
-    weighted,
-)
-from sparsejax.training.losses import Loss
-from sparsejax.training.shares import Share
-from sparsejax.training.train_state import (
-    Checked,
-    TrainState,
-    check_key,
-    require_synchronized,
-    require_usable,
-)
+from sparsejax.training import ahead, numbers, placing, variables as of_variables
+from sparsejax.training.on_rank import halves, losses, outputs
+from sparsejax.training.on_rank.by_rows import takes_rows
+from sparsejax.training.on_rank.losses import Loss
+from sparsejax.training.on_rank.program import Program
+from sparsejax.training.train_state import Checked, TrainState, check_key, require_usable
 from sparsejax.transforms.state import observing, placed, specs
 from sparsejax.transforms.state.alike.setup import TIMEOUT, Setup
 from sparsejax.transforms.state.per_rank import check_ranks, check_whole
@@ -79,22 +56,20 @@ class DataParallel:
         if has_aux:
             outputs.check(aux)
         of_variables.check(variables)
-        self._loss = Loss(loss_fn, "loss_fn", has_aux)
-        self._eval = self._loss if eval_fn is None else Loss(eval_fn, "eval_fn", has_aux)
+        loss = Loss(loss_fn, "loss_fn", has_aux)
+        eval_loss = loss if eval_fn is None else Loss(eval_fn, "eval_fn", has_aux)
         self._mesh = mesh
         self._axis_name = specs.data_axis(mesh, axis_name, "sparsejax.data_parallel")
         tx = numbers.guarded(tx, bad_numbers, self._axis_name)
         self._tx = optax.with_extra_args_support(tx)
         self._ranks = specs.ranks_of(mesh, self._axis_name)
         self._batches = placing.Batches(mesh, self._axis_name)
-        self._has_aux = has_aux
-        self._aux = aux
         self._variables = variables
-        self._weight = weight
-        self._ids = ids
         self._param_specs = param_specs
         self._donate = donate
         self._capacity = None if capacity is None else rows.check_capacity(capacity)
+        of = self._tx, self._axis_name, loss, eval_loss
+        self._program = Program(*of, aux, weight, ids, self._capacity)
         self._options = {"aux": aux, "variables": variables, "capacity": self._capacity}
         self._options |= {"weight": weight is not None, "ids": ids is not None}
         self._options |= {"check_every": check_every, "donate": donate}
@@ -294,9 +269,9 @@ class DataParallel:
             whole = self._whole_specs(state)
 
             def step(state, *batches):
-                return self._local_step(state, batches, whole.opt_state)
+                return self._program.step(state, batches, whole.opt_state)
 
-            out_specs = whole, self._output_specs()
+            out_specs = whole, self._program.output_specs()
             mapped = self._on_ranks(step, whole, out_specs, 1 + has_next)
             self._compiled[key] = jax.jit(mapped, donate_argnums=0 if self._donate else ())
         return self._compiled[key]
@@ -313,8 +288,13 @@ class DataParallel:
         of_variables.check_ranks(state.variables, self._ranks)
         key = "evaluate", jax.tree.structure(state)
         if key not in self._compiled:
-            known = self._whole_specs(state), self._output_specs()
-            self._compiled[key] = jax.jit(self._on_ranks(self._local_evaluation, *known))
+            settle = state.opt_state is not None and self._waits(state.params)
+
+            def evaluation(state, batch):
+                return self._program.evaluation(state, batch, settle)
+
+            known = self._whole_specs(state), self._program.output_specs()
+            self._compiled[key] = jax.jit(self._on_ranks(evaluation, *known))
         return self._compiled[key]
 
     def _on_ranks(self, local, state_specs, out_specs, batches=1):
@@ -322,77 +302,9 @@ class DataParallel:
         in_specs = (state_specs, *[PartitionSpec(self._axis_name)] * batches)
         return jax.shard_map(local, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs)
 
-    def _output_specs(self):
-        loss = PartitionSpec()
-        return (loss, outputs.specs(self._aux, self._axis_name)) if self._has_aux else loss
-
     def _whole_specs(self, state) -> Any:
         own = self._specs_of(state.params)
         known = (state.params, own) if self._param_specs is not None else ()
         opt_state = specs.state_specs(state.opt_state, *known)
         rest = specs.state_specs(state._replace(params=None, opt_state=None))
         return rest._replace(params=own, opt_state=opt_state)
-
-    def _local_step(self, state, batches, opt_specs):
-        wire, batch = Wire(self._axis_name), batches[0]
-        share = Share.of(batch, self._weight, wire)
-        given = of_variables.keywords(state, wire)
-        loss_fn = lambda params: self._loss(weighted(params, share), batch, given)
-        before = halves.begun(self._tx, state.params, state.opt_state, loss_fn)
-        params = axes.local(before[0], wire.axis)
-        seen = observing.observed(self._tx, params)
-        by_rows, read = takes_rows(seen), reader(seen, params, halves.of_rest(before[1]))
-        value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
-        if by_rows or read is not None:
-            by_row = gradients.value_and_grad if seen.ahead else rows.value_and_grad
-            value_and_grad = by_row(loss_fn, has_aux=True, read=read)
-        (loss, (aux, new)), grads = value_and_grad(params)
-        grads = scaled(only(grads, by_rows), share)
-        extra = {"ids": self._ids(batch)} if self._ids else {}
-        if seen.ahead:
-            extra["next_ids"] = self._read_next(state, params, batches, wire)
-
-        def update(grads, params, opt_state):
-            updates, opt_state = updated(self._tx, grads, opt_state, params, extra)
-            names = frozenset(axes.axis_names(wire.axis))
-            require_synchronized(updates, opt_state, opt_specs, names)
-            return rows.apply_updates(params, updates), opt_state
-
-        if self._capacity is not None:
-            update = bounded(update, self._capacity, wire.axis)
-        params, opt_state = update(grads, *before)
-        variables = state.variables
-        if variables is not None:
-            new = of_variables.merged(variables, new, share)
-            variables = numbers.kept(before[1], opt_state, variables, new)
-        after = TrainState(state.step + 1, params, opt_state, variables, state.key)
-        return after, self._of_all(loss, aux, share)
-
-    def _read_next(self, state, params, batches, wire):
-        """The rows that this rank reads of tables in the next step; None at the end."""
-        if len(batches) == 1:
-            return None
-        batch = batches[1]
-        share = Share.of(batch, self._weight, wire)
-        given = of_variables.keywords(state._replace(step=state.step + 1), wire)
-        loss_fn = lambda params: self._loss(weighted(params, share), batch, given)
-        return gradients.rows_read(loss_fn, has_aux=True)(params)
-
-    def _local_evaluation(self, state, batch):
-        if state.opt_state is not None and self._waits(state.params):
-            state = halves.settled(self._tx, state)
-        wire = Wire(self._axis_name)
-        share = Share.of(batch, self._weight, wire)
-        seen = observing.observed(self._tx, state.params)
-        params = caught_up(seen, state.params, halves.of_rest(state.opt_state))
-        params = axes.local(params, wire.axis)
-        loss, (aux, _) = self._eval(params, batch, of_variables.keywords(state, wire))
-        return self._of_all(loss, aux, share)
-
-    def _of_all(self, loss, aux, share):
-        """The loss of all ranks, and the auxiliary outputs."""
-        share.require_same_elsewhere("what loss_fn returns", loss)
-        loss = share.mean(loss)
-        if not self._has_aux:
-            return loss
-        return loss, outputs.put_together(aux, self._aux, share)

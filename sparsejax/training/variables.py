@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from sparsejax import axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
-from sparsejax.training.shares import Share
+from sparsejax.training.on_rank.shares import Share
 from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.per_rank import PerRank
 from sparsejax.wire import Wire

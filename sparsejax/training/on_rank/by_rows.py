@@ -11,7 +11,7 @@ import optax
 from sparsejax.axes import AxisName
 from sparsejax.errors import LeafError, SparsejaxError
 from sparsejax.rows import Capacity, Lazy, within_capacity
-from sparsejax.training.shares import Share
+from sparsejax.training.on_rank.shares import Share
 from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.state.observing import Observed
 from sparsejax.units.dtypes import comparable

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
-from sparsejax.training.shares import Share
+from sparsejax.training.on_rank.shares import Share
 from sparsejax.transforms.state import tree
 
 

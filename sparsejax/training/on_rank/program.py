@@ -1,0 +1,150 @@
+"""A step and an evaluation, as one rank runs them; inside `shard_map`."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import PartitionSpec
+
+from sparsejax import axes, rows
+from sparsejax.axes import AxisName
+from sparsejax.embrace.vertical import gradients
+from sparsejax.rows import Capacity
+from sparsejax.training import numbers, variables as of_variables
+from sparsejax.training.on_rank import halves, outputs
+from sparsejax.training.on_rank.by_rows import (
+    bounded,
+    caught_up,
+    only,
+    reader,
+    scaled,
+    takes_rows,
+    updated,
+    weighted,
+)
+from sparsejax.training.on_rank.losses import Loss
+from sparsejax.training.on_rank.shares import Share
+from sparsejax.training.train_state import TrainState, require_synchronized
+from sparsejax.transforms.state import observing
+from sparsejax.wire import Wire
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What one rank does.
+
+    Attributes:
+        tx: The optimizer.
+        axis_name: The mesh axis of the ranks.
+        loss: Of a step.
+        eval_loss: Of an evaluation.
+        aux: What becomes of auxiliary outputs, where the losses return any: see `outputs`.
+        weight: From a batch to how much this rank's share counts; None where all are alike.
+        ids: From a batch to what `tx` is given as `ids`, if anything.
+        capacity: Of lists of rows, if they have one.
+    """
+
+    tx: optax.GradientTransformationExtraArgs
+    axis_name: AxisName
+    loss: Loss
+    eval_loss: Loss
+    aux: Any
+    weight: Callable[[Any], Any] | None
+    ids: Callable[[Any], Any] | None
+    capacity: Capacity | None
+
+    def step(
+        self, state: TrainState, batches: Sequence[Any], opt_specs: Any
+    ) -> tuple[TrainState, Any]:
+        """The next state, and the loss with what goes with it.
+
+        Args:
+            state: Of this rank.
+            batches: This rank's share of the batch, and of the next one if it was told.
+            opt_specs: The PartitionSpecs of the optimizer's state.
+        """
+        wire, batch = Wire(self.axis_name), batches[0]
+        share = Share.of(batch, self.weight, wire)
+        loss_fn = self._loss_of(state, batch, share)
+        before = halves.begun(self.tx, state.params, state.opt_state, loss_fn)
+        params = axes.local(before[0], wire.axis)
+        seen = observing.observed(self.tx, params)
+        by_rows, read = takes_rows(seen), reader(seen, params, halves.of_rest(before[1]))
+        value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
+        if by_rows or read is not None:
+            by_row = gradients.value_and_grad if seen.ahead else rows.value_and_grad
+            value_and_grad = by_row(loss_fn, has_aux=True, read=read)
+        (loss, (aux, new)), grads = value_and_grad(params)
+        grads = scaled(only(grads, by_rows), share)
+        extra = {"ids": self.ids(batch)} if self.ids else {}
+        if seen.ahead:
+            extra["next_ids"] = self._read_next(state, params, batches[1:])
+
+        def update(grads, params, opt_state):
+            updates, opt_state = updated(self.tx, grads, opt_state, params, extra)
+            names = frozenset(axes.axis_names(wire.axis))
+            require_synchronized(updates, opt_state, opt_specs, names)
+            return rows.apply_updates(params, updates), opt_state
+
+        if self.capacity is not None:
+            update = bounded(update, self.capacity, wire.axis)
+        params, opt_state = update(grads, *before)
+        variables = state.variables
+        if variables is not None:
+            new = of_variables.merged(variables, new, share)
+            variables = numbers.kept(before[1], opt_state, variables, new)
+        after = TrainState(state.step + 1, params, opt_state, variables, state.key)
+        return after, self._of_all(loss, aux, share)
+
+    def evaluation(self, state: TrainState, batch: Any, settle: bool) -> Any:
+        """The loss with what goes with it.
+
+        Args:
+            state: Of this rank; without the optimizer's, where that is not needed.
+            batch: This rank's share.
+            settle: Whether what waits for the next step is applied before.
+        """
+        if settle:
+            state = halves.settled(self.tx, state)
+        wire = Wire(self.axis_name)
+        share = Share.of(batch, self.weight, wire)
+        seen = observing.observed(self.tx, state.params)
+        params = caught_up(seen, state.params, halves.of_rest(state.opt_state))
+        params = axes.local(params, wire.axis)
+        given = of_variables.keywords(state, wire)
+        loss, (aux, _) = self.eval_loss(params, batch, given)
+        return self._of_all(loss, aux, share)
+
+    def output_specs(self) -> Any:
+        """The PartitionSpecs of the loss and what goes with it."""
+        loss = PartitionSpec()
+        return (loss, outputs.specs(self.aux, self.axis_name)) if self.has_aux else loss
+
+    @property
+    def has_aux(self) -> bool:
+        """Whether the losses return auxiliary outputs."""
+        return self.loss.has_aux
+
+    def _loss_of(self, state, batch, share):
+        """From parameters to the loss on a share of a batch, with what the state has."""
+        given = of_variables.keywords(state, Wire(self.axis_name))
+        return lambda params: self.loss(weighted(params, share), batch, given)
+
+    def _read_next(self, state, params, batches):
+        """The rows that this rank reads of tables in the next step; None at the end."""
+        if not batches:
+            return None
+        share = Share.of(batches[0], self.weight, Wire(self.axis_name))
+        following = state._replace(step=state.step + 1)
+        loss_fn = self._loss_of(following, batches[0], share)
+        return gradients.rows_read(loss_fn, has_aux=True)(params)
+
+    def _of_all(self, loss, aux, share):
+        """The loss of all ranks, and the auxiliary outputs."""
+        share.require_same_elsewhere("what loss_fn returns", loss)
+        loss = share.mean(loss)
+        if not self.has_aux:
+            return loss
+        return loss, outputs.put_together(aux, self.aux, share)
