@@ -5,6 +5,7 @@ rows of a result file, whichever systems, faults and seeds these are of; what wa
 promised is counted, and listed with its own words.
 """
 
+import math
 import textwrap
 
 from recorded import ROOT, Results, digits, seconds, table
@@ -14,8 +15,9 @@ from benchmarks.faults.settings import FAULTS, SCHEMES
 
 PAGE = ROOT / "docs" / "faults.md"
 FAULT, LONG_RUN = "python -m benchmarks.faults", "python -m benchmarks.faults.long_run"
-REPLICAS, CHECKPOINTS = (
-    f"python -m benchmarks.training.{name}" for name in ("replicas", "checkpoints")
+REPLICAS, CHECKPOINTS, LARGEST = (
+    f"python -m benchmarks.training.{name}"
+    for name in ("replicas", "checkpoints", "largest")
 )
 FUZZ = "make fuzz ARGS=--record"
 ADDED = 0.01  # of a step, what comparing replicas may cost
@@ -76,12 +78,16 @@ class Records:
         self.long_run = Results("long-run-jax0.10.2", by=LONG_RUN)
         self.replicas = Results("replicas-jax0.10.2", by=REPLICAS)
         self.checkpoints = Results("checkpoints-jax0.10.2", by=CHECKPOINTS)
+        self.largest = Results("largest-jax0.10.2", by=LARGEST)
         self.kinds = in_order((row["fault"] for row in self.faults.rows), [*FAULTS])
         schemes = (row["scheme"] for row in self.faults.rows)
         self.schemes = in_order(schemes, [*SCHEMES])
 
     def sources(self):
-        files = self.fuzz, self.faults, self.long_run, self.replicas, self.checkpoints
+        files = (
+            *(self.fuzz, self.faults, self.long_run),
+            *(self.replicas, self.checkpoints, self.largest),
+        )
         return "\n\n".join(each.source() for each in files)
 
 
@@ -187,7 +193,27 @@ def of_checkpoints(records):
     ]
 
 
-TRIED = of_fuzzing, of_faults, of_long_runs, of_replicas, of_checkpoints
+def of_largest(records):
+    rows = [row for row in records.largest.rows if "needed" not in row or "memory" in row]
+    numbers = max(math.prod(row["shape"]) for row in rows)
+    memory = max(row.get("memory", 0) for row in rows)
+    short = len(records.largest.rows) - len(rows)
+    yield [
+        "arrays of more bytes than int32 can count, as large as fit",
+        f"{len(rows)} exchanges of 2 ranks, {4 * numbers / 1e9:.1f} GB a rank, "
+        f"{len({row['scheme'] for row in rows})} schemes",
+        promised(rows),
+        f"the sum at each place, the same bits on both; {memory / 1e9:.0f} GB of memory at "
+        "most" + (f"; {short} more need more than there was" if short else ""),
+        "0",
+        LARGEST,
+    ]
+
+
+TRIED = (
+    *(of_fuzzing, of_faults, of_long_runs),
+    *(of_replicas, of_checkpoints, of_largest),
+)
 
 
 def all_in_one(records):
@@ -208,6 +234,9 @@ def not_as_promised(records):
     for row in records.long_run.rows:
         if row["wrong"]:
             yield f"`{row['scheme']}`, {row['steps']:,} steps", row["wrong"]
+    for row in records.largest.rows:
+        if row["wrong"]:
+            yield f"`{row['scheme']}`, {row['case']} as large as fit", row["wrong"]
     *laws, every = sorted(records.fuzz.rows, key=lambda row: row["law"] == "all")
     failed = {f"drawn cases of `{row['law']}`": row["failures"] for row in laws}
     failed["cases kept from earlier"] = every["failures"] - sum(failed.values())
