@@ -135,6 +135,12 @@ def test_words_of_strangers_end_a_line_and_no_process():
     assert line.read(1.0) is None
 
 
+def test_a_line_that_this_end_has_closed_is_at_its_end():
+    line = Line(socket.socketpair()[0], 1)
+    line.close()  # As the thread does that sees a process end, at any time.
+    assert line.read(1.0) is None
+
+
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("fault", watched_worker.FAULTS)
