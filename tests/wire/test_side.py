@@ -109,3 +109,16 @@ def test_a_watcher_needs_nothing_but_python():
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     others = set(names.split()) - set(sys.stdlib_module_names)
     assert others == {"sparsejax", "__main__"}
+
+
+def test_what_is_sent_to_all_of_a_job_does_not_end_a_watcher():
+    ours, other = socket.socketpair()
+    hub = Line(ours, 1)
+    beside = side.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
+    assert hub.read(10) == {"here": True}
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        beside._watcher.send_signal(each)
+    assert hub.read(10) == {"here": True}
+    beside.leave()
+    assert hub.read(10) == {"done": True}
+    hub.close()

@@ -30,6 +30,12 @@ from sparsejax.wire.job.watchers import BEATS, SETTLE, Hub, Kind, Spoke
 
 _TO_READ = 3.0  # seconds, at most, for which process 0 stays until the others have ended
 _TO_END = 5.0  # seconds, at most, in which a process that was told ends by itself
+# What schedulers send to all that runs of a job, before they kill it: it is the process that
+# may have to save something, and its watcher ends when that has ended.
+_NOT_FOR_IT = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
 # The modules above, by their names, without the packages around them, which import JAX.
 _START = """
 import sys, types
@@ -253,6 +259,8 @@ def tell(why: str) -> None:
 
 def main() -> None:
     """Watches the process that started this one."""
+    for each in _NOT_FOR_IT:
+        signal.signal(each, signal.SIG_IGN)
     about = json.load(sys.stdin)
     line = Line(socket.socket(fileno=about["own"]), about["process"])
     Side(Process(about["pid"], line), about).watch()
