@@ -12,6 +12,7 @@ import pytest
 
 from sparsejax.wire.job import side
 from sparsejax.wire.job.lines import Line
+from sparsejax.wire.job.watch import watch_job
 from sparsejax.wire.job.watchers import Kind
 
 
@@ -121,4 +122,18 @@ def test_what_is_sent_to_all_of_a_job_does_not_end_a_watcher():
     assert hub.read(10) == {"here": True}
     beside.leave()
     assert hub.read(10) == {"done": True}
+    hub.close()
+
+
+def test_a_forked_child_says_nothing_for_its_process(monkeypatch):
+    ours, other = socket.socketpair()
+    hub = Line(ours, 1)
+    watch = watch_job()
+    watch._beside = side.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 2.0)
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        watch.__exit__(SystemExit, SystemExit(0), None)
+    assert [hub.read(10) for _ in range(3)] == 3 * [{"here": True}]
+    watch.__exit__(None, None, None)
+    assert {"done": True} in hub.heard(10)
     hub.close()

@@ -30,8 +30,8 @@ from sparsejax.wire.job.watchers import BEATS, SETTLE, Hub, Kind, Spoke
 
 _TO_READ = 3.0  # seconds, at most, for which process 0 stays until the others have ended
 _TO_END = 5.0  # seconds, at most, in which a process that was told ends by itself
-# What schedulers send to all that runs of a job, before they kill it: it is the process that
-# may have to save something, and its watcher ends when that has ended.
+# What schedulers send to all that runs of a job, before they kill it: the process may have
+# to save something, and its watcher ends when that has ended.
 _NOT_FOR_IT = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2),
@@ -91,8 +91,14 @@ class Beside:
             line.hand_over()
         self._line = Line(own, process)
         self._done = threading.Event()
+        self._pid = about["pid"]
         self._pause = timeout / BEATS
         threading.Thread(target=self._beat, daemon=True).start()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that is watched, which is not."""
+        return os.getpid() != self._pid
 
     def _beat(self):
         while not self._done.wait(self._pause):

@@ -64,7 +64,6 @@ class Watch:
     def __init__(self, timeout: float, port: int):
         self._timeout, self._port = timeout, port
         self._beside: Beside | None = None
-        self._leaving = False
 
     def __enter__(self) -> "Watch":
         here = store.place()
@@ -146,12 +145,11 @@ class Watch:
         return line
 
     def __exit__(self, kind, error, _) -> None:
-        if self._beside is None:
+        if self._beside is None or self._beside.is_forked:
             return
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self._beside.leave()
             return
-        self._leaving = True
         if not isinstance(error, SystemExit):
             traceback.print_exception(error)
         elif isinstance(error.code, str):
