@@ -1,5 +1,6 @@
 """The watcher beside a process: how the process ended, and what becomes of both."""
 
+import io
 import os
 import pathlib
 import signal
@@ -137,3 +138,38 @@ def test_a_forked_child_says_nothing_for_its_process(monkeypatch):
     watch.__exit__(None, None, None)
     assert {"done": True} in hub.heard(10)
     hub.close()
+
+
+class Unread(io.StringIO):
+    """What nobody reads any more: its pipe is broken, or full."""
+
+    def __init__(self, full):
+        super().__init__()
+        self.full, self.read_on = full, threading.Event()
+
+    def write(self, text):
+        if not self.full:
+            raise BrokenPipeError
+        return self.read_on.wait(10)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_process_is_told_where_nobody_reads_what_is_printed(monkeypatch, full):
+    ours, other = socket.socketpair()
+    own, process = socket.socketpair()
+    watched = side.Process(os.getpid(), Line(own, 1))
+    lines = [(0, other.detach())]
+    about = {"hosts": ["a", "b"], "process": 1, "timeout": 5.0, "lines": lines}
+    watcher = side.Side(watched, about).watcher
+    unread = Unread(full)
+    with monkeypatch.context() as nobody:
+        nobody.setattr(side, "_TO_READ", 0.2)
+        nobody.setattr(watched, "end", lambda patience: None)
+        nobody.setattr(sys, "stderr", unread)
+        watcher.start()
+        Line(ours, 1).say(why="process 0 failed")
+        assert Line(process, 1).read(5) == {"why": "process 0 failed"}
+        unread.read_on.set()
+        watcher.wait_for_ends(10)
+    for each in (ours, own, process):
+        each.close()

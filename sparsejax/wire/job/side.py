@@ -222,7 +222,10 @@ class Side:
             self.watcher = Spoke(lines[0], process, hosts, self._timeout, self._end)
 
     def _end(self, why):
-        tell(why)
+        # Where nobody reads what is printed, that may wait for ever.
+        telling = threading.Thread(target=tell, args=(why,), daemon=True)
+        telling.start()
+        telling.join(_TO_READ)
         if isinstance(self.watcher, Hub):
             # With process 0 the coordinator ends, and JAX then aborts the others.
             self.watcher.wait_for_ends(_TO_READ)
@@ -254,13 +257,14 @@ class Side:
 
 
 def tell(why: str) -> None:
-    """Prints the sentence for which a job ends."""
-    print(
-        f"\nsparsejax: {why}. The job ends on all hosts; start it again from its last "
-        "checkpoint.",
-        file=sys.stderr,
-        flush=True,
-    )
+    """Prints the sentence for which a job ends, if that can be printed."""
+    with contextlib.suppress(OSError, ValueError):  # a pipe that is broken, or closed
+        print(
+            f"\nsparsejax: {why}. The job ends on all hosts; start it again from its last "
+            "checkpoint.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -270,3 +274,4 @@ def main() -> None:
     about = json.load(sys.stdin)
     line = Line(socket.socket(fileno=about["own"]), about["process"])
     Side(Process(about["pid"], line), about).watch()
+    os._exit(0)  # Python's way out would wait for what is still being printed.

@@ -9,6 +9,7 @@ in `watchers`. Here a process connects, starts its watcher, and ends when it is 
 from a thread, since the main one may wait in a collective that never ends.
 """
 
+import contextlib
 import os
 import socket
 import sys
@@ -166,8 +167,9 @@ class Watch:
 
     def _end(self) -> None:
         """Ends this process at once: to say good-bye would wait for the others."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()  # There may be none, or nobody who reads it.
         os._exit(1)
 
 
