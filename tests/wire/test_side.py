@@ -11,8 +11,9 @@ import threading
 
 import pytest
 
-from sparsejax.wire.job import side
-from sparsejax.wire.job.lines import Line
+from sparsejax.errors import JobError
+from sparsejax.wire.job import side, store
+from sparsejax.wire.job.lines import Line, listening
 from sparsejax.wire.job.watch import watch_job
 from sparsejax.wire.job.watchers import Kind
 
@@ -100,6 +101,33 @@ def test_a_process_ends_without_its_watcher(capfd):
     assert hub.read(10) is None  # And so the others hear of it.
     beside.leave()
     hub.close()
+
+
+def test_a_watcher_that_cannot_start_is_named_to_all(monkeypatch):
+    server = listening(0)
+    port = server.getsockname()[1]
+    place = store.Place(1, 2, "127.0.0.1:1")
+    monkeypatch.setattr(store, "place", lambda: place)
+    told = [{"host": "a", "port": port}, {"host": "b"}]
+    monkeypatch.setattr(store, "of_all", lambda *_: told)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    heard = []
+
+    def hub():
+        with server:
+            line = Line(server.accept()[0], 1)
+        line.say(here=True)
+        heard.extend(line.heard(10))
+        line.close()
+
+    listens = threading.Thread(target=hub)
+    listens.start()
+    with pytest.raises(JobError, match=r"process 1 on host b .*bin/false.* status 1.*sys"):
+        watch_job().__enter__()
+    listens.join(10)
+    kind, text = heard[-1]["kind"], heard[-1]["happened"]
+    assert kind == Kind.FAILED
+    assert text.startswith("cannot start its watcher")
 
 
 def test_a_watcher_needs_nothing_but_python():

@@ -28,6 +28,7 @@ from sparsejax.wire.job.lines import Line
 from sparsejax.wire.job.watchers import BEATS, SETTLE, Hub, Kind, Spoke
 
 
+_TO_START = 60.0  # seconds, at most, in which a watcher starts, from slow disks, too
 _TO_READ = 3.0  # seconds, at most, for which process 0 stays until the others have ended
 _TO_END = 5.0  # seconds, at most, in which a process that was told ends by itself
 # What schedulers send to all that runs of a job, before they kill it: the process may have
@@ -61,6 +62,9 @@ class Beside:
             process: The number of this process.
             hosts: The host of each process.
             timeout: Seconds of silence that are a loss.
+
+        Raises:
+            OSError: It cannot be started. The lines are left as they are.
         """
         own, other = socket.socketpair()
         given = {line.process: line.fileno() for line in lines}
@@ -73,6 +77,8 @@ class Beside:
             "lines": list(given.items()),
         }
         job = pathlib.Path(__file__).parent
+        if not sys.executable:
+            raise OSError("sys.executable names no Python")
         self._watcher = subprocess.Popen(
             [
                 *(sys.executable, "-I", "-S", "-c", _START),
@@ -84,16 +90,29 @@ class Beside:
             start_new_session=True,  # so that what is sent to this one's group is seen
         )
         assert self._watcher.stdin is not None
-        with self._watcher.stdin as to:
+        with contextlib.suppress(BrokenPipeError), self._watcher.stdin as to:
             to.write(json.dumps(about).encode())
         other.close()
+        self._line = Line(own, process)
+        self._require_started()
         for line in lines:
             line.hand_over()
-        self._line = Line(own, process)
         self._done = threading.Event()
         self._pid = about["pid"]
         self._pause = timeout / BEATS
         threading.Thread(target=self._beat, daemon=True).start()
+
+    def _require_started(self):
+        there = None
+        with contextlib.suppress(TimeoutError):
+            there = self._line.read(_TO_START)
+        if there is not None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._watcher.wait(1.0)
+        self._watcher.kill()
+        self._line.close()
+        raise OSError(f"it ended with status {self._watcher.wait()}")
 
     @property
     def is_forked(self) -> bool:
@@ -273,5 +292,6 @@ def main() -> None:
         signal.signal(each, signal.SIG_IGN)
     about = json.load(sys.stdin)
     line = Line(socket.socket(fileno=about["own"]), about["process"])
+    line.say(here=True)
     Side(Process(about["pid"], line), about).watch()
     os._exit(0)  # Python's way out would wait for what is still being printed.

@@ -25,7 +25,7 @@ from sparsejax.errors import JobError
 from sparsejax.wire.job import store
 from sparsejax.wire.job.lines import Line, listening
 from sparsejax.wire.job.side import Beside
-from sparsejax.wire.job.watchers import SETTLE
+from sparsejax.wire.job.watchers import SETTLE, Kind
 
 
 def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
@@ -52,7 +52,8 @@ def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
         port: That at which process 0 listens; a free one if 0.
 
     Raises:
-        JobError: Where a process cannot reach process 0, when the block begins.
+        JobError: Where a process cannot reach process 0, or cannot start its watcher, when
+            the block begins.
     """
     errors.check_positive("timeout", timeout)
     errors.check_whole("port", port, 0)
@@ -90,7 +91,18 @@ class Watch:
                 lines = self._called(server, hosts)
         else:
             lines = [self._connected(here, hosts, told[0]["port"])]
-        self._beside = Beside(lines, here.process, hosts, self._timeout)
+        try:
+            self._beside = Beside(lines, here.process, hosts, self._timeout)
+        except OSError as error:
+            why = f"cannot start its watcher by {sys.executable!r}: {error}"
+            who = f"process {here.process} on host {hosts[here.process]}"
+            for line in lines:
+                line.say(happened=why, kind=Kind.FAILED, why=f"{who} {why}")
+                line.close()
+            raise JobError(
+                f"watch_job: {who} {why}. Let sys.executable name a Python that starts "
+                "there, or train without watch_job."
+            ) from error
         threading.Thread(target=self._wait, daemon=True).start()
         return self
 
