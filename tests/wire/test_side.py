@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -145,6 +146,7 @@ def test_what_is_sent_to_all_of_a_job_does_not_end_a_watcher():
     ours, other = socket.socketpair()
     hub = Line(ours, 1)
     beside = side.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
+    threading.Thread(target=beside.is_to_end, daemon=True).start()
     assert hub.read(10) == {"here": True}
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         beside._watcher.send_signal(each)
@@ -201,3 +203,24 @@ def test_a_process_is_told_where_nobody_reads_what_is_printed(monkeypatch, full)
         watcher.wait_for_ends(10)
     for each in (ours, own, process):
         each.close()
+
+
+def test_others_are_watched_when_process_0_is_done(capfd):
+    pairs = {process: socket.socketpair() for process in (1, 2)}
+    given = [Line(pair[1], process) for process, pair in pairs.items()]
+    others = {process: Line(pair[0], 0) for process, pair in pairs.items()}
+    beside = side.Beside(given, 0, {0: "a", 1: "b", 2: "c"}, 1.0)
+    threading.Thread(target=beside.is_to_end, daemon=True).start()
+    began = time.monotonic()
+    beside.leave()
+    assert time.monotonic() - began < 2  # It waits for none of them.
+    for _ in range(10):
+        assert others[1].read(10) == {"here": True}
+        for line in others.values():
+            line.say(here=True)
+    others[2].close()
+    why = next(said["why"] for said in others[1].heard(10) if "here" not in said)
+    assert why.startswith("process 2 on host c ended without a word")
+    others[1].close()
+    assert beside._watcher.wait(10) == 0
+    assert why in capfd.readouterr().err

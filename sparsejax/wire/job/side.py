@@ -97,7 +97,7 @@ class Beside:
         self._require_started()
         for line in lines:
             line.hand_over()
-        self._done = threading.Event()
+        self._done, self._heard = threading.Event(), threading.Event()
         self._pid = about["pid"]
         self._pause = timeout / BEATS
         threading.Thread(target=self._beat, daemon=True).start()
@@ -128,6 +128,7 @@ class Beside:
         said = self._line.read(None)
         if said is None and not self._done.is_set():
             tell("the process that watches this one has ended")
+        self._heard.set()
         return not self._done.is_set()
 
     def fail(self, text: str, follows: bool) -> None:
@@ -141,12 +142,15 @@ class Beside:
         self._line.say(happened=f"failed: {text}", kind=kind)
 
     def leave(self) -> None:
-        """Says that this process is done, and waits for its watcher to say good-bye."""
+        """Says that this process is done, and waits until its watcher has heard it.
+
+        That of process 0 goes on until the others are done, which may be later.
+        """
         self._done.set()
         self._line.say(done=True)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._watcher.wait(2 * _TO_READ)
+        self._heard.wait(2 * _TO_READ)
         self._line.close()
+        threading.Thread(target=self._watcher.wait, daemon=True).start()
 
 
 class Process:
@@ -235,6 +239,7 @@ class Side:
         lines = [Line(socket.socket(fileno=fd), other) for other, fd in about["lines"]]
         self._patience = _TO_END
         self._ended = threading.Event()
+        self._is_done = False
         if process == 0:
             self.watcher = Hub(lines, hosts, self._timeout, self._end)
         else:
@@ -248,9 +253,21 @@ class Side:
         if isinstance(self.watcher, Hub):
             # With process 0 the coordinator ends, and JAX then aborts the others.
             self.watcher.wait_for_ends(_TO_READ)
-        self._watched.line.say(why=why)
-        self._watched.end(self._patience)
+        if not self._is_done:
+            self._watched.line.say(why=why)
+            self._watched.end(self._patience)
         self._ended.set()
+
+    def _leave(self):
+        """Leaves in peace; that of process 0 when the others have left, or are lost."""
+        self._is_done = True
+        if isinstance(self.watcher, Hub):
+            self._watched.line.say(bye=True)
+            self.watcher.wait_for_ends(None)
+            if self.watcher.is_judging:
+                self._ended.wait(2 * SETTLE + 2 * _TO_READ)
+        self.watcher.leave()
+        self.watcher.wait_for_ends(_TO_READ)
 
     def watch(self) -> None:
         """Watches until the process is done, or has ended."""
@@ -258,8 +275,7 @@ class Side:
         try:
             for said in self._watched.line.heard(self._timeout):
                 if "done" in said:
-                    self.watcher.leave()
-                    self.watcher.wait_for_ends(_TO_READ)
+                    self._leave()
                     return
                 if "happened" in said:
                     self.watcher.happened_here(said["kind"], said["happened"])
