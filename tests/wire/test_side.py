@@ -3,6 +3,7 @@
 import io
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -58,7 +59,28 @@ def test_it_knows_how_its_process_ended(watched, code, kind, text):
     assert words.startswith(text)
 
 
-def test_an_end_that_the_parent_has_read_was_without_a_word(watched):
+def newer_linux():
+    """Whether the system tells how a process ended whose parent has read it."""
+    return sys.platform == "linux" and [*map(int, re.findall(r"\d+", os.uname().release))][
+        :2
+    ] >= [6, 15]
+
+
+@pytest.mark.skipif(not newer_linux(), reason="older systems do not tell")
+@pytest.mark.parametrize(
+    ("code", "text"), [("os.abort()", "SIGABRT"), ("os._exit(3)", "status 3")]
+)
+def test_launchers_that_wait_do_not_hide_how_a_process_ended(watched, code, text):
+    process, seen = watched(f"time.sleep(0.3); {code}")
+    process.wait()
+    assert seen.line.read(10) is None
+    told, words = seen.how()
+    assert told == Kind.ABORTED
+    assert text in words
+
+
+def test_an_end_that_the_system_does_not_tell_was_without_a_word(monkeypatch, watched):
+    monkeypatch.setattr(side, "_GET_INFO", 0)  # as if the system did not know it
     process, seen = watched("os.abort()")
     process.wait()
     assert seen.line.read(10) is None

@@ -13,12 +13,14 @@ Python never comes to run, it kills.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -37,6 +39,10 @@ _NOT_FOR_IT = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
+# Of Linux' pidfd.h: what is asked of a process, how long the answer is, and where in it the
+# status is.
+_INFO_EXIT, _INFO_BYTES, _INFO_STATUS = 1 << 3, 64, 60
+_GET_INFO = (3 << 30) | (_INFO_BYTES << 16) | (0xFF << 8) | 11
 # The modules above, by their names, without the packages around them, which import JAX.
 _START = """
 import sys, types
@@ -167,6 +173,7 @@ class Process:
         self._pid = pid
         self._gone = threading.Event()
         self._seen = hasattr(os, "pidfd_open")
+        self._pidfd = -1
         if self._seen:
             threading.Thread(target=self._wait, daemon=True).start()
 
@@ -177,7 +184,8 @@ class Process:
         where the process leaves children that were forked.
         """
         try:
-            select.select([os.pidfd_open(self._pid)], [], [])
+            self._pidfd = os.pidfd_open(self._pid)
+            select.select([self._pidfd], [], [])
         except OSError:  # Some sandboxes have none.
             self._seen = False
             return
@@ -212,13 +220,27 @@ class Process:
         return Kind.LOST, f"was ended by {name}"
 
     def _status(self):
-        """As `os.wait` tells it, until the parent of the process has read it."""
+        """As `os.wait` tells it; None where that cannot be known.
+
+        All systems tell until the parent of the process has read it, which a launcher that
+        waits for it does first; Linux from 6.15 on tells behind that, too.
+        """
         try:
             text = pathlib.Path(f"/proc/{self._pid}/stat").read_text()
         except OSError:
-            return None
+            return self._status_behind()
         fields = text.rpartition(")")[2].split()
-        return int(fields[-1]) if fields[0] == "Z" else None
+        return int(fields[-1]) if fields[0] == "Z" else self._status_behind()
+
+    def _status_behind(self):
+        about = bytearray(_INFO_BYTES)
+        struct.pack_into("Q", about, 0, _INFO_EXIT)
+        try:
+            fcntl.ioctl(self._pidfd, _GET_INFO, about)
+        except (OSError, ValueError):
+            return None
+        (has,) = struct.unpack_from("Q", about)
+        return struct.unpack_from("i", about, _INFO_STATUS)[0] if has & _INFO_EXIT else None
 
     def end(self, patience: float) -> None:
         """Waits until the process has ended, and kills it if that takes longer."""
