@@ -6,8 +6,9 @@ import socket
 import time
 
 import pytest
+from jax.errors import JaxRuntimeError
 
-from sparsejax.wire.job import watchers
+from sparsejax.wire.job import watch, watchers
 from sparsejax.wire.job.lines import Line
 from sparsejax.wire.job.watchers import Kind
 from tests.helpers import processes
@@ -139,6 +140,34 @@ def test_a_line_that_this_end_has_closed_is_at_its_end():
     line = Line(socket.socketpair()[0], 1)
     line.close()  # As the thread does that sees a process end, at any time.
     assert line.read(1.0) is None
+
+
+def raised(*errors):
+    """The last of some errors, each raised while the one before was handled."""
+    try:
+        raise errors[-1]
+    except BaseException as error:
+        error.__context__ = raised(*errors[:-1]) if errors[1:] else None
+        return error
+
+
+@pytest.mark.parametrize(
+    ("errors", "follows"),
+    [
+        ([JaxRuntimeError("UNKNOWN: Gloo all-reduce failed")], True),
+        ([JaxRuntimeError("UNKNOWN: Gloo"), OSError("no checkpoint")], True),
+        ([JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")], False),
+        ([JaxRuntimeError("RESOURCE_EXHAUSTED: no"), RuntimeError("a step")], False),
+        ([KeyError("x"), ValueError("a bad batch")], False),
+    ],
+)
+def test_an_error_follows_that_comes_of_a_collective_which_lost_another(errors, follows):
+    assert watch._follows(raised(*errors)) == follows
+
+
+def test_a_status_is_told_as_the_call_that_ended_the_script():
+    assert watch._text(SystemExit(3)) == "sys.exit(3)"
+    assert watch._text(SystemExit("error: no data")) == "error: no data"
 
 
 @pytest.mark.slow

@@ -187,12 +187,21 @@ class Watch:
 
 def _text(error: BaseException) -> str:
     if isinstance(error, SystemExit):
-        return str(error.code)[:400]
+        is_status = isinstance(error.code, int)
+        return f"sys.exit({error.code})" if is_status else str(error.code)[:400]
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
     return lines[0][:400] if lines else type(error).__name__
 
 
-def _follows(error: BaseException) -> bool:
-    """Whether an error is, as a rule, one of a collective that lost another process."""
-    is_jax = isinstance(error, jax.errors.JaxRuntimeError)
-    return is_jax and "RESOURCE_EXHAUSTED" not in str(error)
+def _follows(error: BaseException | None) -> bool:
+    """Whether an error is, as a rule, one of a collective that lost another process.
+
+    So is one that was made of it, as where a checkpoint could not be written.
+    """
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            return "RESOURCE_EXHAUSTED" not in str(error)
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
