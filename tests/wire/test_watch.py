@@ -1,15 +1,19 @@
 """A lost process is found and named, by all that are left; who leaves in peace is not."""
 
+import errno
 import itertools
+import os
 import signal
 import socket
 import time
+from unittest import mock
 
 import pytest
 from jax.errors import JaxRuntimeError
 
+from sparsejax.errors import JobError
 from sparsejax.wire.job import watch, watchers
-from sparsejax.wire.job.lines import Line
+from sparsejax.wire.job.lines import Line, listening
 from sparsejax.wire.job.watchers import Kind
 from tests.helpers import processes
 from tests.wire import watched_worker
@@ -140,6 +144,25 @@ def test_a_line_that_this_end_has_closed_is_at_its_end():
     line = Line(socket.socketpair()[0], 1)
     line.close()  # As the thread does that sees a process end, at any time.
     assert line.read(1.0) is None
+
+
+def test_too_many_files_on_process_0_are_said_to_all():
+    with listening(0) as server:
+        other = socket.create_connection(("localhost", server.getsockname()[1]))
+        Line(other, 0).say(process=1)
+        first = [server.accept()]
+
+        def accept():
+            if first:
+                return first.pop()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        full = mock.Mock(accept=accept)
+        with pytest.raises(JobError, match=r"process 0 on host a .* 2 conn.*ulimit -n"):
+            watch.Watch(10.0, 0)._called(full, HOSTS)
+    (said,) = Line(other, 0).heard(10)
+    assert "ulimit -n" in said["why"]
+    other.close()
 
 
 def raised(*errors):

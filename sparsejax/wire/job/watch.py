@@ -125,9 +125,20 @@ class Watch:
                 )
                 for line in lines:
                     line.say(why=why)
+                    line.close()
                 raise JobError(
                     f"{why}: open the port of watch_job(port=...) there."
                 ) from None
+            except OSError as error:
+                why = (
+                    f"watch_job: process 0 on host {hosts[0]} cannot take {len(hosts) - 1} "
+                    f"connections, one from each other process ({error.strerror}): raise "
+                    "its limit of open files there (ulimit -n)."
+                )
+                for line in lines:
+                    line.say(why=why)
+                    line.close()
+                raise JobError(why) from error
             process = said.get("process", -1)
             if process in hosts and process not in {0, *(one.process for one in lines)}:
                 line.process = process
