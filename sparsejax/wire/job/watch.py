@@ -37,7 +37,9 @@ def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
     process and its host, and every process ends with status 1, without Python's way out: it
     may wait in a collective. A small process beside each one (10 MB, no JAX) watches it and
     prints the sentence, so that it is there, too, where JAX or the library of a collective
-    aborts a process first. In a job of one process nothing is watched.
+    aborts a process first. In a job of one process nothing is watched, and neither is one
+    that has left its block: steps run on behind the call that starts them, so wait in the
+    block for the last one, `jax.block_until_ready(state)`.
 
     Call it on all processes, behind `jax.distributed.initialize`.
 
