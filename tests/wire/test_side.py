@@ -1,17 +1,22 @@
 """The watcher beside a process: how the process ended, and what becomes of both."""
 
+import io
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
-from sparsejax.wire.job import side
-from sparsejax.wire.job.lines import Line
+from sparsejax.errors import JobError
+from sparsejax.wire.job import side, store
+from sparsejax.wire.job.lines import Line, listening
+from sparsejax.wire.job.watch import watch_job
 from sparsejax.wire.job.watchers import Kind
 
 
@@ -54,7 +59,28 @@ def test_it_knows_how_its_process_ended(watched, code, kind, text):
     assert words.startswith(text)
 
 
-def test_an_end_that_the_parent_has_read_was_without_a_word(watched):
+def newer_linux():
+    """Whether the system tells how a process ended whose parent has read it."""
+    return sys.platform == "linux" and [*map(int, re.findall(r"\d+", os.uname().release))][
+        :2
+    ] >= [6, 15]
+
+
+@pytest.mark.skipif(not newer_linux(), reason="older systems do not tell")
+@pytest.mark.parametrize(
+    ("code", "text"), [("os.abort()", "SIGABRT"), ("os._exit(3)", "status 3")]
+)
+def test_launchers_that_wait_do_not_hide_how_a_process_ended(watched, code, text):
+    process, seen = watched(f"time.sleep(0.3); {code}")
+    process.wait()
+    assert seen.line.read(10) is None
+    told, words = seen.how()
+    assert told == Kind.ABORTED
+    assert text in words
+
+
+def test_an_end_that_the_system_does_not_tell_was_without_a_word(monkeypatch, watched):
+    monkeypatch.setattr(side, "_GET_INFO", 0)  # as if the system did not know it
     process, seen = watched("os.abort()")
     process.wait()
     assert seen.line.read(10) is None
@@ -100,6 +126,33 @@ def test_a_process_ends_without_its_watcher(capfd):
     hub.close()
 
 
+def test_a_watcher_that_cannot_start_is_named_to_all(monkeypatch):
+    server = listening(0)
+    port = server.getsockname()[1]
+    place = store.Place(1, 2, "127.0.0.1:1")
+    monkeypatch.setattr(store, "place", lambda: place)
+    told = [{"host": "a", "port": port}, {"host": "b"}]
+    monkeypatch.setattr(store, "of_all", lambda *_: told)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    heard = []
+
+    def hub():
+        with server:
+            line = Line(server.accept()[0], 1)
+        line.say(here=True)
+        heard.extend(line.heard(10))
+        line.close()
+
+    listens = threading.Thread(target=hub)
+    listens.start()
+    with pytest.raises(JobError, match=r"process 1 on host b .*bin/false.* status 1.*sys"):
+        watch_job().__enter__()
+    listens.join(10)
+    kind, text = heard[-1]["kind"], heard[-1]["happened"]
+    assert kind == Kind.FAILED
+    assert text.startswith("cannot start its watcher")
+
+
 def test_a_watcher_needs_nothing_but_python():
     show = "print(*{name.partition('.')[0] for name in sys.modules})"
     job = pathlib.Path(side.__file__).parent
@@ -109,3 +162,87 @@ def test_a_watcher_needs_nothing_but_python():
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     others = set(names.split()) - set(sys.stdlib_module_names)
     assert others == {"sparsejax", "__main__"}
+
+
+def test_what_is_sent_to_all_of_a_job_does_not_end_a_watcher():
+    ours, other = socket.socketpair()
+    hub = Line(ours, 1)
+    beside = side.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
+    threading.Thread(target=beside.is_to_end, daemon=True).start()
+    assert hub.read(10) == {"here": True}
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        beside._watcher.send_signal(each)
+    assert hub.read(10) == {"here": True}
+    beside.leave()
+    assert hub.read(10) == {"done": True}
+    hub.close()
+
+
+def test_a_forked_child_says_nothing_for_its_process(monkeypatch):
+    ours, other = socket.socketpair()
+    hub = Line(ours, 1)
+    watch = watch_job()
+    watch._beside = side.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 2.0)
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        watch.__exit__(SystemExit, SystemExit(0), None)
+    assert [hub.read(10) for _ in range(3)] == 3 * [{"here": True}]
+    watch.__exit__(None, None, None)
+    assert {"done": True} in hub.heard(10)
+    hub.close()
+
+
+class Unread(io.StringIO):
+    """What nobody reads any more: its pipe is broken, or full."""
+
+    def __init__(self, full):
+        super().__init__()
+        self.full, self.read_on = full, threading.Event()
+
+    def write(self, text):
+        if not self.full:
+            raise BrokenPipeError
+        return self.read_on.wait(10)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_process_is_told_where_nobody_reads_what_is_printed(monkeypatch, full):
+    ours, other = socket.socketpair()
+    own, process = socket.socketpair()
+    watched = side.Process(os.getpid(), Line(own, 1))
+    lines = [(0, other.detach())]
+    about = {"hosts": ["a", "b"], "process": 1, "timeout": 5.0, "lines": lines}
+    watcher = side.Side(watched, about).watcher
+    unread = Unread(full)
+    with monkeypatch.context() as nobody:
+        nobody.setattr(side, "_TO_READ", 0.2)
+        nobody.setattr(watched, "end", lambda patience: None)
+        nobody.setattr(sys, "stderr", unread)
+        watcher.start()
+        Line(ours, 1).say(why="process 0 failed")
+        assert Line(process, 1).read(5) == {"why": "process 0 failed"}
+        unread.read_on.set()
+        watcher.wait_for_ends(10)
+    for each in (ours, own, process):
+        each.close()
+
+
+def test_others_are_watched_when_process_0_is_done(capfd):
+    pairs = {process: socket.socketpair() for process in (1, 2)}
+    given = [Line(pair[1], process) for process, pair in pairs.items()]
+    others = {process: Line(pair[0], 0) for process, pair in pairs.items()}
+    beside = side.Beside(given, 0, {0: "a", 1: "b", 2: "c"}, 1.0)
+    threading.Thread(target=beside.is_to_end, daemon=True).start()
+    began = time.monotonic()
+    beside.leave()
+    assert time.monotonic() - began < 2  # It waits for none of them.
+    for _ in range(10):
+        assert others[1].read(10) == {"here": True}
+        for line in others.values():
+            line.say(here=True)
+    others[2].close()
+    why = next(said["why"] for said in others[1].heard(10) if "here" not in said)
+    assert why.startswith("process 2 on host c ended without a word")
+    others[1].close()
+    assert beside._watcher.wait(10) == 0
+    assert why in capfd.readouterr().err

@@ -1,14 +1,19 @@
 """A lost process is found and named, by all that are left; who leaves in peace is not."""
 
+import errno
 import itertools
+import os
 import signal
 import socket
 import time
+from unittest import mock
 
 import pytest
+from jax.errors import JaxRuntimeError
 
-from sparsejax.wire.job import watchers
-from sparsejax.wire.job.lines import Line
+from sparsejax.errors import JobError
+from sparsejax.wire.job import watch, watchers
+from sparsejax.wire.job.lines import Line, listening
 from sparsejax.wire.job.watchers import Kind
 from tests.helpers import processes
 from tests.wire import watched_worker
@@ -133,6 +138,59 @@ def test_words_of_strangers_end_a_line_and_no_process():
     assert list(line.heard(1.0)) == [{"here": True}]
     other.sendall(b"x" * 70_000)
     assert line.read(1.0) is None
+
+
+def test_a_line_that_this_end_has_closed_is_at_its_end():
+    line = Line(socket.socketpair()[0], 1)
+    line.close()  # As the thread does that sees a process end, at any time.
+    assert line.read(1.0) is None
+
+
+def test_too_many_files_on_process_0_are_said_to_all():
+    with listening(0) as server:
+        other = socket.create_connection(("localhost", server.getsockname()[1]))
+        Line(other, 0).say(process=1)
+        first = [server.accept()]
+
+        def accept():
+            if first:
+                return first.pop()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        full = mock.Mock(accept=accept)
+        with pytest.raises(JobError, match=r"process 0 on host a .* 2 conn.*ulimit -n"):
+            watch.Watch(10.0, 0)._called(full, HOSTS)
+    (said,) = Line(other, 0).heard(10)
+    assert "ulimit -n" in said["why"]
+    other.close()
+
+
+def raised(*errors):
+    """The last of some errors, each raised while the one before was handled."""
+    try:
+        raise errors[-1]
+    except BaseException as error:
+        error.__context__ = raised(*errors[:-1]) if errors[1:] else None
+        return error
+
+
+@pytest.mark.parametrize(
+    ("errors", "follows"),
+    [
+        ([JaxRuntimeError("UNKNOWN: Gloo all-reduce failed")], True),
+        ([JaxRuntimeError("UNKNOWN: Gloo"), OSError("no checkpoint")], True),
+        ([JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")], False),
+        ([JaxRuntimeError("RESOURCE_EXHAUSTED: no"), RuntimeError("a step")], False),
+        ([KeyError("x"), ValueError("a bad batch")], False),
+    ],
+)
+def test_an_error_follows_that_comes_of_a_collective_which_lost_another(errors, follows):
+    assert watch._follows(raised(*errors)) == follows
+
+
+def test_a_status_is_told_as_the_call_that_ended_the_script():
+    assert watch._text(SystemExit(3)) == "sys.exit(3)"
+    assert watch._text(SystemExit("error: no data")) == "error: no data"
 
 
 @pytest.mark.slow

@@ -45,9 +45,10 @@ class Line:
         Raises:
             TimeoutError: Nothing came for so many seconds.
         """
-        self._connection.settimeout(timeout)
         while b"\n" not in self._rest and len(self._rest) < _LONGEST:
             try:
+                # Inside, since another thread may have closed this end.
+                self._connection.settimeout(timeout)
                 more = self._connection.recv(_LONGEST)
             except TimeoutError:
                 raise

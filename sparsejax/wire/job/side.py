@@ -13,12 +13,14 @@ Python never comes to run, it kills.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -28,8 +30,19 @@ from sparsejax.wire.job.lines import Line
 from sparsejax.wire.job.watchers import BEATS, SETTLE, Hub, Kind, Spoke
 
 
+_TO_START = 60.0  # seconds, at most, in which a watcher starts, from slow disks, too
 _TO_READ = 3.0  # seconds, at most, for which process 0 stays until the others have ended
 _TO_END = 5.0  # seconds, at most, in which a process that was told ends by itself
+# What schedulers send to all that runs of a job, before they kill it: the process may have
+# to save something, and its watcher ends when that has ended.
+_NOT_FOR_IT = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
+# Of Linux' pidfd.h: what is asked of a process, how long the answer is, and where in it the
+# status is.
+_INFO_EXIT, _INFO_BYTES, _INFO_STATUS = 1 << 3, 64, 60
+_GET_INFO = (3 << 30) | (_INFO_BYTES << 16) | (0xFF << 8) | 11
 # The modules above, by their names, without the packages around them, which import JAX.
 _START = """
 import sys, types
@@ -55,6 +68,9 @@ class Beside:
             process: The number of this process.
             hosts: The host of each process.
             timeout: Seconds of silence that are a loss.
+
+        Raises:
+            OSError: It cannot be started. The lines are left as they are.
         """
         own, other = socket.socketpair()
         given = {line.process: line.fileno() for line in lines}
@@ -67,6 +83,8 @@ class Beside:
             "lines": list(given.items()),
         }
         job = pathlib.Path(__file__).parent
+        if not sys.executable:
+            raise OSError("sys.executable names no Python")
         self._watcher = subprocess.Popen(
             [
                 *(sys.executable, "-I", "-S", "-c", _START),
@@ -78,15 +96,34 @@ class Beside:
             start_new_session=True,  # so that what is sent to this one's group is seen
         )
         assert self._watcher.stdin is not None
-        with self._watcher.stdin as to:
+        with contextlib.suppress(BrokenPipeError), self._watcher.stdin as to:
             to.write(json.dumps(about).encode())
         other.close()
+        self._line = Line(own, process)
+        self._require_started()
         for line in lines:
             line.hand_over()
-        self._line = Line(own, process)
-        self._done = threading.Event()
+        self._done, self._heard = threading.Event(), threading.Event()
+        self._pid = about["pid"]
         self._pause = timeout / BEATS
         threading.Thread(target=self._beat, daemon=True).start()
+
+    def _require_started(self):
+        there = None
+        with contextlib.suppress(TimeoutError):
+            there = self._line.read(_TO_START)
+        if there is not None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._watcher.wait(1.0)
+        self._watcher.kill()
+        self._line.close()
+        raise OSError(f"it ended with status {self._watcher.wait()}")
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that is watched, which is not."""
+        return os.getpid() != self._pid
 
     def _beat(self):
         while not self._done.wait(self._pause):
@@ -97,6 +134,7 @@ class Beside:
         said = self._line.read(None)
         if said is None and not self._done.is_set():
             tell("the process that watches this one has ended")
+        self._heard.set()
         return not self._done.is_set()
 
     def fail(self, text: str, follows: bool) -> None:
@@ -110,12 +148,15 @@ class Beside:
         self._line.say(happened=f"failed: {text}", kind=kind)
 
     def leave(self) -> None:
-        """Says that this process is done, and waits for its watcher to say good-bye."""
+        """Says that this process is done, and waits until its watcher has heard it.
+
+        That of process 0 goes on until the others are done, which may be later.
+        """
         self._done.set()
         self._line.say(done=True)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._watcher.wait(2 * _TO_READ)
+        self._heard.wait(2 * _TO_READ)
         self._line.close()
+        threading.Thread(target=self._watcher.wait, daemon=True).start()
 
 
 class Process:
@@ -132,6 +173,7 @@ class Process:
         self._pid = pid
         self._gone = threading.Event()
         self._seen = hasattr(os, "pidfd_open")
+        self._pidfd = -1
         if self._seen:
             threading.Thread(target=self._wait, daemon=True).start()
 
@@ -142,7 +184,8 @@ class Process:
         where the process leaves children that were forked.
         """
         try:
-            select.select([os.pidfd_open(self._pid)], [], [])
+            self._pidfd = os.pidfd_open(self._pid)
+            select.select([self._pidfd], [], [])
         except OSError:  # Some sandboxes have none.
             self._seen = False
             return
@@ -177,13 +220,27 @@ class Process:
         return Kind.LOST, f"was ended by {name}"
 
     def _status(self):
-        """As `os.wait` tells it, until the parent of the process has read it."""
+        """As `os.wait` tells it; None where that cannot be known.
+
+        All systems tell until the parent of the process has read it, which a launcher that
+        waits for it does first; Linux from 6.15 on tells behind that, too.
+        """
         try:
             text = pathlib.Path(f"/proc/{self._pid}/stat").read_text()
         except OSError:
-            return None
+            return self._status_behind()
         fields = text.rpartition(")")[2].split()
-        return int(fields[-1]) if fields[0] == "Z" else None
+        return int(fields[-1]) if fields[0] == "Z" else self._status_behind()
+
+    def _status_behind(self):
+        about = bytearray(_INFO_BYTES)
+        struct.pack_into("Q", about, 0, _INFO_EXIT)
+        try:
+            fcntl.ioctl(self._pidfd, _GET_INFO, about)
+        except (OSError, ValueError):
+            return None
+        (has,) = struct.unpack_from("Q", about)
+        return struct.unpack_from("i", about, _INFO_STATUS)[0] if has & _INFO_EXIT else None
 
     def end(self, patience: float) -> None:
         """Waits until the process has ended, and kills it if that takes longer."""
@@ -204,19 +261,35 @@ class Side:
         lines = [Line(socket.socket(fileno=fd), other) for other, fd in about["lines"]]
         self._patience = _TO_END
         self._ended = threading.Event()
+        self._is_done = False
         if process == 0:
             self.watcher = Hub(lines, hosts, self._timeout, self._end)
         else:
             self.watcher = Spoke(lines[0], process, hosts, self._timeout, self._end)
 
     def _end(self, why):
-        tell(why)
+        # Where nobody reads what is printed, that may wait for ever.
+        telling = threading.Thread(target=tell, args=(why,), daemon=True)
+        telling.start()
+        telling.join(_TO_READ)
         if isinstance(self.watcher, Hub):
             # With process 0 the coordinator ends, and JAX then aborts the others.
             self.watcher.wait_for_ends(_TO_READ)
-        self._watched.line.say(why=why)
-        self._watched.end(self._patience)
+        if not self._is_done:
+            self._watched.line.say(why=why)
+            self._watched.end(self._patience)
         self._ended.set()
+
+    def _leave(self):
+        """Leaves in peace; that of process 0 when the others have left, or are lost."""
+        self._is_done = True
+        if isinstance(self.watcher, Hub):
+            self._watched.line.say(bye=True)
+            self.watcher.wait_for_ends(None)
+            if self.watcher.is_judging:
+                self._ended.wait(2 * SETTLE + 2 * _TO_READ)
+        self.watcher.leave()
+        self.watcher.wait_for_ends(_TO_READ)
 
     def watch(self) -> None:
         """Watches until the process is done, or has ended."""
@@ -224,8 +297,7 @@ class Side:
         try:
             for said in self._watched.line.heard(self._timeout):
                 if "done" in said:
-                    self.watcher.leave()
-                    self.watcher.wait_for_ends(_TO_READ)
+                    self._leave()
                     return
                 if "happened" in said:
                     self.watcher.happened_here(said["kind"], said["happened"])
@@ -242,17 +314,22 @@ class Side:
 
 
 def tell(why: str) -> None:
-    """Prints the sentence for which a job ends."""
-    print(
-        f"\nsparsejax: {why}. The job ends on all hosts; start it again from its last "
-        "checkpoint.",
-        file=sys.stderr,
-        flush=True,
-    )
+    """Prints the sentence for which a job ends, if that can be printed."""
+    with contextlib.suppress(OSError, ValueError):  # a pipe that is broken, or closed
+        print(
+            f"\nsparsejax: {why}. The job ends on all hosts; start it again from its last "
+            "checkpoint.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def main() -> None:
     """Watches the process that started this one."""
+    for each in _NOT_FOR_IT:
+        signal.signal(each, signal.SIG_IGN)
     about = json.load(sys.stdin)
     line = Line(socket.socket(fileno=about["own"]), about["process"])
+    line.say(here=True)
     Side(Process(about["pid"], line), about).watch()
+    os._exit(0)  # Python's way out would wait for what is still being printed.

@@ -9,6 +9,7 @@ in `watchers`. Here a process connects, starts its watcher, and ends when it is 
 from a thread, since the main one may wait in a collective that never ends.
 """
 
+import contextlib
 import os
 import socket
 import sys
@@ -24,7 +25,7 @@ from sparsejax.errors import JobError
 from sparsejax.wire.job import store
 from sparsejax.wire.job.lines import Line, listening
 from sparsejax.wire.job.side import Beside
-from sparsejax.wire.job.watchers import SETTLE
+from sparsejax.wire.job.watchers import SETTLE, Kind
 
 
 def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
@@ -36,7 +37,9 @@ def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
     process and its host, and every process ends with status 1, without Python's way out: it
     may wait in a collective. A small process beside each one (10 MB, no JAX) watches it and
     prints the sentence, so that it is there, too, where JAX or the library of a collective
-    aborts a process first. In a job of one process nothing is watched.
+    aborts a process first. In a job of one process nothing is watched, and neither is one
+    that has left its block: steps run on behind the call that starts them, so wait in the
+    block for the last one, `jax.block_until_ready(state)`.
 
     Call it on all processes, behind `jax.distributed.initialize`.
 
@@ -51,7 +54,8 @@ def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
         port: That at which process 0 listens; a free one if 0.
 
     Raises:
-        JobError: Where a process cannot reach process 0, when the block begins.
+        JobError: Where a process cannot reach process 0, or cannot start its watcher, when
+            the block begins.
     """
     errors.check_positive("timeout", timeout)
     errors.check_whole("port", port, 0)
@@ -64,7 +68,6 @@ class Watch:
     def __init__(self, timeout: float, port: int):
         self._timeout, self._port = timeout, port
         self._beside: Beside | None = None
-        self._leaving = False
 
     def __enter__(self) -> "Watch":
         here = store.place()
@@ -90,7 +93,18 @@ class Watch:
                 lines = self._called(server, hosts)
         else:
             lines = [self._connected(here, hosts, told[0]["port"])]
-        self._beside = Beside(lines, here.process, hosts, self._timeout)
+        try:
+            self._beside = Beside(lines, here.process, hosts, self._timeout)
+        except OSError as error:
+            why = f"cannot start its watcher by {sys.executable!r}: {error}"
+            who = f"process {here.process} on host {hosts[here.process]}"
+            for line in lines:
+                line.say(happened=why, kind=Kind.FAILED, why=f"{who} {why}")
+                line.close()
+            raise JobError(
+                f"watch_job: {who} {why}. Let sys.executable name a Python that starts "
+                "there, or train without watch_job."
+            ) from error
         threading.Thread(target=self._wait, daemon=True).start()
         return self
 
@@ -113,9 +127,20 @@ class Watch:
                 )
                 for line in lines:
                     line.say(why=why)
+                    line.close()
                 raise JobError(
                     f"{why}: open the port of watch_job(port=...) there."
                 ) from None
+            except OSError as error:
+                why = (
+                    f"watch_job: process 0 on host {hosts[0]} cannot take {len(hosts) - 1} "
+                    f"connections, one from each other process ({error.strerror}): raise "
+                    "its limit of open files there (ulimit -n)."
+                )
+                for line in lines:
+                    line.say(why=why)
+                    line.close()
+                raise JobError(why) from error
             process = said.get("process", -1)
             if process in hosts and process not in {0, *(one.process for one in lines)}:
                 line.process = process
@@ -146,12 +171,11 @@ class Watch:
         return line
 
     def __exit__(self, kind, error, _) -> None:
-        if self._beside is None:
+        if self._beside is None or self._beside.is_forked:
             return
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self._beside.leave()
             return
-        self._leaving = True
         if not isinstance(error, SystemExit):
             traceback.print_exception(error)
         elif isinstance(error.code, str):
@@ -168,19 +192,29 @@ class Watch:
 
     def _end(self) -> None:
         """Ends this process at once: to say good-bye would wait for the others."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()  # There may be none, or nobody who reads it.
         os._exit(1)
 
 
 def _text(error: BaseException) -> str:
     if isinstance(error, SystemExit):
-        return str(error.code)[:400]
+        is_status = isinstance(error.code, int)
+        return f"sys.exit({error.code})" if is_status else str(error.code)[:400]
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
     return lines[0][:400] if lines else type(error).__name__
 
 
-def _follows(error: BaseException) -> bool:
-    """Whether an error is, as a rule, one of a collective that lost another process."""
-    is_jax = isinstance(error, jax.errors.JaxRuntimeError)
-    return is_jax and "RESOURCE_EXHAUSTED" not in str(error)
+def _follows(error: BaseException | None) -> bool:
+    """Whether an error is, as a rule, one of a collective that lost another process.
+
+    So is one that was made of it, as where a checkpoint could not be written.
+    """
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            return "RESOURCE_EXHAUSTED" not in str(error)
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False

@@ -91,11 +91,17 @@ class Watcher:
         """A process in words."""
         return f"process {process} on host {self._hosts[process]}"
 
-    def wait_for_ends(self, seconds: float) -> None:
-        """Waits until the others have closed, or are silent, at most so long."""
-        deadline = time.monotonic() + seconds
+    def wait_for_ends(self, seconds: float | None) -> None:
+        """Waits until the others have closed, or are silent; None without a bound."""
+        deadline = time.monotonic() + (seconds or 0.0)
         for listener in self._listeners:
-            listener.join(max(0.0, deadline - time.monotonic()))
+            left = None if seconds is None else max(0.0, deadline - time.monotonic())
+            listener.join(left)
+
+    @property
+    def is_judging(self) -> bool:
+        """Whether something has happened, for which the job ends."""
+        return bool(self._events)
 
     def _start(self, target, *args):
         thread = threading.Thread(target=target, args=args, daemon=True)

@@ -25,6 +25,7 @@ from sparsejax.transforms.state.checkpoints import checksums, records
 
 _ARRAYS, _ABOUT = "state", "about"
 _NEXT, _LAST = ".sparsejax-next", ".sparsejax-last"
+_WHY = 304  # bytes, for why process 0 could not do its part
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
 # A full disk is one of these, by whichever library meets it.
@@ -162,13 +163,22 @@ def _checkpointer(ocp):
 
 
 def _on_first(function):
-    """What one process does, before all go on."""
+    """What process 0 does, before all go on; where it fails, all raise, and none waits."""
+    failed = None
     try:
         if jax.process_index() == 0:
             function()
-    finally:
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("sparsejax.save")
+    except _FAILURES as error:
+        failed = error
+    if jax.process_count() > 1:
+        why = _line(failed).encode()[:_WHY] if failed else b""
+        own = np.frombuffer(why.ljust(_WHY, b"\0"), np.uint8)
+        told = np.asarray(multihost_utils.broadcast_one_to_all(own), np.uint8)
+        why = told.tobytes().rstrip(b"\0").decode(errors="ignore")
+        if why and failed is None:
+            failed = OSError(f"process 0 says: {why}")
+    if failed is not None:
+        raise failed
 
 
 def _cleaned(folder, is_there):
