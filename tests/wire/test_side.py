@@ -14,7 +14,7 @@ import time
 import pytest
 
 from sparsejax.errors import JobError
-from sparsejax.wire.job import side, store
+from sparsejax.wire.job import beside, ending, side, store
 from sparsejax.wire.job.lines import Line, listening
 from sparsejax.wire.job.watch import watch_job
 from sparsejax.wire.job.watchers import Kind
@@ -31,7 +31,7 @@ def watched():
         command = [sys.executable, "-I", "-S", "-c", f"import os, time\n{code}"]
         started.append(subprocess.Popen(command, pass_fds=[other.fileno()]))
         other.close()
-        return started[-1], side.Process(started[-1].pid, Line(ours, 1))
+        return started[-1], ending.Process(started[-1].pid, Line(ours, 1))
 
     yield start
     for process in started:
@@ -80,13 +80,13 @@ def test_launchers_that_wait_do_not_hide_how_a_process_ended(watched, code, text
 
 
 def test_an_end_that_the_system_does_not_tell_was_without_a_word(monkeypatch, watched):
-    monkeypatch.setattr(side, "_GET_INFO", 0)  # as if the system did not know it
+    monkeypatch.setattr(ending, "_GET_INFO", 0)  # as if the system did not know it
     process, seen = watched("os.abort()")
     process.wait()
     assert seen.line.read(10) is None
     assert seen.how() == (
         Kind.LOST,
-        "ended without a word: it was killed, or its memory was full",
+        "ended without a word: it was killed or aborted, or its memory was full",
     )
 
 
@@ -112,17 +112,17 @@ def test_one_that_does_not_end_is_killed(monkeypatch, watched):
 def test_a_process_ends_without_its_watcher(capfd):
     ours, other = socket.socketpair()
     hub = Line(ours, 1)
-    beside = side.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
+    watcher = beside.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
     ends = []
-    waiting = threading.Thread(target=lambda: ends.append(beside.is_to_end()))
+    waiting = threading.Thread(target=lambda: ends.append(watcher.is_to_end()))
     waiting.start()
     assert hub.read(10) == {"here": True}
-    beside._watcher.kill()
+    watcher._watcher.kill()
     waiting.join(10)
     assert ends == [True]
     assert "the process that watches this one has ended" in capfd.readouterr().err
     assert hub.read(10) is None  # And so the others hear of it.
-    beside.leave()
+    watcher.leave()
     hub.close()
 
 
@@ -156,7 +156,7 @@ def test_a_watcher_that_cannot_start_is_named_to_all(monkeypatch):
 def test_a_watcher_needs_nothing_but_python():
     show = "print(*{name.partition('.')[0] for name in sys.modules})"
     job = pathlib.Path(side.__file__).parent
-    program = side._START.replace("side.main()", show)
+    program = beside._START.replace("side.main()", show)
     command = [sys.executable, "-I", "-S", "-c", program]
     command += map(str, (job.parent.parent, job.parent, job))
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -167,13 +167,13 @@ def test_a_watcher_needs_nothing_but_python():
 def test_what_is_sent_to_all_of_a_job_does_not_end_a_watcher():
     ours, other = socket.socketpair()
     hub = Line(ours, 1)
-    beside = side.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
-    threading.Thread(target=beside.is_to_end, daemon=True).start()
+    watcher = beside.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
+    threading.Thread(target=watcher.is_to_end, daemon=True).start()
     assert hub.read(10) == {"here": True}
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        beside._watcher.send_signal(each)
+        watcher._watcher.send_signal(each)
     assert hub.read(10) == {"here": True}
-    beside.leave()
+    watcher.leave()
     assert hub.read(10) == {"done": True}
     hub.close()
 
@@ -182,7 +182,7 @@ def test_a_forked_child_says_nothing_for_its_process(monkeypatch):
     ours, other = socket.socketpair()
     hub = Line(ours, 1)
     watch = watch_job()
-    watch._beside = side.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 2.0)
+    watch._beside = beside.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 2.0)
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: -1)
         watch.__exit__(SystemExit, SystemExit(0), None)
@@ -209,7 +209,7 @@ class Unread(io.StringIO):
 def test_a_process_is_told_where_nobody_reads_what_is_printed(monkeypatch, full):
     ours, other = socket.socketpair()
     own, process = socket.socketpair()
-    watched = side.Process(os.getpid(), Line(own, 1))
+    watched = ending.Process(os.getpid(), Line(own, 1))
     lines = [(0, other.detach())]
     about = {"hosts": ["a", "b"], "process": 1, "timeout": 5.0, "lines": lines}
     watcher = side.Side(watched, about).watcher
@@ -231,10 +231,10 @@ def test_others_are_watched_when_process_0_is_done(capfd):
     pairs = {process: socket.socketpair() for process in (1, 2)}
     given = [Line(pair[1], process) for process, pair in pairs.items()]
     others = {process: Line(pair[0], 0) for process, pair in pairs.items()}
-    beside = side.Beside(given, 0, {0: "a", 1: "b", 2: "c"}, 1.0)
-    threading.Thread(target=beside.is_to_end, daemon=True).start()
+    watcher = beside.Beside(given, 0, {0: "a", 1: "b", 2: "c"}, 1.0)
+    threading.Thread(target=watcher.is_to_end, daemon=True).start()
     began = time.monotonic()
-    beside.leave()
+    watcher.leave()
     assert time.monotonic() - began < 2  # It waits for none of them.
     for _ in range(10):
         assert others[1].read(10) == {"here": True}
@@ -244,5 +244,5 @@ def test_others_are_watched_when_process_0_is_done(capfd):
     why = next(said["why"] for said in others[1].heard(10) if "here" not in said)
     assert why.startswith("process 2 on host c ended without a word")
     others[1].close()
-    assert beside._watcher.wait(10) == 0
+    assert watcher._watcher.wait(10) == 0
     assert why in capfd.readouterr().err

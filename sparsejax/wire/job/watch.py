@@ -23,8 +23,8 @@ import jax
 from sparsejax import errors
 from sparsejax.errors import JobError
 from sparsejax.wire.job import store
+from sparsejax.wire.job.beside import Beside
 from sparsejax.wire.job.lines import Line, listening
-from sparsejax.wire.job.side import Beside
 from sparsejax.wire.job.watchers import SETTLE, Kind
 
 
@@ -142,7 +142,8 @@ class Watch:
                     line.close()
                 raise JobError(why) from error
             process = said.get("process", -1)
-            if process in hosts and process not in {0, *(one.process for one in lines)}:
+            known = isinstance(process, int) and process in hosts
+            if known and process not in {0, *(one.process for one in lines)}:
                 line.process = process
                 lines.append(line)
         for line in lines:

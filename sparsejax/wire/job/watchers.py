@@ -11,6 +11,7 @@ Nothing here needs more than Python itself, since watchers run without JAX (`sid
 import contextlib
 import enum
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -126,7 +127,7 @@ class Watcher:
                     self._hear_out(line, said)
                     return
             line.close()
-            event = "ended without a word: it was killed, or its memory was full"
+            event = "ended without a word: it was killed or aborted, or its memory was full"
         except TimeoutError:
             event = (
                 f"has said nothing for {self._timeout:g} s: it was stopped, or its network "
@@ -243,3 +244,14 @@ class Spoke(Watcher):
     def leave(self) -> None:
         """Says that its process is done."""
         self.close(done=True)
+
+
+def tell(why: str) -> None:
+    """Prints the sentence for which a job ends, if that can be printed."""
+    with contextlib.suppress(OSError, ValueError):  # a pipe that is broken, or closed
+        print(
+            f"\nsparsejax: {why}. The job ends on all hosts; start it again from its last "
+            "checkpoint.",
+            file=sys.stderr,
+            flush=True,
+        )
