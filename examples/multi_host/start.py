@@ -68,6 +68,8 @@ def join(options: argparse.Namespace) -> None:
         place = _first(None, PLACES_ON_HOST)
         if place is not None and "JAX_LOCAL_DEVICE_IDS" not in os.environ:
             known["local_device_ids"] = [place]
+    elif options.coordinator is None:
+        sparsejax.advise.check_coordinator(timeout=options.timeout)
     try:
         jax.distributed.initialize(**known, initialization_timeout=options.timeout)
     except ValueError as error:  # JAX found no launcher, or not all of it.

@@ -19,6 +19,9 @@ from sparsejax.sparsifiers import base
 class RandomK(base.Selector):
     """Selects k elements, drawn anew at every step, each with the same probability.
 
+    Whatever an element is, it waits for its turn: a NaN or an infinity, too, on average
+    1 / density steps.
+
     Example:
         >>> random = sparsejax.sparsify(sparsejax.sparsifiers.RandomK(0.01))
         >>> tx = optax.chain(random, sparsejax.zen_sync(), optax.sgd(0.1))

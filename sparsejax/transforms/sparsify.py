@@ -105,7 +105,8 @@ def sparsify(
         skip_nonfinite: Whether updates are zero on all ranks, and nothing is remembered,
             where any of them has a number that is not finite. The optimizer behind takes
             its step all the same. Without it NaN and infinity count as the largest
-            magnitudes, and are sent, so that training shows them.
+            magnitudes, and are sent, so that training shows them; `RandomK` sends them when
+            it draws their places.
         seed: Of everything that is drawn; the same on all ranks.
 
     Example:

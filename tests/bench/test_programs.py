@@ -1,7 +1,10 @@
 """Programs stay as large as they are, or grow with the logarithm, as ranks grow."""
 
+import json
+
 import pytest
 
+from benchmarks.harness import record
 from benchmarks.network.scale import programs
 from tests import helpers
 
@@ -49,3 +52,23 @@ def test_operations_in_inner_functions_and_branches_are_counted():
     assert sizes[1].equations > 300
     rows = [{"ranks": n, "operations": 100 + 2 * n} for n in (4, 16, 64)]
     assert programs.growth(rows) == 2.0
+
+
+def test_what_is_compiled_has_a_record_of_its_own(monkeypatch, tmp_path, capsys):
+    """For ranks that are named for it alone, and where nothing is counted."""
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(programs, "NUMBERS", 4096)
+    line = ["--ranks", "--compile", "2", "4", "--schemes", "all-reduce", "agsparse"]
+    given = programs.Settings.parse(line)
+    assert given.ranks == ()
+    programs.compile_all(given)
+    (written,) = tmp_path.iterdir()
+    head, *rows = map(json.loads, written.read_text().splitlines())
+    assert head["command"].endswith("--ranks --schemes all-reduce agsparse --compile 2 4")
+    at = {(row["scheme"], row["ranks"]): row for row in rows}
+    assert len(at) == len(rows) == 4
+    assert all(row["seconds"] > 0 and row["processor"] > 0 for row in rows)
+    for n in (2, 4):
+        few, many = (at[name, n]["instructions"] for name in ("all-reduce", "agsparse"))
+        assert 2 < few < many
+    assert "compiled for CPUs" in capsys.readouterr().out

@@ -44,6 +44,21 @@ def test_cases_hold(law):
     assert not ways.missing(tally.ways, [law]), tally.ways
 
 
+def test_every_law_is_in_the_bounded_part_and_ci_runs_it():
+    """Messages of random words, too: what CI runs last leaves out no test."""
+    assert BOUNDED.keys() == laws._LAWS.keys()
+    for law, (count, cases) in BOUNDED.items():
+        assert cases > 0
+        assert count or ways.chosen(law), law
+    ci = ROOT / ".ci" / "run"
+    if not ci.exists():
+        pytest.skip("there is no .ci here")
+    last = ci.read_text().splitlines()[-1]
+    assert last.startswith("exec .venv/bin/python -m pytest ")
+    assert set(last.split()) & {"-m", "-k", "--deselect", "--ignore"} == {"-m"}
+    assert last.count(" -m ") == 1  # that of Python
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(kept.KEPT)))
 def test_what_once_failed_holds(number):

@@ -594,6 +594,25 @@ MUTANTS = {
         "few_bits = self.sparsifier.rounded(x, draw)",
         BAD_NUMBERS,
     ),
+    "who can read a checkpoint goes on where another cannot": Mutant(
+        "sparsejax/transforms/state/checkpoints/together.py",
+        "    if not wrong:\n        return part\n",
+        "    if failed is None:\n        return part\n",
+        "tests/transforms/state/checkpoints/test_together.py",
+    ),
+    "what RandomK has not drawn loses its NaN": Mutant(
+        "sparsejax/transforms/select.py",
+        "error = tree.rounding_error(values, sent)\n        return tensor, x.at",
+        "error = tree.rounding_error(values, sent)\n"
+        "        x = jnp.where(jnp.isfinite(x), x, 0)\n        return tensor, x.at",
+        "tests/transforms/test_late_numbers.py",
+    ),
+    "two processes 0 of one host do not see each other": Mutant(
+        "sparsejax/advise/doctor/roll.py",
+        "        _ask_another(port, host)\n",
+        "",
+        DOCTOR,
+    ),
     "a state with a new part is another state": Mutant(
         "sparsejax/transforms/state/checkpoints/comparing.py",
         'return isinstance(part, Node) and part.type == "None"',

@@ -6,10 +6,15 @@ Each scheme is traced and lowered for 4 to 1,024 ranks of a described mesh: no d
 there, and nothing is compiled or run. What is counted is what JAX hands to XLA: operations
 of StableHLO, which are equations of the program but for those of inner functions that it
 shares, and the size of its text, in which a permutation names each pair of ranks.
-`--compile 16 64` also compiles for so many simulated CPU devices.
 
 The column `a rank` is how many operations each rank more has brought, from 16 ranks to the
 most: nearly 0 where they are flat or grow with the logarithm.
+
+    python -m benchmarks.network.scale.programs --ranks --compile 4 16 64 256
+
+compiles for so many simulated CPU devices, and counts for no others: a record of its own
+has the time that XLA took, that of all processors, and the instructions it made. For 64
+ranks a scheme takes up to a quarter of a minute, for 256 up to a whole one and 2 GB.
 """
 
 import dataclasses
@@ -158,21 +163,74 @@ class Settings(settings.Settings):
     compile: tuple[int, ...] = option((), "ranks for which to compile on CPU devices, too")
 
 
-def compiled(scheme: Scheme, ranks: int) -> float:
-    """Seconds that XLA takes to compile a scheme for so many CPU devices."""
+class Compiled(NamedTuple):
+    """What XLA makes of a program, and how long it takes.
+
+    Attributes:
+        seconds: That passed.
+        processor: Seconds of all processors, which others on the machine change less.
+        instructions: Of the optimized program, those of fusions among them.
+    """
+
+    seconds: float
+    processor: float
+    instructions: int
+
+
+def compiled(scheme: Scheme, ranks: int, shape: tuple[int, ...] | None = None) -> Compiled:
+    """Compiles a scheme for so many CPU devices, which must be there."""
     devices = jax.devices("cpu")[:ranks]
     mesh = jax.make_mesh((ranks,), (AXIS,), (AxisType.Auto,), devices=devices)
-    program, like = step(scheme, mesh)
+    program, like = step(scheme, mesh, shape)
     lowered = program.lower(like)
-    start = time.perf_counter()
-    lowered.compile()
-    return time.perf_counter() - start
+    start, busy = time.perf_counter(), time.process_time()
+    done = lowered.compile()
+    end, after = time.perf_counter(), time.process_time()
+    text = done.as_text() or ""
+    instructions = sum(" = " in line for line in text.splitlines())
+    return Compiled(end - start, after - busy, instructions)
 
 
 def main(argv: list[str] | None = None) -> int:
     given = Settings.parse(argv)
     if given.compile:
         jax.config.update("jax_num_cpu_devices", max(given.compile))
+        compile_all(given)
+    if given.ranks:
+        count_all(given)
+    return 0
+
+
+def compile_all(given: Settings) -> None:
+    """Compiles each scheme for each number of ranks, and records it."""
+    record = Recorder("programs-compiled", given.command(), ("scheme", "ranks"))
+    for name in given.schemes:
+        for ranks in given.compile:
+            jax.clear_caches()
+            found = compiled(SCHEMES[name], ranks)
+            record.add(scheme=name, ranks=ranks, **found._asdict())
+            record.write()
+    lines = []
+    for name in given.schemes:
+        line: dict = {"scheme": name}
+        for row in record.rows:
+            if row["scheme"] == name:
+                for field in Compiled._fields:
+                    line[f"{field} {row['ranks']}"] = row[field]
+        lines.append(line)
+    columns = [Column("scheme", "scheme")]
+    for n in given.compile:
+        columns += [
+            Column(f"{n:,} ranks: s", f"seconds {n}", ".2f"),
+            Column("processor s", f"processor {n}", ".2f"),
+            Column("instructions", f"instructions {n}", ",d"),
+        ]
+    table.show(lines, columns, "compiled for CPUs")
+    say(f"\nwritten: {record.write()}")
+
+
+def count_all(given: Settings) -> None:
+    """Counts the operations of each scheme for each number of ranks, and records them."""
     record = Recorder("programs", given.command(), ("scheme", "platform", "ranks"))
     for platform in given.platforms:
         rows = []
@@ -183,15 +241,12 @@ def main(argv: list[str] | None = None) -> int:
                 found = size_of(SCHEMES[name], ranks, platform)
                 row = {"scheme": name, "platform": platform, "ranks": ranks}
                 row |= found._asdict()
-                if platform == "cpu" and ranks in given.compile:
-                    row["compile"] = compiled(SCHEMES[name], ranks)
                 rows.append(row)
                 record.rows.append(row)
             record.write()
         lines = [_line([row for row in rows if row["scheme"] == n]) for n in given.schemes]
         table.show(lines, _columns(given.ranks), f"operations, {platform}")
     say(f"\nwritten: {record.write()}")
-    return 0
 
 
 def growth(rows: list[dict]) -> float:

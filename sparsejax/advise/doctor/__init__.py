@@ -3,6 +3,7 @@
 `command` is `python -m sparsejax doctor`, `examination` the function behind it and
 `findings` what it returns. `job` compares what the processes of a job say of themselves
 (`facts`) by the coordination service's store (`wire.job.store`), before any collective;
-`coordinator` is what can be known before the job is joined, and `roll` who has come.
+`coordinator` is what can be known before the job is joined, `launchers` which job that is,
+and `roll` who has come.
 `ranks` is the gradient, the parameters and the plan, `links` times messages.
 """

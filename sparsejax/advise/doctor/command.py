@@ -142,6 +142,7 @@ def _join(options):
 
 def _join_found(options):
     """Joins the job that JAX finds in the variables of its launcher."""
+    coordinator.check_coordinator(timeout=options.timeout)
     try:
         jax.distributed.initialize(initialization_timeout=round(options.timeout))
     except ValueError as error:

@@ -12,7 +12,7 @@ import socket
 import time
 
 from sparsejax import errors
-from sparsejax.advise.doctor import facts, roll
+from sparsejax.advise.doctor import facts, launchers, roll
 from sparsejax.errors import ArgumentError, JobError
 
 
@@ -20,9 +20,9 @@ _BETWEEN = 0.2  # seconds from one try to the next
 
 
 def check_coordinator(
-    address: str,
-    processes: int,
-    process: int,
+    address: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
     *,
     one_host: bool = False,
     timeout: float = 60.0,
@@ -32,23 +32,38 @@ def check_coordinator(
     All processes call it. They meet at the coordinator's port, which is free again when
     JAX wants it, and those that come are told who does not. Behind it come
     `jax.distributed.initialize(address, processes, process)` and `sparsejax.check_job()`.
+    Under Slurm and Open MPI 4 all three may be left out, here and there: they are what JAX
+    finds. Without them and elsewhere nothing is checked.
 
     Example:
         >>> sparsejax.advise.check_coordinator("localhost:12345", 1, 0, one_host=True)
 
     Args:
-        address: The coordinator as "name:port", as `jax.distributed.initialize` takes it.
+        address: The coordinator as "name:port", as `jax.distributed.initialize` takes it;
+            None, with both numbers, for the job that a launcher has started.
         processes: How many processes the job has.
         process: The number of this process. Number 0 is the coordinator.
         one_host: Whether all processes run on one host, where a loopback address is right.
         timeout: Seconds to wait for the name to be known, and for the other processes.
 
     Raises:
-        ArgumentError: The address is not written "name:port", or there is no such process.
+        ArgumentError: The address is not written "name:port", there is no such process, or
+            one of the three is not given.
         JobError: The name is unknown here or stands for a loopback address, nobody listens
             there, processes are missing or were started twice, or JAX_PROCESS_ID gives one
             another number.
     """
+    if address is None and processes is None and process is None:
+        job = launchers.found()
+        if job is None:
+            return None
+        address, processes, process = job
+        one_host = True  # A name that is wrong misleads JAX as well.
+    if address is None or processes is None or process is None:
+        raise ArgumentError(
+            "give check_coordinator the address, processes and process of a job together, "
+            "or none of them under Slurm and Open MPI 4."
+        )
     errors.check_whole("processes", processes, 1)
     errors.check_whole("process", process, 0)
     if process >= processes:

@@ -55,7 +55,7 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
     there: list[tuple[socket.socket, _Who]] = []
     own = _Who(0, host, facts.launcher())
     here = lambda: [own, *(who for line, who in there if not _has_ended(line))]
-    all_said = lambda: len({who.process for _, who in there}) >= processes - 1
+    all_said = lambda: len({who.process for _, who in there} - {0}) >= processes - 1
     # When to go on, or to give up: before the deadline where it is settled before.
     end = deadline if not _wrong([own], processes) else min(deadline, start + _TO_TELL)
     try:
@@ -77,7 +77,7 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
                 lines.append(line)
                 who = _who(_read(line, 2.0))
                 if who is not None:
-                    twice = any(
+                    twice = who.process == 0 or any(
                         one.process == who.process and not _has_ended(other)
                         for other, one in there
                     )
@@ -103,10 +103,7 @@ def answer(line: socket.socket, process: int, host: str, timeout: float) -> None
     """
     own = _Who(process, host, facts.launcher())
     with line:
-        try:
-            line.sendall(json.dumps(own._asdict()).encode() + b"\n")
-        except OSError:
-            pass  # JAX's own coordinator, which does not listen to this; see below.
+        _say(line, own)
         said = _read(line, timeout + _MORE)
     if said is None:
         raise JobError(
@@ -125,10 +122,31 @@ def _listening(port, host):
     try:
         return socket.create_server(("", port), family=family, dualstack_ipv6=both)
     except OSError as error:
+        _ask_another(port, host)
         raise JobError(
             f"process 0 cannot listen at port {port} on host {host} ({error.strerror}): "
             "another process 0 runs there, or another program. Name a port that is free."
         ) from None
+
+
+def _ask_another(port, host):
+    """Raises with what another process 0 says that listens at the port of this host."""
+    try:
+        line = socket.create_connection(("localhost", port), timeout=2.0)
+    except OSError:
+        return
+    with line:
+        _say(line, _Who(0, host, facts.launcher()))
+        said = _read(line, 2 * _TO_TELL)
+    if isinstance(said, dict) and said.get("why"):
+        raise JobError(said["why"])
+
+
+def _say(line, own):
+    try:
+        line.sendall(json.dumps(own._asdict()).encode() + b"\n")
+    except OSError:
+        pass  # JAX's own coordinator, which does not listen to this.
 
 
 def _read(line, timeout):

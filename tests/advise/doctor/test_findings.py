@@ -3,6 +3,7 @@
 import argparse
 import concurrent.futures
 import json
+import os
 import re
 import socket
 import time
@@ -16,7 +17,7 @@ from jax._src import distributed
 
 import sparsejax
 from sparsejax import __main__ as command, errors
-from sparsejax.advise.doctor import coordinator, facts, job, links, roll
+from sparsejax.advise.doctor import coordinator, facts, job, launchers, links, roll
 from sparsejax.wire.job import store, versions
 from tests import helpers
 from tests.helpers import processes
@@ -223,9 +224,69 @@ def test_those_that_come_are_told_who_does_not_and_who_came_twice():
     assert f"process 0 on host {host}, process 2 on host {host}." in told[0]
     for text in here(0, 1, 1, ranks=3, timeout=0.5):
         assert "process 1 was started more than once" in text
-    assert any("cannot listen at port" in text for text in here(0, 0, ranks=2, timeout=0.5))
+    for text in here(0, 0, 1, ranks=2, timeout=0.5):
+        assert "process 0 was started more than once; there were process 0 on" in text
+        assert f"process 0 on host {host} and {host}" in text
     (alone,) = here(1, ranks=2, timeout=0.3)
     assert re.search(r"could not reach .* in 0\.3 s: .*refused", alone)
+
+
+def test_a_port_that_another_program_has_is_told_of(monkeypatch):
+    monkeypatch.setattr(roll, "_TO_TELL", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(errors.JobError, match=f"cannot listen at port {port} on host"):
+            coordinator.check_coordinator(f"localhost:{port}", 2, 0, one_host=True)
+
+
+SLURM = {
+    "SLURM_JOB_ID": "4103",
+    "SLURM_STEP_NODELIST": "node[07-09],other",
+    "SLURM_NTASKS": "3",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+}
+OPEN_MPI_4 = {
+    "OMPI_MCA_orte_hnp_uri": "20480.0;tcp://10.0.0.7,10.1.0.7:34911",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+}
+
+
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        (SLURM, ("node07:61447", 3, 1)),
+        (SLURM | {"JAX_COORDINATOR_PORT": "7"}, ("node07:7", 3, 1)),
+        (SLURM | {"JAX_COORDINATOR_ADDRESS": "a:8"}, ("a:8", 3, 1)),
+        (SLURM | {"JAX_COORDINATOR_BIND_ADDRESS": "[::]:9"}, None),
+        (SLURM | {"SLURM_NTASKS": "many"}, None),
+        (OPEN_MPI_4, ("10.0.0.7:61445", 4, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, None),
+        ({}, None),
+    ],
+)
+def test_a_job_is_found_as_jax_finds_it(monkeypatch, variables, job):
+    for name in [*os.environ]:
+        if name.startswith(("SLURM_", "OMPI_", "PMI_", "JAX_COORDINATOR_")):
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(facts, "addresses", lambda name: [])
+    assert launchers.found() == job
+    if job is None:
+        assert coordinator.check_coordinator(timeout=0.1) is None
+    else:
+        name = re.escape(job[0].partition(":")[0])
+        match = rf"\(process {job[2]}\) does not know the coordinator's name '{name}'"
+        with pytest.raises(errors.JobError, match=match):
+            coordinator.check_coordinator(timeout=0.1)
+
+
+def test_a_job_is_named_whole_or_not_at_all():
+    with pytest.raises(errors.ArgumentError, match="the address, processes and process of"):
+        coordinator.check_coordinator("node:4", 2)
 
 
 def test_numbers_that_launchers_give_are_told_with_the_hosts(monkeypatch):

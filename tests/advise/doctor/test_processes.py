@@ -197,3 +197,50 @@ def test_a_number_that_the_environment_contradicts_is_refused_on_all():
     for output in numbered(0, 1, of=2, environments=others):
         match = rf"refused: host {socket.gethostname()} \(process 1\) has JAX_PROCESS_ID=0"
         assert re.search(match, output), output
+
+
+def launched(monkeypatch, module, *line, numbers, of):
+    """Processes that find their numbers in Slurm's variables."""
+    least = 61_440  # of the ports that JAX takes, by the job's number
+    port = next(p for p in range(least + os.getpid() % 1000, 65_535) if is_free(p))
+    job = {"JOB_ID": port - least, "STEP_NODELIST": "localhost", "NTASKS": of}
+    started = []
+    for number in numbers:
+        for name, value in (job | {"PROCID": number, "LOCALID": 0}).items():
+            monkeypatch.setenv(f"SLURM_{name}", str(value))
+        started.append(processes.start(module, *line))
+    return started
+
+
+def is_free(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("sparsejax", ["doctor", "--job", "--timeout", "60"]),
+        ("examples.multi_host.start", ["examples.multi_host.train", "--steps", "20"]),
+    ],
+)
+@pytest.mark.parametrize("numbers", [(0, 1, 1), (0, 0, 1)])
+def test_one_number_of_a_launcher_for_two_is_refused_on_all(
+    monkeypatch, module, line, numbers
+):
+    jobs = launched(monkeypatch, module, *line, numbers=numbers, of=3)
+    host = socket.gethostname()
+    twice = max(numbers, key=numbers.count)
+    where = f"{host} (SLURM_PROCID={twice})"
+    for output in outputs(jobs):
+        assert f"process {twice} was started more than once; there were process" in output
+        assert f"process {twice} on host {where} and {where}" in output
+    assert [job.returncode for job in jobs] == [1, 1, 1]
+
+
+def test_the_doctor_examines_the_job_of_a_launcher(monkeypatch):
+    line = "doctor", "--job", "--gbit-per-s", "1", "--latency-us", "9"
+    jobs = launched(monkeypatch, "sparsejax", *line, numbers=(0, 1), of=2)
+    first, second = outputs(jobs)
+    assert [job.returncode for job in jobs] == [0, 0], (first, second)
+    assert "2 processes on 1 host" in first

@@ -16,6 +16,7 @@ and `resized` gives it to those that there are; all else goes where it belongs a
     records       the JSON: written, checked when read, brought from older formats to this
     checksums     of chunks, and of the description
     storage       folders: orbax, and how one checkpoint takes the place of another
+    together      what one process cannot read, all refuse
     saving, restoring
 """
 

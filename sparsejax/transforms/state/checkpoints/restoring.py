@@ -11,7 +11,7 @@ import numpy as np
 from sparsejax.errors import ArgumentError, CheckpointError
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.checkpoints import records, storage
+from sparsejax.transforms.state.checkpoints import records, storage, together
 from sparsejax.transforms.state.checkpoints.comparing import first_difference
 from sparsejax.transforms.state.checkpoints.description import (
     HELD,
@@ -40,7 +40,8 @@ def restore(
 
     On as many ranks as it was saved by, each device reads its own part, and training goes
     on as if it had not ended. On others `sparsejax.resized` gives what ranks held to those
-    that there are. Of several processes all call it.
+    that there are. Of several processes all call it; what one of them cannot read, all
+    refuse.
 
     Example:
         >>> opt_state = sparsejax.init(tx, params, mesh)  # on these ranks
@@ -59,8 +60,17 @@ def restore(
 
     Raises:
         CheckpointError: There is no checkpoint, it is not whole, a later version wrote it,
-            or it is of another model, transformation or run: before an array is read.
+            or it is of another model, transformation or run: before an array is read. Its
+            arrays are damaged. Of several processes on all, if one of them finds it so.
+        JobError: Another process does not say whether it could read its part.
     """
+    read = lambda: _read(path, like, about)
+    places, found, others = together.on_all("whether it can restore", read)
+    return _put_together(like, places, found, others, reduce)
+
+
+def _read(path, like, about):
+    """The parts of a state, their arrays on this process, and whether to resize."""
     folder, record = storage.description(storage.folder_of(path))
     if about is not None:
         _check_about(records.check_about(about), record.about, folder)
@@ -78,8 +88,7 @@ def restore(
     places = list(_places(record.tree, like, others))
     wanted = {number: at for place in places for number, at in place.wanted().items()}
     paths = {number: place.path for place in places for number in place.wanted()}
-    found = storage.read(folder, _shapes(record.tree), wanted, paths)
-    return _put_together(like, places, found, others, reduce)
+    return places, storage.read(folder, _shapes(record.tree), wanted, paths), others
 
 
 def _check_about(here, there, folder):

@@ -156,10 +156,16 @@ def write(folder: Any, about: dict[str, Any], arrays: list[Any], replace: bool) 
         ) from error
 
 
-def _checkpointer(ocp):
+def _checkpointer(ocp, alone=False):
+    """What writes and reads; `alone` it waits for no other process."""
     arrays = ocp.PyTreeCheckpointHandler(use_zarr3=True)  # which has checksums
     handlers = {_ABOUT: ocp.JsonCheckpointHandler(), _ARRAYS: arrays}
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers))
+    options = ocp.options.MultiprocessingOptions()
+    if alone:
+        own = jax.process_index()
+        options = ocp.options.MultiprocessingOptions(own, {own})
+    handler = ocp.CompositeCheckpointHandler(**handlers)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 def _on_first(function):
@@ -242,7 +248,8 @@ def read(
         dict.fromkeys(hows, 0), restore_args=hows, partial_restore=True
     )
     try:
-        with _checkpointer(ocp) as checkpointer:
+        # Another would wait for ever where this one cannot read its part.
+        with _checkpointer(ocp, alone=True) as checkpointer:
             done = checkpointer.restore(folder, args=ocp.args.Composite(**{_ARRAYS: args}))
         arrays = {number: done[_ARRAYS][str(number)] for number in places}
     except Exception as error:  # whatever a library makes of files that are damaged
