@@ -1,14 +1,14 @@
 """Jobs in which something befalls a host: they end by its name, and nothing is lost."""
 
 import dataclasses
+import tempfile
+from typing import NamedTuple
 
 import jax
-import numpy as np
-import optax
 import pytest
 
 import sparsejax
-from benchmarks.faults import __main__ as faults, rank
+from benchmarks.faults import __main__ as faults, books, systems
 from benchmarks.faults.settings import FAULTS, SCHEMES, Settings
 from tests import helpers
 
@@ -20,31 +20,64 @@ def test_ranks_of_a_step_are_those_of_its_run():
 
 
 def test_every_scheme_and_fault_has_a_name():
-    assert set(rank.SCHEMES) == set(SCHEMES)
+    assert set(systems.SYSTEMS) == set(SCHEMES)
     assert FAULTS["stop"].seconds(5.0) == 2 * FAULTS["stop"].within(0.0) == 10.0
     with pytest.raises(ValueError, match="unknown faults 'fire'"):
         Settings(faults=("fire",))
 
 
-@pytest.mark.slow
-def test_what_is_lost_is_seen_in_the_books():
-    ranks = 2
-    settings = Settings(hosts=ranks, seed=3)
-    tx = optax.chain(rank.SCHEMES["dgc"](), optax.sgd(1.0))
-    trainer = sparsejax.data_parallel(rank.loss_fn, tx, helpers.mesh_of(ranks))
-    params = {name: np.zeros(shape, np.float32) for name, shape in rank.SHAPES.items()}
-    state = trainer.init(params)
-    for step in range(3):
-        own = [rank.gradient(settings.seed, step, r) for r in range(ranks)]
-        state, _ = trainer.step(state, jax.tree.map(lambda *x: np.stack(x), *own))
-    books = rank.Books(settings)
-    assert books.lost(state) < faults.ROUNDING
-    # A step that did not count, a residual that is gone, a number that was not applied.
-    assert books.lost(state._replace(step=state.step - 1)) > faults.ROUNDING
-    fresh = trainer.init(params)
-    assert books.lost(state._replace(opt_state=fresh.opt_state)) > faults.ROUNDING
-    other = jax.tree.map(lambda x: x.at[0].add(0.1), state.params)
-    assert books.lost(state._replace(params=other)) > faults.ROUNDING
+class Hosts(NamedTuple):
+    """How many ranks take each step of a job."""
+
+    seed: int
+    ranks: tuple[int, ...]
+
+    def ranks_at(self, step):
+        return self.ranks[step]
+
+
+def trained(scheme, run):
+    """What is trained on the ranks of the last step, the state behind that, and books.
+
+    Where the number of ranks changes, a checkpoint is restored.
+    """
+    training, state = None, None
+    for step, n in enumerate(run.ranks):
+        if training is None or n != run.ranks[step - 1]:
+            training, before = systems.Training(scheme, helpers.mesh_of(n), run.seed), state
+            state = training.first()
+            if before is not None:
+                with tempfile.TemporaryDirectory() as folder:
+                    sparsejax.save(f"{folder}/state", before)
+                    state = sparsejax.restore(f"{folder}/state", like=state)
+        state = training.step(state, training.batches(step))
+    return training, state, books.books(run, training)
+
+
+def with_nodes(state, kind, change):
+    """A state in which something else is in the place of nodes of a kind."""
+    ours = lambda node: isinstance(node, kind)
+    one = lambda node: change(node) if ours(node) else node
+    return state._replace(opt_state=jax.tree.map(one, state.opt_state, is_leaf=ours))
+
+
+def moved(state):
+    """A state with another number in one row of the table."""
+    table = jax.tree.map(lambda x: x.at[7, 3].add(0.01), state.params["table"])
+    return state._replace(params=state.params | {"table": table})
+
+
+@pytest.mark.parametrize("scheme", ["rows", *helpers.slow("dgc", "momentum", "embrace")])
+def test_what_is_lost_is_seen_in_the_books(scheme):
+    """On fewer ranks than before, too."""
+    run = Hosts(3, (2,) * 3 if scheme == "rows" else (3, 3, 3, 2))
+    training, state, account = trained(scheme, run)
+    assert account.lost(state) < faults.ROUNDING
+    # A step that did not count, a state that is gone, a number that was not applied.
+    fewer = state._replace(step=state.step - 1)
+    fresh = state._replace(opt_state=training.first().opt_state)
+    for other in (fewer, fresh, moved(state)):
+        assert account.lost(other) > faults.ROUNDING
 
 
 @pytest.mark.slow
