@@ -67,8 +67,9 @@ class Books(abc.ABC):
 
     def _shares(self, step) -> Iterator[Numbers]:
         """Of all ranks in a step."""
-        for rank in range(self._run.ranks_at(step)):
-            yield self._training.system.share(self._run.seed, step, rank)
+        ranks = self._run.ranks_at(step)
+        for rank in range(ranks):
+            yield self._training.system.share(self._run.seed, step, rank, ranks)
 
 
 class Sums(Books):

@@ -1,5 +1,7 @@
 """What trains in `benchmarks.faults`: parameters from zero, and gradients that are known.
 
+Of another number of ranks each computes something else, as where they share out other data.
+
 `Arrays`: the loss is the product of parameters and a batch, so the gradient is the batch;
 with SGD of rate 1, parameters are what was applied, with a minus. `Rows`: the loss reads
 rows of a table, by ids of which some repeat and most do not come in a step, and pulls what
@@ -54,9 +56,9 @@ class Arrays:
         """The first parameters."""
         return {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
 
-    def share(self, seed: int, step: int, rank: int) -> Numbers:
+    def share(self, seed: int, step: int, rank: int, ranks: int) -> Numbers:
         """A rank's part of a batch, which is its gradient."""
-        rng = np.random.default_rng([seed, step, rank])
+        rng = np.random.default_rng([seed, step, rank, ranks])
         table = np.zeros(SHAPES["table"], np.float32)
         rows = rng.zipf(1.3, READ) % len(table)
         table[rows] = rng.normal(size=(READ, table.shape[1]))
@@ -106,9 +108,9 @@ class Rows:
             return params
         return params | {"table": sparsejax.ColumnTable.of(params["table"], mesh)}
 
-    def share(self, seed: int, step: int, rank: int) -> Numbers:
+    def share(self, seed: int, step: int, rank: int, ranks: int) -> Numbers:
         """A rank's part of a batch: the ids that it reads, and what it makes of them."""
-        rng = np.random.default_rng([seed, step, rank])
+        rng = np.random.default_rng([seed, step, rank, ranks])
         height, dim = SHAPES["table"]
         return {
             "ids": (rng.zipf(1.3, READ) % height).astype(np.int32),
@@ -139,12 +141,15 @@ class Rows:
         return {"table": table, "w": share["w"].astype(np.float64)}
 
     def settled(self, trainer: Any, state: sparsejax.TrainState) -> Any:
-        """The parameters with all that was to be applied by now, the state left as it is."""
+        """The parameters with all that was to be applied by now.
+
+        Args:
+            trainer: One that does not use up a state.
+            state: The state.
+        """
         if not self.columns:
-            settle = lambda state: sparsejax.rows.settle(
-                state.params, state.opt_state, ADAM
-            )
-            return jax.jit(settle)(state)[0]
+            settle = jax.jit(lambda *of: sparsejax.rows.settle(*of, ADAM))
+            return settle(state.params, state.opt_state)[0]
         params = trainer.flush(state).params
         return params | {"table": params["table"].whole()}
 
@@ -154,10 +159,10 @@ def _chosen(make):
     return Arrays(lambda: make(0.05, rules=RULES))
 
 
-def _sparsified(make, **options):
-    """A sparsifier in front of Zen."""
-    make_one = lambda: make(0.05, min_size=0, **options)
-    return lambda: optax.chain(make_one(), sparsejax.zen_sync())
+def _sparsified(sparsifier, momentum=0.0, **options):
+    """A system that sends by Zen what a sparsifier selects."""
+    made = sparsejax.sparsify(sparsifier(0.05), min_size=0, **options)
+    return Arrays(lambda: optax.chain(made, sparsejax.zen_sync()), momentum)
 
 
 # With masking, what is left of a velocity would depend on what each rank has sent of it.
@@ -166,12 +171,12 @@ ADAM = sparsejax.lazy(optax.adam(RATE, *BETAS, eps=EPSILON))
 SYSTEMS: dict[str, Arrays | Rows] = {
     "dense": Arrays(sparsejax.dense_sync),
     "zen": Arrays(sparsejax.zen_sync),
-    "dgc": Arrays(_sparsified(sparsejax.dgc)),
-    "dragonn": Arrays(_sparsified(sparsejax.dragonn)),
+    "dgc": _sparsified(sparsejax.sparsifiers.DGC),
+    "dragonn": _sparsified(sparsejax.sparsifiers.Dragonn),
     "ok_topk": _chosen(sparsejax.ok_topk_sync),
     "spardl": _chosen(sparsejax.spardl_sync),
     "gtopk": _chosen(sparsejax.transforms.gtopk_sync),
-    "momentum": Arrays(_sparsified(sparsejax.dgc, memory=_MEMORY), MOMENTUM),
+    "momentum": _sparsified(sparsejax.sparsifiers.DGC, MOMENTUM, memory=_MEMORY),
     "rows": Rows(lambda: sparsejax.zen_sync(rules={"table": "sparse"})),
     "embrace": Rows(lambda: sparsejax.embrace_sync(delayed=HELD), columns=True),
 }
@@ -223,9 +228,10 @@ class Training:
         return [self._batch(step + ahead) for ahead in range(1 + self.system.is_ahead)]
 
     def _batch(self, step):
-        here, ranks = jax.process_index(), enumerate(self.mesh.devices.flat)
-        own = [rank for rank, device in ranks if device.process_index == here]
-        shares = [self.system.share(self._seed, step, rank) for rank in own]
+        here, devices = jax.process_index(), self.mesh.devices.flat
+        own = [at for at, device in enumerate(devices) if device.process_index == here]
+        share = self.system.share
+        shares = [share(self._seed, step, rank, len(devices)) for rank in own]
         sharding = NamedSharding(self.mesh, P(AXIS))
         return {
             name: jax.make_array_from_process_local_data(
