@@ -25,7 +25,7 @@ import sparsejax
 from benchmarks.faults.settings import AXIS
 
 
-SHAPES = {"table": (1000, 16), "w": (301,)}
+SHAPES: dict[str, tuple[int, ...]] = {"table": (1000, 16), "w": (301,)}
 READ = 40  # rows of the table that a rank reads in a step
 PULL = 0.1  # towards zero, of a row that is read
 MOMENTUM = 0.9
@@ -148,8 +148,8 @@ class Rows:
             state: The state.
         """
         if not self.columns:
-            settle = jax.jit(lambda *of: sparsejax.rows.settle(*of, ADAM))
-            return settle(state.params, state.opt_state)[0]
+            settle = jax.jit(sparsejax.rows.settle, static_argnums=2)
+            return settle(state.params, state.opt_state, ADAM)[0]
         params = trainer.flush(state).params
         return params | {"table": params["table"].whole()}
 
@@ -200,10 +200,9 @@ class Training:
             options: Of `sparsejax.data_parallel`.
         """
         self.system, self.mesh, self._seed = SYSTEMS[scheme], mesh, seed
-        self._trainer, self._reader = (
-            sparsejax.data_parallel(self.system.loss, self.system.tx(), mesh, **given)
-            for given in (options, {"donate": False})
-        )
+        of = self.system.loss, self.system.tx(), mesh
+        self._trainer = sparsejax.data_parallel(*of, **options)
+        self._reader = sparsejax.data_parallel(*of, donate=False)
         everywhere = NamedSharding(mesh, P())
         self._whole = jax.jit(lambda tree: tree, out_shardings=everywhere)
         self._mean = jax.jit(

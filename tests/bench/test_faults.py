@@ -46,15 +46,14 @@ def trained(scheme, run):
 
     Where the number of ranks changes, a checkpoint is restored.
     """
-    training, state = None, None
+    training = systems.Training(scheme, helpers.mesh_of(run.ranks[0]), run.seed)
+    state = training.first()
     for step, n in enumerate(run.ranks):
-        if training is None or n != run.ranks[step - 1]:
-            training, before = systems.Training(scheme, helpers.mesh_of(n), run.seed), state
-            state = training.first()
-            if before is not None:
-                with tempfile.TemporaryDirectory() as folder:
-                    sparsejax.save(f"{folder}/state", before)
-                    state = sparsejax.restore(f"{folder}/state", like=state)
+        if n != training.mesh.size:
+            training = systems.Training(scheme, helpers.mesh_of(n), run.seed)
+            with tempfile.TemporaryDirectory() as folder:
+                sparsejax.save(f"{folder}/state", state)
+                state = sparsejax.restore(f"{folder}/state", like=training.first())
         state = training.step(state, training.batches(step))
     return state, books.books(run, training)
 
