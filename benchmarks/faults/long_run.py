@@ -7,8 +7,8 @@ Trains as `benchmarks.faults` does, with no fault, for very many steps: replicas
 compared at every 100th, a checkpoint takes the place of the one before at every 500th, and
 there each process says how much memory it has and how much it has compiled. After the first
 of these, memory may grow by 2% and nothing may be compiled; at the end parameters are the
-same bytes on all processes, and what was applied and what ranks hold back is the sum of all
-gradients. Writes benchmarks/results/long-run-*.jsonl.
+same bytes on all processes, and nothing is lost: `benchmarks.faults.books`. Writes
+benchmarks/results/long-run-*.jsonl.
 """
 
 import dataclasses
@@ -21,7 +21,9 @@ import jax
 
 import sparsejax
 from benchmarks.faults import rank as faults, verdicts
+from benchmarks.faults.books import books
 from benchmarks.faults.settings import SCHEMES
+from benchmarks.faults.systems import Training
 from benchmarks.harness import settings
 from benchmarks.harness.record import Recorder
 from benchmarks.harness.settings import option
@@ -154,15 +156,13 @@ def rank(settings: Settings) -> None:
     """Trains on this host, and reports a row at each sample and one at the end."""
     compiled = Compiled()
     with host.join() as here:
-        mesh = faults.mesh_of_hosts()
-        trainer, state = faults.begun(
-            settings.scheme, mesh, check_every=settings.check_every
-        )
+        mesh, every = faults.mesh_of_hosts(), settings.check_every
+        training = Training(settings.scheme, mesh, settings.seed, check_every=every)
+        state = training.first()
         whole = host.Section()
         whole.begin()
         for step in range(1, settings.steps + 1):
-            batch = faults.batch_of(settings.seed, step - 1, here.rank, mesh)
-            state, _ = trainer.step(state, batch)
+            state = training.step(state, training.batches(step - 1))
             if step % settings.every == 0:
                 folder = pathlib.Path(settings.folder) / "checkpoint"
                 sparsejax.save(folder, state, replace=True)
@@ -173,7 +173,7 @@ def rank(settings: Settings) -> None:
         whole.end()
         here.report(
             seconds=whole.seconds / settings.steps,
-            lost=faults.Books(settings).lost(state),
+            lost=books(settings, training).lost(state),
             digest=faults.digest(state.params),
         )
 

@@ -1,8 +1,4 @@
-"""One host of `benchmarks.faults`: it trains, and something befalls it.
-
-The loss is the product of parameters and a batch, so the gradient is the batch; with SGD of
-rate 1 from zero, parameters are what was applied, with a minus.
-"""
+"""One host of `benchmarks.faults`: it trains, and something befalls it."""
 
 import hashlib
 import os
@@ -14,51 +10,14 @@ import threading
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh
 
 import sparsejax
+from benchmarks.faults.books import books
 from benchmarks.faults.settings import AXIS, FAULTS, Settings
+from benchmarks.faults.systems import Training
 from benchmarks.testbed import host, network
-from sparsejax.training import DataParallel
-
-
-SHAPES = {"table": (1000, 16), "w": (301,)}
-READ = 40  # rows of the table that a rank reads in a step
-RULES = {".*": "sparse"}
-
-
-def chosen(make):
-    """The transformation of a system that selects, of each array."""
-    return lambda: make(0.05, rules=RULES)
-
-
-SCHEMES = {
-    "dense": sparsejax.dense_sync,
-    "zen": sparsejax.zen_sync,
-    "dgc": lambda: optax.chain(sparsejax.dgc(0.05, min_size=0), sparsejax.zen_sync()),
-    "dragonn": lambda: optax.chain(
-        sparsejax.dragonn(0.05, min_size=0), sparsejax.zen_sync()
-    ),
-    "ok_topk": chosen(sparsejax.ok_topk_sync),
-    "spardl": chosen(sparsejax.spardl_sync),
-    "gtopk": chosen(sparsejax.transforms.gtopk_sync),
-}
-
-
-def gradient(seed: int, step: int, rank: int) -> dict[str, np.ndarray]:
-    """What a rank computes in a step."""
-    rng = np.random.default_rng([seed, step, rank])
-    table = np.zeros(SHAPES["table"], np.float32)
-    rows = rng.zipf(1.3, READ) % len(table)
-    table[rows] = rng.normal(size=(READ, table.shape[1]))
-    return {"table": table, "w": rng.normal(size=SHAPES["w"]).astype(np.float32)}
-
-
-def loss_fn(params, batch):
-    return sum(jnp.vdot(params[name], batch[name][0]) for name in params)
 
 
 def mesh_of_hosts() -> Mesh:
@@ -66,77 +25,12 @@ def mesh_of_hosts() -> Mesh:
     return Mesh(np.array(jax.devices()), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def begun(scheme: str, mesh: Mesh, **options) -> tuple[DataParallel, sparsejax.TrainState]:
-    """A trainer over all processes, and its state from zero.
-
-    Args:
-        scheme: Which of `SCHEMES`.
-        mesh: Of all processes.
-        options: Of `sparsejax.data_parallel`.
-    """
-    tx = optax.chain(SCHEMES[scheme](), optax.sgd(1.0))
-    trainer = sparsejax.data_parallel(loss_fn, tx, mesh, **options)
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-    return trainer, trainer.init(zeros)
-
-
-def batch_of(seed: int, step: int, rank: int, mesh: Mesh) -> dict[str, jax.Array]:
-    """The batch of a step: what this host's rank computes is its part."""
-    sharding = NamedSharding(mesh, P(AXIS))
-    return {
-        name: jax.make_array_from_process_local_data(sharding, x[None])
-        for name, x in gradient(seed, step, rank).items()
-    }
-
-
-class Books:
-    """What was computed, beside what was applied and what is held back."""
-
-    def __init__(self, settings: Settings):
-        self._settings = settings
-        self._mean = jax.jit(lambda held: jax.tree.map(lambda x: x.mean(0), held))
-
-    def lost(self, state: sparsejax.TrainState) -> float:
-        """The largest difference of both, over the sum of sizes of what was computed."""
-        held = self._held(state)
-        worst = 0.0
-        for name, shape in SHAPES.items():
-            given, scale = np.zeros(shape), np.zeros(shape)
-            for x in self._computed(int(state.step), name):
-                given, scale = given + x, scale + np.abs(x)
-            applied = -np.asarray(state.params[name].addressable_data(0), np.float64)
-            off = np.abs(given - applied - held[name])
-            worst = max(worst, float((off / np.maximum(scale, 1e-3)).max()))
-        return worst
-
-    def _computed(self, steps, name):
-        """Each rank's share of a mean, of all steps."""
-        for step in range(steps):
-            ranks = self._settings.ranks_at(step)
-            for rank in range(ranks):
-                x = gradient(self._settings.seed, step, rank)[name]
-                yield x.astype(np.float64) / ranks
-
-    def _held(self, state):
-        """The mean of what ranks hold back."""
-        try:
-            residuals = sparsejax.residuals(state.opt_state)
-        except sparsejax.errors.StateError:
-            residuals = {}  # all is sent
-        held = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-        there = {
-            name: x for name, x in residuals.items() if not isinstance(x, optax.MaskedNode)
-        }
-        for name, x in self._mean(there).items():
-            held[name] = np.asarray(x.addressable_data(0), np.float64)
-        return held
-
-
 def digest(params) -> str:
-    """A hash of the parameters on this host."""
+    """A hash of the parameters that are the same on all hosts."""
     found = hashlib.sha256()
     for leaf in jax.tree.leaves(params):
-        found.update(np.asarray(leaf.addressable_data(0)))
+        if leaf.is_fully_replicated:
+            found.update(np.asarray(leaf.addressable_data(0)))
     return found.hexdigest()
 
 
@@ -202,18 +96,19 @@ def rank(settings: Settings) -> None:
 
 def train(settings: Settings, here: host.Here, folder: pathlib.Path) -> None:
     """Restores the last checkpoint, if any, and trains."""
-    mesh = mesh_of_hosts()
-    trainer, state = begun(settings.scheme, mesh)
-    books, kept = Books(settings), checkpoints(folder)
+    training = Training(settings.scheme, mesh_of_hosts(), settings.seed)
+    state, kept = training.first(), checkpoints(folder)
+    account = books(settings, training)
     if kept:
         state = sparsejax.restore(kept[-1], like=state)
-        here.report(restored=int(state.step), lost=books.lost(state))
+        here.report(restored=int(state.step), lost=account.lost(state))
     fault = Fault(settings, here)
     for step in range(int(state.step), settings.steps):
-        batch = batch_of(settings.seed, step, here.rank, mesh)
+        batches = training.batches(step)
         fault.at(step)
-        state, _ = trainer.step(state, batch)
+        state = training.step(state, batches)
         jax.block_until_ready(state)
         if (step + 1) % settings.every == 0:
             sparsejax.save(folder / f"step-{step + 1}", state)
-    here.report(done=int(state.step), lost=books.lost(state), digest=digest(state.params))
+    lost = account.lost(state)
+    here.report(done=int(state.step), lost=lost, digest=digest(state.params))

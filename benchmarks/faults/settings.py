@@ -46,7 +46,10 @@ FAULTS = {
         Fault("rate", ends=False),
     )
 }
-SCHEMES = ("dense", "zen", "dgc", "dragonn", "ok_topk", "spardl", "gtopk")
+SCHEMES = (
+    *("dense", "zen", "dgc", "dragonn", "ok_topk", "spardl", "gtopk"),
+    *("momentum", "rows", "embrace"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,15 +1,20 @@
 """Jobs in which something befalls a host: they end by its name, and nothing is lost."""
 
 import dataclasses
+import functools
+import tempfile
+from typing import NamedTuple
 
 import jax
-import numpy as np
-import optax
+import jax.numpy as jnp
 import pytest
 
 import sparsejax
-from benchmarks.faults import __main__ as faults, rank
+from benchmarks.faults import __main__ as faults, books, systems
 from benchmarks.faults.settings import FAULTS, SCHEMES, Settings
+from sparsejax.rows.updates.state import LazyState
+from sparsejax.transforms.feedback import FeedbackState
+from sparsejax.transforms.state.pending import Pending
 from tests import helpers
 
 
@@ -20,31 +25,89 @@ def test_ranks_of_a_step_are_those_of_its_run():
 
 
 def test_every_scheme_and_fault_has_a_name():
-    assert set(rank.SCHEMES) == set(SCHEMES)
+    assert set(systems.SYSTEMS) == set(SCHEMES)
     assert FAULTS["stop"].seconds(5.0) == 2 * FAULTS["stop"].within(0.0) == 10.0
     with pytest.raises(ValueError, match="unknown faults 'fire'"):
         Settings(faults=("fire",))
 
 
-@pytest.mark.slow
-def test_what_is_lost_is_seen_in_the_books():
-    ranks = 2
-    settings = Settings(hosts=ranks, seed=3)
-    tx = optax.chain(rank.SCHEMES["dgc"](), optax.sgd(1.0))
-    trainer = sparsejax.data_parallel(rank.loss_fn, tx, helpers.mesh_of(ranks))
-    params = {name: np.zeros(shape, np.float32) for name, shape in rank.SHAPES.items()}
-    state = trainer.init(params)
-    for step in range(3):
-        own = [rank.gradient(settings.seed, step, r) for r in range(ranks)]
-        state, _ = trainer.step(state, jax.tree.map(lambda *x: np.stack(x), *own))
-    books = rank.Books(settings)
-    assert books.lost(state) < faults.ROUNDING
-    # A step that did not count, a residual that is gone, a number that was not applied.
-    assert books.lost(state._replace(step=state.step - 1)) > faults.ROUNDING
-    fresh = trainer.init(params)
-    assert books.lost(state._replace(opt_state=fresh.opt_state)) > faults.ROUNDING
-    other = jax.tree.map(lambda x: x.at[0].add(0.1), state.params)
-    assert books.lost(state._replace(params=other)) > faults.ROUNDING
+class Hosts(NamedTuple):
+    """How many ranks take each step of a job."""
+
+    seed: int
+    ranks: tuple[int, ...]
+
+    def ranks_at(self, step):
+        return self.ranks[step]
+
+
+def trained(scheme, run):
+    """The state after all steps of a job, and its books.
+
+    Where the number of ranks changes, a checkpoint is restored.
+    """
+    training = systems.Training(scheme, helpers.mesh_of(run.ranks[0]), run.seed)
+    state = training.first()
+    for step, n in enumerate(run.ranks):
+        if n != training.mesh.size:
+            training = systems.Training(scheme, helpers.mesh_of(n), run.seed)
+            with tempfile.TemporaryDirectory() as folder:
+                sparsejax.save(f"{folder}/state", state)
+                state = sparsejax.restore(f"{folder}/state", like=training.first())
+        state = training.step(state, training.batches(step))
+    return state, books.books(run, training)
+
+
+def without(kind, **gone):
+    """From a state to one in which nodes of a kind have other fields.
+
+    Args:
+        kind: The type of the nodes.
+        gone: From a node to what its field is then.
+    """
+    ours = lambda node: isinstance(node, kind)
+
+    def changed(node):
+        if not ours(node):
+            return node
+        fields = {name: value(node) for name, value in gone.items()}
+        replace = getattr(node, "_replace", functools.partial(dataclasses.replace, node))
+        return replace(**fields)
+
+    def one(state):
+        opt_state = jax.tree.map(changed, state.opt_state, is_leaf=ours)
+        return state._replace(opt_state=opt_state)
+
+    return one
+
+
+def zeros(field):
+    return lambda node: jax.tree.map(jnp.zeros_like, getattr(node, field))
+
+
+# What each system keeps for later steps, gone: a residual, velocities, the counts of steps
+# that rows have missed, rows that are held back.
+RESIDUAL = without(FeedbackState, residual=zeros("residual"))
+SEEN = without(LazyState, last=lambda x: jax.tree.map(lambda y: y * 0 + x.step, x.last))
+GONE = {
+    "dgc": [RESIDUAL],
+    "momentum": [RESIDUAL, without(FeedbackState, momentum=zeros("momentum"))],
+    "rows": [SEEN],
+    "embrace": [SEEN, without(Pending, ids=lambda x: jnp.full_like(x.ids, x.height))],
+}
+
+
+@pytest.mark.parametrize("scheme", ["dgc", "momentum", "rows", *helpers.slow("embrace")])
+def test_what_is_lost_is_seen_in_the_books(scheme):
+    """Where training has gone on from a checkpoint on fewer ranks."""
+    run = Hosts(3, (3, 3, 3, 2))
+    state, account = trained(scheme, run)
+    assert account.lost(state) < faults.ROUNDING
+    table = jax.tree.map(lambda x: x.at[7, 3].add(0.01), state.params["table"])
+    moved = state._replace(params=state.params | {"table": table})
+    fewer = state._replace(step=state.step - 1)
+    for other in (moved, fewer, *(gone(state) for gone in GONE[scheme])):
+        assert account.lost(other) > faults.ROUNDING
 
 
 @pytest.mark.slow
