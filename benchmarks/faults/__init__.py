@@ -9,6 +9,6 @@ it, something befalls one host. A host that is lost has to end the job on all ho
 its name and in the time that is stated; the hosts that are left go on from the last
 checkpoint by `sparsejax.restore`. There, and at the end, what was applied and what
 ranks hold back has to be the sum of the gradients computed up to that step, or what the
-optimizer makes of them (`books`), and parameters the same bytes on all hosts. A host that is
-slow, or stopped for less than the time of silence, ends nothing.
+optimizer makes of them (`books`), and parameters the same bytes on all hosts. A host that
+is slow, or stopped for less than the time of silence, ends nothing.
 """
