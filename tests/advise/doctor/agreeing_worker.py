@@ -34,6 +34,7 @@ def main(coordinator, rank, ranks, devices, steps="100"):
     else:
         print("taken", flush=True)
     if steps == "short":
+        time.sleep(2)  # With process 0 ends who has not printed it yet.
         os._exit(0)  # Saying good-bye would wait for the late one.
     jax.distributed.shutdown()
 
