@@ -29,7 +29,8 @@ def save(
 
     It is written whole or not at all: a crash, or a full disk, leaves what was there. Of
     several processes all call it, with a path that all of them see, and each writes the
-    shards that it has; what is no global array, as NumPy's arrays, is that of process 0. It
+    shards that it has; what is no global array, as NumPy's arrays, is that of process 0.
+    Where one of them cannot, all raise, those that have to wait for it within minutes. It
     needs orbax: `pip install 'sparsejax[checkpoint]'`.
 
     Example:

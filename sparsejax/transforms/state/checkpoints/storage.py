@@ -17,15 +17,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from sparsejax.errors import CheckpointError
-from sparsejax.transforms.state.checkpoints import checksums, records
+from sparsejax.transforms.state.checkpoints import checksums, records, together
 
 
 _ARRAYS, _ABOUT = "state", "about"
 _NEXT, _LAST = ".sparsejax-next", ".sparsejax-last"
-_WHY = 304  # bytes, for why process 0 could not do its part
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
 # A full disk is one of these, by whichever library meets it.
@@ -113,7 +111,7 @@ def _unfinished(folder):
 
 
 def write(folder: Any, about: dict[str, Any], arrays: list[Any], replace: bool) -> None:
-    """Writes a checkpoint; all processes call it.
+    """Writes a checkpoint; all processes call it, and where one fails, all raise.
 
     Args:
         folder: Where.
@@ -122,6 +120,37 @@ def write(folder: Any, about: dict[str, Any], arrays: list[Any], replace: bool) 
         replace: Whether it may take the place of one that is there.
     """
     ocp = _orbax()
+    is_there = together.on_all(
+        "whether it can save there", lambda: _is_there(folder, replace)
+    )
+    to = _beside(folder, _NEXT) if is_there else folder
+    items = {_ABOUT: ocp.args.JsonSave(about)}
+    if arrays:
+        tree = {str(number): x for number, x in enumerate(arrays)}
+        items[_ARRAYS] = ocp.args.PyTreeSave(tree)
+
+    def save():
+        with checksums.of_chunks(), _checkpointer(ocp, range(jax.process_count())) as all:
+            all.save(to, args=ocp.args.Composite(**items))
+
+    try:
+        _by_first("whether it has made room", lambda: _cleaned(folder, is_there))
+        together.on_all("whether it has written its part", save)
+        _by_first(
+            "whether it has named what is written", lambda: _finished(folder, is_there)
+        )
+    except (*_FAILURES, CheckpointError) as error:
+        with contextlib.suppress(OSError):
+            if jax.process_index() == 0:
+                _cleaned(folder, is_there)
+        kept = "the one before is kept" if is_there else "nothing of it is kept"
+        raise CheckpointError(
+            f"the checkpoint could not be written to {folder}, and {kept}: {_line(error)}."
+        ) from error
+
+
+def _is_there(folder, replace):
+    """Whether a checkpoint is there, whose place another may take."""
     is_there = folder.exists()
     if is_there and not replace:
         raise CheckpointError(
@@ -136,55 +165,27 @@ def write(folder: Any, about: dict[str, Any], arrays: list[Any], replace: bool) 
         )
     if is_there and not (folder / _ABOUT / "metadata").is_file():
         raise CheckpointError(f"{_missing(folder)} It is left as it is: name another.")
-    to = _beside(folder, _NEXT) if is_there else folder
-    items = {_ABOUT: ocp.args.JsonSave(about)}
-    if arrays:
-        tree = {str(number): x for number, x in enumerate(arrays)}
-        items[_ARRAYS] = ocp.args.PyTreeSave(tree)
-    try:
-        _on_first(lambda: _cleaned(folder, is_there))
-        with checksums.of_chunks(), _checkpointer(ocp) as checkpointer:
-            checkpointer.save(to, args=ocp.args.Composite(**items))
-        _on_first(lambda: _finished(folder, is_there))
-    except _FAILURES as error:
-        with contextlib.suppress(OSError):
-            if jax.process_index() == 0:
-                _cleaned(folder, is_there)
-        kept = "the one before is kept" if is_there else "nothing of it is kept"
-        raise CheckpointError(
-            f"the checkpoint could not be written to {folder}, and {kept}: {_line(error)}."
-        ) from error
+    return is_there
 
 
-def _checkpointer(ocp, alone=False):
-    """What writes and reads; `alone` it waits for no other process."""
+def _checkpointer(ocp, processes):
+    """What writes and reads, and waits for no other than these processes.
+
+    Of several it is told which they are, though they are all: orbax then waits for them at
+    barriers, for five minutes at most, and else in collectives, for ever.
+    """
     arrays = ocp.PyTreeCheckpointHandler(use_zarr3=True)  # which has checksums
     handlers = {_ABOUT: ocp.JsonCheckpointHandler(), _ARRAYS: arrays}
     options = ocp.options.MultiprocessingOptions()
-    if alone:
-        own = jax.process_index()
-        options = ocp.options.MultiprocessingOptions(own, {own})
+    if jax.process_count() > 1:
+        options = ocp.options.MultiprocessingOptions(min(processes), set(processes))
     handler = ocp.CompositeCheckpointHandler(**handlers)
     return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
-def _on_first(function):
-    """What process 0 does, before all go on; where it fails, all raise, and none waits."""
-    failed = None
-    try:
-        if jax.process_index() == 0:
-            function()
-    except _FAILURES as error:
-        failed = error
-    if jax.process_count() > 1:
-        why = _line(failed).encode()[:_WHY] if failed else b""
-        own = np.frombuffer(why.ljust(_WHY, b"\0"), np.uint8)
-        told = np.asarray(multihost_utils.broadcast_one_to_all(own), np.uint8)
-        why = told.tobytes().rstrip(b"\0").decode(errors="ignore")
-        if why and failed is None:
-            failed = OSError(f"process 0 says: {why}")
-    if failed is not None:
-        raise failed
+def _by_first(what, function):
+    """What process 0 does, before all go on."""
+    together.on_all(what, lambda: function() if jax.process_index() == 0 else None)
 
 
 def _cleaned(folder, is_there):
@@ -249,7 +250,7 @@ def read(
     )
     try:
         # Another would wait for ever where this one cannot read its part.
-        with _checkpointer(ocp, alone=True) as checkpointer:
+        with _checkpointer(ocp, [jax.process_index()]) as checkpointer:
             done = checkpointer.restore(folder, args=ocp.args.Composite(**{_ARRAYS: args}))
         arrays = {number: done[_ARRAYS][str(number)] for number in places}
     except Exception as error:  # whatever a library makes of files that are damaged

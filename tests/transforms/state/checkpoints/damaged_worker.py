@@ -3,13 +3,14 @@
     python -m tests.transforms.state.checkpoints.damaged_worker FOLDER COORDINATOR RANK
 
 Each writes a shard. Then the devices change places: process 1 reads what process 0 wrote,
-and the other way round. Of each case a line tells: what it is, and what `restore` raised,
-or that the numbers are those that were saved.
+and the other way round. Then one of them cannot write. Of each case a line tells: what it
+is, and what was raised, or that the numbers are those that were saved.
 """
 
 import contextlib
 import pathlib
 import random
+import resource
 import sys
 
 import jax
@@ -25,6 +26,7 @@ def main(folder, coordinator, rank):
     # After the backend is settled: these make arrays.
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    from orbax.checkpoint._src.multihost import multihost
 
     import sparsejax
     from sparsejax.errors import ArgumentError, CheckpointError
@@ -45,9 +47,11 @@ def main(folder, coordinator, rank):
     def together():
         store.of_all("that it is there", "", 60)
 
-    def told(case, path=folder, like=like):
+    def told(case, path=folder, like=like, do=None):
         together()
         try:
+            if do is not None:
+                do()
             restored = sparsejax.restore(path, like)["w"].addressable_shards[0]
         except (ArgumentError, CheckpointError) as error:
             outcome = f"{type(error).__name__}: {error}"
@@ -56,6 +60,14 @@ def main(folder, coordinator, rank):
             outcome = "whole"
         together()
         print(f"{case}: {outcome}", flush=True)
+
+    def save(most):
+        """Saves something else, as on a disk that has room for so many bytes of a file."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, -1))
+        try:
+            sparsejax.save(folder, {"w": laid(numbers + 1, devices)}, replace=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
 
     random.seed(5)
     for row in (0, 1):
@@ -76,6 +88,11 @@ def main(folder, coordinator, rank):
         told(f"elsewhere {other}", folder.parent / "none" if rank == other else folder)
     wrong = {"w": laid(0 * numbers, devices), "more": 1}
     told("another tree", like=wrong if rank == 1 else like)
+    # orbax waits five minutes for one that does not come.
+    multihost._DEFAULT_BARRIER_TIMEOUT = 5
+    for full in (0, 1):
+        told(f"full {full}", do=lambda full=full: save(600 if rank == full else -1))
+        told(f"kept {full}")
     told("at last")
 
 

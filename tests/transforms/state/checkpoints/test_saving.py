@@ -150,27 +150,3 @@ def test_without_orbax_it_is_named(tmp_path, saved, monkeypatch):
     match = r"pip install 'sparsejax\[checkpoint\]', or pip install orbax-checkpoint"
     refused(match, sparsejax.save, tmp_path / "new", STATE)
     refused(match, sparsejax.restore, saved, LIKE)
-
-
-@pytest.mark.parametrize("process", [0, 1])
-def test_all_raise_where_process_0_cannot_do_its_part(monkeypatch, process):
-    sent = []
-
-    def broadcast(x):  # from process 0, which is simulated for the other
-        sent.append(bytes(x))
-        return (
-            np.asarray(x)
-            if process == 0
-            else np.frombuffer(b"no room".ljust(304, b"\0"), np.uint8)
-        )
-
-    def fails():
-        raise OSError("no room")
-
-    monkeypatch.setattr(jax, "process_index", lambda: process)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(storage.multihost_utils, "broadcast_one_to_all", broadcast)
-    with pytest.raises(OSError, match="no room"):
-        storage._on_first(fails)
-    said = b"no room" if process == 0 else b""
-    assert [text.rstrip(b"\0") for text in sent] == [said]

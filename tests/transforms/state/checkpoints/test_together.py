@@ -2,6 +2,7 @@
 
 import socket
 
+import jax
 import pytest
 
 from sparsejax.errors import ArgumentError, CheckpointError
@@ -54,3 +55,11 @@ def test_another_error_is_raised_where_it_is_and_told_elsewhere(monkeypatch):
     )
     silent, _ = outcomes(monkeypatch, 3, RuntimeError())
     assert silent == (CheckpointError, f"process 1 on host {HOST}: RuntimeError")
+
+
+def test_who_waited_for_another_in_vain_is_not_the_cause(monkeypatch):
+    late, full = jax.errors.JaxRuntimeError("DEADLINE"), OSError("no room")
+    waited, failed = outcomes(monkeypatch, late, full)
+    assert failed == (OSError, "no room")
+    assert waited == (CheckpointError, f"process 1 on host {HOST}: no room")
+    assert outcomes(monkeypatch, 3, late)[1] == (type(late), "DEADLINE")
