@@ -644,7 +644,7 @@ MUTANTS = {
         "tests/transforms",
     ),
     "data_parallel differentiates what is replicated": Mutant(
-        "sparsejax/training/trainer.py",
+        "sparsejax/training/on_rank/program.py",
         "params = axes.local(before[0], wire.axis)\n        seen",
         "params = before[0]\n        seen",
         "tests/test_smoke.py tests/training",
@@ -737,7 +737,7 @@ MUTANTS = {
         f"{VERTICAL}::test_a_batch_that_does_not_fit_uses_up_no_state",
     ),
     "rows beside blocks stay late behind a flush": Mutant(
-        "sparsejax/training/halves.py",
+        "sparsejax/training/on_rank/halves.py",
         "return rows.settle(params, opt_state, lazy[0])",
         "return params, opt_state",
         "tests/embrace/horizontal/test_training.py",
@@ -873,13 +873,13 @@ MUTANTS = {
         "tests/embrace/test_training.py",
     ),
     "columns count alike though ranks have weights": Mutant(
-        "sparsejax/training/by_rows.py",
+        "sparsejax/training/on_rank/by_rows.py",
         "one = lambda node: node.with_weight(weight) if sharded.is_sharded(node) else node",
         "one = lambda node: node",
         "tests/embrace/test_training.py",
     ),
     "columns are weighed again": Mutant(
-        "sparsejax/training/by_rows.py",
+        "sparsejax/training/on_rank/by_rows.py",
         "        if sharded.is_sharded(leaf):\n            return leaf\n",
         "",
         "tests/embrace/test_training.py",
@@ -982,7 +982,7 @@ MUTANTS = {
         "tests/embrace/horizontal/test_states.py",
     ),
     "parameters are evaluated an update behind": Mutant(
-        "sparsejax/training/halves.py",
+        "sparsejax/training/on_rank/halves.py",
         "    return tx.flush(params, opt_state, of_rest)\n",
         "    return params, tx.flush(params, opt_state, of_rest)[1]\n",
         "tests/embrace/horizontal/test_training.py",
@@ -1163,13 +1163,13 @@ MUTANTS = {
         "tests/training/test_by_rows.py",
     ),
     "a rank without data lists rows": Mutant(
-        "sparsejax/training/by_rows.py",
+        "sparsejax/training/on_rank/by_rows.py",
         "ids = jnp.where(share.weight == 0, leaf.shape[0], comparable(leaf.ids))",
         "ids = leaf.ids",
         "tests/training/test_by_rows.py",
     ),
     "an optimizer in front of the exchange takes rows": Mutant(
-        "sparsejax/training/by_rows.py",
+        "sparsejax/training/on_rank/by_rows.py",
         "for exchange in seen.exchanges[: part.behind]",
         "for exchange in seen.exchanges",
         "tests/training/test_by_rows.py",
@@ -1438,7 +1438,7 @@ MUTANTS = {
     ),
     "who has left in peace is lost": Mutant(
         "sparsejax/wire/job/watchers.py",
-        'return not {"done", "failed"} & set(said)',
+        'return not {"done", "happened"} & set(said)',
         "return True",
         "tests/wire/test_watch.py",
     ),
