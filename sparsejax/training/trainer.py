@@ -129,7 +129,7 @@ class DataParallel:
         return TrainState(step, params, opt_state, variables, key)
 
     def _made_ready(self, job, params, variables, key):
-        """What makes the optimizer's state; what is trained is said to other processes."""
+        """The maker of the optimizer's state; other processes are told what is trained."""
         of = params, self._mesh, self._axis_name
         maker = placed.Maker.of(self._tx, *of, self._param_specs)
         if job.is_shared:

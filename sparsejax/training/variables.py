@@ -162,7 +162,7 @@ def _is_floating(x):
 
 
 def keywords(state: Any, wire: Wire) -> dict[str, Any]:
-    """What the loss function is given by keyword: what the state has.
+    """The keyword arguments of the loss function, of what the state has.
 
     Args:
         state: The `TrainState`.

@@ -16,7 +16,6 @@ collective at least, and of all its messages one behind the other at most.
 """
 
 import dataclasses
-import json
 import pathlib
 import statistics
 import sys
@@ -27,6 +26,7 @@ import numpy as np
 from benchmarks.data import workloads
 from benchmarks.harness import figure, record as records, settings, table
 from benchmarks.harness.record import say
+from benchmarks.harness.results import Results
 from benchmarks.harness.settings import option
 from benchmarks.harness.table import Column
 from benchmarks.network.scale import gpus, model, plot, rounds
@@ -108,8 +108,8 @@ def read(name: str) -> tuple[dict, list[dict]]:
     path = pathlib.Path(name)
     if not path.exists():
         path = records.path_of(name, ".jsonl")
-    head, *rows = map(json.loads, path.read_text().splitlines())
-    return head, rows
+    found = Results(path)
+    return found.head, found.rows
 
 
 _drawn: dict[tuple[str, int], np.ndarray] = {}

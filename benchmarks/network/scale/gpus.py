@@ -8,7 +8,6 @@ and memory are those stated there. Of a collective's latency two bounds are told
 message, and all its messages one behind the other.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from benchmarks.data import workloads
 from benchmarks.device.costs import Costs
 from benchmarks.harness import record as records
 from benchmarks.harness.record import say
+from benchmarks.harness.results import Results
 from benchmarks.network.scale import model, rounds
 from benchmarks.network.scale.programs import described
 
@@ -34,7 +34,7 @@ SIDES = {"zen": "zen", "agsparse": "agsparse", "all-reduce": "psum"}
 def extended(given: Any) -> Iterator[dict]:
     """Rows of the extension for each load, scheme, number of hosts and rate."""
     path = records.RESULTS / given.device
-    _, *rows = map(json.loads, path.read_text().splitlines())
+    rows = Results(path).rows
     rows = [
         row
         for row in rows

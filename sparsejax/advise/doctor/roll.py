@@ -150,7 +150,7 @@ def _say(line, own):
 
 
 def _read(line, timeout):
-    """What came as a line of JSON; None where nothing of the kind did."""
+    """The value that a connection sent as a line of JSON; None if it sent no such line."""
     deadline, text = time.monotonic() + timeout, b""
     try:
         while not text.endswith(b"\n") and len(text) < _LONGEST:

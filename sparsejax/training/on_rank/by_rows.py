@@ -41,7 +41,7 @@ def takes_rows(seen: Observed) -> frozenset[str]:
 
 
 def reader(seen: Observed, params: Any, opt_state: Any) -> Any:
-    """What reads parameters some of whose rows are late; None where none can be.
+    """The reader of tables some of whose rows have updates to catch up on, or None.
 
     Args:
         seen: The chain, as `observing.observed` sees it.
@@ -114,7 +114,7 @@ def updated(
     params: Any,
     extra: dict[str, Any],
 ) -> tuple[Any, Any]:
-    """What a chain makes of gradients; an error by name if a part of it takes no rows."""
+    """The updates of a chain, and its state; an error by name if a part takes no rows."""
     try:
         return tx.update(grads, state, params, **extra)
     except (TypeError, ValueError) as error:

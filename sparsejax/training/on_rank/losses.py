@@ -60,7 +60,7 @@ class Loss:
         return loss, rest
 
     def _taken_apart(self, out, given):
-        """What the function returned, as (loss, (aux, variables))."""
+        """The outputs of the loss function as (loss, (aux, variables))."""
         returns = ["aux"] * self.has_aux + ["variables"] * ("variables" in given)
         if not returns:
             if isinstance(out, tuple):

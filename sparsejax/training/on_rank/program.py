@@ -33,7 +33,7 @@ from sparsejax.wire import Wire
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What one rank does.
+    """The step and the evaluation of one rank: loss, gradients, exchange and update.
 
     Attributes:
         tx: The optimizer.

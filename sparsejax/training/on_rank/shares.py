@@ -48,7 +48,7 @@ class Share:
         return cls(wire, weight, wire.psum(weight)[0])
 
     def scaled(self, x: jax.Array) -> jax.Array:
-        """What has the weighted mean as its plain mean over ranks.
+        """The array times this rank's weight: the mean over ranks is then the weighted one.
 
         Zeros on a rank without data, whatever x is there. Where all weights are equal it is
         x itself.

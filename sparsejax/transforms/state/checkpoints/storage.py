@@ -139,7 +139,7 @@ def write(folder: Any, about: dict[str, Any], arrays: list[Any], replace: bool) 
         _by_first(
             "whether it has named what is written", lambda: _finished(folder, is_there)
         )
-    except (*_FAILURES, CheckpointError) as error:
+    except _FAILURES as error:
         with contextlib.suppress(OSError):
             if jax.process_index() == 0:
                 _cleaned(folder, is_there)
