@@ -8,7 +8,7 @@ rows like everything else.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,24 +65,37 @@ def site_of(eqn: Any, leaf: int, dtype: Any) -> Site | None:
     return Site(leaf, table.shape[0], tuple(read.shape), axes, dtype, varying)
 
 
-def ids_of(eqn: Any, operands: Sequence[jax.Array]) -> jax.Array:
+class Ids(NamedTuple):
     """The rows that an equation reads, of the shape `Site.ids_shape`.
+
+    Attributes:
+        read: int32; ids out of range are clamped as the equation clamps them, or are the
+            height of the table where it returns a fill value.
+        listed: int32, the rows that its gradient goes to: the height of the table where
+            its transpose drops the gradient. The same array as `read` unless the
+            equation reads a clamped row and drops its gradient, as `table[ids]` does.
+    """
+
+    read: jax.Array
+    listed: jax.Array
+
+
+def ids_of(eqn: Any, operands: Sequence[jax.Array]) -> Ids:
+    """The rows that an equation reads, and those that its gradient goes to.
 
     Args:
         eqn: The equation, of which there is a site.
         operands: What it is given beside the table.
-
-    Returns:
-        int32; the height of the table where a gradient goes nowhere.
     """
     height, params = eqn.invars[0].aval.shape[0], eqn.params
     length = eqn.outvars[0].aval.shape[0]
     if eqn.primitive.name == "slice":
-        return jnp.arange(length, dtype=jnp.int32) + params["start_indices"][0]
+        return _all_listed(jnp.arange(length, dtype=jnp.int32) + params["start_indices"][0])
     if eqn.primitive.name == "dynamic_slice":
-        return _clipped(operands[0], height - length) + jnp.arange(length, dtype=jnp.int32)
+        start = _clipped(operands[0], height - length)
+        return _all_listed(start + jnp.arange(length, dtype=jnp.int32))
     starts, reach = operands[0], params["slice_sizes"][0]
-    numbers = params["dimension_numbers"]
+    numbers, mode = params["dimension_numbers"], params["mode"]
     first, others = starts[..., 0], starts[..., 1:]
     ids = _clipped(first, height - reach)
     # A start behind the first axis has to be 0, as whole rows are read.
@@ -93,8 +106,15 @@ def ids_of(eqn: Any, operands: Sequence[jax.Array]) -> jax.Array:
         column = [-1 if axis == at else 1 for axis in range(ids.ndim + 1)]
         steps = jnp.arange(reach, dtype=jnp.int32).reshape(column)
         ids, inside = jnp.expand_dims(ids, at) + steps, jnp.expand_dims(inside, at)
-    drops = params["mode"] == GatherScatterMode.FILL_OR_DROP
-    return jnp.where(inside, ids, height) if drops else ids
+    if mode == GatherScatterMode.CLIP:
+        return _all_listed(ids)
+    listed = jnp.where(inside, ids, height)
+    # Of a mode that promises ids in range XLA clamps the read and drops the gradient.
+    return Ids(listed if mode == GatherScatterMode.FILL_OR_DROP else ids, listed)
+
+
+def _all_listed(ids):
+    return Ids(ids, ids)
 
 
 def fill_of(eqn: Any, dtype: Any) -> Any:

@@ -18,19 +18,19 @@ from sparsejax.axes import as_varying, varying_axes
 from sparsejax.rows import programs, reads
 from sparsejax.rows.programs import Kind
 from sparsejax.rows.reading import Does, Inner, Plan
-from sparsejax.rows.reads import Site
+from sparsejax.rows.reads import Ids, Site
 from sparsejax.units.row_grads import RowGrads
 
 
 class Reader(Protocol):
     """Reads parameters which differ from the arrays that hold them, as lazy ones do."""
 
-    def rows(self, path: str, ids: jax.Array) -> jax.Array:
-        """The rows of a table, for int32 ids of any shape."""
+    def rows(self, path: str, ids: Ids) -> jax.Array:
+        """The rows of a table."""
         ...
 
     def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
-        """Is told that the gradient of a table lists the rows of these calls of `rows`."""
+        """Notes that a gradient has the ids `listed` of some calls of `rows`."""
         ...
 
     def whole(self, paths: Sequence[str]) -> list[jax.Array]:
@@ -61,14 +61,14 @@ class Table:
         (value,) = self.read.whole([self.path])
         return self.done_to(as_varying(value, varying_axes(self.value)))
 
-    def rows(self, eqn: Any, site: Site, operands: Any, ids: jax.Array) -> jax.Array:
+    def rows(self, eqn: Any, site: Site, operands: Any, ids: Ids) -> jax.Array:
         """The rows that a lookup reads of the table, caught up where a reader does that.
 
         Args:
             eqn: The lookup.
             site: What it reads.
             operands: What it is given beside the table.
-            ids: Of the rows, of the shape `Site.ids_shape`.
+            ids: Of the rows.
         """
         if self.read is None:
             return eqn.primitive.bind(self.value, *operands, **eqn.params)
@@ -76,7 +76,7 @@ class Table:
         rows = jnp.moveaxis(rows, range(-len(site.axes), 0), site.axes)
         fill = reads.fill_of(eqn, rows.dtype)
         if fill is not None:
-            inside = jnp.expand_dims(ids < site.height, site.axes)
+            inside = jnp.expand_dims(ids.read < site.height, site.axes)
             rows = jnp.where(inside, rows, fill)
         return as_varying(rows, site.varying)
 
@@ -102,7 +102,8 @@ def run(program: Any, plan: Plan, inputs: Sequence[Any], deltas: Iterator[jax.Ar
         deltas: What is to be added to what each lookup returns, in their order.
 
     Returns:
-        The outputs; of those that are tables, a `Table`. And the ids that each lookup read.
+        The outputs; of those that are tables, a `Table`. And the ids that the gradient of
+        each lookup lists.
     """
     jaxpr = program.jaxpr
     env = dict(zip(jaxpr.constvars, program.consts, strict=True))
@@ -156,8 +157,9 @@ def _look_up(eqn, site, given, delta):
     fill = reads.fill_of(eqn, rows.dtype)
     if table.then and fill is not None:
         # The table has no such rows, and nothing was done to what stands for them.
-        rows = jnp.where(jnp.expand_dims(ids < site.height, site.axes), rows, fill)
-    return rows, ids
+        inside = jnp.expand_dims(ids.read < site.height, site.axes)
+        rows = jnp.where(inside, rows, fill)
+    return rows, ids.listed
 
 
 def _used(eqn, does, given):

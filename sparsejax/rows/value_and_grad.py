@@ -33,7 +33,9 @@ def value_and_grad(
 
     A leaf of at least two axes has `RowGrads` if all that a gradient flows through are such
     reads, and they read fewer rows than it has, counted with repeats. Any other leaf has
-    the gradient that `jax.grad` gives. Where a table with 65,536 elements or more is read
+    the gradient that `jax.grad` gives. Ids out of range are read, and their gradients
+    dropped or not, as the mode of the lookup says: `table[ids]` reads the nearest row, and
+    drops its gradient. Where a table with 65,536 elements or more is read
     by rows and is used otherwise too, as tied output weights are, its gradient is dense,
     and a `DenseGradientWarning` names the leaf and the line, once. Uses without a gradient,
     as in metrics, or behind `stop_gradient`, do not count. The walks over the program know

@@ -751,9 +751,21 @@ MUTANTS = {
     # Rows.
     "a row that there is not gets a gradient": Mutant(
         "sparsejax/rows/reads.py",
-        "return jnp.where(inside, ids, height) if drops else ids",
-        "return ids",
+        "listed = jnp.where(inside, ids, height)",
+        "listed = ids",
         "tests/rows/test_value_and_grad.py::test_gradients_are_those_of_jax[out_of_range]",
+    ),
+    "a row that was read for an id out of range is trained": Mutant(
+        "sparsejax/rows/reads.py",
+        "if mode == GatherScatterMode.CLIP:",
+        "if mode != GatherScatterMode.FILL_OR_DROP:",
+        "tests/rows/test_out_of_range.py",
+    ),
+    "a late row gets the gradient of an id out of range": Mutant(
+        "sparsejax/rows/updates/view.py",
+        "places = jnp.where(is_listed, merge.places, merge.ids.shape[0])",
+        "places = jnp.where(is_listed, merge.places, merge.places)",
+        "tests/rows/test_out_of_range.py",
     ),
     "memory is looked through": Mutant(
         "sparsejax/rows/programs.py",

@@ -21,6 +21,7 @@ from sparsejax.axes import as_varying, varying_axes
 from sparsejax.embrace.column_table import ColumnTable, Unsent
 from sparsejax.errors import ArgumentError
 from sparsejax.rows import reading, replay, value_and_grad as by_rows
+from sparsejax.rows.reads import Ids
 from sparsejax.rows.replay import Reader, Table
 from sparsejax.transforms.state import sharded, tree
 from sparsejax.units.row_grads import RowGrads, is_row_grads, merged
@@ -189,14 +190,14 @@ class _Reads:
         self._read = read
         self.sites: dict[str, list[jax.Array]] = {}
 
-    def rows(self, path: str, ids: jax.Array) -> jax.Array:
-        leaf = self._leaves[path]
+    def rows(self, path: str, ids: Ids) -> jax.Array:
+        leaf, read = self._leaves[path], ids.read
         if path in self.taps:  # no array is made for it
-            zeros = jnp.zeros((*ids.shape, *leaf.shape[1:]), leaf.dtype)
-            return as_varying(zeros, varying_axes(leaf) | varying_axes(ids))
+            zeros = jnp.zeros((*read.shape, *leaf.shape[1:]), leaf.dtype)
+            return as_varying(zeros, varying_axes(leaf) | varying_axes(read))
         if self._read is not None:
             return self._read.rows(path, ids)
-        return jnp.take(leaf, ids, axis=0, mode="clip")
+        return jnp.take(leaf, read, axis=0, mode="clip")
 
     def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
         self.sites[path] = ids

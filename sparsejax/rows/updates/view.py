@@ -14,6 +14,7 @@ from pallas_kernels.types import same_trace
 from sparsejax.axes import as_varying
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.rows import tiles
+from sparsejax.rows.reads import Ids
 from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.catch_up import CatchUp, Rows
 from sparsejax.rows.updates.fading import Sums, in_turn
@@ -227,8 +228,8 @@ class Reading(NamedTuple):
     """Rows that a loss has read.
 
     Attributes:
-        ids: As they were read.
-        merge: The distinct ones.
+        ids: Those that the gradient lists.
+        merge: The distinct rows that were read, and the place of each of `ids`.
         rows: These, caught up: see `View.caught_up`.
     """
 
@@ -261,23 +262,28 @@ class Reader:
         self._listed: dict[int, tuple[jax.Array, Reading]] = {}
         inside.readers.add(self)
 
-    def rows(self, path: str, ids: jax.Array) -> jax.Array:
+    def rows(self, path: str, ids: Ids) -> jax.Array:
         """Rows of a table.
 
         Args:
             path: Of the table among the parameters.
-            ids: int32 of any shape; for ids out of range it returns anything.
+            ids: Of any shape; the nearest row is returned for `ids.read` out of range.
 
         Returns:
-            [*ids.shape, ...].
+            [*ids.read.shape, ...].
         """
-        at, flat = self._numbers.get(path), ids.reshape(-1)
-        if at is None or at not in self._view.moving or not ids.size:
-            return gathered_rows(self._leaves[path], ids)
-        merge = self._view.merged(at, flat)
+        at, read = self._numbers.get(path), ids.read
+        if at is None or at not in self._view.moving or not read.size:
+            return gathered_rows(self._leaves[path], read)
+        merge = self._view.merged(at, read.reshape(-1))
         rows = self._view.caught_up(at, merge)
-        self._readings.append(Reading(ids, merge, rows))
-        return gathered_rows(rows.param, merge.places.reshape(ids.shape))
+        # A row that was read for an id out of range is in the list, with no gradient: a
+        # step of zero, which an exact optimizer takes of all rows.
+        is_listed = ids.listed.reshape(-1) < self._view.shapes[at].shape[0]
+        places = jnp.where(is_listed, merge.places, merge.ids.shape[0])
+        reading = Reading(ids.listed, merge._replace(places=places), rows)
+        self._readings.append(reading)
+        return gathered_rows(rows.param, merge.places.reshape(read.shape))
 
     def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
         """Is told what the gradient of a table lists: the rows of some calls of `rows`."""

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from sparsejax.rows import apply_updates, lazy, settle
+from sparsejax.rows.reads import Ids
 from sparsejax.rows.updates import catch_up
 from sparsejax.rows.updates.fading import fading, quadrature
 from sparsejax.units.row_grads import RowGrads
@@ -227,7 +228,8 @@ def test_one_optimizer_serves_two_models():
     other = tx.reader(two, state)
     settled, _ = settle(two, state, tx)
     np.testing.assert_array_equal(settled["a"], two["a"])
-    rows = read.rows("table", jnp.array([1])), other.rows("a", jnp.array([1]))
+    ids = Ids(jnp.array([1]), jnp.array([1]))
+    rows = read.rows("table", ids), other.rows("a", ids)
     np.testing.assert_array_equal(jnp.concatenate(rows), [[0] * 3, [1] * 3])
 
 

@@ -11,6 +11,7 @@ import pytest
 import sparsejax
 from sparsejax import rows
 from sparsejax.errors import ArgumentError, LeafError
+from sparsejax.rows.reads import Ids
 from sparsejax.rows.updates import steps
 from sparsejax.rows.updates.lazy import Lazy
 from sparsejax.units.row_grads import LateRowGrads, RowGrads
@@ -59,7 +60,7 @@ def runs(name):
 
     @jax.jit
     def late_step(params, state, ids, grads, keep, late):
-        read = lazy.reader(params, state).rows("table", ids)
+        read = lazy.reader(params, state).rows("table", Ids(ids, ids))
         now = row_grads(ids, grads, keep)
         given = {"table": LateRowGrads.of(now, late), "kernel": jnp.ones(2)}
         updates, state = lazy.update(given, state, params)
@@ -67,7 +68,7 @@ def runs(name):
 
     @jax.jit
     def step(params, state, ids, grads):
-        read = lazy.reader(params, state).rows("table", ids)
+        read = lazy.reader(params, state).rows("table", Ids(ids, ids))
         every = jnp.ones(READ, bool)
         given = {"table": row_grads(ids, grads, every), "kernel": jnp.ones(2)}
         updates, state = lazy.update(given, state, params)

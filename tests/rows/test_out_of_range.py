@@ -1,0 +1,166 @@
+"""What a lookup reads for ids out of range, and where its gradient goes, as by JAX."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+from jax import lax
+
+import sparsejax
+from sparsejax.units.row_grads import is_row_grads
+
+
+HEIGHT, WIDTH = 12, 3
+INT = np.iinfo(np.int32)
+# Each is one list of ids. The longest lists are as long as the table is high, where the
+# gradient is dense.
+LISTS = {
+    "in range": [0, 3, 3, HEIGHT - 1],
+    "the height": [0, HEIGHT, 3, HEIGHT],
+    "above": [2, HEIGHT + 5, INT.max, 2],
+    "from the end": [-1, -HEIGHT, 5, -1],
+    "below": [1, -HEIGHT - 1, INT.min, -2 * HEIGHT],
+    "none in range": [HEIGHT, INT.max, -HEIGHT - 1, INT.min],
+    "as many as rows": [0, HEIGHT, -HEIGHT - 1, 3, *range(HEIGHT - 4)],
+}
+
+
+def _at(**how):
+    return lambda table, ids: table.at[ids].get(**how)
+
+
+def _take(**how):
+    return lambda table, ids: jnp.take(table, ids, axis=0, **how)
+
+
+def _gather(mode, reach):
+    """Some rows from each start: XLA's own gather, whose ids do not wrap."""
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(1, 2) if reach > 1 else (1,),
+        collapsed_slice_dims=() if reach > 1 else (0,),
+        start_index_map=(0,),
+    )
+
+    def look(table, ids):
+        sizes = (reach, WIDTH)
+        return lax.gather(table, ids[:, None], numbers, sizes, mode=mode)
+
+    return look
+
+
+def _linen(table, ids):
+    return linen.Embed(HEIGHT, WIDTH).apply({"params": {"embedding": table}}, ids)
+
+
+def _nnx(table, ids):
+    embed = nnx.Embed(HEIGHT, WIDTH, rngs=nnx.Rngs(0))
+    embed.embedding[...] = table
+    return embed(ids)
+
+
+READS = {
+    "table[ids]": lambda table, ids: table[ids],
+    "table[id], one by one": lambda table, ids: jax.vmap(lambda one: table[one])(ids),
+    "table[ids] in a scan": lambda table, ids: lax.map(lambda one: table[one], ids),
+    "table[ids] of a cast": lambda table, ids: (2 * table)[ids],
+    "at.get": _at(),
+    "at.get(promise_in_bounds)": _at(mode="promise_in_bounds"),
+    "at.get(clip)": _at(mode="clip"),
+    "at.get(fill)": _at(mode="fill"),
+    "at.get(fill, 2)": _at(mode="fill", fill_value=2.0),
+    "at.get(drop)": _at(mode="drop"),
+    "at.get(no wrap)": _at(wrap_negative_indices=False),
+    "take": _take(),
+    "take(clip)": _take(mode="clip"),
+    "take(wrap)": _take(mode="wrap"),
+    "take(fill, 0)": _take(mode="fill", fill_value=0.0),
+    "lookup": sparsejax.lookup,
+    "dynamic_slice": lambda table, ids: lax.dynamic_slice_in_dim(table, ids[1], 2),
+    "dynamic_index": lambda table, ids: table[ids[1]],
+    "gather(promise)": _gather("promise_in_bounds", 1),
+    "gather(promise, 2 rows)": _gather("promise_in_bounds", 2),
+    "gather(clip, 2 rows)": _gather("clip", 2),
+    "gather(fill, 2 rows)": _gather("fill", 2),
+    "linen": _linen,
+    "nnx": _nnx,
+}
+# JAX's gradient of a `lookup` is that of `jnp.take`, with a warning.
+PLAIN = READS | {"lookup": _take()}
+
+
+@functools.cache
+def _params():
+    numbers = np.random.default_rng(0).normal(size=(HEIGHT, WIDTH))
+    return {"table": jnp.asarray(numbers, jnp.float32), "w": jnp.ones(WIDTH)}
+
+
+def _loss(look):
+    # What is read for an id out of range may be NaN, and is left out then.
+    return lambda p, ids: jnp.nansum(jnp.sin(look(p["table"], ids) @ p["w"]))
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_gradient_by_rows_is_that_of_jax(name):
+    ours = jax.jit(sparsejax.value_and_grad(_loss(READS[name])))
+    theirs = jax.jit(jax.value_and_grad(_loss(PLAIN[name])))
+    for kind, ids in LISTS.items():
+        ids = jnp.asarray(ids, jnp.int32)
+        (value, grads), (want_value, want) = ours(_params(), ids), theirs(_params(), ids)
+        table = grads["table"]
+        dense = table.to_dense() if is_row_grads(table) else table
+        np.testing.assert_allclose(value, want_value, rtol=1e-6, err_msg=kind)
+        np.testing.assert_allclose(dense, want["table"], rtol=1e-5, err_msg=kind)
+        np.testing.assert_allclose(grads["w"], want["w"], rtol=1e-5, err_msg=kind)
+
+
+OPTIMIZERS = {
+    "adam": lambda: optax.adam(0.1),
+    "momentum": lambda: optax.sgd(0.1, momentum=0.9),
+    "adamw with a schedule": lambda: optax.adamw(lambda step: 0.1 / (1 + step)),
+    "adagrad": lambda: optax.adagrad(0.1),
+}
+
+
+@pytest.mark.parametrize("name", ["table[ids]", "take(fill, 0)", "at.get(clip)"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_with_ids_out_of_range_is_that_of_the_dense_optimizer(optimizer, name):
+    """As where batches are padded with an id that no row has."""
+    loss, tx = _loss(READS[name]), OPTIMIZERS[optimizer]()
+    lazy = sparsejax.lazy(OPTIMIZERS[optimizer]())
+
+    @jax.jit
+    def step(p, state, ids):
+        read = lazy.reader(p, state)
+        value, grads = sparsejax.value_and_grad(loss, read=read)(p, ids)
+        updates, state = lazy.update(grads, state, p)
+        return sparsejax.apply_updates(p, updates), state, value
+
+    @jax.jit
+    def dense_step(p, state, ids):
+        value, grads = jax.value_and_grad(loss)(p, ids)
+        updates, state = tx.update(grads, state, p)
+        return optax.apply_updates(p, updates), state, value
+
+    p, state, q, dense = _params(), lazy.init(_params()), _params(), tx.init(_params())
+    lists = [ids for kind, ids in LISTS.items() if len(ids) < HEIGHT]
+    for ids in 3 * lists:
+        p, state, value = step(p, state, jnp.asarray(ids, jnp.int32))
+        q, dense, want = dense_step(q, dense, jnp.asarray(ids, jnp.int32))
+        np.testing.assert_allclose(value, want, rtol=1e-4)
+    p, _ = sparsejax.rows.settle(p, state, lazy)
+    np.testing.assert_allclose(p["table"], q["table"], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_for_padding_do_not_depend_on_the_length_of_a_batch():
+    """Few ids list rows, and as many as there are rows make the gradient dense."""
+    grads = sparsejax.value_and_grad(_loss(READS["table[ids]"]))
+    few, many = jnp.array([0, HEIGHT]), jnp.array([0] + (HEIGHT - 1) * [HEIGHT])
+    rows, dense = grads(_params(), few)[1]["table"], grads(_params(), many)[1]["table"]
+    assert is_row_grads(rows)
+    assert not is_row_grads(dense)
+    np.testing.assert_allclose(rows.to_dense(), dense, rtol=1e-6)
+    assert not dense[-1].any()
