@@ -34,13 +34,17 @@ class Table:
         refused: Why it cannot be updated by rows; None if it can.
         replay_refused: Why steps that a row missed cannot be caught up on; None if they
             can.
-        moves: Whether a step with a gradient of zero can change the parameter.
-        idle: Which of `own` has to be zero in a row for such steps not to change it.
-        decays: By what such a step multiplies each of `own`, if it changes no parameter,
-            or where `idle` is zero; None if it does something else.
-        shrinks: What it adds to the parameter where `idle` is zero, as a multiple of the
-            parameter: 0, or with weights that decay a fixed number below.
-        fades: By what such a step multiplies `idle`, where that is a fixed number.
+        still: Which of `own` have to be zero in a row for a step with a gradient of zero
+            not to change its parameter; None if that is not known.
+        wanted: The leaves of the state without rows that such a step of a still row
+            depends on, as its other state changes by them.
+        idle: Which of `own` have to be zero in a row for such a step to do just what
+            `decays` and `shrinks` say; None if that is not known.
+        decays: By what fixed number a step of an idle row multiplies each of `own`.
+        shrinks: What it adds to the parameter, as a multiple of the parameter: 0, or with
+            weights that decay a fixed number below.
+        fades: By what a step with a gradient of zero multiplies the one of `own` that is
+            in `idle`, where that is a fixed number.
         fading: How rows move while it fades, where that has been found out.
         moving: The number of the sums by which they do; tables whose optimizer is the same
             have the same.
@@ -54,8 +58,9 @@ class Table:
     own: tuple[int, ...]
     refused: str | None = None
     replay_refused: str | None = None
-    moves: bool = True
-    idle: int | None = None
+    still: tuple[int, ...] | None = None
+    wanted: frozenset[int] = frozenset()
+    idle: tuple[int, ...] | None = None
     decays: tuple[float, ...] | None = None
     shrinks: float = 0.0
     fades: float | None = None
@@ -63,6 +68,11 @@ class Table:
     moving: int | None = None
     scalars: frozenset[int] = frozenset()
     every: frozenset[int] = frozenset()
+
+    @property
+    def moves(self) -> bool:
+        """Whether steps with a gradient of zero may have to be taken one by one."""
+        return self.idle != ()
 
     @property
     def lags(self) -> bool:
@@ -209,34 +219,62 @@ class _Walk:
             flat = v.aval.shape == ()
             self.given.append(Value(frozenset({j}), row, flat, None, (j, 1.0)))
         self.made = analysis.follow(program, self.given)
-        self.still = analysis.follow(program, self._with_zeros([]))
-        # And with zeros in the first leaf of the state of each table, the second, ...
-        own = [[j for j, k in enumerate(owner) if k == at] for at in range(self.n)]
-        self.idle = [
-            analysis.follow(program, self._with_zeros([js[c] for js in own if js[c:]]))
-            for c in range(max(map(len, own), default=0))
+        self.own = [
+            tuple(j for j, k in enumerate(owner) if k == at) for at in range(self.n)
         ]
+        most = max(map(len, self.own), default=0)
+        # With a gradient of zero, and zeros in none of a table's state, in one leaf of it,
+        # and in all of them: what a row has to have for as little as possible to change.
+        self.zeros = {(): self._with_zeros(lambda own: ())}
+        for at in range(most):
+            self.zeros[at,] = self._with_zeros(lambda own, at=at: own[at : at + 1])
+        self.all_zeros = self._with_zeros(lambda own: own)
 
     def judged(self, table, names):
         """A table with all that is known of it."""
         reason = self._refused(table, names)
         if reason:
             return dataclasses.replace(table, refused=reason)
-        decays = self._decays(table, self.still)
-        if self.still[table.leaf].is_zero and decays is not None:
-            return dataclasses.replace(table, moves=False, decays=decays)
-        for idle, j in enumerate(table.own):
-            made = self.idle[idle]
-            decays = self._decays(table, made, idle)
+        for zeros, made in self._cases(table):
             shrinks = self._shrinks(table, made)
-            kept = shrinks is not None and made[self.n + j].is_zero
-            if kept and decays is not None:
-                input, fades = self.still[self.n + j].times or (None, None)
-                fades = fades if input == self.n + j else None
+            stay = all(made[self.n + table.own[at]].is_zero for at in zeros)
+            if shrinks is None or not stay or (shrinks and not zeros):
+                continue
+            if table.still is None and shrinks == 0:
+                wanted = self._wanted(table, made)
+                table = dataclasses.replace(table, still=zeros, wanted=wanted)
+            decays = self._decays(table, made, zeros)
+            if decays is not None:
+                fades = self._fades(table, zeros)
                 return dataclasses.replace(
-                    table, idle=idle, decays=decays, shrinks=shrinks, fades=fades
+                    table, idle=zeros, decays=decays, shrinks=shrinks, fades=fades
                 )
         return table
+
+    def _cases(self, table):
+        """Which of a table's state may be zero, and the facts about the outputs then."""
+        n = len(table.own)
+        yield from (
+            (zeros, made)
+            for zeros, made in self.zeros.items()
+            if max(zeros, default=-1) < n
+        )
+        if n > 1:
+            yield tuple(range(n)), self.all_zeros
+
+    def _wanted(self, table, made):
+        """The leaves of the state without rows that the rest of a table's state needs."""
+        own = (made[self.n + j] for j in table.own)
+        of = frozenset().union(*(value.of for value in own if not value.is_zero))
+        return frozenset(j - self.n for j in of - self._own(table))
+
+    def _fades(self, table, zeros):
+        """By what fixed number a step multiplies the state that has to be zero."""
+        if len(zeros) != 1:
+            return None
+        j = self.n + table.own[zeros[0]]
+        input, factor = self.zeros[()][j].times or (None, None)
+        return factor if input == j else None
 
     def scalars(self, table):
         """The leaves of the state without rows that a step of the table depends on."""
@@ -251,11 +289,17 @@ class _Walk:
         """Whether no step changes a leaf of the state."""
         return self.made[self.n + j].times == (self.n + j, 1.0)
 
-    def _with_zeros(self, state):
-        """The inputs, with gradients of zero, and leaves of the state that are zero."""
-        zeros = {*range(self.n), *(self.n + j for j in state)}
+    def _with_zeros(self, chosen):
+        """The facts about the outputs where gradients are zero, and some of the state.
+
+        Args:
+            chosen: From the leaves of the state of a table to those that are zero.
+        """
+        state = (self.n + j for own in self.own for j in chosen(own))
+        zeros = {*range(self.n), *state}
         zero = lambda value: dataclasses.replace(value, times=ZERO)
-        return [zero(v) if j in zeros else v for j, v in enumerate(self.given)]
+        given = [zero(v) if j in zeros else v for j, v in enumerate(self.given)]
+        return analysis.follow(self.program, given)
 
     def _outputs(self, table):
         return [table.leaf, *(self.n + j for j in table.own)]
@@ -291,12 +335,12 @@ class _Walk:
         param = self.n + len(self.owner) + table.leaf
         return factor if input == param and -1 < factor < 0 else None
 
-    def _decays(self, table, made, idle=None):
+    def _decays(self, table, made, zeros):
         """By what each leaf of the state is multiplied; None if not by a fixed number."""
         factors = []
         for at, j in enumerate(table.own):
             input, factor = made[self.n + j].times or (None, 0.0)
-            if at == idle:
+            if at in zeros:
                 factor = 1.0
             elif input != self.n + j or not 0 <= factor <= 1:
                 return None

@@ -6,7 +6,7 @@ one that they have seen, and catch up when they are written, and before they are
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -42,43 +42,50 @@ class Rows(NamedTuple):
 
 
 class History(NamedTuple):
-    """The values that numbers of the state had, which only the user changes.
+    """The last values of the numbers of the state which only the user changes.
 
     Attributes:
-        since: int32 [changes], ascending: the first step of each value; the last is that
-            of now. None where there are no such numbers: an empty array could not be saved.
+        since: Of each such number int32 [changes], ascending: the first step of each of
+            its values; the last is that of now.
         values: Of each such number, [changes].
     """
 
-    since: Any
+    since: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
 
     def at(self, step: jax.Array) -> list[jax.Array]:
         """The values at a step."""
-        if not self.values:
-            return []
-        place = jnp.sum(self.since <= step, dtype=jnp.int32) - 1
-        return [value[jnp.maximum(place, 0)] for value in self.values]
+
+        def one(since, values):
+            place = jnp.sum(since <= step, dtype=jnp.int32) - 1
+            return values[jnp.maximum(place, 0)]
+
+        return list(map(one, self.since, self.values))
 
     def noted(self, step: jax.Array, values: list[jax.Array]) -> "History":
         """The history with the values of a new step."""
-        if not values:
-            return self
-        changed = [new != old[-1] for new, old in zip(values, self.values, strict=True)]
-        changed = jnp.any(jnp.stack(changed))
-        pushed = lambda old, new: jnp.where(
-            changed, jnp.concatenate([old[1:], new.astype(old.dtype)[None]]), old
-        )
-        since = pushed(self.since, step)
-        return History(since, tuple(map(pushed, self.values, values)))
+
+        def one(since, old, new):
+            pushed = lambda kept, last: jnp.where(
+                new != old[-1],
+                jnp.concatenate([kept[1:], jnp.asarray(last, kept.dtype)[None]]),
+                kept,
+            )
+            return pushed(since, step), pushed(old, new)
+
+        pairs = list(map(one, self.since, self.values, values))
+        return History(*(tuple(x) for x in zip(*pairs, strict=True))) if pairs else self
+
+    def has_lost(self, step: jax.Array, numbers: Sequence[int]) -> jax.Array:
+        """Flags the steps at which some of the numbers had values that are forgotten."""
+        first = [self.since[number][0] for number in numbers]
+        return step < jnp.max(jnp.stack(first)) if first else jnp.zeros(step.shape, bool)
 
 
 def history(values: list[jax.Array]) -> History:
     """The history that begins with some values."""
-    if not values:
-        return History(None, ())
     kept = tuple(jnp.broadcast_to(jnp.asarray(value), (_CHANGES,)) for value in values)
-    return History(jnp.full(_CHANGES, -1, jnp.int32), kept)
+    return History(tuple(jnp.full(_CHANGES, -1, jnp.int32) for _ in values), kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +203,7 @@ class CatchUp:
         """
         shape = (m.shape[0],) + (1,) * (len(self.params[at].shape) - 1)
         table = self.anatomy.tables[at]
-        own = [m if j == table.idle else v for j in range(len(table.own))]
+        own = [m if (j,) == table.idle else v for j in range(len(table.own))]
         own = tuple(x.reshape(shape) for x in own)
         made, _ = self._zero_step(step, {at: Rows(p.reshape(shape), own, m)})
         return made[at].reshape(-1)
@@ -218,20 +225,27 @@ class CatchUp:
             )
             param = done.param
             if self.history.values and at in moving:
-                lost = (part.last + 1 < self.history.since[0]) & ~asleep[at]
+                lost = self._lost(at, part) & ~asleep[at]
                 param = jnp.where(over(lost, param), jnp.nan, param).astype(param.dtype)
             caught[at] = Rows(param, own, jnp.broadcast_to(count, part.last.shape))
         return caught
 
     def _asleep(self, at, part):
-        """Flags the rows that no step with a gradient of zero moves."""
+        """Flags the rows of which `Table.decays` says what all steps do."""
         table = self.anatomy.tables[at]
         if not table.moves:
             return True
-        if table.idle is None or table.shrinks:
-            return jnp.zeros(part.last.shape, bool)
-        own = part.own[table.idle]
-        return jnp.all(own == 0, axis=range(1, own.ndim))
+        return _are_zero(part, None if table.shrinks else table.idle)
+
+    def _lost(self, at, part):
+        """Flags the rows that missed a step which depends on forgotten numbers."""
+        table = self.anatomy.tables[at]
+
+        def of(leaves):
+            numbers = [k for k, j in enumerate(self.anatomy.held) if j in leaves]
+            return self.history.has_lost(part.last + 1, numbers)
+
+        return jnp.where(_are_zero(part, table.still), of(table.wanted), of(table.scalars))
 
     def _step_by_step(self, rows, count, types):
         """Rows after all steps that they have missed, taken as the optimizer takes them."""
@@ -282,6 +296,14 @@ class CatchUp:
         made, state = of_params.flatten_up_to(made), jax.tree.leaves(state)
         own = {at: tuple(state[j] for j in anatomy.tables[at].own) for at in rows}
         return {at: made[at] for at in rows}, own
+
+
+def _are_zero(part, which):
+    """Flags the rows in which some of the state is zero; no row if which is None."""
+    flags = jnp.full(part.last.shape, which is not None)
+    for at in which or ():
+        flags &= jnp.all(part.own[at] == 0, axis=range(1, part.own[at].ndim))
+    return flags
 
 
 def added(params: jax.Array, update: jax.Array) -> jax.Array:

@@ -112,14 +112,14 @@ class Inside:
 
     def _guess(self, table, dtype):
         """How the rows of a table may move."""
-        if table.fades is None or not table.moves or dtype != jnp.float32:
+        if table.fades is None or dtype != jnp.float32:
             return None
-        if self.why_not(table) or not 1 <= len(table.own) <= 2:
+        if self.why_not(table) or len(table.own) > 2:
             return None
-        factors = list(table.decays or ())
-        factors[table.idle] = table.fades
-        squares = None if len(table.own) == 1 else 1 - table.idle
-        fading = Fading(table.idle, squares, tuple(factors), table.shrinks)
+        (idle,), factors = table.idle, list(table.decays)
+        factors[idle] = table.fades
+        squares = None if len(table.own) == 1 else 1 - idle
+        fading = Fading(idle, squares, tuple(factors), table.shrinks)
         return fading if fading.is_short else None
 
     def _runs(self, anatomy, params):
@@ -140,7 +140,7 @@ class Inside:
             (structure, of_state),
             tuple(anatomies.shapes(leaves)),
             tuple(state),
-            History(None, ()),
+            History((), ()),
             np.int32(0),
             {},
         )

@@ -69,9 +69,11 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     many turns of a loop over the rows in question as the longest time that one of them
     which still moves has missed.
     Schedules have the value of the step that is caught up on. So do hyperparameters of
-    `optax.inject_hyperparams` that are set by hand: the last 64 values are remembered, and
-    a row that moves and has missed more changes than that becomes NaN, rather than wrong:
-    `settle` from time to time, where they change at each step.
+    `optax.inject_hyperparams` that are set by hand: the last 64 values of each are
+    remembered. A row that missed a step which depends on a forgotten value becomes NaN,
+    rather than wrong: `settle` from time to time, where they change at each step. Rows that
+    do not move need no history: those that were never listed, unless weights decay, and all
+    rows of Adagrad and RMSProp.
 
     With exact=False rows that are not listed keep their bytes, in the parameter and in the
     state, and only numbers of steps are common to all rows: what PyTorch calls `SparseAdam`

@@ -77,7 +77,7 @@ def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypa
     state = tx.init(PARAMS)
     leaves, structure = jax.tree.flatten(state.inner)
     for at, j in enumerate(table.own):
-        leaves[j] = own[0 if at == table.idle else 1]
+        leaves[j] = own[0 if (at,) == table.idle else 1]
     zero_state = jax.tree.unflatten(structure, leaves)
     counted = jax.tree.map(lambda x: x if x.ndim else jnp.int32(end), zero_state)
     (sums,) = state.kept

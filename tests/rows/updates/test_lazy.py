@@ -180,23 +180,66 @@ def test_hyperparameters_set_by_hand_are_those_of_their_steps():
         dense = {**grads, "table": grads["table"].to_dense()}
         updates, dense_state = dense_step(dense, dense_state, want)
         want = optax.apply_updates(want, updates)
-    assert state.history.since[-4:].tolist() == [2, 4, 6, 8]
+    since = dict(zip(sorted(state.inner.hyperparams), state.history.since, strict=True))
+    assert since["learning_rate"][-4:].tolist() == [2, 4, 6, 8]
+    assert since["b2"].tolist() == 64 * [-1]
     p, _ = settle(p, state, tx)
     np.testing.assert_allclose(p["table"], want["table"], rtol=0, atol=1e-6)
 
 
-def test_a_row_that_missed_more_changes_than_are_remembered_is_not_a_number():
-    tx = lazy(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9))
+# Of each optimizer the factory, whether a row that no step has listed moves, as one of
+# AdamW does, and whether one does that was listed once.
+INJECTED = {
+    "momentum": (lambda rate: optax.sgd(rate, momentum=0.9), False, True),
+    "adam": (optax.adam, False, True),
+    "adamw": (optax.adamw, True, True),
+    "rmsprop": (optax.rmsprop, False, False),
+    "adagrad": (optax.adagrad, False, False),
+}
+
+
+@pytest.mark.parametrize("name", INJECTED)
+def test_a_rate_set_by_hand_at_every_step_loses_only_rows_that_move(name):
+    """More changes than are remembered: row 1 misses them all, 3 is read for once then."""
+    factory, never_read_moves, once_read_moves = INJECTED[name]
+    inner = optax.inject_hyperparams(factory)(0.1)
+    tx = lazy(inner)
+    p = want = runs.params()
+    state, dense_state = tx.init(p), inner.init(p)
+    step, dense_step = jax.jit(tx.update), jax.jit(inner.update)
+    for number in range(80):
+        rate = jnp.float32(0.1 / (1 + number))
+        (injected,) = state.inner.hyperparams.keys() & {"learning_rate", "rate"}
+        state.inner.hyperparams[injected] = rate
+        dense_state.hyperparams[injected] = rate
+        row = {0: 1, 75: 3}.get(number, 2)
+        grads = grads_of(p, [row], np.full((1, WIDTH), 0.5))
+        updates, state = step(grads, state, p)
+        p = apply_updates(p, updates)
+        dense = {**grads, "table": grads["table"].to_dense()}
+        updates, dense_state = dense_step(dense, dense_state, want)
+        want = optax.apply_updates(want, updates)
+    got = np.asarray(settle(p, state, tx)[0]["table"])
+    lost = np.isnan(got).all(1)
+    assert lost[1] == once_read_moves
+    assert set(lost[[0, 3]]) == {never_read_moves}
+    np.testing.assert_allclose(got[~lost], want["table"][~lost], rtol=0, atol=2e-6)
+
+
+def test_a_row_whose_state_needs_forgotten_numbers_is_not_a_number():
+    """Its momentum is zero, so it does not move, and its second moment has decayed."""
+    tx = lazy(optax.inject_hyperparams(optax.adam)(0.1, b1=0.0))
     p = runs.params()
     state = tx.init(p)
     step = jax.jit(tx.update)
-    for number in range(70):
-        state.inner.hyperparams["learning_rate"] = jnp.float32(0.1 + number / 1000)
-        row = 1 if number < 3 else 2
-        updates, state = step(grads_of(p, [row], np.ones((1, WIDTH))), state, p)
+    for number in range(80):
+        state.inner.hyperparams["b2"] = jnp.float32(0.9 + number / 1000)
+        row = {0: 1, 1: 1, 2: 3}.get(number, 2)
+        grads = np.full((1, WIDTH), 0.0 if number == 1 else 0.5)
+        updates, state = step(grads_of(p, [row], grads), state, p)
         p = apply_updates(p, updates)
     lost = np.isnan(settle(p, state, tx)[0]["table"]).all(1)
-    assert np.flatnonzero(lost).tolist() == [1]
+    assert np.flatnonzero(lost).tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("whole", [True, False])
