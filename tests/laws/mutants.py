@@ -1085,8 +1085,8 @@ MUTANTS = {
     ),
     "constants of an optimizer do not count when sums are shared": Mutant(
         "sparsejax/rows/updates/inside.py",
-        "+ _constants(jaxpr)",
-        "",
+        "consts, *_constants(self.program.jaxpr)]",
+        "consts]",
         "tests/rows/updates/test_fading.py",
     ),
     "rows wait for longer than sums are kept": Mutant(

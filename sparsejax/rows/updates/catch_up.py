@@ -11,13 +11,12 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 
 from sparsejax.axes import as_varying, cond, varying_axes
 from sparsejax.rows.updates.anatomy import Anatomy
-from sparsejax.rows.updates.fading import Probe, Sums, decayed, over
+from sparsejax.rows.updates.fading import Probe, Sums, decayed, over, probe_of
 
 
 # How many changes of numbers by hand are remembered.
@@ -182,31 +181,29 @@ class CatchUp:
 
     def probe(self, at: int) -> Probe:
         """How far a parameter moves whose momentum is 1, at each of some steps."""
-        m, v, p = np.array([[1, 1], [0, 1], [0, 0]], np.float32)
-        run = jax.jit(jax.vmap(lambda step: self.sample(at, step, m, v, p)))
+        return probe_of(lambda *args: self.samples([at], *args)[0])
 
-        def probe(steps):
-            made = run(steps)
-            return made[:, 0], made[:, 1]
-
-        return probe
-
-    def sample(self, at: int, step: jax.Array, m: Any, v: Any, p: Any) -> jax.Array:
-        """How far a step with a gradient of zero moves numbers of a table.
+    def samples(
+        self, tables: Sequence[int], step: jax.Array, m: Any, v: Any, p: Any
+    ) -> list[jax.Array]:
+        """How far a step with a gradient of zero moves numbers of each of some tables.
 
         Args:
-            at: The table.
+            tables: The tables.
             step: The step.
             m: [k], of the momentum.
             v: [k], of the mean of squares, where there is one.
             p: [k], of the parameter.
         """
-        shape = (m.shape[0],) + (1,) * (len(self.params[at].shape) - 1)
-        table = self.anatomy.tables[at]
-        own = [m if (j,) == table.idle else v for j in range(len(table.own))]
-        own = tuple(x.reshape(shape) for x in own)
-        made, _ = self._zero_step(step, {at: Rows(p.reshape(shape), own, m)})
-        return made[at].reshape(-1)
+        rows = {}
+        for at in tables:
+            shape = (m.shape[0],) + (1,) * (len(self.params[at].shape) - 1)
+            table = self.anatomy.tables[at]
+            own = [m if (j,) == table.idle else v for j in range(len(table.own))]
+            own = tuple(x.reshape(shape) for x in own)
+            rows[at] = Rows(p.reshape(shape), own, m)
+        made, _ = self._zero_step(step, rows)
+        return [made[at].reshape(-1) for at in tables]
 
     def _replayed(self, rows, count, types):
         """Rows of tables whose steps are taken one by one."""

@@ -1,5 +1,6 @@
 """The optimizer inside a lazy one, and which tables it can update by rows."""
 
+import contextlib
 import dataclasses
 import functools
 import weakref
@@ -9,13 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend import core
 from jax.interpreters import partial_eval
 
 from sparsejax.errors import ArgumentError, StateError
+from sparsejax.rows import programs
 from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.anatomy import Anatomy, Table
 from sparsejax.rows.updates.catch_up import CatchUp, History
-from sparsejax.rows.updates.fading import Fading
+from sparsejax.rows.updates.fading import SAMPLES, Fading
 from sparsejax.rows.updates.state import LazyState
 from sparsejax.units.row_grads import is_row_grads
 
@@ -83,32 +86,39 @@ class Inside:
 
         The optimizer is run on numbers. Where it cannot be, since it was made of values
         that are traced, or what it is fed with by hand matters, steps are taken one by one.
+        It is traced once, for all tables, and run once for each program of a table: a model
+        has hundreds of leaves, and few kinds of them.
         """
-        found: dict[int, Table] = {}
-        movings: list[Any] = []
-        judged: dict[Any, bool] = {}
-        for at, table in anatomy.tables.items():
-            found[at] = table
-            fading = self._guess(table, jnp.result_type(jax.tree.leaves(params)[at]))
-            if fading is None or anatomy.held:
-                continue
-            guessed = dataclasses.replace(table, fading=fading)
-            one = dataclasses.replace(anatomy, tables=anatomy.tables | {at: guessed})
-            runs = self._runs(one, params)
-            probe, sample = runs.probe(at), functools.partial(runs.sample, at)
-            try:
-                moving = fading, table.scalars, _written(probe, _STEPS)
-                # Programs that are written alike move rows alike: one is run for all.
-                key = moving, _written(sample, *_NUMBERS)
-                if key not in judged:
-                    judged[key] = fading.is_right(probe, sample)
-            except TypeError:  # as JAX's errors of tracers are, and keys, no numbers
-                continue
-            if judged[key]:
-                if moving not in movings:
-                    movings.append(moving)
-                found[at] = dataclasses.replace(guessed, moving=movings.index(moving))
-        return dataclasses.replace(anatomy, tables=found)
+        dtypes = [jnp.result_type(x) for x in jax.tree.leaves(params)]
+        guesses = {at: self._guess(t, dtypes[at]) for at, t in anatomy.tables.items()}
+        guesses = {at: fading for at, fading in guesses.items() if fading is not None}
+        if anatomy.held or not guesses:
+            return anatomy
+        tables = dict(anatomy.tables)
+        for at, fading in guesses.items():
+            tables[at] = dataclasses.replace(tables[at], fading=fading)
+        guessed = dataclasses.replace(anatomy, tables=tables)
+        movings: dict[Any, int | None] = {}
+        for (at, fading), alone in zip(
+            guesses.items(), self._samples(guessed, params, guesses), strict=True
+        ):
+            moving = None
+            with contextlib.suppress(TypeError):  # of tracers, and of keys: no numbers
+                kind = fading, tables[at].scalars, alone.written()
+                if kind not in movings:
+                    is_right = fading.is_right(alone)
+                    right = [number for number in movings.values() if number is not None]
+                    movings[kind] = len(right) if is_right else None
+                moving = movings[kind]
+            table = tables[at] if moving is not None else anatomy.tables[at]
+            tables[at] = dataclasses.replace(table, moving=moving)
+        return dataclasses.replace(anatomy, tables=tables)
+
+    def _samples(self, anatomy, params, tables):
+        """How steps with a gradient of zero move each of some tables: a program each."""
+        runs = self._runs(anatomy, params)
+        program = jax.make_jaxpr(functools.partial(runs.samples, list(tables)))(*_SAMPLE)
+        return _alone(program)
 
     def _guess(self, table, dtype):
         """How the rows of a table may move."""
@@ -199,29 +209,56 @@ class Inside:
         return state._replace(step=state.step - 1, inner=structure.unflatten(inner))
 
 
-# What a probe is given, and a sample: see `CatchUp`.
-_STEPS = jax.ShapeDtypeStruct((2,), jnp.int32)
-_NUMBERS = (
+# The arguments of `CatchUp.samples` but for the tables.
+_SAMPLE = (
     jax.ShapeDtypeStruct((), jnp.int32),
-    *[jax.ShapeDtypeStruct((2,), jnp.float32)] * 3,
+    *[jax.ShapeDtypeStruct((SAMPLES,), jnp.float32)] * 3,
 )
 
 
-def _written(function, *like):
-    """A program and its constants, in a form that can be compared.
+def _alone(program):
+    """Each output of a program by itself: with the equations that it depends on."""
+    jaxpr = program.jaxpr
+    consts = dict(zip(jaxpr.constvars, program.consts, strict=True))
+    makers = {v: at for at, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+    found = []
+    for output in jaxpr.outvars:
+        # First just those in front of it: to look through all, once an output, would take
+        # as long as all outputs together, squared.
+        eqns, left = {}, [output]
+        while left:
+            at = makers.get(v) if not programs.is_literal(v := left.pop()) else None
+            if at is not None and at not in eqns:
+                eqns[at] = jaxpr.eqns[at]
+                left += eqns[at].invars
+        some = jaxpr.replace(eqns=[eqns[at] for at in sorted(eqns)], outvars=[output])
+        some, _ = partial_eval.dce_jaxpr(some, [True], instantiate=True)
+        kept = [consts[v] for v in some.constvars]
+        found.append(_Alone(core.ClosedJaxpr(some, kept)))
+    return found
 
-    Args:
-        function: From steps, or a step and numbers, to how far these are moved.
-        like: What it is given.
+
+@dataclasses.dataclass(frozen=True)
+class _Alone:
+    """One output of a program, without the equations that it does not depend on.
+
+    Attributes:
+        program: It takes all inputs of the whole program.
     """
-    program = jax.make_jaxpr(function)(*like)
-    jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.out_avals))
-    kept = zip(program.jaxpr.constvars, program.consts, strict=True)
-    left = set(map(id, jaxpr.constvars))
-    consts = [x for v, x in kept if id(v) in left] + _constants(jaxpr)
-    # A program is printed without the values of its constants.
-    values = [(np.shape(x), np.asarray(x).tobytes()) for x in consts]
-    return str(jaxpr), tuple(values), tuple(used)
+
+    program: core.ClosedJaxpr
+
+    def __call__(self, *args: Any) -> jax.Array:
+        """The output."""
+        (made,) = core.jaxpr_as_fun(self.program)(*args)
+        return made
+
+    def written(self) -> Any:
+        """The program and its constants, in a form that can be compared."""
+        consts = [*self.program.consts, *_constants(self.program.jaxpr)]
+        # A program is printed without the values of its constants.
+        values = [(np.shape(x), np.asarray(x).tobytes()) for x in consts]
+        return str(self.program.jaxpr), tuple(values)
 
 
 def _constants(jaxpr):

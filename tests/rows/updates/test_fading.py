@@ -1,5 +1,7 @@
 """What fades is added up at once as its steps add up one by one."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -192,7 +194,7 @@ def test_tables_of_one_optimizer_share_their_sums():
 def test_tables_that_move_alike_are_tried_once(monkeypatch):
     """And those of another rate, or of another optimizer, by themselves."""
     tried = []
-    probed = lambda fading, probe, sampled: bool(tried.append(fading.factors)) or True
+    probed = lambda fading, sampled: bool(tried.append(fading.factors)) or True
     monkeypatch.setattr(fading.Fading, "is_right", probed)
     params = {
         name: jnp.zeros((HEIGHT, width))
@@ -252,3 +254,24 @@ def test_eigenvalues_are_those_of_numpy():
     np.testing.assert_allclose(of(values, first), of(want, vectors[:, 0]), rtol=1e-4)
     # A call of LAPACK waits on a CPU for threads that wait for it on other devices.
     assert "custom_call" not in eigen.lower(matrices).as_text()
+
+
+def test_init_takes_200_leaves_in_seconds():
+    """Each leaf is looked at once, and the optimizer is traced as often as for one leaf."""
+    traced = []
+
+    def counted(tx):
+        def update(*args):
+            traced[-1] += 1
+            return tx.update(*args)
+
+        return optax.GradientTransformation(tx.init, update)
+
+    for leaves in (1, 200):
+        traced.append(0)
+        params = {f"layer {at}": jnp.zeros((HEIGHT, 3)) for at in range(leaves)}
+        tx, start = lazy(counted(optax.adam(1e-3))), time.process_time()
+        tx.init(params)
+        took = time.process_time() - start
+    assert traced[1] == traced[0]
+    assert took < 3

@@ -1,13 +1,15 @@
 """What a row misses while its momentum fades, all at once."""
 
 from sparsejax.rows.updates.fading.fading import (
+    SAMPLES,
     Fading,
     Probe,
     Sums,
     decayed,
     in_turn,
     over,
+    probe_of,
 )
 
 
-__all__ = ["Fading", "Probe", "Sums", "decayed", "in_turn", "over"]
+__all__ = ["SAMPLES", "Fading", "Probe", "Sums", "decayed", "in_turn", "over", "probe_of"]

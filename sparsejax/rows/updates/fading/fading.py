@@ -48,6 +48,28 @@ _ERROR = 5e-6
 
 # From steps to what m = 1 is moved by in each, with v = 0 and with v = 1.
 Probe = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+# From a step, and numbers m, v and p [k], to what p is moved by.
+Sample = Callable[..., jax.Array]
+# On how many numbers an optimizer is tried.
+SAMPLES = 64
+
+
+def probe_of(sample: Sample, size: int = 2) -> Probe:
+    """The probe of an optimizer.
+
+    Args:
+        sample: The optimizer.
+        size: How many numbers it takes.
+    """
+    m, v, p = np.zeros((3, size), np.float32)
+    m[:2] = v[1] = 1
+    run = jax.jit(jax.vmap(lambda step: sample(step, m, v, p)))
+
+    def probe(steps):
+        made = run(steps)
+        return made[:, 0], made[:, 1]
+
+    return probe
 
 
 class Sums(NamedTuple):
@@ -216,16 +238,12 @@ class Fading(NamedTuple):
             return total, jnp.zeros_like(total)
         return quadrature(weights, points)
 
-    def is_right(self, probe: Probe, sampled: Callable[..., Any]) -> bool:
-        """Whether an optimizer moves rows as this says, on numbers.
-
-        Args:
-            probe: The optimizer on m = 1.
-            sampled: From a step, and numbers m, v and p [k] to what p is moved by.
-        """
+    def is_right(self, sampled: Sample) -> bool:
+        """Whether an optimizer moves rows as this says, on `SAMPLES` numbers."""
+        probe = probe_of(sampled, SAMPLES)
         rng = np.random.default_rng(0)
-        m, p = rng.normal(size=(2, 64)) * 10 ** rng.uniform(-4, 2, (2, 64))
-        v = 10 ** rng.uniform(-20, 4, 64)
+        m, p = rng.normal(size=(2, SAMPLES)) * 10 ** rng.uniform(-4, 2, (2, SAMPLES))
+        v = 10 ** rng.uniform(-20, 4, SAMPLES)
         numbers = [x.astype(np.float32) for x in (m, v, p)]
         some = np.array([1, 2, 3, 5, 10, 30, 100, 1000, 30_000], np.int32)
         run, sample = _compiled(probe, np.resize(some, self.terms)), None
