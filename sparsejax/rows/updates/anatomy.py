@@ -225,7 +225,7 @@ class _Walk:
         most = max(map(len, self.own), default=0)
         # With a gradient of zero, and zeros in none of a table's state, in one leaf of it,
         # and in all of them: what a row has to have for as little as possible to change.
-        self.zeros = {(): self._with_zeros(lambda own: ())}
+        self.zeros: dict[tuple[int, ...], Any] = {(): self._with_zeros(lambda own: ())}
         for at in range(most):
             self.zeros[at,] = self._with_zeros(lambda own, at=at: own[at : at + 1])
         self.all_zeros = self._with_zeros(lambda own: own)
