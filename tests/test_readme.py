@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import sys
+import textwrap
 
 import jax
 import pytest
@@ -29,12 +30,20 @@ OTHERS = {f"docs/{page}.md": snippets.large for page in OF_LARGE}
 # What a note in front of a block says of it, by what the notes say.
 NOTED = {
     "names of two axes": lambda names, block: (names | snippets.two_axes(), block),
+    # What it defines is not for the blocks after it.
+    "by itself": lambda names, block: (names, _called(block)),
     # What there would have to be a GPU for is run as a test runs it.
     "interpreted": lambda names, block: (
         names,
         block.replace('use_kernels("pallas")', 'use_kernels("pallas", interpret=True)'),
     ),
 }
+
+
+def _called(block):
+    return f"def block():\n{textwrap.indent(block, '    ')}block()\n"
+
+
 # They train, several times, and what they show is tested by default elsewhere.
 LONG = {"docs/systems/embrace.md", "docs/which.md"}
 

@@ -1,5 +1,6 @@
 """Checks of what an exchange and its memory are given: leaves, and their states."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +67,95 @@ def _check_origin(path, leaf):
             "sparsifier, or behind the synchronization: optax.chain(sparsejax.dgc(0.01), "
             "sparsejax.zen_sync(), optax.scale(2.0))."
         )
+
+
+# What to do with a parameter of which each rank holds a shard.
+_SHARDED = (
+    "each rank holds a shard of it (FSDP), whose gradient is no part of a sum over the "
+    "ranks. Synchronize what all ranks hold whole, and give shards an optimizer without a "
+    "synchronization, by optax.partition; or shard them over another mesh axis"
+)
+
+
+def check_replicated(params: Any, axis_name: AxisName | None, what: str) -> None:
+    """Raises where a parameter differs over the axis of the ranks, as far as types tell.
+
+    Args:
+        params: The parameters, or None.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        what: The call as the user knows it, for the message.
+    """
+    manual = axes.manual_axes()
+    names = axes.axis_names(axis_name) if axis_name is not None else manual
+    if params is None or (axis_name is None and len(manual) != 1):
+        return
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(sharded.apart(params).rest):
+        over = sorted(axes.varying_axes(leaf) & set(names))
+        if over:
+            raise ArgumentError(
+                f"{what}: the parameter {tree.named(keys)!r} varies over {over[0]!r}, over "
+                f"which gradients are synchronized. If it is sharded over {over[0]!r}, "
+                f"{_SHARDED}. If it is what sparsejax.local returned, give the parameters "
+                "themselves to init and update."
+            )
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Leaves:
+    """The leaves that a state was made for: no arrays, and known when traced.
+
+    Attributes:
+        shapes: The path and the shape of each.
+    """
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, paths: Sequence[str], leaves: Sequence[Any]) -> "Leaves":
+        """The parameters, or the gradients."""
+        shapes = (tuple(leaf.shape) for leaf in leaves)
+        return cls(tuple(zip(paths, shapes, strict=True)))
+
+    def check(self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire) -> None:
+        """Raises where the gradients are of other leaves.
+
+        Args:
+            paths: The gradients' paths.
+            leaves: The gradients.
+            wire: The ranks.
+        """
+        given = Leaves.of(paths, leaves)
+        if given == self:
+            return
+        what = "the state was made for other parameters"
+        fix = "Make it with those that are trained: sparsejax.init(tx, params, mesh)"
+        there = [path for path, _ in self.shapes]
+        missing, extra = _only_in(paths, there), _only_in(there, paths)
+        if missing or extra or len(there) != len(paths):
+            raise StateError(
+                f"{what}: the gradients have {missing}, the state {extra}. {fix}."
+            )
+        pairs = zip(self.shapes, given.shapes, strict=True)
+        (path, was), (_, now) = next((a, b) for a, b in pairs if a != b)
+        fix += ", and with param_specs=... where a second mesh axis shards them."
+        if was in _whole(now, wire.ranks):
+            axis = " and ".join(map(repr, axes.axis_names(wire.axis)))
+            fix += f" If {path!r} is sharded over {axis}, the ranks, {_SHARDED}."
+        raise StateError(
+            f"{what}: in it {path!r} has the shape {list(was)}, its gradient {list(now)}. "
+            f"{fix}"
+        )
+
+
+def _only_in(paths, others):
+    return [path for path in paths if path not in others]
+
+
+def _whole(shape, ranks):
+    """The shapes of which one may be a shard, as many as there are ranks."""
+    times = lambda at: (*shape[:at], shape[at] * ranks, *shape[at + 1 :])
+    return [times(at) for at in range(len(shape))]
 
 
 def check_scheme_state(bucket: Bucket, state: Any, wire: Wire) -> None:

@@ -41,6 +41,7 @@ from sparsejax.schemes.base import (
 )
 from sparsejax.transforms import checks
 from sparsejax.transforms.buckets import Assignment, check_ids, joint
+from sparsejax.transforms.checks import Leaves as Leaves
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.transforms.state import observing, sharded, tree
 from sparsejax.transforms.state.alike import numbers
@@ -74,6 +75,7 @@ class ExchangeState(NamedTuple):
         traffic: What was sent the last time, by bucket: see `Traffic.as_one`.
         totals: What was sent since the first state.
         reduction: The reduction, for those who give the state to another number of ranks.
+        leaves: The parameters that it was made for.
         sums: Whether the last sums were finite, where `bad_numbers` asks and they may
             overflow in 16 bits; else None.
     """
@@ -82,6 +84,7 @@ class ExchangeState(NamedTuple):
     traffic: dict[str, jax.Array]
     totals: Totals
     reduction: Reduction
+    leaves: Leaves
     sums: Sums | None = None
 
 
@@ -149,7 +152,8 @@ class Exchange:
             for bucket in buckets
         ]
         sums = numbers.first_sums(paths, dtypes)
-        return ExchangeState(states, traffic, Totals.zero(), Reduction(self.mean), sums)
+        made_for = Reduction(self.mean), Leaves.of(paths, leaves)
+        return ExchangeState(states, traffic, Totals.zero(), *made_for, sums)
 
     def _wire_if_known(self):
         """The ranks, or None outside `shard_map`, where no scheme may need them."""
@@ -201,6 +205,7 @@ class Exchange:
                 f"synchronization has {words[self.mean]}: what ranks held would count "
                 "differently. Make the state with the transformation that updates it."
             )
+        state.leaves.check(paths, leaves, wire)
         names = [bucket.name for bucket in buckets]
         if set(names) != set(state.traffic):
             raise StateError(
@@ -282,12 +287,12 @@ class Exchange:
         places = range(len(accumulated))
         summed = [sent[i] for i in places]
         sums = None if state.sums is None else state.sums.after(summed, wire)
-        after = state.totals.plus(exchanged), state.reduction, sums
+        totals = state.totals.plus(exchanged)
         return Outcome(
             summed,
             [left.get(i) for i in places],
             [i in lossy and not dense for i in places],
-            ExchangeState(schemes, traffic, *after),
+            state._replace(schemes=schemes, traffic=traffic, totals=totals, sums=sums),
         )
 
     def _exchange(self, bucket, before, given):

@@ -258,6 +258,8 @@ def feedback(
         checks.check_shards(lossy, memory, params)
         rest = sharded.apart(params).rest
         paths, leaves, structure = tree.flatten(rest, f"init of {lossy.name}")
+        if not observing.is_observing():
+            checks.check_replicated(rest, lossy.axis_name, f"init of {lossy.name}")
         inner = lossy.init(params)
         residual = momentum = norm = None
         needed, moving = _remembered(lossy, memory, paths, leaves)
@@ -278,9 +280,9 @@ def feedback(
         return FeedbackState(jnp.int32(0), residual, momentum, norm, inner)
 
     def update(updates, state, params=None, *, dense=False, **extra):
-        del params
         check_kind(state, FeedbackState, lossy.name)
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
+        checks.check_replicated(params, wire.axis, f"update of {lossy.name}")
         checks.check_shards(lossy, memory, updates)
         masked = tree.has_masked(updates)
         shards = sharded.apart(updates)

@@ -214,7 +214,8 @@ def test_a_state_of_other_ranks_or_of_other_tables():
     state = sparsejax.init(chain(), other, mesh_of(2))
     match = r"have the tables \['users'\], and the state holds back rows of \['items'\]"
     refused(StateError, match, state=state, next_ids=None)
-    state = sparsejax.init(chain(), params(2, dim=9), mesh_of(2))
+    other = params(2, dim=9) | {"bias": jnp.zeros(DIM)}
+    state = sparsejax.init(chain(), other, mesh_of(2))
     match = r"table 'users' \[24, 10\], and its gradient is one of \[24, 6\]"
     refused(StateError, match, state=state, next_ids=None)
     state = sparsejax.init(optax.chain(sparsejax.zen_sync(), SGD), params(2), mesh_of(2))

@@ -46,6 +46,7 @@ from tests.helpers.runs import (
     is_replicated as is_replicated,
     mesh_of as mesh_of,
     octets as octets,
+    parameters as parameters,
     ranked as ranked,
     ranks as ranks,
     run_ranks as run_ranks,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec as P
 
+from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units.units import Dense
 from sparsejax.wire.collectives import Wire
 
@@ -157,3 +158,13 @@ def first_state(scheme: Any, like: Any, n: int) -> Any:
     """A scheme's first state on n ranks, made outside of them."""
     made = lambda _: init(scheme, like)
     return jax.vmap(made, axis_name=AXIS, out_axes=None)(np.zeros(n, np.float32))
+
+
+def parameters(grads: Any, axis: str = AXIS) -> Any:
+    """Parameters for local gradients, inside `shard_map`: zeros that all ranks have."""
+
+    def one(x):
+        over = varying_axes(x) - {axis}
+        return as_varying(jnp.zeros(x.shape, x.dtype), over)
+
+    return jax.tree.map(one, grads)

@@ -748,6 +748,19 @@ MUTANTS = {
         "if False:",
         "tests/embrace/test_vertical_by_hand.py",
     ),
+    # Shards over the axis of the ranks.
+    "parameters that vary over the ranks are synchronized": Mutant(
+        "sparsejax/transforms/checks.py",
+        "        over = sorted(axes.varying_axes(leaf) & set(names))\n",
+        "        over: list[str] = []\n",
+        "tests/transforms/state/test_sharded_over_ranks.py",
+    ),
+    "a state of whole parameters is one of their shards": Mutant(
+        "sparsejax/transforms/exchange.py",
+        "        state.leaves.check(paths, leaves, wire)\n",
+        "",
+        "tests/transforms/state/test_sharded_over_ranks.py",
+    ),
     # Rows.
     "a row that there is not gets a gradient": Mutant(
         "sparsejax/rows/reads.py",

@@ -227,7 +227,7 @@ def test_a_state_of_something_else():
     tx = sparsejax.zen_sync()
     state = tx.init({"w": jnp.ones(3)})
     with pytest.raises(
-        errors.StateError, match=r"form the groups \['v'\], the state has \['w'\]"
+        errors.StateError, match=r"the gradients have \['v'\], the state \['w'\]"
     ):
         on_ranks(lambda x: tx.update({"v": x[0]}, state)[0])(jnp.ones((2, 3)))
     two = sparsejax.zen_sync(every=2)

@@ -48,7 +48,7 @@ def test_it_is_a_transformation_with_metrics():
     grads = np.arange(6, dtype=np.float32).reshape(2, 3)
 
     def step(x):
-        updates, state = tx.update({"w": x}, tx.init({"w": x}))
+        updates, state = tx.update({"w": x}, tx.init(helpers.parameters({"w": x})))
         return updates["w"], sparsejax.metrics(state)["sync/wire_bytes"]
 
     updates, sent = helpers.run_ranks(step, grads, 2)

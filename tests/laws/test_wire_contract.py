@@ -255,7 +255,7 @@ def test_small_leaves_join_one_psum_and_large_dense_ones_have_their_own():
 
     def run(x):
         local = jax.tree.map(lambda g: g * x[0], grads)
-        return tx.update(local, tx.init(local))[0]
+        return tx.update(local, tx.init(helpers.parameters(local)))[0]
 
     step = jax.shard_map(run, mesh=mesh_of(N), in_specs=P("data"), out_specs=P())
     found = collectives(jax.make_jaxpr(step)(jnp.ones(N)))

@@ -325,7 +325,7 @@ def test_of_rows_only_the_number_itself_is_bad(scheme):
 def sent(policy):
     tx = optax.chain(sparsejax.dense_sync(), optax.sgd(0.1))
     tx = tx if policy is None else bad_numbers(tx, policy)
-    run = lambda x: tx.update({"w": x}, tx.init({"w": x}))[0]
+    run = lambda x: tx.update({"w": x}, tx.init(helpers.parameters({"w": x})))[0]
     seen = helpers.traced_collectives(run, jnp.zeros((N, 9)), N)
     return [(each.name, each.bytes) for each in seen]
 
@@ -350,7 +350,8 @@ def test_shards_that_only_one_rank_of_another_axis_has(check_vma):
             return state, (updates["w"], state.found.last)
 
         first = jax.tree.map(lambda x: x[0], grads)
-        updates, last = jax.lax.scan(step, tx.init(first), grads)[1]
+        state = tx.init(helpers.parameters(first))
+        updates, last = jax.lax.scan(step, state, grads)[1]
         return updates, last[None, None]
 
     run = jax.shard_map(

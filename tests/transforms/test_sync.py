@@ -18,7 +18,7 @@ from sparsejax.schemes.top_k.base import TopKScheme
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.state.per_rank import find
 from sparsejax.units.units import Dense
-from tests.helpers import grid, mesh_of, slow
+from tests.helpers import grid, mesh_of, parameters, slow
 
 
 RANKS = 4
@@ -159,11 +159,8 @@ def test_rows_that_were_not_named_are_not_sent(make):
     tx = make()
 
     def run(x):
-        params = {"embedding": x[0]}
-        state = tx.init(params)
-        return tx.update(params, state, ids={"embedding": jnp.array([1, -1])})[0][
-            "embedding"
-        ]
+        grads, ids = {"embedding": x[0]}, {"embedding": jnp.array([1, -1])}
+        return tx.update(grads, tx.init(parameters(grads)), ids=ids)[0]["embedding"]
 
     x = np.ones((RANKS, ROWS, WIDTH), np.float32)
     total = jax.jit(jax.shard_map(run, mesh=MESH, in_specs=P("data"), out_specs=P()))(x)
@@ -214,7 +211,7 @@ def test_a_narrow_wire_halves_the_bytes_and_keeps_the_dtype(make):
     def run(tx):
         def update(x):
             grads = {"embedding": x[0]}
-            updates, state = tx.update(grads, tx.init(grads))
+            updates, state = tx.update(grads, tx.init(parameters(grads)))
             traffic = Traffic.of_one(state.inner.traffic["embedding"])
             return updates["embedding"], traffic.wire
 
@@ -400,7 +397,7 @@ def test_leaves_of_a_second_mesh_axis_stay_apart(make):
 
     def run(x, small):
         grads = {"embedding": x[0], "small": small[0]}
-        return tx.update(grads, tx.init(grads))[0]
+        return tx.update(grads, tx.init(parameters(grads)))[0]
 
     step = jax.shard_map(
         run,
@@ -525,7 +522,7 @@ def test_the_state_of_tensor_parallel_leaves_is_replicated(make):
 
     def run(x):
         grads = {"w": x[0]}
-        updates, state = tx.update(grads, tx.init(grads))
+        updates, state = tx.update(grads, tx.init(parameters(grads)))
         return updates, state
 
     step = jax.shard_map(

@@ -18,7 +18,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.rows.capacity import Capacity, check_capacity
 from sparsejax.schemes.base import Scheme, Stage, Traffic, no_traffic
 from sparsejax.transforms.buckets import ByTables, Rules
-from sparsejax.transforms.exchange import ExchangeState, Reduction
+from sparsejax.transforms.exchange import ExchangeState, Leaves, Reduction
 from sparsejax.transforms.feedback import FeedbackState
 from sparsejax.transforms.signatures import described
 from sparsejax.transforms.state import observing, pending as held, sharded, tree
@@ -182,7 +182,8 @@ class _Vertical:
 
     def _counts(self):
         traffic = {name: no_traffic().as_one() for name in _SENT}
-        exchange = ExchangeState({}, traffic, Totals.zero(), Reduction(self.mean))
+        made_for = Reduction(self.mean), Leaves(())
+        exchange = ExchangeState({}, traffic, Totals.zero(), *made_for)
         return FeedbackState(jnp.int32(0), None, None, None, exchange)
 
     def update(self, updates, state, params=None, *, next_ids=_MISSING, **extra):

@@ -78,7 +78,7 @@ def test_the_step_refuses_them_too():
     tx = optax.chain(top_k(), optax.scale(2.0), sparsejax.dense_sync())
 
     def run(grads):
-        return tx.update(grads, tx.init(grads))[0]
+        return tx.update(grads, tx.init(helpers.parameters(grads)))[0]
 
     run = jax.shard_map(
         run, mesh=helpers.mesh_of(N), in_specs=jax.P("data"), out_specs=jax.P()

@@ -423,7 +423,7 @@ def updated(tx, check_vma=True):
 
     def step(grads):
         grads = jax.tree.map(lambda x: x[0], grads)
-        return tx.update(grads, tx.init(grads))[0]
+        return tx.update(grads, tx.init(helpers.parameters(grads)))[0]
 
     specs = {name: P("data", *spec) for name, spec in SPECS.items()}
     grads = {name: np.ones((DATA, *shape), np.float32) for name, shape in SHAPES.items()}
