@@ -11,6 +11,7 @@ here. It fails where
 * something does not compile or assemble,
 * a backend that was named, or that "auto" takes, is not in the program, or is where it
   should not be,
+* a kernel adds integers by an atomic operation on floats, or floats by one on integers,
 * temporaries exceed their ceiling, so many bytes an element,
 * a small step on sixteen devices takes more launches, waits or temporaries than
   `benchmarks.device.ceilings` has,
@@ -55,7 +56,7 @@ import sparsejax
 from benchmarks.device import ceilings
 from benchmarks.device.loads import RANKS
 from benchmarks.harness.record import Recorder, say
-from benchmarks.kernels import h200
+from benchmarks.kernels import h200, lowered
 from benchmarks.kernels.assembler import REGISTERS, assembled
 from pallas_kernels import backends
 from pallas_kernels.pallas import launch
@@ -88,7 +89,15 @@ def program_of(function, arguments, where: Mesh):
         for shape, dtype in arguments
     ]
     with jax.set_mesh(where):
-        return jax.jit(function).lower(*like).compile()
+        return compiled(jax.jit(function).lower(*like))
+
+
+def compiled(program):
+    """The program; raises where a kernel of Pallas has a wrong atomic operation."""
+    wrong = [one for one in lowered.in_pallas(program) if one.is_wrong]
+    if wrong:
+        raise TypeError(f"atomic operations on another type: {wrong}")
+    return program.compile()
 
 
 def asking(backend: str):
@@ -135,6 +144,8 @@ def assemble(record: Recorder) -> list[str]:
             record.add(part="assembled", **dataclasses.asdict(kernel))
             if kernel.spilled or kernel.registers > REGISTERS:
                 wrong.append(f"{kernel}: no spills and {REGISTERS} registers are allowed.")
+        atomics = lowered.in_text(path.stem, path.with_suffix(".ttir").read_text())
+        wrong += [f"atomic operation on another type: {x}" for x in atomics if x.is_wrong]
     missing = KERNELS - seen
     return wrong + ([f"no PTX of {sorted(missing)} was found."] if missing else [])
 
@@ -175,7 +186,7 @@ def exchange(backend: str):
         out_specs=P(),
     )
     with jax.set_mesh(where), asking(backend):
-        return jax.jit(step).lower(x, like).compile()
+        return compiled(jax.jit(step).lower(x, like))
 
 
 ROWS, WIDTH, READ = 10_000_000, 16, 4_096  # of a table, and how many a device reads
@@ -221,8 +232,7 @@ def step_by_rows(optimizer: optax.GradientTransformation, capacity: int | None =
         step, mesh=where, in_specs=(P(), P(), P("data")), out_specs=(P(), P())
     )
     with jax.set_mesh(where), asking("reference"):
-        lowered = jax.jit(mapped, donate_argnums=(0, 1)).lower(params, state, ids)
-        return lowered.compile()
+        return compiled(jax.jit(mapped, donate_argnums=(0, 1)).lower(params, state, ids))
 
 
 def whole_tables(name: str, program) -> list[str]:

@@ -22,8 +22,9 @@ from pallas_kernels.striping import Striping
 # What Triton can add atomically, and what kernels read and write of a message.
 _ADDED = (jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16, jnp.int32, jnp.uint32)
 _TRAVELS = (jnp.float32, jnp.float16, jnp.bfloat16)
-# What Pallas can add atomically, and numbers of an array that its int32 addresses reach.
-_ADDED_IN_PALLAS = (jnp.float32, jnp.float16, jnp.int32, jnp.uint32)
+# What Pallas can add atomically (see `launch.add`), and numbers of an array that its int32
+# addresses reach.
+_ADDED_IN_PALLAS = (jnp.float32, jnp.float16)
 _REACHED = 2**31 - 1
 
 

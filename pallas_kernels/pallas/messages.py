@@ -8,8 +8,8 @@ whatever the width of rows is.
 
 Where the bits of its entries are a program finds by their ranks, as the kernels of Triton
 do: the row of words by halving, among counts that XLA has added up before the launch, then
-the word and the bit. Each entry sets its bit of the string by an atomic addition, which
-needs the messages cleared: the launch before does that, but for where values will be.
+the word and the bit. Each entry sets its bit of the string by an atomic "or", which needs
+the messages cleared: the launch before does that, but for where values will be.
 
 What one sender sends is added without atomics, which take denormals for zero on GPUs of
 NVIDIA; see `pallas_kernels.triton.messages`.
@@ -207,7 +207,8 @@ def _pack(
         bit = lax.shift_right_logical(slot, run[7]) + run[5] * rank
         one = jnp.uint32(1) << (bit & 31).astype(jnp.uint32)
         told = there & (run[6] != 0)
-        _add(message_ref, own + run[2] + (bit >> 5), one, told, form)
+        word = _apart(message_ref, own + run[2] + (bit >> 5), told)
+        launch.set_bits(message_ref, word, one, told, interpret=form.interpret)
         row = lax.div(begin, 4) + lax.iota(jnp.int32, form.block // 4)
         for plane in range(form.planes):
             octets = (slot >> 8 * plane & 255).astype(jnp.uint32)

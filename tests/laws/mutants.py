@@ -748,6 +748,18 @@ MUTANTS = {
         "if False:",
         "tests/embrace/test_vertical_by_hand.py",
     ),
+    "bits of a message are added as floats": Mutant(
+        "pallas_kernels/pallas/launch.py",
+        "triton_backend().atomic_or(",
+        "triton_backend().atomic_add(",
+        "tests/kernels/test_lowered.py",
+    ),
+    "sums of integers are Pallas'": Mutant(
+        "pallas_kernels/operations/messages.py",
+        "_ADDED_IN_PALLAS = (jnp.float32, jnp.float16)",
+        "_ADDED_IN_PALLAS = (jnp.float32, jnp.float16, jnp.int32, jnp.uint32)",
+        "tests/kernels/test_lowered.py",
+    ),
     # Shards over the axis of the ranks.
     "parameters that vary over the ranks are synchronized": Mutant(
         "sparsejax/transforms/checks.py",
