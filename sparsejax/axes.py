@@ -231,8 +231,10 @@ def local(tree: Any, axis_name: AxisName | None = None) -> Any:
     """Makes replicated parameters vary over the axis, so that their gradients stay local.
 
     Use it on the parameters before `jax.grad`, inside `jax.shard_map`. Without it, and with
-    checking on, `jax.grad` puts a dense psum into the gradient. It sends nothing, and does
-    nothing where checking is off.
+    checking on, `jax.grad` puts a dense psum into the gradient. It sends nothing. Where
+    checking is off, and outside `shard_map`, it is the identity: so a loss may use it for
+    what a scan carries, `jax.lax.scan(cell, sparsejax.local(zeros), xs)`, and still runs on
+    one device.
 
     Example:
         >>> def local_grads(params, batch):
@@ -250,6 +252,9 @@ def local(tree: Any, axis_name: AxisName | None = None) -> Any:
     Returns:
         The same values, typed as varying.
     """
+    check_axis_name(axis_name, "sparsejax.local")
+    if not manual_axes():
+        return tree
     axis_name = resolve(axis_name, "sparsejax.local")
     if not is_checking(axis_name):
         return tree

@@ -30,6 +30,7 @@ def data_parallel(
     capacity: rows.Capacity | None = None,
     check_every: int | None = None,
     bad_numbers: str = "pass",
+    check_vma: bool = True,
 ) -> DataParallel:
     """Makes a train step that runs on every device of a mesh axis.
 
@@ -111,6 +112,13 @@ def data_parallel(
             and `step` raises `errors.BadNumberError` with the rank, the leaf and the step,
             on all processes; for that it waits for each step. See
             `sparsejax.transforms.bad_numbers`.
+        check_vma: Whether JAX checks, as `jax.shard_map` does, which values differ by rank.
+            False is for losses that the check refuses, with a scan whose carry begins with
+            zeros (flax's `RNN`), or a Pallas kernel that does not say over which axes its
+            results vary. Gradients are the same. What the check would have found goes
+            unseen: a `pmean` of gradients in `loss_fn`, and an update that is not
+            synchronized. Not with `param_specs`, since JAX adds up gradients of what a
+            further axis replicates by the types that it checks.
 
     Returns:
         An object with `init(params, variables=None, key=None)`, `step(state, batch)`,
@@ -134,4 +142,5 @@ def data_parallel(
         capacity=capacity,
         check_every=check_every,
         bad_numbers=bad_numbers,
+        check_vma=check_vma,
     )

@@ -43,6 +43,7 @@ class DataParallel:
         capacity,
         check_every,
         bad_numbers,
+        check_vma,
     ):
         if not isinstance(tx, optax.GradientTransformation) or not isinstance(mesh, Mesh):
             raise ArgumentError(
@@ -56,6 +57,14 @@ class DataParallel:
         if has_aux:
             outputs.check(aux)
         of_variables.check(variables)
+        if param_specs is not None and not check_vma:
+            raise ArgumentError(
+                "data_parallel: check_vma=False was given with param_specs: without the "
+                "check JAX does not know what the further axis of the mesh replicates, and "
+                "its gradient would be that of one rank there. Leave check_vma out, and "
+                "make what a scan carries local, sparsejax.local(zeros); or write a "
+                "shard_map of your own."
+            )
         loss = Loss(loss_fn, "loss_fn", has_aux)
         eval_loss = loss if eval_fn is None else Loss(eval_fn, "eval_fn", has_aux)
         self._mesh = mesh
@@ -66,6 +75,7 @@ class DataParallel:
         self._batches = placing.Batches(mesh, self._axis_name)
         self._variables = variables
         self._param_specs = param_specs
+        self._check_vma = check_vma
         self._donate = donate
         self._capacity = None if capacity is None else rows.check_capacity(capacity)
         of = self._tx, self._axis_name, loss, eval_loss
@@ -73,7 +83,7 @@ class DataParallel:
         self._options = {"aux": aux, "variables": variables, "capacity": self._capacity}
         self._options |= {"weight": weight is not None, "ids": ids is not None}
         self._options |= {"check_every": check_every, "donate": donate}
-        self._options |= {"bad_numbers": bad_numbers}
+        self._options |= {"bad_numbers": bad_numbers, "check_vma": check_vma}
         self._checked = Checked(check_every, self._axis_name)
         self._compiled: dict[Any, Any] = {}
         processes = {device.process_index for device in mesh.devices.flat}
@@ -131,7 +141,7 @@ class DataParallel:
     def _made_ready(self, job, params, variables, key):
         """The maker of the optimizer's state; other processes are told what is trained."""
         of = params, self._mesh, self._axis_name
-        maker = placed.Maker.of(self._tx, *of, self._param_specs)
+        maker = placed.Maker.of(self._tx, *of, self._param_specs, self._check_vma)
         if job.is_shared:
             maker.tell(job, self._tx, *of)
             job.say_tree("variables", "the variable", variables)
@@ -211,12 +221,8 @@ class DataParallel:
         key = "flush", jax.tree.structure(state)
         if key not in self._compiled:
             whole = self._whole_specs(state)
-            mapped = jax.shard_map(
-                functools.partial(halves.settled, self._tx),
-                mesh=self._mesh,
-                in_specs=(whole,),
-                out_specs=whole,
-            )
+            settled = functools.partial(halves.settled, self._tx)
+            mapped = self._on_ranks(settled, whole, whole, batches=0)
             self._compiled[key] = jax.jit(mapped, donate_argnums=0 if self._donate else ())
         after = self._compiled[key](state)
         self._checked.flushed(state, after)
@@ -300,7 +306,13 @@ class DataParallel:
     def _on_ranks(self, local, state_specs, out_specs, batches=1):
         """A function of this rank's state and shares of batches, on all ranks."""
         in_specs = (state_specs, *[PartitionSpec(self._axis_name)] * batches)
-        return jax.shard_map(local, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs)
+        return jax.shard_map(
+            local,
+            mesh=self._mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            check_vma=self._check_vma,
+        )
 
     def _whole_specs(self, state) -> Any:
         own = self._specs_of(state.params)

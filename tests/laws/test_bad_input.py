@@ -44,8 +44,18 @@ def test_outside_shard_map():
         errors.AxisError, match=r"update of sparsejax.sync needs a mesh axis"
     ):
         tx.update(jnp.ones(3), tx.init(jnp.ones(3)))
-    with pytest.raises(errors.AxisError, match=r"sparsejax.local needs a mesh axis"):
-        sparsejax.local(jnp.ones(3))
+
+
+def test_local_is_the_identity_outside_of_a_mesh():
+    """So that a loss which makes a carry local also runs on one device."""
+    x = {"carry": jnp.ones(3)}
+    assert sparsejax.local(x) is x
+    assert sparsejax.local(x, "data") is x
+    with pytest.raises(errors.ArgumentError, match=r"sparsejax.local: axis_name must be"):
+        sparsejax.local(x, TWO_AXES)
+    step = on_ranks(lambda x: sparsejax.local(x[0], "dat"))
+    with pytest.raises(errors.AxisError, match=r"sparsejax.local: .* no manual axis 'dat'"):
+        step(jnp.ones((2, 3)))
 
 
 def test_an_axis_that_is_not_manual():
