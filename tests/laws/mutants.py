@@ -1422,37 +1422,37 @@ MUTANTS = {
         "sparsejax/wire/job/store.py",
         'some = {} if len(asking) == here.processes else {"process_ids": list(asking)}',
         "some = {}",
-        "tests/wire/test_job.py",
+        "tests/wire/job/test_store.py",
     ),
     "some processes and all take one number": Mutant(
         "sparsejax/wire/job/store.py",
         '    return f"sparsejax/of {some}/{number}"\n',
         '    return f"sparsejax/{number}"\n',
-        "tests/wire/test_job.py",
+        "tests/wire/job/test_store.py",
     ),
     "what happened first is the cause": Mutant(
         "sparsejax/wire/job/watchers.py",
         "text = min(self._events).text",
         "text = self._events[0].text",
-        "tests/wire/test_watch.py",
+        "tests/wire/job/test_watch.py",
     ),
     "who has left in peace is lost": Mutant(
         "sparsejax/wire/job/watchers.py",
         'return not {"done", "happened"} & set(said)',
         "return True",
-        "tests/wire/test_watch.py",
+        "tests/wire/job/test_watch.py",
     ),
     "a silent process is not lost": Mutant(
         "sparsejax/wire/job/watchers.py",
         "for said in line.heard(self._timeout):",
         "for said in line.heard(1e6):",
-        "tests/wire/test_watch.py",
+        "tests/wire/job/test_watch.py",
     ),
     "process 0 keeps to itself why": Mutant(
         "sparsejax/wire/job/watchers.py",
         "            line.say(why=why)\n",
         "            pass\n",
-        "tests/wire/test_watch.py",
+        "tests/wire/job/test_watch.py",
     ),
     # Files.
     "a plan of any size is read": Mutant(

@@ -16,7 +16,7 @@ from sparsejax.wire.job import watch, watchers
 from sparsejax.wire.job.lines import Line, listening
 from sparsejax.wire.job.watchers import Kind
 from tests.helpers import processes
-from tests.wire import watched_worker
+from tests.wire.job import watched_worker
 
 
 HOSTS = {0: "a", 1: "b", 2: "c"}
@@ -199,7 +199,7 @@ def test_a_status_is_told_as_the_call_that_ended_the_script():
 def test_processes_end_with_the_name_of_the_lost_one(fault):
     address, lost = processes.free_address(), 0 if fault == "kill 0" else 1
     started = [
-        processes.start("tests.wire.watched_worker", rank, 3, address, fault)
+        processes.start("tests.wire.job.watched_worker", rank, 3, address, fault)
         for rank in range(3)
     ]
     try:

@@ -1,6 +1,6 @@
 """One of three processes that sum arrays while a fault befalls one of them.
 
-python -m tests.wire.watched_worker RANK RANKS COORDINATOR FAULT
+python -m tests.wire.job.watched_worker RANK RANKS COORDINATOR FAULT
 """
 
 import os
