@@ -1436,11 +1436,41 @@ MUTANTS = {
         "text = self._events[0].text",
         "tests/wire/job/test_watch.py",
     ),
-    "who has left in peace is lost": Mutant(
+    "the first that leaves lets all go on": Mutant(
         "sparsejax/wire/job/watchers.py",
-        'return not {"done", "happened"} & set(said)',
-        "return True",
+        "if len(self._left) == len(self._hosts) and not self._events:",
+        "if not self._events:",
         "tests/wire/job/test_watch.py",
+    ),
+    "one that leaves early keeps the others waiting": Mutant(
+        "sparsejax/wire/job/watchers.py",
+        "        elif is_first:\n",
+        "        elif False:\n",
+        "tests/wire/job/test_watch.py",
+    ),
+    "one that waits for the others is not watched": Mutant(
+        "sparsejax/wire/job/watchers.py",
+        'return "happened" not in said',
+        'return not {"left", "happened"} & set(said)',
+        "tests/wire/job/test_watch.py",
+    ),
+    "a script that exits has left its block": Mutant(
+        "sparsejax/wire/job/watch.py",
+        "            if error is None:\n",
+        "            if error is None or isinstance(error, SystemExit):\n",
+        "tests/wire/job/test_watch.py",
+    ),
+    "a script that ends in its block is not seen": Mutant(
+        "sparsejax/wire/job/watch.py",
+        '        atexit.register(self._fail, "ended its script inside its block")\n',
+        "",
+        "tests/wire/job/test_watch.py",
+    ),
+    "process 0 closes before the others have read": Mutant(
+        "sparsejax/wire/job/side.py",
+        "            self.watcher.wait_for_ends(self._timeout)\n",
+        "",
+        "tests/wire/job/test_side.py",
     ),
     "a silent process is not lost": Mutant(
         "sparsejax/wire/job/watchers.py",
