@@ -25,6 +25,8 @@ ADDED = 0.01  # of a step, what comparing replicas may cost
 BEFALLS = {
     "kill": "is killed",
     "memory": "is out of memory",
+    "exit": "exits with status 0, in the middle of the job",
+    "leave": "leaves its block before the others",
     "stop": "stands still for {seconds:.0f} s, longer than the time of silence",
     "pause": "stands still for {seconds:.0f} s, shorter than that",
     "cut": "is cut off from the network",

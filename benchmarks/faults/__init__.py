@@ -6,7 +6,8 @@
 Each case is a job on the testbed that trains from made-up gradients, keeps checkpoints
 by `sparsejax.save`, and runs in `watch_job`. At a random step, and at a random time in
 it, something befalls one host. A host that is lost has to end the job on all hosts, by
-its name and in the time that is stated; the hosts that are left go on from the last
+its name and in the time that is stated, and so has one that exits with status 0 or
+leaves its block before the others; the hosts that are left go on from the last
 checkpoint by `sparsejax.restore`. There, and at the end, what was applied and what
 ranks hold back has to be the sum of the gradients computed up to that step, or what the
 optimizer makes of them (`books`), and parameters the same bytes on all hosts. A host that

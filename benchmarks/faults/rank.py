@@ -6,6 +6,7 @@ import pathlib
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -68,15 +69,22 @@ class Fault:
         self._mine = settings.befalls and here.rank == settings.lost
         self._random = random.Random(settings.seed)
 
-    def at(self, step: int) -> None:
-        """Called before each step."""
+    def at(self, step: int) -> bool:
+        """Called before each step; whether this host is to leave its block there."""
         if not self._mine or step != self._settings.at:
-            return
-        if self._settings.fault == "memory":
+            return False
+        fault = self._settings.fault
+        if fault in ("memory", "exit", "leave"):
             self._here.report(befallen=time.time())
+        if fault == "memory":
             np.ones(1 << 50)  # More than there can be; NumPy raises MemoryError.
+        if fault == "exit":
+            sys.exit(0)
+        if fault == "leave":
+            return True
         later = self._random.uniform(0, 0.03)
         threading.Timer(later, befall, (self._settings, self._here)).start()
+        return False
 
 
 def rank(settings: Settings) -> None:
@@ -105,7 +113,8 @@ def train(settings: Settings, here: host.Here, folder: pathlib.Path) -> None:
     fault = Fault(settings, here)
     for step in range(int(state.step), settings.steps):
         batches = training.batches(step)
-        fault.at(step)
+        if fault.at(step):
+            return
         state = training.step(state, batches)
         jax.block_until_ready(state)
         if (step + 1) % settings.every == 0:

@@ -40,6 +40,8 @@ FAULTS = {
     for fault in (
         Fault("kill", ends=True),
         Fault("memory", ends=True),
+        Fault("exit", ends=True),
+        Fault("leave", ends=True, silent=True),
         Fault("stop", ends=True, silent=True, pause=2.0),
         Fault("cut", ends=True, silent=True),
         Fault("pause", ends=False, pause=0.4),

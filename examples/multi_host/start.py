@@ -5,7 +5,8 @@
 Under Slurm and Open MPI 4 JAX finds the coordinator, the number of processes and their
 ranks by itself. Elsewhere they are arguments, or variables that the launcher sets (see
 `RANKS` and `SIZES`). A job that cannot train ends here, on all hosts, with the reason; so
-does one whose module fails on a host, or that loses a host, for the others would wait.
+does one whose module fails on a host, or ends there long before it ends on the others, or
+that loses a host, for the others would wait.
 """
 
 import argparse
@@ -38,12 +39,11 @@ def main(argv: list[str] | None = None) -> None:
         join(options)
         sys.argv = [options.module, *options.arguments]
         with sparsejax.advise.watch_job(timeout=options.silence):
-            runpy.run_module(options.module, run_name="__main__", alter_sys=True)
+            run(options.module)
     except SparsejaxError as error:
         _end(f"error: {error}", 1)
     except SystemExit as end:
-        if end.code:
-            _end(end.code if isinstance(end.code, str) else "", end.code)
+        _end(end.code if isinstance(end.code, str) else "", end.code)
     except BaseException:
         _end(traceback.format_exc(), 1)
 
@@ -76,6 +76,15 @@ def join(options: argparse.Namespace) -> None:
         _end(f"error: {error} Give --coordinator, --processes and --process.", 2)
     given = [options.module, *options.arguments]
     sparsejax.check_job(arguments=given, timeout=options.timeout)
+
+
+def run(module: str) -> None:
+    """Runs a module; `sys.exit(0)` is the way in which many end, and no failure."""
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 def _first(given: int | None, names: tuple[str, ...]) -> int | None:
@@ -117,7 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="a process that says nothing for so long is lost, and ends the job (60)",
+        help="a process that says nothing for so long is lost, and ends the job; so does "
+        "one whose module still runs so long after that of another has ended (60)",
     )
     add("module", help="what to run, as in python -m MODULE")
     add("arguments", nargs=argparse.REMAINDER, help="of the module")

@@ -1,5 +1,6 @@
 """The launchers start one job, on this host and on hosts of the testbed, or say why not."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -165,6 +166,16 @@ def test_ranks_are_read_from_a_launchers_variables_unless_they_are_given(monkeyp
     monkeypatch.setenv("PMI_SIZE", "4")
     assert (start._first(None, start.RANKS), start._first(None, start.SIZES)) == (3, 4)
     assert start._first(0, start.RANKS) == 0
+
+
+@pytest.mark.parametrize(("status", "fails"), [("", False), ("0", False), ("3", True)])
+def test_a_script_that_exits_with_0_has_come_to_its_end(
+    monkeypatch, tmp_path, status, fails
+):
+    (tmp_path / "exits.py").write_text(f"import sys\nsys.exit({status})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) if fails else contextlib.nullcontext():
+        start.run("exits")
 
 
 def container():

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 
 from sparsejax.wire.job import store
+from sparsejax.wire.job.texts import listed
 
 
 Topics = Mapping[str, Mapping[str, str]]  # by topic, a value by its name
@@ -126,7 +127,7 @@ def who(
     processes: Sequence[int], hosts: Mapping[int, str] | Sequence[str], most: int = 3
 ) -> str:
     """Processes in words, each with its host."""
-    return store.listed([f"host {hosts[i]} (process {i})" for i in processes], most)
+    return listed([f"host {hosts[i]} (process {i})" for i in processes], most)
 
 
 def _cut(value, alike):

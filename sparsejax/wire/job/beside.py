@@ -15,7 +15,6 @@ from sparsejax.wire.job.watchers import BEATS, Kind, tell
 
 
 _TO_START = 60.0  # seconds, at most, in which a watcher starts, from slow disks, too
-_TO_LEAVE = 6.0  # seconds, at most, in which it hears that its process is done
 # The modules above, by their names, without the packages around them, which import JAX.
 _START = """
 import sys, types
@@ -76,7 +75,7 @@ class Beside:
         self._require_started()
         for line in lines:
             line.hand_over()
-        self._done, self._heard = threading.Event(), threading.Event()
+        self._all_left = threading.Event()
         self._pid = about["pid"]
         self._pause = timeout / BEATS
         threading.Thread(target=self._beat, daemon=True).start()
@@ -99,34 +98,34 @@ class Beside:
         return os.getpid() != self._pid
 
     def _beat(self):
-        while not self._done.wait(self._pause):
+        while not self._all_left.wait(self._pause):
             self._line.say(here=True)
 
     def is_to_end(self) -> bool:
-        """Waits until all are told why this process is to end; False once it has left."""
+        """Waits until this process is to end, or, with False, until all have left."""
         said = self._line.read(None)
-        if said is None and not self._done.is_set():
+        if said is None:
             tell("the process that watches this one has ended")
-        self._heard.set()
-        return not self._done.is_set()
+        elif "bye" in said:
+            self._all_left.set()
+        return not self._all_left.is_set()
 
     def fail(self, text: str, follows: bool) -> None:
         """Says that this process failed.
 
         Args:
-            text: Of the error.
-            follows: Whether that is one of a collective which lost another process.
+            text: What a sentence says of it.
+            follows: Whether that is an error of a collective which lost another process.
         """
         kind = Kind.FOLLOWED if follows else Kind.FAILED
-        self._line.say(happened=f"failed: {text}", kind=kind)
+        self._line.say(happened=text, kind=kind)
 
     def leave(self) -> None:
-        """Says that this process is done, and waits until its watcher has heard it.
+        """Says that this process has left its block, and waits until all have left theirs.
 
-        That of process 0 goes on until the others are done, which may be later.
+        Its watcher ends that: it ends this process where another one stays.
         """
-        self._done.set()
-        self._line.say(done=True)
-        self._heard.wait(_TO_LEAVE)
+        self._line.say(left=True)
+        self._all_left.wait()
         self._line.close()
         threading.Thread(target=self._watcher.wait, daemon=True).start()

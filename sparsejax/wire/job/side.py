@@ -44,11 +44,11 @@ class Side:
         lines = [Line(socket.socket(fileno=fd), other) for other, fd in about["lines"]]
         self._patience = _TO_END
         self._ended = threading.Event()
-        self._is_done = False
+        common = hosts, self._timeout, self._end, self._release
         if process == 0:
-            self.watcher = Hub(lines, hosts, self._timeout, self._end)
+            self.watcher = Hub(lines, *common)
         else:
-            self.watcher = Spoke(lines[0], process, hosts, self._timeout, self._end)
+            self.watcher = Spoke(lines[0], process, *common)
 
     def _end(self, why):
         # Where nobody reads what is printed, that may wait for ever.
@@ -58,42 +58,44 @@ class Side:
         if isinstance(self.watcher, Hub):
             # With process 0 the coordinator ends, and JAX then aborts the others.
             self.watcher.wait_for_ends(_TO_READ)
-        if not self._is_done:
-            self._watched.line.say(why=why)
-            self._watched.end(self._patience)
+        self._watched.line.say(why=why)
+        self._watched.end(self._patience)
         self._ended.set()
 
-    def _leave(self):
-        """Leaves in peace; that of process 0 when the others have left, or are lost."""
-        self._is_done = True
-        if isinstance(self.watcher, Hub):
-            self._watched.line.say(bye=True)
-            self.watcher.wait_for_ends(None)
-            if self.watcher.is_judging:
-                self._ended.wait(2 * SETTLE + 2 * _TO_READ)
-        self.watcher.leave()
-        self.watcher.wait_for_ends(_TO_READ)
+    def _release(self):
+        self._watched.line.say(bye=True)
 
     def watch(self) -> None:
-        """Watches until the process is done, or has ended."""
+        """Watches until all processes have left their blocks, or this one has ended."""
         self.watcher.start()
-        try:
-            for said in self._watched.line.heard(self._timeout):
-                if "done" in said:
-                    self._leave()
-                    return
-                if "happened" in said:
-                    self.watcher.happened_here(said["kind"], said["happened"])
-            self._watched.closed()
-            self.watcher.happened_here(*self._watched.how())
-        except TimeoutError:
+        is_silent = self._is_silent()
+        if self.watcher.is_over:
+            # Closed before the others have read that all have left, a line may lose that.
+            self.watcher.wait_for_ends(self._timeout)
+            return
+        if is_silent:
             self._patience = 0.0
             self.watcher.happened_here(
                 Kind.LOST,
                 f"has stood still for {self._timeout:g} s: it was stopped, or something in "
                 "it kept Python from running",
             )
+        else:
+            self._watched.closed()
+            self.watcher.happened_here(*self._watched.how())
         self._ended.wait(2 * SETTLE + self._timeout + _TO_READ + _TO_END)
+
+    def _is_silent(self):
+        """Hears the process until it closes its line, or is silent."""
+        try:
+            for said in self._watched.line.heard(self._timeout):
+                if "left" in said:
+                    self.watcher.leave()
+                if "happened" in said:
+                    self.watcher.happened_here(said["kind"], said["happened"])
+        except TimeoutError:
+            return True
+        return False
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import jax
 from jax._src import distributed
 
 from sparsejax.errors import JobError
+from sparsejax.wire.job.texts import listed
 
 
 _TO_READ = 5.0  # seconds for which the first process waits for those that read why it ends
@@ -163,9 +164,3 @@ def _check_asked(asked: dict[int, str]) -> None:
 
 def _host(value):
     return value.get("host", "") if isinstance(value, dict) else ""
-
-
-def listed(names: Sequence[str], most: int = 8) -> str:
-    """Names in words, the first of many."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -1,8 +1,8 @@
-"""Values as texts that are the same in processes that have the same value."""
+"""Values as texts that are the same in processes that have the same value, and lists."""
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -24,3 +24,9 @@ def text_of(value: Any) -> str:
         told = ", ".join(f"{name}={text_of(one)}" for name, one in fields)
         return f"{type(value).__name__}({told})"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names in words, the first of many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

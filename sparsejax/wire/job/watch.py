@@ -1,4 +1,4 @@
-"""Ends all processes of a job when one is lost, with its name.
+"""Ends all processes of a job when one is lost, or leaves before the others, with its name.
 
 A collective waits for every process. Where one has died, or its host is cut off, the others
 wait until JAX's coordination service gives up, which takes minutes, or end with an error of
@@ -9,6 +9,7 @@ in `watchers`. Here a process connects, starts its watcher, and ends when it is 
 from a thread, since the main one may wait in a collective that never ends.
 """
 
+import atexit
 import contextlib
 import os
 import socket
@@ -25,6 +26,7 @@ from sparsejax.errors import JobError
 from sparsejax.wire.job import store
 from sparsejax.wire.job.beside import Beside
 from sparsejax.wire.job.lines import Line, listening
+from sparsejax.wire.job.texts import listed
 from sparsejax.wire.job.watchers import SETTLE, Kind
 
 
@@ -33,15 +35,24 @@ def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
 
     Lost is a process that ends, at once, and one that says nothing for `timeout` seconds,
     because it was stopped or its network is cut. Where the block raises in a process, the
-    others end with that error's text. Then every host prints one sentence that names the
-    process and its host, and every process ends with status 1, without Python's way out: it
-    may wait in a collective. A small process beside each one (10 MB, no JAX) watches it and
-    prints the sentence, so that it is there, too, where JAX or the library of a collective
-    aborts a process first. In a job of one process nothing is watched, and neither is one
-    that has left its block: steps run on behind the call that starts them, so wait in the
-    block for the last one, `jax.block_until_ready(state)`.
+    others end with that error's text; `sys.exit()` in the block is such an error, with any
+    status. Then every host prints one sentence that names the process and its host, and
+    every process ends with status 1, without Python's way out: it may wait in a collective.
+    A small process beside each one (10 MB, no JAX) watches it and prints the sentence, also
+    where JAX or the library of a collective aborts a process first. In a job of one process
+    nothing is watched.
 
-    Call it on all processes, behind `jax.distributed.initialize`.
+    All processes leave the block together: the first one that comes to its end waits there
+    for the others, and where one is still inside after `timeout` seconds, the job ends with
+    the names of both. Time alone decides, since a process that works cannot be told from
+    one that waits in a collective. So all must take the same number of steps, and what one
+    of them does alone for longer must follow the block. Steps go on after the call that
+    starts them has returned: wait for the last one in the block, by
+    `jax.block_until_ready(state)`.
+
+    SIGTERM ends nothing: JAX takes note of it (`docs/several_hosts.md`, *SIGTERM*).
+
+    Call it on all processes, after `jax.distributed.initialize`.
 
     Example:
         >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
@@ -49,8 +60,9 @@ def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
         ...     state = trainer.init(params)  # and all its steps
 
     Args:
-        timeout: Seconds of silence that are a loss; longer than anything stops a healthy
-            process, such as a paused virtual machine.
+        timeout: Seconds of silence that are a loss, and for which a process may stay in the
+            block after another one has come to its end; longer than anything stops a
+            healthy process, such as a paused virtual machine.
         port: That at which process 0 listens; a free one if 0.
 
     Raises:
@@ -106,6 +118,7 @@ class Watch:
                 "there, or train without watch_job."
             ) from error
         threading.Thread(target=self._wait, daemon=True).start()
+        atexit.register(self._fail, "ended its script inside its block")
         return self
 
     def _called(self, server, hosts):
@@ -122,9 +135,7 @@ class Watch:
                     continue  # It came, and says nothing.
                 missing = set(hosts) - {0} - {line.process for line in lines}
                 names = [f"process {p} on host {hosts[p]}" for p in sorted(missing)]
-                why = (
-                    f"watch_job: {store.listed(names)} cannot reach process 0 on {hosts[0]}"
-                )
+                why = f"watch_job: {listed(names)} cannot reach process 0 on {hosts[0]}"
                 for line in lines:
                     line.say(why=why)
                     line.close()
@@ -174,14 +185,26 @@ class Watch:
     def __exit__(self, kind, error, _) -> None:
         if self._beside is None or self._beside.is_forked:
             return
-        if error is None or (isinstance(error, SystemExit) and not error.code):
-            self._beside.leave()
+        try:
+            if error is None:
+                self._beside.leave()
+        except BaseException as raised:  # as by Ctrl-C, while it waits for the others
+            error = raised
+        if error is None:
+            atexit.unregister(self._fail)
             return
         if not isinstance(error, SystemExit):
             traceback.print_exception(error)
         elif isinstance(error.code, str):
             print(error.code, file=sys.stderr)
-        self._beside.fail(_text(error), _follows(error))
+        self._fail(_text(error), _follows(error))
+
+    def _fail(self, text, follows=False):
+        """Tells all what has happened here, which ends this process, too."""
+        assert self._beside is not None
+        if self._beside.is_forked:
+            return
+        self._beside.fail(text, follows)
         # Its end comes from the other thread, once all are told.
         time.sleep(3 * SETTLE + 2 * self._timeout)
         self._end()
@@ -200,11 +223,15 @@ class Watch:
 
 
 def _text(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
-        is_status = isinstance(error.code, int)
-        return f"sys.exit({error.code})" if is_status else str(error.code)[:400]
-    lines = f"{type(error).__name__}: {error}".strip().splitlines()
-    return lines[0][:400] if lines else type(error).__name__
+    """What a sentence says of a process in whose block this was raised."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        status = "" if error.code is None else error.code
+        fix = "" if error.code else ", which all processes must leave first"
+        return f"called sys.exit({status}) inside its block{fix}"
+    is_exit = isinstance(error, SystemExit)
+    text = str(error.code) if is_exit else f"{type(error).__name__}: {error}"
+    line, _, _ = text.strip().partition("\n")
+    return f"failed: {line[:400] or type(error).__name__}"
 
 
 def _follows(error: BaseException | None) -> bool:

@@ -5,6 +5,12 @@ a process its own watcher tells the hub; a host that is lost with all its proces
 the connection, or falls silent. One that is lost makes others fail, whose collectives
 break, so the hub waits a moment and then tells all which came first: a loss before an
 error, an error of a script before an abort, and that before an error of a collective.
+
+The hub also knows which processes have left their blocks. They wait for the others, until
+all have left, for `timeout` seconds after the first one at most. Whether the others make
+progress cannot be seen from here: one that waits in a collective may use a processor, and
+one that writes a file may not.
+
 Nothing here needs more than Python itself, since watchers run without JAX (`side`).
 """
 
@@ -18,6 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from sparsejax.wire.job.lines import Line
+from sparsejax.wire.job.texts import listed
 
 
 SETTLE = 1.0  # seconds for which the hub gathers what else has happened
@@ -34,7 +41,8 @@ class Kind(enum.IntEnum):
     LOST = 0
     FAILED = 1
     ABORTED = 2
-    FOLLOWED = 3
+    LEFT = 3
+    FOLLOWED = 4
 
 
 class _Event(NamedTuple):
@@ -56,18 +64,21 @@ class Watcher:
         hosts: Mapping[int, str],
         timeout: float,
         end: Callable[[str], None],
+        release: Callable[[], None],
     ):
         """Prepares to watch.
 
         Args:
             process: The number of the process that this is the watcher of.
             hosts: The host of each process.
-            timeout: Seconds of silence that are a loss.
+            timeout: Seconds of silence that are a loss, and for which processes may stay
+                in their blocks after the first one has left.
             end: Called once with why the process is to end.
+            release: Called once all processes have left their blocks.
         """
         self.why = ""
         self._process, self._hosts, self._timeout = process, hosts, timeout
-        self._end = end
+        self._end, self._release = end, release
         self._lines: dict[int, Line] = {}
         self._listeners: list[threading.Thread] = []
         self._closed = threading.Event()
@@ -92,17 +103,16 @@ class Watcher:
         """A process in words."""
         return f"process {process} on host {self._hosts[process]}"
 
-    def wait_for_ends(self, seconds: float | None) -> None:
-        """Waits until the others have closed, or are silent; None without a bound."""
-        deadline = time.monotonic() + (seconds or 0.0)
+    def wait_for_ends(self, seconds: float) -> None:
+        """Waits until the others have closed, or are silent, at most so long."""
+        deadline = time.monotonic() + seconds
         for listener in self._listeners:
-            left = None if seconds is None else max(0.0, deadline - time.monotonic())
-            listener.join(left)
+            listener.join(max(0.0, deadline - time.monotonic()))
 
     @property
-    def is_judging(self) -> bool:
-        """Whether something has happened, for which the job ends."""
-        return bool(self._events)
+    def is_over(self) -> bool:
+        """Whether all processes have left: what happens after that is nobody's loss."""
+        return self._closed.is_set()
 
     def _start(self, target, *args):
         thread = threading.Thread(target=target, args=args, daemon=True)
@@ -187,19 +197,18 @@ class Watcher:
     def _tell(self, why: str) -> None:
         """Tells others why they end."""
 
-    def close(self, **last: Any) -> None:
-        """Leaves in peace: what happens from now on is nobody's loss."""
-        self._closed.set()
-        for line in self._lines.values():
-            line.say(**last)
+    def leave(self) -> None:
+        """Takes note that the process that this is the watcher of has left its block."""
+        raise NotImplementedError
 
 
 class Hub(Watcher):
     """The watcher of process 0, with a line to each of the others."""
 
-    def __init__(self, lines: list[Line], hosts, timeout, end):
-        super().__init__(0, hosts, timeout, end)
+    def __init__(self, lines: list[Line], hosts, timeout, end, release):
+        super().__init__(0, hosts, timeout, end, release)
         self._lines = {line.process: line for line in lines}
+        self._left: dict[int, str] = {}  # By process, when, the first one first.
 
     def _settling(self):
         return SETTLE
@@ -208,7 +217,9 @@ class Hub(Watcher):
         if "happened" in said:
             text = f"{self.named(line.process)} {said['happened']}"
             self.happened(Kind(said["kind"]), text)
-        return not {"done", "happened"} & set(said)
+        if "left" in said:
+            self._leaves(line.process)
+        return "happened" not in said
 
     def happened_here(self, kind: Kind, text: str) -> None:
         """Judges it among what else is happening."""
@@ -219,15 +230,44 @@ class Hub(Watcher):
             line.say(why=why)
 
     def leave(self) -> None:
-        """Says good-bye to all."""
-        self.close(bye=True)
+        """Takes note that process 0 has left its block."""
+        self._leaves(0)
+
+    def _leaves(self, process):
+        """Lets all go on with the last that leaves, and gives them time with the first."""
+        with self._lock:
+            self._left.setdefault(process, time.strftime("%H:%M:%S"))
+            is_first = len(self._left) == 1
+            if len(self._left) == len(self._hosts) and not self._events:
+                self._closed.set()
+        if self._closed.is_set():
+            for line in self._lines.values():
+                line.say(bye=True)
+            self._release()
+        elif is_first:
+            self._start(self._wait_for_rest)
+
+    def _wait_for_rest(self):
+        if self._closed.wait(self._timeout):
+            return
+        with self._lock:
+            (first, when), *_ = self._left.items()
+            rest = [self.named(other) for other in self._hosts if other not in self._left]
+        be = "is" if len(rest) == 1 else "are"
+        self.happened(
+            Kind.LEFT,
+            f"{self.named(first)} left its block at {when}, and {listed(rest)} {be} still "
+            f"in it {self._timeout:g} s later: all processes must take the same number of "
+            "steps and leave the block together. Let what one process does alone follow "
+            "the block, or give watch_job a longer timeout",
+        )
 
 
 class Spoke(Watcher):
     """The watcher of another process, with a line to the hub."""
 
-    def __init__(self, line: Line, process: int, hosts, timeout, end):
-        super().__init__(process, hosts, timeout, end)
+    def __init__(self, line: Line, process: int, hosts, timeout, end, release):
+        super().__init__(process, hosts, timeout, end, release)
         self._lines = {0: line}
 
     def _take(self, line, said):
@@ -235,6 +275,7 @@ class Spoke(Watcher):
             self._conclude(str(said["why"]))
         if "bye" in said:
             self._closed.set()
+            self._release()
         return not {"why", "bye"} & set(said)
 
     def happened_here(self, kind: Kind, text: str) -> None:
@@ -242,8 +283,8 @@ class Spoke(Watcher):
         self._lines[0].say(happened=text, kind=kind)
 
     def leave(self) -> None:
-        """Says that its process is done."""
-        self.close(done=True)
+        """Tells the hub."""
+        self._lines[0].say(left=True)
 
 
 def tell(why: str) -> None:

@@ -31,6 +31,7 @@ from sparsejax.transforms.state.alike import checksums
 from sparsejax.transforms.state.per_rank import PerRank
 from sparsejax.wire import Wire
 from sparsejax.wire.job import agreement, store
+from sparsejax.wire.job.texts import listed
 
 
 _CALL = "sparsejax.check_replicas"
@@ -264,7 +265,7 @@ def _message(found: list[_Difference], count: int, when: str) -> str:
 
 def _groups(one: _Difference, hosts) -> str:
     """Who holds what, of one leaf."""
-    label = lambda numbers: store.listed([_rank(one, i, hosts) for i in numbers], 4)
+    label = lambda numbers: listed([_rank(one, i, hosts) for i in numbers], 4)
     if one.is_tied:
         sides = [label(group) for group in one.groups]
         return "one value on " + ", and another on ".join(sides)

@@ -1,9 +1,9 @@
-"""A lost process is found and named, by all that are left; who leaves in peace is not."""
+"""A lost process is found and named by all that are left, and so is one that left early."""
 
 import errno
 import itertools
 import os
-import signal
+import re
 import socket
 import time
 from unittest import mock
@@ -12,11 +12,9 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from sparsejax.errors import JobError
-from sparsejax.wire.job import watch, watchers
+from sparsejax.wire.job import store, watch, watchers
 from sparsejax.wire.job.lines import Line, listening
 from sparsejax.wire.job.watchers import Kind
-from tests.helpers import processes
-from tests.wire import watched_worker
 
 
 HOSTS = {0: "a", 1: "b", 2: "c"}
@@ -28,18 +26,22 @@ class Members:
 
     def __init__(self, silent=()):
         pairs = {process: socket.socketpair() for process in (1, 2)}
-        self.told = {}
-        end = lambda process: lambda why: self.told.setdefault(process, why)
+        self.told, self.released = {}, []
         lines = [Line(pair[0], process) for process, pair in pairs.items()]
-        hub = watchers.Hub(lines, HOSTS, TIMEOUT, end(0))
+        hub = watchers.Hub(lines, *self.common(0))
         self.sockets = {process: pair[1] for process, pair in pairs.items()}
         self.by = {0: hub} | {
-            process: watchers.Spoke(Line(mine, 0), process, HOSTS, TIMEOUT, end(process))
+            process: watchers.Spoke(Line(mine, 0), process, *self.common(process))
             for process, mine in self.sockets.items()
         }
         for process, member in self.by.items():
             if process not in silent:
                 member.start()
+
+    def common(self, process):
+        """What the watchers of all processes are made of."""
+        end = lambda why: self.told.setdefault(process, why)
+        return HOSTS, TIMEOUT, end, lambda: self.released.append(process)
 
     def all_told(self, *ending):
         """Waits until these are told, and returns what, which is the same."""
@@ -50,7 +52,7 @@ class Members:
 
     def kill(self, process):
         """The kernel closes what a process had open; nothing of it is said any more."""
-        self.by[process].close()
+        self.by[process]._closed.set()
         self.sockets[process].shutdown(socket.SHUT_RDWR)
 
 
@@ -81,7 +83,7 @@ def test_one_that_is_silent_is_named_to_all():
 
 def test_all_know_that_process_0_is_lost():
     members = Members()
-    members.by[0].close()
+    members.by[0]._closed.set()
     for line in members.by[0]._lines.values():
         line.close()
     assert members.all_told(1, 2).startswith("process 0 on host a ended without a word")
@@ -120,15 +122,64 @@ def test_an_error_of_a_script_is_the_cause_of_those_of_collectives(process):
     assert why == f"process {process} on host {HOSTS[process]} failed: ValueError: no"
 
 
-def test_nobody_is_lost_who_is_there_or_done():
+@pytest.mark.parametrize("last", [0, 1])
+def test_all_go_on_once_the_last_has_left(last):
     members = Members()
     time.sleep(2 * TIMEOUT)
-    members.by[1].leave()
+    for process in {0, 1, 2} - {last}:
+        members.by[process].leave()
+    time.sleep(TIMEOUT / 2)
+    assert not members.released
+    members.by[last].leave()
     time.sleep(2 * TIMEOUT)
-    members.by[0].leave()
-    members.by[2].leave()
-    time.sleep(2 * TIMEOUT)
+    assert sorted(members.released) == [0, 1, 2]
     assert not members.told
+
+
+@pytest.mark.parametrize(
+    ("leaving", "still"),
+    [
+        ((0,), "process 1 on host b, process 2 on host c are still in it"),
+        ((1,), "process 0 on host a, process 2 on host c are still in it"),
+        ((2, 0), "process 1 on host b is still in it"),
+    ],
+)
+def test_those_that_stay_in_the_block_are_named_to_all(leaving, still):
+    members = Members()
+    for process in leaving:
+        members.by[process].leave()
+        time.sleep(TIMEOUT / 4)
+    why = members.all_told(0, 1, 2)
+    first = f"process {leaving[0]} on host {HOSTS[leaving[0]]} left its block at "
+    assert re.fullmatch(rf"{first}\d\d:\d\d:\d\d, and {still} 0\.6 s later: .*", why)
+    assert members.told == dict.fromkeys((0, 1, 2), why)
+    assert not members.released
+
+
+def test_one_that_is_killed_as_it_waits_for_the_others_is_lost():
+    members = Members()
+    members.by[2].leave()
+    time.sleep(TIMEOUT / 4)
+    members.kill(2)
+    assert members.all_told(0, 1).startswith("process 2 on host c ended without a word")
+
+
+def test_one_that_left_is_the_cause_of_errors_of_collectives(monkeypatch):
+    monkeypatch.setattr(watchers, "SETTLE", 2.0)
+    members = Members()
+    members.by[1].leave()
+    time.sleep(TIMEOUT)
+    members.by[2].happened_here(Kind.FOLLOWED, "failed: Gloo all-reduce timed out")
+    assert members.all_told(0, 1, 2).startswith("process 1 on host b left its block at ")
+
+
+def test_an_error_is_the_cause_where_others_have_left(monkeypatch):
+    monkeypatch.setattr(watchers, "SETTLE", 2.0)
+    members = Members()
+    members.by[1].leave()
+    time.sleep(TIMEOUT)
+    members.by[2].happened_here(Kind.FAILED, "failed: OSError: no disk")
+    assert members.all_told(0, 1, 2) == "process 2 on host c failed: OSError: no disk"
 
 
 def test_words_of_strangers_end_a_line_and_no_process():
@@ -188,38 +239,59 @@ def test_an_error_follows_that_comes_of_a_collective_which_lost_another(errors, 
     assert watch._follows(raised(*errors)) == follows
 
 
-def test_a_status_is_told_as_the_call_that_ended_the_script():
-    assert watch._text(SystemExit(3)) == "sys.exit(3)"
-    assert watch._text(SystemExit("error: no data")) == "error: no data"
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (SystemExit(0), "called sys.exit(0) inside its block, which all processes must"),
+        (SystemExit(), "called sys.exit() inside its block, which all processes must"),
+        (SystemExit(3), "called sys.exit(3) inside its block"),
+        (SystemExit("error: no data\nsee"), "failed: error: no data"),
+        (SystemExit(""), "failed: SystemExit"),
+        (ValueError("a\nb"), "failed: ValueError: a"),
+        (KeyboardInterrupt(), "failed: KeyboardInterrupt:"),
+    ],
+)
+def test_the_sentence_says_how_a_block_was_left(error, text):
+    said = watch._text(error)
+    assert said.startswith(text)
+    assert "\n" not in said
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("fault", watched_worker.FAULTS)
-def test_processes_end_with_the_name_of_the_lost_one(fault):
-    address, lost = processes.free_address(), 0 if fault == "kill 0" else 1
-    started = [
-        processes.start("tests.wire.watched_worker", rank, 3, address, fault)
-        for rank in range(3)
-    ]
-    try:
-        texts = [process.communicate(timeout=90)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    codes = [process.returncode for process in started]
-    if fault in ("none", "pause"):
-        assert codes == [0, 0, 0], texts
-        return
-    for rank, (code, text) in enumerate(zip(codes, texts, strict=True)):
-        # Where process 0 and its coordinator are gone, JAX aborts the others as well.
-        expected = {-signal.SIGABRT, 1}
-        if rank == lost and fault in ("kill", "kill 0", "kill, and abort", "stop"):
-            expected = {-signal.SIGKILL}
-        elif fault == "kill, and abort":
-            expected = {-signal.SIGABRT}
-        assert code in expected, text
-        sentence = text.partition("sparsejax: ")[2]
-        assert sentence.startswith(f"process {lost} on host "), text
-        assert watched_worker.FAULTS[fault] in sentence
-        assert "sparsejax: " not in sentence  # It is printed once.
+@pytest.fixture
+def in_block(monkeypatch):
+    """A block whose watcher is made up, in a process that nothing ends."""
+    block = watch.Watch(0.1, 0)
+    block._beside = mock.Mock(is_forked=False)
+    monkeypatch.setattr(watch, "SETTLE", 0.0)
+    monkeypatch.setattr(block, "_end", lambda: None)
+    return block
+
+
+def test_an_interrupt_while_it_waits_for_the_others_is_an_error(in_block):
+    in_block._beside.leave.side_effect = KeyboardInterrupt
+    in_block.__exit__(None, None, None)
+    in_block._beside.fail.assert_called_once_with("failed: KeyboardInterrupt:", False)
+
+
+def test_a_script_that_ends_in_its_block_has_not_left_it(in_block, monkeypatch):
+    said = [{"host": "a", "port": 1}, {"host": "b"}]
+    at_exit = {}
+    monkeypatch.setattr(watch.store, "place", lambda: store.Place(1, 2, "a:1"))
+    monkeypatch.setattr(watch.store, "of_all", lambda *_: said)
+    monkeypatch.setattr(watch, "Beside", lambda *_: in_block._beside)
+    monkeypatch.setattr(in_block, "_connected", lambda *_: None)
+    monkeypatch.setattr(watch.atexit, "register", at_exit.setdefault)
+    monkeypatch.setattr(watch.atexit, "unregister", at_exit.pop)
+    with in_block:
+        ((function, text),) = at_exit.items()
+        function(text)
+        in_block._beside.fail.assert_called_once_with(text, False)
+        assert text == "ended its script inside its block"
+    assert not at_exit
+
+
+@pytest.mark.parametrize("code", [None, 0, 3, "no data"])
+def test_a_script_that_exits_in_its_block_has_not_left_it(in_block, code):
+    in_block.__exit__(SystemExit, SystemExit(code), None)
+    in_block._beside.leave.assert_not_called()
+    in_block._beside.fail.assert_called_once()

@@ -1,5 +1,6 @@
 """The watcher beside a process: how the process ended, and what becomes of both."""
 
+import contextlib
 import io
 import os
 import pathlib
@@ -9,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -109,6 +109,23 @@ def test_one_that_does_not_end_is_killed(monkeypatch, watched):
     assert process.wait(10) == -signal.SIGKILL
 
 
+def close(watcher):
+    """Closes what a process has of its watcher, which has ended."""
+    watcher._all_left.set()
+    watcher._line.close()
+    watcher._watcher.wait(10)
+
+
+@contextlib.contextmanager
+def leaving(leave):
+    """The block of another thread that leaves one, and waits until all have left theirs."""
+    thread = threading.Thread(target=leave)
+    thread.start()
+    yield thread
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_a_process_ends_without_its_watcher(capfd):
     ours, other = socket.socketpair()
     hub = Line(ours, 1)
@@ -122,7 +139,7 @@ def test_a_process_ends_without_its_watcher(capfd):
     assert ends == [True]
     assert "the process that watches this one has ended" in capfd.readouterr().err
     assert hub.read(10) is None  # And so the others hear of it.
-    watcher.leave()
+    close(watcher)
     hub.close()
 
 
@@ -173,8 +190,9 @@ def test_what_is_sent_to_all_of_a_job_does_not_end_a_watcher():
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         watcher._watcher.send_signal(each)
     assert hub.read(10) == {"here": True}
-    watcher.leave()
-    assert hub.read(10) == {"done": True}
+    with leaving(watcher.leave):
+        assert hub.read(10) == {"left": True}
+        hub.say(bye=True)
     hub.close()
 
 
@@ -183,12 +201,15 @@ def test_a_forked_child_says_nothing_for_its_process(monkeypatch):
     hub = Line(ours, 1)
     watch = watch_job()
     watch._beside = beside.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 2.0)
+    threading.Thread(target=watch._wait, daemon=True).start()
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: -1)
         watch.__exit__(SystemExit, SystemExit(0), None)
+        watch._fail("ended its script inside its block")
     assert [hub.read(10) for _ in range(3)] == 3 * [{"here": True}]
-    watch.__exit__(None, None, None)
-    assert {"done": True} in hub.heard(10)
+    with leaving(lambda: watch.__exit__(None, None, None)):
+        assert {"left": True} in hub.heard(10)
+        hub.say(bye=True)
     hub.close()
 
 
@@ -227,22 +248,25 @@ def test_a_process_is_told_where_nobody_reads_what_is_printed(monkeypatch, full)
         each.close()
 
 
-def test_others_are_watched_when_process_0_is_done(capfd):
+def test_process_0_waits_for_those_that_leave_later(capfd):
     pairs = {process: socket.socketpair() for process in (1, 2)}
     given = [Line(pair[1], process) for process, pair in pairs.items()]
-    others = {process: Line(pair[0], 0) for process, pair in pairs.items()}
-    watcher = beside.Beside(given, 0, {0: "a", 1: "b", 2: "c"}, 1.0)
+    others = [Line(pair[0], 0) for pair in pairs.values()]
+    watcher = beside.Beside(given, 0, {0: "a", 1: "b", 2: "c"}, 2.0)
     threading.Thread(target=watcher.is_to_end, daemon=True).start()
-    began = time.monotonic()
-    watcher.leave()
-    assert time.monotonic() - began < 2  # It waits for none of them.
-    for _ in range(10):
-        assert others[1].read(10) == {"here": True}
-        for line in others.values():
-            line.say(here=True)
-    others[2].close()
-    why = next(said["why"] for said in others[1].heard(10) if "here" not in said)
-    assert why.startswith("process 2 on host c ended without a word")
-    others[1].close()
+    others[0].say(left=True)
+    with leaving(watcher.leave) as left:
+        for _ in range(3):
+            for line in others:
+                assert line.read(10) == {"here": True}
+                line.say(here=True)
+        assert left.is_alive()
+        others[1].say(left=True)
+    # Until the others have read that all have left.
+    with pytest.raises(subprocess.TimeoutExpired):
+        watcher._watcher.wait(0.5)
+    for line in others:
+        assert {"bye": True} in line.heard(10)
+        line.close()
     assert watcher._watcher.wait(10) == 0
-    assert why in capfd.readouterr().err
+    assert not capfd.readouterr().err

@@ -1,0 +1,109 @@
+"""Each way in which a process ends, or leaves its block early, ends the job by its name.
+
+Process 0 and another one are the victims in turn: the coordinator is in process 0, and it
+is process 0 that tells the others.
+"""
+
+import signal
+import time
+
+import pytest
+
+from tests.helpers import processes
+from tests.wire.job.watched_worker import BEFALLEN, ENDS, GOES_ON, LEAVES, TIMEOUT
+
+
+ALLOWED = 10.0  # seconds, beside those of silence, on a machine that is busy
+JOB = "tests.wire.job.watched_worker"
+VICTIMS = (0, 1)
+
+
+def some_slow(table, *quick):
+    """The names in a table; the tests of others than these are slow."""
+    slow = pytest.mark.slow
+    return [pytest.param(n, marks=() if n in quick else slow) for n in table]
+
+
+def jobs(fault, ranks=2):
+    """The statuses and texts of the processes of a job for each victim, and its seconds."""
+    started = [start(fault, ranks, victim) for victim in VICTIMS]
+    try:
+        return [ended(job) for job in started]
+    finally:
+        for process in [process for job in started for process in job]:
+            process.kill()
+
+
+def start(fault, ranks, victim):
+    address = processes.free_address()
+    return [processes.start(JOB, n, ranks, address, fault, victim) for n in range(ranks)]
+
+
+def ended(job):
+    texts = [process.communicate(timeout=60)[0] for process in job]
+    end, codes = time.time(), [process.returncode for process in job]
+    (befallen,) = [
+        float(line.removeprefix(BEFALLEN))
+        for text in texts
+        for line in text.splitlines()
+        if line.startswith(BEFALLEN)
+    ]
+    return codes, texts, end - befallen
+
+
+def sentence(text):
+    """The one sentence of a process for which the job ends."""
+    assert text.count("sparsejax: ") == 1, text
+    return text.partition("sparsejax: ")[2]
+
+
+def ended_by_library(code):
+    """Whether a process was ended so; without its coordinator JAX may abort it first."""
+    return code in (1, -signal.SIGABRT)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("fault", some_slow(ENDS, "sys.exit(0)"))
+def test_a_process_that_ends_in_its_block_ends_all_by_its_name(fault):
+    way = ENDS[fault]
+    for victim, (codes, texts, seconds) in zip(VICTIMS, jobs(fault), strict=True):
+        assert seconds < ALLOWED + way.silent * TIMEOUT, texts
+        for rank, (code, text) in enumerate(zip(codes, texts, strict=True)):
+            assert sentence(text).startswith(f"process {victim} on host "), text
+            assert way.says in sentence(text)
+            wanted = way.status if rank == victim else way.others
+            assert code == wanted or (wanted in (1, None) and ended_by_library(code)), text
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("fault", some_slow(LEAVES, "break"))
+def test_a_process_that_leaves_before_the_others_ends_all_by_its_name(fault):
+    for victim, (codes, texts, seconds) in zip(VICTIMS, jobs(fault), strict=True):
+        assert seconds < TIMEOUT + ALLOWED, texts
+        for code, text in zip(codes, texts, strict=True):
+            assert ended_by_library(code), text
+            assert sentence(text).startswith(f"process {victim} on host "), text
+            left, _, still = sentence(text).partition(f", and process {1 - victim} on ")
+            assert "left its block at " in left
+            assert "is still in it 4 s later: all processes must take the same" in still
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("fault", some_slow(GOES_ON, "SIGTERM, and all save"))
+def test_a_job_goes_on_to_its_end(fault):
+    for codes, texts, _ in jobs(fault):
+        assert codes == [0, 0], texts
+        assert "sparsejax: " not in "".join(texts)
+        if fault == "SIGTERM, and all save":
+            (first, second) = [text.partition("saved at step ")[2] for text in texts]
+            assert first.split()[0] == second.split()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("fault", ["SIGKILL", "raise", "break"])
+def test_the_third_of_three_hears_of_it(fault):
+    says = ENDS[fault].says if fault in ENDS else "left its block at "
+    for victim, (_, texts, _) in zip(VICTIMS, jobs(fault, ranks=3), strict=True):
+        assert sentence(texts[2]).startswith(f"process {victim} on host "), texts
+        assert says in sentence(texts[2])
