@@ -16,7 +16,7 @@ help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 demo: .venv/demo.stamp  ## Train a language model with dense and with sparse sync
-	@.venv/bin/python -m examples.language_model --plot $(ARGS)
+	@.venv/bin/python -m examples.language_model --plot demo.png $(ARGS)
 
 test: .venv/dev.stamp  ## Run the tests that are not slow
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
@@ -28,6 +28,7 @@ fuzz: .venv/dev.stamp  ## Hold 10,000 drawn cases to the law, in half an hour
 	@.venv/bin/python -m tests.fuzz $(ARGS)
 
 lint: .venv/dev.stamp  ## Check style and types
+	@! git grep -nE '^(<{7}|[|]{7}|>{7}) ' || { echo "Resolve these merge conflicts." >&2; exit 1; }
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/pyright --pythonpath .venv/bin/python
