@@ -9,8 +9,9 @@ are passed to the scheme as they are, dense or by their entries.
 `RowGrads` of distinct ids, whatever the number of rows: which rows those are is for an
 optimizer to know, and there is never room for more than the table has. A leaf stays in the
 bucket that it would have as an array, whose state and metrics it shares; so a state made
-from parameters serves. Where a scheme sends no rows, as the dense all-reduce of small
-leaves, they are made a dense array, and the sum is one, too.
+from parameters serves. Of a bucket that is summed densely, as small leaves are, rows go by
+the scheme of large ones where their lists send fewer bytes (`buckets.tables`). Where they
+do not, or a scheme sends no rows, they are made a dense array, and the sum is one, too.
 
 A bucket is one exchange, unless a sparsifier stands in front: buckets that it leaves as
 elements are exchanged as one where `buckets.joint` says so, a table and kernels alike. Each
@@ -35,12 +36,13 @@ from sparsejax.errors import AxisError, NeedsRanks, StateError
 from sparsejax.schemes import AllReduce
 from sparsejax.schemes.base import (
     LossyScheme,
+    Scheme,
     add_traffic,
     no_traffic,
     sum_of_shared,
 )
 from sparsejax.transforms import checks
-from sparsejax.transforms.buckets import Assignment, check_ids, joint
+from sparsejax.transforms.buckets import Assignment, check_ids, joint, tables
 from sparsejax.transforms.checks import Leaves as Leaves
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.transforms.state import observing, sharded, tree
@@ -48,7 +50,7 @@ from sparsejax.transforms.state.alike import numbers
 from sparsejax.transforms.state.alike.numbers import Sums
 from sparsejax.transforms.state.per_rank import PerRank, check_kind
 from sparsejax.transforms.state.totals import Totals
-from sparsejax.units.row_grads import RowGrads, is_row_grads
+from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.units import Dense
 from sparsejax.wire import Wire
 from sparsejax.wire.collectives import travelling
@@ -97,6 +99,7 @@ class _Given(NamedTuple):
         ids: The rows that this rank's batch touched, by path, if the caller knows.
         wire: The ranks.
         dense: Whether every bucket is summed by an all-reduce.
+        of_rows: The scheme of each leaf that comes as rows.
     """
 
     leaves: Sequence[Any]
@@ -104,6 +107,7 @@ class _Given(NamedTuple):
     ids: Any
     wire: Wire
     dense: bool
+    of_rows: Sequence[Scheme]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +263,8 @@ class Exchange:
             jax.ShapeDtypeStruct(leaf.shape, dtype)
             for leaf, dtype in zip(accumulated, dtypes, strict=True)
         ]
-        buckets = self.assignment.buckets(paths, _like(accumulated, likes))
+        typed = _like(accumulated, likes)
+        buckets = self.assignment.buckets(paths, typed)
         if ids:
             check_ids(buckets, ids, masked)
             ids = None if moving else ids
@@ -268,7 +273,8 @@ class Exchange:
         schemes: dict[str, Any] = {}
         traffic: dict[str, jax.Array] = {}
         shared = [None if dense else joint.is_shared(leaf) for leaf in accumulated]
-        given = _Given(accumulated, likes, ids, wire, dense)
+        of_rows = self.assignment.of_rows(paths, typed)
+        given = _Given(accumulated, likes, ids, wire, dense, of_rows)
         exchanged = []
         for joined in joint.together(buckets, accumulated, shared):
             befores = [state.schemes[bucket.name] for bucket in joined]
@@ -297,10 +303,10 @@ class Exchange:
 
     def _exchange(self, bucket, before, given):
         """The totals and the left out parts of a bucket's leaves, its state and traffic."""
-        leaves, likes, ids, wire, dense = given
+        leaves, likes, ids, wire, dense, _ = given
         dtype = likes[bucket.leaves[0]].dtype
         may_split = not bucket.needs_ranks
-        sent, traffic = self._sums_of_rows(bucket, leaves, wire) if may_split else ({}, [])
+        sent, traffic = self._sums_of_rows(bucket, given) if may_split else ({}, [])
         rest = bucket.without(sent)
         parts = rest.split(leaves) if may_split else [rest]
         left, states = {}, [] if parts else [before]
@@ -333,12 +339,16 @@ class Exchange:
             after = before if dense else _by_shard(after, bucket, wire)
         return sent, left, after, functools.reduce(add_traffic, traffic)
 
-    def _sums_of_rows(self, bucket, leaves, wire):
-        """The sums of leaves that are rows, where the scheme sends rows; their traffic."""
+    def _sums_of_rows(self, bucket, given):
+        """The sums of leaves that are rows, where lists of rows are sent; their traffic."""
         sent, traffic = {}, []
-        for places in _tables(bucket, leaves):
-            tables = [wire.per_rank(leaves[i]) for i in places]
-            summed = bucket.scheme.rows(tables, wire)
+        leaves, wire = given.leaves, given.wire
+        inner = wire.ranks // self._hosts(wire)
+        for scheme, places in tables.listed(
+            bucket, leaves, given.of_rows, wire.ranks, inner
+        ):
+            rows = [wire.per_rank(leaves[i]) for i in places]
+            summed = scheme.rows(rows, wire)
             if summed is None:
                 continue
             for i, total in zip(places, summed.totals, strict=True):
@@ -347,18 +357,6 @@ class Exchange:
                 sent[i] = RowGrads.marked(total.ids, rows, total.shape)
             traffic.append(wire.agree(summed.traffic))
         return sent, traffic
-
-
-def _tables(bucket, leaves):
-    """The places of the leaves that are rows, those that are exchanged as one together."""
-    alike: dict[Any, list[int]] = {}
-    for i in bucket.leaves:
-        leaf = leaves[i]
-        if is_row_grads(leaf):
-            there = bool(leaf.capacity and leaf.size)
-            kind = leaf.shape[1:], leaf.dtype, tree.axes_of(leaf), there
-            alike.setdefault(kind, []).append(i)
-    return alike.values()
 
 
 def _on_rank(bucket, state, wire):

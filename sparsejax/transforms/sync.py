@@ -78,7 +78,8 @@ def sync(
 
     Args:
         scheme: How to add up leaves of at least 65,536 elements. Smaller ones join one
-            dense psum. Or a plan (`sparsejax.make_plan`), which says it for every leaf.
+            dense psum, unless they come as rows and that takes fewer bytes. Or a plan
+            (`sparsejax.make_plan`), which says it for every leaf.
         axis_name: The mesh axis of the ranks; the only manual one if None. A pair is
             (outer, inner), such as ("hosts", "devices"): dense sums inside, the scheme
             across (`schemes.TwoLevel`).

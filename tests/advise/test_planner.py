@@ -158,7 +158,7 @@ def test_a_plan_is_followed_and_what_does_not_fit_is_exact():
     tx = sparsejax.sync(balanced(), "data", reduce="sum")
 
     def run(grads):
-        total, state = tx.update(grads, tx.init(grads))
+        total, state = tx.update(grads, tx.init(helpers.parameters(grads)))
         return total, sparsejax.metrics(state)
 
     step = on_ranks(run)
@@ -191,7 +191,7 @@ def test_a_plan_can_be_saved_read_and_edited(tmp_path):
     assert edited.leaves[1].scheme == schemes.OmniReduce(block=64)
     grads = gradients(3)
     tx = sparsejax.sync(edited, "data", reduce="sum")
-    total = on_ranks(lambda g: tx.update(g, tx.init(g))[0])(grads)
+    total = on_ranks(lambda g: tx.update(g, tx.init(helpers.parameters(g)))[0])(grads)
     np.testing.assert_array_equal(total["embedding"], grads["embedding"].sum(0))
 
 
@@ -241,7 +241,7 @@ def test_a_running_synchronization_tells_enough_for_a_plan():
     tx = sparsejax.zen_sync("data")
 
     def run(grads):
-        state = tx.init(grads)
+        state = tx.init(helpers.parameters(grads))
         for _ in range(2):
             _, state = tx.update(grads, state)
         return state
@@ -292,7 +292,7 @@ def test_two_levels_plan_for_hosts():
 
     def run(x):
         grads = jax.tree.map(lambda g: g[0], x)
-        return tx.update(grads, tx.init(grads))[0]
+        return tx.update(grads, tx.init(helpers.parameters(grads)))[0]
 
     grads = gradients(5, n=8)
     total = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(pair), out_specs=P()))(grads)
@@ -311,21 +311,26 @@ def refused(match, function, *args, **options):
 def test_a_plan_for_another_tree_is_refused_before_anything_is_sent():
     tx = sparsejax.sync(made(), "data")
     grads = gradients(0)
+    first = on_ranks(lambda g: tx.init(helpers.parameters(g)).step)
     fewer = {k: v for k, v in grads.items() if k != "kernel"}
-    refused("no leaf for its 'kernel'", on_ranks(lambda g: tx.init(g).step), fewer)
+    refused(
+        "no leaf for its 'kernel'",
+        first,
+        fewer,
+    )
     more = {**grads, "new": grads["bias"]}
-    refused("no entry for 'new'", on_ranks(lambda g: tx.init(g).step), more)
+    refused("no entry for 'new'", first, more)
     other = {**grads, "bias": np.zeros((N, 300), np.float32)}
     refused(
         r"in the plan 'bias' is float32\[256\], in the tree float32\[300\]",
-        on_ranks(lambda g: tx.init(g).step),
+        first,
         other,
     )
 
 
 def test_a_plan_for_other_ranks_is_refused_before_anything_is_sent():
     tx = sparsejax.sync(made(), "data")
-    step = on_ranks(lambda g: tx.update(g, tx.init(g))[0], 2)
+    step = on_ranks(lambda g: tx.update(g, tx.init(helpers.parameters(g)))[0], 2)
     refused("made for 4 ranks, and there are 2", step, gradients(0, n=2))
     refused("taken on 4 ranks, and here there are 16", made, ranks=16)
     refused("taken on 4 ranks, and here there are 3", made, ranks=3)

@@ -760,6 +760,25 @@ MUTANTS = {
         "_ADDED_IN_PALLAS = (jnp.float32, jnp.float16, jnp.int32, jnp.uint32)",
         "tests/kernels/test_lowered.py",
     ),
+    # Small tables.
+    "rows of small tables are made dense": Mutant(
+        "sparsejax/transforms/buckets/tables.py",
+        "    return [is_enough and of_one > 0 for of_one in saved]",
+        "    return [False for of_one in saved]",
+        "tests/transforms/test_small_tables.py",
+    ),
+    "rows of small tables are listed whatever they cost": Mutant(
+        "sparsejax/transforms/buckets/tables.py",
+        "    return [is_enough and of_one > 0 for of_one in saved]",
+        "    return [True for of_one in saved]",
+        "tests/transforms/test_small_tables.py",
+    ),
+    "a rule without effect is taken": Mutant(
+        "sparsejax/transforms/buckets/assignment.py",
+        "        if value in _UNITS and are_dense and",
+        "        if value in _UNITS and not are_dense and",
+        "tests/transforms/test_small_tables.py",
+    ),
     # Shards over the axis of the ranks.
     "parameters that vary over the ranks are synchronized": Mutant(
         "sparsejax/transforms/checks.py",

@@ -131,9 +131,7 @@ def trained(loss, tx, **options):
 
 
 SYNCS = {
-    "zen": lambda: optax.chain(
-        sparsejax.zen_sync(rules={"table": "row"}), optax.adam(0.05)
-    ),
+    "zen": lambda: optax.chain(sparsejax.zen_sync(), optax.adam(0.05)),
     "rows": lambda: optax.chain(sparsejax.zen_sync(), sparsejax.lazy(optax.adam(0.05))),
 }
 

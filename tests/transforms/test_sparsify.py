@@ -467,7 +467,9 @@ def test_what_is_not_compressed_does_not_make_the_others_dense():
 def test_ids_of_a_batch_do_not_drop_what_waited_from_others():
     """Rows 0 to 4 have a gradient first, and still wait when rows 5 to 9 are named."""
     rows, width = 10, 8
-    tx = optax.chain(sparsejax.top_k(0.1, **SMALL), sync(rules={"": "row"}))
+    tx = optax.chain(
+        sparsejax.top_k(0.1, **SMALL), sync(rules={"": "sparse", "emb": "row"})
+    )
     params = {"embedding": jnp.zeros((rows, width))}
     grads = np.zeros((N, 2, rows, width), np.float32)
     rng = np.random.default_rng(0)

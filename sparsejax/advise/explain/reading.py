@@ -6,9 +6,10 @@ sparsifiers in front of them, and what accumulates around either.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -19,8 +20,9 @@ from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import Scheme
 from sparsejax.schemes.forecast import Load
 from sparsejax.sparsifiers import base as sparsifiers
-from sparsejax.transforms.buckets import Bucket, joint
+from sparsejax.transforms.buckets import Bucket, joint, tables
 from sparsejax.transforms.state import observing
+from sparsejax.units.row_grads import RowGrads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +95,13 @@ def groups_of(
     groups = []
     for exchange in seen.exchanges:
         exchange.part.assignment.check_ranks(hosts)
-        members = _members(exchange, seen.sparsifiers, known, listed)
+        lists = _lists(exchange, known.ranks, hosts, listed)
+        members = _members(exchange, seen.sparsifiers, known, lists)
         shared = [m.sparsifier.shared if m.by_entries else None for m in members]
         found = [
             (min(joined[0].leaves), group)
             for joined in joint.together(exchange.buckets, exchange.leaves, shared)
-            for group in _groups(joined, exchange, members, known.ranks)
+            for group in _groups(joined, exchange, members, lists, known.ranks)
         ]
         # Of two parts of a bucket, too, the one whose first leaf is first.
         order = {path: place for place, path in enumerate(exchange.paths)}
@@ -125,6 +128,7 @@ def _groups(
     joined: Sequence[Bucket],
     exchange: observing.Part,
     members: Sequence[_Member],
+    lists: Mapping[str, Sequence["_Lists"]],
     ranks: int,
 ) -> Iterator[Group]:
     """The groups of buckets that are exchanged as one.
@@ -137,10 +141,11 @@ def _groups(
     by_ranks = bucket.needs_ranks
     bucket = _of_elements(bucket, exchange)
     those = [members[i] for i in bucket.leaves]
-    for width in dict.fromkeys(tuple(m.leaf.shape[1:]) for m in those if m.ids):
-        tables = [m for m in those if m.ids and tuple(m.leaf.shape[1:]) == width]
-        rows = dataclasses.replace(bucket, shape=width)
-        yield _group(rows, tables, exchange.inside, ranks, False, False)
+    for of_one in lists[bucket.name]:
+        found = [members[i] for i in of_one.ids]
+        shape = tuple(found[0].leaf.shape[1:])
+        rows = dataclasses.replace(bucket, scheme=of_one.scheme, shape=shape)
+        yield _group(rows, found, exchange.inside, ranks, False, False)
     those = [m for m in those if not m.ids]
     parts = [those]
     if not by_ranks:
@@ -160,24 +165,63 @@ def _of_elements(bucket, exchange):
     return dataclasses.replace(bucket, units=sizes, shape=())
 
 
-def _members(exchange, before, known, listed) -> list[_Member]:
-    """The leaves of an exchange, in the order of the tree."""
-    found = {}
-    for whole in exchange.buckets:
-        bucket = _of_elements(whole, exchange)
-        for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True):
-            leaf = exchange.leaves[i]
-            ids = listed.of(path, leaf)
-            if ids and (bucket.is_lossy or _sends_rows(bucket.scheme)):
-                found[i] = _table(bucket, path, leaf, ids, exchange, before, known)
-            else:
-                found[i] = _member(bucket, path, leaf, units, exchange, before, known)
-    return [found[i] for i in range(len(exchange.leaves))]
+@dataclasses.dataclass(frozen=True)
+class _Lists:
+    """Leaves of a bucket that are sent as lists of rows, in one exchange.
+
+    Attributes:
+        scheme: What sends them.
+        ids: By the place of a leaf, how many ids a rank lists.
+    """
+
+    scheme: Scheme
+    ids: Mapping[int, int]
+
+
+def _lists(exchange, ranks, hosts, listed) -> dict[str, list[_Lists]]:
+    """What is sent as lists of rows of each bucket, by its name."""
+    pairs = list(zip(exchange.paths, exchange.leaves, strict=True))
+    ids = [listed.of(path, leaf) for path, leaf in pairs]
+    leaves = [
+        _rows(leaf, n) if n else leaf for (_, leaf), n in zip(pairs, ids, strict=True)
+    ]
+    of_rows = exchange.part.assignment.of_rows(exchange.paths, exchange.leaves)
+    found: dict[str, list[_Lists]] = {}
+    for bucket in exchange.buckets:
+        every = tables.listed(bucket, leaves, of_rows, ranks, ranks // hosts)
+        found[bucket.name] = [
+            _Lists(scheme, {i: ids[i] for i in places})
+            for scheme, places in every
+            if bucket.is_lossy or _sends_rows(scheme)
+        ]
+    return found
+
+
+def _rows(leaf, listed):
+    """The shapes of the gradient of a table of which a rank lists so many ids."""
+    ids = lambda: jnp.zeros(listed, jnp.int32)
+    rows = lambda: jnp.zeros((listed, *leaf.shape[1:]), leaf.dtype)
+    return jax.eval_shape(lambda: RowGrads(ids(), rows(), tuple(leaf.shape)))
 
 
 def _sends_rows(scheme):
     """Whether a scheme sends lists of rows; else it is given whole tables."""
     return scheme.forecast_rows(Load(1, 1, 1, "float32", (1.0,), room=1)) is not None
+
+
+def _members(exchange, before, known, lists) -> list[_Member]:
+    """The leaves of an exchange, in the order of the tree."""
+    found = {}
+    for whole in exchange.buckets:
+        bucket = _of_elements(whole, exchange)
+        ids = {i: n for of_one in lists[whole.name] for i, n in of_one.ids.items()}
+        for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True):
+            leaf = exchange.leaves[i]
+            if i in ids:
+                found[i] = _table(bucket, path, leaf, ids[i], exchange, before, known)
+            else:
+                found[i] = _member(bucket, path, leaf, units, exchange, before, known)
+    return [found[i] for i in range(len(exchange.leaves))]
 
 
 def _table(bucket, path, leaf, ids, exchange, before, known):

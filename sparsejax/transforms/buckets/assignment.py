@@ -26,6 +26,7 @@ from sparsejax.transforms.state import tree
 
 SPARSE_FROM = 1 << 16  # elements; a smaller leaf joins the one dense psum
 _EMBEDDING = re.compile("embedding", re.IGNORECASE)
+_UNITS = ("row", "element")
 
 Rules = Mapping[str, Scheme | str]
 
@@ -58,6 +59,10 @@ class Assignment(abc.ABC):
         self, paths: Sequence[str], leaves: Sequence[Any]
     ) -> list[tuple[Scheme, str]]:
         """The scheme and the unit, "row", "element" or "leaf", of each leaf."""
+
+    def of_rows(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[Scheme]:
+        """The scheme of each leaf if it comes as rows: what sends lists of them."""
+        return [scheme for scheme, _ in self.decide(paths, leaves)]
 
     @abc.abstractmethod
     def schemes(self) -> list[Scheme]:
@@ -110,6 +115,8 @@ class Assignment(abc.ABC):
 class ByRules(Assignment):
     """Large leaves by one scheme, small ones densely, and what rules say differently.
 
+    A small leaf that comes as rows goes by the scheme, too, where that saves bytes.
+
     Attributes:
         scheme: For leaves of at least 65,536 elements that no rule gives another.
         rules: From regular expressions, searched in the path, to a scheme, "dense",
@@ -125,17 +132,48 @@ class ByRules(Assignment):
     elements: Callable[[str, Any], bool] | None = None
 
     def decide(self, paths, leaves):
-        used: set[str] = set()
-        pairs = zip(paths, leaves, strict=True)
-        decisions = [self._decide(path, leaf, used) for path, leaf in pairs]
-        unused = [pattern for pattern in self.rules or {} if pattern not in used]
-        if unused and not is_part():
+        pairs = list(zip(paths, leaves, strict=True))
+        decisions = [self._decide(path, leaf) for path, leaf in pairs]
+        if not is_part():
+            for pattern, value in (self.rules or {}).items():
+                matched = [k for k, path in enumerate(paths) if re.search(pattern, path)]
+                schemes = [decisions[k][0] for k in matched]
+                self._check_used(
+                    pattern, value, paths, [leaves[k] for k in matched], schemes
+                )
+        return decisions
+
+    def _check_used(self, pattern, value, paths, leaves, schemes):
+        """Raises where a rule has no effect.
+
+        Args:
+            pattern: Of the rule.
+            value: What it says.
+            paths: Of all leaves.
+            leaves: Those that it matches.
+            schemes: How these are summed.
+        """
+        if not leaves:
             raise RuleError(
-                f"the rule {unused[0]!r} matches no leaf. The leaves are: "
+                f"the rule {pattern!r} matches no leaf. The leaves are: "
                 + ", ".join(repr(path) for path in paths)
                 + ". Rules are regular expressions, searched in these paths."
             )
-        return decisions
+        are_dense = all(isinstance(scheme, AllReduce) for scheme in schemes)
+        # Of a yardstick, such as dense_sync, rules are those of what it is compared with.
+        if value in _UNITS and are_dense and not isinstance(self.scheme, AllReduce):
+            raise RuleError(
+                f"the rule {pattern!r} says {value!r}, and it has no effect: a dense sum "
+                "has no units, and every leaf that it matches is summed densely; the "
+                f"largest has {max(leaf.size for leaf in leaves):,} numbers, and leaves "
+                f"below {SPARSE_FROM:,} join one dense sum. Say 'sparse' to send them by "
+                f"{type(self.scheme).__name__}, or leave the rule out: gradients that come "
+                "as rows, as with sparsejax.lazy, need none."
+            )
+
+    def of_rows(self, paths, leaves):
+        pairs = zip(paths, leaves, strict=True)
+        return [self._said(path)[0] or self.scheme for path, _ in pairs]
 
     def schemes(self):
         values = (self.rules or {}).values()
@@ -150,17 +188,16 @@ class ByRules(Assignment):
 
     def uses(self, path: str, leaf: Any) -> bool:
         """Whether a leaf is summed by the scheme."""
-        return self._decide(path, leaf, set())[0] == self.scheme
+        return self._decide(path, leaf)[0] == self.scheme
 
-    def _decide(self, path: str, leaf: Any, used: set[str]) -> tuple[Scheme, str]:
-        """The scheme and the unit of one leaf; the rules that it matches join `used`."""
+    def _said(self, path: str) -> tuple[Any, Any]:
+        """The scheme and the unit that rules say of a leaf; None where they say nothing."""
         scheme: Any = None
         unit: Any = None
         for pattern, value in (self.rules or {}).items():
             if not re.search(pattern, path):
                 continue
-            used.add(pattern)
-            if value in ("row", "element"):
+            if value in _UNITS:
                 unit = unit or value
             elif value == "dense":
                 scheme = scheme or self._dense()
@@ -168,6 +205,11 @@ class ByRules(Assignment):
                 scheme = scheme or self.scheme
             else:
                 scheme = scheme or value
+        return scheme, unit
+
+    def _decide(self, path: str, leaf: Any) -> tuple[Scheme, str]:
+        """The scheme and the unit of one leaf."""
+        scheme, unit = self._said(path)
         if unit == "row" and leaf.ndim < 2:
             raise RuleError(
                 f"a rule gives leaf {path!r} the unit 'row', but it has shape "

@@ -85,8 +85,8 @@ OTHER = {
         r"the synchronization is .*wire_dtype=None.* on host .*bfloat16.* on host",
     ),
     "rule": (
-        (chain(rules={"table": "row"}), PARAMS),
-        r"the synchronization is .*rules=None.* on host .*'table': 'row'.* on host",
+        (chain(rules={"table": "sparse"}), PARAMS),
+        r"the synchronization is .*rules=None.* on host .*'table': 'sparse'.* on host",
     ),
     "every": (
         (sparsejax.accumulate(chain(), every=3), PARAMS),

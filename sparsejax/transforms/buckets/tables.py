@@ -1,0 +1,105 @@
+"""Leaves that come as rows: which are exchanged together, and which are not at all.
+
+Of an array only its size is known beforehand, and a small one joins the dense sum. Of
+`RowGrads` it is known how many rows a rank lists, so bytes decide: the lists of all ranks,
+if all of their rows are distinct, against the dense sum.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from sparsejax.schemes import AllReduce
+from sparsejax.schemes.base import Scheme
+from sparsejax.schemes.forecast import Load, merged
+from sparsejax.transforms.buckets.bucket import Bucket
+from sparsejax.transforms.state import tree
+from sparsejax.units.row_grads import is_row_grads
+from sparsejax.wire.ladder import ROUND
+
+
+# Bytes that lists have to save, those of all tables together, to be worth an exchange of
+# their own.
+LISTED_FROM = ROUND // 16
+
+
+def listed(
+    bucket: Bucket,
+    leaves: Sequence[Any],
+    of_rows: Sequence[Scheme],
+    ranks: int,
+    inner: int = 1,
+) -> Iterator[tuple[Scheme, list[int]]]:
+    """The leaves of a bucket that are sent as lists of rows, an exchange after the other.
+
+    Args:
+        bucket: The bucket.
+        leaves: The leaves of the tree.
+        of_rows: The scheme of each leaf that comes as rows.
+        ranks: How many ranks there are.
+        inner: How many of them are on a host, where there are two levels.
+
+    Yields:
+        A scheme, and the places of leaves of one width and dtype.
+    """
+    alike: dict[Any, list[int]] = {}
+    for i in bucket.leaves:
+        leaf = leaves[i]
+        if is_row_grads(leaf):
+            there = bool(leaf.capacity and leaf.size)
+            kind = of_rows[i], leaf.shape[1:], leaf.dtype, tree.axes_of(leaf), there
+            alike.setdefault(kind, []).append(i)
+    for (scheme, *_), places in alike.items():
+        if isinstance(bucket.scheme, AllReduce):
+            rows = [leaves[i] for i in places]
+            found = [Table(leaf.shape, leaf.dtype, leaf.capacity) for leaf in rows]
+            worth = worth_listing(found, scheme, ranks, inner)
+            places = [i for i, pays in zip(places, worth, strict=True) if pays]
+        if places:
+            yield scheme, places
+
+
+class Table(NamedTuple):
+    """A leaf that comes as rows.
+
+    Attributes:
+        shape: Of the table.
+        dtype: Of the rows.
+        listed: How many ids a rank lists, with repeats.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    listed: int
+
+
+def worth_listing(
+    tables: Sequence[Table], scheme: Scheme, ranks: int, inner: int = 1
+) -> list[bool]:
+    """Which of some tables of one width are sent as lists of rows, and not densely.
+
+    Args:
+        tables: The tables.
+        scheme: What sends lists of rows.
+        ranks: How many ranks there are.
+        inner: How many of them are on a host, where there are two levels.
+    """
+    saved = [_saved(table, scheme, ranks, inner) for table in tables]
+    is_enough = sum(max(of_one, 0.0) for of_one in saved) >= LISTED_FROM
+    return [is_enough and of_one > 0 for of_one in saved]
+
+
+def _saved(table, scheme, ranks, inner):
+    """Bytes that a rank sends less for lists of rows than for the dense sum."""
+    height, numbers = table.shape[0], math.prod(table.shape[1:])
+    if not table.listed or not height * numbers:
+        return 0.0
+    counts = tuple(float(min(n * table.listed, height)) for n in merged(ranks))
+    dtype = str(jnp.dtype(table.dtype))
+    load = Load(ranks, height, numbers, dtype, counts, room=table.listed)
+    lists = scheme.forecast_rows(load.across(inner) if inner > 1 else load)
+    dense = load.part(inner) if inner > 1 else load
+    wire_dtype = getattr(scheme, "wire_dtype", None)
+    return 0.0 if lists is None else dense.all_reduce(wire_dtype).bytes - lists.bytes
