@@ -1587,6 +1587,30 @@ MUTANTS = {
         "        if False:",
         "tests/transforms/state/checkpoints/test_written.py",
     ),
+    "brackets of a folder's name are a pattern": Mutant(
+        "sparsejax/transforms/state/checkpoints/writing.py",
+        "checkpointer.save(_literal(folder), ",
+        "checkpointer.save(folder, ",
+        "tests/laws/test_paths.py",
+    ),
+    "a name that save uses is given": Mutant(
+        "sparsejax/transforms/state/checkpoints/folders.py",
+        "        if reserved in name:",
+        "        if False:",
+        "tests/laws/test_paths.py",
+    ),
+    "a folder above is another where there is a link": Mutant(
+        "sparsejax/transforms/state/checkpoints/folders.py",
+        '        if ".." in folder.parts:',
+        "        if False:",
+        "tests/laws/test_paths.py",
+    ),
+    "what is no path is looked for": Mutant(
+        "sparsejax/errors.py",
+        '    if not text or "\\0" in text or not is_utf8:',
+        "    if not text:",
+        "tests/laws/test_paths.py",
+    ),
     "a later format is read": Mutant(
         "sparsejax/transforms/state/checkpoints/records.py",
         "if number > FORMAT:",
