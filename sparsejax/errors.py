@@ -5,6 +5,7 @@ Each message names the leaf or argument, what it may be, its value, and the fix.
 
 import math
 import numbers
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -268,6 +269,27 @@ def wrong_state(name: str, needs: str, state: Any) -> StateError:
         f"{name} needs the state that its init makes, {needs}, got {given}. Make the state "
         "anew with sparsejax.init(tx, params, mesh), or use the scheme that has made it."
     )
+
+
+def check_path(name: str, path: Any) -> str:
+    """The text of a path; raises where no file can have it.
+
+    Args:
+        name: Name of the argument.
+        path: A text, or a path of `pathlib`.
+    """
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise ArgumentError(
+            f"{name} must be a text or a pathlib.Path, got {cut(repr(path))}."
+        )
+    is_utf8 = text.encode(errors="replace").decode() == text
+    if not text or "\0" in text or not is_utf8:
+        raise ArgumentError(
+            f"{name} must be the name of a file or folder, some text without NUL that is "
+            f"UTF-8, got {cut(repr(text))}."
+        )
+    return text
 
 
 def check_regular(pattern: Any) -> None:

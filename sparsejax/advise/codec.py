@@ -9,6 +9,7 @@ no other keys, the name alone will do:
 `decode` checks keys and lists; what a value may be, its class checks.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -17,7 +18,7 @@ import os
 import pathlib
 import types
 import typing
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Any
 
 import jax.numpy as jnp
@@ -55,6 +56,8 @@ _AS_RULES_SAY = {"dense": "AllReduce"}
 
 # Bytes of a file that is read. A plan of a hundred thousand leaves has some thirty million.
 LARGEST = 64 * 2**20
+
+_LONGEST = 400  # characters of a path in a message
 
 
 def dumps(value: Any, **head: Any) -> str:
@@ -94,14 +97,31 @@ def loads(text: str | bytes, where: str) -> Any:
 
 def read(path: str | os.PathLike[str], where: str) -> bytes:
     """What a file holds; raises where that is more than such a file can have."""
-    with pathlib.Path(path).open("rb") as opened:
-        text = opened.read(LARGEST + 1)
+    name = errors.check_path("path", path)
+    with _in_words(f"{where} in {path} cannot be read"):
+        with pathlib.Path(name).open("rb") as opened:
+            text = opened.read(LARGEST + 1)
     if len(text) > LARGEST:
         raise ArgumentError(
             f"{where} in {path} has more than {LARGEST:,} bytes, which is no file that "
             "sparsejax has written."
         )
     return text
+
+
+def write(path: str | os.PathLike[str], text: str, where: str) -> None:
+    """Writes a text to a file; messages call what it says `where`."""
+    name = errors.check_path("path", path)
+    with _in_words(f"{where} cannot be written to {path}"):
+        pathlib.Path(name).write_text(text)
+
+
+@contextlib.contextmanager
+def _in_words(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ArgumentError(f"{errors.cut(what, _LONGEST)}: {error.strerror}.") from error
 
 
 def decode(kind: Any, given: Any, where: str) -> Any:

@@ -9,7 +9,7 @@ takes further rounds or goes densely: the sum is exact all the same.
 
 import dataclasses
 import math
-import pathlib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -201,12 +201,15 @@ class Plan(Assignment):
         except RecursionError:
             raise PlanError("the plan has schemes nested too deeply.") from None
 
-    def save(self, path: str | pathlib.Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a file."""
-        pathlib.Path(path).write_text(self.to_json())
+        try:
+            codec.write(path, self.to_json(), "the plan")
+        except ArgumentError as error:
+            raise PlanError(str(error)) from None
 
     @classmethod
-    def load(cls, path: str | pathlib.Path) -> "Plan":
+    def load(cls, path: str | os.PathLike[str]) -> "Plan":
         """Reads a plan from a file."""
         try:
             text = codec.read(path, "the plan").decode()

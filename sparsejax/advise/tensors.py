@@ -15,9 +15,9 @@ process measures, and sends its times to the others.
 
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -67,12 +67,12 @@ class CompressionCost:
         """Seconds for a tensor of `numbers` elements."""
         return self.fixed + self.by_number * numbers
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the cost to a file."""
-        Path(path).write_text(codec.dumps(self) + "\n")
+        codec.write(path, codec.dumps(self) + "\n", "the cost")
 
     @classmethod
-    def load(cls, path: str | Path) -> "CompressionCost":
+    def load(cls, path: str | os.PathLike[str]) -> "CompressionCost":
         """Reads a cost that `save` wrote."""
         where = f"the cost in {path}"
         return codec.decode(cls, codec.loads(codec.read(path, "the cost"), where), where)

@@ -14,7 +14,6 @@ while one is.
 import contextlib
 import functools
 import json
-import threading
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from typing import Any
 # Of zstd's levels orbax takes the third where it writes zarr 3, in twice the time.
 _ZSTD = {"level": 1, "checksum": True}
 _KEY = "crc32"
-_REPLACING = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -50,12 +48,11 @@ def of_chunks() -> Iterator[None]:
         _demand(metadata["codecs"])
         return metadata
 
-    with _REPLACING:
-        utils._build_zarr3_metadata = with_checksums
-        try:
-            yield
-        finally:
-            utils._build_zarr3_metadata = build
+    utils._build_zarr3_metadata = with_checksums
+    try:
+        yield
+    finally:
+        utils._build_zarr3_metadata = build
 
 
 def _demand(codecs: list[dict[str, Any]]) -> None:
@@ -77,6 +74,11 @@ def sealed(given: dict[str, Any]) -> dict[str, Any]:
 def is_sealed(given: dict[str, Any]) -> bool:
     """Whether a description says what it said when it was written."""
     return given.get(_KEY) == _checksum(given)
+
+
+def is_same(given: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two descriptions that are sealed say the same."""
+    return given[_KEY] == other[_KEY]
 
 
 def opened(given: dict[str, Any]) -> dict[str, Any]:

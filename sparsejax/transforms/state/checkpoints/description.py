@@ -153,7 +153,9 @@ def _leaf(x: Any, path: str, arrays: list[Any]) -> Array | Value:
     impl = None
     if is_key(x) and isinstance(x, jax.Array):
         impl = str(jax.random.key_impl(x))
-    return Array(number, tuple(x.shape), str(x.dtype), impl)
+    # orbax stores the order of bytes that this machine has.
+    dtype = x.dtype.newbyteorder("=") if isinstance(x.dtype, np.dtype) else x.dtype
+    return Array(number, tuple(x.shape), str(dtype), impl)
 
 
 def is_key(x: Any) -> bool:
@@ -201,3 +203,17 @@ def leaves(part: Part) -> Iterator[Array | Value]:
             yield from leaves(inside)
     else:
         yield part
+
+
+def arrays_of(part: Part, path: str = "") -> tuple[dict[int, Array], dict[int, str]]:
+    """The arrays that are stored of a description by their numbers, and their paths."""
+    arrays: dict[int, Array] = {}
+    paths: dict[int, str] = {}
+    if isinstance(part, Array) and part.number is not None:
+        arrays[part.number], paths[part.number] = part, path
+    if isinstance(part, Node):
+        for name, inside in part.parts.items():
+            found, where = arrays_of(inside, joined(path, name))
+            arrays |= found
+            paths |= where
+    return arrays, paths

@@ -11,13 +11,14 @@ import numpy as np
 from sparsejax.errors import ArgumentError, CheckpointError
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.checkpoints import records, storage, together
+from sparsejax.transforms.state.checkpoints import folders, reading, records, together
 from sparsejax.transforms.state.checkpoints.comparing import first_difference
 from sparsejax.transforms.state.checkpoints.description import (
     HELD,
     Array,
     Part,
     Value,
+    arrays_of,
     children,
     described,
     is_key,
@@ -71,7 +72,7 @@ def restore(
 
 def _read(path, like, about):
     """The parts of a state, their arrays on this process, and whether to resize."""
-    folder, record = storage.description(storage.folder_of(path))
+    folder, record = folders.description(folders.folder_of(path))
     if about is not None:
         _check_about(records.check_about(about), record.about, folder)
     fresh, arrays = described(like)
@@ -87,8 +88,7 @@ def _read(path, like, about):
         )
     places = list(_places(record.tree, like, others))
     wanted = {number: at for place in places for number, at in place.wanted().items()}
-    paths = {number: place.path for place in places for number in place.wanted()}
-    return places, storage.read(folder, _shapes(record.tree), wanted, paths), others
+    return places, reading.read(folder, *arrays_of(record.tree), wanted), others
 
 
 def _check_about(here, there, folder):
@@ -122,14 +122,6 @@ def _check_same(record, fresh, here, others, folder, held):
         f"was written by sparsejax {record.versions['sparsejax']} with JAX "
         f"{record.versions['jax']}.{ranks}"
     )
-
-
-def _shapes(saved):
-    """The shapes of all arrays, as they are stored; None where the array does not say."""
-    arrays = (part for part in leaves(saved) if isinstance(part, Array))
-    # The numbers of a key have an axis more.
-    of = {x.number: None if x.impl else x.shape for x in arrays}
-    return {number: shape for number, shape in of.items() if number is not None}
 
 
 class _Place(NamedTuple):

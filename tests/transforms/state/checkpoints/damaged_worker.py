@@ -3,8 +3,9 @@
     python -m tests.transforms.state.checkpoints.damaged_worker FOLDER COORDINATOR RANK
 
 Each writes a shard. Then the devices change places: process 1 reads what process 0 wrote,
-and the other way round. Then one of them cannot write. Of each case a line tells: what it
-is, and what was raised, or that the numbers are those that were saved.
+and the other way round. Then one of them cannot write, or what it has written is damaged
+before it is read back. Of each case a line says what it is, and what was raised, or that
+the numbers are those that were saved.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ def main(folder, coordinator, rank):
 
     import sparsejax
     from sparsejax.errors import ArgumentError, CheckpointError
+    from sparsejax.transforms.state.checkpoints import storage, writing
     from sparsejax.wire.job import store
     from tests.transforms.state.checkpoints.test_damaged import files, flipped, instead
 
@@ -61,13 +63,39 @@ def main(folder, coordinator, rank):
         together()
         print(f"{case}: {outcome}", flush=True)
 
-    def save(most):
+    def save(most=-1):
         """Saves something else, as on a disk that has room for so many bytes of a file."""
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, -1))
         try:
             sparsejax.save(folder, {"w": laid(numbers + 1, devices)}, replace=True)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+
+    def save_damaged(row):
+        """Saves something else, of which a row is damaged before any process reads it."""
+        write = writing.write
+
+        def written(folder, about, arrays):
+            write(folder, about, arrays)
+            together()
+            if rank == 0:
+                shard = (numbers + 1)[row].tobytes()
+                (file,) = [file for file in files(folder) if shard in file.read_bytes()]
+                content = file.read_bytes()
+                file.write_bytes(flipped(content, 8 * content.index(shard) + 5))
+            together()
+
+        writing.write = written
+        try:
+            save()
+        finally:
+            writing.write = write
+
+    record = storage.folders.record
+
+    def unseen(folder):
+        """As on a host that does not see what process 0 has written."""
+        return record(folder.parent / "elsewhere")
 
     random.seed(5)
     for row in (0, 1):
@@ -93,6 +121,14 @@ def main(folder, coordinator, rank):
     for full in (0, 1):
         told(f"full {full}", do=lambda full=full: save(600 if rank == full else -1))
         told(f"kept {full}")
+    for row in (0, 1):
+        told(f"damaged {row}", do=lambda row=row: save_damaged(row))
+        told(f"after it {row}")
+    storage._SEEN = 1.0
+    if rank == 1:
+        storage.folders.record = unseen
+    told("unseen 1", do=save)
+    storage.folders.record = record
     told("at last")
 
 

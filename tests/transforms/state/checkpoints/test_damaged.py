@@ -1,9 +1,9 @@
 """A bit that has turned on disk, anywhere, is found, or all comes back as it was saved."""
 
 import contextlib
-import gc
 import json
 import random
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,6 @@ from tests.transforms.state.checkpoints.cases import refused
 
 
 pytest.importorskip("orbax.checkpoint")
-
-# Threads of orbax may still read when the first of them has failed.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
-]
 
 FLIPS = 60
 
@@ -63,13 +57,6 @@ def saved(state, tmp_path_factory):
     path = tmp_path_factory.mktemp("damaged") / "5"
     sparsejax.save(path, state, about={"data": "wiki"})
     return path
-
-
-@pytest.fixture(autouse=True)
-def gone():
-    """What the threads of orbax have left is collected here, and not in another test."""
-    yield
-    gc.collect()
 
 
 def files(folder):
@@ -157,6 +144,22 @@ def test_others_who_read_a_part_find_it_too(saved, state, like):
     assert helpers.octets(sparsejax.restore(saved, other)) == helpers.octets(state)
     with instead(file, flipped(content, 8 * content.index(shard) + 3)):
         refused("cannot be read", sparsejax.restore, saved, other)
+
+
+def test_a_chunk_that_is_in_no_table_is_not_zeros(saved, like, tmp_path):
+    """As where it was never written: the tables themselves are whole."""
+    import tensorstore
+
+    copy = tmp_path / "5"
+    shutil.copytree(saved, copy)
+    parts = json.loads((copy / "about" / "metadata").read_text())["tree"]["parts"]
+    base = {"driver": "file", "path": f"{copy / 'state'}/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    chunk = f"{parts['sharded']['array']}/c/1/0"
+    assert chunk.encode() in store.list().result()
+    store.write(chunk, None).result()
+    assert chunk.encode() not in store.list().result()
+    refused("or damaged at 'sharded': ", sparsejax.restore, copy, like)
 
 
 def test_what_the_description_says_has_a_checksum(saved, like):

@@ -16,7 +16,8 @@ def test_what_is_damaged_for_one_process_is_refused_by_all(tmp_path):
     """Of what another process wrote: the worker's processes change places to read."""
     pytest.importorskip("orbax.checkpoint")
     address = processes.free_address()
-    jobs = [processes.start(WORKER, tmp_path / "5", address, rank) for rank in (0, 1)]
+    folder = tmp_path / "lr=[0.1]" / "5"
+    jobs = [processes.start(WORKER, folder, address, rank) for rank in (0, 1)]
     outputs = []
     try:
         for job in jobs:
@@ -49,4 +50,15 @@ def test_what_is_damaged_for_one_process_is_refused_by_all(tmp_path):
             who = "" if rank == full else rf"process {full} on host \S+: "
             assert re.match(rf"{kept} is kept: {who}\w+: ", said.pop(f"full {full}"))
         assert first.pop(f"kept {full}") == "whole"
+    # Each reads back what it has written, and what one cannot read gets no name.
+    unseen = "what was written is not there: .* all need the same path"
+    assert re.match(
+        rf"{kept} is kept: process 1 on host \S+: {unseen}", first.pop("unseen 1")
+    )
+    for row in (0, 1):
+        said = first.pop(f"damaged {row}")
+        why = "what was written cannot be read back at 'w': "
+        assert re.match(rf"{kept} is kept: process {row} on host \S+: {why}", said)
+        assert first.pop(f"after it {row}") == "whole"
     assert first == {"at last": "whole"}
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["5"]

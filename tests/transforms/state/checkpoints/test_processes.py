@@ -39,10 +39,10 @@ def assert_same(parts, whole):
 @pytest.mark.multiprocess
 def test_two_processes_save_and_two_or_one_go_on(tmp_path):
     pytest.importorskip("orbax.checkpoint")
-    folder, out = tmp_path / "run" / "2", tmp_path / "out"
+    folder, out = tmp_path / "run[1]" / "lr=[0.1]", tmp_path / "out"
     out.mkdir()
     first = by_two(folder, out)
-    assert [path.name for path in folder.parent.iterdir()] == ["2"]
+    assert [path.name for path in folder.parent.iterdir()] == ["lr=[0.1]"]
     again = by_two(folder, out)  # processes that have not trained before
     one = by_one(folder, out / "one.npz", 2)
     assert_same(first, one)

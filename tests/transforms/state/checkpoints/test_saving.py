@@ -102,12 +102,12 @@ def test_a_crash_while_one_takes_the_place_of_another(saved, monkeypatch, rename
         done.append(to)
         return rename(path, to)
 
-    def finishing(*given):
+    def naming(*given):
         monkeypatch.setattr(type(saved), "rename", crashing)
-        return finish(*given)
+        return named(*given)
 
-    finish = storage._finished
-    monkeypatch.setattr(storage, "_finished", finishing)
+    named = storage._named
+    monkeypatch.setattr(storage, "_named", naming)
     with pytest.raises(KeyboardInterrupt):
         sparsejax.save(saved, other, replace=True)
     monkeypatch.undo()
@@ -149,4 +149,5 @@ def test_without_orbax_it_is_named(tmp_path, saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     match = r"pip install 'sparsejax\[checkpoint\]', or pip install orbax-checkpoint"
     refused(match, sparsejax.save, tmp_path / "new", STATE)
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
     refused(match, sparsejax.restore, saved, LIKE)
