@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import checkify
 
 from sparsejax.errors import ArgumentError
 
@@ -35,6 +36,23 @@ def check_numbered(name: str, units: int) -> None:
 def comparable(indices: jax.Array) -> jax.Array:
     """Indices of at least 32 bits: narrower ones cannot be compared with 300, say."""
     return indices.astype(jnp.int32) if indices.dtype.itemsize < 4 else indices
+
+
+def check_in_range(indices: jax.Array, size: int, name: str, meaning: str) -> None:
+    """Reports indices out of [0, size] under checkify; else it is no check.
+
+    Args:
+        indices: Integers.
+        size: How many units there are.
+        name: What the indices are, for the message.
+        meaning: What `size` marks, for the message.
+    """
+    indices = comparable(indices)
+    message = f"{name} must lie in [0, {size}], where {size} marks {meaning}."
+    # Without the numbers that are out of range: each array that a message is given makes
+    # JAX walk through the whole program that is being traced.
+    message = message.replace("{", "{{").replace("}", "}}")
+    checkify.debug_check(jnp.all((indices >= 0) & (indices <= size)), message)
 
 
 def in_range(indices: jax.Array, size: int) -> jax.Array:

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import checkify
 
 import pallas_kernels
 from pallas_kernels import rank_select
@@ -25,7 +24,7 @@ from pallas_kernels.reference import FLAGS_AT_MOST, distinct as distinct
 from sparsejax import axes
 from sparsejax.errors import ArgumentError, LeafError
 from sparsejax.units import bits
-from sparsejax.units.dtypes import check_numbered, comparable, in_range, wide
+from sparsejax.units.dtypes import check_in_range, check_numbered, in_range, wide
 from sparsejax.units.sparse_tensor import Origin
 
 
@@ -120,16 +119,7 @@ class RowGrads:
                 f"{list(wanted)}."
             )
         check_numbered(name, shape[0])
-        ids = comparable(self.ids)
-        checkify.debug_check(
-            jnp.all((ids >= 0) & (ids <= shape[0])),
-            name
-            + ": ids must lie in [0, {height}], where {height} marks a place without a "
-            "row; the smallest is {low}, the largest {high}.",
-            height=jnp.int32(shape[0]),
-            low=jnp.min(ids, initial=shape[0]),
-            high=jnp.max(ids, initial=0),
-        )
+        check_in_range(self.ids, shape[0], f"{name}: ids", "a place without a row")
 
     def to_dense(self) -> jax.Array:
         """The whole gradient, rows of equal ids added up."""

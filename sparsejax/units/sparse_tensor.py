@@ -22,13 +22,12 @@ import weakref
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import checkify
 
 import pallas_kernels
 from pallas_kernels.types import same_trace
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
-from sparsejax.units.dtypes import check_numbered, comparable, in_range
+from sparsejax.units.dtypes import check_in_range, check_numbered, in_range
 
 
 class Origin:
@@ -143,15 +142,8 @@ class SparseTensor:
                 f"{[self.capacity, *self.shape[1:]]}."
             )
         check_numbered(name, self.units)
-        indices = comparable(self.indices)
-        checkify.debug_check(
-            jnp.all((indices >= 0) & (indices <= self.units)),
-            name + ": indices must lie in [0, {units}], where {units} marks an entry that "
-            "is not used; the smallest is {low}, the largest {high}.",
-            units=jnp.int32(self.units),
-            low=jnp.min(indices, initial=self.units),
-            high=jnp.max(indices, initial=0),
-        )
+        meaning = "an entry that is not used"
+        check_in_range(self.indices, self.units, f"{name}: indices", meaning)
 
     def present(self) -> jax.Array:
         """Flags the units that have an entry: booleans [units]."""
