@@ -51,6 +51,27 @@ def test_units_schemes_and_bytes_are_those_of_the_optimizer():
     assert rows["embedding"].density_after == pytest.approx(1 - 0.99**16)
 
 
+def test_a_tall_leaf_without_a_name_of_a_table_asks_what_is_read_of_it():
+    """It is taken to be dense, and that is no verdict, nor a reason for a sparsifier."""
+    params = {
+        "users": jax.ShapeDtypeStruct((2_000_000, 64), jnp.float32),
+        "kernel": jax.ShapeDtypeStruct((4096, 1024), jnp.float32),
+    }
+    found, _ = explained(params=params)
+    text = str(found)
+    assert "dense is better, unless few rows are read: see below" in text
+    assert "Taken to be dense, though tall as tables are: users." in text
+    assert "ids={'users': n} (--ids)" in text
+    assert found.advice.startswith("Advice: say first what a step reads of users, ids= or")
+    assert "dgc" not in found.advice
+    settled, _ = explained(params=params, density={"users": 0.001})
+    assert "tall as tables" not in str(settled)
+    assert settled.advice.startswith("Advice: keep sparsejax.zen_sync()")
+    # The height of a kernel is a few times its width.
+    _, rows = explained(params={"kernel": params["kernel"]})
+    assert rows["kernel"].verdict == "dense is better here"
+
+
 def test_leaves_that_are_joined_are_one_row_with_one_latency():
     many = {f"l{i:03d}": jax.ShapeDtypeStruct((128,), jnp.float32) for i in range(200)}
     one = {"l": jax.ShapeDtypeStruct((200 * 128,), jnp.float32)}

@@ -137,7 +137,9 @@ class _Examination:
             self.add("job", WRONG, text)
         versions = ", ".join(f"{k} {v}" for k, v in told[0]["versions"].items())
         where = f" (process 0 on {told[0]['host']})" if wrong else ""
-        self.add("versions", NOTE if wrong else OK, f"{versions}{where}.")
+        alone = " There is one process: nothing to compare." if len(told) == 1 else ""
+        status = NOTE if wrong or alone else OK
+        self.add("versions", status, f"{versions}{where}.{alone}")
         if wrong:
             return self.add("job", NOTE, "nothing else was looked at: see above.")
         wrong, devices = job.compare_devices(told, self.timeout)
@@ -184,7 +186,7 @@ class _Examination:
                 self.add("kernels", OK, f"{name} can run.")
             elif devices[0]["platform"] == "cpu":
                 text = f"{name} needs a GPU of NVIDIA; on CPUs plain XLA computes."
-                self.add("kernels", OK, text)
+                self.add("kernels", NOTE, text)
             else:
                 pairs = zip(told, devices, strict=True)
                 where = {one["host"] for one, has in pairs if has["kernels"][name]}

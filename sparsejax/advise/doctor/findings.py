@@ -16,7 +16,8 @@ class Finding:
 
     Attributes:
         about: What it is about, in a word.
-        status: "OK", "note" where something is to be known, or "WRONG".
+        status: "OK" for what was checked, "note" for what was not and for what you should
+            know, or "WRONG".
         text: What was found.
         fix: What to do.
     """
@@ -58,4 +59,5 @@ class Report:
     def __str__(self) -> str:
         count = len(self.wrong)
         end = f"{count} {'thing is' if count == 1 else 'things are'} wrong."
-        return "\n".join([*map(str, self.findings), end if count else "Nothing is wrong."])
+        end = end if count else "Nothing that was checked is wrong."
+        return "\n".join([*map(str, self.findings), end])

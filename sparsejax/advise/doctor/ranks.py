@@ -35,7 +35,8 @@ def gradient(
         mesh: The mesh.
         axis_name: The axis of the ranks.
         grad_fn: From the parameters and a rank's share of a batch to the gradient, as it is
-            called inside `jax.shard_map`; None looks at what JAX does in general.
+            called inside `jax.shard_map`; None looks at what JAX does in general, which
+            is no check.
         params: The parameters.
         batch: A batch of all ranks.
     """
@@ -64,14 +65,15 @@ def _of_jax(mesh, axis_name):
     if _summed(mesh, axis_name, local, w, x):
         text = f"JAX {jax.__version__} sums the gradient of sparsejax.local(params):"
         return Finding("gradient", WRONG, text, "use data_parallel, and tell us.")
-    if not plain:
-        return Finding("gradient", OK, "jax.grad leaves it local in this JAX.")
-    text = (
-        "in jax.shard_map jax.grad sums what is taken with respect to replicated "
-        f"parameters: {_LOCAL}. A synchronization raises where it was summed; with "
-        "check_vma=False that cannot be seen."
-    )
-    return Finding("gradient", OK, text)
+    text = "jax.grad leaves it local in this JAX."
+    if plain:
+        text = (
+            "in jax.shard_map jax.grad sums what is taken with respect to replicated "
+            f"parameters: {_LOCAL}. A synchronization raises where it was summed; with "
+            "check_vma=False that cannot be seen."
+        )
+    fix = "Give doctor the gradient function, grad_fn= (--gradient), to check it."
+    return Finding("gradient", NOTE, f"not checked: none was given; {text}", fix)
 
 
 def _summed(mesh, axis_name, grad_fn, params, batch) -> list[str]:
@@ -136,6 +138,9 @@ def parameters(params: Any, hosts: list[str], timeout: float) -> Finding:
         text = "they have shapes and no numbers; the shapes are the same on all processes."
         return Finding(about, NOTE, text)
     sum_ = own["all"][:8]
+    if len(told) == 1 and not any(len(its) > 1 for its in hashes.values()):
+        text = "one process has one copy of each: there is nothing to compare."
+        return Finding(about, NOTE, text)
     where = (
         f"on {len(told)} processes" if len(told) > 1 else "on the devices of one process"
     )
@@ -157,6 +162,8 @@ def plan(explained: str, hosts: list[str], timeout: float) -> Finding:
             text = f"{who} would synchronize in another way than process 0."
             fix = "Give all processes the same optimizer, rules and plan file."
             return Finding("plan", WRONG, text, fix)
+    if len(told) == 1:
+        return Finding("plan", OK, "the transformation fits the parameters.")
     return Finding("plan", OK, f"leaves go by the same schemes everywhere ({told[0][:8]}).")
 
 

@@ -47,8 +47,17 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
     dense = _paths([row for group, row in pairs if not _chooses(group.scheme)], "dense")
     if dense:
         yield f"Taken to be dense, since nothing makes it sparse: {_some(dense)}."
+    unknown = _paths(rows, "unknown")
+    if unknown:
+        one = unknown[0]
+        yield (
+            f"Taken to be dense, though tall as tables are: {_some(unknown)}. If a step "
+            f"reads some of the rows, say how many: ids={{{one!r}: n}} (--ids), the ids of "
+            "a rank, where gradients come as rows (sparsejax.lazy); else density="
+            f"{{{one!r}: share}}, or sparsejax.profile."
+        )
     sources = {source for _, row in pairs for source in row.sources}
-    if sources - {"measured", "dense"}:
+    if sources - {"measured", "dense", "unknown"}:
         yield "Sets of several ranks are taken to be independent, which overlap least."
     for sparsifier in dict.fromkeys(g.sparsifier for g in groups if g.sparsifier):
         name = type(sparsifier).__name__
@@ -113,6 +122,13 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: Times) -> str:
         return "Advice: keep it as it is; there is nothing to send."
     told, dense = (_step(rows, name) for name in (CHOSEN, _DENSE))
     call = _call(rows)
+    unknown = _paths(rows, "unknown")
+    if unknown and told >= _WORTH * dense:
+        return (
+            f"Advice: say first what a step reads of {_some(unknown)}, ids= or density=: "
+            f"taken to be dense, a step takes {told:.3g} ms, {dense:.3g} densely, and a "
+            "table of which few rows are read takes a small part of that."
+        )
     if told < _WORTH * dense:
         gain = f"{told:.3g} ms a step instead of {dense:.3g} densely"
         sparser = _with(groups, rows, times, _sparsified)

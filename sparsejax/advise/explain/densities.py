@@ -24,6 +24,9 @@ from sparsejax.transforms.buckets import ByRules
 TABLE = 0.01  # the guess for a table: the share of its rows that a rank's batch looks up
 _TABLE = re.compile("embed|table", re.IGNORECASE)
 _TALL = 4  # a table has so many times as many rows as columns
+# Without such a name a leaf may be a table if it has that many rows, and so many times as
+# many as columns: kernels of layers do not.
+_ROWS, _VERY_TALL = 10_000, 16
 
 Measured = Mapping[str, LeafProfile]
 Density = float | Mapping[str, float] | Measured | Sequence[Measured]
@@ -35,7 +38,8 @@ class Shares(NamedTuple):
     Attributes:
         sums: Of one rank, and of sums over 2, 4, ... and all ranks.
         source: "given", "measured", "assumed" for the guess of a table, "uniform" for ids
-            that are drawn alike, "dense", or "selected" by a sparsifier.
+            that are drawn alike, "dense", "unknown" where a dense leaf has the shape of a
+            table, or "selected" by a sparsifier.
         skewness: Of one rank, as in `Load`.
         sum_skewness: Of the sum.
     """
@@ -105,7 +109,7 @@ class Densities:
             return self._independent(given[0], "given")
         if is_table(path, leaf):
             return self._independent(TABLE, "assumed")
-        return self._independent(1.0, "dense")
+        return self._independent(1.0, "unknown" if may_be_table(leaf) else "dense")
 
     def shares_of_rows(self, path: str, leaf: Any, ids: int) -> Shares:
         """The shares of a table's rows that are among so many ids of each rank.
@@ -114,7 +118,7 @@ class Densities:
         """
         height = leaf.shape[0]
         shares = self.shares(path, leaf, height, tuple(leaf.shape[1:]))
-        if shares.source in ("assumed", "dense"):
+        if shares.source in ("assumed", "dense", "unknown"):
             share = -math.expm1(ids * math.log1p(-1 / height)) if height > 1 else 1.0
             return self._independent(share, "uniform")
         if shares.sums[0] * height > ids * (1 + 1e-9):
@@ -192,6 +196,13 @@ def is_table(path: str, leaf: Any) -> bool:
     if len(leaf.shape) != 2 or not _TABLE.search(path):
         return False
     return leaf.shape[0] >= _TALL * leaf.shape[1]
+
+
+def may_be_table(leaf: Any) -> bool:
+    """Whether a leaf whose name does not say so has the shape of a table."""
+    if len(leaf.shape) != 2:
+        return False
+    return leaf.shape[0] >= max(_ROWS, _VERY_TALL * leaf.shape[1])
 
 
 def densities(density: Density | None, ranks: int) -> Densities:

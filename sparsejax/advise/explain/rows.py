@@ -53,7 +53,8 @@ class Row:
         density: The share of one rank's units that are not zero, or that are selected.
         density_after: The share of the sum's units.
         sources: Where the density of each leaf comes from: "given", "measured", "assumed"
-            for a table, "dense", where nothing is known to make it sparse, or "selected".
+            for a table, "dense", where nothing is known to make it sparse, "unknown",
+            where that leaf has the shape of a table, or "selected".
         sparsifier: The sparsifier that selects from these leaves, or "".
         every: How many steps there are to an exchange.
         capacity: Entries in the longest message, 0 where it is sent densely.
@@ -73,7 +74,8 @@ class Row:
             one level; else None.
         pays_below: The density below which the scheme is sooner done than a dense sum.
         reason: Where another scheme is sooner done: why it is not the one.
-        verdict: "dense is better here", or "".
+        verdict: "dense is better here", with what would settle it where a density is
+            unknown, or "".
     """
 
     name: str
@@ -190,9 +192,16 @@ def row_of(group: Group, times: Times) -> Row:
         columns=_columns(group, times),
         pays_below=0.0 if is_fixed else _pays_below(group, times),
         reason="",
-        verdict="dense is better here" if dense_wins and not is_fixed else "",
+        verdict=_verdict(group) if dense_wins and not is_fixed else "",
     )
     return dataclasses.replace(row, reason=_reason(row, group))
+
+
+def _verdict(group):
+    """What is said where a dense sum is done no later."""
+    if "unknown" in group.sources:
+        return "dense is better, unless few rows are read: see below"
+    return "dense is better here"
 
 
 def forecast_of(group: Group, scheme: Scheme, load: Load) -> Forecast:

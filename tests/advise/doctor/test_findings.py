@@ -46,7 +46,19 @@ def test_devices_of_one_process_are_told_and_nothing_is_wrong():
     assert [text.split()[0] for _, text in of(report, "kernels")] == ["triton", "pallas"]
     assert report.links is None
     assert report.explanation is None
-    assert str(report).endswith("Nothing is wrong.")
+    assert str(report).endswith("Nothing that was checked is wrong.")
+
+
+def test_what_was_not_checked_is_no_ok():
+    """With one process, one copy of the parameters and no gradient nothing is compared."""
+    report = sparsejax.doctor(params={"w": np.ones(3, np.float32)})
+    found = {one.about: one.status for one in report.findings}
+    assert {about for about, status in found.items() if status == "OK"} == {
+        "devices",
+        "plan",
+    }
+    assert "one copy of each: there is nothing to compare" in of(report, "parameters")[0][1]
+    assert "There is one process: nothing to compare" in of(report, "versions")[0][1]
 
 
 def test_a_model_is_explained_and_dense_is_named_where_it_is_better():
@@ -86,7 +98,9 @@ def test_a_gradient_that_was_summed_is_wrong_and_a_local_one_is_not():
     assert of(report, "gradient") == [("OK", "it is local: each rank has its own. ")]
     broken = sparsejax.doctor(grad_fn=lambda params, x: params["v"], **given)
     assert "cannot be traced: KeyError: 'v'" in broken.wrong[0].text
-    assert of(sparsejax.doctor(), "gradient")[0][0] == "OK"
+    ((status, text),) = of(sparsejax.doctor(), "gradient")
+    assert status == "note"
+    assert text.startswith("not checked: none was given")
 
 
 def test_devices_with_other_bytes_of_a_parameter_are_wrong():
@@ -463,7 +477,7 @@ def test_the_command_prints_findings_and_says_by_its_status_what_it_found(capsys
     assert command.main([*line, "--ranks", "4"]) == 0
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
-    assert lines[-1] == "Nothing is wrong."
+    assert lines[-1] == "Nothing that was checked is wrong."
     assert {text[:5].strip() for text in lines[:-1]} == {"OK", "note"}
     # The columns are aligned.
     assert {text[7:17].strip() for text in lines[:-1]} == {
