@@ -11,6 +11,7 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import sparsejax
 from tests import helpers
 from tests.helpers import snippets
 
@@ -90,6 +91,22 @@ def test_the_change_to_a_script(page):
         out_specs=P(),
     )
     jax.eval_shape(step, params, tx.init(params), names["batch"])
+
+
+NAME = re.compile(r"`(sparsejax\.[\w.]+|(?:[a-z_]+\.)*[a-z_]+_sync)\b[^`]*`")
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_names_on_a_page_are_there_and_not_deprecated(page):
+    """Warnings are errors here: a name that is gone in the next version is one."""
+    text = re.sub(r"^```.*?^```$", "", PAGES[page], flags=re.M | re.S)
+    for name in NAME.findall(text):
+        path = ["sparsejax", *name.removeprefix("sparsejax.").split(".")]
+        found = sparsejax
+        for at, part in enumerate(path[1:], 2):
+            if not hasattr(found, part):  # a module that is imported where it is needed
+                importlib.import_module(".".join(path[:at]))
+            found = getattr(found, part)
 
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

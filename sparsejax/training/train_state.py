@@ -101,9 +101,11 @@ def require_synchronized(
         if names & tree.axes_of(leaf):
             raise ArgumentError(
                 f"after tx.update the update of {path!r} still differs by rank: tx does "
-                "not synchronize it. Put sparsejax.zen_sync() first in the chain, behind a "
+                "not synchronize it. Put sparsejax.zen_sync() first in the chain, after a "
                 "sparsifier if there is one; under optax.masked or optax.partition give "
-                "the other leaves sparsejax.dense_sync()."
+                "the other leaves sparsejax.dense_sync(). Of a frozen leaf clear the "
+                "gradient in front instead, optax.chain(optax.masked(optax.set_to_zero(), "
+                "frozen), sparsejax.zen_sync(), ...): then nothing is sent of it."
             )
     specs, structure = jax.tree.flatten(
         opt_specs, is_leaf=lambda x: isinstance(x, PartitionSpec)

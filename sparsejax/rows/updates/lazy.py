@@ -76,8 +76,9 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     rows of Adagrad and RMSProp.
 
     With exact=False rows that are not listed keep their bytes, in the parameter and in the
-    state, and only numbers of steps are common to all rows: what PyTorch calls `SparseAdam`
-    and TensorFlow `LazyAdam`.
+    state, and only numbers of steps are common to all rows: the same rows move as with
+    `SparseAdam` of PyTorch and `LazyAdam` of TensorFlow, by the numbers of optax's Adam,
+    whose eps is added elsewhere.
 
     `tx` must keep rows apart: what it does to one must not depend on others. All of
     `optax.sgd`, `adam`, `adamw`, `adagrad`, `rmsprop`, `lion`, `adabelief` and `nadam` do,
