@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from sparsejax.rows import programs
 from sparsejax.rows.programs import Kind
@@ -31,7 +32,8 @@ class Value:
         flat: Whether all its numbers are alike; known only where it has no rows.
         mixed: Where rows that it depends on were mixed; None if they were not.
         times: An input and a factor, if it is that multiple of that input; None in place
-            of the input for a number that is known.
+            of the input for a number. NaN for a factor or a number that is not known.
+        affine: The inputs in which each of its numbers is affine, of those at its place.
         plus: An input and a number, if it is that input and so much more, up to the
             largest number of its dtype.
     """
@@ -42,6 +44,7 @@ class Value:
     mixed: str | None = None
     times: Times | None = None
     plus: Times | None = None
+    affine: frozenset[int] = frozenset()
 
     @property
     def is_zero(self) -> bool:
@@ -49,26 +52,33 @@ class Value:
         return self.times is not None and self.times[1] == 0
 
 
-def follow(program: Any, values: Sequence[Value]) -> list[Value]:
+def follow(
+    program: Any, values: Sequence[Value], constants: Sequence[Value] | None = None
+) -> list[Value]:
     """The facts about the outputs of a program, from those about its inputs.
 
     Args:
         program: The closed program.
         values: What is known of each of its inputs.
+        constants: What is known of each of its constants; what can be seen, if None.
     """
     jaxpr = program.jaxpr
-    env = dict(zip(jaxpr.constvars, map(_constant, program.consts), strict=True))
+    constants = list(map(constant, program.consts)) if constants is None else constants
+    env = dict(zip(jaxpr.constvars, constants, strict=True))
     env.update(zip(jaxpr.invars, values, strict=True))
-    get = lambda v: _constant(v.val) if programs.is_literal(v) else env[v]
+    get = lambda v: constant(v.val) if programs.is_literal(v) else env[v]
     for eqn in jaxpr.eqns:
         env.update(zip(eqn.outvars, _made(eqn, list(map(get, eqn.invars))), strict=True))
     return list(map(get, jaxpr.outvars))
 
 
-def _constant(x):
+def constant(x: Any) -> Value:
+    """The facts about a constant of a program."""
     if np.ndim(x):
         return Value()
-    if isinstance(x, jax.Array):  # which may be a tracer, or still be computed
+    if isinstance(x, Tracer):
+        return Value(flat=True, times=multiples.SOME)
+    if jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
         return Value(flat=True)
     x = np.asarray(x)
     known = jnp.issubdtype(x.dtype, jnp.integer) or jnp.issubdtype(x.dtype, jnp.floating)
@@ -144,7 +154,13 @@ def _by_number(eqn, given, v):
     factors = [value.times for value in given]
     times = multiples.multiple(eqn, factors)
     plus = multiples.count(eqn, factors, [value.plus for value in given], v)
-    return Value(**_common(given), row=row, flat=flat, times=times, plus=plus)
+    affine = multiples.affine(
+        eqn, [value.of for value in given], [value.affine for value in given]
+    )
+    common = _common(given)
+    if times == multiples.ZERO:  # It depends on nothing, whatever it was multiplied by.
+        common["of"] = frozenset()
+    return Value(**common, row=row, flat=flat, times=times, plus=plus, affine=affine)
 
 
 def _joined(eqn, chosen_by, values, v):
@@ -174,7 +190,9 @@ def _moved(axis_of: Callable[[Any, int], int | None]):
             row = row[0], axis
         flat = first.flat or v.aval.shape == ()
         times = first.times if first.times and first.times[0] is None else None
-        return Value(**_common(given), row=row, flat=flat, times=times)
+        affine = first.affine if len(given) == 1 else frozenset()
+        common = _common(given)
+        return Value(**common, row=row, flat=flat, times=times, affine=affine)
 
     return rule
 
@@ -188,9 +206,8 @@ def _reduced(keeps_zero):
 
     def rule(eqn, given, v):
         value = _moved(axis_of)(eqn, given, v)
-        return dataclasses.replace(
-            value, times=multiples.ZERO if keeps_zero and given[0].is_zero else None
-        )
+        times = multiples.ZERO if keeps_zero and given[0].is_zero else None
+        return dataclasses.replace(value, times=times, affine=frozenset())
 
     return rule
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates import analysis
@@ -46,11 +47,16 @@ class Table:
         fades: By what a step with a gradient of zero multiplies the one of `own` that is
             in `idle`, where that is a fixed number.
         fading: How rows move while it fades, where that has been found out.
-        moving: The number of the sums by which they do; tables whose optimizer is the same
-            have the same.
+        may_fade: Which of `own` is a momentum by which they may move so, as far as the
+            program shows, whatever the numbers in it are; None if none is.
+        squares: Whether how far that moves them depends on the other of `own`.
+        moving: The number of the sums by which they do, or by which they would if those
+            numbers were known; tables whose optimizer is the same have the same.
         scalars: The leaves of the state without rows that a step with a gradient of zero
             depends on, if that changes the parameter.
         every: Those that any step depends on.
+        traced: Whether such a step depends on values that the optimizer was made of, and
+            that are traced.
     """
 
     leaf: int
@@ -65,9 +71,12 @@ class Table:
     shrinks: float = 0.0
     fades: float | None = None
     fading: Fading | None = None
+    may_fade: int | None = None
+    squares: bool = False
     moving: int | None = None
     scalars: frozenset[int] = frozenset()
     every: frozenset[int] = frozenset()
+    traced: bool = False
 
     @property
     def moves(self) -> bool:
@@ -151,9 +160,12 @@ def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Anatomy:
         if may_be_table(leaf):
             own = tuple(j for j, k in enumerate(owner) if k == at)
             table = walk.judged(Table(at, paths[at], own), names)
-            every = frozenset() if table.refused else frozenset(walk.scalars(table))
+            every = frozenset() if table.refused else walk.scalars(table)
             scalars = every if table.moves else frozenset()
-            tables[at] = dataclasses.replace(table, scalars=scalars, every=every)
+            traced = table.moves and not table.refused and walk.is_traced(table)
+            tables[at] = dataclasses.replace(
+                table, scalars=scalars, every=every, traced=traced
+            )
     matter = [table.scalars for table in tables.values() if not table.refused]
     matter = sorted(frozenset().union(*matter))
     counts = tuple(j for j in matter if walk.is_count(j))
@@ -216,9 +228,16 @@ class _Walk:
         self.given = []
         for j, (k, v) in enumerate(zip(leaves, program.jaxpr.invars, strict=True)):
             row = (k, 0) if k is not None and v.aval.shape else None
-            flat = v.aval.shape == ()
-            self.given.append(Value(frozenset({j}), row, flat, None, (j, 1.0)))
-        self.made = analysis.follow(program, self.given)
+            flat, it = v.aval.shape == (), frozenset({j})
+            self.given.append(Value(it, row, flat, None, (j, 1.0), affine=it))
+        # Constants that are traced have numbers, too, behind those of the inputs.
+        self.constants = list(map(analysis.constant, program.consts))
+        for k, x in enumerate(program.consts, len(self.given)):
+            if isinstance(x, Tracer):
+                at = k - len(self.given)
+                numbered = dataclasses.replace(self.constants[at], of=frozenset({k}))
+                self.constants[at] = numbered
+        self.made = self._follow(self.given)
         self.own = [
             tuple(j for j, k in enumerate(owner) if k == at) for at in range(self.n)
         ]
@@ -235,6 +254,11 @@ class _Walk:
         reason = self._refused(table, names)
         if reason:
             return dataclasses.replace(table, refused=reason)
+        momentum = self._momentum(table)
+        if momentum is not None:
+            others = {self.n + j for at, j in enumerate(table.own) if at != momentum}
+            squares = bool(others & self.zeros[()][table.leaf].of)
+            table = dataclasses.replace(table, may_fade=momentum, squares=squares)
         for zeros, made in self._cases(table):
             shrinks = self._shrinks(table, made)
             stay = all(made[self.n + table.own[at]].is_zero for at in zeros)
@@ -266,7 +290,8 @@ class _Walk:
         """The leaves of the state without rows that the rest of a table's state needs."""
         own = (made[self.n + j] for j in table.own)
         of = frozenset().union(*(value.of for value in own if not value.is_zero))
-        return frozenset(j - self.n for j in of - self._own(table))
+        of = (j for j in of - self._own(table) if j < len(self.given))
+        return frozenset(j - self.n for j in of)
 
     def _fades(self, table, zeros):
         """By what fixed number a step multiplies the state that has to be zero."""
@@ -276,10 +301,36 @@ class _Walk:
         input, factor = self.zeros[()][j].times or (None, None)
         return factor if input == j else None
 
+    def _momentum(self, table):
+        """The momentum by which rows may move: see `Table.may_fade`."""
+        still, n = self.zeros[()], self.n
+        is_multiple = lambda j: (still[n + j].times or (None,))[0] == n + j
+        if not 1 <= len(table.own) <= 2 or not all(map(is_multiple, table.own)):
+            return None
+        param = n + len(self.owner) + table.leaf
+        for at, j in enumerate(table.own):
+            made = self.zeros[at,]
+            moved, left = still[table.leaf], made[table.leaf].times
+            is_left = left is not None and (left[1] == 0 or left[0] == param)
+            if n + j in moved.affine and is_left and made[n + j].is_zero:
+                return at
+        return None
+
+    def _all_of(self, table):
+        """The inputs and constants, by number, that a step of the table depends on."""
+        return frozenset().union(*(self.made[j].of for j in self._outputs(table)))
+
     def scalars(self, table):
         """The leaves of the state without rows that a step of the table depends on."""
-        of = frozenset().union(*(self.made[j].of for j in self._outputs(table)))
-        return {j - self.n for j in of - self._own(table)}
+        of = self._all_of(table) - self._own(table)
+        return frozenset(j - self.n for j in of if j < len(self.given))
+
+    def is_traced(self, table):
+        """Whether a step of the table depends on constants that are traced."""
+        return any(j >= len(self.given) for j in self._all_of(table))
+
+    def _follow(self, given):
+        return analysis.follow(self.program, given, self.constants)
 
     def is_count(self, j):
         """Whether a leaf of the state grows by one a step."""
@@ -298,8 +349,9 @@ class _Walk:
         state = (self.n + j for own in self.own for j in chosen(own))
         zeros = {*range(self.n), *state}
         zero = lambda value: dataclasses.replace(value, times=ZERO)
-        given = [zero(v) if j in zeros else v for j, v in enumerate(self.given)]
-        return analysis.follow(self.program, given)
+        return self._follow(
+            [zero(v) if j in zeros else v for j, v in enumerate(self.given)]
+        )
 
     def _outputs(self, table):
         return [table.leaf, *(self.n + j for j in table.own)]

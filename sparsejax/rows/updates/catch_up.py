@@ -199,7 +199,7 @@ class CatchUp:
         for at in tables:
             shape = (m.shape[0],) + (1,) * (len(self.params[at].shape) - 1)
             table = self.anatomy.tables[at]
-            own = [m if (j,) == table.idle else v for j in range(len(table.own))]
+            own = [m if j == table.may_fade else v for j in range(len(table.own))]
             own = tuple(x.reshape(shape) for x in own)
             rows[at] = Rows(p.reshape(shape), own, m)
         made, _ = self._zero_step(step, rows)

@@ -1,6 +1,5 @@
 """The optimizer inside a lazy one, and which tables it can update by rows."""
 
-import contextlib
 import dataclasses
 import functools
 import weakref
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 from jax.extend import core
 from jax.interpreters import partial_eval
 
@@ -84,34 +84,35 @@ class Inside:
     def _with_fading(self, anatomy, params):
         """The same with the tables whose momentum fades as `Fading` says.
 
-        The optimizer is run on numbers. Where it cannot be, since it was made of values
-        that are traced, or what it is fed with by hand matters, steps are taken one by one.
-        It is traced once, for all tables, and run once for each program of a table: a model
-        has hundreds of leaves, and few kinds of them.
+        The optimizer is run on numbers. What it is fed with by hand matters to steps, which
+        are taken one by one then; so they are where its own numbers are traced, as
+        `optax.inject_hyperparams` around `lazy` has them. There a state has sums all the
+        same, which nothing reads: it is like one of the optimizer whose numbers are known.
+        The optimizer is traced once, for all tables, and run once for each program of a
+        table: a model has hundreds of leaves, and few kinds of them.
         """
         dtypes = [jnp.result_type(x) for x in jax.tree.leaves(params)]
-        guesses = {at: self._guess(t, dtypes[at]) for at, t in anatomy.tables.items()}
-        guesses = {at: fading for at, fading in guesses.items() if fading is not None}
-        if anatomy.held or not guesses:
+        of = {
+            at: self._guess(table)
+            for at, table in anatomy.tables.items()
+            if table.may_fade is not None
+            and dtypes[at] == jnp.float32
+            and not self.why_not(table)
+        }
+        of = {at: guess for at, guess in of.items() if guess or anatomy.tables[at].traced}
+        if anatomy.held or not of:
             return anatomy
-        tables = dict(anatomy.tables)
-        for at, fading in guesses.items():
-            tables[at] = dataclasses.replace(tables[at], fading=fading)
-        guessed = dataclasses.replace(anatomy, tables=tables)
-        movings: dict[Any, int | None] = {}
+        tables, movings = dict(anatomy.tables), dict[Any, tuple[int | None, Any]]()
         for (at, fading), alone in zip(
-            guesses.items(), self._samples(guessed, params, guesses), strict=True
+            of.items(), self._samples(anatomy, params, of), strict=True
         ):
-            moving = None
-            with contextlib.suppress(TypeError):  # of tracers, and of keys: no numbers
-                kind = fading, tables[at].scalars, alone.written()
-                if kind not in movings:
-                    is_right = fading.is_right(alone)
-                    right = [number for number in movings.values() if number is not None]
-                    movings[kind] = len(right) if is_right else None
-                moving = movings[kind]
-            table = tables[at] if moving is not None else anatomy.tables[at]
-            tables[at] = dataclasses.replace(table, moving=moving)
+            kind = fading, tables[at].scalars, alone.written()
+            if kind not in movings:
+                is_right = fading is None or fading.is_right(alone)
+                known = sum(number is not None for number, _ in movings.values())
+                movings[kind] = (known, fading) if is_right else (None, None)
+            moving, fading = movings[kind]
+            tables[at] = dataclasses.replace(tables[at], moving=moving, fading=fading)
         return dataclasses.replace(anatomy, tables=tables)
 
     def _samples(self, anatomy, params, tables):
@@ -120,15 +121,13 @@ class Inside:
         program = jax.make_jaxpr(functools.partial(runs.samples, list(tables)))(*_SAMPLE)
         return _alone(program)
 
-    def _guess(self, table, dtype):
-        """How the rows of a table may move."""
-        if table.fades is None or dtype != jnp.float32:
+    def _guess(self, table):
+        """How the rows of a table may move; None where numbers for that are not known."""
+        if table.traced or table.fades is None or table.idle != (table.may_fade,):
             return None
-        if self.why_not(table) or len(table.own) > 2:
-            return None
-        (idle,), factors = table.idle, list(table.decays)
+        idle, factors = table.may_fade, list(table.decays)
         factors[idle] = table.fades
-        squares = None if len(table.own) == 1 else 1 - idle
+        squares = 1 - idle if table.squares else None
         fading = Fading(idle, squares, tuple(factors), table.shrinks)
         return fading if fading.is_short else None
 
@@ -155,11 +154,11 @@ class Inside:
             {},
         )
 
-    def movings(self, anatomy: Anatomy) -> dict[int, Fading]:
-        """How rows move, by the number of `Table.moving`, with those in their order."""
-        tables = [anatomy.tables[at] for at in sorted(self.lagging(anatomy))]
-        pairs = [(t.moving, t.fading) for t in tables if t.moving is not None]
-        return {number: fading for number, fading in sorted(pairs) if fading is not None}
+    def movings(self, anatomy: Anatomy) -> dict[int, Table]:
+        """A table of each `Table.moving` that rows catch up by, in the order of these."""
+        tables = [anatomy.tables[at] for at in sorted(self.lagging(anatomy), reverse=True)]
+        found = {t.moving: t for t in tables if t.moving is not None}
+        return dict(sorted(found.items()))
 
     def lagging(self, anatomy: Anatomy) -> set[int]:
         """The tables whose rows catch up, by their numbers."""
@@ -173,9 +172,18 @@ class Inside:
     def check(self, table: Table) -> None:
         """Raises if a table cannot be updated by rows."""
         reason = self.why_not(table)
+        fix = "Use lazy(tx, exact=False), or leave that part out."
+        if self.exact and table.traced:
+            reason = reason or (
+                "the optimizer was made of values that are traced, and what they were at a "
+                "step that a row has missed is not known"
+            )
+            fix = (
+                "Put optax.inject_hyperparams inside, lazy(optax.inject_hyperparams("
+                "optax.adam)(0.1)), which remembers its values; or use exact=False."
+            )
         if not reason:
             return
-        fix = "Use lazy(tx, exact=False), or leave that part out."
         if table.refused:
             fix = (
                 "Leave that out of lazy(...), give it only leaves with dense gradients "
@@ -257,8 +265,14 @@ class _Alone:
         """The program and its constants, in a form that can be compared."""
         consts = [*self.program.consts, *_constants(self.program.jaxpr)]
         # A program is printed without the values of its constants.
-        values = [(np.shape(x), np.asarray(x).tobytes()) for x in consts]
-        return str(self.program.jaxpr), tuple(values)
+        return str(self.program.jaxpr), tuple(map(_value, consts))
+
+
+def _value(x):
+    """A constant, in a form that can be compared."""
+    if isinstance(x, Tracer) or jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
+        return id(x)
+    return np.shape(x), np.asarray(x).tobytes()
 
 
 def _constants(jaxpr):

@@ -1,14 +1,17 @@
 """What equations make of multiples of their inputs, of zeros, and of counts."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 
-# An input and a factor; None in place of the input for a number that is known.
+# An input and a factor; None in place of the input for a number. The factor, or the number,
+# is NaN where it is one, and which is not known.
 Times = tuple[int | None, float]
 ZERO: Times = (None, 0.0)
+SOME: Times = (None, math.nan)
 
 
 def _is_known(times):
@@ -64,9 +67,10 @@ def _numbers(function):
     """Of an equation that is known where all its inputs are numbers that are."""
 
     def rule(eqn, times):
-        return (
-            (None, function(*(n for _, n in times))) if all(map(_is_known, times)) else None
-        )
+        if not all(map(_is_known, times)):
+            return None
+        numbers = [n for _, n in times]
+        return SOME if any(map(math.isnan, numbers)) else (None, function(*numbers))
 
     return rule
 
@@ -85,6 +89,39 @@ def multiple(eqn: Any, times: Sequence[Times | None]) -> Times | None:
     """What input an equation's output is a multiple of, from those of its inputs."""
     rule = _RULES.get(eqn.primitive.name)
     return rule(eqn, times) if rule else None
+
+
+def affine(
+    eqn: Any, of: Sequence[frozenset[int]], affine: Sequence[frozenset[int]]
+) -> frozenset[int]:
+    """The inputs in which an equation's output is affine, and on which it depends.
+
+    Args:
+        eqn: The equation, of numbers of the same place.
+        of: The inputs that each of its own inputs depends on.
+        affine: Those in which each of them is affine.
+    """
+    name = eqn.primitive.name
+    every = frozenset().union(*of)
+    is_affine = lambda at, j: j not in of[at] or j in affine[at]
+    if name in _LINEAR:
+        return frozenset(j for j in every if all(is_affine(k, j) for k in range(len(of))))
+    if name == "mul":
+        a, b = of
+        return (affine[0] - b) | (affine[1] - a)
+    return affine[0] - of[1] if name == "div" else frozenset()
+
+
+_LINEAR = {
+    "add",
+    "add_any",
+    "convert_element_type",
+    "copy",
+    "copy_p",
+    "neg",
+    "pvary",
+    "sub",
+}
 
 
 def count(eqn: Any, times: Sequence[Times | None], plus: Sequence[Times | None], v: Any):

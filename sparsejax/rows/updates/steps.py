@@ -12,6 +12,7 @@ from sparsejax.rows import tiles
 from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.apply import Scatter, after
 from sparsejax.rows.updates.catch_up import Rows, added, history
+from sparsejax.rows.updates.fading import first_kept
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.rows.updates.view import Turn, View
@@ -38,7 +39,7 @@ def init(inside: Inside, params: Any) -> LazyState:
         last=jax.tree.unflatten(structure, last),
         history=history([numbers[j] for j in anatomy.held] if lagging else []),
         inner=inner,
-        kept=tuple(fading.kept() for fading in inside.movings(anatomy).values()),
+        kept=tuple(first_kept(t.squares) for t in inside.movings(anatomy).values()),
     )
 
 

@@ -98,12 +98,12 @@ class View:
             made = reader.sums_of(self)
             if made is not None:
                 return made
-        tables = {self.anatomy.tables[at].moving: at for at in self.lagging}
         return {
-            number: fading.sums(
-                state.kept[number], state.step, self._catch_up.probe(tables[number])
+            number: table.fading.sums(
+                state.kept[number], state.step, self._catch_up.probe(table.leaf)
             )
-            for number, fading in movings.items()
+            for number, table in movings.items()
+            if table.fading is not None
         }
 
     def sums_of(self, other: "View") -> dict[int, Sums] | None:
@@ -121,8 +121,9 @@ class View:
 
     def kept(self) -> tuple[jax.Array, ...]:
         """What is kept of the sums by which rows move, behind a step."""
+        pairs = enumerate(self._state.kept)
         sums = self._catch_up.sums
-        return tuple(sums[number].kept for number in sorted(sums))
+        return tuple(sums[k].kept if k in sums else kept for k, kept in pairs)
 
     def catch_up(self, rows: dict[int, Rows], one_by_one: bool = False) -> dict[int, Rows]:
         """Rows of some tables as after the last step, as `CatchUp` has them."""

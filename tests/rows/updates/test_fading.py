@@ -1,5 +1,6 @@
 """What fades is added up at once as its steps add up one by one."""
 
+import functools
 import time
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from sparsejax.errors import ArgumentError
 from sparsejax.rows import apply_updates, lazy, settle
 from sparsejax.rows.reads import Ids
 from sparsejax.rows.updates import catch_up
@@ -29,6 +31,9 @@ FADING = {
     "momentum and weights that decay": optax.chain(
         optax.trace(0.9), optax.add_decayed_weights(0.01), optax.scale(-0.1)
     ),
+    # Its mean of squares fades as fast, and moves no row without a gradient.
+    "rmsprop with momentum": optax.rmsprop(1e-2, decay=0.9, momentum=0.9),
+    "numbers that are arrays": optax.adam(jnp.float32(1e-2), b1=jnp.float32(0.9)),
 }
 ALWAYS = ["adam", "adamw"]
 # The sum would need more points, or m is no factor of the move, or too few numbers fade.
@@ -275,3 +280,59 @@ def test_init_takes_200_leaves_in_seconds():
         took = time.process_time() - start
     assert traced[1] == traced[0]
     assert took < 3
+
+
+def lazily(factory):
+    """A factory of lazy optimizers, with the signature of the one inside."""
+    return functools.wraps(factory)(lambda *args, **kwargs: lazy(factory(*args, **kwargs)))
+
+
+INJECTED = {
+    "adam": (optax.adam, {}),
+    "adamw": (optax.adamw, {}),
+    "adagrad": (optax.adagrad, {}),
+    "lion": (optax.lion, {}),
+    "momentum": (optax.sgd, {"momentum": 0.9}),
+    "nadam": (optax.nadam, {}),
+    "rmsprop": (optax.rmsprop, {"momentum": 0.9}),
+    "sgd": (optax.sgd, {}),
+    "yogi": (optax.yogi, {}),
+}
+
+
+@pytest.mark.parametrize("name", INJECTED)
+def test_hyperparameters_injected_around_it_give_the_state_that_it_has_alone(name):
+    """With dense gradients it is the optimizer, and its state has the same structure."""
+    factory, options = INJECTED[name]
+    alone = lazy(factory(0.1, **options))
+    around = optax.inject_hyperparams(lazily(factory))(0.1, **options)
+    states, params = [jax.jit(tx.init)(PARAMS) for tx in (alone, around)], PARAMS
+    grads = jax.tree.map(jnp.ones_like, PARAMS)
+    both = [
+        jax.jit(tx.update)(grads, state, params)
+        for tx, state in zip((alone, around), states, strict=True)
+    ]
+    (updates, state), (same, injected) = both
+    inner = injected.inner_state
+    assert jax.tree.structure(inner) == jax.tree.structure(state)
+    for x, y in zip(
+        jax.tree.leaves((updates, state)), jax.tree.leaves((same, inner)), strict=True
+    ):
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "momentum", "sgd"])
+def test_rows_that_miss_steps_of_numbers_that_are_traced_are_refused(name):
+    """What the rate was at those steps is not known; inside `lazy` it is remembered."""
+    factory, options = INJECTED[name]
+    rows = {"table": RowGrads(jnp.array([1]), jnp.ones((1, 3)), (HEIGHT, 3))}
+    around = optax.inject_hyperparams(lazily(factory))(0.1, **options)
+    update = lambda: jax.eval_shape(around.update, rows, around.init(PARAMS), PARAMS)
+    if name == "sgd":  # which moves no row without a gradient
+        update()
+    else:
+        match = r"values that are traced.*lazy\(optax.inject_hyperparams\(optax.adam\)"
+        with pytest.raises(ArgumentError, match=match):
+            update()
+    inside = lazy(optax.inject_hyperparams(factory)(0.1, **options))
+    jax.eval_shape(inside.update, rows, inside.init(PARAMS), PARAMS)

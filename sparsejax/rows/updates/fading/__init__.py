@@ -6,10 +6,21 @@ from sparsejax.rows.updates.fading.fading import (
     Probe,
     Sums,
     decayed,
+    first_kept,
     in_turn,
     over,
     probe_of,
 )
 
 
-__all__ = ["SAMPLES", "Fading", "Probe", "Sums", "decayed", "in_turn", "over", "probe_of"]
+__all__ = [
+    "SAMPLES",
+    "Fading",
+    "Probe",
+    "Sums",
+    "decayed",
+    "first_kept",
+    "in_turn",
+    "over",
+    "probe_of",
+]

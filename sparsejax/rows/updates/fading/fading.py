@@ -111,10 +111,6 @@ class Fading(NamedTuple):
         """Whether so many terms are worth adding up."""
         return 0 < self.factors[self.momentum] < 1 and self.terms <= _TERMS_AT_MOST
 
-    def kept(self) -> jax.Array:
-        """The kept sums before the first step: none is known, and none is read."""
-        return jnp.zeros((PATIENCE, self._width), jnp.float32)
-
     def sums(self, kept: jax.Array, count: jax.Array, probe: Probe) -> Sums:
         """The sums of rows that move to a step; with one more that is kept.
 
@@ -132,11 +128,6 @@ class Fading(NamedTuple):
         place = jnp.where(step >= 0, lax.rem(step, np.int32(PATIENCE)), PATIENCE)
         written = jnp.asarray(kept).at[place].set(recent[self.terms], mode="drop")
         return Sums(recent, written)
-
-    @property
-    def _width(self):
-        """How many numbers the sum of a step has."""
-        return 2 * (NODES if self.squares is not None else 1)
 
     def caught_up(
         self,
@@ -288,6 +279,15 @@ def _compiled(function, *like):
             return jax.tree.map(lambda x: np.asarray(x, np.float64), program(*args))
 
     return run
+
+
+def first_kept(has_squares: bool) -> jax.Array:
+    """The kept sums before the first step: none is known, and none is read.
+
+    Args:
+        has_squares: Whether the optimizer has a mean of squares beside the momentum.
+    """
+    return jnp.zeros((PATIENCE, 2 * (NODES if has_squares else 1)), jnp.float32)
 
 
 def in_turn(height: int, step: jax.Array) -> jax.Array:

@@ -1,0 +1,1 @@
+"""Tests of other libraries, run over what takes the place of their objects."""
