@@ -854,7 +854,7 @@ MUTANTS = {
         "tests/rows/updates/test_lazy.py tests/rows/updates/test_fading.py",
     ),
     "a norm of all rows is taken for one of each": Mutant(
-        "sparsejax/rows/updates/analysis.py",
+        "sparsejax/rows/updates/facts/values.py",
         "return None if axis in axes else axis - sum(other < axis for other in axes)",
         "return axis - sum(other < axis for other in axes)",
         "tests/rows/updates/test_refused.py",

@@ -16,8 +16,9 @@ from jax.interpreters import partial_eval
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.rows import programs
 from sparsejax.rows.updates import anatomy as anatomies
-from sparsejax.rows.updates.anatomy import Anatomy, Table
+from sparsejax.rows.updates.anatomy import Anatomy
 from sparsejax.rows.updates.catch_up import CatchUp, History
+from sparsejax.rows.updates.facts.tables import Table
 from sparsejax.rows.updates.fading import SAMPLES, Fading
 from sparsejax.rows.updates.state import LazyState
 from sparsejax.units.row_grads import is_row_grads

@@ -17,8 +17,8 @@ from jax.core import Tracer
 
 from sparsejax.rows import programs
 from sparsejax.rows.programs import Kind
-from sparsejax.rows.updates import multiples
-from sparsejax.rows.updates.multiples import Times
+from sparsejax.rows.updates.facts import multiples
+from sparsejax.rows.updates.facts.multiples import Times
 
 
 @dataclasses.dataclass(frozen=True)

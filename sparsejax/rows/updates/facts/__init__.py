@@ -1,0 +1,1 @@
+"""What a program does to rows: facts about its values, and about an optimizer's tables."""
