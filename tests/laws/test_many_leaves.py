@@ -1,0 +1,97 @@
+"""Models have hundreds of leaves: what a transformation takes grows as they do, no faster.
+
+Every public transformation makes the state of 200 leaves, and its update is traced once, on
+two ranks. Time is that of this process, so a busy machine does not matter, and what 50
+leaves take is measured beside it.
+"""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import embrace, rows, schemes, sparsifiers, transforms
+from tests import helpers
+
+
+FEW, MANY = 50, 200
+INIT_AT_MOST = 3.0  # seconds
+# Four times as many leaves may take so many times as long.
+GROWS = 8.0
+
+zen = sparsejax.zen_sync
+sgd = lambda: optax.sgd(0.1)
+TRANSFORMATIONS = {
+    "zen_sync": zen,
+    "dense_sync": sparsejax.dense_sync,
+    "embrace_sync": sparsejax.embrace_sync,
+    "ok_topk_sync": lambda: sparsejax.ok_topk_sync(0.01),
+    "spardl_sync": lambda: sparsejax.spardl_sync(0.01),
+    "gtopk_sync": lambda: transforms.gtopk_sync(0.01),
+    "topk_a_sync": lambda: transforms.topk_a_sync(0.01),
+    "topk_dsa_sync": lambda: transforms.topk_dsa_sync(0.01),
+    "gaussian_k_sync": lambda: transforms.gaussian_k_sync(0.01),
+    "power_sgd_sync": lambda: transforms.power_sgd_sync(2),
+    "sync": lambda: sparsejax.sync(schemes.AGSparse(), rules={"": "sparse"}),
+    "dgc": lambda: optax.chain(sparsejax.dgc(0.01, min_size=1), zen()),
+    "top_k": lambda: optax.chain(sparsejax.top_k(0.01, min_size=1), zen()),
+    "sparsify": lambda: optax.chain(
+        sparsejax.sparsify(sparsifiers.Dragonn(0.01), min_size=1), zen()
+    ),
+    "accumulate": lambda: sparsejax.accumulate(optax.chain(zen(), sgd()), 2),
+    "warm_up": lambda: sparsejax.warm_up(optax.chain(zen(), sgd()), 2),
+    "skip_nonfinite": lambda: sparsejax.skip_nonfinite(optax.chain(zen(), sgd())),
+    "bad_numbers": lambda: transforms.bad_numbers(optax.chain(zen(), sgd()), "raise"),
+    "clip_by_rank": lambda: optax.chain(transforms.clip_by_rank(1.0), zen()),
+    "feedback": lambda: transforms.feedback.feedback(
+        sparsejax.transforms.exchange.Exchange(
+            sparsejax.transforms.buckets.ByRules(schemes.AGSparse())
+        )
+    ),
+    "lazy": lambda: optax.chain(zen(), sparsejax.lazy(optax.adam(1e-3))),
+    "rowwise_adagrad": lambda: optax.chain(zen(), rows.rowwise_adagrad(0.1)),
+    "horizontal": lambda: embrace.horizontal(optax.chain(zen(), sgd()), order=["layer"]),
+}
+
+
+def params(leaves):
+    return {"layer": {str(at): np.ones((256, 256), np.float32) for at in range(leaves)}}
+
+
+def seconds(make, leaves):
+    """Processor time of `init`, and of a trace of a step."""
+    tx, p, mesh = make(), params(leaves), helpers.mesh_of(2)
+    jax.clear_caches()
+    start = time.process_time()
+    state = sparsejax.init(tx, p, mesh)
+    made = time.process_time()
+    specs = sparsejax.state_specs(state)
+
+    def step(p, state, x):
+        if hasattr(tx, "begin"):  # of `horizontal`, in two halves
+            p, state = tx.begin(p, state)
+        grads = jax.tree.map(lambda leaf: leaf * x[0], sparsejax.local(p))
+        return tx.update(grads, state, p)
+
+    run = jax.shard_map(
+        step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs)
+    )
+    traced = time.process_time()
+    jax.jit(run).trace(p, state, jnp.ones(2))
+    return made - start, time.process_time() - traced
+
+
+@pytest.mark.parametrize("name", helpers.slow(*TRANSFORMATIONS))
+def test_four_times_as_many_leaves_take_no_longer_than_they_must(name):
+    make = TRANSFORMATIONS[name]
+    seconds(make, 2)  # what only the first one pays
+    few, many = seconds(make, FEW), seconds(make, MANY)
+    print(f"{name}: init {few[0]:.2f} {many[0]:.2f}, trace {few[1]:.2f} {many[1]:.2f}")
+    for before, after in zip(few, many, strict=True):
+        assert after < 0.5 + GROWS * before
+    assert many[0] < 2 * INIT_AT_MOST
