@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jax_core
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_kernels.platforms import (
     by_platform as by_platform,
@@ -73,6 +74,18 @@ def is_checking(axis_name: AxisName) -> bool:
 def manual_axes() -> tuple[str, ...]:
     """Returns the axes that are manual where this is called."""
     return tuple(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def unsharded(x: jax.Array) -> jax.Array:
+    """Makes x whole on each device where its type says that it is sharded.
+
+    JAX slices a dimension that is sharded over an Explicit axis into even parts only. On
+    Auto axes it does this by itself.
+    """
+    sharding = jax.typeof(x).sharding
+    if sharding.mesh.empty:
+        return x
+    return jax.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
 
 
 def assume_same(x: jax.Array, axis_name: AxisName) -> jax.Array:

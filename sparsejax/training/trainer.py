@@ -102,8 +102,11 @@ class DataParallel:
             check_key(key)
             specs.check_shards(params, self._mesh)
             own = self._specs_of(params)
-            outline = placing.outline(params, self._mesh, own)
-            maker = self._made_ready(job, outline, variables, key)
+            if self._param_specs is None:
+                arrays = specs.Known.of_arrays(params, self._mesh)
+                arrays.check_arrays(self._axis_name, "trainer.init")
+                arrays.check_replicated("trainer.init")
+            maker = self._made_ready(job, params, variables, key)
         same = PartitionSpec()
         given = {"params": params, "variables": variables, "key": key}
         wanted = jax.tree.map(lambda _: same, given) | {"params": own}
@@ -124,7 +127,7 @@ class DataParallel:
             out_specs=(own, same, specs.state_specs(wrapped), same),
         )
         params, step, variables, key = jax.jit(copy)(params, jnp.int32(0), wrapped, key)
-        opt_state = jax.jit(maker.make)(params)
+        opt_state = maker.make(params)
         self._told.after(step, None)
         return TrainState(step, params, opt_state, variables, key)
 
@@ -211,7 +214,7 @@ class DataParallel:
         key = "flush", jax.tree.structure(state)
         if key not in self._compiled:
             whole = self._whole_specs(state)
-            mapped = jax.shard_map(
+            mapped = placed.on_ranks(
                 functools.partial(halves.settled, self._tx),
                 mesh=self._mesh,
                 in_specs=(whole,),
@@ -300,7 +303,8 @@ class DataParallel:
     def _on_ranks(self, local, state_specs, out_specs, batches=1):
         """A function of this rank's state and shares of batches, on all ranks."""
         in_specs = (state_specs, *[PartitionSpec(self._axis_name)] * batches)
-        return jax.shard_map(local, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs)
+        specs = {"in_specs": in_specs, "out_specs": out_specs}
+        return placed.on_ranks(local, mesh=self._mesh, **specs)
 
     def _whole_specs(self, state) -> Any:
         own = self._specs_of(state.params)

@@ -50,7 +50,8 @@ def all_reduce(
     Example:
         >>> add = jax.shard_map(
         ...     sparsejax.all_reduce, mesh=mesh, in_specs=P("data"), out_specs=P())
-        >>> add(jnp.arange(8.0)).tolist()  # each of four ranks has two numbers
+        >>> x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, P("data")))
+        >>> add(x).tolist()  # each of four ranks has two numbers
         [12.0, 16.0]
     """
     check_reduce(reduce)

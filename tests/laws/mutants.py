@@ -47,8 +47,64 @@ REPLICAS = "tests/transforms/state/test_replicas.py"
 SETUP = "tests/transforms/state/test_setup.py"
 CHECK_EVERY = "tests/training/test_check_every.py"
 BAD_NUMBERS = "tests/transforms/test_bad_numbers.py"
+SHARDING = "tests/laws/test_sharding.py"
 
 MUTANTS = {
+    # Where arrays lie.
+    "a table is cut where it is sharded": Mutant(
+        "sparsejax/embrace/column_table.py",
+        "return axes.unsharded(self.value)[:, : self.dim]",
+        "return self.value[:, : self.dim]",
+        "tests/embrace/test_column_table.py",
+    ),
+    "a state of sharded parameters is whole": Mutant(
+        "sparsejax/transforms/state/placed.py",
+        "arrays = known if param_specs is not None else Known.of_arrays(params, mesh)",
+        "arrays = known",
+        SHARDING,
+    ),
+    "parameters may be sharded over the ranks": Mutant(
+        "sparsejax/transforms/state/placed.py",
+        '        arrays.check_arrays(axis_name, "sparsejax.init")\n',
+        "",
+        SHARDING,
+    ),
+    "the trainer makes sharded parameters whole": Mutant(
+        "sparsejax/training/trainer.py",
+        '                arrays.check_replicated("trainer.init")\n',
+        "",
+        SHARDING,
+    ),
+    "parameters are gathered to make a state": Mutant(
+        "sparsejax/transforms/state/placed.py",
+        "mapped = jax.shard_map(init, **options, axis_names=manual)",
+        "mapped = jax.shard_map(init, **options)",
+        SHARDING,
+    ),
+    "operands of a step have to be in place": Mutant(
+        "sparsejax/transforms/state/placed.py",
+        "return mapped(*jax.tree.map(put, operands, specs))",
+        "return mapped(*operands)",
+        "tests/training/test_trainer.py",
+    ),
+    "a part of a tree of parameters has the type of a mesh": Mutant(
+        "sparsejax/transforms/state/observing.py",
+        "    return jax.ShapeDtypeStruct(x.shape, x.dtype) if placed else x\n",
+        "    return x\n",
+        "tests/transforms/state/test_specs.py",
+    ),
+    "checksums are compiled for each way to write a spec": Mutant(
+        "sparsejax/transforms/state/alike/replicas.py",
+        "tuple(_shortest(leaf.spec) for leaf in leaves)",
+        "tuple(leaf.spec for leaf in leaves)",
+        REPLICAS,
+    ),
+    "what is examined has to be in place": Mutant(
+        "sparsejax/advise/doctor/ranks.py",
+        "mapped = placed.on_ranks(on_rank, ",
+        "mapped = jax.shard_map(on_rank, ",
+        DOCTOR,
+    ),
     # Many ranks.
     "of many rows of a message the first is sent to all": Mutant(
         "sparsejax/wire/collectives.py",

@@ -43,7 +43,7 @@ def befall(fault):
 def main(rank, ranks, address, fault):
     import jax
     import jax.numpy as jnp
-    from jax.sharding import Mesh, PartitionSpec as P
+    from jax.sharding import PartitionSpec as P
 
     import sparsejax
 
@@ -51,7 +51,7 @@ def main(rank, ranks, address, fault):
     jax.config.update("jax_num_cpu_devices", 1)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, int(ranks), int(rank))
-    mesh = Mesh(jax.devices(), ("data",))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
     add = jax.jit(
         jax.shard_map(
             lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P()
