@@ -48,6 +48,10 @@ SETUP = "tests/transforms/state/test_setup.py"
 CHECK_EVERY = "tests/training/test_check_every.py"
 BAD_NUMBERS = "tests/transforms/test_bad_numbers.py"
 SHARDING = "tests/laws/test_sharding.py"
+PARTLY_MANUAL = "tests/transforms/test_partly_manual.py"
+DENSE_SUM = (
+    f"{PARTLY_MANUAL}::test_gradients_are_those_of_a_dense_sum_and_lie_where_they_did"
+)
 
 MUTANTS = {
     # Where arrays lie.
@@ -86,6 +90,36 @@ MUTANTS = {
         "return mapped(*jax.tree.map(put, operands, specs))",
         "return mapped(*operands)",
         "tests/training/test_trainer.py",
+    ),
+    "a shape that varies is asked as an array is": Mutant(
+        "pallas_kernels/types.py",
+        "    if isinstance(x, jax.ShapeDtypeStruct):\n",
+        "    if x is None:\n",
+        f"{DENSE_SUM}[skipping-True-auto]",
+    ),
+    "what XLA shards is not gathered": Mutant(
+        "sparsejax/axes.py",
+        "    if not further:\n        return function\n",
+        "    if further or not further:\n        return function\n",
+        f"{DENSE_SUM}[zen-True-explicit]",
+    ),
+    "sums lose the sharding of gradients": Mutant(
+        "sparsejax/axes.py",
+        "return x if is_whole or x.shape != other.shape else jax.reshard(x, sharding)",
+        "return x",
+        f"{DENSE_SUM}[zen-True-explicit]",
+    ),
+    "a state of shards is taken for one of whole leaves": Mutant(
+        "sparsejax/transforms/state/per_rank.py",
+        "or (is_derived and not inside):",
+        "or is_derived:",
+        PARTLY_MANUAL,
+    ),
+    "ranks catch up rows where XLA shards tables": Mutant(
+        "sparsejax/rows/updates/view.py",
+        "        if self._view.moving:\n            _check_axes()\n",
+        "",
+        PARTLY_MANUAL,
     ),
     "a part of a tree of parameters has the type of a mesh": Mutant(
         "sparsejax/transforms/state/observing.py",
