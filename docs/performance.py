@@ -325,14 +325,14 @@ def compiling_many_leaves():
     for row in [r for name in ("transformer", "dlrm") for r in results.where(model=name)]:
         seconds = f"{row['median']:.1f}", f"{row['ratio']:.1f}"
         rows.append([row["model"], row["sum"], f"{row['init']:.1f}", *seconds])
-    text = """What a user waits for before the first step of a model of many leaves, by every
-system: the first state, and tracing and compiling. The transformer has 195 leaves of eight
-shapes, the click model (DLRM) 26 tables of 26 heights. A ratio above 3 has one cause: work
-that is done table by table is compiled table by table, and XLA:CPU shares nothing between
-tables of different heights. By rows, each table has its own lists, rows that catch up and
-rows that are written back; EmbRace's have what is sent first and later besides; a sparsifier
-selects from each by a program of its own. Tables of one width that are stacked into one, with
-the ids of each moved by where it begins, compile as one."""
+    text = """What a user waits for before the first step of a model of many leaves:
+the first state, and tracing and compiling. The transformer has 195 leaves of eight shapes,
+the click model (DLRM) 26 tables of 26 heights. A ratio above 3 has one cause: what is done
+table by table is compiled table by table, and XLA:CPU shares nothing between tables of
+different heights. By rows, each table has its own lists, rows that catch up and rows that
+are written back; EmbRace's also have what is sent first and what is sent later; a
+sparsifier selects from each by a program of its own. Tables of one width that are stacked
+into one, with the ids of each offset by where it begins, compile as one."""
     head = ["model", "system", "init, s", "step, s", "x dense"]
     return "Compiling many leaves", text, table(head, rows, left=2), results
 

@@ -19,6 +19,9 @@ from jax.interpreters import ad, batching, mlir
 def varying_axes(x: Any) -> frozenset[str]:
     """Returns the mesh axes over which x varies; empty with checking off."""
     # `.vma` before JAX 0.10, `.manual_axis_type` since; 0.10 is the oldest supported.
+    if isinstance(x, jax.ShapeDtypeStruct):
+        # It says so itself; `typeof` fails where the mesh has axes that are not manual.
+        return frozenset() if x.manual_axis_type is None else x.manual_axis_type.varying
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 

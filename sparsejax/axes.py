@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jax_core
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_kernels.platforms import (
     by_platform as by_platform,
@@ -73,6 +74,74 @@ def is_checking(axis_name: AxisName) -> bool:
 def manual_axes() -> tuple[str, ...]:
     """Returns the axes that are manual where this is called."""
     return tuple(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def further_axes() -> tuple[str, ...]:
+    """Returns the axes of several devices that a `shard_map` around this leaves to XLA."""
+    mesh, manual = jax.sharding.get_abstract_mesh(), manual_axes()
+    left = [name for name in mesh.axis_names if name not in manual and mesh.shape[name] > 1]
+    return tuple(left) if manual else ()
+
+
+def hint_of_whole() -> str:
+    """What to do about a state of shards where leaves are whole, though they are sharded.
+
+    Empty where all axes of the mesh are manual.
+    """
+    further = further_axes()
+    if not further:
+        return ""
+    return (
+        f"Here {further[0]!r} is no manual axis (axis_names of jax.shard_map leaves it "
+        "out), so leaves are whole; a state that was made with param_specs is of shards. "
+        "Make it without: sparsejax.init(tx, params, mesh, axis_name) keeps the sharding "
+        "of the parameters. Or make all axes manual, by leaving axis_names out: then each "
+        "rank sends its shard. "
+    )
+
+
+def all_manual(function: Callable[..., Any], axis_name: AxisName) -> Callable[..., Any]:
+    """A function of trees of arrays that runs where all axes of the mesh are manual.
+
+    `axis_names=` of `jax.shard_map` leaves some to XLA, which would put collectives of its
+    own into branches and loops that each rank takes by itself: ranks would wait for one
+    another. So the operands are gathered over those axes before, and each device along
+    them computes the same.
+
+    Args:
+        function: From trees of arrays to trees of arrays.
+        axis_name: The axis of the ranks.
+    """
+    further = further_axes()
+    if not further:
+        return function
+    mapped = jax.shard_map(
+        function,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        axis_names=set(further),
+        check_vma=is_checking(axis_name),
+    )
+    return lambda *operands: mapped(*jax.tree.map(unsharded, operands))
+
+
+def unsharded(x: jax.Array) -> jax.Array:
+    """Makes x whole on each device where its type says that it is sharded.
+
+    JAX slices a dimension that is sharded over an Explicit axis into even parts only. On
+    Auto axes it does this by itself.
+    """
+    sharding = jax.typeof(x).sharding
+    if sharding.mesh.empty:
+        return x
+    return jax.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
+
+
+def sharded_as(x: jax.Array, other: jax.Array) -> jax.Array:
+    """Makes x sharded as the type of another array of its shape says."""
+    sharding = jax.typeof(other).sharding
+    is_whole = all(part is None for part in sharding.spec)
+    return x if is_whole or x.shape != other.shape else jax.reshard(x, sharding)
 
 
 def assume_same(x: jax.Array, axis_name: AxisName) -> jax.Array:

@@ -42,7 +42,7 @@ class AxisError(SparsejaxError, ValueError):
     Example:
         >>> jax.shard_map(
         ...     lambda x: sparsejax.all_reduce(x, "dta"), mesh=mesh, in_specs=P("data"),
-        ...     out_specs=P())(jnp.ones(4))
+        ...     out_specs=P())(batch)
         Traceback (most recent call last):
         sparsejax.errors.AxisError: ...
     """

@@ -84,7 +84,7 @@ def test_the_change_to_a_script(page):
     names = snippets.given()
     exec(changed, names)
     params, tx = names["params"], names["tx"]
-    step = jax.shard_map(
+    step = helpers.shard_map(
         names["train_step"],
         mesh=names["mesh"],
         in_specs=(P(), P(), P("data")),

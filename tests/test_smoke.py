@@ -40,7 +40,7 @@ def test_zen_sync_in_a_chain(check_vma):
         grads["embedding"] = grads["embedding"].at[100:].set(0)
         return tx.update(grads, state, params)
 
-    step = jax.shard_map(
+    step = helpers.shard_map(
         step,
         mesh=mesh_of(4),
         in_specs=(P("data"), specs),

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 
 def mesh(count: int, *, shards: int = 1) -> Mesh:
@@ -21,9 +21,8 @@ def mesh(count: int, *, shards: int = 1) -> Mesh:
             f"There are {len(devices)} devices, no multiple of the {shards} that share a "
             "model: choose another number with --devices or --shards."
         )
-    names = ("data",) if shards == 1 else ("data", "model")
-    grid = np.array(devices).reshape((-1,) if shards == 1 else (-1, shards))
-    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+    sizes = {"data": len(devices) // shards} | ({"model": shards} if shards > 1 else {})
+    return jax.make_mesh((*sizes.values(),), (*sizes,), devices=devices)
 
 
 def _simulated(count):

@@ -81,13 +81,19 @@ def profile(
     """
     axis_name = axes.resolve(axis_name, "sparsejax.profile")
     paths, leaves, _ = tree.flatten(sharded.apart(grads).rest, "sparsejax.profile")
-    profiles = {}
-    for bucket in _sparse_buckets(paths, leaves, rules):
-        for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True):
-            axes.require_local(path, leaves[i], axis_name)
-            flags = bits.nonzero_units(leaves[i].reshape(units, *bucket.shape))
-            profiles[path] = _measure(flags, axis_name)
-    return profiles
+    parts = [
+        (i, path, (units, *bucket.shape))
+        for bucket in _sparse_buckets(paths, leaves, rules)
+        for i, path, units in zip(bucket.leaves, bucket.paths, bucket.units, strict=True)
+    ]
+    for i, path, _ in parts:
+        axes.require_local(path, leaves[i], axis_name)
+
+    def measured(leaves):
+        units = {path: leaves[i].reshape(shape) for i, path, shape in parts}
+        return {k: _measure(bits.nonzero_units(x), axis_name) for k, x in units.items()}
+
+    return axes.all_manual(measured, axis_name)(leaves)
 
 
 def _sparse_buckets(paths, leaves, rules) -> list[Bucket]:

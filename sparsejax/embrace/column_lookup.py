@@ -54,7 +54,8 @@ def column_lookup(
         ...     "users": create(jax.random.key(0), 1000, 16),
         ...     "items": create(jax.random.key(1), 500, 8),
         ... }
-        >>> ids = {"users": jnp.arange(64), "items": jnp.arange(64)}
+        >>> split = jax.NamedSharding(mesh, P("data"))
+        >>> ids = jax.device_put({"users": jnp.arange(64), "items": jnp.arange(64)}, split)
         >>> vectors = jax.jit(jax.shard_map(  # both tables in one exchange
         ...     sparsejax.column_lookup, mesh=mesh,
         ...     in_specs=(sparsejax.state_specs(tables), P("data")), out_specs=P("data"),

@@ -163,8 +163,14 @@ class ColumnTable(Sharded):
         return cls(value, shape[1], axis_name)
 
     def whole(self) -> jax.Array:
-        """The table [rows, dim], outside of `shard_map`."""
-        return self.value[:, : self.dim]
+        """The table [rows, dim], outside of `shard_map`.
+
+        It stays sharded by columns where dim is a multiple of the number of ranks.
+        Elsewhere each device gets all of it.
+        """
+        if np.shape(self.value)[1] == self.dim:
+            return self.value
+        return axes.unsharded(self.value)[:, : self.dim]
 
     def resized(self, mesh: Mesh) -> "ColumnTable":
         """The table on a mesh with another number of ranks, from one process's devices."""
@@ -184,7 +190,8 @@ class ColumnTable(Sharded):
                 "sparsejax.ColumnTable.of(table.whole(), mesh, axis_name)."
             )
         specs.data_axis(mesh, self.axis_name, what)
-        return ColumnTable.of(self.whole(), mesh, self.axis_name)
+        values = np.asarray(self.value)[:, : self.dim]
+        return ColumnTable.of(values, mesh, self.axis_name)
 
     def specs(self, path: str = "") -> "ColumnTable":
         """The PartitionSpecs of the table, or of what is kept of it."""

@@ -80,7 +80,8 @@ def data_parallel(
         param_specs: The parameters' PartitionSpecs, where a further axis of the mesh shards
             them: a tree like the parameters, or a prefix of it. `loss_fn` is then given
             shards, and the same share of the batch on each of that axis; it may send over
-            that axis, and its loss is to be the same there.
+            that axis, and its loss is to be the same there. Without it parameters whose
+            arrays are sharded over the mesh are refused.
         aux: What becomes of the auxiliary outputs, which it says there are: "mean" over
             ranks, "sum", or "stack", the ranks' arrays one after another along the leading
             axis, and scalars as [ranks]; or a tree of these, or a prefix of one. What is

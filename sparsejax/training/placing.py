@@ -121,26 +121,6 @@ def _others(hashes):
     }
 
 
-def outline(given: Any, mesh: Mesh, wanted: Any) -> Any:
-    """The shapes, dtypes and places that a tree will have; what is no number as it is.
-
-    Args:
-        given: A tree of arrays, or of numbers.
-        mesh: The mesh.
-        wanted: The `PartitionSpec` of each leaf.
-    """
-
-    def one(x, spec):
-        if not (hasattr(x, "dtype") or isinstance(x, bool | int | float | complex)):
-            return x
-        dtype = jnp.result_type(x)
-        if not jnp.issubdtype(dtype, jax.dtypes.extended):
-            dtype = jax.dtypes.canonicalize_dtype(dtype)
-        return jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=NamedSharding(mesh, spec))
-
-    return jax.tree.map(one, given, wanted)
-
-
 def on_mesh(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
     """A tree on the mesh, as `shard_map` returns it: nothing is compiled twice.
 

@@ -112,8 +112,11 @@ class DataParallel:
             check_key(key)
             specs.check_shards(params, self._mesh)
             own = self._specs_of(params)
-            outline = placing.outline(params, self._mesh, own)
-            maker = self._made_ready(job, outline, variables, key)
+            if self._param_specs is None:
+                arrays = specs.Known.of_arrays(params, self._mesh)
+                arrays.check_arrays(self._axis_name, "trainer.init")
+                arrays.check_replicated("trainer.init")
+            maker = self._made_ready(job, params, variables, key)
         same = PartitionSpec()
         given = {"params": params, "variables": variables, "key": key}
         wanted = jax.tree.map(lambda _: same, given) | {"params": own}
@@ -134,7 +137,7 @@ class DataParallel:
             out_specs=(own, same, specs.state_specs(wrapped), same),
         )
         params, step, variables, key = jax.jit(copy)(params, jnp.int32(0), wrapped, key)
-        opt_state = jax.jit(maker.make)(params)
+        opt_state = maker.make(params)
         self._told.after(step, None)
         return TrainState(step, params, opt_state, variables, key)
 
@@ -306,7 +309,7 @@ class DataParallel:
     def _on_ranks(self, local, state_specs, out_specs, batches=1):
         """A function of this rank's state and shares of batches, on all ranks."""
         in_specs = (state_specs, *[PartitionSpec(self._axis_name)] * batches)
-        return jax.shard_map(
+        return placed.on_ranks(
             local,
             mesh=self._mesh,
             in_specs=in_specs,

@@ -1,12 +1,13 @@
 """`all_reduce`: what `jax.lax.psum` does, sending only what is not zero."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparsejax import schemes
+from sparsejax import axes, schemes
 from sparsejax.axes import AxisName
 from sparsejax.schemes import row_lists
 from sparsejax.schemes.base import Scheme
@@ -50,7 +51,8 @@ def all_reduce(
     Example:
         >>> add = jax.shard_map(
         ...     sparsejax.all_reduce, mesh=mesh, in_specs=P("data"), out_specs=P())
-        >>> add(jnp.arange(8.0)).tolist()  # each of four ranks has two numbers
+        >>> x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, P("data")))
+        >>> add(x).tolist()  # each of four ranks has two numbers
         [12.0, 16.0]
     """
     check_reduce(reduce)
@@ -62,8 +64,17 @@ def all_reduce(
     ]
     paths, leaves, structure = tree.flatten(shards.rest, "sparsejax.all_reduce")
     leaves = [leaf if tree.is_sparse(leaf) else _as_array(leaf) for leaf in leaves]
-    leaves = wire.per_rank(leaves)
     check_scheme(schemes.Zen() if scheme is None else scheme)
+    reduced = functools.partial(_reduced, paths, scheme, wire, reduce)
+    result = axes.all_manual(reduced, wire.axis)(leaves)
+    if axes.further_axes():
+        result = list(map(tree.sharded_as, result, leaves))
+    return shards.together(structure.unflatten(result), parts)
+
+
+def _reduced(paths, scheme, wire, reduce, leaves):
+    """The sums, or means, of arrays and of entries."""
+    leaves = wire.per_rank(leaves)
     result: list[Any] = [None] * len(leaves)
     dense = [i for i, leaf in enumerate(leaves) if not tree.is_sparse(leaf)]
     for i, leaf in enumerate(leaves):
@@ -75,7 +86,7 @@ def all_reduce(
         total = _total(bucket.scheme, wire, bucket.pack(arrays).dense(), None)
         for place, part in bucket.unpack(_scaled(total, reduce, wire), arrays).items():
             result[dense[place]] = part
-    return shards.together(structure.unflatten(result), parts)
+    return result
 
 
 # Up to so many ranks one round of all entries to all is soonest done: owners would save

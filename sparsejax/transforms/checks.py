@@ -170,9 +170,10 @@ def check_scheme_state(bucket: Bucket, state: Any, wire: Wire) -> None:
     if not same or shapes(given) != shapes(wanted):
         raise StateError(
             f"the state of {bucket.name!r} was made by another scheme than "
-            f"{type(bucket.scheme).__name__}, or for another number of ranks. Make it with "
-            "the transformation that updates it; sparsejax.residuals(state) is what the "
-            "old one held."
+            f"{type(bucket.scheme).__name__}, or for another number of ranks. "
+            + axes.hint_of_whole()
+            + "Make it with the transformation that updates it; "
+            "sparsejax.residuals(state) is what the old one held."
         )
 
 

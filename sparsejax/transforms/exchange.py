@@ -110,6 +110,14 @@ class _Given(NamedTuple):
     of_rows: Sequence[Scheme]
 
 
+_HINT = (
+    "Leaves are grouped by path, size, dtype and the mesh axes over which they vary. Make "
+    "the state from parameters like the gradients: of the same dtypes, and where a second "
+    "mesh axis shards them, with sparsejax.init(..., param_specs=...) and the check_vma of "
+    "the shard_map in which update runs."
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Exchange:
     """Sums the leaves of a tree over the ranks; see `Lossy` for its methods.
@@ -214,11 +222,8 @@ class Exchange:
         if set(names) != set(state.traffic):
             raise StateError(
                 "the gradients do not match the state: they form the groups "
-                f"{sorted(names)}, the state has {sorted(state.traffic)}. Leaves are "
-                "grouped by path, size, dtype and the mesh axes over which they vary. Make "
-                "the state from parameters like the gradients: of the same dtypes, and "
-                "where a second mesh axis shards them, with sparsejax.init(..., "
-                "param_specs=...) and the check_vma of the shard_map in which update runs."
+                f"{sorted(names)}, the state has {sorted(state.traffic)}. "
+                + (axes.hint_of_whole() or _HINT)
             )
         for bucket in buckets:
             checks.check_scheme_state(bucket, state.schemes[bucket.name], wire)

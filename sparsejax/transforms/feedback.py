@@ -28,6 +28,7 @@ rounding takes from what is sent.
 
 import abc
 import dataclasses
+import functools
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -279,7 +280,7 @@ def feedback(
             norm = None if residual is None else jnp.float32(0)
         return FeedbackState(jnp.int32(0), residual, momentum, norm, inner)
 
-    def update(updates, state, params=None, *, dense=False, **extra):
+    def update(updates, state, params=None, *, dense=False, ids=None, **extra):
         check_kind(state, FeedbackState, lossy.name)
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
         checks.check_replicated(params, wire.axis, f"update of {lossy.name}")
@@ -293,7 +294,7 @@ def feedback(
         )
         needed, moving = _remembered(lossy, memory, paths, leaves)
         checks.check_memory(lossy, memory, any(needed), any(moving), state)
-        check_ranks((state.residual, state.momentum), wire.ranks)
+        check_ranks((state.residual, state.momentum, state.inner), wire.ranks)
         for held in (state.residual, state.momentum):
             check_like(held, paths, leaves, structure)
         lossy.check(paths, leaves, state.inner, wire)
@@ -301,43 +302,43 @@ def feedback(
         if OUTLINE.get():
             outlined = structure.unflatten(lossy.outline(paths, leaves, wire))
             return shards.together(outlined, parts), state
-        residuals = _unpacked(structure, state.residual, len(leaves))
-        momenta = _unpacked(structure, state.momentum, len(leaves))
-        accumulated = list(leaves)
-        for i, residual in enumerate(residuals):
-            if memory is None or (residual is None and momenta[i] is None):
-                continue
-            dtype = leaves[i].dtype
-            gradient = tree.to_dense(leaves[i]).astype(wide(dtype))
-            waiting = jnp.zeros_like(gradient) if residual is None else residual
-            total, momenta[i] = memory.accumulate(gradient, waiting, momenta[i])
-            # What is sent whole travels like its gradient, and rounding is not kept.
-            accumulated[i] = total.astype(dtype) if residual is None else total
-        sent, left, selected, inner = lossy.step(
-            paths,
-            accumulated,
-            state.inner,
-            wire,
-            dtypes=[leaf.dtype for leaf in leaves],
-            dense=dense,
-            masked=masked,
-            moving=any(moving),
-            **extra,
-        )
-        for i, momentum in enumerate(momenta):
-            if momentum is not None and memory is not None and selected[i]:
-                momenta[i] = memory.after(momentum, left[i] != accumulated[i])
-        residual = _packed(structure, left, state.residual)
-        state = FeedbackState(
-            state.step + 1,
-            residual,
-            _packed(structure, momenta, state.momentum),
-            None if residual is None else _norm(residual, wire),
-            inner,
-        )
-        return shards.together(structure.unflatten(sent), parts), state
+        extra |= {"dense": dense, "masked": masked, "moving": any(moving)}
+        own = lossy, memory, structure, paths, wire
+        exchange = axes.all_manual(functools.partial(_exchanged, *own, **extra), wire.axis)
+        sent, after = exchange(leaves, state, ids)
+        if axes.further_axes():
+            sent = list(map(tree.sharded_as, sent, leaves))
+            after = jax.tree.map(axes.sharded_as, after, state)
+        return shards.together(structure.unflatten(sent), parts), after
 
     return tree.transformation(init, update)
+
+
+def _exchanged(lossy, memory, structure, paths, wire, leaves, state, ids, **extra):
+    """What is sent of the leaves, and the next state."""
+    residuals = _unpacked(structure, state.residual, len(leaves))
+    momenta = _unpacked(structure, state.momentum, len(leaves))
+    accumulated = list(leaves)
+    for i, residual in enumerate(residuals):
+        if memory is None or (residual is None and momenta[i] is None):
+            continue
+        dtype = leaves[i].dtype
+        gradient = tree.to_dense(leaves[i]).astype(wide(dtype))
+        waiting = jnp.zeros_like(gradient) if residual is None else residual
+        total, momenta[i] = memory.accumulate(gradient, waiting, momenta[i])
+        # What is sent whole travels like its gradient, and rounding is not kept.
+        accumulated[i] = total.astype(dtype) if residual is None else total
+    dtypes = [leaf.dtype for leaf in leaves]
+    sent, left, selected, inner = lossy.step(
+        paths, accumulated, state.inner, wire, dtypes=dtypes, ids=ids, **extra
+    )
+    for i, momentum in enumerate(momenta):
+        if momentum is not None and memory is not None and selected[i]:
+            momenta[i] = memory.after(momentum, left[i] != accumulated[i])
+    residual = _packed(structure, left, state.residual)
+    norm = None if residual is None else _norm(residual, wire)
+    momentum = _packed(structure, momenta, state.momentum)
+    return sent, FeedbackState(state.step + 1, residual, momentum, norm, inner)
 
 
 def _unpacked(structure: Any, held: PerRank | None, count: int) -> list[Any]:

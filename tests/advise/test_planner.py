@@ -41,7 +41,7 @@ def on_ranks(function, n=N):
         return function(jax.tree.map(lambda g: g[0], x))
 
     mesh = helpers.mesh_of(n)
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
+    return jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
 
 
 @functools.cache
@@ -263,7 +263,7 @@ def test_a_table_by_columns_is_no_part_of_a_plan():
     table = sparsejax.ColumnTable.of(np.ones((4096, 4), np.float32), mesh)
     params = {"table": table, "kernel": jnp.zeros(70_000)}
     of_tree = sparsejax.state_specs(params)
-    seen = jax.shard_map(
+    seen = helpers.shard_map(
         lambda grads: sparsejax.profile(sparsejax.local(grads, "data")),
         mesh=mesh,
         in_specs=(of_tree,),
@@ -295,7 +295,9 @@ def test_two_levels_plan_for_hosts():
         return tx.update(grads, tx.init(helpers.parameters(grads)))[0]
 
     grads = gradients(5, n=8)
-    total = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(pair), out_specs=P()))(grads)
+    total = jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=P(pair), out_specs=P()))(
+        grads
+    )
     for name, value in grads.items():
         np.testing.assert_array_equal(total[name], value.sum(0))
 

@@ -11,7 +11,7 @@ import sparsejax
 from sparsejax import rows
 from sparsejax.embrace import ColumnTable, column_lookup
 from sparsejax.errors import ArgumentError, AxisError, RuleError, StateError
-from tests.helpers import grid, mesh_of
+from tests.helpers import grid, mesh_of, shard_map
 
 
 def table(n=2, dim=5, dtype=np.float32, axis_name=None, mesh=None):
@@ -21,7 +21,7 @@ def table(n=2, dim=5, dtype=np.float32, axis_name=None, mesh=None):
 def traced(function, tables, mesh=None, specs=None):
     """Traces a function of tables on ranks."""
     specs = sparsejax.state_specs(tables) if specs is None else specs
-    mapped = jax.shard_map(
+    mapped = shard_map(
         lambda tables: jnp.zeros(()) * len(jax.tree.leaves(function(tables))),
         mesh=mesh or mesh_of(2),
         in_specs=(specs,),

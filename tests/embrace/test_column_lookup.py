@@ -59,7 +59,7 @@ def program(n, check_vma, capacity=None):
 
     specs = {name: P(None, "data") for name in NAMES}
     tables = {k: ColumnTable(specs[k], d) for k, d in zip(NAMES, DIMS, strict=True)}
-    return jax.shard_map(
+    return helpers.shard_map(
         on_rank,
         mesh=mesh_of(n),
         in_specs=(tables, P("data"), P("data")),
@@ -167,7 +167,7 @@ def sent(n, capacity=None):
         specs = {
             k: ColumnTable(P(None, "data"), d) for k, d in zip(NAMES, DIMS, strict=True)
         }
-        return jax.shard_map(
+        return helpers.shard_map(
             on_rank,
             mesh=mesh_of(n),
             in_specs=(specs, P("data"), P("data")),
@@ -226,7 +226,7 @@ def one_by_one(fn, n, *args):
         return jax.tree.map(lambda x: x[None], made)
 
     specs = (table.specs(), *[P("data") for _ in args])
-    call = jax.shard_map(on_rank, mesh=mesh_of(n), in_specs=specs, out_specs=P("data"))
+    call = helpers.shard_map(on_rank, mesh=mesh_of(n), in_specs=specs, out_specs=P("data"))
     return values, jax.tree.map(np.asarray, jax.jit(call)(table, *args))
 
 
@@ -268,7 +268,7 @@ def test_equal_ids_of_16_bit_tables_add_up_in_32():
         return rows[None]
 
     specs = (table.specs(), P("data"), P("data"))
-    call = jax.shard_map(on_rank, mesh=mesh_of(2), in_specs=specs, out_specs=P("data"))
+    call = helpers.shard_map(on_rank, mesh=mesh_of(2), in_specs=specs, out_specs=P("data"))
     weights = np.ones(600, jnp.bfloat16)  # in bfloat16 1 + 1 + ... ends at 256
     rows = np.asarray(jax.jit(call)(table, np.zeros(600, np.int32), weights))
     assert rows.dtype == jnp.bfloat16

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 import sparsejax
 from sparsejax.embrace import ColumnTable, linen as of_linen, nnx as of_nnx
 from sparsejax.transforms.state import sharded, tree
-from tests.helpers import mesh_of
+from tests.helpers import mesh_of, shard_map
 
 
 ROWS, DIM = 30, 5
@@ -28,7 +28,7 @@ def entropy(logits, ids):
 def trained(step, state, specs, steps=3):
     """The losses of some steps, and the last state."""
     mapped = jax.jit(
-        jax.shard_map(
+        shard_map(
             step, mesh=MESH, in_specs=(specs, P("data")), out_specs=(specs, P("data"))
         )
     )

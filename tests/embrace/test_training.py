@@ -139,7 +139,7 @@ def test_in_a_shard_map_of_ones_own_synchronizations_leave_it_alone():
         return {name: updates["sgd"] for name, updates in made.items()}
 
     specs = sparsejax.state_specs(given)
-    call = jax.shard_map(
+    call = helpers.shard_map(
         on_rank,
         mesh=mesh,
         in_specs=(specs, specs),
@@ -152,7 +152,7 @@ def test_in_a_shard_map_of_ones_own_synchronizations_leave_it_alone():
         np.testing.assert_array_equal(table.whole(), want, err_msg=name)
     alone = lambda x: sparsejax.all_reduce({"sgd": x})["sgd"]
     of_table = specs["sgd"]
-    call = jax.shard_map(alone, mesh=mesh, in_specs=(of_table,), out_specs=of_table)
+    call = helpers.shard_map(alone, mesh=mesh, in_specs=(of_table,), out_specs=of_table)
     assert not helpers.collectives(jax.make_jaxpr(call)(given["sgd"]))
 
 

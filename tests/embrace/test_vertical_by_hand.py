@@ -14,7 +14,7 @@ import sparsejax
 from sparsejax import embrace, schemes
 from sparsejax.embrace import ColumnTable, column_lookup, lookahead, rows_held
 from sparsejax.errors import ArgumentError, AxisError, LeafError, StateError
-from tests.helpers import mesh_of
+from tests.helpers import mesh_of, shard_map
 
 
 HEIGHT, DIM, SHARE, STEPS = 24, 5, 4, 4
@@ -62,7 +62,7 @@ def step_of(n, rows, vertical, check, **options):
         loss = jax.lax.pmean(loss, "data")
         return sparsejax.apply_updates(params, updates), state, loss
 
-    wrap = functools.partial(jax.shard_map, mesh=mesh_of(n), check_vma=check)
+    wrap = functools.partial(shard_map, mesh=mesh_of(n), check_vma=check)
     both = P("data"), P("data")
     run = jax.jit(wrap(step, in_specs=(*specs, *both), out_specs=(*specs, P())))
     flush = lambda params, state: embrace.flush(params, state, rows)
@@ -167,9 +167,7 @@ def traced(n=2, tx=None, state=None, take=None, given=None, **extra):
         updates, state = tx.update(grads, state, params, **extra)
         return sparsejax.apply_updates(params, updates), state
 
-    run = jax.shard_map(
-        step, mesh=mesh_of(n), in_specs=(*specs, P("data")), out_specs=specs
-    )
+    run = shard_map(step, mesh=mesh_of(n), in_specs=(*specs, P("data")), out_specs=specs)
     return jax.eval_shape(run, given, state, batch_of(0, n))
 
 
@@ -341,7 +339,7 @@ def test_what_a_flush_returns_has_the_types_that_it_was_given(check):
     given = params(n)
     state = sparsejax.init(tx, given, mesh_of(n), check_vma=check)
     specs = sparsejax.state_specs((given, state))
-    flush = jax.shard_map(
+    flush = shard_map(
         lambda params, state: embrace.flush(params, state, rows),
         mesh=mesh_of(n),
         in_specs=specs,

@@ -50,7 +50,7 @@ def traced(scheme, shape, n=2, dtype="float32", platform="cpu"):
 
     here = n <= 8 and platform == "cpu"
     mesh = helpers.mesh_of(n) if here else described(n, platform)
-    step = jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P())
+    step = helpers.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P())
     whole = jax.ShapeDtypeStruct((n * shape[0], *shape[1:]), dtype)
     return jax.make_jaxpr(step)(whole)
 
@@ -127,7 +127,9 @@ def test_the_walk_finds_what_does_not_fit():
         return jax.lax.psum(jnp.sum(counts.astype(jnp.int32)), "data")
 
     def over(n):
-        step = jax.shard_map(summed, mesh=described(n), in_specs=P("data"), out_specs=P())
+        step = helpers.shard_map(
+            summed, mesh=described(n), in_specs=P("data"), out_specs=P()
+        )
         return jax.make_jaxpr(step)(jax.ShapeDtypeStruct((n * 2**20,), jnp.uint32))
 
     assert len(intervals.overflows(jax.make_jaxpr(bad)(1))) >= 1

@@ -12,6 +12,15 @@ from tests.helpers.inputs import (
     strided_set as strided_set,
     zipf_set as zipf_set,
 )
+from tests.helpers.meshes import (
+    AXIS as AXIS,
+    KINDS as KINDS,
+    auto as auto,
+    grid as grid,
+    mesh_of as mesh_of,
+    placed as placed,
+    shard_map as shard_map,
+)
 from tests.helpers.oracle import (
     is_nonzero as is_nonzero,
     packed as packed,
@@ -35,16 +44,14 @@ from tests.helpers.rows import (
     of_one_owner as of_one_owner,
 )
 from tests.helpers.runs import (
-    AXIS as AXIS,
     WIRE as WIRE,
     Run as Run,
     assert_same_on_all_ranks as assert_same_on_all_ranks,
     call as call,
+    compilations as compilations,
     first_state as first_state,
-    grid as grid,
     init as init,
     is_replicated as is_replicated,
-    mesh_of as mesh_of,
     octets as octets,
     parameters as parameters,
     ranked as ranked,

@@ -1,59 +1,45 @@
 """Runs over simulated ranks: of functions, of schemes, and of transformations."""
 
-import functools
-import math
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units.units import Dense
 from sparsejax.wire.collectives import Wire
+from tests.helpers.meshes import AXIS, mesh_of, shard_map
 
 
-AXIS = "data"
 WIRE = Wire(AXIS)
 
 
-@functools.cache
-def mesh_of(n: int) -> jax.sharding.Mesh:
-    """A mesh of one axis, "data", over the first n CPU devices."""
-    devices = jax.devices("cpu")[:n]
-    return jax.make_mesh((n,), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
-
-
-def grid(**sizes: int) -> jax.sharding.Mesh:
-    """A mesh of several axes over the first CPU devices: `grid(data=4, model=2)`."""
-    devices = jax.devices("cpu")[: math.prod(sizes.values())]
-    types = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh((*sizes.values(),), (*sizes,), types, devices=devices)
-
-
-def stacked(fn: Callable, n: int, check_vma: bool = True) -> Callable:
+def stacked(fn: Callable, n: int, check_vma: bool = True, mesh: Any = None) -> Callable:
     """Runs fn on n ranks: from arrays [n, ...], a row a rank, to results [n, ...]."""
+    specs = {"mesh": mesh or mesh_of(n), "in_specs": P(AXIS), "out_specs": P(AXIS)}
 
     def on_rank(*args):
         result = fn(*jax.tree.map(lambda x: x[0], args))
         return jax.tree.map(lambda y: y[None], result)
 
-    return jax.shard_map(
-        on_rank, mesh=mesh_of(n), in_specs=P(AXIS), out_specs=P(AXIS), check_vma=check_vma
-    )
+    return shard_map(on_rank, **specs, check_vma=check_vma)
 
 
-def ranked(fn: Callable, n: int, check_vma: bool = True) -> Callable:
+def ranked(fn: Callable, n: int, check_vma: bool = True, mesh: Any = None) -> Callable:
     """`stacked`, compiled, with results in NumPy."""
-    compiled = jax.jit(stacked(fn, n, check_vma))
+    compiled = jax.jit(stacked(fn, n, check_vma, mesh))
     return lambda *args: jax.tree.map(np.asarray, compiled(*args))
 
 
-def run_ranks(fn: Callable, x: Any, n: int, check_vma: bool = True) -> Any:
+def run_ranks(
+    fn: Callable, x: Any, n: int, check_vma: bool = True, mesh: Any = None
+) -> Any:
     """Runs fn once on n ranks; x and the results are stacked by rank."""
-    return ranked(fn, n, check_vma)(x)
+    return ranked(fn, n, check_vma, mesh)(x)
 
 
 class Run(NamedTuple):
@@ -89,7 +75,7 @@ def ranks(n: int, *, mesh: Any = None, axes: Any = AXIS, check_vma: bool = True)
             state, (updates, seen) = jax.lax.scan(step, tx.init(params), grads)
             return jax.tree.map(lambda x: x[None], Run(updates, state, seen))
 
-        program = jax.shard_map(
+        program = shard_map(
             on_rank,
             mesh=mesh or mesh_of(n),
             in_specs=P(axes),
@@ -111,9 +97,26 @@ def is_replicated(fn: Callable, x: Any, n: int) -> bool:
         return 0
 
     specs = {"mesh": mesh_of(n), "in_specs": P(AXIS), "out_specs": P()}
-    jax.eval_shape(jax.shard_map(on_rank, **specs), x)
+    jax.eval_shape(shard_map(on_rank, **specs), x)
     assert types, "fn returns nothing"
     return not any(types)
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[str]]:
+    """A list that has one entry more for each program that is compiled within."""
+    compiled: list[str] = []
+
+    def note(event, _, **__):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        yield compiled
+    finally:
+        # No other: `conftest` counts programs by one.
+        jax.monitoring.unregister_event_duration_listener(note)
 
 
 def octets(tree: Any) -> dict[str, bytes | int | str]:

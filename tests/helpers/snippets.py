@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import pallas_kernels
 import sparsejax
-from tests.helpers.runs import grid, mesh_of
+from tests.helpers.meshes import grid, mesh_of, placed
 
 
 def loss_fn(params, batch):
@@ -23,6 +23,7 @@ def loss_fn(params, batch):
 def given(ranks: int = 4) -> dict[str, Any]:
     """What nearly all snippets need; `docs/api/index.md` lists it for readers."""
     batches = [{"x": jnp.full((8, 3), i), "y": jnp.ones((8, 2))} for i in (1.0, 2.0)]
+    batches = placed(batches, mesh_of(ranks), P("data"))
     return {
         "P": P,
         "batch": batches[0],
@@ -36,7 +37,7 @@ def given(ranks: int = 4) -> dict[str, Any]:
         "nnx": nnx,
         "optax": optax,
         "pallas_kernels": pallas_kernels,
-        "params": {"w": jnp.ones((3, 2))},
+        "params": placed({"w": jnp.ones((3, 2))}, mesh_of(ranks), P()),
         "schemes": sparsejax.schemes,
         "sparsejax": sparsejax,
         "sparsifiers": sparsejax.sparsifiers,
@@ -110,7 +111,7 @@ def by_rows(tx: Any, table: Any, value_and_grad: Any) -> dict[str, Any]:
     return {
         "batch": given()["batches"][0],
         "loss_fn": loss_of_table,
-        "next_batch": given()["batches"][1],
+        "next_batch": jax.device_get(given()["batches"][1]),
         "of_batch": lambda *of: {"grads": value_and_grad(loss_of_table)(*of)[1]},
         "params": params,
         "state": sparsejax.abstract_state(tx, params, mesh_of(4)),

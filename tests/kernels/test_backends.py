@@ -192,7 +192,7 @@ def test_with_auto_the_reference_computes_under_vmap(where, monkeypatch, mesh_of
     each = {
         "jit of vmap": jax.jit(jax.vmap(run, (0, None))),
         "vmap of jit": jax.vmap(jax.jit(run), (0, None)),
-        "vmap in shard_map": jax.shard_map(
+        "vmap in shard_map": helpers.shard_map(
             jax.vmap(run, (0, None)),
             mesh=mesh_of(2),
             in_specs=(P(helpers.AXIS), P()),
@@ -300,7 +300,7 @@ MEMORY = {"parts": 4, "slots": 32, "serial": 4}
 def test_operations_work_inside_shard_map_with_checking_on(call, backend):
     """Loops carry what differs by rank as soon as operands do; kernels have no types."""
     each = lambda x: jax.tree.map(lambda y: y[None], call(x))
-    inside = jax.shard_map(
+    inside = helpers.shard_map(
         each, mesh=helpers.mesh_of(2), in_specs=P("data"), out_specs=P("data")
     )
     with kernels.use_kernels(backend, interpret=backend == "pallas"):

@@ -21,7 +21,7 @@ def traced(mesh):
     """The factors in what is traced for the devices of a mesh, or under `jit` alone."""
     run = jax.jit(chosen)
     if mesh is not None:
-        run = jax.shard_map(chosen, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+        run = helpers.shard_map(chosen, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
     text = str(jax.make_jaxpr(run)(jnp.ones(2)))
     return {factor for factor in (CPU, OTHER) if f"{factor}:f32" in text}
 

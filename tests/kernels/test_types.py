@@ -18,7 +18,7 @@ X = jnp.array([2.0, 5.0])
 
 def on_two_ranks(function):
     specs = {"in_specs": P("data"), "out_specs": P("data")}
-    return jax.jit(jax.shard_map(function, mesh=helpers.mesh_of(2), **specs))
+    return jax.jit(helpers.shard_map(function, mesh=helpers.mesh_of(2), **specs))
 
 
 def test_a_derivative_goes_through_a_cast():

@@ -95,7 +95,7 @@ def refuses_other_setups(mesh, params, rank):
         return optax.chain(select, sparsejax.zen_sync(**options), optax.adam(rate))
 
     other = np.full((3, 1), 0.5, np.float32)
-    turned = Mesh(mesh.devices[:: 1 - 2 * rank], ("data",))
+    turned = Mesh(mesh.devices[:: 1 - 2 * rank], ("data",), mesh.axis_types)
     for match, make in {
         r"'half' is bfloat16\[3, 1\] on .*0\), and float32\[3, 1\]": lambda: init(
             chain(), params | ({"half": other} if rank else {})
@@ -121,7 +121,7 @@ def refuses_other_setups(mesh, params, rank):
     # A process by itself asks nobody, and who does not come is named: at the end, for
     # behind it the two do not ask the same.
     if rank:
-        init(chain(), mesh=Mesh(np.array(jax.local_devices()), ("data",)))
+        init(chain(), mesh=jax.make_mesh((1,), ("data",), devices=jax.local_devices()))
     else:
         with pytest.raises(JobError, match=r"process 1 of 2 did not say .* within 1 s"):
             init(chain(), timeout=1)

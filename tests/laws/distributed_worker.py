@@ -27,13 +27,13 @@ def main(out, ranks, coordinator=None, rank=0):
         )
     # After the backend is settled: these make arrays.
     import numpy as np
-    from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+    from jax.sharding import NamedSharding, PartitionSpec as P
 
     from sparsejax import schemes
     from sparsejax.units.units import Dense
     from sparsejax.wire.collectives import Wire
 
-    mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
     sharding = NamedSharding(mesh, P("data"))
     results = {}
     for name, scheme in {

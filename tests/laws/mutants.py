@@ -47,8 +47,98 @@ REPLICAS = "tests/transforms/state/test_replicas.py"
 SETUP = "tests/transforms/state/test_setup.py"
 CHECK_EVERY = "tests/training/test_check_every.py"
 BAD_NUMBERS = "tests/transforms/test_bad_numbers.py"
+SHARDING = "tests/laws/test_sharding.py"
+PARTLY_MANUAL = "tests/transforms/test_partly_manual.py"
+DENSE_SUM = (
+    f"{PARTLY_MANUAL}::test_gradients_are_those_of_a_dense_sum_and_lie_where_they_did"
+)
 
 MUTANTS = {
+    # Where arrays lie.
+    "a table is cut where it is sharded": Mutant(
+        "sparsejax/embrace/column_table.py",
+        "return axes.unsharded(self.value)[:, : self.dim]",
+        "return self.value[:, : self.dim]",
+        "tests/embrace/test_column_table.py",
+    ),
+    "a state of sharded parameters is whole": Mutant(
+        "sparsejax/transforms/state/placed.py",
+        "arrays = known if param_specs is not None else Known.of_arrays(params, mesh)",
+        "arrays = known",
+        SHARDING,
+    ),
+    "parameters may be sharded over the ranks": Mutant(
+        "sparsejax/transforms/state/placed.py",
+        '        arrays.check_arrays(axis_name, "sparsejax.init")\n',
+        "",
+        SHARDING,
+    ),
+    "the trainer makes sharded parameters whole": Mutant(
+        "sparsejax/training/trainer.py",
+        '                arrays.check_replicated("trainer.init")\n',
+        "",
+        SHARDING,
+    ),
+    "parameters are gathered to make a state": Mutant(
+        "sparsejax/transforms/state/placed.py",
+        "mapped = jax.shard_map(init, **options, axis_names=manual)",
+        "mapped = jax.shard_map(init, **options)",
+        SHARDING,
+    ),
+    "operands of a step have to be in place": Mutant(
+        "sparsejax/transforms/state/placed.py",
+        "return mapped(*jax.tree.map(put, operands, specs))",
+        "return mapped(*operands)",
+        "tests/training/test_trainer.py",
+    ),
+    "a shape that varies is asked as an array is": Mutant(
+        "pallas_kernels/types.py",
+        "    if isinstance(x, jax.ShapeDtypeStruct):\n",
+        "    if x is None:\n",
+        f"{DENSE_SUM}[skipping-True-auto]",
+    ),
+    "what XLA shards is not gathered": Mutant(
+        "sparsejax/axes.py",
+        "    if not further:\n        return function\n",
+        "    if further or not further:\n        return function\n",
+        f"{DENSE_SUM}[zen-True-explicit]",
+    ),
+    "sums lose the sharding of gradients": Mutant(
+        "sparsejax/axes.py",
+        "return x if is_whole or x.shape != other.shape else jax.reshard(x, sharding)",
+        "return x",
+        f"{DENSE_SUM}[zen-True-explicit]",
+    ),
+    "a state of shards is taken for one of whole leaves": Mutant(
+        "sparsejax/transforms/state/per_rank.py",
+        "or (is_derived and not inside):",
+        "or is_derived:",
+        PARTLY_MANUAL,
+    ),
+    "ranks catch up rows where XLA shards tables": Mutant(
+        "sparsejax/rows/updates/view.py",
+        "        if self._view.moving:\n            _check_axes()\n",
+        "",
+        PARTLY_MANUAL,
+    ),
+    "a part of a tree of parameters has the type of a mesh": Mutant(
+        "sparsejax/transforms/state/observing.py",
+        "    return jax.ShapeDtypeStruct(x.shape, x.dtype) if placed else x\n",
+        "    return x\n",
+        "tests/transforms/state/test_specs.py",
+    ),
+    "checksums are compiled for each way to write a spec": Mutant(
+        "sparsejax/transforms/state/alike/replicas.py",
+        "tuple(_shortest(leaf.spec) for leaf in leaves)",
+        "tuple(leaf.spec for leaf in leaves)",
+        REPLICAS,
+    ),
+    "what is examined has to be in place": Mutant(
+        "sparsejax/advise/doctor/ranks.py",
+        "mapped = placed.on_ranks(on_rank, ",
+        "mapped = jax.shard_map(on_rank, ",
+        DOCTOR,
+    ),
     # Many ranks.
     "of many rows of a message the first is sent to all": Mutant(
         "sparsejax/wire/collectives.py",

@@ -20,7 +20,7 @@ TWO_AXES = grid(data=2, model=2)
 
 
 def on_ranks(function, mesh=None, **options):
-    mapped = jax.shard_map(
+    mapped = helpers.shard_map(
         function, mesh=mesh or mesh_of(2), in_specs=P("data"), out_specs=P(), **options
     )
     return jax.jit(mapped)  # Without jit every operation is compiled by itself.
@@ -257,7 +257,7 @@ def test_a_state_that_was_passed_with_one_spec_for_all(check_vma):
     tx = sparsejax.zen_sync(every=2)
     mesh = mesh_of(2)
     state = sparsejax.init(tx, {"w": jnp.ones(3)}, mesh)
-    update = jax.shard_map(
+    update = helpers.shard_map(
         lambda x, state: tx.update({"w": x[0]}, state)[0],
         mesh=mesh,
         in_specs=(P("data"), P()),
@@ -277,7 +277,7 @@ def test_a_state_of_other_parameters(every):
 
     def update(grads, params):
         state = sparsejax.init(tx, params, mesh)
-        step = jax.shard_map(
+        step = helpers.shard_map(
             lambda x, state: tx.update(jax.tree.map(lambda g: g[0], x), state)[0],
             mesh=mesh,
             in_specs=(P("data"), sparsejax.state_specs(state)),

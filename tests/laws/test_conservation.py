@@ -364,7 +364,7 @@ def test_a_density_schedule_goes_on_behind_a_checkpoint():
     first = sparsejax.init(tx, zeros, mesh)
     specs = sparsejax.state_specs(first)
     step = jax.jit(
-        jax.shard_map(
+        helpers.shard_map(
             lambda g, state: tx.update(jax.tree.map(lambda x: x[0], g), state),
             mesh=mesh,
             in_specs=(P(AXIS), specs),

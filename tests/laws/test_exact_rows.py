@@ -51,7 +51,7 @@ def program(name, n, dtype, check_vma):
         by_rank = jax.tree.map(lambda x: x[None], updates["table"])
         return updates["table"], by_rank, sparsejax.metrics(state)
 
-    mapped = jax.shard_map(
+    mapped = helpers.shard_map(
         on_rank,
         mesh=helpers.mesh_of(n),
         in_specs=P("data"),

@@ -158,7 +158,7 @@ def compiled(program):
         state, _ = jax.lax.scan(step, tx.init(params), grads)
         return jax.tree.map(lambda x: x[None], sparsejax.metrics(state))
 
-    run = jax.shard_map(run, mesh=mesh, in_specs=P(axes), out_specs=P(axes))
+    run = helpers.shard_map(run, mesh=mesh, in_specs=P(axes), out_specs=P(axes))
     return jax.jit(run)
 
 
@@ -281,7 +281,7 @@ def test_what_is_explained_of_rows_is_what_is_sent(name):
         path: np.stack([draw(height) for _ in range(4)]).astype(np.int32)
         for path, (height, _) in TABLES.items()
     }
-    told = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(axes), out_specs=P()))(ids)
+    told = jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=P(axes), out_specs=P()))(ids)
     wire = {k: float(v) for k, v in told.items() if k.endswith("/wire_bytes")}
     rounds = {k: float(v) for k, v in told.items() if k.endswith("/rounds")}
 

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import errors, schemes
-from tests.helpers import grid, mesh_of
+from tests.helpers import grid, mesh_of, shard_map
 
 
 RANKS = 2
@@ -73,7 +73,7 @@ class OwnStep:
             updates, state = self.tx.update(self.change(grads), state, *given)
             return optax.apply_updates(params, updates), state, jax.lax.pmean(loss, "data")
 
-        run = jax.shard_map(
+        run = shard_map(
             step,
             mesh=mesh,
             in_specs=(P(), specs, P("data")),

@@ -66,7 +66,7 @@ def test_a_forecast_from_true_counts_is_what_a_run_sends(name, n):
         return helpers.call(scheme, x[0], helpers.init(scheme, x[0])).traffic
 
     mesh = helpers.mesh_of(n)
-    step = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
+    step = jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
     rng, errors_seen = np.random.default_rng(3), []
     for density in (0.002, 0.02, 0.2):
         x = np.where(rng.random((n, SIZE)) < density, 1, 0).astype(np.float32)
@@ -94,7 +94,7 @@ def test_a_forecast_of_ragged_messages_is_within_three_per_cent(n):
     scheme = SCHEMES["ragged"]
     run = lambda x: helpers.call(scheme, x[0]).traffic
     mesh = helpers.mesh_of(n)
-    step = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
+    step = jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
     seen = set()
     for density in (0.0, 0.01, 0.05, 0.2, 0.4, 0.9):
         x = abs(helpers.gradients(n, SIZE, density, seed=1))
@@ -112,7 +112,7 @@ def test_omni_reduce_forecasts_blocks():
     n, scheme = 4, schemes.OmniReduce(block=64)
     rng = np.random.default_rng(3)
     x = np.where(rng.random((n, SIZE)) < 0.002, 1, 0).astype(np.float32)
-    step = jax.shard_map(
+    step = helpers.shard_map(
         lambda x: helpers.call(scheme, x[0]).traffic,
         mesh=helpers.mesh_of(n),
         in_specs=P("data"),

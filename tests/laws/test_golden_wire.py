@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes, sparsifiers
@@ -421,9 +421,7 @@ def first_and_slow(names):
 def mesh_of(case):
     if isinstance(case.ranks, int):
         return helpers.mesh_of(case.ranks)
-    shape, names = tuple(case.ranks.values()), tuple(case.ranks)
-    devices = jax.devices("cpu")[: int(np.prod(shape))]
-    return jax.make_mesh(shape, names, (AxisType.Auto,) * len(shape), devices=devices)
+    return helpers.grid(**case.ranks)
 
 
 def gradients_of(case, params, ranks):
@@ -463,7 +461,7 @@ def traced(case):
     grad_specs = P(data)
     if case.sharded is not None:
         grad_specs = {path: P(data, *spec) for path, spec in case.sharded.items()}
-    wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=case.check_vma)
+    wrap = functools.partial(helpers.shard_map, mesh=mesh, check_vma=case.check_vma)
 
     def own(grads):
         return jax.tree.map(lambda x: x[0], grads)

@@ -35,7 +35,7 @@ def test_a_state_has_the_same_types_after_a_step(sync):
     def update(grads, state):
         return tx.update(sparsejax.local(grads, "data"), state)[1]
 
-    step = jax.shard_map(update, mesh=mesh, in_specs=(P(), specs), out_specs=specs)
+    step = helpers.shard_map(update, mesh=mesh, in_specs=(P(), specs), out_specs=specs)
     after = jax.eval_shape(step, PARAMS, state)
     assert types(after) == types(state)
 

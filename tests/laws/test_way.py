@@ -27,7 +27,7 @@ def test_a_leaf_passes_few_frames_and_files_to_the_collective(monkeypatch):
     monkeypatch.setattr(lax, "all_to_all", counted)
     tx = sparsejax.zen_sync()
     params = {"w": jnp.zeros(1 << 17)}
-    step = jax.shard_map(
+    step = helpers.shard_map(
         lambda x, state: tx.update({"w": x[0]}, state)[0],
         mesh=helpers.mesh_of(8),
         in_specs=(P("data"), P()),
@@ -35,5 +35,5 @@ def test_a_leaf_passes_few_frames_and_files_to_the_collective(monkeypatch):
     )
     jax.eval_shape(step, jax.ShapeDtypeStruct((8, 1 << 17), jnp.float32), tx.init(params))
     walk = min(walks, key=len)
-    assert len(walk) <= 12, [(f.filename, f.name) for f in walk]
+    assert len(walk) <= 13, [(f.filename, f.name) for f in walk]
     assert len({f.filename for f in walk}) <= 12

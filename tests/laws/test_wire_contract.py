@@ -21,7 +21,7 @@ def program(scheme, check_vma=True):
         return helpers.call(scheme, x[0])._replace(state=None)
 
     return jax.jit(
-        jax.shard_map(
+        helpers.shard_map(
             run, mesh=mesh_of(N), in_specs=P("data"), out_specs=P(), check_vma=check_vma
         )
     )
@@ -147,7 +147,7 @@ def test_ragged_messages_are_as_long_as_what_is_there(unit_words):
     scheme = schemes.BalancedParallelism(channel="ragged")
     shape = () if unit_words == 1 else (unit_words,)
     run = jax.jit(
-        jax.shard_map(
+        helpers.shard_map(
             lambda x: helpers.call(scheme, x[0]).traffic,
             mesh=mesh_of(N),
             in_specs=P("data"),
@@ -208,7 +208,9 @@ def program_of_rows(scheme):
         tables = [sparsejax.RowGrads(ids[0], rows, (HEIGHT, 3))]
         return scheme.rows(tables, helpers.WIRE).traffic
 
-    return jax.jit(jax.shard_map(run, mesh=mesh_of(N), in_specs=P("data"), out_specs=P()))
+    return jax.jit(
+        helpers.shard_map(run, mesh=mesh_of(N), in_specs=P("data"), out_specs=P())
+    )
 
 
 @pytest.mark.parametrize("name", ["BalancedParallelism", "AGSparse"])
@@ -257,7 +259,7 @@ def test_small_leaves_join_one_psum_and_large_dense_ones_have_their_own():
         local = jax.tree.map(lambda g: g * x[0], grads)
         return tx.update(local, tx.init(helpers.parameters(local)))[0]
 
-    step = jax.shard_map(run, mesh=mesh_of(N), in_specs=P("data"), out_specs=P())
+    step = helpers.shard_map(run, mesh=mesh_of(N), in_specs=P("data"), out_specs=P())
     found = collectives(jax.make_jaxpr(step)(jnp.ones(N)))
     assert sorted((c.name, c.bytes) for c in found) == [
         ("psum", 4 * 7),

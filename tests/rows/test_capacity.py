@@ -49,7 +49,7 @@ def program(n, check_vma=True):
 
     specs = {"in_specs": P("data"), "out_specs": (P(), P("data"), P(), P())}
     mesh = helpers.mesh_of(n)
-    return jax.jit(jax.shard_map(on_rank, mesh=mesh, check_vma=check_vma, **specs))
+    return jax.jit(helpers.shard_map(on_rank, mesh=mesh, check_vma=check_vma, **specs))
 
 
 def ids_of(n, distinct):
@@ -117,7 +117,7 @@ def test_both_ways_update_in_place_and_what_is_for_one_is_not_computed_for_the_o
         grads = {"table": RowGrads.marked(ids[0], rows[0], TALL)}
         return within_capacity(update, grads, params, state, capacity=SHORT)
 
-    mapped = jax.shard_map(
+    mapped = helpers.shard_map(
         step,
         mesh=helpers.mesh_of(2),
         in_specs=(P(), P(), P("data"), P("data")),

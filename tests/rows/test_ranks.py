@@ -84,7 +84,7 @@ def test_the_sum_over_the_ranks_is_the_gradient(check_vma, local, names):
         return sums
 
     p = cases.params()
-    ranks = jax.shard_map(
+    ranks = helpers.shard_map(
         step,
         mesh=helpers.mesh_of(RANKS),
         in_specs=(P(), P("data")),
@@ -117,7 +117,7 @@ def test_what_all_ranks_have_read_alike_counts_once():
         )
 
     p = cases.params()
-    ranks = jax.shard_map(
+    ranks = helpers.shard_map(
         step,
         mesh=helpers.mesh_of(RANKS),
         in_specs=(P(), P("data")),

@@ -20,7 +20,7 @@ def on_rank(scheme, ranks=N):
         return scheme.rows([grads], helpers.WIRE).traffic
 
     specs = {"in_specs": P("data"), "out_specs": P()}
-    return jax.jit(jax.shard_map(run, mesh=helpers.mesh_of(ranks), **specs))
+    return jax.jit(helpers.shard_map(run, mesh=helpers.mesh_of(ranks), **specs))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def program(scheme, check_vma):
         done = helpers.call(scheme, x[0], state, ("hosts", "chips"))
         return done.total[None], done.total, done.traffic
 
-    step = jax.shard_map(
+    step = helpers.shard_map(
         run,
         mesh=mesh(),
         in_specs=P(("hosts", "chips")),
@@ -120,7 +120,7 @@ def test_a_pair_of_axes_is_two_levels_in_sync(options, levels, room):
         mean, state = tx.update(local, tx.init(local))
         return mean, sparsejax.metrics(state)
 
-    run = jax.shard_map(step, mesh=mesh(), in_specs=P(pair), out_specs=(P(), P()))
+    run = helpers.shard_map(step, mesh=mesh(), in_specs=P(pair), out_specs=(P(), P()))
     mean, metrics = jax.jit(run)(x)
     want = x["embedding"].astype(np.float64).mean(0)
     np.testing.assert_allclose(mean["embedding"], want, rtol=room)
@@ -165,7 +165,7 @@ def test_owners_across_hosts_are_balanced_for_sets_in_one_range(inner):
             scheme, x[0], helpers.init(scheme, x[0], ("hosts", "chips")), ("hosts", "chips")
         ).traffic
 
-    step = jax.shard_map(
+    step = helpers.shard_map(
         run, mesh=mesh, in_specs=P(("hosts", "chips")), out_specs=P(), check_vma=True
     )
     x = np.zeros((8, size), np.float32)
@@ -200,7 +200,7 @@ def test_what_the_scheme_across_keeps_back_is_kept_at_its_units():
         return done.total, done.left[None]
 
     both = P(("hosts", "chips"))
-    step = jax.shard_map(run, mesh=mesh(), in_specs=both, out_specs=(P(), both))
+    step = helpers.shard_map(run, mesh=mesh(), in_specs=both, out_specs=(P(), both))
     total, kept = jax.jit(step)(x)
     np.testing.assert_array_equal(total, x.sum(0) / 2)
     np.testing.assert_array_equal(total + np.asarray(kept).sum(0), x.sum(0))

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax.errors import ArgumentError, StateError
+from tests import helpers
 from tests.helpers import mesh_of
 from tests.training import model
 
@@ -76,15 +77,10 @@ def test_a_state_that_is_not_donated_can_be_used_again():
     assert float(first.params["w"]) == float(second.params["w"]) != 1
 
 
-def test_a_state_of_numpy_arrays_compiles_no_second_step():
+@pytest.mark.parametrize("kind", helpers.KINDS)
+def test_a_state_of_numpy_arrays_compiles_no_second_step(kind):
     """As a checkpoint may give it back: it is placed as what a step returns is."""
-    trainer = plain(tx=TX)
-    state = jax.tree.map(np.asarray, trainer.init({"w": np.float32(1)}))
-    for _ in range(2):
-        state, _ = trainer.step(state, np.ones(2, np.float32))
-    assert trainer.compiled(state)._cache_size() == 1
-    # On a mesh as jax.make_mesh gives it, too, whose axes are a part of types.
-    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    mesh = helpers.KINDS[kind](mesh_of(2))
     trainer = sparsejax.data_parallel(lambda p, b: jnp.mean(p["w"] * b), TX, mesh)
     state = jax.tree.map(np.asarray, trainer.init({"w": np.ones((2, 2), np.float32)}))
     for _ in range(2):
@@ -92,8 +88,9 @@ def test_a_state_of_numpy_arrays_compiles_no_second_step():
     assert trainer.compiled(state)._cache_size() == 1
 
 
-def test_a_mesh_whose_axes_are_a_part_of_types_takes_tables_by_columns():
-    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+@pytest.mark.parametrize("kind", helpers.KINDS)
+def test_tables_by_columns_on_meshes_of_both_kinds(kind):
+    mesh = helpers.KINDS[kind](mesh_of(2))
     table = sparsejax.ColumnTable.create(jax.random.key(0), 6, 4, mesh)
     tx = optax.chain(sparsejax.dense_sync(), optax.trace(0.9))
     trainer = sparsejax.data_parallel(lambda p, b: jnp.mean(b), tx, mesh)

@@ -10,11 +10,11 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import schemes
-from tests.helpers import gradients, grid, mesh_of, slow
+from tests.helpers import KINDS, gradients, grid, mesh_of, shard_map, slow
 
 
 def run(function, n, *arrays, check_vma=True):
-    step = jax.shard_map(
+    step = shard_map(
         lambda *xs: function(*jax.tree.map(lambda x: x[0], xs)),
         mesh=mesh_of(n),
         in_specs=P("data"),
@@ -68,7 +68,7 @@ def test_a_scheme_that_is_given_is_used_whatever_the_size():
     scheme = schemes.BalancedParallelism()
     x = np.arange(1500, dtype=np.float32).reshape(3, 500)
     lowered = jax.make_jaxpr(
-        jax.shard_map(
+        shard_map(
             lambda x: sparsejax.all_reduce(x[0], scheme=scheme),
             mesh=mesh_of(3),
             in_specs=P("data"),
@@ -138,9 +138,7 @@ def test_entries_make_no_array_of_the_whole_size():
     def reduce(i, v):
         return sparsejax.all_reduce(sparsejax.SparseTensor(i[0], v[0], (units,)))
 
-    step = jax.jit(
-        jax.shard_map(reduce, mesh=mesh_of(4), in_specs=P("data"), out_specs=P())
-    )
+    step = jax.jit(shard_map(reduce, mesh=mesh_of(4), in_specs=P("data"), out_specs=P()))
     like = jax.ShapeDtypeStruct((4, capacity), jnp.int32)
     compiled = step.lower(like, like.update(dtype=jnp.float32)).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < units / 64
@@ -157,7 +155,7 @@ def test_entries_can_be_differentiated_as_psum_can():
 
         return jax.grad(loss)(v)
 
-    step = jax.shard_map(gradient, mesh=mesh_of(2), in_specs=P("data"), out_specs=P("data"))
+    step = shard_map(gradient, mesh=mesh_of(2), in_specs=P("data"), out_specs=P("data"))
     got = jax.jit(step)(indices, np.ones((2, 3), np.float32))
 
     def psums(v, i):
@@ -166,7 +164,7 @@ def test_entries_can_be_differentiated_as_psum_can():
 
         return jax.grad(loss)(v)
 
-    mapped = jax.shard_map(psums, mesh=mesh_of(2), in_specs=P("data"), out_specs=P("data"))
+    mapped = shard_map(psums, mesh=mesh_of(2), in_specs=P("data"), out_specs=P("data"))
     want = jax.jit(mapped)(np.ones((2, 3), np.float32), indices)
     assert np.abs(want).min() > 0
     np.testing.assert_array_equal(got, want)
@@ -180,9 +178,10 @@ def test_a_sparse_tensor_is_a_tree_with_a_static_shape():
     np.testing.assert_array_equal(tensor.to_dense()[2], [1, 1, 1])
 
 
-def test_a_train_step_over_a_mesh_as_make_mesh_gives_it():
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_train_step_over_meshes_of_both_kinds(kind):
     """Explicit axes are the default of jax.make_mesh, NumPy batches that of loaders."""
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    mesh = KINDS[kind](mesh_of(4))
     tx = optax.chain(
         sparsejax.zen_sync(rules={"table": "sparse", "tab": "row"}), optax.sgd(0.5)
     )
@@ -220,7 +219,7 @@ def test_two_axes_may_be_one_axis_of_ranks():
         both = sparsejax.all_reduce(x[0], ("host", "chip"), scheme=scheme)
         return both, sparsejax.all_reduce(x[0], "chip", scheme=scheme)[None]
 
-    step = jax.shard_map(
+    step = shard_map(
         reduce, mesh=mesh, in_specs=P(("host", "chip")), out_specs=(P(), P("host"))
     )
     both, by_host = jax.jit(step)(x)
@@ -240,7 +239,7 @@ def test_it_can_be_differentiated_as_psum_can(dense, check_vma):
             loss = lambda x: (reduce(x[0]) ** 2).sum()
             return jax.grad(loss)(x)
 
-        step = jax.shard_map(
+        step = shard_map(
             run,
             mesh=mesh_of(2),
             in_specs=P("data"),
@@ -267,10 +266,9 @@ def test_a_sparse_tensor_without_room_is_zero():
 
 
 def test_batches_and_parameters_may_lie_anywhere():
-    """On one device, as checkpoints and loaders leave them, on a mesh of explicit axes."""
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    """On one device, as checkpoints and loaders leave them."""
     tx = optax.chain(sparsejax.zen_sync(), optax.sgd(0.5))
-    trainer = sparsejax.data_parallel(lambda p, b: jnp.sum(p["w"] * b), tx, mesh)
+    trainer = sparsejax.data_parallel(lambda p, b: jnp.sum(p["w"] * b), tx, mesh_of(4))
     state = trainer.init(jax.device_put({"w": jnp.ones(())}, jax.devices()[0]))
     for batch in (jnp.ones(8), jax.device_put(jnp.ones(8), jax.devices()[1]), np.ones(8)):
         state, _ = trainer.step(state, batch.astype(np.float32))

@@ -105,7 +105,7 @@ def program(case, tx):
     two = case.axes == PAIR
     mesh = helpers.grid(hosts=2, chips=2) if two else helpers.mesh_of(N)
     specs = {"in_specs": P(case.axes), "out_specs": P(case.axes)}
-    run = jax.jit(jax.shard_map(on_rank, mesh=mesh, **specs))
+    run = jax.jit(helpers.shard_map(on_rank, mesh=mesh, **specs))
     return lambda grads: jax.tree.map(np.asarray, run(grads))
 
 
@@ -354,7 +354,7 @@ def test_shards_that_only_one_rank_of_another_axis_has(check_vma):
         updates, last = jax.lax.scan(step, state, grads)[1]
         return updates, last[None, None]
 
-    run = jax.shard_map(
+    run = helpers.shard_map(
         on_rank,
         mesh=mesh,
         in_specs=P("data", None, "model"),

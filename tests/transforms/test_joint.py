@@ -83,7 +83,7 @@ def program(tx, params, n=RANKS, check_vma=True, given=None):
         grads = {k: on_rank(x, fixed.get(k)) for k, x in grads.items()}
         return tx.update(grads, state)
 
-    step = jax.shard_map(
+    step = helpers.shard_map(
         step,
         mesh=mesh_of(n),
         in_specs=(P("data"), specs),

@@ -41,7 +41,7 @@ def on_ranks(function, n=RANKS, check_vma=True, **options):
     """From arrays by rank to what all ranks have."""
     mesh = options.pop("mesh", None) or helpers.mesh_of(n)
     specs = {"in_specs": P("data"), "out_specs": P(), **options}
-    return jax.jit(jax.shard_map(function, mesh=mesh, check_vma=check_vma, **specs))
+    return jax.jit(helpers.shard_map(function, mesh=mesh, check_vma=check_vma, **specs))
 
 
 def grads_of(batch, params=PARAMS):

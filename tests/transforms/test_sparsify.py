@@ -281,7 +281,7 @@ def test_the_state_keeps_its_shape_and_specs_tell_what_differs_by_rank():
         return tx.update(jax.tree.map(lambda x: x[0], grads), state, params)
 
     step = jax.jit(
-        jax.shard_map(
+        helpers.shard_map(
             on_rank, mesh=mesh, in_specs=(P(helpers.AXIS), specs), out_specs=(P(), specs)
         )
     )
@@ -350,7 +350,7 @@ def test_shards_of_a_tensor_share_a_threshold(kind):
         update, state = tx.update({"w": grad[0]}, state)
         return update["w"], sparsejax.residuals(state)["w"]
 
-    run = jax.shard_map(
+    run = helpers.shard_map(
         step,
         mesh=mesh,
         in_specs=P("data", None, "model"),
@@ -546,7 +546,7 @@ def test_a_leaf_that_all_shards_have_may_be_among_sharded_ones(order):
         return jax.lax.scan(step, tx.init(replicated), grads)[1]
 
     out = {sharded: P(None, "model"), same: P()}
-    run = jax.jit(jax.shard_map(steps, mesh=mesh, in_specs=(specs,), out_specs=out))
+    run = jax.jit(helpers.shard_map(steps, mesh=mesh, in_specs=(specs,), out_specs=out))
     updates = run(grads)
     assert all(np.asarray(x).any() for x in updates.values())
 

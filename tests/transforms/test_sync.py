@@ -18,7 +18,7 @@ from sparsejax.schemes.top_k.base import TopKScheme
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.state.per_rank import find
 from sparsejax.units.units import Dense
-from tests.helpers import grid, mesh_of, parameters, slow
+from tests.helpers import compilations, grid, mesh_of, parameters, shard_map, slow
 
 
 RANKS = 4
@@ -77,7 +77,7 @@ def train(tx, steps=3, check_vma=True, ids=False, make=make_params):
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     @functools.partial(
-        jax.shard_map,
+        shard_map,
         mesh=MESH,
         in_specs=(P(), specs, P("data")),
         out_specs=(P(), specs),
@@ -90,10 +90,11 @@ def train(tx, steps=3, check_vma=True, ids=False, make=make_params):
         return optax.apply_updates(params, updates), state
 
     history = []
-    for seed in range(steps):
-        params, state = step(params, state, make_batch(seed))
-        history.append(jax.tree.map(np.asarray, (params, state)))
-    assert step._cache_size() == 1, "a step was compiled twice"
+    with compilations() as compiled:
+        for seed in range(steps):
+            params, state = step(params, state, make_batch(seed))
+            history.append(jax.tree.map(np.asarray, (params, state)))
+    assert len(compiled) == 1, "a step was compiled twice"
     return history
 
 
@@ -163,7 +164,7 @@ def test_rows_that_were_not_named_are_not_sent(make):
         return tx.update(grads, tx.init(parameters(grads)), ids=ids)[0]["embedding"]
 
     x = np.ones((RANKS, ROWS, WIDTH), np.float32)
-    total = jax.jit(jax.shard_map(run, mesh=MESH, in_specs=P("data"), out_specs=P()))(x)
+    total = jax.jit(shard_map(run, mesh=MESH, in_specs=P("data"), out_specs=P()))(x)
     want = np.zeros((ROWS, WIDTH), np.float32)
     want[1] = want[-1] = 1
     np.testing.assert_array_equal(total, want)
@@ -215,7 +216,7 @@ def test_a_narrow_wire_halves_the_bytes_and_keeps_the_dtype(make):
             traffic = Traffic.of_one(state.inner.traffic["embedding"])
             return updates["embedding"], traffic.wire
 
-        step = jax.shard_map(update, mesh=MESH, in_specs=P("data"), out_specs=P())
+        step = shard_map(update, mesh=MESH, in_specs=P("data"), out_specs=P())
         return jax.jit(step)(x)
 
     full, full_bytes = run(make())
@@ -289,7 +290,7 @@ def test_scan_over_steps(make):
 
         return lax.scan(step, (params, state), batches)[0]
 
-    run = jax.shard_map(
+    run = shard_map(
         run, mesh=MESH, in_specs=(P(), specs, P(None, "data")), out_specs=(P(), specs)
     )
     params, _ = jax.jit(run)(params, state, batches)
@@ -335,7 +336,7 @@ def test_flax_nnx_optimizer(make):
         optimizer.update(model, jax.grad(loss)(sparsejax.local(params)))
         return nnx.state((model, optimizer))
 
-    step = jax.shard_map(step, mesh=MESH, in_specs=(P(), P("data")), out_specs=P())
+    step = shard_map(step, mesh=MESH, in_specs=(P(), P("data")), out_specs=P())
     after = jax.jit(step)(state, make_batch(0))
     before = jax.tree.leaves(nnx.filter_state(state, nnx.Param))
     changed = [
@@ -371,7 +372,7 @@ def test_dtypes_and_the_shape_of_the_state_are_kept(make):
         lax.cond(after.step > 5, lambda: state, lambda: after)
         return updates
 
-    got = jax.jit(jax.shard_map(run, mesh=MESH, in_specs=P("data"), out_specs=P()))(
+    got = jax.jit(shard_map(run, mesh=MESH, in_specs=P("data"), out_specs=P()))(
         np.arange(4, dtype=np.float32)
     )
     assert jax.tree.map(lambda a: a.dtype, got) == jax.tree.map(lambda a: a.dtype, params)
@@ -399,7 +400,7 @@ def test_leaves_of_a_second_mesh_axis_stay_apart(make):
         grads = {"embedding": x[0], "small": small[0]}
         return tx.update(grads, tx.init(parameters(grads)))[0]
 
-    step = jax.shard_map(
+    step = shard_map(
         run,
         mesh=mesh,
         in_specs=(P("data", None, "model"), P("data")),
@@ -428,7 +429,7 @@ def test_what_a_scheme_keeps_back_is_added_to_the_next_gradient():
     state = sparsejax.init(tx, params, MESH)
     specs = sparsejax.state_specs(state)
     step = jax.jit(
-        jax.shard_map(
+        shard_map(
             lambda g, s: tx.update(jax.tree.map(lambda x: x[0], g), s),
             mesh=MESH,
             in_specs=(P("data"), specs),
@@ -471,7 +472,7 @@ def test_a_state_may_be_donated_though_its_old_values_are_read(make):
         _, after = tx.update(grads, state)
         return jax.tree.map(lambda a, b: jnp.where(after.step > 0, a, b), after, state)
 
-    step = jax.shard_map(step, mesh=MESH, in_specs=(P("data"), P()), out_specs=P())
+    step = shard_map(step, mesh=MESH, in_specs=(P("data"), P()), out_specs=P())
     state = jax.jit(step, donate_argnums=1)(np.ones(RANKS, np.float32), state)
     assert int(state.step) == 1
 
@@ -504,7 +505,7 @@ def test_a_second_axis_may_hold_more_than_its_neighbour(check_vma):
         )
         return total[None]
 
-    step = jax.shard_map(
+    step = shard_map(
         run,
         mesh=mesh,
         in_specs=P("data", "model"),
@@ -525,7 +526,7 @@ def test_the_state_of_tensor_parallel_leaves_is_replicated(make):
         updates, state = tx.update(grads, tx.init(parameters(grads)))
         return updates, state
 
-    step = jax.shard_map(
+    step = shard_map(
         run,
         mesh=mesh,
         in_specs=P("data", "model"),

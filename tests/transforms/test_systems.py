@@ -45,7 +45,7 @@ def stepper(tx, state, ranks=RANKS):
     if key in _STEPS:
         return _STEPS[key]
     specs = sparsejax.state_specs(state)
-    step = jax.shard_map(
+    step = helpers.shard_map(
         lambda g, s: tx.update(jax.tree.map(lambda x: x[0], g), s),
         mesh=helpers.mesh_of(ranks),
         in_specs=(P("data"), specs),
@@ -235,7 +235,7 @@ def test_a_state_of_another_scheme_is_an_error():
 def test_a_state_passed_to_all_ranks_is_an_error_that_names_the_specs():
     tx = ALL["gtopk"]()
     state = sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
-    step = jax.shard_map(
+    step = helpers.shard_map(
         lambda g, s: tx.update(jax.tree.map(lambda x: x[0], g), s),
         mesh=helpers.mesh_of(RANKS),
         in_specs=(P("data"), P()),
@@ -265,14 +265,13 @@ def test_with_all_arguments_static_they_can_be_injected_around(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ok_topk", "spardl"])
 def test_two_axes_may_be_the_ranks(name):
-    shape, names = (2, 2), ("hosts", "devices")
-    devices = np.array(jax.devices()[:4]).reshape(shape)
-    mesh = jax.sharding.Mesh(devices, names)
+    mesh = helpers.grid(hosts=2, devices=2)
+    names = mesh.axis_names
     make = getattr(systems, f"{name}_sync")
     pair, one = make(0.05, names), make(0.05)
     state = sparsejax.init(pair, PARAMS, mesh, names)
     specs = sparsejax.state_specs(state)
-    step = jax.shard_map(
+    step = helpers.shard_map(
         lambda g, s: pair.update(jax.tree.map(lambda x: x[0], g), s),
         mesh=mesh,
         in_specs=(P(names), specs),
@@ -293,8 +292,7 @@ def test_two_axes_may_be_the_ranks(name):
     ],
 )
 def test_a_second_axis_may_shard_what_is_chosen_from(name, check_vma):
-    devices = np.array(jax.devices()).reshape(4, 2)
-    mesh = jax.sharding.Mesh(devices, ("data", "model"))
+    mesh = helpers.grid(data=4, model=2)
     make = getattr(systems, f"{name.split()[0]}_sync")
     more = {"teams": 2, "between": "gather"} if name.endswith("teams") else {}
     tx = make(0.05, "data", rules={"": "sparse"}, reduce="sum", **more)
@@ -302,7 +300,7 @@ def test_a_second_axis_may_shard_what_is_chosen_from(name, check_vma):
     where = {"w": P(None, "model")}
     state = sparsejax.init(tx, params, mesh, "data", param_specs=where, check_vma=check_vma)
     specs = sparsejax.state_specs(state, params, where)
-    step = jax.shard_map(
+    step = helpers.shard_map(
         lambda g, s: tx.update(jax.tree.map(lambda x: x[0], g), s),
         mesh=mesh,
         in_specs=({"w": P("data", None, "model")}, specs),

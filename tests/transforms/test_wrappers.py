@@ -26,7 +26,7 @@ def train(tx, grads):
     mesh = helpers.mesh_of(N)
     state = sparsejax.init(tx, PARAMS, mesh)
     specs = sparsejax.state_specs(state)
-    step = jax.shard_map(
+    step = helpers.shard_map(
         lambda x, state: tx.update({"w": x[0]}, state, PARAMS),
         mesh=mesh,
         in_specs=(P("data"), specs),
@@ -158,7 +158,7 @@ def test_what_rounding_takes_from_a_sum_is_sent_with_the_next_one():
             sent += out["w"].astype(jnp.float32)
         return sent, state.pending.value["w"]
 
-    run = jax.shard_map(
+    run = helpers.shard_map(
         run,
         mesh=helpers.mesh_of(N),
         in_specs=P("data"),
@@ -197,7 +197,7 @@ def test_what_was_summed_already_is_refused_by_every_wrapper():
     mesh = helpers.mesh_of(N)
     for wrapped in (sparsejax.accumulate(chain, 2), sparsejax.skip_nonfinite(chain)):
         state = sparsejax.init(wrapped, PARAMS, mesh)
-        step = jax.shard_map(
+        step = helpers.shard_map(
             lambda state, tx=wrapped: tx.update(PARAMS, state, PARAMS)[0],
             mesh=mesh,
             in_specs=(sparsejax.state_specs(state),),

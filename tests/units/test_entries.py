@@ -153,7 +153,9 @@ def test_shared_indices_do_not_travel():
         return total["w"], sparsejax.metrics(state)["sync/wire_bytes"]
 
     step = jax.jit(
-        jax.shard_map(run, mesh=helpers.mesh_of(n), in_specs=P(helpers.AXIS), out_specs=P())
+        helpers.shard_map(
+            run, mesh=helpers.mesh_of(n), in_specs=P(helpers.AXIS), out_specs=P()
+        )
     )
     total, sent = step(values)
     want = np.zeros(SIZE)

@@ -81,7 +81,7 @@ def test_shards_have_one_kth_largest():
         k = jnp.int32(n * size // 100)
         return magnitudes.kth_largest(x[0], k, jnp.uint32(9), shards)[None]
 
-    step = jax.shard_map(run, mesh=mesh, in_specs=P("model"), out_specs=P("model"))
+    step = helpers.shard_map(run, mesh=mesh, in_specs=P("model"), out_specs=P("model"))
     found = np.asarray(jax.jit(step)(x))
     want = np.sort(np.abs(x).reshape(-1))[::-1][n * size // 100 - 1]
     np.testing.assert_array_equal(found.view(np.float32), want)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import sparsejax
 from sparsejax import embrace, rows
+from sparsejax.transforms.state.placed import on_ranks
 
 
 class State(NamedTuple):
@@ -76,7 +77,7 @@ class Unchecked:
         key = function.__name__, len(batches), jax.tree.structure(state)
         if key not in self._compiled:
             specs = sparsejax.state_specs(state)
-            mapped = jax.shard_map(
+            mapped = on_ranks(
                 function,
                 mesh=self._mesh,
                 in_specs=(specs, *[P(self._axis)] * len(batches)),

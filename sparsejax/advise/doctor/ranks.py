@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 from sparsejax import axes
 from sparsejax.advise.doctor.findings import NOTE, OK, WRONG, Finding
 from sparsejax.axes import AxisName
-from sparsejax.transforms.state import sharded, tree
+from sparsejax.transforms.state import placed, sharded, tree
 from sparsejax.wire.job import store
 
 
@@ -93,9 +93,8 @@ def _summed(mesh, axis_name, grad_fn, params, batch) -> list[str]:
         return 0
 
     specs = P(), P(axis_name)
-    jax.eval_shape(
-        jax.shard_map(on_rank, mesh=mesh, in_specs=specs, out_specs=P()), params, batch
-    )
+    mapped = placed.on_ranks(on_rank, mesh=mesh, in_specs=specs, out_specs=P())
+    jax.eval_shape(mapped, params, batch)
     return found
 
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from pallas_kernels.types import same_trace
-from sparsejax.axes import as_varying
-from sparsejax.errors import ArgumentError, StateError
+from sparsejax.axes import as_varying, further_axes
+from sparsejax.errors import ArgumentError, AxisError, StateError
 from sparsejax.rows import tiles
 from sparsejax.rows.reads import Ids
 from sparsejax.rows.updates import anatomy as anatomies
@@ -259,6 +259,8 @@ class Reader:
         paths, _, _ = anatomies.flatten(params)
         self._numbers = {path: at for at, path in enumerate(paths)}
         self._view = View(inside, params, params, state)
+        if self._view.moving:
+            _check_axes()
         self._readings: list[Reading] = []
         self._listed: dict[int, tuple[jax.Array, Reading]] = {}
         inside.readers.add(self)
@@ -313,6 +315,19 @@ class Reader:
             self._leaves[path] if at is None or at not in settled else settled[at].param
             for path, at in zip(paths, wanted, strict=True)
         ]
+
+
+def _check_axes():
+    """Raises where XLA may shard a table from which each rank reads rows by itself."""
+    further = further_axes()
+    if further:
+        raise AxisError(
+            "lazy: each rank catches up the rows that it reads, in loops of its own "
+            f"length, and {further[0]!r} is no manual axis here (axis_names of "
+            "jax.shard_map leaves it out): where XLA shards a table over it, ranks would "
+            "wait for one another. Make all axes manual, by leaving axis_names out, or "
+            "take exact=False."
+        )
 
 
 def gathered_rows(x: jax.Array, ids: jax.Array) -> jax.Array:

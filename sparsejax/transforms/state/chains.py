@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from sparsejax import axes
 from sparsejax.axes import AxisName
@@ -46,7 +46,7 @@ _ORDER = "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3
 def check_chain(
     tx: optax.GradientTransformation,
     params: Any,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     axis_name: AxisName,
     in_specs: Any,
 ) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import optax
+from jax.sharding import NamedSharding
 
 from sparsejax.transforms.state import tree
 
@@ -169,7 +170,13 @@ def observed(tx: optax.GradientTransformation, params: Any) -> Observed:
     try:
         # A fresh function, and none inside it cached: JAX would remember this run.
         with jax.disable_jit():
-            jax.eval_shape(lambda params: tx.init(params), params)
+            jax.eval_shape(lambda params: tx.init(params), jax.tree.map(_anywhere, params))
     finally:
         _OBSERVED.reset(token)
     return seen
+
+
+def _anywhere(x):
+    """A leaf that is on no mesh: what ranks compute has no type of an Explicit axis."""
+    placed = isinstance(getattr(x, "sharding", None), NamedSharding)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if placed else x

@@ -18,7 +18,14 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from sparsejax.axes import AxisName, as_varying, axis_names, is_checking, varying_axes
+from sparsejax.axes import (
+    AxisName,
+    as_varying,
+    axis_names,
+    hint_of_whole,
+    is_checking,
+    varying_axes,
+)
 from sparsejax.errors import StateError
 from sparsejax.transforms.state import tree
 from sparsejax.units.dtypes import wide
@@ -113,21 +120,23 @@ def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
     for held in find(state, PerRank):
         for keys, leaf in jax.tree_util.tree_leaves_with_path(held.value):
             rows = leaf.shape[0]
+            # Outside there is a piece of what is derived for each rank and shard.
             is_derived = held.paths is not None and held.ranks is None
-            if is_derived or rows == (1 if inside else ranks):
+            if rows == (1 if inside else ranks) or (is_derived and not inside):
                 continue
             name = tree.named((*keys, *map(jax.tree_util.DictKey, held.paths or ())))
             if inside and _is_whole(leaf, held.axis_name, ranks):
                 raise StateError(
                     f"of {name!r} each rank was given what all {rows} hold: the state was "
                     "passed to shard_map with the spec P(). Pass it with "
-                    "sparsejax.state_specs(state) in in_specs and out_specs."
+                    "sparsejax.state_specs(state) in in_specs and out_specs. "
+                    f"{hint_of_whole()}".rstrip()
                 )
             made = rows * ranks if inside else rows
             raise StateError(
                 f"the state, by its {name!r}, was made for {made} ranks, and there are "
                 f"{ranks}: sparsejax.resized(state, like=sparsejax.init(tx, params, mesh)) "
-                "gives what was held to those there are."
+                f"gives what was held to those there are. {hint_of_whole()}".rstrip()
             )
 
 

@@ -5,14 +5,16 @@ which it will be used, whole and in its place: the first step compiles once then
 all later ones. `bind` does that where flax and others call `tx.init` by themselves.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sparsejax import axes as mesh_axes, errors
 from sparsejax.axes import AxisName
@@ -26,6 +28,7 @@ from sparsejax.transforms.state.specs import (
     check_shards,
     check_types,
     data_axis,
+    places,
     ranks_of,
     state_specs,
 )
@@ -52,9 +55,10 @@ def init(
         params: The parameters, replicated over the axis of the ranks.
         mesh: The mesh to train on.
         axis_name: The axis of the ranks, where the mesh has several.
-        param_specs: The parameters' PartitionSpecs, where a further axis shards them: a
+        param_specs: The parameters' PartitionSpecs, where `update` runs on their shards: a
             tree like the parameters, or a prefix of it, as `shard_map` takes. Without them
-            they are replicated over the whole mesh.
+            it runs on whole ones. Where their arrays are sharded over further axes of the
+            mesh all the same, which XLA manages, what is like them in the state is, too.
         check_vma: That of the `shard_map` in which `update` will run. With `param_specs`
             leaves are put together by the types that it checks.
         timeout: Seconds to wait for the other processes of the mesh; `math.inf` waits for
@@ -74,21 +78,26 @@ def init(
     with job.made_ready():
         maker = Maker.of(tx, params, mesh, axis_name, param_specs, check_vma)
         maker.tell(job, tx, params, mesh, axis_name)
-    return jax.jit(maker.make)(params)
+    return maker.make(params)
 
 
-class Maker(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Maker:
     """What makes a state on a mesh.
 
     Attributes:
-        make: A function from parameters to the state.
-        specs: The PartitionSpecs of the state.
-        of_params: Those of the parameters, or one for all of them.
+        make: A function from parameters, which lie anywhere, to the state in its place.
+        mesh: The mesh.
+        params: The parameters' shapes, dtypes and places.
+        places: The PartitionSpecs by which the state lies on the mesh.
+        of_params: Those of the parameters.
         update: What the update of the transformation traces to, its sums left out.
     """
 
     make: Callable[[Any], Any]
-    specs: Any
+    mesh: Mesh | AbstractMesh
+    params: Any
+    places: Any
     of_params: Any
     update: Any
 
@@ -103,7 +112,27 @@ class Maker(NamedTuple):
         check_vma: bool = True,
     ) -> "Maker":
         """Traces what is made, and refuses what does not fit together; nothing is sent."""
-        return cls(*_traced(tx, params, mesh, axis_name, param_specs, check_vma))
+        check_shards(params, mesh)
+        known = Known.of(params, PartitionSpec() if param_specs is None else param_specs)
+        known.check(mesh, axis_name)
+        arrays = known if param_specs is not None else Known.of_arrays(params, mesh)
+        arrays.check_arrays(axis_name, "sparsejax.init")
+        whole = outline(params, mesh, known.tree)
+        update = chains.check_chain(tx, whole, mesh, axis_name, known.tree)
+        options = {"mesh": mesh, "in_specs": (known.tree,), "check_vma": check_vma}
+        further = arrays.axes - known.axes
+        of_arrays = arrays if further else None
+        by_rank, lies = _specs_of(tx, whole, options, param_specs, of_arrays)
+        options |= {"out_specs": by_rank}
+        make = jax.jit(on_ranks(tx.init, **options))
+        if further:
+            make = _of_whole(tx.init, options, further, lies)
+        given = outline(params, mesh, arrays.tree)
+        return cls(make, mesh, given, lies, arrays.tree, update)
+
+    def shapes(self) -> Any:
+        """The shapes, dtypes and places of the state."""
+        return outline(jax.eval_shape(self.make, self.params), self.mesh, self.places)
 
     def tell(
         self,
@@ -116,37 +145,90 @@ class Maker(NamedTuple):
         """Says it to the other processes, if there are any."""
         if job.is_shared:
             job.say_mesh(mesh, axis_name)
-            own = None if isinstance(self.of_params, PartitionSpec) else self.of_params
-            job.say_tree("parameters", "the parameter", params, own)
+            job.say_tree("parameters", "the parameter", params, self.of_params)
             job.say_transformation(tx, params, program.numbers_of(self.update))
 
 
-def _traced(tx, params, mesh, axis_name, param_specs, check_vma):
-    """The fields of a `Maker`."""
-    check_shards(params, mesh)
-    in_specs = PartitionSpec()
-    if param_specs is not None or sharded.apart(params).places:
-        known = Known.of(params, PartitionSpec() if param_specs is None else param_specs)
-        known.check(mesh, axis_name)
-        in_specs = known.tree
-    update = chains.check_chain(tx, params, mesh, axis_name, in_specs)
-    specs = None
+def on_ranks(
+    function: Callable[..., Any],
+    *,
+    mesh: Mesh | AbstractMesh,
+    in_specs: tuple[Any, ...],
+    **options: Any,
+) -> Callable[..., Any]:
+    """`jax.shard_map` of operands that lie anywhere, inside of `jax.jit`.
+
+    On Explicit axes JAX refuses operands that are not in place, in words about a
+    `shard_map` that the user has not written.
+    """
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, **options)
+    if not isinstance(mesh, Mesh) or AxisType.Explicit not in mesh.axis_types:
+        return mapped
+    is_spec = lambda node: isinstance(node, PartitionSpec)
+    put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+
+    @functools.wraps(mapped)  # programs are named after it
+    def run(*operands):
+        specs = jax.tree.broadcast(in_specs, operands, is_leaf=is_spec)
+        return mapped(*jax.tree.map(put, operands, specs))
+
+    return run
+
+
+def _specs_of(tx, params, options, param_specs, arrays):
+    """The PartitionSpecs of a state, and those by which it lies on the mesh.
+
+    They are the same unless arrays are sharded over axes of which ranks know nothing.
+    """
+    found = []
 
     def structure(params):
-        nonlocal specs
         state = tx.init(params)
         if param_specs is None:
-            specs = state_specs(state)
+            found.append(state_specs(state))
         else:
-            specs = state_specs(state, params, param_specs)
-            check_types(state, specs)
+            found.append(state_specs(state, params, param_specs))
+            check_types(state, found[0])
+        found.append(found[0] if arrays is None else places(state, arrays))
         return jnp.zeros(())
 
-    wrap = functools.partial(
-        jax.shard_map, mesh=mesh, in_specs=(in_specs,), check_vma=check_vma
-    )
-    jax.eval_shape(wrap(structure, out_specs=PartitionSpec()), params)
-    return wrap(tx.init, out_specs=specs), specs, in_specs, update
+    jax.eval_shape(jax.shard_map(structure, **options, out_specs=PartitionSpec()), params)
+    return found
+
+
+def _of_whole(init, options, further, lies):
+    """From whole parameters, whose arrays are sharded, to a state that is sharded so, too.
+
+    The further axes that shard them are left to XLA: on Explicit ones JAX would gather the
+    arrays where a `shard_map` begins.
+    """
+    mesh = options["mesh"]
+    options = options | {"mesh": AbstractMesh(mesh.axis_sizes, mesh.axis_names)}
+    manual = frozenset(mesh.axis_names) - further
+    mapped = jax.shard_map(init, **options, axis_names=manual)
+    mapped = jax.sharding.auto_axes(mapped, axes=mesh.axis_names, out_sharding=lies)
+    there = jax.tree.map(lambda spec: NamedSharding(mesh, spec), lies)
+    return jax.jit(mapped, out_shardings=there)
+
+
+def outline(given: Any, mesh: Mesh | AbstractMesh, wanted: Any) -> Any:
+    """The shapes, dtypes and places that a tree will have; what is no number as it is.
+
+    Args:
+        given: A tree of arrays, or of numbers.
+        mesh: The mesh.
+        wanted: The `PartitionSpec` of each leaf.
+    """
+
+    def one(x, spec):
+        if not (hasattr(x, "dtype") or isinstance(x, bool | int | float | complex)):
+            return x
+        dtype = jnp.result_type(x)
+        if not jnp.issubdtype(dtype, jax.dtypes.extended):
+            dtype = jax.dtypes.canonicalize_dtype(dtype)
+        return jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(one, given, wanted)
 
 
 @described
@@ -234,19 +316,16 @@ def abstract_state(
     made_for = mesh
     if ranks is not None:
         errors.check_whole("ranks", ranks, 1)
+    if ranks not in (None, ranks_of(mesh, axis_name)):
         made_for = _mesh_of(mesh, axis_name, ranks)
         shards = sharded.apart(params)
         nodes = [node.for_ranks(ranks) for node in shards.nodes]
         params = shards.together(shards.rest, nodes)
     maker = Maker.of(tx, params, made_for, axis_name, param_specs, check_vma)
-    shapes, specs = jax.eval_shape(maker.make, params), maker.specs
-    if ranks is not None and ranks != ranks_of(mesh, axis_name):
-        specs = jax.tree.map(lambda _: PartitionSpec(), shapes)
-
-    def placed(x, spec):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
-
-    return jax.tree.map(placed, shapes, specs)
+    shapes = maker.shapes()
+    if made_for is mesh:
+        return shapes
+    return outline(shapes, mesh, jax.tree.map(lambda _: PartitionSpec(), shapes))
 
 
 def _mesh_of(mesh, axis_name, ranks):

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sparsejax import axes as mesh_axes
 from sparsejax.axes import AxisName
@@ -62,7 +63,11 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
         )
     check_not_inside(state)
     check_whole(state)
-    known = None if params is None else Known.of(params, param_specs)
+    return _specs(state, None if params is None else Known.of(params, param_specs))
+
+
+def _specs(state, known):
+    """The PartitionSpecs of a state, where parameters are known by these."""
     per_rank = lambda node: isinstance(node, PerRank)
     is_flat = not find(state, (PerRank, ExchangeState, SelectState))
     ours = lambda node: (
@@ -86,15 +91,24 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
 
 def _placed(leaf):
     """The spec by which an array lies on a mesh, `P()` if it is on none."""
-    return getattr(getattr(leaf, "sharding", None), "spec", PartitionSpec())
+    return getattr(_sharding(leaf), "spec", PartitionSpec())
+
+
+def _sharding(leaf):
+    return getattr(leaf, "sharding", None)
+
+
+def places(state: Any, known: "Known") -> Any:
+    """The PartitionSpecs by which a state lies on a mesh; see `Known.of_arrays`."""
+    return _specs(state, known)
 
 
 def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
     """The axis given, or the only one of the mesh."""
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise ArgumentError(
-            f"{what} needs a mesh, such as jax.sharding.Mesh(jax.devices(), ('data',)), "
-            f"got a {type(mesh).__name__}."
+            f"{what} needs a mesh, such as jax.make_mesh((8,), ('data',)), got a "
+            f"{type(mesh).__name__}."
         )
     mesh_axes.check_axis_name(axis_name, what)
     if axis_name is None:
@@ -140,6 +154,11 @@ class _Parameter(NamedTuple):
         parts = (() if part is None else mesh_axes.axis_names(part) for part in self.spec)
         return frozenset(name for part in parts for name in part)
 
+    def shared(self, axis_name: AxisName) -> list[str]:
+        """The axes of the ranks among those that shard it; a table may have them."""
+        both = self.axes & frozenset(mesh_axes.axis_names(axis_name))
+        return [] if self.is_sharded else sorted(both)
+
 
 class Known(NamedTuple):
     """The parameters, by where they are in their tree.
@@ -147,10 +166,13 @@ class Known(NamedTuple):
     Attributes:
         tree: Their specs.
         by_keys: Each by the keys on the way to it.
+        is_whole: Whether a state is of whole parameters, of which only the arrays are
+            sharded, and not of the shards.
     """
 
     tree: Any
     by_keys: dict[tuple, _Parameter]
+    is_whole: bool = False
 
     @classmethod
     def of(cls, params: Any, param_specs: Any) -> "Known":
@@ -186,11 +208,48 @@ class Known(NamedTuple):
             by_keys[keys] = found
         return cls(full, by_keys)
 
-    def check(self, mesh: Mesh, axis_name: AxisName) -> None:
+    @classmethod
+    def of_arrays(cls, params: Any, mesh: Mesh | AbstractMesh) -> "Known":
+        """From parameters by where their arrays are: `P()` for what is not on the mesh."""
+
+        def spec(node):
+            return PartitionSpec() if sharded.is_sharded(node) else _lies(node, mesh)
+
+        specs = jax.tree.map(spec, params, is_leaf=sharded.is_sharded)
+        return cls.of(params, specs)._replace(is_whole=True)
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes that shard any parameter."""
+        return frozenset[str]().union(*(own.axes for own in self.by_keys.values()))
+
+    def check(self, mesh: Mesh | AbstractMesh, axis_name: AxisName) -> None:
         """Raises unless the axes of the specs are there, and none is that of the ranks."""
         for own in self.by_keys.values():
             check_axes(mesh, sorted(own.axes), f"param_specs of {own.path!r}")
             _check_replicated(own, axis_name)
+
+    def check_arrays(self, axis_name: AxisName, call: str) -> None:
+        """Raises where an array is sharded over the axis of the ranks; see `of_arrays`."""
+        for own in self.by_keys.values():
+            both = own.shared(axis_name)
+            if both:
+                raise ArgumentError(
+                    f"{call}: the parameter {own.path!r} is sharded {own.spec}, and over "
+                    f"{both[0]!r} {_NEEDS_WHOLE} Shard it over another axis, or replicate "
+                    f"it: {_REPLICATED}."
+                )
+
+    def check_replicated(self, call: str) -> None:
+        """Raises where an array is sharded, and would be whole on each device."""
+        for own in self.by_keys.values():
+            if own.axes and not own.is_sharded:
+                raise ArgumentError(
+                    f"{call}: the parameter {own.path!r} is sharded {own.spec}, and "
+                    "without param_specs each device trains the whole of it. Give the "
+                    "specs, for a loss function that works on shards, data_parallel(..., "
+                    f"param_specs=...), or replicate it: {_REPLICATED}."
+                )
 
     def at(self, keys: tuple) -> "_Parameter | None":
         """The parameter to which these keys lead, if any."""
@@ -205,7 +264,7 @@ class Known(NamedTuple):
             if own.shape == shape:
                 return own.spec
         # What counts or switches has one number.
-        for own in like if np.prod(shape) > 1 else ():
+        for own in like if np.prod(shape) > 1 and not self.is_whole else ():
             if own.axes and own.path:
                 raise StateError(
                     f"the state has at {tree.named(path)!r} an array of shape "
@@ -219,11 +278,25 @@ class Known(NamedTuple):
         return PartitionSpec()
 
 
+def _of_whole_per_rank(node, known):
+    """The specs by which what differs by rank lies, where it is of whole parameters."""
+
+    def like(keys, leaf):
+        own = known.at(keys) if node.paths is None else None
+        if own is None or own.shape != np.shape(leaf)[1:]:
+            return PartitionSpec(node.axis_name)
+        return PartitionSpec(node.axis_name, *own.spec)
+
+    return node.specs(jax.tree_util.tree_map_with_path(like, node.value))
+
+
 def _of_per_rank(node, known):
     """The specs of what differs by rank."""
     axis_name = node.axis_name
     if known is None:
         return node.specs(jax.tree.map(lambda _: PartitionSpec(axis_name), node.value))
+    if known.is_whole:
+        return _of_whole_per_rank(node, known)
 
     def checked(own, what):
         if own is None:
@@ -264,16 +337,32 @@ def _of_per_rank(node, known):
     return node.specs(jax.tree.map(lambda _: PartitionSpec(names), node.value))
 
 
+_REPLICATED = "jax.device_put(x, jax.sharding.NamedSharding(mesh, P()))"
+_NEEDS_WHOLE = (
+    "gradients are synchronized: each of its ranks needs the whole of what it trains."
+)
+
+
 def _check_replicated(own, axis_name):
-    if own.is_sharded:
-        return
-    both = sorted(own.axes & frozenset(mesh_axes.axis_names(axis_name)))
+    both = own.shared(axis_name)
     if both:
         raise ArgumentError(
             f"param_specs shards {own.path!r} over {both[0]!r}, and over that axis "
-            "gradients are synchronized: each of its ranks needs the whole of what it "
-            "trains. Shard it over another axis, or not."
+            f"{_NEEDS_WHOLE} Shard it over another axis, or not."
         )
+
+
+def _lies(x, mesh):
+    """The spec by which an array is sharded on the mesh, without axes of one device."""
+    sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else _sharding(x)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.shape != mesh.shape:
+        return PartitionSpec()
+
+    def part(names):
+        names = () if names is None else mesh_axes.axis_names(names)
+        return tuple(name for name in names if mesh.shape[name] > 1) or None
+
+    return PartitionSpec(*map(part, sharding.spec))
 
 
 def check_axes(mesh: Mesh | AbstractMesh, names: Iterable[str], what: str) -> None:

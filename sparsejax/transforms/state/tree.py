@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from sparsejax import axes
 from sparsejax.axes import varying_axes
 from sparsejax.errors import ArgumentError, LeafError, StateError
 from sparsejax.units.row_grads import is_row_grads
@@ -41,6 +42,12 @@ def numbers(leaf: Any) -> Any:
     if is_row_grads(leaf):
         return leaf.rows
     return leaf.values if is_sparse(leaf) else leaf
+
+
+def sharded_as(leaf: Any, other: Any) -> Any:
+    """A leaf, sharded as the type of another says where both are arrays."""
+    listed = any(is_sparse(x) or is_row_grads(x) for x in (leaf, other))
+    return leaf if listed else axes.sharded_as(leaf, other)
 
 
 def with_numbers(leaf: Any, x: jax.Array) -> Any:

@@ -54,7 +54,7 @@ def counted(way, n):
         _, state = tx.update({"table": grads}, tx.init(like))
         return sparsejax.metrics(state)
 
-    on_ranks = jax.shard_map(
+    on_ranks = helpers.shard_map(
         on_rank, mesh=helpers.mesh_of(n), in_specs=P("data"), out_specs=P()
     )
     numbers = jax.jit(on_ranks)(ids)
@@ -69,7 +69,9 @@ def of_columns(ids, n):
         return column_lookup(table, ids[0], traffic=True)[1]
 
     specs = sparsejax.state_specs(table)
-    on_ranks = jax.shard_map(on_rank, mesh=mesh, in_specs=(specs, P("data")), out_specs=P())
+    on_ranks = helpers.shard_map(
+        on_rank, mesh=mesh, in_specs=(specs, P("data")), out_specs=P()
+    )
     traffic = jax.jit(on_ranks)(table, ids)
     return float(traffic.payload), float(traffic.wire)
 

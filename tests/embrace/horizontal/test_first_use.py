@@ -13,7 +13,7 @@ from sparsejax.embrace import find_order, horizontal
 from sparsejax.embrace.horizontal import blocks
 from sparsejax.embrace.horizontal.first_use import uses
 from tests.embrace.horizontal.model import batch_of, loss_fn, params
-from tests.helpers import mesh_of
+from tests.helpers import mesh_of, shard_map
 
 
 W = jax.ShapeDtypeStruct((4, 4), jnp.float32)
@@ -154,7 +154,7 @@ def test_half_a_step_of_ones_own_takes_the_order_that_was_found():
 
     def run(order):
         call = functools.partial(begin, order)
-        mapped = jax.shard_map(call, mesh=mesh, in_specs=(same, specs), out_specs=same)
+        mapped = shard_map(call, mesh=mesh, in_specs=(same, specs), out_specs=same)
         return jax.make_jaxpr(mapped)(given, state)
 
     run(order)

@@ -233,7 +233,7 @@ def run_half(call, n=2, check_vma=True):
     tx = horizontal(CHAIN, ORDER)
     state = late(n).opt_state
     specs = sparsejax.state_specs(state)
-    mapped = jax.shard_map(
+    mapped = helpers.shard_map(
         functools.partial(call, tx),
         mesh=mesh_of(n),
         in_specs=(P(), specs),
@@ -297,7 +297,7 @@ def test_an_update_of_what_is_carried_changes_no_bit():
     tx = horizontal(CHAIN, ORDER)
     state = late(2).opt_state
     specs = sparsejax.state_specs(state)
-    mapped = jax.shard_map(
+    mapped = helpers.shard_map(
         functools.partial(call, tx), mesh=mesh_of(2), in_specs=(P(), specs), out_specs=P()
     )
     zeros = jax.tree.leaves(jax.jit(mapped)(params(), state))
@@ -340,7 +340,7 @@ def test_leaves_that_a_further_axis_shards_keep_their_types(check_vma):
             return tx.flush(params, state) if tx is late else (params, state)
 
         both = (specs, sparsejax.state_specs(state, given, specs))
-        run = jax.shard_map(
+        run = helpers.shard_map(
             step, mesh=mesh, in_specs=both, out_specs=both, check_vma=check_vma
         )
         done[name], after = jax.jit(run)(given, state)

@@ -94,7 +94,7 @@ def test_ranks_read_and_update_alike(check_vma):
         updates, state = tx.update({"table": rows}, state, p)
         return apply_updates(p, updates), state, jax.lax.psum(value, "data")
 
-    ranks = jax.shard_map(
+    ranks = helpers.shard_map(
         step,
         mesh=helpers.mesh_of(4),
         in_specs=(P(), P(), P("data")),
@@ -122,7 +122,7 @@ def test_a_reader_of_replicated_parameters_reads_local_ones():
         assert sparsejax.axes.varying_axes(grads["w"]) == {"data"}
         return jax.lax.psum(value, "data")
 
-    mapped = jax.shard_map(
+    mapped = helpers.shard_map(
         step, mesh=helpers.mesh_of(2), in_specs=(P(), P(), P("data")), out_specs=P()
     )
     assert jax.eval_shape(mapped, params, tx.init(params), BATCHES[0, :2]).shape == ()

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax.axes import varying_axes
-from tests.helpers import mesh_of
+from tests.helpers import mesh_of, shard_map
 
 
 HEIGHT, LONG = 20_000, 8192
@@ -35,7 +35,7 @@ def test_what_is_the_same_on_all_ranks_stays_so_beside_shards(listed):
         return 0
 
     specs = ({"same": P(), "shard": P(None, "data")},)
-    run = jax.shard_map(on_rank, mesh=mesh_of(2), in_specs=specs, out_specs=P())
+    run = shard_map(on_rank, mesh=mesh_of(2), in_specs=specs, out_specs=P())
     jax.eval_shape(run, params | {"shard": jnp.zeros((HEIGHT, 64))})
     differ = {name for name, varies in types if varies}
     assert {name for name in differ if "'shard'" in name} == differ

@@ -192,7 +192,7 @@ def test_nothing_is_as_large_as_the_table():
 
     mesh = helpers.mesh_of(4)
     run = jax.jit(
-        jax.shard_map(on_rank, mesh=mesh, in_specs=P(helpers.AXIS), out_specs=P())
+        helpers.shard_map(on_rank, mesh=mesh, in_specs=P(helpers.AXIS), out_specs=P())
     )
     ids = jax.ShapeDtypeStruct((4, 1000), jnp.int32)
     rows = jax.ShapeDtypeStruct((4, 1000, 16), jnp.float32)

@@ -559,7 +559,7 @@ def test_those_that_choose_once_follow_the_rules(name):
     def step(grads, state):
         return tx.update(jax.tree.map(lambda x: x[0], grads), state)
 
-    of = jax.shard_map(
+    of = helpers.shard_map(
         step, mesh=mesh, in_specs=(P(helpers.AXIS), specs), out_specs=(P(), specs)
     )
     means, _ = jax.jit(of)(grads, state)

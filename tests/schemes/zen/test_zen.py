@@ -43,7 +43,7 @@ def program(name, n, size=SIZE):
         done = helpers.call(scheme, x[0], state)
         return done.state, done.traffic.wire - done.traffic.scalars, done.total
 
-    step = jax.shard_map(
+    step = helpers.shard_map(
         run,
         mesh=helpers.mesh_of(n),
         in_specs=(P(), P("data")),
@@ -137,18 +137,20 @@ def test_zen_comes_to_send_what_the_better_one_sends():
     Where it sends more, two message sizes are next to each other and the fullest part fell
     on the other side of the step between them.
     """
-    excess = {}
+    excess, programs = {}, 0
     for n in (4, 8):
         for density, overlap, skew in itertools.product(DENSITIES, OVERLAPS, SKEWS):
             step, state = program("zen", n)
             for seed in range(4):
                 x = draw(n, SIZE, density, overlap, skew, seed).astype(np.float32)
-                state, sent, total = step(state, x)
+                with helpers.compilations() as compiled:
+                    state, sent, total = step(state, x)
+                programs += len(compiled)
             np.testing.assert_array_equal(total, x.sum(0))
             told, cell = bytes_of(n, x), (n, density, overlap, skew)
             assert float(sent) in told.values()
             excess[cell] = float(sent) / max(min(told.values()), 1.0)
-        assert program("zen", n)[0]._cache_size() == 1
+    assert programs <= 2, "of one number of ranks"
     wrong = {cell: ratio for cell, ratio in excess.items() if ratio > 1 + 1e-6}
     assert len(wrong) <= 0.05 * len(excess), wrong
     assert max(excess.values()) < 1.15, wrong
@@ -193,7 +195,7 @@ def test_zen_never_sends_more_than_an_all_reduce_when_sets_jump():
 
     mesh = helpers.mesh_of(n)
     specs = (P(), P("data"))
-    step = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P()))
+    step = jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P()))
     state = helpers.first_state(scheme, jax.ShapeDtypeStruct((100, 1000), jnp.float32), n)
     for _ in range(4):
         x = np.ones((n, 100, 1000), np.float32) * (rng.random((n, 100, 1)) < 0.3)

@@ -80,7 +80,7 @@ def test_the_step_refuses_them_too():
     def run(grads):
         return tx.update(grads, tx.init(helpers.parameters(grads)))[0]
 
-    run = jax.shard_map(
+    run = helpers.shard_map(
         run, mesh=helpers.mesh_of(N), in_specs=jax.P("data"), out_specs=jax.P()
     )
     with pytest.raises(ArgumentError, match=r"indices .*'bias' were changed"):

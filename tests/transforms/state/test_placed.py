@@ -26,7 +26,9 @@ def shapes(tree):
 
 
 def places(tree):
-    return [(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(tree)]
+    """Of each leaf the shape, the dtype and the part of it on each device."""
+    at = lambda x: x.sharding.devices_indices_map(x.shape)
+    return [(x.shape, x.dtype, at(x)) for x in jax.tree.leaves(tree)]
 
 
 def test_bind_makes_the_state_that_init_makes():
@@ -69,7 +71,7 @@ def test_wrappers_of_optax_keep_a_state_with_specs(name):
     def on_rank(params, state):
         return tx.update(sparsejax.local(params), state, params)[1]
 
-    step = jax.shard_map(on_rank, mesh=mesh, in_specs=(P(), specs), out_specs=specs)
+    step = helpers.shard_map(on_rank, mesh=mesh, in_specs=(P(), specs), out_specs=specs)
     after = jax.eval_shape(step, PARAMS, state)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert shapes(after) == shapes(state)
@@ -142,16 +144,10 @@ def test_a_state_in_place_is_compiled_for_once():
         updates, state = tx.update(sparsejax.local(params), state, params)
         return optax.apply_updates(params, updates), state
 
-    compiled = []
-    note = lambda event, *_, **__: compiled.append(event)
-    jax.monitoring.register_event_duration_secs_listener(note)
-    try:
+    with helpers.compilations() as compiled:
         for _ in range(2):
             params, state = step(params, state)
-    finally:
-        # No other: `conftest` counts programs by one.
-        jax.monitoring.unregister_event_duration_listener(note)
-    assert sum("backend_compile" in event for event in compiled) == 1
+    assert len(compiled) == 1
 
 
 def test_arguments_in_another_order_are_named():

@@ -108,7 +108,7 @@ def test_what_differs_is_named_on_all_processes(told, name):
 
 def test_a_mesh_of_another_order_is_refused(told):
     mesh = helpers.mesh_of(2)
-    turned = jax.sharding.Mesh(mesh.devices[::-1], ("data",))
+    turned = jax.make_mesh((2,), ("data",), devices=mesh.devices[::-1])
     functions = [
         *inits((chain(), PARAMS)),
         *inits((chain(), PARAMS), mesh=turned),

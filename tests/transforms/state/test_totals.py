@@ -92,7 +92,7 @@ def test_a_state_keeps_its_types_where_numbers_have_64_bits(every, dtype):
         state = sparsejax.init(tx, params, mesh)
         specs = sparsejax.state_specs(state)
         step = lambda grads, state: tx.update(sparsejax.local(grads, "data"), state)[1]
-        step = jax.shard_map(step, mesh=mesh, in_specs=(P(), specs), out_specs=specs)
+        step = helpers.shard_map(step, mesh=mesh, in_specs=(P(), specs), out_specs=specs)
         after = jax.eval_shape(step, params, state)
         types = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
         assert types(after) == types(state)

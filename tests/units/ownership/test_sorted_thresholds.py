@@ -24,7 +24,7 @@ def stepper(every):
         done = helpers.call(scheme, x[0], state)
         return done.state, done.total, done.total[None], done.traffic
 
-    step = jax.shard_map(
+    step = helpers.shard_map(
         run,
         mesh=helpers.mesh_of(N),
         in_specs=(P(), P("data")),
@@ -102,7 +102,9 @@ def test_as_an_optimizers_state():
 
     specs = sparsejax.state_specs(state)
     step = jax.jit(
-        jax.shard_map(run, mesh=mesh, in_specs=(specs, P("data")), out_specs=(specs, P()))
+        helpers.shard_map(
+            run, mesh=mesh, in_specs=(specs, P("data")), out_specs=(specs, P())
+        )
     )
     rng = np.random.default_rng(1)
     for start in (0, 500, 1500, 2000):

@@ -137,14 +137,14 @@ GOES_ON = {
 def main(rank, ranks, address, fault, victim):
     import jax
     import jax.numpy as jnp
-    from jax.sharding import Mesh, PartitionSpec as P
+    from jax.sharding import PartitionSpec as P
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", fault != "SIGTERM, no notifier")
     jax.distributed.initialize(address, int(ranks), int(rank))
-    mesh = Mesh(jax.devices(), ("data",))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
     add = jax.jit(
         jax.shard_map(
             lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P()

@@ -168,10 +168,18 @@ def _copied_over(leaf: _Leaf, axis_name: AxisName | None) -> tuple[str, ...]:
 
 def _checksums(mesh: Mesh, leaves: Sequence[_Leaf]) -> np.ndarray:
     """The checksums of what each device holds, uint32 [devices, leaves, 2]."""
-    program = _program(mesh, tuple(leaf.spec for leaf in leaves))
+    program = _program(mesh, tuple(_shortest(leaf.spec) for leaf in leaves))
     sums = tree.here(program([leaf.array for leaf in leaves]))
     hidden = hashing.mix32(np.arange(mesh.size, dtype=np.uint32), _SEED)
     return np.asarray(sums) ^ hidden[:, None, None]
+
+
+def _shortest(spec: PartitionSpec) -> PartitionSpec:
+    """A spec without a None at its end, as JAX writes it on Explicit meshes."""
+    parts = list(spec)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
 
 
 @functools.lru_cache(maxsize=64)

@@ -26,7 +26,7 @@ def main(folder, coordinator, rank):
     )
     # After the backend is settled: these make arrays.
     import numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    from jax.sharding import NamedSharding, PartitionSpec as P
     from orbax.checkpoint._src.multihost import multihost
 
     import sparsejax
@@ -37,7 +37,8 @@ def main(folder, coordinator, rank):
 
     def laid(numbers, devices):
         """An array with a row on each device, in this order."""
-        there = NamedSharding(Mesh(np.array(devices), ("data",)), P("data"))
+        mesh = jax.make_mesh((len(devices),), ("data",), devices=devices)
+        there = NamedSharding(mesh, P("data"))
         return jax.make_array_from_callback((2, 300), there, lambda at: numbers[at])
 
     # Numbers that no compressor makes shorter: on disk they stand as they are.

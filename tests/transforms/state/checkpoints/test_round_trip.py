@@ -55,7 +55,7 @@ def test_a_state_comes_back_as_it_was(saved, name, monkeypatch):
     assert helpers.octets(restored) == helpers.octets(cases.filled(name))
     assert places(restored) == places(like)
     assert jax.tree.structure(restored) == jax.tree.structure(like)
-    split = [place for place in asked if place is not None and place.spec == P("data")]
+    split = [place for place in asked if place is not None and "data" in place.spec]
     # Parameters that the script has made, on no mesh, follow what they are used with.
     assert sum(place is None for place in asked) <= len(cases.params_of(None))
     assert split or name == "lazy rows"

@@ -1,0 +1,56 @@
+"""Meshes of simulated devices, Explicit as those of `jax.make_mesh`, and what runs on them.
+
+On an Explicit axis the type of an array says how it is sharded, and JAX refuses what does
+not fit. On an Auto axis XLA shards by itself. Code that is right on the first is right on
+the second, so tests take the first, and a few of each kind the other.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+
+AXIS = "data"
+
+
+@functools.cache
+def mesh_of(n: int) -> Mesh:
+    """A mesh of one axis, "data", over the first n CPU devices."""
+    return grid(**{AXIS: n})
+
+
+def grid(**sizes: int) -> Mesh:
+    """A mesh of several axes over the first CPU devices: `grid(data=4, model=2)`."""
+    devices = jax.devices("cpu")[: math.prod(sizes.values())]
+    return jax.make_mesh((*sizes.values(),), (*sizes,), devices=devices)
+
+
+def auto(mesh: Mesh) -> Mesh:
+    """The same mesh with Auto axes, as `jax.sharding.Mesh` makes it."""
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+# A parameter of tests: from an Explicit mesh to the one that is meant.
+KINDS = {"explicit": lambda mesh: mesh, "auto": auto}
+
+
+def placed(given: Any, mesh: Mesh, specs: Any) -> Any:
+    """A tree of arrays on a mesh, by specs for all of it or a prefix."""
+    full = jax.tree.broadcast(specs, given, is_leaf=lambda x: isinstance(x, P))
+    put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+    return jax.tree.map(put, given, full)
+
+
+def shard_map(fn: Callable, *, mesh: Any, in_specs: Any, **options: Any) -> Callable:
+    """`jax.shard_map` of operands that lie anywhere, where the mesh has devices."""
+    mapped = jax.shard_map(fn, mesh=mesh, in_specs=in_specs, **options)
+
+    def run(*operands):
+        specs = in_specs if isinstance(in_specs, tuple) else (in_specs,) * len(operands)
+        return mapped(*placed(operands, mesh, specs))
+
+    return run if isinstance(mesh, Mesh) else mapped
