@@ -144,7 +144,7 @@ class Leaves:
             fix += f" If {path!r} is sharded over {axis}, the ranks, {_SHARDED}."
         raise StateError(
             f"{what}: in it {path!r} has the shape {list(was)}, its gradient {list(now)}. "
-            f"{fix}"
+            f"{axes.hint_of_whole().rstrip() or fix}"
         )
 
 

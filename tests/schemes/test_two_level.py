@@ -117,7 +117,7 @@ def test_a_pair_of_axes_is_two_levels_in_sync(options, levels, room):
 
     def step(x):
         local = jax.tree.map(lambda g: g[0], x)
-        mean, state = tx.update(local, tx.init(local))
+        mean, state = tx.update(local, tx.init({"embedding": jnp.zeros((SIZE // 8, 16))}))
         return mean, sparsejax.metrics(state)
 
     run = helpers.shard_map(step, mesh=mesh(), in_specs=P(pair), out_specs=(P(), P()))
@@ -177,7 +177,7 @@ def test_owners_across_hosts_are_balanced_for_sets_in_one_range(inner):
 
 def test_a_single_axis_is_refused_with_the_fix():
     tx = sparsejax.sync(schemes.TwoLevel(), "data")
-    init = lambda x: tx.init({"embedding": x}).step
+    init = lambda x: tx.init({"embedding": helpers.parameters(x)}).step
     with pytest.raises(errors.AxisError, match="two axes"):
         helpers.run_ranks(init, np.zeros((2, 9000, 8), np.float32), 2)
 

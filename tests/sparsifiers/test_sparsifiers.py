@@ -176,7 +176,9 @@ def test_with_a_memory_no_element_waits_for_ever(tx):
             update, state = chain.update({"w": grad}, state)
             return state, update["w"] != 0
 
-        return jax.lax.scan(step, chain.init({"w": grad}), None, steps)[1]
+        return jax.lax.scan(step, chain.init({"w": helpers.parameters(grad)}), None, steps)[
+            1
+        ]
 
     went = helpers.ranked(run, 1)(np.ones((1, size), np.float32))[0].sum(0)
     assert went.min() > 0
@@ -195,7 +197,8 @@ def test_random_k_is_unbiased_and_sends_no_indices():
             update, state = tx.update({"w": grad}, state)
             return state, (update["w"], sparsejax.metrics(state)["sync/wire_bytes"])
 
-        return jax.lax.scan(step, tx.init({"w": grad}), None, steps)[1]
+        state = tx.init({"w": helpers.parameters(grad)})
+        return jax.lax.scan(step, state, None, steps)[1]
 
     updates, sent = helpers.ranked(run, n)(grad)
     k = int(np.ceil(density * size))

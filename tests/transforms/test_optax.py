@@ -170,7 +170,7 @@ def test_it_trains_as_the_dense_script_does(name):
         return optax.apply_updates(p, updates), state, jax.lax.pmean(value, "data")
 
     run = jax.jit(
-        jax.shard_map(
+        helpers.shard_map(
             step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs, P())
         )
     )

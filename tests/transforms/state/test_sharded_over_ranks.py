@@ -49,7 +49,7 @@ def loss_of(over):
 
 def made_inside(tx, mesh, specs, out_specs, check_vma):
     """A state of shards, made in a `shard_map` of one's own."""
-    made = jax.shard_map(
+    made = helpers.shard_map(
         tx.init, mesh=mesh, in_specs=(specs,), out_specs=out_specs, check_vma=check_vma
     )
     return jax.jit(made)(params())
@@ -64,7 +64,7 @@ def step_of(tx, mesh, specs, over, *, check_vma=True, with_params=True, axis="da
     def run(p, state, ids):
         of = lambda x: specs["table"] if x.shape[:1] == (HEIGHT,) else P()
         state_specs = jax.tree.map(of, state)
-        return jax.shard_map(
+        return helpers.shard_map(
             step,
             mesh=mesh,
             in_specs=(specs, state_specs, P(axis)),
@@ -119,7 +119,9 @@ def test_parameters_that_were_made_local_are_not_those_for_update():
         grads = jax.grad(loss_of(None))(p, ids)
         return tx.update(grads, state, p)
 
-    run = jax.shard_map(step, mesh=mesh, in_specs=(specs, P(), P("data")), out_specs=P())
+    run = helpers.shard_map(
+        step, mesh=mesh, in_specs=(specs, P(), P("data")), out_specs=P()
+    )
     match = "If it is what sparsejax.local returned, give the parameters themselves"
     with pytest.raises(ArgumentError, match=match):
         jax.eval_shape(run, params(), tx.init(params()), IDS)
@@ -141,7 +143,7 @@ def test_shards_over_another_axis_have_the_gradient_of_all_ranks(check_vma, name
         grads = jax.grad(loss)(sparsejax.local(p, "data"))
         return tx.update(grads, state, p)[0]
 
-    run = jax.shard_map(
+    run = helpers.shard_map(
         step,
         mesh=mesh,
         in_specs=(specs, state_specs, P(("data", "fsdp"))),
@@ -168,7 +170,7 @@ def test_a_state_of_whole_parameters_is_not_one_of_their_shards(name):
         grads = jax.grad(loss)(sparsejax.local(p, "data"))
         return tx.update(grads, state, p)[0]
 
-    run = jax.shard_map(
+    run = helpers.shard_map(
         step, mesh=mesh, in_specs=(specs, state_specs, P("data")), out_specs=specs
     )
     with pytest.raises(StateError, match=r"'table' has the shape \[8, 3\].* \[4, 3\]"):
