@@ -22,6 +22,7 @@ import sparsejax
 from benchmarks.workloads.collected import Collecting, Training, collect
 from examples.common.losses import sampled_softmax
 from sparsejax.embrace import ColumnTable
+from sparsejax.transforms.state.placed import on_ranks
 
 
 NAME = "embrace"
@@ -206,7 +207,7 @@ def lookups(example: str, params: Any, batch: Any, mesh: Mesh, capacity: Any) ->
 
     tables = tables_of(example, params)
     specs = sparsejax.state_specs(tables), P(AXIS)
-    counted = jax.shard_map(sent, mesh=mesh, in_specs=specs, out_specs=P())
+    counted = on_ranks(sent, mesh=mesh, in_specs=specs, out_specs=P())
     return float(jax.jit(counted)(tables, batch))
 
 

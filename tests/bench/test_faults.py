@@ -104,6 +104,8 @@ def moved_at_one_place(x):
     return x
 
 
+# Rows that were held back may need more room than a state of fewer ranks has.
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 @pytest.mark.parametrize("scheme", ["dgc", "momentum", "rows", *helpers.slow("embrace")])
 def test_what_is_lost_is_seen_in_the_books(scheme):
     """Where training has gone on from a checkpoint on fewer ranks."""
