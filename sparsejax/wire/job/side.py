@@ -3,7 +3,7 @@
 A process that loses another one in the middle of a collective may be ended in C++, by gloo,
 NCCL or JAX's coordination service, before Python comes to say anything; and one that is
 killed says nothing at all. So the watcher of a process is a small one of its own, of some
-10 MB, which imports neither JAX nor NumPy and has a session of its own. It holds the
+15 MB, which imports neither JAX nor NumPy and has a session of its own. It holds the
 connection to the other watchers. From the process it hears every few seconds, over a pair
 of sockets; when that ends, the kernel says so, and as a rule by which signal.
 

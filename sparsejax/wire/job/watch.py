@@ -38,7 +38,7 @@ def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
     others end with that error's text; `sys.exit()` in the block is such an error, with any
     status. Then every host prints one sentence that names the process and its host, and
     every process ends with status 1, without Python's way out: it may wait in a collective.
-    A small process beside each one (10 MB, no JAX) watches it and prints the sentence, also
+    A small process beside each one (15 MB, no JAX) watches it and prints the sentence, also
     where JAX or the library of a collective aborts a process first. In a job of one process
     nothing is watched.
 
