@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 import sparsejax
 from sparsejax import rows
 from sparsejax.embrace import lookahead, rows_held
+from sparsejax.embrace.vertical.sending import columns_of_some
 from sparsejax.embrace.vertical.split import Chosen, split
 from sparsejax.errors import ArgumentError, UntoldBatchWarning
 from sparsejax.training.ahead import Told
@@ -118,6 +119,26 @@ def test_nothing_waits_for_delayed_rows_and_they_wait_for_nothing():
     assert sorted(sent) == [(False, True), (True, False)]
     kinds = [x.name for x in helpers.collectives(jaxpr)]
     assert (kinds.count("all_to_all"), kinds.count("all_gather")) == (2 + 7, 2)
+
+
+def test_prior_rows_are_sent_in_one_of_eight_lengths():
+    """The shortest that has room for the rows of every rank; the last is the whole list."""
+    room, columns = 32, 3
+
+    def send(count):
+        rows = jnp.ones((room, 2 * columns))
+        counts = [helpers.WIRE.all_gather(count)[0]]
+        received, sent, _ = columns_of_some(helpers.WIRE, [rows], counts)
+        return received[0], sent
+
+    run = helpers.ranked(send, 2)
+    for most in range(room + 1):
+        received, sent = run(np.array([most, most // 2], np.int32))
+        length = min(k for k in (2, 4, 6, 8, 12, 16, 24, room) if k >= most)
+        np.testing.assert_array_equal(sent, length * columns * 4)
+        assert received.shape == (2, 2, room, columns)
+        assert (received[:, :, :length] == 1).all()
+        assert not received[:, :, length:].any()
 
 
 @pytest.mark.parametrize("height", [40, 40_000])  # by flags, and by a search

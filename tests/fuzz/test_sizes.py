@@ -87,6 +87,7 @@ def test_nor_does_it_in_programs_for_gpus(name):
 )
 @pytest.mark.parametrize("size", [MOST_UNITS + 1, MOST])
 def test_more_units_than_int32_numbers_are_refused(name, size):
+    assert MOST_UNITS == 2**31 - 2**24
     if name == "all_reduce" or "omni_reduce" in name:
         # They number nothing, or blocks.
         assert not intervals.overflows(traced(SCHEMES[name], (size,)))

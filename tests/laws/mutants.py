@@ -4,7 +4,7 @@
 
 Copies the tree, makes one edit, runs the tests named beside it that are not slow, and goes
 on with the next: a law that nothing can break is no law. Each mutant ends "caught", with
-the first test that failed, or "MISSED". All of them take about twenty minutes on two cores;
+the first test that failed, or "MISSED". All of them take about an hour on two cores;
 `test_mutants.py` checks that what they edit is still there.
 """
 
@@ -551,6 +551,30 @@ MUTANTS = {
         "ahead = jnp.where(finite, ahead * moved, state.right)",
         "tests/schemes/test_power_sgd.py",
     ),
+    "Zen's three ranks alone send lists of rows to all": Mutant(
+        "sparsejax/schemes/zen/zen.py",
+        "_FEW = 4",
+        "_FEW = 3",
+        "tests/schemes/test_row_lists.py",
+    ),
+    "a residual lacks what the total has not": Mutant(
+        "sparsejax/schemes/top_k/base.py",
+        "return jnp.where(bits.nonzero(total), left_out, accumulated)",
+        "return left_out",
+        "tests/schemes/top_k/test_top_k.py",
+    ),
+    "teams are those with the most time": Mutant(
+        "sparsejax/schemes/top_k/spar_dl.py",
+        "return min(times, key=lambda teams: times[teams])",
+        "return max(times, key=lambda teams: times[teams])",
+        "tests/schemes/top_k/test_top_k.py",
+    ),
+    "the authors' thresholds move by another factor": Mutant(
+        "sparsejax/schemes/top_k/ok_topk.py",
+        "step: float = 1.012",
+        "step: float = 1.02",
+        "tests/schemes/top_k/test_top_k.py",
+    ),
     # Transformations.
     "indices that were changed are sent": Mutant(
         "sparsejax/transforms/checks.py",
@@ -739,6 +763,42 @@ MUTANTS = {
         "params = before[0]\n        seen",
         "tests/test_smoke.py tests/training",
     ),
+    "leaves a number short of the least are sent sparsely": Mutant(
+        "sparsejax/transforms/buckets/assignment.py",
+        "SPARSE_FROM = 1 << 16",
+        "SPARSE_FROM = (1 << 16) - 1",
+        "tests/laws/test_bad_input.py",
+    ),
+    "smaller leaves are sparsified": Mutant(
+        "sparsejax/transforms/sparsify.py",
+        "min_size: int = SPARSE_FROM,",
+        "min_size: int = SPARSE_FROM // 2,",
+        "tests/transforms/test_sparsify.py",
+    ),
+    "each rank is clipped at the norm of all": Mutant(
+        "sparsejax/transforms/wrappers/clipping.py",
+        "most = norm * wire.ranks**-0.5",
+        "most = norm",
+        "tests/transforms/test_wrappers.py",
+    ),
+    "an infinite number clips all others": Mutant(
+        "sparsejax/transforms/wrappers/clipping.py",
+        "jnp.where(jnp.isfinite(x), x, 0) for",
+        "jnp.where(jnp.isnan(x), 0, x) for",
+        "tests/transforms/test_wrappers.py",
+    ),
+    "sums are looked at whatever their dtype": Mutant(
+        "sparsejax/transforms/state/alike/numbers.py",
+        "least > 1e38",
+        "least > 1e40",
+        BAD_NUMBERS,
+    ),
+    "a sum that is carried is summed twice": Mutant(
+        "sparsejax/embrace/horizontal/schedule.py",
+        "    axes.require_local(path, leaf, wire.axis)\n",
+        "",
+        "tests/laws/test_bad_input.py",
+    ),
     # Rows that are held back.
     "late rows have the learning rate of a later step": Mutant(
         "sparsejax/rows/updates/inside.py",
@@ -850,6 +910,12 @@ MUTANTS = {
         "_ADDED_IN_PALLAS = (jnp.float32, jnp.float16, jnp.int32, jnp.uint32)",
         "tests/kernels/test_lowered.py",
     ),
+    "prior rows have seven lengths": Mutant(
+        "sparsejax/embrace/vertical/sending.py",
+        "_LENGTHS = (1, 2, 3, 4,",
+        "_LENGTHS = (1, 2, 4,",
+        VERTICAL,
+    ),
     # Small tables.
     "rows of small tables are made dense": Mutant(
         "sparsejax/transforms/buckets/tables.py",
@@ -867,6 +933,18 @@ MUTANTS = {
         "sparsejax/transforms/buckets/assignment.py",
         "        if value in _UNITS and are_dense and",
         "        if value in _UNITS and not are_dense and",
+        "tests/transforms/test_small_tables.py",
+    ),
+    "each small table has to save what an exchange costs": Mutant(
+        "sparsejax/transforms/buckets/tables.py",
+        "sum(max(of_one, 0.0) for of_one in saved)",
+        "max([0.0, *saved])",
+        "tests/transforms/test_small_tables.py",
+    ),
+    "rows of small tables are listed for what saves less": Mutant(
+        "sparsejax/transforms/buckets/tables.py",
+        "LISTED_FROM = ROUND // 16",
+        "LISTED_FROM = ROUND // 17",
         "tests/transforms/test_small_tables.py",
     ),
     # Shards over the axis of the ranks.
@@ -954,6 +1032,12 @@ MUTANTS = {
         "alike.setdefault(types, {})[at] = as_varying(part, types)",
         "alike.setdefault(frozenset(), {})[at] = part",
         "tests/rows/updates/test_types.py",
+    ),
+    "fewer values of a rate are remembered": Mutant(
+        "sparsejax/rows/updates/catch_up.py",
+        "_CHANGES = 64",
+        "_CHANGES = 59",
+        "tests/rows/updates/test_lazy.py",
     ),
     # EmbRace's formulas.
     "ids that are gathered are not counted": Mutant(
@@ -1485,6 +1569,24 @@ MUTANTS = {
         "-waits * short.median, 0.5 * whole.median",
         DOCTOR,
     ),
+    "the doctor times fewer rounds": Mutant(
+        "sparsejax/advise/doctor/links.py",
+        "ROUNDS = 7",
+        "ROUNDS = 5",
+        DOCTOR,
+    ),
+    "sources that differ have one hash": Mutant(
+        "sparsejax/wire/job/versions.py",
+        "            digest.update(path.read_bytes())\n",
+        "",
+        DOCTOR,
+    ),
+    "process 0 listens at any port": Mutant(
+        "sparsejax/wire/job/watch.py",
+        "server = listening(self._port)",
+        "server = listening(0)",
+        "tests/wire/job/test_watch.py",
+    ),
     # Ranks and processes that would diverge.
     "elements that changed places have the same checksum": Mutant(
         "sparsejax/transforms/state/alike/checksums.py",
@@ -1631,6 +1733,12 @@ MUTANTS = {
         "tests/wire/job/test_watch.py",
     ),
     # Files.
+    "a checkpoint's name may be as long as the system allows": Mutant(
+        "sparsejax/transforms/state/checkpoints/folders.py",
+        "_LONGEST = 255 - len(NEXT + writing.UNFINISHED)",
+        "_LONGEST = 255",
+        "tests/laws/test_paths.py",
+    ),
     "a plan of any size is read": Mutant(
         "sparsejax/advise/codec.py",
         "if len(text) > LARGEST:",

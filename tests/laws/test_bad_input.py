@@ -14,6 +14,7 @@ from sparsejax.transforms import buckets
 from sparsejax.units import ownership
 from tests import helpers
 from tests.helpers import grid, mesh_of
+from tests.laws.test_many_leaves import TRANSFORMATIONS, params as parameters
 
 
 TWO_AXES = grid(data=2, model=2)
@@ -153,6 +154,23 @@ def test_a_gradient_that_was_already_summed():
 
     got = on_ranks(right)(jnp.arange(6.0).reshape(2, 3))
     np.testing.assert_array_equal(got["block"]["w"], [1.5, 2.5, 3.5])
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_every_synchronization_refuses_a_gradient_that_was_already_summed(name):
+    tx, params, mesh = TRANSFORMATIONS[name](), parameters(1), mesh_of(2)
+    state = sparsejax.init(tx, params, mesh)
+
+    def step(params, state):
+        if hasattr(tx, "begin"):  # of `horizontal`, in two halves
+            params, state = tx.begin(params, state)
+        return tx.update(params, state, params)[0]
+
+    specs = P(), sparsejax.state_specs(state)
+    with pytest.raises(errors.AlreadySummedError, match=r"'layer/0' was already summed"):
+        jax.eval_shape(
+            jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P()), params, state
+        )
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64, jnp.bool_])
@@ -372,14 +390,14 @@ def test_what_int32_cannot_number_together_forms_several_groups():
 
 
 def test_the_defaults_of_leaves_are_as_documented():
-    names = ["embedding", "small/embedding", "kernel", "embedding_bias"]
-    shapes = [(4096, 16), (16, 16), (256, 256), (65_536,)]
+    names = ["embedding", "small/embedding", "kernel", "embedding_bias", "shorter"]
+    shapes = [(4096, 16), (16, 16), (256, 256), (65_536,), (65_535,)]
     like = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     groups = buckets.ByRules(schemes.Zen()).buckets(names, like)
     found = {g.paths: (type(g.scheme).__name__, g.shape) for g in groups}
     assert found == {
         ("embedding",): ("Zen", (16,)),
-        ("small/embedding",): ("AllReduce", ()),
+        ("small/embedding", "shorter"): ("AllReduce", ()),
         ("kernel", "embedding_bias"): ("Zen", ()),
     }
 

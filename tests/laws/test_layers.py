@@ -5,6 +5,7 @@ Read with `ast`, so nothing is executed.
 
 import ast
 import graphlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,25 @@ def test_imports_point_down(module):
     for target in imports(MODULES[module].read_text(), MODULES):
         other, below = room(target)
         assert other == name or below < floor, f"{module} imports {target}"
+
+
+OF_JAX = {"jax", "numpy"}
+# What kernels of Triton need; `backends` looks whether it is installed.
+OF_TRITON = {"jax_triton", "triton"}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("pallas_kernels")])
+def test_kernels_depend_on_jax_alone(module):
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").split(".")[0])
+    others = found - sys.stdlib_module_names - {"pallas_kernels"} - OF_JAX
+    if module == "pallas_kernels.backends" or module.startswith("pallas_kernels.triton."):
+        others -= OF_TRITON
+    assert not others
 
 
 def test_no_module_imports_itself_by_way_of_others():

@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from sparsejax import schemes
+from sparsejax.schemes import forecast
 from sparsejax.units.row_grads import RowGrads
 from tests import helpers
 
@@ -87,3 +88,14 @@ def test_few_ranks_send_short_lists_to_all(ranks, count, to_all):
     zen, balanced, gathered = found
     assert zen == (gathered if to_all else balanced)
     assert balanced != gathered
+
+
+@pytest.mark.parametrize(("ranks", "ratio"), [(3, 1.5), (4, 2.0)])
+def test_lists_of_the_same_rows_are_up_to_twice_what_owners_send(ranks, ratio):
+    """Of each row n - 1 copies, or one to its owner and back to all; but for padding."""
+    listed = 30_000.0
+    counts = (listed,) * len(forecast.merged(ranks))
+    load = forecast.Load(ranks, 1_000_000, 16, "float32", counts, room=int(listed))
+    to_all = schemes.AGSparse().forecast_rows(load)
+    owners = schemes.BalancedParallelism().forecast_rows(load)
+    assert 0.7 * ratio < to_all.bytes / owners.bytes <= ratio

@@ -98,6 +98,24 @@ def test_approximate_ones_find_about_the_largest(name):
     assert np.abs(x[used]).min() > 0.8 * least
 
 
+@pytest.mark.parametrize("share", [0.5, 3.0])
+def test_all_from_a_fixed_magnitude_on_go_and_of_too_many_the_largest(share):
+    """With half as many elements as fit above it, and with three times as many."""
+    x = long_tails()
+    room = sparsifiers.Threshold(DENSITY, 1.0).capacity(SIZE)
+    order = np.argsort(-np.abs(x))
+    least = float(np.abs(x[order[int(share * room)]]))
+    found = np.asarray(
+        selecting(sparsifiers.Threshold(DENSITY, least), SIZE)(x, jnp.int32(2))
+    )
+    above = np.flatnonzero(np.abs(x) >= least)
+    assert sorted(found[found != SIZE]) == sorted(above if share < 1 else order[:room])
+
+
+def test_a_threshold_is_reused_for_32_steps_by_default():
+    assert sparsifiers.ReuseThreshold(DENSITY).every == 32
+
+
 @pytest.mark.parametrize("tables", [1, 2])
 @pytest.mark.parametrize("slots", [2.0, *helpers.slow(1.0, 4.0)])
 def test_dragonn_keeps_the_share_that_the_paper_expects(slots, tables):
@@ -208,6 +226,26 @@ def test_random_k_is_unbiased_and_sends_no_indices():
     spread = np.abs(exact) * np.sqrt(size / k / steps)
     assert (np.abs(updates[0].mean(0) - exact) < 6 * spread + 1e-6).all()
     assert abs(np.mean((updates[0].mean(0) - exact) / spread)) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"), [(sparsifiers.Sign(), 2), (sparsifiers.QSGD(levels=4), 9)]
+)
+def test_rounding_leaves_few_values_and_sends_all_of_them(kind, values):
+    """Signs, or levels of either sign and zero; of an array of its dtype, whole."""
+    n, size = 2, 3001
+    tx = sparsejax.sparsify(kind, min_size=1)
+    sync, zeros = sparsejax.dense_sync(reduce="sum"), {"w": jnp.zeros(size)}
+
+    def run(grad):
+        rounded, _ = tx.update({"w": grad}, tx.init(zeros))
+        _, state = sync.update(rounded, sync.init(zeros))
+        return rounded["w"], sparsejax.metrics(state)["sync/wire_bytes"]
+
+    grad = np.random.default_rng(0).standard_normal((n, size)).astype(np.float32)
+    rounded, sent = helpers.ranked(run, n)(grad)
+    assert 1 < len(np.unique(rounded[0])) <= values
+    assert sent[0] == 2 * (n - 1) / n * 4 * size
 
 
 def test_a_threshold_is_found_again_when_it_is_due():

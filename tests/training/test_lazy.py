@@ -8,9 +8,11 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import rows, schemes
+from sparsejax.errors import StateError
 from sparsejax.rows.updates.state import LazyState
 from tests import helpers
 from tests.helpers import mesh_of
@@ -108,6 +110,35 @@ def test_a_checkpoint_goes_on_as_the_dense_run_does_on_other_ranks(name, ranks, 
         assert any(np.any(np.asarray(leaf)) for leaf in held)
     for path, values in want.params.items():
         np.testing.assert_allclose(settled[path], values, rtol=1e-5, atol=1e-6)
+
+
+# Whether an optimizer is taken where a second mesh axis shards a table by columns.
+OF_COLUMNS = {
+    "adam": (optax.adam(1e-2), True, False),
+    "adam, not exact": (optax.adam(1e-2), False, True),
+    "momentum": (optax.sgd(0.1, momentum=0.9), True, False),
+    "rmsprop": (optax.rmsprop(1e-2), True, False),
+    "sgd": (optax.sgd(0.1), True, True),
+    "adagrad": (optax.adagrad(0.1), True, True),
+}
+
+
+@pytest.mark.parametrize("name", OF_COLUMNS)
+def test_columns_of_a_second_axis_need_an_optimizer_that_leaves_unread_rows_alone(name):
+    """Their state, too: which rows are late is no array of a parameter's shape."""
+    inner, exact, is_taken = OF_COLUMNS[name]
+    tx = optax.chain(sparsejax.zen_sync("data"), rows.lazy(inner, exact=exact))
+    mesh, specs = helpers.grid(data=2, model=2), {"table": P(None, "model")}
+    init = lambda: sparsejax.init(
+        tx, {"table": jnp.ones((40, 8))}, mesh, "data", param_specs=specs
+    )
+    if is_taken:
+        assert jax.tree.leaves(init())
+        return
+    with pytest.raises(
+        StateError, match=r"last/table' .*\[40\].*sharded P\(None, 'model'\)"
+    ):
+        init()
 
 
 @pytest.mark.parametrize("capacity", [None, *helpers.slow(256)])

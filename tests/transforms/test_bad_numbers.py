@@ -77,8 +77,14 @@ SYSTEMS = {
     "SparDL": Case(summing(schemes.SparDL(0.05))),
     "SparDL, teams": Case(summing(schemes.SparDL(0.05, teams=2))),
     "OkTopk": Case(summing(schemes.OkTopk(0.05, threshold_every=4))),
+    "TopK-A": Case(
+        lambda: sparsejax.transforms.topk_a_sync(0.05, reduce="sum", rules=RULES)
+    ),
     "TopK-DSA": Case(
         lambda: sparsejax.transforms.topk_dsa_sync(0.05, reduce="sum", rules=RULES)
+    ),
+    "Gaussian-k": Case(
+        lambda: sparsejax.transforms.gaussian_k_sync(0.05, reduce="sum", rules=RULES)
     ),
     "PowerSGD": Case(summing(schemes.PowerSGD(2)), MATRICES),
 }
@@ -202,6 +208,53 @@ def test_all_ranks_with_such_numbers_are_counted_and_the_first_is_named():
     match = r"'w' has a NaN on rank 1, the first of 3 ranks that have such numbers\."
     with pytest.raises(BadNumberError, match=match):
         check_numbers({"of": [own]})
+
+
+def skipping(make, grads):
+    """The updates, and how many steps were left out so far, by step."""
+    grads = {"w": np.asarray(grads)}
+    run = program(Case(make), bad_numbers(make(), "skip"))
+    updates, states = run(grads)
+    return updates["w"][0], states.skipped[0].tolist()
+
+
+def test_what_waits_and_is_too_large_for_16_bits_leaves_out_each_step_that_follows():
+    """Two elements, of which the larger goes; what waits of the other one adds up."""
+    grads = np.zeros((2, 5, 2), np.float16)
+    grads[:, :2] = [[[65_024, 30_000]], [[-64_000, 30_000]]]
+    top = sparsejax.top_k(0.5, min_size=1)
+    make = lambda: optax.chain(top, sparsejax.dense_sync(reduce="sum"))
+    updates, skipped = skipping(make, np.concatenate([grads, 0 * grads]))
+    assert skipped == [0, 0, 1, 2, 3]
+    assert (updates[:2] == [1024, 0]).all()
+    assert not updates[2:].any()
+
+
+def test_sums_too_large_for_32_bits_are_not_looked_for():
+    make = lambda: sparsejax.dense_sync(reduce="sum")
+    updates, skipped = skipping(make, np.full((N, 1, 3), 3e38, np.float32))
+    assert np.isposinf(updates).all()
+    assert skipped == [0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wire_dtype", "choices"),
+    [
+        ("float32", None, 1),
+        ("bfloat16", None, 1),
+        ("float32", "bfloat16", 1),
+        ("float16", None, 2),
+        ("float32", "float16", 2),
+    ],
+)
+def test_the_old_state_is_kept_where_a_sum_may_be_too_large_alone(
+    dtype, wire_dtype, choices
+):
+    """One choice leaves out what a rank has given, another one what came of it."""
+    tx = bad_numbers(sparsejax.dense_sync(wire_dtype=wire_dtype), "skip")
+    run = lambda x: tx.update({"w": x}, tx.init(helpers.parameters({"w": x})))[0]
+    traced = jax.make_jaxpr(helpers.stacked(run, N))(jnp.zeros((N, 9), dtype))
+    assert str(traced).count("= cond[") == choices
 
 
 # --- Passed on.

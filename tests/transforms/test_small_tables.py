@@ -93,7 +93,11 @@ def test_what_saves_few_bytes_joins_the_dense_sum():
     assert tables.worth_listing([full, large], zen, 16) == [False, True]
     assert tables.worth_listing([large], schemes.AllReduce(), RANKS) == [False]
     assert tables.worth_listing([Table((0, 16), np.float32, 3)], zen, RANKS) == [False]
-    assert 1024 < LISTED_FROM < 4 * SPARSE_FROM
+    # By 16 KB, for all tables of one width together.
+    assert LISTED_FROM == 16 * 1024
+    some = Table((100, 16), np.float32, 8)
+    assert tables.worth_listing([some] * 2, zen, RANKS) == [False] * 2
+    assert tables.worth_listing([some] * 3, zen, RANKS) == [True] * 3
 
 
 def test_explain_forecasts_what_is_sent():

@@ -142,6 +142,21 @@ def test_small_leaves_and_those_not_to_be_compressed_go_whole():
     assert jax.tree.map(np.shape, held) == {k: (N, *x.shape[2:]) for k, x in grads.items()}
 
 
+@pytest.mark.parametrize("make", [sparsejax.top_k, sparsejax.dgc])
+def test_leaves_of_fewer_than_65_536_elements_go_whole_by_default(make):
+    tx = make(0.01)
+
+    def kinds(x):
+        grads = {"large": x[:65_536], "shorter": x[1:]}
+        updates, _ = tx.update(grads, tx.init(helpers.parameters(grads)))
+        assert isinstance(updates["large"], sparsejax.SparseTensor)
+        return updates["shorter"]
+
+    like = jax.ShapeDtypeStruct((N, 65_536), jnp.float32)
+    whole = jax.eval_shape(helpers.stacked(kinds, N), like)
+    assert whole.shape == (N, 65_535)
+
+
 @pytest.mark.parametrize(
     "sparsifier", [sparsifiers.TopK, *helpers.slow(sparsifiers.ReuseThreshold)]
 )

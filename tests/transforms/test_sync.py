@@ -18,7 +18,7 @@ from sparsejax.schemes.top_k.base import TopKScheme
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.state.per_rank import find
 from sparsejax.units.units import Dense
-from tests.helpers import compilations, grid, mesh_of, parameters, shard_map, slow
+from tests.helpers import compilations, grid, mesh_of, parameters, shard_map, slow, stacked
 
 
 RANKS = 4
@@ -240,6 +240,19 @@ def test_rules_decide_scheme_and_unit(make):
     _, state = train(make(rules={"embedding": schemes.AllReduce()}), 1)[0]
     metrics = sparsejax.metrics(state)
     assert metrics["sync/wire_bytes"] == metrics["sync/dense_bytes"]
+
+
+def test_a_leaf_that_a_rule_calls_dense_is_not_looked_at():
+    """The program is that of a dense sum: nothing looks for zeros, in it or in front."""
+    x = jnp.ones((RANKS, 70_000))
+
+    def program(tx):
+        state = tx.init(jnp.zeros(70_000))
+        return str(jax.make_jaxpr(stacked(lambda g: tx.update(g, state)[0], RANKS))(x))
+
+    dense = program(sparsejax.dense_sync())
+    assert program(sparsejax.zen_sync(rules={".*": "dense"})) == dense
+    assert program(sparsejax.zen_sync()) != dense
 
 
 @any_scheme

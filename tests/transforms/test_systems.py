@@ -14,6 +14,7 @@ import sparsejax
 from sparsejax import errors, schemes
 from sparsejax.advise.papers import cost_tables
 from sparsejax.transforms import systems
+from sparsejax.transforms.state import observing
 from sparsejax.transforms.state.per_rank import find
 from sparsejax.transforms.wrappers import AccumulateState
 from tests import helpers
@@ -206,6 +207,20 @@ def test_rows_are_no_unit_of_what_is_chosen_one_by_one():
         errors.RuleError, match=r"leaf 'embedding' the unit 'row', and SparDL"
     ):
         sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_large_leaves_of_one_dtype_are_selected_from_as_one_vector(name):
+    """A table among them, which other synchronizations send by rows."""
+    shapes = {"bias": (100,), "embedding": (600, 120), "kernel": (300, 300)}
+    params = {k: jax.ShapeDtypeStruct(s, np.float32) for k, s in shapes.items()}
+    params["half"] = jax.ShapeDtypeStruct((300, 300), jnp.bfloat16)
+    tx = MAKE[name]()
+    (exchange,) = observing.observed(tx, params).exchanges
+    kinds = {bucket.paths: bucket.shape for bucket in exchange.buckets}
+    assert kinds == {("bias",): (), ("embedding", "kernel"): (), ("half",): ()}
+    state = sparsejax.init(tx, params, helpers.mesh_of(2))
+    assert sparsejax.residuals(state)["half"].dtype == jnp.float32
 
 
 def test_two_that_choose_are_one_too_many():

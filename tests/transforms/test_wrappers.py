@@ -144,6 +144,26 @@ def test_a_step_that_is_not_finite_leaves_everything_as_it_was():
     assert int(sparsejax.metrics(state)["skip/skipped"]) == 2
 
 
+def test_each_rank_clips_its_own_gradient_by_its_finite_numbers():
+    """At the norm divided by the root of the ranks; one that is short enough stays."""
+    grads = {"w": draw(1).swapaxes(0, 1), "b": np.ones((N, 1, 3), np.float32)}
+    grads["w"][1] /= 1000
+    grads["b"][1] /= 1000
+    clean = {name: x.astype(np.float64) for name, x in grads.items()}
+    grads["w"][2, 0, 5], clean["w"][2, 0, 5] = np.nan, 0
+    grads["w"][0, 0, 7], clean["w"][0, 0, 7] = np.inf, 0
+    clip = sparsejax.transforms.clip_by_rank(2.0)
+    tx = optax.chain(clip, sparsejax.dense_sync(reduce="sum"))
+    updates = helpers.ranks(N)(tx, grads).updates
+    norms = np.sqrt(sum((x**2).sum((1, 2)) for x in clean.values()))
+    scale = np.minimum(2 / np.sqrt(N) / norms, 1)
+    assert (scale < 1).tolist() == [True, False, True]
+    for name, x in clean.items():
+        want = (x[:, 0] * scale[:, None]).sum(0)
+        want[5:6], want[7:8] = np.nan, np.inf  # of `w`
+        np.testing.assert_allclose(updates[name][0, 0], want, rtol=1e-5, atol=1e-6)
+
+
 def test_what_rounding_takes_from_a_sum_is_sent_with_the_next_one():
     params = {"w": jnp.zeros(SIZE, jnp.bfloat16)}
     tx = sparsejax.accumulate(

@@ -42,11 +42,25 @@ def test_devices_of_one_process_are_told_and_nothing_is_wrong():
     assert (status, text[:15]) == ("OK", "8 devices (cpu)")
     (((status, text)),) = of(report, "network")
     assert (status, "8 simulated devices" in text) == ("note", True)
-    assert f"jax {jax.__version__}" in of(report, "versions")[0][1]
+    ((_, text),) = of(report, "versions")
+    assert f"jax {jax.__version__}" in text
+    assert f"sources of sparsejax {versions.versions()['sources of sparsejax']}" in text
     assert [text.split()[0] for _, text in of(report, "kernels")] == ["triton", "pallas"]
     assert report.links is None
     assert report.explanation is None
     assert str(report).endswith("Nothing that was checked is wrong.")
+
+
+def test_a_file_that_differs_changes_the_hash_of_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions.importlib.resources, "files", lambda _: tmp_path)
+    file, hashes = tmp_path / "wire" / "wire.py", []
+    file.parent.mkdir()
+    for text in ("one = 1", "one = 2"):
+        file.write_text(text)
+        hashes.append(versions._sources.__wrapped__())
+    file.rename(file.with_name("other.py"))
+    hashes.append(versions._sources.__wrapped__())
+    assert len({*hashes}) == 3
 
 
 def test_what_was_not_checked_is_no_ok():
@@ -69,6 +83,8 @@ def test_a_model_is_explained_and_dense_is_named_where_it_is_better():
     assert "on 8 ranks" in text
     assert "keep sparsejax.zen_sync()" in text
     assert sparse.explanation.row("embedding").density == pytest.approx(0.001)
+    assumed = sparsejax.doctor(tx, TABLE, network=NETWORK)
+    assert "a rank touches 1% of the rows of embedding" in of(assumed, "sync")[0][1]
     dense = sparsejax.doctor(tx, TABLE, network=NETWORK, density=1.0, ranks=16)
     (status, text), (_, row) = of(dense, "sync")
     assert status == "note"
@@ -131,6 +147,7 @@ def test_messages_are_timed_in_turn_and_their_rates_are_of_what_was_sent(monkeyp
         *(f"timing messages, round {turn} of 2" for turn in (1, 2)),
     ]
     assert (found.long.bytes, found.short.bytes, found.ranks) == (1 << 17, 4, 3)
+    assert links.ROUNDS == 7  # as docs/doctor.md says
     for times in (found.short, found.long, found.dense):
         assert 0 < times.least <= times.median <= times.most
     # 2/3 of the array twice, in four messages that wait, at that rate.

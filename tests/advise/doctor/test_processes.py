@@ -103,6 +103,7 @@ def test_the_doctor_examines_a_job_from_rank_0_and_all_end_alike():
     jobs = [doctor(*line, rank=rank, address=address) for rank in (0, 1)]
     first, second = outputs(jobs)
     assert [job.returncode for job in jobs] == [0, 0], first
+    assert "timing messages, round 7 of 7" in first
     report = json.loads(first[first.index("{") :])
     texts = {one["about"]: one["text"] for one in report["findings"]}
     assert "2 leaves are equal as bytes on 2 processes" in texts["parameters"]

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from sparsejax.rows import apply_updates, lazy, tiles, value_and_grad
+from sparsejax.rows import apply_updates, lazy, tiles, value_and_grad, within_capacity
 from sparsejax.rows.updates.fading import Fading
 from sparsejax.rows.updates.view import View
 from sparsejax.units.row_grads import RowGrads, merged
@@ -55,17 +55,32 @@ def stepped(tx, how):
             some = jnp.concatenate([grads["table"].ids, jnp.array([1], jnp.int32)])
             rows = jnp.pad(grads["table"].rows, ((0, 1), (0, 0)))
             grads = {"table": RowGrads(some, rows, (HEIGHT, 3))}
-        updates, state = tx.update(grads, state, p)
-        return apply_updates(p, updates), state
+
+        def update(grads, p, state):
+            updates, state = tx.update(grads, state, p)
+            return apply_updates(p, updates), state
+
+        if how == "within a capacity":
+            return within_capacity(update, grads, p, state, capacity=2)
+        return update(grads, p, state)
 
     return step
 
 
 @pytest.mark.parametrize(
-    ("how", "times"),
-    [("read", 1), ("not read", 1), ("read at another state", 2), ("other ids", 2)],
+    ("how", "times", "of_sums"),
+    [
+        ("read", 1, 1),
+        ("not read", 1, 1),
+        ("read at another state", 2, 2),
+        ("other ids", 2, 1),
+        # With the shorter lists, and with the longer ones.
+        ("within a capacity", 3, 3),
+    ],
 )
-def test_rows_are_caught_up_once_if_they_are_those_that_were_read(how, times, monkeypatch):
+def test_rows_are_caught_up_once_if_they_are_those_that_were_read(
+    how, times, of_sums, monkeypatch
+):
     """By count, where that takes steps one by one; the sums of others need no rows."""
     made, caught_up = [], View.caught_up
     monkeypatch.setattr(View, "caught_up", lambda *a: made.append(a[1]) or caught_up(*a))
@@ -76,7 +91,7 @@ def test_rows_are_caught_up_once_if_they_are_those_that_were_read(how, times, mo
         like = PARAMS, tx.init(PARAMS), jnp.zeros((2, 4), jnp.int32)
         jax.jit(stepped(tx, how)).lower(*like)
     assert made == [0] * (times + (how != "not read"))
-    assert len(sums) == 1 + (how == "read at another state")
+    assert len(sums) == of_sums
 
 
 def test_an_update_is_the_same_whoever_has_caught_rows_up():

@@ -190,6 +190,7 @@ def test_hyperparameters_set_by_hand_are_those_of_their_steps():
 # Of each optimizer the factory, whether a row that no step has listed moves, as one of
 # AdamW does, and whether one does that was listed once.
 INJECTED = {
+    "sgd": (optax.sgd, False, False),
     "momentum": (lambda rate: optax.sgd(rate, momentum=0.9), False, True),
     "adam": (optax.adam, False, True),
     "adamw": (optax.adamw, True, True),
@@ -224,6 +225,29 @@ def test_a_rate_set_by_hand_at_every_step_loses_only_rows_that_move(name):
     assert lost[1] == once_read_moves
     assert set(lost[[0, 3]]) == {never_read_moves}
     np.testing.assert_allclose(got[~lost], want["table"][~lost], rtol=0, atol=2e-6)
+
+
+def test_a_rate_set_by_hand_at_every_step_loses_nothing_if_rows_are_settled_every_60():
+    inner = optax.inject_hyperparams(optax.adam)(0.1)
+    tx = lazy(inner)
+    p = want = runs.params()
+    state, dense_state = tx.init(p), inner.init(p)
+    step, dense_step = jax.jit(tx.update), jax.jit(inner.update)
+    settled = jax.jit(settle, static_argnums=2)
+    for number in range(130):
+        rate = jnp.float32(0.1 / (1 + number))
+        state.inner.hyperparams["learning_rate"] = rate
+        dense_state.hyperparams["learning_rate"] = rate
+        grads = grads_of(p, [2 if number else 1], np.full((1, WIDTH), 0.5))
+        updates, state = step(grads, state, p)
+        p = apply_updates(p, updates)
+        dense = {**grads, "table": grads["table"].to_dense()}
+        updates, dense_state = dense_step(dense, dense_state, want)
+        want = optax.apply_updates(want, updates)
+        if number % 60 == 59:
+            p, state = settled(p, state, tx)
+    p, _ = settled(p, state, tx)
+    np.testing.assert_allclose(p["table"], want["table"], rtol=0, atol=2e-6)
 
 
 def test_a_row_whose_state_needs_forgotten_numbers_is_not_a_number():

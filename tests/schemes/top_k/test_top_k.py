@@ -22,6 +22,7 @@ from sparsejax import axes as mesh_axes, errors, schemes
 from sparsejax.advise.papers import cost_tables
 from sparsejax.schemes import forecast
 from sparsejax.schemes.top_k import regions, spar_all_gather
+from sparsejax.schemes.top_k.threshold_reuse import ThresholdRule
 from sparsejax.units import bits, magnitudes
 from sparsejax.units.units import Dense
 from sparsejax.wire import Wire
@@ -124,6 +125,23 @@ def test_nothing_is_lost_in_300_steps(name, n):
     assert chosen.min() > 0
     # Most of what was given has been applied: it does not only pile up.
     assert np.abs(held).sum() < 0.5 * np.abs(g).sum()
+
+
+@pytest.mark.parametrize("name", ["g_topk", "ok_topk", "spar_dl", "b_sag_3"])
+def test_where_the_total_is_zero_each_rank_keeps_all_that_it_had(name):
+    """And elsewhere what its own selections left out: all that the total has not."""
+    n, scheme = 3, SCHEMES[name]
+
+    def run(x):
+        reduced = helpers.call(scheme, x)
+        return reduced.total, reduced.left
+
+    x = gradients(n, 1)[:, 0]
+    total, left = helpers.run_ranks(run, x, n)
+    stays = total[0] == 0
+    assert 0 < stays.sum() < SIZE
+    assert left[:, stays].tobytes() == x[:, stays].tobytes()
+    np.testing.assert_allclose(total[0] + left.sum(0), x.sum(0), rtol=1e-5, atol=1e-5)
 
 
 ONCE = {
@@ -442,9 +460,7 @@ def test_g_topk_sends_half_of_what_the_paper_says(n):
 @pytest.mark.parametrize("n", helpers.slow(4, 8))
 def test_ok_topk_sends_no_more_than_six_k_and_seldom_finds_thresholds_anew(n):
     size = 64_000
-    scheme = dataclasses.replace(
-        SCHEMES["ok_topk"], code="coo32", threshold_every=32, repartition_every=64
-    )
+    scheme = schemes.OkTopk(DENSITY, code="coo32")  # exact ones every 32 steps, by default
     g = gradients(n, 40, size)
     g = g[:, :, np.random.default_rng(0).permutation(size)]
     _, _, told = helpers.ranked(steps_of(scheme, n, size), n)(g)
@@ -534,6 +550,15 @@ def test_a_power_is_a_share_or_none():
     assert schemes.OkTopk(0.01, power=None).power is None
 
 
+def test_without_a_power_a_threshold_moves_as_that_of_the_authors():
+    """By 1.012, where it selects less than two thirds of k or more than five quarters."""
+    scheme = schemes.OkTopk(DENSITY, power=None)
+    rule = ThresholdRule(scheme.threshold_every, scheme.slack, scheme.power, scheme.step)
+    counts = jnp.array([66, 67, 125, 126], jnp.int32)
+    moved, _ = rule.next_local(jnp.ones(4), counts, 100, jnp.zeros(4), jnp.zeros(4))
+    np.testing.assert_allclose(moved, [1 / 1.012, 1, 1, 1.012], rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["threshold_every", "repartition_every", "bucket"])
 def test_periods_are_positive(name):
     with pytest.raises(errors.ArgumentError, match=name):
@@ -575,6 +600,19 @@ def test_a_density_that_an_error_names_is_enough():
             schemes.GTopk(0.5 / size).check_size("w", size)
         named = float(str(caught.value).split("at least ")[1].split(",")[0])
         schemes.GTopk(named).check_size("w", size)
+
+
+def test_teams_are_those_with_the_least_forecast_time():
+    """Where messages are slow more teams, of which each sends fewer one after another."""
+    size, n, found = 1 << 20, 8, []
+    for network in (sparsejax.Network(0.01, 1), sparsejax.Network(100, 10_000)):
+        scheme = schemes.SparDL(0.01, teams="auto", network=network)
+        load = forecast.Load(n, size, 1, "float32", (0.0,) * len(forecast.merged(n)))
+        made = lambda teams, scheme=scheme: dataclasses.replace(scheme, teams=teams)
+        least = min((1, 2, 4, 8), key=lambda d: made(d).forecast(load).seconds(network))
+        found.append(scheme.teams_of(size, n).number)
+        assert found[-1] == least
+    assert found[0] < found[1]
 
 
 @pytest.mark.parametrize("many", [True, False])

@@ -202,6 +202,12 @@ def test_a_program_is_compiled_once_for_a_tree():
     assert programs.cache_info().misses == before
 
 
+def test_eight_bytes_of_a_leaf_are_sent():
+    program = replicas._program(helpers.mesh_of(N), (P(),) * len(VALUES))
+    sent = helpers.collectives(jax.make_jaxpr(program)([*same().values()]))
+    assert [(each.name, each.bytes) for each in sent] == [("all_gather", 8 * len(VALUES))]
+
+
 def by_rank(mesh, value=0.0):
     rows = [np.full((1, 3), i + value, np.float32) for i in range(mesh.shape["data"])]
     model = mesh.size // len(rows)

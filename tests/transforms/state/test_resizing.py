@@ -79,6 +79,20 @@ def test_rows_that_were_lost_on_the_way_are_missed():
             use()
 
 
+def test_ranks_that_do_not_divide_those_of_the_state_are_refused_by_jax():
+    """In its own words, before sparsejax sees the state: *Sharp bits* quotes them."""
+    tx, mesh = chain(), helpers.mesh_of(3)
+    state = state_of(tx, OLD)
+    step = jax.shard_map(
+        lambda state: tx.update(sparsejax.local(PARAMS, "data"), state, PARAMS),
+        mesh=mesh,
+        in_specs=(sparsejax.state_specs(state),),
+        out_specs=jax.P(),
+    )
+    with pytest.raises(ValueError, match="axis sizes that are not evenly divisible by"):
+        jax.eval_shape(step, jax.tree.map(np.asarray, state))
+
+
 def test_a_state_of_other_parameters_is_named():
     tx = chain()
     fresh = state_of(tx, NEW, params={**PARAMS, "w": jnp.zeros((51, 4))})

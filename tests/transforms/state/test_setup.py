@@ -1,6 +1,7 @@
 """What processes are about to train is compared before anything is sent."""
 
 import functools
+import inspect
 import re
 
 import jax
@@ -172,6 +173,24 @@ def test_without_a_timeout_nothing_is_compared(told):
     functions = inits((chain(), PARAMS), (chain(), other), timeout=None)
     for state in told(functions):
         assert not isinstance(state, Exception), state
+
+
+def test_processes_wait_for_five_minutes_by_default():
+    for function in (sparsejax.init, sparsejax.bind):
+        assert inspect.signature(function).parameters["timeout"].default == 300
+
+
+def test_some_hundred_bytes_a_process_are_compared_while_all_is_the_same(monkeypatch):
+    """Hashes, however large the model is."""
+    many = {str(at): np.zeros((60, 4), np.float32) for at in range(40)}
+    monkeypatch.setattr(agreement, "processes_of", lambda devices: (0, 1))
+    told, put = [], jobs.Service.key_value_set
+    noting = lambda self, key, text: told.append(text) or put(self, key, text)
+    monkeypatch.setattr(jobs.Service, "key_value_set", noting)
+    for state in jobs.run(monkeypatch, inits((chain(), many), (chain(), many))):
+        assert not isinstance(state, Exception), state
+    assert len(told) >= 2
+    assert sum(map(len, told)) < 2 * 1000
 
 
 def test_a_timeout_is_positive():

@@ -172,13 +172,17 @@ def test_a_watcher_that_cannot_start_is_named_to_all(monkeypatch):
 
 def test_a_watcher_needs_nothing_but_python():
     show = "print(*{name.partition('.')[0] for name in sys.modules})"
+    show += "; print(open('/proc/self/status').read())" if sys.platform == "linux" else ""
     job = pathlib.Path(side.__file__).parent
     program = beside._START.replace("side.main()", show)
     command = [sys.executable, "-I", "-S", "-c", program]
     command += map(str, (job.parent.parent, job.parent, job))
-    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names, _, status = told.partition("\n")
     others = set(names.split()) - set(sys.stdlib_module_names)
     assert others == {"sparsejax", "__main__"}
+    for kib in re.findall(r"VmHWM:\s+(\d+) kB", status):
+        assert int(kib) < 20_000  # mostly Python itself
 
 
 def test_what_is_sent_to_all_of_a_job_does_not_end_a_watcher():

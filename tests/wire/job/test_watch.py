@@ -290,6 +290,33 @@ def test_a_script_that_ends_in_its_block_has_not_left_it(in_block, monkeypatch):
     assert not at_exit
 
 
+def test_process_0_listens_at_the_port_that_is_named(monkeypatch):
+    with listening(0) as free:
+        port = free.getsockname()[1]
+    others, came = [], []
+
+    def of_all(_, own, timeout):
+        assert own["port"] == port
+        other = Line(socket.create_connection(("localhost", port), timeout), 0)
+        other.say(process=1)
+        others.append(other)
+        return [own, {"host": "b"}]
+
+    def beside(lines, *_):
+        came.extend(lines)
+        return mock.Mock(is_forked=False)
+
+    monkeypatch.setattr(watch.store, "place", lambda: store.Place(0, 2, "a:1"))
+    monkeypatch.setattr(watch.store, "of_all", of_all)
+    monkeypatch.setattr(watch, "Beside", beside)
+    monkeypatch.setattr(watch.Watch, "_wait", lambda self: None)
+    with watch.watch_job(10.0, port=port):
+        assert [line.process for line in came] == [1]
+        assert others[0].read(10) == {"here": True}
+    for line in (*came, *others):
+        line.close()
+
+
 @pytest.mark.parametrize("code", [None, 0, 3, "no data"])
 def test_a_script_that_exits_in_its_block_has_not_left_it(in_block, code):
     in_block.__exit__(SystemExit, SystemExit(code), None)

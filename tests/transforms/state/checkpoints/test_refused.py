@@ -34,6 +34,19 @@ def nothing_is_read(monkeypatch):
     monkeypatch.setattr(reading, "read", read)
 
 
+def test_what_a_checkpoint_is_of_can_be_read(tmp_path):
+    mesh, params = helpers.mesh_of(2), {"w": jnp.zeros((3, 2))}
+    residuals = sparsejax.init(sparsejax.spardl_sync(0.1), params, mesh)
+    sparsejax.save(tmp_path / "1", {"params": params, "sync": residuals})
+    told = json.loads((tmp_path / "1" / "about" / "metadata").read_text())
+    assert told["sparsejax"] == sparsejax.__version__
+    assert told["jax"] == jax.__version__
+    assert (told["ranks"], told["mesh"]) == (2, {"data": 2})
+    assert told["tree"]["type"] == "dict"
+    leaf = told["tree"]["parts"]["params"]["parts"]["w"]
+    assert (leaf["shape"], leaf["dtype"]) == ([3, 2], "float32")
+
+
 # --- What is there, and whole.
 
 

@@ -10,7 +10,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
+from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.state.checkpoints import reading
+from sparsejax.transforms.state.per_rank import find
 from tests import helpers
 from tests.transforms.state.checkpoints import cases
 
@@ -83,6 +85,9 @@ def test_on_other_ranks_what_was_held_is_kept(saved, name, old, new):
         assert (restored["epoch"], restored["note"]) == (3, "third")
         for leaf in ("bias", "kernel"):
             np.testing.assert_array_equal(restored["params"][leaf], state["params"][leaf])
+    # What schemes have found, thresholds and regions, begins anew.
+    of_schemes = lambda state: [x.schemes for x in find(state, ExchangeState)]
+    assert helpers.octets(of_schemes(restored)) == helpers.octets(of_schemes(like))
     # By hand: the whole state, and a fresh one.
     part = lambda whole: whole if name == "train state" else whole["opt_state"]
     moved = sparsejax.resized(cases.on_host(part(state)), like=part(like))
