@@ -61,16 +61,19 @@ def in_pallas(lowered: Any) -> list[Atomic]:
     Args:
         lowered: A `jax.stages.Lowered`.
     """
+    return [one for kernel, text in texts(lowered) for one in in_text(kernel, text)]
+
+
+def texts(lowered: Any) -> list[tuple[str, str]]:
+    """The names of the kernels of Pallas in such a program, and Triton's IR of each."""
     from jaxlib.mlir import ir
     from jaxlib.triton import dialect
 
     module = lowered.compiler_ir("stablehlo")
-    found = []
     with module.context as context:
         dialect.register_dialect(context)
-        for kernel, code in _kernels(module.operation, ir):
-            found += in_text(kernel, str(ir.Module.parse(code)))
-    return found
+        kernels = _kernels(module.operation, ir)
+        return [(name, str(ir.Module.parse(code))) for name, code in kernels]
 
 
 def _kernels(operation, ir) -> Iterator[tuple[str, bytes]]:

@@ -40,8 +40,8 @@ def index_message(message, numbers, *, longest, planes, at):
     (ends,) = launch(
         sum_rows_kernel,
         senders,
-        (),
-        in_place=(counts,),
+        (counts,),
+        results=[jax.ShapeDtypeStruct((senders, rows), jnp.int32)],
         ROWS=rows,
         BLOCK=triton.next_power_of_2(rows),
     )
@@ -49,13 +49,17 @@ def index_message(message, numbers, *, longest, planes, at):
 
 
 @triton.jit
-def sum_rows_kernel(_counts, counts_ptr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """A program adds up the counts of a message, up to each row."""
+def sum_rows_kernel(counts_ptr, ends_ptr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """A program adds up the counts of a message, up to each row.
+
+    Not in place: several threads may load one count, and a sum that is stored there by the
+    first of them would be what the next one loads.
+    """
     row = tl.arange(0, BLOCK)
-    own = counts_ptr + tl.program_id(0).to(tl.int64) * ROWS
-    counts = tl.load(own + row, mask=row < ROWS, other=0)
+    own = tl.program_id(0).to(tl.int64) * ROWS + row
+    counts = tl.load(counts_ptr + own, mask=row < ROWS, other=0)
     # The interpreter adds up in 64 bits.
-    tl.store(own + row, tl.cumsum(counts, 0).to(tl.int32), mask=row < ROWS)
+    tl.store(ends_ptr + own, tl.cumsum(counts, 0).to(tl.int32), mask=row < ROWS)
 
 
 @triton.jit

@@ -8,7 +8,6 @@ result: two pointers to the same memory.
 from collections.abc import Sequence
 
 import jax
-import jax_triton  # pyright: ignore[reportMissingImports]
 
 from pallas_kernels import backends
 
@@ -36,6 +35,8 @@ def launch(
         zeroed: Whether results are zero before it runs; else they may hold anything.
         **sizes: Python numbers that the kernel was written for.
     """
+    import jax_triton  # pyright: ignore[reportMissingImports]  # it needs a GPU's jaxlib
+
     first = len(operands)
     like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in in_place]
     return list(

@@ -292,7 +292,7 @@ def test_two_levels_plan_for_hosts():
 
     def run(x):
         grads = jax.tree.map(lambda g: g[0], x)
-        return tx.update(grads, tx.init(helpers.parameters(grads)))[0]
+        return tx.update(grads, tx.init(helpers.parameters(grads, *pair)))[0]
 
     grads = gradients(5, n=8)
     total = jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=P(pair), out_specs=P()))(

@@ -163,11 +163,14 @@ def first_state(scheme: Any, like: Any, n: int) -> Any:
     return jax.vmap(made, axis_name=AXIS, out_axes=None)(np.zeros(n, np.float32))
 
 
-def parameters(grads: Any, axis: str = AXIS) -> Any:
-    """Parameters for local gradients, inside `shard_map`: zeros that all ranks have."""
+def parameters(grads: Any, *names: str) -> Any:
+    """Parameters for local gradients, inside `shard_map`: zeros that all ranks have.
+
+    The axes of the ranks are "data" where no names are given.
+    """
 
     def one(x):
-        over = varying_axes(x) - {axis}
+        over = varying_axes(x) - set(names or (AXIS,))
         return as_varying(jnp.zeros(x.shape, x.dtype), over)
 
     return jax.tree.map(one, grads)

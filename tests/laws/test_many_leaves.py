@@ -81,8 +81,9 @@ def seconds(make, leaves):
     run = jax.shard_map(
         step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs)
     )
+    x = jax.device_put(jnp.ones(2), jax.NamedSharding(mesh, P("data")))
     traced = time.process_time()
-    jax.jit(run).trace(p, state, jnp.ones(2))
+    jax.jit(run).trace(p, state, x)
     return made - start, time.process_time() - traced
 
 

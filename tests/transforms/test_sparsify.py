@@ -361,7 +361,7 @@ def test_shards_of_a_tensor_share_a_threshold(kind):
     tx = optax.chain(own, sync(axis_name="data"))
 
     def step(grad):
-        state = tx.init({"w": grad[0]})
+        state = tx.init(helpers.parameters({"w": grad[0]}))
         update, state = tx.update({"w": grad[0]}, state)
         return update["w"], sparsejax.residuals(state)["w"]
 
@@ -391,7 +391,9 @@ def test_numbers_that_are_not_finite_stop_the_update_on_all_ranks_if_asked():
             update, state = tx.update({"w": grad}, state)
             return state, update["w"]
 
-        state, updates = jax.lax.scan(step, tx.init({"w": grads[0]}), grads)
+        state, updates = jax.lax.scan(
+            step, tx.init({"w": jnp.zeros(grads.shape[1:], grads.dtype)}), grads
+        )
         return updates, sparsejax.residuals(state)["w"][0], sparsejax.metrics(state)
 
     updates, held, metrics = helpers.run_ranks(on_rank, grads["w"], N)
@@ -514,7 +516,9 @@ def test_accumulated_16_bit_gradients_lose_nothing_to_rounding():
             update, state = tx.update({"w": grad}, state)
             return state, update["w"]
 
-        state, updates = jax.lax.scan(step, tx.init({"w": grads[0]}), grads)
+        state, updates = jax.lax.scan(
+            step, tx.init({"w": jnp.zeros(grads.shape[1:], grads.dtype)}), grads
+        )
         # What rounding the accumulated gradient took is pending, the rest a residual.
         return updates, sparsejax.residuals(state)["w"][0], state.pending.value["w"][0]
 
@@ -557,8 +561,7 @@ def test_a_leaf_that_all_shards_have_may_be_among_sharded_ones(order):
 
         grads = jax.tree.map(lambda x: x[0], grads)
         first = jax.tree.map(lambda x: x[0], grads)
-        replicated = {sharded: first[sharded], same: jnp.zeros(512)}
-        return jax.lax.scan(step, tx.init(replicated), grads)[1]
+        return jax.lax.scan(step, tx.init(helpers.parameters(first)), grads)[1]
 
     out = {sharded: P(None, "model"), same: P()}
     run = jax.jit(helpers.shard_map(steps, mesh=mesh, in_specs=(specs,), out_specs=out))
