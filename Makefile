@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz lint docs bench analysis aot device lock audit clean
+.PHONY: help demo test test-all fuzz ptx lint docs bench analysis aot device lock audit clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -26,6 +26,9 @@ test-all: .venv/dev.stamp  ## Run all tests
 
 fuzz: .venv/dev.stamp  ## Hold 10,000 drawn cases to the law, in half an hour
 	@.venv/bin/python -m tests.fuzz $(ARGS)
+
+ptx: .venv/dev.stamp  ## Execute the kernels' PTX on the CPU, in a quarter of an hour
+	@.venv/bin/python -m tests.ptx $(ARGS)
 
 lint: .venv/dev.stamp  ## Check style and types
 	@! git grep -nE '^(<{7}|[|]{7}|>{7}) ' || { echo "Resolve these merge conflicts." >&2; exit 1; }

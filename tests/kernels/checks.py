@@ -71,7 +71,7 @@ def at_once(launched: Callable, *given, **sizes) -> list[jax.Array]:
 
 
 # Kernels are launched one at a time, and devices of a CPU are threads.
-_ALONE = threading.Lock()
+ALONE = threading.Lock()
 
 
 def when_run(
@@ -82,7 +82,7 @@ def when_run(
 
     def run(*arrays):
         given, works = arrays[:first], arrays[first:]
-        with _ALONE:
+        with ALONE:
             return launched(
                 kernel, programs, given, in_place=works, results=results, **sizes
             )
@@ -221,7 +221,7 @@ def on_arrays(function):
     return call
 
 
-def check_messages(made):
+def check_messages(made, in_pieces=True):
     def pack(slots, counts, array, numbers, *, units, **sizes):
         given = (units,) if isinstance(units, jax.Array) else ()
         units = None if given else units
@@ -237,7 +237,7 @@ def check_messages(made):
         hows = ({},) if "mixed" in name else ({}, {"size": 100}, {"replaces": True})
         for how in hows:
             messages.check_unpack(unpack, case, **how)
-    for name in ("coo8", "coo16", "rows of five halves", "one part"):
+    for name in ("coo8", "coo16", "rows of five halves", "one part") * in_pieces:
         messages.check_pieces(on_arrays(made.index_message), unpack, messages.CASES[name])
     # With rows of several words, the last not full, as long sets have them.
     for name in ("coo8", "coo16", "from a rank on", "mixed, bitmap"):
@@ -272,19 +272,23 @@ def sent_by(run):
 
 
 def check_exchange(made):
-    """Zen on devices of a CPU sends by kernels what it sends by reference, and is exact."""
-    original, launched = backends.run, set()
-    kernels_of_messages = {"pack_message", "index_message", "unpack_message"}
+    """As `check_exchange_by`, where `made` has the kernels of Triton for messages."""
     made.launch = made.index.launch = functools.partial(when_run, made.launched)
     made._NUMBERS, made._COLUMNS, made._CLEARED = 64, 8, 256
+    check_exchange_by("triton", made, {"pack_message", "index_message", "unpack_message"})
+
+
+def check_exchange_by(backend, made, operations):
+    """Zen on devices of a CPU sends by kernels what it sends by reference, and is exact."""
+    original, launched = backends.run, set()
 
     def by_kernels(operation, named, of, size, *operands):
-        if operation not in kernels_of_messages:
+        if operation not in operations or backend not in of:
             return original(operation, named, of, size, *operands)
         launched.add(operation)
         axes = frozenset().union(*map(types.varying_axes, operands))
         operands = types.without_types(operands, axes)
-        result = getattr(made, operation)(*operands, **of["triton"].keywords)
+        result = getattr(made, operation)(*operands, **of[backend].keywords)
         return types.as_varying(result, axes)
 
     ranks, size = 3, 3001
@@ -301,7 +305,7 @@ def check_exchange(made):
             assert len(sent) >= 2 * ranks, "nothing was sent"
             seen.append((sorted(sent), jax.tree.map(float, done.traffic.push.wire[0])))
         assert seen[0] == seen[1], "kernels send something else"
-    assert launched == kernels_of_messages
+    assert launched == operations
 
 
 CHECKS = {

@@ -3,9 +3,10 @@
     python -m tests.laws.by_backend BACKEND [SCHEME ...]
 
 holds schemes, or all of the conformance table, to the law with the kernels of "pallas" or
-of "triton" in their interpreters. Triton's is chosen before Triton is imported, and checks
-no bounds, so it has a process of its own, in which arrays lie between canaries. Programs
-are traced as for GPUs, and run on simulated devices; each calls Triton's kernels back.
+of "triton" in their interpreters, or with Triton's compiled for a GPU and executed from
+their PTX, "ptx". Triton's interpreter is chosen before Triton is imported, and checks no
+bounds, so it has a process of its own, in which arrays lie between canaries. Programs are
+traced as for GPUs, and run on simulated devices; each calls Triton's kernels back.
 """
 
 import collections
@@ -113,12 +114,12 @@ def _runs(name, shape):
 
 
 @contextlib.contextmanager
-def interpreted_triton():
-    """Takes Triton's kernels, which callbacks run in the interpreter."""
-    from tests.kernels import triton_worker
+def triton_by(launched):
+    """Takes Triton's kernels, which callbacks launch, as `pallas_kernels.triton.launch`."""
+    from tests.kernels import checks
 
     stub = types.ModuleType("pallas_kernels.triton.launch")
-    stub.launch = triton_worker.launch_when_run  # pyright: ignore[reportAttributeAccessIssue]
+    stub.launch = functools.partial(checks.when_run, launched)  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, stub.__name__, stub)
         patch.setattr(backends, "why_not", lambda asked: None)
@@ -129,15 +130,25 @@ def interpreted_triton():
             backends._asked.reset(token)
 
 
+def kernels_of(backend: str) -> contextlib.AbstractContextManager:
+    """Inside it the kernels of "pallas", "triton" or "ptx" are taken."""
+    if backend == "pallas":
+        return pallas_kernels.use_kernels("pallas", interpret=True)
+    if backend == "triton":
+        from tests.kernels import triton_worker
+
+        return triton_by(triton_worker.interpreted)
+    from tests.ptx.launches import Gpu
+
+    return triton_by(Gpu().launched)
+
+
 def main() -> None:
     backend, *names = sys.argv[1:]
     jax.config.update("jax_num_cpu_devices", RANKS)
     for name in names or SCHEMES:
         for shape in _SHAPES:
-            kernels = interpreted_triton()
-            if backend == "pallas":
-                kernels = pallas_kernels.use_kernels("pallas", interpret=True)
-            compared = check(name, shape, kernels)
+            compared = check(name, shape, kernels_of(backend))
             print(f"{name}, {shape}: {compared} messages", flush=True)
 
 

@@ -10,9 +10,9 @@ import pathlib
 import tempfile
 from typing import Any, NamedTuple
 
-from tests.ptx.code import Code
-from tests.ptx.memory import ALIGNMENT
-from tests.ptx.program import read
+from tests.ptx.machine.code import Code
+from tests.ptx.machine.memory import ALIGNMENT
+from tests.ptx.machine.program import read
 
 
 ARCHITECTURES = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}

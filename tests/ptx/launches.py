@@ -2,22 +2,35 @@
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
 from tests.ptx import compiler
-from tests.ptx.code import Code
-from tests.ptx.machine import Launch, Ran
-from tests.ptx.memory import Memory
-from tests.ptx.orders import Order
+from tests.ptx.machine.code import Code
+from tests.ptx.machine.launch import Launch, Ran
+from tests.ptx.machine.memory import Fault, Memory
+from tests.ptx.machine.orders import Order, shortest
+from tests.ptx.machine.program import Program, PtxError
 
 
 # Accesses that nothing orders, by kernel and kinds, and why they do no harm.
 HARMLESS = {
     ("threshold_hash_kernel", "store", "store"): (
         "whichever element is the last to take a slot keeps it: any of them may"
+    ),
+    ("threshold_hash", "store", "store"): (
+        "as that one, in Pallas: whichever element is the last to take a slot keeps it"
+    ),
+    ("partition_write", "store", "store"): (
+        "the write step of Zen's Algorithm 1, in Pallas: whichever index is the last to "
+        "take a slot keeps it, and the next launch lets the others go on"
+    ),
+    ("partition_write", "load", "store"): (
+        "an index that still finds a slot free writes over another, as in that one; an "
+        "index that finds it taken goes on"
     ),
     ("unpack_message_kernel", "load", "store"): (
         "where a tile has fewer elements than threads, several threads load the number to "
@@ -38,17 +51,18 @@ class Gpu:
     Attributes:
         arch: The compute capability that they are compiled for.
         seed: From which the orders are drawn.
-        given: The order of the last launch, where it is not drawn, by its number.
-        counts: Launches, steps and kernels.
+        edit: What is done to each program before it is launched, for a mutant.
+        counts: Launches and steps.
         used: The opcodes of all kernels.
+        last: The last launch: what it was given, and what it did.
     """
 
     arch: int = 90
     seed: int = 0
-    given: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    edit: Callable[[Program], Program] | None = None
     counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     used: set[str] = dataclasses.field(default_factory=set)
-    last: Ran | None = None
+    last: "Launched | None" = None
 
     def launched(
         self,
@@ -96,58 +110,118 @@ class Gpu:
             names: Of the pointers, for errors.
             zeroed: Whether results are zero before it runs.
         """
-        code, number = compiled.code, self.counts["launches"]
         names = names or [f"operand {i}" for i in range(len(operands))]
         names = [*names, *(f"result {i}" for i in range(len(results)))]
-        memory, rng = Memory(), np.random.default_rng((self.seed, number))
-        given = [
+        code = compiled.code
+        if self.edit is not None:
+            code = _edited(code.program, self.edit)
+        number = self.counts["launches"]
+        seed = 1_000_003 * self.seed + number
+        given = code, compiled.shared, programs, operands, results, aliases, names, zeroed
+        self.last = Launched(seed, given)
+        self.counts["launches"] += 1
+        self.used |= {one.opcode for one in code.program.instructions}
+        try:
+            return self.last.run(Order(seed))
+        except (Fault, Race, PtxError) as error:
+            self.last.error = error  # JAX may wrap it
+            raise
+        finally:
+            self.counts["steps"] += self.last.ran.steps
+
+
+@functools.cache
+def _edited(program, edit):
+    return Code(edit(program))
+
+
+@dataclasses.dataclass
+class Launched:
+    """One launch, which may be repeated in another order.
+
+    Attributes:
+        seed: Of its order, and of garbage.
+        given: The kernel, and what it was launched with.
+        ran: What it did, the last time.
+        memory: Its buffers, the last time.
+        error: What it raised the first time.
+    """
+
+    seed: int
+    given: tuple
+    ran: Ran | None = None
+    memory: Memory | None = None
+    error: Exception | None = None
+
+    @property
+    def kernel(self) -> str:
+        return self.given[0].program.name
+
+    def run(self, order: Order) -> list[np.ndarray]:
+        """Launches the kernel on what it was given; its results."""
+        code, shared, programs, operands, results, aliases, names, zeroed = self.given
+        memory, rng = Memory(), np.random.default_rng(self.seed)
+        self.memory = memory
+        reads = [
             memory.add(name, _bytes(x), writable=i in aliases)
             for i, (name, x) in enumerate(zip(names, operands, strict=False))
         ]
-        shared = {result: given[operand] for operand, result in aliases.items()}
-        written = []
-        for i, (name, x) in enumerate(zip(names[len(given) :], results, strict=False)):
+        in_place = {result: reads[operand] for operand, result in aliases.items()}
+        writes = []
+        for i, (name, x) in enumerate(zip(names[len(reads) :], results, strict=False)):
             content = np.zeros(_size(x), np.uint8) if zeroed else _noise(rng, x)
-            written.append(
-                shared[i] if i in shared else memory.add(name, content, written=zeroed)
+            writes.append(
+                in_place[i] if i in in_place else memory.add(name, content, written=zeroed)
             )
-        arguments = [*given, *written]
+        arguments = [*reads, *writes]
         # Triton's own two, of which our kernels use none.
         arguments += [None] * (len(code.program.parameters) - len(arguments))
-        order = Order(1_000_003 * self.seed + number, self.given.get(number))
-        launch = Launch(
-            code, programs, arguments, memory, shared=compiled.shared, order=order
-        )
-        self.counts["launches"] += 1
-        self.used |= {one.opcode for one in code.program.instructions}
-        self.last = launch.ran
-        launch.run()
-        self.counts["steps"] += launch.ran.steps
-        self._check(code, launch.ran)
+        launch = Launch(code, programs, arguments, memory, shared=shared, order=order)
+        self.ran = launch.ran
+        try:
+            launch.run()
+        except Fault:
+            _check(code.program, launch.ran)  # a race says why
+            raise
+        _check(code.program, launch.ran)
         return [
             buffer.content.view(x.dtype).reshape(x.shape)
-            for buffer, x in zip(written, results, strict=True)
+            for buffer, x in zip(writes, results, strict=True)
         ]
 
-    def _check(self, code: Code, ran: Ran):
-        program = code.program
-        kinds = lambda x: (x.first[0], x.second[0])
-        is_harmless = lambda *kinds: (program.name, *sorted(kinds)) in HARMLESS
-        conflicts = [x for x in ran.conflicts.values() if not is_harmless(*kinds(x))]
-        if conflicts:
-            one, *others = conflicts
-            (was, first), (now, second) = one.first, one.second
-            raise Race(
-                f"{one.buffer}, byte {one.offset}: nothing orders a {was} by "
-                f"{_thread(one.threads[0])} and a {now} by {_thread(one.threads[1])}, "
-                f"{program.where(first)} and {program.where(second)}; and "
-                f"{len(others)} more"
-            )
-        if ran.collisions and not is_harmless("store", "store"):
-            (number, count), *_ = ran.collisions.items()
-            raise Race(
-                f"{program.where(number)}: {count} lanes store other values in one place"
-            )
+    def fails(self, order: tuple[int, ...]) -> bool:
+        """Whether it is at fault where warps go in this order, and then by number."""
+        try:
+            self.run(Order(self.seed, order))
+        except (Fault, Race, PtxError):
+            return True
+        return False
+
+    def shortest(self) -> tuple[int, ...] | None:
+        """The shortest order found in which it is at fault; None: it is not as it was."""
+        found = tuple(self.ran.order)
+        return shortest(found, self.fails) if self.fails(found) else None
+
+
+def _check(program: Program, ran: Ran):
+    """Raises for a race that is not listed as harmless."""
+    kinds = lambda x: (x.first[0], x.second[0])
+    is_harmless = lambda *kinds: (program.name, *sorted(kinds)) in HARMLESS
+    conflicts = [x for x in ran.conflicts.values() if not is_harmless(*kinds(x))]
+    if conflicts:
+        one, *others = conflicts
+        (was, first), (now, second) = one.first, one.second
+        raise Race(
+            f"{one.buffer}, byte {one.offset}: nothing orders a {was} by "
+            f"{_thread(one.threads[0])} and a {now} by {_thread(one.threads[1])}, "
+            f"{program.where(first)} and {program.where(second)}; and "
+            f"{len(others)} more"
+        )
+    if ran.collisions and not is_harmless("store", "store"):
+        (number, count), *_ = ran.collisions.items()
+        raise Race(
+            f"{program.where(number)}: {count} lanes store other values in one place"
+        )
 
 
 def _thread(number):

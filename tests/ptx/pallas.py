@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.kernels import lowered
+from pallas_kernels import reference
 from pallas_kernels.pallas import bitmap, launch, messages, partition, threshold_hash
+from tests.kernels import checks
 from tests.ptx import compiler
 from tests.ptx.launches import Gpu
 
@@ -30,18 +32,34 @@ _OPERATIONS = {
 }
 
 
+def _check_exchange(made):
+    # What an exchange received has been indexed, and is unpacked by the reference.
+    checks.check_exchange_by("pallas", made, {"pack_message"})
+
+
+CHECKS = {
+    "bitmap.py": checks.check_bitmap,
+    "partition.py": checks.check_partition,
+    "threshold_hash.py": checks.check_threshold_hash,
+    # None of them unpacks a message that comes in pieces.
+    "messages.py": functools.partial(checks.check_messages, in_pieces=False),
+    "exchange": _check_exchange,
+}
+
+
 def operations() -> types.SimpleNamespace:
     """The functions that launch kernels, as a module of those of Triton has them."""
     found = {
         name: functools.partial(getattr(module, name), interpret=False)
         for name, module in _OPERATIONS.items()
     }
-    return types.SimpleNamespace(**found)
+    # It has no kernel in Pallas.
+    return types.SimpleNamespace(index_message=reference.index_message, **found)
 
 
 @contextlib.contextmanager
 def launched_by(gpu: Gpu) -> Iterator[None]:
-    """Launches kernels in the machine, on arrays with numbers in them."""
+    """Launches kernels in the machine, while JAX runs a program or outside of one."""
     original = launch.launch
 
     def run(kernel, name, programs, operands, results, *, in_place=None, warps=4, **_):
@@ -51,10 +69,16 @@ def launched_by(gpu: Gpu) -> Iterator[None]:
             )
 
         like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-        ((_, text),) = lowered.texts(lowered.for_cuda(call, *like))
-        compiled = compiler.of_ir(text, warps, gpu.arch)
-        done = gpu.run(compiled, programs, operands, results, in_place or {})
-        return [jnp.asarray(x) for x in done]
+
+        def launched(*operands):
+            with checks.ALONE:
+                ((_, text),) = lowered.texts(lowered.for_cuda(call, *like))
+                compiled = compiler.of_ir(text, warps, gpu.arch)
+                return gpu.run(compiled, programs, operands, results, in_place or {})
+
+        if any(isinstance(x, jax.core.Tracer) for x in operands):
+            return jax.pure_callback(launched, list(results), *operands)
+        return [jnp.asarray(x) for x in launched(*operands)]
 
     with mock.patch.object(launch, "launch", run):
         yield

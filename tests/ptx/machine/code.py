@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.ptx import flow
-from tests.ptx.lanes import LANES, OPCODES, TYPES
-from tests.ptx.program import Program, PtxError
+from tests.ptx.machine import flow
+from tests.ptx.machine.lanes import LANES, OPCODES, TYPES
+from tests.ptx.machine.program import Program, PtxError
 
 
 # Where the shared memory of a block begins: as on Hopper, after what the system keeps.

@@ -304,7 +304,7 @@ def _shuffled(place):
         segment, clamp = bounds >> U32(8) & U32(31), bounds & U32(31)
         lowest = NUMBERS & segment
         last = lowest | clamp & ~segment & 31
-        there, is_inside = place(by.astype(np.int64), lowest, last, segment)
+        there, is_inside = place((by & U32(31)).astype(np.int64), lowest, last, segment)
         return a[np.where(is_inside, there, NUMBERS) & 31]
 
     return run

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.ptx import lanes, orders
-from tests.ptx.code import SHARED, Action, Code
-from tests.ptx.lanes import LANES, NUMBERS, TYPES
-from tests.ptx.memory import Buffer, Fault, Memory, within
-from tests.ptx.program import PtxError
-from tests.ptx.races import Access, Conflict, Watch
+from tests.ptx.machine import lanes, orders
+from tests.ptx.machine.code import SHARED, Action, Code
+from tests.ptx.machine.lanes import LANES, NUMBERS, TYPES
+from tests.ptx.machine.memory import Buffer, Fault, Memory, within
+from tests.ptx.machine.program import PtxError
+from tests.ptx.machine.races import Access, Conflict, Watch
 
 
 # A kernel that takes more than this has no end.
@@ -38,15 +38,18 @@ class Ran:
         conflicts: Accesses that nothing orders, each pair of instructions once.
         collisions: Stores of one instruction, of other values to one place: how many.
         same: Stores of a value by several threads that is the same for all: how many.
-        steps: Accesses, barriers and branches, by all warps.
-        order: The warps in the order in which they went.
+        order: The warps in the order in which they went, a step each: an access, a
+            barrier or a branch.
     """
 
     conflicts: dict[tuple, Conflict]
     collisions: Counter
     same: Counter
-    steps: int
     order: list[int]
+
+    @property
+    def steps(self) -> int:
+        return len(self.order)
 
 
 class Block:
@@ -169,7 +172,7 @@ class Launch:
         self.rng = np.random.default_rng(order.seed)
         self._choices = random.Random(order.seed)
         self._order = order
-        self.ran = Ran({}, Counter(), Counter(), 0, [])
+        self.ran = Ran({}, Counter(), Counter(), [])
         for buffer in memory.buffers:
             buffer.watch = Watch(
                 buffer.name, buffer.size, self.threads, code.grain["global"]
@@ -188,6 +191,10 @@ class Launch:
 
     def run(self) -> Ran:
         """Runs it to its end."""
+        with np.errstate(all="ignore"):  # numbers overflow and wrap in a GPU
+            return self._run()
+
+    def _run(self):
         pending = list(range(self.blocks))
         if not self._order.is_given:
             self._choices.shuffle(pending)
@@ -213,7 +220,6 @@ class Launch:
                 live -= self._met(warp.block, ready)
             if len(self.ran.order) > STEPS:
                 raise Fault("it does not end")
-        self.ran.steps = len(self.ran.order)
         return self.ran
 
     def _met(self, block, ready) -> bool:
@@ -262,13 +268,16 @@ class Launch:
             buffer.write(offsets, octets)
         del warp.waiting[:count]
 
-    def _show_in(self, warp, buffer):
-        """Makes stores of a warp to a buffer visible, as it must see them itself."""
-        own = [one for one in warp.waiting if one[0] is buffer]
-        for _, offsets, octets in own:
-            buffer.write(offsets, octets)
-        if own:
-            warp.waiting = [one for one in warp.waiting if one[0] is not buffer]
+    def _show_own(self, warp, buffer, offsets, size):
+        """Makes stores of a warp visible that it would see in an access of its own."""
+        if not warp.waiting:
+            return
+        low, high = offsets.min(), offsets.max() + size
+        last = -1
+        for number, (other, at, octets) in enumerate(warp.waiting):
+            if other is buffer and at.min() < high and low < at.max() + octets.shape[1]:
+                last = number
+        self._show(warp, last + 1)
 
     def _reached(self, warp, action, mask, size):
         """The buffer that an action reaches, and the offset of each lane."""
@@ -303,7 +312,7 @@ class Launch:
         dtype = TYPES[action.type]
         size = dtype.itemsize * len(action.registers)
         buffer, offsets = self._reached(warp, action, mask, size)
-        self._show_in(warp, buffer)
+        self._show_own(warp, buffer, offsets, size)
         self._conflict(self._note("load", warp, action, buffer, offsets, size, mask))
         octets = buffer.read(offsets, size)
         numbers = np.ascontiguousarray(octets).view(dtype)
@@ -364,7 +373,6 @@ class Launch:
         A row of a matrix begins where one of eight lanes says; four lanes share it.
         """
         self._check_whole(warp, action)
-        self._show_in(warp, warp.block.shared)
         rows = np.full(LANES, action.offset, np.uint32)
         if action.base is not None:
             rows = self._address(warp, action)
@@ -376,6 +384,7 @@ class Launch:
     def _load_matrices(self, warp, action):
         buffer = warp.block.shared
         for register, offsets in self._matrices(warp, action):
+            self._show_own(warp, buffer, offsets, 4)
             self._conflict(self._note("load", warp, action, buffer, offsets, 4, None))
             octets = np.ascontiguousarray(buffer.read(offsets, 4))
             self._put(warp, register, octets.view(np.uint32)[:, 0], None)
@@ -396,7 +405,9 @@ class Launch:
         buffer, offsets = self._reached(warp, action, mask, every)
         if not buffer.writable:
             raise Fault(f"writes to {buffer.name}, which is an operand")
-        self._show(warp) if action.orders else self._show_in(warp, buffer)
+        if action.orders:
+            self._show(warp)
+        self._show_own(warp, buffer, offsets, every)
         self._conflict(self._note("atomic", warp, action, buffer, offsets, every, mask))
         buffer.read(offsets, every)
         numbers = buffer.content[: buffer.size // size * size].view(dtype)

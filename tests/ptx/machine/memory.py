@@ -7,7 +7,7 @@ size, a read of what nobody wrote, and a write to what a kernel only reads are f
 
 import numpy as np
 
-from tests.ptx.races import Watch
+from tests.ptx.machine.races import Watch
 
 
 # What a launch may promise of pointers, and no more than that.

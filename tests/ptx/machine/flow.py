@@ -4,7 +4,7 @@ At the nearest instruction that all of them come to: the branch's immediate post
 `ptxas` makes them meet there, too, or later.
 """
 
-from tests.ptx.program import Program
+from tests.ptx.machine.program import Program
 
 
 def joins(program: Program, targets: dict[int, int]) -> dict[int, int]:
