@@ -13,7 +13,7 @@ from tests.ptx.machine.code import Code
 from tests.ptx.machine.launch import Launch, Ran
 from tests.ptx.machine.memory import Fault, Memory
 from tests.ptx.machine.orders import Order, shortest
-from tests.ptx.machine.program import Program, PtxError
+from tests.ptx.machine.program import Program, PtxError, read
 
 
 # Accesses that nothing orders, by kernel and kinds, and why they do no harm.
@@ -114,7 +114,7 @@ class Gpu:
         names = [*names, *(f"result {i}" for i in range(len(results)))]
         code = compiled.code
         if self.edit is not None:
-            code = _edited(code.program, self.edit)
+            code = _edited(compiled.ptx, self.edit)
         number = self.counts["launches"]
         seed = 1_000_003 * self.seed + number
         given = code, compiled.shared, programs, operands, results, aliases, names, zeroed
@@ -131,8 +131,8 @@ class Gpu:
 
 
 @functools.cache
-def _edited(program, edit):
-    return Code(edit(program))
+def _edited(ptx, edit):
+    return Code(edit(read(ptx)))
 
 
 @dataclasses.dataclass

@@ -58,12 +58,14 @@ def _without(opcode: str, kernel: str = "") -> Callable[[Program], Program]:
     return edit
 
 
-def _with(old: str, new: str) -> Callable[[Program], Program]:
-    """Another opcode for some."""
+def _other_atomics(old: str, new: str) -> Callable[[Program], Program]:
+    """Another operation for some atomic ones."""
 
     def edit(program):
         instructions = tuple(
             dataclasses.replace(one, opcode=one.opcode.replace(old, new))
+            if one.opcode.startswith("atom")
+            else one
             for one in program.instructions
         )
         return dataclasses.replace(program, instructions=instructions)
@@ -165,9 +167,11 @@ MUTANTS = {
     "warps of a program that counts do not wait": Mutant(
         _DENSE, edit=_without("bar.sync", "partition_dense_kernel")
     ),
-    "tickets are added as floats": Mutant(_PARTITION, edit=_with("add.u32", "add.f32")),
+    "tickets are added as floats": Mutant(
+        _PARTITION, edit=_other_atomics("add.u32", "add.f32")
+    ),
     "bits are added as floats": Mutant(
-        ("pallas", "messages.py"), edit=_with("or.b32", "add.f32")
+        ("pallas", "messages.py"), edit=_other_atomics("or.b32", "add.f32")
     ),
     "numbers past the end are stored": Mutant(
         ("triton", "bitmap.py"), edit=_unmasked("st.global")
