@@ -30,7 +30,7 @@ def main() -> int:
         return 2
     cases = [names[name] for name in given.cases] or runs.CASES
     seeds = range(given.first, given.first + given.seeds)
-    recorder = Recorder("ptx", "python -m tests.ptx --record")
+    recorder = Recorder("ptx", " ".join(["python -m tests.ptx", *sys.argv[1:]]))
     found = []
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(given.workers, context) as pool:
