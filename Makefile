@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 # What is added to the command that a target runs, for example ARGS="-k zen".
 ARGS ?=
 
-# Beside .venv-aot, where kernels are compiled for a GPU: the oldest JAX, and the newest.
+# Where kernels are compiled for a GPU, beside .venv-aot: the oldest JAX, and the newest.
 AOT_BESIDE = $(shell $(PYTHON) -c 'import sys; \
 	print(".venv-aot-0.10 .venv-aot-0.12" * (sys.version_info >= (3, 12)))' 2>/dev/null)
 
@@ -51,10 +51,13 @@ bench: .venv/bench.stamp  ## Run the core benchmark
 analysis: .venv/bench.stamp  ## Repeat Zen's analysis on the demo's model
 	@.venv/bin/python -m benchmarks.papers.zen_analysis $(ARGS)
 
-aot: .venv-aot/aot.stamp $(AOT_BESIDE:%=%/aot.stamp)  ## Compile the kernels for a GPU, without one
+aot: aot-in-.venv-aot $(AOT_BESIDE:%=aot-in-%)  ## Compile the kernels for a GPU, without one
+
+aot-in-.venv-aot: .venv-aot/aot.stamp
 	@.venv-aot/bin/python -m benchmarks.kernels.aot $(ARGS)
-	@for folder in $(AOT_BESIDE); do \
-		$$folder/bin/python -m benchmarks.kernels.aot --launches $(ARGS) || exit 1; done
+
+aot-in-%: %/aot.stamp
+	@$*/bin/python -m benchmarks.kernels.aot --launches $(ARGS)
 
 device: .venv-aot/aot.stamp  ## Count what a step takes of a GPU, without one
 	@.venv-aot/bin/python -m benchmarks.device $(ARGS)

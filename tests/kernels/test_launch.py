@@ -182,13 +182,12 @@ class Thunky(types.ModuleType):
 
     def __init__(self):
         from tests.ptx import compiler, launches
-        from tests.ptx.code import Code
-        from tests.ptx.program import read
 
         super().__init__("thunky")
         self.gpu = launches.Gpu()
         self.names = []
-        self._code = lambda ptx, shared: compiler.Compiled(Code(read(ptx)), shared, ptx)
+        code = lambda ptx: compiler.Code(compiler.read(ptx))
+        self._code = lambda ptx, shared: compiler.Compiled(code(ptx), shared, ptx)
 
     def jit(self, function):
         as_buffer = lambda x: x if isinstance(x, Buffer) else Buffer(x)
@@ -347,13 +346,23 @@ def test_a_launch_may_stand_where_axes_are_manual_and_where_they_are_not(
 
 
 @needs_thunky
-def test_kernels_are_not_batched_nor_differentiated():
-    run = functools.partial(kernels.bitmap_encode, backend="triton")
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda add, x: jax.vmap(add)(x[None]),
+        lambda add, x: jax.jvp(add, (x,), (x,)),
+        lambda add, x: jax.grad(lambda x: add(x).sum())(x),
+    ],
+    ids=["vmap", "jvp", "grad"],
+)
+def test_kernels_are_neither_batched_nor_differentiated(of):
+    indices = np.arange(4, dtype=np.int32)
+    add = lambda x: kernels.coo_add(indices, x, 8, backend="triton")
     with (
         kernels.use_kernels("triton", compile_only=True),
-        pytest.raises(NotImplementedError),
+        pytest.raises(NotImplementedError, match="rule for"),
     ):
-        jax.make_jaxpr(jax.vmap(run))(np.ones((2, 64), np.float32))
+        jax.make_jaxpr(functools.partial(of, add))(np.ones(4, np.float32))
 
 
 # --- PTX.
