@@ -30,6 +30,7 @@ import contextvars
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Container, Iterator
@@ -48,6 +49,8 @@ BACKENDS = ("reference", "pallas", "triton")
 VARIABLE = "SPARSEJAX_KERNELS"
 # Of an H200, which is what there is to compile for where there is no GPU.
 COMPUTE_CAPABILITY = 90
+# Of JAX, without one of which it sees no GPU of NVIDIA.
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 # Of Ampere GPUs, from which on XLA and Triton compile kernels of Triton.
 LEAST_CAPABILITY = 8.0
 
@@ -219,6 +222,8 @@ def why_not(asked: str | _Asked) -> str | None:
     if devices:
         return None
     kinds = sorted({device.device_kind for device in jax.devices()})
+    if not any(map(importlib.util.find_spec, _PLUGINS)):
+        instead += "; with such a GPU, pip install 'sparsejax[cuda13]'"
     return (
         f"the backend {asked.name!r} needs a CUDA GPU, and JAX sees only "
         f"{', '.join(kinds)}. {instead}."

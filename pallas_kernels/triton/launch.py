@@ -21,7 +21,6 @@ from pallas_kernels import backends
 
 # The first JAX that launches PTX; jax-triton 0.3 fails on it, and so does 0.4.
 LAUNCHES_PTX = (0, 12)
-_EXTRA = "pip install 'sparsejax[triton]'"
 
 
 class Launch(NamedTuple):
@@ -78,13 +77,13 @@ def by_ptx() -> bool:
 
 def missing() -> str | None:
     """What launches need that is not here, and how to get it; None if nothing."""
-    version = jax.__version__
+    version, extra = jax.__version__, "pip install 'sparsejax[triton]'"
     if sys.platform != "linux":
         return f"Triton, which there is for Linux, and this is {sys.platform}"
     try:
         import triton  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        return f"Triton 3.6 ({error}): {_EXTRA}"
+        return f"Triton 3.6 ({error}): {extra}"
     if by_ptx():
         try:
             from jax.experimental import thunky  # pyright: ignore[reportAttributeAccessIssue]
@@ -100,8 +99,8 @@ def missing() -> str | None:
         import jax_triton  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         return (
-            f"jax-triton 0.3 and a jaxlib with CUDA on JAX {version} ({error}): {_EXTRA} "
-            "and '.[cuda13]'; or JAX 0.12, which needs no jax-triton"
+            f"jax-triton 0.3 on JAX {version}, and CUDA for it ({error}): pip install "
+            "'sparsejax[cuda13,triton]'; or JAX 0.12, which needs no jax-triton"
         )
     return None
 

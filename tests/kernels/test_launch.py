@@ -124,7 +124,7 @@ def test_each_way_needs_no_package_of_the_other(monkeypatch):
             (0, 11, 2),
             ["jax_triton"],
             "linux",
-            r"jax-triton 0\.3 .* on JAX 0\.11\.2 .*pip install 'sparsejax\[triton\]'.*"
+            r"jax-triton 0\.3 on JAX 0\.11\.2.*pip install 'sparsejax\[cuda13,triton\]'; "
             r"or JAX 0\.12, which needs no jax-triton",
         ),
         (
