@@ -40,6 +40,18 @@ def test_steps_are_counted_by_the_kernels_that_there_are(monkeypatch, backends):
     assert set(asked) == {"auto" if x == "reference" else x for x in backends}
 
 
+@pytest.mark.parametrize("by_ptx", [True, False])
+def test_a_step_by_triton_has_to_be_one_graph_where_jax_launches_it(monkeypatch, by_ptx):
+    """Custom calls of jax-triton are never captured."""
+    outside = graphs.Graphs(captured=1, outside={"kCustomCall": 2}, graphs=3, asks=4)
+    one = compiled.Counted(Counts(), 0, 0.0, mock.Mock(), outside)
+    monkeypatch.setattr(ceilings.compiled, "counted", lambda *_: one)
+    monkeypatch.setattr(ceilings, "by_ptx", lambda: by_ptx)
+    wrong = ceilings.check(mock.Mock(), mock.Mock(), ["triton"])
+    assert len(wrong) == by_ptx
+    assert all("is 3 CUDA graphs, not one" in line for line in wrong)
+
+
 def test_a_load_of_listed_rows_counts_each_row_of_a_rank_once():
     load = loads.Load("listed", 512, 4, 0.0, 512, listed=64)
     sets, ids = load.sets(), load.ids()
