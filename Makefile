@@ -9,6 +9,10 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 # What is added to the command that a target runs, for example ARGS="-k zen".
 ARGS ?=
 
+# Where kernels are compiled for a GPU, beside .venv-aot: the oldest JAX, and the newest.
+AOT_BESIDE = $(shell $(PYTHON) -c 'import sys; \
+	print(".venv-aot-0.10 .venv-aot-0.12" * (sys.version_info >= (3, 12)))' 2>/dev/null)
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all fuzz ptx lint docs bench analysis aot device lock audit clean
 
@@ -47,8 +51,13 @@ bench: .venv/bench.stamp  ## Run the core benchmark
 analysis: .venv/bench.stamp  ## Repeat Zen's analysis on the demo's model
 	@.venv/bin/python -m benchmarks.papers.zen_analysis $(ARGS)
 
-aot: .venv-aot/aot.stamp  ## Compile the kernels for a GPU, without one
+aot: aot-in-.venv-aot $(AOT_BESIDE:%=aot-in-%)  ## Compile the kernels for a GPU, without one
+
+aot-in-.venv-aot: .venv-aot/aot.stamp
 	@.venv-aot/bin/python -m benchmarks.kernels.aot $(ARGS)
+
+aot-in-%: %/aot.stamp
+	@$*/bin/python -m benchmarks.kernels.aot --launches $(ARGS)
 
 device: .venv-aot/aot.stamp  ## Count what a step takes of a GPU, without one
 	@.venv-aot/bin/python -m benchmarks.device $(ARGS)
@@ -60,7 +69,7 @@ audit:  ## Look for known vulnerabilities of these packages
 	@PYTHON="$(PYTHON)" .ci/audit
 
 clean:  ## Remove the virtual environments and all caches
-	rm -rf .venv .venv-newest .venv-aot build dist docs/_build demo.png
+	rm -rf .venv .venv-newest .venv-aot* build dist docs/_build demo.png
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -72,18 +81,23 @@ clean:  ## Remove the virtual environments and all caches
 
 # An environment of its own: with the plugin there, JAX looks for a GPU at every start. XLA
 # compiles with the plugin alone, in the version of JAX; the libraries that a GPU needs to run
-# are left out.
-.venv-aot/aot.stamp: .venv-aot/python.stamp pyproject.toml
-	@echo "Installing JAX's CUDA plugin into .venv-aot, about 900 MB ..."
-	@.venv-aot/bin/python -m pip --disable-pip-version-check --quiet \
-		install --editable '.[triton,demo]'
-	@version=$$(.venv-aot/bin/python -c 'import jax; print(jax.__version__)') && \
-		.venv-aot/bin/python -m pip --disable-pip-version-check --quiet \
-		install jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
+# are left out. JAX comes first: the extras have to leave it as it is.
+.venv-aot/aot.stamp: JAX = jax<0.12
+.venv-aot-0.10/aot.stamp .venv-aot-0.12/aot.stamp: JAX = jax==$(@D:.venv-aot-%=%).*
+.venv-aot/aot.stamp .venv-aot-0.10/aot.stamp .venv-aot-0.12/aot.stamp: \
+		%/aot.stamp: %/python.stamp pyproject.toml
+	@echo "Installing $(JAX) with its CUDA plugin into $*, about 900 MB ..."
+	@pip="$*/bin/python -m pip --disable-pip-version-check --quiet" && \
+		seen() { $*/bin/python -c 'import jax; print(jax.__version__)'; } && \
+		$$pip install '$(JAX)' && version=$$(seen) && \
+		$$pip install --editable '.[triton,demo]' && \
+		{ test "$$(seen)" = $$version || { \
+		echo "'.[triton,demo]' puts JAX $$(seen) for $$version." >&2; exit 1; }; } && \
+		$$pip install jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
 	@touch $@
 
 # Where Python comes without ensurepip, its own pip fills the environment.
-.venv/python.stamp .venv-aot/python.stamp:
+.venv/python.stamp .venv-aot/python.stamp $(AOT_BESIDE:%=%/python.stamp):
 	@test -n "$(PYTHON)" || { \
 		echo "No Python 3.11 or newer was found; name one with PYTHON=..." >&2; exit 1; }
 	@echo "Making a virtual environment in $(@D) with $$($(PYTHON) --version) ..."

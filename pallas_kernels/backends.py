@@ -2,7 +2,7 @@
 
     reference   plain XLA, everywhere
     pallas      Pallas, through its Triton backend, on GPUs of NVIDIA
-    triton      Triton through jax-triton, on the same
+    triton      Triton, on the same
     auto        the fastest that was measured on this kind of device (`winners.json`);
                 reference where nothing was
 
@@ -22,7 +22,7 @@ reference computes.
 | --- | --- | --- | --- |
 | reference | all platforms | all platforms | all platforms |
 | pallas | CUDA | CUDA, deprecated by JAX | CUDA, deprecated by JAX |
-| triton | CUDA, jax-triton 0.3 | CUDA, jax-triton 0.3 | none: jax-triton 0.4 fails there |
+| triton | CUDA, by jax-triton 0.3 | CUDA, by jax-triton 0.3 | CUDA, by JAX itself |
 """
 
 import contextlib
@@ -30,6 +30,7 @@ import contextvars
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Container, Iterator
@@ -48,6 +49,8 @@ BACKENDS = ("reference", "pallas", "triton")
 VARIABLE = "SPARSEJAX_KERNELS"
 # Of an H200, which is what there is to compile for where there is no GPU.
 COMPUTE_CAPABILITY = 90
+# Of JAX, without one of which it sees no GPU of NVIDIA.
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 # Of Ampere GPUs, from which on XLA and Triton compile kernels of Triton.
 LEAST_CAPABILITY = 8.0
 
@@ -219,39 +222,42 @@ def why_not(asked: str | _Asked) -> str | None:
     if devices:
         return None
     kinds = sorted({device.device_kind for device in jax.devices()})
+    if not any(map(importlib.util.find_spec, _PLUGINS)):
+        instead += "; with such a GPU, pip install 'sparsejax[cuda13]'"
     return (
         f"the backend {asked.name!r} needs a CUDA GPU, and JAX sees only "
         f"{', '.join(kinds)}. {instead}."
     )
 
 
-def compute_capability() -> int | None:
-    """What Triton is to compile for; None: for the GPU that is here."""
+def compute_capability() -> int:
+    """What Triton is to compile for, as 90: the GPU that is here, unless none need be."""
     asked = _asked.get()
-    return COMPUTE_CAPABILITY if asked and asked.compile_only else None
+    if asked and asked.compile_only:
+        return COMPUTE_CAPABILITY
+    return int(_cuda_devices()[0].compute_capability.replace(".", ""))
 
 
 @functools.cache
 def _missing(name):
     """Why a backend cannot be imported, as a sentence; None if it can."""
-    try:
-        if name == "triton":
-            if jax.__version_info__ >= (0, 12):
-                raise ImportError("what is traced with jax-triton fails in JAX 0.12")
-            import jax_triton  # noqa: F401  # pyright: ignore[reportMissingImports]
-        else:
-            from pallas_kernels.pallas import launch as in_pallas
+    if name == "triton":
+        # By its name: it asks this module what to compile for.
+        needs = importlib.import_module("pallas_kernels.triton.launch").missing()
+    else:
+        needs = _missing_of_pallas()
+    return needs and f"the backend {name!r} needs {needs}. Use 'auto' or 'reference'."
 
-            in_pallas.triton_backend()
+
+def _missing_of_pallas():
+    try:
+        from pallas_kernels.pallas import launch as in_pallas
+
+        in_pallas.triton_backend()
     except (ImportError, AttributeError) as error:
-        needs = {
-            "pallas": "Pallas' Triton backend, which JAX has up to some version",
-            "triton": "jax-triton 0.3 and JAX 0.10 or 0.11 with CUDA (pip install "
-            "'sparsejax[triton]')",
-        }[name]
         return (
-            f"the backend {name!r} needs {needs}; JAX here is {jax.__version__} ({error}). "
-            "Use 'auto' or 'reference'."
+            "Pallas' Triton backend, which JAX has up to some version; JAX here is "
+            f"{jax.__version__} ({error})"
         )
     return None
 
@@ -293,7 +299,7 @@ def _winners():
 
 
 @functools.cache
-def _cuda_devices():
+def _cuda_devices() -> tuple[Any, ...]:
     try:
         return tuple(jax.devices("cuda"))
     except RuntimeError:  # no such backend

@@ -49,8 +49,39 @@ def test_extras_are_those_of_the_project():
     named = everywhere(r"(?:\.|sparsejax)\[(\w[\w,]*)\]")
     assert {"checkpoint", "cuda12", "cuda13", "triton"} <= named
     assert {extra for names in named for extra in names.split(",")} <= {*EXTRAS}
-    # Kernels of Triton fail on JAX 0.12.
-    assert "jax<0.12" in EXTRAS["triton"]
+
+
+OURS = {"jax", "jaxlib", "optax"}
+
+
+def asked_of(requirement):
+    """The package that a requirement names, and what it says of versions and platforms."""
+    name, rest = re.match(r"([\w.-]+)(.*)", requirement).groups()
+    return name.lower(), rest
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_no_extra_takes_away_the_jax_that_is_there(extra):
+    """Below an upper bound pip would put an older one, beside a plugin that stays."""
+    asked = [asked_of(one) for one in EXTRAS[extra]]
+    assert not [one for one in asked if one[0] in OURS and re.search(r"<|==|~=", one[1])]
+
+
+def test_triton_comes_with_what_launches_it_on_every_jax():
+    asked = dict(map(asked_of, EXTRAS["triton"]))
+    assert asked.keys() == {"triton", "jax-triton"}
+    # Nor do these ask for a JAX that is not the oldest: 0.4 does.
+    assert asked["jax-triton"].startswith(">=0.3.1,<0.4;")
+    assert asked["triton"].startswith(">=3.6,<3.7;")
+
+
+def test_what_takes_jax_away_is_seen():
+    seen = lambda *extra: [asked_of(one) for one in extra]
+    assert seen("jax<0.12", "jax-triton<0.4; sys_platform == 'linux'", "jax[cuda12]") == [
+        ("jax", "<0.12"),
+        ("jax-triton", "<0.4; sys_platform == 'linux'"),
+        ("jax", "[cuda12]"),
+    ]
 
 
 def test_pages_say_which_python_is_needed():

@@ -95,6 +95,11 @@ class Counts:
             self.collectives[kind] = self.collectives.get(kind, 0) + times * number
 
 
+def _is_empty(one: Instruction) -> bool:
+    """Whether it is memory for what a kernel of ours writes, with nothing in it."""
+    return one.opcode == "custom-call" and '="AllocateBuffer"' in one.rest
+
+
 # From the place of a loop to its turns, on average, each time that it is begun.
 Turns = Callable[[tuple[str, ...]], float]
 # From the place of a conditional, and how many branches it has, to how often each is taken.
@@ -161,7 +166,7 @@ class Walk:
 
     def _instruction(self, within: Computation, one: Instruction) -> Counts:
         opcode = one.opcode.removesuffix("-start")
-        if one.opcode in _FREE or one.opcode.endswith("-done"):
+        if one.opcode in _FREE or one.opcode.endswith("-done") or _is_empty(one):
             return Counts()
         if opcode == "ragged-all-to-all":
             return self._ragged(within, one)

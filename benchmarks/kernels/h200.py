@@ -16,6 +16,8 @@ from pallas_kernels.reference.messages import SINGLE
 SIZE = 1 << 24
 CAPACITY = SIZE // 50
 PARTS = 16
+# Bytes that a program may have without asking for more.
+SHARED = 49152
 # XLA's description of a device, with the figures of an H200 SXM.
 H200 = """
 gpu_device_info {

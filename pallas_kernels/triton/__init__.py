@@ -1,1 +1,1 @@
-"""Kernels in Triton, called by jax-triton. Importing one imports Triton."""
+"""Kernels in Triton, launched by `launch`. Importing one imports Triton."""

@@ -81,6 +81,18 @@ def test_a_backend_that_cannot_run_here_says_why(monkeypatch):
         taken(named="cuda")
 
 
+@pytest.mark.parametrize("there", [(), ("jax_cuda12_plugin",), ("jax_cuda13_plugin",)])
+def test_where_jax_has_no_plugin_for_gpus_it_says_which_extra_has_one(there, monkeypatch):
+    monkeypatch.setattr(backends, "_missing", lambda name: None)
+    monkeypatch.setattr(backends, "_cuda_devices", lambda: ())
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: name in there)
+    for name in ("pallas", "triton"):
+        reason = backends.why_not(name)
+        assert ("with such a GPU, pip install 'sparsejax[cuda13]'." in reason) == (
+            not there
+        )
+
+
 class Device:
     def __init__(self, platform, device_kind, compute_capability=None):
         self.platform, self.device_kind = platform, device_kind
@@ -126,7 +138,6 @@ def test_triton_needs_its_packages_and_is_not_interpreted_by_jax(monkeypatch):
         pass
     with kernels.use_kernels("triton", compile_only=True):
         assert backends.compute_capability() == 90
-    assert backends.compute_capability() is None
 
 
 def test_where_jax_has_no_such_backend_it_says_so_and_auto_passes_over_it(monkeypatch):

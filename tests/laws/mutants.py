@@ -904,6 +904,36 @@ MUTANTS = {
         "triton_backend().atomic_add(",
         "tests/kernels/test_lowered.py",
     ),
+    "JAX 0.11 is to launch PTX": Mutant(
+        "pallas_kernels/triton/launch.py",
+        "LAUNCHES_PTX = (0, 12)",
+        "LAUNCHES_PTX = (0, 11)",
+        "tests/kernels/test_launch.py",
+    ),
+    "a launch lacks the pointers that Triton adds": Mutant(
+        "pallas_kernels/triton/launch.py",
+        "            *[buffers[0]] * own,\n",
+        "",
+        "tests/kernels/test_launch.py",
+    ),
+    "a launch zeroes what it works on in place": Mutant(
+        "pallas_kernels/triton/launch.py",
+        "for buffer in buffers[read + len(one.in_place) :]:",
+        "for buffer in buffers[read : read + len(one.in_place)]:",
+        "tests/kernels/test_launch.py",
+    ),
+    "what a launch works on in place is another copy": Mutant(
+        "pallas_kernels/triton/launch.py",
+        "run(*operands, *works, *works, *made)",
+        "run(*operands, *in_place, *works, *made)",
+        "tests/kernels/test_launch.py",
+    ),
+    "PTX is compiled for what is described, on any GPU": Mutant(
+        "pallas_kernels/backends.py",
+        "    if asked and asked.compile_only:\n        return COMPUTE_CAPABILITY\n",
+        "    return COMPUTE_CAPABILITY\n",
+        "tests/kernels/test_launch.py",
+    ),
     "sums of integers are Pallas'": Mutant(
         "pallas_kernels/operations/messages.py",
         "_ADDED_IN_PALLAS = (jnp.float32, jnp.float16)",

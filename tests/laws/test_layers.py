@@ -115,8 +115,9 @@ def test_imports_point_down(module):
 
 
 OF_JAX = {"jax", "numpy"}
-# What kernels of Triton need; `backends` looks whether it is installed.
-OF_TRITON = {"jax_triton", "triton"}
+# The one file that launches kernels of Triton, by the version of JAX; what it alone knows.
+LAUNCHES = "pallas_kernels.triton.launch"
+LAUNCHERS = ("jax_triton", "thunky")
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("pallas_kernels")])
@@ -128,9 +129,20 @@ def test_kernels_depend_on_jax_alone(module):
         elif isinstance(node, ast.ImportFrom):
             found.add((node.module or "").split(".")[0])
     others = found - sys.stdlib_module_names - {"pallas_kernels"} - OF_JAX
-    if module == "pallas_kernels.backends" or module.startswith("pallas_kernels.triton."):
-        others -= OF_TRITON
-    assert not others
+    if module.startswith("pallas_kernels.triton."):
+        others -= {"triton"}
+    assert not others - ({"jax_triton"} if module == LAUNCHES else set())
+
+
+def words(source, wanted):
+    """Which of these words a file has, in code or in its text."""
+    return {word for word in wanted if word in source}
+
+
+@every_module
+def test_one_file_knows_how_kernels_of_triton_are_launched(module):
+    known = LAUNCHERS if module == LAUNCHES else ()
+    assert words(MODULES[module].read_text(), LAUNCHERS) == {*known}
 
 
 def test_no_module_imports_itself_by_way_of_others():
@@ -180,3 +192,5 @@ def test_the_checks_see_what_they_are_to_refuse():
     ):
         assert lax_names(call, COLLECTIVES) == {"psum"}
     assert lax_names("from jax import lax\nlax.axis_index('data')", COLLECTIVES) == set()
+    assert words("from jax.experimental import thunky as t", LAUNCHERS) == {"thunky"}
+    assert words('__import__("jax_triton")', LAUNCHERS) == {"jax_triton"}

@@ -29,7 +29,7 @@ def test_a_step_that_takes_more_than_its_ceiling_is_named(kernels):
         assert ("zen by triton" in line) == (kernels == "triton")
 
 
-@pytest.mark.parametrize("backends", [(), ("triton",)])
+@pytest.mark.parametrize("backends", [("reference",), ("triton",), ("reference", "triton")])
 def test_steps_are_counted_by_the_kernels_that_there_are(monkeypatch, backends):
     asked = []
     nothing = graphs.Graphs(captured=1, outside={}, graphs=1, asks=0)
@@ -37,7 +37,19 @@ def test_steps_are_counted_by_the_kernels_that_there_are(monkeypatch, backends):
     taking = lambda *given: asked.append(given[-1]) or none
     monkeypatch.setattr(ceilings.compiled, "counted", taking)
     assert ceilings.check(mock.Mock(), mock.Mock(), backends) == []
-    assert set(asked) == {"auto", *backends}
+    assert set(asked) == {"auto" if x == "reference" else x for x in backends}
+
+
+@pytest.mark.parametrize("by_ptx", [True, False])
+def test_a_step_by_triton_has_to_be_one_graph_where_jax_launches_it(monkeypatch, by_ptx):
+    """Custom calls of jax-triton are never captured."""
+    outside = graphs.Graphs(captured=1, outside={"kCustomCall": 2}, graphs=3, asks=4)
+    one = compiled.Counted(Counts(), 0, 0.0, mock.Mock(), outside)
+    monkeypatch.setattr(ceilings.compiled, "counted", lambda *_: one)
+    monkeypatch.setattr(ceilings, "by_ptx", lambda: by_ptx)
+    wrong = ceilings.check(mock.Mock(), mock.Mock(), ["triton"])
+    assert len(wrong) == by_ptx
+    assert all("is 3 CUDA graphs, not one" in line for line in wrong)
 
 
 def test_a_load_of_listed_rows_counts_each_row_of_a_rank_once():

@@ -143,6 +143,15 @@ def test_a_conditional_waits_once_and_takes_its_branches_by_their_shares():
     assert (done.waits, done.launches) == (1, 0.5 * 2)
 
 
+def test_memory_for_what_a_kernel_writes_is_no_launch():
+    text = entry(
+        '%y = f32[256]{0} custom-call(), custom_call_target="AllocateBuffer"',
+        "ROOT %z = f32[256]{0} custom-call(%x, %y), "
+        'custom_call_target="thunky.inline_module"',
+    )
+    assert counted(text).launches == 1
+
+
 def test_true_and_false_are_branches_one_and_zero():
     line = (
         "%c = f32[] conditional(%p, %a, %b), true_computation=%yes, false_computation=%no"

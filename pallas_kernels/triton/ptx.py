@@ -1,0 +1,129 @@
+"""From a kernel of Triton to PTX: neither a GPU nor an assembler takes part.
+
+Pointers are promised to be multiples of 16, as JAX's buffers are. Behind the arguments of a
+kernel Triton has pointers of its own, to scratch memory: no kernel here needs any, so they
+may point anywhere.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from triton._C.libtriton import ir  # pyright: ignore[reportMissingImports]
+from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
+from triton.compiler import ASTSource  # pyright: ignore[reportMissingImports]
+from triton.compiler.compiler import (  # pyright: ignore[reportMissingImports]
+    make_backend,
+)
+
+
+ALIGNMENT = 16
+# JAX's names of dtypes, and Triton's.
+_TYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+}
+
+
+class Compiled(NamedTuple):
+    """A kernel for GPUs of one compute capability.
+
+    Attributes:
+        name: Of its entry.
+        ptx: Its text.
+        ir: Triton's intermediate representation, before it is optimized.
+        pointers: How many parameters it has, those of Triton among them.
+        threads: Of a program.
+        shared: Bytes of shared memory of a program.
+    """
+
+    name: str
+    ptx: str
+    ir: str
+    pointers: int
+    threads: int
+    shared: int
+
+
+def compiled(
+    kernel: Any,
+    dtypes: Sequence[str],
+    sizes: Mapping[str, Any],
+    warps: int,
+    capability: int,
+) -> Compiled:
+    """Compiles a kernel, once for the same arguments.
+
+    Args:
+        kernel: Of `triton.jit`.
+        dtypes: Of the arrays that its pointers point to, in order, by their names in JAX.
+        sizes: The numbers that it was written for, by their names.
+        warps: Of 32 threads, for a program.
+        capability: The compute capability, as 80, 90 or 100.
+    """
+    numbers = tuple(sorted(sizes.items()))
+    return _compiled(kernel, tuple(dtypes), numbers, warps, capability)
+
+
+@functools.cache
+def _compiled(kernel, dtypes, numbers, warps, capability):
+    target = GPUTarget("cuda", capability, 32)
+    backend, context = make_backend(target), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    options = backend.parse_options({"num_warps": warps})
+    stages = {}
+    source = _source(kernel, dtypes, dict(numbers))
+    backend.add_stages(stages, options, source.language)
+    metadata = {**options.__dict__, "target": target}
+    functions = backend.get_codegen_implementation(options)
+    module = source.make_ir(target, options, functions, backend.get_module_map(), context)
+    first = str(module)
+    for name in ("ttir", "ttgir", "llir", "ptx"):
+        module = stages[name](module, metadata)
+    if metadata["global_scratch_size"] or metadata["profile_scratch_size"]:
+        raise NotImplementedError(f"{metadata['name']} needs scratch memory")
+    return Compiled(
+        name=metadata["name"],
+        ptx=module,
+        ir=first,
+        pointers=len(parameters(module)),
+        threads=32 * metadata["num_warps"],
+        shared=metadata["shared"],
+    )
+
+
+def _source(kernel, dtypes, numbers):
+    pointers = iter(dtypes)
+    signature, constants, attributes = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        if name in numbers:
+            signature[name], constants[(place,)] = "constexpr", numbers[name]
+        else:
+            signature[name] = f"*{_TYPES[next(pointers)]}"
+            attributes[(place,)] = [["tt.divisibility", ALIGNMENT]]
+    if any(True for _ in pointers):
+        raise TypeError(f"{kernel.__name__} has fewer pointers than {len(dtypes)}")
+    return ASTSource(kernel, signature, constants, attributes)
+
+
+def parameters(ptx: str) -> list[str]:
+    """The parameters of the entry of a kernel, a line each."""
+    (entry,) = re.findall(r"\.entry\s+\w+\s*\(([^)]*)\)", ptx)
+    return [line.strip() for line in entry.split(",") if ".param" in line]
+
+
+def without_lines(ptx: str) -> list[str]:
+    """The instructions of a kernel, without what says from which line each comes."""
+    code, _, _ = ptx.partition("\t.section\t.debug")
+    code = re.sub(r"//.*", "", code)
+    is_debug = re.compile(r"\s*(?:\.(?:loc|file)\b.*|\$L__(?:tmp|func_\w+?)\d*:)?\s*")
+    return [line for line in code.splitlines() if not is_debug.fullmatch(line)]
