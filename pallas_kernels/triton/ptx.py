@@ -7,7 +7,7 @@ may point anywhere.
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from triton._C.libtriton import ir  # pyright: ignore[reportMissingImports]
@@ -19,6 +19,7 @@ from triton.compiler.compiler import (  # pyright: ignore[reportMissingImports]
 
 
 ALIGNMENT = 16
+STAGES = ("ttir", "ttgir", "llir", "ptx")
 # JAX's names of dtypes, and Triton's.
 _TYPES = {
     "bfloat16": "bf16",
@@ -75,20 +76,8 @@ def compiled(
 
 @functools.cache
 def _compiled(kernel, dtypes, numbers, warps, capability):
-    target = GPUTarget("cuda", capability, 32)
-    backend, context = make_backend(target), ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    options = backend.parse_options({"num_warps": warps})
-    stages = {}
     source = _source(kernel, dtypes, dict(numbers))
-    backend.add_stages(stages, options, source.language)
-    metadata = {**options.__dict__, "target": target}
-    functions = backend.get_codegen_implementation(options)
-    module = source.make_ir(target, options, functions, backend.get_module_map(), context)
-    first = str(module)
-    for name in ("ttir", "ttgir", "llir", "ptx"):
-        module = stages[name](module, metadata)
+    first, module, metadata = to_ptx(lambda *_: source, warps, capability)
     if metadata["global_scratch_size"] or metadata["profile_scratch_size"]:
         raise NotImplementedError(f"{metadata['name']} needs scratch memory")
     return Compiled(
@@ -99,6 +88,41 @@ def _compiled(kernel, dtypes, numbers, warps, capability):
         threads=32 * metadata["num_warps"],
         shared=metadata["shared"],
     )
+
+
+def to_ptx(
+    source: Callable[[Any, Any], Any],
+    warps: int,
+    capability: int,
+    stages: Sequence[str] = STAGES,
+) -> tuple[str, str, dict[str, Any]]:
+    """Runs Triton's compiler up to PTX.
+
+    Args:
+        source: From a context and a backend to what is compiled.
+        warps: Of a program.
+        capability: The compute capability.
+        stages: Those that are run: all, unless the source is what some of them make.
+
+    Returns:
+        The intermediate representation that it begins with, the PTX, and what the compiler
+        says of the kernel.
+    """
+    target = GPUTarget("cuda", capability, 32)
+    backend, context = make_backend(target), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    of = source(context, backend)
+    options = backend.parse_options({"num_warps": warps} | of.parse_options())
+    known: dict[str, Any] = {}
+    backend.add_stages(known, options, of.language)
+    metadata = {**options.__dict__, "target": target}
+    functions = backend.get_codegen_implementation(options)
+    module = of.make_ir(target, options, functions, backend.get_module_map(), context)
+    first = str(module)
+    for name in stages:
+        module = known[name](module, metadata)
+    return first, module, metadata
 
 
 def _source(kernel, dtypes, numbers):
