@@ -27,6 +27,8 @@ SCHEMES = {
 # CPU devices that is a loop over tiles, whose turns are another program's: use `--trust`.
 ALGORITHM_1 = "zen, Algorithm 1"
 _PAPERS = schemes.Zen(ownership=ownership.MurmurHash(memory=0.02))
+# Zen whose owners add in any order, by atomic additions: what an ordered sum costs.
+IN_ANY_ORDER = "zen, in any order"
 
 
 class Step(NamedTuple):
@@ -64,8 +66,10 @@ class Counted(NamedTuple):
 
 def step(scheme: str, load: Load, mesh: Mesh) -> Step:
     """A step of a scheme."""
-    one = _PAPERS if scheme == ALGORITHM_1 else SCHEMES[scheme]
-    tx = sparsejax.sync(one, AXIS, reduce="sum")
+    others = {ALGORITHM_1: _PAPERS, IN_ANY_ORDER: SCHEMES["zen"]}
+    one = others[scheme] if scheme in others else SCHEMES[scheme]
+    how = False if scheme == IN_ANY_ORDER else None
+    tx = sparsejax.sync(one, AXIS, reduce="sum", deterministic=how)
     like = {load.leaf: jax.ShapeDtypeStruct(load.shape, jnp.float32)}
 
     def run(x, state):

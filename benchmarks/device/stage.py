@@ -20,6 +20,8 @@ class Stage:
         dense: Bytes of a rank where this stage goes densely instead.
         rest: Bytes that are reckoned with beside this stage's before it is chosen.
         pieces: Of each rung, in how many pieces a message is received; whole if None.
+        in_turn: How many launches of ours add a message, or a piece: one a sender where
+            the sum is ordered.
     """
 
     ladder: Ladder
@@ -29,6 +31,7 @@ class Stage:
     dense: float
     rest: float = 0.0
     pieces: tuple[int, ...] | None = None
+    in_turn: int = 1
 
     @property
     def need(self) -> int:

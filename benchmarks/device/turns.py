@@ -40,11 +40,14 @@ def _packed(stage: Stage) -> Moved:
 
 
 def _unpacked(stage: Stage) -> Moved:
-    """Bytes of a kernel that unpacks a piece of them: what is added to is read, too."""
+    """Bytes of a kernel that unpacks a piece of them: what is added to is read, too.
+
+    In an ordered sum there is one for each sender.
+    """
     entries, indices = stage.moved(stage.unpacked)
     values = entries * stage.ladder.unit_bytes
     rungs = [stage.ladder.rungs[i] for i, _ in stage.rounds]
-    pieces = sum(map(stage.ladder.pieces_of, rungs)) / max(len(rungs), 1)
+    pieces = stage.in_turn * sum(map(stage.ladder.pieces_of, rungs)) / max(len(rungs), 1)
     return Moved((2 * values + indices) / pieces, values / pieces)
 
 
@@ -295,7 +298,11 @@ def watched(load: Load):
         if found := original_in_branches(form, *args):
             name = _stage_of(here())
             pieces = tuple(len(form.pieces(i)) for i in range(len(form.ladder.rungs)))
-            stages[name] = dataclasses.replace(stages[name], pieces=pieces)
+            fold = args[-1]
+            ordered = fold.in_order and not fold.into.replaces
+            stages[name] = dataclasses.replace(
+                stages[name], pieces=pieces, in_turn=form.rows if ordered else 1
+            )
         return found
 
     def rows_of(name, lists, room, run=None):

@@ -4,6 +4,8 @@
 
 It needs pytest and hypothesis, and is faster with pytest-xdist.
 
+    copies      whether sums have the same bits always: on copies over a second axis of a
+                mesh, with four GPUs or more, and in twenty runs, with one
     probe       whether each backend runs at all; if not, nothing else does either
     suite       the tests of the kernels on the GPU, every backend that runs there
     contended   1,000 runs of `partition` and `partition_dense` in memories that are too
@@ -31,7 +33,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks.gpu import checks, winners
+from benchmarks.gpu import checks, copies, winners
 from benchmarks.gpu.context import Context
 from benchmarks.harness import settings
 from benchmarks.harness.record import say
@@ -49,6 +51,7 @@ def figure14(context) -> bool:
 
 # In this order; and for how many seconds at most, of those that are left.
 PARTS = {
+    "copies": (copies.copies, 120),
     "probe": (checks.probe, 60),
     "suite": (checks.suite, 150),
     "contended": (checks.contended, 90),

@@ -143,13 +143,14 @@ def unpack_message(
     values: jax.Array | None = None,
     first: int = 0,
     last: int | None = None,
+    ordered: bool = False,
     backend: str | None = None,
 ) -> jax.Array:
     """Adds the values of all messages to an array, or sets them in it.
 
-    Values of the same unit are added in any order on a GPU, by every backend: whoever needs
-    the same bits on several ranks adds one message after another, or adds in one place. No
-    two entries of one message have one unit, so one message is added without atomics.
+    On a GPU values of the same unit are added in any order, by atomic additions. With
+    `ordered` they are added sender by sender, without: the result has the same bits always
+    (`reference.ordered`). No two entries of one message have one unit.
 
     Args:
         into: [units, ...].
@@ -169,6 +170,7 @@ def unpack_message(
             message was sent in pieces.
         first: The first entry of each message that is meant, a multiple of 4.
         last: The one behind the last; all that there is room for if None.
+        ordered: Whether senders are added one after another: kernels take a launch each.
         backend: See `backends`.
 
     Returns:
@@ -216,6 +218,7 @@ def unpack_message(
         "replaces": replaces,
         "units": units,
         "at": at,
+        "ordered": ordered,
     }
     whole = values is None and (first, last) == (0, None)
     last = room if last is None else last
@@ -223,6 +226,8 @@ def unpack_message(
         kernels.pop("triton")
     kernels = backends.bound(kernels, **sizes, first=first, last=last)
     reached = max(into.size, message.size) <= _REACHED
+    if ordered and units is not None and not replaces:
+        whole = False  # Pallas' is given one message at a time, and knows no sender.
     if whole and reached and into.dtype in _ADDED_IN_PALLAS and dtype in _TRAVELS:
         kernels["pallas"] = functools.partial(in_pallas.unpack_message, **sizes)
     size = len(message) * room

@@ -117,12 +117,28 @@ def unpack_message(
     replaces,
     units,
     at,
+    ordered=False,
     interpret=False,
 ):
     """See `pallas_kernels.unpack_message`."""
     if not ends:
         ends = index_message(message, numbers, longest=longest, planes=planes, at=at)[1:]
     (ends,), row = ends, row_words(longest)
+    if ordered and not replaces and len(message) > 1:
+        add = functools.partial(
+            unpack_message,
+            room=room,
+            longest=longest,
+            planes=planes,
+            dtype=dtype,
+            replaces=False,
+            units=units,
+            at=at,
+            interpret=interpret,
+        )
+        for one, end in zip(jnp.split(message, len(message)), ends, strict=True):
+            into = add(into, one, numbers, end[None])
+        return into
     form = Form(
         at,
         room,

@@ -23,6 +23,7 @@ from jax import lax
 
 from pallas_kernels import rank_select
 from pallas_kernels.rank_select import WORD, slots_of
+from pallas_kernels.reference import ordered as ordered_sums
 
 
 MOST_FLAT = 2**31 - 1  # words that int32 numbers
@@ -195,18 +196,14 @@ def unpack_message(
     at,
     first,
     last,
+    ordered,
 ):
     """The array with what arrived added, or set. See the operation."""
-    run = Run.of(numbers, at, planes)
+    run, shape = Run.of(numbers, at, planes), into.shape[1:]
     if cut:
         message = _joined(message, cut[1:], run.places, first, room, longest, into, dtype)
     slots, values, is_there = read_message(
-        message,
-        run,
-        room=room,
-        longest=longest,
-        shape=into.shape[1:],
-        dtype=dtype,
+        message, run, room=room, longest=longest, shape=shape, dtype=dtype
     )
     if cut:
         rank = lax.iota(jnp.int32, room)
@@ -214,20 +211,18 @@ def unpack_message(
     sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0)
     size = len(into)
     where = slots if units is None else units(sender, jnp.where(is_there, slots, 0))
-    is_there = (is_there & (where < size)).reshape(-1)
-    values = values.reshape(-1, *into.shape[1:]).astype(into.dtype)
-    if not replaces and len(message) > 1:
-        where = jnp.where(is_there, where.reshape(-1), size)
+    where = jnp.where(is_there & (where < size), where, size)
+    alone = not replaces and len(message) == 1
+    if alone or (ordered and not replaces):
+        # A sender's values are read in its turn: all of them are never there at once.
+        read = lambda number: read_values(message, run.places, room, shape, dtype, number)
+        return ordered_sums.add_senders(into, where, read)
+    where, values = where.reshape(-1), values.reshape(-1, *shape).astype(into.dtype)
+    if not replaces:
         return into.at[where].add(values, mode="drop", wrap_negative_indices=False)
-    # No two of those that are left out are alike, unless int32 ends.
-    behind = lax.iota(jnp.int32, is_there.size)
-    if size + behind.size > 2**31 - 1:
-        behind = jnp.minimum(behind, 2**31 - 1 - size)
-    where = jnp.where(is_there, where.reshape(-1), size + behind)
-    # One sender's entries have units of their own, so they need no atomic additions, which
-    # on GPUs take denormals for zero: ranks that swap messages come to the same bits.
-    write = into.at[where].set if replaces else into.at[where].add
-    return write(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
+    return into.at[ordered_sums.apart(where, size)].set(
+        values, mode="drop", unique_indices=True, wrap_negative_indices=False
+    )
 
 
 def index_message(message, numbers, *, longest, planes, at):
@@ -277,7 +272,7 @@ def read_message(
         The slots int32 [senders, room], the values [senders, room, *shape], and which of
         them there are.
     """
-    places, senders = run.places, len(message)
+    places = run.places
     here = run.here(lax.bitcast_convert_type(message[:, 0], jnp.int32))
     # A string that tells nothing has no bits.
     ones = here * (places.length > 0)
@@ -289,10 +284,23 @@ def read_message(
         octets = taken(message, begin + (rank >> 2))
         octets = octets >> (8 * (rank & 3)).astype(jnp.uint32) & 0xFF
         low = low | octets.astype(jnp.int32) * is_sent << (8 * plane)
-    words = room * math.prod(shape) * jnp.dtype(dtype).itemsize // 4
-    values = _cut(message, places.values, words)
-    values = from_words(values, dtype).reshape(senders, room, *shape)
+    values = read_values(message, places, room, shape, dtype)
     return slots_from(places, found, low, rank), values, rank < here[:, None]
+
+
+def read_values(
+    message: jax.Array,
+    places: Places,
+    room: int,
+    shape: tuple[int, ...],
+    dtype: Any,
+    sender: jax.Array | None = None,
+) -> jax.Array:
+    """The values of messages, [senders, room, *shape]; of one, [room, *shape]."""
+    words = room * math.prod(shape) * jnp.dtype(dtype).itemsize // 4
+    cut = _cut(message, places.values, words, sender)
+    values = from_words(cut, dtype).reshape(len(cut), room, *shape)
+    return values if sender is None else values[0]
 
 
 def cut_strings(message: jax.Array, places: Places, longest: int) -> jax.Array:
@@ -380,11 +388,11 @@ def put(message: jax.Array, words: jax.Array, part: Any = 0, begin: Any = 0) -> 
     )
 
 
-def _cut(message, begin, words):
-    """So many words of each message."""
+def _cut(message, begin, words, sender=None):
+    """So many words of each message, or of that of a sender."""
     return lax.dynamic_slice(
         message,
-        (jnp.int32(0), jnp.int32(begin)),
-        (len(message), words),
+        (jnp.int32(0) if sender is None else sender, jnp.int32(begin)),
+        (len(message) if sender is None else 1, words),
         allow_negative_indices=False,
     )

@@ -7,18 +7,15 @@ lanes, and then over their values, column by column where they are rows.
 
 Where the bits of its entries are it finds by their ranks, in a set's bits or a message's
 string: the row of words by halving, among counts that XLA has added up before the launch,
-then the word and the bit. Entries of a program are neighbours, so what they look at is in
-the cache, and no list of all entries is written and read again.
+then the word and the bit. No list of all entries is written and read again.
 
 The bits of a string ascend with the entries, so all that are in one word are a run of
 neighbours. Sums of marks from the program's first entry on, modulo 2^32, give a word as the
 sum at the last of its run less the sum before the first: two atomic additions a word and
-program, where one for each bit would meet up to 32 others at one address. So a launch
-before has cleared the messages: not where values will be, nor behind what is sent.
+program. A launch before has cleared the messages: not where values will be, nor behind.
 
-An atomic addition of float32 takes denormals for zero on GPUs of NVIDIA, here as in XLA. So
-what one sender sends is added without: no two of its entries have one unit, and two ranks
-that swap what they have, and add it up each by itself, must come to the same bits.
+What one sender sends is added without atomics: no two of its entries have one unit. So an
+ordered sum (`reference.ordered`) is a launch a sender, others are one launch of atomics.
 """
 
 import math
@@ -125,6 +122,7 @@ def unpack_message(
     at,
     first=0,
     last=None,
+    ordered=False,
 ):
     """See `pallas_kernels.unpack_message`."""
     width = math.prod(into.shape[1:])
@@ -133,31 +131,34 @@ def unpack_message(
     sizes = {"longest": longest, "planes": planes, "at": at}
     ends = cut[0] if cut else index_message(message, numbers, **sizes)[1]
     values = cut[1] if len(cut) > 1 else message
-    # Data, so that one kernel is compiled for messages of all sizes.
+    # Data, so that one kernel is compiled for messages of all sizes, and for all senders.
     told = [message.shape[1], values.shape[1], first, last, int(len(cut) > 1)]
-    (sums,) = launch(
-        unpack_message_kernel,
-        len(message) * triton.cdiv(last - first, block),
-        (message, values, ends, numbers, jnp.array(told, jnp.int32), seeds_of(units)),
-        in_place=(into.reshape(-1),),
-        warps=_WARPS,
-        BITS=longest,
-        ROWS=ends.shape[1],
-        HALVINGS=ends.shape[1].bit_length(),
-        ROW=row_words(longest),
-        ROOM=room,
-        SIZE=len(into),
-        WIDTH=width,
-        UNIT=width * dtype.itemsize,
-        PLANES=planes,
-        KIND=_KINDS[dtype],
-        REPLACES=int(replaces),
-        ALONE=int(len(message) == 1),
-        **striped(units),
-        AT=at,
-        BLOCK=block,
-        COLUMNS=columns,
-    )
+    each, sums = 1 if ordered and not replaces else len(message), into.reshape(-1)
+    for sender in range(0, len(message), each):
+        run = jnp.array([*told, sender], jnp.int32)
+        (sums,) = launch(
+            unpack_message_kernel,
+            each * triton.cdiv(last - first, block),
+            (message, values, ends, numbers, run, seeds_of(units)),
+            in_place=(sums,),
+            warps=_WARPS,
+            BITS=longest,
+            ROWS=ends.shape[1],
+            HALVINGS=ends.shape[1].bit_length(),
+            ROW=row_words(longest),
+            ROOM=room,
+            SIZE=len(into),
+            WIDTH=width,
+            UNIT=width * dtype.itemsize,
+            PLANES=planes,
+            KIND=_KINDS[dtype],
+            REPLACES=int(replaces),
+            ALONE=int(each == 1),
+            **striped(units),
+            AT=at,
+            BLOCK=block,
+            COLUMNS=columns,
+        )
     return sums.reshape(into.shape)
 
 
@@ -340,7 +341,7 @@ def unpack_message_kernel(
     first = tl.load(told_ptr + 2)
     last = tl.load(told_ptr + 3)
     blocks = (last - first + BLOCK - 1) // BLOCK
-    sender = tl.program_id(0) // blocks
+    sender = tl.load(told_ptr + 5) + tl.program_id(0) // blocks
     begin = first + tl.program_id(0) % blocks * BLOCK
     own = message_ptr + sender.to(tl.int64) * tl.load(told_ptr)
     run = numbers_ptr + AT

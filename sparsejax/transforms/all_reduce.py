@@ -1,5 +1,6 @@
 """`all_reduce`: what `jax.lax.psum` does, sending only what is not zero."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -13,13 +14,13 @@ from sparsejax.schemes import row_lists
 from sparsejax.schemes.base import Scheme
 from sparsejax.transforms.buckets import ByRules, Everything
 from sparsejax.transforms.state import sharded, tree
-from sparsejax.transforms.sync import check_scheme
+from sparsejax.transforms.sync import check_deterministic, check_scheme
 from sparsejax.transforms.wrappers import check_reduce
 from sparsejax.units.dtypes import wide
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.sparse_tensor import SparseTensor, from_units
 from sparsejax.units.units import Dense
-from sparsejax.wire import Wire
+from sparsejax.wire import Wire, ordered
 
 
 def all_reduce(
@@ -28,6 +29,7 @@ def all_reduce(
     *,
     scheme: Scheme | None = None,
     reduce: str = "sum",
+    deterministic: bool | None = None,
 ) -> Any:
     """Adds up arrays over the ranks of a mesh axis, like `jax.lax.psum`.
 
@@ -41,6 +43,7 @@ def all_reduce(
         scheme: How; if None, Zen for arrays of at least 65,536 elements and one psum for
             all smaller ones. A scheme that is given is used for every array.
         reduce: "sum" or "mean".
+        deterministic: Whether owners add in a fixed order; see `sparsejax.sync`.
 
     Returns:
         The same tree, equal on all ranks bit for bit. A SparseTensor comes back as one with
@@ -56,7 +59,9 @@ def all_reduce(
         [12.0, 16.0]
     """
     check_reduce(reduce)
+    check_deterministic(deterministic)
     wire = Wire.over(axis_name, "sparsejax.all_reduce")
+    wire = dataclasses.replace(wire, deterministic=deterministic)
     shards = sharded.apart(x)
     parts = [
         sharded.synchronized(path, node, wire, reduce == "mean")
@@ -65,6 +70,7 @@ def all_reduce(
     paths, leaves, structure = tree.flatten(shards.rest, "sparsejax.all_reduce")
     leaves = [leaf if tree.is_sparse(leaf) else _as_array(leaf) for leaf in leaves]
     check_scheme(schemes.Zen() if scheme is None else scheme)
+    ordered.check(wire, paths, leaves, "sparsejax.all_reduce")
     reduced = functools.partial(_reduced, paths, scheme, wire, reduce)
     result = axes.all_manual(reduced, wire.axis)(leaves)
     if axes.further_axes():
@@ -102,7 +108,8 @@ def _sparse(path, x, scheme, wire, reduce):
         indices, values = wire.per_rank((x.kept(), x.values))
         lists = _total_of_lists(scheme, wire, x.shape, indices, values)
         if lists is not None:
-            return SparseTensor(lists[0], _scaled(lists[1], reduce, wire), x.shape)
+            values = _scaled(lists[1], reduce, wire)
+            return SparseTensor(lists[0], values, x.shape, distinct=True)
     scheme = scheme or schemes.Zen()
     units = x.to_units(wide(x.dtype)).astype(x.dtype)
     units, flags = wire.per_rank((units, x.present()))

@@ -52,7 +52,7 @@ from sparsejax.transforms.state.per_rank import PerRank, check_kind
 from sparsejax.transforms.state.totals import Totals
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.units import Dense
-from sparsejax.wire import Wire
+from sparsejax.wire import Wire, ordered
 from sparsejax.wire.collectives import travelling
 
 
@@ -127,12 +127,14 @@ class Exchange:
         axis_name: The mesh axis of the ranks; the only manual one if None.
         mean: Whether sums are divided by the number of ranks.
         two_level: Whether the axis is a pair (outer, inner) of two levels.
+        deterministic: Whether sums over senders are ordered; see `wire.ordered`.
     """
 
     assignment: Assignment
     axis_name: AxisName | None = None
     mean: bool = True
     two_level: bool = False
+    deterministic: bool | None = None
 
     name = "sparsejax.sync"
     takes_rows = True
@@ -206,6 +208,8 @@ class Exchange:
         self, paths: Sequence[str], leaves: Sequence[Any], state: Any, wire: Wire
     ) -> None:
         """Raises where gradients are summed already, or the state is of other leaves."""
+        wire = dataclasses.replace(wire, deterministic=self.deterministic)
+        ordered.check(wire, paths, leaves, self.name)
         self.assignment.check_ranks(self._hosts(wire))
         buckets = self.assignment.buckets(paths, leaves)
         checks.check_leaves(paths, leaves, buckets, wire.axis)
@@ -279,7 +283,8 @@ class Exchange:
         traffic: dict[str, jax.Array] = {}
         shared = [None if dense else joint.is_shared(leaf) for leaf in accumulated]
         of_rows = self.assignment.of_rows(paths, typed)
-        given = _Given(accumulated, likes, ids, wire, dense, of_rows)
+        chosen = dataclasses.replace(wire, deterministic=self.deterministic)
+        given = _Given(accumulated, likes, ids, chosen, dense, of_rows)
         exchanged = []
         for joined in joint.together(buckets, accumulated, shared):
             befores = [state.schemes[bucket.name] for bucket in joined]

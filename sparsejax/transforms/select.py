@@ -162,8 +162,8 @@ class Select:
             room = self.sparsifier.capacity(leaf.size)
             indices = jnp.zeros(room, jnp.int32)
             values = jnp.full(room, jnp.sum(leaf), leaf.dtype)
-            shared = self.sparsifier.shared
-            return SparseTensor(indices, values, leaf.shape, shared, Origin(indices))
+            entries = indices, values, leaf.shape, self.sparsifier.shared
+            return SparseTensor(*entries, Origin(indices), distinct=True)
 
         return [one(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
 
@@ -292,7 +292,8 @@ class Select:
         if not self.has_memory:
             values = values * self.sparsifier.scale(x.size, draw)
         sent = tree.rounded(values, dtype)
-        tensor = SparseTensor(places, sent, shape, self.sparsifier.shared, Origin(places))
+        entries = places, sent, shape, self.sparsifier.shared
+        tensor = SparseTensor(*entries, Origin(places), distinct=True)
         if not self.has_memory:
             return tensor, None
         apart = bits.apart(places, places < x.size, x.size)

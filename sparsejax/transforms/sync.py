@@ -49,6 +49,7 @@ def sync(
     warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
     two_level: bool = True,
+    deterministic: bool | None = None,
     sparsifier: Sparsification | None = None,
     feedback: Memory = _RESIDUAL,
 ) -> optax.GradientTransformationExtraArgs:
@@ -95,6 +96,11 @@ def sync(
             mean is taken last, so a sum must fit the narrow dtype. No memory keeps what is
             rounded here, that of a sparsifier neither.
         two_level: Whether a pair of axes is two levels; False adds up over both as one.
+        deterministic: Whether owners add what they are sent in a fixed order, so that each
+            run has the same bits. On CPUs they always do. On GPUs None does so for up to 32
+            ranks, and on any number where another mesh axis holds copies of a gradient.
+            True always does. False never does, is faster on many ranks, and is refused
+            where there are copies.
         sparsifier: A sparsifier before the exchange, such as `sparsejax.dgc(0.01)`. It can
             as well stand before `sync` in a chain; here it selects from the gradients that
             `every` steps have added up, and sends everything in `warmup_steps`.
@@ -118,6 +124,7 @@ def sync(
     check_reduce(reduce)
     for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
         errors.check_whole(name, value, least)
+    check_deterministic(deterministic)
     levels = two_level and isinstance(axis_name, tuple) and len(axis_name) == 2
     assignment.check_levels(levels, axis_name)
     if wire_dtype is not None:
@@ -130,7 +137,7 @@ def sync(
             f"got {feedback!r}."
         )
     _check_momentum(assignment, feedback)
-    exchange = Exchange(assignment, axis_name, reduce == "mean", levels)
+    exchange = Exchange(assignment, axis_name, reduce == "mean", levels, deterministic)
     tx = with_feedback(exchange, feedback)
     if sparsifier is not None:
         tx = optax.chain(sparsifier.over(axis_name), tx)
@@ -151,6 +158,7 @@ def zen_sync(
     warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
     two_level: bool = True,
+    deterministic: bool | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients with Zen: exact, and sends only what is not zero.
 
@@ -166,6 +174,7 @@ def zen_sync(
         warmup_steps: For so many first calls, add up densely.
         wire_dtype: bfloat16 or float16 to narrow values while they travel.
         two_level: Whether a pair of axes is two levels.
+        deterministic: Whether owners add in a fixed order.
 
     Example:
         >>> import optax, sparsejax
@@ -184,6 +193,7 @@ def zen_sync(
         warmup_steps=warmup_steps,
         wire_dtype=wire_dtype,
         two_level=two_level,
+        deterministic=deterministic,
     )
 
 
@@ -274,6 +284,14 @@ def _check_momentum(assignment, memory):
                 f"{memory.momentum}, masking=False), or give the optimizer behind the "
                 "momentum."
             )
+
+
+def check_deterministic(deterministic: Any) -> None:
+    """Raises unless it is True, False or None."""
+    if deterministic is not None and not isinstance(deterministic, bool):
+        raise ArgumentError(
+            f"deterministic must be True, False or None, got {deterministic!r}."
+        )
 
 
 def check_scheme(scheme: Any) -> None:

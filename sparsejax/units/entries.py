@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import rank_select
+from pallas_kernels.reference.ordered import add_repeated
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units import bits
 from sparsejax.units.dtypes import wide
@@ -164,8 +165,7 @@ def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
     index = bits.rank_index(bits.pack_all(flags), lanes=max(units.size, 1))
     places = rank_select.rank_of(index, units)
     places = jnp.where(units < flags.size, places, units.size)
-    dtype = wide(values.dtype)
-    ordered = (
-        jnp.zeros(values.shape, dtype).at[places].add(values.astype(dtype), mode="drop")
-    )
+    distinct = all(tensor.distinct for tensor in tensors)
+    zeros = jnp.zeros(values.shape, wide(values.dtype))
+    ordered = add_repeated(zeros, places, values, distinct)
     return Entries(ordered.astype(values.dtype), flags, index, shared)

@@ -21,6 +21,7 @@ from jax import lax
 import pallas_kernels
 from pallas_kernels import rank_select
 from pallas_kernels.reference import FLAGS_AT_MOST, distinct as distinct
+from pallas_kernels.reference.ordered import add_repeated
 from sparsejax import axes
 from sparsejax.errors import ArgumentError, LeafError
 from sparsejax.units import bits
@@ -123,9 +124,7 @@ class RowGrads:
 
     def to_dense(self) -> jax.Array:
         """The whole gradient, rows of equal ids added up."""
-        if not self.size:
-            return jnp.zeros(self.shape, self.dtype)
-        return pallas_kernels.coo_add(self._kept(), self.rows, self.shape[0])
+        return add_repeated(jnp.zeros(self.shape, self.dtype), self._kept(), self.rows)
 
     def merged(self) -> "RowGrads":
         """The same with distinct ids, ascending; places without a row are behind them.
@@ -289,7 +288,7 @@ class Merge(pallas_kernels.MergedRows):
         sign = jnp.signbit(wider.reshape(-1)[0]).astype(jnp.int32)
         zero = jnp.minimum(self.found + sign, 0).astype(wider.dtype)
         sums = jnp.broadcast_to(zero, (*self.ids.shape, *rows.shape[1:]))
-        return sums.at[self.places].add(wider, mode="drop").astype(rows.dtype)
+        return add_repeated(sums, self.places, wider).astype(rows.dtype)
 
 
 def merged(ids: jax.Array, height: int, room: int | None = None) -> Merge:

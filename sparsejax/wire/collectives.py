@@ -86,10 +86,12 @@ class Wire:
         axis: The name of the mesh axis, or the names of several that count as one.
         dtype: The dtype of the values while they travel; that of the array if None, or if
             that is narrower.
+        deterministic: Whether sums over senders are ordered; see `ordered`.
     """
 
     axis: AxisName
     dtype: jax.typing.DTypeLike | None = None
+    deterministic: bool | None = None
 
     @classmethod
     def over(
@@ -119,14 +121,14 @@ class Wire:
 
     def along(self, axis: AxisName) -> "Wire":
         """The wire over another axis, with this one's dtype."""
-        return Wire(axis, self.dtype)
+        return dataclasses.replace(self, axis=axis)
 
     def narrowed(self, dtype: jax.typing.DTypeLike | None) -> "Wire":
         """The wire on which values travel in this dtype, if it is narrower than here."""
         if dtype is None:
             return self
         narrow = dtype if self.dtype is None else travelling(self.dtype, dtype)
-        return Wire(self.axis, narrow)
+        return dataclasses.replace(self, dtype=narrow)
 
     def travelling(self, dtype: jax.typing.DTypeLike) -> jnp.dtype:
         """The dtype in which numbers of a dtype travel: the narrower of the two."""

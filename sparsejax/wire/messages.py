@@ -55,9 +55,9 @@ class Fold(NamedTuple):
             to the next result, which must vary over no other mesh axes than `start` and the
             messages do. A slot is `width` or more where there is no entry. The
             number of the sender is one, or int32 [k] where they are several.
-        in_order: Whether senders must follow one another, as where ranks that receive the
-            same messages add them up, and have to end with the same bits. If not, `add` may
-            be given entries of all senders at once, and the number of the sender of each.
+        in_order: Whether senders must follow one another: an ordered sum (`ordered`). If
+            not, `add` may be given entries of all senders at once, and the number of the
+            sender of each.
         into: What `add` does, if the result is one array and kernels know such a thing: on
             GPUs it is done instead. Values are cast to the dtype of the result.
     """

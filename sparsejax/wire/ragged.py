@@ -29,7 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, axis_names
+from pallas_kernels.reference.ordered import add_senders
+from sparsejax.axes import as_varying, axis_names, by_platform
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
 from sparsejax.units.entries import Source
@@ -257,7 +258,7 @@ def unpack(form: Form, message: jax.Array, here: jax.Array, fold: Fold, carry: A
         form: Where the parts of a message are.
         message: uint32 [senders, words]; what lies behind a message is not looked at.
         here: int32 [senders], how many entries each has.
-        fold: What is made of the entries.
+        fold: What is made of the entries: in order only where they are added.
         carry: The result so far.
     """
     room, here = form.room, here[:, None]
@@ -278,10 +279,24 @@ def unpack(form: Form, message: jax.Array, here: jax.Array, fold: Fold, carry: A
         slots = slots | octets * (plane < places.planes)
     slots = jnp.where(rank < here, slots, form.width)
     at = places.values + lax.iota(jnp.int32, form.unit_words(room))
-    values = form.from_words(forms.taken(message, at), room)
-    sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0).reshape(-1)
-    values = values.reshape(-1, *form.shape)
-    return fold.add(carry, sender, slots.reshape(-1), values)
+
+    def at_once():
+        values = form.from_words(forms.taken(message, at), room)
+        sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0).reshape(-1)
+        return fold.add(carry, sender, slots.reshape(-1), values.reshape(-1, *form.shape))
+
+    def in_order():
+        of = lambda x, sender: lax.dynamic_slice_in_dim(x, sender, 1)
+        words = lambda sender: forms.taken(of(message, sender), of(at, sender))
+        values = lambda sender: form.from_words(words(sender), room)[0]
+        return add_senders(carry, slots, values)
+
+    if not fold.in_order:
+        return at_once()
+    assert fold.into is not None
+    assert fold.into.units is None
+    assert not fold.into.replaces
+    return by_platform(cpu=at_once, default=in_order)
 
 
 def _has_lanes(places):

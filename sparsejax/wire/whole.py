@@ -184,6 +184,7 @@ def unpack_piece(
         dtype=form.dtype,
         replaces=fold.into.replaces,
         units=fold.into.units,
+        ordered=fold.in_order,
         at=at,
         ends=head.ends,
         values=None if words is head.words else words,
@@ -217,6 +218,7 @@ def unpack(
             dtype=form.dtype,
             replaces=fold.into.replaces,
             units=fold.into.units,
+            ordered=fold.in_order,
             at=at,
         )
     run = Run.of(numbers, at, form.planes)

@@ -53,7 +53,75 @@ DENSE_SUM = (
     f"{PARTLY_MANUAL}::test_gradients_are_those_of_a_dense_sum_and_lie_where_they_did"
 )
 
+ORDERED = "tests/laws/test_ordered_sums.py"
 MUTANTS = {
+    # In which order sums are added up.
+    "owners add senders in any order": Mutant(
+        "sparsejax/schemes/owners/push_pull.py",
+        "in_order=ordered.is_ordered(self.wire, x.axes),",
+        "in_order=False,",
+        ORDERED,
+    ),
+    "owners add ragged messages in any order": Mutant(
+        "sparsejax/schemes/owners/ragged.py",
+        "in_order = ordered.is_ordered(self.wire, x.axes)",
+        "in_order = False",
+        ORDERED,
+    ),
+    "owners add listed rows in any order": Mutant(
+        "sparsejax/schemes/owners/rows.py",
+        "if ordered.is_ordered(self.wire, varying_axes(values)):",
+        "if False:",
+        ORDERED,
+    ),
+    "rows of equal ids are added in any order": Mutant(
+        "sparsejax/units/row_grads.py",
+        "return add_repeated(sums, self.places, wider).astype(rows.dtype)",
+        'return sums.at[self.places].add(wider, mode="drop").astype(rows.dtype)',
+        ORDERED,
+    ),
+    "messages are unpacked in any order": Mutant(
+        "pallas_kernels/reference/messages.py",
+        "if alone or (ordered and not replaces):",
+        "if alone:",
+        f"{ORDERED} tests/kernels/test_ordered.py",
+    ),
+    "copies of a sum do not count": Mutant(
+        "sparsejax/wire/ordered.py",
+        "    if copies(wire, over):\n",
+        "    if False:\n",
+        ORDERED,
+    ),
+    "copies in any order are not refused": Mutant(
+        "sparsejax/wire/ordered.py",
+        "    if wire.deterministic is not False:\n",
+        "    if True:\n",
+        ORDERED,
+    ),
+    "axes that are not manual have no copies": Mutant(
+        "sparsejax/wire/ordered.py",
+        "if found := (*copies(wire, over), *further_axes()):",
+        "if found := copies(wire, over):",
+        ORDERED,
+    ),
+    "what is left out has one index": Mutant(
+        "pallas_kernels/reference/ordered.py",
+        "return jnp.where(places < size, places, size + behind)",
+        "return jnp.where(places < size, places, size)",
+        "tests/kernels/test_ordered.py",
+    ),
+    "a run takes in its neighbours": Mutant(
+        "pallas_kernels/reference/ordered.py",
+        "is_of_run = is_meant & (at + step < k) & (places[other] == places)",
+        "is_of_run = is_meant & (at + step < k)",
+        "tests/kernels/test_ordered.py",
+    ),
+    "one leaf of distinct entries is enough": Mutant(
+        "sparsejax/units/entries.py",
+        "distinct = all(tensor.distinct for tensor in tensors)",
+        "distinct = any(tensor.distinct for tensor in tensors)",
+        ORDERED,
+    ),
     # Where arrays lie.
     "a table is cut where it is sharded": Mutant(
         "sparsejax/embrace/column_table.py",
@@ -348,20 +416,21 @@ MUTANTS = {
     ),
     "what replaces is added where there are several senders": Mutant(
         "pallas_kernels/reference/messages.py",
-        "    if not replaces and len(message) > 1:\n",
-        "    if len(message) > 1:\n",
+        "    if not replaces:\n",
+        "    if not replaces or len(message) > 1:\n",
         "tests/kernels/test_messages.py tests/wire/test_at_once.py",
     ),
     "what one sender sends is set, not added": Mutant(
         "pallas_kernels/reference/messages.py",
-        "write = into.at[where].set if replaces else into.at[where].add",
-        "write = into.at[where].set",
+        "return ordered_sums.add_senders(into, where, read)",
+        "values = values.reshape(-1, *shape).astype(into.dtype)\n        "
+        'return into.at[where.reshape(-1)].set(values, mode="drop")',
         "tests/kernels/test_messages.py",
     ),
     "what one sender sends is added atomically": Mutant(
         "pallas_kernels/reference/messages.py",
-        'write(values, mode="drop", unique_indices=True',
-        'write(values, mode="drop", unique_indices=replaces',
+        "alone = not replaces and len(message) == 1",
+        "alone = False",
         "tests/kernels/test_messages.py",
     ),
     "words of a message behind its last entry are not zero": Mutant(

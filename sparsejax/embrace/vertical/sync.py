@@ -26,7 +26,6 @@ from sparsejax.transforms.state.pending import Pending
 from sparsejax.transforms.state.per_rank import OUTLINE, check_kind
 from sparsejax.transforms.state.totals import Totals
 from sparsejax.transforms.sync import check_scheme, sync
-from sparsejax.transforms.wrappers import check_reduce
 from sparsejax.units.row_grads import LateRowGrads, merged
 from sparsejax.wire import Wire
 
@@ -68,6 +67,7 @@ def embrace_sync(
     replicated: str | Scheme = "zen",
     reduce: str = "mean",
     rules: Rules | None = None,
+    deterministic: bool | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients as EmbRace does, where the next batch is known.
 
@@ -87,12 +87,11 @@ def embrace_sync(
     Where the next step reads other rows than it was told, those whose gradient is held back
     are read without it, one step old. None is lost: they are counted in the state, `stale`.
     With `data_parallel` it happens only where ids depend on parameters or variables: a
-    batch that was not told makes it flush. Of several processes, which cannot know of each
-    other, none flushes, and whoever sees another batch warns (`UntoldBatchWarning`).
+    batch that was not told makes it flush. Of several processes none flushes, and whoever
+    sees another batch warns (`UntoldBatchWarning`).
 
     What is sent `sparsejax.metrics` says, of tables as "prior rows", "delayed rows" and
-    "next ids". That of the lookups is not in it, which `column_lookup(..., traffic=True)`
-    returns.
+    "next ids"; of the lookups `column_lookup(..., traffic=True)` returns it.
 
     Example:
         >>> tx = optax.chain(sparsejax.embrace_sync(), sparsejax.lazy(optax.adam(1e-3)))
@@ -114,7 +113,8 @@ def embrace_sync(
             whose path says embedding, or of which rules say "sparse": "zen", "all_reduce",
             "all_gather" (AGsparse), "parallax" (a sparse parameter server), or a scheme.
         reduce: "mean" or "sum".
-        rules: As in `sparsejax.sync`, for all that is not shared out by columns.
+        rules: As in `sparsejax.sync`, like the next, of what is not shared by columns.
+        deterministic: Whether owners add in a fixed order.
 
     References:
         Li et al., EmbRace: Accelerating Sparse Communication for Distributed Training of
@@ -124,9 +124,8 @@ def embrace_sync(
         errors.check_one_of("replicated", replicated, tuple(_REPLICATED))
     scheme = _REPLICATED[replicated] if isinstance(replicated, str) else replicated
     check_scheme(scheme)
-    check_reduce(reduce)
-    by_pattern = check_capacity(delayed)
-    inner = sync(ByTables(scheme, rules), axis_name, reduce=reduce)
+    tables, by_pattern = ByTables(scheme, rules), check_capacity(delayed)
+    inner = sync(tables, axis_name, reduce=reduce, deterministic=deterministic)
     if not vertical:
         return inner
     return tree.transformation(*_Vertical(inner, axis_name, by_pattern, reduce).functions)

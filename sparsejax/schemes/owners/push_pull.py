@@ -8,6 +8,7 @@ On the wire, with n ranks:
             `pulls`
 
 Each unit is added up in one place and copied from there, so all ranks hold the same bits.
+In which order an owner adds what it is sent is said in `wire.ordered`.
 
 Entries are found by owner as the layout splits a set: then a part's slots ascend, and
 their bits are what `messages` asks for. Where the layout has a memory they are found by
@@ -51,7 +52,7 @@ from sparsejax.units.ownership import Layout
 from sparsejax.units.ownership.memory import Memory
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units
-from sparsejax.wire import channels, index_codes, messages
+from sparsejax.wire import channels, index_codes, messages, ordered
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ladder import Ladder
 
@@ -260,7 +261,10 @@ class Stages:
             self._source(x, known),
             known.fullest,
             messages.Fold(
-                jnp.zeros((width, *x.shape[1:]), self.sum_dtype), add, into=messages.Into()
+                jnp.zeros((width, *x.shape[1:]), self.sum_dtype),
+                add,
+                in_order=ordered.is_ordered(self.wire, x.axes),
+                into=messages.Into(),
             ),
             typical=known.most.astype(jnp.float32)[None] / n,
         )

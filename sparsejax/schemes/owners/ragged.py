@@ -39,7 +39,7 @@ from sparsejax.units import bits
 from sparsejax.units.ownership import Layout, Ownership
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units
-from sparsejax.wire import collectives, messages
+from sparsejax.wire import collectives, messages, ordered
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ragged import Form, Ragged
 
@@ -174,7 +174,8 @@ class RaggedStages(Stages):
 
         def exchange(x):
             source = x.source(self.owned.dtype, self.layout.units_of)
-            fold = messages.Fold(zeros, add)
+            in_order = ordered.is_ordered(self.wire, x.axes)
+            fold = messages.Fold(zeros, add, in_order, messages.Into())
             coming = known.told.coming
             return Ragged(self.pushed, self.wire, known.sets, source, coming, fold)
 

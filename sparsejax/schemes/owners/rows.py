@@ -38,6 +38,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.reference.ordered import add_repeated, add_senders
 from sparsejax import axes
 from sparsejax.axes import as_varying, axis_names, is_elsewhere, varying_axes
 from sparsejax.schemes import base, row_lists
@@ -47,6 +48,7 @@ from sparsejax.units.dtypes import check_numbered, in_range, wide
 from sparsejax.units.ownership import Layout, Ownership, StripedHash
 from sparsejax.units.row_grads import RowGrads, distinct, union
 from sparsejax.units.stacked import apart, first_at, stacked, starts_of
+from sparsejax.wire import ordered
 from sparsejax.wire.collectives import Wire
 
 
@@ -247,7 +249,14 @@ class _Exchange:
         zero = lax.optimization_barrier(jnp.zeros((), values.dtype))
         sums = jnp.broadcast_to(zero, (owned.size, values.shape[1]))
         sums = as_varying(sums, varying_axes(values))
-        sums = sums.at[of_row].add(values, mode="drop")
+        at_once = lambda: sums.at[of_row].add(values, mode="drop")
+        # No row is twice in the list of a sender.
+        of_each = of_row.reshape(n, -1), values.reshape(n, -1, values.shape[1])
+        in_order = lambda: add_senders(sums, *of_each)
+        if ordered.is_ordered(self.wire, varying_axes(values)):
+            sums = axes.by_platform(cpu=at_once, default=in_order)
+        else:
+            sums = at_once()
         slots, sums, pulled, messages, agreed = self._pull(owned, sums)
         push = base.stage(pushed, (n - 1) / n * self.lists.row_bytes * most, 1)
         pull = base.stage(pulled, (n - 1) / n * self.lists.row_bytes, messages)
@@ -264,7 +273,7 @@ class _Exchange:
         slots = slots.at[place].set(keys % width, mode="drop")
         to = place.at[of_row].get(mode="fill", fill_value=n * room)
         values = jnp.zeros((n * room, *rows.shape[1:]), wide(rows.dtype))
-        values = values.at[to].add(rows.astype(values.dtype), mode="drop")
+        values = add_repeated(values, to, rows)
         slots, values = slots.reshape(n, room), values.reshape(n, room, -1)
         return self.lists.send(self.wire.all_to_all, slots, values, fullest, width)
 
@@ -296,7 +305,7 @@ class _Exchange:
         del starts
         n, size, dtype = self.ranks, keys.size, self.lists.dtype
         merged = jnp.zeros(rows.shape, wide(rows.dtype))
-        merged = merged.at[of_row].add(rows.astype(merged.dtype), mode="drop")
+        merged = add_repeated(merged, of_row, rows)
         merged = merged.astype(dtype).reshape(size, -1)
         keys, sent_keys = self.wire.all_gather(self._by_table(keys))
         rooms = [table.capacity for table in self.tables]

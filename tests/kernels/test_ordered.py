@@ -1,0 +1,236 @@
+"""Ordered sums: sender after sender, and lists whose indices repeat."""
+
+import functools
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+import pallas_kernels as kernels
+from benchmarks.kernels import lowered
+from pallas_kernels.reference import ordered
+from tests import helpers
+from tests.kernels import messages
+from tests.kernels.test_kernels import by
+
+
+# JAX says so from 0.11 on.
+pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton:DeprecationWarning")
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@functools.cache
+def compiled(backend, static):
+    return by(backend, kernels.unpack_message, ordered=True, **dict(static))
+
+
+def unpacking(backend):
+    """`unpack_message` as the checks call it, in order."""
+
+    def unpack(into, message, numbers, **static):
+        return compiled(backend, tuple(static.items()))(into, message, numbers)
+
+    return unpack
+
+
+@pytest.mark.parametrize("name", ["coo8", *helpers.slow(*messages.CASES)])
+def test_what_arrives_is_added_sender_by_sender(name):
+    messages.check_unpack(unpacking("reference"), messages.CASES[name])
+
+
+@pytest.mark.parametrize("name", helpers.slow("coo8", "rows of five halves"))
+def test_pallas_adds_sender_by_sender(name):
+    messages.check_unpack(unpacking("pallas"), messages.CASES[name])
+
+
+def test_pieces_are_added_sender_by_sender():
+    def unpack(into, message, numbers, ends, values, **sizes):
+        told = {"ends": ends, "values": values, "backend": "reference", "ordered": True}
+        return kernels.unpack_message(into, message, numbers, **told, **sizes)
+
+    index = functools.partial(kernels.index_message, backend="reference")
+    messages.check_pieces(index, unpack, messages.CASES["coo8"])
+
+
+def sizes(case):
+    form = case.form
+    shape = {"room": case.room, "longest": form.longest, "planes": form.planes}
+    return shape | {"dtype": jnp.dtype(case.wire), "at": messages.AT}
+
+
+def test_a_scatter_is_told_that_indices_are_unique():
+    case = messages.CASES["coo8"]
+    unpack = functools.partial(
+        kernels.unpack_message, ordered=True, backend="reference", **sizes(case)
+    )
+    made = jax.make_jaxpr(unpack)(case.array, case.received, case.numbers)
+    found = [e for e in equations(made.jaxpr) if e.primitive.name == "scatter-add"]
+    added = [e for e in found if jnp.issubdtype(e.outvars[0].aval.dtype, jnp.floating)]
+    assert added
+    assert all(e.params["unique_indices"] for e in added)
+
+
+def equations(jaxpr):
+    """The equations of a program, those of its loops and branches among them."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations(inner)
+
+
+def test_kernels_add_one_message_after_another_without_atomic_additions():
+    """Of Pallas; those of Triton are below."""
+    case = messages.CASES["coo8"]
+    arrays = case.array, case.received, case.numbers
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    found = {}
+    for in_order in (False, True):
+        run = functools.partial(kernels.unpack_message, ordered=in_order, **sizes(case))
+        with kernels.use_kernels("pallas", compile_only=True):
+            program = lowered.for_cuda(run, *like)
+        operations = {one.operation for one in lowered.in_pallas(program)}
+        found[in_order] = len(lowered.texts(program)), operations
+    senders = len(case.received)
+    assert senders == 3
+    assert found == {False: (1, {"fadd"}), True: (senders, set())}
+
+
+def test_a_map_from_senders_to_units_is_not_given_to_pallas():
+    case = messages.CASES["bitmap"]
+    unpack = functools.partial(kernels.unpack_message, ordered=True, backend="pallas")
+    assert case.striping is not None
+    with pytest.raises(kernels.BackendError, match="has no kernel in the backend 'pallas'"):
+        messages.check_unpack(unpack, case)
+
+
+IN_TRITON = """
+import functools
+from tests.kernels import triton_worker as worker
+from tests.kernels import checks, messages
+
+launches = []
+
+def launched(kernel, programs, *given, **sizes):
+    launches.append(sizes.get("ALONE"))
+    return worker.interpreted(kernel, programs, *given, **sizes)
+
+made = checks.load("messages.py", launched)
+made._NUMBERS, made._COLUMNS = 64, 8
+unpack = functools.partial(checks.on_arrays(made.unpack_message), ordered=True)
+for name in ("coo8", "rows of five halves", "bitmap"):
+    launches.clear()
+    messages.check_unpack(unpack, messages.CASES[name])
+    added = [alone for alone in launches if alone is not None]
+    assert added == [1] * len(messages.CASES[name].received), added
+messages.check_pieces(
+    checks.on_arrays(made.index_message), unpack, messages.CASES["coo8"]
+)
+print("holds")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform != "linux" or importlib.util.find_spec("triton") is None,
+    reason="needs Triton, which is there for Linux: pip install '.[triton]'",
+)
+def test_triton_launches_once_for_each_sender_and_adds_without_atomics():
+    """In its interpreter; ALONE is what leaves atomic additions out of the kernel."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_TRITON],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["holds"]
+
+
+# --- Lists whose indices repeat.
+
+
+def added(total, places, values):
+    """The sums in float64."""
+    total = np.array(total, np.float64)
+    for place, value in zip(places, values, strict=True):
+        if place < len(total):
+            total[place] += value
+    return total
+
+
+# Runs of less than what is added at once, of as many, and of several times as many.
+LISTS = [(1, 3), (7, 5), (100, 1), (200, 3), (2000, 1), (3000, 700)]
+
+
+@pytest.mark.parametrize(("count", "size"), LISTS)
+def test_a_list_whose_indices_repeat_is_added(count, size):
+    rng = np.random.default_rng(count)
+    # A third is left out, and some behind the end by far.
+    places = rng.integers(0, size + size // 2 + 1, count).astype(np.int32)
+    places[::7] = 2**31 - 1
+    values = rng.integers(-64, 65, (count, 3)).astype(np.float32)
+    total = rng.integers(-64, 65, (size, 3)).astype(np.float32)
+    wanted = added(total, places, values)
+    with helpers.for_gpus():
+        found = jax.jit(ordered.add_repeated)(total, places, values)
+        numbers = jax.jit(ordered.add_repeated)(total[:, 0], places, values[:, 0])
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(numbers, wanted[:, 0])
+    on_cpus = jax.jit(ordered.add_repeated)(total, places, values)
+    np.testing.assert_array_equal(on_cpus, wanted)
+
+
+def test_infinities_and_nans_reach_their_own_sums_alone():
+    places = np.array([0, 1, 0, 2, 1, 2], np.int32)
+    values = np.array([np.inf, 1.0, -np.inf, np.nan, 2.0, 1.0], np.float32)
+    with helpers.for_gpus():
+        found = jax.jit(ordered.add_repeated)(np.zeros(4, np.float32), places, values)
+    np.testing.assert_array_equal(found, [np.nan, 3.0, np.nan, 0.0])
+
+
+def test_distinct_indices_are_not_sorted():
+    arrays = jnp.zeros(5), jnp.array([4, 9, 0, 9]), jnp.arange(4.0)
+    with helpers.for_gpus():
+        for distinct in (False, True):
+            run = functools.partial(ordered.add_repeated, distinct=distinct)
+            names = {
+                e.primitive.name for e in equations(jax.make_jaxpr(run)(*arrays).jaxpr)
+            }
+            assert ("sort" in names) is not distinct
+            np.testing.assert_array_equal(jax.jit(run)(*arrays), [2.0, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("senders", [1, 3, 4, 9])
+def test_senders_are_added_in_their_order(senders):
+    """Halves of the last bit, that are lost one by one, in the order of the senders."""
+    rng = np.random.default_rng(senders)
+    values = (rng.standard_normal((senders, 6)) * 10.0 ** rng.integers(0, 8, 6)).astype(
+        "f4"
+    )
+    places = np.stack([rng.permutation(8)[:6] for _ in range(senders)]).astype(np.int32)
+    wanted = np.zeros(7, np.float32)  # place 7 is behind the end
+    for sender in range(senders):
+        for place, value in zip(places[sender], values[sender], strict=True):
+            if place < 7:
+                wanted[place] += value
+    found = jax.jit(ordered.add_senders)(np.zeros(7, np.float32), places, values)
+    assert np.asarray(found).tobytes() == wanted.tobytes()
+
+
+def test_places_that_are_left_out_are_apart():
+    places = np.array([[0, 5, 9, 2], [5, 5, 5, 1]], np.int32)
+    np.testing.assert_array_equal(ordered.apart(places, 5), [[0, 6, 7, 2], [5, 6, 7, 1]])
+    # Where int32 ends, so do they.
+    most = 2**31 - 1
+    found = np.asarray(ordered.apart(np.full(4, most, np.int32), most - 1))
+    assert ((found >= most - 1) & (found <= most)).all()
