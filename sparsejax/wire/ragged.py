@@ -283,7 +283,8 @@ def unpack(form: Form, message: jax.Array, here: jax.Array, fold: Fold, carry: A
     def at_once():
         values = form.from_words(forms.taken(message, at), room)
         sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0).reshape(-1)
-        return fold.add(carry, sender, slots.reshape(-1), values.reshape(-1, *form.shape))
+        values = values.reshape(-1, *form.shape)
+        return fold.add(carry, sender, slots.reshape(-1), values)
 
     def in_order():
         of = lambda x, sender: lax.dynamic_slice_in_dim(x, sender, 1)

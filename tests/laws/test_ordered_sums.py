@@ -271,8 +271,10 @@ def test_copies_along_axes_that_are_not_manual_are_refused_in_any_order():
     mapped = jax.shard_map(
         step, mesh=mesh, in_specs=P("data"), out_specs=P(), axis_names={"data"}
     )
+    placed = jax.NamedSharding(mesh, P("data"))
+    like = jax.ShapeDtypeStruct((4, SIZE), jnp.float32, sharding=placed)
     with pytest.raises(ArgumentError, match="'model' holds copies"):
-        jax.eval_shape(mapped, jax.ShapeDtypeStruct((4, SIZE), jnp.float32))
+        jax.eval_shape(mapped, like)
 
 
 @pytest.mark.parametrize("call", ["sync", "zen_sync", "embrace_sync"])

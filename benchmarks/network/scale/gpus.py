@@ -2,10 +2,11 @@
 
 What one of sixteen H200s does in a step is in the results of `benchmarks.device`. On more
 ranks it launches as much, as programs do not grow (`programs`), but for AGsparse, whose
-launches are a loop over the ranks; and it moves more, as more is sent: what it moved beside
-reading the gradient and writing the sum grows as the bytes that it sends. Costs of launches
-and memory are those stated there. Of a collective's latency two bounds are told: one
-message, and all its messages one behind the other.
+launches are a loop over the ranks, and for the ordered sums of Zen, which are one, too, on
+as many ranks as they are the default for; and it moves more, as more is sent: what it moved
+beside reading the gradient and writing the sum grows as the bytes that it sends. Costs of
+launches and memory are those stated there. Of a collective's latency two bounds are told:
+one message, and all its messages one behind the other.
 """
 
 import math
@@ -16,12 +17,14 @@ import jax
 import numpy as np
 
 from benchmarks.data import workloads
+from benchmarks.device.compiled import IN_ANY_ORDER
 from benchmarks.device.costs import Costs
 from benchmarks.harness import record as records
 from benchmarks.harness.record import say
 from benchmarks.harness.results import Results
 from benchmarks.network.scale import model, rounds
 from benchmarks.network.scale.programs import described
+from sparsejax.wire.ordered import MOST_SENDERS
 
 
 # Loads of `benchmarks.device`: rows, width, the share of a rank's rows. Sets of single
@@ -35,11 +38,9 @@ def extended(given: Any) -> Iterator[dict]:
     """Rows of the extension for each load, scheme, number of hosts and rate."""
     path = records.RESULTS / given.device
     rows = Results(path).rows
-    rows = [
-        row
-        for row in rows
-        if row["scheme"] in SIDES and row["load"] in LOADS and row["kernels"] is None
-    ]
+    rows = [row for row in rows if row["load"] in LOADS and row["kernels"] is None]
+    any_order = {row["load"]: row for row in rows if row["scheme"] == IN_ANY_ORDER}
+    rows = [row for row in rows if row["scheme"] in SIDES]
     hosts = [1 << k for k in range(4, max(given.hosts).bit_length())]
     for load, (units, width, density) in LOADS.items():
         of_load = [row for row in rows if row["load"] == load]
@@ -52,6 +53,8 @@ def extended(given: Any) -> Iterator[dict]:
                     _compare(row, model.sent(sent, ranks))
                 # What has become an all-reduce does on the device what that does.
                 counts = dense if sent[-1].collective == "psum" else row
+                if counts["scheme"] == "zen":
+                    counts = on_ranks(counts, any_order[load], ranks)
                 for gbit in given.gbits:
                     line = _line(given, counts, sent, ranks, gbit)
                     yield line | {"scheme": row["scheme"]}
@@ -61,6 +64,20 @@ def counted(side: str, sets: np.ndarray, width: int) -> list[rounds.Round]:
     """The rounds of a side in the message sizes that it has on GPUs."""
     with jax.sharding.use_abstract_mesh(described(len(sets), "cuda")):
         return rounds.of_step(side, sets, width)
+
+
+def on_ranks(ordered: dict, other: dict, ranks: int) -> dict:
+    """What is counted of a step of Zen on so many ranks, as its owners add by default.
+
+    Args:
+        ordered: The row of sums that are ordered.
+        other: That of sums in any order.
+        ranks: How many.
+    """
+    if ranks > MOST_SENDERS:
+        return other
+    more = (ordered["launches"] - other["launches"]) * ranks / ordered["ranks"]
+    return ordered | {"launches": other["launches"] + more}
 
 
 def device_seconds(row: dict, sent: float, ranks: int) -> float:
