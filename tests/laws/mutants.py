@@ -92,6 +92,12 @@ MUTANTS = {
         "    if False:\n",
         ORDERED,
     ),
+    "copies inside of two levels are added in any order": Mutant(
+        "sparsejax/wire/ordered.py",
+        "        return True\n    if wire",
+        "        return wire.deterministic is not False\n    if wire",
+        ORDERED,
+    ),
     "copies in any order are not refused": Mutant(
         "sparsejax/wire/ordered.py",
         "    if wire.deterministic is not False:\n",
