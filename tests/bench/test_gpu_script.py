@@ -10,7 +10,8 @@ import sys
 import pytest
 
 import pallas_kernels as kernels
-from benchmarks.gpu import __main__ as script
+from benchmarks.gpu import __main__ as script, copies
+from benchmarks.gpu.context import Context
 from pallas_kernels import backends
 
 
@@ -37,7 +38,7 @@ def test_without_a_gpu_it_says_so(tmp_path):
 
 @pytest.mark.slow
 def test_all_but_the_tests_run_on_whatever_there_is(tmp_path):
-    parts = "probe", "contended", "largest", "sums", "winners"
+    parts = "copies", "probe", "contended", "largest", "sums", "winners"
     done = run("--out", tmp_path, "--any", "--parts", *parts)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     _, *rows = map(json.loads, (tmp_path / "gpu.jsonl").read_text().splitlines())
@@ -51,6 +52,33 @@ def test_all_but_the_tests_run_on_whatever_there_is(tmp_path):
         sizes = [row["size"] for row in found]
         assert sizes == sorted(set(sizes))
         assert all(row["backend"] in backends.BACKENDS for row in found)
+
+
+@pytest.mark.slow
+def test_copies_of_sums_and_two_runs_are_compared_as_bytes_before_all_else(tmp_path):
+    assert next(iter(script.PARTS)) == "copies"
+    context = Context(tmp_path, "copies")
+    assert copies.copies(context)
+    rows = context.record.rows
+    assert {row["results"] for row in rows} == {1}
+    seen = {(row["load"], "2 copies" in row["where"], row["order"]) for row in rows}
+    orders = [(True, "ordered"), (False, "ordered"), (False, "in any order")]
+    assert seen == {(load, *order) for load in copies.LOADS for order in orders}
+
+
+@pytest.mark.parametrize("differs", ["ordered", "in any order", "on a mesh"])
+def test_sums_that_differ_are_told_where_they_are_to_be_ordered(
+    differs, tmp_path, monkeypatch
+):
+    one, two = {b"a"}, {b"a", b"b"}
+    how = {"ordered": None, "in any order": False}
+    simulated = lambda name, how_, runs: two if how.get(differs, 0) is how_ else one
+    monkeypatch.setattr(copies, "_simulated", simulated)
+    on_mesh = lambda name, mesh, runs: two if differs == "on a mesh" else one
+    monkeypatch.setattr(copies, "_on_mesh", on_mesh)
+    context = Context(tmp_path, "copies")
+    assert copies.copies(context) == (differs == "in any order")
+    assert {1, 2} == {row["results"] for row in context.record.rows}
 
 
 @pytest.mark.slow
