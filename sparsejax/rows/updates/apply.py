@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from pallas_kernels.reference.ordered import add_repeated
 from sparsejax.errors import ArgumentError
 from sparsejax.transforms.state import tree
 from sparsejax.units.dtypes import in_range
@@ -53,7 +54,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
             )
         # Ids below zero are no rows either; indexing would count them from the end.
         ids = in_range(update.ids, update.shape[0])
-        return param.at[ids].add(update.rows.astype(param.dtype), mode="drop")
+        return add_repeated(param, ids, update.rows)
 
     is_leaf = lambda node: node is None or isinstance(node, optax.MaskedNode)
     return jax.tree_util.tree_map_with_path(one, params, updates, is_leaf=is_leaf)
