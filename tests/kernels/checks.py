@@ -38,7 +38,8 @@ class Edit:
     def apply(self, path: pathlib.Path) -> pathlib.Path:
         """The path of the edited file: Triton reads a kernel's source from its file."""
         source = path.read_text()
-        assert source.count(self._old) == 1, f"{self._old!r} is not once in {path.name}"
+        if source.count(self._old) != 1:
+            raise LookupError(f"{self._old!r} is not once in {path.name}")
         edited = self._folder / f"mutant_{path.name}"
         edited.write_text(source.replace(self._old, self._new))
         return edited

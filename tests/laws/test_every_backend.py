@@ -1,6 +1,7 @@
 """Kernels in the exchange, interpreted: the same sums and the same bytes as without.
 
-All of the conformance table takes half an hour: `python -m tests.laws.by_backend triton`.
+All of the conformance table takes half an hour: `python -m tests.laws.by_backend triton`, or
+`ptx`.
 Here are those that call different kernels.
 """
 
@@ -25,9 +26,16 @@ def test_pallas_sums_and_sends_what_the_reference_does(shape):
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton: pip install '.[triton]'")
-def test_triton_sums_and_sends_what_the_reference_does():
-    names = ["balanced", "balanced_algorithm_1", "ag_sparse", "hierarchical"]
-    command = [sys.executable, "-m", "tests.laws.by_backend", "triton", *names]
+@pytest.mark.parametrize(
+    ("backend", "names"),
+    [
+        ("triton", ["balanced", "balanced_algorithm_1", "ag_sparse", "hierarchical"]),
+        ("ptx", ["zen", "hierarchical"]),
+    ],
+)
+def test_triton_sums_and_sends_what_the_reference_does(backend, names):
+    """Interpreted, and executed from the PTX that a GPU is given."""
+    command = [sys.executable, "-m", "tests.laws.by_backend", backend, *names]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stderr
     compared = [int(line.split()[-2]) for line in ended.stdout.splitlines()]

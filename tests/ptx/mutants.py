@@ -137,7 +137,7 @@ MUTANTS = {
     ),
     "what several senders sent is added without atomics": Mutant(
         _MESSAGES,
-        "ALONE=int(len(message) == 1)",
+        "ALONE=int(each == 1)",
         "ALONE=1",
         interpreted=True,
     ),

@@ -2,9 +2,13 @@
 
 import importlib.util
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from tests.kernels import checks, messages
 from tests.ptx import mutants, opcodes, runs
+from tests.ptx.launches import Gpu
 
 
 pytestmark = [
@@ -32,6 +36,39 @@ def test_kernels_hold_in_any_order(case, arch):
     found = runs.run(case, arch, seed=0)
     assert not found.fault, found
     assert {*found.opcodes} <= opcodes.tested()
+
+
+def sums(ordered: bool) -> set[bytes]:
+    """What four senders add up to, in eight orders of warps."""
+    case = messages.Case(density=(0.3,) * 4, capacity=512)
+    message, values = case.received.copy(), case.numbers[messages.AT + 4]
+    drawn = np.random.default_rng(0).standard_normal((4, case.length)).astype(np.float32)
+    message[:, values : values + case.length] = drawn.view(np.uint32)
+    found = set()
+    for seed in range(8):
+        made = checks.load("messages.py", Gpu(90, seed).launched)
+        made._NUMBERS = 64
+        total = made.unpack_message(
+            jnp.zeros(case.width),
+            jnp.asarray(message),
+            jnp.asarray(case.numbers),
+            room=case.room,
+            longest=case.form.longest,
+            planes=case.form.planes,
+            dtype=jnp.dtype(np.float32),
+            replaces=False,
+            units=None,
+            at=messages.AT,
+            ordered=ordered,
+        )
+        assert np.asarray(total).any()
+        found.add(np.asarray(total).tobytes())
+    return found
+
+
+def test_an_ordered_sum_has_the_same_bits_in_any_order_of_warps():
+    assert len(sums(ordered=True)) == 1
+    assert len(sums(ordered=False)) > 1
 
 
 @pytest.mark.parametrize("name", mutants.MUTANTS)
