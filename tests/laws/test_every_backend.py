@@ -1,8 +1,7 @@
 """Kernels in the exchange, interpreted: the same sums and the same bytes as without.
 
-All of the conformance table takes half an hour: `python -m tests.laws.by_backend triton`, or
-`ptx`.
-Here are those that call different kernels.
+All of the conformance table takes half an hour: `python -m tests.laws.by_backend triton`,
+or `ptx`. Here are those that call different kernels.
 """
 
 import importlib.util
