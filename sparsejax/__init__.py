@@ -10,10 +10,7 @@ others are compared with; `sparsejax.rows`, what a lazy optimizer needs beside i
 measured before a choice.
 """
 
-import importlib
 import importlib.metadata
-import typing
-import warnings
 
 from pallas_kernels import use_kernels as use_kernels
 from sparsejax import (
@@ -127,68 +124,3 @@ __version__ = _version()
 
 def __dir__() -> list[str]:
     return sorted([*__all__, *_WITH_PREFIX, *(n for n in globals() if n.startswith("__"))])
-
-
-# --- Names of version 0.1 that are elsewhere, for one version more.
-
-_SPARSIFIERS = {
-    "dragonn": "Dragonn(density)",
-    "gaussian_k": "GaussianK(density)",
-    "ms_top_k": "MSTopK(density)",
-    "qsgd": "QSGD(levels=16)",
-    "random_k": "RandomK(density)",
-    "reuse_threshold": "ReuseThreshold(density)",
-    "sign": "Sign()",
-    "threshold": "Threshold(density, value)",
-}
-_MOVED = {name: "transforms.sparsify" for name in _SPARSIFIERS} | {
-    "CompressionCost": "advise",
-    "LeafPlan": "advise",
-    "measure_compression": "advise",
-    "measure_teams": "advise",
-    "profile_from_state": "advise",
-    "worthwhile": "advise",
-    "MomentumCorrection": "transforms",
-    "Residual": "transforms",
-    "feedback": "transforms.feedback",
-    "gaussian_k_sync": "transforms",
-    "clip_by_rank": "transforms",
-    "gtopk_sync": "transforms",
-    "power_sgd_sync": "transforms",
-    "topk_a_sync": "transforms",
-    "topk_dsa_sync": "transforms",
-}
-
-
-_MODULES = {
-    "analysis": "advise.papers.measures",
-    "cost_model": "advise.papers.cost_model",
-    "cost_tables": "advise.papers.cost_tables",
-    "design_space": "advise.papers.design_space",
-    "gathers": "wire.gathers",
-    "ownership": "units.ownership",
-}
-
-
-if not typing.TYPE_CHECKING:  # which would take any name for one that is there
-
-    def __getattr__(name: str) -> typing.Any:
-        if name in _MODULES:
-            warnings.warn(
-                f"sparsejax.{name} is deprecated, and gone in the next version: import "
-                f"sparsejax.{_MODULES[name]}.",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            return importlib.import_module(f"sparsejax.{_MODULES[name]}")
-        if name not in _MOVED:
-            raise AttributeError(f"module 'sparsejax' has no attribute {name!r}", name=name)
-        instead = f"sparsejax.{_MOVED[name]}.{name}"
-        if name in _SPARSIFIERS:
-            instead = f"sparsejax.sparsify(sparsejax.sparsifiers.{_SPARSIFIERS[name]}, ...)"
-        warnings.warn(
-            f"sparsejax.{name} is deprecated, and gone in the next version: use {instead}.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return getattr(importlib.import_module(f"sparsejax.{_MOVED[name]}"), name)

@@ -166,29 +166,6 @@ def top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsific
 
 @described
 @hands_on(Options, to=sparsify)
-def random_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
-    """Random elements, the same on all ranks, so that no indices travel.
-
-    With `memory=None` values are scaled so that the mean is that of the whole gradient.
-    Options are those of `sparsejax.sparsify`.
-    """
-    return sparsify(sparsifiers.RandomK(density), **options)
-
-
-@described
-@hands_on(Options, to=sparsify)
-def threshold(
-    value: float, density: base.Density = 0.01, **options: Unpack[Options]
-) -> Sparsification:
-    """All elements of at least a magnitude, as many as `density` makes room for.
-
-    Options are those of `sparsejax.sparsify`.
-    """
-    return sparsify(sparsifiers.Threshold(density, value), **options)
-
-
-@described
-@hands_on(Options, to=sparsify)
 def dgc(
     density: base.Density = 0.001,
     *,
@@ -219,76 +196,3 @@ def dgc(
             raise ArgumentError("give momentum or memory, not both: two memories in one.")
         options["memory"] = MomentumCorrection(momentum, nesterov, masking)
     return sparsify(sparsifiers.DGC(density), **options)
-
-
-@described
-@hands_on(Options, to=sparsify)
-def ms_top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
-    """MSTopK: as many as wanted, nearly the largest, by halving a threshold.
-
-    Options are those of `sparsejax.sparsify`.
-    """
-    return sparsify(sparsifiers.MSTopK(density), **options)
-
-
-@described
-@hands_on(Options, to=sparsify)
-def gaussian_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
-    """A threshold from the spread of the elements, corrected.
-
-    Options are those of `sparsejax.sparsify`.
-    """
-    return sparsify(sparsifiers.GaussianK(density), **options)
-
-
-@described
-@hands_on(Options, to=sparsify)
-def reuse_threshold(
-    density: base.Density = 0.01, every: int = 32, **options: Unpack[Options]
-) -> Sparsification:
-    """A threshold found exactly at every so many steps, and adapted in between.
-
-    Options are those of `sparsejax.sparsify`.
-    """
-    return sparsify(sparsifiers.ReuseThreshold(density, every), **options)
-
-
-@described
-@hands_on(Options, to=sparsify)
-def dragonn(
-    density: base.Density = 0.001,
-    *,
-    slots: float = 4.0,
-    tables: int = 1,
-    **options: Unpack[Options],
-) -> Sparsification:
-    """DRAGONN: large elements go if they find a slot in a hash memory.
-
-    `compress=sparsejax.advise.worthwhile(...)` is its choice of tensors. Options are those
-    of `sparsejax.sparsify`.
-
-    References:
-        Wang et al., DRAGONN: Distributed Randomized Approximate Gradients of Neural
-        Networks, ICML 2022
-    """
-    return sparsify(sparsifiers.Dragonn(density, slots, tables), **options)
-
-
-@described
-@hands_on(Options, to=sparsify)
-def sign(**options: Unpack[Options]) -> Sparsification:
-    """The sign of every element and one scale, for comparison.
-
-    Options are those of `sparsejax.sparsify`.
-    """
-    return sparsify(sparsifiers.Sign(), **options)
-
-
-@described
-@hands_on(Options, to=sparsify)
-def qsgd(levels: int = 16, **options: Unpack[Options]) -> Sparsification:
-    """Every element as one of a few levels, rounded at random, for comparison.
-
-    Options are those of `sparsejax.sparsify`.
-    """
-    return sparsify(sparsifiers.QSGD(levels=levels), **options)

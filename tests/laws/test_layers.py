@@ -23,7 +23,7 @@ FLOORS = [
     {"sparsejax.sparsifiers"},
     {"sparsejax.schemes"},
     {"sparsejax.transforms"},
-    {"sparsejax.rows", "sparsejax.advise", "sparsejax.state"},
+    {"sparsejax.rows", "sparsejax.advise"},
     {"sparsejax.embrace"},
     {"sparsejax.training"},
     {"sparsejax"},

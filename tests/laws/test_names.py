@@ -1,6 +1,5 @@
-"""The names in `sparsejax`: what is there, what may be imported bare, what has moved."""
+"""The names in `sparsejax`: what is there, and what may be imported bare."""
 
-import importlib
 import re
 import subprocess
 import sys
@@ -62,23 +61,6 @@ def test_all_that_is_imported_to_be_public_is_listed():
         assert getattr(sparsejax, name).__doc__
 
 
-@pytest.mark.parametrize("name", sorted(sparsejax._MOVED))
-def test_a_name_that_moved_works_and_says_where_it_went(name):
-    assert name not in names()
-    with pytest.warns(DeprecationWarning, match=f"sparsejax.{name} is deprecated") as seen:
-        old = getattr(sparsejax, name)
-    instead = re.search(r"use sparsejax\.([\w.]+\w)", str(seen[0].message))[1]
-    assert seen[0].filename == __file__
-    if instead == "sparsify":
-        kind = re.search(r"(sparsifiers)\.(\w+)\(", str(seen[0].message))
-        assert getattr(sparsejax.sparsifiers, kind[2])
-        assert callable(old)
-    else:
-        module, _, attribute = instead.rpartition(".")
-        new = getattr(importlib.import_module(f"sparsejax.{module}"), attribute)
-        assert old is new
-
-
 def test_a_name_that_never_was_is_no_attribute():
     assert not hasattr(sparsejax, "zen_synch")
     with pytest.raises(AttributeError, match="no attribute 'zen_synch'"):
@@ -89,12 +71,3 @@ def test_a_name_that_never_was_is_no_attribute():
 @pytest.mark.parametrize("module", ["sparsejax.transforms", "sparsejax.advise"])
 def test_a_folder_can_be_imported_first(module):
     subprocess.run([sys.executable, "-W", "error", "-c", f"import {module}"], check=True)
-
-
-@pytest.mark.parametrize("name", sorted(sparsejax._MODULES))
-def test_a_module_that_moved_is_found_and_says_where_it_went(name):
-    with pytest.warns(
-        DeprecationWarning, match=rf"sparsejax\.{name} .* import sparsejax\."
-    ):
-        module = getattr(sparsejax, name)
-    assert module.__name__ == f"sparsejax.{sparsejax._MODULES[name]}"

@@ -1,7 +1,5 @@
 """Wrappers around a whole chain: what sleeps, what is skipped, and what they refuse."""
 
-import pickle
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,6 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import errors, schemes
-from sparsejax.state import SyncState
 from sparsejax.units.row_grads import RowGrads
 from tests import helpers
 
@@ -225,14 +222,3 @@ def test_what_was_summed_already_is_refused_by_every_wrapper():
         )
         with pytest.raises(errors.AlreadySummedError, match="'w' was already summed"):
             jax.eval_shape(step, state)
-
-
-def test_a_state_of_version_0_1_is_recognised():
-    old = SyncState(jnp.int32(3), {}, None, None, {})
-    old = pickle.loads(pickle.dumps(old))
-    tx = sparsejax.zen_sync()
-    run = lambda state: helpers.stacked(lambda x: tx.update({"w": x}, state)[0], N)
-    x = jax.ShapeDtypeStruct((N, SIZE), jnp.float32)
-    for state in (old, old._asdict()):
-        with pytest.raises(errors.StateError, match=r"version 0\.1.*Start anew"):
-            jax.eval_shape(run(state), x)

@@ -222,27 +222,11 @@ def check_kind(state: Any, kind: type, what: str) -> None:
     """
     if isinstance(state, kind):
         return
-    fields = set(state) if isinstance(state, dict) else set(getattr(state, "_fields", ()))
-    if any(set(old) <= fields for old in _OF_VERSION_0_1):
-        raise StateError(
-            f"{what} was given a state of version 0.1, which kept all in one. Start anew "
-            "with sparsejax.init(tx, params, mesh): the optimizer's own states can be kept "
-            "as they are. Its fields `residual` and `pending` are "
-            "gradients that were not sent yet; add the mean of their rows to the first "
-            "gradients if they shall not be lost."
-        )
     raise StateError(
         f"{what} was given {_kind_of(state)}, and makes {kind.__name__}: the state was "
         f"made with another transformation, or with other options. Make it with the "
         "transformation that updates it: sparsejax.init(tx, params, mesh)."
     )
-
-
-# The fields of states that version 0.1 saved.
-_OF_VERSION_0_1 = (
-    ("step", "schemes", "residual", "pending", "traffic"),
-    ("step", "residual", "momentum", "sparsifiers", "skipped"),
-)
 
 
 def _kind_of(state):
