@@ -110,7 +110,7 @@ def add_repeated(
 
 
 def _added_as_they_come(total, places, values):
-    return total.at[places].add(values, mode="drop")
+    return total.at[places].add(values, mode="drop", wrap_negative_indices=False)
 
 
 def _added_by_runs(total, places, values):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.reference.ordered import add_repeated
 from sparsejax import errors
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.embrace.column_table import ColumnTable
@@ -226,12 +227,9 @@ class _Ids:
             distinct = _weighted(distinct, read.table.weight)
         dtype = distinct.dtype
         # In wider numbers, in which the gradients of equal ids are added up.
-        found = (
-            distinct.astype(wide(dtype))
-            .at[self.merge.places]
-            .get(mode="fill", fill_value=0)
-        )
-        found = found.astype(dtype).reshape(*read.ids.shape, read.table.dim)
+        types = varying_axes(distinct) | varying_axes(self.merge.places)
+        wider = as_varying((distinct.astype(wide(dtype)), self.merge.places), types)
+        found = _repeated(*wider).astype(dtype).reshape(*read.ids.shape, read.table.dim)
         fill = jnp.asarray(jnp.nan if fill_value is None else fill_value, dtype)
         return jnp.where(self.is_there[..., None], found, fill)
 
@@ -256,6 +254,25 @@ def _instead(x, y):
 
 
 _instead.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
+
+
+@jax.custom_vjp
+def _repeated(rows, places):
+    """rows[places], with zeros where there is no such row; gradients are ordered sums."""
+    return rows.at[places].get(mode="fill", fill_value=0)
+
+
+def _repeated_fwd(rows, places):
+    return _repeated(rows, places), (rows[:, :0], places)
+
+
+def _repeated_bwd(kept, g):
+    none, places = kept
+    zeros = jnp.zeros((len(none), g.shape[1]), g.dtype)
+    return add_repeated(zeros, places, g), np.zeros(places.shape, jax.dtypes.float0)
+
+
+_repeated.defvjp(_repeated_fwd, _repeated_bwd)
 
 
 @jax.custom_vjp

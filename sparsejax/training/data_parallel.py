@@ -116,10 +116,10 @@ def data_parallel(
         check_vma: Whether JAX checks, as `jax.shard_map` does, which values differ by rank.
             False is for losses that the check refuses, with a scan whose carry begins with
             zeros (flax's `RNN`), or a Pallas kernel that does not say over which axes its
-            results vary. Gradients are the same. What the check would have found goes
-            unseen: a `pmean` of gradients in `loss_fn`, and an update that is not
-            synchronized. Not with `param_specs`, since JAX adds up gradients of what a
-            further axis replicates by the types that it checks.
+            results vary. Where the check refuses nothing, gradients are the same. What it
+            would have found goes unseen: a `pmean` of gradients in `loss_fn`, and an update
+            that is not synchronized. Not with `param_specs`, since JAX adds up gradients of
+            what a further axis replicates by the types that it checks.
 
     Returns:
         An object with `init(params, variables=None, key=None)`, `step(state, batch)`,

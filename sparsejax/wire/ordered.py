@@ -30,6 +30,7 @@ from sparsejax.axes import (
     axis_names,
     further_axes,
     is_checking,
+    is_elsewhere,
     manual_axes,
     varying_axes,
 )
@@ -68,6 +69,26 @@ def copies(wire: Wire, over: frozenset[str]) -> tuple[str, ...]:
     """
     others = set(manual_axes()) - set(axis_names(wire.axis)) - over
     return tuple(name for name in sorted(others) if lax.axis_size(name) > 1)
+
+
+def check_placed(wire: Wire, over: frozenset[str], by: str) -> None:
+    """Raises where sums must be ordered, and threads of a GPU place what is summed.
+
+    What is sent in one round of an exchange, and what in the next, then differs from run to
+    run and from copy to copy, and with it the order of additions.
+
+    Args:
+        wire: The ranks.
+        over: The mesh axes over which what they send varies.
+        by: What places it.
+    """
+    if is_elsewhere() and (wire.deterministic or copies(wire, over)):
+        raise ArgumentError(
+            f"{by} places units in the order of a GPU's threads, so its sums have no fixed "
+            "order: they cannot be deterministic=True, nor be those of a gradient of which "
+            "another mesh axis holds copies. Use schemes.Zen(), or MurmurHash() without "
+            "memory."
+        )
 
 
 def check(wire: Wire, paths: Sequence[str], leaves: Sequence[Any], what: str) -> None:

@@ -238,6 +238,8 @@ def check_messages(made, in_pieces=True):
         hows = ({},) if "mixed" in name else ({}, {"size": 100}, {"replaces": True})
         for how in hows:
             messages.check_unpack(unpack, case, **how)
+    for name in ("coo8", "rows of five halves"):
+        messages.check_unpack(unpack, messages.CASES[name], ordered=True)
     for name in ("coo8", "coo16", "rows of five halves", "one part") * in_pieces:
         messages.check_pieces(on_arrays(made.index_message), unpack, messages.CASES[name])
     # With rows of several words, the last not full, as long sets have them.

@@ -242,7 +242,7 @@ def check_pack(pack, case):
         np.testing.assert_array_equal(message[:, :end], case.message[:, :end])
 
 
-def check_unpack(unpack, case, *, replaces=False, size=None, dtype=np.float32):
+def check_unpack(unpack, case, *, replaces=False, size=None, dtype=np.float32, **how):
     """Sums in an array that has something in it already; what is behind it is left out."""
     whole = case.striping.size if case.striping else case.width
     size = whole if size is None else size
@@ -260,6 +260,7 @@ def check_unpack(unpack, case, *, replaces=False, size=None, dtype=np.float32):
         replaces=replaces,
         units=case.striping,
         at=AT,
+        **how,
     )
     assert total.dtype == into.dtype
     np.testing.assert_array_equal(

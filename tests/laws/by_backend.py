@@ -17,12 +17,15 @@ import threading
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
 import pallas_kernels
+import sparsejax
 from pallas_kernels import backends
+from sparsejax.units.row_grads import RowGrads
 from sparsejax.wire import collectives
 from tests import helpers
 from tests.laws.test_exact_sum import SCHEMES
@@ -33,7 +36,9 @@ RANKS = 3
 _SENDS = ("all_to_all", "all_gather", "ragged", "reduce_scatter", "permute", "all_reduce")
 # Its kernel writes entries in the order in which threads come.
 _UNORDERED = ("balanced_algorithm_1",)
-_SHAPES = {"numbers": (3001,), "rows": (517, 16)}
+_SHAPES = {"numbers": (3001,), "rows": (517, 16), "listed rows": (517, 16)}
+# Their rows are those of others, which take them as well.
+NOT_LISTED = ("zen_after_a_step",)
 
 
 def check(name: str, shape: str, kernels: contextlib.AbstractContextManager) -> int:
@@ -41,7 +46,7 @@ def check(name: str, shape: str, kernels: contextlib.AbstractContextManager) -> 
 
     Args:
         name: Of the scheme.
-        shape: "numbers" or "rows".
+        shape: "numbers", "rows" or "listed rows".
         kernels: Inside it the kernels are taken.
 
     Returns:
@@ -49,10 +54,10 @@ def check(name: str, shape: str, kernels: contextlib.AbstractContextManager) -> 
     """
     with helpers.for_gpus():
         with pallas_kernels.use_kernels("reference"):
-            wanted = list(_runs(name, _SHAPES[shape]))
+            wanted = list(_runs(name, shape))
         jax.clear_caches()
         with kernels:
-            found = list(_runs(name, _SHAPES[shape]))
+            found = list(_runs(name, shape))
     compared = 0
     for (x, totals, traffic, sent), other in zip(wanted, found, strict=True):
         np.testing.assert_array_equal(totals[0], helpers.total(x))
@@ -70,14 +75,28 @@ def check(name: str, shape: str, kernels: contextlib.AbstractContextManager) -> 
     return compared
 
 
+def _of_listed(scheme, x):
+    """The sum of rows that each rank lists: those that are not zero."""
+    rules = {"": "row", "w": "sparse"}
+    tx = sparsejax.sync(scheme, helpers.AXIS, reduce="sum", rules=rules)
+    height = len(x)
+    (ids,) = jnp.nonzero((x != 0).any(1), size=height, fill_value=height)
+    rows = x.at[ids].get(mode="fill", fill_value=0)
+    own = RowGrads(ids.astype(jnp.int32), rows, x.shape)
+    state = tx.init({"w": jnp.zeros(x.shape)})
+    total = tx.update({"w": own}, state)[0]["w"]
+    return total.to_dense() if isinstance(total, RowGrads) else total
+
+
 def _length(message):
     site, rank, words = message
     return site, rank, len(words)
 
 
-def _runs(name, shape):
+def _runs(name, kind):
     """Gradients, totals of all ranks, bytes counted and messages sent, case by case."""
     scheme, sent, lock = SCHEMES[name], collections.Counter(), threading.Lock()
+    shape = _SHAPES[kind]
     sites = iter(range(1000))
 
     def record(site, rank, x):
@@ -95,6 +114,8 @@ def _runs(name, shape):
         return call
 
     def run(x):
+        if kind == "listed rows":
+            return _of_listed(scheme, x), jnp.zeros(2)
         reduced = helpers.call(scheme, x, helpers.init(scheme, x))
         return reduced.total, reduced.traffic.wire
 
@@ -148,6 +169,8 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", RANKS)
     for name in names or SCHEMES:
         for shape in _SHAPES:
+            if shape == "listed rows" and name in NOT_LISTED:
+                continue
             compared = check(name, shape, kernels_of(backend))
             print(f"{name}, {shape}: {compared} messages", flush=True)
 

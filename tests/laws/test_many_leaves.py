@@ -20,7 +20,7 @@ from tests import helpers
 
 
 FEW, MANY = 50, 200
-INIT_AT_MOST = 3.0  # seconds
+INIT_AT_MOST = 6.0  # seconds, of a machine half as fast as one on which 3 are allowed
 # Four times as many leaves may take so many times as long.
 GROWS = 8.0
 
@@ -95,4 +95,4 @@ def test_four_times_as_many_leaves_take_no_longer_than_they_must(name):
     print(f"{name}: init {few[0]:.2f} {many[0]:.2f}, trace {few[1]:.2f} {many[1]:.2f}")
     for before, after in zip(few, many, strict=True):
         assert after < 0.5 + GROWS * before
-    assert many[0] < 2 * INIT_AT_MOST
+    assert many[0] < INIT_AT_MOST

@@ -25,7 +25,7 @@ from tests.laws.test_exact_sum import OF_EACH_KIND, SCHEMES
 
 
 SIZE, HEIGHT, WIDTH, COUNT = 3001, 701, 5, 120
-COPIES = {"data": 4, "model": 2}
+COPIES, ONE = {"data": 4, "model": 2}, {"data": 4}
 
 
 def additions(operation):
@@ -84,20 +84,32 @@ def of_listed(scheme, axes=COPIES, **how):
     return lowered(step, ids, rows, mesh=helpers.grid(**axes), specs=P("data"))
 
 
+# Threads place its units: it is refused.
+PLACED = "balanced_algorithm_1"
+# Of arrays they add nothing by themselves: all-reduces do.
+ADD_NOTHING = {"all_reduce", "omni_reduce", "omni_reduce_1", "omni_reduce_20"}
+
+
 def table(*always, but=()):
     """All exact schemes; those that are not named here are slow."""
-    others = [name for name in SCHEMES if name not in (*always, *but)]
-    return [*always, *helpers.slow(*others)]
+    others = [name for name in SCHEMES if name not in (*always, *but, PLACED)]
+    return [*(x for x in always if x != PLACED), *helpers.slow(*others)]
+
+
+def check(found, adds=True):
+    """All additions are ordered, and there are some where there must be."""
+    assert all(found)
+    assert bool(found) is adds
 
 
 @pytest.mark.parametrize("name", table(*OF_EACH_KIND))
 def test_copies_of_elements_are_added_in_order(name):
-    assert all(of_dense(SCHEMES[name], (SIZE,)))
+    check(of_dense(SCHEMES[name], (SIZE,)), name not in ADD_NOTHING)
 
 
 @pytest.mark.parametrize("name", table("balanced", "ragged", "ag_sparse"))
 def test_copies_of_rows_are_added_in_order(name):
-    assert all(of_dense(SCHEMES[name], (HEIGHT, WIDTH)))
+    check(of_dense(SCHEMES[name], (HEIGHT, WIDTH)), name not in ADD_NOTHING)
 
 
 # Its rows are Zen's.
@@ -106,7 +118,7 @@ SEEN = ["zen_after_a_step"]
 
 @pytest.mark.parametrize("name", table("balanced", "ag_sparse", "all_reduce", but=SEEN))
 def test_copies_of_listed_rows_are_added_in_order(name):
-    assert all(of_listed(SCHEMES[name]))
+    check(of_listed(SCHEMES[name]))
 
 
 @pytest.mark.parametrize("name", [*helpers.slow(*LOSSY)])
@@ -172,9 +184,37 @@ def test_entries_have_their_sums_whether_indices_repeat_or_not(distinct):
     np.testing.assert_array_equal(found["a"][:40], values[:, :40].sum(0))
 
 
-# --- Where it is chosen.
+def test_a_column_lookup_adds_gradients_of_equal_ids_in_order():
+    table = np.zeros((HEIGHT, 8), np.float32)
+    mesh = helpers.grid(**COPIES)
+    tables = {"w": sparsejax.ColumnTable.of(table, mesh, axis_name="data")}
 
-ONE = {"data": 4}
+    def step(tables, ids):
+        loss = lambda tables: sparsejax.column_lookup(tables, {"w": ids})["w"].sum()
+        _, grads = sparsejax.value_and_grad(loss)(tables)
+        return grads["w"].value.to_dense()
+
+    specs = sparsejax.state_specs(tables), P("data")
+    with helpers.for_gpus():
+        out = P(None, "data")
+        mapped = helpers.shard_map(step, mesh=mesh, in_specs=specs, out_specs=out)
+        traced = jax.jit(mapped).trace(tables, jnp.zeros(32, jnp.int32))
+        module = traced.lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
+        found = additions(module.operation)
+    assert found
+    assert all(found)
+
+
+def test_sums_of_units_that_threads_place_are_refused_where_they_must_be_ordered():
+    scheme = SCHEMES[PLACED]
+    with pytest.raises(ArgumentError, match=r"Algorithm 1.*Use schemes\.Zen\(\)"):
+        of_dense(scheme, (SIZE,))
+    with pytest.raises(ArgumentError, match="no fixed order"):
+        of_dense(scheme, (SIZE,), ONE, deterministic=True)
+    of_dense(scheme, (SIZE,), ONE)
+
+
+# --- Where it is chosen.
 
 
 @pytest.mark.parametrize("name", ["balanced", "ragged"])

@@ -12,5 +12,6 @@ machine runs that program:
     compiler    from kernels of Triton, and from Pallas' lowered kernels, to PTX
     launches    the machine in place of a GPU where kernels are launched
 
-What it cannot show: faults of `ptxas`, which translates PTX for one GPU, and time.
+What it cannot show: faults of `ptxas`, which translates PTX for one GPU; a load that finds
+what was there before a store that is visible, as a missing acquire allows; and time.
 """

@@ -16,23 +16,23 @@ from tests.ptx.machine.orders import Order, shortest
 from tests.ptx.machine.program import Program, PtxError, read
 
 
-# Accesses that nothing orders, by kernel and kinds, and why they do no harm.
+# Accesses that nothing orders, by kernel, buffer and kinds, and why they do no harm.
 HARMLESS = {
-    ("threshold_hash_kernel", "store", "store"): (
+    ("threshold_hash_kernel", "_memory", "store", "store"): (
         "whichever element is the last to take a slot keeps it: any of them may"
     ),
-    ("threshold_hash", "store", "store"): (
+    ("threshold_hash", "operand 3", "store", "store"): (
         "as that one, in Pallas: whichever element is the last to take a slot keeps it"
     ),
-    ("partition_write", "store", "store"): (
+    ("partition_write", "operand 3", "store", "store"): (
         "the write step of Zen's Algorithm 1, in Pallas: whichever index is the last to "
         "take a slot keeps it, and the next launch lets the others go on"
     ),
-    ("partition_write", "load", "store"): (
+    ("partition_write", "operand 3", "load", "store"): (
         "an index that still finds a slot free writes over another, as in that one; an "
         "index that finds it taken goes on"
     ),
-    ("unpack_message_kernel", "load", "store"): (
+    ("unpack_message_kernel", "_into", "load", "store"): (
         "where a tile has fewer elements than threads, several threads load the number to "
         "which one of them adds; what the others load goes nowhere, and two that add to "
         "one number are two stores, which are not let pass"
@@ -205,9 +205,12 @@ class Launched:
 
 def _check(program: Program, ran: Ran):
     """Raises for a race that is not listed as harmless."""
-    kinds = lambda x: (x.first[0], x.second[0])
-    is_harmless = lambda *kinds: (program.name, *sorted(kinds)) in HARMLESS
-    conflicts = [x for x in ran.conflicts.values() if not is_harmless(*kinds(x))]
+    is_harmless = lambda name, *kinds: (program.name, name, *sorted(kinds)) in HARMLESS
+    conflicts = [
+        x
+        for x in ran.conflicts.values()
+        if not is_harmless(x.buffer, x.first[0], x.second[0])
+    ]
     if conflicts:
         one, *others = conflicts
         (was, first), (now, second) = one.first, one.second
@@ -217,11 +220,12 @@ def _check(program: Program, ran: Ran):
             f"{program.where(first)} and {program.where(second)}; and "
             f"{len(others)} more"
         )
-    if ran.collisions and not is_harmless("store", "store"):
-        (number, count), *_ = ran.collisions.items()
-        raise Race(
-            f"{program.where(number)}: {count} lanes store other values in one place"
-        )
+    for (number, name), count in ran.collisions.items():
+        if not is_harmless(name, "store", "store"):
+            raise Race(
+                f"{program.where(number)}: {count} lanes store other values in one place "
+                f"of {name}"
+            )
 
 
 def _thread(number):

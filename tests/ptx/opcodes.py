@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from fractions import Fraction
 
+from tests.ptx.machine.code import FENCES
 from tests.ptx.machine.lanes import OPCODES
 
 
@@ -323,7 +324,7 @@ INSTRUCTIONS = {
     *(f"st.{space}.{kind}" for space in ("global", "shared")
       for kind in _MOVED),
     *(f"atom.global.{words}.{one}" for words in WORDS_OF_ATOMICS for one in _ATOMICS),
-    *("membar.gl", "membar.cta", "fence.acq_rel.gpu", "fence.sc.gpu"),
+    *FENCES,
     *(f"{kind}matrix.sync.aligned.m8n8.x4.shared.b16" for kind in ("ld", "st")),
 }  # fmt: skip
 

@@ -153,6 +153,25 @@ def test_an_atomic_operation_and_a_load_are_not_ordered():
     run(body.splitlines()[1], blocks=2, results=(WORDS,), zeroed=True)
 
 
+# Each block adds one, and the last one sets the counter back to a value.
+COUNTED = """
+    setp.eq.b32 %p1, %r1, 0;
+    mov.b32 %r10, -1;
+    @%p1 atom.global.gpu.relaxed.add.u32 %r10, [%rd1], 1;
+    setp.eq.b32 %p2, %r10, {last};
+    @%p2 st.global.b32 [%rd1], {value};
+"""
+
+
+@pytest.mark.parametrize("value", [0, 7])
+def test_a_store_and_an_atomic_operation_are_not_ordered(value):
+    """Whether the value is that which was there at first, or another."""
+    for seed in SEEDS:
+        body = COUNTED.format(last=1, value=value)
+        with pytest.raises(Race, match="nothing orders a"):
+            run(body, blocks=2, results=(WORDS,), zeroed=True, seed=seed)
+
+
 def test_a_barrier_of_a_block_orders_no_other_block():
     body = """
         mul.wide.u32 %rd20, %r1, 4;
@@ -203,9 +222,7 @@ def test_a_store_may_become_visible_after_what_its_warp_did_next():
     assert handed_on("") == {0, 41}
 
 
-@pytest.mark.parametrize(
-    "fence", ["membar.gl;", "membar.cta;", "fence.acq_rel.gpu;", "fence.sc.gpu;"]
-)
+@pytest.mark.parametrize("fence", ["membar.gl;", "fence.acq_rel.gpu;", "fence.sc.gpu;"])
 def test_a_fence_makes_stores_visible(fence):
     assert handed_on(fence) == {41}
 
@@ -235,6 +252,24 @@ def test_what_needs_all_lanes_after_some_went_another_way(line):
     """
     with pytest.raises(PtxError, match=r"small, line .*some lanes of a warp do not come"):
         run(body, shared=4)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "@%p1 shfl.sync.idx.b32 %r12, %r10, 5, 31, -1;",
+        "@%p1 redux.sync.add.s32 %r12, %r10, -1;",
+    ],
+)
+def test_what_needs_all_lanes_and_has_a_predicate(line):
+    with pytest.raises(PtxError, match=r"small, line .*some lanes of a warp take no part"):
+        run(f"setp.lt.u32 %p1, %r1, 7;\n{line}", shared=4)
+
+
+def test_lanes_that_part_at_a_branch_which_all_take():
+    body = "setp.lt.u32 %p1, %r1, 7;\n@%p1 bra.uni $out;\n$out:"
+    with pytest.raises(Fault, match="some lanes of a warp take a branch that all take"):
+        run(body)
 
 
 def test_a_kernel_without_an_end(monkeypatch):

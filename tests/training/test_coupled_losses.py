@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import sparsejax
+from sparsejax.errors import ArgumentError
 from tests import helpers
 from tests.test_readme import PAGES
 
@@ -71,3 +73,29 @@ def test_by_share_it_is_another_loss():
     """With fewer negatives: by about the logarithm of the ranks."""
     found, want = trained(in_batch, steps=1)
     assert 0.5 * np.log(RANKS) < want[0] - found[0] < 2 * np.log(RANKS)
+
+
+@pytest.mark.parametrize("reduce", [jax.lax.pmean, jax.lax.psum])
+def test_a_loss_that_is_reduced_over_the_ranks(reduce):
+    """It is refused where types tell; its gradient would be too small, and nothing else."""
+    rng = np.random.default_rng(1)
+    params = {"w": rng.normal(size=(8, 3)).astype(np.float32)}
+    x = rng.normal(size=(16, 8)).astype(np.float32)
+
+    def own(params, x):
+        return jnp.mean(jnp.tanh(x @ params["w"]) ** 2)
+
+    def reduced(params, x):
+        return reduce(own(params, x), "data")
+
+    tx, mesh = optax.chain(sparsejax.dense_sync(), optax.sgd(1.0)), helpers.mesh_of(RANKS)
+    trainer = sparsejax.data_parallel(reduced, tx, mesh)
+    with pytest.raises(
+        ArgumentError, match=r"lax\.pmean\(loss, 'data'\).*this rank's share"
+    ):
+        trainer.step(trainer.init(params), x)
+    trainer = sparsejax.data_parallel(reduced, tx, mesh, check_vma=False)
+    state, _ = trainer.step(trainer.init(params), x)
+    scale = 1 if reduce is jax.lax.pmean else RANKS
+    want = params["w"] - scale * jax.grad(own)(params, x)["w"]
+    np.testing.assert_allclose(state.params["w"], want, rtol=1e-5, atol=1e-6)

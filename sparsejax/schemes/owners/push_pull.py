@@ -249,6 +249,9 @@ class Stages:
         Where these do not come back: this owner's, as they travel, and what was sent.
         """
         n, width = self.layout.ranks, self.layout.width
+        if known.units is not None:
+            by = "Algorithm 1, MurmurHash(memory=...),"
+            ordered.check_placed(self.wire, x.axes, by)
 
         def add(totals, sender, slots, values):
             del sender

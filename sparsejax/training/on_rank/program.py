@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from sparsejax import axes, rows
 from sparsejax.axes import AxisName
 from sparsejax.embrace.vertical import gradients
+from sparsejax.errors import ArgumentError
 from sparsejax.rows import Capacity
 from sparsejax.training import numbers, variables as of_variables
 from sparsejax.training.on_rank import halves, outputs
@@ -77,6 +78,7 @@ class Program:
             by_row = gradients.value_and_grad if seen.ahead else rows.value_and_grad
             value_and_grad = by_row(loss_fn, has_aux=True, read=read)
         (loss, (aux, new)), grads = value_and_grad(params)
+        _check_own(loss, wire.axis)
         grads = scaled(only(grads, by_rows), share)
         extra = {"ids": self.ids(batch)} if self.ids else {}
         if seen.ahead:
@@ -148,3 +150,21 @@ class Program:
         if not self.has_aux:
             return loss
         return loss, outputs.put_together(aux, self.aux, share)
+
+
+def _check_own(loss, axis_name):
+    """Raises where a loss is that of all ranks, as far as types tell.
+
+    Parameters are local, so the loss of a rank's share varies over the axis. One that does
+    not was reduced over the ranks: each rank's gradient is then a share of the mean, and
+    their mean is too small by the number of ranks.
+    """
+    missing = set(axes.axis_names(axis_name)) - axes.varying_axes(loss)
+    if missing and axes.is_checking(axis_name):
+        name = min(missing)
+        raise ArgumentError(
+            f"loss_fn returns a loss that does not vary over {name!r}: it is reduced over "
+            f"the ranks, as by lax.pmean(loss, {name!r}), and the mean of "
+            "gradients would be too small by their number. Return the loss of this rank's "
+            "share of the batch; a step returns the mean of all."
+        )

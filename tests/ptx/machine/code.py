@@ -29,7 +29,9 @@ MATRICES = (
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
     "stmatrix.sync.aligned.m8n8.x4.shared.b16",
 )
-SCOPES = ("cta", "cluster", "gpu", "sys")
+# Of a fence or an atomic operation that blocks may share; of a block alone none is known.
+SCOPES = ("gpu", "sys")
+FENCES = ("membar.gl", "fence.acq_rel.gpu", "fence.sc.gpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Action:
         operation: Of an atomic operation, as "add".
         orders: Whether it makes stores before it visible.
         target: Where a branch goes.
+        uniform: Whether all lanes take a branch, or none.
     """
 
     number: int
@@ -65,6 +68,7 @@ class Action:
     operation: str = ""
     orders: bool = False
     target: int = 0
+    uniform: bool = False
 
 
 class Code:
@@ -197,6 +201,8 @@ class Code:
         elif parts[0] == "mov" and "{" in "".join(one.operands):
             lines = self._moved_apart(one, parts[1])
         elif one.opcode in OPCODES:
+            if ".sync" in one.opcode and one.predicate is not None:
+                raise PtxError(f"{self._where(one)}: some lanes of a warp take no part")
             lines = self._computed(one)
         elif parts[:2] == ["ld", "param"]:
             lines = self._parameter(one, parts[2])
@@ -259,10 +265,11 @@ class Code:
             return Action(kind="return", **common)
         if one.opcode in ("bra", "bra.uni") and one.operands[0] in self.program.labels:
             target = self.program.labels[one.operands[0]]
-            return Action(kind="branch", target=target, **common)
+            uniform = one.opcode == "bra.uni"
+            return Action(kind="branch", target=target, uniform=uniform, **common)
         if (one.opcode, one.operands) == ("bar.sync", ("0",)) and one.predicate is None:
             return Action(kind="barrier", **common)
-        if head in ("fence", "membar") and one.predicate is None:
+        if one.opcode in FENCES and one.predicate is None:
             return Action(kind="fence", orders=True, **common)
         if head in ("ld", "st") and parts[1] in ("global", "shared"):
             return self._moved(one, parts, common)

@@ -36,7 +36,8 @@ class Ran:
 
     Attributes:
         conflicts: Accesses that nothing orders, each pair of instructions once.
-        collisions: Stores of one instruction, of other values to one place: how many.
+        collisions: Stores of one instruction to a buffer, of other values to one place:
+            how many.
         same: Stores of a value by several threads that is the same for all: how many.
         order: The warps in the order in which they went, a step each: an access, a
             barrier or a branch.
@@ -350,7 +351,7 @@ class Launch:
         self._store_octets(warp, action, buffer, offsets, octets, mask)
 
     def _store_octets(self, warp, action, buffer, offsets, octets, mask):
-        """Stores; a value that was stored there before conflicts with nothing."""
+        """Stores; a value that was stored there before conflicts with no other store."""
         size = octets.shape[1]
         shuffled = self.rng.permutation(len(offsets))
         if len(np.unique(offsets)) < len(offsets):
@@ -358,13 +359,13 @@ class Launch:
             for at, value in zip(offsets.tolist(), octets, strict=True):
                 other = values.setdefault(at, value.tobytes())
                 if other != value.tobytes():
-                    self.ran.collisions[action.number] += 1
+                    self.ran.collisions[action.number, buffer.name] += 1
         found = self._note("store", warp, action, buffer, offsets, size, mask)
-        again = buffer.store(offsets, octets)
-        if found and again:
-            self.ran.same[action.number] += 1
-        else:
-            self._conflict(found)
+        if buffer.store(offsets, octets):
+            same = [one for one in found if one.first[0] == "store"]
+            self.ran.same[action.number] += len(same)
+            found = [one for one in found if one not in same]
+        self._conflict(found)
         warp.waiting.append((buffer, offsets[shuffled], octets[shuffled]))
 
     def _matrices(self, warp, action):
@@ -418,6 +419,7 @@ class Launch:
             places = offsets // size + column
             old = self._changed(numbers, places, action.operation, given)
             self._put(warp, register, old, mask)
+        buffer.changed(offsets, every)
 
     def _changed(self, numbers, places, operation, given):
         """What was in memory before each lane changed it, one after another."""
@@ -455,6 +457,8 @@ class Launch:
             taken.all() if warp.active is None else (taken == warp.active).all()
         ):
             warp.at = action.target
+        elif action.uniform:
+            raise Fault("some lanes of a warp take a branch that all take, or none")
         else:
             first = self._choices.random() < 0.5
             warp.part(taken, action.target, self.code.joins[action.number], first)

@@ -49,6 +49,11 @@ class Buffer:
         self._stored[at], self._is_stored[at] = octets, True
         return again
 
+    def changed(self, offsets, size):
+        """Takes note of what an atomic operation has made."""
+        at = self._at(offsets, size)
+        self._stored[at], self._is_stored[at] = self.content[at], True
+
     def write(self, offsets, octets):
         """Writes bytes, uint8 [lanes, size]; of lanes that collide the last one stays."""
         at = self._at(offsets, octets.shape[1])
