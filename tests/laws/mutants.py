@@ -1036,9 +1036,15 @@ MUTANTS = {
     ),
     "a rule without effect is taken": Mutant(
         "sparsejax/transforms/buckets/assignment.py",
-        "        if value in _UNITS and are_dense and",
-        "        if value in _UNITS and not are_dense and",
+        "            if value in _UNITS and are_dense:",
+        "            if value in _UNITS and not are_dense:",
         "tests/transforms/test_small_tables.py",
+    ),
+    "a rule behind those that hold for all its leaves is taken": Mutant(
+        "sparsejax/transforms/buckets/assignment.py",
+        "        if pattern in earlier:\n",
+        "        if earlier:\n",
+        "tests/transforms/test_rules.py",
     ),
     "each small table has to save what an exchange costs": Mutant(
         "sparsejax/transforms/buckets/tables.py",
