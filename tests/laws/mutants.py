@@ -1065,6 +1065,12 @@ MUTANTS = {
         "        over: list[str] = []\n",
         "tests/transforms/state/test_sharded_over_ranks.py",
     ),
+    "a shard over one of the axes of the ranks is not known for one": Mutant(
+        "sparsejax/transforms/checks.py",
+        "    sizes = {repr(name): lax.axis_size(name) for name in names}\n",
+        "    sizes = dict.fromkeys(map(repr, names), wire.ranks)\n",
+        "tests/transforms/state/test_sharded_over_ranks.py",
+    ),
     "a state of whole parameters is one of their shards": Mutant(
         "sparsejax/transforms/exchange.py",
         "        state.leaves.check(paths, leaves, wire)\n",

@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
+from sparsejax import axes
 from sparsejax.errors import ArgumentError, StateError
 from tests import helpers
 
@@ -89,6 +90,50 @@ def test_fsdp_over_the_axis_of_the_ranks_is_refused(check_vma, with_params, name
     run = step_of(tx, mesh, specs, "data", check_vma=check_vma, with_params=with_params)
     with pytest.raises((ArgumentError, StateError), match=FSDP):
         jax.eval_shape(run, p, state, IDS)
+
+
+PAIR = ("data", "fsdp")
+
+
+@pytest.mark.parametrize("over", ["data", "fsdp", PAIR])
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_shards_over_one_of_a_pair_of_axes_of_the_ranks_are_refused(check_vma, over):
+    """By their shapes, with or without `check_vma`: the ranks are those of both axes."""
+    mesh, specs = helpers.grid(data=2, fsdp=4), {"table": P(over), "w": P()}
+    tx, p = sparsejax.zen_sync(PAIR), params()
+    run = step_of(tx, mesh, specs, over, check_vma=check_vma, with_params=False, axis=PAIR)
+    named = " and ".join(map(repr, axes.axis_names(over)))
+    match = rf"If 'table' is sharded over {named}, .*FSDP\).* none of the ranks'"
+    with pytest.raises(StateError, match=match):
+        jax.eval_shape(run, p, tx.init(p), IDS)
+
+
+def test_of_axes_of_one_size_both_are_named():
+    mesh, specs = helpers.grid(data=2, fsdp=2), {"table": P("fsdp"), "w": P()}
+    tx, p = sparsejax.zen_sync(PAIR), params()
+    run = step_of(tx, mesh, specs, "fsdp", with_params=False, axis=PAIR)
+    with pytest.raises(StateError, match="If 'table' is sharded over 'data' or 'fsdp', "):
+        jax.eval_shape(run, p, tx.init(p), IDS)
+
+
+def test_fsdp_is_named_where_another_axis_is_left_to_xla():
+    """The ranks' axis alone is manual, and shards a parameter."""
+    mesh, specs = helpers.grid(data=4, fsdp=2), {"table": P("data"), "w": P()}
+    tx, p = sparsejax.zen_sync("data"), params()
+
+    def step(p, state, ids):
+        return tx.update(jax.grad(loss_of("data"))(sparsejax.local(p, "data"), ids), state)
+
+    run = helpers.shard_map(
+        step,
+        mesh=mesh,
+        axis_names={"data"},
+        in_specs=(specs, P(), P("data")),
+        out_specs=(specs, P()),
+    )
+    match = rf"'fsdp' is no manual axis.*its shard\. If 'table' is {FSDP}"
+    with pytest.raises(StateError, match=match):
+        jax.eval_shape(run, p, tx.init(p), IDS)
 
 
 @pytest.mark.parametrize("name", SYNCS)
