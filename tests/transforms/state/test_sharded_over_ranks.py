@@ -155,6 +155,22 @@ def test_fsdp_is_refused_with_the_update_where_no_init_could_tell():
         jax.eval_shape(run, params(), state, IDS)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_all_reduce_adds_up_what_different_shards_have(check_vma):
+    """It has no state and is given no parameters: nothing tells it what a leaf is."""
+    mesh, specs = helpers.mesh_of(4), {"table": P("data"), "w": P()}
+
+    def summed(p, ids):
+        return sparsejax.all_reduce(jax.grad(loss_of("data"))(sparsejax.local(p), ids))
+
+    run = helpers.shard_map(
+        summed, mesh=mesh, in_specs=(specs, P("data")), out_specs=P(), check_vma=check_vma
+    )
+    got = jax.jit(run)(params(), IDS)["table"]
+    shards = 4 * jax.grad(loss_of(None))(params(), IDS)["table"]
+    np.testing.assert_allclose(got, shards.reshape(4, 2, WIDTH).sum(0), 1e-5, 1e-6)
+
+
 def test_parameters_that_were_made_local_are_not_those_for_update():
     mesh, specs = helpers.mesh_of(4), {"table": P(), "w": P()}
     tx = sparsejax.zen_sync()
