@@ -72,7 +72,7 @@ class LeafError(SparsejaxError, TypeError):
 
 
 class RuleError(SparsejaxError, ValueError):
-    """A rule matches no leaf, or says something unknown.
+    """A rule matches no leaf, has no effect, or says something unknown.
 
     Example:
         >>> sparsejax.zen_sync(rules={"no such leaf": "dense"}).init(params)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -97,6 +98,32 @@ def test_make_lists_its_targets_and_pages_name_some_of_them():
     assert targets == {*phony.split()}
     named = everywhere(r"`make ([a-z-]+)")
     assert {"demo", "docs", "aot"} <= named <= targets
+
+
+def refused_by_lint(text, folder):
+    """Whether the first line of the recipe of `make lint` refuses a file with a text."""
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    (at,) = [at for at, line in enumerate(lines) if line.startswith("lint:")]
+    recipe = lines[at + 1].strip().removeprefix("@")
+    assert "merge conflicts" in recipe
+    run = {"cwd": folder, "capture_output": True, "env": {"PATH": os.environ["PATH"]}}
+    (folder / "page.md").write_text(text)
+    subprocess.run(["git", "init", "-q"], check=True, **run)
+    subprocess.run(["git", "add", "page.md"], check=True, **run)
+    found = subprocess.run(["sh", "-c", recipe], **run)
+    assert (b"page.md:" in found.stdout) == (found.returncode != 0), found.stderr
+    return found.returncode != 0
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
+def test_lint_refuses_the_marks_of_a_merge_conflict_and_no_underline(tmp_path):
+    for mark in "<|>":
+        assert refused_by_lint(f"One\n{mark * 7} main\nTwo\n", tmp_path), mark
+    ours, base, theirs = ("<" * 7, "|" * 7, ">" * 7)
+    whole = f"{ours} HEAD\n1\n{base} 7c1310f\n2\n{'=' * 7}\n3\n{theirs} branch\n"
+    assert refused_by_lint(whole, tmp_path)
+    for passes in (f"Heading\n{'=' * 7}\n", "a << b >> c\n", f"| {'|' * 7} |\n", ">>> x\n"):
+        assert not refused_by_lint(passes, tmp_path), passes
 
 
 # --- To run.

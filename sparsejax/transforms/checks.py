@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from sparsejax import axes
 from sparsejax.axes import AxisName
@@ -73,7 +74,8 @@ def _check_origin(path, leaf):
 _SHARDED = (
     "each rank holds a shard of it (FSDP), whose gradient is no part of a sum over the "
     "ranks. Synchronize what all ranks hold whole, and give shards an optimizer without a "
-    "synchronization, by optax.partition; or shard them over another mesh axis"
+    "synchronization, by optax.partition; or shard them over a mesh axis that is none of "
+    "the ranks'"
 )
 
 
@@ -139,12 +141,13 @@ class Leaves:
         pairs = zip(self.shapes, given.shapes, strict=True)
         (path, was), (_, now) = next((a, b) for a, b in pairs if a != b)
         fix += ", and with param_specs=... where a second mesh axis shards them."
-        if was in _whole(now, wire.ranks):
-            axis = " and ".join(map(repr, axes.axis_names(wire.axis)))
-            fix += f" If {path!r} is sharded over {axis}, the ranks, {_SHARDED}."
+        fix = axes.hint_of_whole().rstrip() or fix
+        over = " or ".join(_sharding(was, now, wire))
+        if over:
+            fix += f" If {path!r} is sharded over {over}, of the ranks, {_SHARDED}."
         raise StateError(
             f"{what}: in it {path!r} has the shape {list(was)}, its gradient {list(now)}. "
-            f"{axes.hint_of_whole().rstrip() or fix}"
+            + fix
         )
 
 
@@ -152,10 +155,17 @@ def _only_in(paths, others):
     return [path for path in paths if path not in others]
 
 
-def _whole(shape, ranks):
-    """The shapes of which one may be a shard, as many as there are ranks."""
-    times = lambda at: (*shape[:at], shape[at] * ranks, *shape[at + 1 :])
-    return [times(at) for at in range(len(shape))]
+def _sharding(whole, shard, wire):
+    """The axes of the ranks, one or all, over which a leaf of these shapes may lie."""
+    names = axes.axis_names(wire.axis)
+    sizes = {repr(name): lax.axis_size(name) for name in names}
+    sizes[" and ".join(sizes)] = wire.ranks
+    times = lambda at, size: (*shard[:at], shard[at] * size, *shard[at + 1 :])
+    return [
+        over
+        for over, size in sizes.items()
+        if whole in [times(at, size) for at in range(len(shard))]
+    ]
 
 
 def check_scheme_state(bucket: Bucket, state: Any, wire: Wire) -> None:

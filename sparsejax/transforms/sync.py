@@ -87,8 +87,8 @@ def sync(
         reduce: "mean" or "sum", over ranks and over accumulated steps.
         rules: From regular expressions, searched in a leaf's path (written a/b/c), to a
             scheme, "dense", "sparse" (the scheme whatever the size), or the unit of the
-            indices, "row" or "element". Without a rule, 2-D leaves whose path says
-            embedding use rows.
+            indices, "row" or "element". The first rule that matches holds. Without a rule,
+            2-D leaves whose path says embedding use rows.
         every: Synchronize at every k-th call; larger sends less often.
         warmup_steps: For so many first calls, add up densely.
         wire_dtype: bfloat16 or float16 to narrow values while they travel. Sums are taken

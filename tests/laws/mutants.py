@@ -1036,9 +1036,15 @@ MUTANTS = {
     ),
     "a rule without effect is taken": Mutant(
         "sparsejax/transforms/buckets/assignment.py",
-        "        if value in _UNITS and are_dense and",
-        "        if value in _UNITS and not are_dense and",
+        "            if value in _UNITS and are_dense:",
+        "            if value in _UNITS and not are_dense:",
         "tests/transforms/test_small_tables.py",
+    ),
+    "a rule behind those that hold for all its leaves is taken": Mutant(
+        "sparsejax/transforms/buckets/assignment.py",
+        "        if pattern in earlier:\n",
+        "        if earlier:\n",
+        "tests/transforms/test_rules.py",
     ),
     "each small table has to save what an exchange costs": Mutant(
         "sparsejax/transforms/buckets/tables.py",
@@ -1057,6 +1063,12 @@ MUTANTS = {
         "sparsejax/transforms/checks.py",
         "        over = sorted(axes.varying_axes(leaf) & set(names))\n",
         "        over: list[str] = []\n",
+        "tests/transforms/state/test_sharded_over_ranks.py",
+    ),
+    "a shard over one of the axes of the ranks is not known for one": Mutant(
+        "sparsejax/transforms/checks.py",
+        "    sizes = {repr(name): lax.axis_size(name) for name in names}\n",
+        "    sizes = dict.fromkeys(map(repr, names), wire.ranks)\n",
         "tests/transforms/state/test_sharded_over_ranks.py",
     ),
     "a state of whole parameters is one of their shards": Mutant(

@@ -117,6 +117,35 @@ def test_a_gradient_by_rows_is_that_of_jax(name):
         np.testing.assert_allclose(grads["w"], want["w"], rtol=1e-5, err_msg=kind)
 
 
+# How a loss leaves out what it reads for padding.
+MASKS = {
+    "a factor": lambda rows, w, mask: (rows @ w) ** 2 * mask,
+    "where, afterwards": lambda rows, w, mask: jnp.where(mask, (rows @ w) ** 2, 0.0),
+    "where, before": lambda rows, w, mask: (jnp.where(mask[:, None], rows, 0.0) @ w) ** 2,
+}
+NUMBERS = ("table[ids]", "at.get(clip)", "take(clip)", "take(fill, 0)")
+NAN = ("take", "linen", "nnx")
+
+
+@pytest.mark.parametrize("by", MASKS)
+@pytest.mark.parametrize("name", [*NUMBERS, *NAN])
+def test_padding_may_be_masked_afterwards_where_a_number_is_read(name, by):
+    """As a batch without padding; of what reads NaN the weights' gradient is NaN."""
+    own, padding = jnp.array([0, 3, 3]), jnp.array([HEIGHT, HEIGHT])
+
+    def loss(p, ids):
+        return jnp.sum(MASKS[by](READS[name](p["table"], ids), p["w"], ids < HEIGHT))
+
+    padded = sparsejax.value_and_grad(loss)(_params(), jnp.concatenate([own, padding]))
+    if name in NAN and by != "where, before":
+        assert jnp.isnan(padded[1]["w"]).all()
+        return
+    value, grads = jax.value_and_grad(loss)(_params(), own)
+    np.testing.assert_allclose(padded[0], value, rtol=1e-6)
+    np.testing.assert_allclose(padded[1]["w"], grads["w"], rtol=1e-6)
+    np.testing.assert_allclose(padded[1]["table"].to_dense(), grads["table"], rtol=1e-6)
+
+
 OPTIMIZERS = {
     "adam": lambda: optax.adam(0.1),
     "momentum": lambda: optax.sgd(0.1, momentum=0.9),

@@ -129,3 +129,24 @@ def test_a_rule_for_units_without_effect_is_reported():
     tx = sparsejax.zen_sync(rules={"tables": "sparse", "t0": "row"})
     seen = observing.observed(tx, params())
     assert [b.shape for b in seen.exchanges[0].buckets] == [(WIDTH,), (), ()]
+
+
+BY_RULE = {
+    "tables": ({"t": "dense", "t0": "row"}, r"the rule 't' says 'dense' of it"),
+    "a scheme": (
+        {"t": schemes.AllReduce(), "t0": "row"},
+        r"'t' says AllReduce\(...\) of it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BY_RULE)
+def test_a_rule_for_units_of_what_a_rule_made_dense_names_that_rule(case):
+    rules, why = BY_RULE[case]
+    large = {f"t{k}": np.ones((SPARSE_FROM, 2), np.float32) for k in range(2)}
+    match = (
+        rf"'t0' says 'row'.* no effect.* 131,072 numbers, and .*{why}.* in front of that"
+    )
+    with pytest.raises(RuleError, match=match) as error:
+        sparsejax.zen_sync(rules=rules).init(large)
+    assert "65,536" not in str(error.value)

@@ -134,41 +134,85 @@ class ByRules(Assignment):
     def decide(self, paths, leaves):
         pairs = list(zip(paths, leaves, strict=True))
         decisions = [self._decide(path, leaf) for path, leaf in pairs]
-        if not is_part():
-            for pattern, value in (self.rules or {}).items():
-                matched = [k for k, path in enumerate(paths) if re.search(pattern, path)]
-                schemes = [decisions[k][0] for k in matched]
-                self._check_used(
-                    pattern, value, paths, [leaves[k] for k in matched], schemes
-                )
+        if self.rules and not is_part():
+            self._check_used(paths, leaves, [scheme for scheme, _ in decisions])
         return decisions
 
-    def _check_used(self, pattern, value, paths, leaves, schemes):
+    def _check_used(self, paths, leaves, schemes):
         """Raises where a rule has no effect.
+
+        Args:
+            paths: Of the leaves.
+            leaves: All of them.
+            schemes: How they are summed.
+        """
+        first = [self._first(path) for path in paths]
+        for pattern, value in (self.rules or {}).items():
+            matched = [k for k, path in enumerate(paths) if re.search(pattern, path)]
+            if not matched:
+                raise RuleError(
+                    f"the rule {pattern!r} matches no leaf. The leaves are: "
+                    + ", ".join(repr(path) for path in paths)
+                    + ". Rules are regular expressions, searched in these paths."
+                )
+            # Of a yardstick, such as dense_sync, rules are those of what it is compared
+            # with, and units have no effect.
+            if value in _UNITS and isinstance(self.scheme, AllReduce):
+                continue
+            largest = max(matched, key=lambda k: leaves[k].size)
+            are_dense = all(isinstance(schemes[k], AllReduce) for k in matched)
+            if value in _UNITS and are_dense:
+                self._refuse_unit(pattern, value, leaves[largest].size, first[largest][0])
+            alike = [by[value in _UNITS] for by in first]
+            self._check_first(pattern, value, matched, alike)
+
+    def _refuse_unit(self, pattern, value, size, by):
+        """Raises: every leaf that a rule gives a unit is summed densely.
+
+        Args:
+            pattern: Of the rule.
+            value: The unit.
+            size: How many numbers the largest of these leaves has.
+            by: The rule for its scheme, if there is one.
+        """
+        name = type(self.scheme).__name__
+        why, fix = "no rule says 'sparse' of it", f"Say 'sparse' to send them by {name}"
+        if by is not None:
+            why = f"the rule {by[0]!r} says {_said(by[1])} of it"
+            fix = f"Say 'sparse' in front of that rule to send them by {name}"
+        elif size < SPARSE_FROM:
+            why = f"leaves below {SPARSE_FROM:,} join one dense sum"
+        raise RuleError(
+            f"the rule {pattern!r} says {value!r}, and it has no effect: a dense sum has "
+            "no units, and every leaf that it matches is summed densely; the largest has "
+            f"{size:,} numbers, and {why}. {fix}, or leave the rule out: gradients that "
+            "come as rows, as with sparsejax.lazy, need none."
+        )
+
+    def _check_first(self, pattern, value, matched, first):
+        """Raises where earlier rules have said something else of all leaves of a rule.
 
         Args:
             pattern: Of the rule.
             value: What it says.
-            paths: Of all leaves.
-            leaves: Those that it matches.
-            schemes: How these are summed.
+            matched: The numbers of the leaves that it matches.
+            first: Of each leaf the rule of this kind that holds; None without one.
         """
-        if not leaves:
+        earlier = dict(first[k] for k in matched)
+        if pattern in earlier:
+            return
+        meant = self._means(value)
+        others = {by: said for by, said in earlier.items() if self._means(said) != meant}
+        if others:
+            said = " and ".join(f"{by!r} says {_said(x)}" for by, x in others.items())
+            # In front of them it must leave them something to say.
+            matched = set(matched)
+            rest = {by[0] for k, by in enumerate(first) if by and k not in matched}
+            fix = "Put it first, or leave it out" if rest >= {*others} else "Leave it out"
             raise RuleError(
-                f"the rule {pattern!r} matches no leaf. The leaves are: "
-                + ", ".join(repr(path) for path in paths)
-                + ". Rules are regular expressions, searched in these paths."
-            )
-        are_dense = all(isinstance(scheme, AllReduce) for scheme in schemes)
-        # Of a yardstick, such as dense_sync, rules are those of what it is compared with.
-        if value in _UNITS and are_dense and not isinstance(self.scheme, AllReduce):
-            raise RuleError(
-                f"the rule {pattern!r} says {value!r}, and it has no effect: a dense sum "
-                "has no units, and every leaf that it matches is summed densely; the "
-                f"largest has {max(leaf.size for leaf in leaves):,} numbers, and leaves "
-                f"below {SPARSE_FROM:,} join one dense sum. Say 'sparse' to send them by "
-                f"{type(self.scheme).__name__}, or leave the rule out: gradients that come "
-                "as rows, as with sparsejax.lazy, need none."
+                f"the rule {pattern!r} says {_said(value)}, and it has no effect: {said}, "
+                "and of every leaf the first rule that says such a thing holds. "
+                f"{fix}."
             )
 
     def of_rows(self, paths, leaves):
@@ -190,22 +234,22 @@ class ByRules(Assignment):
         """Whether a leaf is summed by the scheme."""
         return self._decide(path, leaf)[0] == self.scheme
 
+    def _first(self, path: str) -> tuple[Any, Any]:
+        """The rules that hold for the scheme and the unit of a leaf; None without one."""
+        first: dict[bool, tuple[str, Any]] = {}
+        for pattern, value in (self.rules or {}).items():
+            if re.search(pattern, path):
+                first.setdefault(value in _UNITS, (pattern, value))
+        return first.get(False), first.get(True)
+
+    def _means(self, value):
+        """The scheme, or the unit, that a rule says."""
+        return {"dense": self._dense(), "sparse": self.scheme}.get(value, value)
+
     def _said(self, path: str) -> tuple[Any, Any]:
         """The scheme and the unit that rules say of a leaf; None where they say nothing."""
-        scheme: Any = None
-        unit: Any = None
-        for pattern, value in (self.rules or {}).items():
-            if not re.search(pattern, path):
-                continue
-            if value in _UNITS:
-                unit = unit or value
-            elif value == "dense":
-                scheme = scheme or self._dense()
-            elif value == "sparse":
-                scheme = scheme or self.scheme
-            else:
-                scheme = scheme or value
-        return scheme, unit
+        scheme, unit = self._first(path)
+        return scheme and self._means(scheme[1]), unit and unit[1]
 
     def _decide(self, path: str, leaf: Any) -> tuple[Scheme, str]:
         """The scheme and the unit of one leaf."""
@@ -279,6 +323,11 @@ def _bucket(scheme, shape, indices, paths, leaves):
     return Bucket(
         name, scheme, tuple(indices), tuple(paths[i] for i in indices), units, shape
     )
+
+
+def _said(value):
+    """What a rule says, for a message."""
+    return repr(value) if isinstance(value, str) else f"{type(value).__name__}(...)"
 
 
 def check_rules(rules: Rules | None) -> None:

@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
+from sparsejax import axes
 from sparsejax.errors import ArgumentError, StateError
 from tests import helpers
 
@@ -91,6 +92,50 @@ def test_fsdp_over_the_axis_of_the_ranks_is_refused(check_vma, with_params, name
         jax.eval_shape(run, p, state, IDS)
 
 
+PAIR = ("data", "fsdp")
+
+
+@pytest.mark.parametrize("over", ["data", "fsdp", PAIR])
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_shards_over_one_of_a_pair_of_axes_of_the_ranks_are_refused(check_vma, over):
+    """By their shapes, with or without `check_vma`: the ranks are those of both axes."""
+    mesh, specs = helpers.grid(data=2, fsdp=4), {"table": P(over), "w": P()}
+    tx, p = sparsejax.zen_sync(PAIR), params()
+    run = step_of(tx, mesh, specs, over, check_vma=check_vma, with_params=False, axis=PAIR)
+    named = " and ".join(map(repr, axes.axis_names(over)))
+    match = rf"If 'table' is sharded over {named}, .*FSDP\).* none of the ranks'"
+    with pytest.raises(StateError, match=match):
+        jax.eval_shape(run, p, tx.init(p), IDS)
+
+
+def test_of_axes_of_one_size_both_are_named():
+    mesh, specs = helpers.grid(data=2, fsdp=2), {"table": P("fsdp"), "w": P()}
+    tx, p = sparsejax.zen_sync(PAIR), params()
+    run = step_of(tx, mesh, specs, "fsdp", with_params=False, axis=PAIR)
+    with pytest.raises(StateError, match="If 'table' is sharded over 'data' or 'fsdp', "):
+        jax.eval_shape(run, p, tx.init(p), IDS)
+
+
+def test_fsdp_is_named_where_another_axis_is_left_to_xla():
+    """The ranks' axis alone is manual, and shards a parameter."""
+    mesh, specs = helpers.grid(data=4, fsdp=2), {"table": P("data"), "w": P()}
+    tx, p = sparsejax.zen_sync("data"), params()
+
+    def step(p, state, ids):
+        return tx.update(jax.grad(loss_of("data"))(sparsejax.local(p, "data"), ids), state)
+
+    run = helpers.shard_map(
+        step,
+        mesh=mesh,
+        axis_names={"data"},
+        in_specs=(specs, P(), P("data")),
+        out_specs=(specs, P()),
+    )
+    match = rf"'fsdp' is no manual axis.*its shard\. If 'table' is {FSDP}"
+    with pytest.raises(StateError, match=match):
+        jax.eval_shape(run, p, tx.init(p), IDS)
+
+
 @pytest.mark.parametrize("name", SYNCS)
 def test_a_state_of_shards_over_the_axis_of_the_ranks_is_refused(name):
     mesh, specs = helpers.mesh_of(4), {"table": P("data"), "w": P()}
@@ -108,6 +153,22 @@ def test_fsdp_is_refused_with_the_update_where_no_init_could_tell():
     run = step_of(tx, mesh, specs, "data")
     with pytest.raises(ArgumentError, match=FSDP):
         jax.eval_shape(run, params(), state, IDS)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_all_reduce_adds_up_what_different_shards_have(check_vma):
+    """It has no state and is given no parameters: nothing tells it what a leaf is."""
+    mesh, specs = helpers.mesh_of(4), {"table": P("data"), "w": P()}
+
+    def summed(p, ids):
+        return sparsejax.all_reduce(jax.grad(loss_of("data"))(sparsejax.local(p), ids))
+
+    run = helpers.shard_map(
+        summed, mesh=mesh, in_specs=(specs, P("data")), out_specs=P(), check_vma=check_vma
+    )
+    got = jax.jit(run)(params(), IDS)["table"]
+    shards = 4 * jax.grad(loss_of(None))(params(), IDS)["table"]
+    np.testing.assert_allclose(got, shards.reshape(4, 2, WIDTH).sum(0), 1e-5, 1e-6)
 
 
 def test_parameters_that_were_made_local_are_not_those_for_update():
