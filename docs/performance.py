@@ -332,7 +332,7 @@ whose dense step compiles in a third of the time: what an exchange, a selection 
 system adds weighs more beside it. What is done table by table is compiled table by table,
 and XLA:CPU shares nothing between tables of different heights. By rows, each table has its
 own lists, rows that catch up and rows that are written back; EmbRace's also have what is
-sent first and what is sent later; a sparsifier selects from each by a program of its own."""
+sent first and what is sent later; a sparsifier has a program of its own for each."""
     head = ["model", "system", "init, s", "step, s", "x dense"]
     return "Compiling many leaves", text, table(head, rows, left=2), results
 

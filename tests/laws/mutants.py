@@ -1042,9 +1042,33 @@ MUTANTS = {
     ),
     "a rule behind those that hold for all its leaves is taken": Mutant(
         "sparsejax/transforms/buckets/assignment.py",
-        "        if pattern in earlier:\n",
-        "        if earlier:\n",
+        "if pattern in earlier or is_default:",
+        "if earlier:",
         "tests/transforms/test_rules.py",
+    ),
+    "a rule for the rest must find some": Mutant(
+        "sparsejax/transforms/buckets/assignment.py",
+        "if pattern in earlier or is_default:",
+        "if pattern in earlier:",
+        "tests/transforms/test_rules.py",
+    ),
+    "a loss that is reduced over the ranks is trained": Mutant(
+        "sparsejax/training/on_rank/program.py",
+        "if missing and axes.is_checking(axis_name):",
+        "if False:",
+        "tests/training/test_coupled_losses.py",
+    ),
+    "gradients of equal ids of a column table are added in any order": Mutant(
+        "sparsejax/embrace/column_lookup.py",
+        "return add_repeated(zeros, places, g), np.zeros",
+        'return zeros.at[places].add(g, mode="drop"), np.zeros',
+        "tests/laws/test_ordered_sums.py",
+    ),
+    "units that threads place are summed for copies": Mutant(
+        "sparsejax/wire/ordered.py",
+        "if is_elsewhere() and (wire.deterministic or copies(wire, over)):",
+        "if False:",
+        "tests/laws/test_ordered_sums.py",
     ),
     "each small table has to save what an exchange costs": Mutant(
         "sparsejax/transforms/buckets/tables.py",

@@ -61,6 +61,12 @@ def test_a_rule_behind_those_that_hold_for_all_its_leaves_is_refused(case):
         treated({last: rules[last]} | rules)
 
 
+@pytest.mark.parametrize("rest", ["", ".*"])
+def test_a_rule_for_the_rest_may_have_nothing_left(rest):
+    rules = {"tables": "sparse", "w": "sparse", rest: "dense"}
+    assert treated(rules) == treated({"": "sparse"})
+
+
 def test_rules_of_which_each_has_an_effect_are_taken():
     assert treated({"tables/a": "row"}) == ROW
     # Earlier rules hold for some of the leaves, or say something else.

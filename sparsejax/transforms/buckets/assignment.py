@@ -199,7 +199,9 @@ class ByRules(Assignment):
             first: Of each leaf the rule of this kind that holds; None without one.
         """
         earlier = dict(first[k] for k in matched)
-        if pattern in earlier:
+        # What matches any path, at the end, is meant for whatever the others leave.
+        is_default = pattern == [*(self.rules or {})][-1] and re.search(pattern, "")
+        if pattern in earlier or is_default:
             return
         meant = self._means(value)
         others = {by: said for by, said in earlier.items() if self._means(said) != meant}
