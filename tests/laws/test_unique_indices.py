@@ -96,7 +96,7 @@ def test_indices_of_a_scheme_are_unique_where_it_says_so(name, shape, claims):
     assert not claims.false
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", [x for x in SCHEMES if x != "zen_after_a_step"])
 def test_indices_of_listed_rows_are_unique_where_it_says_so(name, claims):
     """Of lists in which ids repeat, and in which some are of no row."""
     rules = {"": "row", "w": "sparse"}

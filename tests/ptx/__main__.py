@@ -6,7 +6,7 @@ A CASE is a backend and a check, as triton/partition.py: all if none is given. E
 on every architecture, in the orders of some seeds, in two processes. Says what each found,
 a fault with the shortest order of warps in which it shows. An opcode that a kernel uses and
 that has no test of its own is a failure, too. --record writes what was launched into
-benchmarks/results.
+benchmarks/results, in place of earlier rows of the same runs.
 """
 
 import argparse
@@ -30,7 +30,8 @@ def main() -> int:
         return 2
     cases = [names[name] for name in given.cases] or runs.CASES
     seeds = range(given.first, given.first + given.seeds)
-    recorder = Recorder("ptx", " ".join(["python -m tests.ptx", *sys.argv[1:]]))
+    command = " ".join(["python -m tests.ptx", *sys.argv[1:]])
+    recorder = Recorder("ptx", command, keys=("case", "arch", "seed"))
     found = []
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(given.workers, context) as pool:
@@ -66,7 +67,8 @@ def main() -> int:
                 opcodes=len(one.opcodes),
                 fault=one.fault,
             )
-        recorder.add(opcodes=sorted(used), minutes=round(minutes, 1))
+        if not given.cases:
+            recorder.add(opcodes=sorted(used), minutes=round(minutes, 1))
         say(f"wrote {recorder.write()}")
     return 1 if faults or untested else 0
 
