@@ -16,12 +16,29 @@ CLASSES = {"b8": "%rs", "b16": "%rs", "b32": "%r", "s32": "%r", "b64": "%rd"}
 
 
 def moved(opcode):
-    """What an opcode moves: its size, its registers and how each is stored by itself."""
+    """What an opcode moves: its size, its registers, and their type each by itself."""
     *vector, kind = opcode.split(".")[2:]
     count = int(vector[0][1:]) if vector else 1
     names = [f"{CLASSES[kind]}{10 + i}" for i in range(count)]
     text = f"{{{', '.join(names)}}}" if vector else names[0]
     return SIZES[kind] * count, text, kind, names
+
+
+def loads(space, base, kind, names):
+    """Loads of registers one by one."""
+    size = SIZES[kind]
+    return [
+        f"ld.{space}.{kind} {name}, [{base}+{size * i}];" for i, name in enumerate(names)
+    ]
+
+
+def stores(space, base, kind, names):
+    """Stores of registers one by one."""
+    size = SIZES[kind]
+    return [
+        f"st.{space}.b{8 * size} [{base}+{size * i}], {name};"
+        for i, name in enumerate(names)
+    ]
 
 
 def of(space, what):
@@ -48,58 +65,42 @@ def copied(load, store, size, through_shared=False):
     np.testing.assert_array_equal(got, data)
 
 
+def in_turn(*lines):
+    return "\n".join(line for part in lines for line in part)
+
+
 @pytest.mark.parametrize("opcode", of("global", "ld"))
 def test_a_load_from_global_memory(opcode):
-    size, text, _kind, names = moved(opcode)
-    part = size // len(names)
-    bits = f"b{8 * part}"
-    stores = [
-        f"st.global.{bits} [%rd22+{part * i}], {name};" for i, name in enumerate(names)
-    ]
-    copied(f"{opcode} {text}, [%rd21];", "\n".join(stores), size)
+    size, text, kind, names = moved(opcode)
+    store = in_turn(stores("global", "%rd22", kind, names))
+    copied(f"{opcode} {text}, [%rd21];", store, size)
 
 
 @pytest.mark.parametrize("opcode", of("global", "st"))
 def test_a_store_to_global_memory(opcode):
     size, text, kind, names = moved(opcode)
-    part = size // len(names)
-    loads = [
-        f"ld.global.{kind} {name}, [%rd21+{part * i}];" for i, name in enumerate(names)
-    ]
-    copied("\n".join(loads), f"{opcode} [%rd22], {text};", size)
+    load = in_turn(loads("global", "%rd21", kind, names))
+    copied(load, f"{opcode} [%rd22], {text};", size)
 
 
 @pytest.mark.parametrize("opcode", of("shared", "ld"))
 def test_a_load_from_shared_memory(opcode):
-    size, text, _kind, names = moved(opcode)
-    part = size // len(names)
-    bits = f"b{8 * part}"
-    inside = [
-        f"ld.global.{bits} {name}, [%rd21+{part * i}];\nst.shared.{bits} [%r6+{part * i}], "
-        f"{name};"
-        for i, name in enumerate(names)
-    ]
-    stores = [
-        f"st.global.{bits} [%rd22+{part * i}], {name};" for i, name in enumerate(names)
-    ]
-    load = "\n".join([*inside, "bar.sync 0;", f"{opcode} {text}, [%r6];"])
-    copied(load, "\n".join(stores), size, through_shared=True)
+    size, text, kind, names = moved(opcode)
+    inside = loads("global", "%rd21", f"b{8 * SIZES[kind]}", names)
+    inside += stores("shared", "%r6", kind, names)
+    load = in_turn(inside, ["bar.sync 0;", f"{opcode} {text}, [%r6];"])
+    store = in_turn(stores("global", "%rd22", kind, names))
+    copied(load, store, size, through_shared=True)
 
 
 @pytest.mark.parametrize("opcode", of("shared", "st"))
 def test_a_store_to_shared_memory(opcode):
     size, text, kind, names = moved(opcode)
-    part = size // len(names)
-    loads = [
-        f"ld.global.{kind} {name}, [%rd21+{part * i}];" for i, name in enumerate(names)
-    ]
-    load = "\n".join([*loads, f"{opcode} [%r6], {text};", "bar.sync 0;"])
-    out = [
-        f"ld.shared.{kind} {name}, [%r6+{part * i}];\nst.global.{kind} [%rd22+{part * i}], "
-        f"{name};"
-        for i, name in enumerate(names)
-    ]
-    copied(load, "\n".join(out), size, through_shared=True)
+    load = in_turn(
+        loads("global", "%rd21", kind, names), [f"{opcode} [%r6], {text};", "bar.sync 0;"]
+    )
+    out = loads("shared", "%r6", kind, names) + stores("global", "%rd22", kind, names)
+    copied(load, in_turn(out), size, through_shared=True)
 
 
 def test_a_load_extends_a_number_by_its_sign():

@@ -38,14 +38,12 @@ class Ran:
         conflicts: Accesses that nothing orders, each pair of instructions once.
         collisions: Stores of one instruction to a buffer, of other values to one place:
             how many.
-        same: Stores of a value by several threads that is the same for all: how many.
         order: The warps in the order in which they went, a step each: an access, a
             barrier or a branch.
     """
 
     conflicts: dict[tuple, Conflict]
     collisions: Counter
-    same: Counter
     order: list[int]
 
     @property
@@ -173,7 +171,7 @@ class Launch:
         self.rng = np.random.default_rng(order.seed)
         self._choices = random.Random(order.seed)
         self._order = order
-        self.ran = Ran({}, Counter(), Counter(), [])
+        self.ran = Ran({}, Counter(), [])
         for buffer in memory.buffers:
             buffer.watch = Watch(
                 buffer.name, buffer.size, self.threads, code.grain["global"]
@@ -292,6 +290,17 @@ class Launch:
             return warp.block.shared, within(warp.block.shared, addresses, size)
         return self.memory.locate(addresses, size)
 
+    def _access(self, warp, action):
+        """Which lanes reach which bytes: mask, buffer, offsets, size; None if none do."""
+        mask = warp.mask(action)
+        if mask is not None and not len(mask):
+            return None
+        size = TYPES[action.type].itemsize * len(action.registers)
+        buffer, offsets = self._reached(warp, action, mask, size)
+        if action.kind != "load" and not buffer.writable:
+            raise Fault(f"writes to {buffer.name}, which is an operand")
+        return mask, buffer, offsets, size
+
     def _address(self, warp, action):
         base = warp.registers[action.base]
         wrapped = action.offset & (2 ** (8 * base.itemsize) - 1)
@@ -307,12 +316,10 @@ class Launch:
             self.ran.conflicts.setdefault(one.pair, one)
 
     def _load(self, warp, action):
-        mask = warp.mask(action)
-        if mask is not None and not len(mask):
+        access, dtype = self._access(warp, action), TYPES[action.type]
+        if access is None:
             return
-        dtype = TYPES[action.type]
-        size = dtype.itemsize * len(action.registers)
-        buffer, offsets = self._reached(warp, action, mask, size)
+        mask, buffer, offsets, size = access
         self._show_own(warp, buffer, offsets, size)
         self._conflict(self._note("load", warp, action, buffer, offsets, size, mask))
         octets = buffer.read(offsets, size)
@@ -335,14 +342,10 @@ class Launch:
         warp.registers[register] = wide
 
     def _store(self, warp, action):
-        mask = warp.mask(action)
-        if mask is not None and not len(mask):
+        access, dtype = self._access(warp, action), TYPES[action.type]
+        if access is None:
             return
-        dtype = TYPES[action.type]
-        size = dtype.itemsize * len(action.registers)
-        buffer, offsets = self._reached(warp, action, mask, size)
-        if not buffer.writable:
-            raise Fault(f"writes to {buffer.name}, which is an operand")
+        mask, buffer, offsets, _ = access
         columns = [warp.registers[place] for place in action.registers]
         numbers = np.stack([x.astype(f"u{dtype.itemsize}") for x in columns], 1)
         if mask is not None:
@@ -362,9 +365,7 @@ class Launch:
                     self.ran.collisions[action.number, buffer.name] += 1
         found = self._note("store", warp, action, buffer, offsets, size, mask)
         if buffer.store(offsets, octets):
-            same = [one for one in found if one.first[0] == "store"]
-            self.ran.same[action.number] += len(same)
-            found = [one for one in found if one not in same]
+            found = [one for one in found if one.first[0] != "store"]
         self._conflict(found)
         warp.waiting.append((buffer, offsets[shuffled], octets[shuffled]))
 
@@ -397,15 +398,10 @@ class Launch:
             self._store_octets(warp, action, buffer, offsets, octets, None)
 
     def _atomic(self, warp, action):
-        mask = warp.mask(action)
-        if mask is not None and not len(mask):
+        access, dtype = self._access(warp, action), TYPES[action.type]
+        if access is None:
             return
-        dtype = TYPES[action.type]
-        size = dtype.itemsize
-        every = size * len(action.registers)
-        buffer, offsets = self._reached(warp, action, mask, every)
-        if not buffer.writable:
-            raise Fault(f"writes to {buffer.name}, which is an operand")
+        (mask, buffer, offsets, every), size = access, dtype.itemsize
         if action.orders:
             self._show(warp)
         self._show_own(warp, buffer, offsets, every)

@@ -44,7 +44,6 @@ class Program:
         name: Its entry.
         parameters: The names of its parameters, in order.
         threads: Of a block.
-        registers: How many there are of each class: "%p", "%rs", "%r", "%rd".
         instructions: In order.
         labels: The instruction at which each label stands.
     """
@@ -52,7 +51,6 @@ class Program:
     name: str
     parameters: tuple[str, ...]
     threads: int
-    registers: dict[str, int]
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]
 
@@ -72,7 +70,7 @@ class Program:
 _CLASSES = {"pred": "%p", "b16": "%rs", "b32": "%r", "b64": "%rd"}
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\((.*?)\)\s*((?:\.\w+ [\w, ]+\n)*)\{", re.S)
 _PARAMETER = re.compile(r"\.param \.(u64|b64)\b.*?(\w+)\s*$")
-_REGISTERS = re.compile(r"\.reg \.(\w+)\s+(%\w+)<(\d+)>")
+_REGISTERS = re.compile(r"\.reg \.(\w+)\s+(%\w+)<\d+>")
 _SOURCE = re.compile(r"([\w./<>-]+):(\d+):\d+")
 _INSTRUCTION = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 # Directives inside a body that say nothing about what is computed.
@@ -97,7 +95,6 @@ def read(text: str) -> Program:
         name,
         tuple(_parameter(name, one) for one in given.split(",") if one.strip()),
         int(threads[1]),
-        reader.registers,
         tuple(reader.instructions),
         reader.labels,
     )
@@ -115,7 +112,7 @@ class _Reader:
 
     def __init__(self, kernel):
         self.kernel = kernel
-        self.registers, self.instructions, self.labels = {}, [], {}
+        self.instructions, self.labels = [], {}
         self._source = "?"
 
     def take(self, line, number) -> bool:
@@ -137,13 +134,12 @@ class _Reader:
 
     def _statement(self, text, number):
         if registers := _REGISTERS.match(text):
-            kind, name, count = registers.groups()
+            kind, name = registers.groups()
             if _CLASSES.get(kind) != name:
                 raise PtxError(
                     f"{self.kernel}, line {number}: registers {name} of .{kind} are not "
                     "known"
                 )
-            self.registers[name] = int(count)
             return
         found = _INSTRUCTION.match(text)
         if found is None:
