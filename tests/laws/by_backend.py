@@ -4,9 +4,10 @@
 
 holds schemes, or all of the conformance table, to the law with the kernels of "pallas" or
 of "triton" in their interpreters, or with Triton's compiled for a GPU and executed from
-their PTX, "ptx". Triton's interpreter is chosen before Triton is imported, and checks no
-bounds, so it has a process of its own, in which arrays lie between canaries. Programs are
-traced as for GPUs, and run on simulated devices; each calls Triton's kernels back.
+their PTX: by the machine on the CPU, "ptx", or by the GPU that is here, "gpu". Triton's
+interpreter is chosen before Triton is imported, and checks no bounds, so it has a process
+of its own, in which arrays lie between canaries. Programs are traced as for GPUs, and run
+on simulated devices; each calls Triton's kernels back.
 """
 
 import collections
@@ -152,13 +153,17 @@ def triton_by(launched):
 
 
 def kernels_of(backend: str) -> contextlib.AbstractContextManager:
-    """Inside it the kernels of "pallas", "triton" or "ptx" are taken."""
+    """Inside it the kernels of "pallas", "triton", "ptx" or "gpu" are taken."""
     if backend == "pallas":
         return pallas_kernels.use_kernels("pallas", interpret=True)
     if backend == "triton":
         from tests.kernels import triton_worker
 
         return triton_by(triton_worker.interpreted)
+    if backend == "gpu":
+        from tests.ptx import hardware
+
+        return triton_by(hardware.Hardware(hardware.capability()).launched)
     from tests.ptx.launches import Gpu
 
     return triton_by(Gpu().launched)
@@ -166,6 +171,7 @@ def kernels_of(backend: str) -> contextlib.AbstractContextManager:
 
 def main() -> None:
     backend, *names = sys.argv[1:]
+    jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", RANKS)
     for name in names or SCHEMES:
         for shape in _SHAPES:

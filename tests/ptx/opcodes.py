@@ -213,6 +213,11 @@ def _product(a, b):
     return of_float(to_float(a) * to_float(b))
 
 
+def _but_nan(function):
+    """Of which NaN comes of a NaN, the ISA does not say."""
+    return lambda a: None if math.isnan(to_float(a)) else function(a)
+
+
 def _flushed_magnitude(a):
     tiny = a & 0x7F800000 == 0
     return 0 if tiny else a & 0x7FFFFFFF
@@ -258,9 +263,9 @@ _BY_NAME: dict[str, Lane] = {
     "sub.rn.f32": _difference,
     "mul.f32": _product,
     "mul.rn.f32": _product,
-    "neg.f32": lambda a: a ^ 1 << 31,
-    "abs.f32": lambda a: a & 0x7FFFFFFF,
-    "abs.ftz.f32": _flushed_magnitude,
+    "neg.f32": _but_nan(lambda a: a ^ 1 << 31),
+    "abs.f32": _but_nan(lambda a: a & 0x7FFFFFFF),
+    "abs.ftz.f32": _but_nan(_flushed_magnitude),
 }
 
 

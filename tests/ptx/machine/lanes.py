@@ -90,14 +90,20 @@ def _wide(kind):
 
 
 def _quotient(a, b):
-    """Towards zero. Of a division by zero anything may come."""
+    """Towards zero. The ISA leaves a division by zero open; an H200 gives all ones."""
     wide_a, wide_b = a.astype(object), np.where(b == 0, 1, b).astype(object)
     done = [
         abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
         for x, y in zip(wide_a, wide_b, strict=True)
     ]
     bits = 8 * a.itemsize
-    return np.array([x & ((1 << bits) - 1) for x in done], f"u{a.itemsize}").view(a.dtype)
+    quotient = np.array([x & ((1 << bits) - 1) for x in done], f"u{a.itemsize}")
+    return np.where(b == 0, np.invert(np.zeros_like(quotient)), quotient).view(a.dtype)
+
+
+def _rest(a, b):
+    """What a division leaves; of one by zero as the quotient."""
+    return np.where(b == 0, _quotient(a, b), a - _quotient(a, b) * b)
 
 
 for _kind in INTEGERS:
@@ -109,13 +115,7 @@ for _kind in INTEGERS:
     _add(f"min.{_kind}", _typed(_kind, np.minimum), _kind, _kind, _kind)
     _add(f"max.{_kind}", _typed(_kind, np.maximum), _kind, _kind, _kind)
     _add(f"div.{_kind}", _typed(_kind, _quotient), _kind, _kind, _kind)
-    _add(
-        f"rem.{_kind}",
-        _typed(_kind, lambda a, b: a - _quotient(a, b) * np.where(b == 0, 1, b)),
-        _kind,
-        _kind,
-        _kind,
-    )
+    _add(f"rem.{_kind}", _typed(_kind, _rest), _kind, _kind, _kind)
 for _kind in ("u16", "s16", "u32", "s32"):
     _long, _product = twice(_kind), _wide(_kind)
     _add(f"mul.wide.{_kind}", _product, _long, _kind, _kind)
@@ -250,14 +250,29 @@ def _converted(to, kind):
     return _typed(kind, lambda a: a.astype(TYPES[to]))
 
 
+def _one_nan(function, kind):
+    """The function of floats, whose NaNs are all one: so an H200 leaves them."""
+    nan = (1 << 8 * TYPES[kind].itemsize - 1) - 1
+
+    def run(a):
+        made = function(a)
+        bits = made.view(f"u{made.itemsize}")
+        return np.where(np.isnan(made.astype(np.float32)), bits.dtype.type(nan), bits)
+
+    return run
+
+
 for _kind in ("u16", "b16", "u32", "b32", "u64", "b64", "pred", "s32", "s64", "f32"):
     _add(f"mov.{_kind}", lambda a: a, _kind, _kind)
 for _to in INTEGERS:
     for _kind in INTEGERS:
         _add(f"cvt.{_to}.{_kind}", _converted(_to, _kind), _to, _kind)
 for _kind in ("f16", "bf16"):
-    _add(f"cvt.f32.{_kind}", _converted("f32", _kind), "f32", _kind)
-    _add(f"cvt.rn.{_kind}.f32", _converted(_kind, "f32"), _kind, "f32")
+    _narrowed = _one_nan(lambda a, to=TYPES[_kind]: a.astype(to), _kind)
+    _add(f"cvt.rn.{_kind}.f32", _typed("f32", _narrowed), _kind, "f32")
+_widened = _one_nan(lambda a: a.astype(np.float32), "f32")
+_add("cvt.f32.f16", _typed("f16", _widened), "f32", "f16")
+_add("cvt.f32.bf16", _converted("f32", "bf16"), "f32", "bf16")
 
 # Floats, 9.7.3. Denormals are kept where the opcode does not end in ".ftz".
 
@@ -289,9 +304,10 @@ for _name in ("sub.f32", "sub.rn.f32"):
     _add(_name, _typed("f32", lambda a, b: summed(a, -b)), "f32", "f32", "f32")
 for _name in ("mul.f32", "mul.rn.f32"):
     _add(_name, _typed("f32", _product_f32), "f32", "f32", "f32")
-_add("neg.f32", lambda a: a ^ U32(1 << 31), "f32", "f32")
-_add("abs.f32", lambda a: a & U32(0x7FFFFFFF), "f32", "f32")
-_add("abs.ftz.f32", _typed("f32", lambda a: np.abs(flushed(a))), "f32", "f32")
+_add("neg.f32", _typed("f32", _one_nan(operator.neg, "f32")), "f32", "f32")
+_add("abs.f32", _typed("f32", _one_nan(np.abs, "f32")), "f32", "f32")
+_magnitude = _one_nan(lambda a: np.abs(flushed(a)), "f32")
+_add("abs.ftz.f32", _typed("f32", _magnitude), "f32", "f32")
 
 # What the lanes of a warp tell each other, 9.7.9.6 and 9.7.13. All of them take part.
 
