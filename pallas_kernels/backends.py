@@ -60,6 +60,7 @@ class _Asked:
     name: str
     interpret: bool = False
     compile_only: bool = False
+    prefers: str | None = None  # of "auto", where it runs
 
 
 _asked: contextvars.ContextVar[_Asked | None] = contextvars.ContextVar(
@@ -91,6 +92,20 @@ def use_kernels(
     if backend != "auto" and (reason := why_not(asked)):
         raise BackendError(reason)
     token = _asked.set(asked)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+@contextlib.contextmanager
+def auto_prefers(backend: str) -> Iterator[None]:
+    """With "auto" operations inside are computed by this backend, where it has them.
+
+    For operations that belong together: which was the fastest is known of each by itself.
+    """
+    asked = _resolve(None)
+    token = _asked.set(dataclasses.replace(asked, prefers=backend))
     try:
         yield
     finally:
@@ -140,7 +155,12 @@ def run(
 def chosen(operation: str, named: str | None, kernels: Container[str], size: int) -> str:
     """The backend that computes an operation of which some backends have kernels."""
     asked = _resolve(named)
-    name = _winner(operation, size, kernels) if asked.name == "auto" else asked.name
+    name = asked.name
+    if name == "auto":
+        liked = asked.prefers
+        if liked is None or liked not in kernels or why_not(liked) is not None:
+            liked = _winner(operation, size, kernels)
+        name = liked
     return "reference" if name not in kernels and named is None else name
 
 
@@ -190,6 +210,7 @@ def in_triton(file: str, operation: str) -> Callable:
         module = importlib.import_module(f"pallas_kernels.triton.{file}")
         return getattr(module, operation)(*operands, **how)
 
+    call.__name__ = operation
     return call
 
 

@@ -15,6 +15,8 @@ It needs pytest and hypothesis, and is faster with pytest-xdist.
     winners     every operation by every backend, its results compared with the reference's;
                 214M and 16M elements at 2.8%, these and 1M at 1%; against reading the
                 array, copying it, jnp.nonzero, top-k and DGC; and the ratios to be reached
+    steps       a rank's whole step but for the network, against what `make device` says
+                of it, and its kernels by the profiler
     figure14    `benchmarks.kernels memory` at 214M parameters, as in Zen, by XLA and Triton
 
 Each part is a process of its own, in this order, so that neither a fault on the device nor
@@ -33,7 +35,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks.gpu import checks, copies, winners
+from benchmarks.gpu import checks, copies, steps, winners
 from benchmarks.gpu.context import Context
 from benchmarks.harness import settings
 from benchmarks.harness.record import say
@@ -58,6 +60,7 @@ PARTS = {
     "largest": (checks.largest, 40),
     "sums": (checks.sums, 30),
     "winners": (winners.winners, 240),
+    "steps": (steps.steps, 240),
     "figure14": (figure14, 180),
 }
 

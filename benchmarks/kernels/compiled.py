@@ -10,6 +10,7 @@ import concurrent.futures
 import functools
 import os
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -23,16 +24,21 @@ def together(calls: dict[str, tuple]) -> dict[str, Callable]:
     Returns:
         By name what takes nothing and returns the function's result.
     """
-    lowered = {name: _lowered(*call) for name, call in calls.items()}
+    return all_of({name: (lowered(*call), call[1:]) for name, call in calls.items()})
+
+
+def all_of(programs: dict[Any, tuple]) -> dict[Any, Callable]:
+    """Compiles what is lowered, by name beside its operands, as `together`."""
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = pool.map(_compiled, lowered.values())
+        done = pool.map(_compiled, [one for one, _ in programs.values()])
         return {
-            name: functools.partial(program, *calls[name][1:])
-            for name, program in zip(lowered, compiled, strict=True)
+            name: functools.partial(program, *operands)
+            for (name, (_, operands)), program in zip(programs.items(), done, strict=True)
         }
 
 
-def _lowered(function, *operands):
+def lowered(function: Callable, *operands: Any) -> Any:
+    """A function, lowered for its operands, or what it raises then."""
     try:
         return jax.jit(function).lower(*operands)
     except Exception as error:

@@ -8,6 +8,7 @@ its entries itself, so nothing but the message has the length of a message.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -123,7 +124,7 @@ def pack_message(
         searched=ends is not None,
     )
     operands = (slots, counts, numbers, array, *([] if ends is None else [ends]), *given)
-    size = len(slots) * room
+    size = len(slots) * room * math.prod(array.shape[1:])
     return backends.run("pack_message", backend, kernels, size, *operands)
 
 
@@ -144,6 +145,7 @@ def unpack_message(
     first: int = 0,
     last: int | None = None,
     ordered: bool = False,
+    bitmaps: bool = False,
     backend: str | None = None,
 ) -> jax.Array:
     """Adds the values of all messages to an array, or sets them in it.
@@ -171,6 +173,9 @@ def unpack_message(
         first: The first entry of each message that is meant, a multiple of 4.
         last: The one behind the last; all that there is room for if None.
         ordered: Whether senders are added one after another: kernels take a launch each.
+        bitmaps: Whether slots travel as bitmaps as wide as a part of `units`, all of them
+            in these messages, and what they replace is zero: then kernels may write the
+            array in its own order. `ends` are those of `index_message(bitmaps=True)`.
         backend: See `backends`.
 
     Returns:
@@ -196,8 +201,10 @@ def unpack_message(
         )
     if ends is None and (values is not None or (first, last) != (0, None)):
         raise KernelArgumentError("ends must be given where a message comes in pieces.")
-    if ends is not None:
+    if ends is not None and not bitmaps:
         _check_ends(ends, len(message), longest)
+    if bitmaps:
+        _check_bitmaps(into, ends, len(message), longest, replaces, units)
     # A kernel needs an entry to go over, and knows of no more than there is room for.
     if first % 4 or not 0 <= first < (room if last is None else last) <= room:
         raise KernelArgumentError(
@@ -220,7 +227,9 @@ def unpack_message(
         "at": at,
         "ordered": ordered,
     }
-    whole = values is None and (first, last) == (0, None)
+    if bitmaps:
+        kernels["triton"] = backends.in_triton("bitmap", "unpack_bitmaps")
+    whole = not bitmaps and values is None and (first, last) == (0, None)
     last = room if last is None else last
     if not _has_kernel(into.dtype, dtype):
         kernels.pop("triton")
@@ -230,7 +239,7 @@ def unpack_message(
         whole = False  # Pallas' is given one message at a time, and knows no sender.
     if whole and reached and into.dtype in _ADDED_IN_PALLAS and dtype in _TRAVELS:
         kernels["pallas"] = functools.partial(in_pallas.unpack_message, **sizes)
-    size = len(message) * room
+    size = len(message) * room * math.prod(into.shape[1:])
     cut = [x for x in (ends, values) if x is not None]
     operands = into, message, numbers, *cut
     return backends.run("unpack_message", backend, kernels, size, *operands)
@@ -243,6 +252,7 @@ def index_message(
     longest: int,
     planes: int,
     at: int = 0,
+    bitmaps: bool = False,
     backend: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """What is looked up in messages that were received, whatever their size.
@@ -253,11 +263,13 @@ def index_message(
         longest: Words of the longest string or bitmap.
         planes: For how many bytes of a slot the places say where they are.
         at: Which of the numbers is the first that is meant.
+        bitmaps: Whether strings are bitmaps, to be unpacked as such.
         backend: See `backends`.
 
     Returns:
         int32 [senders], the headers: how many entries each part has in all; and int32
-        [senders, rows], how many bits strings have up to the end of each row of words.
+        [senders, rows], how many bits strings have up to the end of each row of words. Of
+        bitmaps instead int32 [longest, senders, 2]: each word, and the bits before it.
 
     Example:
         >>> # A header of two entries, and a bitmap of 32 slots that says which.
@@ -274,41 +286,32 @@ def index_message(
         "reference": reference.index_message,
         "triton": backends.in_triton("messages", "index_message"),
     }
-    kernels = backends.bound(kernels, longest=longest, planes=planes, at=at)
+    sizes = {"longest": longest, "planes": planes, "at": at, "bitmaps": bitmaps}
+    kernels = backends.bound(kernels, **sizes)
     size = len(message) * longest
     return backends.run("index_message", backend, kernels, size, message, numbers)
 
 
 def unpacks_in_kernels(
-    into: jax.typing.DTypeLike,
-    dtype: jax.typing.DTypeLike,
-    size: int,
-    *,
-    packed: int,
-    words: int,
+    into: jax.typing.DTypeLike, dtype: jax.typing.DTypeLike, size: int
 ) -> bool:
     """Whether a kernel unpacks messages: one for all sizes, so that branches share it.
 
-    It looks things up in messages, and branches pack what they send: so all three
-    operations have to be computed by kernels, each as it is chosen at its own size.
+    It looks things up in messages, and branches pack what they send: where unpacking, which
+    takes longest, is done by a kernel, so are the others (`backends.auto_prefers`).
 
     Args:
         into: The dtype of the array that values are added to.
         dtype: Of the values while they travel.
-        size: Entries of all messages that are received.
-        packed: Of all that are packed.
-        words: Words of the strings, or bitmaps, of all messages that are received.
+        size: Numbers of all messages that are received.
 
     Example:
         >>> with sparsejax.use_kernels("reference"):
-        ...     pallas_kernels.unpacks_in_kernels(
-        ...         jnp.float32, jnp.float32, 4096, packed=4096, words=128)
+        ...     pallas_kernels.unpacks_in_kernels(jnp.float32, jnp.float32, 4096)
         False
     """
     kernels = ("reference", *["triton"] * _has_kernel(jnp.dtype(into), jnp.dtype(dtype)))
-    sizes = {"pack_message": packed, "index_message": words, "unpack_message": size}
-    each = (backends.chosen(name, None, kernels, size) for name, size in sizes.items())
-    return all(name == "triton" for name in each)
+    return backends.chosen("unpack_message", None, kernels, size) == "triton"
 
 
 def _has_kernel(into, dtype):
@@ -345,6 +348,20 @@ def _check_ends(ends, parts, words):
         raise KernelArgumentError(
             f"ends must be those of {parts} parts of {words} packed words, int32"
             f"{list(wanted)}, got {ends.dtype}{list(ends.shape)}."
+        )
+
+
+def _check_bitmaps(into, ends, senders, longest, replaces, units):
+    if into.ndim > 1 or not replaces or units is None:
+        raise KernelArgumentError(
+            "bitmaps=True is for numbers that replace zeros, at the units of slots; got "
+            f"into of shape {list(into.shape)}, replaces={replaces} and units={units}."
+        )
+    if ends is None or ends.shape != (longest, senders, 2) or ends.dtype != jnp.int32:
+        has = None if ends is None else f"{ends.dtype}{list(ends.shape)}"
+        raise KernelArgumentError(
+            f"ends must be those of index_message(bitmaps=True), int32[{longest}, "
+            f"{senders}, 2], got {has}."
         )
 
 

@@ -35,7 +35,8 @@ from pallas_kernels.pallas.entries import (
     words_filled,
 )
 from pallas_kernels.pallas.slots import find_bits, striped_unit, turns_of
-from pallas_kernels.reference.messages import index_message, row_ends, row_words
+from pallas_kernels.reference.index_message import index_message
+from pallas_kernels.reference.messages import row_ends, row_words
 
 
 _CLEARED = 2048  # words that a program clears

@@ -1,9 +1,11 @@
 """What each operation computes, in plain XLA: the definition, and the default everywhere.
 
-`indices` has what is computed with lists of indices, `messages` how they travel. Arguments
+`indices` has what is computed with lists of indices, `messages` how they travel, and
+`index_message` what is looked up in those. Arguments
 are checked by the operations of the package, which call these.
 """
 
+from pallas_kernels.reference.index_message import index_message as index_message
 from pallas_kernels.reference.indices import (
     EMPTY as EMPTY,
     FLAGS_AT_MOST as FLAGS_AT_MOST,
@@ -23,7 +25,6 @@ from pallas_kernels.reference.indices import (
     with_serial as with_serial,
 )
 from pallas_kernels.reference.messages import (
-    index_message as index_message,
     pack_message as pack_message,
     unpack_message as unpack_message,
 )

@@ -27,6 +27,8 @@ from pallas_kernels.reference import ordered as ordered_sums
 
 
 MOST_FLAT = 2**31 - 1  # words that int32 numbers
+# Of words that are searched: a row is found by halving, a word in it one by one.
+MOST_ROWS = 1 << 14
 SINGLE = 7  # numbers of a row of places before those of the planes
 
 
@@ -225,26 +227,18 @@ def unpack_message(
     )
 
 
-def index_message(message, numbers, *, longest, planes, at):
-    """The headers, and the bits of strings up to the end of each row. See the operation."""
-    places = Run.of(numbers, at, planes).places
-    heads = lax.bitcast_convert_type(message[:, 0], jnp.int32)
-    ends, _ = row_ends(cut_strings(_padded(message, 1 + longest), places, longest))
-    return heads, ends
-
-
 def _joined(message, values, places, first, room, longest, into, dtype):
     """Messages of which the beginning is here, and values from some entry on, if given."""
     unit = math.prod(into.shape[1:]) * jnp.dtype(dtype).itemsize
     more = max(1 + longest, room // 4 * unit)
     if not values:
-        return _padded(message, message.shape[1] + more)
+        return padded(message, message.shape[1] + more)
     (values,) = values
-    message = _padded(message, message.shape[1] + values.shape[1] + more)
+    message = padded(message, message.shape[1] + values.shape[1] + more)
     return put(message, values, 0, places.values + first // 4 * unit)
 
 
-def _padded(message, words):
+def padded(message, words):
     """Messages of at least so many words, zeros where there were fewer."""
     return jnp.pad(message, ((0, 0), (0, max(words - message.shape[1], 0))))
 
@@ -332,7 +326,7 @@ def row_ends(words: jax.Array) -> tuple[jax.Array, int]:
 def row_words(n: int) -> int:
     """How many of n words a row has, so that there are few: a power of two."""
     row = 1
-    while row * rank_select.AT_ONCE < n:
+    while row * MOST_ROWS < n:
         row *= 2
     return row
 

@@ -1,6 +1,7 @@
-"""Bitmap coding, and compaction by it, in Triton; see `pallas_kernels.pallas.bitmap`.
+"""Bitmap coding, compaction by it, and messages with bitmaps, in Triton.
 
-Encoding waits for memory; decoding, with a thread a word, for hardly anything.
+Encoding waits for memory; decoding, with a thread a word, for hardly anything. For the
+first two see also `pallas_kernels.pallas.bitmap`.
 """
 
 import jax
@@ -11,11 +12,13 @@ from jax import lax
 
 from pallas_kernels.rank_select import WORD, run_ends, unsigned
 from pallas_kernels.triton.launch import launch
+from pallas_kernels.triton.slots import KINDS, seeds_of, striped, turned, values_at
 from pallas_kernels.triton.words import chosen, count_bits, list_bits
 
 
 _WORDS = 64  # a program packs so many words
 _DECODED = 256  # and lists the bits of so many
+_SLOTS = 512  # of each column of an array a program writes so many
 
 
 def bitmap_encode(x):
@@ -95,3 +98,94 @@ def decode_kernel(
     counts = count_bits(words)
     first = tl.load(ends_ptr + program) - tl.sum(counts)
     list_bits(words, word * 32, found_ptr, first + tl.cumsum(counts, 0) - counts, CAPACITY)
+
+
+def unpack_bitmaps(
+    into, message, numbers, table, *values, dtype, units, at, first, last, **_
+):
+    """See `pallas_kernels.unpack_message`, with `bitmaps`.
+
+    Where a sixth of all numbers arrive, nearly each line of the array has one. Written
+    entry by entry, 19 million numbers into 128 million took an H200 1.05 ms. Here a program
+    writes runs of the array, zeros included (0.35 ms): it looks for each place whether its
+    slot has a bit, and which number that is, by the bits before it in its word, and before
+    the word (`index_message.rank_words`). Slots of one number belong to as many senders as
+    there are parts, and to as many columns of the array (`striping`): a program has a run
+    of slots of all columns, so the words that it needs are few, and beside each other.
+
+    Of messages that come in pieces, each piece writes the places whose ranks are in it.
+    """
+    (values,), alone = values or (message,), bool(values)
+    told = jnp.array([values.shape[1], first, last, int(alone)], jnp.int32)
+    sizes = striped(units)
+    (total,) = launch(
+        unpack_bitmaps_kernel,
+        triton.cdiv(sizes["COLUMN"], _SLOTS),
+        (table, values, numbers, told, seeds_of(units)),
+        in_place=(into,),
+        warps=8,
+        WORDS=len(table),
+        SIZE=len(into),
+        KIND=KINDS[dtype],
+        UNIT=dtype.itemsize,
+        **sizes,
+        AT=at,
+        BLOCK=_SLOTS,
+        ALL=triton.next_power_of_2(units.parts),
+    )
+    return total
+
+
+@triton.jit
+def unpack_bitmaps_kernel(
+    table_ptr,
+    values_ptr,
+    numbers_ptr,
+    told_ptr,
+    seeds_ptr,
+    _into,
+    into_ptr,
+    WORDS: tl.constexpr,
+    SIZE: tl.constexpr,
+    KIND: tl.constexpr,
+    UNIT: tl.constexpr,
+    PARTS: tl.constexpr,
+    TURNS: tl.constexpr,
+    COLUMN: tl.constexpr,
+    AT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALL: tl.constexpr,
+):
+    """A program writes a run of slots of all columns, as far as they are in this piece."""
+    first = tl.load(told_ptr + 1)
+    last = tl.load(told_ptr + 2)
+    sender = tl.arange(0, ALL)
+    word = tl.program_id(0) * (BLOCK // 32)
+    ranks = table_ptr + (word * PARTS + sender) * 2 + 1
+    least = tl.load(ranks, mask=sender < PARTS, other=last)
+    behind = (sender < PARTS) & (word + BLOCK // 32 < WORDS)
+    most = tl.load(ranks + BLOCK // 32 * PARTS * 2, mask=behind, other=last)
+    if (tl.min(least, 0) >= last) | (tl.max(most, 0) < first):
+        return
+    slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = slot < COLUMN
+    turn = turned(slot, seeds_ptr, PARTS, TURNS)
+    bit = (slot & 31).to(tl.uint32)
+    # Values alone begin with that of the first entry.
+    begins = tl.load(numbers_ptr + AT + 4)
+    if tl.load(told_ptr + 3) != 0:
+        begins = -(first // 4 * UNIT)
+    values = values_at(values_ptr + begins, KIND)
+    stride = tl.load(told_ptr).to(tl.int64) * (4 // UNIT)
+    for column in range(PARTS):
+        part = column + turn
+        part = tl.where(part >= PARTS, part - PARTS, part)
+        pair = table_ptr + ((slot >> 5) * PARTS + part) * 2
+        words = tl.load(pair, mask=inside, other=0).to(tl.uint32, bitcast=True)
+        lower = words & ((1 << bit) - 1).to(tl.uint32)
+        rank = tl.load(pair + 1, mask=inside, other=0) + count_bits(lower)
+        unit = slot + tl.full((), COLUMN, tl.int64) * column
+        own = inside & (unit < SIZE) & (rank >= first) & (rank < last)
+        is_set = own & ((words >> bit) & 1 != 0)
+        value = tl.load(values + part * stride + rank, mask=is_set, other=0)
+        tl.store(into_ptr + unit, value.to(into_ptr.dtype.element_ty), mask=own)

@@ -3,6 +3,8 @@
 A program counts the bits of some rows of a message's string. Of each message another adds
 the counts up: they are few. How long messages and their strings are is data, so one kernel
 does it for messages of all sizes.
+
+Of bitmaps that are unpacked in the order of an array (`bitmap`) each word is ranked, too.
 """
 
 import jax
@@ -18,7 +20,7 @@ from pallas_kernels.triton.words import count_bits
 _WORDS = 4096  # that a program counts the bits of
 
 
-def index_message(message, numbers, *, longest, planes, at):
+def index_message(message, numbers, *, longest, planes, at, bitmaps=False):
     """See `pallas_kernels.index_message`."""
     del planes
     senders, row = len(message), row_words(longest)
@@ -42,10 +44,34 @@ def index_message(message, numbers, *, longest, planes, at):
         senders,
         (counts,),
         results=[jax.ShapeDtypeStruct((senders, rows), jnp.int32)],
+        warps=min(16, max(4, triton.next_power_of_2(rows) // 1024)),
         ROWS=rows,
         BLOCK=triton.next_power_of_2(rows),
     )
-    return heads, ends
+    return heads, rank_words(message, ends, longest=longest) if bitmaps else ends
+
+
+def rank_words(message, ends, *, longest):
+    """The words of bitmaps, each beside the bits before it: int32 [longest, senders, 2].
+
+    Args:
+        message: uint32 [senders, words], with the bitmap behind the header.
+        ends: int32 [senders, rows], the bits up to the end of each row of its words.
+        longest: Words of the bitmap.
+    """
+    senders, row = len(message), row_words(longest)
+    (table,) = launch(
+        rank_words_kernel,
+        triton.cdiv(longest, row),
+        (message, ends, jnp.array([message.shape[1]], jnp.int32)),
+        results=[jax.ShapeDtypeStruct((longest, senders, 2), jnp.int32)],
+        WORDS=longest,
+        ROWS=ends.shape[1],
+        ROW=row,
+        SENDERS=senders,
+        BLOCK=triton.next_power_of_2(senders),
+    )
+    return table
 
 
 @triton.jit
@@ -88,3 +114,32 @@ def count_rows_kernel(
     counts = tl.sum(count_bits(bits.to(tl.uint32, bitcast=True)), axis=1)
     own_counts = counts_ptr + sender.to(tl.int64) * ROWS
     tl.store(own_counts + row, counts.to(tl.int32), mask=row < ROWS)
+
+
+@triton.jit
+def rank_words_kernel(
+    message_ptr,
+    ends_ptr,
+    stride_ptr,
+    table_ptr,
+    WORDS: tl.constexpr,
+    ROWS: tl.constexpr,
+    ROW: tl.constexpr,
+    SENDERS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program ranks the words of a row, of all senders."""
+    row = tl.program_id(0)
+    sender = tl.arange(0, BLOCK)[None, :]
+    word = row * ROW + tl.arange(0, ROW)[:, None]
+    there = (sender < SENDERS) & (word < WORDS)
+    own = message_ptr + sender.to(tl.int64) * tl.load(stride_ptr) + 1
+    words = tl.load(own + word, mask=there, other=0)
+    counts = count_bits(words.to(tl.uint32, bitcast=True))
+    ends = ends_ptr + sender * ROWS + row - 1
+    before = tl.load(ends, mask=(sender < SENDERS) & (row > 0), other=0)
+    # The interpreter adds up in 64 bits.
+    rank = (before + tl.cumsum(counts, 0) - counts).to(tl.int32)
+    to = table_ptr + (word * SENDERS + sender) * 2
+    tl.store(to, words.to(tl.int32, bitcast=True), mask=there)
+    tl.store(to + 1, rank, mask=there)

@@ -30,6 +30,7 @@ from pallas_kernels.reference.messages import row_ends, row_words
 from pallas_kernels.triton.index_message import index_message as index_message
 from pallas_kernels.triton.launch import launch
 from pallas_kernels.triton.slots import (
+    KINDS,
     entries_here,
     find_bits,
     seeds_of,
@@ -43,7 +44,6 @@ _NUMBERS = 1024  # of the values of a program's entries at a time
 _COLUMNS = 256  # and of one entry, where it has so many
 _WARPS = 8
 _CLEARED = 4096  # words that a program clears
-_KINDS = {jnp.dtype(kind): i for i, kind in enumerate(("float32", "float16", "bfloat16"))}
 
 
 def pack_message(
@@ -98,7 +98,7 @@ def pack_message(
         SIZE=len(array),
         WIDTH=width,
         PLANES=planes,
-        KIND=_KINDS[dtype],
+        KIND=KINDS[dtype],
         GIVEN=len(given),
         **striped(units),
         AT=at,
@@ -135,7 +135,7 @@ def unpack_message(
     told = [message.shape[1], values.shape[1], first, last, int(len(cut) > 1)]
     each, sums = 1 if ordered and not replaces else len(message), into.reshape(-1)
     for sender in range(0, len(message), each):
-        run = jnp.array([*told, sender], jnp.int32)
+        run = jnp.array([*told, sender, each], jnp.int32)
         (sums,) = launch(
             unpack_message_kernel,
             each * triton.cdiv(last - first, block),
@@ -151,7 +151,7 @@ def unpack_message(
             WIDTH=width,
             UNIT=width * dtype.itemsize,
             PLANES=planes,
-            KIND=_KINDS[dtype],
+            KIND=KINDS[dtype],
             REPLACES=int(replaces),
             ALONE=int(each == 1),
             **striped(units),
@@ -337,12 +337,12 @@ def unpack_message_kernel(
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A program adds, or sets, a run of entries of a sender."""
+    """A program adds, or sets, a run of entries of a sender; senders take turns."""
     first = tl.load(told_ptr + 2)
     last = tl.load(told_ptr + 3)
-    blocks = (last - first + BLOCK - 1) // BLOCK
-    sender = tl.load(told_ptr + 5) + tl.program_id(0) // blocks
-    begin = first + tl.program_id(0) % blocks * BLOCK
+    senders = tl.load(told_ptr + 6)
+    sender = tl.load(told_ptr + 5) + tl.program_id(0) % senders
+    begin = first + tl.program_id(0) // senders * BLOCK
     own = message_ptr + sender.to(tl.int64) * tl.load(told_ptr)
     run = numbers_ptr + AT
     here = entries_here(tl.load(own).to(tl.int32, bitcast=True), run, ROOM)

@@ -9,6 +9,9 @@ from pallas_kernels import striping
 from pallas_kernels.triton.words import count_bits, mix
 
 
+KINDS = {jnp.dtype(kind): i for i, kind in enumerate(("float32", "float16", "bfloat16"))}
+
+
 def seeds_of(units):
     """Of the hashes that say how a slot is turned."""
     if units is None:
@@ -91,12 +94,19 @@ def striped_unit(
     COLUMN: tl.constexpr,
 ):
     """`striping.invert`: the unit of each slot of a part."""
+    turn = turned(slot, seeds_ptr, PARTS, TURNS)
+    return (part + PARTS - turn) % PARTS * COLUMN + slot
+
+
+@triton.jit
+def turned(slot, seeds_ptr, PARTS: tl.constexpr, TURNS: tl.constexpr):
+    """`striping.turn`: by how many parts the units of each slot are turned."""
     turn = tl.zeros_like(slot)
     for k in tl.static_range(TURNS):
         seed = tl.load(seeds_ptr + k).to(tl.uint32, bitcast=True)
         ones = mix((slot >> 5).to(tl.uint32), seed) >> (slot & 31).to(tl.uint32)
         turn += (ones & 1).to(tl.int32) * ((1 << k) % PARTS)
-    return (part + PARTS - turn % PARTS) % PARTS * COLUMN + slot
+    return turn % PARTS
 
 
 @triton.jit

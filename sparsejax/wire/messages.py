@@ -29,6 +29,7 @@ only a piece is there. The bytes are those of the whole message.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_kernels.backends import auto_prefers
 from sparsejax.axes import as_varying, by_platform, together, varying_axes
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
@@ -260,8 +262,7 @@ class _Stage:
         and unpacks itself, and then one for the rest. The first message is packed before
         the switch, and the last is unpacked behind it, whichever side is taken.
         """
-        parts = len(self.slots.counts)
-        if whole.in_branches(self.form, parts, self.channel.sources, self.fold):
+        if whole.in_branches(self.form, self.channel.sources, self.fold):
             return self.in_branches(need, typical)
         ladder, form, top = self.ladder, self.form, self.ladder.top
         lengths = Lengths.of(form, need)
@@ -305,14 +306,13 @@ class _Stage:
     def in_branches(self, need, typical) -> tuple[Any, Sent]:
         """The same, where one kernel packs messages of all sizes, and one unpacks them.
 
-        Then a side packs what it sends, and unpacks what it receives, a piece before the
-        next is sent. So nothing is there that has room for the longest message, and sides
-        consist of kernels that are compiled once.
+        A side packs what it sends, and unpacks a piece before the next is sent: nothing has
+        room for the longest message, and sides are kernels that are compiled once.
         """
-        ladder, form = self.ladder, self.form
-        lengths = Lengths.of(form, need)
-        ends = whole.ends_of(self.slots)
-        takers = [self.taker(number, ends) for number in range(len(ladder.rungs))]
+        form, ends = self.form, whole.ends_of(self.slots)
+        ladder, lengths = self.ladder, Lengths.of(form, need)
+        makers = [functools.partial(self.taker, i, ends) for i in range(len(ladder.rungs))]
+        takers, alone = [make(False) for make in makers], [make(True) for make in makers]
 
         def nothing(carry, numbers):
             del numbers
@@ -332,16 +332,26 @@ class _Stage:
             finals = [takers[number] for number in ladder.finals]
             return lax.switch(told.final, finals, carry, numbers)
 
-        sides = [nothing, *takers, several]
+        sides = [nothing, *alone, several]
         start = lax.optimization_barrier(self.start)
-        side = lengths.side(len(sides))
-        carry, counts = lax.switch(side, sides, start, lengths.numbers)
+        with auto_prefers("triton"):
+            side = lengths.side(len(sides))
+            carry, counts = lax.switch(side, sides, start, lengths.numbers)
         pieces = [len(form.pieces(number)) for number in range(len(ladder.rungs))]
         return carry, self._sent_at_once(lengths, counts, typical, pieces)
 
-    def taker(self, number: int, ends: jax.Array) -> Callable[..., tuple[Any, jax.Array]]:
-        """From a result to the next, and each sender's count, by a message of a rung."""
+    def taker(
+        self, number: int, ends: jax.Array, alone: bool
+    ) -> Callable[..., tuple[Any, jax.Array]]:
+        """From a result to the next, and each sender's count, by a message of a rung.
+
+        Args:
+            number: The rung.
+            ends: See `whole.ends_of`.
+            alone: Whether no other message comes before.
+        """
         rung, pieces = self.ladder.rungs[number], self.form.pieces(number)
+        bitmaps = alone and whole.are_bitmaps(self.form, rung, self.fold)
 
         def receive(words):
             received, sent = self.channel.send(words)
@@ -356,7 +366,7 @@ class _Stage:
             self.wire_bytes[number] = 0.0
             for piece in pieces:
                 words = receive(message[:, piece.words])
-                head = head or whole.Head.of(self.form, words, numbers, at)
+                head = head or whole.Head.of(self.form, words, numbers, at, bitmaps)
                 carry = whole.unpack_piece(
                     self.form, piece, head, words, numbers, self.fold, carry, at
                 )

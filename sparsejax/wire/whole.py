@@ -11,6 +11,7 @@ comes in pieces (`unpack_piece`), the first says which slots there are (`Head`),
 other brings the values of some entries.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,9 @@ from sparsejax.axes import as_varying
 from sparsejax.units import bits
 from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
+from sparsejax.wire import index_codes
 from sparsejax.wire.forms import Form, Piece
+from sparsejax.wire.ladder import Rung
 
 
 class Into(NamedTuple):
@@ -105,27 +108,20 @@ def pack(
     return as_varying(message, axes)
 
 
-def in_branches(form: Form, parts: int, sources: int, fold: Any) -> bool:
+def in_branches(form: Form, sources: int, fold: Any) -> bool:
     """Whether messages are unpacked where they are received: by one kernel for all sizes.
 
     In plain XLA each size would be compiled by itself.
 
     Args:
         form: Where the parts of a message are.
-        parts: How many messages are packed.
-        sources: How many are received.
+        sources: How many messages are received.
         fold: What is made of the entries.
     """
     if fold.into is None or not fold.into.is_known:
         return False
-    room = form.ladder.top
-    return pallas_kernels.unpacks_in_kernels(
-        fold.start.dtype,
-        form.dtype,
-        sources * room,
-        packed=parts * room,
-        words=sources * form.longest,
-    )
+    numbers = sources * form.ladder.top * math.prod(form.shape)
+    return pallas_kernels.unpacks_in_kernels(fold.start.dtype, form.dtype, numbers)
 
 
 class Head(NamedTuple):
@@ -135,19 +131,33 @@ class Head(NamedTuple):
         words: uint32 [senders, words].
         counts: int32 [senders], how many entries each part has in all.
         ends: See `pallas_kernels.index_message`.
+        bitmaps: Whether the messages are unpacked in the order of the array.
     """
 
     words: jax.Array
     counts: jax.Array
     ends: jax.Array
+    bitmaps: bool
 
     @classmethod
-    def of(cls, form: Form, words: jax.Array, numbers: jax.Array, at: int) -> "Head":
+    def of(
+        cls, form: Form, words: jax.Array, numbers: jax.Array, at: int, bitmaps: bool
+    ) -> "Head":
         """Looks it up."""
-        counts, ends = pallas_kernels.index_message(
-            words, numbers, longest=form.longest, planes=form.planes, at=at
-        )
-        return cls(words, counts, ends)
+        longest = form.ladder.width // bits.WORD if bitmaps else form.longest
+        sizes = {"longest": longest, "planes": form.planes, "at": at, "bitmaps": bitmaps}
+        counts, ends = pallas_kernels.index_message(words, numbers, **sizes)
+        return cls(words, counts, ends, bitmaps)
+
+
+def are_bitmaps(form: Form, rung: Rung, fold: Any) -> bool:
+    """Whether messages of a rung, if no others come, are unpacked in the array's order.
+
+    Of numbers alone: of rows, bitmaps pay where most lines of the array stay zero.
+    """
+    into: Into = fold.into
+    is_striped = into.replaces and isinstance(into.units, Striping)
+    return is_striped and not form.shape and rung.code is index_codes.BITMAP
 
 
 def unpack_piece(
@@ -179,12 +189,13 @@ def unpack_piece(
         head.words,
         numbers,
         room=form.ladder.top,
-        longest=form.longest,
+        longest=head.ends.shape[0] if head.bitmaps else form.longest,
         planes=form.planes,
         dtype=form.dtype,
         replaces=fold.into.replaces,
         units=fold.into.units,
         ordered=fold.in_order,
+        bitmaps=head.bitmaps,
         at=at,
         ends=head.ends,
         values=None if words is head.words else words,

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_kernels as kernels
-from pallas_kernels import backends, rank_select, types
+from pallas_kernels import backends, types
+from pallas_kernels.reference import messages as in_reference
 from sparsejax import schemes
 from sparsejax.wire import Wire
 from tests import helpers
@@ -63,6 +64,8 @@ def load(file: str, launched: Callable, edit: Edit | None = None) -> ModuleType:
     if file == "messages.py":
         module.index = load("index_message.py", launched)
         module.index_message = module.index.index_message
+        module.bitmap = load("bitmap.py", launched)
+        module.unpack_bitmaps = module.bitmap.unpack_bitmaps
     return module
 
 
@@ -222,6 +225,17 @@ def on_arrays(function):
     return call
 
 
+def check_bitmap_messages(made, index=None):
+    made._SLOTS = 64  # so that small arrays take several programs
+    index = index or load("index_message.py", made.launched)
+    functions = on_arrays(index.index_message), on_arrays(made.unpack_bitmaps)
+    for name, case in messages.BITMAPS.items():
+        messages.check_bitmaps(*functions, case)
+        if name == "half of all":
+            with mock.patch.object(in_reference, "MOST_ROWS", 10):
+                messages.check_bitmaps(*functions, case)
+
+
 def check_messages(made, in_pieces=True):
     def pack(slots, counts, array, numbers, *, units, **sizes):
         given = (units,) if isinstance(units, jax.Array) else ()
@@ -242,10 +256,12 @@ def check_messages(made, in_pieces=True):
         messages.check_unpack(unpack, messages.CASES[name], ordered=True)
     for name in ("coo8", "coo16", "rows of five halves", "one part") * in_pieces:
         messages.check_pieces(on_arrays(made.index_message), unpack, messages.CASES[name])
+    if in_pieces:
+        check_bitmap_messages(made.bitmap, made.index)
     # With rows of several words, the last not full, as long sets have them.
     for name in ("coo8", "coo16", "from a rank on", "mixed, bitmap"):
         rows = 1000 if name == "coo16" else 10  # of its 4,101 words, or of 33
-        with mock.patch.object(rank_select, "AT_ONCE", rows):
+        with mock.patch.object(in_reference, "MOST_ROWS", rows):
             messages.check_pack(pack, messages.CASES[name])
             messages.check_unpack(unpack, messages.CASES[name])
 
@@ -276,7 +292,8 @@ def sent_by(run):
 
 def check_exchange(made):
     """As `check_exchange_by`, where `made` has the kernels of Triton for messages."""
-    made.launch = made.index.launch = functools.partial(when_run, made.launched)
+    for module in (made, made.index, made.bitmap):
+        module.launch = functools.partial(when_run, made.launched)
     made._NUMBERS, made._COLUMNS, made._CLEARED = 64, 8, 256
     check_exchange_by("triton", made, {"pack_message", "index_message", "unpack_message"})
 
@@ -291,7 +308,8 @@ def check_exchange_by(backend, made, operations):
         launched.add(operation)
         axes = frozenset().union(*map(types.varying_axes, operands))
         operands = types.without_types(operands, axes)
-        result = getattr(made, operation)(*operands, **of[backend].keywords)
+        kernel = of[backend]
+        result = getattr(made, kernel.func.__name__)(*operands, **kernel.keywords)
         return types.as_varying(result, axes)
 
     ranks, size = 3, 3001
@@ -322,6 +340,14 @@ CHECKS = {
     "exchange": check_exchange,
     "slots.py": lambda made: check_messages(with_helpers("messages.py", made)),
     "index_message.py": lambda made: check_messages(with_helpers("messages.py", made)),
+    "bitmaps": check_bitmap_messages,
+    "index of bitmaps": lambda made: check_bitmap_messages(
+        load("bitmap.py", made.launched), made
+    ),
 }
 
-FILES = {"exchange": "messages.py"}  # where a check has not the name of its file
+FILES = {
+    "exchange": "messages.py",
+    "bitmaps": "bitmap.py",
+    "index of bitmaps": "index_message.py",
+}  # where a check has not the name of its file

@@ -300,3 +300,55 @@ def check_pieces(index, unpack, case):
         )
     wanted = case.total(np.ones(total.shape), False)
     np.testing.assert_array_equal(np.asarray(total).astype(np.float64), wanted)
+
+
+# Of which all is sent in one message; the last has several columns whose ends are cut off.
+BITMAPS = {
+    "thin": Case(("bitmap",), capacity=512, units="striped"),
+    "half of all": Case(
+        ("bitmap",), capacity=1056, density=(0.5, 0.4, 0.6), units="striped"
+    ),
+    "full, halves": Case(
+        ("bitmap",), capacity=288, words=9, density=(1.0,) * 4, units="striped", **HALVES
+    ),
+    "short parts": Case(
+        ("bitmap",), capacity=32, words=1, density=(0.5,) * 5, units="striped"
+    ),
+    "nothing": Case(("bitmap",), density=(0.0, 0.0), units="striped"),
+}
+
+
+def check_bitmaps(index, unpack, case):
+    """The array, zeros included, of bitmaps that come whole, and in three pieces."""
+    steps = dataclasses.replace(case.form.ladder, piece=1)
+    form = forms.Form(steps, case.shape, jnp.dtype(case.wire), case.parts)
+    sizes = {"longest": case.words, "planes": form.planes, "at": AT}
+    wanted = case.total(np.zeros(case.striping.size), True)
+    for count in (1, 3):
+        with mock.patch.object(ladder.Ladder, "pieces_of", return_value=count):
+            pieces = form.pieces(case.rung)
+        total, head, table = jnp.zeros(case.striping.size, jnp.float32), None, None
+        for piece in pieces:
+            words = np.ascontiguousarray(case.received[:, piece.words])
+            if head is None:
+                head = words
+                counts, table = index(head, case.numbers, bitmaps=True, **sizes)
+                np.testing.assert_array_equal(counts, case.counts)
+            if piece.first == piece.last:
+                continue
+            total = unpack(
+                total,
+                head,
+                case.numbers,
+                table,
+                *([] if words is head else [words]),
+                room=case.room,
+                dtype=jnp.dtype(case.wire),
+                replaces=True,
+                units=case.striping,
+                first=piece.first,
+                last=piece.last,
+                bitmaps=True,
+                **sizes,
+            )
+        np.testing.assert_array_equal(np.asarray(total).astype(np.float64), wanted)

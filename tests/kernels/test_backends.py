@@ -168,25 +168,28 @@ def test_auto_takes_what_won_at_the_nearest_size_below(monkeypatch):
     assert backends._winner("partition", 10**9, KERNELS) == "reference"
 
 
-@pytest.mark.parametrize("lost", [None, "pack_message", "index_message", "unpack_message"])
-def test_with_auto_messages_are_unpacked_in_kernels_where_all_that_takes_won(
-    lost, monkeypatch
-):
-    """Each at its own size: 10 entries packed, 20 words looked at, 30 entries unpacked."""
-    least = {"pack_message": 10, "index_message": 20, "unpack_message": 30}
-    rows = {
-        name: [{"size": size + (name == lost), "backend": "triton"}]
-        for name, size in least.items()
-    }
+def test_with_auto_what_a_branch_does_is_done_by_the_backend_that_unpacks(monkeypatch):
+    rows = {"unpack_message": [{"size": 30, "backend": "triton"}]}
     monkeypatch.setattr(backends, "_missing", lambda name: None)
     monkeypatch.setattr(backends, "_cuda_devices", lambda: (Gpu(),))
     monkeypatch.setattr(backends, "_winners", lambda: {"NVIDIA Test": rows})
-    found = functools.partial(
-        kernels.unpacks_in_kernels, jnp.float32, jnp.float32, 30, packed=10, words=20
-    )
-    assert found() == (lost is None)
+    unpacks = functools.partial(kernels.unpacks_in_kernels, jnp.float32, jnp.float32)
+    assert unpacks(30)
+    assert not unpacks(29)
     with kernels.use_kernels("reference"):
-        assert not found()
+        assert not unpacks(30)
+
+    packed_by = lambda of: backends.chosen("pack_message", None, of, 3)
+    with backends.auto_prefers("triton"):
+        assert packed_by(("reference", "triton")) == "triton"
+        assert packed_by(("reference", "pallas")) == "reference"
+        assert backends._asked.get().name == "auto"  # under vmap the reference computes
+    assert packed_by(("reference", "triton")) == "reference"
+    with kernels.use_kernels("reference"), backends.auto_prefers("triton"):
+        assert packed_by(("reference", "triton")) == "reference"
+    monkeypatch.setattr(backends, "_missing", lambda name: "it is not there")
+    with backends.auto_prefers("triton"):
+        assert packed_by(("reference", "triton")) == "reference"
 
 
 kernel_p = Primitive("a_kernel")  # with no rule to batch it

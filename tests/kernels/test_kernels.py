@@ -466,6 +466,20 @@ def test_no_kernel_writes_behind_the_end_of_an_array(size, monkeypatch):
     assert not dead, f"past its end wrote {dead}"
 
 
+def traced(monkeypatch):
+    """Launches by JAX in a program of their own: outside of one there are no buffers."""
+    from pallas_kernels.triton import launch
+
+    by_jax = launch.by_jax
+
+    def run(one):
+        given = one.operands, one.in_place
+        call = lambda a, b: by_jax(one._replace(operands=a, in_place=b))
+        return jax.jit(call)(*given)
+
+    monkeypatch.setattr(launch, "by_jax", run)
+
+
 @pytest.fixture
 def guarded_triton(monkeypatch):
     """The Triton kernels, outside of jit, and which of them wrote past an array's end.
@@ -482,6 +496,7 @@ def guarded_triton(monkeypatch):
     )
 
     real, dead = launch.launch, []
+    traced(monkeypatch)
 
     def with_guards(kernel, programs, operands, *, in_place=(), results=(), **how):
         canary = lambda x: jnp.full(GUARD, CANARY, jnp.uint32).view(x.dtype)
@@ -526,6 +541,7 @@ def test_no_triton_kernel_writes_behind_the_end_of_an_array(size, guarded_triton
 def test_programs_of_triton_use_their_scratch_again_and_again(density, monkeypatch):
     from pallas_kernels.triton import partition_dense
 
+    traced(monkeypatch)
     monkeypatch.setattr(partition_dense, "_PROGRAMS", 2)
     x = gradient(300_003, density)
     sizes = {"parts": 4, "slots": 1 << 17, "serial": 1 << 17, "hashes": 2}

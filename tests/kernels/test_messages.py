@@ -114,6 +114,37 @@ def test_what_arrives_in_pieces_is_added_piece_by_piece(name):
     messages.check_pieces(index, unpack, messages.CASES[name])
 
 
+@pytest.mark.parametrize("name", messages.BITMAPS)
+def test_bitmaps_are_unpacked_whole_and_piece_by_piece(name):
+    def unpack(into, message, numbers, ends, *values, **sizes):
+        told = {"ends": ends, "values": values[0] if values else None}
+        return kernels.unpack_message(into, message, numbers, **told, **sizes)
+
+    check = functools.partial(messages.check_bitmaps, case=messages.BITMAPS[name])
+    named = {"backend": "triton"} if ON_GPU else {"backend": "reference"}
+    how = lambda function: functools.partial(function, **named)
+    check(how(kernels.index_message), how(unpack))
+
+
+def test_bitmaps_that_no_kernel_unpacks_are_refused():
+    case = messages.BITMAPS["thin"]
+    sizes = {"room": case.room, "longest": case.words, "planes": 0, "at": messages.AT}
+    into, given = jnp.zeros(case.striping.size), (case.received, case.numbers)
+    known = {"bitmaps": True, "replaces": True, "units": case.striping}
+    ends = jnp.zeros((case.words, case.parts, 2), jnp.int32)
+    for wrong, said in (
+        ({"replaces": False}, "replaces=False"),
+        ({"units": None}, "units=None"),
+        ({"ends": None}, "got None"),
+        ({"ends": ends[:-1]}, r"int32\[33, 3, 2\], got int32\[32, 3, 2\]"),
+    ):
+        how = {"ends": ends} | known | wrong
+        with pytest.raises(kernels.KernelArgumentError, match=said):
+            kernels.unpack_message(into, *given, **sizes, **how)
+    with pytest.raises(kernels.KernelArgumentError, match="numbers that replace zeros"):
+        kernels.unpack_message(into[:, None], *given, ends=ends, **sizes, **known)
+
+
 def test_what_one_sender_sends_needs_no_atomic_additions():
     # On GPUs those take denormals for zero, and ranks that swap messages would differ.
     case = messages.CASES["rows of one part"]

@@ -236,8 +236,33 @@ MUTANTS = {
     ),
     "turned modulo a power of two": (
         "slots.py",
-        "(part + PARTS - turn % PARTS) % PARTS * COLUMN",
-        "(part + PARTS - turn % PARTS) * COLUMN",
+        "(part + PARTS - turn) % PARTS * COLUMN",
+        "(part + PARTS - turn) * COLUMN",
+    ),
+    "a piece writes what came in those before": (
+        "bitmaps",
+        "(unit < SIZE) & (rank >= first) & (rank < last)",
+        "(unit < SIZE) & (rank < last)",
+    ),
+    "a bit has the rank of the next": (
+        "bitmaps",
+        "((1 << bit) - 1).to(tl.uint32)",
+        "((2 << bit) - 1).to(tl.uint32)",
+    ),
+    "the words of a column": (
+        "bitmaps",
+        "((slot >> 5) * PARTS + part) * 2",
+        "((slot >> 5) * PARTS + column) * 2",
+    ),
+    "a run of slots is left out": (
+        "bitmaps",
+        "(tl.max(most, 0) < first)",
+        "(tl.min(most, 0) < first)",
+    ),
+    "a word has the rank of the next": (
+        "index of bitmaps",
+        "before + tl.cumsum(counts, 0) - counts",
+        "before + tl.cumsum(counts, 0)",
     ),
     "in an exchange, a message lacks its last entry": (
         "exchange",
@@ -249,6 +274,9 @@ MUTANTS = {
 # Each is a process of some ten to forty seconds: the tests take a few of each file, and the
 # command `python -m tests.kernels.test_triton` takes all.
 LEFT_TO_THE_COMMAND = {
+    "the words of a column",
+    "a bit has the rank of the next",
+    "a run of slots is left out",
     "idle lanes swap",
     "tickets without atomics",
     "a round with the seed of the part",
