@@ -314,7 +314,7 @@ what is a tenth faster than plain XLA, by the clock and by how long the device i
 
 
 def steps_on_a_gpu():
-    results = Results("gpu-jax0.11.2")
+    results, counts = Results("gpu-jax0.11.2"), Results("device-jax0.11.2")
     newest = Results("gpu-jax0.12.0.1")
     rows = []
     for row in results.where(part="steps"):
@@ -322,15 +322,17 @@ def steps_on_a_gpu():
             continue
         key = {name: row[name] for name in ("load", "scheme", "kernels")}
         profile = results.one(part="profile", **key)
-        cells = [1e3 * x for x in (seconds(row), profile["busy"], row["predicted"])]
+        by = None if row["kernels"] == "reference" or "Algor" in row["scheme"] else "triton"
+        count = counts.one(load=row["load"], scheme=row["scheme"], kernels=by)
+        cells = [1e3 * x for x in (seconds(row), profile["busy"], count["device"])]
         on_newest = 1e3 * seconds(newest.one(part="steps", **key))
         head = [row["load"], row["scheme"], row["kernels"].replace("reference", "XLA")]
         rows.append([*head, *(f"{x:.2f}" for x in cells), f"{on_newest:.2f}"])
-    text = f"""One rank's step of sixteen on one H200, in milliseconds: the program that each
-rank runs, with copies on the device in place of collectives, so all but the network. *Busy*
-is the sum of its kernels by the profiler, *counted* what `make device` had predicted. The
+    text = f"""One rank's step of sixteen on one H200, in milliseconds: the program that
+each rank runs, with copies on the device in place of collectives, so all but the network.
+*Busy* is the sum of its kernels by the profiler, *counted* what `make device` counts. The
 last column is of JAX 0.12 (`benchmarks/results/{newest.name}`), which launches Triton's
-kernels itself; bitmaps were not yet unpacked in the order of the array there."""
+kernels itself; there bitmaps were still unpacked entry by entry."""
     head = ["gradient", "scheme", "kernels", "ms", "busy", "counted", "JAX 0.12"]
     return "A rank's step, on a GPU", text, table(head, rows, 3), results
 

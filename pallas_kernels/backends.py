@@ -3,8 +3,8 @@
     reference   plain XLA, everywhere
     pallas      Pallas, through its Triton backend, on GPUs of NVIDIA
     triton      Triton, on the same
-    auto        the fastest that was measured on this kind of device (`winners.json`);
-                reference where nothing was
+    auto        Triton where it was measured to be faster than plain XLA on this kind of
+                device (`winners.json`); reference elsewhere
 
 Asked for as an argument of the operation; else by `use_kernels`, as a context; else by the
 variable SPARSEJAX_KERNELS; else it is "auto". The question is asked when a function is
@@ -15,8 +15,8 @@ them; the reference it can.
 
 A backend that is named and cannot run here raises and says why. An operation that a backend
 has no kernel for is computed by reference, except where the operation itself was given the
-name. With "auto" nothing raises: what cannot run is passed over, and under `vmap` the
-reference computes.
+name. With "auto" what cannot run is passed over, and under `vmap` the reference computes;
+to differentiate, ask for the reference.
 
 | backend | JAX 0.10 | JAX 0.11 | JAX 0.12 |
 | --- | --- | --- | --- |

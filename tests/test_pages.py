@@ -161,12 +161,20 @@ def test_flags_of_cuda_graphs_are_those_that_were_counted():
     assert {*flags.split(",+")} == {*graphs.ALL} - {*graphs.USUAL}
 
 
-def test_no_figure_is_from_a_gpu_as_pages_say():
-    assert "No figure is from a GPU yet." in PAGES["README.md"]
+def test_figures_from_a_gpu_are_those_that_pages_name():
+    assert "none of a network of GPUs" in PAGES["README.md"]
     records = [*(ROOT / "benchmarks" / "results").glob("*.jsonl")]
     assert len(records) > 30
-    heads = [json.loads(path.read_text().partition("\n")[0]) for path in records]
-    assert {head["backend"] for head in heads} == {"cpu"}
+    heads = {path: json.loads(path.read_text().partition("\n")[0]) for path in records}
+    on_gpus = {path.name for path, head in heads.items() if head.get("backend") != "cpu"}
+    assert on_gpus == {
+        "gpu-jax0.11.2.jsonl",
+        "gpu-jax0.12.0.1.jsonl",
+        "hardware-jax0.11.2.jsonl",
+        "kernels-figure14-gpu-jax0.11.2.jsonl",
+    }
+    for path, head in heads.items():
+        assert (path.name in on_gpus) == ("device" in head), path.name
 
 
 # --- Tables name all there are, and nothing else.

@@ -28,5 +28,9 @@ def kernels(run: Callable) -> list[tuple[str, float, float]]:
                 continue
             for event in line.events:
                 found.setdefault(event.name, []).append(event.duration_ns * 1e-9)
+    if not found:
+        raise RuntimeError(
+            "the profile has no kernels: its planes or lines have other names"
+        )
     rows = [(name, len(x) / CALLS, sum(x) / CALLS) for name, x in found.items()]
     return sorted(rows, key=lambda row: -row[2])

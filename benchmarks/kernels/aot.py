@@ -82,8 +82,10 @@ KERNELS = {
         "clear_message",
         "count_rows",
         "sum_rows",
+        "rank_words",
         "pack_message",
         "unpack_message",
+        "unpack_bitmaps",
     )
 }
 

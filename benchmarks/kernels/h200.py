@@ -9,7 +9,8 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 import pallas_kernels as kernels
-from pallas_kernels import rank_select, striping
+from pallas_kernels import striping
+from pallas_kernels.reference import messages as in_reference
 from pallas_kernels.reference.messages import SINGLE
 
 
@@ -126,6 +127,7 @@ def operations() -> dict:
             SIZE,
         ),
         **messages(),
+        **bitmap_messages(),
         "merge_rows": (
             of(kernels.merge_rows, rows=1 << 20),
             [((1 << 16,), jnp.int32)],
@@ -182,6 +184,47 @@ def messages() -> dict:
     return calls
 
 
+def bitmap_messages() -> dict:
+    """Numbers whose slots are bitmaps: what is looked up, and the array in its order."""
+    units = striping.Striping(SIZE, PARTS, 0)
+    longest = striping.width(SIZE, PARTS) // 32
+    words = 1 + longest + ROOM
+    sizes = {"longest": longest, "planes": 2, "bitmaps": True}
+    received, row = ((PARTS, words), jnp.uint32), ((PLACES + 2,), jnp.int32)
+    ends, values = ((longest, PARTS, 2), jnp.int32), ((PARTS, ROOM // 2), jnp.uint32)
+
+    def unpack(into, message, numbers, ends, *values, **piece):
+        return kernels.unpack_message(
+            into,
+            message,
+            numbers,
+            room=ROOM,
+            replaces=True,
+            units=units,
+            ends=ends,
+            values=values[0] if values else None,
+            **sizes,
+            **piece,
+        )
+
+    array, moved = ((SIZE,), jnp.float32), 4 * SIZE + 8 * longest * PARTS
+    whole = [array, received, row, ends]
+    last = {"first": ROOM // 2, "last": ROOM}
+    return {
+        "index_message, bitmaps": (
+            functools.partial(kernels.index_message, **sizes),
+            [received, row],
+            12 * longest * PARTS,
+        ),
+        "unpack_message, bitmaps": (unpack, whole, moved + 4 * ROOM * PARTS),
+        "unpack_message, a piece of bitmaps": (
+            functools.partial(unpack, **last),
+            [*whole, values],
+            moved + 2 * ROOM * PARTS,
+        ),
+    }
+
+
 SECTOR = 32  # bytes that come with a number from a place of its own
 
 
@@ -204,7 +247,7 @@ def shares(filled: float) -> dict[str, float]:
         lies = max(SECTOR, 4 * math.prod(shape))
         string = (ROOM + width / 256) / 8
         # Rows of words, one a word as long as they are few; read and written once.
-        ends = 8 * min(width // 32, rank_select.AT_ONCE)
+        ends = 8 * min(width // 32, in_reference.MOST_ROWS)
         message = string + entries * (1 + travels)
         must = width / 8 + entries * lies + message
         # The sets are read where they are counted, too.
@@ -212,7 +255,7 @@ def shares(filled: float) -> dict[str, float]:
         found[f"pack_message, {name}"] = must / does
         for how, times in (("added", 2), ("set", 1)):
             must = message + times * entries * lies
-            does = must + string + 8 * min(string / 4, rank_select.AT_ONCE)
+            does = must + string + 8 * min(string / 4, in_reference.MOST_ROWS)
             found[f"unpack_message, {name}, {how}"] = must / does
     return found
 
@@ -228,6 +271,7 @@ HAS_PALLAS = {
 }
 HAS = {"reference": set(operations()), "pallas": HAS_PALLAS}
 HAS["triton"] = HAS_PALLAS | {
+    *bitmap_messages(),
     "coo_add",
     "partition, append",
     "partition_dense",

@@ -13,7 +13,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import backends, checks, reference
+from pallas_kernels import backends, checks, reference, striping
 from pallas_kernels.errors import KernelArgumentError
 from pallas_kernels.pallas import messages as in_pallas
 from pallas_kernels.reference.messages import SINGLE, row_words
@@ -356,6 +356,12 @@ def _check_bitmaps(into, ends, senders, longest, replaces, units):
         raise KernelArgumentError(
             "bitmaps=True is for numbers that replace zeros, at the units of slots; got "
             f"into of shape {list(into.shape)}, replaces={replaces} and units={units}."
+        )
+    wide = striping.width(units.size, units.parts) // striping.WORD
+    if senders != units.parts or longest != wide or len(into) != units.size:
+        raise KernelArgumentError(
+            f"bitmaps=True: units are {units.size} in {units.parts} parts of {wide} words; "
+            f"got {len(into)} units, {senders} messages and longest={longest}."
         )
     if ends is None or ends.shape != (longest, senders, 2) or ends.dtype != jnp.int32:
         has = None if ends is None else f"{ends.dtype}{list(ends.shape)}"

@@ -311,8 +311,8 @@ def row_ends(words: jax.Array) -> tuple[jax.Array, int]:
         words: uint32 [parts, n].
 
     Returns:
-        int32 [parts, rows], so few that they are added up in one kernel, and how many words
-        a row has: a power of two.
+        int32 [parts, rows], of no more than `MOST_ROWS`, and how many words a row has: a
+        power of two.
     """
     parts, n = words.shape
     row = row_words(n)

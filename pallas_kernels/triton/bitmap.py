@@ -165,6 +165,7 @@ def unpack_bitmaps_kernel(
     least = tl.load(ranks, mask=sender < PARTS, other=last)
     behind = (sender < PARTS) & (word + BLOCK // 32 < WORDS)
     most = tl.load(ranks + BLOCK // 32 * PARTS * 2, mask=behind, other=last)
+    most = tl.where(sender < PARTS, most, -1)
     if (tl.min(least, 0) >= last) | (tl.max(most, 0) < first):
         return
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -34,7 +34,8 @@ class Into(NamedTuple):
     """What a fold does with an array, in a form that kernels know.
 
     Attributes:
-        replaces: Whether values are set, no two of them at one place; else they are added.
+        replaces: Whether values are set where there were zeros, no two of them at one
+            place; else they are added.
         units: From the number of the sender and slots to places in the array; the slots
             themselves if None. Nothing is done at places behind its end.
     """

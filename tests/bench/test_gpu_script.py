@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import pallas_kernels as kernels
-from benchmarks.gpu import __main__ as script, copies
+from benchmarks.gpu import __main__ as script, copies, steps, winners
 from benchmarks.gpu.context import Context
 from pallas_kernels import backends
 
@@ -38,7 +38,7 @@ def test_without_a_gpu_it_says_so(tmp_path):
 
 @pytest.mark.slow
 def test_all_but_the_tests_run_on_whatever_there_is(tmp_path):
-    parts = "copies", "probe", "contended", "largest", "sums", "winners"
+    parts = "copies", "probe", "contended", "largest", "sums", "winners", "steps"
     done = run("--out", tmp_path, "--any", "--parts", *parts)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     _, *rows = map(json.loads, (tmp_path / "gpu.jsonl").read_text().splitlines())
@@ -52,6 +52,31 @@ def test_all_but_the_tests_run_on_whatever_there_is(tmp_path):
         sizes = [row["size"] for row in found]
         assert sizes == sorted(set(sizes))
         assert all(row["backend"] in backends.BACKENDS for row in found)
+
+
+def test_triton_wins_where_it_is_a_tenth_faster_by_the_clock_and_on_the_device():
+    def best(clock, busy):
+        times = {"reference": [1.0] * 3, "triton": [9.0, clock, 0.0]}
+        return winners._best(times, {"reference": 1.0, "triton": busy, "pallas": 0.1})
+
+    assert best(0.9, 0.9) == "triton"
+    assert best(0.91, 0.5) == best(0.5, 0.91) == "reference"
+    assert winners._best({"reference": [1.0], "pallas": [0.1]}, {"reference": 1.0}) == (
+        "reference"
+    )
+
+
+def test_a_rank_alone_is_traced_as_one_of_sixteen(tmp_path, monkeypatch):
+    """With its own messages in place of those of others the sum is as dense as theirs."""
+    context = Context(tmp_path, "steps")
+    monkeypatch.setattr(context, "repeats", 1)
+    assert steps.steps(context)
+    rows = {row["scheme"]: row for row in context.record.rows if row["part"] == "steps"}
+    expected = 1 - (1 - 0.01) ** 16
+    assert rows["zen"]["density"] == pytest.approx(expected, rel=0.03)
+    assert rows["agsparse"]["density"] == pytest.approx(0.01, rel=0.05)
+    monkeypatch.setattr(steps, "_density", lambda load, own: 0.5)
+    assert not steps.steps(context)
 
 
 @pytest.mark.slow

@@ -137,10 +137,12 @@ def test_bitmaps_that_no_kernel_unpacks_are_refused():
         ({"units": None}, "units=None"),
         ({"ends": None}, "got None"),
         ({"ends": ends[:-1]}, r"int32\[33, 3, 2\], got int32\[32, 3, 2\]"),
+        ({"longest": 32, "ends": ends[:-1]}, "3 parts of 33 words; .* longest=32"),
+        ({"units": case.striping._replace(parts=4)}, "in 4 parts .* 3 messages"),
     ):
-        how = {"ends": ends} | known | wrong
+        how = {"ends": ends} | sizes | known | wrong
         with pytest.raises(kernels.KernelArgumentError, match=said):
-            kernels.unpack_message(into, *given, **sizes, **how)
+            kernels.unpack_message(into, *given, **how)
     with pytest.raises(kernels.KernelArgumentError, match="numbers that replace zeros"):
         kernels.unpack_message(into[:, None], *given, ends=ends, **sizes, **known)
 

@@ -402,10 +402,17 @@ MUTANTS = {
         "last = min(first + each - 4, rung.capacity)",
         "tests/wire/test_at_once.py",
     ),
-    "for GPUs, one kernel that won is enough to send in branches": Mutant(
-        "pallas_kernels/operations/messages.py",
-        'return all(name == "triton" for name in each)',
-        'return any(name == "triton" for name in each)',
+    "for GPUs, what is packed in branches is not packed by the kernel": Mutant(
+        "pallas_kernels/backends.py",
+        "if liked is None or liked not in kernels or why_not(liked) is not None:",
+        "if liked is not None or liked not in kernels or why_not(liked) is not None:",
+        "tests/kernels/test_backends.py",
+    ),
+    "what a kernel is preferred for is not forgotten": Mutant(
+        "pallas_kernels/backends.py",
+        "    token = _asked.set(dataclasses.replace(asked, prefers=backend))\n"
+        "    try:\n        yield\n    finally:\n        _asked.reset(token)\n",
+        "    _asked.set(dataclasses.replace(asked, prefers=backend))\n    yield\n",
         "tests/kernels/test_backends.py",
     ),
     "for GPUs, each message of several begins with the first entry": Mutant(

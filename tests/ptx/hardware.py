@@ -47,7 +47,7 @@ class Damaged(Exception):
 
 @functools.cache
 def driver():
-    """The CUDA driver, with this thread's context made."""
+    """The bindings of the CUDA driver."""
     from cuda.bindings import driver as cuda  # pyright: ignore[reportMissingImports]
 
     return cuda
@@ -144,11 +144,12 @@ class Hardware(Gpu):
             noise = rng.integers(0, 256, size, np.uint8)
             given.append(np.zeros(size, np.uint8) if how.get("zeroed") else noise)
         first, before, after = self._launched(compiled, programs, given, places)
-        second, _, _ = self._launched(compiled, programs, given, places)
+        second, _, afterwards = self._launched(compiled, programs, given, places)
         self.counts["launches"] += 1
         self.kernels[name] += 1
         written = {places[len(operands) + i] for i in range(len(results))}
-        self._check(name, names, given, written, before, after)
+        for memory in (after, afterwards):
+            self._check(name, names, given, written, before, memory)
         made = []
         for i, x in enumerate(results):
             place = places[len(operands) + i]
@@ -289,7 +290,6 @@ def hold_instructions(gpu: Hardware) -> list[str]:
 
     class Plugin:
         failed: list[str] = []  # noqa: RUF012
-        passed = 0
 
         def pytest_collection_finish(self, session):
             # Pytest imports them by a name of its own.
@@ -299,12 +299,14 @@ def hold_instructions(gpu: Hardware) -> list[str]:
         def pytest_runtest_logreport(self, report):
             if report.failed:
                 self.failed.append(f"{report.nodeid}\n{report.longreprtext[-1500:]}")
-            self.passed += report.when == "call" and report.passed
 
     plugin = Plugin()
     unless = " and ".join(f"not {name}" for name in OF_THE_MACHINE)
     given = [test_instructions.__file__, "-q", "-p", "no:cacheprovider", "-k", unless]
-    pytest.main([*given, "-p", "no:benchmark", "-o", "filterwarnings="], plugins=[plugin])
+    options = [*given, "-p", "no:benchmark", "-o", "filterwarnings="]
+    status = pytest.main(options, plugins=[plugin])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return [f"pytest ended with {status!r}", *plugin.failed]
     if not gpu.counts["launches"]:
         return ["no program ran on the GPU", *plugin.failed]
     return plugin.failed

@@ -71,6 +71,38 @@ def test_an_ordered_sum_has_the_same_bits_in_any_order_of_warps():
     assert len(sums(ordered=False)) > 1
 
 
+def steps_of(first: int, last: int) -> int:
+    """The steps of programs that unpack a piece of the bitmaps of three senders."""
+    case, gpu = messages.BITMAPS["half of all"], Gpu(90)
+    index = checks.load("index_message.py", gpu.launched)
+    made = checks.load("bitmap.py", gpu.launched)
+    made._SLOTS = 64
+    message, numbers = jnp.asarray(case.received), jnp.asarray(case.numbers)
+    sizes = {"planes": case.form.planes, "at": messages.AT}
+    _, table = index.index_message(
+        message, numbers, longest=case.words, bitmaps=True, **sizes
+    )
+    before = gpu.counts["steps"]
+    made.unpack_bitmaps(
+        jnp.zeros(case.striping.size),
+        message,
+        numbers,
+        table,
+        dtype=jnp.dtype(np.float32),
+        units=case.striping,
+        at=messages.AT,
+        first=first,
+        last=last,
+    )
+    return gpu.counts["steps"] - before
+
+
+def test_programs_leave_whose_slots_are_in_other_pieces():
+    whole = steps_of(0, 1056)
+    assert steps_of(1040, 1044) < whole / 4  # nobody has so many
+    assert steps_of(0, 4) < whole / 2
+
+
 @pytest.mark.parametrize("name", mutants.MUTANTS)
 def test_a_broken_kernel_is_found(name, tmp_path):
     assert mutants.found(name, tmp_path) is not None
