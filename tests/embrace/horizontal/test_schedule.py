@@ -80,8 +80,10 @@ def test_a_block_is_one_reduction_in_order_where_barriers_are_kept():
 
     for before, after in itertools.pairwise(sums):
         assert before.name in behind(after, set())
-    # Without barriers they are one, which every forward would wait for.
+    # Without barriers they are one, which every forward would wait for; XLA:CPU of JAX 0.12
+    # joins none.
     program = hlo.parse(lowered.compile().as_text())
     entry = program.entry.instructions.values()
     sums = [one for one in entry if one.opcode.startswith("all-reduce")]
-    assert [len(one.arrays) for one in sums] == [4, 1]
+    joined = [4, 1] if jax.__version_info__ < (0, 12) else [1] * 5
+    assert [len(one.arrays) for one in sums] == joined
