@@ -244,12 +244,6 @@ MUTANTS = {
         "    if listed > MOST_NUMBERED:\n",
         "tests/fuzz/test_sizes.py::test_more_listed_rows_of_all_ranks_than_int32_numbers_are_refused",
     ),
-    "thresholds have more words than int32 numbers": Mutant(
-        "sparsejax/units/ownership/sorted_thresholds.py",
-        "        if words >= 2**31:\n",
-        "        if words >= 2**62:\n",
-        "tests/fuzz/test_sizes.py::test_parts_of_too_many_ranks_are_refused",
-    ),
     # What is summed.
     "what was not pushed comes back": Mutant(
         "sparsejax/schemes/owners/pulls.py",
@@ -538,7 +532,7 @@ MUTANTS = {
     ),
     "ragged entries are sent where they do not pay": Mutant(
         "sparsejax/schemes/owners/ragged.py",
-        "pays = known.told.wire + self._most_pulled < self.dense_bytes",
+        "pays = known.told.wire + self.owned.whole_bytes < self.dense_bytes",
         "pays = known.told.wire < self.dense_bytes",
         f"{EXACT_SUM}::test_every_variant_gives_the_exact_sum",
     ),
