@@ -532,7 +532,7 @@ MUTANTS = {
     ),
     "ragged entries are sent where they do not pay": Mutant(
         "sparsejax/schemes/owners/ragged.py",
-        "pays = known.told.wire + self.owned.whole_bytes < self.dense_bytes",
+        "pays = known.told.wire + self._most_pulled < self.dense_bytes",
         "pays = known.told.wire < self.dense_bytes",
         f"{EXACT_SUM}::test_every_variant_gives_the_exact_sum",
     ),

@@ -308,9 +308,7 @@ OF_TRANSFORMATIONS = {
     ),
     "dgc_with_all_options_zen_sync": of_tx(
         optax.chain(
-            sparsejax.dgc(
-                DENSITY, momentum=0.9, clip_norm=1.0, global_=True, skip_nonfinite=True
-            ),
+            sparsejax.dgc(DENSITY, momentum=0.9, clip_norm=1.0, global_=True),
             sparsejax.zen_sync("data"),
         )
     ),

@@ -16,6 +16,7 @@ from benchmarks.network.schemes import SCHEMES
 from sparsejax import schemes
 from sparsejax.schemes.baselines.omni_reduce import OmniReduce
 from sparsejax.schemes.forecast import merged
+from sparsejax.schemes.owners.pulls import has_even_parts
 from sparsejax.schemes.owners.push_pull import SHARE, PushPull
 from sparsejax.units import bits
 from sparsejax.units.ownership import Contiguous, Ownership
@@ -104,6 +105,7 @@ def _by_owners(
     pull = how.pull.ladder(layout.width, unit_bytes, ranks, units)
     pushed = push.messages_for(int(max(map(counted, sets))), ranks - 1)
     whole = float((ranks - 1) * layout.width * unit_bytes)
+    assert has_even_parts(ranks, layout.width, units)
     dense = collectives.all_reduce_bytes(units * unit_bytes, ranks)
     if _bytes(push.rungs[:1], ranks - 1) + whole < dense:  # else nothing is counted
         yield Round("pmax", 12)

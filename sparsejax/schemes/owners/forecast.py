@@ -4,10 +4,12 @@ import jax
 
 from sparsejax.schemes import row_lists
 from sparsejax.schemes.forecast import Forecast, Load, agreeing, fullest_part, sent_bytes
+from sparsejax.schemes.owners.pulls import has_even_parts
 from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.schemes.owners.rows import room_of
 from sparsejax.units.ownership import Ownership
 from sparsejax.units.ownership.memory import Memory
+from sparsejax.wire import collectives
 
 
 def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
@@ -23,10 +25,13 @@ def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
             return dense
     push_steps = how.push_ladder(load.units, n, width, unit_bytes, memory)
     pushed, rounds, capacity = sent_bytes(push_steps, need, n - 1)
-    whole = (n - 1) * width * unit_bytes
+    whole = least = (n - 1) * width * unit_bytes
+    if not has_even_parts(n, width, load.units):
+        size = load.size * unit_bytes // load.numbers
+        whole, least = collectives.all_reduce_bytes(size, n), 0
     # As where it is traced, and where it runs.
     shortest = (n - 1) * 4.0 * push_steps.rungs[0].words
-    if max(pushed, shortest) + whole >= dense.bytes:
+    if max(pushed, shortest) + least >= dense.bytes:
         return dense
     fullest = fullest_part(load.counts[-1], n, width, balanced, load.sum_skewness)
     pulled, waits, turns = how.way.forecast(load, how.pull, width, unit_bytes, fullest)

@@ -9,7 +9,9 @@ On the wire, with n ranks:
              the next
 
 A pull that would send more than all sums, zeros and all, becomes `Whole`: the bytes of both
-follow from counts on which all ranks agreed, so all ranks take the same side.
+follow from counts on which all ranks agreed, so all ranks take the same side. Where a
+part holds nearly all units, as of `OmniReduce` with fewer servers than ranks, parts are not
+gathered whole: the dense way out is an all-reduce of the sums.
 
 Each unit was added up by its owner and is copied from there, so all ranks hold the same
 bits. Two more ways are in `baselines.pulls`.
@@ -36,11 +38,13 @@ from sparsejax.schemes.owners import counts
 from sparsejax.units import bits
 from sparsejax.units.ownership import Layout
 from sparsejax.units.slots import Slots
-from sparsejax.wire import channels, messages
+from sparsejax.wire import channels, collectives, messages
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ladder import Ladder, ladder
 
 
+# Parts are as good as even if together they have so many times as many slots as units.
+EVEN = 1.5
 # On GPUs no more collectives than this give all sums to all ranks.
 _RUNS = 16
 
@@ -114,9 +118,17 @@ class Owned:
         return self.message.ladder(layout.width, self.unit_bytes, layout.ranks, layout.size)
 
     @property
+    def has_even_parts(self) -> bool:
+        """Whether parts have about equal widths, so that gathering them whole is cheap."""
+        return has_even_parts(self.layout.ranks, self.layout.width, self.layout.size)
+
+    @property
     def whole_bytes(self) -> float:
         """Bytes that one rank sends to give its sums to all, zeros and all."""
-        return float((self.layout.ranks - 1) * self.layout.width * self.unit_bytes)
+        n = self.layout.ranks
+        if self.has_even_parts:
+            return float((n - 1) * self.layout.width * self.unit_bytes)
+        return collectives.all_reduce_bytes(self.layout.size * self.unit_bytes, n)
 
     def bytes(self, fullest: jax.Array) -> jax.Array:
         """Bytes that one rank sends to give all its entries; `fullest`: of any owner."""
@@ -160,11 +172,13 @@ class Owned:
 
     def whole(self, totals: jax.Array) -> tuple[jax.Array, base.Stage, jax.Array]:
         """Gives all ranks the sums of all owners, zeros and all."""
-        if is_elsewhere():
+        if self.has_even_parts and is_elsewhere():
             total, sent = self._by_runs(totals)
-        else:
+        elif self.has_even_parts:
             gathered, sent = self.wire.all_gather(totals)
             total = self.layout.join(gathered)
+        else:
+            total, sent = self.wire.psum(self.at_units(totals))
         return total, base.stage(sent, sent, 1), nonzero_units(total)
 
     def _by_runs(self, totals):
@@ -204,6 +218,11 @@ class Owned:
         shape = (self.layout.size, *totals.shape[1:])
         zeros = as_varying(jnp.zeros(shape, totals.dtype), varying_axes(totals))
         return zeros.at[units].set(totals, mode="drop")
+
+
+def has_even_parts(ranks: int, width: int, size: int) -> bool:
+    """Whether parts of this width have about as many slots as there are units."""
+    return ranks * width <= EVEN * size + 32 * ranks
 
 
 def nonzero_units(total: jax.Array) -> jax.Array:
@@ -266,6 +285,9 @@ class PullEntries(Pull):
         fullest, agreed = owned.wire.maximum(sets.counts[0])
         by_entries, entry_bytes, cost = self.by_entries(owned, totals, sets, fullest)
         if instead is not None:
+            whole = on_copies(owned.whole)
+            if owned.has_even_parts:
+                whole = lambda wanted, totals: owned.whole(totals)
             send = on_copies(instead.send)
 
             def wide(total, *rest):
@@ -273,7 +295,7 @@ class PullEntries(Pull):
 
             sides = [
                 lambda wanted, totals, x: wide(*by_entries(totals)),
-                lambda wanted, totals, x: wide(*owned.whole(totals)),
+                lambda wanted, totals, x: wide(*whole(wanted, totals)),
                 lambda wanted, totals, x: wide(*send(~wanted, x)),
             ]
             pays = entry_bytes < owned.whole_bytes
@@ -287,7 +309,8 @@ class PullEntries(Pull):
             by_entries,
             owned.whole,
             totals,
-            copied=False,  # gathered sums stay as they are
+            # Gathered sums stay as they are; added up, they do not.
+            copied=not owned.has_even_parts,
         )
         return Pulled(total, stage, units, jnp.float32(agreed + cost))
 

@@ -19,7 +19,10 @@ rank has units that found no place, all ranks take the dense way.
 
 A stage that would send more than the dense collective becomes it: if the entries do not pay
 on the way in, the whole is an all-reduce; if only the sums have become too dense, they are
-gathered densely. So no more is sent than by an all-reduce and the agreed numbers.
+gathered densely. So where the parts of the layout have equal widths no more is sent than
+by an all-reduce and the agreed numbers. Where a part holds nearly all units, as of
+`OmniReduce` with fewer servers than ranks, the dense way out is an all-reduce of the sums,
+and what was pushed before comes on top.
 
 On GPUs the push has a choice of its own, whether there is one, and the pull chooses among
 entries, all sums, and, where nothing was pushed, the all-reduce.
@@ -154,7 +157,12 @@ class Stages:
         Parts have whole words of slots; with few units a rank, most belong to none.
         """
         least = (self.layout.ranks - 1) * 4 * self.ladder.rungs[0].words
-        return least + self.owned.whole_bytes < self.dense_bytes
+        return least + self._most_pulled < self.dense_bytes
+
+    @property
+    def _most_pulled(self):
+        """Bytes that a pull may send; none where an all-reduce of the sums bounds it."""
+        return self.owned.whole_bytes if self.owned.has_even_parts else 0.0
 
     def _push_bytes(self, fullest):
         return (self.layout.ranks - 1) * self.ladder.bytes(fullest)
@@ -168,7 +176,7 @@ class Stages:
         """
         pull = jnp.minimum(self.owned.bytes(pulled), self.owned.whole_bytes)
         push = self._push_bytes(pushed)
-        pays = self.may_pay & (push + self.owned.whole_bytes < self.dense_bytes)
+        pays = self.may_pay & (push + self._most_pulled < self.dense_bytes)
         return jnp.where(pays, push + pull, self.dense_bytes)
 
     def count(self, x: Units, present: jax.Array) -> Counts:
@@ -206,7 +214,7 @@ class Stages:
         )
 
     def _entry_bytes(self, known):
-        return self._push_bytes(known.fullest) + self.owned.whole_bytes
+        return self._push_bytes(known.fullest) + self._most_pulled
 
     def _all_reduce(self, x, known):
         total, sent = self.wire.all_reduce(x.dense())

@@ -33,7 +33,7 @@ from sparsejax.schemes.forecast import Forecast, Load, fullest_part
 from sparsejax.schemes.or_dense import on_copies
 from sparsejax.schemes.owners import counts
 from sparsejax.schemes.owners.counts import Counts
-from sparsejax.schemes.owners.pulls import Message, nonzero_units
+from sparsejax.schemes.owners.pulls import Message, has_even_parts, nonzero_units
 from sparsejax.schemes.owners.push_pull import SHARE, PushPull, Stages
 from sparsejax.units import bits
 from sparsejax.units.ownership import Layout, Ownership
@@ -85,7 +85,7 @@ class RaggedStages(Stages):
     @property
     def may_pay(self) -> bool:
         """Whether any gradient can be sent in fewer bytes than by an all-reduce."""
-        return self.owned.whole_bytes < self.dense_bytes
+        return self._most_pulled < self.dense_bytes
 
     @functools.cached_property
     def pushed(self) -> Form:
@@ -128,7 +128,7 @@ class RaggedStages(Stages):
     def __call__(self, x: Units, known: Counts) -> tuple[jax.Array, base.Traffic]:
         """The sum, and what was sent for it, once ranks have agreed on their counts."""
         need, most = known.fullest, known.most
-        pays = known.told.wire + self.owned.whole_bytes < self.dense_bytes
+        pays = known.told.wire + self._most_pulled < self.dense_bytes
         totals = self._push(x, known, pays)
         sets = Slots.of(bits.of_units(totals)[None])
         there, agreed = self.wire.all_gather(sets.counts[0])
@@ -245,8 +245,11 @@ def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
     fullest = fullest_part(load.counts[-1], n, width, balanced, load.sum_skewness)
     push = (n - 1) * pushed.mean_bytes(load.counts[0] / n)
     dense = load.all_reduce(how.wire_dtype)
-    whole = float((n - 1) * width * unit_bytes)
-    if push + whole >= dense.bytes:
+    whole = least = float((n - 1) * width * unit_bytes)
+    if not has_even_parts(n, width, load.units):
+        size = load.size * unit_bytes // load.numbers
+        whole, least = collectives.all_reduce_bytes(size, n), 0.0
+    if push + least >= dense.bytes:
         return dense
     pull = (n - 1) * pulled.mean_bytes(fullest)
     turns = -(-need // pushed.room), -(-fullest // pulled.room)
