@@ -63,13 +63,6 @@ class TwoLevel(base.Scheme):
                 "and the ranks of a host would have parts of its sum: give sync "
                 "two_level=False, to run it over both axes as one."
             )
-        ownership = getattr(self.across, "ownership", None)
-        if getattr(ownership, "follows_data", False):
-            raise ArgumentError(
-                f"{ownership!r} follows the data, and the ranks of a host hold "
-                "different parts of them; use another ownership across hosts."
-            )
-
         # Of the values between hosts.
         object.__setattr__(self, "wire_dtype", self.across.wire_dtype)
 

@@ -38,7 +38,6 @@ class Options(TypedDict, total=False):
     min_size: int
     compress: Callable[[str, Any], bool] | None
     model_axis: AxisName | None
-    skip_nonfinite: bool
     seed: int
 
 
@@ -78,14 +77,15 @@ def sparsify(
     min_size: int = SPARSE_FROM,
     compress: Callable[[str, Any], bool] | None = None,
     model_axis: AxisName | None = None,
-    skip_nonfinite: bool = False,
     seed: int = 0,
 ) -> Sparsification:
     """Lets through a small part of each rank's gradient, and keeps the rest for later.
 
     What comes out are `SparseTensor`s, which a synchronization of this library takes as
-    they are; other transformations belong behind that. Nothing is lost: the sum of the
-    gradients is what was sent and what `sparsejax.residuals` shows.
+    they are; other transformations belong after that. Nothing is lost: the sum of the
+    gradients is what was sent and what `sparsejax.residuals` shows. NaN and infinity count
+    as the largest magnitudes, and are sent, so that training shows them; `RandomK` sends
+    them when it draws their places. `sparsejax.skip_nonfinite` leaves such steps out.
 
     Args:
         sparsifier: Which elements go; see `sparsejax.sparsifiers`.
@@ -102,11 +102,6 @@ def sparsify(
         model_axis: The mesh axis over which tensors are sharded: their threshold is then
             found from all shards together. Leaves replicated over it may be among them.
             See `param_specs` of `sparsejax.init`.
-        skip_nonfinite: Whether updates are zero on all ranks, and nothing is remembered,
-            where any of them has a number that is not finite. The optimizer behind takes
-            its step all the same. Without it NaN and infinity count as the largest
-            magnitudes, and are sent, so that training shows them; `RandomK` sends them when
-            it draws their places.
         seed: Of everything that is drawn; the same on all ranks.
 
     Example:
@@ -148,7 +143,7 @@ def sparsify(
         if clip_norm is not None:
             clip = wrappers.clip_by_rank(clip_norm, axis_name, model_axis=model_axis)
             tx = optax.chain(clip, tx)
-        return wrappers.skip_nonfinite(tx, axis_name) if skip_nonfinite else tx
+        return tx
 
     return Sparsification.of(select, assemble)
 

@@ -24,7 +24,7 @@ from sparsejax.schemes import doubling, forecast
 from sparsejax.schemes.base import MOST_UNITS
 from sparsejax.schemes.baselines import pulls
 from sparsejax.units import row_grads
-from sparsejax.units.ownership import murmur, sorted_thresholds
+from sparsejax.units.ownership import murmur
 from sparsejax.wire import forms, index_codes, ladder, ragged
 from tests import helpers
 from tests.fuzz import intervals
@@ -37,7 +37,7 @@ MOST = 2**31 - 1
 TABLED = ("balanced_murmur", "balanced_algorithm_1")
 OTHERS = [name for name in SCHEMES if name not in TABLED]
 # Their parts may hold nearly all units.
-UNEVEN = ("balanced_thresholds", "omni_reduce_1", "omni_reduce_20")
+UNEVEN = ("omni_reduce_1", "omni_reduce_20")
 QUICK = ["zen", "ragged", "ag_sparse_bruck", "omni_reduce"]
 
 
@@ -291,15 +291,6 @@ def test_schemes_that_choose_from_as_many_as_int32_numbers(name, n, size):
     assert not found
 
 
-@pytest.mark.parametrize("pull", ["doubling", *helpers.slow("gather", "spread", "dense")])
-def test_parts_any_of_which_may_hold_all_units(pull):
-    """Int32 could not count what 16 owners together have room for."""
-    of_data = sorted_thresholds.SortedThresholds()
-    scheme = schemes.BalancedParallelism(ownership=of_data, pull=pull)
-    found = intervals.overflows(traced(scheme, (2**29 + 5,), 16))
-    assert not found, found
-
-
 def test_bytes_of_partners_that_have_more_than_int32_counts():
     """A part with everything, and so all that two, four, ... ranks hold of it."""
     owned: Any = SimpleNamespace(
@@ -310,12 +301,6 @@ def test_bytes_of_partners_that_have_more_than_int32_counts():
     told = [float(most(jnp.int32(count))) for count in (2**20, 2**25, 2**28, 2**29)]
     assert told == sorted(told)
     assert told[-1] >= 4 * 4 * 2**29
-
-
-def test_parts_of_too_many_ranks_are_refused():
-    of_data = sorted_thresholds.SortedThresholds()
-    with pytest.raises(errors.ArgumentError, match=r"1024 ranks, any .* int32 can number"):
-        traced(schemes.BalancedParallelism(ownership=of_data), (MOST_UNITS,), 1024)
 
 
 def test_a_capacity_whose_messages_int32_cannot_number_is_refused():

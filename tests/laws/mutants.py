@@ -244,12 +244,6 @@ MUTANTS = {
         "    if listed > MOST_NUMBERED:\n",
         "tests/fuzz/test_sizes.py::test_more_listed_rows_of_all_ranks_than_int32_numbers_are_refused",
     ),
-    "thresholds have more words than int32 numbers": Mutant(
-        "sparsejax/units/ownership/sorted_thresholds.py",
-        "        if words >= 2**31:\n",
-        "        if words >= 2**62:\n",
-        "tests/fuzz/test_sizes.py::test_parts_of_too_many_ranks_are_refused",
-    ),
     # What is summed.
     "what was not pushed comes back": Mutant(
         "sparsejax/schemes/owners/pulls.py",
@@ -808,12 +802,6 @@ MUTANTS = {
         "        _ask_another(port, host)\n",
         "",
         DOCTOR,
-    ),
-    "a state with a new part is another state": Mutant(
-        "sparsejax/transforms/state/checkpoints/comparing.py",
-        'return isinstance(part, Node) and part.type == "None"',
-        "return False",
-        "tests/transforms/state/checkpoints/test_formats.py",
     ),
     "a step that is left out changes variables": Mutant(
         "sparsejax/training/numbers.py",
@@ -2043,17 +2031,11 @@ MUTANTS = {
         "    if not text:",
         "tests/laws/test_paths.py",
     ),
-    "a later format is read": Mutant(
+    "an older format is read": Mutant(
         "sparsejax/transforms/state/checkpoints/records.py",
+        "if number != FORMAT:",
         "if number > FORMAT:",
-        "if False:",
         "tests/transforms/state/checkpoints/test_refused.py",
-    ),
-    "an older format is read as it is": Mutant(
-        "sparsejax/transforms/state/checkpoints/records.py",
-        "given = UPGRADES[older](given)",
-        "UPGRADES[older](given)",
-        "tests/transforms/state/checkpoints/test_formats.py",
     ),
     "numbers on disk have no checksums": Mutant(
         "sparsejax/transforms/state/checkpoints/checksums.py",

@@ -461,10 +461,6 @@ def test_what_a_scheme_cannot_be_is_refused_when_it_is_made(make, match):
             schemes.BalancedParallelism(ownership=ownership.MurmurHash()),
             r"MurmurHash needs .* an array \[2, 64\] of the units by rank, got tuple",
         ),
-        (
-            schemes.SparsePS(ownership=ownership.SortedThresholds()),
-            "SortedThresholds needs .* the thresholds of 2 ranks, got tuple",
-        ),
     ],
 )
 def test_a_state_that_another_scheme_made_is_an_error(scheme, message):

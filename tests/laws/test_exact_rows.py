@@ -27,7 +27,6 @@ WITHOUT_ROWS = [
     "all_reduce",
     "balanced_murmur",
     "balanced_algorithm_1",
-    "balanced_thresholds",
 ]
 # By owners of a hash or of ranges, by a gather, and densely.
 OF_EACH_WAY = ["zen", "sparse_ps", "ag_sparse", "all_reduce"]

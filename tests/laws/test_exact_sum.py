@@ -17,7 +17,6 @@ from sparsejax import schemes
 from sparsejax.schemes import doubling
 from sparsejax.schemes.zen import growth
 from sparsejax.units import ownership
-from sparsejax.units.ownership import sorted_thresholds
 from tests import helpers
 
 
@@ -47,9 +46,6 @@ SCHEMES = {
     "balanced_bitmap": schemes.BalancedParallelism(push_code="bitmap", pull_code="bitmap"),
     "hierarchical": schemes.HierarchicalCentralization(),
     "hierarchical_bitmap": schemes.HierarchicalCentralization(code="bitmap"),
-    "balanced_thresholds": schemes.BalancedParallelism(
-        ownership=sorted_thresholds.SortedThresholds(every=1)
-    ),
     "balanced_capacity": schemes.BalancedParallelism(
         push_capacity=20, pull_capacity=40, ratio=4.0
     ),

@@ -187,8 +187,6 @@ def test_a_network_that_cannot_be_is_refused(numbers, match):
 
 def test_the_dense_forecast_is_that_of_an_all_reduce():
     load = forecast.Load(4, 1000, 1, "float32", (1000.0, 1000.0, 1000.0))
-    for name, scheme in SCHEMES.items():
-        if name == "balanced_thresholds":
-            continue  # pushes to a part that may hold everything
+    for scheme in SCHEMES.values():
         assert scheme.forecast(load).bytes <= 1.5 * 4 * 1000 * 1.1
     assert schemes.AllReduce(jnp.bfloat16).forecast(load).bytes == 1.5 * 2 * 1000

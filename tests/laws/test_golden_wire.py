@@ -154,9 +154,6 @@ OF_SCHEMES = {
         owned("BalancedParallelism", name="MurmurHash", seed=3, memory=0.25)
     ),
     "balanced_contiguous": of_scheme(owned("BalancedParallelism", name="Contiguous")),
-    "balanced_thresholds": of_scheme(
-        owned("BalancedParallelism", name="SortedThresholds", every=10)
-    ),
     "balanced_ragged": of_scheme(schemes.BalancedParallelism(channel="ragged")),
     "balanced_ragged_rows": of_scheme(
         schemes.BalancedParallelism(channel="ragged"), leaves=ROWS
@@ -311,9 +308,7 @@ OF_TRANSFORMATIONS = {
     ),
     "dgc_with_all_options_zen_sync": of_tx(
         optax.chain(
-            sparsejax.dgc(
-                DENSITY, momentum=0.9, clip_norm=1.0, global_=True, skip_nonfinite=True
-            ),
+            sparsejax.dgc(DENSITY, momentum=0.9, clip_norm=1.0, global_=True),
             sparsejax.zen_sync("data"),
         )
     ),

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import errors, schemes
-from sparsejax.units.ownership import sorted_thresholds
 from sparsejax.units.units import Dense
 from tests import helpers
 
@@ -140,10 +139,6 @@ def test_tables_by_rank_are_made_for_the_outer_axis():
 def test_what_cannot_be_two_level_is_refused():
     with pytest.raises(errors.ArgumentError, match="scheme for one level"):
         schemes.TwoLevel(schemes.TwoLevel())
-    with pytest.raises(errors.ArgumentError, match="follows the data"):
-        schemes.TwoLevel(
-            schemes.BalancedParallelism(ownership=sorted_thresholds.SortedThresholds())
-        )
     with pytest.raises(errors.AxisError, match="two axes"):
         helpers.run_ranks(
             lambda x: helpers.call(schemes.TwoLevel(), x).total,

@@ -384,7 +384,7 @@ def test_numbers_that_are_not_finite_stop_the_update_on_all_ranks_if_asked():
     grads = {"w": random()}
     grads["w"][1, 1, 17] = np.nan
     grads["w"][2, 3, 18] = np.inf
-    tx = sync(sparsifier=sparsejax.top_k(0.05, skip_nonfinite=True, **SMALL))
+    tx = sparsejax.skip_nonfinite(sync(sparsifier=sparsejax.top_k(0.05, **SMALL)))
 
     def on_rank(grads):
         def step(state, grad):
@@ -398,7 +398,7 @@ def test_numbers_that_are_not_finite_stop_the_update_on_all_ranks_if_asked():
 
     updates, held, metrics = helpers.run_ranks(on_rank, grads["w"], N)
     helpers.assert_same_on_all_ranks(updates)
-    assert (metrics["sparsify/skipped"] == 2).all()
+    assert (metrics["skip/skipped"] == 2).all()
     assert not updates[0, 1].any()
     assert not updates[0, 3].any()
     good = {"w": grads["w"][:, [0, 2]]}

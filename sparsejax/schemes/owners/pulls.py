@@ -9,8 +9,8 @@ On the wire, with n ranks:
              the next
 
 A pull that would send more than all sums, zeros and all, becomes `Whole`: the bytes of both
-follow from counts on which all ranks agreed, so all ranks take the same side. Where any
-part may hold nearly all units, as with thresholds that follow the data, parts are not
+follow from counts on which all ranks agreed, so all ranks take the same side. Where a
+part holds nearly all units, as of `OmniReduce` with fewer servers than ranks, parts are not
 gathered whole: the dense way out is an all-reduce of the sums.
 
 Each unit was added up by its owner and is copied from there, so all ranks hold the same

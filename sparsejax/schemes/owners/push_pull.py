@@ -20,9 +20,9 @@ rank has units that found no place, all ranks take the dense way.
 A stage that would send more than the dense collective becomes it: if the entries do not pay
 on the way in, the whole is an all-reduce; if only the sums have become too dense, they are
 gathered densely. So where the parts of the layout have equal widths no more is sent than
-by an all-reduce and the agreed numbers. Where any part may hold nearly all units, as with
-thresholds that follow the data, the dense way out is an all-reduce of the sums, and what
-was pushed before comes on top.
+by an all-reduce and the agreed numbers. Where a part holds nearly all units, as of
+`OmniReduce` with fewer servers than ranks, the dense way out is an all-reduce of the sums,
+and what was pushed before comes on top.
 
 On GPUs the push has a choice of its own, whether there is one, and the pull chooses among
 entries, all sums, and, where nothing was pushed, the all-reduce.

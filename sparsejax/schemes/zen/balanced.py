@@ -112,7 +112,6 @@ class BalancedParallelism(base.Scheme):
         base.check_units(x)
         layout = self.ownership.over(x.shape[0], n, state)
         total, traffic = self.push_pull(x, wire, layout)
-        state = self.ownership.after(state, total)
         return base.Reduced(total, None, state, traffic)
 
     def rows(self, tables, wire):

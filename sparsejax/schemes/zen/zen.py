@@ -141,21 +141,21 @@ class Zen(base.Scheme):
         flags = x.present()
         known = balanced.count(x, flags)
 
-        def next_state(traffic, total):
+        def next_state(traffic):
             curve = state.curve
             if self._choice(n) != "balanced":
                 ends = traffic.density_before, traffic.density_after
                 ends = wire.same_elsewhere(jnp.stack(ends))
                 curve = growth.stretched(curve, n, *ends)
-            return ZenState(curve, self.ownership.after(state.tables, total))
+            return ZenState(curve, state.tables)
 
         def by_owners(x):
             total, traffic = balanced(x, known)
-            return total, next_state(traffic, total), traffic
+            return total, next_state(traffic), traffic
 
         def by_one_round(x):
             total, traffic = self._gathered.add_up(x, flags, known.most, known.sent, wire)
-            return total, next_state(traffic, total), traffic
+            return total, next_state(traffic), traffic
 
         def by_hierarchy(x):
             done = self._hierarchical(n)(Dense(x.dense(), flags), state.curve, wire)
@@ -165,7 +165,7 @@ class Zen(base.Scheme):
 
         if self._choice(n) == "balanced":
             total, traffic = balanced(x, known)
-            return base.Reduced(total, None, next_state(traffic, total), traffic)
+            return base.Reduced(total, None, next_state(traffic), traffic)
         choice = Choice(x, wire, balanced, known.most, state.curve)
         if self._choice(n) == "soonest":
             prefers = choice.prefers_one_round(self._gathered)

@@ -3,5 +3,4 @@
 from sparsejax.units.ownership.base import Layout as Layout, Ownership as Ownership
 from sparsejax.units.ownership.murmur import MurmurHash as MurmurHash
 from sparsejax.units.ownership.ranges import Contiguous as Contiguous
-from sparsejax.units.ownership.sorted_thresholds import SortedThresholds as SortedThresholds
 from sparsejax.units.ownership.striped import StripedHash as StripedHash

@@ -71,9 +71,6 @@ class Ownership(abc.ABC):
     #: None if a set is split by the layout.
     memory: float | None = None
 
-    #: Whether the tables change with what was added up.
-    follows_data: bool = False
-
     @abc.abstractmethod
     def over(self, size: int, ranks: int, tables: Any = None) -> Layout:
         """Lays the rule over `size` units and `ranks` ranks.
@@ -81,7 +78,7 @@ class Ownership(abc.ABC):
         Args:
             size: How many units there are.
             ranks: How many ranks.
-            tables: Those of `tables`, or of `after`; made here if None.
+            tables: Those of `tables`; made here if None.
         """
 
     def tables(self, size: int, ranks: int) -> Any:
@@ -92,8 +89,3 @@ class Ownership(abc.ABC):
     def width(self, size: int, ranks: int) -> int:
         """How many slots a part has."""
         return self.over(size, ranks).width
-
-    def after(self, tables: Any, total: jax.Array) -> Any:
-        """The tables for the next step, from those of this one and its sum."""
-        del total
-        return tables

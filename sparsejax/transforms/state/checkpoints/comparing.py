@@ -66,17 +66,14 @@ def _differ(
     if (saved.type, saved.told) != (fresh.type, fresh.told):
         return Difference(path, str(saved), str(fresh), False)
     for name in [*fresh.parts, *saved.parts]:
-        if name in saved.parts and name in fresh.parts:
-            continue
-        # States of later versions have more parts, None unless they are asked for.
-        if not _is_none(saved.parts.get(name, fresh.parts.get(name))):
+        if name not in saved.parts or name not in fresh.parts:
             was, now = (str(node.parts.get(name, "nothing")) for node in (saved, fresh))
             return Difference(joined(path, name), was, now, True)
     if resizing and fresh.kind is ExchangeState:
         found = _differ_in_schemes(saved, fresh, path)
         names = ("totals", "reduction")
     else:
-        found, names = None, tuple(name for name in fresh.parts if name in saved.parts)
+        found, names = None, tuple(fresh.parts)
     if alike is not _pending and (resizing or fresh.kind is Pending):
         alike = _ALIKE.get(fresh.kind, alike)
     for name in names:
@@ -85,10 +82,6 @@ def _differ(
         parts = saved.parts[name], fresh.parts[name]
         found = _differ(*parts, joined(path, name), alike, resizing)
     return found
-
-
-def _is_none(part):
-    return isinstance(part, Node) and part.type == "None"
 
 
 def _equal(saved, fresh):

@@ -1,4 +1,4 @@
-"""The JSON beside the arrays of a checkpoint, and how an older one is read.
+"""The JSON beside the arrays of a checkpoint.
 
     {"format": 1, "sparsejax": "0.1.0", "jax": "0.10.2", "ranks": 4, "mesh": {"data": 4},
      "about": {}, "tree": {"type": "TrainState", "parts": {
@@ -8,15 +8,13 @@ A node has its "type", its "parts", and "told" where its type knows something mo
 or text of Python's is {"value": ...}. An array without elements has no number. The numbers
 count up in the order of the tree. Of all of it there is a checksum (`checksums`).
 
-When states change, `FORMAT` goes up by one, and `UPGRADES` gets the function that makes the
-JSON of the format before into that of the next; nothing else reads an older format. It may
-rename parts, leave some out, or add what has no elements; arrays keep their numbers.
+When what is written changes, `FORMAT` goes up by one, and no other format is read.
 """
 
 import importlib.metadata
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -37,9 +35,6 @@ from sparsejax.transforms.state.checkpoints.description import (
 
 
 FORMAT = 1
-
-# By the format that they read.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 # Bytes. A hundred thousand leaves have some ten million.
 LARGEST = 64 * 2**20
@@ -127,13 +122,12 @@ def read(text: bytes, file: str) -> Record:
     if "format" not in given:
         raise CheckpointError(f"{file} has no 'format': sparsejax.save did not write it.")
     number = check.whole(given["format"], "format", 1)
-    if number > FORMAT:
+    if number != FORMAT:
         raise CheckpointError(
             f"{file} has format {number}, written by sparsejax "
             f"{errors.cut(repr(given.get('sparsejax')))}; "
-            f"this is sparsejax {versions()['sparsejax']!r}, which reads formats up to "
-            f"{FORMAT}. Install the version that wrote it, or a later one: pip install "
-            "--upgrade sparsejax."
+            f"this is sparsejax {versions()['sparsejax']!r}, which reads format {FORMAT}. "
+            "Install the version that wrote it: pip install sparsejax==..."
         )
     try:
         is_sealed = checksums.is_sealed(given)
@@ -146,17 +140,8 @@ def read(text: bytes, file: str) -> Record:
             f"{file} is damaged: its checksum is not that of what it says. Take the "
             "checkpoint before."
         )
-    given = checksums.opened(given)
     try:
-        for older in range(number, FORMAT):
-            given = UPGRADES[older](given)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CheckpointError(
-            f"{file} is damaged: it has format {number}, and not what that format has "
-            f"({error!r}). Take the checkpoint before."
-        ) from None
-    try:
-        return check.record(given)
+        return check.record(checksums.opened(given))
     except RecursionError:
         raise CheckpointError(
             f"{file} is damaged: 'tree' is nested too deeply. Take the checkpoint before."

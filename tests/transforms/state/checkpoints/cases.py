@@ -41,7 +41,7 @@ def sparsified(every=None, reduce="mean", momentum=None):
     return sparsejax.accumulate(inside, every=every, reduce=reduce)
 
 
-# What makes a state, by name. The names are those of folders in tests/golden/checkpoints.
+# What makes a state, by name.
 TRANSFORMATIONS = {
     "dgc and zen": lambda: sparsified(momentum=0.9),
     "accumulate": lambda: sparsified(every=2),
