@@ -35,11 +35,18 @@ from pallas_kernels.pallas.entries import (
     words_filled,
 )
 from pallas_kernels.pallas.slots import find_bits, striped_unit, turns_of
-from pallas_kernels.reference.index_message import index_message
-from pallas_kernels.reference.messages import row_ends, row_words
+from pallas_kernels.reference import messages as in_reference
+from pallas_kernels.reference.messages import (
+    Run,
+    cut_strings,
+    padded,
+    row_ends,
+    row_words,
+)
 
 
 _CLEARED = 2048  # words that a program clears
+_ROWS = 1 << 12  # of words that are searched
 _WARPS = 8
 
 
@@ -61,11 +68,13 @@ def pack_message(
 ):
     """See `pallas_kernels.pack_message`."""
     listed = slots.dtype == jnp.int32
-    row, ends = (1, slots) if listed else (row_words(slots.shape[1]), None)
+    row, ends = 1, slots
     if searched:
         ends, *given = given
-    if ends is None:
-        ends, _ = row_ends(slots)
+    elif not listed:
+        ends, _ = row_ends(slots, _most_rows())
+    if not listed:
+        row = row_words(slots.shape[1], ends.shape[1])
     words = words if end is None else end
     form = Form(
         at,
@@ -106,6 +115,11 @@ def pack_message(
     return message.reshape(len(slots), words)
 
 
+def _most_rows():
+    """Of more, kernels keep registers in memory on JAX 0.10 and 0.11."""
+    return min(_ROWS, in_reference.MOST_ROWS)
+
+
 def unpack_message(
     into,
     message,
@@ -123,8 +137,10 @@ def unpack_message(
 ):
     """See `pallas_kernels.unpack_message`."""
     if not ends:
-        ends = index_message(message, numbers, longest=longest, planes=planes, at=at)[1:]
-    (ends,), row = ends, row_words(longest)
+        places = Run.of(numbers, at, planes).places
+        words = cut_strings(padded(message, 1 + longest), places, longest)
+        ends = (row_ends(words, _most_rows())[0],)
+    (ends,), row = ends, row_words(longest, ends[0].shape[1])
     if ordered and not replaces and len(message) > 1:
         add = functools.partial(
             unpack_message,

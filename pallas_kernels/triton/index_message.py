@@ -44,7 +44,7 @@ def index_message(message, numbers, *, longest, planes, at, bitmaps=False):
         senders,
         (counts,),
         results=[jax.ShapeDtypeStruct((senders, rows), jnp.int32)],
-        warps=min(16, max(4, triton.next_power_of_2(rows) // 1024)),
+        warps=min(32, max(4, triton.next_power_of_2(rows) // 512)),
         ROWS=rows,
         BLOCK=triton.next_power_of_2(rows),
     )

@@ -23,6 +23,7 @@ import json
 import pathlib
 import sys
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -290,10 +291,12 @@ def hold_instructions(gpu: Hardware) -> list[str]:
 
     class Plugin:
         failed: list[str] = []  # noqa: RUF012
+        modules: dict[Any, Any] = {}  # noqa: RUF012
 
         def pytest_collection_finish(self, session):
             # Pytest imports them by a name of its own.
             for item in session.items:
+                self.modules.setdefault(item.module, item.module.run)
                 item.module.run = run
 
         def pytest_runtest_logreport(self, report):
@@ -304,7 +307,11 @@ def hold_instructions(gpu: Hardware) -> list[str]:
     unless = " and ".join(f"not {name}" for name in OF_THE_MACHINE)
     given = [test_instructions.__file__, "-q", "-p", "no:cacheprovider", "-k", unless]
     options = [*given, "-p", "no:benchmark", "-o", "filterwarnings="]
-    status = pytest.main(options, plugins=[plugin])
+    try:
+        status = pytest.main(options, plugins=[plugin])
+    finally:
+        for module, own in plugin.modules.items():
+            module.run = own
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return [f"pytest ended with {status!r}", *plugin.failed]
     if not gpu.counts["launches"]:

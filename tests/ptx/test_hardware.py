@@ -6,7 +6,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from tests.ptx import hardware, programs
+from tests.ptx import hardware, programs, test_instructions
 from tests.ptx.machine.lanes import OPCODES
 from tests.ptx.machine.launch import Launch
 from tests.ptx.machine.memory import Memory
@@ -105,8 +105,10 @@ def test_what_is_only_read_stays_as_it_was(gpu):
 
 
 def test_the_programs_of_instructions_run_on_the_gpu(gpu):
+    own = test_instructions.run
     assert hardware.hold_instructions(gpu) == []
     assert gpu.counts["launches"] > 60
+    assert test_instructions.run is own
 
 
 def test_without_the_bindings_it_says_what_is_missing(monkeypatch, capsys):
