@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from sparsejax.rows import programs
+
 
 Interval = tuple[int, int] | None
 
@@ -91,7 +93,7 @@ class _Walk:
             self.run(condition.jaxpr, condition.consts, operands[:first] + carried)
             return [None] * results
         if name == "scan":
-            constants = operands[: params["num_consts"]]
+            constants = operands[: programs.scan_split(eqn)[0]]
             rest = [None] * (len(inner.jaxpr.invars) - len(constants))
             self.run(inner.jaxpr, inner.consts, constants + rest)
             return [None] * results

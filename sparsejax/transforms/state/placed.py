@@ -200,13 +200,16 @@ def _of_whole(init, options, further, lies):
     """From whole parameters, whose arrays are sharded, to a state that is sharded so, too.
 
     The further axes that shard them are left to XLA: on Explicit ones JAX would gather the
-    arrays where a `shard_map` begins.
+    arrays where a `shard_map` begins. On a mesh without any, JAX 0.12 gathers them where
+    the mesh is abstract.
     """
     mesh = options["mesh"]
-    options = options | {"mesh": AbstractMesh(mesh.axis_sizes, mesh.axis_names)}
     manual = frozenset(mesh.axis_names) - further
+    if AxisType.Explicit in mesh.axis_types:
+        options = options | {"mesh": AbstractMesh(mesh.axis_sizes, mesh.axis_names)}
     mapped = jax.shard_map(init, **options, axis_names=manual)
-    mapped = jax.sharding.auto_axes(mapped, axes=mesh.axis_names, out_sharding=lies)
+    if AxisType.Explicit in mesh.axis_types:
+        mapped = jax.sharding.auto_axes(mapped, axes=mesh.axis_names, out_sharding=lies)
     there = jax.tree.map(lambda spec: NamedSharding(mesh, spec), lies)
     return jax.jit(mapped, out_shardings=there)
 
