@@ -18,6 +18,7 @@ from pallas_kernels.triton.words import count_bits
 
 
 _WORDS = 4096  # that a program counts the bits of
+_ROWS = 4096  # that a program adds up at a time
 
 
 def index_message(message, numbers, *, longest, planes, at, bitmaps=False):
@@ -44,9 +45,8 @@ def index_message(message, numbers, *, longest, planes, at, bitmaps=False):
         senders,
         (counts,),
         results=[jax.ShapeDtypeStruct((senders, rows), jnp.int32)],
-        warps=min(32, max(4, triton.next_power_of_2(rows) // 512)),
         ROWS=rows,
-        BLOCK=triton.next_power_of_2(rows),
+        BLOCK=min(_ROWS, triton.next_power_of_2(rows)),
     )
     return heads, rank_words(message, ends, longest=longest) if bitmaps else ends
 
@@ -81,11 +81,15 @@ def sum_rows_kernel(counts_ptr, ends_ptr, ROWS: tl.constexpr, BLOCK: tl.constexp
     Not in place: several threads may load one count, and a sum that is stored there by the
     first of them would be what the next one loads.
     """
-    row = tl.arange(0, BLOCK)
-    own = tl.program_id(0).to(tl.int64) * ROWS + row
-    counts = tl.load(counts_ptr + own, mask=row < ROWS, other=0)
-    # The interpreter adds up in 64 bits.
-    tl.store(ends_ptr + own, tl.cumsum(counts, 0).to(tl.int32), mask=row < ROWS)
+    before = 0
+    for begin in range(0, ROWS, BLOCK):
+        row = begin + tl.arange(0, BLOCK)
+        own = tl.program_id(0).to(tl.int64) * ROWS + row
+        counts = tl.load(counts_ptr + own, mask=row < ROWS, other=0)
+        # The interpreter adds up in 64 bits.
+        ends = (before + tl.cumsum(counts, 0)).to(tl.int32)
+        tl.store(ends_ptr + own, ends, mask=row < ROWS)
+        before += tl.sum(counts, 0).to(tl.int32)
 
 
 @triton.jit

@@ -228,6 +228,7 @@ def on_arrays(function):
 def check_bitmap_messages(made, index=None):
     made._SLOTS = 64  # so that small arrays take several programs
     index = index or load("index_message.py", made.launched)
+    index._ROWS = 8
     functions = on_arrays(index.index_message), on_arrays(made.unpack_bitmaps)
     for name, case in messages.BITMAPS.items():
         messages.check_bitmaps(*functions, case)
@@ -245,6 +246,8 @@ def check_messages(made, in_pieces=True):
 
     made._CLEARED = 128
     made._NUMBERS, made._COLUMNS = 64, 8  # so that small messages take several programs
+    if in_pieces:
+        made.index._ROWS = 8  # and what is added up several turns
     pack, unpack = on_arrays(pack), on_arrays(made.unpack_message)
     for name, case in messages.CASES.items():
         messages.check_pack(pack, case)

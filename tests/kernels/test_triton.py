@@ -259,6 +259,11 @@ MUTANTS = {
         "(tl.max(most, 0) < first)",
         "(tl.min(most, 0) < first)",
     ),
+    "sums of rows begin anew": (
+        "index of bitmaps",
+        "before += tl.sum(counts, 0).to(tl.int32)",
+        "before += 0",
+    ),
     "a word has the rank of the next": (
         "index of bitmaps",
         "before + tl.cumsum(counts, 0) - counts",

@@ -204,7 +204,16 @@ def test_rows_that_ranks_catch_up_by_themselves_are_refused():
         jax.eval_shape(step, tables)
 
 
-@pytest.mark.parametrize("kind", helpers.KINDS)
+# `jax.vmap(jax.jit(lambda x: lax.psum(x, "i")), axis_name="i")` alone does, too.
+FAILS_ON_0_12 = pytest.mark.xfail(
+    jax.__version_info__ >= (0, 12),
+    reason="JAX 0.12: on an Explicit mesh a psum in a batched jit has a sharding too long",
+    raises=ValueError,
+    strict=True,
+)
+
+
+@pytest.mark.parametrize("kind", ["auto", pytest.param("explicit", marks=FAILS_ON_0_12)])
 def test_a_mesh_without_manual_axes_leaves_nothing_to_xla(kind):
     """Under `jit` on a mesh that is set, with ranks of `vmap` or with none."""
     tables, lazy, tx = {"rows": params()["rows"]}, sparsejax.lazy(optax.adam(0.1)), sync()
