@@ -66,6 +66,7 @@ def test_triton_wins_where_it_is_a_tenth_faster_by_the_clock_and_on_the_device()
     )
 
 
+@pytest.mark.slow
 def test_a_rank_alone_is_traced_as_one_of_sixteen(tmp_path, monkeypatch):
     """With its own messages in place of those of others the sum is as dense as theirs."""
     context = Context(tmp_path, "steps")
