@@ -10,6 +10,8 @@ import faults
 import gains
 from recorded import ROOT, Results, digits, seconds, spread, table, times
 
+from benchmarks.gpu.steps import counted_with
+
 
 PAGE = ROOT / "docs" / "performance.md"
 README = ROOT / "README.md"
@@ -322,7 +324,7 @@ def steps_on_a_gpu():
             continue
         key = {name: row[name] for name in ("load", "scheme", "kernels")}
         profile = results.one(part="profile", **key)
-        by = None if row["kernels"] == "reference" or "Algor" in row["scheme"] else "triton"
+        by = counted_with(row["scheme"], row["kernels"])
         count = counts.one(load=row["load"], scheme=row["scheme"], kernels=by)
         cells = [1e3 * x for x in (seconds(row), profile["busy"], count["device"])]
         on_newest = 1e3 * seconds(newest.one(part="steps", **key))

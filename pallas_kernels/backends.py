@@ -91,11 +91,8 @@ def use_kernels(
     asked = _Asked(backend, interpret, compile_only)
     if backend != "auto" and (reason := why_not(asked)):
         raise BackendError(reason)
-    token = _asked.set(asked)
-    try:
+    with _asking(asked):
         yield
-    finally:
-        _asked.reset(token)
 
 
 @contextlib.contextmanager
@@ -104,8 +101,13 @@ def auto_prefers(backend: str) -> Iterator[None]:
 
     For operations that belong together: which was the fastest is known of each by itself.
     """
-    asked = _resolve(None)
-    token = _asked.set(dataclasses.replace(asked, prefers=backend))
+    with _asking(dataclasses.replace(_resolve(None), prefers=backend)):
+        yield
+
+
+@contextlib.contextmanager
+def _asking(asked):
+    token = _asked.set(asked)
     try:
         yield
     finally:

@@ -64,12 +64,17 @@ class Counted(NamedTuple):
     graphs: Graphs
 
 
-def step(scheme: str, load: Load, mesh: Mesh) -> Step:
-    """A step of a scheme."""
+def transformation(scheme: str) -> Any:
+    """What sums by a scheme."""
     others = {ALGORITHM_1: _PAPERS, IN_ANY_ORDER: SCHEMES["zen"]}
     one = others[scheme] if scheme in others else SCHEMES[scheme]
     how = False if scheme == IN_ANY_ORDER else None
-    tx = sparsejax.sync(one, AXIS, reduce="sum", deterministic=how)
+    return sparsejax.sync(one, AXIS, reduce="sum", deterministic=how)
+
+
+def step(scheme: str, load: Load, mesh: Mesh) -> Step:
+    """A step of a scheme."""
+    tx = transformation(scheme)
     like = {load.leaf: jax.ShapeDtypeStruct(load.shape, jnp.float32)}
 
     def run(x, state):

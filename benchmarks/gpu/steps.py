@@ -11,7 +11,6 @@ profiler says which kernels run, how often and for how long.
 """
 
 import contextlib
-import json
 from unittest import mock
 
 import jax
@@ -21,27 +20,27 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
+from benchmarks.device.compiled import ALGORITHM_1, AXIS, IN_ANY_ORDER, transformation
 from benchmarks.device.loads import LOADS, RANKS, Load
 from benchmarks.gpu import profile
 from benchmarks.harness.record import RESULTS, say
+from benchmarks.harness.results import Results
 from benchmarks.harness.timing import alternate, spread
 from benchmarks.kernels import compiled
-from sparsejax import schemes
 from sparsejax.units.row_grads import RowGrads
 
 
-AXIS, RANK = "data", 3
-_PAPERS = sparsejax.schemes.Zen(ownership=sparsejax.units.ownership.MurmurHash(memory=0.02))
-# By name as `benchmarks.device` has it: the scheme, whether sums are ordered, the kernels.
-SIDES = {
-    ("zen", "reference"): (schemes.Zen(), None),
-    ("zen", "triton"): (schemes.Zen(), None),
-    ("zen", "auto"): (schemes.Zen(), None),
-    ("zen, in any order", "reference"): (schemes.Zen(), False),
-    ("zen, in any order", "triton"): (schemes.Zen(), False),
-    ("agsparse", "reference"): (schemes.AGSparse(), None),
-    ("zen, Algorithm 1", "triton"): (_PAPERS, None),
-}
+RANK = 3
+# Schemes, as `benchmarks.device` names them, and kernels.
+SIDES = (
+    ("zen", "reference"),
+    ("zen", "triton"),
+    ("zen", "auto"),
+    (IN_ANY_ORDER, "reference"),
+    (IN_ANY_ORDER, "triton"),
+    ("agsparse", "reference"),
+    (ALGORITHM_1, "triton"),
+)
 SMALL = Load("64K numbers", 1 << 16, 1, 0.01, 1 << 16)
 
 
@@ -53,16 +52,15 @@ def steps(context) -> bool:
 
 def _one_load(context, load) -> bool:
     own = _gradient(load)
-    sides, well = {}, True
+    density, sides, shares, well = _density(own), {}, {}, True
     say(f"\n{load.name}")
     lowered = {
-        (scheme, kernels): _lowered(load, own, one, how, kernels)
-        for (scheme, kernels), (one, how) in SIDES.items()
+        (scheme, kernels): _lowered(load, own, scheme, kernels)
+        for scheme, kernels in SIDES
         if kernels == "auto" or kernels in context.backends
     }
     for (scheme, kernels), run in compiled.all_of(lowered).items():
         try:
-            density = _density(load, own)
             found = float(_share(run()))
         except Exception as error:
             say(f"  {scheme}, {kernels} failed: {type(error).__name__}: {str(error)[:300]}")
@@ -76,7 +74,7 @@ def _one_load(context, load) -> bool:
         if is_known and abs(found / density - 1) > 0.03:
             say(f"  {scheme}, {kernels}: {found:.3%} of the sum there, not {density:.3%}")
             well = False
-        sides[scheme, kernels] = run
+        sides[scheme, kernels], shares[scheme, kernels] = run, found
     times = alternate(sides, context.repeats, context.sample)
     for (scheme, kernels), taken in times.items():
         expected = _predicted(load, scheme, kernels)
@@ -84,7 +82,7 @@ def _one_load(context, load) -> bool:
         say(f"  {scheme + ', ' + kernels:32} {spread(taken)}{said}")
         context.record.add(
             part="steps", load=load.name, scheme=scheme, kernels=kernels, seconds=taken,
-            predicted=expected, density=float(_share(sides[scheme, kernels]())),
+            predicted=expected, density=shares[scheme, kernels],
         )  # fmt: skip
     for (scheme, kernels), run in sides.items():
         _profile(context, load, scheme, kernels, run)
@@ -109,7 +107,7 @@ def _gradient(load: Load):
     return (jax.block_until_ready(draw(jax.random.key(0), there)),)
 
 
-def _density(load, own):
+def _density(own):
     """The share of the units that the sum of 16 ranks would have, were all independent."""
     there = own[0] != 0
     return 1 - (1 - float(jnp.mean(there))) ** RANKS
@@ -121,15 +119,12 @@ def _share(total):
     return jnp.mean((rows != 0).reshape(len(rows), -1).any(1))
 
 
-def _lowered(load, own, scheme, how, kernels):
+def _lowered(load, own, scheme, kernels):
     """The step, lowered, and what it is called with."""
-    tx = sparsejax.sync(scheme, AXIS, reduce="sum", deterministic=how)
+    tx = transformation(scheme)
     mesh = jax.make_mesh((1,), (AXIS,), devices=jax.devices()[:1])
-    like = {load.leaf: jax.ShapeDtypeStruct(load.shape, jnp.float32)}
     with _alone():
-        state = sparsejax.bind(tx, mesh).init(
-            jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-        )
+        state = sparsejax.bind(tx, mesh).init({load.leaf: jnp.zeros(load.shape)})
 
     def run(state, *own):
         x = RowGrads(*own, load.shape) if load.listed else own[0]
@@ -157,7 +152,7 @@ def _alone():
 
     with contextlib.ExitStack() as patches:
         for name, stand_in in {
-            "axis_size": lambda name: count(name),
+            "axis_size": count,
             "axis_index": lambda name: jnp.int32(RANK),
             "psum": one,
             "pmax": one,
@@ -173,15 +168,16 @@ def _predicted(load, scheme, kernels):
     (path,) = sorted(RESULTS.glob("device-jax*.jsonl"))[-1:] or (None,)
     if path is None:
         return None
-    wanted = {"reference": None}.get(kernels, kernels)
-    wanted = None if scheme == "zen, Algorithm 1" else wanted
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
-        if (row.get("load"), row.get("scheme"), row.get("kernels")) == (
-            load.name, scheme, wanted,
-        ):  # fmt: skip
-            return row["device"]
-    return None
+    rows = Results(path).where(
+        load=load.name, scheme=scheme, kernels=counted_with(scheme, kernels)
+    )
+    return rows[0]["device"] if rows else None
+
+
+def counted_with(scheme: str, kernels: str) -> str | None:
+    """The kernels that rows of `benchmarks.device` name: none for plain XLA."""
+    is_usual = kernels == "reference" or scheme == ALGORITHM_1
+    return None if is_usual else kernels
 
 
 def _profile(context, load, scheme, kernels, run):

@@ -36,13 +36,8 @@ from pallas_kernels.pallas.entries import (
 )
 from pallas_kernels.pallas.slots import find_bits, striped_unit, turns_of
 from pallas_kernels.reference import messages as in_reference
-from pallas_kernels.reference.messages import (
-    Run,
-    cut_strings,
-    padded,
-    row_ends,
-    row_words,
-)
+from pallas_kernels.reference.index_message import index_message
+from pallas_kernels.reference.messages import row_ends, row_words
 
 
 _CLEARED = 2048  # words that a program clears
@@ -137,9 +132,8 @@ def unpack_message(
 ):
     """See `pallas_kernels.unpack_message`."""
     if not ends:
-        places = Run.of(numbers, at, planes).places
-        words = cut_strings(padded(message, 1 + longest), places, longest)
-        ends = (row_ends(words, _most_rows())[0],)
+        sizes = {"longest": longest, "planes": planes, "at": at}
+        ends = index_message(message, numbers, most_rows=_most_rows(), **sizes)[1:]
     (ends,), row = ends, row_words(longest, ends[0].shape[1])
     if ordered and not replaces and len(message) > 1:
         add = functools.partial(

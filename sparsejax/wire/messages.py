@@ -334,8 +334,8 @@ class _Stage:
 
         sides = [nothing, *alone, several]
         start = lax.optimization_barrier(self.start)
+        side = lengths.side(len(sides))
         with auto_prefers("triton"):
-            side = lengths.side(len(sides))
             carry, counts = lax.switch(side, sides, start, lengths.numbers)
         pieces = [len(form.pieces(number)) for number in range(len(ladder.rungs))]
         return carry, self._sent_at_once(lengths, counts, typical, pieces)

@@ -268,38 +268,45 @@ def check_unpack(unpack, case, *, replaces=False, size=None, dtype=np.float32, *
     )
 
 
-def check_pieces(index, unpack, case):
-    """The same sums, of messages that are received in three pieces, and end there."""
+def unpacked_in_pieces(index, unpack, case, total, count, longest=None, **flags):
+    """What an array becomes by messages that are received in pieces, and end there."""
     steps = dataclasses.replace(case.form.ladder, piece=1)
-    form = forms.Form(steps, case.shape, jnp.dtype(case.wire), case.parts)
-    sizes = {"longest": form.longest, "planes": form.planes, "at": AT}
-    total, head, ends = jnp.ones((case.width, *case.shape), jnp.float32), None, None
-    with mock.patch.object(ladder.Ladder, "pieces_of", return_value=3):
+    form = forms.Form(steps, case.shape, case.form.dtype, case.parts)
+    head = ends = None
+    sizes = {"longest": longest or form.longest, "planes": form.planes, "at": AT} | flags
+    with mock.patch.object(ladder.Ladder, "pieces_of", return_value=count):
         pieces = form.pieces(case.rung)
-    assert len(pieces) > 2
+    assert count == 1 or len(pieces) > 2
     for piece in pieces:
         words = np.ascontiguousarray(case.received[:, piece.words])
         if head is None:
             head = words
             counts, ends = index(head, case.numbers, **sizes)
             np.testing.assert_array_equal(counts, case.counts)
+        if piece.first == piece.last:
             continue
         total = unpack(
             total,
             head,
             case.numbers,
             ends,
-            words,
+            *([] if words is head else [words]),
             room=case.room,
-            dtype=jnp.dtype(case.wire),
-            replaces=False,
+            dtype=form.dtype,
+            replaces=bool(flags),
             units=case.striping,
             first=piece.first,
             last=piece.last,
             **sizes,
         )
-    wanted = case.total(np.ones(total.shape), False)
-    np.testing.assert_array_equal(np.asarray(total).astype(np.float64), wanted)
+    return np.asarray(total).astype(np.float64)
+
+
+def check_pieces(index, unpack, case):
+    """The same sums, of messages that are received in three pieces, and end there."""
+    ones = jnp.ones((case.width, *case.shape), jnp.float32)
+    total = unpacked_in_pieces(index, unpack, case, ones, 3)
+    np.testing.assert_array_equal(total, case.total(np.ones(total.shape), False))
 
 
 # Of which all is sent in one message; the last has several columns whose ends are cut off.
@@ -320,35 +327,9 @@ BITMAPS = {
 
 def check_bitmaps(index, unpack, case):
     """The array, zeros included, of bitmaps that come whole, and in three pieces."""
-    steps = dataclasses.replace(case.form.ladder, piece=1)
-    form = forms.Form(steps, case.shape, jnp.dtype(case.wire), case.parts)
-    sizes = {"longest": case.words, "planes": form.planes, "at": AT}
-    wanted = case.total(np.zeros(case.striping.size), True)
+    zeros = jnp.zeros(case.striping.size, jnp.float32)
+    wanted = case.total(np.zeros(zeros.size), True)
     for count in (1, 3):
-        with mock.patch.object(ladder.Ladder, "pieces_of", return_value=count):
-            pieces = form.pieces(case.rung)
-        total, head, table = jnp.zeros(case.striping.size, jnp.float32), None, None
-        for piece in pieces:
-            words = np.ascontiguousarray(case.received[:, piece.words])
-            if head is None:
-                head = words
-                counts, table = index(head, case.numbers, bitmaps=True, **sizes)
-                np.testing.assert_array_equal(counts, case.counts)
-            if piece.first == piece.last:
-                continue
-            total = unpack(
-                total,
-                head,
-                case.numbers,
-                table,
-                *([] if words is head else [words]),
-                room=case.room,
-                dtype=jnp.dtype(case.wire),
-                replaces=True,
-                units=case.striping,
-                first=piece.first,
-                last=piece.last,
-                bitmaps=True,
-                **sizes,
-            )
-        np.testing.assert_array_equal(np.asarray(total).astype(np.float64), wanted)
+        given = index, unpack, case, zeros, count, case.words
+        total = unpacked_in_pieces(*given, bitmaps=True)
+        np.testing.assert_array_equal(total, wanted)

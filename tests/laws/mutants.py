@@ -404,9 +404,9 @@ MUTANTS = {
     ),
     "what a kernel is preferred for is not forgotten": Mutant(
         "pallas_kernels/backends.py",
-        "    token = _asked.set(dataclasses.replace(asked, prefers=backend))\n"
+        "    token = _asked.set(asked)\n"
         "    try:\n        yield\n    finally:\n        _asked.reset(token)\n",
-        "    _asked.set(dataclasses.replace(asked, prefers=backend))\n    yield\n",
+        "    _asked.set(asked)\n    yield\n",
         "tests/kernels/test_backends.py",
     ),
     "for GPUs, each message of several begins with the first entry": Mutant(

@@ -31,7 +31,7 @@ import pytest
 
 from tests.ptx import compiler, opcodes, programs, runs, test_instructions, test_opcodes
 from tests.ptx.compiler import Compiled
-from tests.ptx.launches import Gpu
+from tests.ptx.launches import Gpu, bytes_of, noise, size_of
 from tests.ptx.machine.lanes import LANES, OPCODES
 
 
@@ -133,17 +133,16 @@ class Hardware(Gpu):
         names = [*names, *(f"result {i}" for i in range(len(results)))]
         self.used |= {one.opcode for one in compiled.code.program.instructions}
         rng = np.random.default_rng(self.counts["launches"])
-        given = [np.frombuffer(np.asarray(x).tobytes(), np.uint8) for x in operands]
+        given = [bytes_of(x) for x in operands]
         in_place = {result: operand for operand, result in aliases.items()}
         places = [*range(len(given))]
         for i, x in enumerate(results):
-            size = int(np.prod(x.shape, dtype=int)) * np.dtype(x.dtype).itemsize
             if i in in_place:
                 places.append(in_place[i])
                 continue
             places.append(len(given))
-            noise = rng.integers(0, 256, size, np.uint8)
-            given.append(np.zeros(size, np.uint8) if how.get("zeroed") else noise)
+            zeroed = how.get("zeroed")
+            given.append(np.zeros(size_of(x), np.uint8) if zeroed else noise(rng, x))
         first, before, after = self._launched(compiled, programs, given, places)
         second, _, afterwards = self._launched(compiled, programs, given, places)
         self.counts["launches"] += 1
@@ -161,10 +160,7 @@ class Hardware(Gpu):
     def _launched(self, compiled, programs, given, places):
         """What the buffers hold after a launch, and all of the memory before and after."""
         call("cuCtxSetCurrent", context())
-        starts, end = [], GUARD
-        for content in given:
-            starts.append(end)
-            end += -(-content.size // 16) * 16 + GUARD
+        starts, end = _starts(given)
         before = np.full(end, CANARY, np.uint8)
         for start, content in zip(starts, given, strict=True):
             before[start : start + content.size] = content
@@ -189,12 +185,10 @@ class Hardware(Gpu):
 
     def _check(self, kernel, names, given, written, before, after):
         """Raises where a kernel wrote something else than its results."""
-        end = GUARD
+        starts, _ = _starts(given)
         is_own = np.zeros(before.size, bool)
-        for i, content in enumerate(given):
-            if i in written:
-                is_own[end : end + content.size] = True
-            end += -(-content.size // 16) * 16 + GUARD
+        for i in written:
+            is_own[starts[i] : starts[i] + given[i].size] = True
         wrong = np.flatnonzero((before != after) & ~is_own)
         if wrong.size:
             sizes = [content.size for content in given]
@@ -202,6 +196,15 @@ class Hardware(Gpu):
                 f"{kernel} changed {wrong.size} bytes that are not its results, the first "
                 f"at {wrong[0]}; buffers of {sizes} bytes, {GUARD} between them ({names})"
             )
+
+
+def _starts(given):
+    """Where buffers begin in the memory of a launch, and where that ends."""
+    starts, end = [], GUARD
+    for content in given:
+        starts.append(end)
+        end += -(-content.size // 16) * 16 + GUARD
+    return starts, end
 
 
 def opcode_program(opcode: str) -> Compiled:

@@ -163,13 +163,13 @@ class Launched:
         memory, rng = Memory(), np.random.default_rng(self.seed)
         self.memory = memory
         reads = [
-            memory.add(name, _bytes(x), writable=i in aliases)
+            memory.add(name, bytes_of(x), writable=i in aliases)
             for i, (name, x) in enumerate(zip(names, operands, strict=False))
         ]
         in_place = {result: reads[operand] for operand, result in aliases.items()}
         writes = []
         for i, (name, x) in enumerate(zip(names[len(reads) :], results, strict=False)):
-            content = np.zeros(_size(x), np.uint8) if zeroed else _noise(rng, x)
+            content = np.zeros(size_of(x), np.uint8) if zeroed else noise(rng, x)
             writes.append(
                 in_place[i] if i in in_place else memory.add(name, content, written=zeroed)
             )
@@ -232,13 +232,16 @@ def _thread(number):
     return f"thread {number}" if number >= 0 else "several threads"
 
 
-def _size(x):
+def size_of(x) -> int:
+    """The bytes of an array."""
     return int(np.prod(x.shape, dtype=int)) * np.dtype(x.dtype).itemsize
 
 
-def _bytes(x):
+def bytes_of(x) -> np.ndarray:
+    """An array as bytes, that may be written."""
     return np.frombuffer(np.ascontiguousarray(x).tobytes(), np.uint8).copy()
 
 
-def _noise(rng, x):
-    return rng.integers(0, 256, _size(x), np.uint8)
+def noise(rng, x) -> np.ndarray:
+    """Bytes that may stand where an array will be."""
+    return rng.integers(0, 256, size_of(x), np.uint8)

@@ -103,7 +103,8 @@ def _quotient(a, b):
 
 def _rest(a, b):
     """What a division leaves; of one by zero as the quotient."""
-    return np.where(b == 0, _quotient(a, b), a - _quotient(a, b) * b)
+    quotient = _quotient(a, b)
+    return np.where(b == 0, quotient, a - quotient * b)
 
 
 for _kind in INTEGERS:
