@@ -39,7 +39,7 @@ def main(names: list[str]) -> int:
     for name in names or BROKEN:
         start, law = time.perf_counter(), BROKEN[name]
         tests = f"tests/fuzz/test_fuzz.py::test_cases_hold[{law}]"
-        mutant = mutants.MUTANTS[name]._replace(tests=tests)
+        mutant = mutants.MUTANTS[name]._replace(tests=(tests,))
         caught, _ = mutants.run(mutant, "-n", "0")
         missed += not caught
         what = f"caught by cases of {law}" if caught else "MISSED"

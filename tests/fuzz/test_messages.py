@@ -1,85 +1,84 @@
 """The fuzzer of messages held to what it is for: a broken bound is found."""
 
 import types
-from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from pallas_kernels.reference.messages import Run
 from sparsejax.wire.index_codes import CODES
+from tests import edits
+from tests.edits import Edit
 from tests.fuzz import campaign, messages, pool, ways
 from tests.kernels import messages as by_hand
 
 
-ROOT = Path(__file__).parents[2]
-# By name: the reader, what is imported there, its file, what stands there, and the mutant.
+# By name: the reader, what is imported there, and the mutant.
 BROKEN = {
     "more entries than a message has room for": (
         "reference",
         "Run.here",
-        "pallas_kernels/reference/messages.py",
-        "return jnp.clip(counts - self.first, 0, self.length)",
-        "return jnp.clip(counts - self.first, 0, self.length + 4)",
+        Edit("Run.here", "self.length", "self.length + 4"),
     ),
     "as many entries as a header says": (
         "whole",
         "Run.here",
-        "pallas_kernels/reference/messages.py",
-        "return jnp.clip(counts - self.first, 0, self.length)",
-        "return jnp.maximum(counts - self.first, 0)",
+        Edit(
+            "Run.here",
+            "jnp.clip(counts - self.first, 0, self.length)",
+            "jnp.maximum(counts - self.first, 0)",
+        ),
     ),
     "a last tile of entries that are not there": (
         "tiles",
         "tiles",
-        "sparsejax/wire/tiles.py",
-        "slots = jnp.where(rank < here, slots, ladder.width)",
-        "pass",
+        Edit("tiles.unpack", "slots = jnp.where(rank < here, slots, ladder.width)", "pass"),
     ),
     "an entry behind the last": (
         "ragged",
         "ragged",
-        "sparsejax/wire/ragged.py",
-        "slots = jnp.where(rank < here, slots, form.width)",
-        "slots = jnp.where(rank <= here, slots, form.width)",
+        Edit("ragged.unpack", "rank < here", "rank <= here"),
     ),
     "a string that is read past its end": (
         "ragged",
         "ragged",
-        "sparsejax/wire/ragged.py",
-        "used = lax.iota(jnp.int32, form.longest) < places.string",
-        "used = lax.iota(jnp.int32, form.longest) < form.longest + 0 * places.string",
+        Edit(
+            "ragged.unpack",
+            "used = lax.iota(jnp.int32, form.longest) < places.string",
+            "used = lax.iota(jnp.int32, form.longest) < form.longest + 0 * places.string",
+        ),
     ),
     "rows behind a shorter list": (
         "lists",
         "row_lists",
-        "sparsejax/schemes/row_lists.py",
-        "        slots = jnp.where(inside, slots, nowhere)\n",
-        "",
+        Edit("Lists.send", "slots = jnp.where(inside, slots, nowhere)", "pass"),
     ),
     "units behind the end": (
         "pallas",
         "in_pallas",
-        "pallas_kernels/pallas/messages.py",
-        "there = there & (unit >= 0) & (unit < form.size)",
-        "there = there & (unit >= 0)",
+        Edit(
+            "pallas.messages._unpack",
+            "there & (unit >= 0) & (unit < form.size)",
+            "there & (unit >= 0)",
+        ),
     ),
     "units before the beginning": (
         "pallas",
         "in_pallas",
-        "pallas_kernels/pallas/messages.py",
-        "there = there & (unit >= 0) & (unit < form.size)",
-        "there = there & (unit < form.size)",
+        Edit(
+            "pallas.messages._unpack",
+            "there & (unit >= 0) & (unit < form.size)",
+            "there & (unit < form.size)",
+        ),
     ),
 }
 
 
-def edited(file, old, new):
-    """A module of a file with one edit."""
-    source = (ROOT / file).read_text()
-    assert source.count(old) == 1, f"{old!r} is not once in {file}"
+def edited(edit):
+    """A module of the file that has one edit."""
+    file, source = edits.apply(edit)
     made = types.ModuleType("mutant")
-    exec(compile(source.replace(old, new), file, "exec"), made.__dict__)
+    exec(compile(source, str(file), "exec"), made.__dict__)
     return made
 
 
@@ -94,8 +93,8 @@ def found(reader):
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_bound_that_is_broken_is_found(name):
-    reader, where, *edit = BROKEN[name]
-    made = edited(*edit)
+    reader, where, edit = BROKEN[name]
+    made = edited(edit)
     if where == "Run.here":
         broken = mock.patch.object(Run, "here", made.Run.here)
     else:
