@@ -32,7 +32,7 @@ from benchmarks.harness.settings import option  # noqa: E402
 from benchmarks.harness.table import Column  # noqa: E402
 from pallas_kernels import reference  # noqa: E402
 from sparsejax import schemes  # noqa: E402
-from sparsejax.units.units import Dense  # noqa: E402
+from sparsejax.units.dense import Dense  # noqa: E402
 from sparsejax.wire.collectives import Wire  # noqa: E402
 
 

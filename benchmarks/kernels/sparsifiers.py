@@ -31,7 +31,7 @@ from benchmarks.testbed.job import ALLOCATOR
 from sparsejax import sparsifiers
 from sparsejax.sparsifiers import base
 from sparsejax.sparsifiers.dgc import sampled
-from sparsejax.units import magnitudes
+from sparsejax.units.selection import magnitudes
 
 
 DENSITIES = (0.0001, 0.001, 0.01)

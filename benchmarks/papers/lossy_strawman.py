@@ -18,7 +18,7 @@ from pallas_kernels import hashing
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.zen.balanced import BalancedParallelism
-from sparsejax.units.units import Dense
+from sparsejax.units.dense import Dense
 from sparsejax.wire import Wire
 
 

@@ -21,8 +21,8 @@ from sparsejax.errors import ArgumentError
 from sparsejax.rows.lookup import lookup
 from sparsejax.schemes.base import Stage, Traffic
 from sparsejax.transforms.state import tree
-from sparsejax.units.dtypes import wide
-from sparsejax.units.row_grads import Merge, merged
+from sparsejax.units.merging import Merge, merged
+from sparsejax.units.units import wide
 from sparsejax.wire import Wire
 
 

@@ -21,7 +21,8 @@ from sparsejax import axes, errors
 from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.errors import ArgumentError, RuleError
 from sparsejax.transforms.state import tree
-from sparsejax.units.row_grads import Merge, RowGrads, is_row_grads, merged
+from sparsejax.units.merging import Merge, merged
+from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.wire import Wire
 
 

@@ -27,14 +27,14 @@ import jax.numpy as jnp
 from sparsejax import errors
 from sparsejax.axes import is_elsewhere
 from sparsejax.schemes import base, row_lists
-from sparsejax.schemes.forecast import Forecast, agreeing, sent_bytes
+from sparsejax.schemes.forecast import Forecast, agreeing
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.units import bits
-from sparsejax.units.dtypes import unit_bytes, wide
 from sparsejax.units.slots import Slots
-from sparsejax.units.units import Units
+from sparsejax.units.units import Units, unit_bytes, wide
 from sparsejax.wire import gathers, index_codes, ladder, messages
 from sparsejax.wire.collectives import Wire
+from sparsejax.wire.ladder import sent_bytes
 
 
 @dataclasses.dataclass(frozen=True)

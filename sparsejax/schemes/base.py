@@ -24,8 +24,7 @@ from sparsejax.errors import ArgumentError, NeedsRanks
 from sparsejax.schemes.forecast import Forecast, Load
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.units import Units
-from sparsejax.wire.collectives import Wire
-from sparsejax.wire.messages import Sent
+from sparsejax.wire.collectives import Sent, Wire
 
 
 class Stage(NamedTuple):
@@ -259,7 +258,7 @@ def stage(
 
 
 def stage_of(sent: Sent, imbalance: Number = 1.0) -> Stage:
-    """A stage from what `exchange.transmit` reports."""
+    """A stage from what `messages.transmit` reports."""
     return stage(sent.wire, sent.payload, sent.rounds, imbalance)
 
 

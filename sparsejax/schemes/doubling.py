@@ -34,14 +34,14 @@ from jax import lax
 
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.schemes import base
-from sparsejax.schemes.forecast import Forecast, Load, agreeing, sent_bytes
+from sparsejax.schemes.forecast import Forecast, Load, agreeing
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.units import bits
-from sparsejax.units.dtypes import unit_bytes, wide
 from sparsejax.units.slots import Slots
-from sparsejax.units.units import Units
+from sparsejax.units.units import Units, unit_bytes, wide
 from sparsejax.wire import channels, collectives, gathers, ladder, messages
 from sparsejax.wire.collectives import Permutation, Wire
+from sparsejax.wire.ladder import sent_bytes
 
 
 _HALF_TO_EVEN = lax.RoundingMethod.TO_NEAREST_EVEN

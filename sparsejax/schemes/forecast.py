@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from sparsejax import errors
 from sparsejax.errors import ArgumentError
 from sparsejax.wire import collectives
-from sparsejax.wire.ladder import Ladder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,10 +206,3 @@ def fullest_part(
     over = above_mean(ranks * sets) * math.sqrt(mean)
     most = mean + over if balanced else skewness * mean
     return min(math.ceil(min(most, count)), width)
-
-
-def sent_bytes(steps: Ladder, need: int, messages: int) -> tuple[float, int, int]:
-    """Bytes of `messages` messages that send `need` entries each, rounds, and capacity."""
-    taken = steps.messages_for(need, messages)
-    capacity = max((rung.capacity for rung in taken), default=0)
-    return 4.0 * messages * sum(rung.words for rung in taken), len(taken), capacity

@@ -31,9 +31,11 @@ from sparsejax.axes import as_varying, at_number, is_elsewhere, together, varyin
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, Load, agreeing
-from sparsejax.units.dtypes import MOST_NUMBERED, wide
-from sparsejax.units.row_grads import RowGrads, union
+from sparsejax.units.indices import MOST_NUMBERED
+from sparsejax.units.merging import merge, union
+from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.stacked import apart, stacked
+from sparsejax.units.units import wide
 from sparsejax.wire import collectives, gathers
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ladder import ROUND
@@ -261,7 +263,7 @@ def gathered(
     check_listed(sum(table.capacity for table in tables), wire)
     grads = stacked(tables)
     height = grads.shape[0]
-    merged = grads if distinct else grads.merged()
+    merged = grads if distinct else merge(grads)
     lists = Lists(wire, grads)
     most, agreed = wire.maximum(jnp.sum(merged.ids < height, dtype=jnp.int32))
     channel = gathers.gather_channel(wire, gather)
@@ -312,7 +314,7 @@ def is_trivial(tables: Sequence[RowGrads], wire: Wire) -> bool:
 def of_one_rank(tables: Sequence[RowGrads], wire: Wire) -> base.SummedRows:
     """The sums where nothing needs to be sent."""
     _, sent = wire.psum(jnp.float32(0))
-    merged = [wire.assume_same(table.merged()) for table in tables]
+    merged = [wire.assume_same(merge(table)) for table in tables]
     return base.SummedRows(merged, base.traffic(base.stage(), base.stage(), scalars=sent))
 
 

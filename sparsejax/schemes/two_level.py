@@ -29,8 +29,8 @@ from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.schemes import base
 from sparsejax.schemes.owners import rows as owned_rows
 from sparsejax.schemes.zen.zen import Zen
+from sparsejax.units.dense import Dense
 from sparsejax.units.ownership import StripedHash
-from sparsejax.units.units import Dense
 
 
 # Another hash than a scheme's own: with the same one, the units of a part would nearly all

@@ -31,9 +31,9 @@ import jax.numpy as jnp
 from sparsejax import errors
 from sparsejax.axes import AxisName
 from sparsejax.sparsifiers.densities import Density as Density
-from sparsejax.units import magnitudes
-from sparsejax.units.corrections import Correction
-from sparsejax.units.selections import Arrays
+from sparsejax.units.selection import magnitudes
+from sparsejax.units.selection.corrections import Correction
+from sparsejax.units.selection.selections import Arrays
 from sparsejax.wire.collectives import Wire
 
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from sparsejax import errors
 from sparsejax.sparsifiers import base
-from sparsejax.units import magnitudes, selections
-from sparsejax.units.corrections import Correction
+from sparsejax.units.selection import magnitudes, selections
+from sparsejax.units.selection.corrections import Correction
 
 
 SEEN = 64  # The least expected number of the k largest elements in a sample.

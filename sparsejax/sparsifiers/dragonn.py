@@ -21,7 +21,7 @@ from pallas_kernels import hashing
 from sparsejax import errors
 from sparsejax.sparsifiers import base
 from sparsejax.sparsifiers.dgc import BySample
-from sparsejax.units import magnitudes
+from sparsejax.units.selection import magnitudes
 
 
 @dataclasses.dataclass(frozen=True)

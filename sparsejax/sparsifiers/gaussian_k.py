@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from sparsejax import errors
 from sparsejax.sparsifiers import base
-from sparsejax.units import magnitudes
-from sparsejax.units.corrections import Correction
+from sparsejax.units.selection import magnitudes
+from sparsejax.units.selection.corrections import Correction
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,8 @@ from jax import lax
 from sparsejax import errors
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.sparsifiers import base
-from sparsejax.units import bits, magnitudes
+from sparsejax.units import bits
+from sparsejax.units.selection import magnitudes
 
 
 @dataclasses.dataclass(frozen=True)

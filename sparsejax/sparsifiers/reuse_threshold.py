@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from sparsejax import axes, errors
 from sparsejax.sparsifiers import base
-from sparsejax.units import magnitudes
+from sparsejax.units.selection import magnitudes
 
 
 @dataclasses.dataclass(frozen=True)

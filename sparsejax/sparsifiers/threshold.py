@@ -9,7 +9,7 @@ import dataclasses
 
 from sparsejax import errors
 from sparsejax.sparsifiers import base
-from sparsejax.units import magnitudes
+from sparsejax.units.selection import magnitudes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ The threshold is found without a sort; see `units.magnitudes`.
 import dataclasses
 
 from sparsejax.sparsifiers import base
-from sparsejax.units import magnitudes
+from sparsejax.units.selection import magnitudes
 
 
 @dataclasses.dataclass(frozen=True)

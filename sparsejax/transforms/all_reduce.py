@@ -16,10 +16,11 @@ from sparsejax.transforms.buckets import ByRules, Everything
 from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.sync import check_deterministic, check_scheme
 from sparsejax.transforms.wrappers import check_reduce
-from sparsejax.units.dtypes import wide
+from sparsejax.units import merging
+from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.sparse_tensor import SparseTensor, from_units
-from sparsejax.units.units import Dense
+from sparsejax.units.units import wide
 from sparsejax.wire import Wire, ordered
 
 
@@ -123,7 +124,7 @@ def _sparse(path, x, scheme, wire, reduce):
 def _sum_of_lists(scheme, wire, shape, indices, values):
     """The entries of the sum, ascending; None where the scheme sends no lists."""
     units = SparseTensor(indices, values, shape).units
-    listed = RowGrads(indices, values, (units, *values.shape[1:])).each_once()
+    listed = merging.distinct_rows(RowGrads(indices, values, (units, *values.shape[1:])))
     if wire.ranks == 1:
         total = wire.assume_same(listed)
     else:
@@ -134,7 +135,7 @@ def _sum_of_lists(scheme, wire, shape, indices, values):
         if sums is None:
             return None
         total = sums.totals[0]
-    total = total.in_order(wire.ranks * listed.capacity)
+    total = merging.nonzero_rows(total, wire.ranks * listed.capacity)
     return total.ids, total.rows
 
 
@@ -142,7 +143,7 @@ _total_of_lists = jax.custom_jvp(_sum_of_lists, nondiff_argnums=(0, 1, 2))
 
 
 @_total_of_lists.defjvp
-def _total_of_lists_jvp(scheme, wire, shape, primals, tangents):
+def _total_of_lists_jvp(scheme, wire, shape, primals, tangents) -> Any:
     """As `_total_jvp`: a plain psum, read where the sum has entries."""
     total = _total_of_lists(scheme, wire, shape, *primals)
     if total is None:

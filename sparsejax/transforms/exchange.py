@@ -50,8 +50,8 @@ from sparsejax.transforms.state.alike import numbers
 from sparsejax.transforms.state.alike.numbers import Sums
 from sparsejax.transforms.state.per_rank import PerRank, check_kind
 from sparsejax.transforms.state.totals import Totals
+from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.units.units import Dense
 from sparsejax.wire import Wire, ordered
 from sparsejax.wire.collectives import travelling
 

@@ -48,7 +48,7 @@ from sparsejax.transforms.state.per_rank import (
     check_like,
     check_ranks,
 )
-from sparsejax.units.dtypes import wide
+from sparsejax.units.units import wide
 from sparsejax.wire import Wire
 
 

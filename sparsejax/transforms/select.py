@@ -22,9 +22,10 @@ from sparsejax.sparsifiers import base
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.transforms.state import observing, sharded, tree
 from sparsejax.transforms.state.per_rank import PerRank, check_kind
-from sparsejax.units import bits, magnitudes, selections
-from sparsejax.units.dtypes import wide
+from sparsejax.units import bits
+from sparsejax.units.selection import magnitudes, selections
 from sparsejax.units.sparse_tensor import Origin, SparseTensor
+from sparsejax.units.units import wide
 from sparsejax.wire import Wire
 
 

@@ -10,8 +10,7 @@ scheme has to have a dense array, because it adds up in one, `dense` makes it.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,49 +19,8 @@ from pallas_kernels import rank_select
 from pallas_kernels.reference.ordered import add_repeated
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units import bits
-from sparsejax.units.dtypes import wide
 from sparsejax.units.sparse_tensor import SparseTensor
-
-
-Places = Callable[[jax.Array, jax.Array], jax.Array]
-
-
-class Source(NamedTuple):
-    """The array in which the values of a part's slots are found.
-
-    Attributes:
-        array: [units, ...], the values.
-        dtype: Of the values while they travel; that of the array if None.
-        units: From the number of a part and slots int32 [k] of it, or from those of all,
-            int32 [parts, 1] and [parts, k], to the units whose values they have; the slots
-            themselves if None. It may name any unit for a slot beyond a part's count.
-        names: From the same to the numbers that are sent instead of the slots, in messages
-            whose only code is "coo32"; the slots themselves if None.
-    """
-
-    array: jax.Array
-    dtype: jax.typing.DTypeLike | None = None
-    units: Places | None = None
-    names: Places | None = None
-
-    @property
-    def axes(self) -> frozenset[str]:
-        """The mesh axes over which the values vary."""
-        return varying_axes(self.array)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one value."""
-        return self.array.shape[1:]
-
-    def read(self, units: jax.Array) -> jax.Array:
-        """The values of units, in the dtype of the array."""
-        return self.array.at[units].get(mode="clip", wrap_negative_indices=False)
-
-    @property
-    def wire_dtype(self) -> jnp.dtype:
-        """The dtype of the values while they travel."""
-        return jnp.dtype(self.dtype or self.array.dtype)
+from sparsejax.units.units import Places, Source, wide
 
 
 @functools.partial(

@@ -18,52 +18,15 @@ integers of any dtype. Those of 64 bits are looked at whole where JAX has such n
 import dataclasses
 import functools
 import math
-import weakref
 
 import jax
 import jax.numpy as jnp
 
 import pallas_kernels
 from pallas_kernels.reference.ordered import add_repeated
-from pallas_kernels.types import same_trace
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
-from sparsejax.units.dtypes import check_in_range, check_numbered, in_range
-
-
-class Origin:
-    """The indices that a sparsifier selected, so that a change of them is noticed.
-
-    All origins are equal: they are part of no comparison of trees.
-    """
-
-    def __init__(self, indices: jax.Array | None = None):
-        self._indices = None if indices is None else weakref.ref(indices)
-
-    def __eq__(self, other):
-        return isinstance(other, Origin)
-
-    def __hash__(self):
-        return hash(Origin)
-
-    def __deepcopy__(self, memo):
-        return Origin()
-
-    def __reduce__(self):
-        return Origin, ()
-
-    def __repr__(self):
-        return "Origin()"
-
-    def is_changed(self, indices: jax.Array) -> bool:
-        """Whether other indices were put in place of the selected ones.
-
-        Where the selected ones are those of another program, as outside of a branch, this
-        cannot be told, and the answer is no.
-        """
-        first = self._indices() if self._indices else None
-        changed = first is not None and first is not indices
-        return changed and same_trace(first, indices)
+from sparsejax.units.indices import Origin, check_in_range, check_numbered, in_range
 
 
 @functools.partial(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sparsejax.axes import by_platform
-from sparsejax.units.dtypes import in_range
+from sparsejax.units.indices import in_range
 from sparsejax.units.row_grads import RowGrads
 
 

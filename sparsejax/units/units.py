@@ -1,20 +1,58 @@
-"""What is summed: an array, a unit a row, whole or by the units that are there.
+"""What is summed: units, and where an exchange finds their values.
 
 A unit is what an index points at: one element, or one row of a table. A scheme takes
-`Units`, and asks for a dense array only where it has to add up in one.
+`Units`, and asks for a dense array only where it has to add up in one. `Dense` and
+`Entries` are units.
 """
 
-import dataclasses
-import functools
-import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from sparsejax.axes import varying_axes
-from sparsejax.units import bits
-from sparsejax.units.entries import Entries as Entries, Places, Source
+
+
+Places = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class Source(NamedTuple):
+    """The array in which the values of a part's slots are found.
+
+    Attributes:
+        array: [units, ...], the values.
+        dtype: Of the values while they travel; that of the array if None.
+        units: From the number of a part and slots int32 [k] of it, or from those of all,
+            int32 [parts, 1] and [parts, k], to the units whose values they have; the slots
+            themselves if None. It may name any unit for a slot beyond a part's count.
+        names: From the same to the numbers that are sent instead of the slots, in messages
+            whose only code is "coo32"; the slots themselves if None.
+    """
+
+    array: jax.Array
+    dtype: jax.typing.DTypeLike | None = None
+    units: Places | None = None
+    names: Places | None = None
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes over which the values vary."""
+        return varying_axes(self.array)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one value."""
+        return self.array.shape[1:]
+
+    def read(self, units: jax.Array) -> jax.Array:
+        """The values of units, in the dtype of the array."""
+        return self.array.at[units].get(mode="clip", wrap_negative_indices=False)
+
+    @property
+    def wire_dtype(self) -> jnp.dtype:
+        """The dtype of the values while they travel."""
+        return jnp.dtype(self.dtype or self.array.dtype)
 
 
 class Units(Protocol):
@@ -70,61 +108,11 @@ class Units(Protocol):
         ...
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=("array", "flags"), meta_fields=()
-)
-@dataclasses.dataclass(frozen=True)
-class Dense:
-    """A dense array.
+def wide(dtype: Any) -> jnp.dtype:
+    """The dtype in which numbers of this one are added up and kept: float32 or wider."""
+    return jnp.promote_types(dtype, jnp.float32)
 
-    Attributes:
-        array: [units, ...].
-        flags: Booleans [units], if the caller knows: all other units are zero.
-    """
 
-    array: jax.Array
-    flags: jax.Array | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
-        return self.array.shape
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        """The dtype of the values."""
-        return jnp.dtype(self.array.dtype)
-
-    @property
-    def size(self) -> int:
-        """How many numbers the array has."""
-        return math.prod(self.shape)
-
-    @property
-    def capacity(self) -> int:
-        """How many units may be non-zero: all."""
-        return self.shape[0]
-
-    @property
-    def shared(self) -> bool:
-        """Whether the non-zero units are known to be the same on all ranks: no."""
-        return False
-
-    @property
-    def axes(self) -> frozenset[str]:
-        """The mesh axes over which the values vary."""
-        return varying_axes(self.array)
-
-    def present(self) -> jax.Array:
-        """Booleans [units]: all other units are zero."""
-        return bits.nonzero_units(self.array) if self.flags is None else self.flags
-
-    def dense(self) -> jax.Array:
-        """The array itself."""
-        return self.array
-
-    def source(
-        self, dtype: jax.typing.DTypeLike | None = None, units: Places | None = None
-    ) -> Source:
-        """The source of the values of slots for an exchange."""
-        return Source(self.array, dtype, units)
+def unit_bytes(x: Any, dtype: Any) -> int:
+    """Bytes of one unit of x [units, ...] where its numbers travel in a dtype."""
+    return x.size // x.shape[0] * jnp.dtype(dtype).itemsize

@@ -16,6 +16,7 @@ Exchanges made of many `permute`s are in `gathers`.
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ from sparsejax.axes import (
     varying_axes,
 )
 from sparsejax.errors import ArgumentError
-from sparsejax.units.dtypes import wide
+from sparsejax.units.units import wide
 
 
 Permutation = tuple[tuple[int, int], ...]
@@ -76,6 +77,22 @@ def _summed_by_psum(dtype, narrow, size: int, n: int) -> bool:
     """Whether XLA's own sum is wide enough, and sends no more than it should."""
     wide_enough = narrow.itemsize > 2 and narrow == jnp.dtype(dtype)
     return wide_enough or n == 1 or size == 0
+
+
+class Sent(NamedTuple):
+    """Bytes, rounds and counts of one stage of an exchange.
+
+    Attributes:
+        wire: Bytes that one rank sent, padding included.
+        payload: Bytes that the entries needed.
+        rounds: How many messages, or pieces of one, followed one another, as float32.
+        counts: int32 [sources]: how many entries each source had for this rank.
+    """
+
+    wire: jax.Array
+    payload: jax.Array
+    rounds: jax.Array
+    counts: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -309,6 +309,13 @@ def exactly(
     return Ladder(width, unit_bytes, tile, tuple(rungs), is_elsewhere())
 
 
+def sent_bytes(steps: Ladder, need: int, messages: int) -> tuple[float, int, int]:
+    """Bytes of `messages` messages that send `need` entries each, rounds, and capacity."""
+    taken = steps.messages_for(need, messages)
+    capacity = max((rung.capacity for rung in taken), default=0)
+    return 4.0 * messages * sum(rung.words for rung in taken), len(taken), capacity
+
+
 def _tile(top: int, unit_bytes: int, most: int) -> int:
     """Entries that are packed at a time: tiles of one length, and no longer than needed."""
     numbers = max(1, unit_bytes // 4)

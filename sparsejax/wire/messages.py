@@ -40,9 +40,10 @@ from jax import lax
 
 from pallas_kernels.backends import auto_prefers
 from sparsejax.axes import as_varying, by_platform, together, varying_axes
-from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
+from sparsejax.units.units import Source
 from sparsejax.wire import channels, collectives, index_codes, tiles, whole
+from sparsejax.wire.collectives import Sent
 from sparsejax.wire.forms import Form, Lengths
 from sparsejax.wire.ladder import Ladder
 from sparsejax.wire.whole import Into
@@ -68,22 +69,6 @@ class Fold(NamedTuple):
     add: Callable[[Any, jax.Array, jax.Array, jax.Array], Any]
     in_order: bool = False
     into: Into | None = None
-
-
-class Sent(NamedTuple):
-    """Bytes, rounds and counts of one stage of an exchange.
-
-    Attributes:
-        wire: Bytes that one rank sent, padding included.
-        payload: Bytes that the entries needed.
-        rounds: How many messages, or pieces of one, followed one another, as float32.
-        counts: int32 [sources]: how many entries each source had for this rank.
-    """
-
-    wire: jax.Array
-    payload: jax.Array
-    rounds: jax.Array
-    counts: jax.Array
 
 
 def transmit(

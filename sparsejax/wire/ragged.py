@@ -33,8 +33,8 @@ from pallas_kernels.reference.ordered import add_senders
 from sparsejax.axes import as_varying, axis_names, by_platform
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
-from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
+from sparsejax.units.units import Source
 from sparsejax.wire import forms, index_codes
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.forms import Values

@@ -24,8 +24,8 @@ from jax import lax
 from pallas_kernels.platforms import alone
 from sparsejax.axes import as_varying, at_number, varying_axes, without_types
 from sparsejax.units import bits
-from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
+from sparsejax.units.units import Source
 from sparsejax.wire import forms, index_codes
 from sparsejax.wire.forms import Form, Places
 

@@ -23,8 +23,8 @@ from pallas_kernels.reference.messages import Run, read_message, row_ends
 from pallas_kernels.striping import Striping
 from sparsejax.axes import as_varying
 from sparsejax.units import bits
-from sparsejax.units.entries import Source
 from sparsejax.units.slots import Slots
+from sparsejax.units.units import Source
 from sparsejax.wire import index_codes
 from sparsejax.wire.forms import Form, Piece
 from sparsejax.wire.ladder import Rung

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 import sparsejax
+from sparsejax.units import merging
 from tests import helpers
 
 
@@ -42,7 +43,7 @@ def program(dtype):
         listed = sparsejax.RowGrads(ids, rows, shape)
         for node in (entries, whole, listed):
             node.check()
-        each = [listed.merged(), listed.each_once()]
+        each = [merging.merge(listed), merging.distinct_rows(listed)]
         dense = [entries.to_dense(), whole.to_dense(), listed.to_dense()]
         return dense, each, entries.present(), entries.kept()
 

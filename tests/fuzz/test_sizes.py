@@ -23,7 +23,7 @@ from sparsejax import errors, schemes
 from sparsejax.schemes import doubling, forecast
 from sparsejax.schemes.base import MOST_UNITS
 from sparsejax.schemes.baselines import pulls
-from sparsejax.units import row_grads
+from sparsejax.units import merging
 from sparsejax.units.ownership import murmur
 from sparsejax.wire import forms, index_codes, ladder, ragged
 from tests import helpers
@@ -213,7 +213,7 @@ def test_bits_of_many_lists_are_not_laid_end_to_end(count):
     height, each = 2**30, 2**16
     lists = jax.ShapeDtypeStruct((count, each), jnp.int32)
     capacity = min(count * each, height)
-    union = functools.partial(row_grads.union, capacity=capacity, nowhere=height)
+    union = functools.partial(merging.union, capacity=capacity, nowhere=height)
     assert jax.eval_shape(union, lists)[0].shape == (capacity,)
 
 

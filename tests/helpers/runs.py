@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from sparsejax.axes import as_varying, varying_axes
-from sparsejax.units.units import Dense
+from sparsejax.units.dense import Dense
 from sparsejax.wire.collectives import Wire
 from tests.helpers.meshes import AXIS, mesh_of, shard_map
 

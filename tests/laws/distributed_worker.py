@@ -30,7 +30,7 @@ def main(out, ranks, coordinator=None, rank=0):
     from jax.sharding import NamedSharding, PartitionSpec as P
 
     from sparsejax import schemes
-    from sparsejax.units.units import Dense
+    from sparsejax.units.dense import Dense
     from sparsejax.wire.collectives import Wire
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",))

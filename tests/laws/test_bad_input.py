@@ -270,9 +270,19 @@ def test_a_state_of_something_else():
         sparsejax.metrics(optax.adam(1.0).init(jnp.ones(3)))
 
 
+THRESHOLD = sparsejax.sparsifiers.ReuseThreshold(0.5)
+BY_RANK = {
+    "sums": lambda: sparsejax.accumulate(sparsejax.zen_sync(), 2),
+    "thresholds": lambda: optax.chain(
+        sparsejax.sparsify(THRESHOLD, memory=None, min_size=1), sparsejax.zen_sync()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_RANK)
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_a_state_that_was_passed_with_one_spec_for_all(check_vma):
-    tx = sparsejax.zen_sync(every=2)
+def test_a_state_that_was_passed_with_one_spec_for_all(check_vma, name):
+    tx = BY_RANK[name]()
     mesh = mesh_of(2)
     state = sparsejax.init(tx, {"w": jnp.ones(3)}, mesh)
     update = helpers.shard_map(

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from sparsejax import schemes
 from sparsejax.errors import ArgumentError
+from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.units.units import Dense
 from sparsejax.wire import Wire, ordered
 from tests import helpers
 from tests.laws.test_conservation import LOSSY

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from sparsejax.axes import varying_axes
 from sparsejax.rows import value_and_grad
+from sparsejax.units.merging import merge
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 from tests import helpers
 from tests.rows import cases
@@ -36,7 +37,7 @@ def total(grads, summed):
     def of_leaf(leaf):
         if not is_row_grads(leaf):
             return leaf if summed else jax.lax.psum(leaf, "data")
-        leaf = leaf.merged()
+        leaf = merge(leaf)
         gather = functools.partial(jax.lax.all_gather, axis_name="data", tiled=True)
         whole = RowGrads(gather(leaf.ids), gather(leaf.rows), leaf.shape).to_dense()
         return jax.lax.pmax(whole, "data")

@@ -8,6 +8,7 @@ from flax import linen, nnx
 
 from sparsejax import errors
 from sparsejax.rows import programs, value_and_grad
+from sparsejax.units.merging import merge
 from sparsejax.units.row_grads import is_row_grads
 from tests.rows import cases
 from tests.rows.cases import CASES, IDS, take
@@ -266,7 +267,7 @@ def test_nothing_is_of_the_tables_size_but_the_table(name):
     loss = lambda p, ids: case.loss(take, p, ids)
     p = abstract(table=(height, width), w=(width,), u=(width, width), scale=())
     ids = jax.ShapeDtypeStruct((64, 2), jnp.int32)
-    merged = lambda grads: {**grads, "table": grads["table"].merged()}
+    merged = lambda grads: {**grads, "table": merge(grads["table"])}
     step = lambda p, ids: merged(value_and_grad(loss)(p, ids)[1])
     compiled = jax.jit(step).lower(p, ids).compile()
     memory = compiled.memory_analysis()

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import errors, schemes
-from sparsejax.units.units import Dense
+from sparsejax.units.dense import Dense
 from tests import helpers
 
 

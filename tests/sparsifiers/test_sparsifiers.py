@@ -17,7 +17,7 @@ import sparsejax.wire.ladder
 from sparsejax import schemes, sparsifiers
 from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
-from sparsejax.units import magnitudes
+from sparsejax.units.selection import magnitudes
 from tests import helpers
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sparsejax import sparsifiers
 from sparsejax.sparsifiers import base
-from sparsejax.units import selections
+from sparsejax.units.selection import selections
 from tests import helpers
 
 

@@ -17,7 +17,7 @@ from sparsejax.schemes.base import Traffic
 from sparsejax.schemes.top_k.base import TopKScheme
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.state.per_rank import find
-from sparsejax.units.units import Dense
+from sparsejax.units.dense import Dense
 from tests.helpers import compilations, grid, mesh_of, parameters, shard_map, slow, stacked
 
 

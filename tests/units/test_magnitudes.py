@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from sparsejax.units import magnitudes
+from sparsejax.units.selection import magnitudes
 from tests import helpers
 
 

@@ -8,7 +8,9 @@ from jax.experimental import checkify
 
 import sparsejax
 from sparsejax import errors
-from sparsejax.units.row_grads import RowGrads, union
+from sparsejax.units import merging
+from sparsejax.units.merging import merge, union
+from sparsejax.units.row_grads import RowGrads
 from tests import helpers
 
 
@@ -50,7 +52,7 @@ SHAPES = [(23, 3), (40 * 256 + 1, 2, 2)]
 def test_equal_ids_add_up(shape):
     grads, want, ids = rows_of(np.random.default_rng(1), 40, shape)
     grads.check("table")
-    dense, merged = jax.jit(lambda g: (g.to_dense(), g.merged()))(grads)
+    dense, merged = jax.jit(lambda g: (g.to_dense(), merge(g)))(grads)
     np.testing.assert_allclose(dense, want, rtol=1e-5, atol=1e-6)
     there = np.unique(ids[ids < shape[0]])
     np.testing.assert_array_equal(merged.ids[: len(there)], there)
@@ -65,7 +67,7 @@ def test_small_numbers_add_up_in_float32(shape):
     # In bfloat16 1 + 1/256 is 1; 8 of them are 1/32.
     ids = jnp.array([5] * 9 + [shape[0]] * 31, jnp.int32)
     rows = jnp.full((40, *shape[1:]), 1 / 256, jnp.bfloat16).at[0].set(1)
-    merged = jax.jit(RowGrads.merged)(RowGrads(ids, rows, shape))
+    merged = jax.jit(merging.merge)(RowGrads(ids, rows, shape))
     assert merged.dtype == jnp.bfloat16
     np.testing.assert_array_equal(np.asarray(merged.rows[0], np.float32), 1 + 1 / 32)
 
@@ -76,7 +78,7 @@ def test_ids_out_of_range_are_left_out(shape):
     grads = RowGrads(ids, jnp.ones((40, *shape[1:])), shape)
     assert float(grads.to_dense()[2].max()) == 16
     assert float(grads.to_dense().sum()) == 16 * grads.size / shape[0]
-    np.testing.assert_array_equal(grads.merged().ids[:2], [2, shape[0]])
+    np.testing.assert_array_equal(merge(grads).ids[:2], [2, shape[0]])
     checked = checkify.checkify(lambda g: g.check("table"), checkify.user_checks)
     error, _ = checked(grads)
     with pytest.raises(checkify.JaxRuntimeError, match="table: ids must lie in"):
@@ -85,10 +87,10 @@ def test_ids_out_of_range_are_left_out(shape):
 
 def test_no_rows_at_all():
     none = RowGrads(jnp.zeros(0, jnp.int32), jnp.zeros((0, 3)), (5, 3))
-    assert none.merged().capacity == 0
+    assert merge(none).capacity == 0
     np.testing.assert_array_equal(none.to_dense(), np.zeros((5, 3)))
     empty = RowGrads(jnp.zeros(2, jnp.int32), jnp.zeros((2, 3)), (0, 3))
-    assert empty.merged().to_dense().shape == (0, 3)
+    assert merge(empty).to_dense().shape == (0, 3)
 
 
 def test_a_tree_of_gradients_keeps_its_shape():
@@ -155,7 +157,7 @@ def test_rows_are_merged_where_some_are_there_twice_or_not_in_front(ids, kept, h
     rows = jnp.arange(1, 5, dtype=jnp.float32)[:, None]
     short = jnp.where(ids < 0, height, ids)
     grads = RowGrads(ids, rows, (height, 1))
-    once = jax.jit(RowGrads.each_once)(RowGrads(short, rows, (height, 1)))
+    once = jax.jit(merging.distinct_rows)(RowGrads(short, rows, (height, 1)))
     np.testing.assert_array_equal(once.to_dense(), grads.to_dense())
     there = np.asarray(once.ids)[: int((once.ids < height).sum())]
     assert sorted(there) == sorted(set(np.asarray(ids)) - {-1})

@@ -34,7 +34,7 @@ from benchmarks.harness.settings import option
 from benchmarks.harness.table import Column
 from sparsejax import schemes
 from sparsejax.schemes.base import Scheme
-from sparsejax.units.units import Dense
+from sparsejax.units.dense import Dense
 from sparsejax.wire.collectives import Wire
 
 

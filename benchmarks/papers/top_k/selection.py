@@ -25,7 +25,7 @@ from sparsejax.schemes.base import Traffic
 from sparsejax.schemes.top_k.ok_topk import OkTopk, OkTopkState
 from sparsejax.sparsifiers.base import Draw
 from sparsejax.transforms.feedback import FeedbackState
-from sparsejax.units import magnitudes
+from sparsejax.units.selection import magnitudes
 
 
 SETTLED = 64  # steps after which thresholds are taken to have settled

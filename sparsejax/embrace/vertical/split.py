@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.reference import FLAGS_AT_MOST
-from sparsejax.units.row_grads import merged
+from sparsejax.units.merging import merged
 
 
 class Chosen(NamedTuple):

@@ -26,7 +26,8 @@ from sparsejax.transforms.state.pending import Pending
 from sparsejax.transforms.state.per_rank import OUTLINE, check_kind
 from sparsejax.transforms.state.totals import Totals
 from sparsejax.transforms.sync import check_scheme, sync
-from sparsejax.units.row_grads import LateRowGrads, merged
+from sparsejax.units.merging import merged
+from sparsejax.units.row_grads import LateRowGrads
 from sparsejax.wire import Wire
 
 

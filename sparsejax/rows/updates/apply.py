@@ -9,7 +9,7 @@ import optax
 from pallas_kernels.reference.ordered import add_repeated
 from sparsejax.errors import ArgumentError
 from sparsejax.transforms.state import tree
-from sparsejax.units.dtypes import in_range
+from sparsejax.units.indices import in_range
 from sparsejax.units.row_grads import is_row_grads
 
 

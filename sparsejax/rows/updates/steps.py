@@ -16,7 +16,8 @@ from sparsejax.rows.updates.fading import first_kept
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.rows.updates.view import Turn, View
-from sparsejax.units.row_grads import LateRowGrads, Merge, RowGrads, is_row_grads
+from sparsejax.units.merging import Merge
+from sparsejax.units.row_grads import LateRowGrads, RowGrads, is_row_grads
 
 
 def init(inside: Inside, params: Any) -> LazyState:

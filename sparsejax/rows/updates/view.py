@@ -20,7 +20,8 @@ from sparsejax.rows.updates.catch_up import CatchUp, Rows
 from sparsejax.rows.updates.fading import Sums, in_turn
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.state import LazyState, find
-from sparsejax.units.row_grads import Merge, RowGrads, merged
+from sparsejax.units.merging import Merge, merged
+from sparsejax.units.row_grads import RowGrads
 
 
 class Turn(enum.Enum):

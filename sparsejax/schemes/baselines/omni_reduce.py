@@ -23,8 +23,8 @@ from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_
 from sparsejax.schemes.owners.pulls import Gather, Message
 from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.units import bits
+from sparsejax.units.dense import Dense
 from sparsejax.units.ownership import Contiguous
-from sparsejax.units.units import Dense
 from sparsejax.wire import ladder
 
 

@@ -30,7 +30,7 @@ from jax import lax
 from sparsejax import errors
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, Load, agreeing
-from sparsejax.units.dtypes import wide
+from sparsejax.units.units import wide
 from sparsejax.wire import collectives
 
 

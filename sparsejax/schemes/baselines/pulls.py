@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax.schemes import base, doubling
-from sparsejax.schemes.forecast import agreeing, fullest_part, merged, sent_bytes
+from sparsejax.schemes.forecast import agreeing, fullest_part, merged
 from sparsejax.schemes.owners.pulls import Message, Owned, PullEntries, nonzero_units
 from sparsejax.units import bits
 from sparsejax.units.ownership import Layout, StripedHash
 from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, ladder, messages
+from sparsejax.wire.ladder import sent_bytes
 
 
 @dataclasses.dataclass(frozen=True)

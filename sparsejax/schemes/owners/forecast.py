@@ -3,13 +3,14 @@
 import jax
 
 from sparsejax.schemes import row_lists
-from sparsejax.schemes.forecast import Forecast, Load, agreeing, fullest_part, sent_bytes
+from sparsejax.schemes.forecast import Forecast, Load, agreeing, fullest_part
 from sparsejax.schemes.owners.pulls import has_even_parts
 from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.schemes.owners.rows import room_of
 from sparsejax.units.ownership import Ownership
 from sparsejax.units.ownership.memory import Memory
 from sparsejax.wire import collectives
+from sparsejax.wire.ladder import sent_bytes
 
 
 def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:

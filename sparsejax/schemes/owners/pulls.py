@@ -32,7 +32,7 @@ from jax import lax
 from sparsejax import axes
 from sparsejax.axes import as_varying, axis_names, is_elsewhere, varying_axes
 from sparsejax.schemes import base
-from sparsejax.schemes.forecast import Load, agreeing, sent_bytes
+from sparsejax.schemes.forecast import Load, agreeing
 from sparsejax.schemes.or_dense import on_copies, or_dense
 from sparsejax.schemes.owners import counts
 from sparsejax.units import bits
@@ -40,7 +40,7 @@ from sparsejax.units.ownership import Layout
 from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, collectives, messages
 from sparsejax.wire.collectives import Wire
-from sparsejax.wire.ladder import Ladder, ladder
+from sparsejax.wire.ladder import Ladder, ladder, sent_bytes
 
 
 # Parts are as good as even if together they have so many times as many slots as units.

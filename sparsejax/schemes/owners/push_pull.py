@@ -47,11 +47,10 @@ from sparsejax.schemes.owners.pulls import (
     PullEntries,
     nonzero_units,
 )
-from sparsejax.units.dtypes import unit_bytes, wide
 from sparsejax.units.ownership import Layout
 from sparsejax.units.ownership.memory import Memory
 from sparsejax.units.slots import Slots
-from sparsejax.units.units import Units
+from sparsejax.units.units import Units, unit_bytes, wide
 from sparsejax.wire import channels, index_codes, messages, ordered
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ladder import Ladder

@@ -44,10 +44,12 @@ from sparsejax.axes import as_varying, axis_names, is_elsewhere, varying_axes
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.owners.counts import imbalance
 from sparsejax.schemes.row_lists import Lists
-from sparsejax.units.dtypes import check_numbered, in_range, wide
+from sparsejax.units.indices import check_numbered, in_range
+from sparsejax.units.merging import distinct, union
 from sparsejax.units.ownership import Layout, Ownership, StripedHash
-from sparsejax.units.row_grads import RowGrads, distinct, union
+from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.stacked import apart, first_at, stacked, starts_of
+from sparsejax.units.units import wide
 from sparsejax.wire import ordered
 from sparsejax.wire.collectives import Wire
 

@@ -29,9 +29,11 @@ from sparsejax import errors
 from sparsejax.axes import as_varying, at_number, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
-from sparsejax.units import bits, magnitudes
+from sparsejax.units import bits
+from sparsejax.units.selection import magnitudes
 from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, ladder, messages
+from sparsejax.wire.collectives import Sent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +169,7 @@ def send_and_add(
     starts: jax.Array,
     into: jax.Array,
     need: jax.Array | int | None = None,
-) -> tuple[jax.Array, messages.Sent]:
+) -> tuple[jax.Array, Sent]:
     """Sends the selection from each part, and adds what arrives to an array.
 
     What arrives from one sender is added after what arrived from the sender before it, so

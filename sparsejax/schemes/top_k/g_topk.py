@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast
 from sparsejax.schemes.top_k import base as top_k, meetings
-from sparsejax.units import bits, dtypes
+from sparsejax.units import bits
+from sparsejax.units.units import wide
 from sparsejax.wire import gathers, index_codes
 
 
@@ -83,7 +84,7 @@ class GTopk(top_k.TopKScheme):
 
     def forecast(self, load):
         fold, swaps, unfold = gathers.doubling_schedule(load.ranks)
-        dtype, k = dtypes.wide(load.dtype), self.k(load.size)
+        dtype, k = wide(load.dtype), self.k(load.size)
         sizes = top_k.cut(load.size, 1).ladder(k, dtype, self.code)
         message = 4.0 * sizes.rungs[-1].words
         forth, back = len(swaps) + bool(fold), bool(unfold)

@@ -41,13 +41,15 @@ from jax import lax
 from sparsejax import axes, errors
 from sparsejax.errors import StateError
 from sparsejax.schemes import base
-from sparsejax.schemes.forecast import Forecast, agreeing, fullest_part, sent_bytes
+from sparsejax.schemes.forecast import Forecast, agreeing, fullest_part
 from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.last_hop import balance_and_allgatherv
 from sparsejax.schemes.top_k.regions import Regions, divide
 from sparsejax.schemes.top_k.threshold_reuse import ThresholdReuse, ThresholdRule
-from sparsejax.units import bits, dtypes
+from sparsejax.units import bits
+from sparsejax.units.units import wide
 from sparsejax.wire import channels, collectives, gathers, index_codes, messages
+from sparsejax.wire.ladder import sent_bytes
 
 
 _EXCHANGES = ("all_to_all", "rotated")
@@ -153,7 +155,7 @@ class OkTopk(top_k.TopKScheme):
 
     def init(self, like, wire):
         size, ranks = math.prod(like.shape), base.known_ranks(self, wire).ranks
-        dtype = dtypes.wide(like.dtype)
+        dtype = wide(like.dtype)
         starts = self.regions(size, ranks).even() if size else jnp.zeros(ranks, jnp.int32)
         zeros = lambda *shape: jnp.zeros(shape, dtype)
         return OkTopkState(
@@ -265,7 +267,7 @@ class OkTopk(top_k.TopKScheme):
     def forecast(self, load):
         n = load.ranks
         regions = self.regions(load.size, n)
-        dtype = dtypes.wide(load.dtype)
+        dtype = wide(load.dtype)
         fullest = fullest_part(regions.k, n, regions.width, True, 1.0, n)
         sizes = regions.split_ladder(dtype, self.code)
         push, turns, room = sent_bytes(sizes, min(regions.room, fullest), n - 1)

@@ -15,7 +15,8 @@ from jax import lax
 
 from sparsejax import axes
 from sparsejax.axes import as_varying, varying_axes
-from sparsejax.units import bits, magnitudes
+from sparsejax.units import bits
+from sparsejax.units.selection import magnitudes
 from sparsejax.wire import ladder
 from sparsejax.wire.collectives import Wire
 

@@ -38,7 +38,8 @@ from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.spar_all_gather import TopH, first_h, next_h, synchronize_teams
 from sparsejax.schemes.top_k.spar_reduce_scatter import all_gather, spar_reduce_scatter
 from sparsejax.schemes.top_k.teams import Member, Teams
-from sparsejax.units import bits, dtypes
+from sparsejax.units import bits
+from sparsejax.units.units import wide
 from sparsejax.wire import gathers, index_codes
 
 
@@ -167,7 +168,7 @@ class SparDL(top_k.TopKScheme):
 
     def forecast(self, load):
         teams = self.teams_of(load.size, load.ranks)
-        dtype = dtypes.wide(load.dtype)
+        dtype = wide(load.dtype)
         sizes = teams.blocks.ladder(teams.k, dtype, self.code)
         block = 4.0 * sizes.rungs[-1].words
         others = teams.within.size - 1

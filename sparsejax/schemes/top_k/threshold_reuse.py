@@ -25,7 +25,8 @@ import jax.numpy as jnp
 
 from sparsejax import axes
 from sparsejax.schemes.top_k.regions import Regions
-from sparsejax.units import bits, magnitudes
+from sparsejax.units import bits
+from sparsejax.units.selection import magnitudes
 from sparsejax.wire import collectives
 from sparsejax.wire.collectives import Wire
 

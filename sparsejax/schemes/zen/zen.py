@@ -58,8 +58,8 @@ from sparsejax.schemes.zen import growth
 from sparsejax.schemes.zen.balanced import BalancedParallelism
 from sparsejax.schemes.zen.choice import Choice
 from sparsejax.schemes.zen.hierarchical import HierarchicalCentralization
+from sparsejax.units.dense import Dense
 from sparsejax.units.ownership import Ownership, StripedHash
-from sparsejax.units.units import Dense
 from sparsejax.wire import ladder
 
 

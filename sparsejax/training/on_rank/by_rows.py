@@ -14,7 +14,7 @@ from sparsejax.rows import Capacity, Lazy, within_capacity
 from sparsejax.training.on_rank.shares import Share
 from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.state.observing import Observed
-from sparsejax.units.dtypes import comparable
+from sparsejax.units.indices import comparable
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 
 

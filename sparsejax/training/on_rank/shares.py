@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from sparsejax import axes
 from sparsejax.errors import ArgumentError
-from sparsejax.units.dtypes import wide
+from sparsejax.units.units import wide
 from sparsejax.wire import Wire
 
 

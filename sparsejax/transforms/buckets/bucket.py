@@ -12,8 +12,9 @@ from sparsejax.errors import NeedsRanks
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.transforms.state import tree
 from sparsejax.units import bits
+from sparsejax.units.dense import Dense
 from sparsejax.units.entries import of_tensors
-from sparsejax.units.units import Dense, Units
+from sparsejax.units.units import Units
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from sparsejax.axes import (
 )
 from sparsejax.errors import StateError
 from sparsejax.transforms.state import tree
-from sparsejax.units.dtypes import wide
+from sparsejax.units.units import wide
 from sparsejax.wire import Wire
 
 

@@ -8,8 +8,9 @@ from sparsejax.axes import AxisName
 from sparsejax.transforms import select
 from sparsejax.transforms.signatures import described
 from sparsejax.transforms.state import sharded, tree
-from sparsejax.units.dtypes import wide
+from sparsejax.units import merging
 from sparsejax.units.row_grads import is_row_grads
+from sparsejax.units.units import wide
 from sparsejax.wire import Wire
 
 
@@ -52,7 +53,7 @@ def clip_by_rank(
         )
         paths, leaves, structure = tree.flatten(updates, name, rows=True)
         # Rows that are listed twice add up before they have a norm.
-        leaves = [leaf.merged() if is_row_grads(leaf) else leaf for leaf in leaves]
+        leaves = [merging.merge(leaf) if is_row_grads(leaf) else leaf for leaf in leaves]
         select.check_model_axis(model_axis, wire)
         for path, leaf in zip(paths, leaves, strict=True):
             select.require_local(path, tree.numbers(leaf), wire)

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import pallas_kernels
 from pallas_kernels.striping import word_multiple
 from sparsejax.units import bits
+from sparsejax.units.dense import Dense
 from sparsejax.units.slots import Slots
-from sparsejax.units.units import Dense, Units
+from sparsejax.units.units import Units
 
 
 _HASHES = 3

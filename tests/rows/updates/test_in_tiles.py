@@ -9,7 +9,8 @@ import pytest
 from sparsejax.rows import apply_updates, lazy, tiles, value_and_grad, within_capacity
 from sparsejax.rows.updates.fading import Fading
 from sparsejax.rows.updates.view import View
-from sparsejax.units.row_grads import RowGrads, merged
+from sparsejax.units.merging import merged
+from sparsejax.units.row_grads import RowGrads
 from tests import helpers
 from tests.rows.updates import runs
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from sparsejax import errors, schemes
+from sparsejax.units.dense import Dense
 from sparsejax.units.entries import of_tensors
 from sparsejax.units.ownership import MurmurHash
 from sparsejax.units.sparse_tensor import SparseTensor
-from sparsejax.units.units import Dense
 from tests import helpers
 
 

@@ -23,8 +23,9 @@ from sparsejax.advise.papers import cost_tables
 from sparsejax.schemes import forecast
 from sparsejax.schemes.top_k import regions, spar_all_gather
 from sparsejax.schemes.top_k.threshold_reuse import ThresholdRule
-from sparsejax.units import bits, magnitudes
-from sparsejax.units.units import Dense
+from sparsejax.units import bits
+from sparsejax.units.dense import Dense
+from sparsejax.units.selection import magnitudes
 from sparsejax.wire import Wire
 from tests import helpers
 

@@ -14,8 +14,8 @@ from sparsejax.schemes import doubling, forecast
 from sparsejax.schemes.zen import growth
 from sparsejax.schemes.zen.choice import Choice
 from sparsejax.units import bits
+from sparsejax.units.dense import Dense
 from sparsejax.units.ownership import StripedHash
-from sparsejax.units.units import Dense
 from sparsejax.wire import ladder
 from tests import helpers
 from tests.advise.papers.test_optimal_schemes import DENSITIES, OVERLAPS, RANKS, SKEWS, draw
@@ -214,8 +214,8 @@ def bytes_sent(n, sets):
     steps = ladder.ladder(layout.width, 4, n)
     push = max(np.bincount(parts[row], minlength=n).max() for row in sets)
     pull = np.bincount(parts[sets.any(0)], minlength=n).max()
-    pushed = forecast.sent_bytes(steps, int(push), n - 1)[0]
-    pulled = forecast.sent_bytes(steps, int(pull), n - 1)[0]
+    pushed = ladder.sent_bytes(steps, int(push), n - 1)[0]
+    pulled = ladder.sent_bytes(steps, int(pull), n - 1)[0]
     whole = (n - 1) * layout.width * 4
     balanced = min(pushed + min(pulled, whole), dense)
     if pushed + whole >= dense:
@@ -224,10 +224,10 @@ def bytes_sent(n, sets):
     hops, held = [], sets
     while len(held) > 1:
         most = int(held.sum(1).max())
-        hops.append(min(forecast.sent_bytes(swap, most, 1)[0], 4 * SIZE))
+        hops.append(min(ladder.sent_bytes(swap, most, 1)[0], 4 * SIZE))
         held = held[0::2] | held[1::2]
     hierarchical = sum(hops)
-    first = forecast.sent_bytes(swap, int(sets.sum(1).max()), 1)[0]
+    first = ladder.sent_bytes(swap, int(sets.sum(1).max()), 1)[0]
     if len(hops) * first >= dense:
         hierarchical = dense
     return {"balanced": balanced, "hierarchical": hierarchical}

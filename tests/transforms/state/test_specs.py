@@ -19,7 +19,7 @@ from sparsejax.schemes.top_k.base import TopKScheme
 from sparsejax.transforms.feedback import FeedbackState
 from sparsejax.transforms.state.per_rank import find
 from sparsejax.transforms.wrappers import AccumulateState
-from sparsejax.units.units import Dense
+from sparsejax.units.dense import Dense
 from tests import helpers
 
 

@@ -16,7 +16,7 @@ from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.state.pending import Pending, is_pending
 from sparsejax.transforms.state.per_rank import PerRank, check_whole, find
 from sparsejax.transforms.wrappers import check_reduce
-from sparsejax.units.dtypes import wide
+from sparsejax.units.units import wide
 
 
 def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:

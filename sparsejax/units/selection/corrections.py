@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax.axes import as_varying, varying_axes
-from sparsejax.units import magnitudes
-from sparsejax.units.selections import Arrays, Selected
+from sparsejax.units.selection import magnitudes
+from sparsejax.units.selection.selections import Arrays, Selected
 
 
 class Correction(NamedTuple):

@@ -20,7 +20,8 @@ from jax import lax
 
 import pallas_kernels
 from sparsejax.axes import as_varying, at_number, varying_axes
-from sparsejax.units import bits, magnitudes
+from sparsejax.units import bits
+from sparsejax.units.selection import magnitudes
 
 
 # An array that must be cut is searched in the room of the longest beside it.

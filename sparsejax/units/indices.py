@@ -1,26 +1,17 @@
-"""Dtypes in which numbers are added up and travel, and of integers that number units."""
+"""Indices of units: integers that number them, and whether they were changed."""
 
-from typing import Any
+import weakref
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
+from pallas_kernels.types import same_trace
 from sparsejax.errors import ArgumentError
 
 
-# The index behind the last unit is int32, too.
+# The index after the last unit is int32, too.
 MOST_NUMBERED = 2**31 - 1
-
-
-def wide(dtype: Any) -> jnp.dtype:
-    """The dtype in which numbers of this one are added up and kept: float32 or wider."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def unit_bytes(x: Any, dtype: Any) -> int:
-    """Bytes of one unit of x [units, ...] where its numbers travel in a dtype."""
-    return x.size // x.shape[0] * jnp.dtype(dtype).itemsize
 
 
 def check_numbered(name: str, units: int) -> None:
@@ -62,3 +53,38 @@ def in_range(indices: jax.Array, size: int) -> jax.Array:
     # A negative index would count from the end; it is out of range here.
     inside = (indices >= 0) & (indices < size)
     return jnp.where(inside, indices, size).astype(jnp.int32)
+
+
+class Origin:
+    """The indices that a sparsifier selected, so that a change of them is noticed.
+
+    All origins are equal: they are part of no comparison of trees.
+    """
+
+    def __init__(self, indices: jax.Array | None = None):
+        self._indices = None if indices is None else weakref.ref(indices)
+
+    def __eq__(self, other):
+        return isinstance(other, Origin)
+
+    def __hash__(self):
+        return hash(Origin)
+
+    def __deepcopy__(self, memo):
+        return Origin()
+
+    def __reduce__(self):
+        return Origin, ()
+
+    def __repr__(self):
+        return "Origin()"
+
+    def is_changed(self, indices: jax.Array) -> bool:
+        """Whether other indices were put in place of the selected ones.
+
+        Where the selected ones are those of another program, as outside of a branch, this
+        cannot be told, and the answer is no.
+        """
+        first = self._indices() if self._indices else None
+        changed = first is not None and first is not indices
+        return changed and same_trace(first, indices)
