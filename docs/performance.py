@@ -341,8 +341,11 @@ kernels itself; there bitmaps were still unpacked entry by entry."""
 
 def counted():
     results = Results("device-jax0.11.2")
+    # The record has steps of a scheme that is gone, too.
+    sides = ("all-reduce", "agsparse", "zen", "zen, in any order", "zen, Algorithm 1")
+    there = [row for row in results.rows if row["scheme"] in sides]
     rows = []
-    for row in sorted(results.rows, key=lambda row: row["load"]):
+    for row in sorted(there, key=lambda row: row["load"]):
         kernels = row.get("kernels")
         side = row["scheme"] + (f", kernels in {kernels.title()}" if kernels else "")
         cells = [f"{row[key]:.0f}" for key in ("launches", "waits")]

@@ -18,7 +18,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pallas_kernels.platforms import (
     by_platform as by_platform,
     is_elsewhere as is_elsewhere,
-    traced_for as traced_for,
 )
 from pallas_kernels.types import (
     as_invarying,

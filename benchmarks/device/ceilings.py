@@ -39,7 +39,6 @@ class Takes(NamedTuple):
 CEILINGS = {
     (SMALL, "zen", "auto"): Takes(launches=82, waits=4, temporary=7.5e6),
     (SMALL, "zen", "triton"): Takes(launches=66, waits=4, temporary=2.4e6),
-    (SMALL, "ragged", "auto"): Takes(launches=102, waits=6, temporary=4.4e6),
     (SMALL, "agsparse", "auto"): Takes(launches=70, waits=2, temporary=9.7e6),
     (SMALL, "all-reduce", "auto"): Takes(launches=6, waits=0, temporary=1e3),
     (LISTED, "zen", "auto"): Takes(launches=88, waits=3, temporary=9.8e6),
@@ -62,13 +61,9 @@ def _named(scheme, kernels):
     return scheme if kernels == "auto" else f"{scheme} by {kernels}"
 
 
-# What XLA cannot capture, as of JAX 0.11: a step with one of these is never one graph.
-_NEVER_CAPTURED = {"kRaggedAllToAll"}
-
-
 def left_outside(scheme: str, found: graphs.Graphs) -> list[str]:
     """What keeps a step from being one CUDA graph, where XLA may capture what it can."""
-    if found.whole or _NEVER_CAPTURED & found.outside.keys():
+    if found.whole:
         return []
     outside = ", ".join(f"{n} {kind}" for kind, n in found.outside.items()) or "nothing"
     return [

@@ -19,7 +19,6 @@ from sparsejax.units import ownership
 AXIS = "data"
 SCHEMES = {
     "zen": schemes.Zen(),
-    "ragged": schemes.BalancedParallelism(channel="ragged"),
     "agsparse": schemes.AGSparse(),
     "all-reduce": schemes.AllReduce(),
 }
@@ -127,6 +126,6 @@ def counted(
         program = lowered.compile(compiler_options=options)
     seconds = time.perf_counter() - start
     text = hlo.parse(program.as_text())
-    walk = Walk(text, known.turns, known.taken, RANKS, known.ragged, known.kernel)
+    walk = Walk(text, known.turns, known.taken, RANKS, known.kernel)
     temporary = program.memory_analysis().temp_size_in_bytes
     return Counted(walk(), temporary, seconds, known, found[0])

@@ -7,11 +7,8 @@ from benchmarks.harness import figure
 PARTS = {"launching": "#4c72b0", "waiting": "#dd8452", "moving": "#55a868"}
 
 
-SCHEMES = (
-    "zen",
-    "ragged",
-    "agsparse",
-)  # An all-reduce hardly works; its bytes are in the title.
+# An all-reduce hardly works; its bytes are in the title.
+SCHEMES = ("zen", "agsparse")
 
 
 def by_scheme(rows: list[dict], load: str) -> dict[str, dict]:

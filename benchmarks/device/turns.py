@@ -17,15 +17,11 @@ import numpy as np
 from benchmarks.device.hlo import ProgramError
 from benchmarks.device.lists import ListStage
 from benchmarks.device.loads import RANKS, Counts, Load
-from benchmarks.device.ragged import RaggedStage
 from benchmarks.device.stage import Stage
 from benchmarks.device.traffic import Moved
-from benchmarks.device.walk import Ragged
 from sparsejax.schemes import row_lists
-from sparsejax.schemes.owners import ragged as owners_ragged
 from sparsejax.wire import messages, whole
 from sparsejax.wire.ladder import Ladder
-from sparsejax.wire.ragged import Form, Ragged as Exchanged
 
 
 Place = tuple[str, ...]
@@ -78,8 +74,6 @@ STAGES = {
     "push_pull.py:Stages._by_entries": "push",
     "pulls.py:Owned.gather": "pull",
     "ag_sparse.py:AGSparse.add_up": "gather",
-    "ragged.py:RaggedStages._push": "push",
-    "ragged.py:RaggedStages._pull": "pull",
     "rows.py:_Exchange._push": "push",
     "rows.py:_Exchange._pull": "pull",
     "row_lists.py:gathered": "gather",
@@ -129,11 +123,6 @@ LOOPS: dict[Place, Loop] = {
     # Where there is one switch for all: those before the last, if it is come to.
     ("messages.py:_Stage.at_once.<locals>.several",): _SEVERAL,
     ("messages.py:_Stage.in_branches.<locals>.several",): _SEVERAL,
-    # Where messages are as long as what is there.
-    ("ragged.py:Ragged.several",): Loop(
-        lambda stage: int(len(stage.rounds) > 1),
-        lambda stage: len(stage.rounds) if len(stage.rounds) > 1 else 0,
-    ),
     # On CPUs alone: one part after another, tile by tile.
     ("tiles.py:pack", "tiles.py:_each"): _parts(_packs),
     ("tiles.py:unpack", "tiles.py:_each"): _parts(_unpacks),
@@ -147,11 +136,9 @@ CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
 # Listed rows: of which size a message is, and whether owners have room.
 LISTS = ("row_lists.py:Lists.send", "row_lists.py:Lists.place")
 OWNERS = ("rows.py:_Exchange.__call__", "axes.py:cond")
-# How a ragged stage goes: not at all, or densely; in one round; in several.
 # Where the push has a choice of its own, and the pull one of three.
 PUSHES = ("push_pull.py:Stages._one_after_the_other", "axes.py:cond")
 PULLS = ("pulls.py:PullEntries.__call__", "axes.py:switch")
-RAGGED = ("ragged.py:RaggedStages._push", "ragged.py:RaggedStages._pull")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +150,7 @@ class Turns:
         asked: The names of the loops that turns were asked for.
     """
 
-    stages: dict[str, Stage | RaggedStage | ListStage]
+    stages: dict[str, Stage | ListStage]
     asked: set[tuple[str, Place]] = dataclasses.field(default_factory=set)
 
     def stage(self, place: Place) -> str:
@@ -211,9 +198,6 @@ class Turns:
         if place[-2:] == OWNERS:
             fits = self.stages["push"].fits
             return [float(not fits), float(fits)]
-        if place[-1:] == ("axes.py:switch",) and place[-2] in RAGGED:
-            taken = self._ragged_side(self.stage(place))
-            return [float(i == taken) for i in range(branches)]
         if place[-2:] == PUSHES:
             pays = self.stages["push"].pays
             return [float(not pays), float(pays)]
@@ -225,29 +209,11 @@ class Turns:
             return [float(not pays), float(pays)]
         raise _unknown(f"a conditional of {branches} branches", place)
 
-    def _ragged_side(self, name: str) -> int:
-        pays = self.stages["push"].pays
-        stage = self.stages[name]
-        if name == "push":
-            return stage.side if pays else 0
-        # An all-reduce, all sums, one round of entries, several.
-        return (1 + (max(stage.side, 1) if stage.pays else 0)) if pays else 0
-
     def kernel(self, place: Place) -> Moved | None:
         """What a kernel moves that packs or unpacks messages: their entries, no more."""
         does = [KERNELS[frame] for frame in place if frame in KERNELS]
         stage = self.stages[self.stage(place)] if does else None
         return does[-1](stage) if isinstance(stage, Stage) else None
-
-    def ragged(self, operand: int, output: int) -> Ragged:
-        """What a ragged all-to-all does that is given so many words, and room for more."""
-        for stage in self.stages.values():
-            if isinstance(stage, RaggedStage) and stage.operands == (operand, output):
-                return stage.collective
-        raise ProgramError(
-            f"no stage has a ragged all-to-all of {operand:,} words: say in "
-            "benchmarks/device/turns.py what is in it for a load."
-        )
 
 
 def _unknown(what: str, place: Place) -> ProgramError:
@@ -289,11 +255,6 @@ def watched(load: Load):
         stages[name] = _stage(name, load.bytes, counts, ladder, channel)
         return original(ladder, channel, *args, **kwargs)
 
-    def ragged(form, wire, slots, *args):
-        name = _stage_of(here())
-        stages[name] = _ragged_stage(name, load, form)
-        return Exchanged(form, wire, slots, *args)
-
     def in_branches(form, *args):
         if found := original_in_branches(form, *args):
             name = _stage_of(here())
@@ -327,19 +288,8 @@ def watched(load: Load):
         mock.patch.object(whole, "in_branches", in_branches),
         mock.patch.object(row_lists.Lists, "send", send),
         mock.patch.object(row_lists.Lists, "place", place),
-        mock.patch.object(owners_ragged, "Ragged", ragged),
     ):
         yield Turns(stages)
-
-
-def _ragged_stage(name: str, load: Load, form: Form) -> RaggedStage:
-    counts = load.counts
-    whole = float((RANKS - 1) * form.width * form.unit_words(4))
-    if name == "push":
-        all_reduce = 2 * (RANKS - 1) / RANKS * load.bytes
-        return RaggedStage(form, counts.push, counts.push.T, all_reduce, whole)
-    everything = np.tile(counts.pull, (RANKS, 1))
-    return RaggedStage(form, counts.pull[:, None], everything, whole)
 
 
 def _stage(name: str, size: int, counts: Counts, ladder: Ladder, channel) -> Stage:

@@ -8,19 +8,13 @@ How XLA runs a program on a GPU, as of JAX 0.11:
   whose length is data tests its condition on the device and copies the answer to the host,
   which waits for it: once each turn, and once more to leave.
 * A conditional copies the number of its branch to the host, which waits for it.
-* A ragged all-to-all between hosts is an exchange of offsets, for which the host waits,
-  four copies of offsets and lengths to the host, for which it waits again, and the
-  messages, as long as they say. (Of GPUs of one host, which reach each other's memory, it
-  may be a single kernel that asks nobody; that is left out.)
 
 XLA may capture stretches of launches in a CUDA graph (a command buffer) after this program
 was printed. Then launches cost less; that is left out.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 from benchmarks.device.hlo import Computation, Instruction, Program, ProgramError
 from benchmarks.device.traffic import Moved, moved
@@ -104,29 +98,9 @@ def _is_empty(one: Instruction) -> bool:
 Turns = Callable[[tuple[str, ...]], float]
 # From the place of a conditional, and how many branches it has, to how often each is taken.
 Taken = Callable[[tuple[str, ...], int], list[float]]
-
-
-class Ragged(NamedTuple):
-    """What a ragged all-to-all does for a load.
-
-    Attributes:
-        sent: Bytes to other ranks.
-        read: Bytes read from the device's memory.
-        written: Bytes written to it.
-    """
-
-    sent: float
-    read: float
-    written: float
-
-
-# From the words of the operand, and of the room for the result, to what is done.
-OfRagged = Callable[[int, int], Ragged]
 # From the place of a kernel of ours to the bytes that it moves; None where that is all that
 # it is given and returns.
 OfKernel = Callable[[tuple[str, ...]], Moved | None]
-# What the host starts, and waits for, in a ragged all-to-all.
-_RAGGED_LAUNCHES, _RAGGED_WAITS = 6, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +112,6 @@ class Walk:
         turns: How many turns a loop has whose length is data.
         taken: Which branches are taken.
         ranks: How many ranks a collective has that names no groups.
-        ragged: What a ragged all-to-all does, if the program has any.
         kernel: What kernels of ours move that leave at once where there is nothing to do.
     """
 
@@ -146,7 +119,6 @@ class Walk:
     turns: Turns
     taken: Taken
     ranks: int
-    ragged: OfRagged | None = None
     kernel: OfKernel | None = None
 
     def __call__(self) -> Counts:
@@ -168,8 +140,6 @@ class Walk:
         opcode = one.opcode.removesuffix("-start")
         if one.opcode in _FREE or one.opcode.endswith("-done") or _is_empty(one):
             return Counts()
-        if opcode == "ragged-all-to-all":
-            return self._ragged(within, one)
         if opcode in _SENT:
             return self._collective(within, one, opcode)
         if opcode == "while":
@@ -203,21 +173,6 @@ class Walk:
             written=results,
             sent=_SENT[kind](size, n),
             collectives={kind: 1},
-        )
-
-    def _ragged(self, within, one):
-        if self.ragged is None:
-            raise ProgramError(f"{one.name}: it is not said how long its messages are.")
-        operand, output = within.given(one)[:2]
-        size = lambda x: math.prod(x.arrays[0].shape)
-        does = self.ragged(size(operand), size(output))
-        return Counts(
-            launches=_RAGGED_LAUNCHES,
-            waits=_RAGGED_WAITS,
-            read=does.read,
-            written=does.written,
-            sent=does.sent,
-            collectives={"ragged-all-to-all": 1},
         )
 
     def _loop(self, one):

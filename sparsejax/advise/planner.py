@@ -176,9 +176,6 @@ def tightened(scheme: Scheme, load: Load, headroom: float) -> Scheme:
     ascend = scheme.ownership.memory is None
     push = room(load.counts[0], load.skewness, n)
     pull = room(load.counts[-1], load.sum_skewness, 1)
-    if scheme.channel == "ragged":
-        # Each message has the code that is shortest for what is in it.
-        return dataclasses.replace(scheme, push_capacity=push, pull_capacity=pull)
     return dataclasses.replace(
         scheme,
         push_code=cheapest(scheme.push_code if ascend else "coo32", push),

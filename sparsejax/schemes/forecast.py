@@ -4,10 +4,8 @@ A `Load` says what there is to add up: how many units, how wide, and how many of
 rank has and sums over 2, 4, 8, ... ranks have. From it each scheme forecasts the bytes that
 one rank sends, in the message sizes and index codes that it would take, so that a forecast
 from true counts equals what `wire` counts in a run on CPUs. Messages on GPUs have other
-sizes (`wire.ladder`), which are not forecast; messages as long as what is there
-(`wire.ragged`) are the same everywhere, but for their rounds. What is forecast is the
-network: bytes, and how many messages wait for one another. The work of packing is not in
-it.
+sizes (`wire.ladder`), which are not forecast. What is forecast is the network: bytes, and
+how many messages wait for one another. The work of packing is not in it.
 """
 
 import dataclasses

@@ -26,16 +26,13 @@ from sparsejax.axes import (
     AxisName,
     as_varying,
     assume_same,
-    at_number,
     axis_names,
     by_platform,
     is_checking,
     manual_axes,
     resolve,
-    traced_for,
     varying_axes,
 )
-from sparsejax.errors import ArgumentError
 from sparsejax.units.units import wide
 
 
@@ -264,62 +261,6 @@ class Wire:
             return lax.all_gather(x, self.axis, to="invarying"), cost
         return lax.all_gather(x, self.axis), cost
 
-    def ragged(
-        self, x: jax.Array, sizes: jax.Array, coming: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """The first words of row i of x go to rank i, so many as there are.
-
-        Args:
-            x: uint32 [n, words]; of one row [1, words] each rank is sent words.
-            sizes: int32 [n], how many words go to each rank.
-            coming: int32 [n], how many come from each: what it has in `sizes` for this one.
-
-        Returns:
-            uint32 [n, words], whose row i came from rank i, zeros behind it; and float32,
-            the bytes that this rank sent, those for itself left out.
-        """
-        check_ragged()
-        n, words = self.ranks, x.shape[1]
-        places = lax.iota(jnp.int32, n) * words
-        begins = places if len(x) == n else jnp.zeros(n, jnp.int32)
-        there = jnp.broadcast_to(self.rank * words, n)
-        output = jnp.zeros(n * words, x.dtype)
-        own = varying_axes(x) | varying_axes(sizes) | varying_axes(self.rank)
-        given = x.reshape(-1), output, begins, sizes, there, coming
-        # By where it is compiled: what is traced for GPUs runs on CPUs in tests.
-        received = lax.platform_dependent(
-            *as_varying(given, own), cpu=self._ragged_by_definition, default=self._ragged
-        )
-        mine = lax.dynamic_index_in_dim(sizes, self.rank, keepdims=False)
-        sent = (jnp.sum(sizes) - mine).astype(jnp.float32) * x.dtype.itemsize
-        return received.reshape(n, words), sent
-
-    def _ragged(self, *given):
-        if not set(axis_names(self.axis)) <= set(manual_axes()):
-            # Under vmap JAX has none.
-            return self._ragged_by_definition(*given)
-        return lax.ragged_all_to_all(*given, axis_name=self.axis)
-
-    def _ragged_by_definition(self, operand, output, begins, sizes, places, coming):
-        """What `lax.ragged_all_to_all` says that it does; XLA:CPU does not have it.
-
-        Everything is sent to all, who take what is theirs. Of a rank that sends another
-        number of words than is expected of it, nothing arrives.
-        """
-        operands, _ = self.all_gather(operand, same=False)
-        told, _ = self.all_gather(jnp.stack([begins, sizes, places]), same=False)
-        told = lax.dynamic_index_in_dim(told, self.rank, 2, keepdims=False)
-        at = lax.iota(jnp.int32, output.size)
-
-        def take(source, output):
-            begin, size, place = at_number(told, source)
-            here = at - place
-            inside = (here >= 0) & (here < size) & (size == at_number(coming, source))
-            row = at_number(operands, source)
-            return jnp.where(inside, row.at[begin + here].get(mode="clip"), output)
-
-        return lax.fori_loop(0, self.ranks, take, output)
-
     def permute(self, x: jax.Array, permutation: Permutation) -> tuple[jax.Array, float]:
         """Sends x from rank a to rank b for every pair (a, b); zeros where nothing came."""
         cost, n = float(byte_count(x)), self.ranks
@@ -336,25 +277,6 @@ class Wire:
         moved = lax.ppermute(x, self.axis, (*permutation, *idle))
         meant = jnp.isin(self.rank, jnp.array(targets))
         return jnp.where(meant, moved, jnp.zeros_like(moved)), cost
-
-
-# The platforms for which XLA has a ragged all-to-all, and CPUs, where it is emulated.
-_HAVE_RAGGED = (None, "cpu", "cuda", "gpu", "rocm", "tpu")
-
-
-def check_ragged() -> None:
-    """Raises where there is no ragged all-to-all."""
-    instead = "use channel='ladder', which pads messages and needs none."
-    if not hasattr(lax, "ragged_all_to_all"):
-        raise ArgumentError(
-            "channel='ragged' needs jax.lax.ragged_all_to_all, which JAX "
-            f"{jax.__version__} does not have: {instead}"
-        )
-    if traced_for() not in _HAVE_RAGGED:
-        raise ArgumentError(
-            "channel='ragged' needs XLA's ragged all-to-all, which is not known to run on "
-            f"{traced_for()!r}: {instead}"
-        )
 
 
 def _unseen() -> frozenset[str]:

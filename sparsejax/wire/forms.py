@@ -16,12 +16,11 @@ from jax import lax
 
 from pallas_kernels.reference import messages as in_reference
 from pallas_kernels.reference.messages import (
-    MOST_FLAT as MOST_FLAT,
+    MOST_FLAT,
     Places as Places,
     mark as mark,
     put as put,
     slots_from as slots_from,
-    taken as taken,
 )
 from sparsejax.axes import at_number
 from sparsejax.errors import ArgumentError
@@ -43,33 +42,7 @@ class Piece(NamedTuple):
     last: int
 
 
-class Values:
-    """The values of a message's entries, as words.
-
-    Attributes:
-        shape: Of one value.
-        dtype: Of the values while they travel.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any):
-        self.shape, self.dtype = shape, dtype
-
-    def unit_words(self, entries: Any) -> Any:
-        """Words of the values of so many entries, a multiple of four."""
-        # Dividing first keeps the product within int32.
-        return (entries >> 2) * (math.prod(self.shape) * self.dtype.itemsize)
-
-    def to_words(self, values: jax.Array) -> jax.Array:
-        """[parts, entries, *shape] to uint32 [parts, words]."""
-        return in_reference.to_words(values)
-
-    def from_words(self, words: jax.Array, entries: int) -> jax.Array:
-        """Inverse of `to_words`."""
-        values = in_reference.from_words(words, self.dtype)
-        return values.reshape(words.shape[0], entries, *self.shape)
-
-
-class Form(Values):
+class Form:
     """Where the parts of a message are, for each rung of a ladder.
 
     Messages that are sent and that are received have one buffer, with room for any.
@@ -84,8 +57,7 @@ class Form(Values):
     """
 
     def __init__(self, ladder: Ladder, shape: tuple[int, ...], dtype: Any, rows: int):
-        super().__init__(shape, dtype)
-        self.ladder, self.rows = ladder, rows
+        self.ladder, self.shape, self.dtype, self.rows = ladder, shape, dtype, rows
         rungs = ladder.rungs
         strings = [r.code.string_words(r.capacity, ladder.width) for r in rungs]
         lanes = [r.code.lane_words(r.capacity) for r in rungs]
@@ -164,6 +136,20 @@ class Form(Values):
     def places(self, rung: jax.typing.ArrayLike) -> jax.Array:
         """The places of the parts of a message, as one array: see `Places`."""
         return at_number(jnp.asarray(self.table), rung)
+
+    def unit_words(self, entries: Any) -> Any:
+        """Words of the values of so many entries, a multiple of four."""
+        # Dividing first keeps the product within int32.
+        return (entries >> 2) * (math.prod(self.shape) * self.dtype.itemsize)
+
+    def to_words(self, values: jax.Array) -> jax.Array:
+        """[parts, entries, *shape] to uint32 [parts, words]."""
+        return in_reference.to_words(values)
+
+    def from_words(self, words: jax.Array, entries: int) -> jax.Array:
+        """Inverse of `to_words`."""
+        values = in_reference.from_words(words, self.dtype)
+        return values.reshape(words.shape[0], entries, *self.shape)
 
 
 class Lengths(NamedTuple):

@@ -328,21 +328,6 @@ def test_rounds_are_priced_and_what_room_would_save_is_told():
     assert rows["embedding"].milliseconds["chosen"] == pytest.approx(best, rel=0.01)
 
 
-def test_ragged_messages_are_told_as_long_as_they_are_and_room_is_not_advised():
-    params = {"embedding": jax.ShapeDtypeStruct((60_000, 512), jnp.float32)}
-    scheme = schemes.BalancedParallelism(channel="ragged")
-    found, rows = explained(sparsejax.sync(scheme), params)
-    _, padded = explained(sparsejax.sync(schemes.BalancedParallelism()), params)
-    row = rows["embedding"]
-    # Of a rank's rows 15 of 16 go out, and the sum's to all, with a slot of two bytes.
-    before, after = row.density, row.density_after
-    least = 15 / 16 * 60_000 * (before + after) * 4 * 512
-    assert least < row.sent_bytes < 1.08 * least
-    assert row.sent_bytes < padded["embedding"].sent_bytes
-    assert row.roomy is None
-    assert "push_capacity" not in str(found)
-
-
 def test_room_is_advised_where_algorithm_1_finds_the_owners():
     params = {"embedding": jax.ShapeDtypeStruct((500_000, 512), jnp.float32)}
     hashed = ownership.MurmurHash(memory=1.0)

@@ -134,16 +134,6 @@ def test_capacities_have_head_room_and_one_code():
     assert roomier.push_capacity == pytest.approx(2 * scheme.push_capacity, rel=0.05)
 
 
-def test_ragged_messages_keep_their_channel_and_all_codes():
-    candidates = [schemes.BalancedParallelism(channel="ragged")]
-    plan = made(candidates=candidates)
-    (scheme,) = {leaf.scheme for leaf in plan.leaves if leaf.path == "embedding"}
-    assert scheme.channel == "ragged"
-    assert (scheme.push_code, scheme.pull_code) == ("auto", "auto")
-    assert scheme.push_capacity == balanced().leaves[1].scheme.push_capacity
-    assert sparsejax.Plan.from_json(plan.to_json()) == plan
-
-
 def test_slots_in_the_order_of_hashes_keep_their_code():
     """Where Algorithm 1 has found the owners only 32 bits each can carry the slots."""
     hashed = schemes.BalancedParallelism(ownership=ownership.MurmurHash(memory=0.5))

@@ -20,16 +20,12 @@ BROKEN = {
     "a slot belongs to another unit": "sum",
     "for GPUs, what fills the longest message is not sent": "sum",
     "for GPUs, rounds before the last are not folded": "sum",
-    "a ragged message ends a word too soon": "sum",
-    "each ragged round forgets those before": "sum",
-    "what exceeds one ragged round is not sent": "sum",
     "a residual does not come back": "tree",
     "a mean is a sum": "tree",
     "Ok-Topk forgets what others did not keep": "chosen",
     "negative indices count from the end": "entries",
     "unused rows are merged into the last": "rows",
     "a list of rows is cut short": "rows",
-    "entries behind a ragged message are folded": "messages",
 }
 
 

@@ -6,7 +6,7 @@ wrong. So of each reader this is held:
 
     it ends     no loop is as long as a message says
     counts      it folds no more entries than the header says, and there is room for
-    behind      what lies behind a message changes nothing ("reference", "pallas", "ragged")
+    behind      what lies behind a message changes nothing ("reference", "pallas")
     canaries    what lies behind an array stays as it is ("pallas", and `triton_words`)
 
 Plain XLA clamps what is read and drops what is written outside by its own definition; the
@@ -28,7 +28,7 @@ import pallas_kernels
 from pallas_kernels.pallas import launch, messages as in_pallas
 from sparsejax.schemes import row_lists
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.wire import channels, gathers, ragged, tiles, whole
+from sparsejax.wire import channels, gathers, tiles, whole
 from sparsejax.wire.messages import Fold
 from tests import helpers
 from tests.fuzz.words import FILLS, Words, changed, entries_of, size_of, words_of
@@ -37,7 +37,7 @@ from tests.kernels.messages import AT, CASES
 
 
 READERS = (
-    *("reference", "tiles", "whole", "ragged", "lists"),
+    *("reference", "tiles", "whole", "lists"),
     *("reference", "tiles", "whole", "pallas"),
 )
 CANARY, GUARD = 0x7B7B7B7B, 64
@@ -164,41 +164,6 @@ def check_fold(case: Any, words: Words, how: str) -> bool:
     return entries > 0
 
 
-@functools.cache
-def _by_ragged(case):
-    # Where messages have several codes, each is read by itself, too.
-    code = case.codes[case.rung] if len(case.codes) > 1 else "auto"
-    form = ragged.Form(case.form.ladder, code, case.shape, case.form.dtype, case.parts)
-
-    def read(into, message, coming):
-        # As `Ragged.once` does, which was told before how many come.
-        here = jnp.clip(coming, 0, form.room)
-        fold = Fold((into, jnp.int32(0)), _counting(case))
-        lengths = form.lengths(here)
-        return *ragged.unpack(form, message, here, fold, fold.start), lengths
-
-    return form, jax.jit(read)
-
-
-def check_ragged(case: Any, words: Words) -> bool:
-    """Messages without headers, and the counts that were told before."""
-    form, read = _by_ragged(case)
-    message = words_of(words, np.zeros((case.parts, form.words), np.uint32))
-    coming = message[:, 0].view(np.int32)
-    total, count, lengths = read(_into(case), message, coming)
-    most = np.clip(coming, 0, form.room)
-    assert int(count) <= most.sum()
-    assert changed(_into(case), np.asarray(total)) <= int(count)
-    assert (np.asarray(lengths) <= form.words).all()
-    assert (np.asarray(lengths) >= 0).all()
-    # What lies behind a message is nobody's.
-    behind = np.arange(form.words) >= np.asarray(lengths)[:, None]
-    other, again, _ = read(_into(case), np.where(behind, ~message, message), coming)
-    assert int(again) == int(count)
-    assert np.asarray(other).tobytes() == np.asarray(total).tobytes(), "it looks behind"
-    return most.sum() > 0
-
-
 _HEIGHT, _ROOM, _SENDERS = 300, 24, 3
 
 
@@ -307,7 +272,6 @@ _READERS = {
     "reference": check_reference,
     "tiles": functools.partial(check_fold, how="tiles"),
     "whole": functools.partial(check_fold, how="whole"),
-    "ragged": check_ragged,
     "lists": check_lists,
     "pallas": check_pallas,
 }
@@ -315,5 +279,5 @@ _READERS = {
 
 def forget() -> None:
     """Gives back the memory of all programs."""
-    for made in (_by_reference, _folding, _by_ragged, _by_lists, _by_pallas):
+    for made in (_by_reference, _folding, _by_lists, _by_pallas):
         made.cache_clear()

@@ -164,7 +164,7 @@ def _drawn(rng, law, scheme):
 
 
 def _sum(rng, program):
-    if not program.scheme.startswith(("balanced", "ragged")):
+    if not program.scheme.startswith("balanced"):
         return program
     if rng.random() < 0.5:
         # With room for few entries small arrays go in several rounds, too.

@@ -34,20 +34,6 @@ BROKEN = {
         "tiles",
         Edit("tiles.unpack", "slots = jnp.where(rank < here, slots, ladder.width)", "pass"),
     ),
-    "an entry behind the last": (
-        "ragged",
-        "ragged",
-        Edit("ragged.unpack", "rank < here", "rank <= here"),
-    ),
-    "a string that is read past its end": (
-        "ragged",
-        "ragged",
-        Edit(
-            "ragged.unpack",
-            "used = lax.iota(jnp.int32, form.longest) < places.string",
-            "used = lax.iota(jnp.int32, form.longest) < form.longest + 0 * places.string",
-        ),
-    ),
     "rows behind a shorter list": (
         "lists",
         "row_lists",

@@ -25,7 +25,7 @@ from sparsejax.schemes.base import MOST_UNITS
 from sparsejax.schemes.baselines import pulls
 from sparsejax.units import merging
 from sparsejax.units.ownership import murmur
-from sparsejax.wire import forms, index_codes, ladder, ragged
+from sparsejax.wire import forms, index_codes, ladder
 from tests import helpers
 from tests.fuzz import intervals
 from tests.fuzz.programs import OF_LOSSY
@@ -38,7 +38,7 @@ TABLED = ("balanced_murmur", "balanced_algorithm_1")
 OTHERS = [name for name in SCHEMES if name not in TABLED]
 # Their parts may hold nearly all units.
 UNEVEN = ("omni_reduce_1", "omni_reduce_20")
-QUICK = ["zen", "ragged", "ag_sparse_bruck", "omni_reduce"]
+QUICK = ["zen", "ag_sparse_bruck", "omni_reduce"]
 
 
 def traced(scheme, shape, n=2, dtype="float32", platform="cpu"):
@@ -182,29 +182,6 @@ def test_where_the_parts_of_messages_begin(words, numbers, dtype, parts, codes, 
         assert all(0 <= place <= form.room for place in (row[:5] + row[6:]))
         pieces = form.pieces(steps.rungs.index(rung))
         assert pieces[-1].words.stop == rung.words
-
-
-@settings(max_examples=200)
-@given(
-    words=widths,
-    numbers=st.sampled_from([1, 2, 16, 4096]),
-    rows=st.sampled_from([1, 2, 8, 64]),
-    count=st.integers(0, MOST),
-)
-def test_bytes_of_ragged_messages(words, numbers, rows, count):
-    """What is reckoned by the compiled program is what Python's integers say."""
-    width = 32 * words
-    steps = ladder.ladder(width, 4 * numbers, rows)
-    shape = (numbers,) if numbers > 1 else ()
-    try:
-        form = ragged.Form(steps, "auto", shape, jnp.dtype("float32"), rows)
-    except errors.ArgumentError:
-        assert rows * width * numbers > MOST // 32
-        return
-    assert rows * form.words <= MOST
-    count = min(count, width)
-    told = jnp.array([count], jnp.int32)
-    np.testing.assert_allclose(form.bytes(told)[0], form._bytes_of(count), rtol=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 64, 4096])

@@ -5,10 +5,9 @@ each case says which way it went, the ways that matter are listed here, and whoe
 many cases asserts that each was gone.
 
 A sum may go densely, or by entries in one round or several, and come back in as many.
-Messages to owners are others on CPUs, on GPUs, and where they are ragged; so are those to
-all. A message may be full to its last entry. Lists of rows go to owners unless one of them
-is too full, and are merged by flags or by a sort. What reads messages reads every index
-code.
+Messages to owners are others on CPUs and on GPUs; so are those to all. A message may be
+full to its last entry. Lists of rows go to owners unless one of them is too full, and are
+merged by flags or by a sort. What reads messages reads every index code.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +24,7 @@ from tests.fuzz.data import owner_of
 from tests.fuzz.pool import LAWS, Program
 
 
-KINDS = ("owners", "owners, for GPUs", "owners, ragged")
+KINDS = ("owners", "owners, for GPUs")
 OF_OWNERS = (
     "densely",
     "by entries",
@@ -36,7 +35,7 @@ OF_OWNERS = (
     "sums in several rounds",
 )
 # In plain XLA, and as kernels that are interpreted.
-BY_CODE = ("reference", "tiles", "whole", "ragged", "pallas")
+BY_CODE = ("reference", "tiles", "whole", "pallas")
 NEEDED = {
     "sum": (
         *(f"{kind}: {way}" for kind in KINDS for way in OF_OWNERS),
@@ -53,7 +52,7 @@ NEEDED = {
 }
 
 # Their units are those of the striped hash, whose owners `data` knows.
-STRIPED = ("balanced_coo", "balanced_bitmap", "balanced_capacity", "ragged")
+STRIPED = ("balanced_coo", "balanced_bitmap", "balanced_capacity")
 ALMOST = 1 - 1e-6  # bytes are float32
 
 CHOSEN = (
@@ -63,8 +62,6 @@ CHOSEN = (
     Program("sum", "balanced", 2, (513, 3), room=20, narrow=True),
     Program("sum", "balanced", 3, (2047,), room=4, gpu=True),
     Program("sum", "balanced", 2, (1024,), room=4, gpu=True),
-    Program("sum", "ragged", 3, (2049,), room=4),
-    Program("sum", "ragged", 2, (257, 2)),
     Program("sum", "ag_sparse", 3, (2039,), ladder="many sizes"),
     Program("tree", "balanced", 3, (2039,), tree="with a bias"),
     Program("chosen", "OkTopk", 4, (1023,), steps=3),
@@ -111,7 +108,7 @@ def of_sum(program: Program, x: np.ndarray, traffic: Traffic) -> set[str]:
         gone.add("by entries of several blocks")
     if push.rounds > 1:
         gone.add("in several rounds")
-    if program.room and program.scheme.startswith(("balanced", "ragged")):
+    if program.room and program.scheme.startswith("balanced"):
         there = helpers.is_nonzero(x).reshape(n, units, -1).any(2)
         parts = [there[:, owner_of(units, n) == part].sum(1).max() for part in range(n)]
         gone |= {"in full messages"} if max(parts) % program.room == 0 else set()
@@ -128,8 +125,6 @@ def _kind(program):
         return "to all"
     if name != "balanced" and not name.startswith(STRIPED):
         return None
-    if name.startswith("ragged"):
-        return "owners, ragged"
     return "owners, for GPUs" if program.gpu else "owners"
 
 

@@ -74,7 +74,6 @@ _NAMES = {
     "all_gather": "all_gather",
     "all_gather_invariant": "all_gather",
     "all_to_all": "all_to_all",
-    "ragged_all_to_all": "ragged_all_to_all",
     "ppermute": "ppermute",
     "reduce_scatter": "reduce_scatter",
 }

@@ -424,20 +424,6 @@ def test_the_defaults_of_leaves_are_as_documented():
         (lambda: schemes.SparCML("ssar"), "algorithm must be one of 'ssar_recursive"),
         (lambda: schemes.BalancedParallelism(pull="tree"), "pull must be one of 'gather'"),
         (
-            lambda: schemes.BalancedParallelism(channel="padded"),
-            "channel must be one of 'ladder', 'ragged', got 'padded'",
-        ),
-        (
-            lambda: schemes.BalancedParallelism(channel="ragged", pull="spread"),
-            "channel='ragged' .* got pull='spread': use channel='ladder' for it",
-        ),
-        (
-            lambda: schemes.BalancedParallelism(
-                ownership.MurmurHash(memory=0.1), channel="ragged"
-            ),
-            "order of hashes, MurmurHash.*use channel='ladder', or memory=None",
-        ),
-        (
             lambda: schemes.BalancedParallelism(push_capacity=0),
             "push_capacity must be a positive int or None, got 0",
         ),

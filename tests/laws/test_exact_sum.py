@@ -49,10 +49,6 @@ SCHEMES = {
     "balanced_capacity": schemes.BalancedParallelism(
         push_capacity=20, pull_capacity=40, ratio=4.0
     ),
-    "ragged": schemes.BalancedParallelism(channel="ragged"),
-    "ragged_capacity": schemes.BalancedParallelism(
-        channel="ragged", push_capacity=20, pull_capacity=40
-    ),
     "hierarchical_bound": schemes.HierarchicalCentralization(switch="bound"),
     "zen": schemes.Zen(),
     "zen_hierarchical": schemes.Zen("hierarchical"),
@@ -78,8 +74,6 @@ LOSSLESS_NEVER_WORSE = [
     "balanced_algorithm_1",
     "balanced_bitmap",
     "balanced_capacity",
-    "ragged",
-    "ragged_capacity",
     "zen",
     "zen_bytes",
     "zen_after_a_step",
@@ -96,7 +90,6 @@ LOSSLESS_NEVER_WORSE = [
 OF_EACH_KIND = [
     "all_reduce",
     "balanced_bitmap",
-    "ragged",
     "hierarchical",
     "zen_after_a_step",
     "ag_sparse",
@@ -223,7 +216,6 @@ def check(name, n, shape, dtype, check_vma=True):
         *helpers.slow(*(("balanced", n) for n in (1, 2, 3, 5, 7))),
         *helpers.slow(*(("hierarchical", n) for n in (1, 2, 3, 5, 7))),
         *helpers.slow(*(("zen", n) for n in (1, 2, 3, 5, 7, 8))),
-        *helpers.slow(*(("ragged", n) for n in (1, 2, 5, 7))),
     ],
 )
 def test_the_total_is_the_exact_sum_on_every_rank(name, n):
@@ -245,34 +237,30 @@ def test_every_variant_gives_the_exact_sum(name, n):
 @pytest.mark.parametrize(
     "dtype", [jnp.bfloat16, *helpers.slow(jnp.float16)], ids=["bf16", "f16"]
 )
-@pytest.mark.parametrize(
-    "name", ["all_reduce", *helpers.slow("balanced", "ragged", "hierarchical")]
-)
+@pytest.mark.parametrize("name", ["all_reduce", *helpers.slow("balanced", "hierarchical")])
 def test_sums_of_16_bit_numbers_are_taken_in_float32(name, dtype):
     check(name, 5, (SIZE,), dtype)
 
 
-@pytest.mark.parametrize("name", ["balanced", *helpers.slow("ragged", "hierarchical")])
+@pytest.mark.parametrize("name", ["balanced", *helpers.slow("hierarchical")])
 def test_doubles_are_added_up_as_doubles(name):
     with jax.enable_x64(True):
         check(name, 3, (SIZE,), jnp.float64)
 
 
-@pytest.mark.parametrize("name", ["balanced", *helpers.slow("ragged", "hierarchical")])
+@pytest.mark.parametrize("name", ["balanced", *helpers.slow("hierarchical")])
 @pytest.mark.parametrize("width", [16, *helpers.slow(3)])
 def test_rows_are_units(name, width):
     check(name, 3, (517, width), jnp.float32)
 
 
-@pytest.mark.parametrize(
-    "name", ["all_reduce", "hierarchical", *helpers.slow("balanced", "ragged")]
-)
+@pytest.mark.parametrize("name", ["all_reduce", "hierarchical", *helpers.slow("balanced")])
 def test_without_checking_the_result_is_the_same(name):
     check(name, 3, (SIZE,), jnp.float32, check_vma=False)
 
 
 @pytest.mark.parametrize(
-    "name", ["balanced", *helpers.slow("ragged", "hierarchical", "zen_bytes", "all_reduce")]
+    "name", ["balanced", *helpers.slow("hierarchical", "zen_bytes", "all_reduce")]
 )
 def test_tiny_and_empty_arrays_work(name):
     for size in (0, 1, 33):
@@ -292,7 +280,7 @@ def test_rows_of_plus_and_minus_one_are_not_lost():
     np.testing.assert_allclose(traffic.density_after, 58 / 517, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["balanced", *helpers.slow("ragged", "hierarchical")])
+@pytest.mark.parametrize("name", ["balanced", *helpers.slow("hierarchical")])
 def test_values_may_travel_narrow_and_are_added_up_wide(name):
     """The error is that of rounding each value and the sum once more, not of n sums."""
     scheme = dataclasses.replace(SCHEMES[name], wire_dtype=jnp.bfloat16)
@@ -326,7 +314,7 @@ def test_values_may_travel_narrow_and_are_added_up_wide(name):
     [
         "hierarchical",
         *helpers.slow("zen", "zen_bytes", "sparse_ps_broadcast", "sparcml_split"),
-        *helpers.slow("ag_sparse_doubling", "omni_reduce_20", "ragged"),
+        *helpers.slow("ag_sparse_doubling", "omni_reduce_20"),
     ],
 )
 def test_shards_on_a_second_axis_may_differ_in_density(name, check_vma):
@@ -380,9 +368,7 @@ def test_arrays_of_more_than_two_gib_are_traced(name, shape):
     assert jax.eval_shape(step, whole).shape == (1, *shape[1:])
 
 
-@pytest.mark.parametrize(
-    "name", ["balanced", *helpers.slow("ragged", "hierarchical", "zen")]
-)
+@pytest.mark.parametrize("name", ["balanced", *helpers.slow("hierarchical", "zen")])
 def test_units_that_the_caller_did_not_name_are_not_sent(name):
     scheme, n = SCHEMES[name], 4
     x = np.ones((n, SIZE), np.float32)

@@ -154,10 +154,6 @@ OF_SCHEMES = {
         owned("BalancedParallelism", name="MurmurHash", seed=3, memory=0.25)
     ),
     "balanced_contiguous": of_scheme(owned("BalancedParallelism", name="Contiguous")),
-    "balanced_ragged": of_scheme(schemes.BalancedParallelism(channel="ragged")),
-    "balanced_ragged_rows": of_scheme(
-        schemes.BalancedParallelism(channel="ragged"), leaves=ROWS
-    ),
     "hierarchical": of_scheme(schemes.HierarchicalCentralization()),
     "hierarchical_3": of_scheme(schemes.HierarchicalCentralization(), 3),
     "hierarchical_8": of_scheme(schemes.HierarchicalCentralization(), 8),

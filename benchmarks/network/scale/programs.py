@@ -47,7 +47,6 @@ SCHEMES: dict[str, Scheme] = {
     "all-reduce": schemes.AllReduce(),
     "zen": schemes.Zen(),
     "zen, bytes": schemes.Zen("bytes"),
-    "ragged": schemes.BalancedParallelism(channel="ragged"),
     "hierarchical": schemes.HierarchicalCentralization(),
     "agsparse": schemes.AGSparse(),
     "agsparse, ring": schemes.AGSparse("ring"),

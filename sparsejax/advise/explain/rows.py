@@ -260,9 +260,6 @@ def _roomy(scheme, load, forecast, times):
         )
     if not isinstance(across, schemes.BalancedParallelism) or forecast.rounds <= 2:
         return None
-    if across.channel == "ragged":
-        # Nothing is padded: room would save rounds alone.
-        return None
     roomy: Any = tightened(across, load, 1.0)
     seconds = times.seconds(roomy.forecast(load))
     return 1e3 * seconds, roomy.push_capacity, roomy.pull_capacity

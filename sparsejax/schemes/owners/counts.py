@@ -4,7 +4,7 @@ On the wire: one pmax of three numbers, the fullest part of any rank, the most u
 any rank has, and the imbalance of the rank whose parts are least even.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +26,12 @@ class Counts(NamedTuple):
         sent: Bytes that one rank sent to agree.
         units: int32 [parts, room], the units of places in memories, where the sets are
             of those; else None.
-        told: What else ranks told one another, where a way of sending needs more.
     """
 
     sets: Slots
     agreed: jax.Array
     sent: float
     units: jax.Array | None = None
-    told: Any = None
 
     @property
     def fullest(self) -> jax.Array:

@@ -144,23 +144,6 @@ class Owned:
             sets: Which of them are not zero.
             fullest: How many the owner with most has.
         """
-        zeros, place = self.placed(totals)
-        total, sent = messages.transmit(
-            self.ladder,
-            channels.pull(self.wire),
-            sets,
-            messages.Source(totals),
-            fullest,
-            messages.Fold(
-                zeros, place, into=messages.Into(replaces=True, units=self.layout.units_of)
-            ),
-        )
-        units = jnp.sum(sent.counts).astype(jnp.float32)
-        ratio = counts.imbalance(fullest, units, self.layout.ranks)
-        return total, base.stage_of(sent, ratio), units
-
-    def placed(self, totals: jax.Array) -> tuple[jax.Array, Callable[..., jax.Array]]:
-        """A total without entries, and what places entries in it; see `messages.Fold`."""
         size = self.layout.size
 
         def place(total, owner, slots, values):
@@ -168,7 +151,21 @@ class Owned:
             units = bits.apart(units, slots < self.layout.width, size)
             return total.at[units].set(values, mode="drop", unique_indices=True)
 
-        return jnp.zeros((size, *totals.shape[1:]), self.dtype), place
+        total, sent = messages.transmit(
+            self.ladder,
+            channels.pull(self.wire),
+            sets,
+            messages.Source(totals),
+            fullest,
+            messages.Fold(
+                jnp.zeros((size, *totals.shape[1:]), self.dtype),
+                place,
+                into=messages.Into(replaces=True, units=self.layout.units_of),
+            ),
+        )
+        units = jnp.sum(sent.counts).astype(jnp.float32)
+        ratio = counts.imbalance(fullest, units, self.layout.ranks)
+        return total, base.stage_of(sent, ratio), units
 
     def whole(self, totals: jax.Array) -> tuple[jax.Array, base.Stage, jax.Array]:
         """Gives all ranks the sums of all owners, zeros and all."""

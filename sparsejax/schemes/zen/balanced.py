@@ -20,10 +20,9 @@ from sparsejax import errors
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.baselines.pulls import Doubled, Spread
-from sparsejax.schemes.owners import forecast as owners_forecast, ragged, rows as owned_rows
+from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
 from sparsejax.schemes.owners.pulls import Gather, Message, Pull, Whole
 from sparsejax.schemes.owners.push_pull import PushPull
-from sparsejax.schemes.owners.ragged import RaggedPushPull
 from sparsejax.units.ownership import Ownership, StripedHash
 from sparsejax.wire import index_codes, ladder
 
@@ -49,15 +48,6 @@ class BalancedParallelism(base.Scheme):
         push_capacity: Entries of the longest message to an owner, where it is known what
             to expect (`sparsejax.make_plan`); what does not fit takes further rounds.
         pull_capacity: The same on the way back.
-        channel: "ladder", messages of a few sizes, each a branch of the program, padded to
-            the next; or "ragged", messages as long as what is there, by XLA's ragged
-            all-to-all (`owners.ragged`), with no sizes to compile and nothing padded;
-            `ratio` has no meaning then. No GPU has run "ragged" yet. What is known of
-            XLA's: between hosts it copies lengths to the host and waits twice a call, and a
-            peer to which nothing is sent costs about 12 us (openxla/xla#46982); inside one
-            NVLink domain its symmetric mode crashes above 32 ranks (openxla/xla#47283). On
-            CPUs, for tests, everything is sent to all ranks to the same effect, and what is
-            reported is what GPUs would send. Lists of rows (`RowGrads`) go as by "ladder".
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.BalancedParallelism(ratio=1.5))
@@ -71,7 +61,6 @@ class BalancedParallelism(base.Scheme):
     pull: str | Pull = "gather"
     push_capacity: int | None = None
     pull_capacity: int | None = None
-    channel: str = "ladder"
 
     def __post_init__(self):
         index_codes.parse(self.push_code)
@@ -87,17 +76,6 @@ class BalancedParallelism(base.Scheme):
             errors.check_one_of("pull", self.pull, tuple(_PULLS))
         ladder.check_capacity("push_capacity", self.push_capacity)
         ladder.check_capacity("pull_capacity", self.pull_capacity)
-        errors.check_one_of("channel", self.channel, ("ladder", "ragged"))
-        if self.channel == "ragged" and self.pull not in ("gather", _PULLS["gather"]):
-            raise ArgumentError(
-                "channel='ragged' brings sums back as each owner's entries to all, "
-                f"pull='gather', got pull={self.pull!r}: use channel='ladder' for it."
-            )
-        if self.channel == "ragged" and self.ownership.memory is not None:
-            raise ArgumentError(
-                "channel='ragged' sends slots in ascending order, Algorithm 1 in the order "
-                f"of hashes, {self.ownership!r}: use channel='ladder', or memory=None."
-            )
 
     def init(self, like, wire):
         ranks = 1
@@ -121,8 +99,7 @@ class BalancedParallelism(base.Scheme):
         return owned_rows.add_up(tables, wire.narrowed(self.wire_dtype), self.ownership)
 
     def forecast(self, load):
-        of = ragged if self.channel == "ragged" else owners_forecast
-        return of.forecast(load, self.ownership, self.push_pull)
+        return owners_forecast.forecast(load, self.ownership, self.push_pull)
 
     def forecast_rows(self, load):
         if self.ownership.needs_tables:
@@ -132,8 +109,7 @@ class BalancedParallelism(base.Scheme):
     @property
     def push_pull(self) -> PushPull:
         """How arrays are added up by owners."""
-        kind = RaggedPushPull if self.channel == "ragged" else PushPull
-        return kind(
+        return PushPull(
             Message(self.push_code, self.ratio, self.push_capacity),
             Message(self.pull_code, self.ratio, self.pull_capacity),
             self.pull if isinstance(self.pull, Pull) else _PULLS[self.pull],

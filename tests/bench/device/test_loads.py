@@ -108,5 +108,5 @@ def test_what_is_drawn_of_a_scheme_is_its_step_by_default():
         for load in ("numbers", "rows")
         for kernels in (None, "pallas", "triton")
     ]
-    older = {"load": "rows", "scheme": "ragged"}  # by no kernels of ours
-    assert plot.by_scheme([*rows, older], "rows") == {"zen": rows[3], "ragged": older}
+    older = {"load": "rows", "scheme": "agsparse"}  # by no kernels of ours
+    assert plot.by_scheme([*rows, older], "rows") == {"zen": rows[3], "agsparse": older}

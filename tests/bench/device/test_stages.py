@@ -5,13 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.device import hlo, turns
+from benchmarks.device import turns
 from benchmarks.device.lists import ListStage
-from benchmarks.device.ragged import RaggedStage
-from benchmarks.device.walk import Ragged
-from sparsejax.wire import index_codes
 from sparsejax.wire.ladder import Ladder, Rung
-from sparsejax.wire.ragged import Form
 
 
 def stage(count):
@@ -82,50 +78,3 @@ def test_the_size_of_a_message_of_listed_rows_follows_from_the_fullest():
     assert known.taken(choice, 2) == [0.0, 1.0]
     known = turns.Turns({"push": ListStage((4, 6, 9), need=10)})
     assert known.taken(choice, 2) == [1.0, 0.0]
-
-
-def ragged_stage(counts, dense=1e6, rest=0.0):
-    """Four ranks, messages of slots as COO and values: two words an entry, room for 32."""
-    steps = Ladder(1024, 4, 8, (Rung(32, index_codes.COO32, 0),))
-    form = Form(steps, "coo32", (), np.dtype(np.float32), 4)
-    counts = np.array(counts)
-    unpacked = counts.T if counts.shape[1] > 1 else np.tile(counts[:, 0], (4, 1))
-    return RaggedStage(form, counts, unpacked, dense, rest)
-
-
-def test_a_ragged_stage_sends_what_its_counts_need():
-    """Slots go four at a time; what a rank has for itself is not sent."""
-    push = ragged_stage([[9, 4, 8, 0], [0, 2, 3, 4], [4, 4, 30, 4], [0, 0, 0, 20]])
-    # The third rank has 3 times 4 entries for others; the first 4 and 8.
-    assert push.sent == 4 * 2 * 12
-    assert push.operands == (4 * 64, 4 * 64)
-    assert (push.side, push.rounds) == (1, [30])
-    # With its own: 30 entries are 32 slots and 30 values.
-    assert push.collective == Ragged(4 * 24.0, 4.0 * (3 * 8 + 62), 4.0 * (16 + 7 + 62))
-    pull = ragged_stage([[8], [70], [0], [4]])
-    assert (pull.side, pull.rounds) == (2, [32, 32, 6])
-    assert pull.sent == 3 * 4 * (2 * 64 + 8 + 6)
-    assert pull.operands == (64, 4 * 64)
-    assert pull.collective.sent == pull.sent / 3
-    assert ragged_stage([[0] * 4] * 4).side == 0
-    least = ragged_stage([[8]] * 4, dense=192)
-    assert not least.pays
-    assert ragged_stage([[8]] * 4, dense=193).pays
-    assert not ragged_stage([[8]] * 4, dense=193, rest=1).pays
-
-
-def test_a_ragged_stage_goes_densely_in_one_round_or_in_several():
-    push, place = ragged_stage([[8] * 4] * 4), (turns.RAGGED[0], "axes.py:switch")
-    pull, back = ragged_stage([[40]] * 4), (turns.RAGGED[1], "axes.py:switch")
-    known = turns.Turns({"push": push, "pull": pull})
-    assert known.taken(place, 3) == [0.0, 1.0, 0.0]
-    assert known.taken(back, 4) == [0.0, 0.0, 0.0, 1.0]
-    assert known.turns((turns.RAGGED[1], "ragged.py:Ragged.several")) == 2
-    assert known.ragged(64, 256).sent == pull.sent / 2
-    with pytest.raises(hlo.ProgramError, match="no stage has a ragged all-to-all of 63"):
-        known.ragged(63, 256)
-    whole = turns.Turns({"push": push, "pull": ragged_stage([[8]] * 4, dense=1)})
-    assert whole.taken(back, 4) == [0.0, 1.0, 0.0, 0.0]
-    dense = turns.Turns({"push": ragged_stage([[8] * 4] * 4, dense=1), "pull": pull})
-    assert dense.taken(place, 3) == [1.0, 0.0, 0.0]
-    assert dense.taken(back, 4) == [1.0, 0.0, 0.0, 0.0]

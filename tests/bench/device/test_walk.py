@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.device import hlo, turns
-from benchmarks.device.walk import Counts, Ragged, Walk
+from benchmarks.device.walk import Counts, Walk
 
 
 KERNEL = """
@@ -80,17 +80,6 @@ ENTRY %main (x: f32[256], n: s32[]) -> f32[16,16] {
 DATA = 'metadata={op_name="while" stack_frame_id=2}'
 KNOWN = 'backend_config={"known_trip_count":{"n":"5"},"other":[]}'
 NEVER = lambda *_: pytest.fail("nothing here is data")
-
-
-RAGGED = """HloModule m, is_scheduled=true
-
-ENTRY %main (x: u32[48]) -> u32[48] {
-  %x = u32[48]{0} parameter(0)
-  %room = u32[48]{0} constant({...})
-  %n = s64[4]{0} constant({0, 1, 2, 3})
-  ROOT %r = u32[48]{0} ragged-all-to-all(%x, %room, %n, %n, %n, /*index=5*/%n), channel_id=1
-}
-"""
 
 
 def counted(text, turns=NEVER, taken=NEVER, ranks=4) -> Counts:
@@ -266,19 +255,3 @@ def test_what_is_not_known_is_an_error():
         counted(LOOPS.replace("INSIDE", DATA), turns.Turns({}).turns)
     with pytest.raises(hlo.ProgramError, match="no ENTRY"):
         hlo.parse("HloModule m\n")
-
-
-def test_a_ragged_collective_sends_what_is_there_and_not_its_buffers():
-    program = hlo.parse(RAGGED)
-    asked = []
-
-    def ragged(operand, output):
-        asked.append((operand, output))
-        return Ragged(12.0, 16.0, 20.0)
-
-    assert Walk(program, None, None, 4, ragged)() == Counts(
-        6, 2, 16.0, 20.0, 12.0, {"ragged-all-to-all": 1}
-    )
-    assert asked == [(48, 48)]
-    with pytest.raises(hlo.ProgramError, match="not said how long its messages are"):
-        Walk(program, None, None, 4)()
