@@ -228,6 +228,7 @@ class _Hops:
         sum_dtype = state.total.dtype
         total = rounded_to(state.total, dtype)
         rounded = total.astype(dtype)
+        as_array = float(rounded.size * dtype.itemsize)
         steps = self.how.ladder(total, dtype)
         flags = bits.nonzero_units(rounded) if known is None else known.present
         flags = jnp.pad(flags, (0, steps.width - total.shape[0]))
@@ -255,11 +256,10 @@ class _Hops:
             return total, base.stage_of(sent)
 
         def dense(total):
-            arrived, sent = channel.send(rounded)
+            arrived = channel.send(rounded)
             total = total + arrived.astype(sum_dtype)
-            return total, base.stage(sent, sent, 1)
+            return total, base.stage(as_array, as_array, 1)
 
-        as_array = float(rounded.size * dtype.itemsize)
         full = state.full
         if self.how.by_bound:
             # A slot of 32 bits an entry, as SparCML reckons.

@@ -20,7 +20,7 @@ its place before the next is sent: see `Lists.place` and `length_of_runs`.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.stacked import apart, stacked
 from sparsejax.units.units import wide
 from sparsejax.wire import collectives, gathers
+from sparsejax.wire.channels import Channel
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ladder import ROUND
 
@@ -84,7 +85,7 @@ class Lists:
 
     def send(
         self,
-        send: Callable[[jax.Array], tuple[jax.Array, float]],
+        channel: Channel,
         slots: jax.Array,
         values: jax.Array,
         need: jax.Array,
@@ -93,7 +94,7 @@ class Lists:
         """Sends the first slots and values of each message, as many as the fullest has.
 
         Args:
-            send: A collective over messages uint32 [messages, words].
+            channel: Where the messages go.
             slots: int32 [messages, room].
             values: [messages, room, numbers].
             need: Slots of the fullest message, equal on all ranks.
@@ -106,25 +107,25 @@ class Lists:
         sizes, words = message_sizes(room, self.row_bytes), self.row_words
         rows = collectives.unseen_numbers(count)
         message = self._to_words(slots, values)
-        sent = np.zeros(len(sizes), np.float32)  # known once each is traced
+        sent = [channel.bytes(columns * words) for columns in sizes]
 
         def branch(number):
             columns = sizes[number]
 
             def of(message, *rows):
                 head = collectives.heads(message, count, columns * words, rows)
-                received, sent[number] = send(head)
+                received = channel.send(head)
                 return jnp.pad(received, [(0, 0), (0, (room - columns) * words)])
 
             return of
 
         number = _smallest(sizes, need)
         branches = [branch(number) for number in range(len(sizes))]
-        received = lax.switch(number, branches, message, *rows)
+        received = channel.received(lax.switch(number, branches, message, *rows))
         slots, values = self._from_words(received, room)
         inside = lax.iota(jnp.int32, room) < at_number(jnp.array(sizes, jnp.int32), number)
         slots = jnp.where(inside, slots, nowhere)
-        return slots, values, at_number(jnp.asarray(sent), number)
+        return slots, values, at_number(jnp.array(sent, jnp.float32), number)
 
     def run(self, room: int) -> int:
         """Rows of a run of `place`, of a list that has room for so many."""
@@ -133,7 +134,7 @@ class Lists:
 
     def place(
         self,
-        send: Callable[[jax.Array], tuple[jax.Array, float]],
+        channel: Channel,
         slots: jax.Array,
         values: jax.Array,
         need: jax.Array,
@@ -144,7 +145,7 @@ class Lists:
         Of what all ranks send only a run is there beside the rows in their places.
 
         Args:
-            send: A collective over a message uint32 [words], equal on all ranks.
+            channel: Where the message goes.
             slots: int32 [room].
             values: [room, numbers].
             need: Slots of the fullest message, equal on all ranks.
@@ -156,8 +157,8 @@ class Lists:
         """
         room, words = slots.shape[0], self.row_words
         sizes, length = message_sizes(room, self.row_bytes), self.run(room)
-        message = self._to_words(slots[None], values[None])[0]
-        sent = np.zeros(len(sizes), np.float32)  # known once each is traced
+        message = self._to_words(slots[None], values[None])
+        messages = [-(-columns // length) for columns in sizes]
 
         def branch(number):
             columns = sizes[number]
@@ -166,13 +167,12 @@ class Lists:
             rest = (columns - 1) // length * length
 
             def receive(message, first, last):
-                received, cost = send(message[first * words : last * words])
-                sent[number] += cost
+                received = channel.send(message[:, first * words : last * words])
+                received = channel.received(received)
                 found, rows = self._from_words(received, last - first)
                 return found, rows.astype(self.like.dtype)
 
             def of(message):
-                sent[number] = 0.0
                 found, rows = receive(message, rest, columns)
                 edges = (0, 0), (rest, room - columns)
                 found = jnp.pad(found, edges, constant_values=nowhere)
@@ -190,9 +190,9 @@ class Lists:
         number = _smallest(sizes, need)
         branches = [branch(number) for number in range(len(sizes))]
         slots, rows = lax.switch(number, branches, message)
-        messages = [-(-columns // length) for columns in sizes]
-        told = jnp.asarray(np.array([sent, messages], np.float32))
-        return slots, rows, *told[:, number]
+        # One table: a look into each would be a kernel of its own.
+        sent = [channel.bytes(columns * words) for columns in sizes]
+        return slots, rows, *jnp.asarray(np.array([sent, messages], np.float32))[:, number]
 
     def add_up(self, of_row: jax.Array, rows: jax.Array, capacity: int) -> jax.Array:
         """The sum of lists that all ranks have, taken in the order of the ranks.
@@ -268,7 +268,7 @@ def gathered(
     most, agreed = wire.maximum(jnp.sum(merged.ids < height, dtype=jnp.int32))
     channel = gathers.gather_channel(wire, gather)
     values = merged.rows.reshape(1, merged.capacity, lists.numbers)
-    keys, rows, sent = lists.send(channel.send, merged.ids[None], values, most, height)
+    keys, rows, sent = lists.send(channel, merged.ids[None], values, most, height)
     ids, of_row = union(keys, min(keys.size, height), height)
     sums = lists.add_up(of_row, rows, ids.size)
     # As every other way has it: rounded to what travels.

@@ -1,4 +1,8 @@
-"""Collectives over messages uint32 [parts, words], to be used at several sizes."""
+"""Collectives over messages uint32 [parts, words], to be used at several sizes.
+
+What a channel sends follows from the size of its messages, so bytes are arithmetic on the
+plan of an exchange: nothing has to be traced to know them.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -16,19 +20,25 @@ class Channel(NamedTuple):
     """A collective over messages uint32 [parts, words], to be used at several sizes.
 
     Attributes:
-        send: From this rank's messages to those received and the bytes sent.
+        send: From this rank's messages to those received.
         sources: From how many ranks this rank receives.
         messages: How many messages this rank puts on the wire.
         same: The axes over which what is received is the same.
         waits: How many of these messages follow one another; one where how a collective
             goes is the back end's own affair.
+        extra: Words that travel with each message beside its own.
     """
 
-    send: Callable[[jax.Array], tuple[jax.Array, float]]
+    send: Callable[[jax.Array], jax.Array]
     sources: int
     messages: int
     same: frozenset[str] = frozenset()
     waits: int = 1
+    extra: int = 0
+
+    def bytes(self, words: int) -> float:
+        """Bytes that one rank sends where each message has so many words."""
+        return 4.0 * self.messages * (words + self.extra)
 
     def received(self, x: jax.Array) -> jax.Array:
         """Types a received array as equal on the ranks on which it is."""
@@ -54,8 +64,9 @@ def _swapped(x: jax.Array, wire: Wire) -> jax.Array:
 def push(wire: Wire) -> Channel:
     """Message i goes to rank i; between two ranks, a long one by `_swapped` on CPUs."""
     n = wire.ranks
+    at_once = lambda x: wire.all_to_all(x)[0]
     if n != 2:
-        return Channel(wire.all_to_all, n, n - 1)
+        return Channel(at_once, n, n - 1)
 
     def exchange(x):
         me = wire.rank
@@ -63,10 +74,8 @@ def push(wire: Wire) -> Channel:
         return lax.dynamic_update_slice(x, _swapped(other, wire), (1 - me, 0))
 
     def send(x):
-        if byte_count(x) < 2 * _LONG:
-            return wire.all_to_all(x)
-        sent = float(byte_count(x)) / 2
-        return on_cpus(x, exchange, lambda x: wire.all_to_all(x)[0]), sent
+        is_long = byte_count(x) >= 2 * _LONG
+        return on_cpus(x, exchange, at_once) if is_long else at_once(x)
 
     return Channel(send, n, n - 1)
 
@@ -93,10 +102,9 @@ def pull(wire: Wire) -> Channel:
         return jnp.where(wire.rank == 0, both, both[::-1])
 
     def send(x):
-        sent = (n - 1) * float(byte_count(x))
         if byte_count(x) < _LONG:
-            return on_cpus(x, copies, gather), sent
-        return (on_cpus(x, exchange, gather) if n == 2 else gather(x)), sent
+            return on_cpus(x, copies, gather)
+        return on_cpus(x, exchange, gather) if n == 2 else gather(x)
 
     return Channel(send, n, n - 1, frozenset(axis_names(wire.axis)))
 
@@ -121,13 +129,12 @@ def swap(
         bits = jnp.issubdtype(x.dtype, jnp.floating) or x.dtype == jnp.uint32
         both_swap = list(permutations) == [((0, 1), (1, 0))]
         if n == 2 and both_swap and bits and byte_count(x) >= _LONG:
-            swapped = on_cpus(x, lambda x: _swapped(x, wire), directly)
-            return swapped, float(byte_count(x))
+            return on_cpus(x, lambda x: _swapped(x, wire), directly)
         if len(permutations) == 1:
-            return wire.permute(x, permutations[0])
+            return directly(x)
         branches = [
             lambda x, pairs=pairs: wire.permute(x, pairs)[0] for pairs in permutations
         ]
-        return lax.switch(which, branches, x), float(byte_count(x))
+        return lax.switch(which, branches, x)
 
     return Channel(send, 1, 1)

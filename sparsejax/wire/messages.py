@@ -143,7 +143,6 @@ class _Stage:
         source: The values of the slots.
         fold: What is made of the entries that arrive.
         axes: Over which messages vary.
-        wire_bytes: float32 [rungs], what one rank sends at each: known once it is traced.
     """
 
     form: Form
@@ -152,7 +151,6 @@ class _Stage:
     source: Source
     fold: Fold
     axes: frozenset[str]
-    wire_bytes: np.ndarray
 
     @classmethod
     def of(cls, ladder, channel, slots, source, fold):
@@ -161,14 +159,18 @@ class _Stage:
             assert all(rung.code is index_codes.COO32 for rung in ladder.rungs)
         rows = parts if ladder.at_once else max(channel.sources, parts)
         form = Form(ladder, source.shape, source.wire_dtype, rows)
-        wire_bytes = np.zeros(len(ladder.rungs), np.float32)
-        axes = slots.axes | source.axes
-        return cls(form, channel, slots, source, fold, axes, wire_bytes)
+        return cls(form, channel, slots, source, fold, slots.axes | source.axes)
 
     @property
     def ladder(self) -> Ladder:
         """The message sizes."""
         return self.form.ladder
+
+    @functools.cached_property
+    def wire_bytes(self) -> np.ndarray:
+        """float32 [rungs], what one rank sends in whole messages of each size."""
+        sizes = [rung.words for rung in self.ladder.rungs]
+        return np.array([self.channel.bytes(words) for words in sizes], np.float32)
 
     @property
     def received_axes(self) -> frozenset[str]:
@@ -186,7 +188,7 @@ class _Stage:
 
         def send(message, *rows):
             heads = collectives.heads(message, len(self.slots.counts), words, rows)
-            received, self.wire_bytes[number] = self.channel.send(heads)
+            received = self.channel.send(heads)
             # Over what was sent: where a rung has fewer words than the message has room
             # for, nobody looks at the others.
             received = as_varying(received, varying_axes(message))
@@ -199,7 +201,7 @@ class _Stage:
         words = self.ladder.rungs[number].words
 
         def send(message):
-            received, self.wire_bytes[number] = self.channel.send(message[:, :words])
+            received = self.channel.send(message[:, :words])
             received = as_varying(received, varying_axes(message))
             return jnp.pad(received, ((0, 0), (0, self.form.room - words)))
 
@@ -322,7 +324,7 @@ class _Stage:
         side = lengths.side(len(sides))
         with auto_prefers("triton"):
             carry, counts = lax.switch(side, sides, start, lengths.numbers)
-        pieces = [len(form.pieces(number)) for number in range(len(ladder.rungs))]
+        pieces = [form.pieces(number) for number in range(len(ladder.rungs))]
         return carry, self._sent_at_once(lengths, counts, typical, pieces)
 
     def taker(
@@ -339,16 +341,14 @@ class _Stage:
         bitmaps = alone and whole.are_bitmaps(self.form, rung, self.fold)
 
         def receive(words):
-            received, sent = self.channel.send(words)
-            self.wire_bytes[number] += sent
-            return self.channel.received(as_varying(received, varying_axes(words)))
+            received = as_varying(self.channel.send(words), varying_axes(words))
+            return self.channel.received(received)
 
         def take(carry, numbers):
             at = Lengths(numbers).at_last
             message, head = self.pack_whole(numbers, at, rung.words, ends), None
             # What is cut out of an array as it is, is copied, by no kernel of its own.
             (message,) = together(message)
-            self.wire_bytes[number] = 0.0
             for piece in pieces:
                 words = receive(message[:, piece.words])
                 head = head or whole.Head.of(self.form, words, numbers, at, bitmaps)
@@ -363,9 +363,9 @@ class _Stage:
         return take
 
     def _sent_at_once(self, lengths, counts, typical, pieces=None):
-        """What was sent: rounds of the longest, and a last message; pieces of each rung."""
+        """What was sent: rounds of the longest, and a last message; in pieces, if any."""
         ladder, expected = self.ladder, counts if typical is None else typical
-        sent, longest = jnp.asarray(self.wire_bytes), np.int32(len(ladder.rungs) - 1)
+        sent, longest = self.wire_bytes, np.int32(len(ladder.rungs) - 1)
         before = lax.div(lengths.first, np.int32(ladder.top))
         # All but the last message are full of what there is of a part.
         payload = ladder.needed_bytes(jnp.minimum(expected, lengths.first), longest)
@@ -373,11 +373,15 @@ class _Stage:
         payload = self.channel.messages * (jnp.mean(payload) + headers)
         payload = jnp.where(before > 0, payload, 0)
         payload += self.payload(expected, lengths.first, lengths.rest, lengths.rung)
-        last, follow = sent[lengths.rung], before + 1
-        if pieces is not None:
+        if pieces is None:
+            last, follow = jnp.asarray(sent)[lengths.rung], before + 1
+        else:
+            cost = lambda piece: self.channel.bytes(piece.words.stop - piece.words.start)
+            sent = np.array([sum(map(cost, each)) for each in pieces], np.float32)
+            counts_of = np.array([len(each) for each in pieces], np.float32)
             # One table: a look into each would be a kernel of its own.
-            told = jnp.array([self.wire_bytes, pieces], jnp.float32)[:, lengths.rung]
-            last, follow = told[0], before * np.float32(pieces[-1]) + told[1]
+            last, more = jnp.asarray(np.stack([sent, counts_of]))[:, lengths.rung]
+            follow = before * counts_of[-1] + more
         wire = before * sent[-1] + last
         rounds = self.channel.waits * follow
         nothing = lengths.need == 0

@@ -38,20 +38,30 @@ def programs(n):
         "permute": lambda x: WIRE.permute(x, shift(n)),
         "bruck_all_gather": lambda x: gathers.bruck_all_gather(x, WIRE),
         "doubling_all_gather": lambda x: gathers.doubling_all_gather(x, WIRE),
-        "push_channel": lambda x: channels.push(WIRE).send(as_words(x)),
-        "pull_channel": lambda x: pulled(as_words(x[:1])),
-        "swap_channel": lambda x: channels.swap(WIRE, [shift(n)]).send(as_words(x[:1])),
+        "push_channel": lambda x: sent(channels.push(WIRE), x),
+        "pull_channel": lambda x: sent(channels.pull(WIRE), x[:1]),
+        "swap_channel": lambda x: sent(channels.swap(WIRE, [shift(n)]), x[:1]),
+        "bruck_channel": lambda x: sent(gathers.gather_channel(WIRE, "bruck"), x[:1]),
+        "doubling_channel": lambda x: sent(gathers.gather_channel(WIRE, "doubling"), x[:1]),
+        "rotated_channel": lambda x: sent(gathers.rotated_channel(WIRE, 2), x),
+        "shift_channel": lambda x: sent(shifted(n), x),
     }
 
 
 NAMES = list(programs(1))
+# What sends over one rank, too: permutations.
+ALONE = ("permute", "swap_channel", "shift_channel")
 
 
-def pulled(message):
-    """What a pull brings, typed as what it is, and the bytes sent for it."""
-    channel = channels.pull(WIRE)
-    received, sent = channel.send(message)
-    return channel.received(received), sent
+def sent(channel, x):
+    """What a channel brings, typed as what it is, and its bytes for so many words."""
+    message = as_words(x)
+    received = channel.received(channel.send(message))
+    return received, channel.bytes(message.shape[1])
+
+
+def shifted(n):
+    return gathers.shift_channel(WIRE, gathers.Rings(n, n), 1, n)
 
 
 def as_words(x):
@@ -158,7 +168,7 @@ def test_the_bytes_returned_are_those_of_the_program(name, check_vma, platform):
         found = traced(name, n, told, check_vma, platform)
         assert told[-1] == pytest.approx(sum(helpers.sent_bytes(c, n) for c in found))
         # Over one rank only a permutation says that it sends: it counts its operand.
-        assert (told[-1] > 0) == (n > 1 or name in ("permute", "swap_channel"))
+        assert (told[-1] > 0) == (n > 1 or name in ALONE)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +206,7 @@ def test_a_pull_is_one_all_to_all_on_cpus_and_one_all_gather_elsewhere():
     assert gathered == [Collective("all_gather", 24)]
     copied = traced("pull_channel", 8, platform="cpu")
     assert [helpers.sent_bytes(c, 8) for c in (*gathered, *copied)] == [168, 168]
-    pull = jax.jit(helpers.stacked(lambda x: pulled(as_words(x[:1]))[0], 8))
+    pull = jax.jit(helpers.stacked(lambda x: sent(channels.pull(WIRE), x[:1])[0], 8))
     for platform, meant, other in (
         ("cpu", "all_to_all", "all_gather"),
         ("cuda", "all_gather", "all_to_all"),
@@ -217,7 +227,7 @@ def test_long_messages_go_both_ways_at_once_on_cpus_and_arrive_alike(n):
         three = [channels.push(WIRE), channels.pull(WIRE), channels.swap(WIRE, [pairs])]
         given = (rows, rows[:1], rows[:1])
         done = [channel.send(x) for channel, x in zip(three, given, strict=True)]
-        return [channel.received(y) for channel, (y, _) in zip(three, done, strict=True)]
+        return [channel.received(y) for channel, y in zip(three, done, strict=True)]
 
     for words in (channels._LONG // 4 - 1, channels._LONG // 4):
         names = ["all_to_all", "all_to_all", "ppermute"]
@@ -245,7 +255,7 @@ def test_a_long_swap_between_two_ranks_keeps_every_bit(dtype):
     x = octets.view(jnp.dtype(dtype))[:, :size]
     x[:, :3] = np.array([-0.0, 0.0, 1.0]).astype(x.dtype)
     with jax.enable_x64(dtype == "float64"):
-        swap = lambda x: channels.swap(WIRE, [((0, 1), (1, 0))]).send(x)[0]
+        swap = lambda x: channels.swap(WIRE, [((0, 1), (1, 0))]).send(x)
         swapped = helpers.run_ranks(swap, x, 2)
         names = [one.name for one in helpers.traced_collectives(swap, x, 2)]
     assert swapped.tobytes() == x[::-1].tobytes()
@@ -268,7 +278,7 @@ def test_a_pull_may_leave_a_shard_map_that_checks_as_the_same_on_all_ranks(n):
     x = np.random.default_rng(n).integers(0, 1 << 32, (n, COLUMNS), np.uint32)
     x[0, :3] = np.array([np.nan, -0.0, 1e-45], np.float32).view(np.uint32)
     run = helpers.shard_map(
-        lambda x: pulled(x)[0],
+        lambda x: sent(channels.pull(WIRE), x)[0],
         mesh=helpers.mesh_of(n),
         in_specs=P(AXIS),
         out_specs=P(),
@@ -290,7 +300,7 @@ def test_a_pull_over_two_axes_or_over_one_of_two_brings_the_rows_in_order():
     def run(axis_name):
         def on_rank(message):
             channel = channels.pull(wire.Wire(axis_name))
-            return channel.received(channel.send(message)[0])
+            return channel.received(channel.send(message))
 
         both = P((AXIS, "model"))
         kept = P() if isinstance(axis_name, tuple) else P("model")

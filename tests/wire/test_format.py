@@ -23,7 +23,7 @@ def sent(code, flags, values, capacity, tile):
 
     def send(x):
         jax.debug.callback(lambda x: rounds.append(np.asarray(x)), x)
-        return x, 0.0
+        return x
 
     def run(packed, values):
         def add(arrived, sender, slots, values):

@@ -187,10 +187,8 @@ class Owned:
         owner = jnp.asarray(np.arange(self.layout.ranks, dtype=np.int32)[:, None])
 
         others = varying_axes(totals) - frozenset(axis_names(self.wire.axis))
-        sent = 0.0
 
         def turn(i, total):
-            nonlocal sent
             # The last run ends where the slots do, and has some of the one before: all are
             # alike, and compiled once.
             first = jnp.minimum(i * run, width - run)
@@ -198,15 +196,15 @@ class Owned:
             # turn, and a loop around one cannot be part of a CUDA graph.
             taken = first + lax.iota(jnp.int32, run)
             sums = totals.at[taken].get(mode="promise_in_bounds", unique_indices=True)
-            gathered, sent = self.wire.all_gather(sums)
+            gathered, _ = self.wire.all_gather(sums)
             slots = first + lax.broadcasted_iota(jnp.int32, gathered.shape[:2], 1)
             units = self.layout.invert(owner, slots)
             # Slots of no unit are one behind the end or more.
             return total.at[units].set(gathered, mode="drop")
 
         total = as_varying(jnp.zeros(shape, totals.dtype), others)
-        total = lax.fori_loop(0, runs, turn, total)
-        return total, runs * sent
+        sent = float((self.layout.ranks - 1) * runs * run * self.unit_bytes)
+        return lax.fori_loop(0, runs, turn, total), sent
 
     def at_units(self, totals: jax.Array) -> jax.Array:
         """The sums of this owner at their units, zeros elsewhere."""

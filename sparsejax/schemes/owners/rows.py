@@ -50,7 +50,7 @@ from sparsejax.units.ownership import Layout, Ownership, StripedHash
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.stacked import apart, first_at, stacked, starts_of
 from sparsejax.units.units import wide
-from sparsejax.wire import ordered
+from sparsejax.wire import channels, ordered
 from sparsejax.wire.collectives import Wire
 
 
@@ -277,16 +277,15 @@ class _Exchange:
         values = jnp.zeros((n * room, *rows.shape[1:]), wide(rows.dtype))
         values = add_repeated(values, to, rows)
         slots, values = slots.reshape(n, room), values.reshape(n, room, -1)
-        return self.lists.send(self.wire.all_to_all, slots, values, fullest, width)
+        return self.lists.send(channels.push(self.wire), slots, values, fullest, width)
 
     def _pull(self, owned, sums):
         """The slots and sums of all owners, bytes, messages, and bytes to agree on them."""
         count, agreed = self.wire.maximum(jnp.sum(owned < self.width, dtype=jnp.int32))
+        channel = channels.pull(self.wire)
         if is_elsewhere() and len(self.tables) == 1:
-            gather = self.wire.all_gather
-            return *self.lists.place(gather, owned, sums, count, self.width), agreed
-        gather = lambda message: self.wire.all_gather(message[0])
-        sent = self.lists.send(gather, owned[None], sums[None], count, self.width)
+            return *self.lists.place(channel, owned, sums, count, self.width), agreed
+        sent = self.lists.send(channel, owned[None], sums[None], count, self.width)
         return *sent, 1, agreed
 
     def _of_owners(self, slots, sums):
@@ -316,10 +315,10 @@ class _Exchange:
         listed, of_row = union(keys, capacity, self.nowhere)
 
         def added_up(rows):
-            gathered, sent = self.wire.all_gather(rows)
+            gathered, _ = self.wire.all_gather(rows)
             total = self.lists.add_up(of_row, gathered, capacity)
             found = apart(listed, total.astype(dtype), slots, rooms)
-            return list(map(self._padded, self.tables, found)), sent
+            return list(map(self._padded, self.tables, found))
 
         # Some numbers of all rows at a time: each is added up in the order of the ranks.
         width, row_bytes = merged.shape[1], merged.shape[1] * dtype.itemsize
@@ -327,10 +326,8 @@ class _Exchange:
             width, n * size * dtype.itemsize, sum(rooms) * row_bytes
         )
         runs = -(-width // some)
-        if runs == 1:
-            found, sent_rows = added_up(merged)
-        else:
-            found, sent_rows = self._by_runs(added_up, merged, some)
+        found = added_up(merged) if runs == 1 else self._by_runs(added_up, merged, some)
+        sent_rows = (n - 1) * size * (some if runs > 1 else width) * dtype.itemsize
         needed = (sent_keys + (n - 1) * size * row_bytes) / size * most
         push = base.stage(sent_keys + runs * sent_rows, needed, runs)
         return found, push, base.stage(), 0.0
@@ -339,16 +336,14 @@ class _Exchange:
         """What `added_up` makes of all numbers of the rows, of some of them at a time."""
         width = merged.shape[1]
         others = varying_axes(merged) - frozenset(axis_names(self.wire.axis))
-        sent = 0.0
 
         def turn(run, found):
-            nonlocal sent
             # The last run ends where the rows do, and has numbers of the one before.
             first = jnp.minimum(run * some, width - some)
             # A gather: see `Owned._by_runs`.
             taken = first + lax.iota(jnp.int32, some)
             own = merged.at[:, taken].get(mode="promise_in_bounds", unique_indices=True)
-            more, sent = added_up(own)
+            more = added_up(own)
             put = lambda of, run: lax.dynamic_update_slice(of, run, (0, first))
             pairs = zip(found, more, strict=True)
             return [(places, put(of, run)) for (_, of), (places, run) in pairs]
@@ -358,7 +353,7 @@ class _Exchange:
             rows = jnp.zeros((table.capacity, width), table.grads.dtype)
             pair = jnp.zeros(table.capacity, jnp.int32), rows
             empty.append(as_varying(pair, others))
-        return lax.fori_loop(0, -(-width // some), turn, empty), sent
+        return lax.fori_loop(0, -(-width // some), turn, empty)
 
     def _by_table(self, keys):
         """Keys in the order of the tables, then of the owners; still those of a rank."""

@@ -122,7 +122,7 @@ def test_numbers_that_are_set_by_hand_are_not_known_a_step_later():
         lazy.update(late_grads(), state, params())
 
 
-@pytest.mark.parametrize("what", ["to_dense", "merged", "check"])
+@pytest.mark.parametrize("what", ["to_dense", "kept", "check"])
 def test_who_does_not_know_late_rows_loses_none(what):
     with pytest.raises(LeafError, match=r"a table \[12, 3\] have rows of the last step"):
         getattr(late_grads()["table"], what)()
