@@ -19,9 +19,9 @@ from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
 from sparsejax.transforms import wrappers
 from sparsejax.transforms.buckets import SPARSE_FROM
+from sparsejax.transforms.described import described
 from sparsejax.transforms.feedback import Memory, MomentumCorrection, Residual, feedback
 from sparsejax.transforms.select import Select
-from sparsejax.transforms.signatures import described, hands_on
 from sparsejax.transforms.state.tree import Transformation
 
 
@@ -149,7 +149,6 @@ def sparsify(
 
 
 @described
-@hands_on(Options, to=sparsify)
 def top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """The largest elements, exactly; options are those of `sparsejax.sparsify`.
 
@@ -160,7 +159,6 @@ def top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsific
 
 
 @described
-@hands_on(Options, to=sparsify)
 def dgc(
     density: base.Density = 0.001,
     *,

@@ -23,6 +23,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.transforms import buckets
 from sparsejax.transforms.buckets import Assignment, ByRules, Rules
+from sparsejax.transforms.described import described
 from sparsejax.transforms.exchange import Exchange
 from sparsejax.transforms.feedback import (
     Memory,
@@ -30,7 +31,6 @@ from sparsejax.transforms.feedback import (
     Residual,
     feedback as with_feedback,
 )
-from sparsejax.transforms.signatures import described
 from sparsejax.transforms.sparsify import Sparsification
 from sparsejax.transforms.wrappers import accumulate, check_reduce, warm_up
 

@@ -31,8 +31,8 @@ from sparsejax.schemes.forecast import Network
 from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.spar_dl import NETWORK
 from sparsejax.transforms.buckets import ByRules, Rules
+from sparsejax.transforms.described import described
 from sparsejax.transforms.feedback import MomentumCorrection, Residual
-from sparsejax.transforms.signatures import described
 from sparsejax.transforms.sparsify import sparsify
 from sparsejax.transforms.sync import sync
 

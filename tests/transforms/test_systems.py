@@ -271,7 +271,6 @@ def test_traced_arguments_are_an_error_that_names_them():
 def test_with_all_arguments_static_they_can_be_injected_around(name):
     make = getattr(systems if name.endswith("_sync") else sparsejax, name)
     named = tuple(inspect.signature(make).parameters)
-    assert "options" not in named
     tx = optax.inject_hyperparams(make, static_args=named)(0.05)
     state = sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
     assert set(sparsejax.residuals(state)) == set(PARAMS)

@@ -11,7 +11,7 @@ from sparsejax.embrace.horizontal import blocks
 from sparsejax.embrace.horizontal.blocks import Order
 from sparsejax.embrace.horizontal.schedule import Begun, HorizontalState, Schedule
 from sparsejax.errors import ArgumentError
-from sparsejax.transforms.signatures import described
+from sparsejax.transforms.described import described
 from sparsejax.transforms.state import tree
 
 
