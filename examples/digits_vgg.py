@@ -68,11 +68,11 @@ def loss_fn(model, params, batch):
 SYNCS = {
     "dense": lambda: (sparsejax.dense_sync(), optax.sgd(LEARNING_RATE, MOMENTUM)),
     "ok_topk": lambda: (
-        sparsejax.ok_topk_sync(DENSITY, momentum=MOMENTUM, warmup_steps=WARM_UP),
+        sparsejax.warm_up(sparsejax.ok_topk_sync(DENSITY, momentum=MOMENTUM), WARM_UP),
         optax.sgd(LEARNING_RATE),
     ),
     "spardl": lambda: (
-        sparsejax.spardl_sync(DENSITY, momentum=MOMENTUM, warmup_steps=WARM_UP),
+        sparsejax.warm_up(sparsejax.spardl_sync(DENSITY, momentum=MOMENTUM), WARM_UP),
         optax.sgd(LEARNING_RATE),
     ),
 }

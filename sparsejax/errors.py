@@ -19,10 +19,10 @@ class SparsejaxError(Exception):
 
     Example:
         >>> try:
-        ...     sparsejax.zen_sync(every=0)
+        ...     sparsejax.zen_sync(reduce="max")
         ... except sparsejax.errors.SparsejaxError as error:
         ...     print(error)
-        every must be a positive int, got 0.
+        reduce must be 'sum' or 'mean', got 'max'.
     """
 
 

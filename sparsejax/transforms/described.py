@@ -1,9 +1,9 @@
-"""Transformations that print as the call that made them."""
+"""Transformations that print as the call that made them; options that are gone."""
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import optax
@@ -48,6 +48,23 @@ def described(function: _Function) -> _Function:
     # All that optax asks for before a state is made.
     call.init = not_called  # type: ignore
     return call  # type: ignore
+
+
+def without(gone: Mapping[str, str]) -> Callable[[_Function], _Function]:
+    """Makes a function raise for options that are gone: by name, what to write instead."""
+
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            for name in gone.keys() & kwargs.keys():
+                raise ArgumentError(
+                    f"{function.__name__} takes no {name}={kwargs[name]!r}: {gone[name]}"
+                )
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 def _brief(value):

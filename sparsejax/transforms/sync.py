@@ -6,10 +6,9 @@ on all of them bit for bit, so that any optimizer may follow:
     tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
 
 It assembles the parts that can as well be used by themselves: an `Exchange`, which sums
-leaves bucket by bucket; `feedback` around it, for schemes that leave something out; and the
-wrappers `warm_up` and `accumulate`. `init` may run anywhere unless a state differs by rank
-(a residual, tables, gradients added up over steps); then it needs to know the ranks, and
-`sparsejax.init` provides them. `update` runs inside `jax.shard_map`.
+leaves bucket by bucket, and `feedback` around it, for schemes that leave something out.
+`init` may run anywhere unless a state differs by rank (a residual, tables); then it needs
+to know the ranks, and `sparsejax.init` provides them. `update` runs inside `jax.shard_map`.
 """
 
 from typing import Any
@@ -23,7 +22,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.transforms import buckets
 from sparsejax.transforms.buckets import Assignment, ByRules, Rules
-from sparsejax.transforms.described import described
+from sparsejax.transforms.described import described, without
 from sparsejax.transforms.exchange import Exchange
 from sparsejax.transforms.feedback import (
     Memory,
@@ -32,21 +31,24 @@ from sparsejax.transforms.feedback import (
     feedback as with_feedback,
 )
 from sparsejax.transforms.sparsify import Sparsification
-from sparsejax.transforms.wrappers import accumulate, check_reduce, warm_up
+from sparsejax.transforms.wrappers import check_reduce
 
 
+GONE = {
+    "every": "write sparsejax.accumulate(tx, every=k) around the chain.",
+    "warmup_steps": "write sparsejax.warm_up(tx, steps) around the chain.",
+}
 _RESIDUAL = Residual()
 
 
 @described
+@without(GONE)
 def sync(
     scheme: Scheme | Assignment,
     axis_name: AxisName | None = None,
     *,
     reduce: str = "mean",
     rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
     two_level: bool = True,
     deterministic: bool | None = None,
@@ -59,10 +61,8 @@ def sync(
     before it clips each rank's own gradient, after it the average. `update` must run inside
     `jax.shard_map`, on gradients that are still local; see `sparsejax.local`.
 
-    With `every=k`, gradients are added up on each rank and synchronized at every k-th call;
-    the calls between return zeros, on which an optimizer behind would still decay its
-    momentum. Wrap the whole chain instead, and it sleeps through those, too:
-    `sparsejax.accumulate(optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), every=k)`.
+    `sparsejax.accumulate` around the chain synchronizes at every k-th step, and
+    `sparsejax.warm_up` adds up densely in the first steps.
 
     Pass `tx.update(grads, state, params, ids={path: ids})` with the rows that a rank's
     batch touched, and the gradient of that leaf is not searched for them. The ids must name
@@ -84,13 +84,11 @@ def sync(
         axis_name: The mesh axis of the ranks; the only manual one if None. A pair is
             (outer, inner), such as ("hosts", "devices"): dense sums inside, the scheme
             across (`schemes.TwoLevel`).
-        reduce: "mean" or "sum", over ranks and over accumulated steps.
+        reduce: "mean" or "sum", over the ranks.
         rules: From regular expressions, searched in a leaf's path (written a/b/c), to a
             scheme, "dense", "sparse" (the scheme whatever the size), or the unit of the
             indices, "row" or "element". The first rule that matches holds. Without a rule,
             2-D leaves whose path says embedding use rows.
-        every: Synchronize at every k-th call; larger sends less often.
-        warmup_steps: For so many first calls, add up densely.
         wire_dtype: bfloat16 or float16 to narrow values while they travel. Sums are taken
             in float32 or wider, travel back narrow, and come out in the leaf's dtype. The
             mean is taken last, so a sum must fit the narrow dtype. No memory keeps what is
@@ -102,8 +100,7 @@ def sync(
             True always does. False never does, is faster on many ranks, and is refused
             where there are copies.
         sparsifier: A sparsifier before the exchange, such as `sparsejax.dgc(0.01)`. It can
-            as well stand before `sync` in a chain; here it selects from the gradients that
-            `every` steps have added up, and sends everything in `warmup_steps`.
+            as well stand before `sync` in a chain.
         feedback: How a lossy scheme brings back what it left out: `Residual()`, or
             `MomentumCorrection(0.9)`, behind which the optimizer has no momentum: all
             leaves have velocity, those that go densely, too.
@@ -122,8 +119,6 @@ def sync(
         hint = "A scheme or a plan is the first argument of sparsejax.sync(scheme)."
     check_axis_name(axis_name, "sparsejax.sync", hint)
     check_reduce(reduce)
-    for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
-        errors.check_whole(name, value, least)
     check_deterministic(deterministic)
     levels = two_level and isinstance(axis_name, tuple) and len(axis_name) == 2
     assignment.check_levels(levels, axis_name)
@@ -141,21 +136,16 @@ def sync(
     tx = with_feedback(exchange, feedback)
     if sparsifier is not None:
         tx = optax.chain(sparsifier.over(axis_name), tx)
-    if warmup_steps:
-        tx = warm_up(tx, warmup_steps // every)
-    if every > 1:
-        tx = accumulate(tx, every, axis_name, reduce=reduce)
     return optax.with_extra_args_support(tx)
 
 
 @described
+@without(GONE)
 def zen_sync(
     axis_name: AxisName | None = None,
     *,
     reduce: str = "mean",
     rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
     two_level: bool = True,
     deterministic: bool | None = None,
@@ -170,8 +160,6 @@ def zen_sync(
         axis_name: As in `sparsejax.sync`, like all that follow: the mesh axis.
         reduce: "mean" or "sum".
         rules: What becomes of which leaves.
-        every: Synchronize at every k-th call.
-        warmup_steps: For so many first calls, add up densely.
         wire_dtype: bfloat16 or float16 to narrow values while they travel.
         two_level: Whether a pair of axes is two levels.
         deterministic: Whether owners add in a fixed order.
@@ -189,8 +177,6 @@ def zen_sync(
         axis_name,
         reduce=reduce,
         rules=rules,
-        every=every,
-        warmup_steps=warmup_steps,
         wire_dtype=wire_dtype,
         two_level=two_level,
         deterministic=deterministic,
@@ -198,13 +184,12 @@ def zen_sync(
 
 
 @described
+@without(GONE)
 def dense_sync(
     axis_name: AxisName | None = None,
     *,
     reduce: str = "mean",
     rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
     two_level: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
@@ -214,8 +199,6 @@ def dense_sync(
         axis_name: As in `sparsejax.sync`, like all that follow: the mesh axis.
         reduce: "mean" or "sum".
         rules: What becomes of which leaves.
-        every: Synchronize at every k-th call.
-        warmup_steps: Changes nothing, for all calls add up densely.
         wire_dtype: bfloat16 or float16 to narrow values while they travel.
         two_level: Whether a pair of axes is two levels.
 
@@ -227,8 +210,6 @@ def dense_sync(
         axis_name,
         reduce=reduce,
         rules=rules,
-        every=every,
-        warmup_steps=warmup_steps,
         wire_dtype=wire_dtype,
         two_level=two_level,
     )

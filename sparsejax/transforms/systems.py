@@ -11,9 +11,9 @@ PowerSGD sends matrices of low rank instead of entries.
 
 Ok-Topk, SparDL and gTopk choose again of sums on the way, so what each rank sends has one
 size however many there are. TopkA, TopkDSA and Gaussiank choose once, on each rank: each is
-a sparsifier and a lossless scheme, and the others are compared with it. `reduce`, `rules`,
-`every` and `warmup_steps` are those of `sparsejax.sync`; entries are chosen from the leaves
-that rules, or their sizes, give the scheme. Ok-Topk, SparDL and gTopk choose from all of
+a sparsifier and a lossless scheme, and the others are compared with it. `reduce` and
+`rules` are those of `sparsejax.sync`; entries are chosen from the leaves that rules, or
+their sizes, give the scheme. Ok-Topk, SparDL and gTopk choose from all of
 those together, the others from each leaf.
 
 NaN and infinity count as the largest magnitudes, and are sent first; those that do not fit
@@ -31,13 +31,14 @@ from sparsejax.schemes.forecast import Network
 from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.spar_dl import NETWORK
 from sparsejax.transforms.buckets import ByRules, Rules
-from sparsejax.transforms.described import described
+from sparsejax.transforms.described import described, without
 from sparsejax.transforms.feedback import MomentumCorrection, Residual
 from sparsejax.transforms.sparsify import sparsify
-from sparsejax.transforms.sync import sync
+from sparsejax.transforms.sync import GONE, sync
 
 
 @described
+@without(GONE)
 def ok_topk_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -49,14 +50,12 @@ def ok_topk_sync(
     momentum: float | None = None,
     reduce: str = "mean",
     rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with Ok-Topk; see `schemes.OkTopk`.
 
     What waits comes later all at once, and acts as a momentum of its own: with the learning
     rate and the momentum of dense training the steps may be too large, and diverge. Lower
-    the rate, move the momentum here (`momentum`), or start densely (`warmup_steps`).
+    the rate, move the momentum here (`momentum`), or start densely (`sparsejax.warm_up`).
 
     Args:
         density: The share of elements that are sent; smaller sends less.
@@ -68,10 +67,8 @@ def ok_topk_sync(
         momentum: The momentum of each rank's velocity, which is then sent instead of
             gradients (`MomentumCorrection`), also of leaves that go densely, as small ones
             do; the optimizer behind should have none. None: gradients are sent.
-        reduce: As in `sparsejax.sync`, like `rules`, `every` and `warmup_steps`.
+        reduce: As in `sparsejax.sync`, like `rules`.
         rules: See `reduce`.
-        every: See `reduce`.
-        warmup_steps: See `reduce`.
 
     Example:
         >>> tx = optax.chain(sparsejax.ok_topk_sync(density=0.01), optax.sgd(0.1))
@@ -95,12 +92,11 @@ def ok_topk_sync(
         feedback=_memory(momentum),
         reduce=reduce,
         rules=rules,
-        every=every,
-        warmup_steps=warmup_steps,
     )
 
 
 @described
+@without(GONE)
 def spardl_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -112,14 +108,12 @@ def spardl_sync(
     momentum: float | None = None,
     reduce: str = "mean",
     rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with SparDL; see `schemes.SparDL`.
 
     What waits comes later all at once, and acts as a momentum of its own: with the learning
     rate and the momentum of dense training the steps may be too large, and diverge. Lower
-    the rate, move the momentum here (`momentum`), or start densely (`warmup_steps`).
+    the rate, move the momentum here (`momentum`), or start densely (`sparsejax.warm_up`).
 
     Args:
         density: The share of elements that are sent; smaller sends less.
@@ -132,10 +126,8 @@ def spardl_sync(
         momentum: The momentum of each rank's velocity, which is then sent instead of
             gradients (`MomentumCorrection`), also of leaves that go densely, as small ones
             do; the optimizer behind should have none. None: gradients are sent.
-        reduce: As in `sparsejax.sync`, like `rules`, `every` and `warmup_steps`.
+        reduce: As in `sparsejax.sync`, like `rules`.
         rules: See `reduce`.
-        every: See `reduce`.
-        warmup_steps: See `reduce`.
 
     Example:
         >>> tx = optax.chain(sparsejax.spardl_sync(density=0.01), optax.sgd(0.1))
@@ -153,12 +145,11 @@ def spardl_sync(
         feedback=_memory(momentum),
         reduce=reduce,
         rules=rules,
-        every=every,
-        warmup_steps=warmup_steps,
     )
 
 
 @described
+@without(GONE)
 def gtopk_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -167,8 +158,6 @@ def gtopk_sync(
     momentum: float | None = None,
     reduce: str = "mean",
     rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with gTopk; see `schemes.GTopk`.
 
@@ -187,35 +176,30 @@ def gtopk_sync(
         feedback=_memory(momentum),
         reduce=reduce,
         rules=rules,
-        every=every,
-        warmup_steps=warmup_steps,
     )
 
 
 @described
+@without(GONE)
 def power_sgd_sync(
     rank: int = 4,
     axis_name: AxisName | None = None,
     *,
     reduce: str = "mean",
     rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages matrices by their projections on a few directions; see `schemes.PowerSGD`.
 
     Leaves that it does not make half as large (vectors, narrow matrices) are averaged
     densely. Momentum belongs into the optimizer behind. It pays from the first step on, but
-    learns best where the first epochs are dense (`warmup_steps`): those gradients have no
-    low rank.
+    learns best where the first epochs are dense (`sparsejax.warm_up`): those gradients have
+    no low rank.
 
     Args:
         rank: How many directions; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        reduce: As in `sparsejax.sync`, like `rules`, `every` and `warmup_steps`.
+        reduce: As in `sparsejax.sync`, like `rules`.
         rules: See `reduce`.
-        every: See `reduce`.
-        warmup_steps: See `reduce`.
 
     Example:
         >>> tx = optax.chain(sparsejax.transforms.power_sgd_sync(rank=2), optax.sgd(0.1))
@@ -231,12 +215,11 @@ def power_sgd_sync(
         two_level=False,
         reduce=reduce,
         rules=rules,
-        every=every,
-        warmup_steps=warmup_steps,
     )
 
 
 @described
+@without(GONE)
 def topk_a_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -245,8 +228,6 @@ def topk_a_sync(
     gather: str = "auto",
     reduce: str = "mean",
     rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages each rank's largest elements; every rank sends its own to all (TopkA).
 
@@ -258,11 +239,12 @@ def topk_a_sync(
         sparsifiers.TopK(density),
         scheme,
         axis_name,
-        _Options(reduce, rules, every, warmup_steps),
+        _Options(reduce, rules),
     )
 
 
 @described
+@without(GONE)
 def topk_dsa_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -270,8 +252,6 @@ def topk_dsa_sync(
     code: str = "auto",
     reduce: str = "mean",
     rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages each rank's largest elements by regions, densely where sums fill up.
 
@@ -285,11 +265,12 @@ def topk_dsa_sync(
         sparsifiers.TopK(density),
         scheme,
         axis_name,
-        _Options(reduce, rules, every, warmup_steps),
+        _Options(reduce, rules),
     )
 
 
 @described
+@without(GONE)
 def gaussian_k_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -298,8 +279,6 @@ def gaussian_k_sync(
     gather: str = "auto",
     reduce: str = "mean",
     rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages what is above an estimated threshold on each rank (Gaussiank).
 
@@ -311,7 +290,7 @@ def gaussian_k_sync(
         sparsifiers.GaussianK(density),
         scheme,
         axis_name,
-        _Options(reduce, rules, every, warmup_steps),
+        _Options(reduce, rules),
     )
 
 
@@ -320,8 +299,6 @@ class _Options(NamedTuple):
 
     reduce: str
     rules: Rules | None
-    every: int
-    warmup_steps: int
 
 
 def _memory(momentum):

@@ -322,7 +322,7 @@ def test_momentum_correction_after_a_dense_warm_up(masking):
         memory=sparsejax.transforms.MomentumCorrection(0.9, masking=masking),
         min_size=100,
     )
-    tx = sync(schemes.AGSparse(), sparsifier=own, warmup_steps=warm)
+    tx = sparsejax.warm_up(sync(schemes.AGSparse(), sparsifier=own), warm)
     tails = np.random.default_rng(0).standard_t(3, (n, steps, size))
     grads = {"w": tails.astype(np.float32)}
     run = helpers.ranks(n)(tx, grads)

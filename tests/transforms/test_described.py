@@ -5,6 +5,7 @@ import pytest
 
 import sparsejax
 from sparsejax import schemes, sparsifiers
+from sparsejax.errors import ArgumentError
 from tests import helpers
 
 
@@ -56,3 +57,20 @@ def test_what_is_long_is_cut():
     bound = sparsejax.bind(CHAIN, helpers.mesh_of(2))
     assert repr(bound).startswith("bind(tx=chain(...), mesh=")
     assert len(repr(bound)) < 200
+
+
+@pytest.mark.parametrize(
+    ("make", "gone", "match"),
+    [
+        (sparsejax.zen_sync, {"every": 4}, r"zen_sync takes no every=4: .*accumulate\("),
+        (sparsejax.zen_sync, {"warmup_steps": 3}, r"no warmup_steps=3: .*warm_up\("),
+    ],
+)
+def test_an_option_that_is_gone_names_what_to_write(make, gone, match):
+    with pytest.raises(ArgumentError, match=match):
+        make(**gone)
+
+
+def test_any_other_option_is_one_that_python_refuses():
+    with pytest.raises(TypeError, match="unheard_of"):
+        sparsejax.zen_sync(**{"unheard_of": 1})

@@ -23,7 +23,7 @@ def sync(**options):
     return sparsejax.sync(schemes.AGSparse(), **options)
 
 
-def run(tx, grads, params=None, every=None):
+def run(tx, grads, params=None):
     """From gradients {name: [n, steps, ...]} to the updates by step, and the last state."""
     params = params or jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), grads)
 
@@ -225,11 +225,11 @@ def test_in_a_chain_or_given_to_sync_it_is_the_same():
 
 
 @pytest.mark.slow
-def test_every_accumulates_before_it_is_sparsified():
+def test_steps_are_accumulated_before_it_is_sparsified():
     """What is selected is of the sum of two steps; in between nothing moves."""
     grads = {"w": random()}
     own = sparsejax.top_k(0.05, **SMALL)
-    updates, held = run(sync(sparsifier=own, every=2), grads)
+    updates, held = run(sparsejax.accumulate(sync(sparsifier=own), 2, reduce="sum"), grads)
     assert not updates["w"][0, ::2].any()
     pairs = {"w": grads["w"].reshape(N, 2, 2, SIZE).sum(2)}
     again, waits = run(sync(sparsifier=own), pairs)
@@ -241,7 +241,7 @@ def test_every_accumulates_before_it_is_sparsified():
 def test_a_warm_up_is_dense_and_leaves_nothing_waiting():
     grads = {"w": random()}
     own = sparsejax.top_k(0.05, **SMALL)
-    updates, held = run(sync(sparsifier=own, warmup_steps=2), grads)
+    updates, held = run(sparsejax.warm_up(sync(sparsifier=own), 2), grads)
     dense = grads["w"].sum(0)
     np.testing.assert_allclose(updates["w"][0, :2], dense[:2], rtol=1e-5, atol=1e-5)
     assert (updates["w"][0, 2:] != 0).sum(1).max() <= N * 151
@@ -509,7 +509,8 @@ def test_ids_of_a_batch_do_not_drop_what_waited_from_others():
 def test_accumulated_16_bit_gradients_lose_nothing_to_rounding():
     n, dtype = 1, jnp.bfloat16
     grads = np.random.default_rng(0).standard_normal((n, 4, SIZE)).astype(dtype)
-    tx = sync(sparsifier=sparsejax.top_k(0.05, **SMALL), every=2, reduce="sum")
+    tx = sync(sparsifier=sparsejax.top_k(0.05, **SMALL))
+    tx = sparsejax.accumulate(tx, 2, reduce="sum")
 
     def on_rank(grads):
         def step(state, grad):
