@@ -11,7 +11,7 @@ leaves bucket by bucket, and `feedback` around it, for schemes that leave someth
 to know the ranks, and `sparsejax.init` provides them. `update` runs inside `jax.shard_map`.
 """
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import optax
@@ -39,6 +39,21 @@ GONE = {
     "warmup_steps": "write sparsejax.warm_up(tx, steps) around the chain.",
 }
 _RESIDUAL = Residual()
+
+
+class SystemOptions(TypedDict, total=False):
+    """The arguments of `sync` that every system takes, too."""
+
+    reduce: str
+    rules: Rules | None
+    wire_dtype: jax.typing.DTypeLike | None
+    deterministic: bool | None
+
+
+class SyncOptions(SystemOptions, total=False):
+    """The arguments of `sync` that `zen_sync` and `dense_sync` take, too."""
+
+    two_level: bool
 
 
 @described
@@ -142,27 +157,17 @@ def sync(
 @described
 @without(GONE)
 def zen_sync(
-    axis_name: AxisName | None = None,
-    *,
-    reduce: str = "mean",
-    rules: Rules | None = None,
-    wire_dtype: jax.typing.DTypeLike | None = None,
-    two_level: bool = True,
-    deterministic: bool | None = None,
+    axis_name: AxisName | None = None, **options: Unpack[SyncOptions]
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients with Zen: exact, and sends only what is not zero.
 
     The result is that of `jax.lax.pmean`, for any gradient; where zeros are too few to
     matter it becomes an all-reduce. A sparsifier stands before it in a chain, as
-    `sparsejax.dgc(0.01)`.
+    `sparsejax.dgc(0.01)`. Other options are those of `sparsejax.sync`.
 
     Args:
-        axis_name: As in `sparsejax.sync`, like all that follow: the mesh axis.
-        reduce: "mean" or "sum".
-        rules: What becomes of which leaves.
-        wire_dtype: bfloat16 or float16 to narrow values while they travel.
-        two_level: Whether a pair of axes is two levels.
-        deterministic: Whether owners add in a fixed order.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        **options: See `sparsejax.sync`.
 
     Example:
         >>> import optax, sparsejax
@@ -172,47 +177,26 @@ def zen_sync(
         Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
         Synchronization, OSDI 2025
     """
-    return sync(
-        schemes.Zen(),
-        axis_name,
-        reduce=reduce,
-        rules=rules,
-        wire_dtype=wire_dtype,
-        two_level=two_level,
-        deterministic=deterministic,
-    )
+    return sync(schemes.Zen(), axis_name, **options)
 
 
 @described
 @without(GONE)
 def dense_sync(
-    axis_name: AxisName | None = None,
-    *,
-    reduce: str = "mean",
-    rules: Rules | None = None,
-    wire_dtype: jax.typing.DTypeLike | None = None,
-    two_level: bool = True,
+    axis_name: AxisName | None = None, **options: Unpack[SyncOptions]
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients with a dense all-reduce: the yardstick.
 
+    Other options are those of `sparsejax.sync`.
+
     Args:
-        axis_name: As in `sparsejax.sync`, like all that follow: the mesh axis.
-        reduce: "mean" or "sum".
-        rules: What becomes of which leaves.
-        wire_dtype: bfloat16 or float16 to narrow values while they travel.
-        two_level: Whether a pair of axes is two levels.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        **options: See `sparsejax.sync`.
 
     Example:
         >>> tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
     """
-    return sync(
-        schemes.AllReduce(),
-        axis_name,
-        reduce=reduce,
-        rules=rules,
-        wire_dtype=wire_dtype,
-        two_level=two_level,
-    )
+    return sync(schemes.AllReduce(), axis_name, **options)
 
 
 def _assignment(scheme, rules, wire_dtype, sparsifier):

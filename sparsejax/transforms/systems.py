@@ -11,17 +11,17 @@ PowerSGD sends matrices of low rank instead of entries.
 
 Ok-Topk, SparDL and gTopk choose again of sums on the way, so what each rank sends has one
 size however many there are. TopkA, TopkDSA and Gaussiank choose once, on each rank: each is
-a sparsifier and a lossless scheme, and the others are compared with it. `reduce` and
-`rules` are those of `sparsejax.sync`; entries are chosen from the leaves that rules, or
-their sizes, give the scheme. Ok-Topk, SparDL and gTopk choose from all of
-those together, the others from each leaf.
+a sparsifier and a lossless scheme, and the others are compared with it. Entries are chosen
+from the leaves that rules, or their sizes, give the scheme: Ok-Topk, SparDL and gTopk
+choose from all of those together, the others from each leaf. Other options are those of
+`sparsejax.sync`.
 
 NaN and infinity count as the largest magnitudes, and are sent first; those that do not fit
 stay in the residual, and are sent in the next steps. Where a gradient may be bad, wrap the
 chain in `sparsejax.skip_nonfinite`.
 """
 
-from typing import NamedTuple
+from typing import Unpack
 
 import optax
 
@@ -30,15 +30,18 @@ from sparsejax.axes import AxisName
 from sparsejax.schemes.forecast import Network
 from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.spar_dl import NETWORK
-from sparsejax.transforms.buckets import ByRules, Rules
+from sparsejax.transforms.buckets import ByRules
 from sparsejax.transforms.described import described, without
 from sparsejax.transforms.feedback import MomentumCorrection, Residual
 from sparsejax.transforms.sparsify import sparsify
-from sparsejax.transforms.sync import GONE, sync
+from sparsejax.transforms.sync import GONE, SystemOptions, sync
+
+
+_GONE = GONE | {"two_level": "it adds up over both axes of a pair as one; leave it out."}
 
 
 @described
-@without(GONE)
+@without(_GONE)
 def ok_topk_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -48,8 +51,7 @@ def ok_topk_sync(
     code: str = "auto",
     split: str = "all_to_all",
     momentum: float | None = None,
-    reduce: str = "mean",
-    rules: Rules | None = None,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with Ok-Topk; see `schemes.OkTopk`.
 
@@ -67,8 +69,7 @@ def ok_topk_sync(
         momentum: The momentum of each rank's velocity, which is then sent instead of
             gradients (`MomentumCorrection`), also of leaves that go densely, as small ones
             do; the optimizer behind should have none. None: gradients are sent.
-        reduce: As in `sparsejax.sync`, like `rules`.
-        rules: See `reduce`.
+        **options: See `sparsejax.sync`.
 
     Example:
         >>> tx = optax.chain(sparsejax.ok_topk_sync(density=0.01), optax.sgd(0.1))
@@ -85,18 +86,12 @@ def ok_topk_sync(
         repartition_every=repartition_every,
         split=split,
     )
-    return sync(
-        scheme,
-        axis_name,
-        two_level=False,
-        feedback=_memory(momentum),
-        reduce=reduce,
-        rules=rules,
-    )
+    memory = _memory(momentum)
+    return sync(scheme, axis_name, two_level=False, feedback=memory, **options)
 
 
 @described
-@without(GONE)
+@without(_GONE)
 def spardl_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -106,8 +101,7 @@ def spardl_sync(
     network: Network | tuple[float, float] = NETWORK,
     code: str = "auto",
     momentum: float | None = None,
-    reduce: str = "mean",
-    rules: Rules | None = None,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with SparDL; see `schemes.SparDL`.
 
@@ -126,8 +120,7 @@ def spardl_sync(
         momentum: The momentum of each rank's velocity, which is then sent instead of
             gradients (`MomentumCorrection`), also of leaves that go densely, as small ones
             do; the optimizer behind should have none. None: gradients are sent.
-        reduce: As in `sparsejax.sync`, like `rules`.
-        rules: See `reduce`.
+        **options: See `sparsejax.sync`.
 
     Example:
         >>> tx = optax.chain(sparsejax.spardl_sync(density=0.01), optax.sgd(0.1))
@@ -138,26 +131,19 @@ def spardl_sync(
         Communication, ICDE 2024
     """
     scheme = schemes.SparDL(density, code, teams, between, network)
-    return sync(
-        scheme,
-        axis_name,
-        two_level=False,
-        feedback=_memory(momentum),
-        reduce=reduce,
-        rules=rules,
-    )
+    memory = _memory(momentum)
+    return sync(scheme, axis_name, two_level=False, feedback=memory, **options)
 
 
 @described
-@without(GONE)
+@without(_GONE)
 def gtopk_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
     momentum: float | None = None,
-    reduce: str = "mean",
-    rules: Rules | None = None,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with gTopk; see `schemes.GTopk`.
 
@@ -169,24 +155,16 @@ def gtopk_sync(
         for Low Bandwidth Networks, ICDCS 2019
     """
     scheme = schemes.GTopk(density, code)
-    return sync(
-        scheme,
-        axis_name,
-        two_level=False,
-        feedback=_memory(momentum),
-        reduce=reduce,
-        rules=rules,
-    )
+    memory = _memory(momentum)
+    return sync(scheme, axis_name, two_level=False, feedback=memory, **options)
 
 
 @described
-@without(GONE)
+@without(_GONE)
 def power_sgd_sync(
     rank: int = 4,
     axis_name: AxisName | None = None,
-    *,
-    reduce: str = "mean",
-    rules: Rules | None = None,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages matrices by their projections on a few directions; see `schemes.PowerSGD`.
 
@@ -198,8 +176,7 @@ def power_sgd_sync(
     Args:
         rank: How many directions; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        reduce: As in `sparsejax.sync`, like `rules`.
-        rules: See `reduce`.
+        **options: See `sparsejax.sync`.
 
     Example:
         >>> tx = optax.chain(sparsejax.transforms.power_sgd_sync(rank=2), optax.sgd(0.1))
@@ -209,25 +186,18 @@ def power_sgd_sync(
         Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for
         Distributed Optimization, NeurIPS 2019
     """
-    return sync(
-        schemes.PowerSGD(rank),
-        axis_name,
-        two_level=False,
-        reduce=reduce,
-        rules=rules,
-    )
+    return sync(schemes.PowerSGD(rank), axis_name, two_level=False, **options)
 
 
 @described
-@without(GONE)
+@without(_GONE)
 def topk_a_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
     gather: str = "auto",
-    reduce: str = "mean",
-    rules: Rules | None = None,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages each rank's largest elements; every rank sends its own to all (TopkA).
 
@@ -235,23 +205,17 @@ def topk_a_sync(
         >>> tx = optax.chain(sparsejax.transforms.topk_a_sync(0.01), optax.sgd(0.1))
     """
     scheme = schemes.AGSparse(gather, code)
-    return _chosen_once(
-        sparsifiers.TopK(density),
-        scheme,
-        axis_name,
-        _Options(reduce, rules),
-    )
+    return _chosen_once(sparsifiers.TopK(density), scheme, axis_name, options)
 
 
 @described
-@without(GONE)
+@without(_GONE)
 def topk_dsa_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
-    reduce: str = "mean",
-    rules: Rules | None = None,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages each rank's largest elements by regions, densely where sums fill up.
 
@@ -261,24 +225,18 @@ def topk_dsa_sync(
         >>> tx = optax.chain(sparsejax.transforms.topk_dsa_sync(0.01), optax.sgd(0.1))
     """
     scheme = schemes.SparCML("ssar_split_all_gather", code)
-    return _chosen_once(
-        sparsifiers.TopK(density),
-        scheme,
-        axis_name,
-        _Options(reduce, rules),
-    )
+    return _chosen_once(sparsifiers.TopK(density), scheme, axis_name, options)
 
 
 @described
-@without(GONE)
+@without(_GONE)
 def gaussian_k_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
     gather: str = "auto",
-    reduce: str = "mean",
-    rules: Rules | None = None,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages what is above an estimated threshold on each rank (Gaussiank).
 
@@ -286,19 +244,7 @@ def gaussian_k_sync(
         >>> tx = optax.chain(sparsejax.transforms.gaussian_k_sync(0.01), optax.sgd(0.1))
     """
     scheme = schemes.AGSparse(gather, code)
-    return _chosen_once(
-        sparsifiers.GaussianK(density),
-        scheme,
-        axis_name,
-        _Options(reduce, rules),
-    )
-
-
-class _Options(NamedTuple):
-    """The arguments of `sync` that a system hands on."""
-
-    reduce: str
-    rules: Rules | None
+    return _chosen_once(sparsifiers.GaussianK(density), scheme, axis_name, options)
 
 
 def _memory(momentum):
@@ -310,10 +256,10 @@ def _chosen_once(
     sparsifier: sparsifiers.TopK | sparsifiers.GaussianK,
     scheme: schemes.Scheme,
     axis_name: AxisName | None,
-    options: _Options,
+    options: SystemOptions,
 ) -> optax.GradientTransformationExtraArgs:
     """A sparsifier of the leaves that use a scheme, and the scheme."""
-    assignment = ByRules(scheme, options.rules)
+    assignment = ByRules(scheme, options.get("rules"))
 
     def uses(path, leaf):
         if not assignment.uses(path, leaf):
@@ -322,6 +268,4 @@ def _chosen_once(
         return True
 
     selector = sparsify(sparsifier, min_size=1, compress=uses)
-    return sync(
-        scheme, axis_name, sparsifier=selector, two_level=False, **options._asdict()
-    )
+    return sync(scheme, axis_name, sparsifier=selector, two_level=False, **options)

@@ -6,6 +6,7 @@ import pytest
 import sparsejax
 from sparsejax import schemes, sparsifiers
 from sparsejax.errors import ArgumentError
+from sparsejax.transforms import systems
 from tests import helpers
 
 
@@ -64,6 +65,7 @@ def test_what_is_long_is_cut():
     [
         (sparsejax.zen_sync, {"every": 4}, r"zen_sync takes no every=4: .*accumulate\("),
         (sparsejax.zen_sync, {"warmup_steps": 3}, r"no warmup_steps=3: .*warm_up\("),
+        (systems.gtopk_sync, {"density": 0.1, "two_level": True}, "both axes .* leave it"),
     ],
 )
 def test_an_option_that_is_gone_names_what_to_write(make, gone, match):
