@@ -24,12 +24,7 @@ from sparsejax.transforms import buckets
 from sparsejax.transforms.buckets import Assignment, ByRules, Rules
 from sparsejax.transforms.described import described, without
 from sparsejax.transforms.exchange import Exchange
-from sparsejax.transforms.feedback import (
-    Memory,
-    MomentumCorrection,
-    Residual,
-    feedback as with_feedback,
-)
+from sparsejax.transforms.feedback import Memory, MomentumCorrection, Residual, feedback
 from sparsejax.transforms.sparsify import Sparsification
 from sparsejax.transforms.wrappers import check_reduce
 
@@ -57,7 +52,7 @@ class SyncOptions(SystemOptions, total=False):
 
 
 @described
-@without(GONE)
+@without(GONE | {"feedback": "write memory=, with the same value."})
 def sync(
     scheme: Scheme | Assignment,
     axis_name: AxisName | None = None,
@@ -68,7 +63,7 @@ def sync(
     two_level: bool = True,
     deterministic: bool | None = None,
     sparsifier: Sparsification | None = None,
-    feedback: Memory = _RESIDUAL,
+    memory: Memory = _RESIDUAL,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients over the ranks of a mesh axis.
 
@@ -116,9 +111,9 @@ def sync(
             where there are copies.
         sparsifier: A sparsifier before the exchange, such as `sparsejax.dgc(0.01)`. It can
             as well stand before `sync` in a chain.
-        feedback: How a lossy scheme brings back what it left out: `Residual()`, or
-            `MomentumCorrection(0.9)`, behind which the optimizer has no momentum: all
-            leaves have velocity, those that go densely, too.
+        memory: How a lossy scheme brings back what it left out: `sparsejax.Residual()`, or
+            `sparsejax.MomentumCorrection(0.9)`, which gives all leaves velocity, those that
+            go densely, too. The optimizer then has no momentum of its own.
 
     Returns:
         An `optax.GradientTransformationExtraArgs`.
@@ -141,14 +136,14 @@ def sync(
         assignment = assignment.map(lambda scheme: scheme.narrowed(wire_dtype))
     if levels:
         assignment = assignment.map(_by_level)
-    if not isinstance(feedback, Memory):
+    if not isinstance(memory, Memory):
         raise ArgumentError(
-            "feedback must be Residual() or MomentumCorrection() of sparsejax.transforms, "
-            f"got {feedback!r}."
+            "memory must be sparsejax.Residual() or sparsejax.MomentumCorrection(0.9), got "
+            f"{memory!r}."
         )
-    _check_momentum(assignment, feedback)
+    _check_momentum(assignment, memory)
     exchange = Exchange(assignment, axis_name, reduce == "mean", levels, deterministic)
-    tx = with_feedback(exchange, feedback)
+    tx = feedback(exchange, memory)
     if sparsifier is not None:
         tx = optax.chain(sparsifier.over(axis_name), tx)
     return optax.with_extra_args_support(tx)
@@ -237,15 +232,15 @@ def _check_momentum(assignment, memory):
     if not any(isinstance(scheme, LossyScheme) for scheme in used):
         names = ", ".join(dict.fromkeys(type(scheme).__name__ for scheme in used))
         raise ArgumentError(
-            f"feedback={memory!r} keeps velocity where a scheme leaves something out, and "
-            f"of {names} none does: give the momentum to the optimizer behind, or to the "
-            "sparsifier, as sparsejax.dgc(0.01, momentum=0.9) does."
+            f"memory={memory!r} keeps velocity where a scheme leaves something out, and of "
+            f"{names} none does: give the momentum to the optimizer, or the memory to a "
+            f"sparsifier, sparsejax.dgc(0.01, memory=sparsejax.{memory!r})."
         )
     for scheme in used if memory.masking else ():
         if isinstance(scheme, LossyScheme) and not scheme.selects:
             raise ArgumentError(
                 f"{type(scheme).__name__} sends a part of every entry, so masking would "
-                "clear all momentum: use sparsejax.transforms.MomentumCorrection("
+                "clear all momentum: use sparsejax.MomentumCorrection("
                 f"{memory.momentum}, masking=False), or give the optimizer behind the "
                 "momentum."
             )

@@ -32,16 +32,18 @@ from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.spar_dl import NETWORK
 from sparsejax.transforms.buckets import ByRules
 from sparsejax.transforms.described import described, without
-from sparsejax.transforms.feedback import MomentumCorrection, Residual
-from sparsejax.transforms.sparsify import sparsify
+from sparsejax.transforms.feedback import Memory, Residual
+from sparsejax.transforms.sparsify import MOMENTUM, sparsify
 from sparsejax.transforms.sync import GONE, SystemOptions, sync
 
 
+_RESIDUAL = Residual()
 _GONE = GONE | {"two_level": "it adds up over both axes of a pair as one; leave it out."}
+_MOMENTUM = _GONE | {"momentum": MOMENTUM}
 
 
 @described
-@without(_GONE)
+@without(_MOMENTUM)
 def ok_topk_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -50,14 +52,14 @@ def ok_topk_sync(
     repartition_every: int = 64,
     code: str = "auto",
     split: str = "all_to_all",
-    momentum: float | None = None,
+    memory: Memory = _RESIDUAL,
     **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with Ok-Topk; see `schemes.OkTopk`.
 
     What waits comes later all at once, and acts as a momentum of its own: with the learning
     rate and the momentum of dense training the steps may be too large, and diverge. Lower
-    the rate, move the momentum here (`momentum`), or start densely (`sparsejax.warm_up`).
+    the rate, move the momentum into `memory`, or start densely (`sparsejax.warm_up`).
 
     Args:
         density: The share of elements that are sent; smaller sends less.
@@ -66,9 +68,7 @@ def ok_topk_sync(
         repartition_every: Regions are bounded anew at every so many steps.
         code: How indices travel; "coo32" is the paper's.
         split: "all_to_all", or "rotated" for one rank after another.
-        momentum: The momentum of each rank's velocity, which is then sent instead of
-            gradients (`MomentumCorrection`), also of leaves that go densely, as small ones
-            do; the optimizer behind should have none. None: gradients are sent.
+        memory: As in `sparsejax.sync`.
         **options: See `sparsejax.sync`.
 
     Example:
@@ -86,12 +86,11 @@ def ok_topk_sync(
         repartition_every=repartition_every,
         split=split,
     )
-    memory = _memory(momentum)
-    return sync(scheme, axis_name, two_level=False, feedback=memory, **options)
+    return sync(scheme, axis_name, two_level=False, memory=memory, **options)
 
 
 @described
-@without(_GONE)
+@without(_MOMENTUM)
 def spardl_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -100,14 +99,14 @@ def spardl_sync(
     between: str = "auto",
     network: Network | tuple[float, float] = NETWORK,
     code: str = "auto",
-    momentum: float | None = None,
+    memory: Memory = _RESIDUAL,
     **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with SparDL; see `schemes.SparDL`.
 
     What waits comes later all at once, and acts as a momentum of its own: with the learning
     rate and the momentum of dense training the steps may be too large, and diverge. Lower
-    the rate, move the momentum here (`momentum`), or start densely (`sparsejax.warm_up`).
+    the rate, move the momentum into `memory`, or start densely (`sparsejax.warm_up`).
 
     Args:
         density: The share of elements that are sent; smaller sends less.
@@ -117,9 +116,7 @@ def spardl_sync(
         between: How teams add up: "swaps" (R-SAG), "gather" (B-SAG) or "auto".
         network: The network for "auto".
         code: How indices travel; "coo32" is the paper's.
-        momentum: The momentum of each rank's velocity, which is then sent instead of
-            gradients (`MomentumCorrection`), also of leaves that go densely, as small ones
-            do; the optimizer behind should have none. None: gradients are sent.
+        memory: As in `sparsejax.sync`.
         **options: See `sparsejax.sync`.
 
     Example:
@@ -131,18 +128,17 @@ def spardl_sync(
         Communication, ICDE 2024
     """
     scheme = schemes.SparDL(density, code, teams, between, network)
-    memory = _memory(momentum)
-    return sync(scheme, axis_name, two_level=False, feedback=memory, **options)
+    return sync(scheme, axis_name, two_level=False, memory=memory, **options)
 
 
 @described
-@without(_GONE)
+@without(_MOMENTUM)
 def gtopk_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
-    momentum: float | None = None,
+    memory: Memory = _RESIDUAL,
     **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with gTopk; see `schemes.GTopk`.
@@ -155,8 +151,7 @@ def gtopk_sync(
         for Low Bandwidth Networks, ICDCS 2019
     """
     scheme = schemes.GTopk(density, code)
-    memory = _memory(momentum)
-    return sync(scheme, axis_name, two_level=False, feedback=memory, **options)
+    return sync(scheme, axis_name, two_level=False, memory=memory, **options)
 
 
 @described
@@ -245,11 +240,6 @@ def gaussian_k_sync(
     """
     scheme = schemes.AGSparse(gather, code)
     return _chosen_once(sparsifiers.GaussianK(density), scheme, axis_name, options)
-
-
-def _memory(momentum):
-    """The memory of a top-k scheme, with or without momentum."""
-    return Residual() if momentum is None else MomentumCorrection(momentum)
 
 
 def _chosen_once(

@@ -178,11 +178,11 @@ def test_what_would_see_some_columns_only():
 
 def test_velocity_that_a_table_would_not_have():
     """Neither at the first state, nor with one that was made otherwise."""
-    tables, memory = {"users": table()}, sparsejax.transforms.MomentumCorrection(0.9)
-    match = r"MomentumCorrection\(.*'users' is a table.*without momentum.*memory=Residual"
+    tables, memory = {"users": table()}, sparsejax.MomentumCorrection(0.9)
+    match = r"MomentumCorrection\(.*'users' is a table.*without momentum.*memory=.*Residual"
     for tx in (
         sparsejax.top_k(0.9, memory=memory),
-        sparsejax.ok_topk_sync(0.1, momentum=0.9),
+        sparsejax.ok_topk_sync(0.1, memory=memory),
     ):
         with pytest.raises(ArgumentError, match=match):
             sparsejax.init(tx, tables, mesh_of(2))
@@ -196,7 +196,7 @@ def test_what_that_message_says_to_do():
     def chain(sync, momentum=None):
         return optax.chain(*sync, optax.sgd(0.1, momentum))
 
-    memory = sparsejax.transforms.MomentumCorrection(0.9)
+    memory = sparsejax.MomentumCorrection(0.9)
     rest = chain([sparsejax.top_k(0.9, memory=memory), sparsejax.zen_sync()])
     each = {"table": chain([sparsejax.dense_sync()], 0.9), "rest": rest}
     tx = optax.partition(each, {"users": "table", "w": "rest"})

@@ -312,7 +312,12 @@ OF_TRANSFORMATIONS = {
     ),
     "dgc_with_all_options_zen_sync": of_tx(
         optax.chain(
-            sparsejax.dgc(DENSITY, momentum=0.9, clip_norm=1.0, global_=True),
+            sparsejax.dgc(
+                DENSITY,
+                memory=sparsejax.MomentumCorrection(0.9),
+                clip_norm=1.0,
+                global_=True,
+            ),
             sparsejax.zen_sync("data"),
         )
     ),

@@ -69,7 +69,7 @@ SPARSIFIERS = {name: Case(selecting(make)) for name, make in tables.SPARSIFIERS.
 SYSTEMS = {
     "DGC, momentum": Case(
         lambda: optax.chain(
-            sparsejax.dgc(0.05, momentum=0.9, min_size=100),
+            sparsejax.dgc(0.05, memory=sparsejax.MomentumCorrection(0.9), min_size=100),
             sparsejax.zen_sync(reduce="sum"),
         ),
     ),

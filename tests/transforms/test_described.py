@@ -27,8 +27,8 @@ CHAIN = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
             "sync(scheme=Zen(), sparsifier=dgc(density=0.01))",
         ),
         (
-            sparsejax.dgc(momentum=0.9, min_size=5),
-            "dgc(momentum=0.9, min_size=5)",
+            sparsejax.dgc(0.01, min_size=5, memory=sparsejax.MomentumCorrection(0.5)),
+            "dgc(density=0.01, min_size=5, memory=MomentumCorrection(momentum=0.5))",
         ),
         (
             sparsejax.sparsify(sparsifiers.TopK(sparsifiers.Warmup(0.001, 10))),
@@ -65,6 +65,9 @@ def test_what_is_long_is_cut():
     [
         (sparsejax.zen_sync, {"every": 4}, r"zen_sync takes no every=4: .*accumulate\("),
         (sparsejax.zen_sync, {"warmup_steps": 3}, r"no warmup_steps=3: .*warm_up\("),
+        (sparsejax.sync, {"scheme": schemes.Zen(), "feedback": 1}, "feedback=1: .*memory="),
+        (sparsejax.dgc, {"momentum": 0.9}, r"dgc .*memory=sparsejax.MomentumCorrection\("),
+        (sparsejax.ok_topk_sync, {"density": 0.1, "momentum": 0.9}, "ok_topk.*memory="),
         (systems.gtopk_sync, {"density": 0.1, "two_level": True}, "both axes .* leave it"),
     ],
 )

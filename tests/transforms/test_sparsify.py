@@ -59,7 +59,7 @@ def conserved(grads, updates, held, velocity=None):
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_momentum_correction_sends_the_velocity_that_gathers(nesterov):
     """Without masking: the sum of the velocities is what went and what waits."""
-    memory = sparsejax.transforms.MomentumCorrection(0.9, nesterov, masking=False)
+    memory = sparsejax.MomentumCorrection(0.9, nesterov, masking=False)
     tx = optax.chain(sparsejax.top_k(0.05, memory=memory, **SMALL), sync())
     grads = {"w": random()}
     updates, held = run(tx, grads)
@@ -77,7 +77,7 @@ def test_masking_stops_the_velocity_of_what_went():
     tx = optax.chain(
         sparsejax.sparsify(
             sparsifiers.TopK(k / SIZE),
-            memory=sparsejax.transforms.MomentumCorrection(0.9),
+            memory=sparsejax.MomentumCorrection(0.9),
             **SMALL,
         ),
         sync(),
@@ -273,7 +273,7 @@ def test_the_state_keeps_its_shape_and_specs_tell_what_differs_by_rank():
     tx = optax.chain(
         sparsejax.sparsify(
             sparsifiers.ReuseThreshold(0.05),
-            memory=sparsejax.transforms.MomentumCorrection(),
+            memory=sparsejax.MomentumCorrection(),
             **SMALL,
         ),
         sync(),
@@ -439,7 +439,7 @@ def test_one_that_is_not_finite_does_not_clip_the_others():
 
 @pytest.mark.slow
 def test_momentum_that_is_not_finite_is_forgotten():
-    memory = sparsejax.transforms.MomentumCorrection(0.9, masking=False)
+    memory = sparsejax.MomentumCorrection(0.9, masking=False)
     grads = {"w": random(3), "bias": random(3, (5,), seed=1)}
     grads["w"][1, 0, 17] = grads["bias"][1, 0, 2] = np.nan
     own = sparsejax.top_k(0.05, memory=memory, min_size=100)
@@ -614,8 +614,6 @@ def test_two_memories_in_one_chain():
     )
     with pytest.raises(ArgumentError, match="two sparsifiers in one chain"):
         run(tx, {"w": random(1)})
-    with pytest.raises(ArgumentError, match="two memories in one"):
-        sparsejax.dgc(0.1, momentum=0.9, memory=sparsejax.transforms.Residual())
 
 
 @pytest.mark.parametrize(
@@ -634,7 +632,7 @@ def test_two_memories_in_one_chain():
             lambda: sparsejax.sparsify(sparsifiers.Dragonn(0.01, tables=1.5)),
             "tables must be a positive int",
         ),
-        (lambda: sparsejax.dgc(0.01, momentum=1.0), r"momentum must lie in \[0, 1\)"),
+        (lambda: sparsejax.MomentumCorrection(1.0), r"momentum must lie in \[0, 1\)"),
         (lambda: sparsejax.zen_sync and sync(sparsifier=0.01), "sparsifier must be one"),
         (lambda: sparsifiers.Warmup(0.01, 0), "steps must be a positive int"),
     ],
