@@ -146,7 +146,7 @@ class BadNumberError(SparsejaxError, FloatingPointError):
             `trainer.step` raises; else None.
 
     Example:
-        >>> tx = sparsejax.transforms.bad_numbers(sparsejax.dense_sync(), "raise")
+        >>> tx = sparsejax.skip_nonfinite(sparsejax.dense_sync(), report=True)
         >>> state = sparsejax.init(tx, params, mesh)
         >>> specs = sparsejax.state_specs(state)
         >>> infinite = jax.tree.map(lambda x: x / 0, params)

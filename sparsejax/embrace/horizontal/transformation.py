@@ -22,6 +22,7 @@ class Horizontal(tree.Transformation):
         schedule: What is done in a step.
     """
 
+    stands_alone = True
     schedule: Schedule
 
     def begin(
