@@ -21,9 +21,9 @@ def kept(before: Any, after: Any, old: Any, new: Any) -> Any:
 
     Args:
         before: The optimizer's state before the step.
-        after: That behind it.
+        after: That after it.
         old: The variables before the step.
-        new: Those behind it.
+        new: Those after it.
     """
     if not isinstance(after, SkipState):
         return new

@@ -83,7 +83,7 @@ def sync(
     as `RowGrads` of distinct ids, those that any rank has listed, whatever is in their
     rows; as an array where it is summed densely: a small table, one that rules send
     densely, or by a scheme without rows. The state is made from the table itself. What
-    stands in front of `sync` has to leave RowGrads alone, and what stands behind has to
+    stands in front of `sync` has to leave RowGrads alone, and what comes after has to
     work on rows, as `sparsejax.lazy` does: optax.scale and the like compute with ids
     as with any array. The method `check` of RowGrads finds such ids, and `sync` calls it.
 
@@ -241,7 +241,7 @@ def _check_momentum(assignment, memory):
             raise ArgumentError(
                 f"{type(scheme).__name__} sends a part of every entry, so masking would "
                 "clear all momentum: use sparsejax.MomentumCorrection("
-                f"{memory.momentum}, masking=False), or give the optimizer behind the "
+                f"{memory.momentum}, masking=False), or give the optimizer the "
                 "momentum."
             )
 

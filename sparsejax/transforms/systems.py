@@ -164,7 +164,7 @@ def power_sgd_sync(
     """Averages matrices by their projections on a few directions; see `schemes.PowerSGD`.
 
     Leaves that it does not make half as large (vectors, narrow matrices) are averaged
-    densely. Momentum belongs into the optimizer behind. It pays from the first step on, but
+    densely. Momentum belongs into the optimizer. It pays from the first step on, but
     learns best where the first epochs are dense (`sparsejax.warm_up`): those gradients have
     no low rank.
 
@@ -214,7 +214,7 @@ def topk_dsa_sync(
 ) -> optax.GradientTransformationExtraArgs:
     """Averages each rank's largest elements by regions, densely where sums fill up.
 
-    TopkDSA: SparCML's split all-gather behind an exact top-k.
+    TopkDSA: SparCML's split all-gather after an exact top-k.
 
     Example:
         >>> tx = optax.chain(sparsejax.transforms.topk_dsa_sync(0.01), optax.sgd(0.1))
