@@ -65,14 +65,15 @@ def loss_fn(model, params, batch):
 
 
 # What waits is sent late, so the momentum is that of what waits, and SGD has none.
+MEMORY = sparsejax.MomentumCorrection(MOMENTUM)
 SYNCS = {
     "dense": lambda: (sparsejax.dense_sync(), optax.sgd(LEARNING_RATE, MOMENTUM)),
     "ok_topk": lambda: (
-        sparsejax.ok_topk_sync(DENSITY, momentum=MOMENTUM, warmup_steps=WARM_UP),
+        sparsejax.warm_up(sparsejax.ok_topk_sync(DENSITY, memory=MEMORY), WARM_UP),
         optax.sgd(LEARNING_RATE),
     ),
     "spardl": lambda: (
-        sparsejax.spardl_sync(DENSITY, momentum=MOMENTUM, warmup_steps=WARM_UP),
+        sparsejax.warm_up(sparsejax.spardl_sync(DENSITY, memory=MEMORY), WARM_UP),
         optax.sgd(LEARNING_RATE),
     ),
 }

@@ -4,7 +4,7 @@ Names that say by themselves what they are may be imported bare, and are in `__a
 others are to be written with the prefix: `sparsejax.local`, `sparsejax.init`.
 
 Five folders have what is needed more rarely: `sparsejax.sparsifiers`, each of which
-`sparsify` makes a transformation of; `sparsejax.transforms`, memories and the systems that
+`sparsify` makes a transformation of; `sparsejax.transforms`, clipping and the systems that
 others are compared with; `sparsejax.rows`, what a lazy optimizer needs beside it;
 `sparsejax.embrace`, tables that are sharded by columns; `sparsejax.advise`, what is
 measured before a choice.
@@ -43,6 +43,10 @@ from sparsejax.training import (
     data_parallel as data_parallel,
 )
 from sparsejax.transforms.all_reduce import all_reduce as all_reduce
+from sparsejax.transforms.feedback import (
+    MomentumCorrection as MomentumCorrection,
+    Residual as Residual,
+)
 from sparsejax.transforms.sparsify import dgc as dgc, sparsify as sparsify, top_k as top_k
 from sparsejax.transforms.state.alike.replicas import check_replicas as check_replicas
 from sparsejax.transforms.state.checkpoints import restore as restore, save as save
@@ -74,8 +78,10 @@ from sparsejax.units.sparse_tensor import SparseTensor as SparseTensor
 
 __all__ = [
     "ColumnTable",
+    "MomentumCorrection",
     "Network",
     "Plan",
+    "Residual",
     "RowGrads",
     "SparseTensor",
     "TrainState",

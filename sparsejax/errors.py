@@ -19,10 +19,10 @@ class SparsejaxError(Exception):
 
     Example:
         >>> try:
-        ...     sparsejax.zen_sync(every=0)
+        ...     sparsejax.zen_sync(reduce="max")
         ... except sparsejax.errors.SparsejaxError as error:
         ...     print(error)
-        every must be a positive int, got 0.
+        reduce must be 'sum' or 'mean', got 'max'.
     """
 
 
@@ -146,7 +146,7 @@ class BadNumberError(SparsejaxError, FloatingPointError):
             `trainer.step` raises; else None.
 
     Example:
-        >>> tx = sparsejax.transforms.bad_numbers(sparsejax.dense_sync(), "raise")
+        >>> tx = sparsejax.skip_nonfinite(sparsejax.dense_sync(), report=True)
         >>> state = sparsejax.init(tx, params, mesh)
         >>> specs = sparsejax.state_specs(state)
         >>> infinite = jax.tree.map(lambda x: x / 0, params)

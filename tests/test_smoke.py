@@ -55,7 +55,7 @@ def test_zen_sync_in_a_chain(check_vma):
 
 
 def test_checkpoint_specs_tell_what_differs_by_rank():
-    tx = sparsejax.zen_sync(every=2)
+    tx = sparsejax.accumulate(sparsejax.zen_sync(), every=2)
     state = sparsejax.init(tx, {"w": jnp.ones(3)}, mesh_of(4))
     assert state.pending.value["w"].shape == (4, 3)
     assert sparsejax.state_specs(state).pending.value["w"] == P("data")

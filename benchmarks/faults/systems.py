@@ -166,7 +166,7 @@ def _sparsified(sparsifier, momentum=0.0, **options):
 
 
 # With masking, what is left of a velocity would depend on what each rank has sent of it.
-_MEMORY = sparsejax.transforms.MomentumCorrection(MOMENTUM, masking=False)
+_MEMORY = sparsejax.MomentumCorrection(MOMENTUM, masking=False)
 ADAM = sparsejax.lazy(optax.adam(RATE, *BETAS, eps=EPSILON))
 SYSTEMS: dict[str, Arrays | Rows] = {
     "dense": Arrays(sparsejax.dense_sync),

@@ -58,7 +58,8 @@ def optimizers(rate: float, momentum: float) -> dict[str, optax.GradientTransfor
     warm = sparsejax.sparsifiers.Warmup(DENSITY, WARM)
 
     def corrected(density, masking=True):
-        dgc = sparsejax.dgc(density, momentum=momentum, masking=masking, **gate)
+        memory = sparsejax.MomentumCorrection(momentum, masking=masking)
+        dgc = sparsejax.dgc(density, memory=memory, **gate)
         return optax.chain(dgc, sync, optax.sgd(rate))
 
     return {

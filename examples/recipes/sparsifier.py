@@ -17,7 +17,7 @@ def loss_fn(params, batch):
 
 
 # Momentum belongs to what is kept: an optimizer's own would apply it to what was sent late.
-dgc = sparsejax.dgc(0.01, momentum=0.9)
+dgc = sparsejax.dgc(0.01, memory=sparsejax.MomentumCorrection(0.9))
 tx = optax.chain(dgc, sparsejax.zen_sync(), optax.sgd(0.005))
 tx = sparsejax.warm_up(tx, steps=5)  # all is sent while gradients change fast
 keys = jax.random.split(jax.random.key(0), 4)

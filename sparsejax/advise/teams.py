@@ -53,13 +53,8 @@ def measure_teams(
         process.
     """
     errors.check_whole("steps", steps, 1)
-    for name, why in (
-        ("teams", "is what is measured"),
-        ("every", "leaves synchronizations out"),
-        ("warmup_steps", "makes them dense"),
-    ):
-        if name in options:
-            raise ArgumentError(f"{name} {why}: leave it out.")
+    if "teams" in options:
+        raise ArgumentError("teams is what is measured: leave it out.")
     axis_name = specs.data_axis(mesh, axis_name, "sparsejax.advise.measure_teams")
     ranks = specs.ranks_of(mesh, axis_name)
     swaps = options.get("between") == "swaps"

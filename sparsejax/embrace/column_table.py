@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError, AxisError, StateError
+from sparsejax.errors import ArgumentError, StateError
 from sparsejax.transforms.state import specs
 from sparsejax.transforms.state.sharded import Sharded
 from sparsejax.wire import Wire
@@ -58,7 +58,8 @@ class ColumnTable(Sharded):
 
     Where dim is no multiple of the number of ranks, the array has a few columns of zeros at
     its end, which no gradient reaches. Tables of one dim are the same on any number of
-    ranks but for these, `resized` gives one to another number.
+    ranks but for these: `ColumnTable.of(table.whole(), mesh, axis_name)` is the table on
+    another mesh.
 
     What is sent for it `sparsejax.column_lookup(..., traffic=True)` says; `explain` and
     `metrics`, which are about synchronizations, do not list it.
@@ -155,6 +156,16 @@ class ColumnTable(Sharded):
                 "ColumnTable.of takes floating numbers of shape [rows, dim], got "
                 f"{dtype}{list(shape)}."
             )
+        is_elsewhere = isinstance(values, jax.Array) and not (
+            values.is_fully_addressable or values.is_fully_replicated
+        )
+        if is_elsewhere:
+            raise ArgumentError(
+                f"ColumnTable.of was given {dtype}{list(shape)} with columns on devices of "
+                "other processes. Restore it from a checkpoint onto devices of one, or "
+                "gather it with jax.experimental.multihost_utils.process_allgather, and "
+                "give the numbers."
+            )
         _check_dim(f"a table {list(shape)}", shape[1], ranks)
         values = np.asarray(values, dtype)
         padded = _filled_up(values, width(shape[1], ranks) * ranks, np)
@@ -171,27 +182,6 @@ class ColumnTable(Sharded):
         if np.shape(self.value)[1] == self.dim:
             return self.value
         return axes.unsharded(self.value)[:, : self.dim]
-
-    def resized(self, mesh: Mesh) -> "ColumnTable":
-        """The table on a mesh with another number of ranks, from one process's devices."""
-        if isinstance(self.value, jax.Array) and not self.value.is_fully_addressable:
-            raise ArgumentError(
-                f"resized: the table {self._name()} has columns on devices of other "
-                "processes. Restore it from a checkpoint onto devices of one, or gather it "
-                "with jax.experimental.multihost_utils.process_allgather, and give the "
-                "numbers to sparsejax.ColumnTable.of(values, mesh)."
-            )
-        what = f"resized: the table {self._name()}"
-        names = getattr(mesh, "axis_names", axes.axis_names(self.axis_name))
-        if not set(axes.axis_names(self.axis_name)) <= set(names):
-            raise AxisError(
-                f"{what} is sharded over {self.axis_name!r}, and the mesh has the axes "
-                f"{names}: give a mesh with that axis, or make a table over another, "
-                "sparsejax.ColumnTable.of(table.whole(), mesh, axis_name)."
-            )
-        specs.data_axis(mesh, self.axis_name, what)
-        values = np.asarray(self.value)[:, : self.dim]
-        return ColumnTable.of(values, mesh, self.axis_name)
 
     def specs(self, path: str = "") -> "ColumnTable":
         """The PartitionSpecs of the table, or of what is kept of it."""
@@ -249,8 +239,9 @@ class ColumnTable(Sharded):
         raise StateError(
             f"{name} has {list(shape)} on this rank, and a {ranks}th of {self.dim} columns "
             f"are {wanted}: it was made for another number of ranks. "
-            "table.resized(mesh) gives it to those of a mesh, and sparsejax.resized(state, "
-            "like=sparsejax.init(tx, params, mesh)) an optimizer's state."
+            "sparsejax.ColumnTable.of(table.whole(), mesh, axis_name) gives it to those of "
+            "a mesh, and sparsejax.resized(state, like=sparsejax.init(tx, params, mesh)) "
+            "an optimizer's state."
         )
 
     def check_ranks(self, path: str, ranks: int) -> None:
@@ -261,8 +252,9 @@ class ColumnTable(Sharded):
         if np.shape(self.value)[1:] != (wanted,):
             raise StateError(
                 f"{name} has {np.shape(self.value)[1]} columns, filled up for another "
-                f"number of ranks, and {ranks} ranks need {wanted}: table.resized(mesh) "
-                "gives it to the ranks of a mesh."
+                f"number of ranks, and {ranks} ranks need {wanted}: "
+                "sparsejax.ColumnTable.of(table.whole(), mesh, axis_name) gives it to the "
+                "ranks of a mesh."
             )
 
     def for_ranks(self, ranks: int) -> "ColumnTable":

@@ -163,7 +163,9 @@ class Scheme(abc.ABC):
         """This scheme, with values that travel in another dtype."""
         fields: Any = self
         if "wire_dtype" not in {field.name for field in dataclasses.fields(fields)}:
-            raise ArgumentError(f"{type(self).__name__} has no wire_dtype to set.")
+            raise ArgumentError(
+                f"{type(self).__name__} has no wire_dtype to set: leave it out."
+            )
         return dataclasses.replace(fields, wire_dtype=jnp.dtype(wire_dtype))
 
     def init(self, like: jax.ShapeDtypeStruct, wire: Wire | None) -> Any:

@@ -19,7 +19,7 @@ class Warmup:
     """A density that falls exponentially from `start` to `density` in `steps` steps.
 
     Capacities are those of the largest density, so a large start costs memory and time in
-    all steps. `warmup_steps` of `sparsejax.sync` sends densely instead.
+    all steps. `sparsejax.warm_up` sends densely instead.
 
     Example:
         >>> density = sparsejax.sparsifiers.Warmup(0.01, steps=100)

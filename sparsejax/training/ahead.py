@@ -29,7 +29,7 @@ def check_chain(seen: Observed, by_rows: frozenset[str], capacity: Any) -> bool:
             raise ArgumentError(
                 "embrace_sync(vertical=True) holds back rows for the very next step, and "
                 "stands in a wrapper that leaves steps out, or takes others (accumulate, "
-                "every=, warm_up). Take the wrapper away, or embrace_sync("
+                "warm_up). Take the wrapper away, or embrace_sync("
                 "vertical=False)."
             )
         for path in part.paths:

@@ -11,8 +11,16 @@ from sparsejax import rows
 from sparsejax.axes import AxisName
 from sparsejax.training.on_rank import outputs
 from sparsejax.training.trainer import DataParallel
+from sparsejax.transforms.described import without
 
 
+_GONE = {
+    "bad_numbers": "give it sparsejax.skip_nonfinite(tx) for 'skip', and "
+    "sparsejax.skip_nonfinite(tx, report=True) for 'raise'."
+}
+
+
+@without(_GONE)
 def data_parallel(
     loss_fn: Callable[..., Any],
     tx: optax.GradientTransformation,
@@ -29,7 +37,6 @@ def data_parallel(
     donate: bool = True,
     capacity: rows.Capacity | None = None,
     check_every: int | None = None,
-    bad_numbers: str = "pass",
     check_vma: bool = True,
 ) -> DataParallel:
     """Makes a train step that runs on every device of a mesh axis.
@@ -70,7 +77,10 @@ def data_parallel(
             (`sparsejax.value_and_grad`). Rows of `state.params` may then be late:
             `evaluate` and the next step read them as they would be, and
             `sparsejax.rows.settle` catches them up. With `sparsejax.embrace_sync` in it
-            a step is given the next batch, too, and `flush` does what `settle` does.
+            a step is given the next batch, too, and `flush` does what `settle` does. With
+            `sparsejax.skip_nonfinite` around all of it, a step in which the gradient of any
+            rank has a NaN or an infinity changes nothing but `state.step`, which counts
+            batches; with its `report=True`, `step` raises `errors.BadNumberError`.
         mesh: The mesh.
         axis_name: The axis over which the batch is split, where the mesh has several.
         has_aux: Whether `loss_fn` returns auxiliary outputs. Those are scalars, which are
@@ -106,13 +116,6 @@ def data_parallel(
             over the ranks, bit for bit: `sparsejax.check_replicas`, which raises
             `errors.ReplicaError`. So is a state that is no step's result, as one that was
             restored. 100 is cheap. None compares nothing.
-        bad_numbers: What all ranks do where the gradient of one of them has a NaN or an
-            infinity. "pass" looks for none. "skip" leaves the step out: parameters,
-            optimizer, residuals and variables stay as they are, `sparsejax.metrics` counts
-            it, and `state.step`, which counts batches, goes on. "raise" leaves it out, too,
-            and `step` raises `errors.BadNumberError` with the rank, the leaf and the step,
-            on all processes; for that it waits for each step. See
-            `sparsejax.transforms.bad_numbers`.
         check_vma: Whether JAX checks, as `jax.shard_map` does, which values differ by rank.
             False is for losses that the check refuses, with a scan whose carry begins with
             zeros (flax's `RNN`), or a Pallas kernel that does not say over which axes its
@@ -142,6 +145,5 @@ def data_parallel(
         donate=donate,
         capacity=capacity,
         check_every=check_every,
-        bad_numbers=bad_numbers,
         check_vma=check_vma,
     )

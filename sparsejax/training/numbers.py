@@ -1,44 +1,19 @@
-"""What a trainer does about numbers that are not finite: its argument `bad_numbers`.
+"""What a trainer does about steps that `sparsejax.skip_nonfinite` has left out.
 
-On the wire is what `transforms.bad_numbers` sends, one word of each rank. That wrapper is
-outermost here, so the count in the optimizer's state tells whether a step was left out.
+Where that wrapper is outermost, the count in the optimizer's state tells which these are.
+Nothing is sent for it.
 """
 
 from typing import Any
 
 import numpy as np
-import optax
 
-from sparsejax import axes, errors
-from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError, BadNumberError
-from sparsejax.training.on_rank import halves
+from sparsejax import axes
+from sparsejax.errors import BadNumberError
 from sparsejax.training.train_state import TrainState
 from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.alike.numbers import POLICIES, check_numbers
-from sparsejax.transforms.wrappers import SkipState, bad_numbers
-
-
-def guarded(
-    tx: optax.GradientTransformation, policy: str, axis_name: AxisName
-) -> optax.GradientTransformation:
-    """The optimizer with a policy around it; raises where it cannot have one.
-
-    Args:
-        tx: The optimizer.
-        policy: The argument `bad_numbers` of the trainer.
-        axis_name: The axis of the ranks.
-    """
-    errors.check_one_of("bad_numbers", policy, POLICIES)
-    if policy == "pass":
-        return tx
-    if halves.has_two(tx):
-        raise ArgumentError(
-            f"data_parallel(bad_numbers={policy!r}) leaves steps out by all gradients at "
-            "once, and sparsejax.embrace.horizontal sends some of them after others have "
-            'been applied: take bad_numbers="pass", or the chain without horizontal.'
-        )
-    return bad_numbers(tx, policy, axis_name)
+from sparsejax.transforms.state.alike.numbers import check_numbers
+from sparsejax.transforms.wrappers import SkipState
 
 
 def kept(before: Any, after: Any, old: Any, new: Any) -> Any:
@@ -46,9 +21,9 @@ def kept(before: Any, after: Any, old: Any, new: Any) -> Any:
 
     Args:
         before: The optimizer's state before the step.
-        after: That behind it.
+        after: That after it.
         old: The variables before the step.
-        new: Those behind it.
+        new: Those after it.
     """
     if not isinstance(after, SkipState):
         return new

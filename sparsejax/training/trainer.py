@@ -42,7 +42,6 @@ class DataParallel:
         donate,
         capacity,
         check_every,
-        bad_numbers,
         check_vma,
     ):
         if not isinstance(tx, optax.GradientTransformation) or not isinstance(mesh, Mesh):
@@ -69,7 +68,6 @@ class DataParallel:
         eval_loss = loss if eval_fn is None else Loss(eval_fn, "eval_fn", has_aux)
         self._mesh = mesh
         self._axis_name = specs.data_axis(mesh, axis_name, "sparsejax.data_parallel")
-        tx = numbers.guarded(tx, bad_numbers, self._axis_name)
         self._tx = optax.with_extra_args_support(tx)
         self._ranks = specs.ranks_of(mesh, self._axis_name)
         self._batches = placing.Batches(mesh, self._axis_name)
@@ -83,7 +81,7 @@ class DataParallel:
         self._options = {"aux": aux, "variables": variables, "capacity": self._capacity}
         self._options |= {"weight": weight is not None, "ids": ids is not None}
         self._options |= {"check_every": check_every, "donate": donate}
-        self._options |= {"bad_numbers": bad_numbers, "check_vma": check_vma}
+        self._options["check_vma"] = check_vma
         self._checked = Checked(check_every, self._axis_name)
         self._compiled: dict[Any, Any] = {}
         processes = {device.process_index for device in mesh.devices.flat}
@@ -176,7 +174,8 @@ class DataParallel:
             loss and these.
 
         Raises:
-            BadNumberError: With `bad_numbers="raise"`; its `state` is the next state.
+            BadNumberError: With `sparsejax.skip_nonfinite(..., report=True)` for tx; its
+                `state` is the next state.
         """
         require_usable(state, "trainer.step")
         if not self._checked.is_last(state):

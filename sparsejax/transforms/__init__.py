@@ -1,16 +1,11 @@
 """The library as optax transformations, one file each.
 
-What most need is at the top, in `sparsejax`. Here are memories for `sync(feedback=)`
-and `sparsify(memory=)`, clipping of each rank's gradients by itself, what becomes of
-numbers that are not finite, and the systems with which `zen_sync`, `ok_topk_sync` and
-`spardl_sync` are compared; `sparsejax.transforms.feedback` has the contract of what leaves
-something out.
+What most need is at the top, in `sparsejax`. Here are clipping of each rank's gradients by
+itself, what raises for a step that was left out, and the systems with which `zen_sync`,
+`ok_topk_sync` and `spardl_sync` are compared; `sparsejax.transforms.feedback` has the
+contract of what leaves something out.
 """
 
-from sparsejax.transforms.feedback import (
-    MomentumCorrection as MomentumCorrection,
-    Residual as Residual,
-)
 from sparsejax.transforms.state.alike.numbers import check_numbers as check_numbers
 from sparsejax.transforms.systems import (
     gaussian_k_sync as gaussian_k_sync,
@@ -19,7 +14,4 @@ from sparsejax.transforms.systems import (
     topk_a_sync as topk_a_sync,
     topk_dsa_sync as topk_dsa_sync,
 )
-from sparsejax.transforms.wrappers import (
-    bad_numbers as bad_numbers,
-    clip_by_rank as clip_by_rank,
-)
+from sparsejax.transforms.wrappers import clip_by_rank as clip_by_rank

@@ -200,9 +200,8 @@ def check_shards(lossy: Any, memory: Any, given: Any) -> None:
             given,
             f"{lossy.name} with memory={memory!r}",
             "and has no velocity: it would be trained without momentum. Let the optimizer "
-            "behind have the momentum, with memory=Residual() (of dgc and of systems such "
-            "as ok_topk_sync momentum=None, of sync feedback=Residual()), or give tables a "
-            "chain of their own by optax.partition: optax.chain(sparsejax.dense_sync(), "
+            "have the momentum, with memory=sparsejax.Residual(), or give tables their own "
+            "chain by optax.partition: optax.chain(sparsejax.dense_sync(), "
             "optax.sgd(0.1, momentum=0.9)).",
         )
 
@@ -223,9 +222,8 @@ def check_velocities(
             raise ArgumentError(
                 f"leaf {path!r} is {type(leaf).__name__}, and with MomentumCorrection "
                 f"{lossy.name} keeps its velocity in an array as large as the parameter: "
-                "let the optimizer behind have the momentum, with feedback=Residual() (of "
-                "systems such as ok_topk_sync momentum=None), or give the leaf a chain of "
-                "its own by optax.partition."
+                "let the optimizer have the momentum, with memory=sparsejax.Residual(), or "
+                "give the leaf a chain of its own by optax.partition."
             )
 
 

@@ -78,7 +78,7 @@ class ExchangeState(NamedTuple):
         totals: What was sent since the first state.
         reduction: The reduction, for those who give the state to another number of ranks.
         leaves: The parameters that it was made for.
-        sums: Whether the last sums were finite, where `bad_numbers` asks and they may
+        sums: Whether the last sums were finite, where `skip_nonfinite` asks and they may
             overflow in 16 bits; else None.
     """
 

@@ -38,7 +38,7 @@ import optax
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.transforms import checks
-from sparsejax.transforms.signatures import described
+from sparsejax.transforms.described import described
 from sparsejax.transforms.state import observing, sharded, tree
 from sparsejax.transforms.state.per_rank import (
     OUTLINE,
@@ -165,7 +165,7 @@ class Residual(Memory):
     """Adds what was not sent to the next gradient.
 
     Example:
-        >>> top = sparsejax.top_k(0.01, memory=sparsejax.transforms.Residual())
+        >>> top = sparsejax.top_k(0.01, memory=sparsejax.Residual())
         >>> tx = optax.chain(top, sparsejax.zen_sync(), optax.sgd(0.1))
     """
 
@@ -183,7 +183,7 @@ class MomentumCorrection(Memory):
         masking: Whether an entry that was sent starts again without velocity.
 
     Example:
-        >>> memory = sparsejax.transforms.MomentumCorrection(momentum=0.9, masking=False)
+        >>> memory = sparsejax.MomentumCorrection(momentum=0.9, masking=False)
         >>> top = sparsejax.top_k(0.01, memory=memory)
         >>> tx = optax.chain(top, sparsejax.zen_sync(), optax.sgd(0.1))  # no momentum here
     """
@@ -247,11 +247,11 @@ def feedback(
         raise errors.ArgumentError(
             "feedback was given an optax transformation, which has its own memory if it "
             "needs one: two would each keep what the other has sent. Give the memory to "
-            "it: sparsejax.dgc(0.01, memory=...), sparsejax.sync(scheme, feedback=...)."
+            "it: sparsejax.dgc(0.01, memory=...), sparsejax.sync(scheme, memory=...)."
         )
     if memory is not None and not isinstance(memory, Memory):
         raise errors.ArgumentError(
-            "memory must be Residual() or MomentumCorrection() of sparsejax.transforms, or "
+            "memory must be sparsejax.Residual(), sparsejax.MomentumCorrection(0.9) or "
             f"None, got {memory!r}."
         )
 

@@ -19,12 +19,13 @@ from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
 from sparsejax.transforms import wrappers
 from sparsejax.transforms.buckets import SPARSE_FROM
-from sparsejax.transforms.feedback import Memory, MomentumCorrection, Residual, feedback
+from sparsejax.transforms.described import described, without
+from sparsejax.transforms.feedback import Memory, Residual, feedback
 from sparsejax.transforms.select import Select
-from sparsejax.transforms.signatures import described, hands_on
 from sparsejax.transforms.state.tree import Transformation
 
 
+MOMENTUM = "write memory=sparsejax.MomentumCorrection(momentum, nesterov, masking)."
 _PLAIN = Residual()
 
 
@@ -90,9 +91,9 @@ def sparsify(
     Args:
         sparsifier: Which elements go; see `sparsejax.sparsifiers`.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        memory: What is remembered of what did not go: `Residual()`, `MomentumCorrection()`
-            (then the optimizer should have no momentum of its own), or None: what does not
-            go is lost.
+        memory: What is remembered of what did not go: `sparsejax.Residual()`;
+            `sparsejax.MomentumCorrection(0.9)`, with which the optimizer should have no
+            momentum of its own; or None: what does not go is lost.
         clip_norm: Clips each rank's gradient, before it is added to what waits, at this
             norm over all leaves, divided by the square root of the number of ranks.
         global_: Whether all leaves share one threshold, instead of one each.
@@ -115,7 +116,7 @@ def sparsify(
         )
     if memory is not None and not isinstance(memory, Memory):
         raise ArgumentError(
-            "memory must be Residual() or MomentumCorrection() of sparsejax.transforms, or "
+            "memory must be sparsejax.Residual(), sparsejax.MomentumCorrection(0.9) or "
             f"None, got {memory!r}."
         )
     if global_ and not isinstance(sparsifier, base.ByMagnitude):
@@ -149,7 +150,6 @@ def sparsify(
 
 
 @described
-@hands_on(Options, to=sparsify)
 def top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
     """The largest elements, exactly; options are those of `sparsejax.sparsify`.
 
@@ -160,34 +160,24 @@ def top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsific
 
 
 @described
-@hands_on(Options, to=sparsify)
-def dgc(
-    density: base.Density = 0.001,
-    *,
-    momentum: float | None = None,
-    nesterov: bool = False,
-    masking: bool = True,
-    **options: Unpack[Options],
-) -> Sparsification:
-    """Deep Gradient Compression: a sampled threshold, and what the paper adds to it.
+@without(dict.fromkeys(("momentum", "nesterov", "masking"), MOMENTUM))
+def dgc(density: base.Density = 0.001, **options: Unpack[Options]) -> Sparsification:
+    """Deep Gradient Compression: a sampled threshold; options are those of `sparsify`.
 
-    With `momentum`, ranks gather velocity (`MomentumCorrection`), and the optimizer behind
-    should have none of its own: optax.sgd(rate). With `masking`, the paper's, an element
-    that went starts again without velocity; where much the same go in every step, as of
-    frequent words, that is training without momentum. Warm-up is a density,
-    `sparsifiers.Warmup(0.001, steps)`; clipping is `clip_norm`. Other options are those of
-    `sparsejax.sparsify`.
+    What the paper adds to it are options, too. With
+    `memory=sparsejax.MomentumCorrection(0.9)` ranks gather velocity, and the optimizer
+    should have none of its own: optax.sgd(rate). Its masking is the paper's: an element
+    that went starts again without velocity. Where much the same go in every step, as of
+    frequent words, that is training without momentum; `masking=False` keeps the velocity.
+    Warm-up is a density, `sparsifiers.Warmup(0.001, steps)`; clipping is `clip_norm`.
 
     What waits comes later all at once, and acts as a momentum of its own: with the learning
     rate and the momentum of dense training the steps may be too large, and diverge. Lower
     the rate, move the momentum here, or start densely (`Warmup`, `sparsejax.warm_up`).
 
     Example:
-        >>> dgc = sparsejax.dgc(density=0.01, momentum=0.9, clip_norm=1.0)
+        >>> memory = sparsejax.MomentumCorrection(0.9)
+        >>> dgc = sparsejax.dgc(density=0.01, memory=memory, clip_norm=1.0)
         >>> tx = optax.chain(dgc, sparsejax.zen_sync(), optax.sgd(0.1))
     """
-    if momentum is not None:
-        if options.get("memory", _PLAIN) is not _PLAIN:
-            raise ArgumentError("give momentum or memory, not both: two memories in one.")
-        options["memory"] = MomentumCorrection(momentum, nesterov, masking)
     return sparsify(sparsifiers.DGC(density), **options)

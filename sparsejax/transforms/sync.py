@@ -6,13 +6,12 @@ on all of them bit for bit, so that any optimizer may follow:
     tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
 
 It assembles the parts that can as well be used by themselves: an `Exchange`, which sums
-leaves bucket by bucket; `feedback` around it, for schemes that leave something out; and the
-wrappers `warm_up` and `accumulate`. `init` may run anywhere unless a state differs by rank
-(a residual, tables, gradients added up over steps); then it needs to know the ranks, and
-`sparsejax.init` provides them. `update` runs inside `jax.shard_map`.
+leaves bucket by bucket, and `feedback` around it, for schemes that leave something out.
+`init` may run anywhere unless a state differs by rank (a residual, tables); then it needs
+to know the ranks, and `sparsejax.init` provides them. `update` runs inside `jax.shard_map`.
 """
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import optax
@@ -23,35 +22,48 @@ from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.transforms import buckets
 from sparsejax.transforms.buckets import Assignment, ByRules, Rules
+from sparsejax.transforms.described import described, without
 from sparsejax.transforms.exchange import Exchange
-from sparsejax.transforms.feedback import (
-    Memory,
-    MomentumCorrection,
-    Residual,
-    feedback as with_feedback,
-)
-from sparsejax.transforms.signatures import described
+from sparsejax.transforms.feedback import Memory, MomentumCorrection, Residual, feedback
 from sparsejax.transforms.sparsify import Sparsification
-from sparsejax.transforms.wrappers import accumulate, check_reduce, warm_up
+from sparsejax.transforms.wrappers import check_reduce
 
 
+GONE = {
+    "every": "write sparsejax.accumulate(tx, every=k) around the chain.",
+    "warmup_steps": "write sparsejax.warm_up(tx, steps) around the chain.",
+}
 _RESIDUAL = Residual()
 
 
+class SystemOptions(TypedDict, total=False):
+    """The arguments of `sync` that every system takes, too."""
+
+    reduce: str
+    rules: Rules | None
+    wire_dtype: jax.typing.DTypeLike | None
+    deterministic: bool | None
+
+
+class SyncOptions(SystemOptions, total=False):
+    """The arguments of `sync` that `zen_sync` and `dense_sync` take, too."""
+
+    two_level: bool
+
+
 @described
+@without(GONE | {"feedback": "write memory=, with the same value."})
 def sync(
     scheme: Scheme | Assignment,
     axis_name: AxisName | None = None,
     *,
     reduce: str = "mean",
     rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
     wire_dtype: jax.typing.DTypeLike | None = None,
     two_level: bool = True,
     deterministic: bool | None = None,
     sparsifier: Sparsification | None = None,
-    feedback: Memory = _RESIDUAL,
+    memory: Memory = _RESIDUAL,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients over the ranks of a mesh axis.
 
@@ -59,10 +71,8 @@ def sync(
     before it clips each rank's own gradient, after it the average. `update` must run inside
     `jax.shard_map`, on gradients that are still local; see `sparsejax.local`.
 
-    With `every=k`, gradients are added up on each rank and synchronized at every k-th call;
-    the calls between return zeros, on which an optimizer behind would still decay its
-    momentum. Wrap the whole chain instead, and it sleeps through those, too:
-    `sparsejax.accumulate(optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), every=k)`.
+    `sparsejax.accumulate` around the chain synchronizes at every k-th step, and
+    `sparsejax.warm_up` adds up densely in the first steps.
 
     Pass `tx.update(grads, state, params, ids={path: ids})` with the rows that a rank's
     batch touched, and the gradient of that leaf is not searched for them. The ids must name
@@ -73,7 +83,7 @@ def sync(
     as `RowGrads` of distinct ids, those that any rank has listed, whatever is in their
     rows; as an array where it is summed densely: a small table, one that rules send
     densely, or by a scheme without rows. The state is made from the table itself. What
-    stands in front of `sync` has to leave RowGrads alone, and what stands behind has to
+    stands in front of `sync` has to leave RowGrads alone, and what comes after has to
     work on rows, as `sparsejax.lazy` does: optax.scale and the like compute with ids
     as with any array. The method `check` of RowGrads finds such ids, and `sync` calls it.
 
@@ -84,13 +94,11 @@ def sync(
         axis_name: The mesh axis of the ranks; the only manual one if None. A pair is
             (outer, inner), such as ("hosts", "devices"): dense sums inside, the scheme
             across (`schemes.TwoLevel`).
-        reduce: "mean" or "sum", over ranks and over accumulated steps.
+        reduce: "mean" or "sum", over the ranks.
         rules: From regular expressions, searched in a leaf's path (written a/b/c), to a
             scheme, "dense", "sparse" (the scheme whatever the size), or the unit of the
             indices, "row" or "element". The first rule that matches holds. Without a rule,
             2-D leaves whose path says embedding use rows.
-        every: Synchronize at every k-th call; larger sends less often.
-        warmup_steps: For so many first calls, add up densely.
         wire_dtype: bfloat16 or float16 to narrow values while they travel. Sums are taken
             in float32 or wider, travel back narrow, and come out in the leaf's dtype. The
             mean is taken last, so a sum must fit the narrow dtype. No memory keeps what is
@@ -102,11 +110,10 @@ def sync(
             True always does. False never does, is faster on many ranks, and is refused
             where there are copies.
         sparsifier: A sparsifier before the exchange, such as `sparsejax.dgc(0.01)`. It can
-            as well stand before `sync` in a chain; here it selects from the gradients that
-            `every` steps have added up, and sends everything in `warmup_steps`.
-        feedback: How a lossy scheme brings back what it left out: `Residual()`, or
-            `MomentumCorrection(0.9)`, behind which the optimizer has no momentum: all
-            leaves have velocity, those that go densely, too.
+            as well stand before `sync` in a chain.
+        memory: How a lossy scheme brings back what it left out: `sparsejax.Residual()`, or
+            `sparsejax.MomentumCorrection(0.9)`, which gives all leaves velocity, those that
+            go densely, too. The optimizer then has no momentum of its own.
 
     Returns:
         An `optax.GradientTransformationExtraArgs`.
@@ -122,8 +129,6 @@ def sync(
         hint = "A scheme or a plan is the first argument of sparsejax.sync(scheme)."
     check_axis_name(axis_name, "sparsejax.sync", hint)
     check_reduce(reduce)
-    for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
-        errors.check_whole(name, value, least)
     check_deterministic(deterministic)
     levels = two_level and isinstance(axis_name, tuple) and len(axis_name) == 2
     assignment.check_levels(levels, axis_name)
@@ -131,50 +136,33 @@ def sync(
         assignment = assignment.map(lambda scheme: scheme.narrowed(wire_dtype))
     if levels:
         assignment = assignment.map(_by_level)
-    if not isinstance(feedback, Memory):
+    if not isinstance(memory, Memory):
         raise ArgumentError(
-            "feedback must be Residual() or MomentumCorrection() of sparsejax.transforms, "
-            f"got {feedback!r}."
+            "memory must be sparsejax.Residual() or sparsejax.MomentumCorrection(0.9), got "
+            f"{memory!r}."
         )
-    _check_momentum(assignment, feedback)
+    _check_momentum(assignment, memory)
     exchange = Exchange(assignment, axis_name, reduce == "mean", levels, deterministic)
-    tx = with_feedback(exchange, feedback)
+    tx = feedback(exchange, memory)
     if sparsifier is not None:
         tx = optax.chain(sparsifier.over(axis_name), tx)
-    if warmup_steps:
-        tx = warm_up(tx, warmup_steps // every)
-    if every > 1:
-        tx = accumulate(tx, every, axis_name, reduce=reduce)
     return optax.with_extra_args_support(tx)
 
 
 @described
+@without(GONE)
 def zen_sync(
-    axis_name: AxisName | None = None,
-    *,
-    reduce: str = "mean",
-    rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
-    wire_dtype: jax.typing.DTypeLike | None = None,
-    two_level: bool = True,
-    deterministic: bool | None = None,
+    axis_name: AxisName | None = None, **options: Unpack[SyncOptions]
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients with Zen: exact, and sends only what is not zero.
 
     The result is that of `jax.lax.pmean`, for any gradient; where zeros are too few to
     matter it becomes an all-reduce. A sparsifier stands before it in a chain, as
-    `sparsejax.dgc(0.01)`.
+    `sparsejax.dgc(0.01)`. Other options are those of `sparsejax.sync`.
 
     Args:
-        axis_name: As in `sparsejax.sync`, like all that follow: the mesh axis.
-        reduce: "mean" or "sum".
-        rules: What becomes of which leaves.
-        every: Synchronize at every k-th call.
-        warmup_steps: For so many first calls, add up densely.
-        wire_dtype: bfloat16 or float16 to narrow values while they travel.
-        two_level: Whether a pair of axes is two levels.
-        deterministic: Whether owners add in a fixed order.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        **options: See `sparsejax.sync`.
 
     Example:
         >>> import optax, sparsejax
@@ -184,54 +172,26 @@ def zen_sync(
         Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
         Synchronization, OSDI 2025
     """
-    return sync(
-        schemes.Zen(),
-        axis_name,
-        reduce=reduce,
-        rules=rules,
-        every=every,
-        warmup_steps=warmup_steps,
-        wire_dtype=wire_dtype,
-        two_level=two_level,
-        deterministic=deterministic,
-    )
+    return sync(schemes.Zen(), axis_name, **options)
 
 
 @described
+@without(GONE)
 def dense_sync(
-    axis_name: AxisName | None = None,
-    *,
-    reduce: str = "mean",
-    rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
-    wire_dtype: jax.typing.DTypeLike | None = None,
-    two_level: bool = True,
+    axis_name: AxisName | None = None, **options: Unpack[SyncOptions]
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients with a dense all-reduce: the yardstick.
 
+    Other options are those of `sparsejax.sync`.
+
     Args:
-        axis_name: As in `sparsejax.sync`, like all that follow: the mesh axis.
-        reduce: "mean" or "sum".
-        rules: What becomes of which leaves.
-        every: Synchronize at every k-th call.
-        warmup_steps: Changes nothing, for all calls add up densely.
-        wire_dtype: bfloat16 or float16 to narrow values while they travel.
-        two_level: Whether a pair of axes is two levels.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        **options: See `sparsejax.sync`.
 
     Example:
         >>> tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
     """
-    return sync(
-        schemes.AllReduce(),
-        axis_name,
-        reduce=reduce,
-        rules=rules,
-        every=every,
-        warmup_steps=warmup_steps,
-        wire_dtype=wire_dtype,
-        two_level=two_level,
-    )
+    return sync(schemes.AllReduce(), axis_name, **options)
 
 
 def _assignment(scheme, rules, wire_dtype, sparsifier):
@@ -272,16 +232,16 @@ def _check_momentum(assignment, memory):
     if not any(isinstance(scheme, LossyScheme) for scheme in used):
         names = ", ".join(dict.fromkeys(type(scheme).__name__ for scheme in used))
         raise ArgumentError(
-            f"feedback={memory!r} keeps velocity where a scheme leaves something out, and "
-            f"of {names} none does: give the momentum to the optimizer behind, or to the "
-            "sparsifier, as sparsejax.dgc(0.01, momentum=0.9) does."
+            f"memory={memory!r} keeps velocity where a scheme leaves something out, and of "
+            f"{names} none does: give the momentum to the optimizer, or the memory to a "
+            f"sparsifier, sparsejax.dgc(0.01, memory=sparsejax.{memory!r})."
         )
     for scheme in used if memory.masking else ():
         if isinstance(scheme, LossyScheme) and not scheme.selects:
             raise ArgumentError(
                 f"{type(scheme).__name__} sends a part of every entry, so masking would "
-                "clear all momentum: use sparsejax.transforms.MomentumCorrection("
-                f"{memory.momentum}, masking=False), or give the optimizer behind the "
+                "clear all momentum: use sparsejax.MomentumCorrection("
+                f"{memory.momentum}, masking=False), or give the optimizer the "
                 "momentum."
             )
 

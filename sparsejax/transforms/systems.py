@@ -11,17 +11,17 @@ PowerSGD sends matrices of low rank instead of entries.
 
 Ok-Topk, SparDL and gTopk choose again of sums on the way, so what each rank sends has one
 size however many there are. TopkA, TopkDSA and Gaussiank choose once, on each rank: each is
-a sparsifier and a lossless scheme, and the others are compared with it. `reduce`, `rules`,
-`every` and `warmup_steps` are those of `sparsejax.sync`; entries are chosen from the leaves
-that rules, or their sizes, give the scheme. Ok-Topk, SparDL and gTopk choose from all of
-those together, the others from each leaf.
+a sparsifier and a lossless scheme, and the others are compared with it. Entries are chosen
+from the leaves that rules, or their sizes, give the scheme: Ok-Topk, SparDL and gTopk
+choose from all of those together, the others from each leaf. Other options are those of
+`sparsejax.sync`.
 
 NaN and infinity count as the largest magnitudes, and are sent first; those that do not fit
 stay in the residual, and are sent in the next steps. Where a gradient may be bad, wrap the
 chain in `sparsejax.skip_nonfinite`.
 """
 
-from typing import NamedTuple
+from typing import Unpack
 
 import optax
 
@@ -30,14 +30,20 @@ from sparsejax.axes import AxisName
 from sparsejax.schemes.forecast import Network
 from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.spar_dl import NETWORK
-from sparsejax.transforms.buckets import ByRules, Rules
-from sparsejax.transforms.feedback import MomentumCorrection, Residual
-from sparsejax.transforms.signatures import described
-from sparsejax.transforms.sparsify import sparsify
-from sparsejax.transforms.sync import sync
+from sparsejax.transforms.buckets import ByRules
+from sparsejax.transforms.described import described, without
+from sparsejax.transforms.feedback import Memory, Residual
+from sparsejax.transforms.sparsify import MOMENTUM, sparsify
+from sparsejax.transforms.sync import GONE, SystemOptions, sync
+
+
+_RESIDUAL = Residual()
+_GONE = GONE | {"two_level": "it adds up over both axes of a pair as one; leave it out."}
+_MOMENTUM = _GONE | {"momentum": MOMENTUM}
 
 
 @described
+@without(_MOMENTUM)
 def ok_topk_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -46,17 +52,14 @@ def ok_topk_sync(
     repartition_every: int = 64,
     code: str = "auto",
     split: str = "all_to_all",
-    momentum: float | None = None,
-    reduce: str = "mean",
-    rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
+    memory: Memory = _RESIDUAL,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with Ok-Topk; see `schemes.OkTopk`.
 
     What waits comes later all at once, and acts as a momentum of its own: with the learning
     rate and the momentum of dense training the steps may be too large, and diverge. Lower
-    the rate, move the momentum here (`momentum`), or start densely (`warmup_steps`).
+    the rate, move the momentum into `memory`, or start densely (`sparsejax.warm_up`).
 
     Args:
         density: The share of elements that are sent; smaller sends less.
@@ -65,13 +68,8 @@ def ok_topk_sync(
         repartition_every: Regions are bounded anew at every so many steps.
         code: How indices travel; "coo32" is the paper's.
         split: "all_to_all", or "rotated" for one rank after another.
-        momentum: The momentum of each rank's velocity, which is then sent instead of
-            gradients (`MomentumCorrection`), also of leaves that go densely, as small ones
-            do; the optimizer behind should have none. None: gradients are sent.
-        reduce: As in `sparsejax.sync`, like `rules`, `every` and `warmup_steps`.
-        rules: See `reduce`.
-        every: See `reduce`.
-        warmup_steps: See `reduce`.
+        memory: As in `sparsejax.sync`.
+        **options: See `sparsejax.sync`.
 
     Example:
         >>> tx = optax.chain(sparsejax.ok_topk_sync(density=0.01), optax.sgd(0.1))
@@ -88,19 +86,11 @@ def ok_topk_sync(
         repartition_every=repartition_every,
         split=split,
     )
-    return sync(
-        scheme,
-        axis_name,
-        two_level=False,
-        feedback=_memory(momentum),
-        reduce=reduce,
-        rules=rules,
-        every=every,
-        warmup_steps=warmup_steps,
-    )
+    return sync(scheme, axis_name, two_level=False, memory=memory, **options)
 
 
 @described
+@without(_MOMENTUM)
 def spardl_sync(
     density: float,
     axis_name: AxisName | None = None,
@@ -109,17 +99,14 @@ def spardl_sync(
     between: str = "auto",
     network: Network | tuple[float, float] = NETWORK,
     code: str = "auto",
-    momentum: float | None = None,
-    reduce: str = "mean",
-    rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
+    memory: Memory = _RESIDUAL,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with SparDL; see `schemes.SparDL`.
 
     What waits comes later all at once, and acts as a momentum of its own: with the learning
     rate and the momentum of dense training the steps may be too large, and diverge. Lower
-    the rate, move the momentum here (`momentum`), or start densely (`warmup_steps`).
+    the rate, move the momentum into `memory`, or start densely (`sparsejax.warm_up`).
 
     Args:
         density: The share of elements that are sent; smaller sends less.
@@ -129,13 +116,8 @@ def spardl_sync(
         between: How teams add up: "swaps" (R-SAG), "gather" (B-SAG) or "auto".
         network: The network for "auto".
         code: How indices travel; "coo32" is the paper's.
-        momentum: The momentum of each rank's velocity, which is then sent instead of
-            gradients (`MomentumCorrection`), also of leaves that go densely, as small ones
-            do; the optimizer behind should have none. None: gradients are sent.
-        reduce: As in `sparsejax.sync`, like `rules`, `every` and `warmup_steps`.
-        rules: See `reduce`.
-        every: See `reduce`.
-        warmup_steps: See `reduce`.
+        memory: As in `sparsejax.sync`.
+        **options: See `sparsejax.sync`.
 
     Example:
         >>> tx = optax.chain(sparsejax.spardl_sync(density=0.01), optax.sgd(0.1))
@@ -146,29 +128,18 @@ def spardl_sync(
         Communication, ICDE 2024
     """
     scheme = schemes.SparDL(density, code, teams, between, network)
-    return sync(
-        scheme,
-        axis_name,
-        two_level=False,
-        feedback=_memory(momentum),
-        reduce=reduce,
-        rules=rules,
-        every=every,
-        warmup_steps=warmup_steps,
-    )
+    return sync(scheme, axis_name, two_level=False, memory=memory, **options)
 
 
 @described
+@without(_MOMENTUM)
 def gtopk_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
-    momentum: float | None = None,
-    reduce: str = "mean",
-    rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
+    memory: Memory = _RESIDUAL,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the largest elements with gTopk; see `schemes.GTopk`.
 
@@ -180,42 +151,27 @@ def gtopk_sync(
         for Low Bandwidth Networks, ICDCS 2019
     """
     scheme = schemes.GTopk(density, code)
-    return sync(
-        scheme,
-        axis_name,
-        two_level=False,
-        feedback=_memory(momentum),
-        reduce=reduce,
-        rules=rules,
-        every=every,
-        warmup_steps=warmup_steps,
-    )
+    return sync(scheme, axis_name, two_level=False, memory=memory, **options)
 
 
 @described
+@without(_GONE)
 def power_sgd_sync(
     rank: int = 4,
     axis_name: AxisName | None = None,
-    *,
-    reduce: str = "mean",
-    rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages matrices by their projections on a few directions; see `schemes.PowerSGD`.
 
     Leaves that it does not make half as large (vectors, narrow matrices) are averaged
-    densely. Momentum belongs into the optimizer behind. It pays from the first step on, but
-    learns best where the first epochs are dense (`warmup_steps`): those gradients have no
-    low rank.
+    densely. Momentum belongs into the optimizer. It pays from the first step on, but
+    learns best where the first epochs are dense (`sparsejax.warm_up`): those gradients have
+    no low rank.
 
     Args:
         rank: How many directions; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        reduce: As in `sparsejax.sync`, like `rules`, `every` and `warmup_steps`.
-        rules: See `reduce`.
-        every: See `reduce`.
-        warmup_steps: See `reduce`.
+        **options: See `sparsejax.sync`.
 
     Example:
         >>> tx = optax.chain(sparsejax.transforms.power_sgd_sync(rank=2), optax.sgd(0.1))
@@ -225,28 +181,18 @@ def power_sgd_sync(
         Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for
         Distributed Optimization, NeurIPS 2019
     """
-    return sync(
-        schemes.PowerSGD(rank),
-        axis_name,
-        two_level=False,
-        reduce=reduce,
-        rules=rules,
-        every=every,
-        warmup_steps=warmup_steps,
-    )
+    return sync(schemes.PowerSGD(rank), axis_name, two_level=False, **options)
 
 
 @described
+@without(_GONE)
 def topk_a_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
     gather: str = "auto",
-    reduce: str = "mean",
-    rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages each rank's largest elements; every rank sends its own to all (TopkA).
 
@@ -254,52 +200,38 @@ def topk_a_sync(
         >>> tx = optax.chain(sparsejax.transforms.topk_a_sync(0.01), optax.sgd(0.1))
     """
     scheme = schemes.AGSparse(gather, code)
-    return _chosen_once(
-        sparsifiers.TopK(density),
-        scheme,
-        axis_name,
-        _Options(reduce, rules, every, warmup_steps),
-    )
+    return _chosen_once(sparsifiers.TopK(density), scheme, axis_name, options)
 
 
 @described
+@without(_GONE)
 def topk_dsa_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
-    reduce: str = "mean",
-    rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages each rank's largest elements by regions, densely where sums fill up.
 
-    TopkDSA: SparCML's split all-gather behind an exact top-k.
+    TopkDSA: SparCML's split all-gather after an exact top-k.
 
     Example:
         >>> tx = optax.chain(sparsejax.transforms.topk_dsa_sync(0.01), optax.sgd(0.1))
     """
     scheme = schemes.SparCML("ssar_split_all_gather", code)
-    return _chosen_once(
-        sparsifiers.TopK(density),
-        scheme,
-        axis_name,
-        _Options(reduce, rules, every, warmup_steps),
-    )
+    return _chosen_once(sparsifiers.TopK(density), scheme, axis_name, options)
 
 
 @described
+@without(_GONE)
 def gaussian_k_sync(
     density: float,
     axis_name: AxisName | None = None,
     *,
     code: str = "auto",
     gather: str = "auto",
-    reduce: str = "mean",
-    rules: Rules | None = None,
-    every: int = 1,
-    warmup_steps: int = 0,
+    **options: Unpack[SystemOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Averages what is above an estimated threshold on each rank (Gaussiank).
 
@@ -307,36 +239,17 @@ def gaussian_k_sync(
         >>> tx = optax.chain(sparsejax.transforms.gaussian_k_sync(0.01), optax.sgd(0.1))
     """
     scheme = schemes.AGSparse(gather, code)
-    return _chosen_once(
-        sparsifiers.GaussianK(density),
-        scheme,
-        axis_name,
-        _Options(reduce, rules, every, warmup_steps),
-    )
-
-
-class _Options(NamedTuple):
-    """The arguments of `sync` that a system hands on."""
-
-    reduce: str
-    rules: Rules | None
-    every: int
-    warmup_steps: int
-
-
-def _memory(momentum):
-    """The memory of a top-k scheme, with or without momentum."""
-    return Residual() if momentum is None else MomentumCorrection(momentum)
+    return _chosen_once(sparsifiers.GaussianK(density), scheme, axis_name, options)
 
 
 def _chosen_once(
     sparsifier: sparsifiers.TopK | sparsifiers.GaussianK,
     scheme: schemes.Scheme,
     axis_name: AxisName | None,
-    options: _Options,
+    options: SystemOptions,
 ) -> optax.GradientTransformationExtraArgs:
     """A sparsifier of the leaves that use a scheme, and the scheme."""
-    assignment = ByRules(scheme, options.rules)
+    assignment = ByRules(scheme, options.get("rules"))
 
     def uses(path, leaf):
         if not assignment.uses(path, leaf):
@@ -345,6 +258,4 @@ def _chosen_once(
         return True
 
     selector = sparsify(sparsifier, min_size=1, compress=uses)
-    return sync(
-        scheme, axis_name, sparsifier=selector, two_level=False, **options._asdict()
-    )
+    return sync(scheme, axis_name, sparsifier=selector, two_level=False, **options)

@@ -145,7 +145,8 @@ def test_what_a_sparsifier_selects_of_a_table_and_of_kernels_is_one_exchange():
 
 def test_a_schedule_is_taken_at_its_end_and_warm_up_is_told():
     warm = sparsejax.sparsifiers.Warmup(0.001, 100, start=0.25)
-    tx = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(warm), warmup_steps=10)
+    tx = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(warm))
+    tx = sparsejax.warm_up(tx, 10)
     found, rows = explained(tx)
     assert rows["kernel"].density == pytest.approx(0.001, rel=0.01)
     text = str(found)
@@ -161,7 +162,7 @@ def test_a_schedule_is_taken_at_its_end_and_warm_up_is_told():
 @pytest.mark.parametrize(
     "tx",
     [
-        lambda every: sparsejax.zen_sync(every=every),
+        lambda every: sparsejax.accumulate(sparsejax.zen_sync(), every),
         lambda every: sparsejax.accumulate(
             optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), every
         ),
@@ -221,8 +222,9 @@ def test_rows_are_compared_with_a_table_by_columns(width, density, better):
 
 
 def test_what_is_selected_and_then_accumulated_is_dense_and_fuller():
-    tx = optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync(every=4))
-    inside = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.top_k(0.01), every=4)
+    tx = optax.chain(sparsejax.top_k(0.01), sparsejax.accumulate(sparsejax.zen_sync(), 4))
+    inside = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.top_k(0.01))
+    inside = sparsejax.accumulate(inside, 4)
     (_, after), (_, before) = explained(tx), explained(inside)
     assert after["kernel"].density == pytest.approx(1 - 0.99**4, rel=0.01)
     assert before["kernel"].density == pytest.approx(0.01, rel=0.01)
@@ -450,7 +452,7 @@ def test_rules_masks_and_two_levels_are_seen_through():
 
 
 def test_what_keeps_something_by_rank_needs_no_mesh():
-    _, rows = explained(sparsejax.zen_sync(every=4))
+    _, rows = explained(sparsejax.accumulate(sparsejax.zen_sync(), 4))
     assert rows["embedding"].scheme == "Zen"
     scheme = schemes.BalancedParallelism(ownership=sparsejax.units.ownership.MurmurHash())
     _, rows = explained(sparsejax.sync(scheme))
@@ -512,7 +514,7 @@ def test_bad_input_is_refused():
     for tx, name in (
         (optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync()), "TopK|DGC|Dgc"),
         (sparsejax.ok_topk_sync(0.01), "OkTopk"),
-        (sparsejax.accumulate(sparsejax.zen_sync(), 2), "every"),
+        (sparsejax.accumulate(sparsejax.zen_sync(), 2), "accumulate"),
     ):
         with pytest.raises(errors.ArgumentError, match=f"'embedding', and ({name}) takes"):
             explained(tx, ids={"embed": 10})

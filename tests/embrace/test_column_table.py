@@ -27,7 +27,7 @@ def test_it_is_read_whole_and_goes_to_other_ranks(dim, kind):
     inside = jax.jit(lambda table: table.whole() + 1)(table)
     np.testing.assert_array_equal(inside, numbers(dim) + 1)
     for ranks in (1, 3):
-        moved = table.resized(of(helpers.mesh_of(ranks)))
+        moved = ColumnTable.of(table.whole(), of(helpers.mesh_of(ranks)))
         assert moved.value.shape == (HEIGHT, -(-dim // ranks) * ranks)
         np.testing.assert_array_equal(moved.whole(), numbers(dim))
 

@@ -98,7 +98,7 @@ def test_a_rank_holds_its_share_of_tables_and_of_what_optimizers_keep():
 def test_a_state_goes_to_another_number_of_ranks():
     """What fills up is left behind; tables and moments are what they were."""
     _, state = trained(3, "dense", sharded=True)
-    tables = {k: state.params[k].resized(mesh_of(2)) for k in TABLES}
+    tables = {k: ColumnTable.of(state.params[k].whole(), mesh_of(2)) for k in TABLES}
     moved = tables | {"kernel": np.asarray(state.params["kernel"])}
     tx = optax.chain(sparsejax.zen_sync(), ALL)
     fresh = sparsejax.init(tx, moved, mesh_of(2))

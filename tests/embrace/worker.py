@@ -31,8 +31,10 @@ def main(out, coordinator=None, rank=0, scheduled=False):
     # After the backend is settled: these make arrays.
     import numpy as np
     import optax
+    import pytest
 
     import sparsejax
+    from sparsejax.errors import ArgumentError
     from tests.embrace import model
     from tests.helpers import mesh_of
 
@@ -59,6 +61,12 @@ def main(out, coordinator=None, rank=0, scheduled=False):
             for shard in leaf.addressable_shards:
                 name = f"{jax.tree_util.keystr(keys)} {shard.index}"
                 held[name] = np.asarray(shard.data)
+    table = state.params["sgd"]
+    again = sparsejax.ColumnTable.of(table.whole(), mesh_of(RANKS))
+    np.testing.assert_array_equal(again.whole(), table.whole())
+    if coordinator is not None:
+        with pytest.raises(ArgumentError, match=r"float32\[60, 14\] .* other processes"):
+            sparsejax.ColumnTable.of(table.value, mesh_of(RANKS))
     np.savez(out, **held)
     if coordinator is not None:
         jax.distributed.shutdown()

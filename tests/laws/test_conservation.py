@@ -319,10 +319,10 @@ def test_momentum_correction_after_a_dense_warm_up(masking):
     n, steps, size, warm, k, momentum = 2, 16, 6007, 6, 60, np.float32(0.9)
     own = sparsejax.top_k(
         k / size,
-        memory=sparsejax.transforms.MomentumCorrection(0.9, masking=masking),
+        memory=sparsejax.MomentumCorrection(0.9, masking=masking),
         min_size=100,
     )
-    tx = sync(schemes.AGSparse(), sparsifier=own, warmup_steps=warm)
+    tx = sparsejax.warm_up(sync(schemes.AGSparse(), sparsifier=own), warm)
     tails = np.random.default_rng(0).standard_t(3, (n, steps, size))
     grads = {"w": tails.astype(np.float32)}
     run = helpers.ranks(n)(tx, grads)
@@ -353,7 +353,7 @@ def test_a_density_schedule_goes_on_behind_a_checkpoint():
     mesh = helpers.mesh_of(n)
     density = sparsifiers.Warmup(0.01, 6, start=0.2)
     own = sparsifiers.ReuseThreshold(density, every=2)
-    memory = sparsejax.transforms.MomentumCorrection(0.9)
+    memory = sparsejax.MomentumCorrection(0.9)
     tx = optax.chain(
         sparsejax.sparsify(own, memory=memory, min_size=100),
         sparsejax.sync(schemes.AGSparse(), rules={"w": "sparse"}),

@@ -41,8 +41,8 @@ def levels(**options):
     return sparsejax.zen_sync(("hosts", "devices"), **options)
 
 
-def chain(sparsifier, **options):
-    return optax.chain(sparsifier, sparsejax.zen_sync(**options))
+def chain(sparsifier):
+    return optax.chain(sparsifier, sparsejax.zen_sync())
 
 
 # By name: the leaves, and from a factor on what is selected to the transformation.
@@ -50,7 +50,7 @@ PROGRAMS: dict[str, tuple[dict[str, Any], Callable[[float], Any]]] = {
     "dense": (KERNEL, lambda f: sparsejax.dense_sync()),
     "zen": (KERNEL, lambda f: sparsejax.zen_sync()),
     "zen_table": (TABLE, lambda f: sparsejax.zen_sync()),
-    "every": (TABLE, lambda f: sparsejax.zen_sync(every=2)),
+    "every": (TABLE, lambda f: sparsejax.accumulate(sparsejax.zen_sync(), 2)),
     "dgc": (KERNEL, lambda f: chain(sparsejax.dgc(0.02 * f))),
     "dgc_table": (MODEL, lambda f: chain(sparsejax.dgc(0.02 * f))),
     "rounds": (
@@ -65,7 +65,7 @@ PROGRAMS: dict[str, tuple[dict[str, Any], Callable[[float], Any]]] = {
     ),
     "ag_sparse_every": (
         TABLE,
-        lambda f: sparsejax.sync(schemes.AGSparse(), every=2),
+        lambda f: sparsejax.accumulate(sparsejax.sync(schemes.AGSparse()), 2),
     ),
     "ag_sparse": (TABLE, lambda f: sparsejax.sync(schemes.AGSparse())),
     "sparcml": (KERNEL, lambda f: sparsejax.sync(schemes.SparCML())),
@@ -86,7 +86,12 @@ PROGRAMS: dict[str, tuple[dict[str, Any], Callable[[float], Any]]] = {
             optax.chain(sparsejax.top_k(0.02 * f), sparsejax.sync(schemes.AGSparse())), 2
         ),
     ),
-    "between": (KERNEL, lambda f: chain(sparsejax.top_k(0.02 * f), every=2)),
+    "between": (
+        KERNEL,
+        lambda f: optax.chain(
+            sparsejax.top_k(0.02 * f), sparsejax.accumulate(sparsejax.zen_sync(), 2)
+        ),
+    ),
     "spardl": (KERNEL, lambda f: sparsejax.spardl_sync(0.02)),
     "gtopk": (KERNEL, lambda f: sparsejax.transforms.gtopk_sync(0.02)),
     "ok_topk": (KERNEL, lambda f: sparsejax.ok_topk_sync(0.02 * f)),

@@ -109,6 +109,7 @@ def made(*chain):
     return OwnStep(tx, state=on_mesh(tx))
 
 
+SELDOM = made(sparsejax.accumulate(ZEN(), 2), optax.sgd(0.1))
 ALREADY = ("'embedding'", "already summed over 'data'", "sparsejax.local(params)", "pmean")
 FIRST = ("mu/embedding", "Synchronize first", "chain(sparsejax.zen_sync()")
 OTHERS = {"embedding": jnp.zeros((3000, 64))}
@@ -137,9 +138,7 @@ ATTEMPTS = {
         (),
     ),
     "every, unchecked": (
-        dataclasses.replace(
-            made(ZEN(every=2), optax.sgd(0.1)), local=False, check_vma=False
-        ),
+        dataclasses.replace(SELDOM, local=False, check_vma=False),
         (),
     ),
     "a state of other ranks that has nothing by rank": (
@@ -171,7 +170,7 @@ ATTEMPTS = {
         ("optax.apply_if_finite", "sparsejax.skip_nonfinite(tx)"),
     ),
     "every, and tx.init": (
-        OwnStep(optax.chain(ZEN(every=2), ADAM)),
+        OwnStep(sparsejax.accumulate(optax.chain(ZEN(), ADAM), 2)),
         ("every=2", "sparsejax.init(tx, params, mesh)", "sparsejax.bind(tx, mesh)"),
     ),
     "a sparsifier, and tx.init": (
@@ -179,7 +178,7 @@ ATTEMPTS = {
         ("sparsejax.init(tx, params, mesh)", "sparsejax.bind(tx, mesh)"),
     ),
     "every, and P() for the state": (
-        dataclasses.replace(made(ZEN(every=2), optax.sgd(0.1)), specs=P()),
+        dataclasses.replace(SELDOM, specs=P()),
         ("P()", "sparsejax.state_specs"),
     ),
     "a state of another mesh": (
@@ -290,7 +289,7 @@ ATTEMPTS = {
         ("density must be a number in (0, 1]", "'data'"),
     ),
     "a mean by its other name": (lambda: ZEN(reduce="avg"), ("'avg'", "'mean'")),
-    "never": (lambda: ZEN(every=0), ("every must be", "got 0")),
+    "never": (lambda: sparsejax.accumulate(ZEN(), 0), ("every must be", "got 0")),
     "eight bits on the wire": (lambda: ZEN(wire_dtype=jnp.int8), ("int8", "bfloat16")),
     "16 bits by a short name": (lambda: ZEN(wire_dtype="bf16"), ("'bf16'", "'bfloat16'")),
     "metrics of the parameters": (

@@ -247,9 +247,11 @@ OF_TRANSFORMATIONS = {
         sparsejax.sync(schemes.SparsePS(), "data", wire_dtype=BF16), listed=64
     ),
     "zen_sync_sum": of_tx(sparsejax.zen_sync("data", reduce="sum")),
-    "zen_sync_every_2": of_tx(sparsejax.zen_sync("data", every=2)),
-    "zen_sync_warmup": of_tx(sparsejax.zen_sync("data", warmup_steps=3)),
-    "zen_sync_every_2_warmup": of_tx(sparsejax.zen_sync("data", every=2, warmup_steps=3)),
+    "zen_sync_every_2": of_tx(sparsejax.accumulate(sparsejax.zen_sync("data"), 2, "data")),
+    "zen_sync_warmup": of_tx(sparsejax.warm_up(sparsejax.zen_sync("data"), 3)),
+    "zen_sync_every_2_warmup": of_tx(
+        sparsejax.accumulate(sparsejax.warm_up(sparsejax.zen_sync("data"), 1), 2, "data")
+    ),
     "dense_sync": of_tx(sparsejax.dense_sync("data")),
     "dense_sync_bf16_wire": of_tx(sparsejax.dense_sync("data", wire_dtype=BF16)),
     "dense_sync_two_axes": of_tx(sparsejax.dense_sync(("hosts", "devices")), LEVELS),
@@ -269,12 +271,12 @@ OF_TRANSFORMATIONS = {
         sparsejax.sync(schemes.Zen(), "data", sparsifier=sparsejax.dgc(DENSITY))
     ),
     "sync_sparsifier_every_2_warmup": of_tx(
-        sparsejax.sync(
-            schemes.Zen(),
+        sparsejax.accumulate(
+            sparsejax.warm_up(
+                sparsejax.sync(schemes.Zen(), "data", sparsifier=sparsejax.dgc(DENSITY)), 1
+            ),
+            2,
             "data",
-            sparsifier=sparsejax.dgc(DENSITY),
-            every=2,
-            warmup_steps=3,
         )
     ),
     "sync_random_k": of_tx(
@@ -286,7 +288,9 @@ OF_TRANSFORMATIONS = {
     ),
     "ok_topk_sync": of_tx(sparsejax.ok_topk_sync(DENSITY, "data")),
     "ok_topk_sync_every_2_warmup": of_tx(
-        sparsejax.ok_topk_sync(DENSITY, "data", every=2, warmup_steps=3)
+        sparsejax.accumulate(
+            sparsejax.warm_up(sparsejax.ok_topk_sync(DENSITY, "data"), 1), 2, "data"
+        )
     ),
     "ok_topk_sync_two_axes": of_tx(
         sparsejax.ok_topk_sync(DENSITY, ("hosts", "devices")), LEVELS
@@ -304,7 +308,12 @@ OF_TRANSFORMATIONS = {
     ),
     "dgc_with_all_options_zen_sync": of_tx(
         optax.chain(
-            sparsejax.dgc(DENSITY, momentum=0.9, clip_norm=1.0, global_=True),
+            sparsejax.dgc(
+                DENSITY,
+                memory=sparsejax.MomentumCorrection(0.9),
+                clip_norm=1.0,
+                global_=True,
+            ),
             sparsejax.zen_sync("data"),
         )
     ),

@@ -46,7 +46,9 @@ TRANSFORMATIONS = {
     "accumulate": lambda: sparsejax.accumulate(optax.chain(zen(), sgd()), 2),
     "warm_up": lambda: sparsejax.warm_up(optax.chain(zen(), sgd()), 2),
     "skip_nonfinite": lambda: sparsejax.skip_nonfinite(optax.chain(zen(), sgd())),
-    "bad_numbers": lambda: transforms.bad_numbers(optax.chain(zen(), sgd()), "raise"),
+    "skip_nonfinite, report": lambda: sparsejax.skip_nonfinite(
+        optax.chain(zen(), sgd()), report=True
+    ),
     "clip_by_rank": lambda: optax.chain(transforms.clip_by_rank(1.0), zen()),
     "feedback": lambda: transforms.feedback.feedback(
         sparsejax.transforms.exchange.Exchange(

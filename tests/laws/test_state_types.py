@@ -21,7 +21,9 @@ SYNCS = {
     "gtopk": transforms.gtopk_sync(0.01),
     "gaussian_k": transforms.gaussian_k_sync(0.01),
     "reuse": optax.chain(REUSE, sparsejax.zen_sync()),
-    "dgc": optax.chain(sparsejax.dgc(0.01, momentum=0.9), sparsejax.zen_sync()),
+    "dgc": optax.chain(
+        sparsejax.dgc(0.01, memory=sparsejax.MomentumCorrection(0.9)), sparsejax.zen_sync()
+    ),
 }
 
 

@@ -260,7 +260,7 @@ def test_rules_that_ask_for_too_much(rules, words):
         ({"wire_dtype": jnp.bfloat16}, "PowerSGD has no wire_dtype"),
         ({"sparsifier": sparsejax.dgc(0.01)}, "PowerSGD .* no sparsifier"),
         (
-            {"feedback": sparsejax.transforms.MomentumCorrection(0.9)},
+            {"memory": sparsejax.MomentumCorrection(0.9)},
             r"PowerSGD.*masking=False",
         ),
         ({"axis_name": ("hosts", "devices")}, "PowerSGD .* two_level=False"),
@@ -272,8 +272,8 @@ def test_what_does_not_go_together(options, words):
 
 
 def test_momentum_that_is_not_masked_and_the_rows_of_ids():
-    memory = sparsejax.transforms.MomentumCorrection(0.9, masking=False)
-    tx = sparsejax.sync(schemes.PowerSGD(2), rules={"w": "sparse"}, feedback=memory)
+    memory = sparsejax.MomentumCorrection(0.9, masking=False)
+    tx = sparsejax.sync(schemes.PowerSGD(2), rules={"w": "sparse"}, memory=memory)
     grads = {"w": np.ones((2, 48, 40), np.float32)}
     params = {"w": jnp.zeros((48, 40))}
 

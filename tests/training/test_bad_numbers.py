@@ -27,13 +27,12 @@ def loss_fn(params, batch, *, variables, key):
 
 
 @functools.cache
-def trainer(policy="pass", tx=CHAIN):
+def trainer(tx):
     return sparsejax.data_parallel(
         loss_fn,
         tx,
         helpers.mesh_of(N),
         variables={"mean": "mean", "own": "by_rank"},
-        bad_numbers=policy,
     )
 
 
@@ -43,6 +42,8 @@ def first(of):
     return of.init(params, variables=seen, key=jax.random.key(0))
 
 
+SKIPPING = sparsejax.skip_nonfinite(CHAIN)
+REPORTING = sparsejax.skip_nonfinite(CHAIN, report=True)
 GOOD, BAD = np.array([1, 3], np.float32), np.array([1, np.nan], np.float32)
 
 
@@ -63,7 +64,7 @@ def state_behind_the_error(of, state, batch, match):
 
 
 def test_a_step_that_is_skipped_changes_nothing_but_the_number_of_the_step():
-    of = trainer("skip")
+    of = trainer(SKIPPING)
     state, _ = of.step(first(of), GOOD)
     before = trained(state)
     state, loss = of.step(state, BAD)
@@ -77,19 +78,17 @@ def test_a_step_that_is_skipped_changes_nothing_but_the_number_of_the_step():
 
 
 def test_a_step_that_raises_says_where_and_hands_its_state_on():
-    """That by the wrapper in the chain, too, whatever stands around the trainer."""
-    tx = sparsejax.transforms.bad_numbers(CHAIN, "raise", helpers.AXIS)
-    for of in (trainer("raise"), trainer(tx=tx)):
-        state, _ = of.step(first(of), GOOD)
-        match = "step 1: the gradient of 'w' has a NaN on rank 1"
-        state = state_behind_the_error(of, state, BAD, match)
-        state, loss = of.step(state, GOOD)
-        assert np.isfinite(loss)
-        assert int(state.step) == 3
+    of = trainer(REPORTING)
+    state, _ = of.step(first(of), GOOD)
+    match = "step 1: the gradient of 'w' has a NaN on rank 1"
+    state = state_behind_the_error(of, state, BAD, match)
+    state, loss = of.step(state, GOOD)
+    assert np.isfinite(loss)
+    assert int(state.step) == 3
 
 
-def test_passing_on_is_what_is_done_if_nothing_is_said():
-    of = trainer()
+def test_passing_on_is_what_is_done_without_a_wrapper():
+    of = trainer(CHAIN)
     assert of.init({"w": np.ones(4, np.float32)}).opt_state.__class__ is tuple
     state, _ = of.step(first(of), BAD)
     assert np.isnan(np.asarray(state.params["w"])).any()
@@ -115,7 +114,8 @@ def test_rows_of_tables_are_looked_at_too():
         (table, optax.chain(sparsejax.zen_sync(rules={"users": "sparse"}), rows)),
         (columns, optax.chain(sparsejax.embrace_sync(vertical=False), rows)),
     ):
-        of = sparsejax.data_parallel(rows_loss, tx, mesh, bad_numbers="raise")
+        tx = sparsejax.skip_nonfinite(tx, report=True)
+        of = sparsejax.data_parallel(rows_loss, tx, mesh)
         state, _ = of.step(of.init({"users": users}), good)
         match = "step 1: the gradient of 'users' has a"
         state = state_behind_the_error(of, state, bad, match)
@@ -127,14 +127,22 @@ def test_what_holds_gradients_back_is_refused():
     mesh = helpers.mesh_of(N)
     chain = optax.chain(sparsejax.dense_sync(), optax.sgd(0.1))
     blocks = sparsejax.embrace.horizontal(chain, order=["w"])
-    with pytest.raises(ArgumentError, match=r"bad_numbers='skip'.*embrace\.horizontal"):
-        sparsejax.data_parallel(loss_fn, blocks, mesh, bad_numbers="skip")
+    for wrap in (sparsejax.skip_nonfinite, sparsejax.warm_up, sparsejax.accumulate):
+        more = () if wrap is sparsejax.skip_nonfinite else (2,)
+        match = rf"{wrap.__name__} .*embrace\.horizontal .*the chain without horizontal"
+        with pytest.raises(ArgumentError, match=match):
+            wrap(blocks, *more)
     late = optax.chain(sparsejax.embrace_sync(), sparsejax.lazy(optax.adam(1e-2)))
     columns = ColumnTable.create(jax.random.key(0), 300, 6, mesh)
-    of = sparsejax.data_parallel(rows_loss, late, mesh, bad_numbers="skip")
+    of = sparsejax.data_parallel(rows_loss, sparsejax.skip_nonfinite(late), mesh)
     batch = {"ids": np.arange(4, dtype=np.int32), "scale": np.ones(4, np.float32)}
     state = of.init({"users": columns})
-    with pytest.raises(ArgumentError, match=r"bad_numbers.*vertical=False"):
+    with pytest.raises(ArgumentError, match=r"skip_nonfinite.*vertical=False"):
         of.step(state, batch, None)
-    with pytest.raises(ArgumentError, match="bad_numbers must be one of 'pass', 'skip'"):
-        trainer("ignore")
+
+
+def test_the_argument_that_is_gone_names_the_wrapper():
+    with pytest.raises(ArgumentError, match=r"bad_numbers='skip': .*skip_nonfinite\(tx\)"):
+        sparsejax.data_parallel(
+            loss_fn, CHAIN, helpers.mesh_of(N), **{"bad_numbers": "skip"}
+        )

@@ -177,14 +177,14 @@ def everything(check_vma):
         noise = 1e-3 * jax.random.normal(key)
         return value + noise, ({"value": value}, variables + 1)
 
+    tx = optax.chain(sparsejax.dgc(0.2, min_size=1), sparsejax.zen_sync(), optax.adam(0.05))
     trainer = sparsejax.data_parallel(
         loss,
-        optax.chain(sparsejax.dgc(0.2, min_size=1), sparsejax.zen_sync(), optax.adam(0.05)),
+        sparsejax.skip_nonfinite(tx, report=True),
         helpers.mesh_of(RANKS),
         aux="stack",
         weight=lambda batch: jnp.sum(batch >= 0),
         check_every=1,
-        bad_numbers="raise",
         check_vma=check_vma,
     )
     own = {name: x for name, x in params().items() if name != "rnn"}

@@ -65,9 +65,10 @@ def main(out, coordinator=None, rank=0):
     seen = {key: _own_parts(value) for key, value in results.items()}
     # A NaN that the second process has given the last rank: both raise, and go on.
     chain = optax.chain(sparsejax.dense_sync(), optax.sgd(0.5))
+    chain = sparsejax.skip_nonfinite(chain, report=True)
     loss_fn = lambda params, batch: params["w"] * batch["x"].mean()
     mesh = helpers.mesh_of(model.RANKS)
-    trainer = sparsejax.data_parallel(loss_fn, chain, mesh, bad_numbers="raise")
+    trainer = sparsejax.data_parallel(loss_fn, chain, mesh)
     batch = own({"x": np.array([1, 2, 3, np.nan], np.float32)})
     with pytest.raises(BadNumberError, match=r"step 0: .* has a NaN on rank 3\.") as raised:
         trainer.step(trainer.init(model.PARAMS), batch)

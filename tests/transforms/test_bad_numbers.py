@@ -1,8 +1,8 @@
 """NaN, infinities and sums too large for 16 bits: all ranks do the same, and forget them.
 
-Every scheme, every sparsifier and every system, by "raise", which leaves a step out as
-"skip" does and says where it was, and by "pass". What exact schemes make of such numbers
-says `tests.laws.test_exact_sum`, to the bit.
+Every scheme, every sparsifier and every system, with `skip_nonfinite(report=True)`, which
+leaves a step out and says where it was, and without. What exact schemes make of such
+numbers says `tests.laws.test_exact_sum`, to the bit.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax import schemes, sparsifiers
+from sparsejax import schemes, skip_nonfinite, sparsifiers
 from sparsejax.errors import ArgumentError, BadNumberError, StateError
-from sparsejax.transforms import bad_numbers, check_numbers
+from sparsejax.transforms import check_numbers
 from sparsejax.units.row_grads import RowGrads
 from tests import helpers
 from tests.laws import test_conservation as tables
@@ -69,7 +69,7 @@ SPARSIFIERS = {name: Case(selecting(make)) for name, make in tables.SPARSIFIERS.
 SYSTEMS = {
     "DGC, momentum": Case(
         lambda: optax.chain(
-            sparsejax.dgc(0.05, momentum=0.9, min_size=100),
+            sparsejax.dgc(0.05, memory=sparsejax.MomentumCorrection(0.9), min_size=100),
             sparsejax.zen_sync(reduce="sum"),
         ),
     ),
@@ -158,7 +158,7 @@ def test_a_bad_step_is_left_out_everywhere_and_told(name):
     case = CASES[name]
     axes = case.axes if case.axes == PAIR else None
     chain = optax.chain(case.make(), optax.sgd(0.1, momentum=0.9))
-    run = program(case, bad_numbers(chain, "raise", axes))
+    run = program(case, skip_nonfinite(chain, axes, report=True))
     grads = with_bad_steps(case)
     updates, states = run(grads)
     helpers.assert_same_on_all_ranks((updates, states.skipped, states.found.last))
@@ -184,12 +184,13 @@ def test_a_bad_step_is_left_out_everywhere_and_told(name):
     assert np.asarray(updates["w"][:, GOOD]).any()
 
 
-def test_skip_is_raise_without_a_word():
+def test_a_report_changes_nothing_else():
     case = CASES["Zen"]
     chain = optax.chain(case.make(), optax.sgd(0.1, momentum=0.9))
     grads = with_bad_steps(case)
     told, skipped = (
-        program(case, bad_numbers(chain, policy))(grads) for policy in ("raise", "skip")
+        program(case, skip_nonfinite(chain, report=report))(grads)
+        for report in (True, False)
     )
     assert helpers.octets(told[0]) == helpers.octets(skipped[0])
     assert helpers.octets(told[1].inner) == helpers.octets(skipped[1].inner)
@@ -203,7 +204,7 @@ def test_all_ranks_with_such_numbers_are_counted_and_the_first_is_named():
     case = CASES["Zen"]
     grads = gradients(case, 1, "float32")
     grads["w"][2, 0, 3] = grads["w"][1, 0, 9] = grads["bias"][3, 0, 1] = np.nan
-    run = program(case, bad_numbers(case.make(), "raise"))
+    run = program(case, skip_nonfinite(case.make(), report=True))
     own = jax.tree.map(lambda x: x[0, 0], run(grads)[1])
     match = r"'w' has a NaN on rank 1, the first of 3 ranks that have such numbers\."
     with pytest.raises(BadNumberError, match=match):
@@ -213,7 +214,7 @@ def test_all_ranks_with_such_numbers_are_counted_and_the_first_is_named():
 def skipping(make, grads):
     """The updates, and how many steps were left out so far, by step."""
     grads = {"w": np.asarray(grads)}
-    run = program(Case(make), bad_numbers(make(), "skip"))
+    run = program(Case(make), skip_nonfinite(make()))
     updates, states = run(grads)
     return updates["w"][0], states.skipped[0].tolist()
 
@@ -251,7 +252,7 @@ def test_the_old_state_is_kept_where_a_sum_may_be_too_large_alone(
     dtype, wire_dtype, choices
 ):
     """One choice leaves out what a rank has given, another one what came of it."""
-    tx = bad_numbers(sparsejax.dense_sync(wire_dtype=wire_dtype), "skip")
+    tx = skip_nonfinite(sparsejax.dense_sync(wire_dtype=wire_dtype))
     run = lambda x: tx.update({"w": x}, tx.init(helpers.parameters({"w": x})))[0]
     traced = jax.make_jaxpr(helpers.stacked(run, N))(jnp.zeros((N, 9), dtype))
     assert str(traced).count("= cond[") == choices
@@ -375,25 +376,24 @@ def test_of_rows_only_the_number_itself_is_bad(scheme):
 # --- What it costs, and what it refuses.
 
 
-def sent(policy):
+def sent(report=None):
     tx = optax.chain(sparsejax.dense_sync(), optax.sgd(0.1))
-    tx = tx if policy is None else bad_numbers(tx, policy)
+    tx = tx if report is None else skip_nonfinite(tx, report=report)
     run = lambda x: tx.update({"w": x}, tx.init(helpers.parameters({"w": x})))[0]
     seen = helpers.traced_collectives(run, jnp.zeros((N, 9)), N)
     return [(each.name, each.bytes) for each in seen]
 
 
-def test_a_word_of_each_rank_is_sent_and_nothing_where_all_is_passed_on():
-    assert sent("pass") == sent(None)
-    assert sent("skip") == [("pmax", 4), *sent(None)]
-    assert sent("raise") == [("all_gather", 4), *sent(None)]
+def test_a_word_of_each_rank_is_sent():
+    assert sent(report=False) == [("pmax", 4), *sent()]
+    assert sent(report=True) == [("all_gather", 4), *sent()]
 
 
 @pytest.mark.parametrize("check_vma", [True, *helpers.slow(False)])
 def test_shards_that_only_one_rank_of_another_axis_has(check_vma):
     """All devices leave the step out where one shard has a NaN, or is too large."""
     mesh = helpers.grid(data=2, model=2)
-    tx = bad_numbers(sparsejax.dense_sync("data", reduce="sum"), "raise", "data")
+    tx = skip_nonfinite(sparsejax.dense_sync("data", reduce="sum"), "data", report=True)
 
     def on_rank(x):
         grads = {"w": x[0], "b": jnp.sum(x[0], 1)}
@@ -423,15 +423,11 @@ def test_shards_that_only_one_rank_of_another_axis_has(check_vma):
 
 
 def test_what_is_refused():
-    tx = bad_numbers(sparsejax.zen_sync(), "raise")
-    with pytest.raises(
-        ArgumentError, match="policy must be one of 'pass', 'skip', 'raise'"
-    ):
-        bad_numbers(tx, "ignore")
-    with pytest.raises(ArgumentError, match="bad_numbers wraps an optax transformation"):
-        bad_numbers(schemes.Zen(), "pass")
+    tx = skip_nonfinite(sparsejax.zen_sync(), report=True)
+    with pytest.raises(ArgumentError, match="skip_nonfinite wraps an optax transform"):
+        skip_nonfinite(schemes.Zen())
     params = {"w": jnp.zeros(3)}
-    state, silent = tx.init(params), bad_numbers(sparsejax.zen_sync()).init(params)
+    state, silent = tx.init(params), skip_nonfinite(sparsejax.zen_sync()).init(params)
     check_numbers(state)
     with pytest.raises(StateError, match="does not say where numbers were not finite"):
         check_numbers(silent)
@@ -445,12 +441,12 @@ def test_what_is_refused():
         jax.eval_shape(helpers.stacked(run, N), jnp.zeros((N, 3)))
 
     update(state)
-    with pytest.raises(StateError, match="a state of another policy, that does not say"):
+    with pytest.raises(StateError, match="has report=True, and its state does not say"):
         update(silent)
     with pytest.raises(StateError, match="have the leaf 'v', and the state was made for"):
         update(state, "v")
 
 
 def test_it_prints_as_its_call():
-    tx = bad_numbers(optax.chain(sparsejax.zen_sync(), optax.sgd(0.1)), "raise")
-    assert repr(tx) == "bad_numbers(tx=chain(...), policy='raise')"
+    tx = skip_nonfinite(optax.chain(sparsejax.zen_sync(), optax.sgd(0.1)), report=True)
+    assert repr(tx) == "skip_nonfinite(tx=chain(...), report=True)"

@@ -221,7 +221,7 @@ def test_all_buckets_remember_the_exchange_that_they_shared():
 
 
 def test_a_dense_step_keeps_buckets_apart_and_the_state_alike():
-    step, state = program(sync(schemes.AGSparse(), warmup_steps=2), zeros(SHAPES))
+    step, state = program(sparsejax.warm_up(sync(schemes.AGSparse()), 2), zeros(SHAPES))
     _, after = jax.eval_shape(step, drawn()[0], state)
     assert jax.tree.structure(after) == jax.tree.structure(state)
 

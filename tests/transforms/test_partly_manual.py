@@ -23,7 +23,7 @@ SHAPES = {"rows": (60, 8), "columns": (8, 44), "same": (7,)}
 SPECS = {"rows": P("fsdp"), "columns": P(None, "fsdp"), "same": P()}
 EACH = {"rules": {"": "sparse"}, "reduce": "sum"}
 TABLE = {"rules": {"rows": "sparse"}, "reduce": "sum"}
-FEW = {"axis_name": "replica", "min_size": 0, "momentum": None}
+FEW = {"axis_name": "replica", "min_size": 0}
 
 
 def mesh(kind="auto"):
@@ -38,7 +38,7 @@ SYSTEMS = {
     "zen": lambda: sync(),
     "dense": lambda: sync(sparsejax.dense_sync),
     "dgc": lambda: optax.chain(sparsejax.dgc(0.1, **FEW), sync()),
-    "spardl": lambda: sparsejax.spardl_sync(0.1, "replica", momentum=None, **EACH),
+    "spardl": lambda: sparsejax.spardl_sync(0.1, "replica", **EACH),
     "power_sgd": lambda: sparsejax.transforms.power_sgd_sync(
         1, axis_name="replica", **TABLE
     ),

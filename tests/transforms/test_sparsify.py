@@ -23,7 +23,7 @@ def sync(**options):
     return sparsejax.sync(schemes.AGSparse(), **options)
 
 
-def run(tx, grads, params=None, every=None):
+def run(tx, grads, params=None):
     """From gradients {name: [n, steps, ...]} to the updates by step, and the last state."""
     params = params or jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), grads)
 
@@ -59,7 +59,7 @@ def conserved(grads, updates, held, velocity=None):
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_momentum_correction_sends_the_velocity_that_gathers(nesterov):
     """Without masking: the sum of the velocities is what went and what waits."""
-    memory = sparsejax.transforms.MomentumCorrection(0.9, nesterov, masking=False)
+    memory = sparsejax.MomentumCorrection(0.9, nesterov, masking=False)
     tx = optax.chain(sparsejax.top_k(0.05, memory=memory, **SMALL), sync())
     grads = {"w": random()}
     updates, held = run(tx, grads)
@@ -77,7 +77,7 @@ def test_masking_stops_the_velocity_of_what_went():
     tx = optax.chain(
         sparsejax.sparsify(
             sparsifiers.TopK(k / SIZE),
-            memory=sparsejax.transforms.MomentumCorrection(0.9),
+            memory=sparsejax.MomentumCorrection(0.9),
             **SMALL,
         ),
         sync(),
@@ -225,11 +225,11 @@ def test_in_a_chain_or_given_to_sync_it_is_the_same():
 
 
 @pytest.mark.slow
-def test_every_accumulates_before_it_is_sparsified():
+def test_steps_are_accumulated_before_it_is_sparsified():
     """What is selected is of the sum of two steps; in between nothing moves."""
     grads = {"w": random()}
     own = sparsejax.top_k(0.05, **SMALL)
-    updates, held = run(sync(sparsifier=own, every=2), grads)
+    updates, held = run(sparsejax.accumulate(sync(sparsifier=own), 2, reduce="sum"), grads)
     assert not updates["w"][0, ::2].any()
     pairs = {"w": grads["w"].reshape(N, 2, 2, SIZE).sum(2)}
     again, waits = run(sync(sparsifier=own), pairs)
@@ -241,7 +241,7 @@ def test_every_accumulates_before_it_is_sparsified():
 def test_a_warm_up_is_dense_and_leaves_nothing_waiting():
     grads = {"w": random()}
     own = sparsejax.top_k(0.05, **SMALL)
-    updates, held = run(sync(sparsifier=own, warmup_steps=2), grads)
+    updates, held = run(sparsejax.warm_up(sync(sparsifier=own), 2), grads)
     dense = grads["w"].sum(0)
     np.testing.assert_allclose(updates["w"][0, :2], dense[:2], rtol=1e-5, atol=1e-5)
     assert (updates["w"][0, 2:] != 0).sum(1).max() <= N * 151
@@ -273,7 +273,7 @@ def test_the_state_keeps_its_shape_and_specs_tell_what_differs_by_rank():
     tx = optax.chain(
         sparsejax.sparsify(
             sparsifiers.ReuseThreshold(0.05),
-            memory=sparsejax.transforms.MomentumCorrection(),
+            memory=sparsejax.MomentumCorrection(),
             **SMALL,
         ),
         sync(),
@@ -439,7 +439,7 @@ def test_one_that_is_not_finite_does_not_clip_the_others():
 
 @pytest.mark.slow
 def test_momentum_that_is_not_finite_is_forgotten():
-    memory = sparsejax.transforms.MomentumCorrection(0.9, masking=False)
+    memory = sparsejax.MomentumCorrection(0.9, masking=False)
     grads = {"w": random(3), "bias": random(3, (5,), seed=1)}
     grads["w"][1, 0, 17] = grads["bias"][1, 0, 2] = np.nan
     own = sparsejax.top_k(0.05, memory=memory, min_size=100)
@@ -509,7 +509,8 @@ def test_ids_of_a_batch_do_not_drop_what_waited_from_others():
 def test_accumulated_16_bit_gradients_lose_nothing_to_rounding():
     n, dtype = 1, jnp.bfloat16
     grads = np.random.default_rng(0).standard_normal((n, 4, SIZE)).astype(dtype)
-    tx = sync(sparsifier=sparsejax.top_k(0.05, **SMALL), every=2, reduce="sum")
+    tx = sync(sparsifier=sparsejax.top_k(0.05, **SMALL))
+    tx = sparsejax.accumulate(tx, 2, reduce="sum")
 
     def on_rank(grads):
         def step(state, grad):
@@ -613,8 +614,6 @@ def test_two_memories_in_one_chain():
     )
     with pytest.raises(ArgumentError, match="two sparsifiers in one chain"):
         run(tx, {"w": random(1)})
-    with pytest.raises(ArgumentError, match="two memories in one"):
-        sparsejax.dgc(0.1, momentum=0.9, memory=sparsejax.transforms.Residual())
 
 
 @pytest.mark.parametrize(
@@ -633,7 +632,7 @@ def test_two_memories_in_one_chain():
             lambda: sparsejax.sparsify(sparsifiers.Dragonn(0.01, tables=1.5)),
             "tables must be a positive int",
         ),
-        (lambda: sparsejax.dgc(0.01, momentum=1.0), r"momentum must lie in \[0, 1\)"),
+        (lambda: sparsejax.MomentumCorrection(1.0), r"momentum must lie in \[0, 1\)"),
         (lambda: sparsejax.zen_sync and sync(sparsifier=0.01), "sparsifier must be one"),
         (lambda: sparsifiers.Warmup(0.01, 0), "steps must be a positive int"),
     ],

@@ -175,7 +175,7 @@ def test_rows_that_were_not_named_are_not_sent(make):
 def test_accumulating_equals_optax_multisteps_around_adam(make):
     """Two micro-steps of this, or MultiSteps over gradients that are averaged each time."""
     every = optax.conditionally_mask(optimizer(), lambda step: step % 2 == 1)
-    ours = optax.chain(make(every=2), every)
+    ours = optax.chain(sparsejax.accumulate(make(), 2), every)
     theirs = optax.chain(
         sparsejax.dense_sync(), optax.MultiSteps(optimizer(), 2).gradient_transformation()
     )
@@ -185,7 +185,7 @@ def test_accumulating_equals_optax_multisteps_around_adam(make):
 
 @any_scheme
 def test_between_synchronizations_nothing_is_sent_and_nothing_lost(make):
-    history = train(make(every=2, reduce="sum"), 2)
+    history = train(sparsejax.accumulate(make(reduce="sum"), 2, reduce="sum"), 2)
     first, second = history[0][1], history[1][1]
     assert float(sparsejax.metrics(first)["sync/wire_bytes"]) == 0
     assert float(sparsejax.metrics(second)["sync/wire_bytes"]) > 0
@@ -197,7 +197,7 @@ def test_between_synchronizations_nothing_is_sent_and_nothing_lost(make):
 
 @any_scheme
 def test_warm_up_is_dense_and_then_it_is_not(make):
-    tx = make(warmup_steps=2)
+    tx = sparsejax.warm_up(make(), 2)
     sent = [float(sparsejax.metrics(s)["sync/embedding/wire_bytes"]) for _, s in train(tx)]
     dense = 2 * (RANKS - 1) / RANKS * ROWS * WIDTH * 4
     assert sent[:2] == [dense, dense]
@@ -279,9 +279,7 @@ def test_masked_and_partition_and_inject_hyperparams(make):
 
 @pytest.mark.slow
 def test_inject_hyperparams_around_zen_sync():
-    make = optax.inject_hyperparams(
-        sparsejax.zen_sync, static_args=("every", "warmup_steps")
-    )
+    make = optax.inject_hyperparams(sparsejax.zen_sync)
     params, _ = train(optax.chain(make(rules=SPARSE), optimizer()))[-1]
     assert_same(params, reference())
 

@@ -178,7 +178,9 @@ def test_a_state_is_not_resized_into_another_one():
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3])
 def test_numbers_of_16_bits_are_held_in_32(every):
-    tx = sparsejax.transforms.gtopk_sync(0.05, reduce="sum", every=every)
+    tx = sparsejax.transforms.gtopk_sync(0.05, reduce="sum")
+    if every > 1:
+        tx = sparsejax.accumulate(tx, every, reduce="sum")
     touched = {"embedding": np.zeros(SHAPES["embedding"], bool)}
     given, applied, state = run(tx, 6, dtype=jnp.bfloat16, touched=touched)
     # Where nothing was applied, nothing was rounded.
@@ -271,7 +273,6 @@ def test_traced_arguments_are_an_error_that_names_them():
 def test_with_all_arguments_static_they_can_be_injected_around(name):
     make = getattr(systems if name.endswith("_sync") else sparsejax, name)
     named = tuple(inspect.signature(make).parameters)
-    assert "options" not in named
     tx = optax.inject_hyperparams(make, static_args=named)(0.05)
     state = sparsejax.init(tx, PARAMS, helpers.mesh_of(RANKS))
     assert set(sparsejax.residuals(state)) == set(PARAMS)
@@ -344,9 +345,6 @@ def test_teams_are_timed_by_running_them():
 def test_what_is_measured_is_not_given():
     with pytest.raises(errors.ArgumentError, match="teams is what is measured"):
         sparsejax.advise.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), teams=2)
-    for name in ("every", "warmup_steps"):
-        with pytest.raises(errors.ArgumentError, match=f"{name} .*: leave it out"):
-            sparsejax.advise.measure_teams(PARAMS, 0.05, helpers.mesh_of(4), **{name: 8})
     with pytest.raises(errors.ArgumentError, match="no parameter is large enough"):
         sparsejax.advise.measure_teams({"b": np.zeros(100)}, 0.05, helpers.mesh_of(2))
     with pytest.raises(errors.ArgumentError, match="steps must be"):

@@ -58,7 +58,8 @@ EACH = {"w": "sparse", "embedding": schemes.AGSparse()}
 
 
 def system(make):
-    return lambda: make(0.05, momentum=0.5, reduce="sum", rules=EACH)
+    memory = sparsejax.MomentumCorrection(0.5)
+    return lambda: make(0.05, memory=memory, reduce="sum", rules=EACH)
 
 
 SYSTEMS = {
@@ -66,12 +67,12 @@ SYSTEMS = {
         schemes.GTopk(0.05),
         reduce="sum",
         rules=EACH,
-        feedback=sparsejax.transforms.MomentumCorrection(0.5, masking=False),
+        memory=sparsejax.MomentumCorrection(0.5, masking=False),
     ),
     "ok_topk": system(sparsejax.ok_topk_sync),
     "spardl": system(sparsejax.spardl_sync),
     "dgc": lambda: optax.chain(
-        sparsejax.dgc(0.05, momentum=0.5, min_size=SIZE),
+        sparsejax.dgc(0.05, memory=sparsejax.MomentumCorrection(0.5), min_size=SIZE),
         sparsejax.zen_sync(reduce="sum", rules=SPARSE),
     ),
 }
@@ -115,11 +116,11 @@ def test_leaves_that_are_sent_whole_have_the_same_momentum(name):
 
 
 def test_momentum_that_nothing_would_keep_is_refused():
-    memory = sparsejax.transforms.MomentumCorrection(0.9)
+    memory = sparsejax.MomentumCorrection(0.9)
     rules = {"b": schemes.AllReduce()}
     with pytest.raises(errors.ArgumentError, match=r"of Zen, AllReduce none does: give"):
-        sparsejax.sync(schemes.Zen(), rules=rules, feedback=memory)
-    tx = sparsejax.sync(schemes.GTopk(0.05), rules={"w": schemes.Zen()}, feedback=memory)
+        sparsejax.sync(schemes.Zen(), rules=rules, memory=memory)
+    tx = sparsejax.sync(schemes.GTopk(0.05), rules={"w": schemes.Zen()}, memory=memory)
 
     def of_rows(x):
         grads = {"w": RowGrads(jnp.arange(2), x, (SIZE, 2))}
@@ -201,8 +202,10 @@ def test_what_wrappers_refuse():
             wrap(schemes.Zen())
     with pytest.raises(errors.ArgumentError, match="two would each keep"):
         sparsejax.transforms.feedback.feedback(sparsejax.zen_sync())
-    with pytest.raises(errors.ArgumentError, match=r"feedback must be Residual\(\)"):
-        sparsejax.sync(schemes.Zen(), feedback="residual")
+    with pytest.raises(
+        errors.ArgumentError, match=r"memory must be sparsejax\.Residual\(\)"
+    ):
+        sparsejax.sync(schemes.Zen(), memory="residual")
     inside = sparsejax.accumulate(sparsejax.zen_sync(), 2)
     around = optax.MultiSteps(inside, 2).gradient_transformation()
     with pytest.raises(errors.StateError, match=r"Use sparsejax\.accumulate"):

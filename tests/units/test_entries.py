@@ -120,7 +120,8 @@ def test_sparse_and_dense_leaves_go_together(name, every):
     params["b"] = jnp.zeros(SIZE)
     at, values = tensors_of(w, 200, rng)
     row_at, row_values = tensors_of(table, 50, rng)
-    tx = sparsejax.sync(SCHEMES[name], reduce="sum", every=every, rules={"": "sparse"})
+    tx = sparsejax.sync(SCHEMES[name], reduce="sum", rules={"": "sparse"})
+    tx = sparsejax.accumulate(tx, every, reduce="sum")
 
     def run(w, at, values, row_at, row_values):
         grads = {

@@ -47,15 +47,15 @@ RULES = {
     "digits": {"(conv[123]|hidden|out)/kernel": "sparse"},
     "text": {"": "sparse"},
 }
-# Options of the synchronization, and the optimizer for a rate and so many steps.
-OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable]] = {
-    "momentum": ({}, lambda rate, steps: optax.sgd(rate, 0.9)),
-    "warmup": ({"warmup_steps": WARMUP}, lambda rate, steps: optax.sgd(rate, 0.9)),
+# The steps that are dense at first, and the optimizer for a rate and a number of steps.
+OPTIMIZERS: dict[str, tuple[int, Callable]] = {
+    "momentum": (0, lambda rate, steps: optax.sgd(rate, 0.9)),
+    "warmup": (WARMUP, lambda rate, steps: optax.sgd(rate, 0.9)),
     "decay": (
-        {},
+        0,
         lambda rate, steps: optax.sgd(optax.cosine_decay_schedule(rate, steps), 0.9),
     ),
-    "plain": ({}, lambda rate, steps: optax.sgd(4 * rate)),
+    "plain": (0, lambda rate, steps: optax.sgd(4 * rate)),
 }
 
 
@@ -75,11 +75,6 @@ class Settings(settings.Settings):
     optimizer: str = option("momentum", choices=tuple(OPTIMIZERS))
     only: tuple[str, ...] = option((), "sides to run; the file keeps the others' rows")
     densities: tuple[float, ...] = option((), "instead of those of the part")
-
-
-def options_of(about: dict) -> dict[str, Any]:
-    """The options of the synchronizations of a task and an optimizer."""
-    return {"rules": RULES[about["task"]], **OPTIMIZERS[about["optimizer"]][0]}
 
 
 def sides(density: float, **options: Any) -> dict[str, Any]:
@@ -107,7 +102,9 @@ def thinned(losses: list[float]) -> list[float]:
 
 def measured(task: Task, sync, settings: Settings, label: str, row: dict) -> dict:
     """Trains with one synchronization from all seeds, and completes its row."""
-    tx = optax.chain(sync, OPTIMIZERS[settings.optimizer][1](task.rate, settings.steps))
+    warm, optimizer = OPTIMIZERS[settings.optimizer]
+    sync = sparsejax.warm_up(sync, warm)
+    tx = optax.chain(sync, optimizer(task.rate, settings.steps))
     runs = train(task, tx, settings.steps, SEEDS)
     scores = [run.score for run in runs]
     show(label, scores)
@@ -118,7 +115,8 @@ def measured(task: Task, sync, settings: Settings, label: str, row: dict) -> dic
 
 def convergence(record: Recorder, task: Task, settings: Settings, about: dict) -> None:
     """Trains with all sides at one density."""
-    for name, sync in chosen(sides(DENSITY, **options_of(about)), settings.only).items():
+    syncs = sides(DENSITY, rules=RULES[about["task"]])
+    for name, sync in chosen(syncs, settings.only).items():
         row = about | {"name": name, "density": DENSITY}
         record.add(**measured(task, sync, settings, name, row))
         record.write()
@@ -152,7 +150,7 @@ def density(record: Recorder, task: Task, settings: Settings, about: dict) -> No
             row = about | {"name": name, "density": density}
             label = f"{name}, {density:g}"
             try:
-                sync = sides(density, **options_of(about))[name]
+                sync = sides(density, rules=RULES[about["task"]])[name]
                 record.add(**measured(task, sync, settings, label, row))
             except errors.ArgumentError as error:
                 say(f"  {label}: {error}")

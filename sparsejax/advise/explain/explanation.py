@@ -99,7 +99,7 @@ def explain(
 
     It reads from the optimizer which leaves go together and by which scheme, what a
     sparsifier selects from them (its density after any warm-up), and how many steps there
-    are to an exchange (`every`, `sparsejax.accumulate`).
+    are to an exchange (`sparsejax.accumulate`).
 
     Args:
         tx: The optimizer, with a synchronization somewhere in it.

@@ -228,7 +228,7 @@ def _table(bucket, path, leaf, ids, exchange, before, known):
     """A leaf that comes as rows."""
     refused = [type(bucket.scheme).__name__] if bucket.is_lossy else []
     refused += [type(s.part.sparsifier).__name__ for s in before if _selects(s, path, leaf)]
-    refused += ["every"] if not all(w.takes_rows for w in exchange.inside) else []
+    refused += ["accumulate"] if not all(w.takes_rows for w in exchange.inside) else []
     if refused:
         raise ArgumentError(
             f"ids are given for leaf {path!r}, and {refused[0]} takes whole arrays: no "

@@ -11,7 +11,7 @@ from sparsejax.embrace.horizontal import blocks
 from sparsejax.embrace.horizontal.blocks import Order
 from sparsejax.embrace.horizontal.schedule import Begun, HorizontalState, Schedule
 from sparsejax.errors import ArgumentError
-from sparsejax.transforms.signatures import described
+from sparsejax.transforms.described import described
 from sparsejax.transforms.state import tree
 
 
@@ -22,6 +22,7 @@ class Horizontal(tree.Transformation):
         schedule: What is done in a step.
     """
 
+    stands_alone = True
     schedule: Schedule
 
     def begin(

@@ -18,9 +18,9 @@ from sparsejax.errors import ArgumentError
 from sparsejax.rows.capacity import Capacity, check_capacity
 from sparsejax.schemes.base import Scheme, Stage, Traffic, no_traffic
 from sparsejax.transforms.buckets import ByTables, Rules
+from sparsejax.transforms.described import described
 from sparsejax.transforms.exchange import ExchangeState, Leaves, Reduction
 from sparsejax.transforms.feedback import FeedbackState
-from sparsejax.transforms.signatures import described
 from sparsejax.transforms.state import observing, pending as held, sharded, tree
 from sparsejax.transforms.state.pending import Pending
 from sparsejax.transforms.state.per_rank import OUTLINE, check_kind

@@ -8,7 +8,7 @@ import optax
 
 from sparsejax.errors import check_at_least
 from sparsejax.rows.updates.lazy import Lazy, lazy
-from sparsejax.transforms.signatures import described
+from sparsejax.transforms.described import described
 
 
 class RowwiseState(NamedTuple):

@@ -9,7 +9,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates import steps
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.view import Reader
-from sparsejax.transforms.signatures import described
+from sparsejax.transforms.described import described
 from sparsejax.transforms.state import observing, tree
 from sparsejax.transforms.state.pending import Pending
 from sparsejax.transforms.state.per_rank import find

@@ -55,7 +55,7 @@ class TopKScheme(base.LossyScheme):
         if callable(self.density):
             raise ArgumentError(
                 f"density must be a number for {type(self).__name__}, whose messages have "
-                "one size, got a schedule. Use warmup_steps, or a sparsifier with it."
+                "one size, got a schedule. Use sparsejax.warm_up, or a sparsifier with it."
             )
 
     def check_size(self, name: str, size: int) -> None:

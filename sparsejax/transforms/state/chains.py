@@ -6,7 +6,7 @@ goes wrong in silence there is found where a state is made, which sees all of th
     a stateful optimizer in front of a synchronization    its state differs by rank
     something between a sparsifier and a synchronization  it computes with indices
     a sparsifier and no synchronization behind it         entries are no update
-    `every=` in front of a stateful optimizer             it is run on zeros in between
+    `accumulate` in front of a stateful optimizer         it is run on zeros in between
 
 For that one update is traced with gradients that vary over the ranks, in which
 synchronizations and sparsifiers only say what types they return.
@@ -170,10 +170,11 @@ def _check_sleep(state):
     sleeping = [node for node in nodes if isinstance(node, AccumulateState)]
     if sleeping and not all(ours(node) for node in nodes):
         warnings.warn(
-            "every=k stands beside an optimizer with a state, which runs at every step, on "
-            "zeros in between: momentum, if it has any, decays, and its step count grows k "
-            "times as fast. To let it sleep write sparsejax.accumulate(optax.chain("
-            "sparsejax.zen_sync(), optax.adam(1e-3)), every=k).",
+            "accumulate stands beside an optimizer with a state, which runs at every step: "
+            "on zeros in between, so momentum, if it has any, decays, and the count of its "
+            "steps grows k times as fast. Put it inside, where it sleeps: "
+            "sparsejax.accumulate(optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), "
+            "every=k).",
             stacklevel=2,
         )
 

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from sparsejax import axes as mesh_axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.errors import AxisError
-from sparsejax.transforms.signatures import described
+from sparsejax.transforms.described import described
 from sparsejax.transforms.state import chains, observing, sharded, tree
 from sparsejax.transforms.state.alike import program, setup
 from sparsejax.transforms.state.alike.setup import Setup

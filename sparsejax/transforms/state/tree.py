@@ -243,9 +243,11 @@ class Transformation(optax.GradientTransformationExtraArgs):
 
     Attributes:
         text: That call; empty before it is known.
+        stands_alone: Whether no wrapper may stand around it.
     """
 
     text: str = ""
+    stands_alone: bool = False
 
     def __repr__(self) -> str:
         return self.text or super().__repr__()

@@ -8,8 +8,8 @@ Each takes an optax transformation and returns one, and they nest:
 The optimizer belongs inside: in a step in which nothing is sent it is not run, and its
 state, the momentum and the count of steps, stays as it is.
 
-Over the wire goes what the chain inside sends, and for `skip_nonfinite` and `bad_numbers`
-one number of each rank, on which all agree (`state.alike.numbers`). What decides between
+Over the wire goes what the chain inside sends, and for `skip_nonfinite` one
+number of each rank, on which all agree (`state.alike.numbers`). What decides between
 sending and not sending is a step counter or that number, so all ranks decide alike.
 """
 
@@ -17,7 +17,6 @@ from sparsejax.transforms.wrappers.clipping import clip_by_rank as clip_by_rank
 from sparsejax.transforms.wrappers.common import check_reduce as check_reduce
 from sparsejax.transforms.wrappers.guarding import (
     SkipState as SkipState,
-    bad_numbers as bad_numbers,
     skip_nonfinite as skip_nonfinite,
 )
 from sparsejax.transforms.wrappers.sleeping import (

@@ -6,7 +6,7 @@ import optax
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.transforms import select
-from sparsejax.transforms.signatures import described
+from sparsejax.transforms.described import described
 from sparsejax.transforms.state import sharded, tree
 from sparsejax.units import merging
 from sparsejax.units.row_grads import is_row_grads

@@ -15,6 +15,12 @@ def checked(tx: Any, what: str) -> optax.GradientTransformationExtraArgs:
             f"{what} wraps an optax transformation, such as "
             f"optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), got {tx!r}."
         )
+    if getattr(tx, "stands_alone", False):
+        raise errors.ArgumentError(
+            f"{what} decides over a whole step, and that of sparsejax.embrace.horizontal "
+            f"sends some gradients after others were applied: leave {what} out, or give it "
+            "the chain without horizontal."
+        )
     return optax.with_extra_args_support(tx)
 
 

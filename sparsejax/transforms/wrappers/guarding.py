@@ -11,7 +11,7 @@ import optax
 
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
-from sparsejax.transforms.signatures import described
+from sparsejax.transforms.described import described
 from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.state.alike import numbers
 from sparsejax.transforms.state.alike.numbers import Found, Names
@@ -20,13 +20,16 @@ from sparsejax.transforms.wrappers.common import checked
 from sparsejax.wire import Wire
 
 
+_NAME = "sparsejax.skip_nonfinite"
+
+
 class SkipState(NamedTuple):
-    """State of `skip_nonfinite` and `bad_numbers`.
+    """State of `skip_nonfinite`.
 
     Attributes:
         skipped: int32: updates left out because a gradient was not finite.
         inner: The state of the chain inside.
-        found: Where it was not, with the policy "raise"; else None.
+        found: Where it was not, with `report=True`; else None.
     """
 
     skipped: jax.Array
@@ -36,92 +39,60 @@ class SkipState(NamedTuple):
 
 @described
 def skip_nonfinite(
-    tx: optax.GradientTransformation, axis_name: AxisName | None = None
+    tx: optax.GradientTransformation,
+    axis_name: AxisName | None = None,
+    *,
+    report: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Leaves out a step in which any rank has a number that is not finite.
 
     Updates are then zero on all ranks, nothing is sent or remembered, and the state of the
-    chain, an optimizer's too, stays as it is. `sparsejax.metrics` counts such steps. It is
-    `sparsejax.transforms.bad_numbers(tx, "skip")`, which says more.
+    chain, an optimizer's too, stays as it is. `sparsejax.metrics` counts such steps. Under
+    `sparsejax.data_parallel`, outermost, it also leaves variables as they are.
+
+    Ranks agree on one word before anything is sent, so all decide alike, and before a
+    residual, a velocity or an optimizer has seen the number. Where gradients are float16,
+    or travel as such, sums of finite numbers may be too large for it; those are looked at
+    after the exchange, and what was computed from them is dropped.
 
     Args:
-        tx: A sparsifier, or a chain with a synchronization.
+        tx: The whole chain, with the synchronization and the optimizer in it.
         axis_name: The mesh axis of the ranks; the only manual one if None.
+        report: Whether the state says which rank had such a number in which leaf. A trainer
+            of `sparsejax.data_parallel` then raises `errors.BadNumberError`, on all
+            processes; for that it waits for each step. In a loop of your own
+            `sparsejax.transforms.check_numbers` raises it.
 
     Example:
         >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
         >>> tx = sparsejax.skip_nonfinite(tx)
     """
-    return _guarded(tx, "skip_nonfinite", axis_name, False)
-
-
-@described
-def bad_numbers(
-    tx: optax.GradientTransformation,
-    policy: str = "skip",
-    axis_name: AxisName | None = None,
-) -> optax.GradientTransformationExtraArgs:
-    """What all ranks do where one of them has a NaN or an infinity in its gradient.
-
-    Ranks agree on one word before anything is sent, so all decide alike, and before a
-    residual, a velocity or an optimizer has seen the number. Where gradients are float16,
-    or travel as such, sums of finite numbers may be too large for it; those are looked at
-    behind the exchange, and what was computed from them is dropped.
-
-    Args:
-        tx: The whole chain, with the synchronization and the optimizer in it.
-        policy: "pass": nothing is looked at, and such numbers are sent and summed like
-            others. "skip": the step is left out, as by `sparsejax.skip_nonfinite`. "raise":
-            it is left out, too, and the state says which rank had such a number in which
-            leaf, for `sparsejax.transforms.check_numbers` to raise.
-        axis_name: The mesh axis of the ranks; the only manual one if None.
-
-    Example:
-        >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
-        >>> tx = sparsejax.transforms.bad_numbers(tx, "raise")
-    """
-    errors.check_one_of("policy", policy, numbers.POLICIES)
-    if policy == "pass":
-        return checked(tx, "bad_numbers")
-    return _guarded(tx, "transforms.bad_numbers", axis_name, policy == "raise")
-
-
-def _guarded(tx, what, axis_name, tells):
-    """A transformation that leaves out updates of which a number is not finite.
-
-    Args:
-        tx: The transformation.
-        what: The call as the user knows it.
-        axis_name: The mesh axis of the ranks.
-        tells: Whether the state says where the number was.
-    """
-    tx = checked(tx, what)
-    name = f"sparsejax.{what}"
+    tx = checked(tx, "skip_nonfinite")
 
     def init(params):
-        paths, _, _ = tree.flatten(params, name, rows=True)
+        paths, _, _ = tree.flatten(params, _NAME, rows=True)
         with numbers.watching():
             inner = tx.init(params)
-        return SkipState(jnp.int32(0), inner, Found.first(paths) if tells else None)
+        return SkipState(jnp.int32(0), inner, Found.first(paths) if report else None)
 
     def update(updates, state, params=None, **extra):
-        check_kind(state, SkipState, name)
-        if (state.found is not None) != tells:
+        check_kind(state, SkipState, _NAME)
+        if (state.found is not None) != report:
             raise errors.StateError(
-                f"{name} was given a state of another policy, that "
-                f"{'does not say' if tells else 'says'} where numbers were not finite: "
+                f"{_NAME} has report={report}, and its state "
+                f"{'does not say' if report else 'says'} where numbers were not finite: "
                 "make it with the transformation that updates it, sparsejax.init(tx, "
                 "params, mesh)."
             )
-        wire = Wire.over(axis_name, f"update of {name}")
-        sharded.require_sent(updates, name)
-        paths, leaves, _ = tree.flatten(updates, name, rows=True)
+        wire = Wire.over(axis_name, f"update of {_NAME}")
+        sharded.require_sent(updates, _NAME)
+        paths, leaves, _ = tree.flatten(updates, _NAME, rows=True)
         for path, leaf in zip(paths, leaves, strict=True):
             axes.require_local(path, tree.numbers(leaf), wire.axis)
-        names = state.found.names if tells else Names(tuple(paths))
-        known = state.found.numbers_of(paths) if tells else range(len(paths))
+        names = state.found.names if report else Names(tuple(paths))
+        known = state.found.numbers_of(paths) if report else range(len(paths))
         word = numbers.first_bad(leaves, known)
-        if tells:
+        if report:
             words = numbers.of_all(word, wire)
             word = jnp.max(words)
         else:

@@ -11,7 +11,7 @@ import optax
 
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
-from sparsejax.transforms.signatures import described
+from sparsejax.transforms.described import described
 from sparsejax.transforms.state import observing, sharded, tree
 from sparsejax.transforms.state.per_rank import (
     PerRank,

@@ -117,10 +117,10 @@ def test_a_wrapper_of_optax_that_decides_by_rank():
 
 def test_an_optimizer_that_is_run_on_zeros():
     with pytest.warns(UserWarning, match=r"sparsejax\.accumulate\(optax.chain"):
-        init(optax.chain(sparsejax.zen_sync(every=2), optax.adam(1e-3)))
+        init(optax.chain(sparsejax.accumulate(sparsejax.zen_sync(), 2), optax.adam(1e-3)))
     asleep = optax.conditionally_mask(optax.adam(1e-3), lambda step: step % 2 == 1)
-    init(optax.chain(sparsejax.zen_sync(every=2), asleep))
-    init(optax.chain(sparsejax.zen_sync(every=2), optax.sgd(0.1)))
+    init(optax.chain(sparsejax.accumulate(sparsejax.zen_sync(), 2), asleep))
+    init(optax.chain(sparsejax.accumulate(sparsejax.zen_sync(), 2), optax.sgd(0.1)))
     inside = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
     init(sparsejax.accumulate(inside, every=2))
 

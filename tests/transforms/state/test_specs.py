@@ -26,7 +26,7 @@ from tests import helpers
 # How states lie is asked of parts of chains, and of optimizers that do not sleep, too.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the updates of"),
-    pytest.mark.filterwarnings("ignore:every=k stands beside"),
+    pytest.mark.filterwarnings("ignore:accumulate stands beside"),
 ]
 
 DATA, MODEL, STEPS, DECAY = 2, 2, 5, 0.5
@@ -47,6 +47,11 @@ def sync(scheme=None, **options):
     return sparsejax.sync(scheme or schemes.AGSparse(), "data", **options)
 
 
+def accumulated(scheme=None, reduce="sum", **options):
+    tx = sync(scheme, reduce=reduce, **options)
+    return sparsejax.accumulate(tx, 2, "data", reduce=reduce)
+
+
 class HalfKept(TopKScheme):
     """Sends every other unit, and keeps the rest."""
 
@@ -61,7 +66,7 @@ def partitioned():
     return optax.partition(
         {
             "few": optax.chain(sparsejax.top_k(0.1, **SHARED), sync(), trace()),
-            "more": optax.chain(sync(every=2), trace()),
+            "more": optax.chain(accumulated(), trace()),
         },
         {"cols": "few", "rows": "more", "same": "few"},
     )
@@ -86,13 +91,12 @@ TRANSFORMATIONS = {
         lambda: sync(schemes.BalancedParallelism()),
     ),
     "zen_every": behind(
-        lambda: sync(
+        lambda: accumulated(
             schemes.Zen(),
-            every=2,
             sparsifier=sparsejax.sparsify(sparsifiers.ReuseThreshold(0.1), **SHARED),
         )
     ),
-    "zen_bytes": behind(lambda: sync(schemes.Zen("bytes"), every=2)),
+    "zen_bytes": behind(lambda: accumulated(schemes.Zen("bytes"))),
     "partition": partitioned,
 }
 
@@ -245,7 +249,7 @@ def test_a_prefix_of_specs_and_masks_and_doubled_names():
     params = {"w": jnp.zeros((8, 8)), "head": {"w": jnp.zeros((8, 8)), "b": jnp.zeros(8)}}
     specs = {"w": P("model"), "head": P()}
     tx = optax.chain(
-        optax.masked(sync(every=2), {"w": True, "head": False}),
+        optax.masked(accumulated(), {"w": True, "head": False}),
         optax.masked(optax.adam(1e-3), lambda p: {"w": True, "head": True}),
         optax.scale_by_learning_rate(optax.constant_schedule(0.1)),
     )
@@ -283,7 +287,7 @@ def test_a_flax_model():
 def test_the_order_of_the_axes_of_the_mesh_does_not_matter():
     mesh = mesh_of(("model", "data"))
     grads = {name: np.ones((STEPS, DATA, *s), np.float32) for name, s in SHAPES.items()}
-    made = lambda: optax.chain(sync(schemes.AllReduce(), every=2), trace())
+    made = lambda: optax.chain(accumulated(schemes.AllReduce()), trace())
     first, _ = train(made(), mesh, True, grads)
     second, _ = train(made(), mesh_of(), True, grads)
     for name in grads:
@@ -302,7 +306,7 @@ def test_a_trainer_of_sharded_parameters_steps_as_numpy_does():
         off = lax.psum(batch[0] @ params["in"] @ params["out"], "model") - batch[1]
         return jnp.mean(off**2)
 
-    tx = optax.chain(sync(schemes.AllReduce(), reduce="mean", every=2), optax.sgd(0.1, 0.9))
+    tx = optax.chain(accumulated(schemes.AllReduce(), "mean"), optax.sgd(0.1, 0.9))
     trainer = sparsejax.data_parallel(
         loss, tx, mesh_of(), axis_name="data", param_specs=specs
     )
@@ -381,21 +385,21 @@ def init(tx, params=PARAMS, specs=SPECS, axis_name="data"):
         ),
         (
             lambda: sparsejax.state_specs(
-                init(sync(every=2)), PARAMS, {**SPECS, "same": P("data")}
+                init(accumulated()), PARAMS, {**SPECS, "same": P("data")}
             ),
             ArgumentError,
             "shards 'same' over 'data'",
         ),
         (
             lambda: sparsejax.state_specs(
-                init(sync(every=2)), {"cols": PARAMS["cols"]}, SPECS["cols"]
+                init(accumulated()), {"cols": PARAMS["cols"]}, SPECS["cols"]
             ),
             StateError,
             "something of 'rows', which is not among .* 'cols'. Give the parameters",
         ),
         (
             lambda: sparsejax.state_specs(
-                init(sync(every=2)), PARAMS | {"same": np.zeros(7)}, SPECS
+                init(accumulated()), PARAMS | {"same": np.zeros(7)}, SPECS
             ),
             StateError,
             r"parameter 'same' of shape \[50\].*has the shape \[7\]",

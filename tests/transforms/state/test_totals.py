@@ -51,12 +51,8 @@ def test_totals_are_exact_for_ever():
 
 @pytest.mark.parametrize(("every", "warm"), [(1, 0), *helpers.slow((3, 3))])
 def test_they_add_up_what_each_exchange_sent(every, warm):
-    tx = sparsejax.sync(
-        sparsejax.schemes.AGSparse(),
-        rules={"w": "sparse"},
-        every=every,
-        warmup_steps=warm,
-    )
+    tx = sparsejax.sync(sparsejax.schemes.AGSparse(), rules={"w": "sparse"})
+    tx = sparsejax.accumulate(sparsejax.warm_up(tx, warm // every), every)
     x = np.zeros((2, 9, 4096), np.float32)
     x[:, :, ::64] = 1
     x[:, 3:, ::16] = 1
@@ -87,7 +83,7 @@ def test_a_state_keeps_its_types_where_numbers_have_64_bits(every, dtype):
     """Else a wrapper's two sides differ, and each step is compiled once more."""
     with jax.enable_x64(True):
         params = {"w": jnp.zeros((300, 256), dtype)}
-        tx = optax.chain(sparsejax.zen_sync(every=every), optax.sgd(0.1))
+        tx = sparsejax.accumulate(optax.chain(sparsejax.zen_sync(), optax.sgd(0.1)), every)
         mesh = helpers.mesh_of(2)
         state = sparsejax.init(tx, params, mesh)
         specs = sparsejax.state_specs(state)

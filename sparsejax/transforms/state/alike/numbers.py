@@ -28,8 +28,6 @@ from sparsejax.transforms.state.per_rank import find
 from sparsejax.wire import Wire
 
 
-POLICIES = ("pass", "skip", "raise")
-
 _CALL = "sparsejax.transforms.check_numbers"
 _KINDS = ("a NaN", "an infinity")
 _SUM = -1  # in place of a rank: the sum over all
@@ -208,7 +206,7 @@ class Found(NamedTuple):
         return (
             f"step {step}: the gradient of {path!r} has {_KINDS[kind]} on rank {rank}"
             f"{others}. {kept} Look at what that rank was given, and at the learning rate; "
-            "to go on without such steps: bad_numbers='skip'."
+            "to go on without such steps: sparsejax.skip_nonfinite(tx)."
         )
 
 
@@ -216,13 +214,13 @@ def check_numbers(state: Any, since: int = 0) -> None:
     """Raises where an update was left out since one of its numbers was not finite.
 
     That is for loops of your own: inside `jax.jit` nothing can be raised, so
-    `bad_numbers(tx, "raise")` leaves such an update out and writes down where it was, and
-    this reads it. It waits for the update, and sends nothing: the state says the same on
-    all ranks and processes, so all raise. The trainer of `sparsejax.data_parallel(...,
-    bad_numbers="raise")` calls it after each step.
+    `sparsejax.skip_nonfinite(tx, report=True)` leaves such an update out and writes down
+    where it was, and this reads it. It waits for the update, and sends nothing: the state
+    says the same on all ranks and processes, so all raise. The trainer of
+    `sparsejax.data_parallel` calls it after each step.
 
     Example:
-        >>> tx = sparsejax.transforms.bad_numbers(tx, "raise")
+        >>> tx = sparsejax.skip_nonfinite(tx, report=True)
         >>> opt_state = sparsejax.init(tx, params, mesh)
         >>> sparsejax.transforms.check_numbers(opt_state)  # and after each step
 
@@ -239,8 +237,8 @@ def check_numbers(state: Any, since: int = 0) -> None:
     if not every:
         raise StateError(
             f"{_CALL} was given a state that does not say where numbers were not finite: "
-            'make the transformation with sparsejax.transforms.bad_numbers(tx, "raise"), '
-            "and pass the optimizer's state."
+            "make the transformation with sparsejax.skip_nonfinite(tx, report=True), and "
+            "pass the optimizer's state."
         )
     for found in every:
         if isinstance(found.last, Tracer):

@@ -152,7 +152,8 @@ def _check_tables(state, like):
                 raise StateError(
                     f"the state has at {path!r} a table with {name}={was!r}, and `like` "
                     f"has {name}={now!r}: make `like` with tables as those of the state, "
-                    "with table.resized(mesh) from their own parameters."
+                    "sparsejax.ColumnTable.of(table.whole(), mesh, axis_name) of its own "
+                    "parameters."
                 )
 
 

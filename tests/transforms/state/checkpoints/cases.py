@@ -28,11 +28,9 @@ def params_of(mesh, by_columns=False):
     return params | {"table": jnp.zeros(TABLE)}
 
 
-def sparsified(every=None, reduce="mean", momentum=None):
+def sparsified(every=None, reduce="mean", sparsifier=None):
     inside = optax.chain(
-        sparsejax.top_k(0.1, min_size=1)
-        if momentum is None
-        else sparsejax.dgc(0.1, min_size=1, momentum=momentum),
+        sparsifier or sparsejax.top_k(0.1, min_size=1),
         sparsejax.zen_sync(reduce=reduce),
         optax.adam(1e-2),
     )
@@ -43,7 +41,9 @@ def sparsified(every=None, reduce="mean", momentum=None):
 
 # What makes a state, by name.
 TRANSFORMATIONS = {
-    "dgc and zen": lambda: sparsified(momentum=0.9),
+    "dgc and zen": lambda: sparsified(
+        sparsifier=sparsejax.dgc(0.1, min_size=1, memory=sparsejax.MomentumCorrection())
+    ),
     "accumulate": lambda: sparsified(every=2),
     "spardl": lambda: optax.chain(sparsejax.spardl_sync(0.1, rules=SPARSE), optax.sgd(0.1)),
     "ok_topk": lambda: optax.chain(

@@ -119,7 +119,9 @@ def loss_fn(params, batch, *, variables, key):
 def test_training_goes_on_as_if_it_had_not_ended(tmp_path):
     """Two steps, a checkpoint, and two more are four, as bytes: residuals, keys and all."""
     tx = optax.chain(
-        sparsejax.dgc(0.1, min_size=1, momentum=0.9), sparsejax.zen_sync(), optax.sgd(0.1)
+        sparsejax.dgc(0.1, min_size=1, memory=sparsejax.MomentumCorrection()),
+        sparsejax.zen_sync(),
+        optax.sgd(0.1),
     )
     trainer = sparsejax.data_parallel(
         loss_fn,

@@ -41,7 +41,7 @@ def main(out, folder, ranks, coordinator=None, rank=0):
         loss = jnp.mean((out - batch["y"]) ** 2)
         return loss, {"seen": variables["seen"] + out.sum()}
 
-    sparsifier = sparsejax.dgc(0.1, min_size=1, momentum=0.9)
+    sparsifier = sparsejax.dgc(0.1, min_size=1, memory=sparsejax.MomentumCorrection())
     each = {
         "rest": optax.chain(sparsifier, sparsejax.zen_sync(), optax.sgd(0.1)),
         "table": optax.chain(sparsejax.zen_sync(), optax.adam(0.1)),

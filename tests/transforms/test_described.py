@@ -1,12 +1,12 @@
 """What was made prints as the call that made it."""
 
-import jax.numpy as jnp
 import optax
 import pytest
 
 import sparsejax
 from sparsejax import schemes, sparsifiers
-from sparsejax.transforms import signatures
+from sparsejax.errors import ArgumentError
+from sparsejax.transforms import systems
 from tests import helpers
 
 
@@ -17,15 +17,18 @@ CHAIN = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
     ("tx", "text"),
     [
         (sparsejax.zen_sync(), "zen_sync()"),
-        (sparsejax.zen_sync("data", reduce="mean"), "zen_sync(axis_name='data')"),
+        (
+            sparsejax.zen_sync("data", reduce="mean"),
+            "zen_sync(axis_name='data', reduce='mean')",
+        ),
         (sparsejax.sync(schemes.Zen("bytes")), "sync(scheme=Zen(optimum='bytes'))"),
         (
             sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(0.01)),
             "sync(scheme=Zen(), sparsifier=dgc(density=0.01))",
         ),
         (
-            sparsejax.dgc(momentum=0.9, min_size=5),
-            "dgc(momentum=0.9, min_size=5)",
+            sparsejax.dgc(0.01, min_size=5, memory=sparsejax.MomentumCorrection(0.5)),
+            "dgc(density=0.01, min_size=5, memory=MomentumCorrection(momentum=0.5))",
         ),
         (
             sparsejax.sparsify(sparsifiers.TopK(sparsifiers.Warmup(0.001, 10))),
@@ -57,6 +60,22 @@ def test_what_is_long_is_cut():
     assert len(repr(bound)) < 200
 
 
-def test_arrays_are_told_by_their_kind():
-    assert signatures.brief(jnp.ones((2, 3))) == "float32[2, 3]"
-    assert signatures.brief(optax.sgd) == "sgd"
+@pytest.mark.parametrize(
+    ("make", "gone", "match"),
+    [
+        (sparsejax.zen_sync, {"every": 4}, r"zen_sync takes no every=4: .*accumulate\("),
+        (sparsejax.zen_sync, {"warmup_steps": 3}, r"no warmup_steps=3: .*warm_up\("),
+        (sparsejax.sync, {"scheme": schemes.Zen(), "feedback": 1}, "feedback=1: .*memory="),
+        (sparsejax.dgc, {"momentum": 0.9}, r"dgc .*memory=sparsejax.MomentumCorrection\("),
+        (sparsejax.ok_topk_sync, {"density": 0.1, "momentum": 0.9}, "ok_topk.*memory="),
+        (systems.gtopk_sync, {"density": 0.1, "two_level": True}, "both axes .* leave it"),
+    ],
+)
+def test_an_option_that_is_gone_names_what_to_write(make, gone, match):
+    with pytest.raises(ArgumentError, match=match):
+        make(**gone)
+
+
+def test_any_other_option_is_one_that_python_refuses():
+    with pytest.raises(TypeError, match="unheard_of"):
+        sparsejax.zen_sync(**{"unheard_of": 1})

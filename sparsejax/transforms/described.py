@@ -1,0 +1,86 @@
+"""Transformations that print as the call that made them; options that are gone."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import optax
+
+from sparsejax.errors import ArgumentError
+from sparsejax.transforms.state.tree import Transformation
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_LONG = 120  # characters
+
+
+def described(function: _Function) -> _Function:
+    """Makes what a function returns print as the call of it, `zen_sync(axis_name='data')`.
+
+    In a chain, where its result belongs, the function itself raises an error that says so.
+    """
+    signature = inspect.signature(function)
+    name = function.__name__
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        if "options" in signature.parameters:
+            # optax.inject_hyperparams takes `**options` for an argument of that name.
+            kwargs |= kwargs.pop("options", {})
+        tx = function(*args, **kwargs)
+        if not isinstance(tx, Transformation):
+            tx = Transformation(tx.init, tx.update)
+        given = signature.bind(*args, **kwargs).arguments
+        given |= given.pop("options", {})
+        tx.text = f"{name}({', '.join(f'{k}={_brief(v)}' for k, v in given.items())})"
+        return tx
+
+    def not_called(params):
+        del params
+        raise ArgumentError(
+            f"the chain has the function {name} in it, and not the transformation that it "
+            f"makes: call it, {name}(...)."
+        )
+
+    # All that optax asks for before a state is made.
+    call.init = not_called  # type: ignore
+    return call  # type: ignore
+
+
+def without(gone: Mapping[str, str]) -> Callable[[_Function], _Function]:
+    """Makes a function raise for options that are gone: by name, what to write instead."""
+
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            for name in gone.keys() & kwargs.keys():
+                raise ArgumentError(
+                    f"{function.__name__} takes no {name}={kwargs[name]!r}: {gone[name]}"
+                )
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _brief(value):
+    """A value without the defaults of its fields, and cut where it is long."""
+    if type(value) in (
+        optax.GradientTransformation,
+        optax.GradientTransformationExtraArgs,
+    ):
+        return f"{value.init.__qualname__.partition('.')[0]}(...)"
+    text = repr(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: f.default for f in dataclasses.fields(value)}
+        changed = {k: v for k in fields if (v := getattr(value, k)) != fields[k]}
+        shown = ", ".join(f"{k}={_brief(v)}" for k, v in changed.items())
+        text = f"{type(value).__name__}({shown})"
+    if len(text) <= _LONG:
+        return text
+    is_literal = isinstance(value, dict | list | tuple)
+    return "..." if is_literal else f"{type(value).__name__}(...)"
