@@ -207,10 +207,17 @@ def bound(kernels: dict[str, Callable], **sizes: Any) -> dict[str, Callable]:
 
 def in_triton(file: str, operation: str) -> Callable:
     """The kernel of an operation in `pallas_kernels.triton`, imported when it is called."""
+    return _kernel(f"pallas_kernels.triton.{file}", operation)
 
+
+def in_pallas(file: str, operation: str) -> Callable:
+    """The kernel of an operation in `pallas_kernels.pallas`, imported when it is called."""
+    return _kernel(f"pallas_kernels.pallas.{file}", operation)
+
+
+def _kernel(module, operation):
     def call(*operands, **how):
-        module = importlib.import_module(f"pallas_kernels.triton.{file}")
-        return getattr(module, operation)(*operands, **how)
+        return getattr(importlib.import_module(module), operation)(*operands, **how)
 
     call.__name__ = operation
     return call
@@ -274,9 +281,7 @@ def _missing(name):
 
 def _missing_of_pallas():
     try:
-        from pallas_kernels.pallas import launch as in_pallas
-
-        in_pallas.triton_backend()
+        importlib.import_module("pallas_kernels.pallas.launch").triton_backend()
     except (ImportError, AttributeError) as error:
         return (
             "Pallas' Triton backend, which JAX has up to some version; JAX here is "

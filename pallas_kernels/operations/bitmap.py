@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import backends, checks, reference
-from pallas_kernels.pallas import bitmap as in_pallas
+from pallas_kernels import backends, checks
+from pallas_kernels.reference import indices as reference
 
 
 def bitmap_encode(
@@ -33,7 +33,7 @@ def bitmap_encode(
         x = x.at[units].get(mode="clip")
     kernels = {
         "reference": reference.bitmap_encode,
-        "pallas": in_pallas.bitmap_encode,
+        "pallas": backends.in_pallas("bitmap", "bitmap_encode"),
         "triton": backends.in_triton("bitmap", "bitmap_encode"),
     }
     return backends.run("bitmap_encode", backend, kernels, x.size, x)
@@ -68,7 +68,7 @@ def bitmap_decode(
     checks.positive("capacity", capacity)
     kernels = {
         "reference": reference.bitmap_decode,
-        "pallas": in_pallas.bitmap_decode,
+        "pallas": backends.in_pallas("bitmap", "bitmap_decode"),
         "triton": backends.in_triton("bitmap", "bitmap_decode"),
     }
     kernels = backends.bound(kernels, capacity=capacity)

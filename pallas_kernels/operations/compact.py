@@ -2,8 +2,8 @@
 
 import jax
 
-from pallas_kernels import backends, checks, reference
-from pallas_kernels.pallas import bitmap
+from pallas_kernels import backends, checks
+from pallas_kernels.reference import indices as reference
 
 
 def compact(
@@ -39,7 +39,7 @@ def compact(
     checks.positive("capacity", capacity)
     kernels = {
         "reference": reference.compact,
-        "pallas": bitmap.compact,
+        "pallas": backends.in_pallas("bitmap", "compact"),
         "triton": backends.in_triton("bitmap", "compact"),
     }
     kernels = backends.bound(kernels, capacity=capacity)

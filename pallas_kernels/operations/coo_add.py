@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import backends, checks, reference
+from pallas_kernels import backends, checks
+from pallas_kernels.reference import indices as reference
 
 
 # What Triton can add atomically.

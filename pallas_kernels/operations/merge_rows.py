@@ -2,7 +2,8 @@
 
 import jax
 
-from pallas_kernels import backends, checks, reference
+from pallas_kernels import backends, checks
+from pallas_kernels.reference import indices as reference
 
 
 def merge_rows(

@@ -13,9 +13,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import backends, checks, reference, striping
+from pallas_kernels import backends, checks, striping
 from pallas_kernels.errors import KernelArgumentError
-from pallas_kernels.pallas import messages as in_pallas
+from pallas_kernels.reference import messages as reference
+from pallas_kernels.reference.index_message import index_message as reference_of_index
 from pallas_kernels.reference.messages import SINGLE, row_words
 from pallas_kernels.striping import Striping
 
@@ -105,7 +106,7 @@ def pack_message(
         _check_ends(ends, len(counts), 0 if listed else slots.shape[1])
     kernels = {
         "reference": reference.pack_message,
-        "pallas": in_pallas.pack_message,
+        "pallas": backends.in_pallas("messages", "pack_message"),
         "triton": backends.in_triton("messages", "pack_message"),
     }
     if dtype not in _TRAVELS or array.dtype not in _TRAVELS:
@@ -238,7 +239,9 @@ def unpack_message(
     if ordered and units is not None and not replaces:
         whole = False  # Pallas' is given one message at a time, and knows no sender.
     if whole and reached and into.dtype in _ADDED_IN_PALLAS and dtype in _TRAVELS:
-        kernels["pallas"] = functools.partial(in_pallas.unpack_message, **sizes)
+        kernels["pallas"] = functools.partial(
+            backends.in_pallas("messages", "unpack_message"), **sizes
+        )
     size = len(message) * room * math.prod(into.shape[1:])
     cut = [x for x in (ends, values) if x is not None]
     operands = into, message, numbers, *cut
@@ -283,7 +286,7 @@ def index_message(
     _check_rows("message", message, ("uint32",))
     checks.positive("longest", longest)
     kernels = {
-        "reference": reference.index_message,
+        "reference": reference_of_index,
         "triton": backends.in_triton("messages", "index_message"),
     }
     sizes = {"longest": longest, "planes": planes, "at": at, "bitmaps": bitmaps}

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import backends, checks, reference
-from pallas_kernels.pallas import partition as in_pallas
-from pallas_kernels.reference import Partitioned
+from pallas_kernels import backends, checks
+from pallas_kernels.reference import partitions as reference
+from pallas_kernels.reference.partitions import Partitioned
 
 
 def partition(
@@ -58,7 +58,7 @@ def partition(
     seeds, hashes = checks.memory(indices.size, seeds, parts, slots, serial, hashes)
     kernels = {
         "reference": reference.partition,
-        "pallas": in_pallas.partition,
+        "pallas": backends.in_pallas("partition", "partition"),
         "triton": backends.in_triton("partition", "partition"),
     }
     sizes = {"parts": parts, "hashes": hashes, "slots": slots, "serial": serial}

@@ -2,9 +2,10 @@
 
 import jax
 
-from pallas_kernels import backends, checks, reference
+from pallas_kernels import backends, checks
 from pallas_kernels.errors import KernelArgumentError
-from pallas_kernels.reference import Partitioned
+from pallas_kernels.reference import partitions as reference
+from pallas_kernels.reference.partitions import Partitioned
 
 
 def partition_by_bits(

@@ -2,8 +2,9 @@
 
 import jax
 
-from pallas_kernels import backends, checks, reference
-from pallas_kernels.reference import Partitioned
+from pallas_kernels import backends, checks
+from pallas_kernels.reference import partitions as reference
+from pallas_kernels.reference.partitions import Partitioned
 
 
 def partition_dense(

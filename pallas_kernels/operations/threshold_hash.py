@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import backends, checks, reference
-from pallas_kernels.pallas import threshold_hash as in_pallas
+from pallas_kernels import backends, checks
+from pallas_kernels.reference import partitions as reference
 
 
 def threshold_hash(
@@ -41,7 +41,7 @@ def threshold_hash(
     checks.positive("slots", slots)
     kernels = {
         "reference": reference.threshold_hash,
-        "pallas": in_pallas.threshold_hash,
+        "pallas": backends.in_pallas("threshold_hash", "threshold_hash"),
         "triton": backends.in_triton("threshold_hash", "threshold_hash"),
     }
     kernels = backends.bound(kernels, slots=slots)

@@ -31,8 +31,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import hashing, reference
+from pallas_kernels import hashing
 from pallas_kernels.pallas import launch
+from pallas_kernels.reference.indices import EMPTY
+from pallas_kernels.reference.partitions import with_serial
 
 
 _BLOCK = 1024
@@ -47,7 +49,7 @@ def partition(
     waiting = (jnp.arange(size, dtype=jnp.int32) < count) & (indices >= 0)
     waiting = waiting.astype(jnp.int32)
     # Lanes that do not write have places of their own behind the end.
-    memory = jnp.full(parts * slots + block, reference.EMPTY, jnp.int32)
+    memory = jnp.full(parts * slots + block, EMPTY, jnp.int32)
     sizes = {"block": block, "parts": parts, "slots": slots, "size": size}
     programs = -(-size // block)
     for k in range(hashes):
@@ -70,7 +72,7 @@ def partition(
             interpret=interpret,
         )
     parallel = memory[: parts * slots].reshape(parts, slots)
-    return reference.with_serial(parallel, indices, waiting != 0, seeds[0], serial)
+    return with_serial(parallel, indices, waiting != 0, seeds[0], serial)
 
 
 def _own(indices_ref, waiting_ref, seeds_ref, block, parts, slots, size):
@@ -90,7 +92,7 @@ def _write(
     own = _own(indices_ref, waiting_ref, seeds_ref, block, parts, slots, size)
     lane, _inside, indices, waiting, slot = own
     found = launch.load(memory_ref, slot, waiting, jnp.int32(0))
-    free = waiting & (found == reference.EMPTY)
+    free = waiting & (found == EMPTY)
     spare = parts * slots + lane % block
     launch.store(memory_ref, jnp.where(free, slot, spare), indices, free)
 
@@ -100,5 +102,5 @@ def _verify(
 ):
     own = _own(indices_ref, waiting_ref, seeds_ref, block, parts, slots, size)
     lane, inside, indices, waiting, slot = own
-    found = launch.load(memory_ref, slot, waiting, jnp.int32(reference.EMPTY))
+    found = launch.load(memory_ref, slot, waiting, jnp.int32(EMPTY))
     launch.store(still_ref, lane, (waiting & (found != indices)).astype(jnp.int32), inside)

@@ -9,8 +9,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import hashing, reference
+from pallas_kernels import hashing
 from pallas_kernels.pallas import launch
+from pallas_kernels.reference.indices import EMPTY
 
 
 _BLOCK = 1024
@@ -20,7 +21,7 @@ def threshold_hash(x, threshold, seed, slots, *, interpret=False, block=_BLOCK):
     """See `pallas_kernels.threshold_hash`."""
     level = jnp.asarray(threshold, x.dtype).reshape(1)
     seed = jnp.asarray(seed, jnp.uint32).reshape(1)
-    memory = jnp.full(slots + block, reference.EMPTY, jnp.int32)
+    memory = jnp.full(slots + block, EMPTY, jnp.int32)
     (memory,) = launch.launch(
         functools.partial(_kernel, block=block, slots=slots, size=x.size),
         "threshold_hash",

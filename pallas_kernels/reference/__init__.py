@@ -1,8 +1,8 @@
 """What each operation computes, in plain XLA: the definition, and the default everywhere.
 
-`indices` has what is computed with lists of indices, `messages` how they travel, and
-`index_message` what is looked up in those. Arguments are checked by the operations of the
-package, which call these.
+`indices` has what is computed with lists of indices, `partitions` how they are divided
+among parts, `messages` how they travel, and `index_message` what is looked up in those.
+Arguments are checked by the operations of the package, which call these.
 """
 
 from pallas_kernels.reference.index_message import index_message as index_message
@@ -10,7 +10,6 @@ from pallas_kernels.reference.indices import (
     EMPTY as EMPTY,
     FLAGS_AT_MOST as FLAGS_AT_MOST,
     MergedRows as MergedRows,
-    Partitioned as Partitioned,
     bitmap_decode as bitmap_decode,
     bitmap_encode as bitmap_encode,
     chosen as chosen,
@@ -18,13 +17,16 @@ from pallas_kernels.reference.indices import (
     coo_add as coo_add,
     distinct as distinct,
     merge_rows as merge_rows,
+)
+from pallas_kernels.reference.messages import (
+    pack_message as pack_message,
+    unpack_message as unpack_message,
+)
+from pallas_kernels.reference.partitions import (
+    Partitioned as Partitioned,
     partition as partition,
     partition_by_bits as partition_by_bits,
     partition_dense as partition_dense,
     threshold_hash as threshold_hash,
     with_serial as with_serial,
-)
-from pallas_kernels.reference.messages import (
-    pack_message as pack_message,
-    unpack_message as unpack_message,
 )

@@ -1,8 +1,7 @@
-"""Lists of indices in plain XLA: made of dense arrays, divided among parts, added up.
+"""Lists of indices in plain XLA: made of dense arrays, merged, added up.
 
 Packed bits that are searched by rank (`rank_select`) stand for prefix sums and sorting
-throughout. Algorithm 1 of Zen is bulk-synchronous: all indices whose slot is free write
-there, then all read back, and whoever does not find itself tries the next hash.
+throughout.
 """
 
 from typing import NamedTuple
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import hashing, platforms, striping
+from pallas_kernels import platforms
 from pallas_kernels.platforms import alone_on_cpus
 from pallas_kernels.rank_select import (
     WORD,
@@ -19,44 +18,16 @@ from pallas_kernels.rank_select import (
     pack,
     rank_index,
     rank_of,
-    running_sum,
     select,
-    slots_of,
 )
 from pallas_kernels.types import untyped
 
 
 EMPTY = -1
-_TILE = 1 << 16
-_FEW = 1 << 14  # a tile where few are expected
 # To how many rows of a table for one that is listed flags of all rows merge faster than a
 # sort. On two CPU cores they are level at 300; a flag is a byte, so this also bounds their
 # memory by that of the rows that are listed.
 FLAGS_AT_MOST = 256
-
-
-class Partitioned(NamedTuple):
-    """Indices by part.
-
-    Attributes:
-        memory: int32 [parts, room], -1 where there is no index.
-        counts: int32 [parts], how many indices wanted to be where room is not certain:
-            the serial memory of `partition`, the whole part of `partition_by_bits`. Above
-            the room there, the difference found none.
-        left: Which of the input found no room: for `partition` booleans by place among the
-            indices, for `partition_by_bits` booleans by element, for `partition_dense` a
-            bit an element, 32 to a word.
-
-    Example:
-        >>> memory, counts, left = pallas_kernels.partition_by_bits(
-        ...     jnp.ones(8), parts=2, capacity=8)
-        >>> int(counts.sum()), bool(left.any())
-        (8, False)
-    """
-
-    memory: jax.Array
-    counts: jax.Array
-    left: jax.Array
 
 
 def chosen(x, threshold):
@@ -67,184 +38,17 @@ def chosen(x, threshold):
 def compact(x, capacity, threshold=None):
     """The chosen elements, ascending, `x.size` behind the last, and how many there are."""
     flags = chosen(x, threshold)
-    return _positions(pack(_padded(flags)), capacity, x.size)
+    return _positions(pack(padded(flags)), capacity, x.size)
 
 
 def bitmap_encode(x):
     """Which elements are non-zero, 32 to a word."""
-    return pack(_padded(nonzero(x)))
+    return pack(padded(nonzero(x)))
 
 
 def bitmap_decode(words, capacity):
     """Where the set bits are, ascending, the number of bits behind the last; how many."""
     return _positions(words, capacity, words.size * WORD)
-
-
-def partition(indices, count, seeds, *, parts, hashes, slots, serial):
-    """Algorithm 1: a hash for the part, `hashes` for a slot, else the serial memory.
-
-    All try their first slot at once. Few wait after that; tile by tile they try the others
-    and go to the serial memories.
-    """
-    waiting = (lax.iota(jnp.int32, indices.size) < count) & (indices >= 0)
-    parallel = jnp.full(parts * slots, EMPTY, jnp.int32)
-    part = hashing.place(indices, seeds[0], parts)
-    first = seeds[1 : min(hashes, 1) + 1]
-    parallel, waiting = _try(parallel, indices, part, waiting, first, slots)
-
-    def again(found, used, state):
-        parallel, serials = state
-        keys = indices[found]
-        part = hashing.place(keys, seeds[0], parts)
-        others = seeds[2 : hashes + 1]
-        parallel, still = _try(parallel, keys, part, used, others, slots)
-        return parallel, _to_serial(serials, found, keys, part, used, still)
-
-    start = parallel, _Serial.empty(parts, serial, waiting)
-    parallel, serials = _by_tiles(waiting, again, start, _FEW)
-    return serials.behind(parallel.reshape(parts, slots))
-
-
-def _try(parallel, indices, part, waiting, seeds, slots):
-    """A round for each of these seeds: the parallel memory after it, and who waits on."""
-    for k in range(len(seeds)):
-        slot = part * slots + hashing.place(indices, seeds[k], slots)
-        free = waiting & (parallel[slot] == EMPTY)
-        to = jnp.where(free, slot, parallel.size)
-        parallel = parallel.at[to].set(indices, mode="drop")
-        waiting = waiting & (parallel[slot] != indices)
-    return parallel, waiting
-
-
-class _Serial(NamedTuple):
-    """The serial memories: int32 [parts, room], what wanted to be there, what is left."""
-
-    memory: jax.Array
-    counts: jax.Array
-    left: jax.Array
-
-    @classmethod
-    def empty(cls, parts, room, waiting):
-        memory = jnp.full((parts, room), EMPTY, jnp.int32)
-        return cls(memory, jnp.zeros(parts, jnp.int32), waiting)
-
-    def behind(self, parallel):
-        memory = jnp.concatenate([parallel, self.memory], axis=1)
-        return Partitioned(memory, self.counts, self.left)
-
-
-def _to_serial(serials, found, keys, part, used, still):
-    """Takes a tile: of those used, those that are still waiting go to a serial memory.
-
-    Args:
-        serials: The serial memories.
-        found: int32 [tile], where in the input they are.
-        keys: int32 [tile], what they are.
-        part: int32 [tile], their parts.
-        used: Booleans [tile].
-        still: Booleans [tile].
-    """
-    memory, counts, left = serials
-    parts, room = memory.shape
-    of_part = still & (part == lax.iota(jnp.int32, parts)[:, None])
-    before = counts[:, None] + running_sum(of_part.astype(jnp.int32)) - 1
-    ticket = jnp.sum(jnp.where(of_part, before, 0), axis=0)
-    fits = still & (ticket < room)
-    memory = memory.at[jnp.where(fits, part, parts), ticket].set(keys, mode="drop")
-    done = jnp.where(used & (~still | fits), found, left.size)
-    left = left.at[done].set(False, mode="drop")
-    return _Serial(memory, counts + jnp.sum(of_part, axis=1, dtype=jnp.int32), left)
-
-
-def with_serial(parallel, indices, waiting, seed, serial):
-    """Adds the serial memories: those that still wait, in the order of the input.
-
-    Args:
-        parallel: int32 [parts, slots].
-        indices: int32 [n].
-        waiting: Booleans [n].
-        seed: Of the hash that gives the part.
-        serial: Places in the serial memory of a part.
-    """
-    parts = len(parallel)
-
-    def store(found, used, serials):
-        keys = indices[found]
-        part = hashing.place(keys, seed, parts)
-        return _to_serial(serials, found, keys, part, used, used)
-
-    start = _Serial.empty(parts, serial, waiting)
-    return _by_tiles(waiting, store, start, _FEW).behind(parallel)
-
-
-def partition_dense(x, seeds, *, parts, hashes, slots, serial, threshold=None):
-    """Algorithm 1 for the chosen elements, those of a tile after those of the one before.
-
-    First all try the slots, then those who found none go to the serial memories.
-    """
-
-    def into_slots(found, used, state):
-        parallel, lost = state
-        part = hashing.place(found, seeds[0], parts)
-        every = seeds[1 : hashes + 1]
-        parallel, still = _try(parallel, found, part, used, every, slots)
-        return parallel, lost.at[jnp.where(still, found, x.size)].set(True, mode="drop")
-
-    start = jnp.full(parts * slots, EMPTY, jnp.int32), jnp.zeros(x.size, bool)
-    parallel, lost = _by_tiles(chosen(x, threshold), into_slots, start)
-    everyone = lax.iota(jnp.int32, x.size)
-    done = with_serial(parallel.reshape(parts, slots), everyone, lost, seeds[0], serial)
-    return done._replace(left=pack(_padded(done.left)))
-
-
-def partition_by_bits(x, *, parts, capacity, seed=0, threshold=None):
-    """Each part's chosen elements by the striped hash, ascending by slot."""
-    flags = chosen(x, threshold)
-    words = striping.split(flags, parts, seed)
-    slot, counts = slots_of(words, jnp.int32(0), capacity)
-    part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
-    units = striping.invert(part, slot, x.size, parts, seed)
-    used = lax.iota(jnp.int32, capacity) < counts[:, None]
-    left = flags.at[jnp.where(used, units, x.size).reshape(-1)].set(False, mode="drop")
-    return Partitioned(jnp.where(used, units, EMPTY), counts, left)
-
-
-def threshold_hash(x, threshold, seed, slots):
-    """DRAGONN: every element of at least a magnitude writes its index where it hashes to.
-
-    Of several that hash to one slot one stays.
-    """
-
-    def write(found, used, memory):
-        to = jnp.where(used, hashing.place(found, seed, slots), slots)
-        return memory.at[to].set(found, mode="drop")
-
-    memory = jnp.full(slots, EMPTY, jnp.int32)
-    return _by_tiles(chosen(x, threshold), write, memory)
-
-
-def _by_tiles(flags, step, carry, tile=_TILE):
-    """Carries something over the places of flags, tile by tile: cost follows their number.
-
-    Args:
-        flags: Booleans, a vector.
-        step: From places int32 [tile], which of them count, and what is carried, to that.
-        carry: What is carried at first.
-        tile: How many places go at a time.
-    """
-    tile = min(tile, max(flags.size, 1))
-    index = rank_index(pack(_padded(flags)), lanes=tile)
-    count = index.row_end[-1]
-
-    def one_tile(state):
-        first, carry = state
-        found = select(index, first[None], length=tile)[0]
-        return first + tile, step(found, first + lax.iota(jnp.int32, tile) < count, carry)
-
-    # Inside shard_map what is carried has to differ by rank as soon as the flags do.
-    carry = jax.tree.map(lambda y: jnp.where(count < 0, jnp.zeros_like(y), y), carry)
-    first = jnp.where(count < 0, count, 0)
-    return lax.while_loop(lambda state: state[0] < count, one_tile, (first, carry))[1]
 
 
 def coo_add(indices, values, first, size):
@@ -286,7 +90,7 @@ def merge_rows(ids, *, rows, room):
         found, places = distinct(ids, room, rows)
         return MergedRows(found, places, jnp.sum(found < rows, dtype=jnp.int32))
     flags = jnp.zeros(rows, bool).at[ids].set(True, mode="drop")
-    index = rank_index(pack(_padded(flags)))
+    index = rank_index(pack(padded(flags)))
     count = index.row_end[-1]
     find = lambda: jnp.where(inside, rank_of(index, jnp.where(inside, ids, 0)), room)
     places = alone_on_cpus(count, find)
@@ -334,7 +138,7 @@ def distinct(keys, capacity, nowhere):
     return platforms.by_platform(cpu=by_keys, default=by_pairs)
 
 
-def _padded(flags):
+def padded(flags):
     """Up to whole words, and at least one, on the last axis."""
     length = flags.shape[-1]
     missing = max(-length % WORD, WORD - length)

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from pallas_kernels import reference
 from pallas_kernels.rank_select import unpack
+from pallas_kernels.reference.indices import EMPTY
+from pallas_kernels.reference.partitions import Partitioned
 from pallas_kernels.triton.launch import launch
 from pallas_kernels.triton.words import place
 
@@ -28,7 +29,7 @@ _BLOCK = 512
 
 def partition(indices, count, seeds, *, parts, hashes, slots, serial):
     """See `pallas_kernels.partition`."""
-    memory = jnp.full(parts * (slots + serial), reference.EMPTY, jnp.int32)
+    memory = jnp.full(parts * (slots + serial), EMPTY, jnp.int32)
     counts = jnp.zeros(parts, jnp.int32)
     left = jnp.zeros(-(-indices.size // 32), jnp.int32)
     memory, counts, left = launch(
@@ -45,7 +46,7 @@ def partition(indices, count, seeds, *, parts, hashes, slots, serial):
     )
     memory = memory.reshape(parts, slots + serial)
     flags = unpack(jax.lax.bitcast_convert_type(left, jnp.uint32))[: indices.size]
-    return reference.Partitioned(memory, counts, flags)
+    return Partitioned(memory, counts, flags)
 
 
 @triton.jit

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from pallas_kernels import reference
 from pallas_kernels.rank_select import WORD, unsigned
+from pallas_kernels.reference.indices import EMPTY
+from pallas_kernels.reference.partitions import Partitioned
 from pallas_kernels.triton.launch import launch
 from pallas_kernels.triton.partition import into_memory
 from pallas_kernels.triton.words import chosen, count_bits, list_bits
@@ -39,7 +40,7 @@ def partition_dense(x, seeds, *, parts, hashes, slots, serial, threshold=None):
         programs,
         (data, level, jax.lax.bitcast_convert_type(seeds, jnp.int32)),
         in_place=(
-            jnp.full(parts * (slots + serial), reference.EMPTY, jnp.int32),
+            jnp.full(parts * (slots + serial), EMPTY, jnp.int32),
             jnp.zeros(parts, jnp.int32),
             jnp.zeros(-(-x.size // WORD), jnp.int32),
         ),
@@ -56,7 +57,7 @@ def partition_dense(x, seeds, *, parts, hashes, slots, serial, threshold=None):
         CHUNK=_CHUNK,
     )
     left = jax.lax.bitcast_convert_type(left, jnp.uint32)
-    return reference.Partitioned(memory.reshape(parts, slots + serial), counts, left)
+    return Partitioned(memory.reshape(parts, slots + serial), counts, left)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from pallas_kernels import reference
+from pallas_kernels.reference.indices import EMPTY
 from pallas_kernels.triton.launch import launch
 from pallas_kernels.triton.words import chosen, count_bits, lowest, place
 
@@ -23,7 +23,7 @@ def threshold_hash(x, threshold, seed, slots):
             jnp.asarray(threshold, x.dtype).reshape(1),
             jax.lax.bitcast_convert_type(seed, jnp.int32).reshape(1),
         ),
-        in_place=(jnp.full(slots, reference.EMPTY, jnp.int32),),
+        in_place=(jnp.full(slots, EMPTY, jnp.int32),),
         SIZE=x.size,
         SLOTS=slots,
         BLOCK=_BLOCK,

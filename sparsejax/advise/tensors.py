@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-import pallas_kernels
+from pallas_kernels.operations.coo_add import coo_add
 from sparsejax import errors
 from sparsejax.advise import codec
 from sparsejax.advise.network import network_of
@@ -130,7 +130,7 @@ def _seconds(sparsifier, ranks, size):
     @jax.jit
     def decompress(indices, values):
         indices, values = (jnp.tile(y, ranks) for y in (indices, values))
-        return pallas_kernels.coo_add(indices, values, size)
+        return coo_add(indices, values, size)
 
     x = jax.random.normal(jax.random.key(0), (size,))
     times = []

@@ -16,8 +16,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-import pallas_kernels
 from pallas_kernels import hashing
+from pallas_kernels.operations.threshold_hash import threshold_hash
 from sparsejax import errors
 from sparsejax.sparsifiers import base
 from sparsejax.sparsifiers.dgc import BySample
@@ -79,7 +79,7 @@ class Dragonn(BySample):
         for number in range(self.tables):
             size = capacity - each * (self.tables - 1) if number == 0 else each
             seed = hashing.mix32(draw.seed, 0x2545F491 + number)
-            table = pallas_kernels.threshold_hash(x, least, seed, slots=size)
+            table = threshold_hash(x, least, seed, slots=size)
             new = table >= 0
             for before, width, its_seed in zip(tables, sizes, seeds, strict=True):
                 slot = hashing.place(jnp.maximum(table, 0), its_seed, width)

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-import pallas_kernels
 from pallas_kernels import rank_select
+from pallas_kernels.operations.bitmap import bitmap_encode
 from pallas_kernels.platforms import is_elsewhere
 from pallas_kernels.rank_select import (
     WORD as WORD,
@@ -30,7 +30,7 @@ from pallas_kernels.rank_select import (
 
 def of_units(x: jax.Array) -> jax.Array:
     """Packs the flags of non-zero units of x [units, ...]; a multiple of 32 units."""
-    return pallas_kernels.bitmap_encode(x) if x.ndim == 1 else pack(nonzero_units(x))
+    return bitmap_encode(x) if x.ndim == 1 else pack(nonzero_units(x))
 
 
 def pack_all(flags: jax.Array) -> jax.Array:

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-import pallas_kernels
 from pallas_kernels import rank_select
-from pallas_kernels.reference import FLAGS_AT_MOST, distinct as distinct
+from pallas_kernels.operations.merge_rows import merge_rows
+from pallas_kernels.reference.indices import FLAGS_AT_MOST, MergedRows, distinct as distinct
 from pallas_kernels.reference.ordered import add_repeated
 from sparsejax import axes
 from sparsejax.units import bits
@@ -91,7 +91,7 @@ def _without_rows(grads):
     return RowGrads.marked(ids, jnp.zeros(grads.rows.shape, grads.dtype), grads.shape)
 
 
-class Merge(pallas_kernels.MergedRows):
+class Merge(MergedRows):
     """Where rows of equal ids go, to be one."""
 
     def sums(self, rows: jax.Array) -> jax.Array:
@@ -116,7 +116,7 @@ def merged(ids: jax.Array, height: int, room: int | None = None) -> Merge:
         room: How many distinct ids there is room for, at least k; k if None.
     """
     ids = in_range(ids, height)
-    return Merge(*pallas_kernels.merge_rows(ids, height, room=room))
+    return Merge(*merge_rows(ids, height, room=room))
 
 
 def union(lists: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax.Array]:

@@ -22,7 +22,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-import pallas_kernels
+from pallas_kernels.operations.bitmap import bitmap_decode
 from pallas_kernels.reference.ordered import add_repeated
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
@@ -141,7 +141,7 @@ def from_units(
     """
     words = bits.pack_all(bits.nonzero_units(x))
     # Room for at least one.
-    found, count = pallas_kernels.bitmap_decode(words, max(int(capacity), 1))
+    found, count = bitmap_decode(words, max(int(capacity), 1))
     indices = jnp.minimum(found[:capacity], x.shape[0])
     values = x.at[indices].get(mode="fill", fill_value=0)
     return SparseTensor(indices, values, tuple(shape), distinct=True), count

@@ -18,7 +18,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-import pallas_kernels
+from pallas_kernels.operations.messages import (
+    index_message,
+    pack_message,
+    unpack_message,
+    unpacks_in_kernels,
+)
 from pallas_kernels.reference.messages import Run, read_message, row_ends
 from pallas_kernels.striping import Striping
 from sparsejax.axes import as_varying
@@ -91,7 +96,7 @@ def pack(
         found, _ = bits.slots_of(slots.words, first, room, slots.counts)
         sent = found if source.names is None else source.names(part, found)
         units = found if units is None else units(part, found)
-    message = pallas_kernels.pack_message(
+    message = pack_message(
         sent,
         slots.counts,
         source.array,
@@ -122,7 +127,7 @@ def in_branches(form: Form, sources: int, fold: Any) -> bool:
     if fold.into is None or not fold.into.is_known:
         return False
     numbers = sources * form.ladder.top * math.prod(form.shape)
-    return pallas_kernels.unpacks_in_kernels(fold.start.dtype, form.dtype, numbers)
+    return unpacks_in_kernels(fold.start.dtype, form.dtype, numbers)
 
 
 class Head(NamedTuple):
@@ -147,7 +152,7 @@ class Head(NamedTuple):
         """Looks it up."""
         longest = form.ladder.width // bits.WORD if bitmaps else form.longest
         sizes = {"longest": longest, "planes": form.planes, "at": at, "bitmaps": bitmaps}
-        counts, ends = pallas_kernels.index_message(words, numbers, **sizes)
+        counts, ends = index_message(words, numbers, **sizes)
         return cls(words, counts, ends, bitmaps)
 
 
@@ -185,7 +190,7 @@ def unpack_piece(
     """
     if piece.first == piece.last:
         return carry
-    return pallas_kernels.unpack_message(
+    return unpack_message(
         carry,
         head.words,
         numbers,
@@ -220,7 +225,7 @@ def unpack(
     """
     room, longest = form.ladder.top, form.longest
     if fold.into is not None and fold.into.is_known:
-        return pallas_kernels.unpack_message(
+        return unpack_message(
             carry,
             message,
             numbers,

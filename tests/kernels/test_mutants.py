@@ -22,7 +22,7 @@ FOLDER = Path(kernels.__file__).parent
 MUTANTS = {
     "a full slot is written over": (
         "pallas/partition.py",
-        "free = waiting & (found == reference.EMPTY)",
+        "free = waiting & (found == EMPTY)",
         "free = waiting",
     ),
     "nobody reads back": (
@@ -46,12 +46,12 @@ MUTANTS = {
         "slot, indices, lane >= 0)",
     ),
     "the serial memory forgets one": (
-        "reference/indices.py",
+        "reference/partitions.py",
         "fits = still & (ticket < room)",
         "fits = still & (ticket < room - 1)",
     ),
     "what is left is not told": (
-        "reference/indices.py",
+        "reference/partitions.py",
         'left = left.at[done].set(False, mode="drop")',
         "left = left & False",
     ),
@@ -195,7 +195,7 @@ def check(file, made):
     """Runs the check that goes with a file."""
     if file == "pallas/partition.py":
         check_partition(functools.partial(made.partition, interpret=True))
-    elif file == "reference/indices.py":
+    elif file == "reference/partitions.py":
         check_partition(made.partition)
     elif file == "pallas/bitmap.py":
         check_bitmap(made)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.reference import FLAGS_AT_MOST
+from pallas_kernels.reference.indices import FLAGS_AT_MOST
 from sparsejax.units.merging import merged
 
 

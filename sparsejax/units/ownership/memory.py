@@ -18,7 +18,9 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-import pallas_kernels
+from pallas_kernels.hashing import draw_seeds
+from pallas_kernels.operations.partition import partition
+from pallas_kernels.operations.partition_dense import partition_dense
 from pallas_kernels.striping import word_multiple
 from sparsejax.units import bits
 from sparsejax.units.dense import Dense
@@ -97,11 +99,11 @@ class Memory:
             x: The units.
             present: Booleans [units], which are there.
         """
-        seeds = pallas_kernels.draw_seeds(_HASHES + 1, abs(self.seed))
+        seeds = draw_seeds(_HASHES + 1, abs(self.seed))
         seeds[0] = self.seed & 0xFFFFFFFF
         sizes: Any = {"parts": self.parts, "slots": self.slots, "serial": self.serial}
         if isinstance(x, Dense) and x.flags is None and x.array.ndim == 1:
-            found = pallas_kernels.partition_dense(x.array, jnp.asarray(seeds), **sizes)
+            found = partition_dense(x.array, jnp.asarray(seeds), **sizes)
             total = None
         else:
             # A longer list would not fit.
@@ -109,7 +111,7 @@ class Memory:
             index = bits.rank_index(bits.pack_all(present), lanes=length)
             units, real = bits.listed(index, length)
             total = bits.count(present)
-            found = pallas_kernels.partition(
+            found = partition(
                 jnp.where(real, units, -1), length, jnp.asarray(seeds), **sizes
             )
         there = found.memory >= 0

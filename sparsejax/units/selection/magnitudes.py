@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-import pallas_kernels
 from pallas_kernels import hashing, rank_select
+from pallas_kernels.operations.bitmap import bitmap_decode
 from sparsejax import axes
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units import bits
@@ -200,7 +200,7 @@ def kth_largest(
     start = _typed((low, from_low, high, from_high), x, k, shards)
     low, from_low, high, from_high = rare_loop(too_wide, halve, start)
     between = bits.pack_all((keys(x) >= low) & (keys(x) < high))
-    places, real = pallas_kernels.bitmap_decode(between, room)
+    places, real = bitmap_decode(between, room)
     extracted = x.at[jnp.minimum(places, x.size - 1)].get(mode="clip")
     extracted = jnp.where(lax.iota(jnp.int32, room) < real, extracted, 0)
     exact = kth_by_bits(extracted, k - from_high, shards)
@@ -276,7 +276,7 @@ def fit(
 
 def indices(words: jax.Array, size: int, capacity: int) -> jax.Array:
     """Returns the indices of the set bits, int32 [capacity], padded with `size`."""
-    places, _ = pallas_kernels.bitmap_decode(words, capacity)
+    places, _ = bitmap_decode(words, capacity)
     return jnp.minimum(places, size)
 
 

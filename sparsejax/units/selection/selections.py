@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-import pallas_kernels
+from pallas_kernels.operations.bitmap import bitmap_decode
 from sparsejax.axes import as_varying, at_number, varying_axes
 from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes
@@ -151,7 +151,7 @@ class Arrays:
         Returns:
             int32 [room] for each, ascending, padded with the array's size.
         """
-        found, _ = pallas_kernels.bitmap_decode(selected.words, sum(rooms))
+        found, _ = bitmap_decode(selected.words, sum(rooms))
         ends = jnp.cumsum(selected.counts)
         places = []
         for i, room in enumerate(rooms):
