@@ -358,13 +358,6 @@ def check_density(name: str, value: Any) -> None:
     check_share(f"{name}.largest", getattr(value, "largest"))  # noqa: B009
 
 
-def check_power_of_two(name: str, value: Any) -> None:
-    """Raises unless an argument is 1, 2, 4, 8, ..."""
-    check_static(name, value)
-    if not is_int(value, 1) or value & (value - 1):
-        raise ArgumentError(f"{name} must be a power of two, got {value!r}.")
-
-
 def check_one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
     """Raises unless an argument is one of the values that it may have."""
     choices = tuple(choices)

@@ -40,10 +40,10 @@ from benchmarks.harness import settings, table
 from benchmarks.harness.record import say
 from benchmarks.harness.settings import option
 from benchmarks.harness.table import Column
+from benchmarks.papers.formulas import measures
 from examples.data import docstrings, installed
 from examples.data.calls import FIELDS, calls
 from examples.data.translations import Missing, sentence_pairs
-from sparsejax.advise.papers import measures
 
 
 RANKS, STEPS = 16, 60

@@ -20,8 +20,8 @@ from benchmarks.harness.record import Recorder, say
 from benchmarks.harness.settings import option
 from benchmarks.harness.table import Column
 from benchmarks.papers import zen_figures, zen_strawmen
+from benchmarks.papers.formulas import design_space, measures
 from examples.data import docstrings
-from sparsejax.advise.papers import design_space, measures
 from sparsejax.units.ownership import StripedHash
 from sparsejax.wire import index_codes
 

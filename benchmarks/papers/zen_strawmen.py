@@ -4,7 +4,7 @@ import numpy as np
 
 from benchmarks.data.index_sets import WIDTH
 from benchmarks.harness.record import Recorder, say
-from sparsejax.advise.papers import measures
+from benchmarks.papers.formulas import measures
 from sparsejax.units.ownership import StripedHash
 
 

@@ -22,6 +22,7 @@ import sparsejax
 from benchmarks.harness import figure, settings
 from benchmarks.harness.record import Recorder, say
 from benchmarks.harness.settings import option
+from benchmarks.papers.formulas import cost_tables
 from benchmarks.training.tasks import (
     Task,
     chosen,
@@ -32,7 +33,6 @@ from benchmarks.training.tasks import (
     text as text_task,
     train,
 )
-from sparsejax.advise.papers import cost_tables
 
 
 NAME = "sparse-training"

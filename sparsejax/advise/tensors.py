@@ -4,7 +4,7 @@ A tensor is worth compressing where that takes less time than it saves on the ne
 
     T_comp(d) < T_full(d) - T_spr(d)
 
-The right side follows from a model of the network (`cost_tables`): a dense ring all-reduce
+The right side follows from a model of the network (`saved`): a dense ring all-reduce
 against an all-gather of entries. The left side is the work on the device, to select the
 entries and to add up those of all ranks. It is measured once, at three sizes, and taken as
 a fixed part and a part for each element; or it is given, where there is no device to ask.
@@ -29,7 +29,6 @@ from pallas_kernels.operations.coo_add import coo_add
 from sparsejax import errors
 from sparsejax.advise import codec
 from sparsejax.advise.network import network_of
-from sparsejax.advise.papers import cost_tables
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.forecast import Network
 from sparsejax.sparsifiers import base
@@ -141,6 +140,23 @@ def _seconds(sparsifier, ranks, size):
     return float(np.median(times[1:]))
 
 
+def saved(size: float, ratio: float, ranks: int, alpha: float, bandwidth: float) -> float:
+    """T_full - T_spr: seconds on the network that compression saves (DRAGONN, 4.2).
+
+    A dense ring all-reduce takes 2 (K - 1) (alpha + d A/(K B)), an all-gather of compressed
+    tensors (K - 1) (alpha + c d A/B). The difference is (K - 1) (alpha + (2/K - c) d A/B).
+    The paper prints it with 1/K in place of 2/K, which does not follow from the two.
+
+    Args:
+        size: d A, bytes of the tensor.
+        ratio: c, the compressed size over d A, indices included.
+        ranks: K.
+        alpha: Seconds a message.
+        bandwidth: B, bytes a second.
+    """
+    return (ranks - 1) * (alpha + (2 / ranks - ratio) * size / bandwidth)
+
+
 def worthwhile(
     *,
     ranks: int,
@@ -184,8 +200,8 @@ def worthwhile(
         each = jnp.dtype(leaf.dtype).itemsize
         sent = sparsifier.expected(leaf.size) * (4 + each)
         ratio = sent / (leaf.size * each)
-        return cost_tables.dragonn_pays(
-            leaf.size, each, ratio, ranks, cost.time(leaf.size), alpha, bandwidth
+        return cost.time(leaf.size) < saved(
+            leaf.size * each, ratio, ranks, alpha, bandwidth
         )
 
     return pays

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax.advise.papers.cost_tables import embrace_all_to_all
+from benchmarks.papers.formulas.cost_tables import embrace_all_to_all
 from sparsejax.embrace import ColumnTable, column_lookup
 from tests import helpers
 from tests.helpers import mesh_of

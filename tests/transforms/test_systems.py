@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
+from benchmarks.papers.formulas import cost_tables
 from sparsejax import errors, schemes
-from sparsejax.advise.papers import cost_tables
 from sparsejax.transforms import systems
 from sparsejax.transforms.state import observing
 from sparsejax.transforms.state.per_rank import find

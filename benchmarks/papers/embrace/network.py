@@ -14,7 +14,7 @@ must agree. Prints for each
               busy: what is packed, unpacked and waited for is left out with the exchange,
               and so is the update of rows that only others have read
     x hybrid  stall over that of hybrid communication (EmbRace, figure 8)
-    MB        that a host sent by its interface, and what `advise.papers.embrace` says that
+    MB        that a host sent by its interface, and what `formulas.embrace` says that
               tables need, and the rest's all-reduce: no padding, no message sizes
     tables    MB that a rank holds of tables, and of what Adam keeps for them
 
@@ -42,9 +42,9 @@ from benchmarks.papers.embrace.plots import draw
 from benchmarks.papers.embrace.sizes import balance
 from benchmarks.papers.embrace.systems import BASELINES, SYSTEMS
 from benchmarks.papers.embrace.tasks import TASKS, Task
+from benchmarks.papers.formulas import embrace
 from benchmarks.testbed import network, ranks
 from sparsejax import schemes
-from sparsejax.advise.papers import embrace
 
 
 NAME, ALONE = "embrace-network", "alone, "
@@ -154,7 +154,7 @@ def _completed(rows: list[dict], task: Task, batches: list, hosts: int) -> list[
 
 
 def formula(task: Task, batches: list, ranks: int, way: str) -> float:
-    """Bytes that one rank sends in a step, on average, by `advise.papers.embrace`.
+    """Bytes that one rank sends in a step, on average, by `formulas.embrace`.
 
     Ranks send as much as the one that reads most; tables that are exchanged as one, as much
     as the rank that reads most of all of them, which is no more than that of each.

@@ -41,7 +41,7 @@ class System:
 
     Attributes:
         sync: Makes the synchronization, from how many rows of each table a rank reads.
-        way: Its row of `sparsejax.advise.papers.embrace.WAYS`.
+        way: Its row of `benchmarks.papers.formulas.embrace.WAYS`.
         by_rows: Whether gradients of tables are rows, and a lazy optimizer applies them.
         columns: Whether tables are sharded by columns.
         ahead: Whether a step is given the next batch, too.

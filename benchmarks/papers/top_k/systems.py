@@ -7,8 +7,8 @@ from jax.sharding import Mesh
 
 import sparsejax
 from benchmarks.network.jax_side import AXIS, JaxSide
-from sparsejax.advise.papers import cost_tables
-from sparsejax.advise.papers.cost_model import Cost
+from benchmarks.papers.formulas import cost_tables
+from benchmarks.papers.formulas.cost_model import Cost
 
 
 STEPS = 3  # gradients, in turn

@@ -1,14 +1,13 @@
 """What a table would cost as a `ColumnTable`, beside rows of a table that is on all ranks.
 
-By the formulas of EmbRace (`advise.papers.embrace`), m different rows that a rank reads and
-u that any rank does: rows go to owners and their sums to all, (n - 1)/n (m + u) of them;
-columns send 2 (n - 1)/n m and (n - 1) m ids. So columns send less, the more ranks read
-other rows than one another, and the wider rows are: where (u/m - 1) times the bytes of a
-row exceeds about 4 n.
+By the formulas of EmbRace, for m different rows that a rank reads and u that any rank does:
+rows go to owners and their sums to all, (n - 1)/n (m + u) of them; columns send
+2 (n - 1)/n m and (n - 1) m ids. So columns send less, the more ranks read other rows than
+one another, and the wider rows are: where (u/m - 1) times the bytes of a row exceeds about
+4 n.
 """
 
 from sparsejax.advise.explain.reading import Group
-from sparsejax.advise.papers import embrace
 from sparsejax.schemes.forecast import Forecast, agreeing
 
 
@@ -19,14 +18,27 @@ def forecast(group: Group) -> Forecast | None:
     ranks cannot be shared out.
     """
     load = group.load
-    distinct, union = load.counts[0], load.counts[-1]
+    distinct = load.counts[0]
     if not group.ids or load.ranks == 1 or load.numbers < load.ranks or not distinct:
         return None
-    # Counts of independent ranks may be off in the last digits.
-    union = min(max(union, distinct), load.ranks * distinct)
-    number = load.unit_bytes() / load.numbers
-    reads = embrace.Reads(load.ranks, load.units, load.numbers, distinct, union, number)
-    cost = embrace.hybrid(reads)
-    waits = agreeing(load.ranks) + int(cost.rounds)
-    half = cost.bytes / 2
-    return Forecast(half, half, waits, capacity=round(distinct), rounds=3)
+    messages, sent = hybrid_cost(load.ranks, distinct, load.unit_bytes())
+    waits = agreeing(load.ranks) + messages
+    return Forecast(sent / 2, sent / 2, waits, capacity=round(distinct), rounds=3)
+
+
+def hybrid_cost(
+    ranks: int, distinct: float, row_bytes: float, id_bytes: float = 4.0
+) -> tuple[int, float]:
+    """Messages and bytes that a rank sends for a table by columns.
+
+    EmbRace's table 2, AlltoAll, after an all-gather of (n - 1) m ids: 2 (n - 1)/n m rows,
+    there and back. No id travels with them.
+
+    Args:
+        ranks: n.
+        distinct: m, different rows that a rank reads.
+        row_bytes: Bytes of a row's numbers.
+        id_bytes: Bytes of a row's number.
+    """
+    rows = 2 * (ranks - 1) / ranks * distinct * row_bytes
+    return 3 * (ranks - 1), rows + (ranks - 1) * distinct * id_bytes

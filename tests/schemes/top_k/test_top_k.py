@@ -18,8 +18,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
+from benchmarks.papers.formulas import cost_tables
 from sparsejax import axes as mesh_axes, errors, schemes
-from sparsejax.advise.papers import cost_tables
 from sparsejax.schemes import forecast
 from sparsejax.schemes.top_k import regions, spar_all_gather
 from sparsejax.schemes.top_k.threshold_reuse import ThresholdRule

@@ -18,7 +18,7 @@ from sparsejax.units.dense import Dense
 from sparsejax.units.ownership import StripedHash
 from sparsejax.wire import ladder
 from tests import helpers
-from tests.advise.papers.test_optimal_schemes import DENSITIES, OVERLAPS, RANKS, SKEWS, draw
+from tests.bench.papers.test_optimal_schemes import DENSITIES, OVERLAPS, RANKS, SKEWS, draw
 
 
 SIZE = 1 << 16

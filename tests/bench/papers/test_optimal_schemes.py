@@ -12,8 +12,8 @@ import math
 import numpy as np
 import pytest
 
-from sparsejax.advise.papers import design_space as ds
-from sparsejax.advise.papers.design_space import (
+from benchmarks.papers.formulas import design_space as ds
+from benchmarks.papers.formulas.design_space import (
     BALANCED_PARALLELISM,
     HIERARCHICAL_CENTRALIZATION,
     Point,

@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
+from benchmarks.papers.formulas import embrace
+from benchmarks.papers.formulas.embrace import WAYS, Reads
 from sparsejax import schemes
-from sparsejax.advise.papers import embrace
-from sparsejax.advise.papers.embrace import WAYS, Reads
 from sparsejax.embrace import ColumnTable, column_lookup
 from sparsejax.errors import ArgumentError
 from sparsejax.units.row_grads import RowGrads

@@ -45,8 +45,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike
 
+from benchmarks.papers.formulas import measures
 from sparsejax import errors
-from sparsejax.advise.papers import measures
 from sparsejax.errors import ArgumentError
 from sparsejax.units.ownership import Ownership, StripedHash
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparsejax.advise.papers import measures
+from benchmarks.papers.formulas import measures
 from sparsejax.errors import ArgumentError
 from sparsejax.units.ownership import Contiguous, MurmurHash, StripedHash
 

@@ -48,6 +48,12 @@ def total(*stages: Cost) -> Cost:
     return Cost(math.fsum(s.rounds for s in stages), math.fsum(s.bytes for s in stages))
 
 
+def check_power_of_two(name: str, value: int) -> None:
+    """Raises unless an argument is 1, 2, 4, 8, ..."""
+    if not errors.is_int(value, 1) or value & (value - 1):
+        raise ArgumentError(f"{name} must be a power of two, got {value!r}.")
+
+
 def doublings(ranks: int) -> int:
     """log2 of the ranks, rounded up: rounds in which what a rank holds doubles."""
     return (ranks - 1).bit_length()
@@ -299,7 +305,7 @@ def hierarchy_parallelism_push(workload: Workload) -> Cost:
     E d (g^1/2 + g^2/4 + g^4/8 + ... + g^(n/2)/n), in log2 n stages: the paper's volume of
     all ranks divided by n. Only for a power of two.
     """
-    errors.check_power_of_two("ranks", workload.ranks)
+    check_power_of_two("ranks", workload.ranks)
     stages = range(doublings(workload.ranks))
     sizes = math.fsum(workload.gamma(1 << i) / (2 << i) for i in stages)
     return Cost(len(stages), workload.set_bytes * sizes)

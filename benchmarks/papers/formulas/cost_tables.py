@@ -10,8 +10,8 @@ Logarithms are rounded up to whole rounds. The tables print them bare, and SparD
 derivation rounds them up. The k/P entries of a part are not rounded.
 """
 
+from benchmarks.papers.formulas.cost_model import Cost, check_power_of_two, doublings, total
 from sparsejax import errors
-from sparsejax.advise.papers.cost_model import Cost, doublings, total
 from sparsejax.errors import ArgumentError
 
 
@@ -74,7 +74,7 @@ def _check_embrace(size, density, ranks):
     errors.check_at_least("ranks", ranks, 1)
 
 
-# --- DRAGONN, section 4.2.
+# --- DRAGONN, section 4.2. What they differ by is `sparsejax.advise.tensors.saved`.
 
 
 def dragonn_full(numbers: int, number_bytes: float, ranks: int) -> Cost:
@@ -99,26 +99,6 @@ def dragonn_sparse(numbers: int, number_bytes: float, ratio: float, ranks: int) 
     _check_dragonn(numbers, number_bytes, ranks)
     errors.check_positive("ratio", ratio)
     return Cost(ranks - 1, (ranks - 1) * ratio * numbers * number_bytes)
-
-
-def dragonn_pays(
-    numbers: int,
-    number_bytes: float,
-    ratio: float,
-    ranks: int,
-    compression: float,
-    alpha: float,
-    bandwidth: float,
-) -> bool:
-    """DRAGONN, equation (1): T_comp < T_full - T_spr, with `compression` seconds T_comp.
-
-    The difference is taken of the two models, (K - 1) (alpha + (2/K - c) d A/B). The paper
-    prints it with 1/K in place of 2/K, which does not follow from them.
-    """
-    errors.check_at_least("compression", compression, 0)
-    full = dragonn_full(numbers, number_bytes, ranks).time(alpha, bandwidth)
-    sparse = dragonn_sparse(numbers, number_bytes, ratio, ranks).time(alpha, bandwidth)
-    return compression < full - sparse
 
 
 def _check_dragonn(numbers, number_bytes, ranks):
@@ -210,7 +190,7 @@ def spar_dl_r_sag(k: int, ranks: int, teams: int, word_bytes: int = 4) -> Cost:
     all-gather in each team.
     """
     _check_teams(k, ranks, teams, word_bytes)
-    errors.check_power_of_two("teams", teams)
+    check_power_of_two("teams", teams)
     within = _in_team(k, ranks, teams, word_bytes)
     swaps = doublings(teams)
     between = Cost(swaps, word_bytes * swaps * 2 * teams * k / ranks)

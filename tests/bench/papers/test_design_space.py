@@ -5,8 +5,8 @@ import functools
 import numpy as np
 import pytest
 
-from sparsejax.advise.papers import design_space as ds, measures
-from sparsejax.advise.papers.design_space import (
+from benchmarks.papers.formulas import design_space as ds, measures
+from benchmarks.papers.formulas.design_space import (
     BALANCED_PARALLELISM,
     HIERARCHICAL_CENTRALIZATION,
     Point,

@@ -15,9 +15,10 @@ the fullest part, as many times the mean one as words are skewed.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.papers.formulas import cost_tables
+from benchmarks.papers.formulas.cost_model import Cost
 from sparsejax import errors
-from sparsejax.advise.papers import cost_tables
-from sparsejax.advise.papers.cost_model import Cost
+from sparsejax.advise.explain.columns import hybrid_cost
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,8 @@ class Reads:
 
 
 def hybrid(reads: Reads) -> Cost:
-    """Columns on ranks: table 2's AlltoAll, after an all-gather of (n - 1) m ids.
-
-    2 (n - 1)/n m rows, there and back; no id travels with them.
-    """
-    n = reads.ranks
-    rows = 2 * (n - 1) / n * reads.distinct * reads.row_bytes
-    return Cost(3 * (n - 1), rows + (n - 1) * reads.distinct * reads.id_bytes)
+    """Columns on ranks, as `explain` forecasts them: `hybrid_cost`."""
+    return Cost(*hybrid_cost(reads.ranks, reads.distinct, reads.row_bytes, reads.id_bytes))
 
 
 def all_reduce(reads: Reads) -> Cost:
