@@ -64,9 +64,8 @@ def _swapped(x: jax.Array, wire: Wire) -> jax.Array:
 def push(wire: Wire) -> Channel:
     """Message i goes to rank i; between two ranks, a long one by `_swapped` on CPUs."""
     n = wire.ranks
-    at_once = lambda x: wire.all_to_all(x)[0]
     if n != 2:
-        return Channel(at_once, n, n - 1)
+        return Channel(wire.to_each, n, n - 1)
 
     def exchange(x):
         me = wire.rank
@@ -75,7 +74,7 @@ def push(wire: Wire) -> Channel:
 
     def send(x):
         is_long = byte_count(x) >= 2 * _LONG
-        return on_cpus(x, exchange, at_once) if is_long else at_once(x)
+        return on_cpus(x, exchange, wire.to_each) if is_long else wire.to_each(x)
 
     return Channel(send, n, n - 1)
 
@@ -92,7 +91,7 @@ def pull(wire: Wire) -> Channel:
     n = wire.ranks
 
     def copies(x):
-        return wire.all_to_all(jnp.broadcast_to(x, (n, x.shape[1])))[0]
+        return wire.to_each(jnp.broadcast_to(x, (n, x.shape[1])))
 
     def gather(x):
         return wire.all_gather(x[0], same=False)[0]

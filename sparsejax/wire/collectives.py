@@ -242,12 +242,15 @@ class Wire:
     def all_to_all(self, x: jax.Array) -> tuple[jax.Array, float]:
         """Row i of x [n, ...] goes to rank i; row i of the result came from rank i."""
         n = self.ranks
+        return self.to_each(x), (n - 1) / n * byte_count(x)
+
+    def to_each(self, x: jax.Array) -> jax.Array:
+        """What `all_to_all` brings, for a caller that knows its bytes: a channel."""
         if not set(axis_names(self.axis)) <= set(manual_axes()):
             # Under vmap JAX returns another shape for an array that is the same on all
             # ranks, as a constant is: so it is chosen, by rank, from two that are alike.
             x = jnp.where(self.rank >= 0, x, x)
-        received = lax.all_to_all(x, self.axis, split_axis=0, concat_axis=0, tiled=True)
-        return received, (n - 1) / n * byte_count(x)
+        return lax.all_to_all(x, self.axis, split_axis=0, concat_axis=0, tiled=True)
 
     def all_gather(self, x: jax.Array, same: bool = True) -> tuple[jax.Array, float]:
         """Row i of the result [n, ...] is rank i's x; the same on every rank.
