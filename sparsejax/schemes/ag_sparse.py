@@ -153,10 +153,13 @@ class AGSparse(base.Scheme):
         room = load.units if load.room is None else load.room
         steps = self._ladder(load.units, unit_bytes, n, room)
         rows, waits = gathers.rows_and_waits(self.gather, n)
-        sent, turns, capacity = sent_bytes(steps, math.ceil(load.counts[0]), rows)
+        need = math.ceil(load.counts[0])
+        sent, turns, capacity = sent_bytes(steps, need, rows)
         dense = load.all_reduce(self.wire_dtype)
-        if sent >= dense.bytes:
+        if self._sparse_bytes(steps, rows, need) >= dense.bytes:
             return dense._replace(rounds=1)
+        if self.gather == "doubling":
+            sent += 4.0 * rows * turns
         # How XLA's own collective goes is one round, whatever it does.
         rounds = turns * (1 if self.gather == "auto" else waits)
         latencies = agreeing(n) + turns * waits

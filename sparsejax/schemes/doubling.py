@@ -93,10 +93,10 @@ def forecast(load: Load, code, ratio, wire_dtype, by_bound: bool) -> Forecast:
         steps = ladder.ladder(width, unit_bytes, 1, code, ratio)
         need = math.ceil(load.count(ranks))
         sent, turns, room = sent_bytes(steps, need, 1)
-        if k == 0 and len(sums) * sent >= dense.bytes:
+        if k == 0 and len(sums) * steps.bytes(need) >= dense.bytes:
             return dense
         as_array = load.units * unit_bytes
-        if full or sent >= as_array:
+        if full or steps.bytes(need) >= as_array:
             sent, turns, room = as_array, 1, 0
         full = by_bound and (full or 2 * (unit_bytes + 4) * need >= as_array)
         total, waits = total + sent, waits + turns + agreeing(n)

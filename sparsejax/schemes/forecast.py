@@ -90,6 +90,8 @@ class Load:
         shape: The shape of each leaf, where leaves are sent whole, and units are elements.
         room: How many entries one rank's array has room for, where it is given by entries
             or by rows; None where it is dense.
+        fullest: Units of the fullest part of any rank, and of the sum, by the owners that a
+            scheme has, where they are known; else they follow from counts and skewness.
     """
 
     ranks: int
@@ -101,6 +103,7 @@ class Load:
     sum_skewness: float = 1.0
     shape: tuple[int, ...] = ()
     room: int | None = None
+    fullest: tuple[int, int] | None = None
 
     def __post_init__(self):
         if len(self.counts) != len(merged(self.ranks)):
@@ -129,6 +132,21 @@ class Load:
                 part = math.log(ranks / sums[i - 1]) / math.log(sums[i] / sums[i - 1])
                 return low * (high / low) ** min(part, 1.0)
         return self.counts[0]
+
+    def fullest_part(self, which: int, width: int, balanced: bool, sets: int = 1) -> int:
+        """Units of the fullest part, of any rank or of the sum.
+
+        Args:
+            which: 0 for ranks, -1 for the sum.
+            width: Slots in a part.
+            balanced: Whether a hash spreads units over parts.
+            sets: How many sets of units there are.
+        """
+        if self.fullest is not None:
+            return self.fullest[which]
+        skewness = self.sum_skewness if which else self.skewness
+        count = self.counts[which]
+        return fullest_part(count, self.ranks, width, balanced, skewness, sets)
 
     def all_reduce(self, wire_dtype=None) -> Forecast:
         """The dense sum, by halving and doubling: few messages and the fewest bytes."""

@@ -27,6 +27,7 @@ rounds at high density.
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,9 @@ from sparsejax.axes import is_elsewhere
 from sparsejax.wire import index_codes
 from sparsejax.wire.index_codes import IndexCode
 
+
+# A count of entries: on the device, or known in Python.
+Count = jax.Array | np.integer | int
 
 _LANES = 4  # capacities are multiples of this, so that lanes and values fill whole words
 _SHORT = 1024  # bytes; a shorter message costs its latency
@@ -107,10 +111,10 @@ class Ladder:
         """Entries in the longest message."""
         return self.rungs[-1].capacity
 
-    def rung(self, need: jax.Array) -> jax.Array:
+    def rung(self, need: Count) -> Any:
         """The lowest rung with room for `need` entries; the top one if none has."""
         capacities = [rung.capacity for rung in self.rungs]
-        return jnp.minimum(self._below(capacities, need), len(self.rungs) - 1)
+        return _numpy_of(need).minimum(self._below(capacities, need), len(self.rungs) - 1)
 
     def _below(self, capacities, need):
         """How many of some capacities are below the need."""
@@ -119,7 +123,8 @@ class Ladder:
             return sum(
                 (need > room).astype(jnp.int32) for room in map(np.int32, capacities)
             )
-        return jnp.sum(jnp.array(capacities, jnp.int32) < need, dtype=jnp.int32)
+        xp = _numpy_of(need)
+        return xp.sum(xp.array(capacities, np.int32) < need, dtype=np.int32)
 
     @functools.cached_property
     def finals(self) -> tuple[int, ...]:
@@ -135,15 +140,15 @@ class Ladder:
                 numbers.append(number)
         return tuple(reversed(numbers))
 
-    def final(self, need: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def final(self, need: Count) -> tuple[Any, Any]:
         """The rung of a message for `need` entries that follows others.
 
         Returns:
             Its place in `finals`, and its number.
         """
-        rooms = [self.rungs[number].capacity for number in self.finals]
-        place = jnp.minimum(self._below(rooms, need), len(rooms) - 1)
-        return place, jnp.array(self.finals, jnp.int32)[place]
+        rooms, xp = [self.rungs[number].capacity for number in self.finals], _numpy_of(need)
+        place = xp.minimum(self._below(rooms, need), len(rooms) - 1)
+        return place, xp.array(self.finals, np.int32)[place]
 
     def next_message(self, need: jax.Array, messages: int) -> tuple[jax.Array, jax.Array]:
         """The rung of the next message where `need` entries are left, and its entries.
@@ -201,18 +206,23 @@ class Ladder:
         above = sum(rung.capacity < need for rung in self.rungs)
         return min(above, len(self.rungs) - 1)
 
-    def bytes(self, need: jax.Array) -> jax.Array:
+    def bytes(self, need: Count) -> Any:
         """Bytes of the fewest messages that send `need` entries of a part, as float32.
 
-        What `next_message` chooses sends no more.
+        What `next_message` chooses sends no more. A number of Python is reckoned with in
+        NumPy, so that a forecast decides as the program does.
         """
-        table = jnp.array([4.0 * rung.words for rung in self.rungs], jnp.float32)
-        rest = lax.rem(need, np.int32(self.top))
-        last = jnp.where(rest > 0, table[self.rung(rest)], 0.0)
+        xp, top = _numpy_of(need), np.int32(self.top)
+        if isinstance(need, jax.Array):
+            full, rest = lax.div(need, top), lax.rem(need, top)
+        else:
+            full, rest = divmod(np.int32(need), top)
+        table = xp.array([4.0 * rung.words for rung in self.rungs], np.float32)
+        last = xp.where(rest > 0, table[self.rung(rest)], np.float32(0))
         if self.at_once:
             follows = (need > self.top) & (rest > 0)
-            last = jnp.where(follows, table[self.final(rest)[1]], last)
-        return lax.div(need, np.int32(self.top)).astype(jnp.float32) * table[-1] + last
+            last = xp.where(follows, table[self.final(rest)[1]], last)
+        return full.astype(np.float32) * table[-1] + last
 
     def needed_bytes(
         self, count: jax.typing.ArrayLike, rung: jax.typing.ArrayLike
@@ -322,6 +332,11 @@ def _tile(top: int, unit_bytes: int, most: int) -> int:
     tile = min(top, _multiple(max(1, min(most, _TILE_NUMBERS // numbers)), _LANES))
     tiles = -(-top // tile)
     return _multiple(-(-top // tiles), _LANES)
+
+
+def _numpy_of(count):
+    """The NumPy in which a count is reckoned with: JAX's for an array of JAX."""
+    return jnp if isinstance(count, jax.Array) else np
 
 
 def _multiple(count: int, of: int) -> int:

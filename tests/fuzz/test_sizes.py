@@ -271,7 +271,8 @@ def test_schemes_that_choose_from_as_many_as_int32_numbers(name, n, size):
 def test_bytes_of_partners_that_have_more_than_int32_counts():
     """A part with everything, and so all that two, four, ... ranks hold of it."""
     owned: Any = SimpleNamespace(
-        layout=SimpleNamespace(ranks=16, size=2**29 + 5), unit_bytes=4
+        layout=SimpleNamespace(ranks=16, size=2**29 + 5),
+        plan=SimpleNamespace(unit_bytes=4),
     )
     how = doubling.Doubling(helpers.WIRE, "coo32", 2.0)
     most = jax.jit(lambda fullest: pulls._most_bytes(owned, how, fullest))

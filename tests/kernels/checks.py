@@ -22,7 +22,7 @@ import pallas_kernels as kernels
 from pallas_kernels import backends, types
 from pallas_kernels.reference import messages as in_reference
 from sparsejax import schemes
-from sparsejax.wire import Wire
+from sparsejax.wire import Wire, whole
 from tests import helpers
 from tests.kernels import contract, messages
 
@@ -273,7 +273,7 @@ def check_messages(made, in_pieces=True):
 def sent_by(run):
     """While a step is traced, computes messages by `run`; takes note of what is sent."""
     sent = []
-    to_owners, to_all = Wire.all_to_all, Wire.all_gather
+    to_owners, to_all = Wire.to_each, Wire.all_gather
 
     def noting(send):
         def call(wire, x, **how):
@@ -286,8 +286,8 @@ def sent_by(run):
     with (
         helpers.for_gpus(),
         mock.patch.object(backends, "run", run),
-        mock.patch.object(kernels, "unpacks_in_kernels", return_value=True),
-        mock.patch.object(Wire, "all_to_all", noting(to_owners)),
+        mock.patch.object(whole, "unpacks_in_kernels", return_value=True),
+        mock.patch.object(Wire, "to_each", noting(to_owners)),
         mock.patch.object(Wire, "all_gather", noting(to_all)),
     ):
         yield sent

@@ -34,7 +34,7 @@ from tests.laws.test_exact_sum import SCHEMES
 
 RANKS = 3
 # The collectives that take what a scheme has packed.
-_SENDS = ("all_to_all", "all_gather", "reduce_scatter", "permute", "all_reduce")
+_SENDS = ("to_each", "all_gather", "reduce_scatter", "permute", "all_reduce")
 # Its kernel writes entries in the order in which threads come.
 _UNORDERED = ("balanced_algorithm_1",)
 _SHAPES = {"numbers": (3001,), "rows": (517, 16), "listed rows": (517, 16)}

@@ -1,5 +1,6 @@
 """A forecast from true counts is what a run sends."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -10,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from sparsejax import errors, schemes
 from sparsejax.schemes import forecast
+from sparsejax.units.slots import Slots
 from sparsejax.wire import ladder
 from tests import helpers
 from tests.laws.test_exact_sum import SCHEMES
@@ -86,6 +88,66 @@ def test_a_forecast_from_true_counts_is_what_a_run_sends(name, n):
             assert expected.rounds == rounds, (density, expected, rounds)
     if n == 4:
         assert min(errors_seen) < 1e-6
+
+
+def drawn(rng, n):
+    """A random load: how full it is, how it lies, and how unlike ranks are."""
+    density = 10 ** rng.uniform(-4, 0, (n, 1)) if rng.random() < 0.5 else None
+    density = 10 ** rng.uniform(-4, 0) if density is None else density
+    at = np.arange(SIZE)
+    there = rng.random((n, SIZE)) < density
+    if rng.random() < 0.3:
+        there &= (at < rng.integers(100, SIZE)) | (rng.random(SIZE) < 0.1)
+    return np.where(there, 1, 0).astype(np.float32)
+
+
+def with_fullest(load, scheme, x):
+    """The load with the fullest parts by the owners of a scheme, where it has owners."""
+    ownership = getattr(scheme, "ownership", None)
+    if ownership is None:
+        return load
+    layout = ownership.over(SIZE, load.ranks)
+    fullest = jax.jit(lambda flags: jnp.max(Slots.of(layout.split(flags)).counts))
+    pushed = max(int(fullest(row)) for row in x != 0)
+    return dataclasses.replace(load, fullest=(pushed, int(fullest((x != 0).any(0)))))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "balanced",
+        "ag_sparse",
+        *helpers.slow(
+            "all_reduce",
+            "ag_sparse_doubling",
+            "balanced_bitmap",
+            "balanced_contiguous",
+            "balanced_capacity",
+            "hierarchical",
+            "zen",
+        ),
+    ],
+)
+def test_a_forecast_of_a_random_load_is_what_a_run_sends(name):
+    """To the byte where the counts of the fullest parts are known: there is one plan."""
+    n, scheme = 4, SCHEMES[name]
+
+    def run(x):
+        return helpers.call(scheme, x[0], helpers.init(scheme, x[0])).traffic
+
+    mesh = helpers.mesh_of(n)
+    step = jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
+    rng, ways = np.random.default_rng(0), set()
+    for _ in range(40):
+        x = drawn(rng, n)
+        traffic = step(x)
+        told = scheme.forecast(with_fullest(load_of(x, n, SIZE), scheme, x))
+        sent = float(traffic.wire - traffic.scalars)
+        assert told.bytes == pytest.approx(sent, rel=1e-6), (told, traffic)
+        if not told.dense:
+            assert told.rounds == float(traffic.push.rounds + traffic.pull.rounds)
+        ways.add(told.dense)
+    assert ways == ({True} if name == "all_reduce" else {True, False})
 
 
 def test_omni_reduce_forecasts_blocks():

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pallas_kernels
 from pallas_kernels import rank_select
 from sparsejax import schemes
 from sparsejax.units import bits
-from sparsejax.wire import ladder
+from sparsejax.wire import ladder, whole
 from tests import helpers
 from tests.laws.test_exact_sum import SCHEMES
 from tests.schemes import test_two_level
@@ -111,12 +110,12 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
         helpers.gradients(RANKS, 1600, density, shape=(2,), seed=5)
         for density in (0, 0.05, 0.55, 1)
     ]
-    whole = [helpers.ranked(run, RANKS)(x) for x in inputs]
-    monkeypatch.setattr(pallas_kernels, "unpacks_in_kernels", lambda *_, **__: True)
+    wanted_of = [helpers.ranked(run, RANKS)(x) for x in inputs]
+    monkeypatch.setattr(whole, "unpacks_in_kernels", lambda *_, **__: True)
     monkeypatch.setattr(ladder.Ladder, "pieces_of", lambda steps, rung: 3)
     summed = helpers.ranked(lambda x: run(x), RANKS)
     rounds = []
-    for x, wanted in zip(inputs, whole, strict=True):
+    for x, wanted in zip(inputs, wanted_of, strict=True):
         found = summed(x)
         np.testing.assert_array_equal(found.total[0], helpers.total(x))
         helpers.assert_same_on_all_ranks(found.total)
@@ -136,10 +135,10 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
 @pytest.mark.parametrize("shape", [(SIZE,), (3340, 3), (3340,), (97,)])
 def test_sums_that_come_back_whole_come_in_runs(shape):
     """3,340 units: runs of three words of slots, the last with one of those before."""
-    whole = schemes.BalancedParallelism(pull="dense")
+    dense = schemes.BalancedParallelism(pull="dense")
 
     def run(x):
-        return helpers.call(whole, x)
+        return helpers.call(dense, x)
 
     x = helpers.gradients(RANKS, shape[0], 0.02, shape=shape[1:], seed=3)
     done = helpers.ranked(run, RANKS)(x)

@@ -16,8 +16,7 @@ from benchmarks.network.schemes import SCHEMES
 from sparsejax import schemes
 from sparsejax.schemes.baselines.omni_reduce import OmniReduce
 from sparsejax.schemes.forecast import merged
-from sparsejax.schemes.owners.pulls import has_even_parts
-from sparsejax.schemes.owners.push_pull import SHARE, PushPull
+from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.units import bits
 from sparsejax.units.ownership import Contiguous, Ownership
 from sparsejax.wire import collectives, ladder
@@ -101,25 +100,23 @@ def _by_owners(
     unit_bytes = 4 * width
     owner = np.asarray(layout.assign(jnp.arange(units, dtype=jnp.int32))[0])
     counted = lambda row: np.bincount(owner[row], minlength=ranks).max()
-    push = how.push_ladder(units, ranks, layout.width, unit_bytes, None, share=SHARE)
-    pull = how.pull.ladder(layout.width, unit_bytes, ranks, units)
-    pushed = push.messages_for(int(max(map(counted, sets))), ranks - 1)
-    whole = float((ranks - 1) * layout.width * unit_bytes)
-    assert has_even_parts(ranks, layout.width, units)
     dense = collectives.all_reduce_bytes(units * unit_bytes, ranks)
-    if _bytes(push.rungs[:1], ranks - 1) + whole < dense:  # else nothing is counted
+    plan = how.plan(units, ranks, layout.width, unit_bytes, dense, None)
+    need = int(max(map(counted, sets)))
+    assert plan.has_even_parts
+    if plan.may_pay:  # else nothing is counted
         yield Round("pmax", 12)
-    if _bytes(pushed, ranks - 1) + whole >= dense:
+    if not plan.may_pay or plan.entry_bytes(need) >= dense:
         yield Round("psum", units * unit_bytes)
         return
-    for rung in pushed:
+    for rung in plan.push.messages_for(need, ranks - 1):
         yield Round("all_to_all", 4 * rung.words)
     yield Round("pmax", 4)
     fullest = int(counted(sets.any(0)))
-    if _bytes(pull.messages_for(fullest, ranks - 1), ranks - 1) >= whole:
+    if plan.pull_bytes(fullest) >= plan.whole_bytes:
         yield Round("all_gather", layout.width * unit_bytes)
         return
-    yield from _gathered(pull, fullest, ranks)
+    yield from _gathered(plan.pull, fullest, ranks)
 
 
 def _gathered(steps: ladder.Ladder, need: int, ranks: int) -> Iterator[Round]:

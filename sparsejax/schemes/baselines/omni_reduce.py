@@ -20,7 +20,8 @@ from sparsejax import errors
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Load
 from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
-from sparsejax.schemes.owners.pulls import Gather, Message
+from sparsejax.schemes.owners.plan import Message
+from sparsejax.schemes.owners.pulls import Gather
 from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.units import bits
 from sparsejax.units.dense import Dense

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 
 from sparsejax.schemes import base, doubling
 from sparsejax.schemes.forecast import agreeing, fullest_part, merged
-from sparsejax.schemes.owners.pulls import Message, Owned, PullEntries, nonzero_units
+from sparsejax.schemes.owners.plan import Message
+from sparsejax.schemes.owners.pulls import Owned, PullEntries, nonzero_units, whole
 from sparsejax.units import bits
 from sparsejax.units.ownership import Layout, StripedHash
 from sparsejax.units.slots import Slots
@@ -34,9 +35,10 @@ class Spread(PullEntries):
     def by_entries(self, owned, totals, sets, fullest):
         n, wire = owned.layout.ranks, owned.wire
         spread = _Shares.of(owned.layout)
-        inner, message = spread.shares, _uncapped(owned.message)
-        scattered = message.ladder(inner.width, owned.unit_bytes, n)
-        shared = dataclasses.replace(owned, layout=spread, message=message)
+        inner, message = spread.shares, _uncapped(owned.plan.back)
+        scattered = message.ladder(inner.width, owned.plan.unit_bytes, n)
+        plan = dataclasses.replace(owned.plan, width=spread.width, back=message)
+        shared = dataclasses.replace(owned, layout=spread, plan=plan)
         shares = Slots.of(inner.split(bits.nonzero_units(totals)))
         fullest_share, agreed = wire.maximum(jnp.max(shares.counts))
         count, counted = wire.psum(sets.counts[0])
@@ -44,7 +46,7 @@ class Spread(PullEntries):
         # What a rank will hold is known when it holds it; even shares are nearly equal.
         even = (1.05 * count.astype(jnp.float32) / n).astype(jnp.int32)
         even = jnp.minimum(even + 1, spread.width)
-        entry_bytes = (n - 1) * (scattered.bytes(fullest_share) + shared.ladder.bytes(even))
+        entry_bytes = (n - 1) * (scattered.bytes(fullest_share) + plan.pull.bytes(even))
 
         def place(held, owner, slots, values):
             at = jnp.where(slots < inner.width, owner * inner.width + slots, spread.width)
@@ -70,17 +72,19 @@ class Spread(PullEntries):
 
         return send, entry_bytes, agreed + counted
 
-    def forecast(self, load, message, width, unit_bytes, fullest):
+    def forecast(self, plan, load, fullest):
         n, last = load.ranks, load.counts[-1]
-        message = _uncapped(message)
-        shares = StripedHash().width(width, n)
-        inner = message.ladder(shares, unit_bytes, n)
-        outer = message.ladder(n * shares, unit_bytes, n, load.units)
+        message = _uncapped(plan.back)
+        shares = StripedHash().width(plan.width, n)
+        inner = message.ladder(shares, plan.unit_bytes, n)
+        outer = message.ladder(n * shares, plan.unit_bytes, n, load.units)
         share = fullest_part(fullest, n, shares, True, 1.0, sets=n)
         even = fullest_part(last, n, n * shares, True, 1.0)
         scattered, turns, _ = sent_bytes(inner, share, n - 1)
         gathered, more, _ = sent_bytes(outer, even, n - 1)
         turns += more
+        if scattered + gathered >= plan.whole_bytes:
+            return whole(plan)
         return scattered + gathered, 3 * agreeing(n) + turns * (n - 1), turns
 
 
@@ -92,8 +96,8 @@ class Doubled(PullEntries):
         del totals, sets
         doubler = doubling.Doubling(
             owned.wire.narrowed(owned.dtype),
-            owned.message.code,
-            owned.message.ratio,
+            owned.plan.back.code,
+            owned.plan.back.ratio,
             by_bound=True,
         )
 
@@ -105,16 +109,18 @@ class Doubled(PullEntries):
 
         return send, _most_bytes(owned, doubler, fullest), 0.0
 
-    def forecast(self, load, message, width, unit_bytes, fullest):
+    def forecast(self, plan, load, fullest):
         n, last = load.ranks, load.counts[-1]
         units = -(-load.units // 32) * 32
-        steps = ladder.ladder(units, unit_bytes, 1, message.code, message.ratio)
+        steps = ladder.ladder(units, plan.unit_bytes, 1, plan.back.code, plan.back.ratio)
         pulled, waits, rounds = 0.0, 0, 0
         for held in merged(n)[:-1]:
             part = min(held * fullest, math.ceil(last))
             sent, turns, _ = sent_bytes(steps, part, 1)
             pulled, waits = pulled + sent, waits + turns + agreeing(n)
             rounds += turns
+        if pulled >= plan.whole_bytes:
+            return whole(plan)
         return pulled, waits, rounds
 
 
@@ -126,7 +132,7 @@ def _uncapped(message: Message) -> Message:
 def _most_bytes(owned: Owned, doubler: doubling.Doubling, fullest: jax.Array):
     """The most that a recursive doubling sends, what it agrees on left out."""
     n, size = owned.layout.ranks, owned.layout.size
-    like = jnp.empty((size, owned.unit_bytes), jnp.uint8)
+    like = jnp.empty((size, owned.plan.unit_bytes), jnp.uint8)
     steps = doubler.ladder(like, jnp.uint8)
     total, held = jnp.float32(0), 1
     # Each part is cut first: int32 may not hold that many entries of uneven ones.

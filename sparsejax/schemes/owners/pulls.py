@@ -19,8 +19,6 @@ bits. Two more ways are in `baselines.pulls`.
 
 import abc
 import dataclasses
-import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,46 +33,17 @@ from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Load, agreeing
 from sparsejax.schemes.or_dense import on_copies, or_dense
 from sparsejax.schemes.owners import counts
+from sparsejax.schemes.owners.plan import Plan
 from sparsejax.units import bits
 from sparsejax.units.ownership import Layout
 from sparsejax.units.slots import Slots
-from sparsejax.wire import channels, collectives, messages
+from sparsejax.wire import channels, messages
 from sparsejax.wire.collectives import Wire
-from sparsejax.wire.ladder import Ladder, ladder, sent_bytes
+from sparsejax.wire.ladder import sent_bytes
 
 
-# Parts are as good as even if together they have so many times as many slots as units.
-EVEN = 1.5
 # On GPUs no more collectives than this give all sums to all ranks.
 _RUNS = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Message:
-    """How the entries of one way travel.
-
-    Attributes:
-        code: How indices travel: the name of a code, or "auto" for the cheapest at each
-            message size.
-        ratio: How far apart the message sizes are.
-        capacity: Entries of the longest message, where it is known what to expect.
-    """
-
-    code: str = "auto"
-    ratio: float = 2.0
-    capacity: int | None = None
-
-    def ladder(
-        self,
-        width: int,
-        unit_bytes: int,
-        parts: int,
-        units: int | None = None,
-        **share: int,
-    ) -> Ladder:
-        """The message sizes for parts of `width` slots, of so many units in all."""
-        how = self.code, self.ratio, self.capacity
-        return ladder(width, unit_bytes, parts, *how, units, **share)
 
 
 class Pulled(NamedTuple):
@@ -100,39 +69,14 @@ class Owned:
     Attributes:
         wire: The ranks.
         layout: Who owns which unit.
-        message: How entries travel.
+        plan: The message sizes, and what is sent.
         dtype: Of the sums while they travel.
-        unit_bytes: Bytes of one unit's sum.
     """
 
     wire: Wire
     layout: Layout
-    message: Message
+    plan: Plan
     dtype: jnp.dtype
-    unit_bytes: int
-
-    @functools.cached_property
-    def ladder(self) -> Ladder:
-        """The message sizes."""
-        layout = self.layout
-        return self.message.ladder(layout.width, self.unit_bytes, layout.ranks, layout.size)
-
-    @property
-    def has_even_parts(self) -> bool:
-        """Whether parts have about equal widths, so that gathering them whole is cheap."""
-        return has_even_parts(self.layout.ranks, self.layout.width, self.layout.size)
-
-    @property
-    def whole_bytes(self) -> float:
-        """Bytes that one rank sends to give its sums to all, zeros and all."""
-        n = self.layout.ranks
-        if self.has_even_parts:
-            return float((n - 1) * self.layout.width * self.unit_bytes)
-        return collectives.all_reduce_bytes(self.layout.size * self.unit_bytes, n)
-
-    def bytes(self, fullest: jax.Array) -> jax.Array:
-        """Bytes that one rank sends to give all its entries; `fullest`: of any owner."""
-        return (self.layout.ranks - 1) * self.ladder.bytes(fullest)
 
     def gather(
         self, totals: jax.Array, sets: Slots, fullest: jax.Array
@@ -152,7 +96,7 @@ class Owned:
             return total.at[units].set(values, mode="drop", unique_indices=True)
 
         total, sent = messages.transmit(
-            self.ladder,
+            self.plan.pull,
             channels.pull(self.wire),
             sets,
             messages.Source(totals),
@@ -169,9 +113,9 @@ class Owned:
 
     def whole(self, totals: jax.Array) -> tuple[jax.Array, base.Stage, jax.Array]:
         """Gives all ranks the sums of all owners, zeros and all."""
-        if self.has_even_parts and is_elsewhere():
+        if self.plan.has_even_parts and is_elsewhere():
             total, sent = self._by_runs(totals)
-        elif self.has_even_parts:
+        elif self.plan.has_even_parts:
             gathered, sent = self.wire.all_gather(totals)
             total = self.layout.join(gathered)
         else:
@@ -203,7 +147,7 @@ class Owned:
             return total.at[units].set(gathered, mode="drop")
 
         total = as_varying(jnp.zeros(shape, totals.dtype), others)
-        sent = float((self.layout.ranks - 1) * runs * run * self.unit_bytes)
+        sent = float((self.layout.ranks - 1) * runs * run * self.plan.unit_bytes)
         return lax.fori_loop(0, runs, turn, total), sent
 
     def at_units(self, totals: jax.Array) -> jax.Array:
@@ -213,11 +157,6 @@ class Owned:
         shape = (self.layout.size, *totals.shape[1:])
         zeros = as_varying(jnp.zeros(shape, totals.dtype), varying_axes(totals))
         return zeros.at[units].set(totals, mode="drop")
-
-
-def has_even_parts(ranks: int, width: int, size: int) -> bool:
-    """Whether parts of this width have about as many slots as there are units."""
-    return ranks * width <= EVEN * size + 32 * ranks
 
 
 def nonzero_units(total: jax.Array) -> jax.Array:
@@ -258,16 +197,12 @@ class Pull(abc.ABC):
         """
 
     @abc.abstractmethod
-    def forecast(
-        self, load: Load, message: Message, width: int, unit_bytes: int, fullest: int
-    ) -> tuple[float, int, int]:
-        """Reckons the bytes that one rank would send, the messages, and the rounds.
+    def forecast(self, plan: Plan, load: Load, fullest: int) -> tuple[float, int, int]:
+        """The bytes that one rank would send, the messages, and the rounds.
 
         Args:
+            plan: The message sizes, and what is sent.
             load: What there is to add up.
-            message: How entries travel.
-            width: Slots in a part.
-            unit_bytes: Bytes of one unit's sum.
             fullest: Entries of the owner that has most.
         """
 
@@ -281,7 +216,7 @@ class PullEntries(Pull):
         by_entries, entry_bytes, cost = self.by_entries(owned, totals, sets, fullest)
         if instead is not None:
             whole = on_copies(owned.whole)
-            if owned.has_even_parts:
+            if owned.plan.has_even_parts:
                 whole = lambda wanted, totals: owned.whole(totals)
             send = on_copies(instead.send)
 
@@ -293,19 +228,19 @@ class PullEntries(Pull):
                 lambda wanted, totals, x: wide(*whole(wanted, totals)),
                 lambda wanted, totals, x: wide(*send(~wanted, x)),
             ]
-            pays = entry_bytes < owned.whole_bytes
+            pays = entry_bytes < owned.plan.whole_bytes
             side = jnp.where(instead.wanted, 2, jnp.where(pays, 0, 1))
             operands = instead.wanted, totals, instead.operand
             total, stage, units = axes.switch(side, sides, *operands)
             return Pulled(total, stage, units, jnp.float32(agreed + cost))
         total, stage, units = or_dense(
             entry_bytes,
-            owned.whole_bytes,
+            owned.plan.whole_bytes,
             by_entries,
             owned.whole,
             totals,
             # Gathered sums stay as they are; added up, they do not.
-            copied=not owned.has_even_parts,
+            copied=not owned.plan.has_even_parts,
         )
         return Pulled(total, stage, units, jnp.float32(agreed + cost))
 
@@ -331,12 +266,13 @@ class Gather(PullEntries):
         def gather(totals):
             return owned.gather(totals, sets, fullest)
 
-        return gather, owned.bytes(fullest), 0.0
+        return gather, owned.plan.pull_bytes(fullest), 0.0
 
-    def forecast(self, load, message, width, unit_bytes, fullest):
-        steps = message.ladder(width, unit_bytes, load.ranks, load.units)
-        sent, turns, _ = sent_bytes(steps, fullest, load.ranks - 1)
-        return sent, agreeing(load.ranks) + turns * (load.ranks - 1), turns
+    def forecast(self, plan, load, fullest):
+        if plan.pull_bytes(fullest) >= plan.whole_bytes:
+            return whole(plan)
+        sent, turns, _ = sent_bytes(plan.pull, fullest, plan.ranks - 1)
+        return sent, agreeing(plan.ranks) + turns * (plan.ranks - 1), turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,6 +282,10 @@ class Whole(Pull):
     def __call__(self, owned, totals):
         return Pulled(*owned.whole(totals), jnp.float32(0))
 
-    def forecast(self, load, message, width, unit_bytes, fullest):
-        # As every way that would send more than all sums, which is reckoned elsewhere.
-        return math.inf, 0, 0
+    def forecast(self, plan, load, fullest):
+        return whole(plan)
+
+
+def whole(plan: Plan) -> tuple[float, int, int]:
+    """Bytes, messages and rounds where all sums come back, zeros and all."""
+    return plan.whole_bytes, agreeing(plan.ranks) + plan.ranks - 1, 1

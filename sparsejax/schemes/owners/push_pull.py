@@ -39,9 +39,9 @@ from sparsejax.schemes import base
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.schemes.owners import counts
 from sparsejax.schemes.owners.counts import Counts
+from sparsejax.schemes.owners.plan import Message, Plan
 from sparsejax.schemes.owners.pulls import (
     Instead,
-    Message,
     Owned,
     Pull,
     PullEntries,
@@ -53,7 +53,6 @@ from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units, unit_bytes, wide
 from sparsejax.wire import channels, index_codes, messages, ordered
 from sparsejax.wire.collectives import Wire
-from sparsejax.wire.ladder import Ladder
 
 
 # On GPUs the longest messages of a rank to its owners hold one of so many units.
@@ -87,7 +86,7 @@ class PushPull:
             layout: Who owns which unit.
         """
         stages = self.over(x, wire, layout)
-        if not stages.may_pay:
+        if not stages.plan.may_pay:
             dense = base.sum_densely(x, None, stages.wire)
             return dense.total, dense.traffic
         return stages(x, stages.count(x, x.present()))
@@ -96,35 +95,29 @@ class PushPull:
         """The stages for arrays like x; for the arguments see `__call__`."""
         wire = wire.narrowed(self.wire_dtype)
         narrow = wire.travelling(x.dtype)
-        size = unit_bytes(x, narrow)
-        return Stages(
-            wire,
-            layout,
-            self.way,
-            self.push_ladder(
-                layout.size, layout.ranks, layout.width, size, layout.memory, share=SHARE
-            ),
-            Owned(wire, layout, self.pull, narrow, size),
-            wide(x.dtype),
-            wire.dense_bytes(x.size, x.dtype),
-        )
+        size, dense = unit_bytes(x, narrow), wire.dense_bytes(x.size, x.dtype)
+        sizes = layout.size, layout.ranks, layout.width, size, dense, layout.memory
+        plan = self.plan(*sizes)
+        owned = Owned(wire, layout, plan, narrow)
+        return Stages(wire, layout, self.way, plan, owned, wide(x.dtype))
 
-    def push_ladder(
+    def plan(
         self,
         units: int,
         ranks: int,
         width: int,
         unit_bytes: int,
+        dense_bytes: float,
         memory: Memory | None,
-        **share: int,
-    ) -> Ladder:
-        """The message sizes on the way to the owners, for parts of `width` slots."""
-        push = self.push
+    ) -> Plan:
+        """The message sizes and the bytes, for parts of `width` slots; see `Plan`."""
+        push, room = self.push, width
         if memory is not None:
             # Slots in the order of their hashes: any 32 bits.
             push = dataclasses.replace(push, code=index_codes.COO32.name)
-            width = max(width, memory.room)
-        return push.ladder(width, unit_bytes, ranks, units, **share)
+            room = max(width, memory.room)
+        steps = push.ladder(room, unit_bytes, ranks, units, share=SHARE)
+        return Plan(ranks, units, width, unit_bytes, dense_bytes, steps, self.pull)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,48 +128,17 @@ class Stages:
         wire: The ranks, and the dtype in which values travel.
         layout: Who owns which unit.
         way: The way in which sums come back.
-        ladder: The message sizes of the push.
+        plan: The message sizes, and what is sent.
         owned: The sums that come back.
         sum_dtype: Of the sums while they are added up.
-        dense_bytes: Bytes that one rank sends for an all-reduce.
     """
 
     wire: Wire
     layout: Layout
     way: Pull
-    ladder: Ladder
+    plan: Plan
     owned: Owned
     sum_dtype: jnp.dtype
-    dense_bytes: float
-
-    @property
-    def may_pay(self) -> bool:
-        """Whether any gradient can be sent in fewer bytes than by an all-reduce.
-
-        Parts have whole words of slots; with few units a rank, most belong to none.
-        """
-        least = (self.layout.ranks - 1) * 4 * self.ladder.rungs[0].words
-        return least + self._most_pulled < self.dense_bytes
-
-    @property
-    def _most_pulled(self):
-        """Bytes that a pull may send; none where an all-reduce of the sums bounds it."""
-        return self.owned.whole_bytes if self.owned.has_even_parts else 0.0
-
-    def _push_bytes(self, fullest):
-        return (self.layout.ranks - 1) * self.ladder.bytes(fullest)
-
-    def expected_bytes(self, pushed: jax.Array, pulled: jax.Array) -> jax.Array:
-        """Bytes that one rank sends where the fullest part has so many entries.
-
-        Args:
-            pushed: Entries of the fullest part of a rank.
-            pulled: Entries of the fullest part of the sum.
-        """
-        pull = jnp.minimum(self.owned.bytes(pulled), self.owned.whole_bytes)
-        push = self._push_bytes(pushed)
-        pays = self.may_pay & (push + self._most_pulled < self.dense_bytes)
-        return jnp.where(pays, push + pull, self.dense_bytes)
 
     def count(self, x: Units, present: jax.Array) -> Counts:
         """Splits the units that are there among their owners, and agrees on the counts.
@@ -196,8 +158,8 @@ class Stages:
             total, push, pull, after, agreed = self._one_after_the_other(x, known)
         else:
             total, push, pull, after, agreed = or_dense(
-                self._entry_bytes(known),
-                self.dense_bytes,
+                self.plan.entry_bytes(known.fullest),
+                self.plan.dense_bytes,
                 functools.partial(self._by_entries, known=known),
                 functools.partial(self._all_reduce, known=known),
                 x,
@@ -207,13 +169,10 @@ class Stages:
             push,
             pull,
             scalars=known.sent + agreed,
-            dense=self.dense_bytes,
+            dense=self.plan.dense_bytes,
             before=before,
             after=after / self.layout.size,
         )
-
-    def _entry_bytes(self, known):
-        return self._push_bytes(known.fullest) + self._most_pulled
 
     def _all_reduce(self, x, known):
         total, sent = self.wire.all_reduce(x.dense())
@@ -226,7 +185,7 @@ class Stages:
         On a GPU what a choice is given is there until it has ended, as the bits that tell
         the entries of a push: they would still be there while sums come back.
         """
-        pays = self._entry_bytes(known) < self.dense_bytes
+        pays = self.plan.entry_bytes(known.fullest) < self.plan.dense_bytes
         push = functools.partial(self._by_entries, known=known, comes_back=False)
         like = jax.eval_shape(push, x)
         nothing = lambda x: jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), like)
@@ -257,7 +216,7 @@ class Stages:
             return totals.at[slots].add(values.astype(self.sum_dtype), mode="drop")
 
         totals, pushed = messages.transmit(
-            self.ladder,
+            self.plan.push,
             channels.push(self.wire),
             known.sets,
             self._source(x, known),

@@ -61,7 +61,7 @@ class Choice:
         over = jnp.array([above_mean(n * n), above_mean(n)], jnp.float32)
         fullest = jnp.ceil(mean + over * jnp.sqrt(mean)).astype(jnp.int32)
         fullest = jnp.minimum(fullest, self.owners.layout.width)
-        return self.owners.expected_bytes(fullest[0], fullest[1])
+        return self.owners.plan.expected_bytes(fullest[0], fullest[1])
 
     def prefers_one_round(self, one_round: AGSparse) -> jax.Array:
         """Whether sending everything to all takes less time than owners do."""

@@ -1,0 +1,124 @@
+"""The plan of a push and a pull: message sizes, bytes, and whether entries pay.
+
+The arithmetic is written once. A scheme uses it before anything runs, on numbers of Python
+(`forecast`), and while it runs, on the counts that ranks agreed on: in float32 either way,
+so that both decide the same.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+
+from sparsejax.wire import collectives
+from sparsejax.wire.ladder import Count, Ladder, ladder
+
+
+# Parts are as good as even if together they have so many times as many slots as units.
+EVEN = 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """How the entries of one way travel.
+
+    Attributes:
+        code: How indices travel: the name of a code, or "auto" for the cheapest at each
+            message size.
+        ratio: How far apart the message sizes are.
+        capacity: Entries of the longest message, where it is known what to expect.
+    """
+
+    code: str = "auto"
+    ratio: float = 2.0
+    capacity: int | None = None
+
+    def ladder(
+        self,
+        width: int,
+        unit_bytes: int,
+        parts: int,
+        units: int | None = None,
+        **share: int,
+    ) -> Ladder:
+        """The message sizes for parts of `width` slots, of so many units in all."""
+        how = self.code, self.ratio, self.capacity
+        return ladder(width, unit_bytes, parts, *how, units, **share)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What one rank would send to owners, and owners to all: bytes by counts of entries.
+
+    Attributes:
+        ranks: How many ranks there are, and so parts.
+        units: Units of the array.
+        width: Slots in a part.
+        unit_bytes: Bytes of a unit's value as it travels.
+        dense_bytes: Bytes that one rank sends for an all-reduce.
+        push: The message sizes to the owners.
+        back: How entries travel back.
+    """
+
+    ranks: int
+    units: int
+    width: int
+    unit_bytes: int
+    dense_bytes: float
+    push: Ladder
+    back: Message
+
+    @functools.cached_property
+    def pull(self) -> Ladder:
+        """The message sizes on the way back."""
+        return self.back.ladder(self.width, self.unit_bytes, self.ranks, self.units)
+
+    @property
+    def has_even_parts(self) -> bool:
+        """Whether parts have about equal widths, so that gathering them whole is cheap."""
+        return self.ranks * self.width <= EVEN * self.units + 32 * self.ranks
+
+    @property
+    def whole_bytes(self) -> float:
+        """Bytes that one rank sends to give its sums to all, zeros and all."""
+        if self.has_even_parts:
+            return float((self.ranks - 1) * self.width * self.unit_bytes)
+        return collectives.all_reduce_bytes(self.units * self.unit_bytes, self.ranks)
+
+    @property
+    def may_pay(self) -> bool:
+        """Whether any gradient can be sent in fewer bytes than by an all-reduce.
+
+        Parts have whole words of slots; with few units a rank, most belong to none.
+        """
+        least = (self.ranks - 1) * 4 * self.push.rungs[0].words
+        return least + self._most_pulled < self.dense_bytes
+
+    @property
+    def _most_pulled(self):
+        """Bytes that a pull may send; none where an all-reduce of the sums bounds it."""
+        return self.whole_bytes if self.has_even_parts else 0.0
+
+    def entry_bytes(self, pushed: Count) -> Any:
+        """Bytes that one rank sends at most if entries are pushed.
+
+        Args:
+            pushed: Entries of the fullest part of a rank.
+        """
+        return (self.ranks - 1) * self.push.bytes(pushed) + self._most_pulled
+
+    def pull_bytes(self, pulled: Count) -> Any:
+        """Bytes that one rank sends to give all its entries.
+
+        Args:
+            pulled: Entries of the fullest part of the sum.
+        """
+        return (self.ranks - 1) * self.pull.bytes(pulled)
+
+    def expected_bytes(self, pushed: Count, pulled: Count) -> Any:
+        """Bytes that one rank sends; for the arguments see the two methods above."""
+        pull = jnp.minimum(self.pull_bytes(pulled), self.whole_bytes)
+        push = (self.ranks - 1) * self.push.bytes(pushed)
+        pays = self.may_pay & (self.entry_bytes(pushed) < self.dense_bytes)
+        return jnp.where(pays, push + pull, self.dense_bytes)
