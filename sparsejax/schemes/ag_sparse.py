@@ -126,7 +126,7 @@ class AGSparse(base.Scheme):
             return total, base.stage(sent, sent, 1)
 
         entry_bytes = self._sparse_bytes(steps, channel.messages, most)
-        done = or_dense(entry_bytes, dense, sparse, all_reduce, x)
+        done = or_dense(wire, entry_bytes, dense, sparse, all_reduce, x)
         total, push = wire.assume_same(done)
         return total, base.traffic(
             push,

@@ -266,7 +266,13 @@ class _Hops:
             entry = steps.unit_bytes + 4.0
             full = full | (2 * entry * most.astype(jnp.float32) >= as_array)
         total, stage = or_dense(
-            steps.bytes(most), as_array, sparse, dense, total, unless=state.full
+            self.how.wire,
+            steps.bytes(most),
+            as_array,
+            sparse,
+            dense,
+            total,
+            unless=state.full,
         )
         if self.folds:
             # What the folded ranks had is with their partners now.

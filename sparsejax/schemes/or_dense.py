@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax import axes
+from sparsejax.wire.collectives import Wire
 
 
 def or_dense(
+    wire: Wire,
     entry_bytes: jax.Array,
     dense_bytes: float | jax.Array,
     by_entries: Callable[..., Any],
@@ -26,6 +28,7 @@ def or_dense(
     """The result of `by_entries`; that of `densely` where it sends no more bytes.
 
     Args:
+        wire: The ranks.
         entry_bytes: Bytes that one rank sends for the entries, equal on all ranks.
         dense_bytes: Bytes that one rank sends for the dense array.
         by_entries: Sends the entries of the operands.
@@ -36,7 +39,7 @@ def or_dense(
     """
     pays = entry_bytes < dense_bytes
     pays = pays if unless is None else pays & ~unless
-    if axes.is_elsewhere():
+    if wire.at_once:
         operands = (pays, *operands)
         by_entries = _without(by_entries)
         densely = on_copies(densely) if copied else _without(densely)

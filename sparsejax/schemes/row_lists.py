@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying, at_number, is_elsewhere, together, varying_axes
+from sparsejax.axes import as_varying, at_number, together, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, Load, agreeing
@@ -130,7 +130,7 @@ class Lists:
     def run(self, room: int) -> int:
         """Rows of a run of `place`, of a list that has room for so many."""
         of_all = self.wire.ranks * self.row_bytes
-        return length_of_runs(room, of_all, room * of_all)
+        return length_of_runs(self.wire, room, of_all, room * of_all)
 
     def place(
         self,
@@ -349,15 +349,16 @@ def forecast(
     return Forecast(messages * sent, 0.0, waits, columns, rounds=1)
 
 
-def length_of_runs(count: int, each: int, result: int) -> int:
+def length_of_runs(wire: Wire, count: int, each: int, result: int) -> int:
     """How many parts of what all ranks send are received at a time: all, on CPUs.
 
     Args:
+        wire: The ranks.
         count: Of how many parts, all alike, it consists.
         each: Bytes of one of them, of all ranks.
         result: Bytes of all rows that there is room for in the end.
     """
-    if not is_elsewhere():
+    if not wire.at_once:
         return count
     runs = -(-count * each * _SHARE_OF_RUN // max(result, _SHARE_OF_RUN * ROUND))
     # In fours, which are read at once where they are numbers.

@@ -29,6 +29,7 @@ from sparsejax.axes import (
     axis_names,
     by_platform,
     is_checking,
+    is_elsewhere,
     manual_axes,
     resolve,
     varying_axes,
@@ -101,11 +102,15 @@ class Wire:
         dtype: The dtype of the values while they travel; that of the array if None, or if
             that is narrower.
         deterministic: Whether sums over senders are ordered; see `ordered`.
+        at_once: Whether a stage takes one choice and sends all at once, as on GPUs, where
+            each look at a count asks the host; on CPUs it goes in rounds. By default as
+            suits the platform for which the program is traced.
     """
 
     axis: AxisName
     dtype: jax.typing.DTypeLike | None = None
     deterministic: bool | None = None
+    at_once: bool = dataclasses.field(default_factory=is_elsewhere)
 
     @classmethod
     def over(

@@ -30,7 +30,6 @@ from sparsejax.axes import (
     axis_names,
     further_axes,
     is_checking,
-    is_elsewhere,
     manual_axes,
     varying_axes,
 )
@@ -82,7 +81,7 @@ def check_placed(wire: Wire, over: frozenset[str], by: str) -> None:
         over: The mesh axes over which what they send varies.
         by: What places it.
     """
-    if is_elsewhere() and (wire.deterministic or copies(wire, over)):
+    if wire.at_once and (wire.deterministic or copies(wire, over)):
         raise ArgumentError(
             f"{by} places units in the order of a GPU's threads, so its sums have no fixed "
             "order: they cannot be deterministic=True, nor be those of a gradient of which "

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax.axes import is_elsewhere
 from sparsejax.units.ownership.memory import Filled
 from sparsejax.units.slots import Slots
 from sparsejax.wire.collectives import Wire
@@ -57,7 +56,7 @@ def count(sets: Slots, wire: Wire) -> Counts:
         wire: The ranks.
     """
     by_part = sets.counts
-    if is_elsewhere():
+    if wire.at_once:
         # Of a sum of counts XLA would make a sum of bits, by kernels of its own.
         by_part = lax.optimization_barrier(by_part)
     total = jnp.sum(by_part, dtype=jnp.int32)

@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 
 from sparsejax import axes
-from sparsejax.axes import as_varying, axis_names, is_elsewhere, varying_axes
+from sparsejax.axes import as_varying, axis_names, varying_axes
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Load, agreeing
 from sparsejax.schemes.or_dense import on_copies, or_dense
@@ -113,7 +113,7 @@ class Owned:
 
     def whole(self, totals: jax.Array) -> tuple[jax.Array, base.Stage, jax.Array]:
         """Gives all ranks the sums of all owners, zeros and all."""
-        if self.plan.has_even_parts and is_elsewhere():
+        if self.plan.has_even_parts and self.wire.at_once:
             total, sent = self._by_runs(totals)
         elif self.plan.has_even_parts:
             gathered, sent = self.wire.all_gather(totals)
@@ -234,6 +234,7 @@ class PullEntries(Pull):
             total, stage, units = axes.switch(side, sides, *operands)
             return Pulled(total, stage, units, jnp.float32(agreed + cost))
         total, stage, units = or_dense(
+            owned.wire,
             entry_bytes,
             owned.plan.whole_bytes,
             by_entries,

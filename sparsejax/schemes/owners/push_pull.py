@@ -154,10 +154,11 @@ class Stages:
 
     def __call__(self, x: Units, known: Counts) -> tuple[jax.Array, base.Traffic]:
         """The sum, and what was sent for it, once ranks have agreed on their counts."""
-        if axes.is_elsewhere() and isinstance(self.way, PullEntries):
+        if self.wire.at_once and isinstance(self.way, PullEntries):
             total, push, pull, after, agreed = self._one_after_the_other(x, known)
         else:
             total, push, pull, after, agreed = or_dense(
+                self.wire,
                 self.plan.entry_bytes(known.fullest),
                 self.plan.dense_bytes,
                 functools.partial(self._by_entries, known=known),

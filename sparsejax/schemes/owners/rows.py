@@ -40,7 +40,7 @@ from jax import lax
 
 from pallas_kernels.reference.ordered import add_repeated, add_senders
 from sparsejax import axes
-from sparsejax.axes import as_varying, axis_names, is_elsewhere, varying_axes
+from sparsejax.axes import as_varying, axis_names, varying_axes
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.owners.counts import imbalance
 from sparsejax.schemes.row_lists import Lists
@@ -283,7 +283,7 @@ class _Exchange:
         """The slots and sums of all owners, bytes, messages, and bytes to agree on them."""
         count, agreed = self.wire.maximum(jnp.sum(owned < self.width, dtype=jnp.int32))
         channel = channels.pull(self.wire)
-        if is_elsewhere() and len(self.tables) == 1:
+        if self.wire.at_once and len(self.tables) == 1:
             return *self.lists.place(channel, owned, sums, count, self.width), agreed
         sent = self.lists.send(channel, owned[None], sums[None], count, self.width)
         return *sent, 1, agreed
@@ -322,9 +322,8 @@ class _Exchange:
 
         # Some numbers of all rows at a time: each is added up in the order of the ranks.
         width, row_bytes = merged.shape[1], merged.shape[1] * dtype.itemsize
-        some = row_lists.length_of_runs(
-            width, n * size * dtype.itemsize, sum(rooms) * row_bytes
-        )
+        of_all = n * size * dtype.itemsize
+        some = row_lists.length_of_runs(self.wire, width, of_all, sum(rooms) * row_bytes)
         runs = -(-width // some)
         found = added_up(merged) if runs == 1 else self._by_runs(added_up, merged, some)
         sent_rows = (n - 1) * size * (some if runs > 1 else width) * dtype.itemsize

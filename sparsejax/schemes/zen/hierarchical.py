@@ -88,7 +88,7 @@ class HierarchicalCentralization(base.Scheme):
             none = jnp.float32(0)
             return doubling.Doubled(total, half, half, none, unseen)
 
-        done = or_dense(entry_bytes, dense, sparse, all_reduce, x)
+        done = or_dense(wire, entry_bytes, dense, sparse, all_reduce, x)
         done = wire.assume_same(done)
         after = bits.density(done.total)
         before = most.astype(jnp.float32) / x.shape[0]
