@@ -24,7 +24,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from sparsejax import errors, schemes
+from sparsejax import arguments, schemes
+from sparsejax.arguments import cut
 from sparsejax.errors import ArgumentError, SparsejaxError
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.units import ownership
@@ -97,7 +98,7 @@ def loads(text: str | bytes, where: str) -> Any:
 
 def read(path: str | os.PathLike[str], where: str) -> bytes:
     """What a file holds; raises where that is more than such a file can have."""
-    name = errors.check_path("path", path)
+    name = arguments.check_path("path", path)
     with _in_words(f"{where} in {path} cannot be read"):
         with pathlib.Path(name).open("rb") as opened:
             text = opened.read(LARGEST + 1)
@@ -111,7 +112,7 @@ def read(path: str | os.PathLike[str], where: str) -> bytes:
 
 def write(path: str | os.PathLike[str], text: str, where: str) -> None:
     """Writes a text to a file; messages call what it says `where`."""
-    name = errors.check_path("path", path)
+    name = arguments.check_path("path", path)
     with _in_words(f"{where} cannot be written to {path}"):
         pathlib.Path(name).write_text(text)
 
@@ -121,7 +122,7 @@ def _in_words(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ArgumentError(f"{errors.cut(what, _LONGEST)}: {error.strerror}.") from error
+        raise ArgumentError(f"{cut(what, _LONGEST)}: {error.strerror}.") from error
 
 
 def decode(kind: Any, given: Any, where: str) -> Any:
@@ -141,24 +142,24 @@ def decode(kind: Any, given: Any, where: str) -> Any:
         name = fields.get("name") if isinstance(fields, dict) else fields
         name = _AS_RULES_SAY.get(name, name) if isinstance(name, str) else name
         if not isinstance(name, str) or name not in classes:
-            shown = errors.cut(repr(name))
+            shown = cut(repr(name))
             close = difflib.get_close_matches(shown.strip("\"'"), classes, 1, 0.5)
             raise ArgumentError(
                 f"{where}: unknown {family} {shown}; there are "
                 f"{', '.join(sorted(classes))}."
                 + "".join(f" Did you mean {kind!r}?" for kind in close)
             )
-        arguments = {key: value for key, value in fields.items() if key != "name"}
-        return _built(classes[name], arguments, f"{where}: {name}")
+        given = {key: value for key, value in fields.items() if key != "name"}
+        return _built(classes[name], given, f"{where}: {name}")
     if dataclasses.is_dataclass(kind):
         return _built(kind, given, where)
     if typing.get_origin(kind) is tuple:
         if not isinstance(given, list):
-            raise ArgumentError(f"{where} must be a list, got {errors.cut(repr(given))}.")
+            raise ArgumentError(f"{where} must be a list, got {cut(repr(given))}.")
         member = typing.get_args(kind)[0]
         return tuple(decode(member, item, where) for item in given)
     if kind is str and not isinstance(given, str):
-        raise ArgumentError(f"{where} must be a string, got {errors.cut(repr(given))}.")
+        raise ArgumentError(f"{where} must be a string, got {cut(repr(given))}.")
     return given
 
 
@@ -175,7 +176,7 @@ def _built(kind: Any, given: Any, where: str) -> Any:
         values[name] = decode(hints[name], value, inside)
     try:
         if values.get("wire_dtype") is not None:
-            errors.check_dtype("wire_dtype", values["wire_dtype"])
+            arguments.check_dtype("wire_dtype", values["wire_dtype"])
             values["wire_dtype"] = jnp.dtype(values["wire_dtype"])
         return kind(**values)
     except (SparsejaxError, TypeError) as error:
@@ -194,6 +195,6 @@ def check_keys(
     unknown = sorted(set(given) - required - optional)
     if unknown:
         raise ArgumentError(
-            f"{where} has an unknown key {errors.cut(repr(unknown[0]))}; its keys are "
+            f"{where} has an unknown key {cut(repr(unknown[0]))}; its keys are "
             f"{', '.join(sorted(required | optional))}."
         )

@@ -15,9 +15,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.advise import codec
 from sparsejax.advise.table import table
+from sparsejax.arguments import cut
 from sparsejax.errors import ArgumentError, PlanError
 from sparsejax.schemes import TwoLevel
 from sparsejax.schemes.base import Scheme
@@ -59,9 +60,9 @@ class LeafPlan:
     note: str = ""
 
     def __post_init__(self):
-        errors.check_one_of("unit", self.unit, ("element", "row"))
-        errors.check_dtype("dtype", self.dtype)
-        if not all(errors.is_int(n, 0) for n in self.shape):
+        arguments.check_one_of("unit", self.unit, ("element", "row"))
+        arguments.check_dtype("dtype", self.dtype)
+        if not all(arguments.is_int(n, 0) for n in self.shape):
             raise ArgumentError(f"shape must hold ints of at least 0, got {self.shape}.")
         numbers = self.shape if len(self.shape) <= _MOST_AXES else (math.inf,)
         # One by one, for a product of long numbers takes long.
@@ -104,7 +105,7 @@ class Plan(Assignment):
     leaves: tuple[LeafPlan, ...]
 
     def __post_init__(self):
-        errors.check_whole("ranks", self.ranks, 1)
+        arguments.check_whole("ranks", self.ranks, 1)
         if self.ranks > _MOST_RANKS:
             raise ArgumentError(
                 f"ranks must be a number of ranks, at most {_MOST_RANKS}, got {self.ranks}."
@@ -182,9 +183,9 @@ class Plan(Assignment):
         try:
             head = codec.loads(text, "the plan")
             codec.check_keys("the plan", head, {"format", "ranks", "leaves"})
-            if not errors.is_int(head["format"]) or head["format"] != _FORMAT:
+            if not arguments.is_int(head["format"]) or head["format"] != _FORMAT:
                 raise ArgumentError(
-                    f"the plan has format {errors.cut(repr(head['format']))}; this version "
+                    f"the plan has format {cut(repr(head['format']))}; this version "
                     f"reads {_FORMAT}."
                 )
             if not isinstance(head["leaves"], list):
@@ -197,7 +198,7 @@ class Plan(Assignment):
                 seen.add(leaf.path)
             return cls(head["ranks"], leaves)
         except ArgumentError as error:
-            raise PlanError(errors.cut(str(error), _LONGEST)) from None
+            raise PlanError(cut(str(error), _LONGEST)) from None
         except RecursionError:
             raise PlanError("the plan has schemes nested too deeply.") from None
 
@@ -227,7 +228,7 @@ def _leaf(entry: Any) -> LeafPlan:
     path = entry.get("path") if isinstance(entry, dict) else None
     where = "a leaf of the plan"
     if path is not None:
-        where = f"leaf {errors.cut(repr(path))} of the plan"
+        where = f"leaf {cut(repr(path))} of the plan"
     return codec.decode(LeafPlan, entry, where)
 
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparsejax import errors, schemes
+from sparsejax import arguments, schemes
 from sparsejax.advise.network import network_of
 from sparsejax.advise.plan import LeafPlan, Plan
 from sparsejax.advise.profile import LeafProfile, load_of
@@ -73,8 +73,8 @@ def make_plan(
     """
     network = network_of(network, gbit_per_s, latency_us)
     for name, value in (("ranks", ranks), ("inner", inner)):
-        errors.check_whole(name, value, 1)
-    errors.check_positive("headroom", headroom, 0, 1e6)
+        arguments.check_whole(name, value, 1)
+    arguments.check_positive("headroom", headroom, 0, 1e6)
     if isinstance(profiles, Mapping) or not profiles:
         raise ArgumentError(
             "profiles must be a list of results of sparsejax.profile, one a step, got "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.transforms.feedback import FeedbackState
@@ -52,7 +52,7 @@ def measure_teams(
         The seconds of a synchronization by the number of teams: the median, of the slowest
         process.
     """
-    errors.check_whole("steps", steps, 1)
+    arguments.check_whole("steps", steps, 1)
     if "teams" in options:
         raise ArgumentError("teams is what is measured: leave it out.")
     axis_name = specs.data_axis(mesh, axis_name, "sparsejax.advise.measure_teams")

@@ -26,7 +26,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from pallas_kernels.operations.coo_add import coo_add
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.advise import codec
 from sparsejax.advise.network import network_of
 from sparsejax.errors import ArgumentError
@@ -59,8 +59,8 @@ class CompressionCost:
     by_number: float
 
     def __post_init__(self):
-        errors.check_at_least("fixed", self.fixed, 0)
-        errors.check_at_least("by_number", self.by_number, 0)
+        arguments.check_at_least("fixed", self.fixed, 0)
+        arguments.check_at_least("by_number", self.by_number, 0)
 
     def time(self, numbers: int) -> float:
         """Seconds for a tensor of `numbers` elements."""
@@ -99,7 +99,7 @@ def _check(sparsifier, ranks):
         raise ArgumentError(
             f"{sparsifier!r} does not select elements, so nothing is compressed."
         )
-    errors.check_whole("ranks", ranks, 1)
+    arguments.check_whole("ranks", ranks, 1)
 
 
 @functools.lru_cache

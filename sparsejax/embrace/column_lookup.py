@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.reference.ordered import add_repeated
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.embrace.column_table import ColumnTable
 from sparsejax.embrace.exchange import Exchange
@@ -87,7 +87,7 @@ def column_lookup(
         StateError: Columns that were made for another number of ranks.
     """
     reads, structure = _reads(tables, ids, capacity)
-    errors.check_one_of("mode", "fill" if mode is None else mode, MODES)
+    arguments.check_one_of("mode", "fill" if mode is None else mode, MODES)
     call = f"sparsejax.column_lookup of {reads[0].name}"
     wire = Wire.over(reads[0].table.axis_name, call)
     shards = [read.table.columns_on(wire.ranks, read.name) for read in reads]
@@ -140,7 +140,7 @@ def _reads(tables, ids, capacity):
             f"column_lookup: ids must be a tree like the tables: {error}"
         ) from None
     rooms = [capacity] * len(pairs)
-    if capacity is not None and not errors.is_int(capacity):
+    if capacity is not None and not arguments.is_int(capacity):
         try:
             rooms = structure.flatten_up_to(capacity)
         except ValueError as error:
@@ -159,7 +159,7 @@ def _reads(tables, ids, capacity):
                 f"{own.dtype}{list(own.shape)}: ids.astype(jnp.int32), if they are whole."
             )
         if room is not None:
-            errors.check_whole(f"capacity of {name}", room, 1)
+            arguments.check_whole(f"capacity of {name}", room, 1)
         reads.append(_Read(name, table, own, room))
     first = reads[0]
     for other in reads[1:]:

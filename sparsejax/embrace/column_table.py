@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sparsejax import axes, errors
+from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.transforms.state import specs
@@ -124,9 +124,9 @@ class ColumnTable(Sharded):
             init: From a key, a shape and a dtype to numbers.
             dtype: Of the numbers.
         """
-        errors.check_whole("rows", rows, 1)
-        errors.check_whole("dim", dim, 1)
-        errors.check_dtype("dtype", dtype)
+        arguments.check_whole("rows", rows, 1)
+        arguments.check_whole("dim", dim, 1)
+        arguments.check_dtype("dtype", dtype)
         axis_name = specs.data_axis(mesh, axis_name, "sparsejax.ColumnTable.create")
         ranks = specs.ranks_of(mesh, axis_name)
         _check_dim(f"a table {[rows, dim]}", dim, ranks)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import axes, errors
+from sparsejax import arguments, axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.errors import ArgumentError, RuleError
 from sparsejax.transforms.state import tree
@@ -103,9 +103,9 @@ def check_capacity(capacity: Any) -> Mapping[str, int]:
     """
     by_pattern = capacity if isinstance(capacity, Mapping) else {"": capacity}
     for pattern, room in by_pattern.items():
-        errors.check_regular(pattern)
+        arguments.check_regular(pattern)
         name = f"capacity of {pattern!r}" if pattern else "capacity"
-        errors.check_whole(name, room, 1)
+        arguments.check_whole(name, room, 1)
     return by_pattern
 
 

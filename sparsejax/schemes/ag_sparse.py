@@ -24,7 +24,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.axes import is_elsewhere
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.forecast import Forecast, agreeing
@@ -58,10 +58,10 @@ class AGSparse(base.Scheme):
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        errors.check_one_of("gather", self.gather, gathers.GATHERS)
+        arguments.check_one_of("gather", self.gather, gathers.GATHERS)
         index_codes.parse(self.code)
         ladder.check_ratio(self.ratio)
-        errors.check_dtype("wire_dtype", self.wire_dtype)
+        arguments.check_dtype("wire_dtype", self.wire_dtype)
 
     def __call__(self, x, state, wire):
         n = wire.ranks

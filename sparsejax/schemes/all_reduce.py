@@ -9,7 +9,7 @@ import dataclasses
 
 import jax
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.schemes import base
 
 
@@ -27,7 +27,7 @@ class AllReduce(base.Scheme):
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        errors.check_dtype("wire_dtype", self.wire_dtype)
+        arguments.check_dtype("wire_dtype", self.wire_dtype)
 
     def __call__(self, x, state, wire):
         return base.sum_densely(x, state, wire.narrowed(self.wire_dtype))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.errors import ArgumentError
 from sparsejax.wire import collectives
 
@@ -36,8 +36,8 @@ class Network:
     latency_us: float
 
     def __post_init__(self):
-        errors.check_positive("gbit_per_s", self.gbit_per_s)
-        errors.check_at_least("latency_us", self.latency_us, 0)
+        arguments.check_positive("gbit_per_s", self.gbit_per_s)
+        arguments.check_at_least("latency_us", self.latency_us, 0)
 
 
 class Forecast(NamedTuple):

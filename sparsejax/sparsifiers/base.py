@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.axes import AxisName
 from sparsejax.sparsifiers.densities import Density as Density
 from sparsejax.units.selection import magnitudes
@@ -99,7 +99,7 @@ class Sparsifier:
     density: Density = 0.01
 
     def __post_init__(self):
-        errors.check_density("density", self.density)
+        arguments.check_density("density", self.density)
 
     def init(self, size: int, dtype: Any) -> Any:
         """Returns the first state for a vector of `size` elements: arrays, by rank."""

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax import errors
+from sparsejax import arguments, errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Warmup:
     start: float = 0.25
 
     def __post_init__(self):
-        errors.check_density("density", self.density)
-        errors.check_density("start", self.start)
-        errors.check_whole("steps", self.steps, 1)
+        arguments.check_density("density", self.density)
+        arguments.check_density("start", self.start)
+        arguments.check_whole("steps", self.steps, 1)
 
     @property
     def largest(self) -> float:
@@ -70,7 +70,7 @@ class Schedule:
                 "density_at must be a function from the step to the density, such as "
                 f"optax.cosine_decay_schedule(0.1, 1000), got {self.density_at!r}."
             )
-        errors.check_density("largest", self.largest)
+        arguments.check_density("largest", self.largest)
 
     def __call__(self, step: jax.Array) -> jax.Array:
         """Returns the density of a step."""

@@ -13,7 +13,7 @@ import math
 
 import jax.numpy as jnp
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.sparsifiers import base
 from sparsejax.units.selection import magnitudes, selections
 from sparsejax.units.selection.corrections import Correction
@@ -62,10 +62,10 @@ class DGC(BySample):
 
     def __post_init__(self):
         super().__post_init__()
-        errors.check_density("sample", self.sample)
-        errors.check_positive("lower", self.lower, 0, 1)
-        errors.check_positive("upper", self.upper, 1)
-        errors.check_whole("rounds", self.rounds)
+        arguments.check_density("sample", self.sample)
+        arguments.check_positive("lower", self.lower, 0, 1)
+        arguments.check_positive("upper", self.upper, 1)
+        arguments.check_whole("rounds", self.rounds)
 
     @property
     def room(self):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import hashing
 from pallas_kernels.operations.threshold_hash import threshold_hash
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.sparsifiers import base
 from sparsejax.sparsifiers.dgc import BySample
 from sparsejax.units.selection import magnitudes
@@ -48,9 +48,9 @@ class Dragonn(BySample):
 
     def __post_init__(self):
         super().__post_init__()
-        errors.check_positive("slots", self.slots)
-        errors.check_density("sample", self.sample)
-        errors.check_whole("tables", self.tables, 1)
+        arguments.check_positive("slots", self.slots)
+        arguments.check_density("sample", self.sample)
+        arguments.check_whole("tables", self.tables, 1)
 
     @property
     def room(self):

@@ -10,7 +10,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.sparsifiers import base
 from sparsejax.units.selection import magnitudes
 from sparsejax.units.selection.corrections import Correction
@@ -34,7 +34,7 @@ class GaussianK(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        errors.check_positive("step", self.step, 1)
+        arguments.check_positive("step", self.step, 1)
 
     @property
     def room(self):

@@ -11,7 +11,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.sparsifiers import base
 from sparsejax.units import bits
@@ -38,7 +38,7 @@ class MSTopK(base.Selector):
 
     def __post_init__(self):
         super().__post_init__()
-        errors.check_whole("halvings", self.halvings, 1)
+        arguments.check_whole("halvings", self.halvings, 1)
 
     def select(self, x, state, draw, capacity):
         shards = draw.over

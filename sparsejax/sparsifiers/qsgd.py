@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import hashing
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.sparsifiers import base
 
 
@@ -38,7 +38,7 @@ class QSGD(base.Rounding):
 
     def __post_init__(self):
         super().__post_init__()
-        errors.check_whole("levels", self.levels, 1)
+        arguments.check_whole("levels", self.levels, 1)
 
     def shrink(self, size):
         variance = min(size / self.levels**2, size**0.5 / self.levels)

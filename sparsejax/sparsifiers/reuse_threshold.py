@@ -10,7 +10,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from sparsejax import axes, errors
+from sparsejax import arguments, axes
 from sparsejax.sparsifiers import base
 from sparsejax.units.selection import magnitudes
 
@@ -33,8 +33,8 @@ class ReuseThreshold(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        errors.check_whole("every", self.every, 1)
-        errors.check_positive("step", self.step, 1)
+        arguments.check_whole("every", self.every, 1)
+        arguments.check_positive("step", self.step, 1)
 
     def init(self, size, dtype):
         return jnp.zeros((), dtype)

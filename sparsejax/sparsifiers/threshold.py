@@ -7,7 +7,7 @@ the residual until they reach it.
 
 import dataclasses
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.sparsifiers import base
 from sparsejax.units.selection import magnitudes
 
@@ -30,7 +30,7 @@ class Threshold(base.ByMagnitude):
 
     def __post_init__(self):
         super().__post_init__()
-        errors.check_positive("value", self.value)
+        arguments.check_positive("value", self.value)
 
     def level(self, x, state, draw):
         del draw

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from sparsejax import axes, errors
+from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.transforms.state import sharded, tree
@@ -141,7 +141,7 @@ class Checked:
             axis_name: The axis of the ranks.
         """
         if every is not None:
-            errors.check_whole("check_every", every, 1, " or None")
+            arguments.check_whole("check_every", every, 1, " or None")
         self._every = every
         self._axis_name = axis_name
         self._step: jax.Array | None = None  # the number in the state of the last step

@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import axes, errors
+from sparsejax import arguments, axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.transforms import checks
 from sparsejax.transforms.described import described
@@ -195,7 +195,7 @@ class MomentumCorrection(Memory):
 
     def __post_init__(self):
         value = self.momentum
-        if not errors.is_number(value) or not 0 <= value < 1:
+        if not arguments.is_number(value) or not 0 <= value < 1:
             raise errors.ArgumentError(f"momentum must lie in [0, 1), got {value!r}.")
 
     def accumulate(self, gradient, residual, momentum):

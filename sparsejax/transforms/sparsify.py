@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 
 import optax
 
-from sparsejax import errors, sparsifiers
+from sparsejax import arguments, sparsifiers
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
@@ -125,9 +125,9 @@ def sparsify(
             "use TopK, DGC, Threshold, GaussianK, ReuseThreshold or Dragonn."
         )
     if clip_norm is not None:
-        errors.check_positive("clip_norm", clip_norm)
+        arguments.check_positive("clip_norm", clip_norm)
     for name, value in (("min_size", min_size), ("seed", seed)):
-        errors.check_whole(name, value, 0)
+        arguments.check_whole(name, value, 0)
     select = Select(
         sparsifier,
         axis_name,

@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack
 import jax
 import optax
 
-from sparsejax import errors, schemes
+from sparsejax import arguments, schemes
 from sparsejax.axes import AxisName, check_axis_name
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import LossyScheme, Scheme
@@ -213,7 +213,7 @@ def _assignment(scheme, rules, wire_dtype, sparsifier):
         buckets.check_rules(rules)
         elements = None if sparsifier is None else sparsifier.sparsifies
         assignment = ByRules(scheme, rules, elements)
-    errors.check_dtype("wire_dtype", wire_dtype)
+    arguments.check_dtype("wire_dtype", wire_dtype)
     for one in assignment.schemes() if sparsifier is not None else ():
         if isinstance(one, LossyScheme):
             raise ArgumentError(

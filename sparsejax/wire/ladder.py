@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.axes import is_elsewhere
 from sparsejax.wire import index_codes
 from sparsejax.wire.index_codes import IndexCode
@@ -346,7 +346,7 @@ def _multiple(count: int, of: int) -> int:
 def check_capacity(name: str, capacity: int | None) -> None:
     """Raises unless it is a number of entries, or None."""
     if capacity is not None:
-        errors.check_whole(name, capacity, 1, " or None")
+        arguments.check_whole(name, capacity, 1, " or None")
 
 
 def check_ratio(ratio: float) -> None:
@@ -355,4 +355,4 @@ def check_ratio(ratio: float) -> None:
         "It is the step from one message size to the next: a smaller one pads less in one "
         "round, and compiles longer."
     )
-    errors.check_between("ratio", ratio, 1.05, 64, why)
+    arguments.check_between("ratio", ratio, 1.05, 64, why)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.errors import ArgumentError
 
 
@@ -38,8 +38,8 @@ class Cost(NamedTuple):
 
     def time(self, alpha: float, bandwidth: float) -> float:
         """Seconds, with alpha seconds a message and so many bytes a second."""
-        errors.check_at_least("alpha", alpha, 0)
-        errors.check_positive("bandwidth", bandwidth)
+        arguments.check_at_least("alpha", alpha, 0)
+        arguments.check_positive("bandwidth", bandwidth)
         return self.rounds * alpha + self.bytes / bandwidth
 
 
@@ -50,7 +50,7 @@ def total(*stages: Cost) -> Cost:
 
 def check_power_of_two(name: str, value: int) -> None:
     """Raises unless an argument is 1, 2, 4, 8, ..."""
-    if not errors.is_int(value, 1) or value & (value - 1):
+    if not arguments.is_int(value, 1) or value & (value - 1):
         raise ArgumentError(f"{name} must be a power of two, got {value!r}.")
 
 
@@ -83,12 +83,12 @@ class Workload:
     index_bytes: float = 4.0
 
     def __post_init__(self):
-        errors.check_at_least("ranks", self.ranks, 1)
-        errors.check_at_least("units", self.units, 1)
-        errors.check_positive("unit_bytes", self.unit_bytes)
-        errors.check_share("density", self.density)
-        errors.check_at_least("index_bytes", self.index_bytes, 0)
-        errors.check_between("skewness", self.skewness, 1, self.ranks)
+        arguments.check_at_least("ranks", self.ranks, 1)
+        arguments.check_at_least("units", self.units, 1)
+        arguments.check_positive("unit_bytes", self.unit_bytes)
+        arguments.check_share("density", self.density)
+        arguments.check_at_least("index_bytes", self.index_bytes, 0)
+        arguments.check_between("skewness", self.skewness, 1, self.ranks)
         points = _points(self.ranks)
         if len(self.growth) != len(points):
             raise ArgumentError(
@@ -148,13 +148,13 @@ class Workload:
         index_bytes: float = 4.0,
     ) -> "Workload":
         """Each rank draws its set at random: g^k = (1 - (1 - d)^k) / d."""
-        errors.check_share("density", density)
+        arguments.check_share("density", density)
         growth = tuple((1 - (1 - density) ** k) / density for k in _points(ranks))
         return cls(ranks, units, unit_bytes, density, growth, skewness, index_bytes)
 
     def gamma(self, k: float) -> float:
         """g^k; between known points a power of k, which is exact for disjoint sets."""
-        errors.check_between("k", k, 1, self.ranks)
+        arguments.check_between("k", k, 1, self.ranks)
         ks, ratios = (1, *_points(self.ranks)), (1.0, *self.growth)
         right = bisect.bisect_left(ks, k)
         if ks[right] == k:
@@ -274,7 +274,7 @@ def sparse_ps_broadcast(workload: Workload, algorithm: str = "scatter_all_gather
         "binomial": (doublings(n), doublings(n)),
         "scatter_all_gather": (2 * (n - 1), 2 * (n - 1) / n),
     }
-    errors.check_one_of("algorithm", algorithm, ways)
+    arguments.check_one_of("algorithm", algorithm, ways)
     rounds, factor = ways[algorithm]
     push, _ = _point_to_point(workload)
     return total(push, Cost(rounds, factor * workload.sum_bytes))
@@ -331,7 +331,7 @@ def omni_reduce(
         growth: The same as in `Workload`, of blocks.
         skewness: The same as in `Workload`, of blocks.
     """
-    errors.check_at_least("block", block, 1)
+    arguments.check_at_least("block", block, 1)
     n, count = workload.ranks, -(-workload.units // block)
     unit_bytes = block * workload.unit_bytes
     return sparse_ps(Workload(n, count, unit_bytes, density, growth, skewness, 0.0))

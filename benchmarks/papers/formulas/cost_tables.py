@@ -11,7 +11,7 @@ derivation rounds them up. The k/P entries of a part are not rounded.
 """
 
 from benchmarks.papers.formulas.cost_model import Cost, check_power_of_two, doublings, total
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.errors import ArgumentError
 
 
@@ -48,13 +48,13 @@ def embrace_ps(
     `servers` is None. The server exchanges with all N ranks, those of its node included.
     """
     _check_embrace(size, density, ranks)
-    errors.check_at_least("nodes", nodes, 1)
+    arguments.check_at_least("nodes", nodes, 1)
     if nodes > ranks:
         raise ArgumentError(
             f"nodes must not exceed ranks, got {nodes!r} nodes and {ranks!r} ranks."
         )
     count = nodes if servers is None else servers
-    errors.check_at_least("servers", count, 1)
+    arguments.check_at_least("servers", count, 1)
     if count > nodes:
         raise ArgumentError(
             f"servers must not exceed nodes, got {servers!r} servers and {nodes!r} nodes."
@@ -69,9 +69,9 @@ def embrace_all_gather(size: float, density: float, ranks: int) -> Cost:
 
 
 def _check_embrace(size, density, ranks):
-    errors.check_positive("size", size)
-    errors.check_share("density", density)
-    errors.check_at_least("ranks", ranks, 1)
+    arguments.check_positive("size", size)
+    arguments.check_share("density", density)
+    arguments.check_at_least("ranks", ranks, 1)
 
 
 # --- DRAGONN, section 4.2. What they differ by is `sparsejax.advise.tensors.saved`.
@@ -97,14 +97,14 @@ def dragonn_sparse(numbers: int, number_bytes: float, ratio: float, ranks: int) 
     the compressed size over d A, indices included.
     """
     _check_dragonn(numbers, number_bytes, ranks)
-    errors.check_positive("ratio", ratio)
+    arguments.check_positive("ratio", ratio)
     return Cost(ranks - 1, (ranks - 1) * ratio * numbers * number_bytes)
 
 
 def _check_dragonn(numbers, number_bytes, ranks):
-    errors.check_at_least("numbers", numbers, 1)
-    errors.check_positive("number_bytes", number_bytes)
-    errors.check_at_least("ranks", ranks, 1)
+    arguments.check_at_least("numbers", numbers, 1)
+    arguments.check_positive("number_bytes", number_bytes)
+    arguments.check_at_least("ranks", ranks, 1)
 
 
 # --- Ok-Topk, table 1, and SparDL, table I: P ranks, n numbers, k chosen ones.
@@ -143,7 +143,7 @@ def topk_dsa(k: int, numbers: int, ranks: int, word_bytes: int = 4) -> tuple[Cos
     are a little more than the P - 1 + log P that a split and one all-gather need.
     """
     _check_table("k", k, ranks, word_bytes)
-    errors.check_at_least("numbers", numbers, k)
+    arguments.check_at_least("numbers", numbers, k)
     rounds = ranks + 2 * doublings(ranks)
     share = word_bytes * (ranks - 1) / ranks
     return Cost(rounds, share * 4 * k), Cost(rounds, share * (2 * k + numbers))
@@ -227,7 +227,7 @@ def _in_team(k, ranks, teams, word_bytes) -> Cost:
 
 def _check_teams(k, ranks, teams, word_bytes):
     _check_table("k", k, ranks, word_bytes)
-    errors.check_at_least("teams", teams, 1)
+    arguments.check_at_least("teams", teams, 1)
     if ranks % teams:
         raise ArgumentError(
             "teams must divide ranks into teams of the same size, "
@@ -236,6 +236,6 @@ def _check_teams(k, ranks, teams, word_bytes):
 
 
 def _check_table(name, value, ranks, word_bytes):
-    errors.check_at_least(name, value, 1)
-    errors.check_at_least("ranks", ranks, 1)
-    errors.check_positive("word_bytes", word_bytes)
+    arguments.check_at_least(name, value, 1)
+    arguments.check_at_least("ranks", ranks, 1)
+    arguments.check_positive("word_bytes", word_bytes)

@@ -46,7 +46,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from benchmarks.papers.formulas import measures
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.errors import ArgumentError
 from sparsejax.units.ownership import Ownership, StripedHash
 
@@ -74,10 +74,10 @@ class Point:
     balance: str | None = None
 
     def __post_init__(self):
-        errors.check_one_of("communication", self.communication, COMMUNICATION)
-        errors.check_one_of("aggregation", self.aggregation, AGGREGATION)
-        errors.check_one_of("partition", self.partition, BALANCE)
-        errors.check_one_of("balance", self.balance, BALANCE[self.partition])
+        arguments.check_one_of("communication", self.communication, COMMUNICATION)
+        arguments.check_one_of("aggregation", self.aggregation, AGGREGATION)
+        arguments.check_one_of("partition", self.partition, BALANCE)
+        arguments.check_one_of("balance", self.balance, BALANCE[self.partition])
 
 
 BALANCED_PARALLELISM = Point("point_to_point", "incremental", "parallelism", "balanced")
@@ -313,7 +313,7 @@ def omnireduce(
         offset_bytes: Of the offset that travels with a block.
     """
     sets = measures.checked(sets)
-    errors.check_whole("block", block, 1)
+    arguments.check_whole("block", block, 1)
     ranks, size = sets.shape
     padding = np.zeros((ranks, -size % block), bool)
     padded = np.concatenate([sets, padding], axis=1)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from benchmarks.papers.formulas import cost_tables
 from benchmarks.papers.formulas.cost_model import Cost
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.advise.explain.columns import hybrid_cost
 
 
@@ -44,14 +44,14 @@ class Reads:
     id_bytes: float = 4.0
 
     def __post_init__(self):
-        errors.check_at_least("ranks", self.ranks, 1)
-        errors.check_at_least("rows", self.rows, 1)
-        errors.check_at_least("dim", self.dim, 1)
-        errors.check_positive("number_bytes", self.number_bytes)
-        errors.check_at_least("id_bytes", self.id_bytes, 0)
-        errors.check_between("distinct", self.distinct, 0, self.rows)
+        arguments.check_at_least("ranks", self.ranks, 1)
+        arguments.check_at_least("rows", self.rows, 1)
+        arguments.check_at_least("dim", self.dim, 1)
+        arguments.check_positive("number_bytes", self.number_bytes)
+        arguments.check_at_least("id_bytes", self.id_bytes, 0)
+        arguments.check_between("distinct", self.distinct, 0, self.rows)
         most = min(self.rows, self.ranks * self.distinct)
-        errors.check_between("union", self.union, self.distinct, most)
+        arguments.check_between("union", self.union, self.distinct, most)
 
     @property
     def size(self) -> float:
@@ -105,7 +105,7 @@ def servers(reads: Reads, skewness: float = 1.0) -> Cost:
     `skewness` is s. It is what columns send where s is 1, and is not built here.
     """
     n = reads.ranks
-    errors.check_between("skewness", skewness, 1, n)
+    arguments.check_between("skewness", skewness, 1, n)
     entry = reads.row_bytes + reads.id_bytes
     return Cost(2 * (n - 1), skewness * 2 * (n - 1) / n * reads.distinct * entry)
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.errors import ArgumentError
 from sparsejax.units.ownership import Ownership
 
@@ -74,7 +74,7 @@ def overlap_ratios(sets: ArrayLike, pairs: int | None = None, seed: int = 0) -> 
     sets = checked(sets)
     first, second = np.triu_indices(len(sets), k=1)
     if pairs is not None and pairs < len(first):
-        errors.check_at_least("pairs", pairs, 1)
+        arguments.check_at_least("pairs", pairs, 1)
         drawn = np.random.default_rng(seed).choice(len(first), pairs, replace=False)
         drawn = np.sort(drawn)
         first, second = first[drawn], second[drawn]

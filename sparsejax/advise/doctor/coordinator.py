@@ -11,7 +11,7 @@ import os
 import socket
 import time
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.advise.doctor import facts, launchers, roll
 from sparsejax.errors import ArgumentError, JobError
 
@@ -64,14 +64,14 @@ def check_coordinator(
             "give check_coordinator the address, processes and process of a job together, "
             "or none of them under Slurm and Open MPI 4."
         )
-    errors.check_whole("processes", processes, 1)
-    errors.check_whole("process", process, 0)
+    arguments.check_whole("processes", processes, 1)
+    arguments.check_whole("process", process, 0)
     if process >= processes:
         raise ArgumentError(
             f"process must be one of 0 to {processes - 1}, for processes={processes}, got "
             f"{process}."
         )
-    errors.check_positive("timeout", timeout)
+    arguments.check_positive("timeout", timeout)
     name, port = facts.split(address)
     if not name or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise ArgumentError(

@@ -11,13 +11,13 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from sparsejax import errors
 from sparsejax.advise.doctor import job, links, ranks as between
 from sparsejax.advise.doctor.findings import NOTE, OK, WRONG, Finding, Report
 from sparsejax.advise.explain.densities import Density
 from sparsejax.advise.explain.explanation import Explanation, explain
 from sparsejax.advise.explain.rows import CHOSEN
 from sparsejax.advise.table import size
+from sparsejax.arguments import check_positive
 from sparsejax.axes import AxisName
 from sparsejax.errors import JobError, SparsejaxError
 from sparsejax.schemes import AllReduce
@@ -79,7 +79,7 @@ def doctor(
     Returns:
         A `Report`, to be printed or read.
     """
-    errors.check_positive("timeout", timeout)
+    check_positive("timeout", timeout)
     examination = _Examination(
         tx,
         params,

@@ -6,8 +6,8 @@ collectives that never meet.
 
 from typing import Any
 
-from sparsejax import errors
 from sparsejax.advise.doctor import coordinator, facts
+from sparsejax.arguments import check_positive
 from sparsejax.errors import JobError
 from sparsejax.wire.job import store
 from sparsejax.wire.job.agreement import differences
@@ -37,7 +37,7 @@ def check_job(arguments: Any = None, *, timeout: float = 60.0) -> None:
     Raises:
         JobError: On all processes, with every reason and the hosts that it is about.
     """
-    errors.check_positive("timeout", timeout)
+    check_positive("timeout", timeout)
     if store.place().processes == 1:
         return
     wrong, told = compare(arguments, timeout)

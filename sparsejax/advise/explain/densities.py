@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sparsejax import errors, schemes
+from sparsejax import arguments, schemes
 from sparsejax.advise.profile import LeafProfile, load_of
 from sparsejax.errors import ArgumentError, RuleError
 from sparsejax.schemes.forecast import independent
@@ -186,8 +186,8 @@ def listed(ids: Mapping[str, int] | None) -> Listed:
             f"{{'embedding': 8192}}, got {ids!r}."
         )
     for pattern, number in ids.items():
-        errors.check_regular(pattern)
-        errors.check_whole(f"ids of {pattern!r}", number, 1)
+        arguments.check_regular(pattern)
+        arguments.check_whole(f"ids of {pattern!r}", number, 1)
     return Listed(tuple(ids.items()))
 
 
@@ -211,9 +211,9 @@ def densities(density: Density | None, ranks: int) -> Densities:
     profiles: tuple[Measured, ...] = ()
     if density is None:
         pass
-    elif errors.is_number(density) or getattr(density, "ndim", None) == 0:
+    elif arguments.is_number(density) or getattr(density, "ndim", None) == 0:
         by_pattern = {"": float(density)}  # type: ignore[arg-type]
-        errors.check_between("density", by_pattern[""], 0, 1)
+        arguments.check_between("density", by_pattern[""], 0, 1)
     elif _is_profile(density):
         profiles = (_read(density),)
     elif isinstance(density, Mapping):
@@ -234,8 +234,10 @@ def densities(density: Density | None, ranks: int) -> Densities:
 
 
 def _check_pattern(pattern, share):
-    errors.check_between(f"density of {pattern!r}" if pattern else "density", share, 0, 1)
-    errors.check_regular(pattern)
+    arguments.check_between(
+        f"density of {pattern!r}" if pattern else "density", share, 0, 1
+    )
+    arguments.check_regular(pattern)
 
 
 def _is_profile(density):

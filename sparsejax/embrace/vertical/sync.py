@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import axes, errors, schemes
+from sparsejax import arguments, axes, errors, schemes
 from sparsejax.axes import AxisName
 from sparsejax.embrace.column_table import ColumnTable, Unsent
 from sparsejax.embrace.exchange import pieces
@@ -122,7 +122,7 @@ def embrace_sync(
         NLP Neural Networks, ICPP 2022, section 4.2.2
     """
     if isinstance(replicated, str):
-        errors.check_one_of("replicated", replicated, tuple(_REPLICATED))
+        arguments.check_one_of("replicated", replicated, tuple(_REPLICATED))
     scheme = _REPLICATED[replicated] if isinstance(replicated, str) else replicated
     check_scheme(scheme)
     tables, by_pattern = ByTables(scheme, rules), check_capacity(delayed)

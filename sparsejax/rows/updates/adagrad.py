@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax.errors import check_at_least
+from sparsejax.arguments import check_at_least
 from sparsejax.rows.updates.lazy import Lazy, lazy
 from sparsejax.transforms.described import described
 

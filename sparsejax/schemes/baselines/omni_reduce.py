@@ -16,7 +16,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Load
 from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
@@ -50,11 +50,11 @@ class OmniReduce(base.Scheme):
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        errors.check_whole("block", self.block, 1)
+        arguments.check_whole("block", self.block, 1)
         if self.aggregators is not None:
-            errors.check_whole("aggregators", self.aggregators, 1, " or None")
+            arguments.check_whole("aggregators", self.aggregators, 1, " or None")
         ladder.check_ratio(self.ratio)
-        errors.check_dtype("wire_dtype", self.wire_dtype)
+        arguments.check_dtype("wire_dtype", self.wire_dtype)
 
     def __call__(self, x, state, wire):
         n = wire.ranks

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, Load, agreeing
 from sparsejax.units.units import wide
@@ -69,7 +69,7 @@ class PowerSGD(base.LossyScheme):
     rank: int = 4
 
     def __post_init__(self):
-        errors.check_whole("rank", self.rank, 1)
+        arguments.check_whole("rank", self.rank, 1)
 
     def suits(self, shape):
         n, m = as_matrix(shape)

@@ -18,7 +18,7 @@ import dataclasses
 
 import jax
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.schemes import base
 from sparsejax.schemes.baselines.pulls import Doubled
 from sparsejax.schemes.owners.pulls import Whole
@@ -57,10 +57,10 @@ class SparCML(base.Scheme):
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        errors.check_one_of("algorithm", self.algorithm, ALGORITHMS)
+        arguments.check_one_of("algorithm", self.algorithm, ALGORITHMS)
         index_codes.parse(self.code)
         ladder.check_ratio(self.ratio)
-        errors.check_dtype("wire_dtype", self.wire_dtype)
+        arguments.check_dtype("wire_dtype", self.wire_dtype)
 
     def init(self, like, wire):
         return self._scheme.init(like, wire)

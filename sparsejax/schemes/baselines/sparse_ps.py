@@ -13,7 +13,7 @@ import dataclasses
 
 import jax
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.schemes import base
 from sparsejax.schemes.baselines.pulls import Spread
 from sparsejax.schemes.owners.pulls import Gather
@@ -48,10 +48,10 @@ class SparsePS(base.Scheme):
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        errors.check_one_of("pull", self.pull, tuple(_PULLS))
+        arguments.check_one_of("pull", self.pull, tuple(_PULLS))
         index_codes.parse(self.code)
         ladder.check_ratio(self.ratio)
-        errors.check_dtype("wire_dtype", self.wire_dtype)
+        arguments.check_dtype("wire_dtype", self.wire_dtype)
 
     def init(self, like, wire):
         return self._scheme.init(like, wire)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import hashing
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.axes import as_varying, at_number, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
@@ -51,7 +51,7 @@ class TopKScheme(base.LossyScheme):
     code: str = "auto"
 
     def __post_init__(self):
-        errors.check_density("density", self.density)
+        arguments.check_density("density", self.density)
         if callable(self.density):
             raise ArgumentError(
                 f"density must be a number for {type(self).__name__}, whose messages have "

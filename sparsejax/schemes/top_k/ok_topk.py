@@ -38,7 +38,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import axes, errors
+from sparsejax import arguments, axes
 from sparsejax.errors import StateError
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, agreeing, fullest_part
@@ -140,14 +140,14 @@ class OkTopk(top_k.TopKScheme):
     def __post_init__(self):
         super().__post_init__()
         index_codes.parse(self.code)
-        errors.check_one_of("split", self.split, _EXCHANGES)
+        arguments.check_one_of("split", self.split, _EXCHANGES)
         for name in ("threshold_every", "repartition_every", "bucket"):
-            errors.check_whole(name, getattr(self, name), 1)
-        errors.check_positive("slack", self.slack, 0, 16)
-        errors.check_positive("balance_at", self.balance_at, 0.999)
-        errors.check_positive("step", self.step, 1)
+            arguments.check_whole(name, getattr(self, name), 1)
+        arguments.check_positive("slack", self.slack, 0, 16)
+        arguments.check_positive("balance_at", self.balance_at, 0.999)
+        arguments.check_positive("step", self.step, 1)
         if self.power is not None:
-            errors.check_positive("power", self.power, 0, 1)
+            arguments.check_positive("power", self.power, 0, 1)
 
     def regions(self, size: int, ranks: int) -> Regions:
         """Divides an array of `size` elements among so many ranks."""

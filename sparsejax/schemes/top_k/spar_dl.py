@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, Load, Network, merged
@@ -88,13 +88,13 @@ class SparDL(top_k.TopKScheme):
     def __post_init__(self):
         super().__post_init__()
         index_codes.parse(self.code)
-        errors.check_one_of("between", self.between, BETWEEN)
+        arguments.check_one_of("between", self.between, BETWEEN)
         object.__setattr__(self, "network", _network(self.network))
         teams: Any = self.teams
-        errors.check_static("teams", teams)
+        arguments.check_static("teams", teams)
         if teams == "auto":
             return
-        errors.check_whole("teams", teams, 1, " or 'auto'")
+        arguments.check_whole("teams", teams, 1, " or 'auto'")
         if self.between == "swaps" and teams & (teams - 1):
             raise ArgumentError(
                 "between='swaps' (R-SAG) needs a power of two as the number of teams, got "

@@ -16,7 +16,7 @@ import dataclasses
 
 import jax
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.baselines.pulls import Doubled, Spread
@@ -72,9 +72,9 @@ class BalancedParallelism(base.Scheme):
             )
         index_codes.parse(self.pull_code)
         ladder.check_ratio(self.ratio)
-        errors.check_dtype("wire_dtype", self.wire_dtype)
+        arguments.check_dtype("wire_dtype", self.wire_dtype)
         if not isinstance(self.pull, Pull):
-            errors.check_one_of("pull", self.pull, tuple(_PULLS))
+            arguments.check_one_of("pull", self.pull, tuple(_PULLS))
         ladder.check_capacity("push_capacity", self.push_capacity)
         ladder.check_capacity("pull_capacity", self.pull_capacity)
 

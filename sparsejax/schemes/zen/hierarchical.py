@@ -15,7 +15,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.schemes import base, doubling, row_lists
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.schemes.zen import growth
@@ -51,8 +51,8 @@ class HierarchicalCentralization(base.Scheme):
     def __post_init__(self):
         index_codes.parse(self.code)
         ladder.check_ratio(self.ratio)
-        errors.check_dtype("wire_dtype", self.wire_dtype)
-        errors.check_one_of("switch", self.switch, ("count", "bound"))
+        arguments.check_dtype("wire_dtype", self.wire_dtype)
+        arguments.check_one_of("switch", self.switch, ("count", "bound"))
 
     def init(self, like, wire):
         del like, wire

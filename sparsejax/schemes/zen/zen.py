@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sparsejax import axes, errors
+from sparsejax import arguments, axes
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.ag_sparse import AGSparse
@@ -107,12 +107,12 @@ class Zen(base.Scheme):
     wire_dtype: jax.typing.DTypeLike | None = None
 
     def __post_init__(self):
-        errors.check_one_of(
+        arguments.check_one_of(
             "optimum",
             self.optimum,
             ("auto", "balanced", "hierarchical", "soonest", "bytes"),
         )
-        errors.check_dtype("wire_dtype", self.wire_dtype)
+        arguments.check_dtype("wire_dtype", self.wire_dtype)
         if self.optimum in ("auto", "soonest", "bytes") and not self.ownership.balanced:
             raise ArgumentError(
                 f"{self.ownership!r} does not balance parts, and optimum={self.optimum!r} "

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from sparsejax import axes as mesh_axes, errors
+from sparsejax import arguments, axes as mesh_axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import AxisError
 from sparsejax.transforms.described import described
@@ -318,7 +318,7 @@ def abstract_state(
     axis_name = data_axis(mesh, axis_name, "sparsejax.abstract_state")
     made_for = mesh
     if ranks is not None:
-        errors.check_whole("ranks", ranks, 1)
+        arguments.check_whole("ranks", ranks, 1)
     if ranks not in (None, ranks_of(mesh, axis_name)):
         made_for = _mesh_of(mesh, axis_name, ranks)
         shards = sharded.apart(params)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import optax
 
-from sparsejax import axes, errors
+from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.transforms import select
 from sparsejax.transforms.described import described
@@ -35,7 +35,7 @@ def clip_by_rank(
         >>> clip, top = sparsejax.transforms.clip_by_rank(1.0), sparsejax.dgc(0.01)
         >>> tx = optax.chain(clip, top, sparsejax.zen_sync(), optax.sgd(0.1))
     """
-    errors.check_positive("clip_norm", norm)
+    arguments.check_positive("clip_norm", norm)
     name = "sparsejax.transforms.clip_by_rank"
 
     def init(params):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import axes, errors
+from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.transforms.described import described
 from sparsejax.transforms.state import observing, sharded, tree
@@ -77,7 +77,7 @@ def accumulate(
         >>> tx = sparsejax.accumulate(tx, every=4)
     """
     tx = checked(tx, "accumulate")
-    errors.check_whole("every", every, 1)
+    arguments.check_whole("every", every, 1)
     check_reduce(reduce)
     name = "sparsejax.accumulate"
 
@@ -151,7 +151,7 @@ def warm_up(
         >>> tx = sparsejax.warm_up(tx, steps=100)
     """
     tx = checked(tx, "warm_up")
-    errors.check_whole("steps", steps, 0)
+    arguments.check_whole("steps", steps, 0)
     name = "sparsejax.warm_up"
 
     def init(params):

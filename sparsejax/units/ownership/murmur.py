@@ -15,7 +15,7 @@ from jax import lax
 
 from pallas_kernels.hashing import mix32
 from pallas_kernels.striping import word_multiple
-from sparsejax import errors
+from sparsejax import arguments, errors
 from sparsejax.units import bits
 from sparsejax.units.ownership.base import Layout, Ownership
 from sparsejax.units.ownership.memory import Memory
@@ -41,9 +41,9 @@ class MurmurHash(Ownership):
     memory: float | None = None
 
     def __post_init__(self):
-        errors.check_whole("seed", self.seed)
+        arguments.check_whole("seed", self.seed)
         if self.memory is not None:
-            errors.check_between("memory", self.memory, 0, 1, _SHARE)
+            arguments.check_between("memory", self.memory, 0, 1, _SHARE)
 
     def over(self, size, ranks, tables=None):
         width = _murmur_width(size, ranks, self.seed)

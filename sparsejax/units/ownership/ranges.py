@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from pallas_kernels.striping import word_multiple
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
 from sparsejax.units.ownership.base import Layout, Ownership
@@ -25,7 +25,7 @@ class Contiguous(Ownership):
 
     def __post_init__(self):
         if self.ranges is not None:
-            errors.check_whole("ranges", self.ranges, 1, " or None")
+            arguments.check_whole("ranges", self.ranges, 1, " or None")
 
     def over(self, size, ranks, tables=None):
         del tables

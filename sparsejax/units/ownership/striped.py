@@ -8,7 +8,7 @@ CPU cores where hashing each and sorting takes hundreds; `pallas_kernels.stripin
 import dataclasses
 
 from pallas_kernels import striping
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.units.ownership.base import Layout, Ownership
 
 
@@ -23,7 +23,7 @@ class StripedHash(Ownership):
     seed: int = 0
 
     def __post_init__(self):
-        errors.check_whole("seed", self.seed)
+        arguments.check_whole("seed", self.seed)
 
     def over(self, size, ranks, tables=None):
         del tables

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.errors import JobError
 from sparsejax.wire.job import store
 from sparsejax.wire.job.beside import Beside
@@ -69,8 +69,8 @@ def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
         JobError: Where a process cannot reach process 0, or cannot start its watcher, when
             the block begins.
     """
-    errors.check_positive("timeout", timeout)
-    errors.check_whole("port", port, 0)
+    arguments.check_positive("timeout", timeout)
+    arguments.check_whole("port", port, 0)
     return Watch(timeout, port)
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.errors import ArgumentError, BadNumberError, StateError
 from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.per_rank import find
@@ -232,7 +232,7 @@ def check_numbers(state: Any, since: int = 0) -> None:
     Raises:
         BadNumberError: With the rank, the leaf and the number of the last such update.
     """
-    errors.check_whole("since", since, 0)
+    arguments.check_whole("since", since, 0)
     every = find(state, Found)
     if not every:
         raise StateError(

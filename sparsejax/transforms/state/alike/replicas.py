@@ -23,7 +23,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels import hashing
-from sparsejax import axes, errors
+from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, JobError, ReplicaError
 from sparsejax.transforms.state import sharded, specs, tree
@@ -78,7 +78,7 @@ def check_replicas(
         ReplicaError: With the first leaves that differ, and the ranks, with their processes
             and hosts, that hold something else than most.
     """
-    errors.check_whole("every", every, 1)
+    arguments.check_whole("every", every, 1)
     if step is None:
         if every != 1:
             raise ArgumentError(
@@ -91,7 +91,7 @@ def check_replicas(
             "would wait: count steps in the loop, for step in range(steps)."
         )
     else:
-        errors.check_whole("step", step, 0)
+        arguments.check_whole("step", step, 0)
         if step % every:
             return
     _compare(tree, axis_name, "" if step is None else f" before step {step}")

@@ -19,7 +19,7 @@ import optax
 from jax.core import Tracer
 from jax.sharding import Mesh, PartitionSpec
 
-from sparsejax import errors
+from sparsejax import arguments
 from sparsejax.axes import AxisName
 from sparsejax.errors import JobError
 from sparsejax.transforms.state import observing, sharded, tree
@@ -62,7 +62,7 @@ class Setup:
                 nothing asked.
         """
         if timeout is not None:
-            errors.check_positive("timeout", timeout)
+            arguments.check_positive("timeout", timeout)
         self._call, self._timeout = call, timeout or 0.0
         self._processes = ()
         self.topics = {}

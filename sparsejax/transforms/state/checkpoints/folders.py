@@ -12,7 +12,8 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
-from sparsejax import errors
+from sparsejax import arguments
+from sparsejax.arguments import cut
 from sparsejax.errors import CheckpointError
 from sparsejax.transforms.state.checkpoints import reading, records, writing
 
@@ -28,7 +29,7 @@ _BUCKETS = ("gs", "s3", "az", "hf")
 
 def folder_of(path: str | os.PathLike[str]) -> Any:
     """A folder by its path, which may be one of a bucket, as gs://bucket/run/12."""
-    text = errors.check_path("path", path)
+    text = arguments.check_path("path", path)
     if "://" in text:
         return _in_bucket(text)
     with in_words(text):
@@ -37,14 +38,14 @@ def folder_of(path: str | os.PathLike[str]) -> Any:
             folder = folder.resolve()
     why = _unusable(folder)
     if why is not None:
-        raise CheckpointError(f"no checkpoint can be in {errors.cut(repr(text))}: {why}.")
+        raise CheckpointError(f"no checkpoint can be in {cut(repr(text))}: {why}.")
     return folder
 
 
 def _in_bucket(text):
     if not text.startswith("gs://") or any(x in text for x in "[]*?\\"):
         raise CheckpointError(
-            f"no checkpoint can be in {errors.cut(repr(text))}: of buckets those of gs:// "
+            f"no checkpoint can be in {cut(repr(text))}: of buckets those of gs:// "
             "can have one, at a path without [, ], *, ? and backslashes. Name another."
         )
     writing.orbax()

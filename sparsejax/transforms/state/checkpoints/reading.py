@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sparsejax import errors
+from sparsejax.arguments import cut
 from sparsejax.errors import ArgumentError, CheckpointError
 from sparsejax.transforms.state.checkpoints.description import Array
 
@@ -154,7 +154,7 @@ def line(error: BaseException) -> str:
     text = str(error).partition(" [tensorstore_spec=")[0].strip() or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return errors.cut(text.splitlines()[0], 300).rstrip(".")
+    return cut(text.splitlines()[0], 300).rstrip(".")
 
 
 @contextlib.contextmanager

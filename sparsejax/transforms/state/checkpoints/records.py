@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from sparsejax import errors
+from sparsejax import arguments, errors
+from sparsejax.arguments import cut
 from sparsejax.errors import CheckpointError
 from sparsejax.transforms.state.checkpoints import checksums
 from sparsejax.transforms.state.checkpoints.description import (
@@ -125,7 +126,7 @@ def read(text: bytes, file: str) -> Record:
     if number != FORMAT:
         raise CheckpointError(
             f"{file} has format {number}, written by sparsejax "
-            f"{errors.cut(repr(given.get('sparsejax')))}; "
+            f"{cut(repr(given.get('sparsejax')))}; "
             f"this is sparsejax {versions()['sparsejax']!r}, which reads format {FORMAT}. "
             "Install the version that wrote it: pip install sparsejax==..."
         )
@@ -215,7 +216,7 @@ class _Check:
     def _array(self, given, path):
         shape = given["shape"]
         is_shape = isinstance(shape, list) and len(shape) <= _MOST_AXES
-        if not is_shape or not all(errors.is_int(n, 0) and n <= _MOST for n in shape):
+        if not is_shape or not all(arguments.is_int(n, 0) and n <= _MOST for n in shape):
             raise self._wrong(f"{path}: shape", "a list of ints of at least 0", shape)
         dtype = self._text(given["dtype"], f"{path}: dtype")
         number, impl = given.get("array"), given.get("impl")
@@ -234,7 +235,7 @@ class _Check:
         return given
 
     def whole(self, given: Any, field: str, least: int) -> int:
-        if not errors.is_int(given, least) or given > _MOST:
+        if not arguments.is_int(given, least) or given > _MOST:
             raise self._wrong(field, f"an int of at least {least}", given)
         return given
 
@@ -254,13 +255,13 @@ class _Check:
         if missing or extra:
             found = f"no {missing[0]!r}" if missing else f"an unknown key {extra[0]!r}"
             raise CheckpointError(
-                f"{self._file} is damaged: {errors.cut(field, _LONGEST)} has "
-                f"{errors.cut(found)}. Take the checkpoint before."
+                f"{self._file} is damaged: {cut(field, _LONGEST)} has "
+                f"{cut(found)}. Take the checkpoint before."
             )
 
     def _wrong(self, field, wanted, given):
-        got = errors.cut(repr(given))
+        got = cut(repr(given))
         return CheckpointError(
-            f"{self._file} is damaged: {errors.cut(field, _LONGEST)} must be {wanted}, got "
+            f"{self._file} is damaged: {cut(field, _LONGEST)} must be {wanted}, got "
             f"{got}. Take the checkpoint before."
         )
