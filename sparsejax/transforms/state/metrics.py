@@ -74,11 +74,10 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     `exchanges` and the bytes that begin with `total_` are since the first state, exact for
     any length of run; what `skip_nonfinite` left out is not in them. `residual_norm` is
     there where a rank has a residual: the norm over all ranks. Nothing is computed or sent,
-    so one process of several may ask alone. A
-    sparsifier has `sparsify/residual_norm`, over all leaves, and `sparsify/skipped`, how
-    many updates were left out because something was not finite; for a whole chain that is
-    wrapped in `skip_nonfinite` it is `skip/skipped`. With `check_vma=False` the shards of a
-    leaf over a further mesh axis are not seen: the norm is that of the fullest one then.
+    so one process of several may ask alone. A sparsifier has `sparsify/residual_norm`, over
+    all leaves. `skip/skipped` is how many updates `skip_nonfinite` left out. With
+    `check_vma=False` the shards of a leaf over a further mesh axis are not seen: then the
+    norm is that of the fullest one.
 
     Args:
         state: An optimizer state, chained, masked or partitioned as you like.
@@ -96,32 +95,19 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     tree.check_there(state, "sparsejax.metrics")
     result: dict[str, jax.Array] = {}
     syncs = sparsifiers = 0
-    for feedback, skipped in _feedbacks(state, jnp.int32(0)):
+    for feedback in find(state, FeedbackState):
         if isinstance(feedback.inner, ExchangeState):
             prefix = f"sync{syncs or ''}"
             result |= _of_exchange(feedback.inner, prefix)
             syncs += 1
         else:
             prefix = f"sparsify{sparsifiers or ''}"
-            result[f"{prefix}/skipped"] = tree.here(skipped)
             sparsifiers += 1
         if feedback.norm is not None:
             result[f"{prefix}/residual_norm"] = tree.here(feedback.norm)
     for number, skip in enumerate(find(state, SkipState)):
-        if find(skip.inner, ExchangeState):
-            result[f"skip{number or ''}/skipped"] = tree.here(skip.skipped)
+        result[f"skip{number or ''}/skipped"] = tree.here(skip.skipped)
     return result
-
-
-def _feedbacks(state, skipped):
-    """The states of `feedback`, each with how many updates were skipped around it."""
-    pairs = []
-    for node in find(state, (FeedbackState, SkipState)):
-        if isinstance(node, SkipState):
-            pairs += _feedbacks(node.inner, node.skipped)
-        else:
-            pairs.append((node, skipped))
-    return pairs
 
 
 def _of_exchange(state, prefix):
