@@ -17,7 +17,7 @@ _NUMBERS = 1024  # of the values of a program's entries, or a few entries' of lo
 _COLUMNS = 256  # of a row's words at a time
 
 
-class Form(NamedTuple):
+class EntryConfig(NamedTuple):
     """What does not change from message to message.
 
     Attributes:

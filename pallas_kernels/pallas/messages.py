@@ -25,7 +25,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.pallas import launch
 from pallas_kernels.pallas.entries import (
-    Form,
+    EntryConfig,
     Numbers,
     bits_of,
     each_word,
@@ -71,7 +71,7 @@ def pack_message(
     if not listed:
         row = row_words(slots.shape[1], ends.shape[1])
     words = words if end is None else end
-    form = Form(
+    form = EntryConfig(
         at,
         room,
         words,
@@ -150,7 +150,7 @@ def unpack_message(
         for one, end in zip(jnp.split(message, len(message)), ends, strict=True):
             into = add(into, one, numbers, end[None])
         return into
-    form = Form(
+    form = EntryConfig(
         at,
         room,
         message.shape[1],

@@ -16,7 +16,7 @@ from pallas_kernels.reference.ordered import add_repeated
 from sparsejax import errors
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.embrace.column_table import ColumnTable
-from sparsejax.embrace.exchange import Exchange
+from sparsejax.embrace.exchange import ColumnExchange
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.lookup import lookup
 from sparsejax.schemes.base import Stage, Traffic
@@ -91,8 +91,8 @@ def column_lookup(
     call = f"sparsejax.column_lookup of {reads[0].name}"
     wire = Wire.over(reads[0].table.axis_name, call)
     shards = [read.table.columns_on(wire.ranks, read.name) for read in reads]
-    lists = [_Ids.of(read, mode or "fill", wire) for read in reads]
-    exchange = Exchange(wire, [each.room for each in lists], [r.room for r in reads])
+    lists = [_IdList.of(read, mode or "fill", wire) for read in reads]
+    exchange = ColumnExchange(wire, [each.room for each in lists], [r.room for r in reads])
     fits, agreed = exchange.fits([each.merge.found for each in lists])
     wanted, of_ids = exchange.gathered([each.wanted for each in lists], fits)
     columns = [
@@ -177,7 +177,7 @@ def _reads(tables, ids, capacity):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Ids:
+class _IdList:
     """This rank's ids of a table.
 
     Attributes:

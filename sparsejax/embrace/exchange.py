@@ -18,7 +18,7 @@ from sparsejax.wire import Wire
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class ColumnExchange:
     """One exchange for several tables.
 
     Attributes:

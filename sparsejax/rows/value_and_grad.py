@@ -12,7 +12,7 @@ from jax import lax
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.errors import ArgumentError, DenseGradientWarning
 from sparsejax.rows import reading, replay
-from sparsejax.rows.replay import Reader, Table
+from sparsejax.rows.replay import ProgramTable, Reader
 from sparsejax.transforms.state import tree
 from sparsejax.units.row_grads import RowGrads
 
@@ -88,7 +88,7 @@ def value_and_grad(
 
         def run(dense, deltas):
             inputs = [
-                Table(leaf, paths[at], read) if at in by_rows else dense[at]
+                ProgramTable(leaf, paths[at], read) if at in by_rows else dense[at]
                 for at, leaf in enumerate(leaves)
             ]
             made, ids = replay.run(program, found.plan, inputs, iter(deltas))

@@ -92,7 +92,7 @@ def _kinds(batch):
     return dict(zip(paths, kinds, strict=True))
 
 
-class Told:
+class ReportedBatch:
     """Which batch the last step was told of, and whether its state holds anything back."""
 
     def __init__(self, processes: int = 1):

@@ -85,7 +85,7 @@ class DataParallel:
         self._checked = Checked(check_every, self._axis_name)
         self._compiled: dict[Any, Any] = {}
         processes = {device.process_index for device in mesh.devices.flat}
-        self._told = ahead.Told(len(processes))
+        self._told = ahead.ReportedBatch(len(processes))
 
     def init(
         self,
@@ -111,7 +111,7 @@ class DataParallel:
             specs.check_shards(params, self._mesh)
             own = self._specs_of(params)
             if self._param_specs is None:
-                arrays = specs.Known.of_arrays(params, self._mesh)
+                arrays = specs.ParameterSpecs.of_arrays(params, self._mesh)
                 arrays.check_arrays(self._axis_name, "trainer.init")
                 arrays.check_replicated("trainer.init")
             maker = self._made_ready(job, params, variables, key)

@@ -95,7 +95,7 @@ def transmit(
     Returns:
         The result of the fold, and what was sent.
     """
-    stage = _Stage.of(ladder, channel, slots, source, fold)
+    stage = _Transmission.of(ladder, channel, slots, source, fold)
     if ladder.at_once:
         return stage.at_once(need, typical)
     senders = [stage.sender(number) for number in range(len(stage.ladder.rungs))]
@@ -133,7 +133,7 @@ def transmit(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stage:
+class _Transmission:
     """One stage of an exchange: what is fixed when traced, and what this rank sends.
 
     Attributes:

@@ -280,7 +280,7 @@ def _few(names, most: int = 4) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _time(times: links.Times) -> str:
+def _time(times: links.MessageTimes) -> str:
     """A median with its spread."""
     scale, unit = (1e6, "us") if times.median < 1e-3 else (1e3, "ms")
     return (

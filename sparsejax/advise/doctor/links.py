@@ -36,7 +36,7 @@ ROUNDS = 7
 
 
 @dataclasses.dataclass(frozen=True)
-class Times:
+class MessageTimes:
     """Seconds of one message or sum.
 
     Attributes:
@@ -52,7 +52,7 @@ class Times:
     most: float
 
     @classmethod
-    def of(cls, size: int, seconds: Iterable[float]) -> "Times":
+    def of(cls, size: int, seconds: Iterable[float]) -> "MessageTimes":
         """Those of arrays of so many bytes, of which each round took so long."""
         each = list(seconds)
         return cls(size, statistics.median(each), min(each), max(each))
@@ -78,9 +78,9 @@ class Links:
 
     gbit_per_s: float
     latency_us: float
-    short: Times
-    long: Times
-    dense: Times
+    short: MessageTimes
+    long: MessageTimes
+    dense: MessageTimes
     ranks: int
 
     @property
@@ -115,7 +115,7 @@ def measure(
         timeout: Seconds to wait for other processes, between programs.
     """
     ranks = specs.ranks_of(mesh, axis_name)
-    program = lambda name, size: _Program(name, mesh, axis_name, size)
+    program = lambda name, size: _MessageProgram(name, mesh, axis_name, size)
     size, long = LONG, program("long", LONG)
     while True:
         progress(f"sending arrays of {4 * size:,} bytes")
@@ -138,7 +138,7 @@ def measure(
     told = store.of_all("how long messages took", own, timeout)
     zeros = [[0.0] * rounds]  # `max` wants two
     short, long, dense = (
-        Times.of(4 * one.size, map(max, *(each[one.name] for each in told), *zeros))
+        MessageTimes.of(4 * one.size, map(max, *(each[one.name] for each in told), *zeros))
         for one in programs
     )
     rate = max(
@@ -157,7 +157,9 @@ def measure(
     )
 
 
-def _bytes_per_second(sent: float, waits: int, whole: Times, short: Times) -> float:
+def _bytes_per_second(
+    sent: float, waits: int, whole: MessageTimes, short: MessageTimes
+) -> float:
     """The rate of a collective in which so many messages wait for one another."""
     # Latencies that came out too long must not make a rate of what is left.
     return sent / max(whole.median - waits * short.median, 0.5 * whole.median)
@@ -168,7 +170,7 @@ def _waits(ranks: int) -> int:
     return 2 * agreeing(ranks)
 
 
-class _Program:
+class _MessageProgram:
     """Messages of so many numbers of each rank, one after another, compiled."""
 
     def __init__(self, name, mesh, axis_name, size):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from sparsejax import schemes, sparsifiers
 from sparsejax.advise.explain.densities import TABLE
 from sparsejax.advise.explain.reading import Group
-from sparsejax.advise.explain.rows import CHOSEN, Row, Times, forecast_of
+from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, forecast_of
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.schemes.forecast import independent
 from sparsejax.transforms.buckets import SPARSE_FROM
@@ -116,7 +116,7 @@ def compiling(rows: Sequence[Row]) -> str:
     return text
 
 
-def advise(groups: Sequence[Group], rows: Sequence[Row], times: Times) -> str:
+def advise(groups: Sequence[Group], rows: Sequence[Row], times: SchemeTimes) -> str:
     """Advises the user in one sentence that names the call."""
     if all(row.dense_bytes == 0 for row in rows):
         return "Advice: keep it as it is; there is nothing to send."
@@ -194,7 +194,7 @@ def _call(rows):
     return _SYSTEMS.get(name, f"sparsejax.sync(schemes.{name}(...))")
 
 
-def _with(groups, rows, times: Times, change):
+def _with(groups, rows, times: SchemeTimes, change):
     """Milliseconds of a step with Zen, were groups as `change` makes them."""
     total = 0.0
     for group, row in zip(groups, rows, strict=True):

@@ -20,7 +20,7 @@ from sparsejax import schemes
 from sparsejax.advise import codec
 from sparsejax.advise.explain import advice, printed, reading
 from sparsejax.advise.explain.densities import Density, densities, listed
-from sparsejax.advise.explain.rows import CHOSEN, Row, Times, row_of
+from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, row_of
 from sparsejax.advise.network import network_of
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.forecast import Network
@@ -135,7 +135,7 @@ def explain(
     known = densities(density, hosts * inner)
     groups = reading.groups_of(tx, params, hosts, known, listed(ids))
     _check_levels(groups, isinstance(ranks, tuple))
-    times = Times(network, inner)
+    times = SchemeTimes(network, inner)
     rows = tuple(row_of(group, times) for group in groups)
     return Explanation(
         hosts,

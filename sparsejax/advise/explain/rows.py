@@ -112,7 +112,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Times:
+class SchemeTimes:
     """The times of schemes on a network between hosts of `inner` ranks."""
 
     network: Network
@@ -135,7 +135,7 @@ class Times:
         return forecast.seconds(self.network)
 
 
-def row_of(group: Group, times: Times) -> Row:
+def row_of(group: Group, times: SchemeTimes) -> Row:
     """The row of a group."""
     whole, scheme = group.load, group.scheme
     is_dense = isinstance(scheme, schemes.AllReduce)
@@ -221,7 +221,7 @@ def forecast_of(group: Group, scheme: Scheme, load: Load) -> Forecast:
     return scheme.forecast(load)
 
 
-def _pays_below(group: Group, times: Times) -> float:
+def _pays_below(group: Group, times: SchemeTimes) -> float:
     """The density below which the scheme is sooner done than a dense sum."""
     whole, scheme = group.load, group.scheme
     dense = times.dense(group)

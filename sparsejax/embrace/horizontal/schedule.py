@@ -64,7 +64,7 @@ class Begun(NamedTuple):
     rest: Any
 
 
-class Schedule(NamedTuple):
+class HorizontalSchedule(NamedTuple):
     """What `horizontal` was given, and what it does.
 
     Attributes:

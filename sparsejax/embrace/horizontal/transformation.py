@@ -9,7 +9,7 @@ from sparsejax import axes
 from sparsejax.axes import AxisName
 from sparsejax.embrace.horizontal import blocks
 from sparsejax.embrace.horizontal.blocks import Order
-from sparsejax.embrace.horizontal.schedule import Begun, HorizontalState, Schedule
+from sparsejax.embrace.horizontal.schedule import Begun, HorizontalSchedule, HorizontalState
 from sparsejax.errors import ArgumentError
 from sparsejax.transforms.described import described
 from sparsejax.transforms.state import tree
@@ -23,7 +23,7 @@ class Horizontal(tree.Transformation):
     """
 
     stands_alone = True
-    schedule: Schedule
+    schedule: HorizontalSchedule
 
     def begin(
         self,
@@ -121,7 +121,9 @@ def horizontal(
         at_once = (at_once,)
     if order is not None and not callable(order):
         blocks.check(order)
-    schedule = Schedule(optax.with_extra_args_support(tx), order, axis_name, tuple(at_once))
+    schedule = HorizontalSchedule(
+        optax.with_extra_args_support(tx), order, axis_name, tuple(at_once)
+    )
     made = Horizontal(schedule.init, schedule.update)
     made.schedule = schedule
     return made

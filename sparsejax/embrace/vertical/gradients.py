@@ -22,7 +22,7 @@ from sparsejax.embrace.column_table import ColumnTable, Unsent
 from sparsejax.errors import ArgumentError
 from sparsejax.rows import reading, replay, value_and_grad as by_rows
 from sparsejax.rows.reads import Ids
-from sparsejax.rows.replay import Reader, Table
+from sparsejax.rows.replay import ProgramTable, Reader
 from sparsejax.transforms.state import sharded, tree
 from sparsejax.units.merging import merged
 from sparsejax.units.row_grads import RowGrads, is_row_grads
@@ -92,7 +92,7 @@ def rows_read(
         reads = _Reads(given, None)
         looked_up = {site.leaf for site in found.plan.sites}
         inputs = [
-            Table(leaf, given.paths[at], reads) if at in looked_up else leaf
+            ProgramTable(leaf, given.paths[at], reads) if at in looked_up else leaf
             for at, leaf in enumerate(given.leaves)
         ]
         deltas = iter([replay.zeros(site) for site in found.plan.sites])

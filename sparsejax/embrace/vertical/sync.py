@@ -197,7 +197,7 @@ class _Vertical:
         rest, inner = self.inner.update(shards.rest, state.inner, params, **extra)
         if not shards.paths:
             return rest, state._replace(inner=inner)
-        step = Step(self, wire, shards, state)
+        step = TableUpdate(self, wire, shards, state)
         nodes, after = step.taken(_checked(next_ids, shards.paths))
         return shards.together(rest, nodes), after._replace(inner=inner)
 
@@ -205,7 +205,7 @@ class _Vertical:
 _SENT = ("next ids", "prior rows", "delayed rows")
 
 
-class Step:
+class TableUpdate:
     """One update of the tables.
 
     Args:

@@ -8,7 +8,7 @@ import optax
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates import steps
 from sparsejax.rows.updates.inside import Inside
-from sparsejax.rows.updates.view import Reader
+from sparsejax.rows.updates.view import LateRowReader
 from sparsejax.transforms.described import described
 from sparsejax.transforms.state import observing, tree
 from sparsejax.transforms.state.pending import Pending
@@ -30,7 +30,7 @@ class Lazy(tree.Transformation):
 
     inside: Inside
 
-    def reader(self, params: Any, state: Any) -> Reader:
+    def reader(self, params: Any, state: Any) -> LateRowReader:
         """What `sparsejax.value_and_grad(loss_fn, read=...)` reads rows with.
 
         An update of the same parameters and state, in the same program, uses what it has
@@ -41,7 +41,7 @@ class Lazy(tree.Transformation):
             params: The parameters.
             state: The state of this transformation, or of a chain that it is in.
         """
-        return Reader(self.inside, params, state)
+        return LateRowReader(self.inside, params, state)
 
 
 @described

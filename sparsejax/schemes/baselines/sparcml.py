@@ -20,7 +20,7 @@ import jax
 
 from sparsejax import errors
 from sparsejax.schemes import base
-from sparsejax.schemes.baselines.pulls import Doubled
+from sparsejax.schemes.baselines.pulls import RecursiveDoubling
 from sparsejax.schemes.owners.pulls import Whole
 from sparsejax.schemes.zen.balanced import BalancedParallelism
 from sparsejax.schemes.zen.hierarchical import HierarchicalCentralization
@@ -83,7 +83,7 @@ class SparCML(base.Scheme):
             return HierarchicalCentralization(
                 self.code, self.ratio, self.wire_dtype, "bound"
             )
-        pull = Doubled() if self.algorithm == "ssar_split_all_gather" else Whole()
+        pull = RecursiveDoubling() if self.algorithm == "ssar_split_all_gather" else Whole()
         return BalancedParallelism(
             Contiguous(), self.code, self.code, self.ratio, self.wire_dtype, pull
         )

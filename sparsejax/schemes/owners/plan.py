@@ -48,7 +48,7 @@ class Message:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class OwnerPlan:
     """What one rank would send to owners, and owners to all: bytes by counts of entries.
 
     Attributes:

@@ -82,7 +82,7 @@ class OkTopkState(NamedTuple):
         return self.fitting * jnp.exp(self.trends)
 
 
-class Counts(NamedTuple):
+class SelectionCounts(NamedTuple):
     """Counts of selected elements that all ranks know of each other.
 
     Attributes:
@@ -301,4 +301,4 @@ def _exchange_counts(parts, above, threshold, wire):
     thresholds = bits.of_words(gathered[:, :cut], threshold.dtype)
     numbers = bits.of_words(gathered[:, cut:, None], jnp.int32)
     fullest = wire.same_elsewhere(jnp.max(numbers[:, 2]))
-    return Counts(numbers[:, 0], numbers[:, 1], fullest, thresholds, sent)
+    return SelectionCounts(numbers[:, 0], numbers[:, 1], fullest, thresholds, sent)

@@ -19,7 +19,7 @@ import jax
 from sparsejax import errors
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
-from sparsejax.schemes.baselines.pulls import Doubled, Spread
+from sparsejax.schemes.baselines.pulls import RecursiveDoubling, Spread
 from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
 from sparsejax.schemes.owners.plan import Message
 from sparsejax.schemes.owners.pulls import Gather, Pull, Whole
@@ -28,7 +28,12 @@ from sparsejax.units.ownership import Ownership, StripedHash
 from sparsejax.wire import index_codes, ladder
 
 
-_PULLS = {"gather": Gather(), "spread": Spread(), "doubling": Doubled(), "dense": Whole()}
+_PULLS = {
+    "gather": Gather(),
+    "spread": Spread(),
+    "doubling": RecursiveDoubling(),
+    "dense": Whole(),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,14 +79,14 @@ class HierarchicalCentralization(base.Scheme):
         entry_bytes = _messages(n) * double.ladder(x, narrow).bytes(most)
 
         def sparse(x):
-            return double(x, doubling.Known(flags, most))
+            return double(x, doubling.AgreedCounts(flags, most))
 
         def all_reduce(x):
             total, sent = wire.all_reduce(x)
             half = base.stage(sent / 2, sent / 2, 1)
             unseen = jnp.zeros(hops, jnp.int32)
             none = jnp.float32(0)
-            return doubling.Doubled(total, half, half, none, unseen)
+            return doubling.DoublingResult(total, half, half, none, unseen)
 
         done = or_dense(entry_bytes, dense, sparse, all_reduce, x)
         done = wire.assume_same(done)

@@ -52,7 +52,7 @@ class Filled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class PartMemory:
     """The memories of all parts: what is fixed when traced.
 
     Attributes:

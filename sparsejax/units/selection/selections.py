@@ -30,7 +30,7 @@ _UNLIKE = 32
 _ROW = 512
 
 
-class Selected(NamedTuple):
+class Selection(NamedTuple):
     """What is selected from several arrays.
 
     Attributes:
@@ -84,21 +84,21 @@ class Arrays:
         self.starts = np.cumsum([0, *self.words[:-1]])
         self.sizes = np.array([x.size for x in arrays], np.int64)
 
-    def at_least(self, keys: Sequence[jax.Array] | jax.Array) -> Selected:
+    def at_least(self, keys: Sequence[jax.Array] | jax.Array) -> Selection:
         """Selects all elements from a threshold on, one for each array."""
         pairs = zip(self.arrays, keys, strict=True)
         words, counts = zip(*(magnitudes.at_least(x, key) for x, key in pairs), strict=True)
         behind = jnp.zeros(max(self.words) - self.words[-1], jnp.uint32)
-        return Selected(jnp.concatenate([*words, behind]), jnp.stack(counts))
+        return Selection(jnp.concatenate([*words, behind]), jnp.stack(counts))
 
     def corrected(
         self,
-        selected: Selected,
+        selected: Selection,
         state: Any,
         pending: Callable[[Any], jax.Array],
         key: Callable[[Any, jax.Array], tuple[jax.Array, Any]],
         counted: Callable[[Any, jax.Array, jax.Array], Any],
-    ) -> tuple[Selected, Any]:
+    ) -> tuple[Selection, Any]:
         """Selects again, by other thresholds, while that is needed, one array at a time.
 
         Args:
@@ -119,10 +119,10 @@ class Arrays:
 
     def fit(
         self,
-        selected: Selected,
+        selected: Selection,
         limits: jax.Array,
         cut: Callable[[jax.Array, jax.Array], jax.Array],
-    ) -> Selected:
+    ) -> Selection:
         """Selects fewer where more are selected than fit.
 
         Args:
@@ -141,7 +141,7 @@ class Arrays:
         done = jnp.zeros(len(self.arrays), bool)
         return self._loop(selected, done, pending, fewer)[0]
 
-    def indices(self, selected: Selected, rooms: Sequence[int]) -> list[jax.Array]:
+    def indices(self, selected: Selection, rooms: Sequence[int]) -> list[jax.Array]:
         """The indices of what is selected from each array.
 
         Args:
@@ -190,7 +190,7 @@ class Arrays:
             words = lax.dynamic_update_slice(
                 words, new, first, allow_negative_indices=False
             )
-            return Selected(words, counts.at[i].set(count)), state
+            return Selection(words, counts.at[i].set(count)), state
 
         over = frozenset().union(*map(varying_axes, jax.tree.leaves((selected, state))))
         start = as_varying((selected, state), over)

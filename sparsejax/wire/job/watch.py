@@ -24,10 +24,10 @@ import jax
 from sparsejax import errors
 from sparsejax.errors import JobError
 from sparsejax.wire.job import store
-from sparsejax.wire.job.beside import Beside
+from sparsejax.wire.job.beside import WatcherProcess
 from sparsejax.wire.job.lines import Line, listening
 from sparsejax.wire.job.texts import listed
-from sparsejax.wire.job.watchers import SETTLE, Kind
+from sparsejax.wire.job.watchers import SETTLE, EventKind
 
 
 def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
@@ -79,7 +79,7 @@ class Watch:
 
     def __init__(self, timeout: float, port: int):
         self._timeout, self._port = timeout, port
-        self._beside: Beside | None = None
+        self._beside: WatcherProcess | None = None
 
     def __enter__(self) -> "Watch":
         here = store.place()
@@ -106,12 +106,12 @@ class Watch:
         else:
             lines = [self._connected(here, hosts, told[0]["port"])]
         try:
-            self._beside = Beside(lines, here.process, hosts, self._timeout)
+            self._beside = WatcherProcess(lines, here.process, hosts, self._timeout)
         except OSError as error:
             why = f"cannot start its watcher by {sys.executable!r}: {error}"
             who = f"process {here.process} on host {hosts[here.process]}"
             for line in lines:
-                line.say(happened=why, kind=Kind.FAILED, why=f"{who} {why}")
+                line.say(happened=why, kind=EventKind.FAILED, why=f"{who} {why}")
                 line.close()
             raise JobError(
                 f"watch_job: {who} {why}. Let sys.executable name a Python that starts "

@@ -72,7 +72,7 @@ def probe_of(sample: Sample, size: int = 2) -> Probe:
     return probe
 
 
-class Sums(NamedTuple):
+class FadingSums(NamedTuple):
     """The sums by which rows move, one for each step that they may have seen last.
 
     Attributes:
@@ -111,7 +111,7 @@ class Fading(NamedTuple):
         """Whether so many terms are worth adding up."""
         return 0 < self.factors[self.momentum] < 1 and self.terms <= _TERMS_AT_MOST
 
-    def sums(self, kept: jax.Array, count: jax.Array, probe: Probe) -> Sums:
+    def sums(self, kept: jax.Array, count: jax.Array, probe: Probe) -> FadingSums:
         """The sums of rows that move to a step; with one more that is kept.
 
         Args:
@@ -127,7 +127,7 @@ class Fading(NamedTuple):
         step = count - self.terms
         place = jnp.where(step >= 0, lax.rem(step, np.int32(PATIENCE)), PATIENCE)
         written = jnp.asarray(kept).at[place].set(recent[self.terms], mode="drop")
-        return Sums(recent, written)
+        return FadingSums(recent, written)
 
     def caught_up(
         self,
@@ -135,7 +135,7 @@ class Fading(NamedTuple):
         own: tuple[jax.Array, ...],
         last: jax.Array,
         count: jax.Array,
-        sums: Sums,
+        sums: FadingSums,
     ) -> jax.Array:
         """The parameter of rows after the steps that they have missed.
 

@@ -119,7 +119,7 @@ def _compare(given, axis_name, when):
     for leaf in _leaves(given):
         if copied := _copied_over(leaf, axis_name):
             by_mesh.setdefault(leaf.mesh, []).append((leaf, copied))
-    found: list[_Difference] = []
+    found: list[_Mismatch] = []
     for mesh, pairs in by_mesh.items():
         leaves = [leaf for leaf, _ in pairs]
         sums = _checksums(mesh, leaves)
@@ -202,7 +202,7 @@ def _program(mesh: Mesh, of_leaves: tuple[PartitionSpec, ...]):
     return jax.jit(mapped)
 
 
-class _Difference(NamedTuple):
+class _Mismatch(NamedTuple):
     """Copies of a leaf, or of one of its shards, that are not the same.
 
     Attributes:
@@ -223,7 +223,7 @@ class _Difference(NamedTuple):
         return len(self.groups[0]) == len(self.groups[1])
 
 
-def _differences(mesh, pairs, sums, axis_name) -> list[_Difference]:
+def _differences(mesh, pairs, sums, axis_name) -> list[_Mismatch]:
     """The leaves whose copies are not all the same, in their order in the tree."""
     over = mesh.axis_names if axis_name is None else axes.axis_names(axis_name)
     found = []
@@ -236,7 +236,7 @@ def _differences(mesh, pairs, sums, axis_name) -> list[_Difference]:
             for device in devices:
                 groups[own[device].tobytes()].append(int(device))
             by_size = sorted(groups.values(), key=lambda group: (-len(group), group))
-            found.append(_Difference(leaf.keys, mesh, by_size, over))
+            found.append(_Mismatch(leaf.keys, mesh, by_size, over))
     return found
 
 
@@ -249,7 +249,7 @@ def _copies(mesh: Mesh, copied: tuple[str, ...]) -> np.ndarray:
     return numbers.reshape(-1, int(np.prod([mesh.shape[name] for name in copied])))
 
 
-def _message(found: list[_Difference], count: int, when: str) -> str:
+def _message(found: list[_Mismatch], count: int, when: str) -> str:
     hosts = _hosts(found)
     names = tree.unboxed([one.keys for one in found])
     paths = [tree.written(keys) or "it" for keys in names]
@@ -271,7 +271,7 @@ def _message(found: list[_Difference], count: int, when: str) -> str:
     )
 
 
-def _groups(one: _Difference, hosts) -> str:
+def _groups(one: _Mismatch, hosts) -> str:
     """Who holds what, of one leaf."""
     label = lambda numbers: listed([_rank(one, i, hosts) for i in numbers], 4)
     if one.is_tied:
@@ -282,7 +282,7 @@ def _groups(one: _Difference, hosts) -> str:
     return f"{label(odd)} {verb} from the other {len(one.groups[0])}"
 
 
-def _rank(one: _Difference, number: int, hosts) -> str:
+def _rank(one: _Mismatch, number: int, hosts) -> str:
     """A device as a rank: of which number, and where."""
     shape = one.mesh.devices.shape
     at = dict(zip(one.mesh.axis_names, np.unravel_index(number, shape), strict=True))
@@ -298,7 +298,7 @@ def _rank(one: _Difference, number: int, hosts) -> str:
     return f"rank {rank} ({', '.join(where)})"
 
 
-def _hosts(found: list[_Difference]) -> dict[int, str]:
+def _hosts(found: list[_Mismatch]) -> dict[int, str]:
     """Where processes run, for the message; all raise, so all are asked."""
     known: dict[int, str] = {}
     for mesh in dict.fromkeys(one.mesh for one in found):
