@@ -1,7 +1,7 @@
 """Messages in Pallas: one launch that writes them, and one that reads and adds them up.
 
 A reference has one dtype, so a message is words to these kernels, and a word is made, or
-taken apart, by one thread: of lanes it is bytes of four entries, of values of two bytes it
+split, by one thread: of lanes it is bytes of four entries, of values of two bytes it
 is two numbers. So a program has a run of entries of one part, or of one sender, laid out
 four in a row, [_, 4]: a row's bytes are a word of each lane, and its values whole words,
 whatever the width of rows is.
@@ -336,5 +336,5 @@ def _add(ref, at, values, mask, form):
 
 
 def _apart(ref, at, mask):
-    """Addresses; masked ones lie behind the end, where an interpreted store is dropped."""
+    """Addresses; masked ones lie past the end, where an interpreted store is dropped."""
     return jnp.where(mask, at, ref.shape[0])
