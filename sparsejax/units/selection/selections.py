@@ -26,7 +26,7 @@ from sparsejax.units.selection import magnitudes
 
 # An array that must be cut is searched in the room of the longest beside it.
 _UNLIKE = 32
-# Samples are laid out in rows of so many.
+# Samples are laid out in rows of this length.
 _ROW = 512
 
 
@@ -34,7 +34,7 @@ class Selection(NamedTuple):
     """What is selected from several arrays.
 
     Attributes:
-        words: uint32, the arrays' packed bits, end to end, and zeros: behind the first word
+        words: uint32, the arrays' packed bits, end to end, and zeros: after the first word
             of any of them there is room for the longest.
         counts: int32 [arrays], how many elements are selected from each.
     """
@@ -55,7 +55,7 @@ def alike(arrays: Sequence[jax.Array]) -> Iterator[list[int]]:
     for places in kinds.values():
         group, room = [], 0
         for i in sorted(places, key=lambda i: -arrays[i].size):
-            # Behind the first word of each there is room for the longest, the first.
+            # After the first word of each there is room for the longest, the first.
             longest = arrays[group[0]] if group else arrays[i]
             is_full = room + bits.WORD * _words(longest) >= 2**31
             if group and (is_full or arrays[i].size * _UNLIKE < longest.size):
@@ -128,7 +128,7 @@ class Arrays:
         Args:
             selected: What is selected.
             limits: int32 [arrays], how many fit.
-            cut: From an array, zeros behind it, and its number to as many as fit, as packed
+            cut: From an array, zeros after it, and its number to as many as fit, as packed
                 bits.
         """
 
@@ -172,7 +172,7 @@ class Arrays:
         return selection
 
     def _padded(self, x):
-        """An array, zeros behind it: as long as the longest."""
+        """An array, zeros after it: as long as the longest."""
         return lambda: jnp.pad(x, (0, int(max(self.sizes)) - x.size))
 
     def _loop(self, selected, state, pending, again):
@@ -206,7 +206,7 @@ def kth_of_each(samples: Sequence[jax.Array], k: jax.Array) -> jax.Array:
     """
     if len(samples) == 1:
         return magnitudes.kth_by_bits(samples[0], k[0])[None]
-    # Zeros behind an array are below any key that is tried.
+    # Zeros after an array are below any key that is tried.
     rows = [jnp.pad(x, (0, -x.size % _ROW)).reshape(-1, _ROW) for x in samples]
     of_row = np.repeat(np.arange(len(samples)), [len(part) for part in rows])
     keys = magnitudes.keys(jnp.concatenate(rows))
