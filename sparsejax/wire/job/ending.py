@@ -86,7 +86,7 @@ class Process:
         """As `os.wait` tells it; None where that cannot be known.
 
         All systems tell until the parent of the process has read it, which a launcher that
-        waits for it does first; Linux from 6.15 on tells behind that, too.
+        waits for it does first; Linux from 6.15 on tells after that, too.
         """
         try:
             text = pathlib.Path(f"/proc/{self._pid}/stat").read_text()

@@ -25,7 +25,7 @@ from sparsejax.wire.job.watchers import SETTLE, EventKind, Hub, Spoke, tell
 
 
 _TO_READ = 3.0  # seconds, at most, for which process 0 stays until the others have ended
-_TO_END = 5.0  # seconds, at most, in which a process that was told ends by itself
+_TO_END = 5.0  # seconds, at most, in which a notified process ends by itself
 # What schedulers send to all that runs of a job, before they kill it: the process may have
 # to save something, and its watcher ends when that has ended.
 _NOT_FOR_IT = (

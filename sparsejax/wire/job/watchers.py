@@ -89,7 +89,7 @@ class Watcher:
         self._stopped, self._woken = 0.0, -math.inf
 
     def start(self) -> None:
-        """Starts to say that this watcher is there, and to listen."""
+        """Starts to say that this watcher is alive, and to listen."""
         self._start(self._beat)
         for line in self._lines.values():
             self._listeners.append(self._start(self._listen, line))
@@ -147,7 +147,7 @@ class Watcher:
             self.happened(EventKind.LOST, f"{self.named(line.process)} {event}")
 
     def _hear_out(self, line, said):
-        """Closes a line; that of one which ends, and is to be told why, at its end."""
+        """Closes a line; that of one which ends, and has to hear why, at its end."""
         with contextlib.suppress(TimeoutError):
             while "happened" in said and line.read(self._timeout) is not None:
                 pass
