@@ -124,7 +124,7 @@ class Doubling:
         wire: The ranks, and the dtype in which values travel. If it names none, the first
             message has x's dtype, and partial sums have float32 or wider.
         code: How indices travel.
-        ratio: How far apart the message sizes are.
+        ratio: The ratio of successive message sizes.
         by_bound: Whether a partial sum goes densely as soon as twice the entries of its
             two halves would not pay, and then for good, as SparCML does; else where its
             own entries do not pay.
@@ -262,7 +262,7 @@ class _Hops:
 
         full = state.full
         if self.how.by_bound:
-            # A slot of 32 bits an entry, as SparCML reckons.
+            # A slot of 32 bits an entry, as SparCML computes it.
             entry = steps.unit_bytes + 4.0
             full = full | (2 * entry * most.astype(jnp.float32) >= as_array)
         total, stage = or_dense(

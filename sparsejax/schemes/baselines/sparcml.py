@@ -44,7 +44,7 @@ class SparCML(base.Scheme):
             "dsar_split_all_gather".
         code: How indices travel: "coo32" (SparCML's own, and the default), "coo16",
             "coo8", "bitmap", or "auto" for the cheapest.
-        ratio: How far apart the message sizes are.
+        ratio: The ratio of successive message sizes.
         wire_dtype: The dtype of the values while they travel; see the schemes named.
 
     Example:

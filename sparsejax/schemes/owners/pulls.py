@@ -133,8 +133,8 @@ class Owned:
         others = varying_axes(totals) - frozenset(axis_names(self.wire.axis))
 
         def turn(i, total):
-            # The last run ends where the slots do, and has some of the one before: all are
-            # alike, and compiled once.
+            # The last run ends where the slots do, and has some of the one before: all have
+            # one length, and are compiled once.
             first = jnp.minimum(i * run, width - run)
             # A gather: of a slice XLA makes a copy whose place the host works out, turn by
             # turn, and a loop around one cannot be part of a CUDA graph.
@@ -143,7 +143,7 @@ class Owned:
             gathered, _ = self.wire.all_gather(sums)
             slots = first + lax.broadcasted_iota(jnp.int32, gathered.shape[:2], 1)
             units = self.layout.invert(owner, slots)
-            # Slots of no unit are one behind the end or more.
+            # Slots of no unit are one past the end or more.
             return total.at[units].set(gathered, mode="drop")
 
         total = as_varying(jnp.zeros(shape, totals.dtype), others)

@@ -55,7 +55,7 @@ from sparsejax.wire import channels, index_codes, messages, ordered
 from sparsejax.wire.collectives import Wire
 
 
-# On GPUs the longest messages of a rank to its owners hold one of so many units.
+# On GPUs the longest messages of a rank to its owners hold one unit in 32.
 SHARE = 32
 
 
@@ -182,8 +182,8 @@ class Stages:
     def _one_after_the_other(self, x, known):
         """The same where it pays, else an all-reduce: by one choice for each stage.
 
-        On a GPU what a choice is given is there until it has ended, as the bits that tell
-        the entries of a push: they would still be there while sums come back.
+        On a GPU what a choice is given stays in memory until it has ended, as the bits that
+        tell the entries of a push: they would still be there while sums come back.
         """
         pays = self.plan.entry_bytes(known.fullest) < self.plan.dense_bytes
         push = functools.partial(self._by_entries, known=known, comes_back=False)

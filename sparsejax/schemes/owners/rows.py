@@ -87,7 +87,7 @@ class _RowsByOwner:
 
     Attributes:
         keys: int32 [K], the distinct rows as part * width + slot, ascending; `nowhere`
-            behind the last.
+            after the last.
         of_row: int32 [K], where the key of each listed row is; K where there is none.
         starts: int32 [parts, tables + 1], where the keys of each part and table begin, and
             where those of the part end.
@@ -148,7 +148,7 @@ class _OwnedTable:
 
 
 def room_of(capacity: int, ranks: int, width: int) -> int:
-    """Rows in a part of a list: the mean of so many, and six standard deviations."""
+    """Rows in a part of a list: the mean, and six standard deviations."""
     mean = capacity / ranks
     room = math.ceil(mean + 6 * math.sqrt(mean) + 8)
     return min(room, capacity, width)
@@ -178,7 +178,7 @@ class _RowExchange:
 
     @property
     def nowhere(self) -> int:
-        """The key of no row: behind all others."""
+        """The key of no row: above all others."""
         return self.ranks * self.width
 
     @functools.cached_property

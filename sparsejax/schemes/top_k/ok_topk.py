@@ -150,7 +150,7 @@ class OkTopk(top_k.TopKScheme):
             errors.check_positive("power", self.power, 0, 1)
 
     def regions(self, size: int, ranks: int) -> Regions:
-        """Divides an array of `size` elements among so many ranks."""
+        """Divides an array of `size` elements among the ranks."""
         return divide(size, ranks, self.k(size), self.slack)
 
     def init(self, like, wire):

@@ -45,8 +45,8 @@ class BalancedParallelism(base.Scheme):
         push_code: How indices travel to the owners: "coo32", "coo16", "coo8", "bitmap", or
             "auto" for the cheapest at each message size.
         pull_code: The same on the way back.
-        ratio: How far apart the message sizes are; larger compiles faster, and pads more or
-            takes more rounds.
+        ratio: The ratio of successive message sizes; larger compiles faster, and pads more
+            or takes more rounds.
         wire_dtype: The dtype of the values while they travel; that of x if None. Sums are
             taken in float32 or wider all the same.
         pull: How the sums come back: "gather", "spread", "doubling", "dense", or a `Pull`;

@@ -31,8 +31,8 @@ class HierarchicalCentralization(base.Scheme):
 
     Attributes:
         code: How indices travel: "coo32", "coo16", "coo8", "bitmap", or "auto".
-        ratio: How far apart the message sizes are; larger compiles faster, and pads more or
-            takes more rounds.
+        ratio: The ratio of successive message sizes; larger compiles faster, and pads more
+            or takes more rounds.
         wire_dtype: The dtype of the values while they travel. If None, the first message
             has x's dtype, and partial sums have float32 or wider.
         switch: When a partial sum goes densely: "count" if its own entries do not pay, or
