@@ -20,11 +20,11 @@ from sparsejax.transforms.state import tree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wrapper:
-    """A wrapper around parts of a chain; each is another one, however alike two are.
+    """A wrapper around parts of a chain; each is another one, even where two are equal.
 
     Attributes:
-        every: The chain inside runs at every so many calls.
-        dense_steps: So many first runs of the chain inside send densely.
+        every: The number of calls per run of the chain inside.
+        dense_steps: How many first runs of the chain inside send densely.
         takes_rows: Whether it hands on gradients that are `RowGrads`.
     """
 

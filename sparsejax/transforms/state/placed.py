@@ -336,7 +336,7 @@ def abstract_state(
 
 
 def _mesh_of(mesh, axis_name, ranks):
-    """An abstract mesh like another, with so many ranks along an axis, or a pair."""
+    """An abstract mesh like another, with `ranks` ranks along an axis, or a pair."""
     outer, *inner = mesh_axes.axis_names(axis_name)
     inside = ranks_of(mesh, tuple(inner))
     if ranks % inside:

@@ -2,7 +2,7 @@
 
 What differs by rank is sharded over the axis of the ranks, all else is replicated over it.
 Where a further mesh axis shards the parameters, what is like a parameter is sharded as that
-is: behind the rank axis in this library's states, as it stands in other optimizers'. What
+is: after the rank axis in this library's states, as it stands in other optimizers'. What
 is about a parameter and has none of its axes, as the threshold of one, has a piece for each
 rank and shard, one after another.
 """
@@ -40,7 +40,7 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
     Returns:
         The same tree with a spec for every leaf. Without `param_specs` it is `P(axis)` for
         what differs by rank and `P()` for all others. With them, what a leaf of an
-        optimizer's state is sharded like is told by its path and shape. Where a framework
+        optimizer's state is sharded like follows from its path and shape. Where a framework
         has put the arrays into containers of its own, as `nnx.split` does, no type tells
         what they are: then each array's place does, and `sparsejax.bind` put it there.
 
@@ -129,7 +129,7 @@ def ranks_of(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> int:
 
 
 def check_shards(params: Any, mesh: Mesh | AbstractMesh) -> None:
-    """Raises where a parameter cannot be shared out among the ranks of the mesh."""
+    """Raises where a parameter cannot be sharded among the ranks of the mesh."""
     shards = sharded.apart(params)
     for path, node in zip(shards.paths, shards.nodes, strict=True):
         names = mesh_axes.axis_names(node.axis_name)

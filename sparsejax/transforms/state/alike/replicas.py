@@ -5,7 +5,7 @@ else. Each device makes a checksum of what it holds (`checksums`), so one pass o
 copy; the processes compare, each all of them, so that all come to the same answer and raise
 the same error.
 
-Why XLA cannot take the answer for granted: it is told that the arrays are the same on all
+Why XLA cannot take the answer for granted: the arrays are typed as the same on all
 devices, and would be free to gather one checksum for all. So each device hides its own
 under a number that it alone has, and the processes take that off again.
 """
@@ -45,7 +45,7 @@ def check_replicas(
 ) -> None:
     """Raises on all processes where ranks hold different bits of what should be the same.
 
-    Replicas drift apart in silence: by a device that computes wrongly, a checkpoint that a
+    Replicas diverge in silence: by a device that computes wrongly, a checkpoint that a
     host has another copy of, an update that was never synchronized. Each rank then trains a
     model of its own, and the loss shows it late or not at all. Compared are the copies of
     each leaf by a checksum of their bits. A leaf that differs in one element of at most 32
@@ -254,16 +254,16 @@ def _message(found: list[_Mismatch], count: int, when: str) -> str:
     names = tree.unboxed([one.keys for one in found])
     paths = [tree.written(keys) or "it" for keys in names]
     differing = list(dict.fromkeys(paths))
-    told = []
+    lines = []
     for path in differing[:_MOST]:
         each = [one for one, own in zip(found, paths, strict=True) if own == path]
-        told.append(f"{path!r}: {_groups(each[0], hosts)}")
+        lines.append(f"{path!r}: {_groups(each[0], hosts)}")
     more = len(differing) - _MOST
-    told += [f"and {more} more"] if more > 0 else []
+    lines += [f"and {more} more"] if more > 0 else []
     return (
         f"replicas are not the same{when}: of {len(differing)} of {count} leaves ranks "
         "hold different bits.\n* "
-        + "\n* ".join(told)
+        + "\n* ".join(lines)
         + "\nRanks train models of their own "
         "from here on: go back to a checkpoint that passes this check. If it comes back on "
         "the same rank, that device or host is at fault; if on all, an update is not "
@@ -307,8 +307,8 @@ def _hosts(found: list[_Mismatch]) -> dict[int, str]:
             continue
         own = f" on host {socket.gethostname()}"
         try:
-            told = store.of_all("its host", own, _TO_NAME_HOSTS, processes=processes)
+            answers = store.of_all("its host", own, _TO_NAME_HOSTS, processes=processes)
         except JobError:
             continue  # The numbers of the processes have to do.
-        known |= dict(zip(processes, told, strict=True))
+        known |= dict(zip(processes, answers, strict=True))
     return known

@@ -130,7 +130,7 @@ class _StatePart(NamedTuple):
     Attributes:
         path: Where it is.
         saved: Its description.
-        like: What is there in the fresh state: a leaf, or a node to be resized.
+        like: What the fresh state holds there: a leaf, or a node to be resized.
         is_held: Whether it is such a node.
     """
 
