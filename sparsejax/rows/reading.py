@@ -1,4 +1,4 @@
-"""The first walk: which leaves a program reads by whole rows only, and where.
+"""The first walk: which leaves a program reads by rows only, and where.
 
 Follows leaves through the program, into what is jitted, scanned, rematerialized and chosen.
 An equation that uses a leaf otherwise makes its gradient dense, if a gradient can flow
@@ -114,7 +114,7 @@ def read(program: Any, leaves: Mapping[int, Any], wanted: Sequence[bool]) -> Rea
 
 
 def _saves(count, height, marked):
-    """Whether rows are returned for a leaf of which so many rows are read.
+    """Whether rows are returned for a leaf of which `count` rows are read.
 
     Fewer than it has: with as many or more, as where layers are stacked and read one by
     one, a dense gradient is smaller and needs no ids. A `lookup` asks for rows in any case.

@@ -68,7 +68,7 @@ def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Anatomy:
     Args:
         tx: The optimizer.
         grads: Gradients, of which shapes and dtypes matter.
-        params: The parameters, alike.
+        params: The parameters, in the same way.
     """
     paths, leaves, structure = flatten(grads)
     given = shapes(map(as_array, leaves))
@@ -128,7 +128,7 @@ def _owners(tx, kept, whole, state):
     """The parameter whose rows each leaf of the state has.
 
     Each parameter is made higher, each by another number of rows: what becomes higher by
-    as much has its rows. Shapes that are alike by chance do not become so.
+    as much has its rows. Shapes that are equal by chance do not become so.
     """
     higher = [
         jax.ShapeDtypeStruct((x.shape[0] + 1 + at, *x.shape[1:]), x.dtype) if x.shape else x

@@ -31,7 +31,7 @@ class Inside:
     Attributes:
         tx: The optimizer.
         exact: Whether rows catch up.
-        readers: What has caught rows up to read them, while it is there.
+        readers: What has caught rows up to read them, as long as it lives.
         starts: Of the parameters of which first states were made: what they are like, and
             the paths of their leaves.
     """

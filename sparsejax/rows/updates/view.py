@@ -121,7 +121,7 @@ class View:
         return [self.step, *(x for x, k in pairs if k is None), *self._state.kept]
 
     def kept(self) -> tuple[jax.Array, ...]:
-        """What is kept of the sums by which rows move, behind a step."""
+        """What is kept of the sums by which rows move, after a step."""
         pairs = enumerate(self._state.kept)
         sums = self._catch_up.sums
         return tuple(sums[k].kept if k in sums else kept for k, kept in pairs)
@@ -205,7 +205,7 @@ class View:
         return self.catch_up({at: rows})[at] if at in self.lagging else rows
 
     def is_same(self, other: "View", at: int) -> bool:
-        """Whether rows of a table are late alike, seen from here and from there."""
+        """Whether rows of a table are equally late, seen from here and from there."""
         ours, theirs = (
             jax.tree.leaves((x.leaves[at], x.last[at], x.step, x.inner, x.history.values))
             for x in (self, other)
@@ -290,7 +290,7 @@ class LateRowReader:
         return gathered_rows(rows.param, merge.places.reshape(read.shape))
 
     def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
-        """Is told what the gradient of a table lists: the rows of some calls of `rows`."""
+        """Notes what the gradient of a table lists: the rows of some calls of `rows`."""
         found = [reading for reading in self._readings if reading.ids is ids[0]]
         if len(ids) == len(found) == 1:
             self._listed[self._numbers[path]] = grads.ids, found[0]

@@ -98,7 +98,7 @@ class UpdateWalk:
             row = (k, 0) if k is not None and v.aval.shape else None
             flat, it = v.aval.shape == (), frozenset({j})
             self.given.append(ArrayFacts(it, row, flat, None, (j, 1.0), affine=it))
-        # Constants that are traced have numbers, too, behind those of the inputs.
+        # Constants that are traced have numbers, too, after those of the inputs.
         self.constants = list(map(values.constant, program.consts))
         for k, x in enumerate(program.consts, len(self.given)):
             if isinstance(x, Tracer):

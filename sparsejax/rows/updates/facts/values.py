@@ -1,4 +1,4 @@
-"""What a program does to rows: which it keeps apart, and what zeros make of the rest.
+"""What a program does to rows: which it keeps separate, and what zeros make of the rest.
 
 The program of an optimizer's update is walked over once, with an `ArrayFacts` for each of
 its arrays. Nothing is computed, so what is found holds for all finite numbers and at all
@@ -29,7 +29,7 @@ class ArrayFacts:
         of: The inputs, by number, that it depends on.
         row: The leaf whose rows it has, and the axis that they lie along; None if it has
             no rows.
-        flat: Whether all its numbers are alike; known only where it has no rows.
+        flat: Whether all its numbers are equal; known only where it has no rows.
         mixed: Where rows that it depends on were mixed; None if they were not.
         times: An input and a factor, if it is that multiple of that input; None in place
             of the input for a number. NaN for a factor or a number that is not known.
@@ -220,7 +220,7 @@ def _reshaped(eqn, axis):
         return None
     before, n = math.prod(old[:axis]), old[axis]
     at = [k for k in range(len(new)) if math.prod(new[:k]) == before and new[k] == n]
-    # Axes of length 1 are alike: which of them holds the rows cannot be told.
+    # Axes of length 1 look the same: which of them holds the rows is unknown.
     return at[-1] if at and n != 1 and before else None
 
 
