@@ -72,8 +72,8 @@ def column_lookup(
         fill_value: What "fill" returns; NaN if None. Ids from -rows to -1 count from the
             end.
         capacity: How many distinct ids a rank has of a table, as a rule: a number for all
-            tables, or a tree of numbers. Where those of all ranks fit, so many vectors are
-            sent; else as many as there are ids. Without it the latter.
+            tables, or a tree of numbers. Where those of all ranks fit, that many vectors
+            are sent; else as many as there are ids. Without it the latter.
         traffic: Whether to return what was sent, too.
 
     Returns:
@@ -182,7 +182,7 @@ class _IdList:
 
     Attributes:
         merge: Where each of them is among the distinct ones.
-        wanted: int32 [room], the distinct ones, ascending; the height behind the last.
+        wanted: int32 [room], the distinct ones, ascending; the height after the last.
         is_there: Whether each of them is a row; bool of the shape of the ids.
     """
 

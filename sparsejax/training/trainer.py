@@ -140,7 +140,7 @@ class DataParallel:
         return TrainState(step, params, opt_state, variables, key)
 
     def _made_ready(self, job, params, variables, key):
-        """The maker of the optimizer's state; other processes are told what is trained."""
+        """The maker of the optimizer's state; other processes hear what is trained."""
         of = params, self._mesh, self._axis_name
         maker = placed.Maker.of(self._tx, *of, self._param_specs, self._check_vma)
         if job.is_shared:

@@ -1,4 +1,4 @@
-"""Whether a chain treats blocks apart, by its traced program.
+"""Whether a chain treats blocks separately, by its traced program.
 
 The program of an update is walked over once, with the blocks that each of its arrays
 depends on. Where the update of one block, or something that the state keeps, depends on

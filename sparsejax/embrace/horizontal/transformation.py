@@ -82,7 +82,7 @@ def horizontal(
 
     The result is a chain of its own, that nothing stands around: `sparsejax.data_parallel`
     takes it in place of `tx`, and parameters and losses are those of `tx`. Between steps
-    the state is one update behind: `trainer.flush(state)`, or `flush`, catches up.
+    the state is one update late: `trainer.flush(state)`, or `flush`, catches up.
 
     Example:
         >>> tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
@@ -97,8 +97,8 @@ def horizontal(
 
     Args:
         tx: The whole chain, the synchronization and the optimizer in it. It must treat
-            leaves apart, as SGD, Adam, Adagrad, LAMB do; what looks over all of them, as
-            `optax.clip_by_global_norm` does, is refused.
+            leaves separately, as SGD, Adam, Adagrad, LAMB do; what looks over all of them,
+            as `optax.clip_by_global_norm` does, is refused.
         order: The blocks in the order in which a forward uses them: path prefixes, a tuple
             for several that are one block; or a function from the paths to these. None: the
             blocks are found in the paths (`blocks`), and their order in the loss by

@@ -2,7 +2,7 @@
 
 What a loss is differentiated with respect to are not a rank's columns but the vectors that
 its lookups have received: zeros are added to them, as if they came from a table of whole
-rows, the `tap` of a `ColumnTable`. That table is there as a type alone. So nothing is sent
+rows, the `tap` of a `ColumnTable`. That table exists as a type alone. So nothing is sent
 in the backward pass, and each rank has the gradients of its own whole rows.
 """
 
@@ -35,7 +35,7 @@ def value_and_grad(
     """`sparsejax.value_and_grad` for `embrace_sync(vertical=True)`, which sends rows.
 
     All leaves have the gradients that they have there, but for each `ColumnTable`. Its
-    gradient is by whole rows, this rank's alone, and has not been sent.
+    gradient has whole rows, this rank's alone, and has not been sent.
 
     Args:
         loss_fn: As there. It reads tables by `column_lookup`.
