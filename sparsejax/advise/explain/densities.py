@@ -23,9 +23,9 @@ from sparsejax.transforms.buckets import ByRules
 
 TABLE = 0.01  # the guess for a table: the share of its rows that a rank's batch looks up
 _TABLE = re.compile("embed|table", re.IGNORECASE)
-_TALL = 4  # a table has so many times as many rows as columns
-# Without such a name a leaf may be a table if it has that many rows, and so many times as
-# many as columns: kernels of layers do not.
+_TALL = 4  # a table has at least this many rows a column
+# Without such a name a leaf may be a table if it has that many rows, and at least that
+# many a column: kernels of layers do not.
 _ROWS, _VERY_TALL = 10_000, 16
 
 Measured = Mapping[str, LeafProfile]
@@ -38,7 +38,7 @@ class NonzeroShares(NamedTuple):
     Attributes:
         sums: Of one rank, and of sums over 2, 4, ... and all ranks.
         source: "given", "measured", "assumed" for the guess of a table, "uniform" for ids
-            that are drawn alike, "dense", "unknown" where a dense leaf has the shape of a
+            drawn uniformly, "dense", "unknown" where a dense leaf has the shape of a
             table, or "selected" by a sparsifier.
         skewness: Of one rank, as in `Load`.
         sum_skewness: Of the sum.
@@ -52,7 +52,8 @@ class NonzeroShares(NamedTuple):
     def after(self, steps: int) -> "NonzeroShares":
         """The shares of as many steps' gradients added up, were each drawn by itself.
 
-        Steps that are alike overlap more than by chance, and then their sum has fewer.
+        Steps that resemble one another overlap more than by chance, and then their sum has
+        fewer.
         """
         if steps == 1:
             return self
@@ -100,7 +101,7 @@ class Densities:
     def shares(
         self, path: str, leaf: Any, units: int, shape: tuple[int, ...]
     ) -> NonzeroShares:
-        """The shares of one leaf, of so many units of this shape."""
+        """The shares of one leaf, of `units` units of this shape."""
         if any(path in profile for profile in self.profiles):
             units = self._measured_units(path, leaf, units, shape)
             load = load_of(self.profiles, path, units, shape, leaf.dtype, self.ranks)
@@ -114,9 +115,9 @@ class Densities:
         return self._independent(1.0, "unknown" if may_be_table(leaf) else "dense")
 
     def shares_of_rows(self, path: str, leaf: Any, ids: int) -> NonzeroShares:
-        """The shares of a table's rows that are among so many ids of each rank.
+        """The shares of a table's rows that are among `ids` ids of each rank.
 
-        Where nothing else is known, as if each id were drawn from all rows alike.
+        Where nothing else is known, as if each id were drawn uniformly from all rows.
         """
         height = leaf.shape[0]
         shares = self.shares(path, leaf, height, tuple(leaf.shape[1:]))

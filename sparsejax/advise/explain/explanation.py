@@ -119,16 +119,16 @@ def explain(
         ids: How many ids of rows a rank lists in a step, {pattern of paths: number}, of
             tables whose gradients are `RowGrads`, as `sparsejax.lazy` takes them: an
             example with 26 features has 26. Their density is then that of distinct rows;
-            where none is given or measured, ids are taken to be drawn from all rows alike,
-            which repeats least.
+            where none is given or measured, ids are taken to be drawn uniformly from all
+            rows, which repeats least.
 
     Returns:
         An `Explanation`, to be printed or read.
 
     Example:
         >>> shapes = {"embedding": jax.ShapeDtypeStruct((50_000, 512), jnp.float32)}
-        >>> told = sparsejax.explain(tx, shapes, ranks=16, gbit_per_s=25, latency_us=20)
-        >>> print(told)
+        >>> cost = sparsejax.explain(tx, shapes, ranks=16, gbit_per_s=25, latency_us=20)
+        >>> print(cost)
     """
     network = network_of(network, gbit_per_s, latency_us)
     hosts, inner = _hosts_and_inner(ranks)

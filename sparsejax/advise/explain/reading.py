@@ -198,7 +198,7 @@ def _lists(exchange, ranks, hosts, listed) -> dict[str, list[_RowGroup]]:
 
 
 def _rows(leaf, listed):
-    """The shapes of the gradient of a table of which a rank lists so many ids."""
+    """The shapes of the gradient of a table of which a rank lists `listed` ids."""
     ids = lambda: jnp.zeros(listed, jnp.int32)
     rows = lambda: jnp.zeros((listed, *leaf.shape[1:]), leaf.dtype)
     return jax.eval_shape(lambda: RowGrads(ids(), rows(), tuple(leaf.shape)))
