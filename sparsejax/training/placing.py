@@ -182,7 +182,7 @@ class Batches:
         if not shape:
             raise ArgumentError(
                 "each array of a batch is split over the ranks along its leading axis; got "
-                f"shape [] for {name}. What is not to be split belongs into the loss "
+                f"shape [] for {name}. What is not to be split belongs in the loss "
                 "function, or trainer.init(params, variables=...); a PRNG key is given to "
                 "trainer.init(params, key=...)."
             )
