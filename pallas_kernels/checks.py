@@ -66,7 +66,7 @@ def positive(name: str, value: Any, why: str = "") -> None:
 
 
 def room_for(name: str, room: Any, count: int) -> None:
-    """A Python int that is enough for so many."""
+    """A Python int that is enough for `count`."""
     if count or room != 0:
         positive(name, room)
     if room < count:
@@ -100,7 +100,7 @@ def memory(
     serial: int,
     hashes: int | None,
 ) -> tuple[jax.Array, int]:
-    """Sizes of Algorithm 1 for so many indices; the seeds, and how many hashes."""
+    """Sizes of Algorithm 1 for a number of indices; the seeds, and how many hashes."""
     positive("parts", parts)
     positive("serial", serial, " Without it what collides would have no place.")
     seeds = jnp.asarray(seeds)

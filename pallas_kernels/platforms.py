@@ -44,8 +44,8 @@ def alone(
     done with its result: no part of that is vectorized, and an entry takes 50 ns where it
     takes 5 in three loops. An index that is used twice is computed twice, from arrays that
     are kept for it; and an array that is read in several such loops is copied before it is
-    written. A branch that is always taken keeps them apart: that a count is never negative
-    is more than XLA sees.
+    written. A branch that is always taken keeps them separate: that a count is never
+    negative is more than XLA sees.
 
     Args:
         count: What is computed while the program runs, and is never negative.

@@ -9,9 +9,9 @@ i, then the word by halving and the bit by five halvings.
 The rows of all ranks that are searched at once are found in one pass over the rows. So rows
 are short where many ranks are searched, down to a word, and long where few are.
 
-On GPUs sets are not searched: each unit that is there finds its own rank, from the bits up
-to its word and those below it in the word, and writes itself there. That is one kernel over
-all units, of which a GPU has many times more threads than a search has ranks, where a
+On GPUs sets are not searched: each unit that is present finds its own rank, from the bits
+up to its word and those below it in the word, and writes itself there. That is one kernel
+over all units, of which a GPU has many times more threads than a search has ranks, where a
 search is a dozen, each waiting for the one before.
 
 Bits are tested, not values: XLA on CPUs takes denormals for zero in `x != 0`, and a
@@ -31,7 +31,7 @@ from pallas_kernels.types import untyped
 
 
 WORD = 32
-# Words in the longest row of the rank index: 16 to 64 run alike on CPUs, 16 compiles
+# Words in the longest row of the rank index: 16 to 64 run equally fast on CPUs, 16 compiles
 # fastest.
 ROW = 16
 
@@ -40,7 +40,7 @@ class RankIndex(NamedTuple):
     """Packed bits, with the counts that find the bit of a given rank.
 
     Attributes:
-        words: uint32 [rows * row], the bits, zeros behind the last.
+        words: uint32 [rows * row], the bits, zeros after the last.
         inside: int32 [rows * row], bits in the row up to and with this word.
         row_end: int32 [rows], bits up to and with this row.
     """
@@ -225,7 +225,7 @@ def _slots_that_write(words, first, length):
     rank = ends[..., None] - from_here - first
     is_there = (here & 1 != 0) & (rank >= 0) & (rank < length)
     slot = word * WORD + bit
-    # No two of those that are left out are alike, unless int32 ends.
+    # Those that are left out are distinct, unless int32 ends.
     behind = jnp.minimum(part * (row * WORD) + slot, 2**31 - 1 - parts * length)
     place = jnp.where(is_there, part * length + rank, parts * length + behind)
     # Filled with a number of its own: of equal arrays XLA makes one, and copies of it.
@@ -328,7 +328,7 @@ def _sum_one_by_one(x):
 
 def _by_product(x):
     if x.ndim == 1:
-        # Two rows alike: the product of one row with a matrix is no library call, but a
+        # Two equal rows: the product of one row with a matrix is no library call, but a
         # kernel to compile, and each of them is compiled again.
         return _by_product(jnp.broadcast_to(x, (2, x.size)))[0]
     above = np.tri(x.shape[-1], dtype=np.int32).T
@@ -351,7 +351,7 @@ def _row_of_rank(row_end, first, length):
     Of few ranks and rows each is compared with each, in one kernel where marks take ten.
 
     The runs lie one after another. A row that ends before a run's start is marked at the
-    start of that run, one that ends behind a run at the start of the next, so that the
+    start of that run, one that ends after a run at the start of the next, so that the
     sum up to a rank counts just the rows below it.
     """
     runs = first.size

@@ -46,7 +46,7 @@ class Striping(NamedTuple):
         return invert(part, slots, *self)
 
 
-_FUSED = 4  # steps of a split; one of 16 ranks has so many
+_FUSED = 4  # steps of a split, as one of 16 ranks has
 
 
 def word_multiple(count: int) -> int:
@@ -114,7 +114,7 @@ def join(dense: jax.Array, size: int, seed: int) -> jax.Array:
 
 
 def _modulo(x, parts):
-    """X modulo so many parts, where x is not negative."""
+    """X modulo the number of parts, where x is not negative."""
     if parts & (parts - 1) == 0:
         return x & (parts - 1)
     return lax.rem(x, jnp.asarray(parts, x.dtype))
@@ -146,5 +146,5 @@ def _weighed(ones, parts):
 
 
 def _ahead(numbers, axes):
-    """Numbers [bits] as [bits, 1, ...], with so many axes behind."""
+    """Numbers [bits] as [bits, 1, ...], with `axes` further axes."""
     return numbers.reshape(-1, *[1] * axes)

@@ -67,7 +67,7 @@ def same_trace(x: Any, y: Any) -> bool:
 # There is no cast from varying to invarying; this primitive is one. A recursive doubling
 # leaves the same bits on every rank, though no collective that JAX knows to do so has made
 # them: there it is used where the sums commute pair by pair, and tested on bytes. A kernel
-# knows nothing of types: there it is undone right behind.
+# knows nothing of types: there it is undone right after.
 _same_everywhere = Primitive("sparsejax_same_everywhere")
 
 

@@ -214,7 +214,7 @@ def _of_one_type(traced):
 
 
 def _together(shapes: list[Any], types: list[Any]) -> list[list[int]]:
-    """Which results of a choice are returned as one array: numbers alike, on GPUs.
+    """Which results of a choice are returned as one array: numbers of one type, on GPUs.
 
     There each number that a branch returns is a kernel of its own, and all of them, as one
     array, are one.

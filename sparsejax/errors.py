@@ -134,7 +134,7 @@ class BadNumberError(SparsejaxError, FloatingPointError):
     """A gradient, or a sum of gradients, has a number that is not finite.
 
     Attributes:
-        state: The state behind the step that was left out, to go on with or to save, where
+        state: The state after the step that was left out, to go on with or to save, where
             `trainer.step` raises; else None.
 
     Example:
@@ -187,7 +187,7 @@ class DenseGradientWarning(UserWarning):
 
 
 class UntoldBatchWarning(UserWarning):
-    """A step of several processes was given another batch than the last one was told.
+    """A step of several processes was given another batch than the last one was promised.
 
     Rows that were held back may then be read one step old: `metrics` counts them.
 

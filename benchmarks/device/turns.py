@@ -74,8 +74,8 @@ STAGES = {
     "push_pull.py:Stages._by_entries": "push",
     "pulls.py:Owned.gather": "pull",
     "ag_sparse.py:AGSparse.add_up": "gather",
-    "rows.py:_Exchange._push": "push",
-    "rows.py:_Exchange._pull": "pull",
+    "rows.py:_RowExchange._push": "push",
+    "rows.py:_RowExchange._pull": "pull",
     "row_lists.py:gathered": "gather",
 }
 # Who chooses between entries and the dense way out, by stage.
@@ -83,7 +83,7 @@ CHOICES = {
     "push_pull.py:Stages.__call__": "push",
     "pulls.py:PullEntries.__call__": "pull",
     "ag_sparse.py:AGSparse.add_up": "gather",
-    "rows.py:_Exchange.__call__": "push",
+    "rows.py:_RowExchange.__call__": "push",
 }
 
 
@@ -121,8 +121,8 @@ _ROUNDS = Loop(lambda stage: 1, lambda stage: len(stage.rounds))
 LOOPS: dict[Place, Loop] = {
     ("messages.py:transmit",): _ROUNDS,
     # Where there is one switch for all: those before the last, if it is come to.
-    ("messages.py:_Stage.at_once.<locals>.several",): _SEVERAL,
-    ("messages.py:_Stage.in_branches.<locals>.several",): _SEVERAL,
+    ("messages.py:_Transmission.at_once.<locals>.several",): _SEVERAL,
+    ("messages.py:_Transmission.in_branches.<locals>.several",): _SEVERAL,
     # On CPUs alone: one part after another, tile by tile.
     ("tiles.py:pack", "tiles.py:_each"): _parts(_packs),
     ("tiles.py:unpack", "tiles.py:_each"): _parts(_unpacks),
@@ -130,12 +130,12 @@ LOOPS: dict[Place, Loop] = {
     ("tiles.py:unpack.<locals>.one_sender",): _tiles_of_part(_unpacks),
 }
 SWITCH = "messages.py:transmit.<locals>.one_round"
-SIDES = ("messages.py:_Stage.at_once", "messages.py:_Stage.in_branches")
+SIDES = ("messages.py:_Transmission.at_once", "messages.py:_Transmission.in_branches")
 LAST = tuple(f"{side}.<locals>.several" for side in SIDES)
 CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
 # Listed rows: of which size a message is, and whether owners have room.
 LISTS = ("row_lists.py:Lists.send", "row_lists.py:Lists.place")
-OWNERS = ("rows.py:_Exchange.__call__", "axes.py:cond")
+OWNERS = ("rows.py:_RowExchange.__call__", "axes.py:cond")
 # Where the push has a choice of its own, and the pull one of three.
 PUSHES = ("push_pull.py:Stages._one_after_the_other", "axes.py:cond")
 PULLS = ("pulls.py:PullEntries.__call__", "axes.py:switch")

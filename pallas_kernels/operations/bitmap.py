@@ -13,7 +13,7 @@ def bitmap_encode(
     """Packs which elements are non-zero, 32 to a word, the first lowest.
 
     With a list of units, as that of a server in Zen's hash bitmap, bit i tells of element
-    `units[i]`. Bits behind the last are zero.
+    `units[i]`. Bits after the last are zero.
 
     Args:
         x: Floating [n].
@@ -55,7 +55,7 @@ def bitmap_decode(
         backend: See `backends`.
 
     Returns:
-        int32 [capacity], by ascending bit; behind the last 32 * w, or -1 where units are
+        int32 [capacity], by ascending bit; after the last 32 * w, or -1 where units are
         given. And how many bits are set, which may exceed the capacity.
 
     Example:

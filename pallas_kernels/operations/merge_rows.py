@@ -20,7 +20,7 @@ def merge_rows(
         backend: See `backends`.
 
     Returns:
-        int32 [room], the ids that there are, ascending, `rows` behind the last; int32 [k],
+        int32 [room], the ids that there are, ascending, `rows` after the last; int32 [k],
         the place of each id among them, `room` where it is left out; and how many there
         are.
 

@@ -2,7 +2,7 @@
 
 What is in a message is said in `pallas_kernels.reference.messages`. Sizes are data: the row
 of places, where the run of entries begins and how many there are at most. A kernel has as
-many programs as the longest message would take, and those behind the last entry leave at
+many programs as the longest message would take, and those after the last entry leave at
 once; plain XLA goes over as many entries as there is room for. A kernel finds the bits of
 its entries itself, so nothing but the message has the length of a message.
 """
@@ -51,7 +51,7 @@ def pack_message(
     Args:
         slots: The slots of each part: as packed bits, uint32 [parts, k], or in a list,
             int32 [parts, room], ascending from the one of the first rank that is sent on,
-            and anything behind the last.
+            and anything after the last.
         counts: int32 [parts], how many slots each part has in all.
         array: [units, ...], in which the values are.
         numbers: int32, what is data and the same for all parts: the rank of the first entry
@@ -59,7 +59,7 @@ def pack_message(
             where the parts of a message are (`reference.messages.Places`).
         room: Entries of the longest message, a multiple of 4.
         words: Of a message, whichever it is: wherever the values begin, those of the whole
-            room must fit behind, and planes that are not sent begin behind them.
+            room must fit after it, and planes that are not sent begin after them.
         planes: For how many bytes of a slot the places say where they are.
         dtype: Of the values while they travel; that of the array if None.
         units: Where in the array the values of slots are: int32 [parts, room] beside a
@@ -73,7 +73,7 @@ def pack_message(
 
     Returns:
         uint32 [parts, end]; words of a message in which there is nothing are zero, and
-        those behind it may be anything.
+        those after it may be anything.
 
     Example:
         >>> # A header, a bitmap of 32 slots at word 1, room for 4 values from word 2 on.
@@ -157,22 +157,23 @@ def unpack_message(
 
     Args:
         into: [units, ...].
-        message: uint32 [senders, words], as of `pack_message`; what lies behind a message
+        message: uint32 [senders, words], as of `pack_message`; what lies after a message
             is not looked at.
         numbers: As of `pack_message`, like the next.
         room: Entries of the longest message, a multiple of 4.
         longest: Words of the longest string or bitmap.
         planes: For how many bytes of a slot the places say where they are.
         dtype: Of the values while they travel; that of the array if None.
-        replaces: Whether values replace what is there; then no two entries have one unit.
+        replaces: Whether values replace those of the array; then no two entries have one
+            unit.
         units: The map from senders and slots to units; the slots themselves if None.
         at: Which of the numbers is the first that is meant.
-        ends: Those of `index_message`, of the same messages; then these may end where they
-            are told to, or where what `values` has begins.
+        ends: Those of `index_message`, of the same messages; then these may end where the
+            places say, or where what `values` has begins.
         values: uint32 [senders, words], the values from the entry `first` on, where a
             message was sent in pieces.
         first: The first entry of each message that is meant, a multiple of 4.
-        last: The one behind the last; all that there is room for if None.
+        last: The one after the last; all that there is room for if None.
         ordered: Whether senders are added one after another: kernels take a launch each.
         bitmaps: Whether slots travel as bitmaps as wide as a part of `units`, all of them
             in these messages, and what they replace is zero: then kernels may write the
@@ -180,7 +181,7 @@ def unpack_message(
         backend: See `backends`.
 
     Returns:
-        [units, ...]. What lies behind the array is left out.
+        [units, ...]. What lies after the array is left out.
 
     Example:
         >>> numbers = jnp.array([0, 4, 1, 1, 2, 0, 1, 0, 6], jnp.int32)  # as there
@@ -261,7 +262,7 @@ def index_message(
     """What is looked up in messages that were received, whatever their size.
 
     Args:
-        message: uint32 [senders, words], as of `pack_message`; it may end behind strings.
+        message: uint32 [senders, words], as of `pack_message`; it may end after strings.
         numbers: As of `pack_message`, like the next.
         longest: Words of the longest string or bitmap.
         planes: For how many bytes of a slot the places say where they are.

@@ -22,7 +22,7 @@ def partition(
     """Distributes indices to parts by a hash, each to a place of its own.
 
     A first hash gives the part. A second one gives a slot of the part's parallel memory; if
-    another index is there, a third, and so on. Whoever found no slot goes to the part's
+    another index holds that, a third, and so on. An index without a slot goes to the part's
     serial memory, which is filled from the front, as far as it goes. With `hashes=0` and
     `slots=0` all go there: an append, the rival of hashing.
 
@@ -43,7 +43,7 @@ def partition(
         backend: See `backends`.
 
     Returns:
-        `Partitioned`: memory [parts, slots + serial] with the serial memory behind, how
+        `Partitioned`: memory [parts, slots + serial] with the serial memory last, how
         many went to each serial memory, exact where that is full, and which of the indices
         found no place. Nothing is lost: what is left can go in a further round.
 

@@ -34,8 +34,8 @@ def partition_dense(
         backend: See `backends`.
 
     Returns:
-        `Partitioned`, as of `partition`; but which elements found no place is told by a bit
-        each, uint32 [max(1, ceil(n / 32))].
+        `Partitioned`, as of `partition`; but which elements found no place is marked by a
+        bit each, uint32 [max(1, ceil(n / 32))].
 
     Example:
         >>> x = jnp.zeros(100).at[jnp.array([3, 50, 99])].set(1.0)

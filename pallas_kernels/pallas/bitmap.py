@@ -17,8 +17,8 @@ from pallas_kernels.pallas import launch
 from pallas_kernels.rank_select import WORD, run_ends, unsigned
 
 
-_WORDS = 64  # a program packs so many words
-_DECODED = 256  # and lists the bits of so many, a thread those of a word
+_WORDS = 64  # words that a program packs
+_DECODED = 256  # and whose bits it lists, a thread those of a word
 
 
 def bitmap_encode(x, *, interpret=False):

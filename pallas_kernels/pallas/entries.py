@@ -17,7 +17,7 @@ _NUMBERS = 1024  # of the values of a program's entries, or a few entries' of lo
 _COLUMNS = 256  # of a row's words at a time
 
 
-class Form(NamedTuple):
+class EntryConfig(NamedTuple):
     """What does not change from message to message.
 
     Attributes:
@@ -71,7 +71,7 @@ class Form(NamedTuple):
 
 
 def words_filled(entries, form):
-    """How many words values of so many entries fill whole; fewer than int32 ends at."""
+    """How many words values of `entries` entries fill whole; fewer than int32 ends at."""
     per = form.in_word
     odd = lax.div(lax.rem(entries, per) * form.width, per)
     return lax.div(entries, per) * form.width + odd
@@ -86,7 +86,7 @@ def each_word(begin, unit, there, form, visit):
         there: Which of them there are.
         form: Of the messages.
         visit: Takes int32 [_, k], which words of the values, and for each number of a word
-            in which column of which unit it is, and whether it is there.
+            in which column of which unit it is, and whether it is used.
     """
     per, width = form.in_word, form.width
     columns = min(pl.next_power_of_2(width), _COLUMNS)
@@ -136,7 +136,7 @@ class Numbers:
 
 
 def entries_here(count, run, form):
-    """How many entries a message has, of a part that has so many in all."""
+    """How many entries a message has, of a part that has `count` in all."""
     return jnp.minimum(jnp.minimum(count - run[0], run[1]), form.room)
 
 

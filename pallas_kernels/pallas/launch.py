@@ -2,7 +2,7 @@
 
 Kernels see whole arrays and say themselves which part is theirs. Interpreted, a masked
 lane of a store writes back what it read, so two lanes that mean one address undo each
-other: masked lanes get addresses of their own, behind the end (`spare`).
+other: masked lanes get addresses of their own, past the end (`spare`).
 """
 
 import warnings
@@ -18,7 +18,7 @@ from pallas_kernels.types import invarying
 def triton_backend():
     """Pallas' module of GPU primitives; ImportError where JAX has none any more."""
     with warnings.catch_warnings():
-        # Deprecated since JAX 0.11; `backends` says so to whoever asks for it by name.
+        # Deprecated since JAX 0.11; `backends` says so to callers that ask for it by name.
         warnings.simplefilter("ignore", DeprecationWarning)
         from jax.experimental.pallas import triton
 

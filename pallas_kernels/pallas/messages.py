@@ -1,7 +1,7 @@
 """Messages in Pallas: one launch that writes them, and one that reads and adds them up.
 
 A reference has one dtype, so a message is words to these kernels, and a word is made, or
-taken apart, by one thread: of lanes it is bytes of four entries, of values of two bytes it
+split, by one thread: of lanes it is bytes of four entries, of values of two bytes it
 is two numbers. So a program has a run of entries of one part, or of one sender, laid out
 four in a row, [_, 4]: a row's bytes are a word of each lane, and its values whole words,
 whatever the width of rows is.
@@ -25,7 +25,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.pallas import launch
 from pallas_kernels.pallas.entries import (
-    Form,
+    EntryConfig,
     Numbers,
     bits_of,
     each_word,
@@ -71,7 +71,7 @@ def pack_message(
     if not listed:
         row = row_words(slots.shape[1], ends.shape[1])
     words = words if end is None else end
-    form = Form(
+    form = EntryConfig(
         at,
         room,
         words,
@@ -150,7 +150,7 @@ def unpack_message(
         for one, end in zip(jnp.split(message, len(message)), ends, strict=True):
             into = add(into, one, numbers, end[None])
         return into
-    form = Form(
+    form = EntryConfig(
         at,
         room,
         message.shape[1],
@@ -336,5 +336,5 @@ def _add(ref, at, values, mask, form):
 
 
 def _apart(ref, at, mask):
-    """Addresses; masked ones lie behind the end, where an interpreted store is dropped."""
+    """Addresses; masked ones lie past the end, where an interpreted store is dropped."""
     return jnp.where(mask, at, ref.shape[0])

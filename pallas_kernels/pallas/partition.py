@@ -9,13 +9,13 @@ writes over it, reads itself back and leaves too. B is in no memory and nobody k
 Here each round is two launches, and that mends it, because the end of a launch is a barrier
 for the whole grid and makes all its writes visible:
 
-    write    whoever waits and finds its slot empty, *as it was before the launch*, writes
-    verify   whoever waits reads its slot, and stops waiting if it finds itself
+    write    an index that waits and finds its slot empty, *before the launch*, writes
+    verify   an index that waits reads its slot, and stops waiting if it finds itself
 
 Between the two nobody writes. A slot that was full before the write stays as it is, so its
 index, which was verified in an earlier round, is never lost. A slot that was empty holds,
 after the barrier, one of the indices written there (stores of 32 bits are not torn), and
-`verify` gives the slot to exactly that index: whoever it is finds itself, everyone else
+`verify` gives the slot to exactly that index: it finds itself, and every other
 finds another and waits on. So after every round each index is either in one slot or
 waiting, never both and never neither. After the last, those that wait go to the serial
 memories by rank and select, with no atomic operation.
@@ -48,7 +48,7 @@ def partition(
     seeds = jnp.asarray(seeds, jnp.uint32)
     waiting = (jnp.arange(size, dtype=jnp.int32) < count) & (indices >= 0)
     waiting = waiting.astype(jnp.int32)
-    # Lanes that do not write have places of their own behind the end.
+    # Lanes that do not write have places of their own past the end.
     memory = jnp.full(parts * slots + block, EMPTY, jnp.int32)
     sizes = {"block": block, "parts": parts, "slots": slots, "size": size}
     programs = -(-size // block)

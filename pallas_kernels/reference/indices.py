@@ -36,7 +36,7 @@ def chosen(x, threshold):
 
 
 def compact(x, capacity, threshold=None):
-    """The chosen elements, ascending, `x.size` behind the last, and how many there are."""
+    """The chosen elements, ascending, `x.size` after the last, and how many there are."""
     flags = chosen(x, threshold)
     return _positions(pack(padded(flags)), capacity, x.size)
 
@@ -47,7 +47,7 @@ def bitmap_encode(x):
 
 
 def bitmap_decode(words, capacity):
-    """Where the set bits are, ascending, the number of bits behind the last; how many."""
+    """Where the set bits are, ascending, the number of bits after the last; how many."""
     return _positions(words, capacity, words.size * WORD)
 
 
@@ -64,7 +64,7 @@ class MergedRows(NamedTuple):
     """The distinct ids of a list, and where each id is among them.
 
     Attributes:
-        ids: int32 [room], the distinct ids, ascending; the height behind the last.
+        ids: int32 [room], the distinct ids, ascending; the height after the last.
         places: int32 [k], where the row of each id goes; `room` if it is none of the table.
         found: int32, how many distinct ids there are.
 
@@ -112,7 +112,7 @@ def distinct(keys, capacity, nowhere):
         nowhere: The key of no entry.
 
     Returns:
-        int32 [capacity], the distinct keys ascending, `nowhere` behind the last; and int32
+        int32 [capacity], the distinct keys ascending, `nowhere` after the last; and int32
         [k], the place of each key, `capacity` where it is `nowhere`.
     """
 

@@ -5,9 +5,9 @@ A message is a row of words of uint32, of which a table (`Places`) says what is 
     header   1 word: how many entries the part has in all
     string   the bits that tell the high bits of each slot, or a bitmap of the slots
     lanes    the low 8, 16 or 32 bits of each slot, byte by byte: all lowest bytes first
-    values   the entries' values, one behind the other
+    values   the entries' values, one after the other
 
-All words of a message in which there is nothing are zero, and words behind it may be
+All words of a message in which there is nothing are zero, and words after it may be
 anything. The places, the rank of the first entry and
 how many entries there are at most are data, so one program writes messages of every size:
 it takes each part to have as many entries as there is room for, and leaves out those that
@@ -47,7 +47,7 @@ class Places:
         shift: How many low bits of a slot are in lanes; at most 30.
         end: How many words the message has.
         planes: For each byte of the lanes where it begins, and whether it is sent: 1 or 0.
-            One that is not begins behind the values of the longest message.
+            One that is not begins after the values of the longest message.
     """
 
     def __init__(self, row: jax.Array):
@@ -72,13 +72,13 @@ class Run(NamedTuple):
 
     @classmethod
     def of(cls, numbers: jax.Array, at: int, planes: int) -> "Run":
-        """The run that is told from a place on: first, length, and a row of `Places`."""
+        """The run whose numbers begin at a place: first, length, and a row of `Places`."""
         number = lambda i: lax.index_in_dim(numbers, at + i, keepdims=False)
         row = lax.slice_in_dim(numbers, at + 2, at + 2 + SINGLE + 2 * planes)
         return cls(number(0), number(1), Places(row))
 
     def here(self, counts: jax.Array) -> jax.Array:
-        """How many entries messages have, of parts that have so many in all."""
+        """How many entries messages have, of parts that have `counts` in all."""
         return jnp.clip(counts - self.first, 0, self.length)
 
 
@@ -134,7 +134,7 @@ def _lanes(slots, places, column):
     """The words of lanes where messages have them, zeros where they have a string."""
     if not places.planes:
         return jnp.zeros(column.shape, jnp.uint32)
-    # Lanes follow one another, and one that is not sent begins behind all values.
+    # Lanes follow one another, and one that is not sent begins after all values.
     before, _ = places.planes[0]
     is_lane = (column >= before) & (column < places.values)
     at, shift = column - before, jnp.zeros_like(column)
@@ -239,7 +239,7 @@ def _joined(message, values, places, first, room, longest, into, dtype):
 
 
 def padded(message, words):
-    """Messages of at least so many words, zeros where there were fewer."""
+    """Messages of at least `words` words, zeros where there were fewer."""
     return jnp.pad(message, ((0, 0), (0, max(words - message.shape[1], 0))))
 
 
@@ -298,7 +298,7 @@ def read_values(
 
 
 def cut_strings(message: jax.Array, places: Places, longest: int) -> jax.Array:
-    """The strings, or bitmaps, of messages, zeros behind them: uint32 [parts, longest]."""
+    """The strings, or bitmaps, of messages, zeros after them: uint32 [parts, longest]."""
     # Lanes and values that lie where a longer string would are no bits to be counted.
     used = lax.iota(jnp.int32, longest) < places.length
     return jnp.where(used, _cut(message, 1, longest), 0)

@@ -14,7 +14,7 @@ none of its turns.
 `add_repeated` adds a list whose indices may repeat. It sorts the list by its indices, which
 makes equal ones neighbours, and adds neighbours, a fixed number at a time.
 
-Indices that are left out lie behind the end and are dropped. Each is given an index of its
+Indices that are left out lie past the end and are dropped. Each is given an index of its
 own there (`apart`), so that no index repeats.
 """
 
@@ -29,14 +29,14 @@ from pallas_kernels.platforms import by_platform
 from pallas_kernels.types import as_varying, varying_axes
 
 
-# Of a run of equal indices so many rows are added by one kernel.
+# How many rows of a run of equal indices are added by one kernel.
 _AT_ONCE = 32
 # So many senders are added by a turn of a loop: a turn takes a launch more than it adds.
 _UNROLLED = 4
 
 
 def apart(places: jax.Array, size: int) -> jax.Array:
-    """The places below `size` as they are, others behind the end, no two of a row alike.
+    """The places below `size` as they are, others past the end, distinct in each row.
 
     Args:
         places: int32 [..., k].
@@ -117,7 +117,7 @@ def _added_by_runs(total, places, values):
     """Sorts by place; then each row gets the sum of the run of equal places it begins.
 
     After the first turn a row has the sum of the `_AT_ONCE` rows from it on, as far as the
-    run goes; after the next, of so many times as many. Only every `_AT_ONCE`-th row of a
+    run goes; after the next, of that many times as many. Only every `_AT_ONCE`-th row of a
     run is looked at again. Other rows hold a part of the sum, and are left out at the end.
     """
     k = len(places)

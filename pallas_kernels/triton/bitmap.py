@@ -16,9 +16,9 @@ from pallas_kernels.triton.slots import KINDS, seeds_of, striped, turned, values
 from pallas_kernels.triton.words import chosen, count_bits, list_bits
 
 
-_WORDS = 64  # a program packs so many words
-_DECODED = 256  # and lists the bits of so many
-_SLOTS = 512  # of each column of an array a program writes so many
+_WORDS = 64  # words that a program packs
+_DECODED = 256  # and whose bits it lists
+_SLOTS = 512  # of each column of an array that a program writes
 
 
 def bitmap_encode(x):

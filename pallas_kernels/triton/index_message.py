@@ -55,7 +55,7 @@ def rank_words(message, ends, *, longest):
     """The words of bitmaps, each beside the bits before it: int32 [longest, senders, 2].
 
     Args:
-        message: uint32 [senders, words], with the bitmap behind the header.
+        message: uint32 [senders, words], with the bitmap after the header.
         ends: int32 [senders, rows], the bits up to the end of each row of its words.
         longest: Words of the bitmap.
     """

@@ -1,7 +1,7 @@
 """Messages in Triton: one launch that writes them, and one that reads and adds them up.
 
-A program has a run of entries of one part, or of one sender: so many that their values are
-`_NUMBERS` numbers, or a few rows of them where rows are longer. Behind the last entry it
+A program has a run of entries of one part, or of one sender: as many as make their values
+`_NUMBERS` numbers, or a few rows of them where rows are longer. After the last entry it
 leaves at once. It goes over its entries once, a thread an entry or a few, for string and
 lanes, and then over their values, column by column where they are rows.
 
@@ -12,7 +12,7 @@ then the word and the bit. No list of all entries is written and read again.
 The bits of a string ascend with the entries, so all that are in one word are a run of
 neighbours. Sums of marks from the program's first entry on, modulo 2^32, give a word as the
 sum at the last of its run less the sum before the first: two atomic additions a word and
-program. A launch before has cleared the messages: not where values will be, nor behind.
+program. A launch before has cleared the messages: not where values will be, nor after.
 
 What one sender sends is added without atomics: no two of its entries have one unit. So an
 ordered sum (`reference.ordered`) is a launch a sender, others are one launch of atomics.
@@ -41,7 +41,7 @@ from pallas_kernels.triton.slots import (
 
 
 _NUMBERS = 1024  # of the values of a program's entries at a time
-_COLUMNS = 256  # and of one entry, where it has so many
+_COLUMNS = 256  # and of one entry, at most
 _WARPS = 8
 _CLEARED = 4096  # words that a program clears
 
@@ -163,7 +163,7 @@ def unpack_message(
 
 
 def _cleared(counts, numbers, stride, words, room, width, dtype, at):
-    """Messages that are zero wherever no value will be; behind them is anything."""
+    """Messages that are zero wherever no value will be; after them is anything."""
     (message,) = launch(
         clear_message_kernel,
         len(counts) * triton.cdiv(words, _CLEARED),
@@ -206,7 +206,7 @@ def clear_message_kernel(
         return
     here = entries_here(tl.load(counts_ptr + part), run, ROOM)
     values = tl.load(run + 4)
-    # A word that values fill by half is cleared, too; so many bytes are more than int32.
+    # A word that values fill by half is cleared, too; the bytes are more than int32.
     behind = values + tl.maximum(here, 0).to(tl.int64) * UNIT // 4
     word = begin + tl.arange(0, BLOCK)
     mask = (word < end) & ((word < values) | (word >= behind))
@@ -272,7 +272,7 @@ def pack_message_kernel(
         bit = (slot >> shift) + has_lanes * rank
         word = bit >> 5
         mark = (there.to(tl.uint32) << (bit & 31).to(tl.uint32)).to(tl.int32)
-        # The interpreter adds up in 64 bits, and has to be told to forget the upper ones.
+        # The interpreter adds up in 64 bits, and has to drop the upper ones.
         sums = tl.cumsum(mark, 0).to(tl.int64).to(tl.int32)
         before = tl.gather(word, tl.maximum(number - 1, 0), 0)
         behind = tl.gather(word, tl.minimum(number + 1, BLOCK - 1), 0)

@@ -1,6 +1,6 @@
 """From a kernel of Triton to PTX: neither a GPU nor an assembler takes part.
 
-Pointers are promised to be multiples of 16, as JAX's buffers are. Behind the arguments of a
+Pointers are promised to be multiples of 16, as JAX's buffers are. After the arguments of a
 kernel Triton has pointers of its own, to scratch memory: no kernel here needs any, so they
 may point anywhere.
 """

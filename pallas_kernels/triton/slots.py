@@ -111,7 +111,7 @@ def turned(slot, seeds_ptr, PARTS: tl.constexpr, TURNS: tl.constexpr):
 
 @triton.jit
 def entries_here(count, run_ptr, ROOM: tl.constexpr):
-    """How many entries a message has, of a part that has so many in all."""
+    """How many entries a message has, of a part that has `count` in all."""
     here = tl.minimum(count - tl.load(run_ptr), tl.load(run_ptr + 1))
     return tl.minimum(here, ROOM)
 

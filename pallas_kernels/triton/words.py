@@ -46,7 +46,7 @@ def chosen(x_ptr, word, level_ptr, SIZE: tl.constexpr, BY_BITS: tl.constexpr):
     """
     bit = tl.arange(0, 32)[None, :]
     lane = word[:, None] + bit
-    # Unsigned: the last words may lie behind the end of int32.
+    # Unsigned: the last words may lie past the end of int32.
     inside = lane.to(tl.uint32, bitcast=True) < SIZE
     x = tl.load(x_ptr + lane, mask=inside, other=0)
     if BY_BITS:
@@ -74,7 +74,7 @@ def list_bits(words, first, list_ptr, rank, ROOM: tl.constexpr):
         first: What the first bit of each word stands for.
         list_ptr: Where the list begins.
         rank: The place in the list of the first set bit of each word.
-        ROOM: Places behind which nothing is written.
+        ROOM: Places after which nothing is written.
     """
     rounds = tl.max(count_bits(words), 0)
     while rounds > 0:

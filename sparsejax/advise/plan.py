@@ -134,7 +134,7 @@ class Plan(Assignment):
                 )
 
     def check_ranks(self, ranks: int) -> None:
-        """Raises unless the plan was made for so many ranks."""
+        """Raises unless the plan was made for `ranks` ranks."""
         if ranks != self.ranks:
             raise PlanError(
                 f"the plan was made for {self.ranks} ranks, and there are {ranks}. Make a "

@@ -4,8 +4,8 @@
     network = sparsejax.Network(gbit_per_s=25, latency_us=20)
     plan = sparsejax.make_plan(profiles, params, ranks=8, network=network)
 
-`make_plan` forecasts what each candidate would send, and takes for each leaf the scheme
-that is soonest done. It names the index codes that are cheapest there, so that only
+`make_plan` forecasts what each candidate would send, and takes for each leaf the
+fastest scheme. It names the index codes that are cheapest there, so that only
 those are compiled, and capacities with head-room, so that messages are as long as the
 profiled steps needed. Leaves that are exchanged together get one scheme, with room for all.
 """
@@ -45,7 +45,7 @@ def make_plan(
     rules: Rules | None = None,
     wire_dtype: jax.typing.DTypeLike | None = None,
 ) -> Plan:
-    """Makes the plan that would have been soonest done in the profiled steps.
+    """Makes the plan that would have been fastest in the profiled steps.
 
     Args:
         profiles: Of one or more steps: results of `profile` or `profile_from_state`.
@@ -129,7 +129,7 @@ def _options(candidates, wire_dtype) -> tuple[Scheme, ...]:
 
 
 def _soonest(load: Load, options: Sequence[Scheme], network: Network) -> tuple[Scheme, str]:
-    """The scheme that is soonest done, and why; the first option is the dense sum."""
+    """The fastest scheme, and why; the first option is the dense sum."""
     if load.size == 0:
         return options[0], "empty"
     seconds = [scheme.forecast(load).seconds(network) for scheme in options]

@@ -60,7 +60,7 @@ def measure_teams(
     swaps = options.get("between") == "swaps"
     divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
     divisors = [d for d in divisors if not swaps or d & (d - 1) == 0]
-    runs = {d: _Run(params, density, mesh, axis_name, d, options) for d in divisors}
+    runs = {d: _TimedRun(params, density, mesh, axis_name, d, options) for d in divisors}
     times: dict[int, list[float]] = {d: [] for d in divisors}
     for _ in range(steps):
         for teams, run in runs.items():
@@ -70,7 +70,7 @@ def measure_teams(
     return {d: _agreed(float(np.median(seconds)), mesh) for d, seconds in times.items()}
 
 
-class _Run:
+class _TimedRun:
     """A synchronization of random gradients, compiled."""
 
     def __init__(self, params, density, mesh, axis_name, teams, options):

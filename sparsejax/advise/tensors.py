@@ -9,8 +9,8 @@ against an all-gather of entries. The left side is the work on the device, to se
 entries and to add up those of all ranks. It is measured once, at three sizes, and taken as
 a fixed part and a part for each element; or it is given, where there is no device to ask.
 
-All processes must decide alike, or they would wait for one another for ever. So the first
-process measures, and sends its times to the others.
+All processes must decide the same, or they would wait for one another for ever. So the
+first process measures, and sends its times to the others.
 """
 
 import dataclasses

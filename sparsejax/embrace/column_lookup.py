@@ -16,7 +16,7 @@ from pallas_kernels.reference.ordered import add_repeated
 from sparsejax import arguments
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.embrace.column_table import ColumnTable
-from sparsejax.embrace.exchange import Exchange
+from sparsejax.embrace.exchange import ColumnExchange
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.lookup import lookup
 from sparsejax.schemes.base import Stage, Traffic
@@ -72,8 +72,8 @@ def column_lookup(
         fill_value: What "fill" returns; NaN if None. Ids from -rows to -1 count from the
             end.
         capacity: How many distinct ids a rank has of a table, as a rule: a number for all
-            tables, or a tree of numbers. Where those of all ranks fit, so many vectors are
-            sent; else as many as there are ids. Without it the latter.
+            tables, or a tree of numbers. Where those of all ranks fit, that many vectors
+            are sent; else as many as there are ids. Without it the latter.
         traffic: Whether to return what was sent, too.
 
     Returns:
@@ -91,8 +91,8 @@ def column_lookup(
     call = f"sparsejax.column_lookup of {reads[0].name}"
     wire = Wire.over(reads[0].table.axis_name, call)
     shards = [read.table.columns_on(wire.ranks, read.name) for read in reads]
-    lists = [_Ids.of(read, mode or "fill", wire) for read in reads]
-    exchange = Exchange(wire, [each.room for each in lists], [r.room for r in reads])
+    lists = [_IdList.of(read, mode or "fill", wire) for read in reads]
+    exchange = ColumnExchange(wire, [each.room for each in lists], [r.room for r in reads])
     fits, agreed = exchange.fits([each.merge.found for each in lists])
     wanted, of_ids = exchange.gathered([each.wanted for each in lists], fits)
     columns = [
@@ -177,12 +177,12 @@ def _reads(tables, ids, capacity):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Ids:
+class _IdList:
     """This rank's ids of a table.
 
     Attributes:
         merge: Where each of them is among the distinct ones.
-        wanted: int32 [room], the distinct ones, ascending; the height behind the last.
+        wanted: int32 [room], the distinct ones, ascending; the height after the last.
         is_there: Whether each of them is a row; bool of the shape of the ids.
     """
 

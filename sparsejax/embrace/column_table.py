@@ -27,7 +27,7 @@ DEFAULT_INIT = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unsent:
-    """The gradient of a table by whole rows, each of this rank's loss alone.
+    """The gradient of a table as whole rows, each of this rank's loss alone.
 
     Attributes:
         ids: int32 [n, room], the rows that each rank has read, the same on all ranks; what
@@ -245,7 +245,7 @@ class ColumnTable(Sharded):
         )
 
     def check_ranks(self, path: str, ranks: int) -> None:
-        """Raises where the table cannot be shared out among so many ranks."""
+        """Raises where the table cannot be sharded among `ranks` ranks."""
         name = f"the table {path!r} {self._name()}"
         _check_dim(name, self.dim, ranks)
         wanted = width(self.dim, ranks) * ranks
@@ -258,7 +258,7 @@ class ColumnTable(Sharded):
             )
 
     def for_ranks(self, ranks: int) -> "ColumnTable":
-        """The shapes and dtypes of the table for so many ranks."""
+        """The shapes and dtypes of the table for `ranks` ranks."""
         columns = width(self.dim, ranks) * ranks
         one = lambda x: jax.ShapeDtypeStruct((x.shape[0], columns), x.dtype)
         return jax.tree.map(one, self)

@@ -2,7 +2,7 @@
 
 On the wire: an all_gather of ids, and an all_to_all of columns, which JAX differentiates
 into another. Where lists may be shorter than they have to be, one pmax of a number first,
-by which all ranks decide alike.
+by which all ranks decide the same.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from sparsejax.wire import Wire
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class ColumnExchange:
     """One exchange for several tables.
 
     Attributes:
@@ -60,7 +60,7 @@ class Exchange:
 
         if not any(self.rooms):
             return [jnp.zeros((self.wire.ranks, 0), jnp.int32) for _ in lists], 0.0
-        # What stands behind the end of a shorter list is a row of no table.
+        # What stands past the end of a shorter list is a row of no table.
         return self._sent(gather, lists, fits, axis=0, empty=np.int32(2**31 - 1))
 
     def exchanged(

@@ -1,6 +1,6 @@
 """A lookup in a table that is sharded by columns, as a module of flax.nnx.
 
-`nnx.Optimizer` takes what an optimizer keeps apart into its arrays, and would lose which of
+`nnx.Optimizer` splits what an optimizer keeps into its arrays, and would lose which of
 them are sharded: the `Optimizer` here keeps it as it is, and takes `RowGrads`, too.
 """
 

@@ -1,7 +1,7 @@
 """Gradients of tables by the rows that a loss reads, for losses as they are.
 
 `value_and_grad` traces the loss once and walks over the program: `reading` finds the leaves
-that are read by whole rows only, and where; `replay` runs the program again and adds a zero
+that are read by rows only, and where; `replay` runs the program again and adds a zero
 to what each of these lookups returns, while the tables themselves are constants. The
 gradients with respect to the zeros are the rows. A gradient of the table's size is nowhere.
 

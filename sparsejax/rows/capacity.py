@@ -1,6 +1,6 @@
 """Shorter lists of rows for what follows a gradient, and the way out where they are full.
 
-A batch that reads so many ids has a list as long, and all that comes behind, messages, sums
+A batch has a list of all the ids that it reads, and all that comes after, messages, sums
 and their updates, has room for as many rows from each rank. Where ids repeat, as those of
 clicks and words do, most of that is empty. With a capacity the rows are merged into a list
 of that length first, if those of every rank fit; if not, the step is taken with the lists

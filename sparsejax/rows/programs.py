@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.extend import core, source_info_util
 
 
-class Kind(enum.Enum):
+class CallKind(enum.Enum):
     """What an equation does with the programs inside it."""
 
     INLINE = "runs it once"
@@ -22,30 +22,30 @@ class Kind(enum.Enum):
 
 
 _KINDS = {
-    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call"), Kind.INLINE),
-    **dict.fromkeys(("remat", "remat2", "checkpoint"), Kind.REMAT),
-    "scan": Kind.SCAN,
-    "cond": Kind.COND,
+    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call"), CallKind.INLINE),
+    **dict.fromkeys(("remat", "remat2", "checkpoint"), CallKind.REMAT),
+    "scan": CallKind.SCAN,
+    "cond": CallKind.COND,
 }
 
 # All parameters that an equation may have; where the names alone say nothing, None.
 _KNOWN = {
-    Kind.REMAT: {"jaxpr", "prevent_cse", "differentiated", "policy"},
+    CallKind.REMAT: {"jaxpr", "prevent_cse", "differentiated", "policy"},
     # How many inputs are constants and how many carried is in the last two since JAX 0.11.
-    Kind.SCAN: {"jaxpr", "reverse", "length", "unroll", "linear", "_split_transpose"}
+    CallKind.SCAN: {"jaxpr", "reverse", "length", "unroll", "linear", "_split_transpose"}
     | {"num_consts", "num_carry", "ft_in", "ft_out"},
-    Kind.COND: {"branches"},
+    CallKind.COND: {"branches"},
 }
 
 
-def kind_of(eqn: Any) -> Kind | None:
+def kind_of(eqn: Any) -> CallKind | None:
     """What an equation is, if all about it is known; None otherwise."""
     kind, params = _KINDS.get(eqn.primitive.name), eqn.params
     if kind is None or set(params) - _KNOWN.get(kind, set(params)):
         return None
-    if kind is Kind.SCAN:
+    if kind is CallKind.SCAN:
         known = _is_known_scan(eqn)
-    elif kind is Kind.REMAT:
+    elif kind is CallKind.REMAT:
         known = isinstance(params["prevent_cse"], bool) and not params["differentiated"]
     else:
         known = True
@@ -165,9 +165,9 @@ def _is_known_scan(eqn):
 def _are_as_given(eqn, kind):
     """Whether the programs inside an equation have the types that are seen outside."""
     inside = [inner.jaxpr for inner in programs(eqn)]
-    if kind is Kind.SCAN:
+    if kind is CallKind.SCAN:
         return len(inside) == 1 and len(inside[0].invars) == len(eqn.invars)
-    given = eqn.invars[1:] if kind is Kind.COND else eqn.invars
+    given = eqn.invars[1:] if kind is CallKind.COND else eqn.invars
     return bool(inside) and all(
         _same_types(given, jaxpr.invars) and _same_types(eqn.outvars, jaxpr.outvars)
         for jaxpr in inside

@@ -1,4 +1,4 @@
-"""The first walk: which leaves a program reads by whole rows only, and where.
+"""The first walk: which leaves a program reads by rows only, and where.
 
 Follows leaves through the program, into what is jitted, scanned, rematerialized and chosen.
 An equation that uses a leaf otherwise makes its gradient dense, if a gradient can flow
@@ -12,11 +12,11 @@ from typing import Any
 
 from sparsejax.rows import programs, reads
 from sparsejax.rows.lookup import is_marker
-from sparsejax.rows.programs import Kind
+from sparsejax.rows.programs import CallKind
 from sparsejax.rows.reads import Site
 
 
-class Does(enum.Enum):
+class TableOperation(enum.Enum):
     """What an equation does with a table, but for reading it and running a program."""
 
     SAME = "returns it"
@@ -36,21 +36,21 @@ class Inner:
             outside are used whole, without a gradient.
     """
 
-    kind: Kind
-    plans: tuple["Plan", ...]
+    kind: CallKind
+    plans: tuple["ReplayPlan", ...]
     sites: tuple[Site, ...]
     tables: tuple[bool, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """What to do with those equations of a program that have a table among their inputs.
 
     Attributes:
         steps: By the number of the equation.
     """
 
-    steps: Mapping[int, Site | Inner | Does]
+    steps: Mapping[int, Site | Inner | TableOperation]
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -65,7 +65,7 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class ReadAnalysis:
     """What was found.
 
     Attributes:
@@ -74,12 +74,12 @@ class Reading:
         marked: The place of the first `lookup` of each leaf that has one.
     """
 
-    plan: Plan
+    plan: ReplayPlan
     spoiled: Mapping[int, str]
     marked: Mapping[int, str]
 
 
-def read(program: Any, leaves: Mapping[int, Any], wanted: Sequence[bool]) -> Reading:
+def read(program: Any, leaves: Mapping[int, Any], wanted: Sequence[bool]) -> ReadAnalysis:
     """Reads a program.
 
     Args:
@@ -89,7 +89,7 @@ def read(program: Any, leaves: Mapping[int, Any], wanted: Sequence[bool]) -> Rea
     """
     leaves, first = dict(leaves), None
     while True:
-        walk = _Walk()
+        walk = _ReadWalk()
         inputs = [
             _Alias(at, leaves[at].shape[0], leaves[at].dtype) if at in leaves else None
             for at in range(len(program.jaxpr.invars))
@@ -110,11 +110,11 @@ def read(program: Any, leaves: Mapping[int, Any], wanted: Sequence[bool]) -> Rea
         leaves = {at: leaf for at, leaf in leaves.items() if at not in useless}
     walk, looked_up = first
     spoiled = {at: why for at, why in walk.dense.items() if at in looked_up}
-    return Reading(plan, spoiled, walk.marked)
+    return ReadAnalysis(plan, spoiled, walk.marked)
 
 
 def _saves(count, height, marked):
-    """Whether rows are returned for a leaf of which so many rows are read.
+    """Whether rows are returned for a leaf of which `count` rows are read.
 
     Fewer than it has: with as many or more, as where layers are stacked and read one by
     one, a dense gradient is smaller and needs no ids. A `lookup` asks for rows in any case.
@@ -131,7 +131,7 @@ class _Alias:
     dtype: Any
 
 
-class _Walk:
+class _ReadWalk:
     """One walk over a program; `dense` and `marked` say where, by leaf."""
 
     def __init__(self):
@@ -160,7 +160,7 @@ class _Walk:
         outputs = [
             get(v) if w else None for v, w in zip(jaxpr.outvars, wanted, strict=True)
         ]
-        return Plan(steps), outputs
+        return ReplayPlan(steps), outputs
 
     def equation(self, eqn, given, needed):
         """What an equation does, and what its outputs hold."""
@@ -173,11 +173,11 @@ class _Walk:
             if is_marker(eqn):
                 self.marked.setdefault(alias.leaf, programs.line(eqn))
             if is_marker(eqn) or reads.is_same(eqn):
-                return Does.SAME, [alias]
+                return TableOperation.SAME, [alias]
             if reads.is_cast(eqn):
-                return Does.CAST, [dataclasses.replace(alias)]
+                return TableOperation.CAST, [dataclasses.replace(alias)]
             if alone and reads.is_by_number(eqn, at):
-                return Does.BY_NUMBER, [dataclasses.replace(alias)]
+                return TableOperation.BY_NUMBER, [dataclasses.replace(alias)]
             if alone and at == 0 and (site := reads.site_of(eqn, alias.leaf, alias.dtype)):
                 return site, nothing
         self.spoil(given, programs.place(eqn))
@@ -186,19 +186,19 @@ class _Walk:
     def inner(self, kind, eqn, given, needed):
         """`equation` for one that runs programs."""
         wanted = [v in needed for v in eqn.outvars]
-        if kind is Kind.COND:
+        if kind is CallKind.COND:
             self.spoil(given[:1], programs.place(eqn))
             given = given[1:]
-        elif kind is Kind.SCAN:
+        elif kind is CallKind.SCAN:
             given, wanted = self.turns(eqn, given, wanted)
         plans, made = [], []
         for program in programs.programs(eqn):
             plan, made = self.program(program.jaxpr, given, wanted)
             plans.append(plan)
-            if kind is not Kind.INLINE:
+            if kind is not CallKind.INLINE:
                 made = self.kept(kind, eqn, given, made)
         sites = [site for plan in plans for site in plan.sites]
-        if kind is Kind.SCAN:
+        if kind is CallKind.SCAN:
             sites = [site.over(eqn.params["length"]) for site in sites]
         tables = tuple(alias is not None for alias in given)
         return Inner(kind, tuple(plans), tuple(sites), tables), made
@@ -223,14 +223,14 @@ class _Walk:
 
     def kept(self, kind, eqn, given, made):
         """What comes out of a program that is traced by itself: what went in, as it was."""
-        if kind is Kind.SCAN:
+        if kind is CallKind.SCAN:
             first, last = programs.scan_split(eqn)
             carry = given[first:last]
             changed = [x for x, y in zip(carry, made, strict=False) if x is not y]
             self.spoil(changed, programs.place(eqn))
             known = [[x] for x in carry] + [[] for _ in made[last - first :]]
         else:
-            known = [given if kind is Kind.REMAT else []] * len(made)
+            known = [given if kind is CallKind.REMAT else []] * len(made)
         kept = [x if x in olds else None for x, olds in zip(made, known, strict=True)]
         lost = [x for x, y in zip(made, kept, strict=True) if y is None]
         self.spoil(lost, programs.place(eqn))

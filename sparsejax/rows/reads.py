@@ -98,7 +98,7 @@ def ids_of(eqn: Any, operands: Sequence[jax.Array]) -> Ids:
     numbers, mode = params["dimension_numbers"], params["mode"]
     first, others = starts[..., 0], starts[..., 1:]
     ids = _clipped(first, height - reach)
-    # A start behind the first axis has to be 0, as whole rows are read.
+    # A start after the first axis has to be 0, as whole rows are read.
     inside = (first >= 0) & _at_most(first, height - reach) & jnp.all(others == 0, -1)
     if not numbers.collapsed_slice_dims:
         # Several rows from each start; their axis is before those of a row.

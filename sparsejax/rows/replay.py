@@ -16,8 +16,8 @@ from jax import lax
 
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.rows import programs, reads
-from sparsejax.rows.programs import Kind
-from sparsejax.rows.reading import Does, Inner, Plan
+from sparsejax.rows.programs import CallKind
+from sparsejax.rows.reading import Inner, ReplayPlan, TableOperation
 from sparsejax.rows.reads import Ids, Site
 from sparsejax.units.row_grads import RowGrads
 
@@ -39,7 +39,7 @@ class Reader(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Table:
+class ProgramTable:
     """A table in the program.
 
     Attributes:
@@ -92,18 +92,18 @@ def zeros(site: Site) -> jax.Array:
     return as_varying(jnp.zeros(site.shape, site.dtype), site.varying)
 
 
-def run(program: Any, plan: Plan, inputs: Sequence[Any], deltas: Iterator[jax.Array]):
+def run(program: Any, plan: ReplayPlan, inputs: Sequence[Any], deltas: Iterator[jax.Array]):
     """Runs a program as its plan says.
 
     Args:
         program: The program.
         plan: What `reading.read` has made of it.
-        inputs: Arrays, and a `Table` for each leaf that is read by rows only.
+        inputs: Arrays, and a `ProgramTable` for each leaf that is read by rows only.
         deltas: What is to be added to what each lookup returns, in their order.
 
     Returns:
-        The outputs; of those that are tables, a `Table`. And the ids that the gradient of
-        each lookup lists.
+        The outputs; of those that are tables, a `ProgramTable`. And the ids that the
+        gradient of each lookup lists.
     """
     jaxpr = program.jaxpr
     env = dict(zip(jaxpr.constvars, program.consts, strict=True))
@@ -135,7 +135,7 @@ def run(program: Any, plan: Plan, inputs: Sequence[Any], deltas: Iterator[jax.Ar
 
 def whole(x: Any) -> Any:
     """An output of `run` as an array."""
-    return x.whole() if isinstance(x, Table) else x
+    return x.whole() if isinstance(x, ProgramTable) else x
 
 
 @jax.custom_jvp
@@ -164,11 +164,11 @@ def _look_up(eqn, site, given, delta):
 
 def _used(eqn, does, given):
     """The table after an equation."""
-    at = next(k for k, x in enumerate(given) if isinstance(x, Table))
+    at = next(k for k, x in enumerate(given) if isinstance(x, ProgramTable))
     table = given[at]
-    if does is Does.SAME:
+    if does is TableOperation.SAME:
         return table
-    if does is Does.CAST:
+    if does is TableOperation.CAST:
         return dataclasses.replace(
             table, value=eqn.primitive.bind(table.value, **eqn.params)
         )
@@ -190,11 +190,11 @@ class _Split:
 
     def __init__(self, values):
         self.values = values
-        self.arrays = [x for x in values if not isinstance(x, Table)]
+        self.arrays = [x for x in values if not isinstance(x, ProgramTable)]
 
     def joined(self, arrays):
         rest = iter(arrays)
-        return [x if isinstance(x, Table) else next(rest) for x in self.values]
+        return [x if isinstance(x, ProgramTable) else next(rest) for x in self.values]
 
 
 def _inline(eqn, step, given, deltas):
@@ -231,7 +231,7 @@ def _scan(eqn, step, given, deltas):
         made, stacked = made[: last - first], made[last - first :]
         # A carried table comes out as it went in.
         pairs = zip(carry.values, made, strict=True)
-        arrays = [whole(y) for x, y in pairs if not isinstance(x, Table)]
+        arrays = [whole(y) for x, y in pairs if not isinstance(x, ProgramTable)]
         return arrays, (list(map(whole, stacked)), ids)
 
     slices = given[last:], list(islice(deltas, len(step.sites)))
@@ -266,8 +266,8 @@ def _cond(eqn, step, given, deltas):
 
 
 _INNER = {
-    Kind.INLINE: _inline,
-    Kind.REMAT: _remat,
-    Kind.SCAN: _scan,
-    Kind.COND: _cond,
+    CallKind.INLINE: _inline,
+    CallKind.REMAT: _remat,
+    CallKind.SCAN: _scan,
+    CallKind.COND: _cond,
 }

@@ -30,12 +30,12 @@ def room(n: int) -> int:
 
 
 def is_long(n: int) -> bool:
-    """Whether a list with so many places can be cut into tiles."""
+    """Whether a list with `n` places can be cut into tiles."""
     return n >= _SHORT
 
 
 def tiles_of(numbers: int) -> int:
-    """Into how many tiles lists are cut that have room for so many numbers."""
+    """Into how many tiles lists are cut that have room for `numbers` numbers."""
     tiles = 1
     while tiles < _MOST and numbers > tiles * _NUMBERS:
         tiles *= 2
@@ -71,7 +71,7 @@ class Tile:
     def apart(self, function: Callable[[], Any]) -> Any:
         """Computes a function in kernels of its own on CPUs.
 
-        See `platforms.alone`: what is made of a tile is apart from how it was gathered.
+        See `platforms.alone`: what is made of a tile is separate from how it was gathered.
         """
         types = axes_of(self._number)
         return as_varying(alone_on_cpus(self._number, function, cond), types)

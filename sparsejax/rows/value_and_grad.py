@@ -12,7 +12,7 @@ from jax import lax
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.errors import ArgumentError, DenseGradientWarning
 from sparsejax.rows import reading, replay
-from sparsejax.rows.replay import Reader, Table
+from sparsejax.rows.replay import ProgramTable, Reader
 from sparsejax.transforms.state import tree
 from sparsejax.units.row_grads import RowGrads
 
@@ -28,8 +28,8 @@ def value_and_grad(
 
     The model needs no change: `table[ids]`, `jnp.take`, `table.at[ids].get`, slices along
     the first axis and the `Embed` of flax are found in the program that is traced, in
-    scans, branches, `remat`, `vmap` and `jit` too, and behind casts and scales. All lookups
-    of one table make one `RowGrads`, whose ids repeat where rows were read twice.
+    scans, branches, `remat`, `vmap` and `jit` too, and through casts and scales. All
+    lookups of one table make one `RowGrads`, whose ids repeat where rows were read twice.
 
     A leaf of at least two axes has `RowGrads` if all that a gradient flows through are such
     reads, and they read fewer rows than it has, counted with repeats. Any other leaf has
@@ -38,7 +38,7 @@ def value_and_grad(
     drops its gradient. Where a table with 65,536 elements or more is read
     by rows and is used otherwise too, as tied output weights are, its gradient is dense,
     and a `DenseGradientWarning` names the leaf and the line, once. Uses without a gradient,
-    as in metrics, or behind `stop_gradient`, do not count. The walks over the program know
+    as in metrics, or after `stop_gradient`, do not count. The walks over the program know
     what JAX 0.10 to 0.12 write; what they do not know makes a gradient dense, never wrong.
 
     Under `jax.shard_map` the rows are always those that this rank has read. This differs
@@ -88,7 +88,7 @@ def value_and_grad(
 
         def run(dense, deltas):
             inputs = [
-                Table(leaf, paths[at], read) if at in by_rows else dense[at]
+                ProgramTable(leaf, paths[at], read) if at in by_rows else dense[at]
                 for at, leaf in enumerate(leaves)
             ]
             made, ids = replay.run(program, found.plan, inputs, iter(deltas))

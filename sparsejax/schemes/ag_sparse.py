@@ -45,7 +45,7 @@ class AGSparse(base.Scheme):
         gather: How messages are gathered: "auto", "ring", "doubling" or "bruck".
         code: How indices travel: "coo32" (the usual format, and the default), "coo16",
             "coo8", "bitmap", or "auto" for the cheapest.
-        ratio: How far apart the message sizes are.
+        ratio: The ratio of successive message sizes.
         wire_dtype: The dtype of the values while they travel; that of x if None.
 
     Example:
@@ -138,7 +138,7 @@ class AGSparse(base.Scheme):
         )
 
     def expected_bytes(self, x: Units, wire: Wire, most: jax.Array) -> jax.Array:
-        """Bytes that one rank sends where the fullest array like x has so many units."""
+        """Bytes that one rank sends where the fullest array like x has `most` units."""
         wire = wire.narrowed(self.wire_dtype)
         rows, _ = gathers.rows_and_waits(self.gather, wire.ranks)
         dense = wire.dense_bytes(x.size, x.dtype)

@@ -47,7 +47,7 @@ from sparsejax.wire.ladder import sent_bytes
 _HALF_TO_EVEN = lax.RoundingMethod.TO_NEAREST_EVEN
 
 
-class Doubled(NamedTuple):
+class DoublingResult(NamedTuple):
     """The result of a recursive doubling.
 
     Attributes:
@@ -104,7 +104,7 @@ def forecast(load: Load, code, ratio, wire_dtype, by_bound: bool) -> Forecast:
     return Forecast(total, 0.0, waits, capacity, rounds=rounds)
 
 
-class Known(NamedTuple):
+class AgreedCounts(NamedTuple):
     """Counts of an array that ranks agreed on before its first hop.
 
     Attributes:
@@ -124,7 +124,7 @@ class Doubling:
         wire: The ranks, and the dtype in which values travel. If it names none, the first
             message has x's dtype, and partial sums have float32 or wider.
         code: How indices travel.
-        ratio: How far apart the message sizes are.
+        ratio: The ratio of successive message sizes.
         by_bound: Whether a partial sum goes densely as soon as twice the entries of its
             two halves would not pay, and then for good, as SparCML does; else where its
             own entries do not pay.
@@ -165,7 +165,7 @@ class Doubling:
             dtypes[-1] = jnp.dtype(narrow or x.dtype)
         return pairs, dtypes
 
-    def __call__(self, x: jax.Array, known: Known | None = None) -> Doubled:
+    def __call__(self, x: jax.Array, known: AgreedCounts | None = None) -> DoublingResult:
         """Adds up x, a unit a row, over the axis.
 
         Args:
@@ -189,7 +189,7 @@ class Doubling:
             first, known = last + 1, None
         total = one_nan(rounded_to(state.total, narrow).astype(x.dtype))
         counts = state.counts[:before]
-        return Doubled(total, state.push, state.pull, state.scalars, counts)
+        return DoublingResult(total, state.push, state.pull, state.scalars, counts)
 
 
 class _State(NamedTuple):
@@ -262,7 +262,7 @@ class _Hops:
 
         full = state.full
         if self.how.by_bound:
-            # A slot of 32 bits an entry, as SparCML reckons.
+            # A slot of 32 bits an entry, as SparCML computes it.
             entry = steps.unit_bytes + 4.0
             full = full | (2 * entry * most.astype(jnp.float32) >= as_array)
         total, stage = or_dense(

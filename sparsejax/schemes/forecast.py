@@ -1,4 +1,4 @@
-"""What a scheme would send, reckoned before anything runs.
+"""What a scheme would send, computed before anything runs.
 
 A `Load` says what there is to add up: how many units, how wide, and how many of them one
 rank has and sums over 2, 4, 8, ... ranks have. From it each scheme forecasts the bytes that
@@ -122,7 +122,7 @@ class Load:
         return self.units * self.numbers
 
     def count(self, ranks: float) -> float:
-        """Non-zero units of a sum over so many ranks, between known ones a power of it."""
+        """Non-zero units of a sum over `ranks` ranks, by a power law between known ones."""
         sums = merged(self.ranks)
         for i in range(1, len(sums)):
             if ranks <= sums[i] or i == len(sums) - 1:
@@ -192,9 +192,9 @@ def independent(ranks: int, units: int, density: float) -> tuple[float, ...]:
 
 
 def above_mean(parts: int) -> float:
-    """How far the fullest of so many hashed parts is above the mean, in square roots of it.
+    """How far the fullest of `parts` hashed parts is above the mean, in square roots of it.
 
-    The largest of so many normal numbers, on average.
+    The largest of that many normal numbers, on average.
     """
     root = math.sqrt(2 * math.log(max(parts, 2)))
     return root - (math.log(math.log(max(parts, 3))) + math.log(4 * math.pi)) / (2 * root)
@@ -216,7 +216,7 @@ def fullest_part(
         width: Slots in a part.
         balanced: Whether a hash spreads them.
         skewness: The fullest part over the mean, where none does.
-        sets: How many sets of so many entries there are.
+        sets: How many sets of that many entries there are.
     """
     mean = count / ranks
     over = above_mean(ranks * sets) * math.sqrt(mean)

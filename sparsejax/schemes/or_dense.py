@@ -1,6 +1,6 @@
 """Entries, unless the dense collective sends no more bytes.
 
-A scheme reckons beforehand what its entries would take, from counts on which all ranks
+A scheme computes beforehand what its entries would take, from counts on which all ranks
 agreed. So all ranks take the same side, and none sends more than a dense collective does,
 but for what they agreed on.
 """
@@ -53,7 +53,8 @@ def _without(send):
 def on_copies(densely: Callable[..., Any]) -> Callable[..., Any]:
     """`densely` on copies of the operands, made where it is called.
 
-    It is given the operands behind whether entries pay, which is false where it is called.
+    Its arguments are whether entries pay, which is false where it is called, and the
+    operands.
 
     XLA's all-reduce on GPUs writes over its operand, so one that is still needed, as every
     argument of a program that is not donated, is copied first, and XLA does that before it

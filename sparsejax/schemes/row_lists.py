@@ -13,7 +13,7 @@ Every rank adds up the same lists in the order of the ranks, so all hold the sam
 row counts as there because it is listed, whatever is in it.
 
 On GPUs what all ranks send of a long message is about as much as the rows that come of it,
-and both would be there at once. There it goes in runs, one behind the other, each put in
+and both would be in memory at once. There it goes in runs, one after the other, each put in
 its place before the next is sent: see `Lists.place` and `length_of_runs`.
 """
 
@@ -42,8 +42,8 @@ from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ladder import ROUND
 
 
-# How far apart message sizes are, and how many there are, down to some seventh of the
-# longest: more where that has so many bytes that padding weighs more than compiling.
+# The ratio of successive message sizes, and how many there are, down to some seventh of
+# the longest: more where that is so long that padding weighs more than compiling.
 _FINE, _COARSE = (1.25, 10), (1.5, 6)
 _LONG = 1 << 16
 # On GPUs a run of what all ranks send is no more than such a share of the rows that come of
@@ -128,7 +128,7 @@ class Lists:
         return slots, values, at_number(jnp.array(sent, jnp.float32), number)
 
     def run(self, room: int) -> int:
-        """Rows of a run of `place`, of a list that has room for so many."""
+        """Rows of a run of `place`, of a list with this much room."""
         of_all = self.wire.ranks * self.row_bytes
         return length_of_runs(self.wire, room, of_all, room * of_all)
 
@@ -142,7 +142,7 @@ class Lists:
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """`send` of one message to all, for GPUs: a run of its rows before the next.
 
-        Of what all ranks send only a run is there beside the rows in their places.
+        Of what all ranks send only a run is in memory beside the rows in their places.
 
         Args:
             channel: Where the message goes.
@@ -221,7 +221,7 @@ class Lists:
         return lax.fori_loop(0, n, one, as_varying(start, over))
 
     def _to_words(self, slots, values):
-        """Messages uint32 [messages, room * row_words]: every slot with its row behind."""
+        """Messages uint32 [messages, room * row_words]: every slot followed by its row."""
         values = values.astype(self.dtype)
         size = self.dtype.itemsize
         if size < 4:
@@ -354,7 +354,7 @@ def length_of_runs(wire: Wire, count: int, each: int, result: int) -> int:
 
     Args:
         wire: The ranks.
-        count: Of how many parts, all alike, it consists.
+        count: Of how many equal parts it consists.
         each: Bytes of one of them, of all ranks.
         result: Bytes of all rows that there is room for in the end.
     """

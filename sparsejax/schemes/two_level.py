@@ -14,7 +14,8 @@ would leave the ranks of a host as unevenly loaded as the gradient is skewed.
 A host's sum is taken in float32 or wider and crosses in x's dtype, or a narrower one: so it
 must fit that dtype, where a flat scheme asks it only of the numbers and of the total.
 
-`Traffic` reports the outer axis, where bytes are dear, and the bytes sent inside apart.
+`Traffic` reports the outer axis, where bytes are dear, and the bytes sent inside
+separately.
 """
 
 import dataclasses

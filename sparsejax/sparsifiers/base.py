@@ -161,7 +161,7 @@ class Selector(Sparsifier, abc.ABC):
         draws: Sequence[Draw],
         capacities: Sequence[int],
     ) -> tuple[list[jax.Array], list[Any]]:
-        """Selects elements of several arrays that are alike; see `units.selections`.
+        """Selects elements of several arrays of one group; see `units.selections`.
 
         Returns:
             What `select` returns for each: the lists of indices, and of states.
@@ -204,7 +204,7 @@ class ByMagnitude(Selector):
     def cut(
         self, x: jax.Array, level: jax.Array, limit: jax.Array, draw: Draw
     ) -> jax.Array:
-        """Selects so many of x, where more are above the threshold, as packed bits."""
+        """Selects k elements of x, where more are above the threshold, as packed bits."""
         del level
         return magnitudes.largest(x, limit, draw.seed)
 

@@ -1,6 +1,6 @@
 """Deep Gradient Compression: a threshold from a sample, corrected while it is far off.
 
-The sample has one element in a hundred, or so many that about 64 of the k largest are in
+The sample has one element in a hundred, or enough that about 64 of the k largest are in
 it; the threshold selects the same share of the sample as k is of the array. If it selects
 more than 1.3 k or fewer than 0.8 k elements it is multiplied by that factor, at most ten
 times. Where that does not help, as with elements that are all equal, the largest are

@@ -45,8 +45,9 @@ class RandomK(base.Selector):
 def permuted(numbers, size, seed):
     """Permutes the numbers in [0, size) by the permutation that a seed says.
 
-    Every step of the mixing is a permutation of the numbers of so many bits. A number that
-    falls outside [0, size) is mixed again until it falls inside, where no other number is.
+    Every step of the mixing is a permutation of the numbers of a fixed width. A number
+    that falls outside [0, size) is mixed again until it falls inside, where no other number
+    is.
     """
     width = max(int(size - 1).bit_length(), 1)
     mask = np.uint32((1 << width) - 1)

@@ -1,4 +1,4 @@
-"""Threshold reuse: the threshold of exact top-k, computed every so many steps.
+"""Threshold reuse: the threshold of exact top-k, computed once in a number of steps.
 
 Gradients change slowly, so a threshold selects about as many elements in the next step.
 After each step it is moved by about one per cent if it selected fewer than 2/3 k or more

@@ -8,7 +8,7 @@
 The design. `loss_fn(params, batch)` is written for one rank: it is given the parameters and
 this rank's share of the batch, and returns the mean loss over that share. Whatever else it
 needs is in the state, and is given to it by keyword once the state has it; whatever else it
-returns is put together over the ranks in the way that the trainer was told.
+returns is put together over the ranks in the way that the trainer was given.
 
 =====================  =========================  ==========================================
 to have                the state is made with     and the loss function is
@@ -41,8 +41,8 @@ On the wire: what the synchronization in `tx` sends, one psum for the loss, one 
 averaged or summed output and each averaged variable, and with `weight` one for the sum of
 the weights. Stacked outputs stay where they are. Parameters are replicated over the axis of
 the ranks, made varying before the gradient is taken so that it stays local, and updated
-alike on every rank. Another axis of the mesh may shard them; what is sent over that is up
-to the loss function. A step uses up the state that it is given, and reuses its memory.
+the same on every rank. Another axis of the mesh may shard them; what is sent over that is
+up to the loss function. A step uses up the state that it is given, and reuses its memory.
 """
 
 from sparsejax.training.data_parallel import data_parallel as data_parallel

@@ -1,4 +1,4 @@
-"""Steps that know the next batch: which one was told, and what a state holds back."""
+"""Steps that know the next batch: which one was announced, and what a state holds back."""
 
 import warnings
 from typing import Any
@@ -92,8 +92,8 @@ def _kinds(batch):
     return dict(zip(paths, kinds, strict=True))
 
 
-class Told:
-    """Which batch the last step was told of, and whether its state holds anything back."""
+class ReportedBatch:
+    """The next batch that a step was given, and whether its state holds anything back."""
 
     def __init__(self, processes: int = 1):
         """Remembers nothing yet.
@@ -110,7 +110,7 @@ class Told:
 
         Args:
             step: The number in the state that it returned.
-            next_batch: What it was told; None where nothing is held back.
+            next_batch: The next batch that it was given; None where nothing is held back.
         """
         self._step, self._batch = step, next_batch
 

@@ -112,7 +112,7 @@ def data_parallel(
             {pattern of paths: number}, where that is far below the number of ids: a step
             whose rows fit takes less time, one whose rows do not is the same, only slower.
             See `sparsejax.rows.within_capacity`.
-        check_every: At every so many steps, before the step is taken, the state is compared
+        check_every: Once in this number of steps, before the step, the state is compared
             over the ranks, bit for bit: `sparsejax.check_replicas`, which raises
             `errors.ReplicaError`. So is a state that is no step's result, as one that was
             restored. 100 is cheap. None compares nothing.

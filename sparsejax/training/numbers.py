@@ -32,7 +32,7 @@ def kept(before: Any, after: Any, old: Any, new: Any) -> Any:
 
 
 def check(state: TrainState) -> None:
-    """Raises where the step that returned a state was left out, and is to be told.
+    """Raises where the step that returned a state was left out, and that is to be reported.
 
     It waits for that step, if the state can tell, and reads a few numbers that are the same
     on all processes.

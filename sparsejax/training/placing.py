@@ -1,9 +1,9 @@
-"""What a user gives, on the mesh: what all ranks hold alike, and their shares of a batch.
+"""What a user gives, on the mesh: what all ranks share, and their shares of a batch.
 
-Each process places what it has, and nothing of a leaf's size is sent. That all hold alike
-what they are to hold alike is checked once, when a state is made: each process hashes its
-leaves, and only hashes go round. Where a mesh has devices of some processes only, as with
-JAX's own `device_put`, nothing is checked.
+Each process places what it has, and nothing of a leaf's size is sent. That all hold the
+same where they have to is checked once, when a state is made: each process hashes its
+leaves, and only hashes are exchanged. Where a mesh has devices of some processes only, as
+with JAX's own `device_put`, nothing is checked.
 """
 
 import hashlib
@@ -182,7 +182,7 @@ class Batches:
         if not shape:
             raise ArgumentError(
                 "each array of a batch is split over the ranks along its leading axis; got "
-                f"shape [] for {name}. What is not to be split belongs into the loss "
+                f"shape [] for {name}. What is not to be split belongs in the loss "
                 "function, or trainer.init(params, variables=...); a PRNG key is given to "
                 "trainer.init(params, key=...)."
             )

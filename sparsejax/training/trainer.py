@@ -85,7 +85,7 @@ class DataParallel:
         self._checked = Checked(check_every, self._axis_name)
         self._compiled: dict[Any, Any] = {}
         processes = {device.process_index for device in mesh.devices.flat}
-        self._told = ahead.Told(len(processes))
+        self._told = ahead.ReportedBatch(len(processes))
 
     def init(
         self,
@@ -111,7 +111,7 @@ class DataParallel:
             specs.check_shards(params, self._mesh)
             own = self._specs_of(params)
             if self._param_specs is None:
-                arrays = specs.Known.of_arrays(params, self._mesh)
+                arrays = specs.ParameterSpecs.of_arrays(params, self._mesh)
                 arrays.check_arrays(self._axis_name, "trainer.init")
                 arrays.check_replicated("trainer.init")
             maker = self._made_ready(job, params, variables, key)
@@ -140,7 +140,7 @@ class DataParallel:
         return TrainState(step, params, opt_state, variables, key)
 
     def _made_ready(self, job, params, variables, key):
-        """The maker of the optimizer's state; other processes are told what is trained."""
+        """The maker of the optimizer's state; other processes hear what is trained."""
         of = params, self._mesh, self._axis_name
         maker = placed.Maker.of(self._tx, *of, self._param_specs, self._check_vma)
         if job.is_shared:

@@ -98,7 +98,7 @@ def _reduced(paths, scheme, wire, reduce, leaves):
     return result
 
 
-# Up to so many ranks one round of all entries to all is soonest done: owners would save
+# Up to this many ranks one round of all entries to all is fastest: owners would save
 # few bytes, and take three rounds.
 _FEW = 4
 

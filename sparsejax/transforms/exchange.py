@@ -14,7 +14,7 @@ the scheme of large ones where their lists send fewer bytes (`buckets.tables`). 
 do not, or a scheme sends no rows, they are made a dense array, and the sum is one, too.
 
 A bucket is one exchange, unless a sparsifier stands in front: buckets that it leaves as
-elements are exchanged as one where `buckets.joint` says so, a table and kernels alike. Each
+elements are exchanged as one where `buckets.joint` says so, both tables and kernels. Each
 has its own place in the state, and nothing there says which were joined: the state of the
 first is handed to the scheme, and all of them keep what comes out. What was sent is shared
 out, so that sums over buckets are what was sent: bytes by the room that each has for
@@ -72,7 +72,7 @@ class ExchangeState(NamedTuple):
     """State of an exchange.
 
     Attributes:
-        schemes: The scheme's state of each bucket; `PerRank`, though alike on all ranks,
+        schemes: The scheme's state of each bucket; `PerRank`, though equal on all ranks,
             for a lossy scheme, whose state follows the numbers and so differs by shard.
         traffic: What was sent the last time, by bucket: see `Traffic.as_one`.
         totals: What was sent since the first state.

@@ -13,7 +13,7 @@ ranks is at hand wherever the state is read, on one process alone, too.
     sum of gradients == sum of what was sent + residual
 
 `MomentumCorrection` is DGC's: a rank accumulates velocity instead of gradients, and sends
-accumulated velocity; the optimizer behind it has no momentum of its own. Its law is that of
+accumulated velocity; the optimizer after it has no momentum of its own. Its law is that of
 the velocities u, for gradients g and momentum m:
 
     u[t] = m u[t-1] + g[t]    and    sum of u == sum of what was sent + residual
@@ -93,7 +93,7 @@ class Lossy(Protocol):
         ...
 
     def of_shard(self, path: str, node: Any, wire: Wire) -> Any:
-        """The gradient of a parameter that is shared out among the ranks, as it goes on."""
+        """The gradient of a parameter that is sharded among the ranks, as it goes on."""
         ...
 
     def leaves_out(self, paths: list[str], leaves: list[Any]) -> list[bool]:
@@ -220,8 +220,8 @@ class FeedbackState(NamedTuple):
         step: int32: updates so far.
         residual: Trees like the parameters, by rank, with an `optax.MaskedNode` for a leaf
             that is always sent whole; None if all are, or without a memory.
-        momentum: The velocities, alike, of all leaves but those of whole numbers; None
-            where there are none.
+        momentum: The velocities, in the same way, of all leaves but those of whole numbers;
+            None where there are none.
         norm: float32: the norm of the residuals of all ranks; None where there are none.
         inner: The state of the sparsifier, or of the exchange.
     """

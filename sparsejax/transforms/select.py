@@ -1,9 +1,9 @@
 """A sparsifier on a tree: selects entries of each leaf of the accumulated gradient.
 
 Nothing goes over the wire but what the shards of a tensor agree on (`model_axis`). A leaf
-becomes a `SparseTensor` of the selected entries, which the exchange behind takes as it is.
-Selected values are rounded to the gradient's dtype; the residual keeps what rounding took,
-and all that was not selected.
+becomes a `SparseTensor` of the selected entries, which the exchange after it takes as it
+is. Selected values are rounded to the gradient's dtype; the residual keeps what rounding
+took, and all that was not selected.
 """
 
 import dataclasses

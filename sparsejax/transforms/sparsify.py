@@ -29,7 +29,7 @@ MOMENTUM = "write memory=sparsejax.MomentumCorrection(momentum, nesterov, maskin
 _PLAIN = Residual()
 
 
-class Options(TypedDict, total=False):
+class SparsifierOptions(TypedDict, total=False):
     """The arguments that every sparsifier takes; see `sparsify`."""
 
     axis_name: AxisName | None
@@ -150,7 +150,9 @@ def sparsify(
 
 
 @described
-def top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsification:
+def top_k(
+    density: base.Density = 0.01, **options: Unpack[SparsifierOptions]
+) -> Sparsification:
     """The largest elements, exactly; options are those of `sparsejax.sparsify`.
 
     Example:
@@ -161,7 +163,9 @@ def top_k(density: base.Density = 0.01, **options: Unpack[Options]) -> Sparsific
 
 @described
 @without(dict.fromkeys(("momentum", "nesterov", "masking"), MOMENTUM))
-def dgc(density: base.Density = 0.001, **options: Unpack[Options]) -> Sparsification:
+def dgc(
+    density: base.Density = 0.001, **options: Unpack[SparsifierOptions]
+) -> Sparsification:
     """Deep Gradient Compression: a sampled threshold; options are those of `sparsify`.
 
     What the paper adds to it are options, too. With

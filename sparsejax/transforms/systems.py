@@ -64,8 +64,8 @@ def ok_topk_sync(
     Args:
         density: The share of elements that are sent; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        threshold_every: Thresholds are found exactly at every so many steps.
-        repartition_every: Regions are bounded anew at every so many steps.
+        threshold_every: Thresholds are found exactly once in this number of steps.
+        repartition_every: Regions are bounded anew once in this number of steps.
         code: How indices travel; "coo32" is the paper's.
         split: "all_to_all", or "rotated" for one rank after another.
         memory: As in `sparsejax.sync`.
@@ -164,7 +164,7 @@ def power_sgd_sync(
     """Averages matrices by their projections on a few directions; see `schemes.PowerSGD`.
 
     Leaves that it does not make half as large (vectors, narrow matrices) are averaged
-    densely. Momentum belongs into the optimizer. It pays from the first step on, but
+    densely. Momentum belongs in the optimizer. It pays from the first step on, but
     learns best where the first epochs are dense (`sparsejax.warm_up`): those gradients have
     no low rank.
 

@@ -34,7 +34,7 @@ def of_units(x: jax.Array) -> jax.Array:
 
 
 def pack_all(flags: jax.Array) -> jax.Array:
-    """Booleans of any number, packed, with at least one zero behind the last."""
+    """Booleans of any number, packed, with at least one zero after the last."""
     return pack(jnp.pad(flags, (0, WORD - flags.size % WORD)))
 
 
@@ -69,9 +69,9 @@ def density(x: jax.Array) -> jax.Array:
 
 
 def apart(places: jax.Array, real: jax.Array, size: int) -> jax.Array:
-    """The places where they are real; elsewhere ones behind the end, no two alike.
+    """The places where they are real; elsewhere ones past the end, all distinct.
 
-    A scatter into `size` places with mode="drop" may then be told that indices are unique.
+    A scatter into `size` places with mode="drop" may then declare its indices unique.
 
     Args:
         places: int32 [..., k], the real ones of a row unique.
@@ -90,7 +90,7 @@ def listed(index: RankIndex, length: int) -> tuple[jax.Array, jax.Array]:
 
     Args:
         index: Of the bits; made for at least `length` lanes it is searched fastest.
-        length: How many places, int32 [length]; anywhere for those behind the last bit.
+        length: How many places, int32 [length]; anywhere for those after the last bit.
     """
     places = select(index, jnp.zeros(1, jnp.int32), length=length)[0]
     return places, lax.iota(jnp.int32, length) < index.row_end[-1]
@@ -123,9 +123,9 @@ def nonzero_units(x: jax.Array) -> jax.Array:
     """
     if x.ndim == 1:
         return nonzero(x)
-    # The bits of a unit's numbers are joined before they are looked at, eight lanes apart:
-    # four times as fast on CPUs as a flag for each number. On GPUs a second look would be
-    # a second kernel.
+    # The bits of a unit's numbers are joined before they are looked at, at a distance of
+    # eight lanes: four times as fast on CPUs as a flag for each number. On GPUs a second
+    # look would be a second kernel.
     flat = rank_select.unsigned(x).reshape(x.shape[0], -1)
     lanes = 1 if is_elsewhere() else math.gcd(flat.shape[1], 8)
     joined = lax.reduce(

@@ -83,7 +83,7 @@ class Origin:
         """Whether other indices were put in place of the selected ones.
 
         Where the selected ones are those of another program, as outside of a branch, this
-        cannot be told, and the answer is no.
+        is unknown, and the answer is no.
         """
         first = self._indices() if self._indices else None
         changed = first is not None and first is not indices

@@ -144,12 +144,12 @@ def union(lists: jax.Array, capacity: int, nowhere: int) -> tuple[jax.Array, jax
 
 
 def _is_ascending(ids, nowhere):
-    """Whether all ids are distinct and ascending, but for `nowhere` behind the last."""
+    """Whether all ids are distinct and ascending, but for `nowhere` after the last."""
     return jnp.all((ids[1:] > ids[:-1]) | (ids[1:] == nowhere))
 
 
 def _has_each_once(ids, nowhere):
-    """Whether no id is there twice and all are in front; no where that takes a sort."""
+    """Whether no id occurs twice and all are in front; no where that takes a sort."""
     ascending = _is_ascending(ids, nowhere)
     if nowhere > FLAGS_AT_MOST * ids.size:
         return ascending
@@ -167,7 +167,7 @@ def _has_each_once(ids, nowhere):
 def _bits_of(lists, nowhere):
     """uint32 [lists, words], the sum of the bits of the keys of each list.
 
-    The bits are those of the set where no key is there twice. A key that is carries, and
+    The bits are those of the set where no key occurs twice. A key that does carries, and
     then fewer bits are set than there are keys.
     """
     count, words = lists.shape[0], nowhere // bits.WORD + 1

@@ -1,7 +1,8 @@
 """The slots that a rank sends: a set for each part, as packed bits.
 
 A message asks for the slots of a part in ascending order, a run at a time, or all at once.
-They are found by the counts of `bits.rank_index`, which whoever packs makes of the words.
+They are found by the counts of `bits.rank_index`, which the packing side makes of the
+words.
 """
 
 from typing import NamedTuple

@@ -7,7 +7,8 @@ carry the same index, and their values add up.
 
 Indices are leaves of a tree of gradients, so what computes with every leaf, as
 `optax.scale` does, would compute with them. A tensor that a sparsifier made knows its
-indices, and whoever sums it asks whether they are still the same (`Origin`).
+indices, and the synchronization that sums it asks whether they are still the same
+(`Origin`).
 
 Other indices out of range, negative ones too, are an error. Compiled code cannot raise, so
 they are dropped there; under `jax.experimental.checkify` they are reported. Indices may be
@@ -45,7 +46,7 @@ class SparseTensor:
         shared: Whether all ranks have the same indices, in the same order, none of them
             twice. Then values alone need to travel.
         origin: The indices of the sparsifier that made it.
-        distinct: Whether no index is there twice but that of entries that are not used.
+        distinct: Whether no index occurs twice but that of entries that are not used.
             Then their sum takes no sort on GPUs.
 
     Example:

@@ -1,4 +1,4 @@
-"""Tables one under another: the rows of several as rows of one, and apart again.
+"""Tables one under another: the rows of several as rows of one, and split again.
 
 Tables of one width and dtype are exchanged together, which takes the collectives of one.
 Each row keeps its place within its table, and those of a table are neighbours; so in a list

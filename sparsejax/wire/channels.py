@@ -37,7 +37,7 @@ class Channel(NamedTuple):
     extra: int = 0
 
     def bytes(self, words: int) -> float:
-        """Bytes that one rank sends where each message has so many words."""
+        """Bytes that one rank sends where each message has `words` words."""
         return 4.0 * self.messages * (words + self.extra)
 
     def received(self, x: jax.Array) -> jax.Array:

@@ -64,7 +64,7 @@ def all_reduce_cost(
     wire_dtype: jax.typing.DTypeLike | None,
     n: int,
 ) -> float:
-    """Bytes that one rank sends for `all_reduce` of so many numbers."""
+    """Bytes that one rank sends for `all_reduce` of `size` numbers."""
     narrow = travelling(dtype, wire_dtype)
     if _summed_by_psum(dtype, narrow, size, n):
         return all_reduce_bytes(size * narrow.itemsize, n)
@@ -154,7 +154,7 @@ class Wire:
         return travelling(dtype, self.dtype)
 
     def dense_bytes(self, size: int, dtype: jax.typing.DTypeLike) -> float:
-        """The bytes that one rank sends for `all_reduce` of so many numbers."""
+        """The bytes that one rank sends for `all_reduce` of `size` numbers."""
         return all_reduce_cost(size, dtype, self.dtype, self.ranks)
 
     def per_rank(self, tree):
@@ -253,7 +253,7 @@ class Wire:
         """What `all_to_all` brings, for a caller that knows its bytes: a channel."""
         if not set(axis_names(self.axis)) <= set(manual_axes()):
             # Under vmap JAX returns another shape for an array that is the same on all
-            # ranks, as a constant is: so it is chosen, by rank, from two that are alike.
+            # ranks, as a constant is: so it is chosen, by rank, from two equal ones.
             x = jnp.where(self.rank >= 0, x, x)
         return lax.all_to_all(x, self.axis, split_axis=0, concat_axis=0, tiled=True)
 
@@ -340,7 +340,7 @@ def on_cpus(x: jax.Array, cpu: Callable, default: Callable) -> jax.Array:
 
     gloo sends to a rank only when that rank has said that it is ready, and has one
     connection for both ways. In XLA's all-to-all and permute a rank that comes late finds
-    the others ready and sends its data; that it is ready itself goes out behind them. So
+    the others ready and sends its data; that it is ready itself goes out after them. So
     one way waits for the other.
     """
     return by_platform(x, cpu=cpu, default=default)

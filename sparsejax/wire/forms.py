@@ -2,7 +2,7 @@
 
 A program has one buffer for messages of all sizes. Where the parts of a message begin is
 looked up when its size is known, in a table with a row for each rung, so that packing and
-unpacking are compiled once. A part that a rung does not send is written behind the longest
+unpacking are compiled once. A part that a rung does not send is written after the longest
 message, where nobody looks.
 """
 
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
     Attributes:
         words: Which, of the message.
         first: The first entry whose value is in it.
-        last: The one behind the last; as many as the first where there is none.
+        last: The one after the last; as many as the first where there is none.
     """
 
     words: slice
@@ -74,7 +74,7 @@ class Form:
         begins = [1 + string + lane for string, lane in zip(strings, lanes, strict=True)]
         whole = max(begins) + self.unit_words(ladder.top)
         self.spare = max(*tails, whole, 1 + self.longest, 1 + max(strings) + spill)
-        # Behind the longest message there is room for one plane, and for a string that has
+        # After the longest message there is room for one plane, and for a string that has
         # no blocks to tell: both are written there by messages that do not send them.
         plane = max(ladder.tile, ladder.top) // 4
         self.room = self.spare + max(plane, ladder.top // bits.WORD + 2)
@@ -138,7 +138,7 @@ class Form:
         return at_number(jnp.asarray(self.table), rung)
 
     def unit_words(self, entries: Any) -> Any:
-        """Words of the values of so many entries, a multiple of four."""
+        """Words of the values of these entries, a multiple of four."""
         # Dividing first keeps the product within int32.
         return (entries >> 2) * (math.prod(self.shape) * self.dtype.itemsize)
 
@@ -155,7 +155,7 @@ class Form:
 class Lengths(NamedTuple):
     """What follows from how much there is to send, where all goes at once.
 
-    One array: it is made by one kernel, and whoever needs a number in a branch reads it
+    One array: it is made by one kernel, and a branch that needs a number reads it
     there, where each that was handed to the branch would be a kernel of its own.
 
     Attributes:
@@ -168,7 +168,7 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, form: Form, need: jax.Array) -> "Lengths":
-        """Those of messages for parts of which the fullest has so many entries."""
+        """Those of messages for parts of which the fullest has `need` entries."""
         ladder, top = form.ladder, np.int32(form.ladder.top)
         first = lax.div(jnp.maximum(need, 1) - 1, top) * top
         rest = need - first

@@ -45,7 +45,7 @@ class Rings:
     Attributes:
         ranks: How many ranks there are.
         size: How many of them a ring has; it divides them.
-        stride: How far apart neighbours are: 1 for rings of neighbouring ranks.
+        stride: The distance of neighbours: 1 for rings of neighbouring ranks.
     """
 
     ranks: int
@@ -181,7 +181,7 @@ def shift_channel(wire: Wire, rings: Rings, distance: int, parts: int) -> channe
 
 
 def rotated_channel(wire: Wire, bucket: int) -> channels.Channel:
-    """Message i goes to rank i, by permutations: to the next rank, the one behind it, ...
+    """Message i goes to rank i, by permutations: to the next rank, the one after it, ...
 
     Every rank sends to another one at a time. So many messages are under way together; the
     next wait for them.

@@ -9,7 +9,7 @@ has room for `capacity` slots out of `width`:
     bitmap  one bit for every slot of the part: the hash bitmap of Zen, 3.3
 
 The bit string of coo16 and coo8 holds, in unary, how many of the slots are in each block of
-65536 or 256: a one for every slot, a zero behind each block. It has capacity + width / 256
+65536 or 256: a one for every slot, a zero after each block. It has capacity + width / 256
 bits; the block of the j-th slot is the position of the j-th one, less j (this is how Elias
 and Fano code sorted numbers). So an entry knows its bit, and a string is written entry by
 entry, as a bitmap is. Where the part is a single block there is nothing to tell. With its

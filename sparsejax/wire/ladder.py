@@ -1,13 +1,13 @@
 """The message sizes a program may choose from when it runs.
 
 XLA fixes every buffer when it compiles, and how many entries a gradient has is known only
-when it is there. So a program is compiled with a ladder of message sizes, each a branch
+at run time. So a program is compiled with a ladder of message sizes, each a branch
 that holds nothing but the collective, and takes the lowest rung that all ranks' fullest
-parts fit. Above the top rung it goes round again with what is left, and so it does where a
+parts fit. Above the top rung it repeats with what is left, and so it does where a
 lower rung and a second round save more bytes than a round is worth. What is compiled once
 is the work.
 
-Rungs a factor f apart waste (f - 1)/ln f - 1 in one round, on average: 17% at 1.35, 44% at
+Rungs whose ratio is f waste (f - 1)/ln f - 1 in one round, on average: 17% at 1.35, 44% at
 2, the default, where second rounds bring it down again once messages are long. The top rung
 holds a quarter of a part, of large arrays 4 MB, and of those above 128 MB a 32nd: so rounds
 stay few, and buffers small beside the array. The bottom one is where a message is so short
@@ -15,7 +15,7 @@ that its bytes no longer matter.
 
 On GPUs each round, and each look for another, asks the host: a second round is taken for
 what exceeds the top rung alone. So the top rung holds a sixth of the array, of what goes
-to owners a 32nd, those near it are an eighth apart, which wastes 6%, and buffers are as
+to owners a 32nd, those near it differ by an eighth, which wastes 6%, and buffers are as
 large as the top rung, whatever is sent; where kernels of ours unpack, as a piece of what is
 sent. The bottom one is where all messages of a rank take 64 KB together.
 
@@ -54,7 +54,7 @@ _TOP = 16 * ROUND
 _FEW = ROUND // 4
 # The share of a larger array: buffers for messages stay small beside it, and rounds few.
 _SHARE = 32
-# On GPUs a piece of a message, of all senders, holds one of so many units, but no fewer
+# On GPUs a piece of a message, of all senders, holds one unit in this many, but no fewer
 # bytes than take as long as a round.
 _SHARE_OF_PIECE = 24
 # The share of any array on GPUs, where messages are sums or go to all.
@@ -62,7 +62,7 @@ _SHARE_AT_ONCE = 6
 # The step from one long message to the next where none is followed by another: down to a
 # third of the longest, since each is a branch to compile.
 _CLOSE, _NEAR = 2 ** (1 / 6), 3
-# How far apart the sizes of a message are that follows others, down to about half of the
+# The ratio of the sizes of a message that follows others, down to about half of the
 # longest: what just exceeds one message sends half as much more.
 _FINAL = 1.38
 # Entries of a part that are packed at a time, and numbers of all their values: they fill
@@ -130,7 +130,7 @@ class Ladder:
     def finals(self) -> tuple[int, ...]:
         """The numbers of the rungs of messages that follow others, where all goes at once.
 
-        Each is a branch to compile: they are `_FINAL` apart, and the lowest holds about
+        Each is a branch to compile: their ratio is `_FINAL`, and the lowest holds about
         half, or less.
         """
         numbers = [len(self.rungs) - 1]
@@ -209,7 +209,7 @@ class Ladder:
     def bytes(self, need: Count) -> Any:
         """Bytes of the fewest messages that send `need` entries of a part, as float32.
 
-        What `next_message` chooses sends no more. A number of Python is reckoned with in
+        What `next_message` chooses sends no more. A Python number is evaluated in
         NumPy, so that a forecast decides as the program does.
         """
         xp, top = _numpy_of(need), np.int32(self.top)
@@ -253,11 +253,11 @@ def ladder(
         unit_bytes: Bytes of one unit's value on the wire.
         parts: How many parts a rank packs or unpacks at once.
         codes: The index code, or "auto" for the cheapest at each rung.
-        ratio: How far apart the rungs are; a larger ratio compiles faster and pads more.
+        ratio: The ratio of successive rungs; a larger one compiles faster and pads more.
         capacity: Entries in the longest message, where it is known what to expect; what
             does not fit goes in further rounds. What the module says if None.
         units: Units of the array, where they are not as many as parts have slots.
-        share: On GPUs the longest messages of a rank, or of all, hold one of so many units.
+        share: On GPUs the longest messages of a rank, or of all, hold one unit in `share`.
     """
     allowed = index_codes.parse(codes)
     at_once = is_elsewhere()
@@ -295,15 +295,15 @@ def exactly(
     least: int | None = None,
     ratio: float = 1.2,
 ) -> Ladder:
-    """The ladder where it is known how many entries there are: one rung, for so many.
+    """The ladder where it is known how many entries there are: one rung, for these.
 
     Args:
         width: Slots in a part, a multiple of 32.
         unit_bytes: Bytes of one unit's value on the wire.
         capacity: Entries in a message.
         codes: The index code, or "auto" for the cheapest.
-        least: Where there may be fewer: so many; rungs are then `ratio` apart.
-        ratio: How far apart.
+        least: The fewest entries, where there may be fewer; rungs then go down to these.
+        ratio: The ratio of successive rungs.
     """
     allowed = index_codes.parse(codes)
     top = _multiple(max(1, min(capacity, width)), _LANES)
@@ -335,7 +335,7 @@ def _tile(top: int, unit_bytes: int, most: int) -> int:
 
 
 def _numpy_of(count):
-    """The NumPy in which a count is reckoned with: JAX's for an array of JAX."""
+    """The NumPy of a count: JAX's for an array of JAX."""
     return jnp if isinstance(count, jax.Array) else np
 
 
@@ -350,7 +350,7 @@ def check_capacity(name: str, capacity: int | None) -> None:
 
 
 def check_ratio(ratio: float) -> None:
-    """Raises unless rungs so far apart make a ladder."""
+    """Raises unless rungs of this ratio make a ladder."""
     why = (
         "It is the step from one message size to the next: a smaller one pads less in one "
         "round, and compiles longer."

@@ -22,10 +22,10 @@ what there is, and a stage asks once: nothing, a message of one of the sizes, or
 exceeds the longest, rounds of the longest and one message for the rest.
 
 Where our kernels pack and unpack, each size's branch does it itself: a kernel is compiled
-once for all sizes, and nothing is there that has room for the longest. A long message that
-goes to all is then sent in pieces, one behind the other: what tells its slots, and its
+once for all sizes, and no buffer has room for the longest. A long message that
+goes to all is then sent in pieces, one after the other: what tells its slots, and its
 values in runs. A piece is unpacked before the next is sent, so that of what all ranks send
-only a piece is there. The bytes are those of the whole message.
+only a piece is in memory. The bytes are those of the whole message.
 """
 
 import dataclasses
@@ -89,13 +89,13 @@ def transmit(
         source: The values of the slots.
         need: The count of the fullest part of all ranks, equal on all of them.
         fold: What is made of the entries that arrive.
-        typical: float32 [k], equal on all ranks: the counts to reckon the payload from;
+        typical: float32 [k], equal on all ranks: the counts to compute the payload from;
             if None, those that the messages received name.
 
     Returns:
         The result of the fold, and what was sent.
     """
-    stage = _Stage.of(ladder, channel, slots, source, fold)
+    stage = _Transmission.of(ladder, channel, slots, source, fold)
     if ladder.at_once:
         return stage.at_once(need, typical)
     senders = [stage.sender(number) for number in range(len(stage.ladder.rungs))]
@@ -133,7 +133,7 @@ def transmit(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stage:
+class _Transmission:
     """One stage of an exchange: what is fixed when traced, and what this rank sends.
 
     Attributes:
@@ -247,7 +247,7 @@ class _Stage:
         The host is asked once, by a switch. Its first side sends nothing. The next, one for
         each rung, send one message. The last sends rounds of the longest, which it packs
         and unpacks itself, and then one for the rest. The first message is packed before
-        the switch, and the last is unpacked behind it, whichever side is taken.
+        the switch, and the last is unpacked after it, whichever side is taken.
         """
         if whole.in_branches(self.form, self.channel.sources, self.fold):
             return self.in_branches(need, typical)

@@ -37,7 +37,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.wire.collectives import Wire
 
 
-# Up to so many senders are added in order where nobody says otherwise.
+# Up to this many senders are added in order where nobody says otherwise.
 MOST_SENDERS = 32
 
 
@@ -91,7 +91,7 @@ def check_placed(wire: Wire, over: frozenset[str], by: str) -> None:
 
 
 def check(wire: Wire, paths: Sequence[str], leaves: Sequence[Any], what: str) -> None:
-    """Raises where sums have copies that `deterministic=False` would let drift apart.
+    """Raises where sums have copies that `deterministic=False` would let diverge.
 
     Args:
         wire: The ranks.

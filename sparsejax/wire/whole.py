@@ -42,7 +42,7 @@ class Into(NamedTuple):
         replaces: Whether values are set where there were zeros, no two of them at one
             place; else they are added.
         units: From the number of the sender and slots to places in the array; the slots
-            themselves if None. Nothing is done at places behind its end.
+            themselves if None. Nothing is done at places after its end.
     """
 
     replaces: bool = False

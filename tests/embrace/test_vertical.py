@@ -15,7 +15,7 @@ from sparsejax.embrace import lookahead, rows_held
 from sparsejax.embrace.vertical.sending import columns_of_some
 from sparsejax.embrace.vertical.split import Chosen, split
 from sparsejax.errors import ArgumentError, UntoldBatchWarning
-from sparsejax.training.ahead import Told
+from sparsejax.training.ahead import ReportedBatch
 from sparsejax.transforms.state import pending
 from tests import helpers
 from tests.embrace.model import SHARE, TABLES, batch_of, loss_fn, params
@@ -295,7 +295,7 @@ def test_what_ranks_hold_back_is_the_same_by_other_ranks(ranks, mean):
 
 
 def test_a_step_is_told_its_batch_or_flushes():
-    told, first, other = Told(), {"x": np.arange(3)}, {"x": np.arange(1, 4)}
+    told, first, other = ReportedBatch(), {"x": np.arange(3)}, {"x": np.arange(1, 4)}
     steps = [object(), object()]
     told.after(steps[0], first)
     assert told.is_kept(steps[0], first)
@@ -305,7 +305,7 @@ def test_a_step_is_told_its_batch_or_flushes():
     assert not told.is_kept(steps[0], first | {"y": first["x"]})
     assert not told.is_kept(steps[1], first)  # a state from elsewhere
     # Of several processes one might flush that others do not know of, and wait for ever.
-    told = Told(processes=2)
+    told = ReportedBatch(processes=2)
     told.after(steps[0], first)
     assert told.is_kept(steps[0], first)
     with pytest.warns(UntoldBatchWarning, match=r"another batch.*none applies.*flush"):
@@ -317,7 +317,7 @@ def test_a_step_is_told_its_batch_or_flushes():
 
 def test_batches_of_all_processes_are_compared_by_what_is_here(monkeypatch, recwarn):
     spread = lambda x: jax.device_put(x, NamedSharding(mesh_of(2), P("data")))
-    told, step, numbers = Told(processes=2), object(), np.arange(4)
+    told, step, numbers = ReportedBatch(processes=2), object(), np.arange(4)
     told.after(step, {"x": spread(numbers)})
     again, other = ({"x": spread(x)} for x in (numbers, numbers[::-1]))
     array = type(again["x"])

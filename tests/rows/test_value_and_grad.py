@@ -220,7 +220,7 @@ def test_a_leaf_has_rows_where_fewer_are_read_than_there_are():
 def test_unknown_parts_of_equations_make_gradients_dense(monkeypatch):
     """As another version of JAX might have them."""
     p = cases.params()
-    for name, kind in [("scan", programs.Kind.SCAN), ("cond", programs.Kind.COND)]:
+    for name, kind in [("scan", programs.CallKind.SCAN), ("cond", programs.CallKind.COND)]:
         known = programs._KNOWN[kind]
         monkeypatch.setitem(programs._KNOWN, kind, known - {"unroll", "branches"})
         loss = lambda p, ids, name=name: CASES[name].loss(take, p, ids)

@@ -175,8 +175,8 @@ def _read(options):
             raise
         why = f"{type(error).__name__}: {error}"
     own = {"host": socket.gethostname(), "why": why}
-    told = store.of_all("whether it has its model", own, options.timeout)
-    for process, one in enumerate(told):
+    answers = store.of_all("whether it has its model", own, options.timeout)
+    for process, one in enumerate(answers):
         if one["why"]:
             raise JobError(
                 f"process {process} on host {one['host']} cannot read its model: "

@@ -30,7 +30,7 @@ def check_coordinator(
     """Refuses a job that does not come together; call it before JAX joins it.
 
     All processes call it. They meet at the coordinator's port, which is free again when
-    JAX wants it, and those that come are told who does not. Behind it come
+    JAX wants it, and those that come hear who does not. After it come
     `jax.distributed.initialize(address, processes, process)` and `sparsejax.check_job()`.
     Under Slurm and Open MPI 4 all three may be left out, here and there: they are what JAX
     finds. Without them and elsewhere nothing is checked.

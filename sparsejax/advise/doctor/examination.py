@@ -1,4 +1,4 @@
-"""Examines a job, or a machine: what is there, what is wrong, and what would be sent."""
+"""Examines a job, or a machine: what it has, what is wrong, and what would be sent."""
 
 import dataclasses
 import math
@@ -69,12 +69,12 @@ def doctor(
             called inside `jax.shard_map`. It is traced, and not run.
         batch: A batch of all ranks for `grad_fn`, or anything with its shapes and dtypes.
         arguments: What must be the same for all processes, as in `check_job`.
-        ranks: How many ranks to reckon with, as in `explain`; those of the mesh if None.
+        ranks: How many ranks to compute for, as in `explain`; those of the mesh if None.
         network: The network between ranks, where it is not to be measured.
         density: As in `explain`.
         ids: As in `explain`.
         timeout: Seconds to wait for another process.
-        progress: Is told a line before what takes long; None prints nothing.
+        progress: Called with a line before what takes long; None prints nothing.
 
     Returns:
         A `Report`, to be printed or read.
@@ -132,28 +132,28 @@ class _Examination:
     def run(self) -> None:
         """Looks at everything, but at nothing for which processes must fit that do not."""
         self.progress("comparing versions, settings and arguments")
-        wrong, told = job.compare(self.arguments, self.timeout)
+        wrong, answers = job.compare(self.arguments, self.timeout)
         for text in wrong:
             self.add("job", WRONG, text)
-        versions = ", ".join(f"{k} {v}" for k, v in told[0]["versions"].items())
-        where = f" (process 0 on {told[0]['host']})" if wrong else ""
-        alone = " There is one process: nothing to compare." if len(told) == 1 else ""
+        versions = ", ".join(f"{k} {v}" for k, v in answers[0]["versions"].items())
+        where = f" (process 0 on {answers[0]['host']})" if wrong else ""
+        alone = " There is one process: nothing to compare." if len(answers) == 1 else ""
         status = NOTE if wrong or alone else OK
         self.add("versions", status, f"{versions}{where}.{alone}")
         if wrong:
             return self.add("job", NOTE, "nothing else was looked at: see above.")
-        wrong, devices = job.compare_devices(told, self.timeout)
+        wrong, devices = job.compare_devices(answers, self.timeout)
         for text in wrong:
             self.add("devices", WRONG, text)
         if wrong:
             return self.add("job", NOTE, "nothing else was looked at: see above.")
-        self._devices(told, devices)
-        self._kernels(told, devices)
+        self._devices(answers, devices)
+        self._kernels(answers, devices)
         mesh, axis_name = self.mesh, self.axis_name
         if mesh is None:
             mesh, axis_name = Mesh(np.array(jax.devices()), ("data",)), "data"
         axis_name = specs.data_axis(mesh, axis_name, "sparsejax.doctor")
-        hosts = [one["host"] for one in told]
+        hosts = [one["host"] for one in answers]
         self.findings.append(
             between.gradient(mesh, axis_name, self.grad_fn, self.params, self.batch)
         )
@@ -164,12 +164,12 @@ class _Examination:
             self._plan(mesh, axis_name, network, hosts)
         return None
 
-    def _devices(self, told, devices):
+    def _devices(self, answers, devices):
         kinds = sorted({kind for one in devices for kind in one["kinds"]})
-        count, hosts = len(told), len({one["network"] for one in told})
-        where = f"one process on {told[0]['host']}"
+        count, hosts = len(answers), len({one["network"] for one in answers})
+        where = f"one process on {answers[0]['host']}"
         if count > 1:
-            named = dict.fromkeys(f"{t['host']} ({_address(t)})" for t in told)
+            named = dict.fromkeys(f"{t['host']} ({_address(t)})" for t in answers)
             where = f"{count} processes on {hosts} host{'s' * (hosts > 1)}: {_few(named)}"
         each = devices[0]["count"]
         what = f"{each} device{'s' * (each > 1)} ({', '.join(kinds)})"
@@ -179,7 +179,7 @@ class _Examination:
             status, fix = NOTE, "Devices of several kinds: all wait for the slowest."
         self.add("devices", status, f"{what}; {where}.", fix)
 
-    def _kernels(self, told, devices):
+    def _kernels(self, answers, devices):
         for name in ("triton", "pallas"):
             reasons = {one["kernels"][name] for one in devices}
             if reasons == {""}:
@@ -188,7 +188,7 @@ class _Examination:
                 text = f"{name} needs a GPU of NVIDIA; on CPUs plain XLA computes."
                 self.add("kernels", NOTE, text)
             else:
-                pairs = zip(told, devices, strict=True)
+                pairs = zip(answers, devices, strict=True)
                 where = {one["host"] for one, has in pairs if has["kernels"][name]}
                 text = f"{name} cannot run on {_few(where)}: {' '.join(sorted(reasons))}"
                 self.add("kernels", NOTE, text, "Plain XLA computes instead.")
@@ -245,14 +245,14 @@ class _Examination:
         if network is None or total == 1:
             return None
         self.explanation = found
-        told, dense = (
+        chosen, dense = (
             sum((row.milliseconds[name] or 0.0) / row.every for row in found.rows)
             for name in (CHOSEN, AllReduce.__name__)
         )
         dense_bytes = sum(row.dense_bytes / row.every for row in found.rows)
-        better = told < _WORTH * dense
+        better = chosen < _WORTH * dense
         text = (
-            f"on {total} ranks a step sends {size(found.step_bytes)} in {told:.3g} ms, "
+            f"on {total} ranks a step sends {size(found.step_bytes)} in {chosen:.3g} ms, "
             f"densely {size(dense_bytes)} in {dense:.3g} ms; {' '.join(found.assumed)}"
         ).rstrip(" ;")
         text = text if text.endswith(".") else text + "."
@@ -270,8 +270,8 @@ def _levels(mesh, axis_name):
     return specs.ranks_of(mesh, axis_name)
 
 
-def _address(told):
-    return ", ".join(told["own_address"]) or "of no known address"
+def _address(answer):
+    return ", ".join(answer["own_address"]) or "of no known address"
 
 
 def _few(names, most: int = 4) -> str:
@@ -280,7 +280,7 @@ def _few(names, most: int = 4) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _time(times: links.Times) -> str:
+def _time(times: links.MessageTimes) -> str:
     """A median with its spread."""
     scale, unit = (1e6, "us") if times.median < 1e-3 else (1e3, "ms")
     return (
@@ -290,5 +290,5 @@ def _time(times: links.Times) -> str:
 
 
 def to_stderr(line: str) -> None:
-    """Tells progress on the terminal, apart from what is printed."""
+    """Writes progress to stderr, separate from what is printed."""
     print(line, file=sys.stderr, flush=True)

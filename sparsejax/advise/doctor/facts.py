@@ -107,5 +107,5 @@ def _loopback() -> str:
             inside = place.is_symlink()
             parts.append(os.readlink(place) if inside else place.read_text().strip())
         except OSError:
-            pass  # not Linux: the name alone tells hosts apart
+            pass  # not Linux: the name alone distinguishes hosts
     return " ".join(parts)

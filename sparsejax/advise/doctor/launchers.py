@@ -35,7 +35,7 @@ def found() -> Launched | None:
         from jax._src.clusters import ClusterEnv
 
         kinds: Any = ClusterEnv._cluster_types
-        # The first that is there is JAX's choice, too.
+        # The first one present is JAX's choice, too.
         there = (kind for kind in kinds if not kind.opt_in_only_method)
         kind = next((kind for kind in there if kind.is_env_present()), None)
         if kind is None or kind.name not in _BY_VARIABLES:

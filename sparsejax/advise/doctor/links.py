@@ -4,7 +4,7 @@ On the wire, in turn and several times: a word that each rank sends to the next,
 arrays that all gather, and dense sums of arrays as long. Latency is the time of a word.
 Bandwidth is that of the gathers or of the sums, whichever make more of the link, less their
 latencies: in a ring of sends gloo uses one direction of a connection at a time
-(`collectives.on_cpus`), and half of what is there. It is what collectives reach, the copies
+(`collectives.on_cpus`), and half of the bandwidth. It is what collectives reach, the copies
 that they make included, and below what is printed on the cable.
 """
 
@@ -36,7 +36,7 @@ ROUNDS = 7
 
 
 @dataclasses.dataclass(frozen=True)
-class Times:
+class MessageTimes:
     """Seconds of one message or sum.
 
     Attributes:
@@ -52,8 +52,8 @@ class Times:
     most: float
 
     @classmethod
-    def of(cls, size: int, seconds: Iterable[float]) -> "Times":
-        """Those of arrays of so many bytes, of which each round took so long."""
+    def of(cls, size: int, seconds: Iterable[float]) -> "MessageTimes":
+        """Those of arrays of `size` bytes, of which each round took `seconds`."""
         each = list(seconds)
         return cls(size, statistics.median(each), min(each), max(each))
 
@@ -78,9 +78,9 @@ class Links:
 
     gbit_per_s: float
     latency_us: float
-    short: Times
-    long: Times
-    dense: Times
+    short: MessageTimes
+    long: MessageTimes
+    dense: MessageTimes
     ranks: int
 
     @property
@@ -109,13 +109,13 @@ def measure(
     Args:
         mesh: The mesh.
         axis_name: Its axis, of at least two ranks.
-        progress: Is told a line before what may take long.
+        progress: Called with a line before what may take long.
         rounds: How often everything is timed.
         longest: The most numbers in a message.
         timeout: Seconds to wait for other processes, between programs.
     """
     ranks = specs.ranks_of(mesh, axis_name)
-    program = lambda name, size: _Program(name, mesh, axis_name, size)
+    program = lambda name, size: _MessageProgram(name, mesh, axis_name, size)
     size, long = LONG, program("long", LONG)
     while True:
         progress(f"sending arrays of {4 * size:,} bytes")
@@ -135,10 +135,12 @@ def measure(
             one = programs[(turn + k) % len(programs)]
             own[one.name].append(one.seconds())
     # What the slowest process measured, round by round.
-    told = store.of_all("how long messages took", own, timeout)
+    answers = store.of_all("how long messages took", own, timeout)
     zeros = [[0.0] * rounds]  # `max` wants two
     short, long, dense = (
-        Times.of(4 * one.size, map(max, *(each[one.name] for each in told), *zeros))
+        MessageTimes.of(
+            4 * one.size, map(max, *(each[one.name] for each in answers), *zeros)
+        )
         for one in programs
     )
     rate = max(
@@ -157,8 +159,10 @@ def measure(
     )
 
 
-def _bytes_per_second(sent: float, waits: int, whole: Times, short: Times) -> float:
-    """The rate of a collective in which so many messages wait for one another."""
+def _bytes_per_second(
+    sent: float, waits: int, whole: MessageTimes, short: MessageTimes
+) -> float:
+    """The rate of a collective in which `waits` messages wait for one another."""
     # Latencies that came out too long must not make a rate of what is left.
     return sent / max(whole.median - waits * short.median, 0.5 * whole.median)
 
@@ -168,8 +172,8 @@ def _waits(ranks: int) -> int:
     return 2 * agreeing(ranks)
 
 
-class _Program:
-    """Messages of so many numbers of each rank, one after another, compiled."""
+class _MessageProgram:
+    """Messages of `size` numbers of each rank, one after another, compiled."""
 
     def __init__(self, name, mesh, axis_name, size):
         self.name, self.size, wire = name, size, Wire(axis_name)

@@ -1,4 +1,4 @@
-"""Whether ranks would train alike: local gradients, equal parameters, one plan."""
+"""Whether ranks would train the same: local gradients, equal parameters, one plan."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -114,18 +114,18 @@ def parameters(params: Any, hosts: list[str], timeout: float) -> Finding:
     apart = [path for path, its in hashes.items() if len(set(its)) > 1]
     shapes = [f"{path} {list(np.shape(leaf))} {leaf.dtype}" for path, leaf in named]
     own = {"shapes": shapes, "apart": apart, "all": _hash(repr(sorted(hashes.items())))}
-    told = store.of_all("which parameters it has", own, timeout, hosts)
+    answers = store.of_all("which parameters it has", own, timeout, hosts)
     fix = "Draw them from one seed on every process, or read them from one checkpoint."
-    for process, one in enumerate(told):
+    for process, one in enumerate(answers):
         who = f"process {process} on {hosts[process]}"
-        if one["shapes"] != told[0]["shapes"]:
-            other = set(one["shapes"]) ^ set(told[0]["shapes"])
+        if one["shapes"] != answers[0]["shapes"]:
+            other = set(one["shapes"]) ^ set(answers[0]["shapes"])
             text = f"{who} has other leaves than process 0: {_some(sorted(other))}."
             return Finding(about, WRONG, text, "Give all processes the same model.")
         if one["apart"]:
             text = f"devices of {who} hold other bytes of {_some(one['apart'])}."
             return Finding(about, WRONG, text, fix)
-    if len({one["all"] for one in told}) > 1:
+    if len({one["all"] for one in answers}) > 1:
         each = store.of_all("the hashes of its parameters", hashes, timeout, hosts)
         for process, its in enumerate(each):
             other = [path for path in its if its[path] != each[0].get(path)]
@@ -137,11 +137,13 @@ def parameters(params: Any, hosts: list[str], timeout: float) -> Finding:
         text = "they have shapes and no numbers; the shapes are the same on all processes."
         return Finding(about, NOTE, text)
     sum_ = own["all"][:8]
-    if len(told) == 1 and not any(len(its) > 1 for its in hashes.values()):
+    if len(answers) == 1 and not any(len(its) > 1 for its in hashes.values()):
         text = "one process has one copy of each: there is nothing to compare."
         return Finding(about, NOTE, text)
     where = (
-        f"on {len(told)} processes" if len(told) > 1 else "on the devices of one process"
+        f"on {len(answers)} processes"
+        if len(answers) > 1
+        else "on the devices of one process"
     )
     return Finding(about, OK, f"{len(known)} leaves are equal as bytes {where} ({sum_}).")
 
@@ -154,16 +156,18 @@ def plan(explained: str, hosts: list[str], timeout: float) -> Finding:
         hosts: The host of each process.
         timeout: Seconds to wait for the others.
     """
-    told = store.of_all("its plan", _hash(explained), timeout, hosts)
-    for process, one in enumerate(told):
-        if one != told[0]:
+    answers = store.of_all("its plan", _hash(explained), timeout, hosts)
+    for process, one in enumerate(answers):
+        if one != answers[0]:
             who = f"process {process} on {hosts[process]}"
             text = f"{who} would synchronize in another way than process 0."
             fix = "Give all processes the same optimizer, rules and plan file."
             return Finding("plan", WRONG, text, fix)
-    if len(told) == 1:
+    if len(answers) == 1:
         return Finding("plan", OK, "the transformation fits the parameters.")
-    return Finding("plan", OK, f"leaves go by the same schemes everywhere ({told[0][:8]}).")
+    return Finding(
+        "plan", OK, f"leaves go by the same schemes everywhere ({answers[0][:8]})."
+    )
 
 
 def _is_abstract(leaf):

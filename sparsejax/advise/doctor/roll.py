@@ -1,8 +1,8 @@
-"""Who of a job is there, asked by process 0 before JAX joins the job.
+"""Which processes of a job are present, asked by process 0 before JAX joins the job.
 
 `jax.distributed.initialize` ends a process whose job does not come together in time, and
 does not say who is missing. Here each process says its number and its host to process 0,
-over one connection to the port on which JAX will listen, and is told whether all came, each
+over one connection to the port on which JAX will listen, and hears whether all came, each
 once. It also says which numbers its launcher gave it: where two have the same number, that
 tells the variable which they have it from.
 """
@@ -20,11 +20,11 @@ from sparsejax.errors import JobError
 _LONGEST = 1 << 12  # bytes of what a process says
 _MORE = 10.0  # seconds that others wait longer than process 0
 _SETTLE = 0.3  # seconds for which a second one may still come, once all are there
-_TO_TELL = 3.0  # seconds for which those that come late are told of what is wrong
+_TO_TELL = 3.0  # seconds for which those that come late are sent what is wrong
 
 
 class _Who(NamedTuple):
-    """A process that is there.
+    """A process that came.
 
     Attributes:
         process: Its number.
@@ -47,7 +47,7 @@ def call(port: int, processes: int, host: str, timeout: float) -> None:
 
     Raises:
         JobError: Some did not come, or came twice, or have another number by
-            JAX_PROCESS_ID; those that came are told the same.
+            JAX_PROCESS_ID; those that came hear the same.
     """
     start = time.monotonic()
     deadline = start + timeout
@@ -196,7 +196,7 @@ def _tell(line, why):
 
 
 def _wrong(came: list[_Who], processes: int) -> str:
-    """Why a job cannot be, whoever else comes; "" where it can."""
+    """Why a job cannot be, whatever other processes come; "" where it can."""
     for who in came:
         named = who.launcher.get(facts.FOR_JAX)
         if named and named != str(who.process):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from sparsejax import schemes, sparsifiers
 from sparsejax.advise.explain.densities import TABLE
 from sparsejax.advise.explain.reading import Group
-from sparsejax.advise.explain.rows import CHOSEN, Row, Times, forecast_of
+from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, forecast_of
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.schemes.forecast import independent
 from sparsejax.transforms.buckets import SPARSE_FROM
@@ -30,7 +30,7 @@ _MEASURED = (
 
 
 def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
-    """Names the assumptions behind the rows, a sentence each."""
+    """Names the assumptions of the rows, a sentence each."""
     pairs = [pair for pair in zip(groups, rows, strict=True) if pair[1].taken]
     tables = _paths([row for _, row in pairs], "assumed")
     if tables:
@@ -116,32 +116,32 @@ def compiling(rows: Sequence[Row]) -> str:
     return text
 
 
-def advise(groups: Sequence[Group], rows: Sequence[Row], times: Times) -> str:
+def advise(groups: Sequence[Group], rows: Sequence[Row], times: SchemeTimes) -> str:
     """Advises the user in one sentence that names the call."""
     if all(row.dense_bytes == 0 for row in rows):
         return "Advice: keep it as it is; there is nothing to send."
-    told, dense = (_step(rows, name) for name in (CHOSEN, _DENSE))
+    current, dense = (_step(rows, name) for name in (CHOSEN, _DENSE))
     call = _call(rows)
     unknown = _paths(rows, "unknown")
-    if unknown and told >= _WORTH * dense:
+    if unknown and current >= _WORTH * dense:
         return (
             f"Advice: say first what a step reads of {_some(unknown)}, ids= or density=: "
-            f"taken to be dense, a step takes {told:.3g} ms, {dense:.3g} densely, and a "
+            f"taken to be dense, a step takes {current:.3g} ms, {dense:.3g} densely, and a "
             "table of which few rows are read takes a small part of that."
         )
-    if told < _WORTH * dense:
-        gain = f"{told:.3g} ms a step instead of {dense:.3g} densely"
+    if current < _WORTH * dense:
+        gain = f"{current:.3g} ms a step instead of {dense:.3g} densely"
         sparser = _with(groups, rows, times, _sparsified)
-        return f"Advice: keep {call}: {gain}{_but(rows, told, sparser)}."
+        return f"Advice: keep {call}: {gain}{_but(rows, current, sparser)}."
     if any(row.sparsifier and row.taken for row in rows):
         names = next(row.sparsifier for row in rows if row.sparsifier)
         return (
             f"Advice: use sparsejax.dense_sync() without {names}: what it lets through "
-            f"takes {told:.3g} ms a step, and everything {dense:.3g}."
+            f"takes {current:.3g} ms a step, and everything {dense:.3g}."
         )
     zen = _with(groups, rows, times, lambda group: group)
     if zen < _WORTH * dense:
-        gain = f"{zen:.3g} ms a step instead of {told:.3g}"
+        gain = f"{zen:.3g} ms a step instead of {current:.3g}"
         return f"Advice: use sparsejax.zen_sync(): {gain}{_if_assumed(rows)}."
     dgc = _with(groups, rows, times, _sparsified)
     dense_call = "keep" if call == "sparsejax.dense_sync()" else "use"
@@ -153,7 +153,7 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: Times) -> str:
         )
     return (
         f"Advice: {dense_call} sparsejax.dense_sync(): nothing here is sparse enough, "
-        f"{told:.3g} ms a step and {dense:.3g} densely."
+        f"{current:.3g} ms a step and {dense:.3g} densely."
     )
 
 
@@ -162,12 +162,12 @@ def _step(rows, name):
     return sum((row.milliseconds[name] or 0.0) / row.every for row in rows)
 
 
-def _but(rows, told, sparser):
-    """A clause that names a better call, or the assumption behind the advice."""
+def _but(rows, current, sparser):
+    """A clause that names a better call, or the assumption of the advice."""
     worse = [row for row in rows if row.verdict]
     if worse:
         text = f'; give {_some([row.name for row in worse])} the rule "dense"'
-        if sparser < told / 2:
+        if sparser < current / 2:
             text += f", or put sparsejax.dgc({_DGC:g}) in front, if training bears it"
             text += f": {sparser:.3g} ms"
         return text
@@ -194,7 +194,7 @@ def _call(rows):
     return _SYSTEMS.get(name, f"sparsejax.sync(schemes.{name}(...))")
 
 
-def _with(groups, rows, times: Times, change):
+def _with(groups, rows, times: SchemeTimes, change):
     """Milliseconds of a step with Zen, were groups as `change` makes them."""
     total = 0.0
     for group, row in zip(groups, rows, strict=True):

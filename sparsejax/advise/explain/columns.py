@@ -15,7 +15,7 @@ def forecast(group: Group) -> Forecast | None:
     """The forecast of hybrid communication for a group of rows; None where it has none.
 
     With a `capacity` of the rows that a rank reads; rows of fewer numbers than there are
-    ranks cannot be shared out.
+    ranks cannot be sharded.
     """
     load = group.load
     distinct = load.counts[0]

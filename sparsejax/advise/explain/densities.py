@@ -23,22 +23,22 @@ from sparsejax.transforms.buckets import ByRules
 
 TABLE = 0.01  # the guess for a table: the share of its rows that a rank's batch looks up
 _TABLE = re.compile("embed|table", re.IGNORECASE)
-_TALL = 4  # a table has so many times as many rows as columns
-# Without such a name a leaf may be a table if it has that many rows, and so many times as
-# many as columns: kernels of layers do not.
+_TALL = 4  # a table has at least this many rows a column
+# Without such a name a leaf may be a table if it has that many rows, and at least that
+# many a column: kernels of layers do not.
 _ROWS, _VERY_TALL = 10_000, 16
 
 Measured = Mapping[str, LeafProfile]
 Density = float | Mapping[str, float] | Measured | Sequence[Measured]
 
 
-class Shares(NamedTuple):
+class NonzeroShares(NamedTuple):
     """The shares of a leaf's units that are not zero.
 
     Attributes:
         sums: Of one rank, and of sums over 2, 4, ... and all ranks.
         source: "given", "measured", "assumed" for the guess of a table, "uniform" for ids
-            that are drawn alike, "dense", "unknown" where a dense leaf has the shape of a
+            drawn uniformly, "dense", "unknown" where a dense leaf has the shape of a
             table, or "selected" by a sparsifier.
         skewness: Of one rank, as in `Load`.
         sum_skewness: Of the sum.
@@ -49,24 +49,25 @@ class Shares(NamedTuple):
     skewness: float = 1.0
     sum_skewness: float = 1.0
 
-    def after(self, steps: int) -> "Shares":
+    def after(self, steps: int) -> "NonzeroShares":
         """The shares of as many steps' gradients added up, were each drawn by itself.
 
-        Steps that are alike overlap more than by chance, and then their sum has fewer.
+        Steps that resemble one another overlap more than by chance, and then their sum has
+        fewer.
         """
         if steps == 1:
             return self
         return self._replace(sums=tuple(_any_of(share, steps) for share in self.sums))
 
-    def by_rows(self, width: int) -> "Shares":
+    def by_rows(self, width: int) -> "NonzeroShares":
         """The shares of rows with anything in them, where these are shares of elements."""
         return self.after(width)
 
-    def at_most(self, share: float, ranks: int) -> "Shares":
+    def at_most(self, share: float, ranks: int) -> "NonzeroShares":
         """These where they are no larger than what a sparsifier selects; else that."""
         if self.sums[0] <= share:
             return self
-        return Shares(independent(ranks, 1, share), "selected")
+        return NonzeroShares(independent(ranks, 1, share), "selected")
 
 
 def _any_of(share, times):
@@ -97,13 +98,15 @@ class Densities:
                     + "."
                 )
 
-    def shares(self, path: str, leaf: Any, units: int, shape: tuple[int, ...]) -> Shares:
-        """The shares of one leaf, of so many units of this shape."""
+    def shares(
+        self, path: str, leaf: Any, units: int, shape: tuple[int, ...]
+    ) -> NonzeroShares:
+        """The shares of one leaf, of `units` units of this shape."""
         if any(path in profile for profile in self.profiles):
             units = self._measured_units(path, leaf, units, shape)
             load = load_of(self.profiles, path, units, shape, leaf.dtype, self.ranks)
             sums = tuple(count / max(units, 1) for count in load.counts)
-            return Shares(sums, "measured", load.skewness, load.sum_skewness)
+            return NonzeroShares(sums, "measured", load.skewness, load.sum_skewness)
         given = [share for p, share in self.by_pattern if re.search(p, path)]
         if given:
             return self._independent(given[0], "given")
@@ -111,10 +114,10 @@ class Densities:
             return self._independent(TABLE, "assumed")
         return self._independent(1.0, "unknown" if may_be_table(leaf) else "dense")
 
-    def shares_of_rows(self, path: str, leaf: Any, ids: int) -> Shares:
-        """The shares of a table's rows that are among so many ids of each rank.
+    def shares_of_rows(self, path: str, leaf: Any, ids: int) -> NonzeroShares:
+        """The shares of a table's rows that are among `ids` ids of each rank.
 
-        Where nothing else is known, as if each id were drawn from all rows alike.
+        Where nothing else is known, as if each id were drawn uniformly from all rows.
         """
         height = leaf.shape[0]
         shares = self.shares(path, leaf, height, tuple(leaf.shape[1:]))
@@ -138,11 +141,11 @@ class Densities:
         return leaf.shape[0] if most <= leaf.shape[0] else units
 
     def _independent(self, share, source):
-        return Shares(tuple(independent(self.ranks, 1, share)), source)
+        return NonzeroShares(tuple(independent(self.ranks, 1, share)), source)
 
 
 @dataclasses.dataclass(frozen=True)
-class Listed:
+class IdCounts:
     """How many ids of rows a rank lists in a step, by regular expressions.
 
     Attributes:
@@ -173,10 +176,10 @@ def _is_table(leaf):
     return len(leaf.shape) >= 2 and leaf.size > 0
 
 
-NONE = Listed()
+NONE = IdCounts()
 
 
-def listed(ids: Mapping[str, int] | None) -> Listed:
+def listed(ids: Mapping[str, int] | None) -> IdCounts:
     """Reads the `ids` argument of `explain`."""
     if ids is None:
         return NONE
@@ -188,7 +191,7 @@ def listed(ids: Mapping[str, int] | None) -> Listed:
     for pattern, number in ids.items():
         arguments.check_regular(pattern)
         arguments.check_whole(f"ids of {pattern!r}", number, 1)
-    return Listed(tuple(ids.items()))
+    return IdCounts(tuple(ids.items()))
 
 
 def is_table(path: str, leaf: Any) -> bool:

@@ -20,7 +20,7 @@ from sparsejax import schemes
 from sparsejax.advise import codec
 from sparsejax.advise.explain import advice, printed, reading
 from sparsejax.advise.explain.densities import Density, densities, listed
-from sparsejax.advise.explain.rows import CHOSEN, Row, Times, row_of
+from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, row_of
 from sparsejax.advise.network import network_of
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.forecast import Network
@@ -119,23 +119,23 @@ def explain(
         ids: How many ids of rows a rank lists in a step, {pattern of paths: number}, of
             tables whose gradients are `RowGrads`, as `sparsejax.lazy` takes them: an
             example with 26 features has 26. Their density is then that of distinct rows;
-            where none is given or measured, ids are taken to be drawn from all rows alike,
-            which repeats least.
+            where none is given or measured, ids are taken to be drawn uniformly from all
+            rows, which repeats least.
 
     Returns:
         An `Explanation`, to be printed or read.
 
     Example:
         >>> shapes = {"embedding": jax.ShapeDtypeStruct((50_000, 512), jnp.float32)}
-        >>> told = sparsejax.explain(tx, shapes, ranks=16, gbit_per_s=25, latency_us=20)
-        >>> print(told)
+        >>> cost = sparsejax.explain(tx, shapes, ranks=16, gbit_per_s=25, latency_us=20)
+        >>> print(cost)
     """
     network = network_of(network, gbit_per_s, latency_us)
     hosts, inner = _hosts_and_inner(ranks)
     known = densities(density, hosts * inner)
     groups = reading.groups_of(tx, params, hosts, known, listed(ids))
     _check_levels(groups, isinstance(ranks, tuple))
-    times = Times(network, inner)
+    times = SchemeTimes(network, inner)
     rows = tuple(row_of(group, times) for group in groups)
     return Explanation(
         hosts,

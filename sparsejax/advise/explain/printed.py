@@ -15,7 +15,7 @@ _MUCH = 0.95  # of the time; what saves less is not worth a word
 
 
 def tables(rows: Sequence[Row], latency_us: float) -> Iterator[list[str]]:
-    """The lines of each part: bytes, times, why not the soonest scheme, and the sums."""
+    """The lines of each part: bytes, times, why not the fastest scheme, and the sums."""
     yield ["What one rank sends in an exchange; room is entries in the longest message:"]
     yield table([_SENT, *map(_sent, rows)], left=(0, 1, 2, 10))
     yield ["Milliseconds on the network, the work on the device left out:"]
@@ -56,7 +56,7 @@ def _times(row: Row) -> list[str]:
 
 
 def _reasons(rows):
-    """Why a scheme is taken that is not the soonest done."""
+    """Why a scheme is taken that is not the fastest."""
     return [f"{row.name}: {row.reason}." for row in rows if row.reason]
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from sparsejax import schemes
-from sparsejax.advise.explain.densities import NONE, Densities, Listed, Shares
+from sparsejax.advise.explain.densities import NONE, Densities, IdCounts, NonzeroShares
 from sparsejax.advise.planner import joined
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import Scheme
@@ -36,7 +36,7 @@ class Group:
         unit: What an index points at, "element" or "row", or "leaf"; see `Row`.
         scheme: How they are added up.
         load: What there is to add up, over all ranks.
-        sources: Where the density of each leaf comes from; see `Shares`.
+        sources: Where the density of each leaf comes from; see `NonzeroShares`.
         sparsifier: The sparsifier in front, if one selects from these leaves.
         shared: Whether it selects the same elements on all ranks.
         ids: How many ids of rows a rank lists, where gradients are `RowGrads`; else 0.
@@ -69,7 +69,7 @@ def groups_of(
     params: Any,
     hosts: int,
     known: Densities,
-    listed: Listed = NONE,
+    listed: IdCounts = NONE,
 ) -> list[Group]:
     """The groups of leaves that a transformation exchanges, in the order of the tree.
 
@@ -111,13 +111,13 @@ def groups_of(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Member:
+class _BucketLeaf:
     """One leaf of a bucket as it reaches the exchange."""
 
     path: str
     leaf: Any
     units: int
-    shares: Shares
+    shares: NonzeroShares
     sparsifier: Any
     by_entries: bool
     of_elements: bool
@@ -127,8 +127,8 @@ class _Member:
 def _groups(
     joined: Sequence[Bucket],
     exchange: observing.Part,
-    members: Sequence[_Member],
-    lists: Mapping[str, Sequence["_Lists"]],
+    members: Sequence[_BucketLeaf],
+    lists: Mapping[str, Sequence["_RowGroup"]],
     ranks: int,
 ) -> Iterator[Group]:
     """The groups of buckets that are exchanged as one.
@@ -166,7 +166,7 @@ def _of_elements(bucket, exchange):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Lists:
+class _RowGroup:
     """Leaves of a bucket that are sent as lists of rows, in one exchange.
 
     Attributes:
@@ -178,7 +178,7 @@ class _Lists:
     ids: Mapping[int, int]
 
 
-def _lists(exchange, ranks, hosts, listed) -> dict[str, list[_Lists]]:
+def _lists(exchange, ranks, hosts, listed) -> dict[str, list[_RowGroup]]:
     """What is sent as lists of rows of each bucket, by its name."""
     pairs = list(zip(exchange.paths, exchange.leaves, strict=True))
     ids = [listed.of(path, leaf) for path, leaf in pairs]
@@ -186,11 +186,11 @@ def _lists(exchange, ranks, hosts, listed) -> dict[str, list[_Lists]]:
         _rows(leaf, n) if n else leaf for (_, leaf), n in zip(pairs, ids, strict=True)
     ]
     of_rows = exchange.part.assignment.of_rows(exchange.paths, exchange.leaves)
-    found: dict[str, list[_Lists]] = {}
+    found: dict[str, list[_RowGroup]] = {}
     for bucket in exchange.buckets:
         every = tables.listed(bucket, leaves, of_rows, ranks, ranks // hosts)
         found[bucket.name] = [
-            _Lists(scheme, {i: ids[i] for i in places})
+            _RowGroup(scheme, {i: ids[i] for i in places})
             for scheme, places in every
             if bucket.is_lossy or _sends_rows(scheme)
         ]
@@ -198,7 +198,7 @@ def _lists(exchange, ranks, hosts, listed) -> dict[str, list[_Lists]]:
 
 
 def _rows(leaf, listed):
-    """The shapes of the gradient of a table of which a rank lists so many ids."""
+    """The shapes of the gradient of a table of which a rank lists `listed` ids."""
     ids = lambda: jnp.zeros(listed, jnp.int32)
     rows = lambda: jnp.zeros((listed, *leaf.shape[1:]), leaf.dtype)
     return jax.eval_shape(lambda: RowGrads(ids(), rows(), tuple(leaf.shape)))
@@ -209,7 +209,7 @@ def _sends_rows(scheme):
     return scheme.forecast_rows(Load(1, 1, 1, "float32", (1.0,), room=1)) is not None
 
 
-def _members(exchange, before, known, lists) -> list[_Member]:
+def _members(exchange, before, known, lists) -> list[_BucketLeaf]:
     """The leaves of an exchange, in the order of the tree."""
     found = {}
     for whole in exchange.buckets:
@@ -235,7 +235,7 @@ def _table(bucket, path, leaf, ids, exchange, before, known):
             "rows are sent there. Leave ids of it out, or explain a chain without it."
         )
     shares = known.shares_of_rows(path, leaf, ids)
-    return _Member(path, leaf, leaf.shape[0], shares, None, False, False, ids)
+    return _BucketLeaf(path, leaf, leaf.shape[0], shares, None, False, False, ids)
 
 
 def _member(bucket, path, leaf, units, exchange, before, known):
@@ -255,10 +255,10 @@ def _member(bucket, path, leaf, units, exchange, before, known):
         of_elements = most < shares.sums[0] or sparsifier.shared
         if sparsifier.shared:
             # As many, whatever they are, and the same on all ranks.
-            shares = Shares((most,) * len(shares.sums), "selected")
+            shares = NonzeroShares((most,) * len(shares.sums), "selected")
         shares = shares.at_most(most, known.ranks)
     shares = shares.after(later)
-    return _Member(path, leaf, units, shares, sparsifier, by_entries, of_elements, 0)
+    return _BucketLeaf(path, leaf, units, shares, sparsifier, by_entries, of_elements, 0)
 
 
 def _selects(seen: observing.Part, path: str, leaf: Any) -> bool:

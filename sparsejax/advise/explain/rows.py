@@ -48,7 +48,7 @@ class Row:
         ids: How many ids of rows a rank lists, where gradients are `RowGrads`, and lists
             of rows are sent; 0 where they are arrays.
         scheme: The scheme that the transformation uses.
-        taken: The schemes between which it chooses on so many ranks: itself, but for Zen.
+        taken: The schemes between which it chooses on this many ranks: itself, but for Zen.
             All of them are compiled; none where it is a dense sum.
         density: The share of one rank's units that are not zero, or that are selected.
         density_after: The share of the sum's units.
@@ -105,14 +105,14 @@ class Row:
 
     @property
     def soonest(self) -> str:
-        """The scheme that is soonest done, "chosen" where none is sooner than that."""
+        """The fastest scheme, "chosen" where none is faster than that."""
         times = {name: t for name, t in self.milliseconds.items() if t is not None}
         best = min(times, key=lambda name: times[name])
         return CHOSEN if times[CHOSEN] <= times[best] * (1 + 1e-9) else best
 
 
 @dataclasses.dataclass(frozen=True)
-class Times:
+class SchemeTimes:
     """The times of schemes on a network between hosts of `inner` ranks."""
 
     network: Network
@@ -135,7 +135,7 @@ class Times:
         return forecast.seconds(self.network)
 
 
-def row_of(group: Group, times: Times) -> Row:
+def row_of(group: Group, times: SchemeTimes) -> Row:
     """The row of a group."""
     whole, scheme = group.load, group.scheme
     is_dense = isinstance(scheme, schemes.AllReduce)
@@ -221,7 +221,7 @@ def forecast_of(group: Group, scheme: Scheme, load: Load) -> Forecast:
     return scheme.forecast(load)
 
 
-def _pays_below(group: Group, times: Times) -> float:
+def _pays_below(group: Group, times: SchemeTimes) -> float:
     """The density below which the scheme is sooner done than a dense sum."""
     whole, scheme = group.load, group.scheme
     dense = times.dense(group)
@@ -290,7 +290,7 @@ def _taken(scheme: Scheme, load: Load, group: Group) -> tuple[str, ...]:
 
 
 def _reason(row: Row, group: Group) -> str:
-    """Why the scheme is not the one that is soonest done, if it is not."""
+    """Why the scheme is not the fastest, if it is not."""
     if row.soonest == CHOSEN:
         return ""
     scheme, least = _across(group.scheme), row.milliseconds[row.soonest]

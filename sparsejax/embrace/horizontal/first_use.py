@@ -16,12 +16,12 @@ from jax.core import Tracer
 
 from sparsejax.embrace.horizontal import blocks
 from sparsejax.rows import programs
-from sparsejax.rows.programs import Kind
+from sparsejax.rows.programs import CallKind
 from sparsejax.transforms.state import sharded, tree
 
 
 @dataclasses.dataclass(frozen=True)
-class _Value:
+class _ArrayUse:
     """What the walk knows of an array.
 
     Attributes:
@@ -32,9 +32,9 @@ class _Value:
     data: bool = False
     of: frozenset[int] = frozenset()
 
-    def joined(self, other: "_Value") -> "_Value":
+    def joined(self, other: "_ArrayUse") -> "_ArrayUse":
         data = self.data or other.data
-        return _Value(data, frozenset() if data else self.of | other.of)
+        return _ArrayUse(data, frozenset() if data else self.of | other.of)
 
 
 # Calls of a program with all inputs of the equation, as a loss runs them.
@@ -96,16 +96,16 @@ def uses(loss_fn: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) ->
 
     traced = jax.make_jaxpr(loss)(leaves, args, kwargs)
     first: dict[int, int] = {}
-    walk = _Walk(first)
+    walk = _FirstUseWalk(first)
     rest = len(traced.jaxpr.invars) - len(leaves)
-    given = [_Value(of=frozenset([i])) for i in range(len(leaves))]
-    walk.follow(traced, [*given, *[_Value(data=True)] * rest])
+    given = [_ArrayUse(of=frozenset([i])) for i in range(len(leaves))]
+    walk.follow(traced, [*given, *[_ArrayUse(data=True)] * rest])
     order = sorted(range(len(paths)), key=lambda i: (first.get(i, len(first)), i))
     return [paths[i] for i in order]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Walk:
+class _FirstUseWalk:
     """One walk over a program.
 
     Attributes:
@@ -114,14 +114,14 @@ class _Walk:
 
     first: dict[int, int] | None
 
-    def follow(self, program: Any, values: Sequence[_Value]) -> list[_Value]:
+    def follow(self, program: Any, values: Sequence[_ArrayUse]) -> list[_ArrayUse]:
         """What is known of a program's outputs, from what is known of its inputs."""
         jaxpr = program.jaxpr
         # What a loss closes over is data where it is a part of the same computation.
-        constants = [_Value(data=isinstance(x, Tracer)) for x in program.consts]
+        constants = [_ArrayUse(data=isinstance(x, Tracer)) for x in program.consts]
         env = dict(zip(jaxpr.constvars, constants, strict=True))
         env.update(zip(jaxpr.invars, values, strict=True))
-        get = lambda v: _Value() if programs.is_literal(v) else env[v]
+        get = lambda v: _ArrayUse() if programs.is_literal(v) else env[v]
         for eqn in jaxpr.eqns:
             made = self._equation(eqn, [get(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, made, strict=True))
@@ -129,16 +129,16 @@ class _Walk:
 
     def _equation(self, eqn, given):
         kind = programs.kind_of(eqn)
-        if kind in (Kind.INLINE, Kind.REMAT) or eqn.primitive.name in _CALLS:
+        if kind in (CallKind.INLINE, CallKind.REMAT) or eqn.primitive.name in _CALLS:
             return self.follow(programs.programs(eqn)[0], given)
-        if kind is Kind.COND:
+        if kind is CallKind.COND:
             sides = [self.follow(side, given[1:]) for side in programs.programs(eqn)]
             made = [
                 _joined([given[0], *some]) if given[0].data else _joined(some)
                 for some in zip(*sides, strict=True)
             ]
             return made
-        if kind is Kind.SCAN:
+        if kind is CallKind.SCAN:
             return self._scan(eqn, given)
         value = _joined(given)
         if value.data:
@@ -149,7 +149,7 @@ class _Walk:
         """A loop's carry is data in all turns if it is in one."""
         (body,) = programs.programs(eqn)
         start, end = programs.scan_split(eqn)
-        silent = _Walk(None)
+        silent = _FirstUseWalk(None)
         while True:
             made = silent.follow(body, given)
             after = [
@@ -173,7 +173,7 @@ class _Walk:
 
 
 def _joined(values):
-    joined = _Value()
+    joined = _ArrayUse()
     for value in values:
         joined = joined.joined(value)
     return joined

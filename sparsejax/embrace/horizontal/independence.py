@@ -1,4 +1,4 @@
-"""Whether a chain treats blocks apart, by its traced program.
+"""Whether a chain treats blocks separately, by its traced program.
 
 The program of an update is walked over once, with the blocks that each of its arrays
 depends on. Where the update of one block, or something that the state keeps, depends on
@@ -12,7 +12,7 @@ import jax
 
 from sparsejax.errors import ArgumentError
 from sparsejax.rows import programs
-from sparsejax.rows.programs import Kind
+from sparsejax.rows.programs import CallKind
 from sparsejax.transforms.state import tree
 from sparsejax.transforms.state.per_rank import OUTLINE
 from sparsejax.wire import Wire
@@ -22,7 +22,7 @@ from sparsejax.wire import Wire
 _CALLS = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 
-class _Value(NamedTuple):
+class _BlockDependence(NamedTuple):
     """What an array depends on.
 
     Attributes:
@@ -56,8 +56,8 @@ def check_apart(tx: Any, params: Any, block_of: dict[str, str], wire: Wire) -> N
         traced = jax.make_jaxpr(update)([wire.per_rank(x) for x in leaves], held, leaves)
     finally:
         OUTLINE.reset(token)
-    own = [_Value(frozenset([block_of[path]])) for path in paths]
-    values = _follow(traced, [*own, *[_Value()] * len(held), *own])
+    own = [_BlockDependence(frozenset([block_of[path]])) for path in paths]
+    values = _follow(traced, [*own, *[_BlockDependence()] * len(held), *own])
     for path, value in zip(paths, values, strict=False):
         _check(f"the update of {path!r}", value)
     for value in values[len(paths) :]:
@@ -80,9 +80,9 @@ def _check(what, value):
 def _follow(program, values):
     """What the outputs of a program depend on, from what its inputs do."""
     jaxpr = program.jaxpr
-    env = dict.fromkeys(jaxpr.constvars, _Value())
+    env = dict.fromkeys(jaxpr.constvars, _BlockDependence())
     env.update(zip(jaxpr.invars, values, strict=True))
-    get = lambda v: _Value() if programs.is_literal(v) else env[v]
+    get = lambda v: _BlockDependence() if programs.is_literal(v) else env[v]
     for eqn in jaxpr.eqns:
         env.update(zip(eqn.outvars, _made(eqn, list(map(get, eqn.invars))), strict=True))
     return list(map(get, jaxpr.outvars))
@@ -90,9 +90,9 @@ def _follow(program, values):
 
 def _made(eqn, given):
     kind = programs.kind_of(eqn)
-    if kind in (Kind.INLINE, Kind.REMAT) or eqn.primitive.name in _CALLS:
+    if kind in (CallKind.INLINE, CallKind.REMAT) or eqn.primitive.name in _CALLS:
         return _follow(programs.programs(eqn)[0], given)
-    if kind is Kind.COND:
+    if kind is CallKind.COND:
         sides = [_follow(side, given[1:]) for side in programs.programs(eqn)]
         return [_joined(eqn, [given[0], *some]) for some in zip(*sides, strict=True)]
     return [_joined(eqn, given)] * len(eqn.outvars)
@@ -103,4 +103,4 @@ def _joined(eqn, values):
     why = next((value.why for value in values if value.why), None)
     if why is None and len(blocks) > 1:
         why = programs.named(eqn)
-    return _Value(blocks, why)
+    return _BlockDependence(blocks, why)

@@ -64,7 +64,7 @@ class Begun(NamedTuple):
     rest: Any
 
 
-class Schedule(NamedTuple):
+class HorizontalSchedule(NamedTuple):
     """What `horizontal` was given, and what it does.
 
     Attributes:
@@ -235,7 +235,7 @@ def _behind(grads, before):
     """Gradients that XLA hands on once the parameters of the block before are there."""
     if not before:
         return grads
-    # What goes through one barrier has one type behind it; each gets its own back.
+    # What goes through one barrier has one type after it; each gets its own back.
     made = lax.optimization_barrier((grads, before))[0]
     return [
         axes.assume_same(x, tuple(axes.varying_axes(x) - axes.varying_axes(old)))

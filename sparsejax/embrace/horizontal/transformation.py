@@ -9,7 +9,7 @@ from sparsejax import axes
 from sparsejax.axes import AxisName
 from sparsejax.embrace.horizontal import blocks
 from sparsejax.embrace.horizontal.blocks import Order
-from sparsejax.embrace.horizontal.schedule import Begun, HorizontalState, Schedule
+from sparsejax.embrace.horizontal.schedule import Begun, HorizontalSchedule, HorizontalState
 from sparsejax.errors import ArgumentError
 from sparsejax.transforms.described import described
 from sparsejax.transforms.state import tree
@@ -23,7 +23,7 @@ class Horizontal(tree.Transformation):
     """
 
     stands_alone = True
-    schedule: Schedule
+    schedule: HorizontalSchedule
 
     def begin(
         self,
@@ -82,7 +82,7 @@ def horizontal(
 
     The result is a chain of its own, that nothing stands around: `sparsejax.data_parallel`
     takes it in place of `tx`, and parameters and losses are those of `tx`. Between steps
-    the state is one update behind: `trainer.flush(state)`, or `flush`, catches up.
+    the state is one update late: `trainer.flush(state)`, or `flush`, catches up.
 
     Example:
         >>> tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
@@ -97,8 +97,8 @@ def horizontal(
 
     Args:
         tx: The whole chain, the synchronization and the optimizer in it. It must treat
-            leaves apart, as SGD, Adam, Adagrad, LAMB do; what looks over all of them, as
-            `optax.clip_by_global_norm` does, is refused.
+            leaves separately, as SGD, Adam, Adagrad, LAMB do; what looks over all of them,
+            as `optax.clip_by_global_norm` does, is refused.
         order: The blocks in the order in which a forward uses them: path prefixes, a tuple
             for several that are one block; or a function from the paths to these. None: the
             blocks are found in the paths (`blocks`), and their order in the loss by
@@ -121,7 +121,9 @@ def horizontal(
         at_once = (at_once,)
     if order is not None and not callable(order):
         blocks.check(order)
-    schedule = Schedule(optax.with_extra_args_support(tx), order, axis_name, tuple(at_once))
+    schedule = HorizontalSchedule(
+        optax.with_extra_args_support(tx), order, axis_name, tuple(at_once)
+    )
     made = Horizontal(schedule.init, schedule.update)
     made.schedule = schedule
     return made

@@ -29,7 +29,7 @@ without a schedule, and everything is after the last step, or after a `flush`.
 A list of delayed rows has fixed room. Rows that have none on some rank go with the prior
 ones, on all ranks: a row is of one kind everywhere.
 
-* `gradients`: the gradient by whole rows that stay on their rank, and the rows of a batch.
+* `gradients`: the gradient as whole rows that stay on their rank, and the rows of a batch.
 * `split`: which rows go now.
 * `sending`: columns of rows to who holds them.
 * `sync`: the optax transformation.

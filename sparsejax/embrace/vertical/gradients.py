@@ -2,7 +2,7 @@
 
 What a loss is differentiated with respect to are not a rank's columns but the vectors that
 its lookups have received: zeros are added to them, as if they came from a table of whole
-rows, the `tap` of a `ColumnTable`. That table is there as a type alone. So nothing is sent
+rows, the `tap` of a `ColumnTable`. That table exists as a type alone. So nothing is sent
 in the backward pass, and each rank has the gradients of its own whole rows.
 """
 
@@ -22,7 +22,7 @@ from sparsejax.embrace.column_table import ColumnTable, Unsent
 from sparsejax.errors import ArgumentError
 from sparsejax.rows import reading, replay, value_and_grad as by_rows
 from sparsejax.rows.reads import Ids
-from sparsejax.rows.replay import Reader, Table
+from sparsejax.rows.replay import ProgramTable, Reader
 from sparsejax.transforms.state import sharded, tree
 from sparsejax.units.merging import merged
 from sparsejax.units.row_grads import RowGrads, is_row_grads
@@ -35,7 +35,7 @@ def value_and_grad(
     """`sparsejax.value_and_grad` for `embrace_sync(vertical=True)`, which sends rows.
 
     All leaves have the gradients that they have there, but for each `ColumnTable`. Its
-    gradient is by whole rows, this rank's alone, and has not been sent.
+    gradient has whole rows, this rank's alone, and has not been sent.
 
     Args:
         loss_fn: As there. It reads tables by `column_lookup`.
@@ -92,7 +92,7 @@ def rows_read(
         reads = _Reads(given, None)
         looked_up = {site.leaf for site in found.plan.sites}
         inputs = [
-            Table(leaf, given.paths[at], reads) if at in looked_up else leaf
+            ProgramTable(leaf, given.paths[at], reads) if at in looked_up else leaf
             for at, leaf in enumerate(given.leaves)
         ]
         deltas = iter([replay.zeros(site) for site in found.plan.sites])

@@ -15,7 +15,7 @@ def lookahead(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     Fetches one batch ahead, so what loads batches is to run in front of it: a generator, a
     list, a `torch.utils.data.DataLoader`, or a `grain` dataset or iterator. Each batch is
     the same object in both pairs that it is in. A loader that writes the next batch over
-    the last one has to give copies: what was told is to be what comes.
+    the last one has to give copies: what was announced is to be what comes.
 
     A generator of pairs holds one batch that was not trained on yet. To save where grain's
     iterator is in the data, save `get_state()` of the iterator before the batch is fetched

@@ -59,7 +59,7 @@ def columns_of_some(
         counts: int32 [n] of each table, how many rows each rank has, on all ranks.
 
     Returns:
-        [n, room, columns] of each table, zeros behind the last, the bytes sent, and those
+        [n, room, columns] of each table, zeros after the last, the bytes sent, and those
         for the choice.
     """
     shortened = [[-(-len(x) * part // 16) for x in rows] for part in _LENGTHS]

@@ -17,10 +17,10 @@ class Chosen(NamedTuple):
     """Some of the rows of each rank, at the beginnings of lists.
 
     Attributes:
-        ids: int32 [n, room], the same on all ranks; the height of the table behind the
+        ids: int32 [n, room], the same on all ranks; the height of the table after the
             last.
-        places: int32 [n, room], where each is in its rank's list; past its end behind the
-            last.
+        places: int32 [n, room], where each is in its rank's list; past its end for those
+            after the last.
         counts: int32 [n], how many there are.
     """
 
@@ -64,8 +64,8 @@ def split(
     Args:
         ids: int32 [n, k], the rows that ranks have gradients of, distinct on each; what is
             no row of the table marks a place without one.
-        next_ids: int32 of any shape, those that any rank reads in the next step, alike;
-            None if there is no next step: all go now.
+        next_ids: int32 of any shape, those that any rank reads in the next step, the same
+            on all; None if there is no next step: all go now.
         height: How many rows the table has.
         room: How many may wait on a rank.
     """

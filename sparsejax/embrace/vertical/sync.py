@@ -46,10 +46,10 @@ class EmbraceState(NamedTuple):
     """State of `embrace_sync(vertical=True)`.
 
     Attributes:
-        inner: Of the synchronization of all that is not shared out by columns.
+        inner: Of the synchronization of all that is not sharded by columns.
         pending: By the path of a table, the rows that ranks hold back.
         stale: int32: how many rows were read while a part of their gradient was held back,
-            since another batch came than the one that was told. It ought to be 0.
+            since another batch came than the one announced. It ought to be 0.
         tables: What was sent for tables, as `sparsejax.metrics` reads it.
     """
 
@@ -81,15 +81,15 @@ def embrace_sync(
     take gradients with `sparsejax.embrace.value_and_grad`, and give `update` the rows that
     this rank reads in the next step, `next_ids={path: ids}` as
     `sparsejax.embrace.rows_read(loss_fn)(params, next_batch)` finds them, or None at the
-    end of the data. The optimizer behind is a `sparsejax.lazy` one: it alone knows what to
-    do with rows that come late. Before parameters are read otherwise, or saved, flush:
+    end of the data. The optimizer after it is a `sparsejax.lazy` one: it alone knows what
+    to do with rows that come late. Before parameters are read otherwise, or saved, flush:
     `trainer.flush(state)`, or `sparsejax.embrace.flush`.
 
-    Where the next step reads other rows than it was told, those whose gradient is held back
-    are read without it, one step old. None is lost: they are counted in the state, `stale`.
-    With `data_parallel` it happens only where ids depend on parameters or variables: a
-    batch that was not told makes it flush. Of several processes none flushes, and whoever
-    sees another batch warns (`UntoldBatchWarning`).
+    Where the next step reads other rows than were announced, those whose gradient is held
+    back are read without it, one step old. None is lost: they are counted in the state,
+    `stale`. With `data_parallel` it happens only where ids depend on parameters or
+    variables: a batch that was not announced makes it flush. Of several processes none
+    flushes, and one that sees another batch warns (`UntoldBatchWarning`).
 
     What is sent `sparsejax.metrics` says, of tables as "prior rows", "delayed rows" and
     "next ids"; of the lookups `column_lookup(..., traffic=True)` returns it.
@@ -136,7 +136,7 @@ class _Vertical:
     """The transformation that holds rows back.
 
     Args:
-        inner: That of all that is not shared out by columns.
+        inner: That of all that is not sharded by columns.
         axis_name: The mesh axis of the ranks.
         delayed: How many rows of a table a rank holds back, by patterns of paths.
         reduce: "mean" or "sum".
@@ -197,7 +197,7 @@ class _Vertical:
         rest, inner = self.inner.update(shards.rest, state.inner, params, **extra)
         if not shards.paths:
             return rest, state._replace(inner=inner)
-        step = Step(self, wire, shards, state)
+        step = TableUpdate(self, wire, shards, state)
         nodes, after = step.taken(_checked(next_ids, shards.paths))
         return shards.together(rest, nodes), after._replace(inner=inner)
 
@@ -205,7 +205,7 @@ class _Vertical:
 _SENT = ("next ids", "prior rows", "delayed rows")
 
 
-class Step:
+class TableUpdate:
     """One update of the tables.
 
     Args:

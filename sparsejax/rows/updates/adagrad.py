@@ -36,9 +36,9 @@ def rowwise_adagrad(
         p  <-  p - learning_rate * g / (sqrt(a) + eps)
 
     so a table of rows of 16 has a sixteenth of Adagrad's state. A row without a gradient
-    does not change, so `RowGrads` and arrays train alike, and a step with `RowGrads` costs
-    what it touches. Rows lie along the first axis; numbers of parameters with fewer than
-    two axes have an accumulator each.
+    does not change, so `RowGrads` and arrays train the same, and a step with `RowGrads`
+    costs what it touches. Rows lie along the first axis; numbers of parameters with fewer
+    than two axes have an accumulator each.
 
     Args:
         learning_rate: A number or a schedule.

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from sparsejax.errors import ArgumentError
-from sparsejax.rows.updates.facts.tables import Table, Walk
+from sparsejax.rows.updates.facts.tables import TableFacts, UpdateWalk
 from sparsejax.transforms.state import tree
 from sparsejax.units.row_grads import is_row_grads
 
@@ -36,7 +36,7 @@ class Anatomy:
     """
 
     paths: tuple[str, ...]
-    tables: dict[int, Table]
+    tables: dict[int, TableFacts]
     owner: tuple[int | None, ...]
     counts: tuple[int, ...]
     held: tuple[int, ...]
@@ -68,7 +68,7 @@ def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Anatomy:
     Args:
         tx: The optimizer.
         grads: Gradients, of which shapes and dtypes matter.
-        params: The parameters, alike.
+        params: The parameters, in the same way.
     """
     paths, leaves, structure = flatten(grads)
     given = shapes(map(as_array, leaves))
@@ -85,12 +85,12 @@ def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Anatomy:
             f"parameters alone, as steps are that rows have missed: {error}. Chain what "
             "needs more before lazy(...), or after it where exact=False."
         ) from error
-    walk = Walk(program, owner, kept)
+    walk = UpdateWalk(program, owner, kept)
     tables = {}
     for at, leaf in enumerate(kept):
         if may_be_table(leaf):
             own = tuple(j for j, k in enumerate(owner) if k == at)
-            table = walk.judged(Table(at, paths[at], own), names)
+            table = walk.judged(TableFacts(at, paths[at], own), names)
             every = frozenset() if table.refused else walk.scalars(table)
             scalars = every if table.moves else frozenset()
             traced = table.moves and not table.refused and walk.is_traced(table)
@@ -128,7 +128,7 @@ def _owners(tx, kept, whole, state):
     """The parameter whose rows each leaf of the state has.
 
     Each parameter is made higher, each by another number of rows: what becomes higher by
-    as much has its rows. Shapes that are alike by chance do not become so.
+    as much has its rows. Shapes that are equal by chance do not become so.
     """
     higher = [
         jax.ShapeDtypeStruct((x.shape[0] + 1 + at, *x.shape[1:]), x.dtype) if x.shape else x

@@ -29,7 +29,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
         The parameters with the updates added to them, in their own dtypes.
 
     Raises:
-        ArgumentError: Something has computed with the ids of rows, as `optax.scale` behind
+        ArgumentError: Something has computed with the ids of rows, as `optax.scale` after
             `sparsejax.lazy` does, or they are rows of another table.
 
     Example:
@@ -64,7 +64,7 @@ class Scatter:
     """Writes rows to their places.
 
     Args:
-        ids: int32 [n], distinct and ascending, but for those behind the last row.
+        ids: int32 [n], distinct and ascending, but for those after the last row.
         height: How many rows there are.
     """
 

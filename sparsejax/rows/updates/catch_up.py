@@ -16,7 +16,7 @@ from jax import lax
 
 from sparsejax.axes import as_varying, cond, varying_axes
 from sparsejax.rows.updates.anatomy import Anatomy
-from sparsejax.rows.updates.fading import Probe, Sums, decayed, over, probe_of
+from sparsejax.rows.updates.fading import FadingSums, Probe, decayed, over, probe_of
 
 
 # How many changes of numbers by hand are remembered.
@@ -109,7 +109,7 @@ class CatchUp:
     state: tuple[Any, ...]
     history: History
     count: Any
-    sums: Mapping[int, Sums]
+    sums: Mapping[int, FadingSums]
 
     def faded(self, at: int, part: Rows) -> Rows:
         """Rows of a table whose momentum fades, as after the last step.

@@ -18,7 +18,7 @@ from sparsejax.rows import programs
 from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.anatomy import Anatomy
 from sparsejax.rows.updates.catch_up import CatchUp, History
-from sparsejax.rows.updates.facts.tables import Table
+from sparsejax.rows.updates.facts.tables import TableFacts
 from sparsejax.rows.updates.fading import SAMPLES, Fading
 from sparsejax.rows.updates.state import LazyState
 from sparsejax.units.row_grads import is_row_grads
@@ -31,7 +31,7 @@ class Inside:
     Attributes:
         tx: The optimizer.
         exact: Whether rows catch up.
-        readers: What has caught rows up to read them, while it is there.
+        readers: What has caught rows up to read them, as long as it lives.
         starts: Of the parameters of which first states were made: what they are like, and
             the paths of their leaves.
     """
@@ -155,8 +155,8 @@ class Inside:
             {},
         )
 
-    def movings(self, anatomy: Anatomy) -> dict[int, Table]:
-        """A table of each `Table.moving` that rows catch up by, in the order of these."""
+    def movings(self, anatomy: Anatomy) -> dict[int, TableFacts]:
+        """A table of each `TableFacts.moving` that rows catch up by, in their order."""
         tables = [anatomy.tables[at] for at in sorted(self.lagging(anatomy), reverse=True)]
         found = {t.moving: t for t in tables if t.moving is not None}
         return dict(sorted(found.items()))
@@ -166,11 +166,11 @@ class Inside:
         tables = anatomy.tables.items()
         return {at for at, t in tables if self.exact and t.lags and not self.why_not(t)}
 
-    def why_not(self, table: Table) -> str | None:
+    def why_not(self, table: TableFacts) -> str | None:
         """Why a table cannot be updated by rows; None if it can."""
         return table.refused or (table.replay_refused if self.exact else None)
 
-    def check(self, table: Table) -> None:
+    def check(self, table: TableFacts) -> None:
         """Raises if a table cannot be updated by rows."""
         reason = self.why_not(table)
         fix = "Use lazy(tx, exact=False), or leave that part out."

@@ -8,7 +8,7 @@ import optax
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates import steps
 from sparsejax.rows.updates.inside import Inside
-from sparsejax.rows.updates.view import Reader
+from sparsejax.rows.updates.view import LateRowReader
 from sparsejax.transforms.described import described
 from sparsejax.transforms.state import observing, tree
 from sparsejax.transforms.state.pending import Pending
@@ -30,18 +30,18 @@ class Lazy(tree.Transformation):
 
     inside: Inside
 
-    def reader(self, params: Any, state: Any) -> Reader:
+    def reader(self, params: Any, state: Any) -> LateRowReader:
         """What `sparsejax.value_and_grad(loss_fn, read=...)` reads rows with.
 
         An update of the same parameters and state, in the same program, uses what it has
-        made to catch rows up, as long as it is there: bind it to a name, as the example
+        made to catch rows up, as long as it lives: bind it to a name, as the example
         does. Without it the update makes that itself, and comes to the same numbers.
 
         Args:
             params: The parameters.
             state: The state of this transformation, or of a chain that it is in.
         """
-        return Reader(self.inside, params, state)
+        return LateRowReader(self.inside, params, state)
 
 
 @described
@@ -52,7 +52,7 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     parameter and from each array of the optimizer's state that has such rows, `tx` updates
     them, and they are scattered back in place: a step costs what it touches. Leaves that
     are arrays go to `tx` as they are. Apply the updates with
-    `sparsejax.apply_updates`. It goes last in a chain: what comes behind would change
+    `sparsejax.apply_updates`. It goes last in a chain: what comes after would change
     rows once that stand for several steps.
 
     With exact=True parameters are those of the dense optimizer. There, rows without a
@@ -80,7 +80,7 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     `SparseAdam` of PyTorch and `LazyAdam` of TensorFlow, by the numbers of optax's Adam,
     whose eps is added elsewhere.
 
-    `tx` must keep rows apart: what it does to one must not depend on others. All of
+    `tx` must keep rows separate: what it does to one must not depend on others. All of
     `optax.sgd`, `adam`, `adamw`, `adagrad`, `rmsprop`, `lion`, `adabelief` and `nadam` do,
     with `optax.clip`, `centralize` (within a row), `masked` and `partition`. A norm of the
     whole leaf or of all leaves (`clip_by_global_norm`, LAMB, LARS), factors of it
@@ -110,7 +110,7 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
         besides, one part after another, so that no row waits for longer.
 
     Raises:
-        ArgumentError: The optimizer does not keep the rows of any parameter apart.
+        ArgumentError: The optimizer mixes the rows of every parameter.
     """
     if not isinstance(tx, optax.GradientTransformation):
         raise ArgumentError(

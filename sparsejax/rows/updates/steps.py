@@ -76,7 +76,7 @@ def update(
             lists[at] = _listed(inside, view, at, leaf, turn)
         else:  # there is nothing in it
             grads[at] = leaf.to_dense()
-    made, inner, last = _taken(_Step(inside, view, grads, structure, extra), lists)
+    made, inner, last = _taken(_OptimizerStep(inside, view, grads, structure, extra), lists)
     for at, late in moved.items():
         made[at] = _both(late, made[at])
     return jax.tree.unflatten(structure, made), LazyState(
@@ -141,9 +141,9 @@ def _late(inside, late, updates, state, params):
         caught = None
         if at in view.moving and not view.is_fading(at):
             caught = view.caught_up(at, merge)
-        lists[at] = _Listed(merge, merge.sums(leaf.rows), caught)
+        lists[at] = _GradientRows(merge, merge.sums(leaf.rows), caught)
         grads[at] = leaf
-    step = _Step(inside, view, grads, structure, {})
+    step = _OptimizerStep(inside, view, grads, structure, {})
     made, rows, last = _taken(step, lists, others=False)
     inner = jax.tree.leaves(state.inner)
     for at in lists:
@@ -161,14 +161,14 @@ def _both(late: RowGrads, now: RowGrads) -> RowGrads:
     return RowGrads.marked(ids, jnp.concatenate([late.rows, now.rows]), now.shape)
 
 
-def _taken(step: "_Step", lists: dict[int, "_Listed"], others: bool = True):
+def _taken(step: "_OptimizerStep", lists: dict[int, "_GradientRows"], others: bool = True):
     """Takes a step: the updates, the leaves of the state, and the steps that rows saw."""
     view = step.view
     long = {at: x for at, x in lists.items() if tiles.is_long(x.places)}
     number = tiles.tiles_of(sum(x.sums.size for x in long.values()))
     long = long if number > 1 else {}
     made, inner, last = step.at_once(lists, long, others)
-    alike: dict[frozenset[str], dict[int, _Listed]] = {}
+    alike: dict[frozenset[str], dict[int, _GradientRows]] = {}
     for at, x in long.items():
         # A loop has one type: what is the same on all ranks stays so beside shards.
         types = tiles.axes_of(x, view.leaves[at], view.all_of(at), view.step)
@@ -183,7 +183,7 @@ def _taken(step: "_Step", lists: dict[int, "_Listed"], others: bool = True):
     return made, inner, last
 
 
-class _Listed(NamedTuple):
+class _GradientRows(NamedTuple):
     """The rows that a gradient lists.
 
     Attributes:
@@ -213,10 +213,10 @@ def _listed(inside, view, at, leaf, turn):
         caught = None
     elif caught is None:
         caught = view.caught_up(at, merge)
-    return _Listed(merge, merge.sums(leaf.rows), caught)
+    return _GradientRows(merge, merge.sums(leaf.rows), caught)
 
 
-class _Step:
+class _OptimizerStep:
     """A step of the optimizer inside.
 
     Args:

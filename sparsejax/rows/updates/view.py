@@ -17,7 +17,7 @@ from sparsejax.rows import tiles
 from sparsejax.rows.reads import Ids
 from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.catch_up import CatchUp, Rows
-from sparsejax.rows.updates.fading import Sums, in_turn
+from sparsejax.rows.updates.fading import FadingSums, in_turn
 from sparsejax.rows.updates.inside import Inside
 from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.units.merging import Merge, merged
@@ -107,7 +107,7 @@ class View:
             if table.fading is not None
         }
 
-    def sums_of(self, other: "View") -> dict[int, Sums] | None:
+    def sums_of(self, other: "View") -> dict[int, FadingSums] | None:
         """The sums by which rows move, if another view is one of the same state."""
         sums = self._catch_up.sums
         if not sums or not _are(self._numbers(), other._numbers()):
@@ -121,7 +121,7 @@ class View:
         return [self.step, *(x for x, k in pairs if k is None), *self._state.kept]
 
     def kept(self) -> tuple[jax.Array, ...]:
-        """What is kept of the sums by which rows move, behind a step."""
+        """What is kept of the sums by which rows move, after a step."""
         pairs = enumerate(self._state.kept)
         sums = self._catch_up.sums
         return tuple(sums[k].kept if k in sums else kept for k, kept in pairs)
@@ -205,7 +205,7 @@ class View:
         return self.catch_up({at: rows})[at] if at in self.lagging else rows
 
     def is_same(self, other: "View", at: int) -> bool:
-        """Whether rows of a table are late alike, seen from here and from there."""
+        """Whether rows of a table are equally late, seen from here and from there."""
         ours, theirs = (
             jax.tree.leaves((x.leaves[at], x.last[at], x.step, x.inner, x.history.values))
             for x in (self, other)
@@ -226,7 +226,7 @@ class View:
         return Rows(self.leaves[at], own, self.last[at])
 
 
-class Reading(NamedTuple):
+class ReadRows(NamedTuple):
     """Rows that a loss has read.
 
     Attributes:
@@ -240,7 +240,7 @@ class Reading(NamedTuple):
     rows: Rows
 
 
-class Reader:
+class LateRowReader:
     """Rows as the dense optimizer has them, from tables some of whose rows are late.
 
     It remembers what it has caught up, and by which sums, for the update of the same state
@@ -262,8 +262,8 @@ class Reader:
         self._view = View(inside, params, params, state)
         if self._view.moving:
             _check_axes()
-        self._readings: list[Reading] = []
-        self._listed: dict[int, tuple[jax.Array, Reading]] = {}
+        self._readings: list[ReadRows] = []
+        self._listed: dict[int, tuple[jax.Array, ReadRows]] = {}
         inside.readers.add(self)
 
     def rows(self, path: str, ids: Ids) -> jax.Array:
@@ -285,24 +285,24 @@ class Reader:
         # step of zero, which an exact optimizer takes of all rows.
         is_listed = ids.listed.reshape(-1) < self._view.shapes[at].shape[0]
         places = jnp.where(is_listed, merge.places, merge.ids.shape[0])
-        reading = Reading(ids.listed, merge._replace(places=places), rows)
+        reading = ReadRows(ids.listed, merge._replace(places=places), rows)
         self._readings.append(reading)
         return gathered_rows(rows.param, merge.places.reshape(read.shape))
 
     def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
-        """Is told what the gradient of a table lists: the rows of some calls of `rows`."""
+        """Notes what the gradient of a table lists: the rows of some calls of `rows`."""
         found = [reading for reading in self._readings if reading.ids is ids[0]]
         if len(ids) == len(found) == 1:
             self._listed[self._numbers[path]] = grads.ids, found[0]
 
-    def reading(self, view: View, at: int, ids: jax.Array) -> Reading | None:
+    def reading(self, view: View, at: int, ids: jax.Array) -> ReadRows | None:
         """What was read of a table, if that is what an update of it needs."""
         known, reading = self._listed.get(at, (None, None))
         if reading is None or known is not ids or not view.is_same(self._view, at):
             return None
         return reading if same_trace(reading.rows.param, ids) else None
 
-    def sums_of(self, view: View) -> dict[int, Sums] | None:
+    def sums_of(self, view: View) -> dict[int, FadingSums] | None:
         """The sums by which rows move, if they are those of another view, too."""
         return self._view.sums_of(view)
 

@@ -37,7 +37,7 @@ class OmniReduce(base.Scheme):
         block: Numbers in a block. Larger ones take fewer indices and send more zeros.
         aggregators: How many ranges there are, dealt out to the ranks in turn; as many as
             ranks if None.
-        ratio: How far apart the message sizes are.
+        ratio: The ratio of successive message sizes.
         wire_dtype: The dtype of the values while they travel; that of x if None.
 
     Example:

@@ -2,8 +2,8 @@
 
 On the wire, with n ranks:
 
-    Spread    all_to_all of the sums to evenly filled parts, then all_gather
-    Doubled   recursive doubling; what is held doubles with each message
+    Spread              all_to_all of the sums to evenly filled parts, then all_gather
+    RecursiveDoubling   what a rank holds doubles with each message
 
 `Spread` is a broadcast by every owner at once, made of a scatter and an all-gather: an
 owner hands a share of its sums to each rank, and each rank sends its shares to all. An
@@ -89,7 +89,7 @@ class Spread(PullEntries):
 
 
 @dataclasses.dataclass(frozen=True)
-class Doubled(PullEntries):
+class RecursiveDoubling(PullEntries):
     """Recursive doubling: every rank starts with its part; what two hold is disjoint."""
 
     def by_entries(self, owned, totals, sets, fullest):

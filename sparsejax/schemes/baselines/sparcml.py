@@ -20,7 +20,7 @@ import jax
 
 from sparsejax import arguments
 from sparsejax.schemes import base
-from sparsejax.schemes.baselines.pulls import Doubled
+from sparsejax.schemes.baselines.pulls import RecursiveDoubling
 from sparsejax.schemes.owners.pulls import Whole
 from sparsejax.schemes.zen.balanced import BalancedParallelism
 from sparsejax.schemes.zen.hierarchical import HierarchicalCentralization
@@ -44,7 +44,7 @@ class SparCML(base.Scheme):
             "dsar_split_all_gather".
         code: How indices travel: "coo32" (SparCML's own, and the default), "coo16",
             "coo8", "bitmap", or "auto" for the cheapest.
-        ratio: How far apart the message sizes are.
+        ratio: The ratio of successive message sizes.
         wire_dtype: The dtype of the values while they travel; see the schemes named.
 
     Example:
@@ -83,7 +83,7 @@ class SparCML(base.Scheme):
             return HierarchicalCentralization(
                 self.code, self.ratio, self.wire_dtype, "bound"
             )
-        pull = Doubled() if self.algorithm == "ssar_split_all_gather" else Whole()
+        pull = RecursiveDoubling() if self.algorithm == "ssar_split_all_gather" else Whole()
         return BalancedParallelism(
             Contiguous(), self.code, self.code, self.ratio, self.wire_dtype, pull
         )

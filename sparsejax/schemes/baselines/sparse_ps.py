@@ -34,7 +34,7 @@ class SparsePS(base.Scheme):
         code: How indices travel: "coo32" (the papers' COO, and the default), "coo16",
             "coo8", "bitmap", or "auto" for the cheapest.
         ownership: Which server has which unit.
-        ratio: How far apart the message sizes are.
+        ratio: The ratio of successive message sizes.
         wire_dtype: The dtype of the values while they travel; that of x if None.
 
     Example:

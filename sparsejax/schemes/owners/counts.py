@@ -20,7 +20,7 @@ class Counts(NamedTuple):
 
     Attributes:
         sets: This rank's units by owner.
-        agreed: int32 [3], the counts. They stay one array: whoever needs one in a branch
+        agreed: int32 [3], the counts. They stay one array: a branch that needs one
             reads it there, where it is no kernel of its own.
         sent: Bytes that one rank sent to agree.
         units: int32 [parts, room], the units of places in memories, where the sets are
@@ -69,7 +69,7 @@ def count_filled(filled: Filled, size: int, wire: Wire) -> Counts:
     Args:
         filled: This rank's memories.
         size: How many units the array has. If any rank has a unit that found no place, the
-            fullest part is said to have so many, so that all ranks send densely.
+            fullest part is given that count, so that all ranks send densely.
         wire: The ranks.
     """
     fullest = jnp.where(filled.left, size, jnp.max(filled.places.counts))

@@ -7,7 +7,7 @@ from sparsejax.schemes.forecast import Forecast, Load, agreeing
 from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.schemes.owners.rows import room_of
 from sparsejax.units.ownership import Ownership
-from sparsejax.units.ownership.memory import Memory
+from sparsejax.units.ownership.memory import PartMemory
 from sparsejax.wire.ladder import sent_bytes
 
 
@@ -17,7 +17,7 @@ def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
     need = load.fullest_part(0, width, ownership.balanced, sets=n)
     dense, memory = load.all_reduce(how.wire_dtype), None
     if ownership.memory is not None:
-        memory = Memory.of(load.units, n, 0, ownership.memory)
+        memory = PartMemory.of(load.units, n, 0, ownership.memory)
         if need > memory.takes:
             return dense
     size = load.unit_bytes(how.wire_dtype)

@@ -15,7 +15,7 @@ from sparsejax.wire import collectives
 from sparsejax.wire.ladder import Count, Ladder, ladder
 
 
-# Parts are as good as even if together they have so many times as many slots as units.
+# Parts are as good as even if all slots are at most this multiple of all units.
 EVEN = 1.5
 
 
@@ -26,7 +26,7 @@ class Message:
     Attributes:
         code: How indices travel: the name of a code, or "auto" for the cheapest at each
             message size.
-        ratio: How far apart the message sizes are.
+        ratio: The ratio of successive message sizes.
         capacity: Entries of the longest message, where it is known what to expect.
     """
 
@@ -42,13 +42,13 @@ class Message:
         units: int | None = None,
         **share: int,
     ) -> Ladder:
-        """The message sizes for parts of `width` slots, of so many units in all."""
+        """The message sizes for parts of `width` slots, of `units` units in all."""
         how = self.code, self.ratio, self.capacity
         return ladder(width, unit_bytes, parts, *how, units, **share)
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class OwnerPlan:
     """What one rank would send to owners, and owners to all: bytes by counts of entries.
 
     Attributes:

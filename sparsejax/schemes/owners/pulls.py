@@ -33,7 +33,7 @@ from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Load, agreeing
 from sparsejax.schemes.or_dense import on_copies, or_dense
 from sparsejax.schemes.owners import counts
-from sparsejax.schemes.owners.plan import Plan
+from sparsejax.schemes.owners.plan import OwnerPlan
 from sparsejax.units import bits
 from sparsejax.units.ownership import Layout
 from sparsejax.units.slots import Slots
@@ -75,7 +75,7 @@ class Owned:
 
     wire: Wire
     layout: Layout
-    plan: Plan
+    plan: OwnerPlan
     dtype: jnp.dtype
 
     def gather(
@@ -133,8 +133,8 @@ class Owned:
         others = varying_axes(totals) - frozenset(axis_names(self.wire.axis))
 
         def turn(i, total):
-            # The last run ends where the slots do, and has some of the one before: all are
-            # alike, and compiled once.
+            # The last run ends where the slots do, and has some of the one before: all have
+            # one length, and are compiled once.
             first = jnp.minimum(i * run, width - run)
             # A gather: of a slice XLA makes a copy whose place the host works out, turn by
             # turn, and a loop around one cannot be part of a CUDA graph.
@@ -143,7 +143,7 @@ class Owned:
             gathered, _ = self.wire.all_gather(sums)
             slots = first + lax.broadcasted_iota(jnp.int32, gathered.shape[:2], 1)
             units = self.layout.invert(owner, slots)
-            # Slots of no unit are one behind the end or more.
+            # Slots of no unit are one past the end or more.
             return total.at[units].set(gathered, mode="drop")
 
         total = as_varying(jnp.zeros(shape, totals.dtype), others)
@@ -168,7 +168,7 @@ def nonzero_units(total: jax.Array) -> jax.Array:
 Sender = Callable[[jax.Array], tuple[jax.Array, base.Stage, jax.Array]]
 
 
-class Instead(NamedTuple):
+class Fallback(NamedTuple):
     """What all ranks do instead of a pull, where nothing was pushed.
 
     Attributes:
@@ -197,7 +197,7 @@ class Pull(abc.ABC):
         """
 
     @abc.abstractmethod
-    def forecast(self, plan: Plan, load: Load, fullest: int) -> tuple[float, int, int]:
+    def forecast(self, plan: OwnerPlan, load: Load, fullest: int) -> tuple[float, int, int]:
         """The bytes that one rank would send, the messages, and the rounds.
 
         Args:
@@ -210,7 +210,7 @@ class Pull(abc.ABC):
 class PullEntries(Pull):
     """A way in which sums come back as entries, or whole where that takes fewer bytes."""
 
-    def __call__(self, owned, totals, instead: Instead | None = None):
+    def __call__(self, owned, totals, instead: Fallback | None = None):
         sets = Slots.of(bits.of_units(totals)[None])
         fullest, agreed = owned.wire.maximum(sets.counts[0])
         by_entries, entry_bytes, cost = self.by_entries(owned, totals, sets, fullest)
@@ -287,6 +287,6 @@ class Whole(Pull):
         return whole(plan)
 
 
-def whole(plan: Plan) -> tuple[float, int, int]:
+def whole(plan: OwnerPlan) -> tuple[float, int, int]:
     """Bytes, messages and rounds where all sums come back, zeros and all."""
     return plan.whole_bytes, agreeing(plan.ranks) + plan.ranks - 1, 1

@@ -39,23 +39,23 @@ from sparsejax.schemes import base
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.schemes.owners import counts
 from sparsejax.schemes.owners.counts import Counts
-from sparsejax.schemes.owners.plan import Message, Plan
+from sparsejax.schemes.owners.plan import Message, OwnerPlan
 from sparsejax.schemes.owners.pulls import (
-    Instead,
+    Fallback,
     Owned,
     Pull,
     PullEntries,
     nonzero_units,
 )
 from sparsejax.units.ownership import Layout
-from sparsejax.units.ownership.memory import Memory
+from sparsejax.units.ownership.memory import PartMemory
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units, unit_bytes, wide
 from sparsejax.wire import channels, index_codes, messages, ordered
 from sparsejax.wire.collectives import Wire
 
 
-# On GPUs the longest messages of a rank to its owners hold one of so many units.
+# On GPUs the longest messages of a rank to its owners hold one unit in 32.
 SHARE = 32
 
 
@@ -108,16 +108,16 @@ class PushPull:
         width: int,
         unit_bytes: int,
         dense_bytes: float,
-        memory: Memory | None,
-    ) -> Plan:
-        """The message sizes and the bytes, for parts of `width` slots; see `Plan`."""
+        memory: PartMemory | None,
+    ) -> OwnerPlan:
+        """The message sizes and the bytes, for parts of `width` slots; see `OwnerPlan`."""
         push, room = self.push, width
         if memory is not None:
             # Slots in the order of their hashes: any 32 bits.
             push = dataclasses.replace(push, code=index_codes.COO32.name)
             room = max(width, memory.room)
         steps = push.ladder(room, unit_bytes, ranks, units, share=SHARE)
-        return Plan(ranks, units, width, unit_bytes, dense_bytes, steps, self.pull)
+        return OwnerPlan(ranks, units, width, unit_bytes, dense_bytes, steps, self.pull)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Stages:
     wire: Wire
     layout: Layout
     way: Pull
-    plan: Plan
+    plan: OwnerPlan
     owned: Owned
     sum_dtype: jnp.dtype
 
@@ -183,8 +183,8 @@ class Stages:
     def _one_after_the_other(self, x, known):
         """The same where it pays, else an all-reduce: by one choice for each stage.
 
-        On a GPU what a choice is given is there until it has ended, as the bits that tell
-        the entries of a push: they would still be there while sums come back.
+        On a GPU what a choice is given stays in memory until it has ended, as the bits that
+        tell the entries of a push: they would still be there while sums come back.
         """
         pays = self.plan.entry_bytes(known.fullest) < self.plan.dense_bytes
         push = functools.partial(self._by_entries, known=known, comes_back=False)
@@ -197,7 +197,7 @@ class Stages:
             return total, half, units
 
         assert isinstance(self.way, PullEntries)
-        instead = Instead(~pays, all_reduce, x, x.dtype)
+        instead = Fallback(~pays, all_reduce, x, x.dtype)
         pulled = self.way(self.owned, totals, instead)
         push = jax.tree.map(lambda a, b: jnp.where(pays, a, b), pushed, pulled.stage)
         return pulled.total, push, pulled.stage, pulled.units, pulled.scalars

@@ -71,8 +71,10 @@ def add_up(
     if row_lists.is_trivial(tables, wire):
         return row_lists.of_one_rank(tables, wire)
     row_lists.check_listed(sum(table.capacity for table in tables), wire)
-    each = [_Table(table, ownership.over(table.shape[0], wire.ranks)) for table in tables]
-    exchange = _Exchange(tuple(each), wire)
+    each = [
+        _OwnedTable(table, ownership.over(table.shape[0], wire.ranks)) for table in tables
+    ]
+    exchange = _RowExchange(tuple(each), wire)
     check_numbered(
         f"tables of {[table.shape[0] for table in tables]} rows", exchange.nowhere
     )
@@ -80,12 +82,12 @@ def add_up(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Listed:
+class _RowsByOwner:
     """A rank's rows by owner.
 
     Attributes:
         keys: int32 [K], the distinct rows as part * width + slot, ascending; `nowhere`
-            behind the last.
+            after the last.
         of_row: int32 [K], where the key of each listed row is; K where there is none.
         starts: int32 [parts, tables + 1], where the keys of each part and table begin, and
             where those of the part end.
@@ -102,7 +104,7 @@ class _Listed:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Table:
+class _OwnedTable:
     """One table: its rows on this rank, and who owns which."""
 
     grads: RowGrads
@@ -146,17 +148,17 @@ class _Table:
 
 
 def room_of(capacity: int, ranks: int, width: int) -> int:
-    """Rows in a part of a list: the mean of so many, and six standard deviations."""
+    """Rows in a part of a list: the mean, and six standard deviations."""
     mean = capacity / ranks
     room = math.ceil(mean + 6 * math.sqrt(mean) + 8)
     return min(room, capacity, width)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Exchange:
+class _RowExchange:
     """The exchange of lists of rows: what is fixed when traced, and the lists."""
 
-    tables: tuple[_Table, ...]
+    tables: tuple[_OwnedTable, ...]
     wire: Wire
 
     @property
@@ -176,7 +178,7 @@ class _Exchange:
 
     @property
     def nowhere(self) -> int:
-        """The key of no row: behind all others."""
+        """The key of no row: above all others."""
         return self.ranks * self.width
 
     @functools.cached_property
@@ -226,7 +228,7 @@ class _Exchange:
         )
         return base.SummedRows(self.wire.assume_same(totals), traffic)
 
-    def _listed(self) -> _Listed:
+    def _listed(self) -> _RowsByOwner:
         """The rows of this rank by owner, equal ones once."""
         keys = []
         for table, start in zip(self.tables, self.starts[:-1], strict=True):
@@ -238,7 +240,7 @@ class _Exchange:
         part = lax.broadcasted_iota(jnp.int32, (self.ranks, 1), 0)
         bounds = part * self.width + jnp.array(self.starts, jnp.int32)
         starts = first_at(listed, bounds)
-        return _Listed(listed, of_row, starts)
+        return _RowsByOwner(listed, of_row, starts)
 
     def _by_owners(self, keys, of_row, starts, rows, *, fullest, most):
         """Push, add up, pull."""

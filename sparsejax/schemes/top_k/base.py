@@ -138,7 +138,7 @@ class Blocks(NamedTuple):
 
 
 def cut(size: int, number: int) -> Blocks:
-    """Cuts an array of `size` elements into so many blocks."""
+    """Cuts an array of `size` elements into `number` blocks."""
     return Blocks(number, -(-size // number))
 
 

@@ -25,7 +25,7 @@ from sparsejax.wire import channels
 from sparsejax.wire.collectives import Permutation, Wire
 
 
-class Selected(NamedTuple):
+class PartialSum(NamedTuple):
     """A partial sum, selected from after each exchange.
 
     Attributes:
@@ -40,7 +40,7 @@ class Selected(NamedTuple):
 
     def then(
         self, x: jax.Array, words: jax.Array, keeper: jax.Array | bool, stage: base.Stage
-    ) -> "Selected":
+    ) -> "PartialSum":
         """Returns what a selection from the next partial sum keeps and leaves out.
 
         Args:
@@ -53,25 +53,25 @@ class Selected(NamedTuple):
         zero = jnp.zeros_like(x)
         kept = jnp.where(selected, x, zero)
         left_out = jnp.where(selected | ~jnp.asarray(keeper), zero, x)
-        return Selected(kept, self.left_out + left_out, stage)
+        return PartialSum(kept, self.left_out + left_out, stage)
 
 
-def start(x: jax.Array, k: int, seed: jax.Array) -> Selected:
+def start(x: jax.Array, k: int, seed: jax.Array) -> PartialSum:
     """Selects the k largest elements of x [width], before any exchange."""
     words = top_k.select(x[None], k, seed)
-    before = Selected(x, jnp.zeros_like(x), base.stage())
+    before = PartialSum(x, jnp.zeros_like(x), base.stage())
     return before.then(x, words, True, before.stage)
 
 
 def meet(
-    before: Selected,
+    before: PartialSum,
     pairs: Permutation,
     k: int,
     seed: jax.Array,
     code: str,
     wire: Wire,
     keeper: jax.Array | bool,
-) -> Selected:
+) -> PartialSum:
     """Exchanges selections with a partner, adds them up and selects k elements.
 
     Args:

@@ -82,7 +82,7 @@ class OkTopkState(NamedTuple):
         return self.fitting * jnp.exp(self.trends)
 
 
-class Counts(NamedTuple):
+class SelectionCounts(NamedTuple):
     """Counts of selected elements that all ranks know of each other.
 
     Attributes:
@@ -150,7 +150,7 @@ class OkTopk(top_k.TopKScheme):
             arguments.check_positive("power", self.power, 0, 1)
 
     def regions(self, size: int, ranks: int) -> Regions:
-        """Divides an array of `size` elements among so many ranks."""
+        """Divides an array of `size` elements among the ranks."""
         return divide(size, ranks, self.k(size), self.slack)
 
     def init(self, like, wire):
@@ -301,4 +301,4 @@ def _exchange_counts(parts, above, threshold, wire):
     thresholds = bits.of_words(gathered[:, :cut], threshold.dtype)
     numbers = bits.of_words(gathered[:, cut:, None], jnp.int32)
     fullest = wire.same_elsewhere(jnp.max(numbers[:, 2]))
-    return Counts(numbers[:, 0], numbers[:, 1], fullest, thresholds, sent)
+    return SelectionCounts(numbers[:, 0], numbers[:, 1], fullest, thresholds, sent)

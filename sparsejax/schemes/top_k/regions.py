@@ -1,7 +1,7 @@
 """Ok-Topk's regions: which rank sums which elements (section 3.1.1).
 
-A region is a run of whole words of 32 elements, so that the packed bits of a selection fall
-apart into those of the regions. The bounds are moved so that about as many selected
+A region is a run of whole words of 32 elements, so that the packed bits of a selection
+split into those of the regions. The bounds are moved so that about as many selected
 elements are in each. No region is wider than four times the mean, because its sum has a
 buffer of fixed size. At worst a quarter of the ranks have empty regions.
 """
@@ -62,7 +62,7 @@ class Regions(NamedTuple):
         starts = jnp.where(rank == 0, 0, jnp.clip(starts, 0, self.words))
         starts = lax.cummax(starts)
         starts = jnp.maximum(starts, self.words - (self.ranks - rank) * self.widest)
-        # No start is more than the widest region behind the one before it.
+        # No start is more than the widest region after the one before it.
         return lax.cummin(starts - rank * self.widest) + rank * self.widest
 
     def split_ladder(self, dtype: jnp.dtype, code: str) -> ladder.Ladder:
@@ -135,7 +135,7 @@ class Regions(NamedTuple):
             elements = lax.dynamic_slice_in_dim(listed, first[region], self.most)
             elements = jnp.where(lanes < counts[region], elements, 0)
             flags = bits.unpack(magnitudes.largest(elements, jnp.int32(self.room), seed))
-            # The next region overwrites what is written behind the end of this one.
+            # The next region overwrites what is written past the end of this one.
             flags = flags[: self.most]
             return lax.dynamic_update_slice_in_dim(selected, flags, first[region], 0)
 

@@ -61,7 +61,7 @@ def next_h(h: TopH, teams: Teams, total: jax.Array) -> TopH:
     return TopH(value, step, same_direction & ~h.doubles)
 
 
-def synchronize_teams(block: jax.Array, member: Member, h: TopH) -> meetings.Selected:
+def synchronize_teams(block: jax.Array, member: Member, h: TopH) -> meetings.PartialSum:
     """Adds up the blocks of one place in all teams, and selects from the sum.
 
     Args:

@@ -114,7 +114,7 @@ class SparDL(top_k.TopKScheme):
         return min(times, key=lambda teams: times[teams])
 
     def teams_of(self, size: int, ranks: int) -> Teams:
-        """Divides so many ranks, and an array of `size` elements, among teams."""
+        """Divides the ranks, and an array of `size` elements, among teams."""
         number: Any = self.teams
         if number == "auto":
             number = self.fastest_teams(size, ranks)

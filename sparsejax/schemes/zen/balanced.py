@@ -19,7 +19,7 @@ import jax
 from sparsejax import arguments
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
-from sparsejax.schemes.baselines.pulls import Doubled, Spread
+from sparsejax.schemes.baselines.pulls import RecursiveDoubling, Spread
 from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
 from sparsejax.schemes.owners.plan import Message
 from sparsejax.schemes.owners.pulls import Gather, Pull, Whole
@@ -28,7 +28,12 @@ from sparsejax.units.ownership import Ownership, StripedHash
 from sparsejax.wire import index_codes, ladder
 
 
-_PULLS = {"gather": Gather(), "spread": Spread(), "doubling": Doubled(), "dense": Whole()}
+_PULLS = {
+    "gather": Gather(),
+    "spread": Spread(),
+    "doubling": RecursiveDoubling(),
+    "dense": Whole(),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +45,8 @@ class BalancedParallelism(base.Scheme):
         push_code: How indices travel to the owners: "coo32", "coo16", "coo8", "bitmap", or
             "auto" for the cheapest at each message size.
         pull_code: The same on the way back.
-        ratio: How far apart the message sizes are; larger compiles faster, and pads more or
-            takes more rounds.
+        ratio: The ratio of successive message sizes; larger compiles faster, and pads more
+            or takes more rounds.
         wire_dtype: The dtype of the values while they travel; that of x if None. Sums are
             taken in float32 or wider all the same.
         pull: How the sums come back: "gather", "spread", "doubling", "dense", or a `Pull`;

@@ -1,6 +1,6 @@
 """The bytes that Zen's rivals would send in this step, from how sums grew in the last one.
 
-All ranks reckon from numbers on which they have agreed, so all choose the same. The bytes
+All ranks compute from numbers on which they have agreed, so all choose the same. The bytes
 are those of the message sizes and index codes that each scheme would use.
 """
 

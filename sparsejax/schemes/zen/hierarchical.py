@@ -31,8 +31,8 @@ class HierarchicalCentralization(base.Scheme):
 
     Attributes:
         code: How indices travel: "coo32", "coo16", "coo8", "bitmap", or "auto".
-        ratio: How far apart the message sizes are; larger compiles faster, and pads more or
-            takes more rounds.
+        ratio: The ratio of successive message sizes; larger compiles faster, and pads more
+            or takes more rounds.
         wire_dtype: The dtype of the values while they travel. If None, the first message
             has x's dtype, and partial sums have float32 or wider.
         switch: When a partial sum goes densely: "count" if its own entries do not pay, or
@@ -79,14 +79,14 @@ class HierarchicalCentralization(base.Scheme):
         entry_bytes = _messages(n) * double.ladder(x, narrow).bytes(most)
 
         def sparse(x):
-            return double(x, doubling.Known(flags, most))
+            return double(x, doubling.AgreedCounts(flags, most))
 
         def all_reduce(x):
             total, sent = wire.all_reduce(x)
             half = base.stage(sent / 2, sent / 2, 1)
             unseen = jnp.zeros(hops, jnp.int32)
             none = jnp.float32(0)
-            return doubling.Doubled(total, half, half, none, unseen)
+            return doubling.DoublingResult(total, half, half, none, unseen)
 
         done = or_dense(wire, entry_bytes, dense, sparse, all_reduce, x)
         done = wire.assume_same(done)

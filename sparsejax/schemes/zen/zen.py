@@ -21,9 +21,9 @@ can be pulled, and ranks agree once more in between; to send everything to all i
 Few ranks send little more that way: n - 1 sets, where owners send up to as much, and half
 of it where all sets are the same. `optimum="soonest"` lets three and four ranks do what
 sends fewer bytes, a round counted as the bytes that it takes the time of (`ladder.ROUND`).
-Both are compiled, and bytes are reckoned in the message sizes and index codes that each
+Both are compiled, and bytes are computed in the message sizes and index codes that each
 would use: from how many entries there are now, on which one pmax agrees, and from how sums
-grew in the step before (`growth`). All ranks reckon from the same, so all take the same
+grew in the step before (`growth`). All ranks compute with these, so all take the same
 branch, and nothing is compiled again. In a first step, of which nothing is known, sums are
 taken to be no fuller than one rank's array: then owners have most to win.
 
@@ -63,7 +63,7 @@ from sparsejax.units.ownership import Ownership, StripedHash
 from sparsejax.wire import ladder
 
 
-# Up to so many ranks one round of everything to all may be worth more than its bytes.
+# Up to this many ranks one round of everything to all may be worth more than its bytes.
 _FEW = 4
 
 
@@ -212,7 +212,7 @@ class Zen(base.Scheme):
         return self.for_rows(load.ranks, listed, load.units).forecast_rows(load)
 
     def candidates(self, ranks: int) -> tuple[type[base.Scheme], ...]:
-        """The schemes between which it chooses on so many ranks: all of them compiled."""
+        """The schemes between which it chooses on `ranks` ranks: all of them compiled."""
         return {
             "balanced": (BalancedParallelism,),
             "hierarchical": (HierarchicalCentralization,),

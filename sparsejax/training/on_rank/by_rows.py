@@ -22,7 +22,7 @@ def takes_rows(seen: Observed) -> frozenset[str]:
     """The paths of the leaves whose gradients a chain takes as `RowGrads`.
 
     What updates rows says so when it is observed (`observing.report_rows`). It has to stand
-    behind a synchronization that sums the leaf, by a scheme that leaves nothing out, and
+    after a synchronization that sums the leaf, by a scheme that leaves nothing out, and
     nothing may stand before that, or around it, that needs whole arrays.
 
     Args:

@@ -23,7 +23,7 @@ def begun(
     opt_state: Any,
     loss_fn: Callable[..., Any],
 ) -> tuple[Any, Any]:
-    """The parameters and the state behind the first half of a step; inside `shard_map`.
+    """The parameters and the state after the first half of a step; inside `shard_map`.
 
     Args:
         tx: The optimizer.

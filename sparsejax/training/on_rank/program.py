@@ -42,7 +42,8 @@ class Program:
         loss: Of a step.
         eval_loss: Of an evaluation.
         aux: What becomes of auxiliary outputs, where the losses return any: see `outputs`.
-        weight: From a batch to how much this rank's share counts; None where all are alike.
+        weight: From a batch to how much this rank's share counts; None where all count the
+            same.
         ids: From a batch to what `tx` is given as `ids`, if anything.
         capacity: Of lists of rows, if they have one.
     """
@@ -63,7 +64,7 @@ class Program:
 
         Args:
             state: Of this rank.
-            batches: This rank's share of the batch, and of the next one if it was told.
+            batches: This rank's share of the batch, and of the next one if it was given.
             opt_specs: The PartitionSpecs of the optimizer's state.
         """
         wire, batch = Wire(self.axis_name), batches[0]

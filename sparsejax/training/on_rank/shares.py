@@ -22,7 +22,7 @@ class Share:
 
     Attributes:
         wire: The ranks.
-        weight: This rank's weight, float32; None where all ranks count alike.
+        weight: This rank's weight, float32; None where all ranks count the same.
         total: The sum of all ranks' weights.
     """
 
@@ -50,8 +50,8 @@ class Share:
     def scaled(self, x: jax.Array) -> jax.Array:
         """The array times this rank's weight: the mean over ranks is then the weighted one.
 
-        Zeros on a rank without data, whatever x is there. Where all weights are equal it is
-        x itself.
+        Zeros on a rank without data, whatever x holds there. Where all weights are equal it
+        is x itself.
         """
         if self.weight is None or self.total is None:
             return x

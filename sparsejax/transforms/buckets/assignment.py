@@ -1,9 +1,9 @@
 """Assignment: which scheme each leaf is summed by, in which unit, and together with which.
 
-Leaves that are treated alike are laid end to end in a bucket and exchanged as one array, so
-that a model of forty leaves costs the collectives, and the compile time, of one or two. A
-bucket has leaves of one scheme, dtype and unit width. A dense leaf among sparse ones costs
-a bit a number.
+Leaves that are treated the same are laid end to end in a bucket and exchanged as one array,
+so that a model of forty leaves costs the collectives, and the compile time, of one or two.
+A bucket has leaves of one scheme, dtype and unit width. A dense leaf among sparse ones
+costs a bit a number.
 """
 
 import abc
@@ -104,7 +104,7 @@ class Assignment(abc.ABC):
         buckets: list[Bucket] = []
         for key, indices in members.items():
             bucket = _bucket(key[0], key[1], indices, paths, leaves)
-            # Two paths may be written alike; names are keys of the state.
+            # Two paths may be written the same; names are keys of the state.
             same = sum(other.name.split(" #")[0] == bucket.name for other in buckets)
             name = f"{bucket.name} #{same}" if same else bucket.name
             buckets.append(dataclasses.replace(bucket, name=name))

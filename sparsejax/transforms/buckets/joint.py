@@ -2,7 +2,7 @@
 
 Buckets are made from parameters, before it is known what stands in front of the exchange:
 a table is one of rows, a kernel one of elements. What a sparsifier lets through is elements
-of both, and so nothing keeps them apart any more: laid end to end they cost one set of
+of both, and so nothing separates them any more: laid end to end they cost one set of
 collectives, and the compile time of one. Which buckets these are follows from how their
 leaves come, so it is asked again in every program.
 """

@@ -1,11 +1,11 @@
 """Checks of a whole chain of transformations, by types alone: nothing is computed or sent.
 
-Each transformation sees its own gradients, and not what stands before and behind it. What
+Each transformation sees its own gradients, and not what stands before and after it. What
 goes wrong in silence there is found where a state is made, which sees all of the chain:
 
     a stateful optimizer in front of a synchronization    its state differs by rank
     something between a sparsifier and a synchronization  it computes with indices
-    a sparsifier and no synchronization behind it         entries are no update
+    a sparsifier and no synchronization after it         entries are no update
     `accumulate` in front of a stateful optimizer         it is run on zeros in between
 
 For that one update is traced with gradients that vary over the ranks, in which

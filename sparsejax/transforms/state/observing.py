@@ -20,11 +20,11 @@ from sparsejax.transforms.state import tree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wrapper:
-    """A wrapper around parts of a chain; each is another one, however alike two are.
+    """A wrapper around parts of a chain; each is another one, even where two are equal.
 
     Attributes:
-        every: The chain inside runs at every so many calls.
-        dense_steps: So many first runs of the chain inside send densely.
+        every: The number of calls per run of the chain inside.
+        dense_steps: How many first runs of the chain inside send densely.
         takes_rows: Whether it hands on gradients that are `RowGrads`.
     """
 
@@ -70,7 +70,7 @@ class OfRows:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ahead:
+class Lookahead:
     """What is to know which rows the next step reads, as it was seen.
 
     Attributes:
@@ -99,7 +99,7 @@ class Observed:
     exchanges: list[Part] = dataclasses.field(default_factory=list)
     sparsifiers: list[Part] = dataclasses.field(default_factory=list)
     rows: list[OfRows] = dataclasses.field(default_factory=list)
-    ahead: list[Ahead] = dataclasses.field(default_factory=list)
+    ahead: list[Lookahead] = dataclasses.field(default_factory=list)
     inside: tuple[Wrapper, ...] = ()
 
 
@@ -145,7 +145,7 @@ def report_ahead(part: Any, paths: Sequence[str]) -> None:
     """Tells the observer of what is to know the rows that the next step reads."""
     seen = _OBSERVED.get()
     assert seen is not None
-    seen.ahead.append(Ahead(part, tuple(paths), seen.inside))
+    seen.ahead.append(Lookahead(part, tuple(paths), seen.inside))
 
 
 @contextlib.contextmanager

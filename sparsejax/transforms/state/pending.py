@@ -21,7 +21,7 @@ from sparsejax.units.row_grads import RowGrads
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pending:
-    """Whole rows of the gradient of a table that is shared out by columns.
+    """Whole rows of the gradient of a table that is sharded by columns.
 
     Attributes:
         ids: int32 [ranks, room], which rows each rank holds, the same on all ranks;
@@ -37,7 +37,7 @@ class Pending:
     dim: int
 
     def check(self, path: str, ranks: int, shape: tuple[int, int]) -> None:
-        """Raises unless it is of so many ranks, and of a table of this height and width.
+        """Raises unless it is of `ranks` ranks, and of a table of this height and width.
 
         Args:
             path: The table.
@@ -98,7 +98,7 @@ class Pending:
         )
 
     def _spread(self, ids, rows, mean, ranks, room):
-        """The rows shared out among other ranks, each whole to one of them."""
+        """The rows distributed among other ranks, each whole to one of them."""
         real = ids < self.height
         distinct, place = np.unique(ids[real], return_inverse=True)
         sums = np.zeros((len(distinct), rows.shape[2]), np.float64)

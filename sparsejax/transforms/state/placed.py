@@ -24,7 +24,7 @@ from sparsejax.transforms.state import chains, observing, sharded, tree
 from sparsejax.transforms.state.alike import program, setup
 from sparsejax.transforms.state.alike.setup import Setup
 from sparsejax.transforms.state.specs import (
-    Known,
+    ParameterSpecs,
     check_shards,
     check_types,
     data_axis,
@@ -113,9 +113,13 @@ class Maker:
     ) -> "Maker":
         """Traces what is made, and refuses what does not fit together; nothing is sent."""
         check_shards(params, mesh)
-        known = Known.of(params, PartitionSpec() if param_specs is None else param_specs)
+        known = ParameterSpecs.of(
+            params, PartitionSpec() if param_specs is None else param_specs
+        )
         known.check(mesh, axis_name)
-        arrays = known if param_specs is not None else Known.of_arrays(params, mesh)
+        arrays = (
+            known if param_specs is not None else ParameterSpecs.of_arrays(params, mesh)
+        )
         arrays.check_arrays(axis_name, "sparsejax.init")
         whole = outline(params, mesh, known.tree)
         update = chains.check_chain(tx, whole, mesh, axis_name, known.tree)
@@ -332,7 +336,7 @@ def abstract_state(
 
 
 def _mesh_of(mesh, axis_name, ranks):
-    """An abstract mesh like another, with so many ranks along an axis, or a pair."""
+    """An abstract mesh like another, with `ranks` ranks along an axis, or a pair."""
     outer, *inner = mesh_axes.axis_names(axis_name)
     inside = ranks_of(mesh, tuple(inner))
     if ranks % inside:

@@ -1,8 +1,8 @@
-"""Parameters that are shared out among the ranks: each has a part, and all its gradient.
+"""Parameters that are sharded among the ranks: each has a part, and all its gradient.
 
 The gradient of such a part is complete where it is: the loss has added up those of all
 ranks. Nothing is left to be synchronized, and a synchronization only divides it by the
-number of ranks, where it averages. An optimizer's state of it is shared out like it. Such a
+number of ranks, where it averages. An optimizer's state of it is sharded like it. Such a
 parameter is a node of the tree, of a type of its own, and so are its gradient and what
 optimizers keep of it: the type tells.
 """
@@ -54,11 +54,11 @@ class Sharded(abc.ABC):
 
     @abc.abstractmethod
     def check_ranks(self, path: str, ranks: int) -> None:
-        """Raises where the whole array cannot be shared out among so many ranks."""
+        """Raises where the whole array cannot be sharded among `ranks` ranks."""
 
     @abc.abstractmethod
     def for_ranks(self, ranks: int) -> Any:
-        """The shapes and dtypes of the node's whole arrays for so many ranks."""
+        """The shapes and dtypes of the node's whole arrays for `ranks` ranks."""
 
     @abc.abstractmethod
     def fitted(self, x: Any, shape: Sequence[int]) -> Any:
@@ -66,12 +66,12 @@ class Sharded(abc.ABC):
 
 
 def is_sharded(node: Any) -> bool:
-    """Whether a node of a tree is shared out among the ranks."""
+    """Whether a node of a tree is sharded among the ranks."""
     return isinstance(node, Sharded)
 
 
 class Apart(NamedTuple):
-    """A tree without its nodes that are shared out, and these.
+    """A tree without its nodes that are sharded, and these.
 
     Attributes:
         rest: The tree, an `optax.MaskedNode` in place of each.
@@ -98,7 +98,7 @@ class Apart(NamedTuple):
 
 
 def apart(given: Any) -> Apart:
-    """Takes the nodes that are shared out among the ranks out of a tree."""
+    """Takes the nodes that are sharded among the ranks out of a tree."""
     is_leaf = lambda x: is_sharded(x) or tree.is_sparse(x) or is_row_grads(x)
     pairs, structure = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_leaf)
     found = [at for at, (_, leaf) in enumerate(pairs) if is_sharded(leaf)]
@@ -112,14 +112,14 @@ def apart(given: Any) -> Apart:
 
 
 def paths_of(given: Any) -> list[str]:
-    """The paths of the leaves in nodes that are shared out, as `tree.flatten` has them."""
+    """The paths of the leaves in nodes that are sharded, as `tree.flatten` has them."""
     paths, _, _ = tree.flatten(given, rows=True)
     flags = jax.tree.map(_flags, given, is_leaf=_stops)
     return [path for path, flag in zip(paths, jax.tree.leaves(flags), strict=True) if flag]
 
 
 def flags(given: Any) -> Any:
-    """A tree of booleans: whether each leaf is inside a node that is shared out."""
+    """A tree of booleans: whether each leaf is inside a node that is sharded."""
     return jax.tree.map(_flags, given, is_leaf=_stops)
 
 
@@ -178,7 +178,7 @@ def check_axis(path: str, node: Any, axis: AxisName) -> None:
 
 
 def are_sent(given: Any) -> list[bool]:
-    """Of each gradient that is shared out whether each rank has been sent its part."""
+    """Of each gradient that is sharded whether each rank has been sent its part."""
     return [node.is_sent for node in apart(given).nodes]
 
 
@@ -202,7 +202,7 @@ def require_sent(given: Any, what: str) -> None:
 
 
 def refuse(given: Any, what: str, why: str) -> None:
-    """Raises where a tree has a node that is shared out among the ranks."""
+    """Raises where a tree has a node that is sharded among the ranks."""
     found = apart(given)
     if found.places:
         raise ArgumentError(

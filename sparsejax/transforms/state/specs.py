@@ -2,7 +2,7 @@
 
 What differs by rank is sharded over the axis of the ranks, all else is replicated over it.
 Where a further mesh axis shards the parameters, what is like a parameter is sharded as that
-is: behind the rank axis in this library's states, as it stands in other optimizers'. What
+is: after the rank axis in this library's states, as it stands in other optimizers'. What
 is about a parameter and has none of its axes, as the threshold of one, has a piece for each
 rank and shard, one after another.
 """
@@ -40,7 +40,7 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
     Returns:
         The same tree with a spec for every leaf. Without `param_specs` it is `P(axis)` for
         what differs by rank and `P()` for all others. With them, what a leaf of an
-        optimizer's state is sharded like is told by its path and shape. Where a framework
+        optimizer's state is sharded like follows from its path and shape. Where a framework
         has put the arrays into containers of its own, as `nnx.split` does, no type tells
         what they are: then each array's place does, and `sparsejax.bind` put it there.
 
@@ -63,7 +63,7 @@ def state_specs(state: Any, params: Any = None, param_specs: Any = None) -> Any:
         )
     check_not_inside(state)
     check_whole(state)
-    return _specs(state, None if params is None else Known.of(params, param_specs))
+    return _specs(state, None if params is None else ParameterSpecs.of(params, param_specs))
 
 
 def _specs(state, known):
@@ -98,8 +98,8 @@ def _sharding(leaf):
     return getattr(leaf, "sharding", None)
 
 
-def places(state: Any, known: "Known") -> Any:
-    """The PartitionSpecs by which a state lies on a mesh; see `Known.of_arrays`."""
+def places(state: Any, known: "ParameterSpecs") -> Any:
+    """The PartitionSpecs of a state on a mesh; see `ParameterSpecs.of_arrays`."""
     return _specs(state, known)
 
 
@@ -129,7 +129,7 @@ def ranks_of(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> int:
 
 
 def check_shards(params: Any, mesh: Mesh | AbstractMesh) -> None:
-    """Raises where a parameter cannot be shared out among the ranks of the mesh."""
+    """Raises where a parameter cannot be sharded among the ranks of the mesh."""
     shards = sharded.apart(params)
     for path, node in zip(shards.paths, shards.nodes, strict=True):
         names = mesh_axes.axis_names(node.axis_name)
@@ -139,7 +139,7 @@ def check_shards(params: Any, mesh: Mesh | AbstractMesh) -> None:
 
 def full_specs(params: Any, param_specs: Any) -> Any:
     """A PartitionSpec for every parameter, from a tree of them or a prefix of it."""
-    return Known.of(params, param_specs).tree
+    return ParameterSpecs.of(params, param_specs).tree
 
 
 class _Parameter(NamedTuple):
@@ -160,7 +160,7 @@ class _Parameter(NamedTuple):
         return [] if self.is_sharded else sorted(both)
 
 
-class Known(NamedTuple):
+class ParameterSpecs(NamedTuple):
     """The parameters, by where they are in their tree.
 
     Attributes:
@@ -175,7 +175,7 @@ class Known(NamedTuple):
     is_whole: bool = False
 
     @classmethod
-    def of(cls, params: Any, param_specs: Any) -> "Known":
+    def of(cls, params: Any, param_specs: Any) -> "ParameterSpecs":
         """From parameters and a tree of specs, or a prefix of one."""
         is_spec = lambda node: isinstance(node, PartitionSpec)
         for leaf in jax.tree.leaves(param_specs, is_leaf=is_spec):
@@ -209,7 +209,7 @@ class Known(NamedTuple):
         return cls(full, by_keys)
 
     @classmethod
-    def of_arrays(cls, params: Any, mesh: Mesh | AbstractMesh) -> "Known":
+    def of_arrays(cls, params: Any, mesh: Mesh | AbstractMesh) -> "ParameterSpecs":
         """From parameters by where their arrays are: `P()` for what is not on the mesh."""
 
         def spec(node):

@@ -60,7 +60,7 @@ class Totals(NamedTuple):
         high = jnp.floor(numbers / 2**_LOW)
         low = (numbers - high * 2**_LOW).astype(jnp.uint32)
         # Halves of 12 bits: a model may have more buckets than whole ones leave room for.
-        # What was there before is added behind: a sum over one bucket compiles to nothing.
+        # What was there before is added last: a sum over one bucket compiles to nothing.
         ones, carried = (
             half(low).sum(0, dtype=jnp.uint32) + half(self.low)
             for half in (lambda x: x & _HALF, lambda x: x >> 12)

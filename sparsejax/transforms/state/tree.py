@@ -121,7 +121,7 @@ def _unboxed(keys: tuple) -> tuple:
 
 
 def distinct(paths: Sequence[str]) -> list[str]:
-    """The paths, with a number behind those that are written like one before."""
+    """The paths, with a number after those that are written like one before."""
     names: dict[str, None] = {}
     for path in paths:
         name, number = path, 0
@@ -206,7 +206,7 @@ def check_there(tree: Any, call: str, fix: str = "") -> None:
 
 
 def here(tree: Any) -> Any:
-    """Arrays that are alike on all processes, as this process has them.
+    """Arrays that are equal on all processes, as this process has them.
 
     Arithmetic on them is this process's alone then, and waits for no other.
     """

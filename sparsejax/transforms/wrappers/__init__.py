@@ -10,7 +10,7 @@ state, the momentum and the count of steps, stays as it is.
 
 Over the wire goes what the chain inside sends, and for `skip_nonfinite` one
 number of each rank, on which all agree (`state.alike.numbers`). What decides between
-sending and not sending is a step counter or that number, so all ranks decide alike.
+sending and not sending is a step counter or that number, so all ranks decide the same.
 """
 
 from sparsejax.transforms.wrappers.clipping import clip_by_rank as clip_by_rank

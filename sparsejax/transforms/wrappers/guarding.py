@@ -50,7 +50,7 @@ def skip_nonfinite(
     chain, an optimizer's too, stays as it is. `sparsejax.metrics` counts such steps. Under
     `sparsejax.data_parallel`, outermost, it also leaves variables as they are.
 
-    Ranks agree on one word before anything is sent, so all decide alike, and before a
+    Ranks agree on one word before anything is sent, so all decide the same, and before a
     residual, a velocity or an optimizer has seen the number. Where gradients are float16,
     or travel as such, sums of finite numbers may be too large for it; those are looked at
     after the exchange, and what was computed from them is dropped.

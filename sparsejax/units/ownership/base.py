@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from sparsejax.units.ownership.memory import Memory
+from sparsejax.units.ownership.memory import PartMemory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Layout(abc.ABC):
     width: int
 
     @property
-    def memory(self) -> Memory | None:
+    def memory(self) -> PartMemory | None:
         """The memories in which units find their owners; None if `split` tells them."""
         return None
 

@@ -1,7 +1,7 @@
 """Algorithm 1 of Zen: units find their owners in a hash memory, and no table is read.
 
 A first hash gives the owner of a unit, three others a place each in that owner's parallel
-memory, and behind it is a serial one for those that find all three taken
+memory, and after it is a serial one for those that find all three taken
 (`pallas_kernels.partition`). The sizes are the paper's: for m units a parallel memory has
 2 m / n places, and a serial one a tenth of that. So half of the places are taken at most,
 about one unit in 22 finds none, and there is room for one in five.
@@ -52,7 +52,7 @@ class Filled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class PartMemory:
     """The memories of all parts: what is fixed when traced.
 
     Attributes:
@@ -85,7 +85,7 @@ class Memory:
     def takes(self) -> int:
         """Units of a part that all find places, in sets that are not made to collide.
 
-        Of so many 11% find none in three tries, which fills the serial memory to 83%.
+        Of these 11% find none in three tries, which fills the serial memory to 83%.
         """
         return int(0.75 * self.slots)
 

@@ -18,7 +18,7 @@ from pallas_kernels.striping import word_multiple
 from sparsejax import arguments, errors
 from sparsejax.units import bits
 from sparsejax.units.ownership.base import Layout, Ownership
-from sparsejax.units.ownership.memory import Memory
+from sparsejax.units.ownership.memory import PartMemory
 
 
 _SHARE = "It is the share of the units that Algorithm 1 has room for."
@@ -105,7 +105,7 @@ class _Tables(Layout):
     def memory(self):
         if self.share is None:
             return None
-        return Memory.of(self.size, self.ranks, self.seed, self.share)
+        return PartMemory.of(self.size, self.ranks, self.seed, self.share)
 
     def assign(self, units):
         part = _murmur_part(units.astype(jnp.uint32), self.ranks, self.seed)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units.selection import magnitudes
-from sparsejax.units.selection.selections import Arrays, Selected
+from sparsejax.units.selection.selections import Arrays, Selection
 
 
 class Correction(NamedTuple):
@@ -37,10 +37,10 @@ class Correction(NamedTuple):
         self,
         together: Arrays,
         levels: Sequence[jax.Array],
-        selected: Selected,
+        selected: Selection,
         wanted: jax.Array,
         shards: magnitudes.Shards,
-    ) -> tuple[Selected, jax.Array]:
+    ) -> tuple[Selection, jax.Array]:
         """Corrects thresholds, one for each array, and what they select.
 
         Args:

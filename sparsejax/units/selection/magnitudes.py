@@ -145,7 +145,7 @@ def kth_by_digits_bytes(dtype: Any, sum_bytes: Callable[[int], float]) -> float:
 
     Args:
         dtype: Of the numbers.
-        sum_bytes: What one sum of so many bytes over the shards sends.
+        sum_bytes: What one sum of an array over the shards sends, by its bytes.
     """
     return jnp.dtype(dtype).itemsize * 2 * sum_bytes(15 * 4)
 
@@ -227,7 +227,7 @@ def largest(x: jax.Array, k: jax.Array, seed: jax.Array) -> jax.Array:
 def with_ties(
     x: jax.Array, above: jax.Array, least: jax.Array, k: jax.Array, seed: jax.Array
 ) -> jax.Array:
-    """Selects all keys from `above` on, and so many of those from `least` on as make k.
+    """Selects all keys from `above` on, and as many of those from `least` on as make k.
 
     The latter follow one another in the array, around its end, from a start drawn by the
     seed: an order by index would leave out the last of equal elements at every step.
@@ -248,7 +248,7 @@ def with_ties(
         around = end > there
         cuts = jnp.stack([first, jnp.where(around, end - there, end)])
         place = rank_select.select(index, jnp.sort(cuts), length=1)[:, 0]
-        # A cut behind the last bit is behind the last word.
+        # A cut after the last bit is after the last word.
         place = jnp.where(jnp.sort(cuts) >= there, ties.size * bits.WORD, place)
         inside = _below(place[1], ties.size) & ~_below(place[0], ties.size)
         return certain | (ties & jnp.where(around, ~inside, inside))
@@ -294,7 +294,7 @@ def rare_loop(condition: Callable, body: Callable, state: Any) -> Any:
 
 
 def _below(place, words):
-    """Returns so many words in which the bits before a place are set."""
+    """Returns `words` words in which the bits before a place are set."""
     return bits.low_ones(place - bits.WORD * lax.iota(jnp.int32, words))
 
 

@@ -26,15 +26,15 @@ from sparsejax.units.selection import magnitudes
 
 # An array that must be cut is searched in the room of the longest beside it.
 _UNLIKE = 32
-# Samples are laid out in rows of so many.
+# Samples are laid out in rows of this length.
 _ROW = 512
 
 
-class Selected(NamedTuple):
+class Selection(NamedTuple):
     """What is selected from several arrays.
 
     Attributes:
-        words: uint32, the arrays' packed bits, end to end, and zeros: behind the first word
+        words: uint32, the arrays' packed bits, end to end, and zeros: after the first word
             of any of them there is room for the longest.
         counts: int32 [arrays], how many elements are selected from each.
     """
@@ -55,7 +55,7 @@ def alike(arrays: Sequence[jax.Array]) -> Iterator[list[int]]:
     for places in kinds.values():
         group, room = [], 0
         for i in sorted(places, key=lambda i: -arrays[i].size):
-            # Behind the first word of each there is room for the longest, the first.
+            # After the first word of each there is room for the longest, the first.
             longest = arrays[group[0]] if group else arrays[i]
             is_full = room + bits.WORD * _words(longest) >= 2**31
             if group and (is_full or arrays[i].size * _UNLIKE < longest.size):
@@ -84,21 +84,21 @@ class Arrays:
         self.starts = np.cumsum([0, *self.words[:-1]])
         self.sizes = np.array([x.size for x in arrays], np.int64)
 
-    def at_least(self, keys: Sequence[jax.Array] | jax.Array) -> Selected:
+    def at_least(self, keys: Sequence[jax.Array] | jax.Array) -> Selection:
         """Selects all elements from a threshold on, one for each array."""
         pairs = zip(self.arrays, keys, strict=True)
         words, counts = zip(*(magnitudes.at_least(x, key) for x, key in pairs), strict=True)
         behind = jnp.zeros(max(self.words) - self.words[-1], jnp.uint32)
-        return Selected(jnp.concatenate([*words, behind]), jnp.stack(counts))
+        return Selection(jnp.concatenate([*words, behind]), jnp.stack(counts))
 
     def corrected(
         self,
-        selected: Selected,
+        selected: Selection,
         state: Any,
         pending: Callable[[Any], jax.Array],
         key: Callable[[Any, jax.Array], tuple[jax.Array, Any]],
         counted: Callable[[Any, jax.Array, jax.Array], Any],
-    ) -> tuple[Selected, Any]:
+    ) -> tuple[Selection, Any]:
         """Selects again, by other thresholds, while that is needed, one array at a time.
 
         Args:
@@ -119,16 +119,16 @@ class Arrays:
 
     def fit(
         self,
-        selected: Selected,
+        selected: Selection,
         limits: jax.Array,
         cut: Callable[[jax.Array, jax.Array], jax.Array],
-    ) -> Selected:
+    ) -> Selection:
         """Selects fewer where more are selected than fit.
 
         Args:
             selected: What is selected.
             limits: int32 [arrays], how many fit.
-            cut: From an array, zeros behind it, and its number to as many as fit, as packed
+            cut: From an array, zeros after it, and its number to as many as fit, as packed
                 bits.
         """
 
@@ -141,7 +141,7 @@ class Arrays:
         done = jnp.zeros(len(self.arrays), bool)
         return self._loop(selected, done, pending, fewer)[0]
 
-    def indices(self, selected: Selected, rooms: Sequence[int]) -> list[jax.Array]:
+    def indices(self, selected: Selection, rooms: Sequence[int]) -> list[jax.Array]:
         """The indices of what is selected from each array.
 
         Args:
@@ -172,7 +172,7 @@ class Arrays:
         return selection
 
     def _padded(self, x):
-        """An array, zeros behind it: as long as the longest."""
+        """An array, zeros after it: as long as the longest."""
         return lambda: jnp.pad(x, (0, int(max(self.sizes)) - x.size))
 
     def _loop(self, selected, state, pending, again):
@@ -190,7 +190,7 @@ class Arrays:
             words = lax.dynamic_update_slice(
                 words, new, first, allow_negative_indices=False
             )
-            return Selected(words, counts.at[i].set(count)), state
+            return Selection(words, counts.at[i].set(count)), state
 
         over = frozenset().union(*map(varying_axes, jax.tree.leaves((selected, state))))
         start = as_varying((selected, state), over)
@@ -206,7 +206,7 @@ def kth_of_each(samples: Sequence[jax.Array], k: jax.Array) -> jax.Array:
     """
     if len(samples) == 1:
         return magnitudes.kth_by_bits(samples[0], k[0])[None]
-    # Zeros behind an array are below any key that is tried.
+    # Zeros after an array are below any key that is tried.
     rows = [jnp.pad(x, (0, -x.size % _ROW)).reshape(-1, _ROW) for x in samples]
     of_row = np.repeat(np.arange(len(samples)), [len(part) for part in rows])
     keys = magnitudes.keys(jnp.concatenate(rows))

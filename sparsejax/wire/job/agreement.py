@@ -35,7 +35,7 @@ def disagreements(
     timeout: float,
     why: str = "",
 ) -> list[str]:
-    """What does not fit of what these processes say, a sentence each, alike on all.
+    """What does not fit of what these processes say, a sentence each, the same on all.
 
     Args:
         what: What is asked, in words, for messages.
@@ -50,18 +50,18 @@ def disagreements(
     """
     hashes = {topic: _hash(values) for topic, values in topics.items()}
     own = {"host": socket.gethostname(), "why": why, "hashes": hashes}
-    told = store.of_all(what, own, timeout, processes=processes)
-    hosts = {p: one["host"] for p, one in zip(processes, told, strict=True)}
+    answers = store.of_all(what, own, timeout, processes=processes)
+    hosts = {p: one["host"] for p, one in zip(processes, answers, strict=True)}
     failed = [
         f"{who([p], hosts)} cannot go on: {one['why']}"
-        for p, one in zip(processes, told, strict=True)
+        for p, one in zip(processes, answers, strict=True)
         if one["why"]
     ]
     if failed:
         return failed
-    names = dict.fromkeys(topic for one in told for topic in one["hashes"])
+    names = dict.fromkeys(topic for one in answers for topic in one["hashes"])
     differing = [
-        topic for topic in names if len({one["hashes"].get(topic) for one in told}) > 1
+        topic for topic in names if len({one["hashes"].get(topic) for one in answers}) > 1
     ]
     if not differing:
         return []
@@ -84,11 +84,11 @@ def _in_full(what, differing, topics, fixes, hosts, timeout):
         for topic in differing
     }
     asked = f"{what}, where it differs"
-    told = store.of_all(asked, others, timeout, hosts, processes)
-    by_process = dict(zip(processes, told, strict=True))
+    answers = store.of_all(asked, others, timeout, hosts, processes)
+    by_process = dict(zip(processes, answers, strict=True))
     found = []
     for topic in differing:
-        names = dict.fromkeys(name for one in told for name in one[topic])
+        names = dict.fromkeys(name for one in answers for name in one[topic])
         sentences = []
         for name in names:
             common = first[topic].get(name, _NOTHING)
@@ -117,10 +117,10 @@ def differences(
     if len(groups) == 1:
         return []
     alike = _common([*map(str, groups)])
-    told = [
+    parts = [
         f"{_cut(value, alike)} on {who(group, hosts)}" for value, group in groups.items()
     ]
-    return [f"{what} is {', and '.join(told)}"]
+    return [f"{what} is {', and '.join(parts)}"]
 
 
 def who(
@@ -131,7 +131,7 @@ def who(
 
 
 def _cut(value, alike):
-    """A value; of a long one what is there where it begins to differ from others."""
+    """A value; of a long one what it holds where it begins to differ from others."""
     text = str(value)
     begin = max(0, alike - _LONG // 2) if len(text) > _LONG else 0
     before = "... " if begin else ""

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 
 from sparsejax.wire.job.lines import Line
-from sparsejax.wire.job.watchers import BEATS, Kind, tell
+from sparsejax.wire.job.watchers import BEATS, EventKind, tell
 
 
 _TO_START = 60.0  # seconds, at most, in which a watcher starts, from slow disks, too
@@ -26,7 +26,7 @@ side.main()
 """
 
 
-class Beside:
+class WatcherProcess:
     """The watcher of this process, as this process sees it."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Beside:
             text: What a sentence says of it.
             follows: Whether that is an error of a collective which lost another process.
         """
-        kind = Kind.FOLLOWED if follows else Kind.FAILED
+        kind = EventKind.FOLLOWED if follows else EventKind.FAILED
         self._line.say(happened=text, kind=kind)
 
     def leave(self) -> None:

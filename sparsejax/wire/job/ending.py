@@ -9,7 +9,7 @@ import struct
 import threading
 
 from sparsejax.wire.job.lines import Line
-from sparsejax.wire.job.watchers import Kind
+from sparsejax.wire.job.watchers import EventKind
 
 
 # Of Linux' pidfd.h: what is asked of a process, how long the answer is, and where in it the
@@ -57,36 +57,36 @@ class Process:
         if not self._seen:
             self._gone.set()
 
-    def how(self) -> tuple[Kind, str]:
+    def how(self) -> tuple[EventKind, str]:
         """What has happened to a process whose connection closed, and in words."""
         self._gone.wait(1.0)
         status = self._status()
         if status is None:
             return (
-                Kind.LOST,
+                EventKind.LOST,
                 "ended without a word: it was killed or aborted, or its memory was full",
             )
         number = status & 0x7F
         if number == 0:
             return (
-                Kind.ABORTED,
+                EventKind.ABORTED,
                 f"ended with status {status >> 8}, in the middle of the job",
             )
         name = signal.Signals(number).name if number in _SIGNALS else f"signal {number}"
         if number == signal.SIGKILL:
             return (
-                Kind.LOST,
+                EventKind.LOST,
                 f"was killed ({name}): by somebody, or because memory was full",
             )
         if number == signal.SIGABRT:
-            return Kind.ABORTED, f"was aborted ({name}): what it printed last says why"
-        return Kind.LOST, f"was ended by {name}"
+            return EventKind.ABORTED, f"was aborted ({name}): what it printed last says why"
+        return EventKind.LOST, f"was ended by {name}"
 
     def _status(self):
         """As `os.wait` tells it; None where that cannot be known.
 
         All systems tell until the parent of the process has read it, which a launcher that
-        waits for it does first; Linux from 6.15 on tells behind that, too.
+        waits for it does first; Linux from 6.15 on tells after that, too.
         """
         try:
             text = pathlib.Path(f"/proc/{self._pid}/stat").read_text()

@@ -43,7 +43,7 @@ class Line:
             timeout: Seconds to wait; None for ever.
 
         Raises:
-            TimeoutError: Nothing came for so many seconds.
+            TimeoutError: Nothing came within the timeout.
         """
         while b"\n" not in self._rest and len(self._rest) < _LONGEST:
             try:

@@ -21,11 +21,11 @@ import threading
 
 from sparsejax.wire.job.ending import Process
 from sparsejax.wire.job.lines import Line
-from sparsejax.wire.job.watchers import SETTLE, Hub, Kind, Spoke, tell
+from sparsejax.wire.job.watchers import SETTLE, EventKind, Hub, Spoke, tell
 
 
 _TO_READ = 3.0  # seconds, at most, for which process 0 stays until the others have ended
-_TO_END = 5.0  # seconds, at most, in which a process that was told ends by itself
+_TO_END = 5.0  # seconds, at most, in which a notified process ends by itself
 # What schedulers send to all that runs of a job, before they kill it: the process may have
 # to save something, and its watcher ends when that has ended.
 _NOT_FOR_IT = (
@@ -38,7 +38,7 @@ class Side:
     """A watcher, in its own process."""
 
     def __init__(self, watched: Process, about: dict):
-        """Prepares to watch; `about` is what `Beside` says."""
+        """Prepares to watch; `about` is what `WatcherProcess` says."""
         self._watched, self._timeout = watched, about["timeout"]
         hosts, process = dict(enumerate(about["hosts"])), about["process"]
         lines = [Line(socket.socket(fileno=fd), other) for other, fd in about["lines"]]
@@ -76,7 +76,7 @@ class Side:
         if is_silent:
             self._patience = 0.0
             self.watcher.happened_here(
-                Kind.LOST,
+                EventKind.LOST,
                 f"has stood still for {self._timeout:g} s: it was stopped, or something in "
                 "it kept Python from running",
             )

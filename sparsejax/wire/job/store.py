@@ -75,7 +75,7 @@ def of_all(
             job.
 
     Raises:
-        JobError: On every process that is there, if one of them does not come in time, or
+        JobError: On every process that came, if one of them does not come in time, or
             asks something else.
     """
     here = place()
@@ -95,10 +95,10 @@ def of_all(
         client.wait_at_barrier(folder, milliseconds, **some)
     except jax.errors.JaxRuntimeError as error:
         late = error
-    told = dict(client.key_value_dir_get(f"{folder}/"))
+    entries = dict(client.key_value_dir_get(f"{folder}/"))
     if late is not None:
-        _let_all_read(client, folder, here.process, told)
-    said = {int(key.rpartition("/")[2]): json.loads(text) for key, text in told.items()}
+        _let_all_read(client, folder, here.process, entries)
+    said = {int(key.rpartition("/")[2]): json.loads(text) for key, text in entries.items()}
     if late is None and len(said) == len(asking):
         _check_asked({process: asked for process, (_, asked, _) in said.items()})
         return [said[process][2] for process in asking]
@@ -131,7 +131,7 @@ def _folder(asking: tuple[int, ...], of: int) -> str:
     return f"sparsejax/of {some}/{number}"
 
 
-def _let_all_read(client, folder: str, process: int, told: dict[str, str]) -> None:
+def _let_all_read(client, folder: str, process: int, entries: dict[str, str]) -> None:
     """Waits on process 0 until the others that are there know who is not.
 
     With process 0 ends the coordinator, and with it each process that still asks it.
@@ -140,7 +140,7 @@ def _let_all_read(client, folder: str, process: int, told: dict[str, str]) -> No
         client.key_value_set(f"{folder} read/{process}", "")
         return
     end = time.monotonic() + _TO_READ
-    for key in told:
+    for key in entries:
         other = key.rpartition("/")[2]
         left = max(1, round(1e3 * (end - time.monotonic())))
         if other != "0":

@@ -21,8 +21,8 @@ def text_of(value: Any) -> str:
         return "{" + ", ".join(pairs) + "}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [(one.name, getattr(value, one.name)) for one in dataclasses.fields(value)]
-        told = ", ".join(f"{name}={text_of(one)}" for name, one in fields)
-        return f"{type(value).__name__}({told})"
+        inside = ", ".join(f"{name}={text_of(one)}" for name, one in fields)
+        return f"{type(value).__name__}({inside})"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 

@@ -41,7 +41,7 @@ def _version(package: str) -> str:
 
 @functools.cache
 def _sources() -> str:
-    """A hash of the library's files: a version alone does not tell checkouts apart."""
+    """A hash of the library's files: a version alone does not distinguish checkouts."""
     digest = hashlib.blake2b(digest_size=4)
     for package in _SOURCES:
         folder = pathlib.Path(str(importlib.resources.files(package)))

@@ -5,8 +5,8 @@ wait until JAX's coordination service gives up, which takes minutes, or end with
 a connection that does not say whose. So each process has a watcher beside it (`side`), a
 small process with a connection to that of process 0, past JAX and its devices, over which
 both say every few seconds that they are there (some twenty bytes). Who hears of a loss is
-in `watchers`. Here a process connects, starts its watcher, and ends when it is told to:
-from a thread, since the main one may wait in a collective that never ends.
+in `watchers`. Here a process connects, starts its watcher, and ends when the watcher says
+so: from a thread, since the main one may wait in a collective that never ends.
 """
 
 import atexit
@@ -24,10 +24,10 @@ import jax
 from sparsejax import arguments
 from sparsejax.errors import JobError
 from sparsejax.wire.job import store
-from sparsejax.wire.job.beside import Beside
+from sparsejax.wire.job.beside import WatcherProcess
 from sparsejax.wire.job.lines import Line, listening
 from sparsejax.wire.job.texts import listed
-from sparsejax.wire.job.watchers import SETTLE, Kind
+from sparsejax.wire.job.watchers import SETTLE, EventKind
 
 
 def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
@@ -44,7 +44,7 @@ def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
 
     All processes leave the block together: the first one that comes to its end waits there
     for the others, and where one is still inside after `timeout` seconds, the job ends with
-    the names of both. Time alone decides, since a process that works cannot be told from
+    the names of both. Time alone decides, since a process that works looks like
     one that waits in a collective. So all must take the same number of steps, and what one
     of them does alone for longer must follow the block. Steps go on after the call that
     starts them has returned: wait for the last one in the block, by
@@ -79,7 +79,7 @@ class Watch:
 
     def __init__(self, timeout: float, port: int):
         self._timeout, self._port = timeout, port
-        self._beside: Beside | None = None
+        self._beside: WatcherProcess | None = None
 
     def __enter__(self) -> "Watch":
         here = store.place()
@@ -93,25 +93,25 @@ class Watch:
                 own["port"] = server.getsockname()[1]
             except OSError as error:
                 own["why"] = f"cannot listen at port {self._port}: {error.strerror}"
-        told = store.of_all("where watch_job listens", own, self._timeout)
-        hosts = dict(enumerate(one["host"] for one in told))
-        if "why" in told[0]:
+        answers = store.of_all("where watch_job listens", own, self._timeout)
+        hosts = dict(enumerate(one["host"] for one in answers))
+        if "why" in answers[0]:
             raise JobError(
-                f"watch_job: process 0 on host {hosts[0]} {told[0]['why']}. Name a port "
+                f"watch_job: process 0 on host {hosts[0]} {answers[0]['why']}. Name a port "
                 "that is free there, or none."
             )
         if server is not None:
             with server:
                 lines = self._called(server, hosts)
         else:
-            lines = [self._connected(here, hosts, told[0]["port"])]
+            lines = [self._connected(here, hosts, answers[0]["port"])]
         try:
-            self._beside = Beside(lines, here.process, hosts, self._timeout)
+            self._beside = WatcherProcess(lines, here.process, hosts, self._timeout)
         except OSError as error:
             why = f"cannot start its watcher by {sys.executable!r}: {error}"
             who = f"process {here.process} on host {hosts[here.process]}"
             for line in lines:
-                line.say(happened=why, kind=Kind.FAILED, why=f"{who} {why}")
+                line.say(happened=why, kind=EventKind.FAILED, why=f"{who} {why}")
                 line.close()
             raise JobError(
                 f"watch_job: {who} {why}. Let sys.executable name a Python that starts "
@@ -205,7 +205,7 @@ class Watch:
         if self._beside.is_forked:
             return
         self._beside.fail(text, follows)
-        # Its end comes from the other thread, once all are told.
+        # Its end comes from the other thread, once all are notified.
         time.sleep(3 * SETTLE + 2 * self._timeout)
         self._end()
 

@@ -31,7 +31,7 @@ SETTLE = 1.0  # seconds for which the hub gathers what else has happened
 BEATS = 4  # in the time after which silence is a loss
 
 
-class Kind(enum.IntEnum):
+class EventKind(enum.IntEnum):
     """What there is to tell, the likeliest cause first.
 
     C++ aborts a process where it finds a fault of its own, and where a collective has lost
@@ -46,7 +46,7 @@ class Kind(enum.IntEnum):
 
 
 class _Event(NamedTuple):
-    kind: Kind
+    kind: EventKind
     when: float
     text: str
 
@@ -89,7 +89,7 @@ class Watcher:
         self._stopped, self._woken = 0.0, -math.inf
 
     def start(self) -> None:
-        """Starts to say that this watcher is there, and to listen."""
+        """Starts to say that this watcher is alive, and to listen."""
         self._start(self._beat)
         for line in self._lines.values():
             self._listeners.append(self._start(self._listen, line))
@@ -144,10 +144,10 @@ class Watcher:
                 "is cut"
             )
         if not self._closed.is_set():
-            self.happened(Kind.LOST, f"{self.named(line.process)} {event}")
+            self.happened(EventKind.LOST, f"{self.named(line.process)} {event}")
 
     def _hear_out(self, line, said):
-        """Closes a line; that of one which ends, and is to be told why, at its end."""
+        """Closes a line; that of one which ends, and has to hear why, at its end."""
         with contextlib.suppress(TimeoutError):
             while "happened" in said and line.read(self._timeout) is not None:
                 pass
@@ -157,7 +157,7 @@ class Watcher:
         """What was said, and whether to go on listening."""
         raise NotImplementedError
 
-    def happened_here(self, kind: Kind, text: str) -> None:
+    def happened_here(self, kind: EventKind, text: str) -> None:
         """Tells the hub what has happened to the process that this is the watcher of.
 
         Args:
@@ -166,7 +166,7 @@ class Watcher:
         """
         raise NotImplementedError
 
-    def happened(self, kind: Kind, text: str) -> None:
+    def happened(self, kind: EventKind, text: str) -> None:
         """Keeps what has happened; the first time, a thread begins to judge."""
         with self._lock:
             self._events.append(_Event(kind, time.monotonic(), text))
@@ -216,12 +216,12 @@ class Hub(Watcher):
     def _take(self, line, said):
         if "happened" in said:
             text = f"{self.named(line.process)} {said['happened']}"
-            self.happened(Kind(said["kind"]), text)
+            self.happened(EventKind(said["kind"]), text)
         if "left" in said:
             self._leaves(line.process)
         return "happened" not in said
 
-    def happened_here(self, kind: Kind, text: str) -> None:
+    def happened_here(self, kind: EventKind, text: str) -> None:
         """Judges it among what else is happening."""
         self.happened(kind, f"{self.named(0)} {text}")
 
@@ -255,7 +255,7 @@ class Hub(Watcher):
             rest = [self.named(other) for other in self._hosts if other not in self._left]
         be = "is" if len(rest) == 1 else "are"
         self.happened(
-            Kind.LEFT,
+            EventKind.LEFT,
             f"{self.named(first)} left its block at {when}, and {listed(rest)} {be} still "
             f"in it {self._timeout:g} s later: all processes must take the same number of "
             "steps and leave the block together. Let what one process does alone follow "
@@ -278,7 +278,7 @@ class Spoke(Watcher):
             self._release()
         return not {"why", "bye"} & set(said)
 
-    def happened_here(self, kind: Kind, text: str) -> None:
+    def happened_here(self, kind: EventKind, text: str) -> None:
         """Tells the hub."""
         self._lines[0].say(happened=text, kind=kind)
 

@@ -153,10 +153,10 @@ def test_messages_are_timed_in_turn_and_their_rates_are_of_what_was_sent(monkeyp
     # 2/3 of the array twice, in four messages that wait, at that rate.
     expected = 8e-9 * 4 / 3 * found.long.bytes / found.gbit_per_s
     assert found.dense_forecast == pytest.approx(expected + 4e-6 * found.latency_us)
-    slow = links.Times.of(1 << 17, [0.012, 0.010, 0.020])
+    slow = links.MessageTimes.of(1 << 17, [0.012, 0.010, 0.020])
     assert (slow.median, slow.spread) == (0.012, 2.0)
     # Two megabytes less two words' time: 1 MB in 10 ms each.
-    word = links.Times.of(4, [0.001])
+    word = links.MessageTimes.of(4, [0.001])
     assert links._bytes_per_second(1e6, 2, slow, word) == pytest.approx(1e8)
 
 

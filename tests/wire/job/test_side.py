@@ -17,7 +17,7 @@ from sparsejax.errors import JobError
 from sparsejax.wire.job import beside, ending, side, store
 from sparsejax.wire.job.lines import Line, listening
 from sparsejax.wire.job.watch import watch_job
-from sparsejax.wire.job.watchers import Kind
+from sparsejax.wire.job.watchers import EventKind
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def watched():
 @pytest.mark.parametrize(
     ("code", "kind", "text"),
     [
-        ("os.kill(os.getpid(), 9)", Kind.LOST, "was killed (SIGKILL)"),
-        ("os.kill(os.getpid(), 15)", Kind.LOST, "was ended by SIGTERM"),
-        ("os.abort()", Kind.ABORTED, "was aborted (SIGABRT)"),
-        ("os._exit(3)", Kind.ABORTED, "ended with status 3"),
+        ("os.kill(os.getpid(), 9)", EventKind.LOST, "was killed (SIGKILL)"),
+        ("os.kill(os.getpid(), 15)", EventKind.LOST, "was ended by SIGTERM"),
+        ("os.abort()", EventKind.ABORTED, "was aborted (SIGABRT)"),
+        ("os._exit(3)", EventKind.ABORTED, "ended with status 3"),
     ],
 )
 def test_it_knows_how_its_process_ended(watched, code, kind, text):
@@ -75,7 +75,7 @@ def test_launchers_that_wait_do_not_hide_how_a_process_ended(watched, code, text
     process.wait()
     assert seen.line.read(10) is None
     told, words = seen.how()
-    assert told == Kind.ABORTED
+    assert told == EventKind.ABORTED
     assert text in words
 
 
@@ -85,7 +85,7 @@ def test_an_end_that_the_system_does_not_tell_was_without_a_word(monkeypatch, wa
     process.wait()
     assert seen.line.read(10) is None
     assert seen.how() == (
-        Kind.LOST,
+        EventKind.LOST,
         "ended without a word: it was killed or aborted, or its memory was full",
     )
 
@@ -129,7 +129,7 @@ def leaving(leave):
 def test_a_process_ends_without_its_watcher(capfd):
     ours, other = socket.socketpair()
     hub = Line(ours, 1)
-    watcher = beside.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
+    watcher = beside.WatcherProcess([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
     ends = []
     waiting = threading.Thread(target=lambda: ends.append(watcher.is_to_end()))
     waiting.start()
@@ -166,7 +166,7 @@ def test_a_watcher_that_cannot_start_is_named_to_all(monkeypatch):
         watch_job().__enter__()
     listens.join(10)
     kind, text = heard[-1]["kind"], heard[-1]["happened"]
-    assert kind == Kind.FAILED
+    assert kind == EventKind.FAILED
     assert text.startswith("cannot start its watcher")
 
 
@@ -188,7 +188,7 @@ def test_a_watcher_needs_nothing_but_python():
 def test_what_is_sent_to_all_of_a_job_does_not_end_a_watcher():
     ours, other = socket.socketpair()
     hub = Line(ours, 1)
-    watcher = beside.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
+    watcher = beside.WatcherProcess([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
     threading.Thread(target=watcher.is_to_end, daemon=True).start()
     assert hub.read(10) == {"here": True}
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -204,7 +204,7 @@ def test_a_forked_child_says_nothing_for_its_process(monkeypatch):
     ours, other = socket.socketpair()
     hub = Line(ours, 1)
     watch = watch_job()
-    watch._beside = beside.Beside([Line(other, 0)], 1, {0: "a", 1: "b"}, 2.0)
+    watch._beside = beside.WatcherProcess([Line(other, 0)], 1, {0: "a", 1: "b"}, 2.0)
     threading.Thread(target=watch._wait, daemon=True).start()
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: -1)
@@ -256,7 +256,7 @@ def test_process_0_waits_for_those_that_leave_later(capfd):
     pairs = {process: socket.socketpair() for process in (1, 2)}
     given = [Line(pair[1], process) for process, pair in pairs.items()]
     others = [Line(pair[0], 0) for pair in pairs.values()]
-    watcher = beside.Beside(given, 0, {0: "a", 1: "b", 2: "c"}, 2.0)
+    watcher = beside.WatcherProcess(given, 0, {0: "a", 1: "b", 2: "c"}, 2.0)
     threading.Thread(target=watcher.is_to_end, daemon=True).start()
     others[0].say(left=True)
     with leaving(watcher.leave) as left:

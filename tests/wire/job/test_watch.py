@@ -14,7 +14,7 @@ from jax.errors import JaxRuntimeError
 from sparsejax.errors import JobError
 from sparsejax.wire.job import store, watch, watchers
 from sparsejax.wire.job.lines import Line, listening
-from sparsejax.wire.job.watchers import Kind
+from sparsejax.wire.job.watchers import EventKind
 
 
 HOSTS = {0: "a", 1: "b", 2: "c"}
@@ -96,19 +96,19 @@ def test_process_0_that_is_silent_is_lost():
 
 def test_an_abort_is_the_cause_if_nothing_else_is():
     members = Members()
-    members.by[1].happened_here(Kind.FOLLOWED, "failed: connection closed")
-    members.by[2].happened_here(Kind.ABORTED, "was aborted")
+    members.by[1].happened_here(EventKind.FOLLOWED, "failed: connection closed")
+    members.by[2].happened_here(EventKind.ABORTED, "was aborted")
     assert members.all_told(0, 1, 2) == "process 2 on host c was aborted"
     members = Members()
-    members.by[2].happened_here(Kind.ABORTED, "was aborted")
-    members.by[1].happened_here(Kind.FAILED, "failed: ValueError: no")
+    members.by[2].happened_here(EventKind.ABORTED, "was aborted")
+    members.by[1].happened_here(EventKind.FAILED, "failed: ValueError: no")
     assert members.all_told(0, 1, 2) == "process 1 on host b failed: ValueError: no"
 
 
 def test_a_loss_is_the_cause_of_the_errors_before_it():
     members = Members()
-    members.by[1].happened_here(Kind.FOLLOWED, "failed: connection closed")
-    members.by[0].happened_here(Kind.FOLLOWED, "failed: connection closed")
+    members.by[1].happened_here(EventKind.FOLLOWED, "failed: connection closed")
+    members.by[0].happened_here(EventKind.FOLLOWED, "failed: connection closed")
     members.kill(2)
     assert members.all_told(0, 1).startswith("process 2 on host c ended without a word")
 
@@ -116,8 +116,8 @@ def test_a_loss_is_the_cause_of_the_errors_before_it():
 @pytest.mark.parametrize("process", [0, 2])
 def test_an_error_of_a_script_is_the_cause_of_those_of_collectives(process):
     members = Members()
-    members.by[1].happened_here(Kind.FOLLOWED, "failed: connection closed")
-    members.by[process].happened_here(Kind.FAILED, "failed: ValueError: no")
+    members.by[1].happened_here(EventKind.FOLLOWED, "failed: connection closed")
+    members.by[process].happened_here(EventKind.FAILED, "failed: ValueError: no")
     why = members.all_told(0, 1, 2)
     assert why == f"process {process} on host {HOSTS[process]} failed: ValueError: no"
 
@@ -169,7 +169,7 @@ def test_one_that_left_is_the_cause_of_errors_of_collectives(monkeypatch):
     members = Members()
     members.by[1].leave()
     time.sleep(TIMEOUT)
-    members.by[2].happened_here(Kind.FOLLOWED, "failed: Gloo all-reduce timed out")
+    members.by[2].happened_here(EventKind.FOLLOWED, "failed: Gloo all-reduce timed out")
     assert members.all_told(0, 1, 2).startswith("process 1 on host b left its block at ")
 
 
@@ -178,7 +178,7 @@ def test_an_error_is_the_cause_where_others_have_left(monkeypatch):
     members = Members()
     members.by[1].leave()
     time.sleep(TIMEOUT)
-    members.by[2].happened_here(Kind.FAILED, "failed: OSError: no disk")
+    members.by[2].happened_here(EventKind.FAILED, "failed: OSError: no disk")
     assert members.all_told(0, 1, 2) == "process 2 on host c failed: OSError: no disk"
 
 
@@ -278,7 +278,7 @@ def test_a_script_that_ends_in_its_block_has_not_left_it(in_block, monkeypatch):
     at_exit = {}
     monkeypatch.setattr(watch.store, "place", lambda: store.Place(1, 2, "a:1"))
     monkeypatch.setattr(watch.store, "of_all", lambda *_: said)
-    monkeypatch.setattr(watch, "Beside", lambda *_: in_block._beside)
+    monkeypatch.setattr(watch, "WatcherProcess", lambda *_: in_block._beside)
     monkeypatch.setattr(in_block, "_connected", lambda *_: None)
     monkeypatch.setattr(watch.atexit, "register", at_exit.setdefault)
     monkeypatch.setattr(watch.atexit, "unregister", at_exit.pop)
@@ -308,7 +308,7 @@ def test_process_0_listens_at_the_port_that_is_named(monkeypatch):
 
     monkeypatch.setattr(watch.store, "place", lambda: store.Place(0, 2, "a:1"))
     monkeypatch.setattr(watch.store, "of_all", of_all)
-    monkeypatch.setattr(watch, "Beside", beside)
+    monkeypatch.setattr(watch, "WatcherProcess", beside)
     monkeypatch.setattr(watch.Watch, "_wait", lambda self: None)
     with watch.watch_job(10.0, port=port):
         assert [line.process for line in came] == [1]

@@ -11,13 +11,13 @@ from jax.core import Tracer
 
 from sparsejax.rows.updates.facts import values
 from sparsejax.rows.updates.facts.multiples import ZERO
-from sparsejax.rows.updates.facts.values import Value
+from sparsejax.rows.updates.facts.values import ArrayFacts
 from sparsejax.rows.updates.fading import Fading
 from sparsejax.transforms.state import tree
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class TableFacts:
     """A parameter of at least two axes, and what belongs to it.
 
     Attributes:
@@ -81,7 +81,7 @@ class Table:
         return self.moves or self.decays is None or any(f != 1 for f in self.decays)
 
 
-class Walk:
+class UpdateWalk:
     """Follows the program of an update, and notes what it does to each table.
 
     Args:
@@ -97,8 +97,8 @@ class Walk:
         for j, (k, v) in enumerate(zip(leaves, program.jaxpr.invars, strict=True)):
             row = (k, 0) if k is not None and v.aval.shape else None
             flat, it = v.aval.shape == (), frozenset({j})
-            self.given.append(Value(it, row, flat, None, (j, 1.0), affine=it))
-        # Constants that are traced have numbers, too, behind those of the inputs.
+            self.given.append(ArrayFacts(it, row, flat, None, (j, 1.0), affine=it))
+        # Constants that are traced have numbers, too, after those of the inputs.
         self.constants = list(map(values.constant, program.consts))
         for k, x in enumerate(program.consts, len(self.given)):
             if isinstance(x, Tracer):
@@ -170,7 +170,7 @@ class Walk:
         return factor if input == j else None
 
     def _momentum(self, table):
-        """The momentum by which rows may move: see `Table.may_fade`."""
+        """The momentum by which rows may move: see `TableFacts.may_fade`."""
         still, n = self.zeros[()], self.n
         is_multiple = lambda j: (still[n + j].times or (None,))[0] == n + j
         if not 1 <= len(table.own) <= 2 or not all(map(is_multiple, table.own)):

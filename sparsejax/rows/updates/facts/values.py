@@ -1,8 +1,8 @@
-"""What a program does to rows: which it keeps apart, and what zeros make of the rest.
+"""What a program does to rows: which it keeps separate, and what zeros make of the rest.
 
-The program of an optimizer's update is walked over once, with a `Value` for each of its
-arrays. Nothing is computed, so what is found holds for all numbers (that are finite) and at
-all steps. What the walk does not know mixes rows, as far as it can tell.
+The program of an optimizer's update is walked over once, with an `ArrayFacts` for each of
+its arrays. Nothing is computed, so what is found holds for all finite numbers and at all
+steps. What the walk does not know mixes rows, as far as it can tell.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ import numpy as np
 from jax.core import Tracer
 
 from sparsejax.rows import programs
-from sparsejax.rows.programs import Kind
+from sparsejax.rows.programs import CallKind
 from sparsejax.rows.updates.facts import multiples
 from sparsejax.rows.updates.facts.multiples import Times
 
 
 @dataclasses.dataclass(frozen=True)
-class Value:
+class ArrayFacts:
     """The facts that the walk has found out about one array of a program.
 
     Attributes:
         of: The inputs, by number, that it depends on.
         row: The leaf whose rows it has, and the axis that they lie along; None if it has
             no rows.
-        flat: Whether all its numbers are alike; known only where it has no rows.
+        flat: Whether all its numbers are equal; known only where it has no rows.
         mixed: Where rows that it depends on were mixed; None if they were not.
         times: An input and a factor, if it is that multiple of that input; None in place
             of the input for a number. NaN for a factor or a number that is not known.
@@ -53,8 +53,10 @@ class Value:
 
 
 def follow(
-    program: Any, values: Sequence[Value], constants: Sequence[Value] | None = None
-) -> list[Value]:
+    program: Any,
+    values: Sequence[ArrayFacts],
+    constants: Sequence[ArrayFacts] | None = None,
+) -> list[ArrayFacts]:
     """The facts about the outputs of a program, from those about its inputs.
 
     Args:
@@ -72,27 +74,27 @@ def follow(
     return list(map(get, jaxpr.outvars))
 
 
-def constant(x: Any) -> Value:
+def constant(x: Any) -> ArrayFacts:
     """The facts about a constant of a program."""
     if np.ndim(x):
-        return Value()
+        return ArrayFacts()
     if isinstance(x, Tracer):
-        return Value(flat=True, times=multiples.SOME)
+        return ArrayFacts(flat=True, times=multiples.SOME)
     if jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
-        return Value(flat=True)
+        return ArrayFacts(flat=True)
     x = np.asarray(x)
     known = jnp.issubdtype(x.dtype, jnp.integer) or jnp.issubdtype(x.dtype, jnp.floating)
     known = known and math.isfinite(x)
-    return Value(flat=True, times=(None, float(x)) if known else None)
+    return ArrayFacts(flat=True, times=(None, float(x)) if known else None)
 
 
 def _made(eqn, given):
     """The facts about the outputs of one equation, from those about its inputs."""
     kind = programs.kind_of(eqn)
-    if kind in (Kind.INLINE, Kind.REMAT) or eqn.primitive.name in _CALLS:
+    if kind in (CallKind.INLINE, CallKind.REMAT) or eqn.primitive.name in _CALLS:
         made = follow(programs.programs(eqn)[0], given)
         return [_said_here(eqn, given, value) for value in made]
-    if kind is Kind.COND:
+    if kind is CallKind.COND:
         sides = [follow(side, given[1:]) for side in programs.programs(eqn)]
         return [
             _joined(eqn, given[0], results, v)
@@ -117,13 +119,13 @@ def _other(eqn, given, v):
     """Of an equation that is not known: rows are mixed, if there are any."""
     if any(value.row for value in given):
         return _unknown(eqn, given, v)
-    return Value(**_common(given), flat=v.aval.shape == ())
+    return ArrayFacts(**_common(given), flat=v.aval.shape == ())
 
 
 def _unknown(eqn, given, v):
     common = _common(given)
     mixed = common["mixed"] or f"{programs.named(eqn)} takes rows together"
-    return Value(of=common["of"], mixed=mixed, flat=v.aval.shape == ())
+    return ArrayFacts(of=common["of"], mixed=mixed, flat=v.aval.shape == ())
 
 
 def _said_here(eqn, given, value):
@@ -160,7 +162,7 @@ def _by_number(eqn, given, v):
     common = _common(given)
     if times == multiples.ZERO:  # It depends on nothing, whatever it was multiplied by.
         common["of"] = frozenset()
-    return Value(**common, row=row, flat=flat, times=times, plus=plus, affine=affine)
+    return ArrayFacts(**common, row=row, flat=flat, times=times, plus=plus, affine=affine)
 
 
 def _joined(eqn, chosen_by, values, v):
@@ -192,7 +194,7 @@ def _moved(axis_of: Callable[[Any, int], int | None]):
         times = first.times if first.times and first.times[0] is None else None
         affine = first.affine if len(given) == 1 else frozenset()
         common = _common(given)
-        return Value(**common, row=row, flat=flat, times=times, affine=affine)
+        return ArrayFacts(**common, row=row, flat=flat, times=times, affine=affine)
 
     return rule
 
@@ -218,7 +220,7 @@ def _reshaped(eqn, axis):
         return None
     before, n = math.prod(old[:axis]), old[axis]
     at = [k for k in range(len(new)) if math.prod(new[:k]) == before and new[k] == n]
-    # Axes of length 1 are alike: which of them holds the rows cannot be told.
+    # Axes of length 1 look the same: which of them holds the rows is unknown.
     return at[-1] if at and n != 1 and before else None
 
 

@@ -3,8 +3,8 @@
 from sparsejax.rows.updates.fading.fading import (
     SAMPLES,
     Fading,
+    FadingSums,
     Probe,
-    Sums,
     decayed,
     first_kept,
     in_turn,
@@ -16,8 +16,8 @@ from sparsejax.rows.updates.fading.fading import (
 __all__ = [
     "SAMPLES",
     "Fading",
+    "FadingSums",
     "Probe",
-    "Sums",
     "decayed",
     "first_kept",
     "in_turn",

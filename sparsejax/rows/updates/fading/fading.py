@@ -38,9 +38,9 @@ from sparsejax.rows.updates.fading.quadrature import NODES, quadrature
 
 
 # How much of a momentum is left when it is as good as nothing, and how many steps that may
-# take for sums of so many terms to be worth it.
+# take for sums of that many terms to be worth it.
 _LEFT, _TERMS_AT_MOST = 2.0**-33, 512
-# How many steps a row may miss at most: so many sums are kept.
+# How many steps a row may miss at most: the number of sums that are kept.
 PATIENCE = 1 << 14
 # The error of a sum, relative to it, up to which six nodes will do. In float32 a step
 # itself rounds to 1e-6: the correction of Adam's bias is a difference of numbers near one.
@@ -72,7 +72,7 @@ def probe_of(sample: Sample, size: int = 2) -> Probe:
     return probe
 
 
-class Sums(NamedTuple):
+class FadingSums(NamedTuple):
     """The sums by which rows move, one for each step that they may have seen last.
 
     Attributes:
@@ -108,10 +108,10 @@ class Fading(NamedTuple):
 
     @property
     def is_short(self) -> bool:
-        """Whether so many terms are worth adding up."""
+        """Whether that many terms are worth adding up."""
         return 0 < self.factors[self.momentum] < 1 and self.terms <= _TERMS_AT_MOST
 
-    def sums(self, kept: jax.Array, count: jax.Array, probe: Probe) -> Sums:
+    def sums(self, kept: jax.Array, count: jax.Array, probe: Probe) -> FadingSums:
         """The sums of rows that move to a step; with one more that is kept.
 
         Args:
@@ -127,7 +127,7 @@ class Fading(NamedTuple):
         step = count - self.terms
         place = jnp.where(step >= 0, lax.rem(step, np.int32(PATIENCE)), PATIENCE)
         written = jnp.asarray(kept).at[place].set(recent[self.terms], mode="drop")
-        return Sums(recent, written)
+        return FadingSums(recent, written)
 
     def caught_up(
         self,
@@ -135,7 +135,7 @@ class Fading(NamedTuple):
         own: tuple[jax.Array, ...],
         last: jax.Array,
         count: jax.Array,
-        sums: Sums,
+        sums: FadingSums,
     ) -> jax.Array:
         """The parameter of rows after the steps that they have missed.
 
@@ -164,7 +164,7 @@ class Fading(NamedTuple):
         return jnp.minimum(missed, self.terms)
 
     def _shrunk(self, steps):
-        """The factor by which weights decay in so many steps."""
+        """The factor by which weights decay in `steps` steps."""
         return jnp.exp(steps.astype(jnp.float32) * math.log1p(self.shrinks))
 
     def _moved(self, own, sums):
@@ -306,7 +306,7 @@ def in_turn(height: int, step: jax.Array) -> jax.Array:
 def decayed(
     own: tuple[jax.Array, ...], factors: tuple[float, ...], steps: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """The state of rows each of which is multiplied so many times.
+    """The state of rows each of which is multiplied a number of times.
 
     The relative error is that of the power's logarithm, which is rounded once.
     """

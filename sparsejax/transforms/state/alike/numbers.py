@@ -1,13 +1,13 @@
-"""Numbers that are not finite: which rank has one, on which all agree, and who is told.
+"""Numbers that are not finite: which rank has one, on which all agree, and who hears of it.
 
 On the wire goes one word of 32 bits of each rank, before anything else is sent: 0 where all
 of its gradient is finite. To leave a step out the largest word is enough (`wire.maximum`);
-to say where it was all are gathered. So all ranks decide by the same words, and alike.
+to say where it was all are gathered. So all ranks decide by the same words, and the same.
 
 It is asked before, because what a NaN has reached it does not leave: a residual, a
 velocity, the moments of Adam. One thing cannot be known before: a sum may be too large for
 float16 where all that is summed is not. The sums are the same on all ranks, so they are
-looked at behind the exchange, and nothing more is sent: `Sums`.
+looked at after the exchange, and nothing more is sent: `Sums`.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ def overflown(state: Any, names: Names) -> jax.Array | None:
     """Which sum of the last update was not finite, the same on all ranks.
 
     Args:
-        state: The state behind it.
+        state: The state after it.
         names: All leaves.
 
     Returns:
@@ -227,7 +227,7 @@ def check_numbers(state: Any, since: int = 0) -> None:
     Args:
         state: The optimizer's state, or any tree with it in, outside `jax.jit`.
         since: The number of an update, counted from 0: those before it are not looked at,
-            so that a loop may go on behind one that was left out.
+            so that a loop may go on after one that was left out.
 
     Raises:
         BadNumberError: With the rank, the leaf and the number of the last such update.

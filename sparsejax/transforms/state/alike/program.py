@@ -2,7 +2,7 @@
 
 An optimizer of optax is two closures. The program that its update traces to has every
 number that it was made with, so programs of two processes that differ in one of them are
-other programs: XLA would compile both, and replicas drift apart.
+other programs: XLA would compile both, and replicas diverge.
 """
 
 import collections
@@ -80,8 +80,8 @@ def _constant(x: Any) -> str:
 
 
 def _counted(texts: collections.Counter[str]) -> str:
-    told = [
+    parts = [
         (f"{text or 'no number'}" + (f" ({count} times)" if count > 1 else ""))
         for text, count in sorted(texts.items())
     ]
-    return "; ".join(told)
+    return "; ".join(parts)

@@ -5,7 +5,7 @@ else. Each device makes a checksum of what it holds (`checksums`), so one pass o
 copy; the processes compare, each all of them, so that all come to the same answer and raise
 the same error.
 
-Why XLA cannot take the answer for granted: it is told that the arrays are the same on all
+Why XLA cannot take the answer for granted: the arrays are typed as the same on all
 devices, and would be free to gather one checksum for all. So each device hides its own
 under a number that it alone has, and the processes take that off again.
 """
@@ -45,7 +45,7 @@ def check_replicas(
 ) -> None:
     """Raises on all processes where ranks hold different bits of what should be the same.
 
-    Replicas drift apart in silence: by a device that computes wrongly, a checkpoint that a
+    Replicas diverge in silence: by a device that computes wrongly, a checkpoint that a
     host has another copy of, an update that was never synchronized. Each rank then trains a
     model of its own, and the loss shows it late or not at all. Compared are the copies of
     each leaf by a checksum of their bits. A leaf that differs in one element of at most 32
@@ -119,7 +119,7 @@ def _compare(given, axis_name, when):
     for leaf in _leaves(given):
         if copied := _copied_over(leaf, axis_name):
             by_mesh.setdefault(leaf.mesh, []).append((leaf, copied))
-    found: list[_Difference] = []
+    found: list[_Mismatch] = []
     for mesh, pairs in by_mesh.items():
         leaves = [leaf for leaf, _ in pairs]
         sums = _checksums(mesh, leaves)
@@ -202,7 +202,7 @@ def _program(mesh: Mesh, of_leaves: tuple[PartitionSpec, ...]):
     return jax.jit(mapped)
 
 
-class _Difference(NamedTuple):
+class _Mismatch(NamedTuple):
     """Copies of a leaf, or of one of its shards, that are not the same.
 
     Attributes:
@@ -223,7 +223,7 @@ class _Difference(NamedTuple):
         return len(self.groups[0]) == len(self.groups[1])
 
 
-def _differences(mesh, pairs, sums, axis_name) -> list[_Difference]:
+def _differences(mesh, pairs, sums, axis_name) -> list[_Mismatch]:
     """The leaves whose copies are not all the same, in their order in the tree."""
     over = mesh.axis_names if axis_name is None else axes.axis_names(axis_name)
     found = []
@@ -236,7 +236,7 @@ def _differences(mesh, pairs, sums, axis_name) -> list[_Difference]:
             for device in devices:
                 groups[own[device].tobytes()].append(int(device))
             by_size = sorted(groups.values(), key=lambda group: (-len(group), group))
-            found.append(_Difference(leaf.keys, mesh, by_size, over))
+            found.append(_Mismatch(leaf.keys, mesh, by_size, over))
     return found
 
 
@@ -249,21 +249,21 @@ def _copies(mesh: Mesh, copied: tuple[str, ...]) -> np.ndarray:
     return numbers.reshape(-1, int(np.prod([mesh.shape[name] for name in copied])))
 
 
-def _message(found: list[_Difference], count: int, when: str) -> str:
+def _message(found: list[_Mismatch], count: int, when: str) -> str:
     hosts = _hosts(found)
     names = tree.unboxed([one.keys for one in found])
     paths = [tree.written(keys) or "it" for keys in names]
     differing = list(dict.fromkeys(paths))
-    told = []
+    lines = []
     for path in differing[:_MOST]:
         each = [one for one, own in zip(found, paths, strict=True) if own == path]
-        told.append(f"{path!r}: {_groups(each[0], hosts)}")
+        lines.append(f"{path!r}: {_groups(each[0], hosts)}")
     more = len(differing) - _MOST
-    told += [f"and {more} more"] if more > 0 else []
+    lines += [f"and {more} more"] if more > 0 else []
     return (
         f"replicas are not the same{when}: of {len(differing)} of {count} leaves ranks "
         "hold different bits.\n* "
-        + "\n* ".join(told)
+        + "\n* ".join(lines)
         + "\nRanks train models of their own "
         "from here on: go back to a checkpoint that passes this check. If it comes back on "
         "the same rank, that device or host is at fault; if on all, an update is not "
@@ -271,7 +271,7 @@ def _message(found: list[_Difference], count: int, when: str) -> str:
     )
 
 
-def _groups(one: _Difference, hosts) -> str:
+def _groups(one: _Mismatch, hosts) -> str:
     """Who holds what, of one leaf."""
     label = lambda numbers: listed([_rank(one, i, hosts) for i in numbers], 4)
     if one.is_tied:
@@ -282,7 +282,7 @@ def _groups(one: _Difference, hosts) -> str:
     return f"{label(odd)} {verb} from the other {len(one.groups[0])}"
 
 
-def _rank(one: _Difference, number: int, hosts) -> str:
+def _rank(one: _Mismatch, number: int, hosts) -> str:
     """A device as a rank: of which number, and where."""
     shape = one.mesh.devices.shape
     at = dict(zip(one.mesh.axis_names, np.unravel_index(number, shape), strict=True))
@@ -298,7 +298,7 @@ def _rank(one: _Difference, number: int, hosts) -> str:
     return f"rank {rank} ({', '.join(where)})"
 
 
-def _hosts(found: list[_Difference]) -> dict[int, str]:
+def _hosts(found: list[_Mismatch]) -> dict[int, str]:
     """Where processes run, for the message; all raise, so all are asked."""
     known: dict[int, str] = {}
     for mesh in dict.fromkeys(one.mesh for one in found):
@@ -307,8 +307,8 @@ def _hosts(found: list[_Difference]) -> dict[int, str]:
             continue
         own = f" on host {socket.gethostname()}"
         try:
-            told = store.of_all("its host", own, _TO_NAME_HOSTS, processes=processes)
+            answers = store.of_all("its host", own, _TO_NAME_HOSTS, processes=processes)
         except JobError:
             continue  # The numbers of the processes have to do.
-        known |= dict(zip(processes, told, strict=True))
+        known |= dict(zip(processes, answers, strict=True))
     return known

@@ -1,7 +1,7 @@
 """What a process is about to train, said to the others before its first collective.
 
 Processes that set out with different things compile different programs, and wait for one
-another in collectives that never meet; or they meet, and replicas drift apart. So whatever
+another in collectives that never meet; or they meet, and replicas diverge. So whatever
 makes a state on a mesh lets the processes of that mesh compare: versions and settings, the
 mesh, the tree of parameters, the transformation with its options, and what its update
 computes with. Nothing of it is sent by devices: see `wire.job.agreement`. In one process
@@ -82,7 +82,7 @@ class Setup:
     def made_ready(self) -> Iterator[None]:
         """Compares what the block around has filled in, at its end.
 
-        Where the block raises the others are told, so that they do not wait.
+        Where the block raises the others hear of it, so that they do not wait.
 
         Raises:
             JobError: On all processes, with what differs and who has what.

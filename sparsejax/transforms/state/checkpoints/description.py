@@ -64,7 +64,7 @@ class Node(NamedTuple):
 
     Attributes:
         type: The name of its type.
-        told: What its type knows and no array says, as JSON.
+        told: What its type knows and no array holds, as JSON.
         parts: Its parts by name.
         kind: Which of `HELD` it is; None for others, and in what was read from a file.
     """

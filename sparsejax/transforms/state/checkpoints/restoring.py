@@ -124,13 +124,13 @@ def _check_same(record, fresh, here, others, folder, held):
     )
 
 
-class _Place(NamedTuple):
+class _StatePart(NamedTuple):
     """A part of a state that is restored as one.
 
     Attributes:
         path: Where it is.
         saved: Its description.
-        like: What is there in the fresh state: a leaf, or a node to be resized.
+        like: What the fresh state holds there: a leaf, or a node to be resized.
         is_held: Whether it is such a node.
     """
 
@@ -169,12 +169,12 @@ class _Place(NamedTuple):
         return _leaf(self.saved, self.like, found)
 
 
-def _places(saved: Any, like: Any, others: bool, path: str = "") -> Iterator[_Place]:
+def _places(saved: Any, like: Any, others: bool, path: str = "") -> Iterator[_StatePart]:
     """All parts of a state, in its order."""
     parts = children(like)
     is_held = others and isinstance(like, HELD)
     if parts is None or is_held:
-        yield _Place(path, saved, like, is_held)
+        yield _StatePart(path, saved, like, is_held)
         return
     for name, child in parts:
         yield from _places(saved.parts.get(name), child, others, joined(path, name))

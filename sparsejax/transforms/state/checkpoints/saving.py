@@ -51,7 +51,7 @@ def save(
             arrays, and of numbers and texts of Python's.
         about: What the state is of, as texts and numbers: the data, a seed. `restore`
             compares it, and tells it in its message.
-        replace: Whether it takes the place of a checkpoint that is there, which is kept
+        replace: Whether it takes the place of an existing checkpoint, which is kept
             until the new one was read back.
 
     Raises:

@@ -50,7 +50,7 @@ def write(
         about: The JSON.
         part: The description of the state, which the JSON has.
         arrays: The arrays, by their numbers.
-        replace: Whether it may take the place of one that is there.
+        replace: Whether it may take the place of an existing one.
     """
     writing.orbax()
     with _ONE_AT_A_TIME:
@@ -68,7 +68,7 @@ def write(
 
 
 def _is_there(folder, replace):
-    """Whether a checkpoint is there, whose place another may take."""
+    """Whether a checkpoint exists, whose place another may take."""
     with folders.in_words(folder):
         there = folders.whole(folder)
         if not there.exists() and not folders.is_link(there):

@@ -27,7 +27,7 @@ def on_all(what: str, do: Callable[[], _T]) -> _T:
     Args:
         what: What is asked, in words, for messages.
         do: Does this process's part. It may wait for another one only for a limited time;
-            JAX's error, if that one does not come, is not told as the cause.
+            JAX's error, if that one does not come, is not reported as the cause.
 
     Raises:
         CheckpointError: On all processes, if one of them cannot.
@@ -44,13 +44,13 @@ def on_all(what: str, do: Callable[[], _T]) -> _T:
     why = None if failed is None else str(failed) or type(failed).__name__
     follows = isinstance(failed, jax.errors.JaxRuntimeError)
     own = {"host": socket.gethostname(), "why": why, "follows": follows}
-    told = store.of_all(what, own, _TO_DO)
-    wrong = [process for process, one in enumerate(told) if one["why"] is not None]
+    answers = store.of_all(what, own, _TO_DO)
+    wrong = [process for process, one in enumerate(answers) if one["why"] is not None]
     if not wrong:
         return part
-    cause = min(wrong, key=lambda process: (told[process]["follows"], process))
-    first = told[cause]
-    alike = all(one["why"] == first["why"] for one in told)
+    cause = min(wrong, key=lambda process: (answers[process]["follows"], process))
+    first = answers[cause]
+    alike = all(one["why"] == first["why"] for one in answers)
     is_own = not isinstance(failed, CheckpointError) and follows <= first["follows"]
     if failed is not None and (alike or is_own):
         raise failed

@@ -48,7 +48,7 @@ def write(folder: Any, about: dict[str, Any], arrays: Sequence[Any]) -> None:
 def _checkpointer(ocp):
     """What writes, and waits for other processes for a limited time.
 
-    Of several it is told which they are, though they are all: orbax then waits for them at
+    Of several it is given which they are, though they are all: orbax then waits for them at
     barriers, for five minutes at most, and else in collectives, for ever.
     """
     arrays = ocp.PyTreeCheckpointHandler(use_zarr3=True)  # which has checksums
