@@ -1,5 +1,6 @@
 """The way of a gradient is short: CONTRIBUTING.md draws it, and here it is counted."""
 
+import sys
 import traceback
 from pathlib import Path
 
@@ -8,11 +9,26 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+import pallas_kernels
 import sparsejax
 from tests import helpers
 
 
 LIBRARY = Path(sparsejax.__file__).parent
+KERNELS = Path(pallas_kernels.__file__).parent
+
+
+def update():
+    """Makes a synchronization, and traces an update of one dense leaf on eight ranks."""
+    tx = sparsejax.zen_sync()
+    params = {"w": jnp.zeros(1 << 17)}
+    step = helpers.shard_map(
+        lambda x, state: tx.update({"w": x[0]}, state)[0],
+        mesh=helpers.mesh_of(8),
+        in_specs=(P("data"), P()),
+        out_specs=P(),
+    )
+    jax.eval_shape(step, jax.ShapeDtypeStruct((8, 1 << 17), jnp.float32), tx.init(params))
 
 
 def test_a_leaf_passes_few_frames_and_files_to_the_collective(monkeypatch):
@@ -25,15 +41,28 @@ def test_a_leaf_passes_few_frames_and_files_to_the_collective(monkeypatch):
         return all_to_all(*args, **kwargs)
 
     monkeypatch.setattr(lax, "all_to_all", counted)
-    tx = sparsejax.zen_sync()
-    params = {"w": jnp.zeros(1 << 17)}
-    step = helpers.shard_map(
-        lambda x, state: tx.update({"w": x[0]}, state)[0],
-        mesh=helpers.mesh_of(8),
-        in_specs=(P("data"), P()),
-        out_specs=P(),
-    )
-    jax.eval_shape(step, jax.ShapeDtypeStruct((8, 1 << 17), jnp.float32), tx.init(params))
+    update()
     walk = min(walks, key=len)
     assert len(walk) <= 13, [(f.filename, f.name) for f in walk]
     assert len({f.filename for f in walk}) <= 12
+
+
+def test_an_update_enters_no_more_files_than_it_did():
+    """What a reader opens to know what becomes of a gradient: it may only get less."""
+    entered = set()
+
+    def note(frame, event, argument):
+        del argument
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and {LIBRARY, KERNELS} & set(path.parents):
+            entered.add(path)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        update()
+    finally:
+        sys.setprofile(before)
+    lines = sum(len(path.read_text().splitlines()) for path in entered)
+    assert len(entered) <= 52, sorted(str(path) for path in entered)
+    assert lines <= 10_000
