@@ -270,7 +270,7 @@ def watched(load: Load):
         most = counts.pull if name == "pull" else counts.push
         most = most.sum(1) if name == "gather" else most
         sizes = row_lists.message_sizes(room, lists.row_bytes)
-        stages[name] = ListStage(sizes, int(most.max()), run)
+        stages[name] = ListStage(list(sizes.rooms), int(most.max()), run)
 
     def send(lists, collective, slots, *args):
         rows_of(_stage_of(here()), lists, slots.shape[1])

@@ -39,7 +39,7 @@ from sparsejax.units.units import wide
 from sparsejax.wire import collectives, gathers
 from sparsejax.wire.channels import Channel
 from sparsejax.wire.collectives import Wire
-from sparsejax.wire.ladder import ROUND
+from sparsejax.wire.ladder import ROUND, Sizes
 
 
 # The ratio of successive message sizes, and how many there are, down to some seventh of
@@ -107,10 +107,10 @@ class Lists:
         sizes, words = message_sizes(room, self.row_bytes), self.row_words
         rows = collectives.unseen_numbers(count)
         message = self._to_words(slots, values)
-        sent = [channel.bytes(columns * words) for columns in sizes]
+        sent = [channel.bytes(columns * words) for columns in sizes.rooms]
 
         def branch(number):
-            columns = sizes[number]
+            columns = sizes.rooms[number]
 
             def of(message, *rows):
                 head = collectives.heads(message, count, columns * words, rows)
@@ -119,11 +119,13 @@ class Lists:
 
             return of
 
-        number = _smallest(sizes, need)
-        branches = [branch(number) for number in range(len(sizes))]
+        number = sizes.number(need)
+        branches = [branch(number) for number in range(len(sizes.rooms))]
         received = channel.received(lax.switch(number, branches, message, *rows))
         slots, values = self._from_words(received, room)
-        inside = lax.iota(jnp.int32, room) < at_number(jnp.array(sizes, jnp.int32), number)
+        inside = lax.iota(jnp.int32, room) < at_number(
+            jnp.array(sizes.rooms, jnp.int32), number
+        )
         slots = jnp.where(inside, slots, nowhere)
         return slots, values, at_number(jnp.array(sent, jnp.float32), number)
 
@@ -158,10 +160,10 @@ class Lists:
         room, words = slots.shape[0], self.row_words
         sizes, length = message_sizes(room, self.row_bytes), self.run(room)
         message = self._to_words(slots[None], values[None])
-        messages = [-(-columns // length) for columns in sizes]
+        messages = [-(-columns // length) for columns in sizes.rooms]
 
         def branch(number):
-            columns = sizes[number]
+            columns = sizes.rooms[number]
             # First what is left of whole runs, which are the same for all sizes: so few
             # kernels are.
             rest = (columns - 1) // length * length
@@ -187,11 +189,11 @@ class Lists:
 
             return of
 
-        number = _smallest(sizes, need)
-        branches = [branch(number) for number in range(len(sizes))]
+        number = sizes.number(need)
+        branches = [branch(number) for number in range(len(sizes.rooms))]
         slots, rows = lax.switch(number, branches, message)
         # One table: a look into each would be a kernel of its own.
-        sent = [channel.bytes(columns * words) for columns in sizes]
+        sent = [channel.bytes(columns * words) for columns in sizes.rooms]
         return slots, rows, *jnp.asarray(np.array([sent, messages], np.float32))[:, number]
 
     def add_up(self, of_row: jax.Array, rows: jax.Array, capacity: int) -> jax.Array:
@@ -330,9 +332,8 @@ def sent_by_lists(
         need: How many the fullest message has.
     """
     row_bytes = 4 + -(-load.unit_bytes(wire_dtype) // 4) * 4
-    columns = min(
-        rung for rung in message_sizes(room, row_bytes) if rung >= min(need, room)
-    )
+    sizes = message_sizes(room, row_bytes)
+    columns = sizes.rooms[sizes.number(need)]
     return float(columns * row_bytes), columns
 
 
@@ -365,12 +366,6 @@ def length_of_runs(wire: Wire, count: int, each: int, result: int) -> int:
     return 4 * -(-count // (4 * max(runs, 1)))
 
 
-def _smallest(sizes, need):
-    """The number of the smallest message that has room."""
-    return jnp.sum(jnp.array(sizes, jnp.int32) < need, dtype=jnp.int32)
-
-
-def message_sizes(room, row_bytes):
-    """Message sizes up to `room` rows, ascending."""
-    ratio, count = _FINE if room * row_bytes >= _LONG else _COARSE
-    return sorted({max(1, math.ceil(room / ratio**step)) for step in range(count)})
+def message_sizes(room: int, row_bytes: int) -> Sizes:
+    """Message sizes up to `room` rows."""
+    return Sizes.up_to(room, *(_FINE if room * row_bytes >= _LONG else _COARSE))

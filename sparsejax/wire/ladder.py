@@ -73,6 +73,36 @@ _TILE_NUMBERS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The lengths that a message may have.
+
+    Attributes:
+        rooms: For how many entries there is room, ascending.
+        one_by_one: Whether a need is compared with them one by one: on GPUs a sum of more
+            than a few comparisons is a kernel of its own.
+    """
+
+    rooms: tuple[int, ...]
+    one_by_one: bool = False
+
+    @classmethod
+    def up_to(cls, most: int, ratio: float, count: int) -> "Sizes":
+        """At most `count` sizes, each `ratio` times the one before, the last `most`."""
+        rooms = {max(1, math.ceil(most / ratio**step)) for step in range(count)}
+        return cls(tuple(sorted(rooms)))
+
+    def number(self, need: Count) -> Any:
+        """The number of the shortest that holds `need` entries; the last if none does."""
+        xp = _numpy_of(need)
+        if self.one_by_one:
+            rooms = map(np.int32, self.rooms)
+            below = sum((need > room).astype(jnp.int32) for room in rooms)
+        else:
+            below = xp.sum(xp.array(self.rooms, np.int32) < need, dtype=np.int32)
+        return xp.minimum(below, len(self.rooms) - 1)
+
+
+@dataclasses.dataclass(frozen=True)
 class Rung:
     """One message size: room for `capacity` entries, their slots in `code`."""
 
@@ -113,18 +143,12 @@ class Ladder:
 
     def rung(self, need: Count) -> Any:
         """The lowest rung with room for `need` entries; the top one if none has."""
-        capacities = [rung.capacity for rung in self.rungs]
-        return _numpy_of(need).minimum(self._below(capacities, need), len(self.rungs) - 1)
+        return self.sizes.number(need)
 
-    def _below(self, capacities, need):
-        """How many of some capacities are below the need."""
-        if self.at_once:
-            # One by one: a sum of more than a few is a kernel of its own on GPUs.
-            return sum(
-                (need > room).astype(jnp.int32) for room in map(np.int32, capacities)
-            )
-        xp = _numpy_of(need)
-        return xp.sum(xp.array(capacities, np.int32) < need, dtype=np.int32)
+    @functools.cached_property
+    def sizes(self) -> Sizes:
+        """The capacities of the rungs."""
+        return Sizes(tuple(rung.capacity for rung in self.rungs), self.at_once)
 
     @functools.cached_property
     def finals(self) -> tuple[int, ...]:
@@ -146,9 +170,9 @@ class Ladder:
         Returns:
             Its place in `finals`, and its number.
         """
-        rooms, xp = [self.rungs[number].capacity for number in self.finals], _numpy_of(need)
-        place = xp.minimum(self._below(rooms, need), len(rooms) - 1)
-        return place, xp.array(self.finals, np.int32)[place]
+        rooms = tuple(self.rungs[number].capacity for number in self.finals)
+        place = Sizes(rooms, self.at_once).number(need)
+        return place, _numpy_of(need).array(self.finals, np.int32)[place]
 
     def next_message(self, need: jax.Array, messages: int) -> tuple[jax.Array, jax.Array]:
         """The rung of the next message where `need` entries are left, and its entries.
@@ -188,10 +212,10 @@ class Ladder:
         """The rungs that `next_message` takes, a round each, for a Python number."""
         taken = []
         while need > 0:
-            high = self._lowest(need)
+            high = self.sizes.number(need)
             low = max(high - 1, 0)
             room = self.rungs[low].capacity
-            rest = self._lowest(max(need - room, 0))
+            rest = self.sizes.number(max(need - room, 0))
             words = [self.rungs[i].words for i in (high, low, rest)]
             saved = 4 * messages * (words[0] - words[1] - words[2])
             followed = room < need and saved > ROUND and not self.at_once
@@ -201,10 +225,6 @@ class Ladder:
             finals = [self.rungs[i] for i in self.finals]
             taken[-1] = next(r for r in finals if r.capacity >= taken[-1].capacity)
         return taken
-
-    def _lowest(self, need):
-        above = sum(rung.capacity < need for rung in self.rungs)
-        return min(above, len(self.rungs) - 1)
 
     def bytes(self, need: Count) -> Any:
         """Bytes of the fewest messages that send `need` entries of a part, as float32.
@@ -334,8 +354,8 @@ def _tile(top: int, unit_bytes: int, most: int) -> int:
     return _multiple(-(-top // tiles), _LANES)
 
 
-def _numpy_of(count):
-    """The NumPy of a count: JAX's for an array of JAX."""
+def _numpy_of(count: Count) -> Any:
+    """The NumPy in which a count is treated: JAX's for an array of JAX."""
     return jnp if isinstance(count, jax.Array) else np
 
 

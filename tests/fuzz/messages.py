@@ -198,7 +198,8 @@ def check_lists(case: Any, words: Words) -> bool:
     assert found.shape[1] == min(_SENDERS * _ROOM, _HEIGHT)
     assert sums.shape == (*found.shape, 2)
     slots = message[:, ::3].view(np.int32)
-    columns = min(size for size in row_lists.message_sizes(_ROOM, 12) if size >= some)
+    sizes = row_lists.message_sizes(_ROOM, 12)
+    columns = sizes.rooms[sizes.number(some)]
     slots = slots[:, :columns]
     if ((slots >= 0) & (slots <= _HEIGHT)).all():
         # No row but those that came, and of what is behind a message none.
