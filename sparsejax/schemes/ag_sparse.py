@@ -158,8 +158,7 @@ class AGSparse(base.Scheme):
         dense = load.all_reduce(self.wire_dtype)
         if self._sparse_bytes(steps, rows, need) >= dense.bytes:
             return dense._replace(rounds=1)
-        if self.gather == "doubling":
-            sent += 4.0 * rows * turns
+        sent += 4.0 * gathers.extra_words(self.gather) * rows * turns
         # How XLA's own collective goes is one round, whatever it does.
         rounds = turns * (1 if self.gather == "auto" else waits)
         latencies = agreeing(n) + turns * waits

@@ -347,6 +347,7 @@ def forecast(
     sent, columns = sent_by_lists(load, wire_dtype, load.room, need)
     messages, waits = gathers.rows_and_waits(gather, load.ranks)
     waits += agreeing(load.ranks)
+    sent += 4.0 * gathers.extra_words(gather)
     return Forecast(messages * sent, 0.0, waits, columns, rounds=1)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -24,12 +25,16 @@ def described(function: _Function) -> _Function:
     """
     signature = inspect.signature(function)
     name = function.__name__
+    options = signature.parameters.get("options")
+    known = {*signature.parameters, *getattr(function, "gone", ()), *_names_of(options)}
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        if "options" in signature.parameters:
+        if options is not None:
             # optax.inject_hyperparams takes `**options` for an argument of that name.
             kwargs |= kwargs.pop("options", {})
+            for key in kwargs.keys() - known:
+                raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
         tx = function(*args, **kwargs)
         if not isinstance(tx, Transformation):
             tx = Transformation(tx.init, tx.update)
@@ -62,9 +67,18 @@ def without(gone: Mapping[str, str]) -> Callable[[_Function], _Function]:
                 )
             return function(*args, **kwargs)
 
+        call.gone = gone  # type: ignore
         return call
 
     return decorate
+
+
+def _names_of(options):
+    """The names of `**options: Unpack[...]`, which sees to types alone."""
+    if options is None:
+        return ()
+    (kind,) = typing.get_args(options.annotation)
+    return (*kind.__required_keys__, *kind.__optional_keys__)
 
 
 def _brief(value):

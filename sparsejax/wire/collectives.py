@@ -102,15 +102,11 @@ class Wire:
         dtype: The dtype of the values while they travel; that of the array if None, or if
             that is narrower.
         deterministic: Whether sums over senders are ordered; see `ordered`.
-        at_once: Whether a stage takes one choice and sends all at once, as on GPUs, where
-            each look at a count asks the host; on CPUs it goes in rounds. By default as
-            suits the platform for which the program is traced.
     """
 
     axis: AxisName
     dtype: jax.typing.DTypeLike | None = None
     deterministic: bool | None = None
-    at_once: bool = dataclasses.field(default_factory=is_elsewhere)
 
     @classmethod
     def over(
@@ -137,6 +133,15 @@ class Wire:
     def rank(self) -> jax.Array:
         """This rank's number."""
         return lax.axis_index(self.axis)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether a stage takes one choice and sends all at once, and not in rounds.
+
+        So it does on GPUs, where each look at a count asks the host: it follows from the
+        platform for which the program is traced.
+        """
+        return is_elsewhere()
 
     def along(self, axis: AxisName) -> "Wire":
         """The wire over another axis, with this one's dtype."""

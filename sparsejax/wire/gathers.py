@@ -157,8 +157,7 @@ def gather_channel(wire: Wire, how: str) -> channels.Channel:
         return gather(x, wire)[0].reshape(n, x.shape[1])
 
     rows, waits = rows_and_waits(how, n)
-    # By doubling each row travels with the number of its rank.
-    return channels.Channel(send, n, rows, waits=waits, extra=int(how == "doubling"))
+    return channels.Channel(send, n, rows, waits=waits, extra=extra_words(how))
 
 
 def ring_channel(wire: Wire, rings: Rings) -> channels.Channel:
@@ -206,6 +205,11 @@ def rotated_channel(wire: Wire, bucket: int) -> channels.Channel:
 def rotated_waits(n: int, bucket: int) -> int:
     """In how many messages that wait for one another `rotated_channel` sends."""
     return -(-(n - 1) // bucket)
+
+
+def extra_words(how: str) -> int:
+    """Words beside each row: by doubling it travels with the number of its rank."""
+    return int(how == "doubling")
 
 
 def rows_and_waits(how: str, n: int) -> tuple[int, int]:

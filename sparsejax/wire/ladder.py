@@ -234,15 +234,16 @@ class Ladder:
         """
         xp, top = _numpy_of(need), np.int32(self.top)
         if isinstance(need, jax.Array):
-            full, rest = lax.div(need, top), lax.rem(need, top)
+            full, rest = lax.div(need, top).astype(jnp.float32), lax.rem(need, top)
         else:
-            full, rest = divmod(np.int32(need), top)
+            full, rest = map(int, divmod(int(need), self.top))
+            full = np.float32(full)
         table = xp.array([4.0 * rung.words for rung in self.rungs], np.float32)
         last = xp.where(rest > 0, table[self.rung(rest)], np.float32(0))
         if self.at_once:
             follows = (need > self.top) & (rest > 0)
             last = xp.where(follows, table[self.final(rest)[1]], last)
-        return full.astype(np.float32) * table[-1] + last
+        return full * table[-1] + last
 
     def needed_bytes(
         self, count: jax.typing.ArrayLike, rung: jax.typing.ArrayLike

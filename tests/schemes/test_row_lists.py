@@ -99,3 +99,15 @@ def test_lists_of_the_same_rows_are_up_to_twice_what_owners_send(ranks, ratio):
     to_all = schemes.AGSparse().forecast_rows(load)
     owners = schemes.BalancedParallelism().forecast_rows(load)
     assert 0.7 * ratio < to_all.bytes / owners.bytes <= ratio
+
+
+@pytest.mark.parametrize("gather", ["doubling", *helpers.slow("auto", "bruck")])
+def test_a_forecast_of_gathered_lists_is_what_a_run_sends(gather):
+    """To the byte: by doubling, a row of the gather travels with the number of its rank."""
+    rng, scheme = np.random.default_rng(0), schemes.AGSparse(gather=gather)
+    ids = np.stack([rng.choice(HEIGHT, COUNT, False) for _ in range(N)]).astype(np.int32)
+    traffic = on_rank(scheme)(ids, np.ones((N, COUNT, WIDTH), np.float32))
+    sums = [ids[:held].reshape(-1) for held in forecast.merged(N)]
+    counts = tuple(float(len(np.unique(listed))) for listed in sums)
+    load = forecast.Load(N, HEIGHT, WIDTH, "float32", counts, room=COUNT)
+    assert scheme.forecast_rows(load).bytes == float(traffic.push.wire)

@@ -79,3 +79,21 @@ def test_an_option_that_is_gone_names_what_to_write(make, gone, match):
 def test_any_other_option_is_one_that_python_refuses():
     with pytest.raises(TypeError, match="unheard_of"):
         sparsejax.zen_sync(**{"unheard_of": 1})
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "option"),
+    [
+        (lambda: sparsejax.zen_sync(evry=2), "zen_sync", "evry"),
+        (lambda: sparsejax.zen_sync(memory=None), "zen_sync", "memory"),
+        (lambda: sparsejax.dense_sync(feedback=1), "dense_sync", "feedback"),
+        (lambda: sparsejax.spardl_sync(0.1, sparsifier=1), "spardl_sync", "sparsifier"),
+        (lambda: sparsejax.dgc(0.1, min_sizes=3), "dgc", "min_sizes"),
+    ],
+)
+def test_an_option_that_is_none_is_refused_by_the_function_that_was_called(
+    make, name, option
+):
+    """`Unpack` says it to type checkers alone, and all would reach `sync`."""
+    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected .*'{option}'"):
+        make()

@@ -2,7 +2,7 @@
 
 The arithmetic is written once. A scheme uses it before anything runs, on numbers of Python
 (`forecast`), and while it runs, on the counts that ranks agreed on: in float32 either way,
-so that both decide the same.
+so that both decide the same, but where two ways are equal to the last bit.
 """
 
 import dataclasses
