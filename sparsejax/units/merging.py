@@ -31,7 +31,7 @@ def merge(grads: RowGrads) -> RowGrads:
         return _without_rows(grads)
     if not grads.capacity:
         return grads
-    found = merged(ids, grads.shape[0])
+    found = Merge(*merge_rows(ids, grads.shape[0]))
     return RowGrads.marked(found.ids, found.sums(grads.rows), grads.shape)
 
 
@@ -49,7 +49,7 @@ def distinct_rows(grads: RowGrads) -> RowGrads:
     as_is = lambda ids, rows: (ids, rows)
 
     def merge(ids, rows):
-        found = merged(ids, height)
+        found = Merge(*merge_rows(ids, height))
         return found.ids, found.sums(rows)
 
     is_merged = _has_each_once(ids, height)

@@ -96,8 +96,9 @@ class PushPull:
         wire = wire.narrowed(self.wire_dtype)
         narrow = wire.travelling(x.dtype)
         size, dense = unit_bytes(x, narrow), wire.dense_bytes(x.size, x.dtype)
-        sizes = layout.size, layout.ranks, layout.width, size, dense, layout.memory
-        plan = self.plan(*sizes)
+        plan = self.plan(
+            layout.size, layout.ranks, layout.width, size, dense, layout.memory
+        )
         owned = Owned(wire, layout, plan, narrow)
         return Stages(wire, layout, self.way, plan, owned, wide(x.dtype))
 
