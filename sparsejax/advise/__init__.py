@@ -15,4 +15,4 @@ from sparsejax.advise.tensors import (
     measure_compression as measure_compression,
     worthwhile as worthwhile,
 )
-from sparsejax.wire.job.watch import watch_job as watch_job
+from sparsejax.jobs.watch import watch_job as watch_job

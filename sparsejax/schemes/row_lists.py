@@ -36,10 +36,11 @@ from sparsejax.units.merging import merge, union
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.stacked import apart, stacked
 from sparsejax.units.units import wide
-from sparsejax.wire import collectives, gathers
+from sparsejax.wire import gathers
 from sparsejax.wire.channels import Channel
 from sparsejax.wire.collectives import Wire
-from sparsejax.wire.ladder import ROUND, Sizes
+from sparsejax.wire.ladder import ROUND
+from sparsejax.wire.sizes import Sizes, send_heads
 
 
 # The ratio of successive message sizes, and how many there are, down to some seventh of
@@ -103,30 +104,20 @@ class Lists:
         Returns:
             The slots and values received, with as much room, and the bytes sent.
         """
-        count, room = slots.shape
-        sizes, words = message_sizes(room, self.row_bytes), self.row_words
-        rows = collectives.unseen_numbers(count)
-        message = self._to_words(slots, values)
-        sent = [channel.bytes(columns * words) for columns in sizes.rooms]
-
-        def branch(number):
-            columns = sizes.rooms[number]
-
-            def of(message, *rows):
-                head = collectives.heads(message, count, columns * words, rows)
-                received = channel.send(head)
-                return jnp.pad(received, [(0, 0), (0, (room - columns) * words)])
-
-            return of
-
+        room = slots.shape[1]
+        sizes = message_sizes(room, self.row_bytes)
+        words = [columns * self.row_words for columns in sizes.rooms]
         number = sizes.number(need)
-        branches = [branch(number) for number in range(len(sizes.rooms))]
-        received = channel.received(lax.switch(number, branches, message, *rows))
+        message = self._to_words(slots, values)
+        received = send_heads(channel, message, words, number, len(slots))
+        sent = [channel.bytes(size) for size in words]
         slots, values = self._from_words(received, room)
         inside = lax.iota(jnp.int32, room) < at_number(
             jnp.array(sizes.rooms, jnp.int32), number
         )
         slots = jnp.where(inside, slots, nowhere)
+        # Past what was sent is what the buffer had, another on each rank.
+        values = jnp.where(inside[:, None], values, 0)
         return slots, values, at_number(jnp.array(sent, jnp.float32), number)
 
     def run(self, room: int) -> int:

@@ -35,13 +35,10 @@ import numpy as np
 from jax import lax
 
 from sparsejax import arguments
-from sparsejax.axes import is_elsewhere
-from sparsejax.wire import index_codes
+from sparsejax.wire import index_codes, schedule
 from sparsejax.wire.index_codes import IndexCode
+from sparsejax.wire.sizes import Count, Sizes, numpy_of
 
-
-# A count of entries: on the device, or known in Python.
-Count = jax.Array | np.integer | int
 
 _LANES = 4  # capacities are multiples of this, so that lanes and values fill whole words
 _SHORT = 1024  # bytes; a shorter message costs its latency
@@ -70,36 +67,6 @@ _FINAL = 1.38
 # are: one of each part is what a step works on that has next to nothing to send.
 _LEAST_TILE, _TILES = 1 << 13, 1 << 17
 _TILE_NUMBERS = 1 << 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """The lengths that a message may have.
-
-    Attributes:
-        rooms: For how many entries there is room, ascending.
-        one_by_one: Whether a need is compared with them one by one: on GPUs a sum of more
-            than a few comparisons is a kernel of its own.
-    """
-
-    rooms: tuple[int, ...]
-    one_by_one: bool = False
-
-    @classmethod
-    def up_to(cls, most: int, ratio: float, count: int) -> "Sizes":
-        """At most `count` sizes, each `ratio` times the one before, the last `most`."""
-        rooms = {max(1, math.ceil(most / ratio**step)) for step in range(count)}
-        return cls(tuple(sorted(rooms)))
-
-    def number(self, need: Count) -> Any:
-        """The number of the shortest that holds `need` entries; the last if none does."""
-        xp = _numpy_of(need)
-        if self.one_by_one:
-            rooms = map(np.int32, self.rooms)
-            below = sum((need > room).astype(jnp.int32) for room in rooms)
-        else:
-            below = xp.sum(xp.array(self.rooms, np.int32) < need, dtype=np.int32)
-        return xp.minimum(below, len(self.rooms) - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +139,7 @@ class Ladder:
         """
         rooms = tuple(self.rungs[number].capacity for number in self.finals)
         place = Sizes(rooms, self.at_once).number(need)
-        return place, _numpy_of(need).array(self.finals, np.int32)[place]
+        return place, numpy_of(need).array(self.finals, np.int32)[place]
 
     def next_message(self, need: jax.Array, messages: int) -> tuple[jax.Array, jax.Array]:
         """The rung of the next message where `need` entries are left, and its entries.
@@ -232,7 +199,7 @@ class Ladder:
         What `next_message` chooses sends no more. A Python number is evaluated in
         NumPy, so that a forecast decides as the program does.
         """
-        xp, top = _numpy_of(need), np.int32(self.top)
+        xp, top = numpy_of(need), np.int32(self.top)
         if isinstance(need, jax.Array):
             full, rest = lax.div(need, top).astype(jnp.float32), lax.rem(need, top)
         else:
@@ -281,7 +248,7 @@ def ladder(
         share: On GPUs the longest messages of a rank, or of all, hold one unit in `share`.
     """
     allowed = index_codes.parse(codes)
-    at_once = is_elsewhere()
+    at_once = schedule.at_once()
     units = units or width * parts
     most = max(_TOP // unit_bytes, units // _SHARE)
     if at_once:
@@ -337,7 +304,7 @@ def exactly(
         words = 1 + code.words(room, width) + room * unit_bytes // 4
         rungs.append(Rung(room, code, words))
     tile = _tile(top, unit_bytes, _LEAST_TILE)
-    return Ladder(width, unit_bytes, tile, tuple(rungs), is_elsewhere())
+    return Ladder(width, unit_bytes, tile, tuple(rungs), schedule.at_once())
 
 
 def sent_bytes(steps: Ladder, need: int, messages: int) -> tuple[float, int, int]:
@@ -353,11 +320,6 @@ def _tile(top: int, unit_bytes: int, most: int) -> int:
     tile = min(top, _multiple(max(1, min(most, _TILE_NUMBERS // numbers)), _LANES))
     tiles = -(-top // tile)
     return _multiple(-(-top // tiles), _LANES)
-
-
-def _numpy_of(count: Count) -> Any:
-    """The NumPy in which a count is treated: JAX's for an array of JAX."""
-    return jnp if isinstance(count, jax.Array) else np
 
 
 def _multiple(count: int, of: int) -> int:

@@ -39,13 +39,14 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.backends import auto_prefers
-from sparsejax.axes import as_varying, by_platform, together, varying_axes
+from sparsejax.axes import as_varying, together, varying_axes
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Source
-from sparsejax.wire import channels, collectives, index_codes, tiles, whole
+from sparsejax.wire import channels, index_codes, tiles, whole
 from sparsejax.wire.collectives import Sent
 from sparsejax.wire.forms import Form, Lengths
 from sparsejax.wire.ladder import Ladder
+from sparsejax.wire.sizes import send_heads, sender
 from sparsejax.wire.whole import Into
 
 
@@ -98,23 +99,15 @@ def transmit(
     stage = _Transmission.of(ladder, channel, slots, source, fold)
     if ladder.at_once:
         return stage.at_once(need, typical)
-    senders = [stage.sender(number) for number in range(len(stage.ladder.rungs))]
+    words, parts = [rung.words for rung in ladder.rungs], len(slots.counts)
 
     def one_round(state):
         first, carry, sums, _ = state
         rung, length = stage.ladder.next_message(need - first, stage.channel.messages)
         here = first, length, rung
-        message = by_platform(
-            cpu=lambda: stage.pack_tiles(*here),
-            default=lambda: stage.pack_whole(stage.run(*here)),
-        )
-        rows = collectives.unseen_numbers(len(stage.slots.counts))
-        arrived = stage.received(lax.switch(rung, senders, message, *rows))
-        carry = by_platform(
-            cpu=lambda: stage.unpack_tiles(arrived, *here, carry),
-            default=lambda: stage.unpack_whole(arrived[0], stage.run(*here), carry),
-        )
-        counts = arrived[1]
+        message = send_heads(channel, stage.pack_tiles(*here), words, rung, parts)
+        counts = lax.bitcast_convert_type(message[:, 0], jnp.int32)
+        carry = stage.unpack_tiles(message, counts, *here, carry)
         payload = stage.payload(counts if typical is None else typical, *here)
         # One array: three sums, of which the first two follow the rung.
         waits = np.float32(stage.channel.waits)
@@ -182,39 +175,10 @@ class _Transmission:
         """The result where nothing arrives."""
         return as_varying(self.fold.start, self.received_axes)
 
-    def sender(self, number: int) -> Callable[..., jax.Array]:
-        """From messages, and the numbers of their rows, to those received, at a rung."""
-        words = self.ladder.rungs[number].words
-
-        def send(message, *rows):
-            heads = collectives.heads(message, len(self.slots.counts), words, rows)
-            received = self.channel.send(heads)
-            # Over what was sent: where a rung has fewer words than the message has room
-            # for, nobody looks at the others.
-            received = as_varying(received, varying_axes(message))
-            return lax.dynamic_update_slice(message, received, (0, 0))
-
-        return send
-
-    def receiver(self, number: int) -> Callable[[jax.Array], jax.Array]:
-        """From messages to those received, in a buffer with room for any, at a rung."""
-        words = self.ladder.rungs[number].words
-
-        def send(message):
-            received = self.channel.send(message[:, :words])
-            received = as_varying(received, varying_axes(message))
-            return jnp.pad(received, ((0, 0), (0, self.form.room - words)))
-
-        return send
-
     def received(self, buffer: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The messages that arrived, and how many entries each source has in all."""
         received = self.channel.received(buffer[: self.channel.sources])
         return received, lax.bitcast_convert_type(received[:, 0], jnp.int32)
-
-    def run(self, first, length, rung) -> jax.Array:
-        """What is data of a message: see `whole.run_of`."""
-        return whole.run_of(first, length, self.form.places(rung))
 
     def pack_whole(self, numbers, at=0, words=None, ends=None) -> jax.Array:
         """This rank's messages: a run of ranks of each part, all parts at once."""
@@ -230,10 +194,9 @@ class _Transmission:
         run = first, length, self.form.places(rung)
         return tiles.pack(self.form, self.slots, self.source, *run, self.axes)
 
-    def unpack_tiles(self, arrived, first, length, rung, carry) -> Any:
+    def unpack_tiles(self, message, counts, first, length, rung, carry) -> Any:
         """What the fold makes of messages that arrived, and their counts."""
         run = first, length, self.form.places(rung)
-        message, counts = arrived
         return tiles.unpack(self.form, message, counts, *run, self.fold, carry)
 
     def payload(self, expected, first, length, rung) -> jax.Array:
@@ -253,7 +216,8 @@ class _Transmission:
             return self.in_branches(need, typical)
         ladder, form, top = self.ladder, self.form, self.ladder.top
         lengths = Lengths.of(form, need)
-        senders = [self.receiver(number) for number in range(len(ladder.rungs))]
+        parts = len(self.slots.counts)
+        senders = [sender(self.channel, rung.words, parts) for rung in ladder.rungs]
         alone = [lambda message, start, s=s: (s(message), start) for s in senders]
 
         def nothing(message, start):

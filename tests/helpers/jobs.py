@@ -8,7 +8,7 @@ import types
 
 import jax
 
-from sparsejax.wire.job import store
+from sparsejax.jobs import store
 
 
 class _Counters(threading.local):

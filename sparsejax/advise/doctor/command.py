@@ -15,7 +15,7 @@ from sparsejax.advise.doctor.findings import WRONG, Finding
 from sparsejax.advise.explain import command as explain_command
 from sparsejax.advise.network import network_of
 from sparsejax.errors import ArgumentError, JobError
-from sparsejax.wire.job import store
+from sparsejax.jobs import store
 
 
 # What may differ from rank to rank.

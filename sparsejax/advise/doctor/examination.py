@@ -20,11 +20,11 @@ from sparsejax.advise.table import size
 from sparsejax.arguments import check_positive
 from sparsejax.axes import AxisName
 from sparsejax.errors import JobError, SparsejaxError
+from sparsejax.jobs import store
 from sparsejax.schemes import AllReduce
 from sparsejax.schemes.forecast import Network
 from sparsejax.transforms.state import specs
 from sparsejax.transforms.sync import zen_sync
-from sparsejax.wire.job import store
 
 
 _NOISY = 1.5  # the most over the least, from which on a time is not to be relied on

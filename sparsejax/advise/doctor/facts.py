@@ -12,8 +12,8 @@ from typing import Any
 import jax
 
 from pallas_kernels import backends
-from sparsejax.wire.job import versions
-from sparsejax.wire.job.texts import text_of
+from sparsejax.jobs import versions
+from sparsejax.jobs.texts import text_of
 
 
 # Variables that hold the number of a process: that of scripts that name it for JAX, of

@@ -9,8 +9,8 @@ from typing import Any
 from sparsejax.advise.doctor import coordinator, facts
 from sparsejax.arguments import check_positive
 from sparsejax.errors import JobError
-from sparsejax.wire.job import store
-from sparsejax.wire.job.agreement import differences
+from sparsejax.jobs import store
+from sparsejax.jobs.agreement import differences
 
 
 def check_job(arguments: Any = None, *, timeout: float = 60.0) -> None:

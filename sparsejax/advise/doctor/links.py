@@ -4,7 +4,7 @@ On the wire, in turn and several times: a word that each rank sends to the next,
 arrays that all gather, and dense sums of arrays as long. Latency is the time of a word.
 Bandwidth is that of the gathers or of the sums, whichever make more of the link, less their
 latencies: in a ring of sends gloo uses one direction of a connection at a time
-(`collectives.on_cpus`), and half of the bandwidth. It is what collectives reach, the copies
+(`schedule.on_cpus`), and half of the bandwidth. It is what collectives reach, the copies
 that they make included, and below what is printed on the cable.
 """
 
@@ -20,10 +20,10 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from sparsejax.axes import AxisName
+from sparsejax.jobs import store
 from sparsejax.schemes.forecast import Network, agreeing
 from sparsejax.transforms.state import specs
 from sparsejax.wire.collectives import Wire
-from sparsejax.wire.job import store
 
 
 SHORT = 1  # numbers of four bytes

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, PartitionSpec as P
 from sparsejax import axes
 from sparsejax.advise.doctor.findings import NOTE, OK, WRONG, Finding
 from sparsejax.axes import AxisName
+from sparsejax.jobs import store
 from sparsejax.transforms.state import placed, sharded, tree
-from sparsejax.wire.job import store
 
 
 _LOCAL = (

@@ -18,7 +18,7 @@ from jax._src import distributed
 import sparsejax
 from sparsejax import __main__ as command, errors
 from sparsejax.advise.doctor import coordinator, facts, job, launchers, links, roll
-from sparsejax.wire.job import store, versions
+from sparsejax.jobs import store, versions
 from tests import helpers
 from tests.helpers import processes
 

@@ -12,8 +12,8 @@ import pytest
 
 import sparsejax
 from sparsejax.errors import ArgumentError, JobError, RuleError
+from sparsejax.jobs import agreement
 from sparsejax.transforms.state.alike import program
-from sparsejax.wire.job import agreement
 from tests import helpers
 from tests.helpers import jobs
 

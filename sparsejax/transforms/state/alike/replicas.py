@@ -26,12 +26,12 @@ from pallas_kernels import hashing
 from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, JobError, ReplicaError
+from sparsejax.jobs import agreement, store
+from sparsejax.jobs.texts import listed
 from sparsejax.transforms.state import sharded, specs, tree
 from sparsejax.transforms.state.alike import checksums
 from sparsejax.transforms.state.per_rank import PerRank
 from sparsejax.wire import Wire
-from sparsejax.wire.job import agreement, store
-from sparsejax.wire.job.texts import listed
 
 
 _CALL = "sparsejax.check_replicas"

@@ -4,7 +4,7 @@ Processes that set out with different things compile different programs, and wai
 another in collectives that never meet; or they meet, and replicas diverge. So whatever
 makes a state on a mesh lets the processes of that mesh compare: versions and settings, the
 mesh, the tree of parameters, the transformation with its options, and what its update
-computes with. Nothing of it is sent by devices: see `wire.job.agreement`. In one process
+computes with. Nothing of it is sent by devices: see `jobs.agreement`. In one process
 nothing is asked.
 """
 
@@ -22,9 +22,9 @@ from jax.sharding import Mesh, PartitionSpec
 from sparsejax import arguments
 from sparsejax.axes import AxisName
 from sparsejax.errors import JobError
+from sparsejax.jobs import agreement, store, versions
+from sparsejax.jobs.texts import text_of
 from sparsejax.transforms.state import observing, sharded, tree
-from sparsejax.wire.job import agreement, store, versions
-from sparsejax.wire.job.texts import text_of
 
 
 TIMEOUT = 300.0  # seconds; hosts may read their data before

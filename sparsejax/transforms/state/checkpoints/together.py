@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 
 from sparsejax.errors import CheckpointError
-from sparsejax.wire.job import store
+from sparsejax.jobs import store
 
 
 _T = TypeVar("_T")

@@ -31,8 +31,8 @@ def main(folder, coordinator, rank):
 
     import sparsejax
     from sparsejax.errors import ArgumentError, CheckpointError
+    from sparsejax.jobs import store
     from sparsejax.transforms.state.checkpoints import storage, writing
-    from sparsejax.wire.job import store
     from tests.transforms.state.checkpoints.test_damaged import files, flipped, instead
 
     def laid(numbers, devices):

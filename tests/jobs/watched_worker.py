@@ -1,6 +1,6 @@
 """One of some processes that sum arrays, until something befalls one of them.
 
-python -m tests.wire.job.watched_worker RANK RANKS COORDINATOR FAULT VICTIM
+python -m tests.jobs.watched_worker RANK RANKS COORDINATOR FAULT VICTIM
 """
 
 import contextlib

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from sparsejax.errors import JobError
-from sparsejax.wire.job import agreement, store, texts
+from sparsejax.jobs import agreement, store, texts
 from tests.helpers import jobs
 
 

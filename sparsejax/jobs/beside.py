@@ -10,18 +10,18 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from sparsejax.wire.job.lines import Line
-from sparsejax.wire.job.watchers import BEATS, EventKind, tell
+from sparsejax.jobs.lines import Line
+from sparsejax.jobs.watchers import BEATS, EventKind, tell
 
 
 _TO_START = 60.0  # seconds, at most, in which a watcher starts, from slow disks, too
 # The modules above, by their names, without the packages around them, which import JAX.
 _START = """
 import sys, types
-for name, folder in (("sparsejax", 1), ("sparsejax.wire", 2), ("sparsejax.wire.job", 3)):
+for name, folder in (("sparsejax", 1), ("sparsejax.wire", 2), ("sparsejax.jobs", 3)):
     package = sys.modules[name] = types.ModuleType(name)
     package.__path__ = [sys.argv[folder]]
-from sparsejax.wire.job import side
+from sparsejax.jobs import side
 side.main()
 """
 

@@ -14,10 +14,10 @@ import threading
 import pytest
 
 from sparsejax.errors import JobError
-from sparsejax.wire.job import beside, ending, side, store
-from sparsejax.wire.job.lines import Line, listening
-from sparsejax.wire.job.watch import watch_job
-from sparsejax.wire.job.watchers import EventKind
+from sparsejax.jobs import beside, ending, side, store
+from sparsejax.jobs.lines import Line, listening
+from sparsejax.jobs.watch import watch_job
+from sparsejax.jobs.watchers import EventKind
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import json
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 
-from sparsejax.wire.job import store
-from sparsejax.wire.job.texts import listed
+from sparsejax.jobs import store
+from sparsejax.jobs.texts import listed
 
 
 Topics = Mapping[str, Mapping[str, str]]  # by topic, a value by its name

@@ -10,11 +10,11 @@ import time
 import pytest
 
 from tests.helpers import processes
-from tests.wire.job.watched_worker import BEFALLEN, ENDS, GOES_ON, LEAVES, TIMEOUT
+from tests.jobs.watched_worker import BEFALLEN, ENDS, GOES_ON, LEAVES, TIMEOUT
 
 
 ALLOWED = 10.0  # seconds, beside those of silence, on a machine that is busy
-JOB = "tests.wire.job.watched_worker"
+JOB = "tests.jobs.watched_worker"
 VICTIMS = (0, 1)
 
 

@@ -23,8 +23,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from sparsejax.wire.job.lines import Line
-from sparsejax.wire.job.texts import listed
+from sparsejax.jobs.lines import Line
+from sparsejax.jobs.texts import listed
 
 
 SETTLE = 1.0  # seconds for which the hub gathers what else has happened

@@ -12,9 +12,9 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from sparsejax.errors import JobError
-from sparsejax.wire.job import store, watch, watchers
-from sparsejax.wire.job.lines import Line, listening
-from sparsejax.wire.job.watchers import EventKind
+from sparsejax.jobs import store, watch, watchers
+from sparsejax.jobs.lines import Line, listening
+from sparsejax.jobs.watchers import EventKind
 
 
 HOSTS = {0: "a", 1: "b", 2: "c"}

@@ -23,11 +23,11 @@ import jax
 
 from sparsejax import arguments
 from sparsejax.errors import JobError
-from sparsejax.wire.job import store
-from sparsejax.wire.job.beside import WatcherProcess
-from sparsejax.wire.job.lines import Line, listening
-from sparsejax.wire.job.texts import listed
-from sparsejax.wire.job.watchers import SETTLE, EventKind
+from sparsejax.jobs import store
+from sparsejax.jobs.beside import WatcherProcess
+from sparsejax.jobs.lines import Line, listening
+from sparsejax.jobs.texts import listed
+from sparsejax.jobs.watchers import SETTLE, EventKind
 
 
 def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":

@@ -8,8 +8,8 @@ import signal
 import struct
 import threading
 
-from sparsejax.wire.job.lines import Line
-from sparsejax.wire.job.watchers import EventKind
+from sparsejax.jobs.lines import Line
+from sparsejax.jobs.watchers import EventKind
 
 
 # Of Linux' pidfd.h: what is asked of a process, how long the answer is, and where in it the

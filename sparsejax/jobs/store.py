@@ -17,7 +17,7 @@ import jax
 from jax._src import distributed
 
 from sparsejax.errors import JobError
-from sparsejax.wire.job.texts import listed
+from sparsejax.jobs.texts import listed
 
 
 _TO_READ = 5.0  # seconds for which the first process waits for those that read why it ends
