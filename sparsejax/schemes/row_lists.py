@@ -102,7 +102,8 @@ class Lists:
             nowhere: The slot of no row.
 
         Returns:
-            The slots and values received, with as much room, and the bytes sent.
+            The slots and values received, with as much room, and the bytes sent. A value
+            without a slot is zero where one message goes to all, else anything.
         """
         room = slots.shape[1]
         sizes = message_sizes(room, self.row_bytes)
@@ -116,8 +117,6 @@ class Lists:
             jnp.array(sizes.rooms, jnp.int32), number
         )
         slots = jnp.where(inside, slots, nowhere)
-        # Past what was sent is what the buffer had, another on each rank.
-        values = jnp.where(inside[:, None], values, 0)
         return slots, values, at_number(jnp.array(sent, jnp.float32), number)
 
     def run(self, room: int) -> int:

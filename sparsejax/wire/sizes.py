@@ -71,14 +71,14 @@ def sender(channel: Channel, words: int, count: int) -> Callable[..., jax.Array]
     Returns:
         From uint32 [rows, room], this rank's messages in the first rows, and what
         `collectives.unseen_numbers` returns, if anything, to those received, in as much
-        room. In rounds they are written over what was sent, and there must be a row for
-        each; at once they have a buffer of their own, which a branch would copy.
+        room. In rounds they are written over what was sent, if there is a row for each;
+        else, and at once, where a branch would copy that buffer, into zeros.
     """
 
     def send(messages, *rows):
         heads = collectives.heads(messages, count, words, rows)
         received = as_varying(channel.send(heads), varying_axes(messages))
-        if schedule.at_once():
+        if schedule.at_once() or len(messages) < channel.sources:
             return jnp.pad(received, ((0, 0), (0, messages.shape[1] - words)))
         return lax.dynamic_update_slice(messages, received, (0, 0))
 
@@ -102,12 +102,9 @@ def send_heads(
         count: How many messages this rank sends.
 
     Returns:
-        uint32 [sources, room], the messages received; anything after the words that were
-        sent.
+        uint32 [sources, room], the messages received; after the words that were sent
+        anything, or zeros where `messages` has fewer rows than there are sources.
     """
-    if not schedule.at_once():
-        more = max(channel.sources - len(messages), 0)
-        messages = jnp.pad(messages, ((0, more), (0, 0)))
     rows = collectives.unseen_numbers(count)
     senders = [sender(channel, size, count) for size in words]
     received = lax.switch(number, senders, messages, *rows)

@@ -253,14 +253,12 @@ class _RowExchange:
         zero = lax.optimization_barrier(jnp.zeros((), values.dtype))
         sums = jnp.broadcast_to(zero, (owned.size, values.shape[1]))
         sums = as_varying(sums, varying_axes(values))
-        at_once = lambda: sums.at[of_row].add(values, mode="drop")
-        # No row is twice in the list of a sender.
-        of_each = of_row.reshape(n, -1), values.reshape(n, -1, values.shape[1])
-        in_order = lambda: add_senders(sums, *of_each)
         if ordered.is_ordered(self.wire, varying_axes(values)):
-            sums = axes.by_platform(cpu=at_once, default=in_order)
+            # No row is twice in the list of a sender.
+            of_each = of_row.reshape(n, -1), values.reshape(n, -1, values.shape[1])
+            sums = add_senders(sums, *of_each)
         else:
-            sums = at_once()
+            sums = sums.at[of_row].add(values, mode="drop")
         slots, sums, pulled, messages, agreed = self._pull(owned, sums)
         push = base.stage(pushed, (n - 1) / n * self.lists.row_bytes * most, 1)
         pull = base.stage(pulled, (n - 1) / n * self.lists.row_bytes, messages)
