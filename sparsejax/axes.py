@@ -214,15 +214,14 @@ def _of_one_type(traced):
 
 
 def _together(shapes: list[Any], types: list[Any]) -> list[list[int]]:
-    """Which results of a choice are returned as one array: numbers of one type, on GPUs.
+    """Which results of a choice are returned as one array: numbers of one type.
 
-    There each number that a branch returns is a kernel of its own, and all of them, as one
-    array, are one.
+    On GPUs each number that a branch returns is a kernel of its own, and all of them, as
+    one array, are one.
     """
     groups: dict[Any, list[int]] = {}
     for i, (shape, type_) in enumerate(zip(shapes, types, strict=True)):
-        alike = is_elsewhere() and not shape.shape
-        groups.setdefault((shape.dtype, type_) if alike else i, []).append(i)
+        groups.setdefault(i if shape.shape else (shape.dtype, type_), []).append(i)
     return list(groups.values())
 
 
