@@ -21,9 +21,9 @@ from sparsejax.arguments import check_positive
 from sparsejax.axes import AxisName
 from sparsejax.errors import JobError, SparsejaxError
 from sparsejax.jobs import store
+from sparsejax.placement import specs
 from sparsejax.schemes import AllReduce
 from sparsejax.schemes.forecast import Network
-from sparsejax.transforms.state import specs
 from sparsejax.transforms.sync import zen_sync
 
 

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from sparsejax.embrace.horizontal import blocks
 from sparsejax.rows import programs
 from sparsejax.rows.programs import CallKind
-from sparsejax.transforms.state import sharded, tree
+from sparsejax.state import sharded, tree
 
 
 @dataclasses.dataclass(frozen=True)

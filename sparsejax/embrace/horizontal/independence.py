@@ -13,8 +13,8 @@ import jax
 from sparsejax.errors import ArgumentError
 from sparsejax.rows import programs
 from sparsejax.rows.programs import CallKind
-from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.per_rank import OUTLINE
+from sparsejax.state import tree
+from sparsejax.state.per_rank import OUTLINE
 from sparsejax.wire import Wire
 
 

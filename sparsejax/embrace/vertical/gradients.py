@@ -23,7 +23,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.rows import reading, replay, value_and_grad as by_rows
 from sparsejax.rows.reads import Ids
 from sparsejax.rows.replay import ProgramTable, Reader
-from sparsejax.transforms.state import sharded, tree
+from sparsejax.state import sharded, tree
 from sparsejax.units.merging import merged
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.wire import Wire

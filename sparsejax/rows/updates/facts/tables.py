@@ -13,7 +13,7 @@ from sparsejax.rows.updates.facts import values
 from sparsejax.rows.updates.facts.multiples import ZERO
 from sparsejax.rows.updates.facts.values import ArrayFacts
 from sparsejax.rows.updates.fading import Fading
-from sparsejax.transforms.state import tree
+from sparsejax.state import tree
 
 
 @dataclasses.dataclass(frozen=True)
