@@ -23,7 +23,6 @@ from sparsejax import (
     transforms as transforms,
 )
 from sparsejax.advise.doctor.examination import doctor as doctor
-from sparsejax.advise.doctor.job import check_job as check_job
 from sparsejax.advise.explain.explanation import explain as explain
 from sparsejax.advise.plan import Plan as Plan
 from sparsejax.advise.planner import make_plan as make_plan
@@ -35,6 +34,7 @@ from sparsejax.checkpoints.resizing import resized as resized
 from sparsejax.embrace.column_lookup import column_lookup as column_lookup
 from sparsejax.embrace.column_table import ColumnTable as ColumnTable
 from sparsejax.embrace.vertical.sync import embrace_sync as embrace_sync
+from sparsejax.jobs.start.check import check_job as check_job
 from sparsejax.monitor.metrics import metrics as metrics, residuals as residuals
 from sparsejax.monitor.replicas import check_replicas as check_replicas
 from sparsejax.placement.initial import (

@@ -12,9 +12,10 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from sparsejax.errors import JobError
-from sparsejax.jobs import store, watch, watchers
-from sparsejax.jobs.lines import Line, listening
-from sparsejax.jobs.watchers import EventKind
+from sparsejax.jobs import store
+from sparsejax.jobs.watch import context, hub
+from sparsejax.jobs.watch.connections import Line, listening
+from sparsejax.jobs.watch.hub import EventKind
 
 
 HOSTS = {0: "a", 1: "b", 2: "c"}
@@ -28,10 +29,10 @@ class Members:
         pairs = {process: socket.socketpair() for process in (1, 2)}
         self.told, self.released = {}, []
         lines = [Line(pair[0], process) for process, pair in pairs.items()]
-        hub = watchers.Hub(lines, *self.common(0))
+        first = hub.Hub(lines, *self.common(0))
         self.sockets = {process: pair[1] for process, pair in pairs.items()}
-        self.by = {0: hub} | {
-            process: watchers.Spoke(Line(mine, 0), process, *self.common(process))
+        self.by = {0: first} | {
+            process: hub.Spoke(Line(mine, 0), process, *self.common(process))
             for process, mine in self.sockets.items()
         }
         for process, member in self.by.items():
@@ -59,7 +60,7 @@ class Members:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """Judges after a moment, and closes what is left open."""
-    monkeypatch.setattr(watchers, "SETTLE", 0.1)
+    monkeypatch.setattr(hub, "SETTLE", 0.1)
     opened = []
     pair = socket.socketpair
     monkeypatch.setattr(socket, "socketpair", lambda: opened.append(pair()) or opened[-1])
@@ -165,7 +166,7 @@ def test_one_that_is_killed_as_it_waits_for_the_others_is_lost():
 
 
 def test_one_that_left_is_the_cause_of_errors_of_collectives(monkeypatch):
-    monkeypatch.setattr(watchers, "SETTLE", 2.0)
+    monkeypatch.setattr(hub, "SETTLE", 2.0)
     members = Members()
     members.by[1].leave()
     time.sleep(TIMEOUT)
@@ -174,7 +175,7 @@ def test_one_that_left_is_the_cause_of_errors_of_collectives(monkeypatch):
 
 
 def test_an_error_is_the_cause_where_others_have_left(monkeypatch):
-    monkeypatch.setattr(watchers, "SETTLE", 2.0)
+    monkeypatch.setattr(hub, "SETTLE", 2.0)
     members = Members()
     members.by[1].leave()
     time.sleep(TIMEOUT)
@@ -210,7 +211,7 @@ def test_too_many_files_on_process_0_are_said_to_all():
 
         full = mock.Mock(accept=accept)
         with pytest.raises(JobError, match=r"process 0 on host a .* 2 conn.*ulimit -n"):
-            watch.Watch(10.0, 0)._called(full, HOSTS)
+            context.Watch(10.0, 0)._called(full, HOSTS)
     (said,) = Line(other, 0).heard(10)
     assert "ulimit -n" in said["why"]
     other.close()
@@ -236,7 +237,7 @@ def raised(*errors):
     ],
 )
 def test_an_error_follows_that_comes_of_a_collective_which_lost_another(errors, follows):
-    assert watch._follows(raised(*errors)) == follows
+    assert context._follows(raised(*errors)) == follows
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_an_error_follows_that_comes_of_a_collective_which_lost_another(errors, 
     ],
 )
 def test_the_sentence_says_how_a_block_was_left(error, text):
-    said = watch._text(error)
+    said = context._text(error)
     assert said.startswith(text)
     assert "\n" not in said
 
@@ -260,9 +261,9 @@ def test_the_sentence_says_how_a_block_was_left(error, text):
 @pytest.fixture
 def in_block(monkeypatch):
     """A block whose watcher is made up, in a process that nothing ends."""
-    block = watch.Watch(0.1, 0)
+    block = context.Watch(0.1, 0)
     block._beside = mock.Mock(is_forked=False)
-    monkeypatch.setattr(watch, "SETTLE", 0.0)
+    monkeypatch.setattr(context, "SETTLE", 0.0)
     monkeypatch.setattr(block, "_end", lambda: None)
     return block
 
@@ -276,12 +277,12 @@ def test_an_interrupt_while_it_waits_for_the_others_is_an_error(in_block):
 def test_a_script_that_ends_in_its_block_has_not_left_it(in_block, monkeypatch):
     said = [{"host": "a", "port": 1}, {"host": "b"}]
     at_exit = {}
-    monkeypatch.setattr(watch.store, "place", lambda: store.Place(1, 2, "a:1"))
-    monkeypatch.setattr(watch.store, "of_all", lambda *_: said)
-    monkeypatch.setattr(watch, "WatcherProcess", lambda *_: in_block._beside)
+    monkeypatch.setattr(context.store, "place", lambda: store.Place(1, 2, "a:1"))
+    monkeypatch.setattr(context.store, "of_all", lambda *_: said)
+    monkeypatch.setattr(context, "WatcherProcess", lambda *_: in_block._beside)
     monkeypatch.setattr(in_block, "_connected", lambda *_: None)
-    monkeypatch.setattr(watch.atexit, "register", at_exit.setdefault)
-    monkeypatch.setattr(watch.atexit, "unregister", at_exit.pop)
+    monkeypatch.setattr(context.atexit, "register", at_exit.setdefault)
+    monkeypatch.setattr(context.atexit, "unregister", at_exit.pop)
     with in_block:
         ((function, text),) = at_exit.items()
         function(text)
@@ -306,11 +307,11 @@ def test_process_0_listens_at_the_port_that_is_named(monkeypatch):
         came.extend(lines)
         return mock.Mock(is_forked=False)
 
-    monkeypatch.setattr(watch.store, "place", lambda: store.Place(0, 2, "a:1"))
-    monkeypatch.setattr(watch.store, "of_all", of_all)
-    monkeypatch.setattr(watch, "WatcherProcess", beside)
-    monkeypatch.setattr(watch.Watch, "_wait", lambda self: None)
-    with watch.watch_job(10.0, port=port):
+    monkeypatch.setattr(context.store, "place", lambda: store.Place(0, 2, "a:1"))
+    monkeypatch.setattr(context.store, "of_all", of_all)
+    monkeypatch.setattr(context, "WatcherProcess", beside)
+    monkeypatch.setattr(context.Watch, "_wait", lambda self: None)
+    with context.watch_job(10.0, port=port):
         assert [line.process for line in came] == [1]
         assert others[0].read(10) == {"here": True}
     for line in (*came, *others):

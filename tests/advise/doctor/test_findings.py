@@ -17,8 +17,9 @@ from jax._src import distributed
 
 import sparsejax
 from sparsejax import __main__ as command, errors
-from sparsejax.advise.doctor import coordinator, facts, job, launchers, links, roll
+from sparsejax.advise.doctor import links
 from sparsejax.jobs import store, versions
+from sparsejax.jobs.start import check, coordinator, facts, launchers, roll_call
 from tests import helpers
 from tests.helpers import processes
 
@@ -167,7 +168,7 @@ def said(**other):
 
 
 def test_processes_that_say_the_same_agree():
-    assert job.disagreements([said(), said()], "node:1") == []
+    assert check.disagreements([said(), said()], "node:1") == []
 
 
 @pytest.mark.parametrize(
@@ -190,14 +191,16 @@ def test_processes_that_say_the_same_agree():
     ],
 )
 def test_processes_that_differ_are_told_who_has_what(other, match):
-    (found,) = job.disagreements([said(host="a"), said(**{"host": "b", **other})], "node:1")
+    (found,) = check.disagreements(
+        [said(host="a"), said(**{"host": "b", **other})], "node:1"
+    )
     assert re.search(match, found), found
 
 
 def test_names_that_only_their_own_host_reaches_are_found():
     there = {"own_address": ["10.0.0.2"], "network": "b", "host": "b"}
     here = {"own_address": ["127.0.1.1", "::1"], "host": "a"}
-    (found,) = job._unreachable([said(**here), said(**there)])
+    (found,) = check._unreachable([said(**here), said(**there)])
     assert "host a (process 0) has 127.0.1.1, ::1 under its own name" in found
 
 
@@ -263,7 +266,7 @@ def test_those_that_come_are_told_who_does_not_and_who_came_twice():
 
 
 def test_a_port_that_another_program_has_is_told_of(monkeypatch):
-    monkeypatch.setattr(roll, "_TO_TELL", 0.1)
+    monkeypatch.setattr(roll_call, "_TO_TELL", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(errors.JobError, match=f"cannot listen at port {port} on host"):
@@ -335,10 +338,10 @@ def test_numbers_that_launchers_give_are_told_with_the_hosts(monkeypatch):
 
 def test_a_number_that_the_environment_contradicts_is_told_of():
     there = {"host": "b", "launcher": {"JAX_PROCESS_ID": "0", "SLURM_PROCID": "1"}}
-    (found,) = job.disagreements([said(host="a"), said(**there)], "node:1")
+    (found,) = check.disagreements([said(host="a"), said(**there)], "node:1")
     assert found.startswith("host b (process 1) has JAX_PROCESS_ID=0: ")
     there["launcher"] = {"JAX_PROCESS_ID": "1", "SLURM_PROCID": "0"}
-    assert not job.disagreements([said(host="a"), said(**there)], "node:1")
+    assert not check.disagreements([said(host="a"), said(**there)], "node:1")
 
 
 class Store:
@@ -380,13 +383,13 @@ def test_a_host_whose_devices_cannot_be_used_is_named_on_all(monkeypatch):
     monkeypatch.setattr(state, "num_processes", 2)
     there = Store("b", question, {"error": "RuntimeError: no device."})
     monkeypatch.setattr(state, "client", there)
-    (found,), _ = job.compare_devices(told, 1.0)
+    (found,), _ = check.compare_devices(told, 1.0)
     match = "host b (process 1) cannot use its devices: RuntimeError: no device. Mend"
     assert match in found
     # The host that has none says so, too, and does not leave the others waiting.
     monkeypatch.setattr(state, "client", Store("b", question, facts.devices()))
     monkeypatch.setattr(facts, "devices", broken)
-    (found,), _ = job.compare_devices(told, 1.0)
+    (found,), _ = check.compare_devices(told, 1.0)
     assert re.match(r"host a \(process 0\) .* RuntimeError: no CUDA-capable device", found)
 
 
@@ -427,10 +430,10 @@ def test_a_process_may_be_stopped_and_started_again_while_others_are_missing():
         if process == "stopped":
             line.sendall(b'{"process": 1, "host": "b"}\n')
             return line.close()
-        return roll.answer(line, process, "b", 20.0)
+        return roll_call.answer(line, process, "b", 20.0)
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        called = pool.submit(roll.call, int(port), 3, "a", 20.0)
+        called = pool.submit(roll_call.call, int(port), 3, "a", 20.0)
         come("stopped")
         told = [pool.submit(come, 2)]
         time.sleep(0.6)  # All numbers were said once, but process 1 is not there.
@@ -459,7 +462,7 @@ def test_a_stranger_at_the_port_is_nobody_of_the_job(said):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         told = pool.submit(come)
         with pytest.raises(errors.JobError, match="process 1 of 2 did not come"):
-            roll.call(int(port), 2, "here", 0.5)
+            roll_call.call(int(port), 2, "here", 0.5)
     assert "did not come" in told.result()
 
 

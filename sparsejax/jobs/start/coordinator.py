@@ -12,8 +12,8 @@ import socket
 import time
 
 from sparsejax import arguments
-from sparsejax.advise.doctor import facts, launchers, roll
 from sparsejax.errors import ArgumentError, JobError
+from sparsejax.jobs.start import facts, launchers, roll_call
 
 
 _BETWEEN = 0.2  # seconds from one try to the next
@@ -95,7 +95,7 @@ def check_coordinator(
     if processes == 1 and facts.launcher().get(facts.FOR_JAX, "0") == "0":
         return None
     if process == 0:
-        return roll.call(int(port), processes, here, deadline - time.monotonic())
+        return roll_call.call(int(port), processes, here, deadline - time.monotonic())
     while isinstance(line := _connected(name, int(port)), OSError):
         if time.monotonic() > deadline:
             why = line.strerror or line
@@ -106,7 +106,7 @@ def check_coordinator(
                 f"firewalls must let port {port} pass."
             )
         time.sleep(_BETWEEN)
-    return roll.answer(line, process, here, timeout)
+    return roll_call.answer(line, process, here, timeout)
 
 
 def loopback(address: str, found: list[str], who: str) -> str:

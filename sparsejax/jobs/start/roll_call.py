@@ -13,8 +13,8 @@ import time
 from collections import Counter
 from typing import Any, NamedTuple
 
-from sparsejax.advise.doctor import facts
 from sparsejax.errors import JobError
+from sparsejax.jobs.start import facts
 
 
 _LONGEST = 1 << 12  # bytes of what a process says

@@ -2,10 +2,10 @@
 
 A collective waits for every process. Where one has died, or its host is cut off, the others
 wait until JAX's coordination service gives up, which takes minutes, or end with an error of
-a connection that does not say whose. So each process has a watcher beside it (`side`), a
+a connection that does not say whose. So each process has a watcher beside it (`sidecar`), a
 small process with a connection to that of process 0, past JAX and its devices, over which
 both say every few seconds that they are there (some twenty bytes). Who hears of a loss is
-in `watchers`. Here a process connects, starts its watcher, and ends when the watcher says
+in `hub`. Here a process connects, starts its watcher, and ends when the watcher says
 so: from a thread, since the main one may wait in a collective that never ends.
 """
 
@@ -24,10 +24,10 @@ import jax
 from sparsejax import arguments
 from sparsejax.errors import JobError
 from sparsejax.jobs import store
-from sparsejax.jobs.beside import WatcherProcess
-from sparsejax.jobs.lines import Line, listening
 from sparsejax.jobs.texts import listed
-from sparsejax.jobs.watchers import SETTLE, EventKind
+from sparsejax.jobs.watch.client import WatcherProcess
+from sparsejax.jobs.watch.connections import Line, listening
+from sparsejax.jobs.watch.hub import SETTLE, EventKind
 
 
 def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":

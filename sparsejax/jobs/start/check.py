@@ -6,11 +6,11 @@ collectives that never meet.
 
 from typing import Any
 
-from sparsejax.advise.doctor import coordinator, facts
 from sparsejax.arguments import check_positive
 from sparsejax.errors import JobError
 from sparsejax.jobs import store
 from sparsejax.jobs.agreement import differences
+from sparsejax.jobs.start import coordinator, facts
 
 
 def check_job(arguments: Any = None, *, timeout: float = 60.0) -> None:

@@ -19,9 +19,9 @@ import socket
 import sys
 import threading
 
-from sparsejax.jobs.ending import Process
-from sparsejax.jobs.lines import Line
-from sparsejax.jobs.watchers import SETTLE, EventKind, Hub, Spoke, tell
+from sparsejax.jobs.watch.connections import Line
+from sparsejax.jobs.watch.ending import Process
+from sparsejax.jobs.watch.hub import SETTLE, EventKind, Hub, Spoke, tell
 
 
 _TO_READ = 3.0  # seconds, at most, for which process 0 stays until the others have ended

@@ -8,8 +8,8 @@ import signal
 import struct
 import threading
 
-from sparsejax.jobs.lines import Line
-from sparsejax.jobs.watchers import EventKind
+from sparsejax.jobs.watch.connections import Line
+from sparsejax.jobs.watch.hub import EventKind
 
 
 # Of Linux' pidfd.h: what is asked of a process, how long the answer is, and where in it the

@@ -10,19 +10,19 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from sparsejax.jobs.lines import Line
-from sparsejax.jobs.watchers import BEATS, EventKind, tell
+from sparsejax.jobs.watch.connections import Line
+from sparsejax.jobs.watch.hub import BEATS, EventKind, tell
 
 
 _TO_START = 60.0  # seconds, at most, in which a watcher starts, from slow disks, too
 # The modules above, by their names, without the packages around them, which import JAX.
 _START = """
 import sys, types
-for name, folder in (("sparsejax", 1), ("sparsejax.wire", 2), ("sparsejax.jobs", 3)):
+for at, name in enumerate(("sparsejax", "sparsejax.jobs", "sparsejax.jobs.watch"), 1):
     package = sys.modules[name] = types.ModuleType(name)
-    package.__path__ = [sys.argv[folder]]
-from sparsejax.jobs import side
-side.main()
+    package.__path__ = [sys.argv[at]]
+from sparsejax.jobs.watch import sidecar
+sidecar.main()
 """
 
 
@@ -54,13 +54,13 @@ class WatcherProcess:
             "own": other.fileno(),
             "lines": list(given.items()),
         }
-        job = pathlib.Path(__file__).parent
+        here = pathlib.Path(__file__).parent
         if not sys.executable:
             raise OSError("sys.executable names no Python")
         self._watcher = subprocess.Popen(
             [
                 *(sys.executable, "-I", "-S", "-c", _START),
-                *map(str, (job.parent.parent, job.parent, job)),
+                *map(str, (here.parent.parent, here.parent, here)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

@@ -11,7 +11,7 @@ all have left, for `timeout` seconds after the first one at most. Whether the ot
 progress cannot be seen from here: one that waits in a collective may use a processor, and
 one that writes a file may not.
 
-Nothing here needs more than Python itself, since watchers run without JAX (`side`).
+Nothing here needs more than Python itself, since watchers run without JAX (`sidecar`).
 """
 
 import contextlib
@@ -23,8 +23,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from sparsejax.jobs.lines import Line
 from sparsejax.jobs.texts import listed
+from sparsejax.jobs.watch.connections import Line
 
 
 SETTLE = 1.0  # seconds for which the hub gathers what else has happened

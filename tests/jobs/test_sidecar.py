@@ -14,10 +14,11 @@ import threading
 import pytest
 
 from sparsejax.errors import JobError
-from sparsejax.jobs import beside, ending, side, store
-from sparsejax.jobs.lines import Line, listening
-from sparsejax.jobs.watch import watch_job
-from sparsejax.jobs.watchers import EventKind
+from sparsejax.jobs import store
+from sparsejax.jobs.watch import client, ending, sidecar
+from sparsejax.jobs.watch.connections import Line, listening
+from sparsejax.jobs.watch.context import watch_job
+from sparsejax.jobs.watch.hub import EventKind
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def leaving(leave):
 def test_a_process_ends_without_its_watcher(capfd):
     ours, other = socket.socketpair()
     hub = Line(ours, 1)
-    watcher = beside.WatcherProcess([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
+    watcher = client.WatcherProcess([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
     ends = []
     waiting = threading.Thread(target=lambda: ends.append(watcher.is_to_end()))
     waiting.start()
@@ -173,8 +174,8 @@ def test_a_watcher_that_cannot_start_is_named_to_all(monkeypatch):
 def test_a_watcher_needs_nothing_but_python():
     show = "print(*{name.partition('.')[0] for name in sys.modules})"
     show += "; print(open('/proc/self/status').read())" if sys.platform == "linux" else ""
-    job = pathlib.Path(side.__file__).parent
-    program = beside._START.replace("side.main()", show)
+    job = pathlib.Path(sidecar.__file__).parent
+    program = client._START.replace("sidecar.main()", show)
     command = [sys.executable, "-I", "-S", "-c", program]
     command += map(str, (job.parent.parent, job.parent, job))
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -188,7 +189,7 @@ def test_a_watcher_needs_nothing_but_python():
 def test_what_is_sent_to_all_of_a_job_does_not_end_a_watcher():
     ours, other = socket.socketpair()
     hub = Line(ours, 1)
-    watcher = beside.WatcherProcess([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
+    watcher = client.WatcherProcess([Line(other, 0)], 1, {0: "a", 1: "b"}, 5.0)
     threading.Thread(target=watcher.is_to_end, daemon=True).start()
     assert hub.read(10) == {"here": True}
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -204,7 +205,7 @@ def test_a_forked_child_says_nothing_for_its_process(monkeypatch):
     ours, other = socket.socketpair()
     hub = Line(ours, 1)
     watch = watch_job()
-    watch._beside = beside.WatcherProcess([Line(other, 0)], 1, {0: "a", 1: "b"}, 2.0)
+    watch._beside = client.WatcherProcess([Line(other, 0)], 1, {0: "a", 1: "b"}, 2.0)
     threading.Thread(target=watch._wait, daemon=True).start()
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: -1)
@@ -237,10 +238,10 @@ def test_a_process_is_told_where_nobody_reads_what_is_printed(monkeypatch, full)
     watched = ending.Process(os.getpid(), Line(own, 1))
     lines = [(0, other.detach())]
     about = {"hosts": ["a", "b"], "process": 1, "timeout": 5.0, "lines": lines}
-    watcher = side.Side(watched, about).watcher
+    watcher = sidecar.Side(watched, about).watcher
     unread = Unread(full)
     with monkeypatch.context() as nobody:
-        nobody.setattr(side, "_TO_READ", 0.2)
+        nobody.setattr(sidecar, "_TO_READ", 0.2)
         nobody.setattr(watched, "end", lambda patience: None)
         nobody.setattr(sys, "stderr", unread)
         watcher.start()
@@ -256,7 +257,7 @@ def test_process_0_waits_for_those_that_leave_later(capfd):
     pairs = {process: socket.socketpair() for process in (1, 2)}
     given = [Line(pair[1], process) for process, pair in pairs.items()]
     others = [Line(pair[0], 0) for pair in pairs.values()]
-    watcher = beside.WatcherProcess(given, 0, {0: "a", 1: "b", 2: "c"}, 2.0)
+    watcher = client.WatcherProcess(given, 0, {0: "a", 1: "b", 2: "c"}, 2.0)
     threading.Thread(target=watcher.is_to_end, daemon=True).start()
     others[0].say(left=True)
     with leaving(watcher.leave) as left:
