@@ -149,6 +149,8 @@ class AGSparse(base.Scheme):
         return messages * (4 + steps.bytes(most))
 
     def forecast(self, load):
+        if load.listed:
+            return row_lists.forecast(load, self.wire_dtype, self.gather)
         n, unit_bytes = load.ranks, load.unit_bytes(self.wire_dtype)
         room = load.units if load.room is None else load.room
         steps = self._ladder(load.units, unit_bytes, n, room)
@@ -163,9 +165,6 @@ class AGSparse(base.Scheme):
         rounds = turns * (1 if self.gather == "auto" else waits)
         latencies = agreeing(n) + turns * waits
         return Forecast(sent, 0.0, latencies, capacity, rounds=rounds)
-
-    def forecast_rows(self, load):
-        return row_lists.forecast(load, self.wire_dtype, self.gather)
 
     def _steps(self, x, wire):
         size = unit_bytes(x, wire.travelling(x.dtype))

@@ -92,6 +92,8 @@ class Load:
             or by rows; None where it is dense.
         fullest: Units of the fullest part of any rank, and of the sum, by the owners that a
             scheme has, where they are known; else they follow from counts and skewness.
+        listed: Whether they are the rows of a table that ranks list, with room for the ids
+            of a rank, repeats included; see `Scheme.rows`.
     """
 
     ranks: int
@@ -104,6 +106,7 @@ class Load:
     shape: tuple[int, ...] = ()
     room: int | None = None
     fullest: tuple[int, int] | None = None
+    listed: bool = False
 
     def __post_init__(self):
         if len(self.counts) != len(merged(self.ranks)):

@@ -89,15 +89,9 @@ class OmniReduce(base.Scheme):
         ranges = Contiguous(self.aggregators)
         return owned_rows.add_up(tables, wire.narrowed(self.wire_dtype), ranges)
 
-    def forecast_rows(self, load):
-        # With fewer aggregators than ranks each has more than a rank's share.
-        share = max(1.0, load.ranks / (self.aggregators or load.ranks))
-        skews = max(load.skewness, share), max(load.sum_skewness, share)
-        load = dataclasses.replace(load, skewness=skews[0], sum_skewness=skews[1])
-        ranges = Contiguous(self.aggregators)
-        return owners_forecast.forecast_rows(load, ranges, self.wire_dtype)
-
     def forecast(self, load):
+        if load.listed:
+            return self._of_rows(load)
         units = self._units(load.numbers)
         blocks = -(-load.units // units)
         # As if units fell into blocks at random; where they lie together it is less.
@@ -118,6 +112,13 @@ class OmniReduce(base.Scheme):
         )
         layout = Contiguous(self.aggregators)
         return owners_forecast.forecast(whole, layout, self._push_pull)
+
+    def _of_rows(self, load):
+        # With fewer aggregators than ranks each has more than a rank's share.
+        share = max(1.0, load.ranks / (self.aggregators or load.ranks))
+        skews = max(load.skewness, share), max(load.sum_skewness, share)
+        load = dataclasses.replace(load, skewness=skews[0], sum_skewness=skews[1])
+        return owners_forecast.of_rows(load, Contiguous(self.aggregators), self.wire_dtype)
 
     def _units(self, width):
         """Units in a block; where a unit is larger than a block, it is one."""

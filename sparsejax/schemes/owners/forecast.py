@@ -31,7 +31,7 @@ def forecast(load: Load, ownership: Ownership, how: PushPull) -> Forecast:
     return Forecast(pushed, pulled, waits, capacity, rounds=rounds + turns)
 
 
-def forecast_rows(
+def of_rows(
     load: Load, ownership: Ownership, wire_dtype: jax.typing.DTypeLike | None
 ) -> Forecast:
     """Reckons what one rank would send for lists of rows, to owners and back."""

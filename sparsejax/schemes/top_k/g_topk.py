@@ -43,7 +43,7 @@ class GTopk(top_k.TopKScheme):
         return top_k.StepCount(jnp.int32(0))
 
     def __call__(self, x, state, wire):
-        self.check_state(state, top_k.StepCount)
+        base.check_state(self, state, top_k.StepCount)
         if x.size == 0:
             return base.nothing_to_send(x, state, wire)
         accumulated = x.dense().reshape(-1)

@@ -163,7 +163,7 @@ class OkTopk(top_k.TopKScheme):
         )
 
     def __call__(self, x, state, wire):
-        self.check_state(state, OkTopkState)
+        base.check_state(self, state, OkTopkState)
         if len(state.starts) != wire.ranks:
             raise StateError(
                 f"the state of OkTopk was made for {len(state.starts)} ranks, and there "

@@ -137,7 +137,7 @@ class SparDL(top_k.TopKScheme):
         return SparDLState(jnp.int32(0), first_h(teams))
 
     def __call__(self, x, state, wire):
-        self.check_state(state, SparDLState)
+        base.check_state(self, state, SparDLState)
         if x.size == 0:
             return base.nothing_to_send(x, state, wire)
         accumulated = x.dense().reshape(-1)

@@ -63,7 +63,7 @@ class HierarchicalCentralization(base.Scheme):
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, wire)
         base.check_units(x)
-        self.check_state(state, jax.Array)
+        base.check_state(self, state, jax.Array)
         wire = wire.narrowed(self.wire_dtype)
         narrow, double = wire.travelling(x.dtype), self._double(wire)
         named, x = x.flags, x.dense()
@@ -113,10 +113,9 @@ class HierarchicalCentralization(base.Scheme):
         """Lists go to all in one round: between two ranks that is the swap."""
         return row_lists.gathered(tables, wire.narrowed(self.wire_dtype))
 
-    def forecast_rows(self, load):
-        return row_lists.forecast(load, self.wire_dtype)
-
     def forecast(self, load):
+        if load.listed:
+            return row_lists.forecast(load, self.wire_dtype)
         return doubling.forecast(
             load, self.code, self.ratio, self.wire_dtype, self.switch == "bound"
         )

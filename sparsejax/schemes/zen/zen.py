@@ -128,7 +128,7 @@ class Zen(base.Scheme):
             return base.nothing_to_send(x, state, wire)
         base.check_units(x)
         wire = wire.narrowed(self.wire_dtype)
-        self.check_state(state, ZenState)
+        base.check_state(self, state, ZenState)
 
         if self._choice(n) == "hierarchical":
             done = self._hierarchical(n)(x, state.curve, wire)
@@ -195,6 +195,8 @@ class Zen(base.Scheme):
         return self._gathered if few and ranks * listed <= height else self._balanced
 
     def forecast(self, load):
+        if load.listed:
+            return self.for_rows(load.ranks, load.room or 0, load.units).forecast(load)
         choice = self._choice(load.ranks)
         balanced = self._balanced.forecast(load)
         if choice == "balanced":
@@ -206,10 +208,6 @@ class Zen(base.Scheme):
         if choice == "hierarchical":
             return hierarchical
         return min(balanced, hierarchical, key=lambda told: told.bytes)
-
-    def forecast_rows(self, load):
-        listed = load.room or 0
-        return self.for_rows(load.ranks, listed, load.units).forecast_rows(load)
 
     def candidates(self, ranks: int) -> tuple[type[base.Scheme], ...]:
         """The schemes between which it chooses on `ranks` ranks: all of them compiled."""
