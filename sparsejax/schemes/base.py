@@ -273,18 +273,14 @@ def check_units(x: Units | jax.Array) -> None:
 
 
 def narrowed(scheme: Scheme, wire_dtype: jax.typing.DTypeLike) -> Scheme:
-    """The scheme with values that travel in another dtype, those of a scheme in it too."""
+    """The scheme with values that travel in another dtype; of two levels, across hosts."""
     fields: Any = scheme
-    own = {field.name: getattr(scheme, field.name) for field in dataclasses.fields(fields)}
-    if "wire_dtype" in own:
+    names = {field.name for field in dataclasses.fields(fields)}
+    if "wire_dtype" in names:
         return dataclasses.replace(fields, wire_dtype=jnp.dtype(wire_dtype))
-    schemes = {name: x for name, x in own.items() if isinstance(x, Scheme)}
-    if not schemes:
-        raise ArgumentError(
-            f"{type(scheme).__name__} has no wire_dtype to set: leave it out."
-        )
-    inner = {name: narrowed(x, wire_dtype) for name, x in schemes.items()}
-    return dataclasses.replace(fields, **inner)
+    if "across" in names:
+        return dataclasses.replace(fields, across=narrowed(fields.across, wire_dtype))
+    raise ArgumentError(f"{type(scheme).__name__} has no wire_dtype to set: leave it out.")
 
 
 def check_state(scheme: Scheme, state: Any, kind: type) -> None:

@@ -37,6 +37,7 @@ from jax import lax
 from sparsejax import arguments
 from sparsejax.axes import is_elsewhere
 from sparsejax.wire import index_codes
+from sparsejax.wire.channels import Route
 from sparsejax.wire.index_codes import IndexCode
 
 
@@ -93,7 +94,7 @@ class Sizes:
 
     def number(self, need: Count) -> Any:
         """The number of the shortest that holds `need` entries; the last if none does."""
-        xp = _numpy_of(need)
+        xp = numpy_of(need)
         if self.one_by_one:
             rooms = map(np.int32, self.rooms)
             below = sum((need > room).astype(jnp.int32) for room in rooms)
@@ -172,7 +173,7 @@ class Ladder:
         """
         rooms = tuple(self.rungs[number].capacity for number in self.finals)
         place = Sizes(rooms, self.at_once).number(need)
-        return place, _numpy_of(need).array(self.finals, np.int32)[place]
+        return place, numpy_of(need).array(self.finals, np.int32)[place]
 
     def next_message(self, need: jax.Array, messages: int) -> tuple[jax.Array, jax.Array]:
         """The rung of the next message where `need` entries are left, and its entries.
@@ -226,13 +227,22 @@ class Ladder:
             taken[-1] = next(r for r in finals if r.capacity >= taken[-1].capacity)
         return taken
 
+    def sent(self, need: int, route: Route) -> tuple[float, int, int]:
+        """Bytes of the messages that send `need` entries of a part, rounds, and capacity.
+
+        What a transmission reports, for a Python number.
+        """
+        taken = self.messages_for(need, route.messages)
+        capacity = max((rung.capacity for rung in taken), default=0)
+        return sum(route.bytes(rung.words) for rung in taken), len(taken), capacity
+
     def bytes(self, need: Count) -> Any:
         """Bytes of the fewest messages that send `need` entries of a part, as float32.
 
         What `next_message` chooses sends no more. A Python number is evaluated in
         NumPy, so that a forecast decides as the program does.
         """
-        xp, top = _numpy_of(need), np.int32(self.top)
+        xp, top = numpy_of(need), np.int32(self.top)
         if isinstance(need, jax.Array):
             full, rest = lax.div(need, top).astype(jnp.float32), lax.rem(need, top)
         else:
@@ -340,13 +350,6 @@ def exactly(
     return Ladder(width, unit_bytes, tile, tuple(rungs), is_elsewhere())
 
 
-def sent_bytes(steps: Ladder, need: int, messages: int) -> tuple[float, int, int]:
-    """Bytes of `messages` messages that send `need` entries each, rounds, and capacity."""
-    taken = steps.messages_for(need, messages)
-    capacity = max((rung.capacity for rung in taken), default=0)
-    return 4.0 * messages * sum(rung.words for rung in taken), len(taken), capacity
-
-
 def _tile(top: int, unit_bytes: int, most: int) -> int:
     """Entries that are packed at a time: tiles of one length, and no longer than needed."""
     numbers = max(1, unit_bytes // 4)
@@ -355,7 +358,7 @@ def _tile(top: int, unit_bytes: int, most: int) -> int:
     return _multiple(-(-top // tiles), _LANES)
 
 
-def _numpy_of(count: Count) -> Any:
+def numpy_of(count: Count) -> Any:
     """The NumPy in which a count is treated: JAX's for an array of JAX."""
     return jnp if isinstance(count, jax.Array) else np
 

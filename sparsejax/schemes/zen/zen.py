@@ -197,17 +197,16 @@ class Zen(base.Scheme):
     def forecast(self, load):
         if load.listed:
             return self.for_rows(load.ranks, load.room or 0, load.units).forecast(load)
-        choice = self._choice(load.ranks)
+        choice, hierarchy = self._choice(load.ranks), self._hierarchical(load.ranks)
+        if choice == "hierarchical":
+            return hierarchy.forecast(load)
         balanced = self._balanced.forecast(load)
         if choice == "balanced":
             return balanced
         if choice == "soonest":
             gathered = self._gathered.forecast(load)
             return gathered if gathered.bytes < balanced.bytes + ladder.ROUND else balanced
-        hierarchical = self._hierarchical(load.ranks).forecast(load)
-        if choice == "hierarchical":
-            return hierarchical
-        return min(balanced, hierarchical, key=lambda told: told.bytes)
+        return min(balanced, hierarchy.forecast(load), key=lambda told: told.bytes)
 
     def candidates(self, ranks: int) -> tuple[type[base.Scheme], ...]:
         """The schemes between which it chooses on `ranks` ranks: all of them compiled."""
