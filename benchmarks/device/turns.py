@@ -293,7 +293,7 @@ def watched(load: Load):
 
 
 def _stage(name: str, size: int, counts: Counts, ladder: Ladder, channel) -> Stage:
-    sent = channel.messages
+    sent = channel.route.messages
     whole = float((RANKS - 1) * ladder.width * ladder.unit_bytes)
     all_reduce = 2 * (RANKS - 1) / RANKS * size
     if name == "push":

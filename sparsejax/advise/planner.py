@@ -25,7 +25,7 @@ from sparsejax.advise.plan import LeafPlan, Plan
 from sparsejax.advise.profile import LeafProfile, load_of
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import LossyScheme, Scheme
-from sparsejax.schemes.forecast import Load, Network, fullest_part
+from sparsejax.schemes.forecast import Load, Network
 from sparsejax.state import sharded, tree
 from sparsejax.transforms.buckets import ByRules, Rules, check_rules
 from sparsejax.wire import index_codes
@@ -164,8 +164,8 @@ def tightened(scheme: Scheme, load: Load, headroom: float) -> Scheme:
     width = scheme.ownership.width(load.units, n)
     balanced = scheme.ownership.balanced
 
-    def room(count, skewness, sets):
-        need = fullest_part(count, n, width, balanced, skewness, sets)
+    def room(which, sets):
+        need = load.fullest_part(which, width, balanced, sets)
         return max(1, min(math.ceil(headroom * need), width))
 
     def cheapest(allowed, capacity):
@@ -174,8 +174,7 @@ def tightened(scheme: Scheme, load: Load, headroom: float) -> Scheme:
 
     # Slots in the order of hashes travel as 32 bits each, however many there are.
     ascend = scheme.ownership.memory is None
-    push = room(load.counts[0], load.skewness, n)
-    pull = room(load.counts[-1], load.sum_skewness, 1)
+    push, pull = room(0, n), room(1, 1)
     return dataclasses.replace(
         scheme,
         push_code=cheapest(scheme.push_code if ascend else "coo32", push),

@@ -33,7 +33,6 @@ from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units, unit_bytes, wide
 from sparsejax.wire import gathers, index_codes, ladder, messages, schedule
 from sparsejax.wire.collectives import Wire
-from sparsejax.wire.ladder import sent_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +95,10 @@ class AGSparse(base.Scheme):
         wire = wire.narrowed(self.wire_dtype)
         narrow = wire.travelling(x.dtype)
         dtype = wide(x.dtype)
-        steps = self._steps(x, wire)
+        steps, dense = self._steps_of(x, wire), wire.dense_bytes(x.size, x.dtype)
         width = steps.width
         words = bits.pack(jnp.pad(present, (0, width - x.shape[0])))
         slots = Slots.of(words[None])
-        dense = wire.dense_bytes(x.size, x.dtype)
         channel = gathers.gather_channel(wire, self.gather)
 
         def add(total, sender, slots, values):
@@ -124,7 +122,7 @@ class AGSparse(base.Scheme):
             total, sent = wire.all_reduce(x.dense())
             return total, base.stage(sent, sent, 1)
 
-        entry_bytes = self._sparse_bytes(steps, channel.messages, most)
+        entry_bytes = self._entry_bytes(steps, wire.ranks, most)
         done = or_dense(wire, entry_bytes, dense, sparse, all_reduce, x)
         total, push = wire.assume_same(done)
         return total, base.traffic(
@@ -139,38 +137,31 @@ class AGSparse(base.Scheme):
     def expected_bytes(self, x: Units, wire: Wire, most: jax.Array) -> jax.Array:
         """Bytes that one rank sends where the fullest array like x has `most` units."""
         wire = wire.narrowed(self.wire_dtype)
-        rows, _ = gathers.rows_and_waits(self.gather, wire.ranks)
-        dense = wire.dense_bytes(x.size, x.dtype)
-        return jnp.minimum(self._sparse_bytes(self._steps(x, wire), rows, most), dense)
-
-    def _sparse_bytes(self, steps, messages, most):
-        # A folded doubling sends more than n - 1 messages, each with its rank's number.
-        return messages * (4 + steps.bytes(most))
+        entries = self._entry_bytes(self._steps_of(x, wire), wire.ranks, most)
+        return jnp.minimum(entries, wire.dense_bytes(x.size, x.dtype))
 
     def forecast(self, load):
-        n, unit_bytes = load.ranks, load.unit_bytes(self.wire_dtype)
+        if load.listed:
+            return row_lists.forecast(load, self.wire_dtype, self.gather)
+        n, route = load.ranks, gathers.route(self.gather, load.ranks)
         room = load.units if load.room is None else load.room
-        steps = self._ladder(load.units, unit_bytes, n, room)
-        rows, waits = gathers.rows_and_waits(self.gather, n)
-        need = math.ceil(load.counts[0])
-        sent, turns, capacity = sent_bytes(steps, need, rows)
-        dense = load.all_reduce(self.wire_dtype)
-        if self._sparse_bytes(steps, rows, need) >= dense.bytes:
+        steps = self._steps(load.units, load.unit_bytes(self.wire_dtype), n, room)
+        dense, need = load.all_reduce(self.wire_dtype), math.ceil(load.counts[0])
+        if self._entry_bytes(steps, n, need) >= dense.bytes:
             return dense._replace(rounds=1)
-        sent += 4.0 * gathers.extra_words(self.gather) * rows * turns
-        # How XLA's own collective goes is one round, whatever it does.
-        rounds = turns * (1 if self.gather == "auto" else waits)
-        latencies = agreeing(n) + turns * waits
-        return Forecast(sent, 0.0, latencies, capacity, rounds=rounds)
+        sent, turns, capacity = steps.sent(need, route)
+        waits = agreeing(n) + turns * gathers.waits(self.gather, n)
+        return Forecast(sent, 0.0, waits, capacity, rounds=turns * route.waits)
 
-    def forecast_rows(self, load):
-        return row_lists.forecast(load, self.wire_dtype, self.gather)
+    def _entry_bytes(self, steps, n, most):
+        # A folded doubling sends more than n - 1 messages, each with its rank's number.
+        return gathers.route(self.gather, n).messages * (4 + steps.bytes(most))
 
-    def _steps(self, x, wire):
+    def _steps_of(self, x, wire):
         size = unit_bytes(x, wire.travelling(x.dtype))
-        return self._ladder(x.shape[0], size, wire.ranks, x.capacity)
+        return self._steps(x.shape[0], size, wire.ranks, x.capacity)
 
-    def _ladder(self, units, unit_bytes, n, room):
+    def _steps(self, units, unit_bytes, n, room):
         width = -(-units // bits.WORD) * bits.WORD
         # With more entries than that an all-reduce sends less.
         useful = min(min(width // 4, 2 * width // n) + 1, max(room, 1))

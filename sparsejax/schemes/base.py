@@ -154,20 +154,6 @@ class Scheme(abc.ABC):
     #: The unit that it needs: "element", or "leaf" for leaves whole; any, if None.
     unit: str | None = None
 
-    def suits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a leaf of this shape is worth this scheme, and not a dense sum."""
-        del shape
-        return True
-
-    def narrowed(self, wire_dtype: jax.typing.DTypeLike) -> "Scheme":
-        """This scheme, with values that travel in another dtype."""
-        fields: Any = self
-        if "wire_dtype" not in {field.name for field in dataclasses.fields(fields)}:
-            raise ArgumentError(
-                f"{type(self).__name__} has no wire_dtype to set: leave it out."
-            )
-        return dataclasses.replace(fields, wire_dtype=jnp.dtype(wire_dtype))
-
     def init(self, like: jax.ShapeDtypeStruct, wire: Wire | None) -> Any:
         """The first state for units like `like`.
 
@@ -208,27 +194,16 @@ class Scheme(abc.ABC):
         del tables, wire
         return None
 
-    def check_state(self, state: Any, kind: type) -> None:
-        """Raises if a state is not one that this scheme has made."""
-        if not isinstance(state, kind):
-            raise errors.wrong_state(type(self).__name__, kind.__name__, state)
-
     def forecast(self, load: Load) -> Forecast:
-        """Reckons what one rank would send for a load; see `schemes.forecast`."""
-        raise NotImplementedError(f"{type(self).__name__} has no forecast.")
-
-    def forecast_rows(self, load: Load) -> Forecast | None:
-        """Reckons what one rank would send for lists of rows, as `rows` sends them.
+        """Reckons what one rank would send for a load; see `schemes.forecast`.
 
         Args:
-            load: The tables of one exchange; a unit is a row, and there is room for the ids
-                that a rank lists, with repeats.
-
-        Returns:
-            The forecast; None where `rows` returns None.
+            load: An array, as it is called with; or listed rows, as `rows` sends them: the
+                dense sum of the tables where that returns None.
         """
-        del load
-        return None
+        if load.listed:
+            return load.all_reduce(self.wire_dtype)
+        raise NotImplementedError(f"{type(self).__name__} has no forecast.")
 
 
 class LossyScheme(Scheme):
@@ -295,6 +270,23 @@ def check_units(x: Units | jax.Array) -> None:
             f"which leaves room for {MOST_UNITS:,}. Use rows as units (a rule "
             "{path: 'row'}), or shard the array over a second mesh axis."
         )
+
+
+def narrowed(scheme: Scheme, wire_dtype: jax.typing.DTypeLike) -> Scheme:
+    """The scheme with values that travel in another dtype; of two levels, across hosts."""
+    fields: Any = scheme
+    names = {field.name for field in dataclasses.fields(fields)}
+    if "wire_dtype" in names:
+        return dataclasses.replace(fields, wire_dtype=jnp.dtype(wire_dtype))
+    if "across" in names:
+        return dataclasses.replace(fields, across=narrowed(fields.across, wire_dtype))
+    raise ArgumentError(f"{type(scheme).__name__} has no wire_dtype to set: leave it out.")
+
+
+def check_state(scheme: Scheme, state: Any, kind: type) -> None:
+    """Raises if a state is not one that the scheme has made."""
+    if not isinstance(state, kind):
+        raise errors.wrong_state(type(scheme).__name__, kind.__name__, state)
 
 
 def known_ranks(scheme: Scheme, wire: Wire | None) -> Wire:

@@ -25,23 +25,23 @@ turn has is looked up.
 """
 
 import dataclasses
-import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.schemes import base
-from sparsejax.schemes.forecast import Forecast, Load, agreeing
+from sparsejax.schemes.forecast import Forecast, merged
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
-from sparsejax.units.units import Units, unit_bytes, wide
+from sparsejax.units.units import unit_bytes, wide
 from sparsejax.wire import channels, collectives, gathers, ladder, messages
 from sparsejax.wire.collectives import Permutation, Wire
-from sparsejax.wire.ladder import sent_bytes
 
 
 _HALF_TO_EVEN = lax.RoundingMethod.TO_NEAREST_EVEN
@@ -71,37 +71,104 @@ def hops(n: int) -> int:
     return len(swaps) + bool(fold)
 
 
-def forecast(load: Load, code, ratio, wire_dtype, by_bound: bool) -> Forecast:
-    """Reckons what one rank would send for a load."""
-    n = load.ranks
-    sum_dtype = wide(load.dtype)
-    narrow = collectives.travelling(jnp.dtype(load.dtype), wire_dtype)
-    hop_count = hops(n)
-    folded = n & (n - 1) != 0
-    # Before hop k a partner has what 2**k ranks had; a fold is a hop of some ranks.
-    sums = [min(1 << k, n) for k in range(hop_count)] + [n] * folded
-    width = -(-load.units // bits.WORD) * bits.WORD
-    # Hierarchical Centralization agrees before the first hop; see the module.
-    alone = len(sums) == 1 or (wire_dtype is None and narrow != sum_dtype)
-    waits = 0 if alone else agreeing(n)
-    total, capacity, rounds, full = 0.0, 0, 0, False
-    dense = load.all_reduce(wire_dtype)
-    for k, ranks in enumerate(sums):
-        last = folded and k == hop_count
-        dtype = narrow if wire_dtype or k == 0 or last else sum_dtype
-        unit_bytes = load.numbers * dtype.itemsize
-        steps = ladder.ladder(width, unit_bytes, 1, code, ratio)
-        need = math.ceil(load.count(ranks))
-        sent, turns, room = sent_bytes(steps, need, 1)
-        if k == 0 and len(sums) * steps.bytes(need) >= dense.bytes:
-            return dense
-        as_array = load.units * unit_bytes
-        if full or steps.bytes(need) >= as_array:
-            sent, turns, room = as_array, 1, 0
-        full = by_bound and (full or 2 * (unit_bytes + 4) * need >= as_array)
-        total, waits = total + sent, waits + turns + agreeing(n)
-        capacity, rounds = max(capacity, room), rounds + turns
-    return Forecast(total, 0.0, waits, capacity, rounds=rounds)
+def held(n: int) -> list[int]:
+    """Over how many ranks the fullest partial sum is before each message.
+
+    After a fold the ranks below have those of their partners too.
+    """
+    fold, swaps, unfold = gathers.doubling_schedule(n)
+    sums = [(1 << k) + min(1 << k, len(fold)) for k in range(len(swaps))]
+    return [1] * bool(fold) + sums + [n] * bool(unfold)
+
+
+def dtypes_of(
+    n: int, dtype: jnp.dtype, wire_dtype: jax.typing.DTypeLike | None
+) -> list[jnp.dtype]:
+    """In which dtype each message is.
+
+    Without one for the wire the first message and the unfold have the array's, and partial
+    sums float32 or wider.
+    """
+    narrow = collectives.travelling(dtype, wire_dtype)
+    sums = jnp.dtype(wide(dtype)) if wire_dtype is None else narrow
+    return [narrow if k in (0, hops(n)) else sums for k in range(len(held(n)))]
+
+
+@dataclasses.dataclass(frozen=True)
+class DoublingPlan:
+    """What one rank would send: bytes by the entries of the fullest partial sums.
+
+    Attributes:
+        ranks: How many ranks there are.
+        units: Units of the array.
+        sizes: Bytes of a unit's value in each message.
+        dense_bytes: Bytes that one rank sends where all goes densely.
+        code: How indices travel.
+        ratio: The ratio of successive message sizes.
+        by_bound: Whether a partial sum goes densely as soon as twice the entries of its
+            two halves would not pay, and then for good, as SparCML does; else where its
+            own entries do not pay.
+    """
+
+    ranks: int
+    units: int
+    sizes: tuple[int, ...]
+    dense_bytes: float
+    code: str
+    ratio: float
+    by_bound: bool = False
+
+    def steps(self, size: int) -> ladder.Ladder:
+        """The message sizes where a unit's value has `size` bytes."""
+        width = -(-self.units // bits.WORD) * bits.WORD
+        return ladder.ladder(width, size, 1, self.code, self.ratio)
+
+    def array_bytes(self, size: int) -> float:
+        """Bytes of a partial sum as a dense array."""
+        return float(self.units * size)
+
+    def is_full(self, size: int, most: Any) -> Any:
+        """Whether twice the entries of a partial sum, as float32, would not pay."""
+        # A slot of 32 bits an entry, as SparCML computes it.
+        return 2 * (size + 4.0) * most >= self.array_bytes(size)
+
+    def entry_bytes(self, most: ladder.Count) -> Any:
+        """Bytes of all messages if each were as long as the first."""
+        return len(self.sizes) * self.steps(self.sizes[0]).bytes(most)
+
+    def most_bytes(self, fullest: ladder.Count) -> Any:
+        """Bytes at most where ranks have disjoint parts of up to `fullest` entries."""
+        xp, total = ladder.numpy_of(fullest), np.float32(0)
+        for size, held in zip(self.sizes, merged(self.ranks), strict=False):
+            # Each part is cut first: int32 may not hold that many entries of uneven ones.
+            most = held * xp.minimum(fullest, -(-self.units // held))
+            total += self.steps(size).bytes(xp.minimum(most, self.units))
+        return total
+
+    def expected_bytes(self, counts: jax.Array) -> jax.Array:
+        """Bytes that one rank sends where partial sums have `counts`.
+
+        Args:
+            counts: int32 [hops + 1]: entries before each hop, and in the total.
+        """
+        total = jnp.float32(0)
+        for k, size in enumerate(self.sizes):
+            as_entries = self.steps(size).bytes(counts[k])
+            total += jnp.minimum(as_entries, self.array_bytes(size))
+        pays = self.entry_bytes(counts[0]) < self.dense_bytes
+        return jnp.where(pays, total, self.dense_bytes)
+
+    def forecast(self, needs: Sequence[int]) -> Forecast:
+        """What one rank sends where the fullest partial sums have `needs` entries."""
+        total, capacity, rounds, full = 0.0, 0, 0, False
+        for size, need in zip(self.sizes, needs, strict=True):
+            steps, as_array = self.steps(size), self.array_bytes(size)
+            sent, turns, room = steps.sent(need, channels.Route(1))
+            if full or steps.bytes(need) >= as_array:
+                sent, turns, room = as_array, 1, 0
+            full = full or (self.by_bound and self.is_full(size, np.float32(need)))
+            total, rounds, capacity = total + sent, rounds + turns, max(capacity, room)
+        return Forecast(total, 0.0, rounds, capacity, rounds=rounds)
 
 
 class AgreedCounts(NamedTuple):
@@ -116,80 +183,36 @@ class AgreedCounts(NamedTuple):
     most: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class Doubling:
-    """How partial sums travel.
+def add_up(
+    x: jax.Array, wire: Wire, plan: DoublingPlan, known: AgreedCounts | None = None
+) -> DoublingResult:
+    """Adds up x, a unit a row, over the axis.
 
-    Attributes:
-        wire: The ranks, and the dtype in which values travel. If it names none, the first
-            message has x's dtype, and partial sums have float32 or wider.
-        code: How indices travel.
-        ratio: The ratio of successive message sizes.
-        by_bound: Whether a partial sum goes densely as soon as twice the entries of its
-            two halves would not pay, and then for good, as SparCML does; else where its
-            own entries do not pay.
+    Args:
+        x: [units, ...].
+        wire: The ranks, and the dtype in which values travel; see `dtypes_of`.
+        plan: The message sizes, for arrays like x.
+        known: What is known of it, if it is, and need not be looked for again.
     """
-
-    wire: Wire
-    code: str
-    ratio: float
-    by_bound: bool = False
-
-    def ladder(self, x: Units | jax.Array, dtype: jax.typing.DTypeLike) -> ladder.Ladder:
-        """The message sizes for a partial sum like x."""
-        width = -(-x.shape[0] // bits.WORD) * bits.WORD
-        return ladder.ladder(width, unit_bytes(x, dtype), 1, self.code, self.ratio)
-
-    def expected_bytes(self, x: Units | jax.Array, counts: jax.Array) -> jax.Array:
-        """Bytes that one rank sends where partial sums of arrays like x have `counts`.
-
-        Args:
-            x: The array.
-            counts: int32 [hops + 1]: entries before each hop, and in the total.
-        """
-        _, dtypes = self._schedule(x)
-        total = jnp.float32(0)
-        for k, dtype in enumerate(dtypes):
-            as_entries = self.ladder(x, dtype).bytes(counts[k])
-            total += jnp.minimum(as_entries, float(x.size * dtype.itemsize))
-        return total
-
-    def _schedule(self, x):
-        """Who sends to whom in each hop, and in which dtype."""
-        narrow = self.wire.travelling(x.dtype) if self.wire.dtype else None
-        fold, swaps, unfold = gathers.doubling_schedule(self.wire.ranks)
-        pairs = tuple(p for p in (fold, *swaps, unfold) if p)
-        dtypes = [jnp.dtype(narrow or wide(x.dtype))] * len(pairs)
-        dtypes[0] = jnp.dtype(narrow or x.dtype)
-        if unfold:
-            dtypes[-1] = jnp.dtype(narrow or x.dtype)
-        return pairs, dtypes
-
-    def __call__(self, x: jax.Array, known: AgreedCounts | None = None) -> DoublingResult:
-        """Adds up x, a unit a row, over the axis.
-
-        Args:
-            x: [units, ...].
-            known: What is known of it, if it is, and need not be looked for again.
-        """
-        narrow = self.wire.travelling(x.dtype)
-        fold, _, unfold = gathers.doubling_schedule(self.wire.ranks)
-        pairs, dtypes = self._schedule(x)
-        before = len(pairs) - bool(unfold)
-        run = _Hops(self, pairs, bool(fold), before, varying_axes(x))
-        state = run.start(x.astype(wide(x.dtype)))
-        first = 0
-        while first < len(pairs):
-            last = first
-            while last + 1 < len(pairs) and dtypes[last + 1] == dtypes[first]:
-                last += 1
-            if first == before:
-                state = state._replace(total=rounded_to(state.total, dtypes[first]))
-            state = run(state, first, last + 1, dtypes[first], known)
-            first, known = last + 1, None
-        total = one_nan(rounded_to(state.total, narrow).astype(x.dtype))
-        counts = state.counts[:before]
-        return DoublingResult(total, state.push, state.pull, state.scalars, counts)
+    narrow = wire.travelling(x.dtype)
+    fold, swaps, unfold = gathers.doubling_schedule(wire.ranks)
+    pairs = tuple(p for p in (fold, *swaps, unfold) if p)
+    dtypes = dtypes_of(wire.ranks, x.dtype, wire.dtype)
+    before = len(pairs) - bool(unfold)
+    run = _Hops(wire, plan, pairs, bool(fold), before, varying_axes(x))
+    state = run.start(x.astype(wide(x.dtype)))
+    first = 0
+    while first < len(pairs):
+        last = first
+        while last + 1 < len(pairs) and dtypes[last + 1] == dtypes[first]:
+            last += 1
+        if first == before:
+            state = state._replace(total=rounded_to(state.total, dtypes[first]))
+        state = run(state, first, last + 1, dtypes[first], known)
+        first, known = last + 1, None
+    total = one_nan(rounded_to(state.total, narrow).astype(x.dtype))
+    counts = state.counts[:before]
+    return DoublingResult(total, state.push, state.pull, state.scalars, counts)
 
 
 class _State(NamedTuple):
@@ -203,7 +226,8 @@ class _State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Hops:
-    how: Doubling
+    wire: Wire
+    plan: DoublingPlan
     pairs: tuple[Permutation, ...]
     folds: bool
     before: int  # hops before the unfold
@@ -228,16 +252,16 @@ class _Hops:
         sum_dtype = state.total.dtype
         total = rounded_to(state.total, dtype)
         rounded = total.astype(dtype)
-        as_array = float(rounded.size * dtype.itemsize)
-        steps = self.how.ladder(total, dtype)
+        plan, size = self.plan, unit_bytes(rounded, dtype)
+        as_array, steps = plan.array_bytes(size), plan.steps(size)
         flags = bits.nonzero_units(rounded) if known is None else known.present
         flags = jnp.pad(flags, (0, steps.width - total.shape[0]))
         sent_slots = Slots.of(bits.pack(flags)[None])
         if known is None:
-            most, cost = self.how.wire.maximum(sent_slots.counts[0])
+            most, cost = self.wire.maximum(sent_slots.counts[0])
         else:
             most, cost = known.most, 0.0
-        channel = channels.swap(self.how.wire, pairs, which)
+        channel = channels.swap(self.wire, pairs, which)
 
         def add(total, sender, slots, values):
             del sender
@@ -261,12 +285,10 @@ class _Hops:
             return total, base.stage(as_array, as_array, 1)
 
         full = state.full
-        if self.how.by_bound:
-            # A slot of 32 bits an entry, as SparCML computes it.
-            entry = steps.unit_bytes + 4.0
-            full = full | (2 * entry * most.astype(jnp.float32) >= as_array)
+        if plan.by_bound:
+            full = full | plan.is_full(size, most.astype(jnp.float32))
         total, stage = or_dense(
-            self.how.wire,
+            self.wire,
             steps.bytes(most),
             as_array,
             sparse,
@@ -276,8 +298,8 @@ class _Hops:
         )
         if self.folds:
             # What the folded ranks had is with their partners now.
-            core = 1 << (self.how.wire.ranks.bit_length() - 1)
-            gone = (k == 0) & (self.how.wire.rank >= core)
+            core = 1 << (self.wire.ranks.bit_length() - 1)
+            gone = (k == 0) & (self.wire.rank >= core)
             total = jnp.where(gone, 0, total)
         none = jax.tree.map(jnp.zeros_like, stage)
         pushing = k < self.before

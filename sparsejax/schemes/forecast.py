@@ -90,8 +90,13 @@ class Load:
         shape: The shape of each leaf, where leaves are sent whole, and units are elements.
         room: How many entries one rank's array has room for, where it is given by entries
             or by rows; None where it is dense.
-        fullest: Units of the fullest part of any rank, and of the sum, by the owners that a
-            scheme has, where they are known; else they follow from counts and skewness.
+        fullest: The counts that ranks agree on, where they are known; else they follow from
+            counts and skewness. With owners: units of the fullest part of any rank, and of
+            the sum, and then what a pull of `baselines.pulls` agrees on; by recursive
+            doubling: of the fullest partial sum before each message. Of `OmniReduce` units
+            are blocks.
+        listed: Whether they are the rows of a table that ranks list, with room for the ids
+            of a rank, repeats included; see `Scheme.rows`.
     """
 
     ranks: int
@@ -103,7 +108,8 @@ class Load:
     sum_skewness: float = 1.0
     shape: tuple[int, ...] = ()
     room: int | None = None
-    fullest: tuple[int, int] | None = None
+    fullest: tuple[int, ...] | None = None
+    listed: bool = False
 
     def __post_init__(self):
         if len(self.counts) != len(merged(self.ranks)):
@@ -137,16 +143,18 @@ class Load:
         """Units of the fullest part, of any rank or of the sum.
 
         Args:
-            which: 0 for ranks, -1 for the sum.
+            which: 0 for ranks, 1 for the sum.
             width: Slots in a part.
             balanced: Whether a hash spreads units over parts.
             sets: How many sets of units there are.
         """
         if self.fullest is not None:
             return self.fullest[which]
+        count = self.counts[-which]
+        if balanced:
+            return fullest_part(count, self.ranks, width, sets)
         skewness = self.sum_skewness if which else self.skewness
-        count = self.counts[which]
-        return fullest_part(count, self.ranks, width, balanced, skewness, sets)
+        return min(math.ceil(min(skewness * count / self.ranks, count)), width)
 
     def all_reduce(self, wire_dtype=None) -> Forecast:
         """The dense sum, by halving and doubling: few messages and the fewest bytes."""
@@ -200,25 +208,15 @@ def above_mean(parts: int) -> float:
     return root - (math.log(math.log(max(parts, 3))) + math.log(4 * math.pi)) / (2 * root)
 
 
-def fullest_part(
-    count: float,
-    ranks: int,
-    width: int,
-    balanced: bool,
-    skewness: float,
-    sets: int = 1,
-) -> int:
-    """Entries of the fullest part of a set, or of any of several sets.
+def fullest_part(count: float, parts: int, width: int, sets: int = 1) -> int:
+    """Entries of the fullest part of a set that a hash spreads, or of any of several sets.
 
     Args:
         count: Entries of a set.
-        ranks: How many parts it has.
+        parts: How many parts it has.
         width: Slots in a part.
-        balanced: Whether a hash spreads them.
-        skewness: The fullest part over the mean, where none does.
         sets: How many sets of that many entries there are.
     """
-    mean = count / ranks
-    over = above_mean(ranks * sets) * math.sqrt(mean)
-    most = mean + over if balanced else skewness * mean
+    mean = count / parts
+    most = mean + above_mean(parts * sets) * math.sqrt(mean)
     return min(math.ceil(min(most, count)), width)

@@ -37,7 +37,7 @@ from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.stacked import apart, stacked
 from sparsejax.units.units import wide
 from sparsejax.wire import gathers
-from sparsejax.wire.channels import Channel
+from sparsejax.wire.channels import Channel, Route
 from sparsejax.wire.collectives import Wire
 from sparsejax.wire.ladder import ROUND
 from sparsejax.wire.sizes import Sizes, send_heads
@@ -76,8 +76,8 @@ class Lists:
 
     @property
     def row_words(self) -> int:
-        """Words of a row on the wire, with its slot; rows of odd length are padded."""
-        return 1 + -(-self.numbers * self.dtype.itemsize // 4)
+        """Words of a row on the wire, with its slot."""
+        return row_words(self.numbers * self.dtype.itemsize)
 
     @property
     def row_bytes(self) -> int:
@@ -111,7 +111,7 @@ class Lists:
         number = sizes.number(need)
         message = self._to_words(slots, values)
         received = send_heads(channel, message, words, number, len(slots))
-        sent = [channel.bytes(size) for size in words]
+        sent = [channel.route.bytes(size) for size in words]
         slots, values = self._from_words(received, room)
         inside = lax.iota(jnp.int32, room) < at_number(
             jnp.array(sizes.rooms, jnp.int32), number
@@ -183,7 +183,7 @@ class Lists:
         branches = [branch(number) for number in range(len(sizes.rooms))]
         slots, rows = lax.switch(number, branches, message)
         # One table: a look into each would be a kernel of its own.
-        sent = [channel.bytes(columns * words) for columns in sizes.rooms]
+        sent = [channel.route.bytes(columns * words) for columns in sizes.rooms]
         return slots, rows, *jnp.asarray(np.array([sent, messages], np.float32))[:, number]
 
     def add_up(self, of_row: jax.Array, rows: jax.Array, capacity: int) -> jax.Array:
@@ -267,7 +267,7 @@ def gathered(
     sums = sums.astype(lists.dtype).astype(grads.dtype)
     ids, sums = wire.assume_same((ids, sums.reshape(-1, *grads.shape[1:])))
     after = jnp.sum(ids < height).astype(jnp.float32)
-    payload = channel.messages * lists.row_bytes * most.astype(jnp.float32)
+    payload = channel.route.messages * lists.row_bytes * most.astype(jnp.float32)
     sent = wire.assume_same(sent)
     traffic = base.traffic(
         base.stage(sent, payload, 1),
@@ -310,21 +310,19 @@ def of_one_rank(tables: Sequence[RowGrads], wire: Wire) -> base.SummedRows:
     return base.SummedRows(merged, base.traffic(base.stage(), base.stage(), scalars=sent))
 
 
-def sent_by_lists(
-    load: Load, wire_dtype: jax.typing.DTypeLike | None, room: int, need: int
-) -> tuple[float, int]:
-    """Bytes of one message of listed rows, and for how many of them it has room.
+def sent_by_lists(unit_bytes: int, room: int, need: int, route: Route) -> tuple[float, int]:
+    """Bytes that one rank sends for lists of rows, and how many rows a message has.
 
     Args:
-        load: The tables.
-        wire_dtype: The dtype in which rows travel; theirs if None.
+        unit_bytes: Bytes of a row as it travels, without its slot.
         room: For how many rows there is room at most.
         need: How many the fullest message has.
+        route: How messages go.
     """
-    row_bytes = 4 + -(-load.unit_bytes(wire_dtype) // 4) * 4
-    sizes = message_sizes(room, row_bytes)
+    words = row_words(unit_bytes)
+    sizes = message_sizes(room, 4 * words)
     columns = sizes.rooms[sizes.number(need)]
-    return float(columns * row_bytes), columns
+    return route.bytes(columns * words), columns
 
 
 def forecast(
@@ -333,12 +331,11 @@ def forecast(
     """Reckons what one rank would send for lists of rows that all ranks gather."""
     if load.ranks == 1 or not load.room or not load.size:
         return Forecast(0.0, 0.0, agreeing(load.ranks))
-    need = math.ceil(load.counts[0])
-    sent, columns = sent_by_lists(load, wire_dtype, load.room, need)
-    messages, waits = gathers.rows_and_waits(gather, load.ranks)
-    waits += agreeing(load.ranks)
-    sent += 4.0 * gathers.extra_words(gather)
-    return Forecast(messages * sent, 0.0, waits, columns, rounds=1)
+    need, route = math.ceil(load.counts[0]), gathers.route(gather, load.ranks)
+    size = load.unit_bytes(wire_dtype)
+    sent, columns = sent_by_lists(size, load.room, need, route)
+    waits = agreeing(load.ranks) + gathers.waits(gather, load.ranks)
+    return Forecast(sent, 0.0, waits, columns, rounds=1)
 
 
 def length_of_runs(wire: Wire, count: int, each: int, result: int) -> int:
@@ -355,6 +352,11 @@ def length_of_runs(wire: Wire, count: int, each: int, result: int) -> int:
     runs = -(-count * each * _SHARE_OF_RUN // max(result, _SHARE_OF_RUN * ROUND))
     # In fours, which are read at once where they are numbers.
     return 4 * -(-count // (4 * max(runs, 1)))
+
+
+def row_words(unit_bytes: int) -> int:
+    """Words of a row on the wire, with its slot; rows of odd length are padded."""
+    return 1 + -(-unit_bytes // 4)
 
 
 def message_sizes(room: int, row_bytes: int) -> Sizes:

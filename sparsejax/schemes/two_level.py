@@ -67,9 +67,6 @@ class TwoLevel(base.Scheme):
         # Of the values between hosts.
         object.__setattr__(self, "wire_dtype", self.across.wire_dtype)
 
-    def narrowed(self, wire_dtype):
-        return TwoLevel(self.across.narrowed(wire_dtype))
-
     def init(self, like, wire):
         if wire is None:
             return self.across.init(like, None)
@@ -122,12 +119,13 @@ class TwoLevel(base.Scheme):
         )
         return base.SummedRows(inside.totals, traffic)
 
-    def forecast_rows(self, load):
-        """Reckons what one rank sends to other hosts: its own list, see `Load.across`."""
-        return self.across.forecast_rows(load)
-
     def forecast(self, load):
-        """Reckons what one rank sends to other hosts, of its part of a host's sum."""
+        """Reckons what one rank sends to other hosts.
+
+        Args:
+            load: Its part of a host's sum (`Load.part`), or its own list of rows
+                (`Load.across`).
+        """
         return self.across.forecast(load)
 
 

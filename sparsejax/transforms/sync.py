@@ -19,7 +19,7 @@ import optax
 from sparsejax import arguments, schemes
 from sparsejax.axes import AxisName, check_axis_name
 from sparsejax.errors import ArgumentError
-from sparsejax.schemes.base import LossyScheme, Scheme
+from sparsejax.schemes.base import LossyScheme, Scheme, narrowed
 from sparsejax.transforms import buckets
 from sparsejax.transforms.buckets import Assignment, ByRules, Rules
 from sparsejax.transforms.described import described, without
@@ -133,7 +133,7 @@ def sync(
     levels = two_level and isinstance(axis_name, tuple) and len(axis_name) == 2
     assignment.check_levels(levels, axis_name)
     if wire_dtype is not None:
-        assignment = assignment.map(lambda scheme: scheme.narrowed(wire_dtype))
+        assignment = assignment.map(lambda scheme: narrowed(scheme, wire_dtype))
     if levels:
         assignment = assignment.map(_by_level)
     if not isinstance(memory, Memory):

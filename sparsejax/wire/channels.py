@@ -17,29 +17,39 @@ from sparsejax.wire.collectives import Permutation, Wire, byte_count
 from sparsejax.wire.schedule import on_cpus
 
 
-class Channel(NamedTuple):
-    """A collective over messages uint32 [parts, words], to be used at several sizes.
+class Route(NamedTuple):
+    """What a collective puts on the wire, known before there is one.
 
     Attributes:
-        send: From this rank's messages to those received.
-        sources: From how many ranks this rank receives.
-        messages: How many messages this rank puts on the wire.
-        same: The axes over which what is received is the same.
-        waits: How many of these messages follow one another; one where how a collective
-            goes is the back end's own affair.
+        messages: How many messages a rank puts on the wire.
+        waits: How many of them follow one another; one where how a collective goes is the
+            back end's own affair.
         extra: Words that travel with each message beside its own.
     """
 
-    send: Callable[[jax.Array], jax.Array]
-    sources: int
     messages: int
-    same: frozenset[str] = frozenset()
     waits: int = 1
     extra: int = 0
 
     def bytes(self, words: int) -> float:
         """Bytes that one rank sends where each message has `words` words."""
         return 4.0 * self.messages * (words + self.extra)
+
+
+class Channel(NamedTuple):
+    """A collective over messages uint32 [parts, words], to be used at several sizes.
+
+    Attributes:
+        send: From this rank's messages to those received.
+        sources: From how many ranks this rank receives.
+        route: What it puts on the wire.
+        same: The axes over which what is received is the same.
+    """
+
+    send: Callable[[jax.Array], jax.Array]
+    sources: int
+    route: Route
+    same: frozenset[str] = frozenset()
 
     def received(self, x: jax.Array) -> jax.Array:
         """Types a received array as equal on the ranks on which it is."""
@@ -66,7 +76,7 @@ def push(wire: Wire) -> Channel:
     """Message i goes to rank i; between two ranks, a long one by `_swapped` on CPUs."""
     n = wire.ranks
     if n != 2:
-        return Channel(wire.to_each, n, n - 1)
+        return Channel(wire.to_each, n, Route(n - 1))
 
     def exchange(x):
         me = wire.rank
@@ -77,7 +87,7 @@ def push(wire: Wire) -> Channel:
         is_long = byte_count(x) >= 2 * _LONG
         return on_cpus(x, exchange, wire.to_each) if is_long else wire.to_each(x)
 
-    return Channel(send, n, n - 1)
+    return Channel(send, n, Route(n - 1))
 
 
 def pull(wire: Wire) -> Channel:
@@ -106,7 +116,7 @@ def pull(wire: Wire) -> Channel:
             return on_cpus(x, copies, gather)
         return on_cpus(x, exchange, gather) if n == 2 else gather(x)
 
-    return Channel(send, n, n - 1, frozenset(axis_names(wire.axis)))
+    return Channel(send, n, Route(n - 1), frozenset(axis_names(wire.axis)))
 
 
 def swap(
@@ -137,4 +147,4 @@ def swap(
         ]
         return lax.switch(which, branches, x)
 
-    return Channel(send, 1, 1)
+    return Channel(send, 1, Route(1))

@@ -156,8 +156,7 @@ def gather_channel(wire: Wire, how: str) -> channels.Channel:
     def send(x):
         return gather(x, wire)[0].reshape(n, x.shape[1])
 
-    rows, waits = rows_and_waits(how, n)
-    return channels.Channel(send, n, rows, waits=waits, extra=extra_words(how))
+    return channels.Channel(send, n, route(how, n))
 
 
 def ring_channel(wire: Wire, rings: Rings) -> channels.Channel:
@@ -166,8 +165,7 @@ def ring_channel(wire: Wire, rings: Rings) -> channels.Channel:
     def send(x):
         return bruck_all_gather(x[0], wire, rings)[0]
 
-    rows, waits = rows_and_waits("bruck", rings.size)
-    return channels.Channel(send, rings.size, rows, waits=waits)
+    return channels.Channel(send, rings.size, route("bruck", rings.size))
 
 
 def shift_channel(wire: Wire, rings: Rings, distance: int, parts: int) -> channels.Channel:
@@ -176,7 +174,7 @@ def shift_channel(wire: Wire, rings: Rings, distance: int, parts: int) -> channe
     def send(x):
         return wire.permute(x, rings.shift(distance))[0]
 
-    return channels.Channel(send, parts, parts)
+    return channels.Channel(send, parts, channels.Route(parts))
 
 
 def rotated_channel(wire: Wire, bucket: int) -> channels.Channel:
@@ -199,22 +197,25 @@ def rotated_channel(wire: Wire, bucket: int) -> channels.Channel:
             received, x = lax.optimization_barrier((received, x))
         return received
 
-    return channels.Channel(send, n, n - 1, waits=rotated_waits(n, bucket))
+    return channels.Channel(send, n, rotated_route(n, bucket))
 
 
-def rotated_waits(n: int, bucket: int) -> int:
-    """In how many messages that wait for one another `rotated_channel` sends."""
-    return -(-(n - 1) // bucket)
+def rotated_route(n: int, bucket: int) -> channels.Route:
+    """What `rotated_channel` puts on the wire."""
+    return channels.Route(n - 1, -(-(n - 1) // bucket))
 
 
-def extra_words(how: str) -> int:
-    """Words beside each row: by doubling it travels with the number of its rank."""
-    return int(how == "doubling")
-
-
-def rows_and_waits(how: str, n: int) -> tuple[int, int]:
-    """How many rows a rank sends, and in how many messages that wait for one another."""
+def route(how: str, n: int) -> channels.Route:
+    """What `gather_channel` puts on the wire, a row a message."""
     if how == "doubling":
         counts = [count for _, count in _rows_by_doubling(n)]
-        return sum(counts), len(counts)
-    return n - 1, (n - 1).bit_length() if how == "bruck" else n - 1
+        # A row travels with the number of its rank.
+        return channels.Route(sum(counts), waits(how, n), extra=1)
+    return channels.Route(n - 1, 1 if how == "auto" else waits(how, n))
+
+
+def waits(how: str, n: int) -> int:
+    """How many messages of a gather wait for one another, each of them a latency."""
+    if how == "doubling":
+        return len(_rows_by_doubling(n))
+    return (n - 1).bit_length() if how == "bruck" else n - 1

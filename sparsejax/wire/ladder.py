@@ -36,6 +36,7 @@ from jax import lax
 
 from sparsejax import arguments
 from sparsejax.wire import index_codes, schedule
+from sparsejax.wire.channels import Route
 from sparsejax.wire.index_codes import IndexCode
 from sparsejax.wire.sizes import Count, Sizes, numpy_of
 
@@ -193,6 +194,15 @@ class Ladder:
             taken[-1] = next(r for r in finals if r.capacity >= taken[-1].capacity)
         return taken
 
+    def sent(self, need: int, route: Route) -> tuple[float, int, int]:
+        """Bytes of the messages that send `need` entries of a part, rounds, and capacity.
+
+        What a transmission reports, for a Python number.
+        """
+        taken = self.messages_for(need, route.messages)
+        capacity = max((rung.capacity for rung in taken), default=0)
+        return sum(route.bytes(rung.words) for rung in taken), len(taken), capacity
+
     def bytes(self, need: Count) -> Any:
         """Bytes of the fewest messages that send `need` entries of a part, as float32.
 
@@ -305,13 +315,6 @@ def exactly(
         rungs.append(Rung(room, code, words))
     tile = _tile(top, unit_bytes, _LEAST_TILE)
     return Ladder(width, unit_bytes, tile, tuple(rungs), schedule.at_once())
-
-
-def sent_bytes(steps: Ladder, need: int, messages: int) -> tuple[float, int, int]:
-    """Bytes of `messages` messages that send `need` entries each, rounds, and capacity."""
-    taken = steps.messages_for(need, messages)
-    capacity = max((rung.capacity for rung in taken), default=0)
-    return 4.0 * messages * sum(rung.words for rung in taken), len(taken), capacity
 
 
 def _tile(top: int, unit_bytes: int, most: int) -> int:

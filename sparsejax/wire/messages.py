@@ -103,14 +103,14 @@ def transmit(
 
     def one_round(state):
         first, carry, sums, _ = state
-        rung, length = stage.ladder.next_message(need - first, stage.channel.messages)
+        rung, length = stage.ladder.next_message(need - first, stage.channel.route.messages)
         here = first, length, rung
         message = send_heads(channel, stage.pack_tiles(*here), words, rung, parts)
         counts = lax.bitcast_convert_type(message[:, 0], jnp.int32)
         carry = stage.unpack_tiles(message, counts, *here, carry)
         payload = stage.payload(counts if typical is None else typical, *here)
         # One array: three sums, of which the first two follow the rung.
-        waits = np.float32(stage.channel.waits)
+        waits = np.float32(stage.channel.route.waits)
         more = [jnp.asarray(stage.wire_bytes)[rung], payload, waits]
         return first + length, carry, sums + jnp.stack(more), counts
 
@@ -163,7 +163,7 @@ class _Transmission:
     def wire_bytes(self) -> np.ndarray:
         """float32 [rungs], what one rank sends in whole messages of each size."""
         sizes = [rung.words for rung in self.ladder.rungs]
-        return np.array([self.channel.bytes(words) for words in sizes], np.float32)
+        return np.array([self.channel.route.bytes(words) for words in sizes], np.float32)
 
     @property
     def received_axes(self) -> frozenset[str]:
@@ -202,7 +202,7 @@ class _Transmission:
     def payload(self, expected, first, length, rung) -> jax.Array:
         """Bytes that a run of the entries of each part needed."""
         here = jnp.clip(expected - first, 0, length.astype(expected.dtype))
-        return self.channel.messages * jnp.mean(self.ladder.needed_bytes(here, rung))
+        return self.channel.route.messages * jnp.mean(self.ladder.needed_bytes(here, rung))
 
     def at_once(self, need, typical) -> tuple[Any, Sent]:
         """One message, whole, and rounds of the longest before it where there is more.
@@ -334,20 +334,21 @@ class _Transmission:
         # All but the last message are full of what there is of a part.
         payload = ladder.needed_bytes(jnp.minimum(expected, lengths.first), longest)
         headers = (before - 1) * ladder.needed_bytes(jnp.float32(0), longest)
-        payload = self.channel.messages * (jnp.mean(payload) + headers)
+        payload = self.channel.route.messages * (jnp.mean(payload) + headers)
         payload = jnp.where(before > 0, payload, 0)
         payload += self.payload(expected, lengths.first, lengths.rest, lengths.rung)
         if pieces is None:
             last, follow = jnp.asarray(sent)[lengths.rung], before + 1
         else:
-            cost = lambda piece: self.channel.bytes(piece.words.stop - piece.words.start)
+            words = lambda piece: piece.words.stop - piece.words.start
+            cost = lambda piece: self.channel.route.bytes(words(piece))
             sent = np.array([sum(map(cost, each)) for each in pieces], np.float32)
             counts_of = np.array([len(each) for each in pieces], np.float32)
             # One table: a look into each would be a kernel of its own.
             last, more = jnp.asarray(np.stack([sent, counts_of]))[:, lengths.rung]
             follow = before * counts_of[-1] + more
         wire = before * sent[-1] + last
-        rounds = self.channel.waits * follow
+        rounds = self.channel.route.waits * follow
         nothing = lengths.need == 0
         wire, payload, rounds = (jnp.where(nothing, 0, x) for x in (wire, payload, rounds))
         return Sent(wire, payload, rounds.astype(jnp.float32), counts)

@@ -174,7 +174,7 @@ def _by_lists():
     def on_rank(ids, rows, garbage):
         # A list that is shorter than there is room for comes in a shorter message.
         send = lambda x: garbage[:, : x.shape[1]]
-        channel = channels.Channel(send, _SENDERS, _SENDERS - 1)
+        channel = channels.Channel(send, _SENDERS, channels.Route(_SENDERS - 1))
         tables = [RowGrads(ids, rows, like.shape)]
         with mock.patch.object(gathers, "gather_channel", return_value=channel):
             (total,), _ = row_lists.gathered(tables, helpers.WIRE)

@@ -15,7 +15,7 @@ import optax
 import sparsejax
 from sparsejax import schemes, sparsifiers
 from sparsejax.axes import as_varying, varying_axes
-from sparsejax.schemes.base import LossyScheme
+from sparsejax.schemes.base import LossyScheme, narrowed
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.wire import ladder
 from tests import helpers
@@ -129,7 +129,7 @@ def transformation(program: Program) -> optax.GradientTransformation:
 
 def _sum(program):
     scheme = SCHEMES[program.scheme]
-    scheme = scheme.narrowed(jnp.bfloat16) if program.narrow else scheme
+    scheme = narrowed(scheme, jnp.bfloat16) if program.narrow else scheme
     if program.room:
         room = {"push_capacity": program.room, "pull_capacity": program.room}
         scheme = dataclasses.replace(scheme, **room)

@@ -6,8 +6,6 @@ known then and do not fit.
 """
 
 import functools
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +20,6 @@ from pallas_kernels import striping
 from sparsejax import errors, schemes
 from sparsejax.schemes import doubling, forecast
 from sparsejax.schemes.base import MOST_UNITS
-from sparsejax.schemes.baselines import pulls
 from sparsejax.units import merging
 from sparsejax.units.ownership import murmur
 from sparsejax.wire import forms, index_codes, ladder
@@ -270,13 +267,11 @@ def test_schemes_that_choose_from_as_many_as_int32_numbers(name, n, size):
 
 def test_bytes_of_partners_that_have_more_than_int32_counts():
     """A part with everything, and so all that two, four, ... ranks hold of it."""
-    owned: Any = SimpleNamespace(
-        layout=SimpleNamespace(ranks=16, size=2**29 + 5),
-        plan=SimpleNamespace(unit_bytes=4),
-    )
-    how = doubling.Doubling(helpers.WIRE, "coo32", 2.0)
-    most = jax.jit(lambda fullest: pulls._most_bytes(owned, how, fullest))
-    told = [float(most(jnp.int32(count))) for count in (2**20, 2**25, 2**28, 2**29)]
+    plan = doubling.DoublingPlan(16, 2**29 + 5, (4,) * 4, 0.0, "coo32", 2.0)
+    most = jax.jit(plan.most_bytes)
+    counts = (2**20, 2**25, 2**28, 2**29)
+    told = [float(most(jnp.int32(count))) for count in counts]
+    assert told == [float(plan.most_bytes(count)) for count in counts]
     assert told == sorted(told)
     assert told[-1] >= 4 * 4 * 2**29
 

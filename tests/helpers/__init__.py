@@ -12,6 +12,10 @@ from tests.helpers.inputs import (
     strided_set as strided_set,
     zipf_set as zipf_set,
 )
+from tests.helpers.loads import (
+    before_messages as before_messages,
+    fullest_of as fullest_of,
+)
 from tests.helpers.meshes import (
     AXIS as AXIS,
     KINDS as KINDS,

@@ -95,9 +95,9 @@ def check(name, n, dtype="float32", check_vma=True):
 
 
 def check_forecast(name, n, dtype, ids, sent, where):
-    told = SCHEMES[name].forecast_rows(load_of(n, dtype, ids))
-    assert (told is None) == (name in WITHOUT_ROWS)
-    if told is None:
+    told = SCHEMES[name].forecast(load_of(n, dtype, ids))
+    assert told.dense == (name in WITHOUT_ROWS)
+    if told.dense:
         return
     # Beside the lists, the numbers on which ranks agree.
     least, most = 0, 50
@@ -126,7 +126,8 @@ def load_of(n, dtype, ids):
     assert counts[-1] == len(union)
     skews = max(map(skewness, sets)), skewness(union)
     counts = tuple(map(float, counts))
-    return forecast.Load(n, HEIGHT, WIDTH, str(dtype), counts, *skews, room=COUNT)
+    table = n, HEIGHT, WIDTH, str(dtype)
+    return forecast.Load(*table, counts, *skews, room=COUNT, listed=True)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from sparsejax import errors, schemes
-from sparsejax.schemes import forecast
-from sparsejax.units.slots import Slots
+from sparsejax.schemes import forecast, two_level
+from sparsejax.units.row_grads import RowGrads
 from sparsejax.wire import ladder
 from tests import helpers
 from tests.laws.test_exact_sum import SCHEMES
@@ -92,8 +92,10 @@ def test_a_forecast_from_true_counts_is_what_a_run_sends(name, n):
 
 def drawn(rng, n):
     """A random load: how full it is, how it lies, and how unlike ranks are."""
-    density = 10 ** rng.uniform(-4, 0, (n, 1)) if rng.random() < 0.5 else None
-    density = 10 ** rng.uniform(-4, 0) if density is None else density
+    alike, is_sparse = rng.random(2) < 0.5
+    shape = (1, 1) if alike else (n, 1)
+    density = 10 ** rng.uniform(-4, 0, shape) if is_sparse else rng.uniform(0, 1, shape)
+    density = density if rng.random() < 0.9 else 1.0
     at = np.arange(SIZE)
     there = rng.random((n, SIZE)) < density
     if rng.random() < 0.3:
@@ -101,53 +103,189 @@ def drawn(rng, n):
     return np.where(there, 1, 0).astype(np.float32)
 
 
-def with_fullest(load, scheme, x):
-    """The load with the fullest parts by the owners of a scheme, where it has owners."""
-    ownership = getattr(scheme, "ownership", None)
-    if ownership is None:
-        return load
-    layout = ownership.over(SIZE, load.ranks)
-    fullest = jax.jit(lambda flags: jnp.max(Slots.of(layout.split(flags)).counts))
-    pushed = max(int(fullest(row)) for row in x != 0)
-    return dataclasses.replace(load, fullest=(pushed, int(fullest((x != 0).any(0)))))
+def blocks_of(scheme, x):
+    """Which blocks [n, blocks] of gradients [n, size] OmniReduce sends."""
+    x = np.pad(x, ((0, 0), (0, -x.shape[1] % scheme.block)))
+    return (x != 0).reshape(len(x), -1, scheme.block).any(2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "balanced",
-        "ag_sparse",
-        *helpers.slow(
-            "all_reduce",
-            "ag_sparse_doubling",
-            "balanced_bitmap",
-            "balanced_contiguous",
-            "balanced_capacity",
-            "hierarchical",
-            "zen",
-        ),
-    ],
-)
-def test_a_forecast_of_a_random_load_is_what_a_run_sends(name):
-    """To the byte where the counts of the fullest parts are known: there is one plan."""
-    n, scheme = 4, SCHEMES[name]
+def traffic_of(scheme, n):
+    """From gradients [n, ...] to what a first step sends."""
 
     def run(x):
         return helpers.call(scheme, x[0], helpers.init(scheme, x[0])).traffic
 
     mesh = helpers.mesh_of(n)
-    step = jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
+    return jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
+
+
+def assert_sent(told, traffic):
+    sent = float(traffic.wire - traffic.scalars)
+    assert told.bytes == pytest.approx(sent, rel=1e-6), (told, traffic)
+    if not told.dense:
+        rounds = float(traffic.push.rounds + traffic.pull.rounds)
+        assert told.rounds == rounds, (told, traffic)
+
+
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        ("balanced", 4),
+        ("ag_sparse", 4),
+        *helpers.slow(
+            ("all_reduce", 4),
+            ("ag_sparse_ring", 3),
+            ("ag_sparse_doubling", 5),
+            ("ag_sparse_bruck", 5),
+            ("balanced_murmur", 4),
+            ("balanced_bitmap", 4),
+            ("balanced_contiguous", 4),
+            ("balanced_capacity", 4),
+            ("hierarchical", 4),
+            ("hierarchical", 5),
+            ("hierarchical_bound", 4),
+            ("zen", 2),
+            ("zen", 4),
+            ("sparcml", 5),
+            ("sparcml_split", 4),
+            ("sparcml_split", 5),
+            ("sparcml_dense", 4),
+            ("sparse_ps", 5),
+            ("sparse_ps_broadcast", 4),
+            ("omni_reduce", 4),
+            ("omni_reduce_1", 4),
+            ("omni_reduce_20", 5),
+            # Of these a partial sum may go densely where the one before it did not.
+            ("hierarchical_coo32", 5),
+        ),
+    ],
+)
+def test_a_forecast_of_a_random_load_is_what_a_run_sends(name, n):
+    """To the byte where the counts of the fullest parts are known: there is one plan."""
+    more = {"hierarchical_coo32": schemes.HierarchicalCentralization(code="coo32")}
+    scheme = (SCHEMES | more)[name]
+    step = traffic_of(scheme, n)
     rng, ways = np.random.default_rng(0), set()
     for _ in range(40):
         x = drawn(rng, n)
-        traffic = step(x)
-        told = scheme.forecast(with_fullest(load_of(x, n, SIZE), scheme, x))
-        sent = float(traffic.wire - traffic.scalars)
-        assert told.bytes == pytest.approx(sent, rel=1e-6), (told, traffic)
-        if not told.dense:
-            assert told.rounds == float(traffic.push.rounds + traffic.pull.rounds)
+        mask = blocks_of(scheme, x) if isinstance(scheme, schemes.OmniReduce) else x != 0
+        fullest = helpers.fullest_of(scheme, mask)
+        load = dataclasses.replace(load_of(x, n, SIZE), fullest=fullest)
+        told = scheme.forecast(load)
+        assert_sent(told, step(x))
         ways.add(told.dense)
     assert ways == ({True} if name == "all_reduce" else {True, False})
+
+
+def drawn_ids(rng, n, height, count):
+    """Random lists: how many rows ranks list, of how many, and of one owner or of all."""
+    ids = rng.integers(0, rng.integers(1, height + 1), (n, count))
+    if rng.random() < 0.2:
+        ids = helpers.of_one_owner(n, height, count)
+    listed = rng.integers(0, count + 1, (n, 1))
+    return np.where(np.arange(count) < listed, ids, height).astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "ways"),
+    [
+        ("balanced", 4, {1, 2}),
+        ("ag_sparse_doubling", 5, {1}),
+        *helpers.slow(
+            ("zen", 4, {1}),
+            ("zen", 5, {1, 2}),
+            ("ag_sparse", 4, {1}),
+            ("ag_sparse_ring", 4, {1}),
+            ("ag_sparse_bruck", 5, {1}),
+            ("hierarchical", 4, {1}),
+            ("balanced_contiguous", 4, {1, 2}),
+            ("sparcml", 5, {1}),
+            ("sparcml_split", 5, {1, 2}),
+            ("sparse_ps", 5, {1, 2}),
+            ("sparse_ps_broadcast", 4, {1, 2}),
+            ("omni_reduce", 4, {1, 2}),
+            ("omni_reduce_1", 4, {1, 2}),
+            ("omni_reduce_20", 5, {1, 2}),
+        ),
+    ],
+)
+def test_a_forecast_of_random_lists_of_rows_is_what_a_run_sends(name, n, ways):
+    """To the byte, by owners in two rounds and to all in one."""
+    (height, width, count), scheme = (5003, 6, 300), SCHEMES[name]
+
+    def run(ids, rows):
+        grads = RowGrads(ids[0], rows[0], (height, width))
+        return scheme.rows([grads], helpers.WIRE).traffic
+
+    mapped = {"mesh": helpers.mesh_of(n), "in_specs": P("data"), "out_specs": P()}
+    step = jax.jit(helpers.shard_map(run, **mapped))
+    rng, taken = np.random.default_rng(0), set()
+    for _ in range(40):
+        ids = drawn_ids(rng, n, height, count)
+        mask = np.zeros((n, height + 1), bool)
+        np.put_along_axis(mask, ids, True, 1)
+        mask = mask[:, :height]
+        load = dataclasses.replace(
+            load_of(mask, n, height),
+            numbers=width,
+            room=count,
+            listed=True,
+            fullest=helpers.fullest_of(scheme, mask),
+        )
+        told = scheme.forecast(load)
+        assert_sent(told, step(ids, np.ones((n, count, width), np.float32)))
+        taken.add(told.rounds)
+    assert taken == ways
+
+
+@pytest.mark.parametrize(
+    ("scheme", "n"),
+    [
+        (schemes.GTopk(0.02), 5),
+        *helpers.slow(
+            (schemes.GTopk(0.02), 4),
+            (schemes.SparDL(0.02), 4),
+            (schemes.SparDL(0.02), 5),
+            (schemes.SparDL(0.02, teams=2), 6),
+            (schemes.SparDL(0.02, teams=4, code="coo32"), 8),
+            (schemes.PowerSGD(2), 4),
+        ),
+    ],
+)
+def test_what_has_one_size_is_forecast_to_the_byte(scheme, n):
+    """Of Ok-Topk, and of SparDL's B-SAG, the state decides how much is sent."""
+    shape = (2, 60, 50) if scheme.unit == "leaf" else (SIZE,)
+    x = np.random.default_rng(0).standard_normal((n, *shape)).astype(np.float32)
+    load = dataclasses.replace(load_of(x, n, x[0].size), shape=shape[1:])
+    assert_sent(scheme.forecast(load), traffic_of(scheme, n)(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("across", [schemes.Zen(), schemes.HierarchicalCentralization()])
+def test_a_forecast_of_two_levels_is_that_of_the_part_that_sends_most(across):
+    """Each rank of a host sends its part; push and pull are those of the fullest."""
+    outer, inner, scheme = 4, 2, schemes.TwoLevel(across)
+    axes = ("hosts", "chips")
+    run = lambda x: helpers.call(scheme, x[0], axis=axes).traffic
+    grid = helpers.grid(hosts=outer, chips=inner)
+    mapped = {"mesh": grid, "in_specs": P(axes), "out_specs": P()}
+    step = jax.jit(helpers.shard_map(run, **mapped))
+    layout, rng, ways = two_level._INSIDE.over(SIZE, inner), np.random.default_rng(0), set()
+    units = np.asarray(layout.invert(np.arange(inner)[:, None], jnp.arange(layout.width)))
+    for _ in range(20):
+        x = drawn(rng, outer * inner)
+        hosts = np.pad(x.reshape(outer, inner, SIZE).sum(1), ((0, 0), (0, 1)))
+        told = []
+        for places in np.minimum(units, SIZE):
+            part = hosts[:, places]
+            load = load_of(part, outer, layout.width)
+            fullest = helpers.fullest_of(across, part != 0)
+            told.append(scheme.forecast(dataclasses.replace(load, fullest=fullest)))
+        traffic = step(x)
+        assert max(part.push for part in told) == pytest.approx(float(traffic.push.wire))
+        assert max(part.pull for part in told) == pytest.approx(float(traffic.pull.wire))
+        ways |= {part.dense for part in told}
+    assert ways == {True, False}
 
 
 def test_omni_reduce_forecasts_blocks():

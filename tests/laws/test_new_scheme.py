@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sparsejax
-from sparsejax.schemes import base
+from sparsejax.schemes import base, forecast
 from tests import helpers
 
 
@@ -59,7 +59,8 @@ def test_it_is_a_transformation_with_metrics():
 def test_it_is_given_whole_tables_where_gradients_are_rows():
     """It says nothing of lists of rows, and sums arrays all the same."""
     tx = sparsejax.sync(RingOfSums(), rules={"": "sparse"})
-    assert RingOfSums().forecast_rows(None) is None
+    table = forecast.Load(2, 5, 2, "float32", (3.0, 5.0), room=3, listed=True)
+    assert RingOfSums().forecast(table) == table.all_reduce()
 
     def step(ids):
         grads = {"table": sparsejax.RowGrads(ids, jnp.ones((3, 2)) + ids[:, None], (5, 2))}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparsejax import schemes
-from sparsejax.schemes.doubling import rounded_to
+from sparsejax.schemes.doubling import held, rounded_to
 from tests import helpers
 
 
@@ -94,3 +94,9 @@ def test_by_the_bound_the_second_message_is_dense_where_by_count_it_is_not():
     first = sent["count"] / 2
     assert first < 4 * size
     assert sent["bound"] == first + 4 * size
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 6, 8, 13])
+def test_partial_sums_are_over_as_many_ranks_as_have_one_unit_each(n):
+    """With a fold, too, whose partners have twice as many as others for a while."""
+    assert held(n) == [*helpers.before_messages(np.eye(n, dtype=bool))]

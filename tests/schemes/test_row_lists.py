@@ -95,9 +95,10 @@ def test_lists_of_the_same_rows_are_up_to_twice_what_owners_send(ranks, ratio):
     """Of each row n - 1 copies, or one to its owner and back to all; but for padding."""
     listed = 30_000.0
     counts = (listed,) * len(forecast.merged(ranks))
-    load = forecast.Load(ranks, 1_000_000, 16, "float32", counts, room=int(listed))
-    to_all = schemes.AGSparse().forecast_rows(load)
-    owners = schemes.BalancedParallelism().forecast_rows(load)
+    table = ranks, 1_000_000, 16, "float32"
+    load = forecast.Load(*table, counts, room=int(listed), listed=True)
+    to_all = schemes.AGSparse().forecast(load)
+    owners = schemes.BalancedParallelism().forecast(load)
     assert 0.7 * ratio < to_all.bytes / owners.bytes <= ratio
 
 
@@ -109,5 +110,6 @@ def test_a_forecast_of_gathered_lists_is_what_a_run_sends(gather):
     traffic = on_rank(scheme)(ids, np.ones((N, COUNT, WIDTH), np.float32))
     sums = [ids[:held].reshape(-1) for held in forecast.merged(N)]
     counts = tuple(float(len(np.unique(listed))) for listed in sums)
-    load = forecast.Load(N, HEIGHT, WIDTH, "float32", counts, room=COUNT)
-    assert scheme.forecast_rows(load).bytes == float(traffic.push.wire)
+    table = N, HEIGHT, WIDTH, "float32"
+    load = forecast.Load(*table, counts, room=COUNT, listed=True)
+    assert scheme.forecast(load).bytes == float(traffic.push.wire)

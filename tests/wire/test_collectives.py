@@ -57,7 +57,7 @@ def sent(channel, x):
     """What a channel brings, typed as what it is, and its bytes for so many words."""
     message = as_words(x)
     received = channel.received(channel.send(message))
-    return received, channel.bytes(message.shape[1])
+    return received, channel.route.bytes(message.shape[1])
 
 
 def shifted(n):
@@ -336,7 +336,7 @@ def test_channels_know_what_is_the_same_behind_them_and_how_much_they_send():
         push, pull = channels.push(WIRE), channels.pull(WIRE)
         swap = channels.swap(WIRE, [shift(3)])
         assert [c.sources for c in (push, pull, swap)] == [3, 3, 1]
-        assert [c.messages for c in (push, pull, swap)] == [2, 2, 1]
+        assert [c.route.messages for c in (push, pull, swap)] == [2, 2, 1]
         assert push.same == swap.same == frozenset()
         assert pull.same == {AXIS}
         for channel in (push, pull, swap):

@@ -32,7 +32,7 @@ def sent(code, flags, values, capacity, tile):
         slots = Slots.of(packed)
         return messages.transmit(
             steps,
-            channels.Channel(send, parts, parts),
+            channels.Channel(send, parts, channels.Route(parts)),
             slots,
             messages.Source(
                 values.reshape(-1), units=lambda part, slots: part * width + slots

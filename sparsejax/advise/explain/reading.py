@@ -206,7 +206,7 @@ def _rows(leaf, listed):
 
 def _sends_rows(scheme):
     """Whether a scheme sends lists of rows; else it is given whole tables."""
-    return scheme.forecast_rows(Load(1, 1, 1, "float32", (1.0,), room=1)) is not None
+    return not scheme.forecast(Load(1, 1, 1, "float32", (1.0,), room=1, listed=True)).dense
 
 
 def _members(exchange, before, known, lists) -> list[_BucketLeaf]:
@@ -284,7 +284,7 @@ def _group(bucket, members, inside, ranks, as_entries, split):
         load = dataclasses.replace(load, room=sum(rooms))
     ids = sum(m.ids for m in members)
     if ids:
-        load = dataclasses.replace(load, room=ids)
+        load = dataclasses.replace(load, room=ids, listed=True)
     chosen = [member.sparsifier for member in members if member.sparsifier is not None]
     alone = members[0].leaf
     return Group(

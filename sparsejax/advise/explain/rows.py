@@ -205,14 +205,7 @@ def _verdict(group):
 
 
 def forecast_of(group: Group, scheme: Scheme, load: Load) -> Forecast:
-    """Forecasts a scheme for a group: a sum of values where ranks have the same indices.
-
-    Of a group of rows, the dense sum where the scheme sends no lists of rows.
-    """
-    if group.ids:
-        told = scheme.forecast_rows(load)
-        wire_dtype = getattr(scheme, "wire_dtype", None)
-        return load.all_reduce(wire_dtype) if told is None else told
+    """Forecasts a scheme for a group: a sum of values where ranks have the same indices."""
     if group.shared and not isinstance(scheme, LossyScheme):
         count = round(load.counts[0])
         counts = (float(count),) * len(load.counts)

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 from sparsejax import arguments
 from sparsejax.schemes import base
-from sparsejax.schemes.forecast import Load
 from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
 from sparsejax.schemes.owners.plan import Message
 from sparsejax.schemes.owners.pulls import Gather
@@ -89,15 +88,14 @@ class OmniReduce(base.Scheme):
         ranges = Contiguous(self.aggregators)
         return owned_rows.add_up(tables, wire.narrowed(self.wire_dtype), ranges)
 
-    def forecast_rows(self, load):
+    def forecast(self, load):
+        ranges = Contiguous(self.aggregators)
         # With fewer aggregators than ranks each has more than a rank's share.
         share = max(1.0, load.ranks / (self.aggregators or load.ranks))
-        skews = max(load.skewness, share), max(load.sum_skewness, share)
-        load = dataclasses.replace(load, skewness=skews[0], sum_skewness=skews[1])
-        ranges = Contiguous(self.aggregators)
-        return owners_forecast.forecast_rows(load, ranges, self.wire_dtype)
-
-    def forecast(self, load):
+        skews = [max(skew, share) for skew in (load.skewness, load.sum_skewness)]
+        if load.listed:
+            load = dataclasses.replace(load, skewness=skews[0], sum_skewness=skews[1])
+            return owners_forecast.of_rows(load, ranges, self.wire_dtype)
         units = self._units(load.numbers)
         blocks = -(-load.units // units)
         # As if units fell into blocks at random; where they lie together it is less.
@@ -106,18 +104,16 @@ class OmniReduce(base.Scheme):
             for c in load.counts
         )
         # Where a range is full of blocks it cannot be fuller.
-        most = [max(1.0, blocks / max(c, 1e-9)) for c in (counts[0], counts[-1])]
-        whole = Load(
-            load.ranks,
-            blocks,
-            units * load.numbers,
-            load.dtype,
-            counts,
-            min(load.skewness, most[0]),
-            min(load.sum_skewness, most[1]),
+        most = [share * max(1.0, blocks / max(c, 1e-9)) for c in (counts[0], counts[-1])]
+        whole = dataclasses.replace(
+            load,
+            units=blocks,
+            numbers=units * load.numbers,
+            counts=counts,
+            skewness=min(skews[0], most[0]),
+            sum_skewness=min(skews[1], most[1]),
         )
-        layout = Contiguous(self.aggregators)
-        return owners_forecast.forecast(whole, layout, self._push_pull)
+        return owners_forecast.forecast(whole, ranges, self._push_pull)
 
     def _units(self, width):
         """Units in a block; where a unit is larger than a block, it is one."""

@@ -71,7 +71,8 @@ class PowerSGD(base.LossyScheme):
     def __post_init__(self):
         arguments.check_whole("rank", self.rank, 1)
 
-    def suits(self, shape):
+    def suits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a leaf of this shape is made half as large, and not summed densely."""
         n, m = as_matrix(shape)
         return 2 * self.rank * (n + m) <= n * m
 
@@ -83,7 +84,7 @@ class PowerSGD(base.LossyScheme):
         )
 
     def __call__(self, x, state, wire):
-        self.check_state(state, PowerSGDState)
+        base.check_state(self, state, PowerSGDState)
         if x.size == 0:
             return base.nothing_to_send(x, state, wire)
         n, m = as_matrix(x.shape[1:])

@@ -13,19 +13,22 @@ are even from the start, and `Gather` does the same in one message.
 
 import dataclasses
 import math
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from sparsejax.schemes import base, doubling
-from sparsejax.schemes.forecast import agreeing, fullest_part, merged
-from sparsejax.schemes.owners.plan import Message
-from sparsejax.schemes.owners.pulls import Owned, PullEntries, nonzero_units, whole
+from sparsejax.schemes.forecast import agreeing, fullest_part
+from sparsejax.schemes.owners.plan import OwnerPlan
+from sparsejax.schemes.owners.pulls import PullEntries, nonzero_units
 from sparsejax.units import bits
 from sparsejax.units.ownership import Layout, StripedHash
 from sparsejax.units.slots import Slots
-from sparsejax.wire import channels, ladder, messages
-from sparsejax.wire.ladder import sent_bytes
+from sparsejax.wire import channels, collectives, ladder, messages
+
+
+# Another hash than is usual for parts.
+_SHARES = StripedHash(seed=0x1B56C4E9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,19 +37,13 @@ class Spread(PullEntries):
 
     def by_entries(self, owned, totals, sets, fullest):
         n, wire = owned.layout.ranks, owned.wire
-        spread = _Shares.of(owned.layout)
-        inner, message = spread.shares, _uncapped(owned.plan.back)
-        scattered = message.ladder(inner.width, owned.plan.unit_bytes, n)
-        plan = dataclasses.replace(owned.plan, width=spread.width, back=message)
-        shared = dataclasses.replace(owned, layout=spread, plan=plan)
+        spread, plan = _Shares.of(owned.layout), _SpreadPlan.of(owned.plan)
+        inner = spread.shares
+        shared = dataclasses.replace(owned, layout=spread, plan=plan.gathered)
         shares = Slots.of(inner.split(bits.nonzero_units(totals)))
         fullest_share, agreed = wire.maximum(jnp.max(shares.counts))
         count, counted = wire.psum(sets.counts[0])
         count = wire.same_elsewhere(count)
-        # What a rank will hold is known when it holds it; even shares are nearly equal.
-        even = (1.05 * count.astype(jnp.float32) / n).astype(jnp.int32)
-        even = jnp.minimum(even + 1, spread.width)
-        entry_bytes = (n - 1) * (scattered.bytes(fullest_share) + plan.pull.bytes(even))
 
         def place(held, owner, slots, values):
             at = jnp.where(slots < inner.width, owner * inner.width + slots, spread.width)
@@ -54,7 +51,7 @@ class Spread(PullEntries):
 
         def send(totals):
             held, sent = messages.transmit(
-                scattered,
+                plan.scattered,
                 channels.push(wire),
                 shares,
                 messages.Source(totals, units=inner.units_of),
@@ -70,22 +67,56 @@ class Spread(PullEntries):
             first = base.stage_of(sent._replace(wire=sent.wire + cost))
             return total, base.add_stages(first, stage), units
 
-        return send, entry_bytes, agreed + counted
+        return send, plan.entry_bytes(fullest_share, count), agreed + counted
 
-    def forecast(self, plan, load, fullest):
-        n, last = load.ranks, load.counts[-1]
-        message = _uncapped(plan.back)
-        shares = StripedHash().width(plan.width, n)
-        inner = message.ladder(shares, plan.unit_bytes, n)
-        outer = message.ladder(n * shares, plan.unit_bytes, n, load.units)
-        share = fullest_part(fullest, n, shares, True, 1.0, sets=n)
-        even = fullest_part(last, n, n * shares, True, 1.0)
-        scattered, turns, _ = sent_bytes(inner, share, n - 1)
-        gathered, more, _ = sent_bytes(outer, even, n - 1)
+    def told(self, plan, load, fullest):
+        n, last = load.ranks, math.ceil(load.counts[-1])
+        spread = _SpreadPlan.of(plan)
+        even = fullest_part(last, n, spread.gathered.width)
+        share = fullest_part(fullest, n, spread.scattered.width, sets=n)
+        share, held = load.fullest[2:] if load.fullest else (share, even)
+        scattered, turns, _ = spread.scattered.sent(share, plan.route)
+        gathered, more, _ = spread.gathered.pull.sent(held, plan.route)
         turns += more
-        if scattered + gathered >= plan.whole_bytes:
-            return whole(plan)
-        return scattered + gathered, 3 * agreeing(n) + turns * (n - 1), turns
+        # What is agreed on in between is sent where entries are.
+        sent = scattered + gathered + collectives.all_reduce_bytes(4, n)
+        waits = 3 * agreeing(n) + turns * (n - 1)
+        return spread.entry_bytes(share, last), (sent, waits, turns)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SpreadPlan:
+    """What one rank would send to spread its sums.
+
+    Attributes:
+        scattered: The message sizes to each rank, of its share.
+        gathered: The plan with shares for parts.
+    """
+
+    scattered: ladder.Ladder
+    gathered: OwnerPlan
+
+    @classmethod
+    def of(cls, plan: OwnerPlan) -> "_SpreadPlan":
+        """Of owners' plan, whose counts were not foreseen for shares."""
+        message = dataclasses.replace(plan.back, capacity=None)
+        width = _SHARES.width(plan.width, plan.ranks)
+        scattered = message.ladder(width, plan.unit_bytes, plan.ranks)
+        width *= plan.ranks
+        return cls(scattered, dataclasses.replace(plan, width=width, back=message))
+
+    def entry_bytes(self, share: ladder.Count, count: ladder.Count) -> Any:
+        """Bytes that one rank is expected to send.
+
+        Args:
+            share: Entries of the fullest share.
+            count: Entries of the sum.
+        """
+        xp, plan = ladder.numpy_of(count), self.gathered
+        # What a rank will hold is known when it holds it; even shares are nearly equal.
+        even = xp.int32(1.05 * xp.float32(count) / plan.ranks)
+        even = xp.minimum(even + 1, plan.width)
+        return (plan.ranks - 1) * (self.scattered.bytes(share) + plan.pull.bytes(even))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,55 +125,30 @@ class RecursiveDoubling(PullEntries):
 
     def by_entries(self, owned, totals, sets, fullest):
         del totals, sets
-        doubler = doubling.Doubling(
-            owned.wire.narrowed(owned.dtype),
-            owned.plan.back.code,
-            owned.plan.back.ratio,
-            by_bound=True,
-        )
+        plan, wire = self._plan(owned.plan), owned.wire.narrowed(owned.dtype)
 
         def send(totals):
-            done = doubler(owned.at_units(totals))
+            done = doubling.add_up(owned.at_units(totals), wire, plan)
             done = owned.wire.assume_same(done)
             stage = base.add_stages(done.push, done.pull)
+            stage = stage._replace(wire=stage.wire + done.scalars)
             return done.total, stage, nonzero_units(done.total)
 
-        return send, _most_bytes(owned, doubler, fullest), 0.0
+        return send, plan.most_bytes(fullest), 0.0
 
-    def forecast(self, plan, load, fullest):
-        n, last = load.ranks, load.counts[-1]
-        units = -(-load.units // 32) * 32
-        steps = ladder.ladder(units, plan.unit_bytes, 1, plan.back.code, plan.back.ratio)
-        pulled, waits, rounds = 0.0, 0, 0
-        for held in merged(n)[:-1]:
-            part = min(held * fullest, math.ceil(last))
-            sent, turns, _ = sent_bytes(steps, part, 1)
-            pulled, waits = pulled + sent, waits + turns + agreeing(n)
-            rounds += turns
-        if pulled >= plan.whole_bytes:
-            return whole(plan)
-        return pulled, waits, rounds
+    def told(self, plan, load, fullest):
+        n, last, plan = load.ranks, math.ceil(load.counts[-1]), self._plan(plan)
+        needs = [min(held * fullest, last) for held in doubling.held(n)]
+        told = plan.forecast(load.fullest[2:] if load.fullest else needs)
+        hops = len(plan.sizes)
+        sent = told.push + hops * collectives.all_reduce_bytes(4, n)
+        waits = told.messages + (hops + 1) * agreeing(n)
+        return plan.most_bytes(fullest), (sent, waits, told.rounds)
 
-
-def _uncapped(message: Message) -> Message:
-    """A message of other parts than those whose counts were foreseen."""
-    return dataclasses.replace(message, capacity=None)
-
-
-def _most_bytes(owned: Owned, doubler: doubling.Doubling, fullest: jax.Array):
-    """The most that a recursive doubling sends, what it agrees on left out."""
-    n, size = owned.layout.ranks, owned.layout.size
-    like = jnp.empty((size, owned.plan.unit_bytes), jnp.uint8)
-    steps = doubler.ladder(like, jnp.uint8)
-    total, held = jnp.float32(0), 1
-    # Each part is cut first: int32 may not hold that many entries of uneven ones.
-    of = lambda held: held * jnp.minimum(fullest, -(-size // held))
-    for _ in range(doubling.hops(n)):
-        total += steps.bytes(jnp.minimum(of(held), size))
-        held = min(2 * held, n)
-    if n & (n - 1):
-        total += steps.bytes(jnp.minimum(of(n), size))
-    return total
+    def _plan(self, plan):
+        sizes = (plan.unit_bytes,) * len(doubling.held(plan.ranks))
+        how = plan.whole_bytes, plan.back.code, plan.back.ratio, True
+        return doubling.DoublingPlan(plan.ranks, plan.units, sizes, *how)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +167,8 @@ class _Shares(Layout):
 
     @classmethod
     def of(cls, layout: Layout) -> "_Shares":
-        """Cuts the parts of a layout by a striped hash, another than is usual for parts."""
-        shares = StripedHash(seed=0x1B56C4E9).over(layout.width, layout.ranks)
+        """Cuts the parts of a layout by a striped hash."""
+        shares = _SHARES.over(layout.width, layout.ranks)
         return cls(layout.size, layout.ranks, layout.ranks * shares.width, layout, shares)
 
     def assign(self, units):

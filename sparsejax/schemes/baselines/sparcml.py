@@ -74,9 +74,6 @@ class SparCML(base.Scheme):
     def forecast(self, load):
         return self._scheme.forecast(load)
 
-    def forecast_rows(self, load):
-        return self._scheme.forecast_rows(load)
-
     @property
     def _scheme(self):
         if self.algorithm == "ssar_recursive_doubling":

@@ -65,9 +65,6 @@ class SparsePS(base.Scheme):
     def forecast(self, load):
         return self._scheme.forecast(load)
 
-    def forecast_rows(self, load):
-        return self._scheme.forecast_rows(load)
-
     @property
     def _scheme(self):
         return BalancedParallelism(

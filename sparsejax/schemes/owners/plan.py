@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from sparsejax.wire import collectives
+from sparsejax.wire.channels import Route
 from sparsejax.wire.ladder import Count, Ladder, ladder
 
 
@@ -73,6 +74,11 @@ class OwnerPlan:
     def pull(self) -> Ladder:
         """The message sizes on the way back."""
         return self.back.ladder(self.width, self.unit_bytes, self.ranks, self.units)
+
+    @property
+    def route(self) -> Route:
+        """What a rank puts on the wire either way: a message to each of the others."""
+        return Route(self.ranks - 1)
 
     @property
     def has_even_parts(self) -> bool:

@@ -39,9 +39,10 @@ from sparsejax.units.ownership import Layout
 from sparsejax.units.slots import Slots
 from sparsejax.wire import channels, messages
 from sparsejax.wire.collectives import Wire
-from sparsejax.wire.ladder import sent_bytes
 
 
+# Bytes, messages that wait for one another, and rounds.
+_Told = tuple[float, int, int]
 # On GPUs no more collectives than this give all sums to all ranks.
 _RUNS = 16
 
@@ -197,7 +198,7 @@ class Pull(abc.ABC):
         """
 
     @abc.abstractmethod
-    def forecast(self, plan: OwnerPlan, load: Load, fullest: int) -> tuple[float, int, int]:
+    def forecast(self, plan: OwnerPlan, load: Load, fullest: int) -> _Told:
         """The bytes that one rank would send, the messages, and the rounds.
 
         Args:
@@ -208,7 +209,7 @@ class Pull(abc.ABC):
 
 
 class PullEntries(Pull):
-    """A way in which sums come back as entries, or whole where that takes fewer bytes."""
+    """A way in which sums come back as entries, or whole where that takes no more bytes."""
 
     def __call__(self, owned, totals, instead: Fallback | None = None):
         sets = Slots.of(bits.of_units(totals)[None])
@@ -258,6 +259,14 @@ class PullEntries(Pull):
             fullest: How many the owner with most has.
         """
 
+    @abc.abstractmethod
+    def told(self, plan: OwnerPlan, load: Load, fullest: int) -> tuple[float, _Told]:
+        """The bytes by which entries are chosen, and what is sent then; see `forecast`."""
+
+    def forecast(self, plan, load, fullest):
+        entry_bytes, sent = self.told(plan, load, fullest)
+        return sent if entry_bytes < plan.whole_bytes else whole(plan)
+
 
 @dataclasses.dataclass(frozen=True)
 class Gather(PullEntries):
@@ -269,11 +278,10 @@ class Gather(PullEntries):
 
         return gather, owned.plan.pull_bytes(fullest), 0.0
 
-    def forecast(self, plan, load, fullest):
-        if plan.pull_bytes(fullest) >= plan.whole_bytes:
-            return whole(plan)
-        sent, turns, _ = sent_bytes(plan.pull, fullest, plan.ranks - 1)
-        return sent, agreeing(plan.ranks) + turns * (plan.ranks - 1), turns
+    def told(self, plan, load, fullest):
+        sent, turns, _ = plan.pull.sent(fullest, plan.route)
+        waits = agreeing(plan.ranks) + turns * (plan.ranks - 1)
+        return plan.pull_bytes(fullest), (sent, waits, turns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,6 +295,6 @@ class Whole(Pull):
         return whole(plan)
 
 
-def whole(plan: OwnerPlan) -> tuple[float, int, int]:
+def whole(plan: OwnerPlan) -> _Told:
     """Bytes, messages and rounds where all sums come back, zeros and all."""
     return plan.whole_bytes, agreeing(plan.ranks) + plan.ranks - 1, 1

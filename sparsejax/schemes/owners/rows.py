@@ -118,7 +118,7 @@ class _OwnedTable:
     @property
     def owned(self) -> int:
         """Rows of it that an owner has room for: all that fit into its messages."""
-        return min(self.layout.ranks * self.room, self.layout.width)
+        return owned_of(self.room, self.layout.ranks, self.layout.width)
 
     @property
     def capacity(self) -> int:
@@ -152,6 +152,16 @@ def room_of(capacity: int, ranks: int, width: int) -> int:
     mean = capacity / ranks
     room = math.ceil(mean + 6 * math.sqrt(mean) + 8)
     return min(room, capacity, width)
+
+
+def owned_of(room: int, ranks: int, width: int) -> int:
+    """Rows that an owner has room for: all that fit into its messages."""
+    return min(ranks * room, width)
+
+
+def bytes_to_all(listed: int, ranks: int, row_bytes: int) -> float:
+    """Bytes that one rank sends where lists go to all as they are: keys, then rows."""
+    return float((ranks - 1) * listed * (4 + row_bytes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +257,8 @@ class _RowExchange:
         n = self.ranks
         slots, values, pushed = self._push(keys, of_row, starts, rows, fullest)
         slots = slots.reshape(-1)
-        owned, of_row = distinct(slots, min(slots.size, self.width), self.width)
+        held = owned_of(self.room, n, self.width)
+        owned, of_row = distinct(slots, held, self.width)
         values = values.reshape(slots.size, -1).astype(wide(rows.dtype))
         # Zeros of which XLA knows, and that the messages begin with too, would be copied.
         zero = lax.optimization_barrier(jnp.zeros((), values.dtype))
@@ -308,7 +319,7 @@ class _RowExchange:
         merged = jnp.zeros(rows.shape, wide(rows.dtype))
         merged = add_repeated(merged, of_row, rows)
         merged = merged.astype(dtype).reshape(size, -1)
-        keys, sent_keys = self.wire.all_gather(self._by_table(keys))
+        keys, _ = self.wire.all_gather(self._by_table(keys))
         rooms = [table.capacity for table in self.tables]
         slots = [table.slots for table in self.tables]
         capacity = min(n * size, sum(rooms))
@@ -326,9 +337,10 @@ class _RowExchange:
         some = row_lists.length_of_runs(self.wire, width, of_all, sum(rooms) * row_bytes)
         runs = -(-width // some)
         found = added_up(merged) if runs == 1 else self._by_runs(added_up, merged, some)
-        sent_rows = (n - 1) * size * (some if runs > 1 else width) * dtype.itemsize
-        needed = (sent_keys + (n - 1) * size * row_bytes) / size * most
-        push = base.stage(sent_keys + runs * sent_rows, needed, runs)
+        # The last run has numbers of the one before.
+        taken = runs * (some if runs > 1 else width) * dtype.itemsize
+        needed = bytes_to_all(1, n, row_bytes) * most
+        push = base.stage(bytes_to_all(size, n, taken), needed, runs)
         return found, push, base.stage(), 0.0
 
     def _by_runs(self, added_up, merged, some):

@@ -23,7 +23,7 @@ from sparsejax.schemes.forecast import Forecast
 from sparsejax.schemes.top_k import base as top_k, meetings
 from sparsejax.units import bits
 from sparsejax.units.units import wide
-from sparsejax.wire import gathers, index_codes
+from sparsejax.wire import channels, gathers, index_codes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class GTopk(top_k.TopKScheme):
         return top_k.StepCount(jnp.int32(0))
 
     def __call__(self, x, state, wire):
-        self.check_state(state, top_k.StepCount)
+        base.check_state(self, state, top_k.StepCount)
         if x.size == 0:
             return base.nothing_to_send(x, state, wire)
         accumulated = x.dense().reshape(-1)
@@ -84,9 +84,9 @@ class GTopk(top_k.TopKScheme):
 
     def forecast(self, load):
         fold, swaps, unfold = gathers.doubling_schedule(load.ranks)
-        dtype, k = wide(load.dtype), self.k(load.size)
-        sizes = top_k.cut(load.size, 1).ladder(k, dtype, self.code)
-        message = 4.0 * sizes.rungs[-1].words
+        size, k = load.size, self.k(load.size)
+        sizes = meetings.message_sizes(size, k, wide(load.dtype), self.code)
+        message, _, _ = sizes.sent(sizes.top, channels.Route(1))
         forth, back = len(swaps) + bool(fold), bool(unfold)
         rounds = forth + back
         return Forecast(forth * message, back * message, rounds, k, rounds=rounds)

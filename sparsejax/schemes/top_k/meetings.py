@@ -23,6 +23,7 @@ from sparsejax.schemes.top_k import base as top_k
 from sparsejax.units import bits
 from sparsejax.wire import channels
 from sparsejax.wire.collectives import Permutation, Wire
+from sparsejax.wire.ladder import Ladder
 
 
 class PartialSum(NamedTuple):
@@ -63,6 +64,11 @@ def start(x: jax.Array, k: int, seed: jax.Array) -> PartialSum:
     return before.then(x, words, True, before.stage)
 
 
+def message_sizes(size: int, k: int, dtype: jnp.dtype, code: str) -> Ladder:
+    """The message sizes for selections of k from `size` elements."""
+    return top_k.cut(size, 1).ladder(k, dtype, code)
+
+
 def meet(
     before: PartialSum,
     pairs: Permutation,
@@ -84,7 +90,7 @@ def meet(
         keeper: Booleans [width]: where this rank keeps what the selection leaves out.
     """
     kept = before.kept
-    sizes = top_k.cut(kept.size, 1).ladder(k, kept.dtype, code)
+    sizes = message_sizes(kept.size, k, kept.dtype, code)
     channel = channels.swap(wire, [pairs])
     words = bits.pack_all(bits.nonzero(kept))[None]
     # Added to zeros first, so that partners add the same two numbers.

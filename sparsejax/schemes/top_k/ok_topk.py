@@ -49,7 +49,6 @@ from sparsejax.schemes.top_k.threshold_reuse import ThresholdReuse, ThresholdRul
 from sparsejax.units import bits
 from sparsejax.units.units import wide
 from sparsejax.wire import channels, collectives, gathers, index_codes, messages
-from sparsejax.wire.ladder import sent_bytes
 
 
 _EXCHANGES = ("all_to_all", "rotated")
@@ -163,7 +162,7 @@ class OkTopk(top_k.TopKScheme):
         )
 
     def __call__(self, x, state, wire):
-        self.check_state(state, OkTopkState)
+        base.check_state(self, state, OkTopkState)
         if len(state.starts) != wire.ranks:
             raise StateError(
                 f"the state of OkTopk was made for {len(state.starts)} ranks, and there "
@@ -265,20 +264,22 @@ class OkTopk(top_k.TopKScheme):
         return region, base.stage_of(sent, jnp.maximum(need / mean, 1))
 
     def forecast(self, load):
+        """Reckons with k elements, spread evenly: in a run its thresholds decide."""
         n = load.ranks
         regions = self.regions(load.size, n)
         dtype = wide(load.dtype)
-        fullest = fullest_part(regions.k, n, regions.width, True, 1.0, n)
+        fullest = fullest_part(regions.k, n, regions.width, sets=n)
         sizes = regions.split_ladder(dtype, self.code)
-        push, turns, room = sent_bytes(sizes, min(regions.room, fullest), n - 1)
+        route = channels.Route(n - 1)
+        push, turns, room = sizes.sent(min(regions.room, fullest), route)
         # Of an all-to-all or a gather each round is n - 1 messages, as in the paper.
         latencies = turns * (n - 1)
         if self.split == "rotated":
-            turns *= gathers.rotated_waits(n, self.bucket)
+            turns *= gathers.rotated_route(n, self.bucket).waits
             latencies = turns
-        fullest = fullest_part(regions.k, n, regions.width, True, 1.0)
+        fullest = fullest_part(regions.k, n, regions.width)
         sizes = regions.gather_ladder(dtype, self.code, self.balance_at)
-        pull, more, _ = sent_bytes(sizes, fullest, n - 1)
+        pull, more, _ = sizes.sent(fullest, route)
         latencies += more * (n - 1) + 2 * agreeing(n)
         return Forecast(push, pull, latencies, room, rounds=turns + more)
 

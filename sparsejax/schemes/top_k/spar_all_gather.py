@@ -106,7 +106,7 @@ def _b_sag(selected, member, h):
     words = member.select(selected.kept[None], count)
     outgoing = selected.then(selected.kept, words, True, selected.stage)
     total, sent = top_k.send_and_add(
-        member.ladder(selected.kept.dtype, teams.least_h),
+        teams.ladder(selected.kept.dtype, member.code, teams.least_h),
         gathers.ring_channel(member.wire, teams.across),
         words,
         top_k.source_of(outgoing.kept[None]),

@@ -40,7 +40,7 @@ from sparsejax.schemes.top_k.spar_reduce_scatter import all_gather, spar_reduce_
 from sparsejax.schemes.top_k.teams import Member, Teams
 from sparsejax.units import bits
 from sparsejax.units.units import wide
-from sparsejax.wire import gathers, index_codes
+from sparsejax.wire import channels, gathers, index_codes
 
 
 BETWEEN = ("auto", "swaps", "gather")
@@ -137,7 +137,7 @@ class SparDL(top_k.TopKScheme):
         return SparDLState(jnp.int32(0), first_h(teams))
 
     def __call__(self, x, state, wire):
-        self.check_state(state, SparDLState)
+        base.check_state(self, state, SparDLState)
         if x.size == 0:
             return base.nothing_to_send(x, state, wire)
         accumulated = x.dense().reshape(-1)
@@ -167,10 +167,10 @@ class SparDL(top_k.TopKScheme):
         return base.Reduced(total.reshape(x.shape), left.reshape(x.shape), state, traffic)
 
     def forecast(self, load):
+        """Of B-SAG the most that it sends: how much is known of its state alone."""
         teams = self.teams_of(load.size, load.ranks)
-        dtype = wide(load.dtype)
-        sizes = teams.blocks.ladder(teams.k, dtype, self.code)
-        block = 4.0 * sizes.rungs[-1].words
+        sizes = teams.ladder(wide(load.dtype), self.code)
+        block, _, _ = sizes.sent(sizes.top, channels.Route(1))
         others = teams.within.size - 1
         hops, rounds = others.bit_length(), (teams.number - 1).bit_length()
         between = rounds if teams.recursive else teams.number - 1

@@ -53,7 +53,7 @@ def spar_reduce_scatter(x: jax.Array, member: Member) -> tuple[jax.Array, base.S
         x = x.reshape(q, blocks.width).at[outgoing].set(left_out, **_APART).reshape(-1)
         incoming = (place + offsets) % q * blocks.width
         x, sent = top_k.send_and_add(
-            member.ladder(x.dtype),
+            member.teams.ladder(x.dtype, member.code),
             gathers.shift_channel(member.wire, ring, distance, bag),
             words,
             top_k.source_of(rows),
@@ -77,7 +77,7 @@ def all_gather(block: jax.Array, member: Member) -> tuple[jax.Array, base.Stage]
     """
     blocks = member.teams.blocks
     total, sent = top_k.send_and_add(
-        member.ladder(block.dtype),
+        member.teams.ladder(block.dtype, member.code),
         gathers.ring_channel(member.wire, member.teams.within),
         bits.pack_all(bits.nonzero(block))[None],
         top_k.source_of(block[None]),

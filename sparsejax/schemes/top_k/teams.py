@@ -39,6 +39,10 @@ class Teams(NamedTuple):
         """The ranks of one place in all teams as a ring."""
         return gathers.Rings(self.within.ranks, self.number, self.within.size)
 
+    def ladder(self, dtype: jnp.dtype, code: str, least: int | None = None) -> Ladder:
+        """The message sizes for selections from blocks."""
+        return self.blocks.ladder(self.k, dtype, code, least)
+
     @property
     def least_h(self) -> int:
         """The least h of B-SAG: enough where no two teams select the same elements."""
@@ -74,8 +78,3 @@ class Member:
     def select(self, rows: jax.Array, k: jax.Array | int | None = None) -> jax.Array:
         """Selects the k largest elements of each block, L if k is None, as packed bits."""
         return top_k.select(rows, self.teams.k if k is None else k, self.seed)
-
-    def ladder(self, dtype: jnp.dtype, least: int | None = None) -> Ladder:
-        """Returns the message sizes for selections from blocks."""
-        teams = self.teams
-        return teams.blocks.ladder(teams.k, dtype, self.code, least)

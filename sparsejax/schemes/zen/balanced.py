@@ -105,12 +105,11 @@ class BalancedParallelism(base.Scheme):
         return owned_rows.add_up(tables, wire.narrowed(self.wire_dtype), self.ownership)
 
     def forecast(self, load):
-        return owners_forecast.forecast(load, self.ownership, self.push_pull)
-
-    def forecast_rows(self, load):
+        if not load.listed:
+            return owners_forecast.forecast(load, self.ownership, self.push_pull)
         if self.ownership.needs_tables:
-            return None
-        return owners_forecast.forecast_rows(load, self.ownership, self.wire_dtype)
+            return super().forecast(load)
+        return owners_forecast.of_rows(load, self.ownership, self.wire_dtype)
 
     @property
     def push_pull(self) -> PushPull:

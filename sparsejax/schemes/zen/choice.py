@@ -75,8 +75,8 @@ class Choice:
         """
         sums = jnp.array(merged(self.wire.ranks), jnp.float32)
         disjoint = jnp.minimum(self.most.astype(jnp.float32) * sums, self.x.shape[0])
-        most_bytes = hierarchy.expected_bytes(self.x, self.wire, disjoint.astype(jnp.int32))
-        expected = hierarchy.expected_bytes(self.x, self.wire, self.counts)
-        dense = self.wire.dense_bytes(self.x.size, self.x.dtype)
+        plan = hierarchy.plan_of(self.x, self.wire)
+        most_bytes = plan.expected_bytes(disjoint.astype(jnp.int32))
+        expected = plan.expected_bytes(self.counts)
         seen = self.curve[0] > 0
-        return seen & (most_bytes < dense) & (expected < self.owner_bytes)
+        return seen & (most_bytes < plan.dense_bytes) & (expected < self.owner_bytes)

@@ -11,12 +11,14 @@ each hop of the last step, and the total at its end: how sums grow, which `Zen` 
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 
 from sparsejax import arguments
 from sparsejax.schemes import base, doubling, row_lists
+from sparsejax.schemes.forecast import agreeing
 from sparsejax.schemes.or_dense import or_dense
 from sparsejax.schemes.zen import growth
 from sparsejax.units import bits
@@ -63,9 +65,9 @@ class HierarchicalCentralization(base.Scheme):
         if n == 1 or x.size == 0:
             return base.nothing_to_send(x, state, wire)
         base.check_units(x)
-        self.check_state(state, jax.Array)
+        base.check_state(self, state, jax.Array)
         wire = wire.narrowed(self.wire_dtype)
-        narrow, double = wire.travelling(x.dtype), self._double(wire)
+        plan = self.plan_of(x, wire)
         named, x = x.flags, x.dense()
         flags = bits.nonzero_units(x)
         if named is not None:
@@ -75,11 +77,10 @@ class HierarchicalCentralization(base.Scheme):
         count = jnp.sum(flags, dtype=jnp.int32)
         most, agreed = wire.maximum(count)
         hops = doubling.hops(n)
-        dense = wire.dense_bytes(x.size, x.dtype)
-        entry_bytes = _messages(n) * double.ladder(x, narrow).bytes(most)
+        entry_bytes = plan.entry_bytes(most)
 
         def sparse(x):
-            return double(x, doubling.AgreedCounts(flags, most))
+            return doubling.add_up(x, wire, plan, doubling.AgreedCounts(flags, most))
 
         def all_reduce(x):
             total, sent = wire.all_reduce(x)
@@ -88,7 +89,7 @@ class HierarchicalCentralization(base.Scheme):
             none = jnp.float32(0)
             return doubling.DoublingResult(total, half, half, none, unseen)
 
-        done = or_dense(wire, entry_bytes, dense, sparse, all_reduce, x)
+        done = or_dense(wire, entry_bytes, plan.dense_bytes, sparse, all_reduce, x)
         done = wire.assume_same(done)
         after = bits.density(done.total)
         before = most.astype(jnp.float32) / x.shape[0]
@@ -96,14 +97,14 @@ class HierarchicalCentralization(base.Scheme):
             done.push,
             done.pull,
             scalars=done.scalars + agreed,
-            dense=dense,
+            dense=plan.dense_bytes,
             before=before,
             after=after,
         )
         seen = jnp.append(done.counts.astype(jnp.float32) / x.shape[0], after)
         seen = wire.same_elsewhere(seen)
         curve = jnp.where(
-            entry_bytes < dense,
+            entry_bytes < plan.dense_bytes,
             growth.measured(seen),
             growth.stretched(state, n, before, seen[-1]),
         )
@@ -113,34 +114,29 @@ class HierarchicalCentralization(base.Scheme):
         """Lists go to all in one round: between two ranks that is the swap."""
         return row_lists.gathered(tables, wire.narrowed(self.wire_dtype))
 
-    def forecast_rows(self, load):
-        return row_lists.forecast(load, self.wire_dtype)
-
     def forecast(self, load):
-        return doubling.forecast(
-            load, self.code, self.ratio, self.wire_dtype, self.switch == "bound"
-        )
+        if load.listed:
+            return row_lists.forecast(load, self.wire_dtype)
+        n, dense = load.ranks, load.all_reduce(self.wire_dtype)
+        like = load.units, load.numbers, load.dtype, self.wire_dtype
+        plan = self._plan(n, *like, dense.bytes)
+        needs = load.fullest or [math.ceil(load.count(k)) for k in doubling.held(n)]
+        if plan.sizes and plan.entry_bytes(needs[0]) >= dense.bytes:
+            return dense
+        told = plan.forecast(needs)
+        # What is known before the first hop is looked for again where hops are a loop.
+        again = plan.sizes[:1] == plan.sizes[1:2]
+        agreed = (len(plan.sizes) + again) * agreeing(n)
+        return told._replace(messages=told.messages + agreed)
 
-    def expected_bytes(self, x: Units, wire: Wire, counts: jax.Array) -> jax.Array:
-        """Bytes that one rank sends where partial sums of arrays like x have `counts`.
-
-        Args:
-            x: The array.
-            wire: The ranks.
-            counts: int32 [hops + 1]: entries before each hop, and in the total.
-        """
-        wire = wire.narrowed(self.wire_dtype)
-        double = self._double(wire)
-        narrow = wire.travelling(x.dtype)
+    def plan_of(self, x: Units, wire: Wire) -> doubling.DoublingPlan:
+        """What one rank would send for arrays like x."""
+        wire, numbers = wire.narrowed(self.wire_dtype), x.size // x.shape[0]
         dense = wire.dense_bytes(x.size, x.dtype)
-        first = double.ladder(x, narrow).bytes(counts[0])
-        sparsely = _messages(wire.ranks) * first < dense
-        return jnp.where(sparsely, double.expected_bytes(x, counts), dense)
+        return self._plan(wire.ranks, x.shape[0], numbers, x.dtype, wire.dtype, dense)
 
-    def _double(self, wire):
-        return doubling.Doubling(wire, self.code, self.ratio, self.switch == "bound")
-
-
-def _messages(n):
-    """Hops, the unfold included."""
-    return doubling.hops(n) + (n & (n - 1) != 0)
+    def _plan(self, n, units, numbers, dtype, wire_dtype, dense):
+        dtypes = doubling.dtypes_of(n, jnp.dtype(dtype), wire_dtype)
+        sizes = tuple(numbers * each.itemsize for each in dtypes)
+        how = dense, self.code, self.ratio, self.switch == "bound"
+        return doubling.DoublingPlan(n, units, sizes, *how)

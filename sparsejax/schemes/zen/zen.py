@@ -128,7 +128,7 @@ class Zen(base.Scheme):
             return base.nothing_to_send(x, state, wire)
         base.check_units(x)
         wire = wire.narrowed(self.wire_dtype)
-        self.check_state(state, ZenState)
+        base.check_state(self, state, ZenState)
 
         if self._choice(n) == "hierarchical":
             done = self._hierarchical(n)(x, state.curve, wire)
@@ -195,21 +195,18 @@ class Zen(base.Scheme):
         return self._gathered if few and ranks * listed <= height else self._balanced
 
     def forecast(self, load):
-        choice = self._choice(load.ranks)
+        if load.listed:
+            return self.for_rows(load.ranks, load.room or 0, load.units).forecast(load)
+        choice, hierarchy = self._choice(load.ranks), self._hierarchical(load.ranks)
+        if choice == "hierarchical":
+            return hierarchy.forecast(load)
         balanced = self._balanced.forecast(load)
         if choice == "balanced":
             return balanced
         if choice == "soonest":
             gathered = self._gathered.forecast(load)
             return gathered if gathered.bytes < balanced.bytes + ladder.ROUND else balanced
-        hierarchical = self._hierarchical(load.ranks).forecast(load)
-        if choice == "hierarchical":
-            return hierarchical
-        return min(balanced, hierarchical, key=lambda told: told.bytes)
-
-    def forecast_rows(self, load):
-        listed = load.room or 0
-        return self.for_rows(load.ranks, listed, load.units).forecast_rows(load)
+        return min(balanced, hierarchy.forecast(load), key=lambda told: told.bytes)
 
     def candidates(self, ranks: int) -> tuple[type[base.Scheme], ...]:
         """The schemes between which it chooses on `ranks` ranks: all of them compiled."""

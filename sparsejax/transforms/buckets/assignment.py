@@ -18,7 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from sparsejax.errors import RuleError
-from sparsejax.schemes import AllReduce
+from sparsejax.schemes import AllReduce, PowerSGD
 from sparsejax.schemes.base import MOST_UNITS, Scheme
 from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket
@@ -261,13 +261,13 @@ class ByRules(Assignment):
                 f"a rule gives leaf {path!r} the unit 'row', but it has shape "
                 f"{list(leaf.shape)}: rows need two axes. Use 'element'."
             )
-        if scheme is not None and not scheme.suits(leaf.shape):
+        if scheme is not None and not _suits(scheme, leaf):
             raise RuleError(
                 f"a rule gives leaf {path!r}, of shape {list(leaf.shape)}, the scheme "
                 f"{scheme!r}, which would send more of it than a dense sum. Leave the rule "
                 "out: such leaves are summed densely."
             )
-        worth = self._is_meant(path, leaf) and self.scheme.suits(leaf.shape)
+        worth = self._is_meant(path, leaf) and _suits(self.scheme, leaf)
         scheme = scheme or (self.scheme if worth else self._dense())
         if scheme.unit is not None:
             if unit is not None and unit != scheme.unit:
@@ -314,6 +314,11 @@ class ByTables(ByRules):
     def _is_meant(self, path, leaf):
         is_table = leaf.ndim == 2 and _EMBEDDING.search(path)
         return bool(is_table) and super()._is_meant(path, leaf)
+
+
+def _suits(scheme, leaf):
+    """Whether a leaf is worth its scheme: two factors may be larger than their product."""
+    return not isinstance(scheme, PowerSGD) or scheme.suits(leaf.shape)
 
 
 def _bucket(scheme, shape, indices, paths, leaves):

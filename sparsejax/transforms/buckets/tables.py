@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from sparsejax.schemes import AllReduce
-from sparsejax.schemes.base import Scheme
+from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.schemes.forecast import Load, merged
 from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket
@@ -94,12 +94,12 @@ def worth_listing(
 def _saved(table, scheme, ranks, inner):
     """Bytes that a rank sends less for lists of rows than for the dense sum."""
     height, numbers = table.shape[0], math.prod(table.shape[1:])
-    if not table.listed or not height * numbers:
+    is_given_rows = table.listed and not isinstance(scheme, LossyScheme)
+    if not is_given_rows or not height * numbers:
         return 0.0
     counts = tuple(float(min(n * table.listed, height)) for n in merged(ranks))
     dtype = str(jnp.dtype(table.dtype))
-    load = Load(ranks, height, numbers, dtype, counts, room=table.listed)
-    lists = scheme.forecast_rows(load.across(inner) if inner > 1 else load)
+    load = Load(ranks, height, numbers, dtype, counts, room=table.listed, listed=True)
+    lists = scheme.forecast(load.across(inner) if inner > 1 else load)
     dense = load.part(inner) if inner > 1 else load
-    wire_dtype = getattr(scheme, "wire_dtype", None)
-    return 0.0 if lists is None else dense.all_reduce(wire_dtype).bytes - lists.bytes
+    return dense.all_reduce(scheme.wire_dtype).bytes - lists.bytes

@@ -17,6 +17,7 @@ from sparsejax.units import bits
 from sparsejax.units.dense import Dense
 from sparsejax.units.ownership import StripedHash
 from sparsejax.wire import ladder
+from sparsejax.wire.channels import Route
 from tests import helpers
 from tests.bench.papers.test_optimal_schemes import DENSITIES, OVERLAPS, RANKS, SKEWS, draw
 
@@ -214,8 +215,8 @@ def bytes_sent(n, sets):
     steps = ladder.ladder(layout.width, 4, n)
     push = max(np.bincount(parts[row], minlength=n).max() for row in sets)
     pull = np.bincount(parts[sets.any(0)], minlength=n).max()
-    pushed = ladder.sent_bytes(steps, int(push), n - 1)[0]
-    pulled = ladder.sent_bytes(steps, int(pull), n - 1)[0]
+    pushed = steps.sent(int(push), Route(n - 1))[0]
+    pulled = steps.sent(int(pull), Route(n - 1))[0]
     whole = (n - 1) * layout.width * 4
     balanced = min(pushed + min(pulled, whole), dense)
     if pushed + whole >= dense:
@@ -224,10 +225,10 @@ def bytes_sent(n, sets):
     hops, held = [], sets
     while len(held) > 1:
         most = int(held.sum(1).max())
-        hops.append(min(ladder.sent_bytes(swap, most, 1)[0], 4 * SIZE))
+        hops.append(min(swap.sent(most, Route(1))[0], 4 * SIZE))
         held = held[0::2] | held[1::2]
     hierarchical = sum(hops)
-    first = ladder.sent_bytes(swap, int(sets.sum(1).max()), 1)[0]
+    first = swap.sent(int(sets.sum(1).max()), Route(1))[0]
     if len(hops) * first >= dense:
         hierarchical = dense
     return {"balanced": balanced, "hierarchical": hierarchical}
