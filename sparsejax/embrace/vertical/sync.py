@@ -11,7 +11,7 @@ import optax
 from sparsejax import arguments, axes, errors, schemes
 from sparsejax.axes import AxisName
 from sparsejax.embrace.column_table import ColumnTable, Unsent
-from sparsejax.embrace.exchange import pieces
+from sparsejax.embrace.exchange import TableLists
 from sparsejax.embrace.vertical import sending
 from sparsejax.embrace.vertical.split import Chosen, among, split
 from sparsejax.errors import ArgumentError
@@ -249,7 +249,7 @@ class TableUpdate:
         rows = [own.rows.value[0] for own in self.held]
         # As profiles, and compiled programs, name what is sent.
         with jax.named_scope("delayed rows"):
-            late, of_late = sending.columns_of(wire, rows)
+            late, of_late, _ = sending.columns_of(wire, rows)
         with jax.named_scope("next ids"):
             coming, of_ids = self._gathered(next_ids)
         now, waiting = [], []
@@ -264,7 +264,7 @@ class TableUpdate:
         ]
         with jax.named_scope("prior rows"):
             counts = [x.counts for x in now]
-            prior, of_prior, agreed = sending.columns_of_some(wire, mine, counts)
+            prior, of_prior, agreed = sending.columns_of(wire, mine, counts)
         nodes, pending = [], {}
         for at, (path, table) in enumerate(zip(self.paths, self.tables, strict=True)):
             both = LateRowGrads.of(
@@ -299,10 +299,7 @@ class TableUpdate:
             ids = jnp.where(ids < 0, ids + height, ids)
             lists.append(merged(ids, height).ids[: min(ids.size, height)])
         lists = self.wire.per_rank(lists)
-        if not sum(x.size for x in lists):
-            return lists, 0.0
-        every, sent = self.wire.all_gather(jnp.concatenate(lists))
-        return pieces(every, [x.size for x in lists]), sent
+        return TableLists.of(self.wire, [x.size for x in lists]).gathered(lists, 0)
 
     def _arrived(self, ids, rows, at):
         """Rows of all ranks as one gradient of this rank's columns."""
