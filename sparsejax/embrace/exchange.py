@@ -43,20 +43,21 @@ class TableLists:
         different = list(dict.fromkeys(map(tuple, lengths)))
         return cls(wire, different[-1:] if wire.ranks == 1 else different)
 
+    def number(self, found: Sequence[jax.Array]) -> jax.Array:
+        """The number of the smallest size that holds so many entries of each table."""
+        sizes = map(Sizes, zip(*self.lengths, strict=True))
+        pairs = zip(sizes, self.wire.per_rank(found), strict=True)
+        return jnp.max(jnp.stack([each.number(count) for each, count in pairs]))
+
     def agreed(self, found: Sequence[jax.Array]) -> tuple[Any, float]:
-        """The number of the smallest size that fits on all ranks, and the bytes for it.
+        """`number` for the rank that has most, and the bytes for it.
 
         Args:
             found: int32, how many entries of each table this rank has.
         """
         if len(self.lengths) == 1:
             return 0, 0.0
-        sizes = map(Sizes, zip(*self.lengths, strict=True))
-        numbers = [
-            each.number(count)
-            for each, count in zip(sizes, self.wire.per_rank(found), strict=True)
-        ]
-        return self.wire.maximum(jnp.max(jnp.stack(numbers)))
+        return self.wire.maximum(self.number(found))
 
     def gathered(
         self, ids: Sequence[jax.Array], number: Any
@@ -65,7 +66,7 @@ class TableLists:
 
         Args:
             ids: int32 [room] of each table.
-            number: That of a size, from `agreed`.
+            number: That of a size, equal on all ranks.
         """
         lists = [x[None] for x in ids]
         # What stands past the end of a shorter list is a row of no table.
@@ -78,7 +79,7 @@ class TableLists:
 
         Args:
             columns: [n, room, columns] of each table.
-            number: That of a size, from `agreed`.
+            number: That of a size, equal on all ranks.
 
         Returns:
             [room, n * columns] of each table, for this rank's ids, and the bytes sent.
@@ -107,7 +108,7 @@ class TableLists:
         Args:
             channel: Where messages go.
             lists: [messages, room, ...] of each table, of any dtypes.
-            number: That of a size, from `agreed`.
+            number: That of a size, equal on all ranks.
             fill: What stands past the end of a shorter list.
 
         Returns:

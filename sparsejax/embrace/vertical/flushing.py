@@ -85,7 +85,7 @@ def _sent(params, state):
     for path, x in zip(paths, own, strict=True):
         height, columns = pairs[path].value.shape
         x.check(path, wire.ranks, (height, columns * wire.ranks))
-    received, *_ = sending.columns_of(wire, [x.rows.value[0] for x in own])
+    received, _ = sending.columns_of(wire, [x.rows.value[0] for x in own])
     late, emptied = {}, {}
     mean = state.tables.inner.reduction.mean
     for path, x, rows in zip(paths, own, received, strict=True):

@@ -1,9 +1,9 @@
 """Columns of whole rows to who holds them, of several tables in one exchange.
 
 On the wire: an all_to_all. Prior rows are as many as they are in a step, and a list has
-room for all that a rank has read: a pmax of a number chooses one of eight lengths, in
-sixteenths of the room. Delayed rows travel in lists of one length, without a choice: on
-GPUs XLA overlaps with nothing what is inside one.
+room for all that a rank has read: it has one of eight lengths, in sixteenths of the room,
+which all ranks know from the ids that they have gathered. Delayed rows travel in lists of
+one length, without a choice: on GPUs XLA overlaps with nothing what is inside one.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 def columns_of(
     wire: Wire, rows: Sequence[jax.Array], counts: Sequence[jax.Array] | None = None
-) -> tuple[list[jax.Array], jax.Array, float]:
+) -> tuple[list[jax.Array], jax.Array]:
     """Sends each rank its columns of this rank's rows.
 
     Args:
@@ -32,15 +32,16 @@ def columns_of(
             rank has, on all ranks; lists are sent whole if None.
 
     Returns:
-        [n, room, columns] of each table, the rows of all ranks, zeros after the last; the
-        bytes sent, and those for the choice of a length.
+        [n, room, columns] of each table, the rows of all ranks, zeros after the last; and
+        the bytes sent.
     """
     parts = _LENGTHS[-1:] if counts is None else _LENGTHS
     lengths = [[-(-len(x) * part // 16) for x in rows] for part in parts]
     lists = TableLists.of(wire, *lengths)
-    most = [] if counts is None else [jnp.max(count) for count in counts]
-    number, agreed = lists.agreed(most)
+    number = 0
+    if counts is not None:
+        number = wire.assume_same(lists.number([jnp.max(count) for count in counts]))
+        number = wire.same_elsewhere(number)
     n = wire.ranks
     split = [x.reshape(len(x), n, x.shape[1] // n) for x in rows]
-    columns = [jnp.moveaxis(x, 1, 0) for x in split]
-    return *lists.sent(push(wire), columns, number), agreed
+    return lists.sent(push(wire), [jnp.moveaxis(x, 1, 0) for x in split], number)

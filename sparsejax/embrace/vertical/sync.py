@@ -249,7 +249,7 @@ class TableUpdate:
         rows = [own.rows.value[0] for own in self.held]
         # As profiles, and compiled programs, name what is sent.
         with jax.named_scope("delayed rows"):
-            late, of_late, _ = sending.columns_of(wire, rows)
+            late, of_late = sending.columns_of(wire, rows)
         with jax.named_scope("next ids"):
             coming, of_ids = self._gathered(next_ids)
         now, waiting = [], []
@@ -264,7 +264,7 @@ class TableUpdate:
         ]
         with jax.named_scope("prior rows"):
             counts = [x.counts for x in now]
-            prior, of_prior, agreed = sending.columns_of(wire, mine, counts)
+            prior, of_prior = sending.columns_of(wire, mine, counts)
         nodes, pending = [], {}
         for at, (path, table) in enumerate(zip(self.paths, self.tables, strict=True)):
             both = LateRowGrads.of(
@@ -278,9 +278,9 @@ class TableUpdate:
             for ids, own, height in zip(self.ids, self.held, self.heights, strict=True)
         ]
         traffic = [
-            self._traffic(of_ids, None, 0.0),
-            self._traffic(of_prior, counts, agreed),
-            self._traffic(of_late, self._of_held(), 0.0),
+            self._traffic(of_ids, None),
+            self._traffic(of_prior, counts),
+            self._traffic(of_late, self._of_held()),
         ]
         state = self.state._replace(
             pending=pending,
@@ -317,13 +317,12 @@ class TableUpdate:
     def _of_held(self):
         return [jnp.sum(own.ids < own.height, axis=1, dtype=jnp.int32) for own in self.held]
 
-    def _traffic(self, sent, counts, agreed):
+    def _traffic(self, sent, counts):
         """What was sent: of rows their numbers on the rank that has most.
 
         Args:
             sent: The bytes.
             counts: int32 [n] of each table; None for ids.
-            agreed: The bytes by which ranks agree.
         """
         one, none = jnp.float32(1), jnp.float32(0)
         sent, n = jnp.float32(sent), self.wire.ranks
@@ -345,7 +344,7 @@ class TableUpdate:
         return Traffic(
             Stage(sent, sum(each, none), one, one),
             Stage(none, none, none, one),
-            jnp.float32(agreed),
+            none,
             jnp.float32(dense),
             density,
             density,
