@@ -16,7 +16,7 @@ from pallas_kernels.reference.ordered import add_repeated
 from sparsejax import arguments
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.embrace.column_table import ColumnTable
-from sparsejax.embrace.exchange import ColumnExchange
+from sparsejax.embrace.exchange import TableLists
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.lookup import lookup
 from sparsejax.schemes.base import Stage, Traffic
@@ -92,16 +92,18 @@ def column_lookup(
     wire = Wire.over(reads[0].table.axis_name, call)
     shards = [read.table.columns_on(wire.ranks, read.name) for read in reads]
     lists = [_IdList.of(read, mode or "fill", wire) for read in reads]
-    exchange = ColumnExchange(wire, [each.room for each in lists], [r.room for r in reads])
-    fits, agreed = exchange.fits([each.merge.found for each in lists])
-    wanted, of_ids = exchange.gathered([each.wanted for each in lists], fits)
+    rooms = [each.room for each in lists]
+    short = [min(room, read.room or room) for room, read in zip(rooms, reads, strict=True)]
+    exchange = TableLists.of(wire, short, rooms)
+    number, agreed = exchange.agreed([each.merge.found for each in lists])
+    wanted, of_ids = exchange.gathered([each.wanted for each in lists], number)
     columns = [
         lookup(shard, ids.reshape(-1), mode="fill", fill_value=0).reshape(
             *ids.shape, shard.shape[1]
         )
         for shard, ids in zip(shards, wanted, strict=True)
     ]
-    vectors, of_rows = exchange.exchanged(wire.per_rank(columns), fits)
+    vectors, of_rows = exchange.exchanged(columns, number)
     made = [
         each.vectors(each.tapped(x, read)[:, : read.table.dim], read, fill_value)
         for each, x, read in zip(lists, vectors, reads, strict=True)

@@ -1,126 +1,151 @@
-"""The exchange of a lookup: ids to all ranks, and columns of rows to who wants them.
+"""Lists of several tables in one message: ids to all ranks, or columns to who wants them.
 
-On the wire: an all_gather of ids, and an all_to_all of columns, which JAX differentiates
-into another. Where lists may be shorter than they have to be, one pmax of a number first,
-by which all ranks decide the same.
+A list has room for all that it may have to hold, and holds less as a rule, so lists are cut
+to one of a few lengths each: a message has one of a few sizes, on which all ranks agree.
+
+On the wire: an all_gather of ids, or an all_to_all of columns, of all tables whatever their
+dtypes. Where there are several sizes, one pmax of a number first.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from sparsejax import axes
+from sparsejax.axes import as_varying, at_number, varying_axes
+from sparsejax.units import bits
 from sparsejax.wire import Wire
+from sparsejax.wire.channels import Channel, pull, push
+from sparsejax.wire.sizes import Sizes
 
 
 @dataclasses.dataclass(frozen=True)
-class ColumnExchange:
-    """One exchange for several tables.
+class TableLists:
+    """How lists of several tables travel together.
 
     Attributes:
         wire: The ranks.
-        rooms: How many distinct ids of each table a rank may have.
-        capacities: How many it has as a rule, or None.
+        lengths: Of each size, how long the list of each table is, ascending; the last are
+            their rooms.
     """
 
     wire: Wire
-    rooms: Sequence[int]
-    capacities: Sequence[int | None]
+    lengths: Sequence[Sequence[int]]
 
-    @property
-    def short(self) -> list[int]:
-        """The lengths of the lists where they fit."""
-        pairs = zip(self.rooms, self.capacities, strict=True)
-        return [room if most is None else min(room, most) for room, most in pairs]
+    @classmethod
+    def of(cls, wire: Wire, *lengths: Sequence[int]) -> "TableLists":
+        """Those of the sizes that differ; the last alone where there is nobody to tell."""
+        different = list(dict.fromkeys(map(tuple, lengths)))
+        return cls(wire, different[-1:] if wire.ranks == 1 else different)
 
-    def fits(self, found: list[jax.Array]) -> tuple[jax.Array | None, float]:
-        """Whether the ids of all ranks fit into the shorter lists, and the bytes for it.
+    def number(self, found: Sequence[jax.Array]) -> jax.Array:
+        """The number of the smallest size that holds so many entries of each table."""
+        sizes = map(Sizes, zip(*self.lengths, strict=True))
+        pairs = zip(sizes, self.wire.per_rank(found), strict=True)
+        return jnp.max(jnp.stack([each.number(count) for each, count in pairs]))
 
-        None where no list would be shorter.
+    def agreed(self, found: Sequence[jax.Array]) -> tuple[Any, float]:
+        """`number` for the rank that has most, and the bytes for it.
+
+        Args:
+            found: int32, how many entries of each table this rank has.
         """
-        if self.short == list(self.rooms):
-            return None, 0.0
-        pairs = zip(self.wire.per_rank(found), self.short, strict=True)
-        over = jnp.max(jnp.stack([count - most for count, most in pairs]))
-        most, sent = self.wire.maximum(over)
-        return most <= 0, sent
+        if len(self.lengths) == 1:
+            return 0, 0.0
+        return self.wire.maximum(self.number(found))
 
     def gathered(
-        self, lists: list[jax.Array], fits: jax.Array | None
-    ) -> tuple[list[jax.Array], Any]:
-        """The ids that all ranks want of each table, [n, room], and the bytes sent."""
+        self, ids: Sequence[jax.Array], number: Any
+    ) -> tuple[list[jax.Array], jax.Array]:
+        """The ids that all ranks want of each table, [n, room], and the bytes sent.
 
-        def gather(*lists):
-            joined, sent = self.wire.all_gather(jnp.concatenate(lists))
-            return pieces(joined, [x.size for x in lists]), sent
-
-        if not any(self.rooms):
-            return [jnp.zeros((self.wire.ranks, 0), jnp.int32) for _ in lists], 0.0
+        Args:
+            ids: int32 [room] of each table.
+            number: That of a size, equal on all ranks.
+        """
+        lists = [x[None] for x in ids]
         # What stands past the end of a shorter list is a row of no table.
-        return self._sent(gather, lists, fits, axis=0, empty=np.int32(2**31 - 1))
+        return self.sent(pull(self.wire), lists, number, fill=2**31 - 1)
 
     def exchanged(
-        self, columns: list[jax.Array], fits: jax.Array | None
-    ) -> tuple[list[jax.Array], Any]:
+        self, columns: Sequence[jax.Array], number: Any
+    ) -> tuple[list[jax.Array], jax.Array]:
         """From columns of the rows that each rank wants to whole vectors.
 
         Args:
             columns: [n, room, columns] of each table.
-            fits: As `fits` returns it.
+            number: That of a size, equal on all ranks.
 
         Returns:
             [room, n * columns] of each table, for this rank's ids, and the bytes sent.
         """
+        channel = push(self.wire)
 
-        def exchange(*columns):
-            flat = [x.reshape(len(x), x.shape[1] * x.shape[2]) for x in columns]
-            received, sent = self.wire.all_to_all(jnp.concatenate(flat, axis=1))
-            parts = pieces(received, [x.shape[1] for x in flat])
-            pairs = zip(parts, columns, strict=True)
-            return [x.reshape(y.shape) for x, y in pairs], sent
+        # Bits have no gradient: that of what is received goes back as it came.
+        @jax.custom_vjp
+        def exchange(number, *columns):
+            return self.sent(channel, columns, number)
 
-        parts, sent = columns, 0.0
-        if any(self.rooms):
-            parts, sent = self._sent(exchange, columns, fits, axis=1, empty=0)
+        def back(number, g):
+            return None, *exchange(number, *g[0])[0]
+
+        exchange.defvjp(lambda number, *x: (exchange(number, *x), number), back)
+        axes = frozenset[str]().union(*map(varying_axes, columns))
+        parts, sent = exchange(number, *as_varying(self.wire.per_rank(columns), axes))
         whole = lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], len(x) * x.shape[2])
         return [whole(x) for x in parts], sent
 
-    def _sent(
-        self,
-        send: Callable[..., Any],
-        arrays: list[jax.Array],
-        fits: jax.Array | None,
-        axis: int,
-        empty: Any,
-    ):
-        """What is received for arrays, which are cut where that leaves nothing out."""
-        if fits is None:
-            return send(*arrays)
+    def sent(
+        self, channel: Channel, lists: Sequence[jax.Array], number: Any, fill: int = 0
+    ) -> tuple[list[jax.Array], jax.Array]:
+        """Sends the beginnings of lists.
 
-        def shorter(*arrays):
-            pairs = zip(arrays, self.short, strict=True)
-            cut = [jax.lax.slice_in_dim(x, 0, k, axis=axis) for x, k in pairs]
-            received, sent = send(*cut)
-            pairs = zip(received, self.rooms, strict=True)
-            return [_filled_up(x, room, empty) for x, room in pairs], jnp.float32(sent)
+        Args:
+            channel: Where messages go.
+            lists: [messages, room, ...] of each table, of any dtypes.
+            number: That of a size, equal on all ranks.
+            fill: What stands past the end of a shorter list.
 
-        def longer(*arrays):
-            received, sent = send(*arrays)
-            return received, jnp.float32(sent)
+        Returns:
+            [sources, room, ...] of each table, and the bytes sent.
+        """
+        if not any(self.lengths[-1]):
+            of_all = [jnp.repeat(x[:1], channel.sources, axis=0) for x in lists]
+            return [channel.received(x) for x in of_all], jnp.float32(0)
+        # Each size cuts for itself: a message of all that there is room for, of which
+        # `send_heads` takes the beginning, would cost more than what is sent.
+        senders = [_sender(channel, lengths, fill) for lengths in self.lengths]
+        received = lax.switch(number, senders, *lists)
+        rows = [math.prod(x.shape[2:]) * x.dtype.itemsize for x in lists]
+        words = [
+            sum(-(-k * row // 4) for k, row in zip(lengths, rows, strict=True))
+            for lengths in self.lengths
+        ]
+        sent = jnp.array([channel.route.bytes(size) for size in words], jnp.float32)
+        return [channel.received(x) for x in received], at_number(sent, number)
 
-        return axes.cond(fits, shorter, longer, *arrays)
 
+def _sender(channel: Channel, lengths: Sequence[int], fill: int) -> Callable[..., Any]:
+    """A branch that sends so many of each list, as one message uint32 [messages, words]."""
 
-def pieces(x: jax.Array, lengths: Sequence[int]) -> list[jax.Array]:
-    """[n, sum of lengths] as an array of each length."""
-    return jnp.split(x, np.cumsum(lengths)[:-1], axis=1)
+    def send(*lists):
+        cut = [x[:, :k] for x, k in zip(lists, lengths, strict=True)]
+        flat = [bits.words_of(x.reshape(len(x), -1)) for x in cut]
+        ends = np.cumsum([x.shape[1] for x in flat])
+        received = channel.send(jnp.concatenate(flat, axis=1))
+        arrived = []
+        pieces = jnp.split(received, ends[:-1], axis=1)
+        for piece, x, whole in zip(pieces, cut, lists, strict=True):
+            numbers = math.prod(x.shape[1:])
+            piece = bits.rows_of(piece, x.dtype, numbers)
+            piece = piece.reshape(channel.sources, *x.shape[1:])
+            edges = [(0, 0), (0, whole.shape[1] - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
+            arrived.append(jnp.pad(piece, edges, constant_values=fill))
+        return arrived
 
-
-def _filled_up(x, room, empty):
-    """[n, k, ...] as [n, room, ...]."""
-    pads = [(0, 0), (0, room - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
-    return jnp.pad(x, pads, constant_values=empty)
+    return send

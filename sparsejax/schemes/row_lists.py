@@ -31,6 +31,7 @@ from sparsejax.axes import as_varying, at_number, together, varying_axes
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.forecast import Forecast, Load, agreeing
+from sparsejax.units import bits
 from sparsejax.units.indices import MOST_NUMBERED
 from sparsejax.units.merging import merge, union
 from sparsejax.units.row_grads import RowGrads
@@ -214,13 +215,7 @@ class Lists:
 
     def _to_words(self, slots, values):
         """Messages uint32 [messages, room * row_words]: every slot followed by its row."""
-        values = values.astype(self.dtype)
-        size = self.dtype.itemsize
-        if size < 4:
-            values = jnp.pad(values, [(0, 0), (0, 0), (0, values.shape[2] % 2)])
-            values = values.reshape(*values.shape[:2], -1, 4 // size)
-        words = lax.bitcast_convert_type(values, jnp.uint32)
-        words = words.reshape(*slots.shape, -1)
+        words = bits.words_of(values.astype(self.dtype))
         slots = lax.bitcast_convert_type(slots, jnp.uint32)[..., None]
         return jnp.concatenate([slots, words], axis=-1).reshape(len(slots), -1)
 
@@ -228,11 +223,7 @@ class Lists:
         """Inverse of `_to_words`."""
         words = words.reshape(len(words), room, self.row_words)
         slots = lax.bitcast_convert_type(words[..., 0], jnp.int32)
-        words = words[..., 1:]
-        if self.dtype.itemsize > 4:
-            words = words.reshape(*words.shape[:2], -1, self.dtype.itemsize // 4)
-        values = lax.bitcast_convert_type(words, self.dtype)
-        return slots, values.reshape(*slots.shape, -1)[..., : self.numbers]
+        return slots, bits.rows_of(words[..., 1:], self.dtype, self.numbers)
 
 
 def gathered(

@@ -108,6 +108,26 @@ def of_words(words: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return lax.bitcast_convert_type(words, dtype)
 
 
+def words_of(rows: jax.Array) -> jax.Array:
+    """Rows [..., numbers] of any width as uint32 [..., words], padded with zeros."""
+    *shape, numbers = rows.shape
+    each = max(4 // rows.dtype.itemsize, 1)
+    if each > 1:
+        edges = [(0, 0)] * len(shape) + [(0, -numbers % each)]
+        rows = jnp.pad(rows, edges).reshape(*shape, -(-numbers // each), each)
+    words = lax.bitcast_convert_type(rows, jnp.uint32)
+    return words.reshape(*shape, -(-numbers * rows.dtype.itemsize // 4))
+
+
+def rows_of(words: jax.Array, dtype: jnp.dtype, numbers: int) -> jax.Array:
+    """Inverse of `words_of`."""
+    *shape, count = words.shape
+    if dtype.itemsize > 4:
+        words = words.reshape(*shape, numbers, dtype.itemsize // 4)
+    rows = lax.bitcast_convert_type(words, dtype)
+    return rows.reshape(*shape, count * 4 // dtype.itemsize)[..., :numbers]
+
+
 def low_ones(count: jax.Array) -> jax.Array:
     """Words whose lowest `count` bits are set; none below 0, all above 32."""
     inside = jnp.clip(count, 0, WORD - 1).astype(jnp.uint32)

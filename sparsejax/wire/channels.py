@@ -81,7 +81,7 @@ def push(wire: Wire) -> Channel:
     def exchange(x):
         me = wire.rank
         other = lax.dynamic_slice_in_dim(x, 1 - me, 1)
-        return lax.dynamic_update_slice(x, _swapped(other, wire), (1 - me, 0))
+        return lax.dynamic_update_slice_in_dim(x, _swapped(other, wire), 1 - me, 0)
 
     def send(x):
         is_long = byte_count(x) >= 2 * _LONG

@@ -181,13 +181,14 @@ def sent(n, capacity=None):
 
 def test_several_tables_are_one_exchange_there_and_one_back():
     seen, step, given = sent(4)
-    assert [one.name for one in seen] == ["all_gather", "all_to_all", "all_to_all"]
+    # On CPUs few ids go as an all-to-all of copies.
+    assert [one.name for one in seen] == ["all_to_all"] * 3
     _, _, traffic = run(4)
     total = sum(helpers.sent_bytes(one, 4) for one in seen)
     assert traffic.wire == pytest.approx(total)
     text = step.lower(*given).compile().as_text()
-    assert text.count(" all-to-all(") == 2
-    assert text.count(" all-gather(") == 1
+    assert text.count(" all-to-all(") == 3
+    assert text.count(" all-gather(") == 0
 
 
 def test_a_capacity_sends_less_where_ids_fit_and_nothing_else_changes():
@@ -207,13 +208,8 @@ def test_a_capacity_sends_less_where_ids_fit_and_nothing_else_changes():
         assert traffic.wire == pytest.approx(want + 4)
         assert traffic.payload == before.payload
     paths = [one.path for one in sent(n, capacity)[0] if one.name == "all_to_all"]
-    # One of two that are compiled runs, there and back.
-    assert sorted(path[-1] for path in paths) == [
-        "cond[0]",
-        "cond[0]",
-        "cond[1]",
-        "cond[1]",
-    ]
+    # One of two that are compiled runs, of ids, and of columns there and back.
+    assert sorted(path[-1] for path in paths) == ["cond[0]"] * 3 + ["cond[1]"] * 3
 
 
 def one_by_one(fn, n, *args):

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 import sparsejax
 from sparsejax import rows
 from sparsejax.embrace import lookahead, rows_held
-from sparsejax.embrace.vertical.sending import columns_of_some
+from sparsejax.embrace.vertical.sending import columns_of
 from sparsejax.embrace.vertical.split import Chosen, split
 from sparsejax.errors import ArgumentError, UntoldBatchWarning
 from sparsejax.state import pending
@@ -86,9 +86,13 @@ def test_it_is_training_without_a_schedule(n, exact, delayed):
 
 
 def of_ranks(program):
-    """The program of a rank: the body of the one `shard_map`, with its inputs."""
+    """The program of a rank, the body of the one `shard_map`, and its inputs.
+
+    Arrays that are known when it is traced are inputs of the body as well, before these.
+    """
     (eqn,) = (x for x in program.jaxpr.eqns if x.primitive.name == "shard_map")
-    return eqn.params["jaxpr"]
+    body = eqn.params["jaxpr"]
+    return body, body.invars[-len(program.jaxpr.invars) :]
 
 
 def test_nothing_waits_for_delayed_rows_and_they_wait_for_nothing():
@@ -98,27 +102,27 @@ def test_nothing_waits_for_delayed_rows_and_they_wait_for_nothing():
     state = trainer.init(params(n, sharded=True))
     step, batch = trainer.compiled(state, has_next=True), batch_of(0, n)
     (call,) = jax.make_jaxpr(step)(state, batch, batch).jaxpr.eqns
-    jaxpr = of_ranks(call.params["jaxpr"])
     names = [jax.tree_util.keystr(k) for k, _ in jax.tree_util.tree_leaves_with_path(state)]
-    held = {v for v, name in zip(jaxpr.invars, names, strict=False) if "pending" in name}
+    jaxpr, inputs = of_ranks(call.params["jaxpr"])
+    held = {v for v, name in zip(inputs, names, strict=False) if "pending" in name}
     assert len(held) == 9  # ids, rows and the number of ranks of each table
-    others = {*jaxpr.invars} - held
+    others = {*inputs} - held
     from_held, from_others, sent = set(held), set(others), []
     for eqn in jaxpr.eqns:
         given = {v for v in eqn.invars if not hasattr(v, "val")}
         late, now = bool(given & from_held), bool(given & from_others)
         from_held |= set(eqn.outvars) if late else set()
         from_others |= set(eqn.outvars) if now else set()
-        if "all_to_all" in eqn.primitive.name:
+        if "all_to_all" in str(eqn):
             sent.append((late, now))
     loss = jaxpr.outvars[-1]
     assert loss in from_others
     assert loss not in from_held
-    # Vectors of the lookups, and delayed rows; prior rows are in lists of seven lengths, of
-    # which one is taken, and the next batch only has its ids gathered.
-    assert sorted(sent) == [(False, True), (True, False)]
+    # Ids and vectors of the lookups, ids of the next batch, prior rows, and delayed ones;
+    # prior rows are in lists of seven lengths, of which one is taken.
+    assert sorted(sent) == [(False, True)] * 4 + [(True, False)]
     kinds = [x.name for x in helpers.collectives(jaxpr)]
-    assert (kinds.count("all_to_all"), kinds.count("all_gather")) == (2 + 7, 2)
+    assert (kinds.count("all_to_all"), kinds.count("all_gather")) == (4 + 7, 0)
 
 
 def test_prior_rows_are_sent_in_one_of_eight_lengths():
@@ -128,7 +132,7 @@ def test_prior_rows_are_sent_in_one_of_eight_lengths():
     def send(count):
         rows = jnp.ones((room, 2 * columns))
         counts = [helpers.WIRE.all_gather(count)[0]]
-        received, sent, _ = columns_of_some(helpers.WIRE, [rows], counts)
+        received, sent = columns_of(helpers.WIRE, [rows], counts)
         return received[0], sent
 
     run = helpers.ranked(send, 2)
@@ -139,6 +143,23 @@ def test_prior_rows_are_sent_in_one_of_eight_lengths():
         assert received.shape == (2, 2, room, columns)
         assert (received[:, :, :length] == 1).all()
         assert not received[:, :, length:].any()
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_rows_of_tables_of_all_dtypes_are_one_message(n):
+    """As bytes, and in whole words, whatever the rows have."""
+    shapes = (7, 3, "bfloat16"), (5, 1, "float16"), (0, 2, "float32"), (4, 2, "float32")
+    rows, want, rng = [], [], np.random.default_rng(n)
+    for room, columns, name in shapes:
+        rows.append(rng.normal(size=(n, room, n * columns)).astype(jnp.dtype(name)))
+        want.append(np.moveaxis(rows[-1].reshape(n, room, n, columns), 2, 0))
+    send = lambda rows: columns_of(helpers.WIRE, rows)
+    received, sent = helpers.run_ranks(send, rows, n)
+    for found, expected in zip(received, want, strict=True):
+        assert found.tobytes() == expected.tobytes()
+    np.testing.assert_array_equal(sent, (n - 1) * 4 * (11 + 3 + 0 + 8))
+    (one,) = helpers.traced_collectives(send, rows, n)
+    assert helpers.sent_bytes(one, n) == sent[0]
 
 
 @pytest.mark.parametrize("height", [40, 40_000])  # by flags, and by a search
@@ -194,7 +215,7 @@ def test_replicas_are_equal_and_what_was_sent_is_counted():
     assert found["sync1/delayed rows/wire_bytes"] == want
     assert 0 < found["sync1/delayed rows/payload_bytes"] < want
     prior = found["sync1/prior rows/wire_bytes"], found["sync1/prior rows/payload_bytes"]
-    assert 0 < prior[1] <= prior[0] <= 3 * 10 * 14 * 4 * (n - 1) / n + 4
+    assert 0 < prior[1] <= prior[0] <= 3 * 10 * 14 * 4 * (n - 1) / n
     assert found["sync1/next ids/wire_bytes"] == 3 * 10 * 4 * (n - 1)
     (own,) = [x for x in jax.tree.leaves(state, is_leaf=is_ours) if is_ours(x)]
     assert own.stale == 0

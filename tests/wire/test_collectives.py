@@ -218,8 +218,8 @@ def test_a_pull_is_one_all_to_all_on_cpus_and_one_all_gather_elsewhere():
         assert f"stablehlo.{other}" not in lowered
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_long_messages_go_both_ways_at_once_on_cpus_and_arrive_alike(n):
+@pytest.mark.parametrize(("n", "x64"), [(2, False), (3, False), (2, True)])
+def test_long_messages_go_both_ways_at_once_on_cpus_and_arrive_alike(n, x64):
     """A push, a pull and a swap, on both sides of the length that decides."""
     pairs = tuple((source, (source + 1) % n) for source in range(n))
 
@@ -235,7 +235,8 @@ def test_long_messages_go_both_ways_at_once_on_cpus_and_arrive_alike(n):
             names[1] = "all_gather"
             names = ["psum"] * 3 if n == 2 else names
         x = np.random.default_rng(words).integers(0, 1 << 32, (n, n, words), np.uint32)
-        pushed, pulled, swapped = helpers.run_ranks(run, x, n)
+        with jax.enable_x64(x64):
+            pushed, pulled, swapped = helpers.run_ranks(run, x, n)
         np.testing.assert_array_equal(pushed, np.swapaxes(x, 0, 1))
         np.testing.assert_array_equal(pulled, np.stack([x[:, 0]] * n))
         np.testing.assert_array_equal(swapped[:, 0], np.roll(x[:, 0], 1, axis=0))

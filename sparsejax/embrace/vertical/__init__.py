@@ -12,12 +12,11 @@ On the wire, for all tables with columns on the ranks, in a step:
     prior      all_to_all   to each rank, its columns of this rank's prior rows
     delayed    all_to_all   the same of what the step before has held back
 
-and a pmax of a number, by which ranks choose how long the lists of prior rows are, out of
-eight lengths. Which rows of which rank are prior, and which delayed, each rank finds by
-itself: all have gathered the ids of this step, for its lookups, and of the next one. So no
-ids go with rows. The ids of a batch are gathered twice, once ahead and once by its lookups,
-which costs (n - 1) numbers of 32 bits for each distinct id of a rank, where a row costs
-twice (n - 1)/n times its columns.
+Lists of prior rows have one of eight lengths. Which rows of which rank are prior, and which
+delayed, and so the length, each rank finds by itself: all have gathered the ids of this
+step, for its lookups, and of the next one. So no ids go with rows. The ids of a batch are
+gathered twice, once ahead and once by its lookups, which costs (n - 1) numbers of 32 bits
+for each distinct id of a rank, where a row costs twice (n - 1)/n times its columns.
 
 Why it is right: delayed rows of a step are read by no rank in the next one, so they may
 come at its end. Nothing in its forward and backward pass depends on them, nor they on it:

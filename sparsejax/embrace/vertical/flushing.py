@@ -1,6 +1,6 @@
 """What ranks hold back is sent and applied: before parameters are read, or saved.
 
-On the wire: an all_to_all of the delayed rows, for each dtype.
+On the wire: an all_to_all of the delayed rows.
 """
 
 import dataclasses

@@ -11,7 +11,7 @@ import optax
 from sparsejax import arguments, axes, errors, schemes
 from sparsejax.axes import AxisName
 from sparsejax.embrace.column_table import ColumnTable, Unsent
-from sparsejax.embrace.exchange import pieces
+from sparsejax.embrace.exchange import TableLists
 from sparsejax.embrace.vertical import sending
 from sparsejax.embrace.vertical.split import Chosen, among, split
 from sparsejax.errors import ArgumentError
@@ -264,7 +264,7 @@ class TableUpdate:
         ]
         with jax.named_scope("prior rows"):
             counts = [x.counts for x in now]
-            prior, of_prior, agreed = sending.columns_of_some(wire, mine, counts)
+            prior, of_prior = sending.columns_of(wire, mine, counts)
         nodes, pending = [], {}
         for at, (path, table) in enumerate(zip(self.paths, self.tables, strict=True)):
             both = LateRowGrads.of(
@@ -278,9 +278,9 @@ class TableUpdate:
             for ids, own, height in zip(self.ids, self.held, self.heights, strict=True)
         ]
         traffic = [
-            self._traffic(of_ids, None, 0.0),
-            self._traffic(of_prior, counts, agreed),
-            self._traffic(of_late, self._of_held(), 0.0),
+            self._traffic(of_ids, None),
+            self._traffic(of_prior, counts),
+            self._traffic(of_late, self._of_held()),
         ]
         state = self.state._replace(
             pending=pending,
@@ -299,10 +299,7 @@ class TableUpdate:
             ids = jnp.where(ids < 0, ids + height, ids)
             lists.append(merged(ids, height).ids[: min(ids.size, height)])
         lists = self.wire.per_rank(lists)
-        if not sum(x.size for x in lists):
-            return lists, 0.0
-        every, sent = self.wire.all_gather(jnp.concatenate(lists))
-        return pieces(every, [x.size for x in lists]), sent
+        return TableLists.of(self.wire, [x.size for x in lists]).gathered(lists, 0)
 
     def _arrived(self, ids, rows, at):
         """Rows of all ranks as one gradient of this rank's columns."""
@@ -320,13 +317,12 @@ class TableUpdate:
     def _of_held(self):
         return [jnp.sum(own.ids < own.height, axis=1, dtype=jnp.int32) for own in self.held]
 
-    def _traffic(self, sent, counts, agreed):
+    def _traffic(self, sent, counts):
         """What was sent: of rows their numbers on the rank that has most.
 
         Args:
             sent: The bytes.
             counts: int32 [n] of each table; None for ids.
-            agreed: The bytes by which ranks agree.
         """
         one, none = jnp.float32(1), jnp.float32(0)
         sent, n = jnp.float32(sent), self.wire.ranks
@@ -348,7 +344,7 @@ class TableUpdate:
         return Traffic(
             Stage(sent, sum(each, none), one, one),
             Stage(none, none, none, one),
-            jnp.float32(agreed),
+            none,
             jnp.float32(dense),
             density,
             density,
