@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jax_core
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pallas_kernels.platforms import (
     by_platform as by_platform,
@@ -303,6 +303,11 @@ def local(tree: Any, axis_name: AxisName | None = None) -> Any:
     what a scan carries, `jax.lax.scan(cell, sparsejax.local(zeros), xs)`, and still runs on
     one device.
 
+    Under `jit` on an explicit mesh, name all axes over which the batch is sharded. Then
+    arrays are cast to *reduced* over these, and gradients are *unreduced*: partial sums,
+    for which nothing was sent. Shards over one of these axes are gathered, as the forward
+    pass of FSDP does.
+
     Example:
         >>> def local_grads(params, batch):
         ...     grads = jax.grad(loss_fn)(sparsejax.local(params), batch)
@@ -317,15 +322,38 @@ def local(tree: Any, axis_name: AxisName | None = None) -> Any:
             None.
 
     Returns:
-        The same values, typed as varying.
+        The same values, typed as varying, or as reduced.
     """
     check_axis_name(axis_name, "sparsejax.local")
     if not manual_axes():
-        return tree
+        names = () if axis_name is None else axis_names(axis_name)
+        return jax.tree.map(lambda x: _as_reduced(x, frozenset(names)), tree)
     axis_name = resolve(axis_name, "sparsejax.local")
     if not is_checking(axis_name):
         return tree
     return as_varying(tree, frozenset(axis_names(axis_name)))
+
+
+def _as_reduced(x, names):
+    """An array of an explicit mesh, cast so that its gradient is unreduced."""
+    mesh = jax.typeof(x).sharding.mesh if hasattr(x, "dtype") else None
+    if not names or mesh is None or mesh.empty:
+        return x
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    for name in sorted(names):
+        if name not in kinds:
+            raise AxisError(
+                f"sparsejax.local: the mesh has no axis {name!r}, its axes are "
+                f"{mesh.axis_names}."
+            )
+        if kinds[name] != AxisType.Explicit:
+            return x
+    spec = jax.typeof(x).sharding.spec
+    parts = (axis_names(part or ()) for part in spec.partitions)
+    left = [tuple(name for name in part if name not in names) for part in parts]
+    reduced = names | frozenset(spec.reduced)
+    wanted = PartitionSpec(*(part or None for part in left), reduced=reduced)
+    return jax.reshard(x, NamedSharding(mesh, wanted))
 
 
 def require_local(name: str, leaf: Any, axis_name: AxisName) -> None:

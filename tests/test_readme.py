@@ -31,6 +31,11 @@ OTHERS = {f"docs/{page}.md": snippets.large for page in OF_LARGE}
 # What a note in front of a block says of it, by what the notes say.
 NOTED = {
     "names of two axes": lambda names, block: (names | snippets.two_axes(), block),
+    "inside jit": lambda names, block: (names | snippets.inside_jit(), _on_mesh(block)),
+    "a bias": lambda names, block: (
+        names | {"params": {"bias": jax.numpy.ones(4)}},
+        (f"with jax.set_mesh(mesh):\n{textwrap.indent(block, '    ')}"),
+    ),
     # What it defines is not for the blocks after it.
     "by itself": lambda names, block: (names, _called(block)),
     # What there would have to be a GPU for is run as a test runs it.
@@ -39,6 +44,13 @@ NOTED = {
         block.replace('use_kernels("pallas")', 'use_kernels("pallas", interpret=True)'),
     ),
 }
+
+
+def _on_mesh(block):
+    """A block that sets the mesh, and trains a step."""
+    mesh, block = block.split("jax.set_mesh(mesh)\n")
+    block += "step(params, opt_state, batch)\n"
+    return f"{mesh}with jax.set_mesh(mesh):\n{textwrap.indent(block, '    ')}"
 
 
 def _called(block):

@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from sparsejax import arguments, axes as mesh_axes
 from sparsejax.axes import AxisName
-from sparsejax.errors import AxisError
+from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.placement import chains, program, setup
 from sparsejax.placement.setup import Setup
 from sparsejax.placement.specs import (
@@ -37,7 +37,7 @@ from sparsejax.transforms.described import described
 def init(
     tx: optax.GradientTransformation,
     params: Any,
-    mesh: Mesh,
+    mesh: Mesh | None = None,
     axis_name: AxisName | None = None,
     *,
     param_specs: Any = None,
@@ -53,7 +53,9 @@ def init(
     Args:
         tx: The optimizer.
         params: The parameters, replicated over the axis of the ranks.
-        mesh: The mesh to train on.
+        mesh: The mesh to train on. None where `update` is called under `jit`: the mesh, and
+            how parameters are sharded, are then those of their arrays, and the axis that
+            of the transformation.
         axis_name: The axis of the ranks, where the mesh has several.
         param_specs: The parameters' PartitionSpecs, where `update` runs on their shards: a
             tree like the parameters, or a prefix of it, as `shard_map` takes. Without them
@@ -73,12 +75,37 @@ def init(
         >>> opt_state = sparsejax.init(tx, params, mesh)
         >>> specs = sparsejax.state_specs(opt_state)
     """
+    if mesh is None:
+        own, axis_name, param_specs = _of_types(tx, params, axis_name)
+        of_types = {"param_specs": param_specs, "check_vma": False, "timeout": timeout}
+        return init(tx, params, own, axis_name, **of_types)
     axis_name = data_axis(mesh, axis_name, "sparsejax.init")
     job = Setup("sparsejax.init", mesh, timeout, params)
     with job.made_ready():
         maker = Maker.of(tx, params, mesh, axis_name, param_specs, check_vma)
         maker.tell(job, tx, params, mesh, axis_name)
     return maker.make(params)
+
+
+def _of_types(tx, params, axis_name):
+    """The mesh of parameters, the axis of the ranks, and how parameters are sharded."""
+    tree.check_transformation(tx, ())
+    shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(params)]
+    meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
+    meshes = [mesh for mesh in meshes if isinstance(mesh, Mesh)]
+    if not meshes or AxisType.Explicit not in meshes[0].axis_types:
+        raise ArgumentError(
+            "sparsejax.init was given no mesh, and no parameter is on an explicit one. "
+            "Where update is called under jit, put the parameters on the mesh: "
+            "jax.device_put(params, jax.sharding.NamedSharding(mesh, P())); where it is "
+            "called inside shard_map, name the mesh: sparsejax.init(tx, params, mesh)."
+        )
+    if axis_name is None:
+        found = {part.part.axis_name for part in observing.observed(tx, params).exchanges}
+        axis_name = found.pop() if len(found) == 1 else None
+    lies = lambda s: s.spec if isinstance(s, NamedSharding) else PartitionSpec()
+    specs = jax.tree.unflatten(jax.tree.structure(params), list(map(lies, shardings)))
+    return meshes[0], axis_name, specs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -48,23 +48,12 @@ from sparsejax.state.totals import Totals
 from sparsejax.transforms import checks
 from sparsejax.transforms.buckets import Assignment, check_ids, joint, tables
 from sparsejax.transforms.checks import Leaves as Leaves
+from sparsejax.transforms.entry import Reduction as Reduction
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.wire import Wire, ordered
 from sparsejax.wire.collectives import travelling
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Reduction:
-    """Whether ranks' gradients are averaged or added up: no array, and known when traced.
-
-    Attributes:
-        mean: Whether they are averaged.
-    """
-
-    mean: bool
 
 
 class ExchangeState(NamedTuple):
@@ -137,6 +126,7 @@ class Exchange:
 
     name = "sparsejax.sync"
     takes_rows = True
+    sums = True
 
     def init(self, params: Any) -> ExchangeState | None:
         """The schemes' first states, which may need to know the ranks."""

@@ -48,6 +48,7 @@ from sparsejax.state.per_rank import (
 )
 from sparsejax.transforms import checks
 from sparsejax.transforms.described import described
+from sparsejax.transforms.entry import Entry, entered
 from sparsejax.units.units import wide
 from sparsejax.wire import Wire
 
@@ -86,6 +87,11 @@ class Lossy(Protocol):
     @property
     def takes_rows(self) -> bool:
         """Whether a leaf may be `RowGrads`."""
+        ...
+
+    @property
+    def sums(self) -> bool:
+        """Whether it returns sums over the ranks; else each rank's own part."""
         ...
 
     def init(self, params: Any) -> Any:
@@ -280,7 +286,7 @@ def feedback(
             norm = None if residual is None else jnp.float32(0)
         return FeedbackState(jnp.int32(0), residual, momentum, norm, inner)
 
-    def update(updates, state, params=None, *, dense=False, ids=None, **extra):
+    def on_ranks(updates, state, params, *, dense=False, ids=None, **extra):
         check_kind(state, FeedbackState, lossy.name)
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
         checks.check_replicated(params, wire.axis, f"update of {lossy.name}")
@@ -300,7 +306,10 @@ def feedback(
         lossy.check(paths, leaves, state.inner, wire)
         checks.check_velocities(lossy, paths, leaves, moving)
         if OUTLINE.get():
-            outlined = structure.unflatten(lossy.outline(paths, leaves, wire))
+            # Densely a sparsifier hands each gradient on as it is.
+            is_whole = dense and not lossy.sums
+            outlined = leaves if is_whole else lossy.outline(paths, leaves, wire)
+            outlined = structure.unflatten(outlined)
             return shards.together(outlined, parts), state
         extra |= {"dense": dense, "masked": masked, "moving": any(moving)}
         own = lossy, memory, structure, paths, wire
@@ -311,7 +320,7 @@ def feedback(
             after = jax.tree.map(axes.sharded_as, after, state)
         return shards.together(structure.unflatten(sent), parts), after
 
-    return tree.transformation(init, update)
+    return entered(init, on_ranks, Entry(lossy.name, lossy.axis_name, lossy.sums))
 
 
 def _exchanged(lossy, memory, structure, paths, wire, leaves, state, ids, **extra):

@@ -74,6 +74,7 @@ class Select:
 
     name = "a sparsejax sparsifier"
     takes_rows = False
+    sums = False
 
     def sparsifies(self, path: str, leaf: Any) -> bool:
         """Whether a leaf is sparsified; if not it is sent whole."""

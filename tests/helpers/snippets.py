@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import pallas_kernels
 import sparsejax
@@ -57,6 +57,21 @@ def large() -> dict[str, Any]:
 def two_axes() -> dict[str, Any]:
     params = {"in": jnp.ones((8, 300, 2)), "out": jnp.ones((300, 8))}
     return {"mesh": grid(data=2, model=2), "params": params}
+
+
+def inside_jit() -> dict[str, Any]:
+    """A model on replicas of shards, its batch in place, and activations."""
+    mesh, rows = grid(replica=4, fsdp=2), P(("replica", "fsdp"))
+    params = {"table": jnp.ones((64, 8)), "out": jnp.ones((8, 4))}
+
+    def loss_fn(params, batch):
+        out = P(*rows, None)
+        x = params["table"].at[batch].get(out_sharding=out)
+        return jnp.mean(jnp.einsum("bi,io->bo", x, params["out"], out_sharding=out) ** 2)
+
+    place = lambda x: jax.device_put(x, NamedSharding(mesh, rows))
+    names = {"params": params, "loss_fn": loss_fn, "batch": place(jnp.arange(16))}
+    return names | {"x": place(jnp.ones((16, 4))), "mesh": mesh}
 
 
 def of_flax(params, batch, variables, key, train):

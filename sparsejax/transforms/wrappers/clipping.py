@@ -8,6 +8,7 @@ from sparsejax.axes import AxisName
 from sparsejax.state import sharded, tree
 from sparsejax.transforms import select
 from sparsejax.transforms.described import described
+from sparsejax.transforms.entry import Entry, entered
 from sparsejax.units import merging
 from sparsejax.units.row_grads import is_row_grads
 from sparsejax.units.units import wide
@@ -42,7 +43,7 @@ def clip_by_rank(
         del params
         return optax.EmptyState()
 
-    def update(updates, state, params=None, **extra):
+    def on_ranks(updates, state, params, **extra):
         del params, extra
         wire = Wire.over(axis_name, f"update of {name}")
         sharded.refuse(
@@ -71,7 +72,7 @@ def clip_by_rank(
         ]
         return structure.unflatten(clipped), state
 
-    return tree.transformation(init, update)
+    return entered(init, on_ranks, Entry(name, axis_name, sums=False))
 
 
 def _over_shards(square, model_axis):

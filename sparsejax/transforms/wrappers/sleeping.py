@@ -20,6 +20,7 @@ from sparsejax.state.per_rank import (
     check_ranks,
 )
 from sparsejax.transforms.described import described
+from sparsejax.transforms.entry import Entry, entered
 from sparsejax.transforms.wrappers.common import check_reduce, checked, require_exchange
 from sparsejax.wire import Wire
 
@@ -90,7 +91,7 @@ def accumulate(
         axis = axes.resolve_for_state(axis_name, name, why)
         return AccumulateState(jnp.int32(0), by_rank(params, axis), tx.init(params))
 
-    def update(updates, state, params=None, **extra):
+    def on_ranks(updates, state, params, **extra):
         check_kind(state, AccumulateState, f"{name} (every={every})")
         wire = Wire.over(axis_name, f"update of {name}")
         sharded.require_sent(updates, name)
@@ -130,7 +131,7 @@ def accumulate(
         pending = state.pending.with_value(structure.unflatten(sums))
         return out, AccumulateState(state.step + 1, pending, inner)
 
-    return tree.transformation(init, update)
+    return entered(init, on_ranks, Entry(name, axis_name))
 
 
 @described

@@ -1,0 +1,300 @@
+"""An update under `jit` on an explicit mesh is the one inside `shard_map`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+import sparsejax
+from sparsejax import errors
+from tests import helpers
+from tests.laws.test_exact_sum import SCHEMES
+
+
+SHAPE = (64, 129)
+# One of them is a scheme of the tests that is only made where the ranks are known.
+ANYWHERE = [name for name in SCHEMES if name != "zen_after_a_step"]
+MESHES = {
+    "replica": (dict(replica=4), P()),
+    "fsdp": (dict(replica=4, fsdp=2), P("fsdp", None)),
+    "whole": (dict(replica=2, fsdp=2), P()),
+    "two": (dict(replica=2, fsdp=2, model=2), P(("model", "fsdp"), None)),
+}
+
+
+def put(x, mesh, spec):
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def partial(x, mesh):
+    """Partial sums [devices, ...] as one array that is unreduced over all axes."""
+    over = mesh.axis_names
+    wanted = P(*[None] * (x.ndim - 1), unreduced=frozenset(over))
+    own = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+    made = jax.jit(own(lambda x: x[0], in_specs=P(over), out_specs=wanted))
+    return made(put(x, mesh, P(over)))
+
+
+def summed(tx, mesh, spec, x, shape=SHAPE):
+    """What an update under `jit` returns of partial sums, and its state."""
+    params = {"w": put(np.zeros(shape, np.float32), mesh, spec)}
+    state = sparsejax.init(tx, params)
+    grads = {"w": partial(x, mesh)}
+    step = jax.jit(tx.update)
+    out, after = step(grads, state, params)
+    assert jax.typeof(out["w"]) == jax.typeof(params["w"])
+    before = jax.tree.map(jax.typeof, state)
+    assert jax.tree.map(jax.typeof, after) == before
+    return np.asarray(out["w"]), after
+
+
+def in_shard_map(tx, mesh, spec, x, shape=SHAPE):
+    """The same inside a `shard_map` of one's own, of shards that are summed before."""
+    sizes = [mesh.shape[name] for name in mesh.axis_names]
+    of_replica = x.reshape(*sizes, *shape).sum(tuple(range(1, len(sizes))))
+    params = {"w": np.zeros(shape, np.float32)}
+    made_for = {"param_specs": {"w": spec}, "check_vma": False}
+    state = sparsejax.init(tx, params, mesh, "replica", **made_for)
+    specs = sparsejax.state_specs(state, params, {"w": spec})
+    step = jax.shard_map(
+        lambda x, state: tx.update({"w": x[0]}, state),
+        mesh=mesh,
+        in_specs=(P("replica", *spec), specs),
+        out_specs=({"w": spec}, specs),
+        check_vma=False,
+    )
+    given = put(of_replica, mesh, P("replica", *spec))
+    out, after = jax.jit(step)(given, state)
+    return np.asarray(out["w"]), after
+
+
+def drawn(mesh, seed=0, density=0.05):
+    """Sparse partial sums of small integers, of which every sum is exact."""
+    rng = np.random.default_rng(seed)
+    shape = (mesh.size, *SHAPE)
+    numbers = rng.integers(-8, 9, shape).astype(np.float32)
+    return np.where(rng.random(shape) < density, numbers, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("zen", "replica"),
+        ("zen", "fsdp"),
+        ("balanced", "two"),
+        *helpers.slow(
+            *[(name, "fsdp") for name in ANYWHERE if name != "zen"],
+            *[(name, "whole") for name in ANYWHERE],
+            ("hierarchical", "two"),
+            ("ag_sparse", "two"),
+        ),
+    ],
+)
+def test_a_scheme_sums_and_sends_as_inside_shard_map(name, where):
+    sizes, spec = MESHES[where]
+    mesh = helpers.grid(**sizes)
+    tx = sparsejax.sync(
+        SCHEMES[name], "replica", reduce="sum", rules={"w": "sparse"}, two_level=False
+    )
+    x = drawn(mesh)
+    total, state = summed(tx, mesh, spec, x)
+    np.testing.assert_array_equal(total, x.sum(0))
+    own, other = in_shard_map(tx, mesh, spec, x)
+    np.testing.assert_array_equal(total, own)
+    found, wanted = sparsejax.metrics(state), sparsejax.metrics(other)
+    assert found.keys() == wanted.keys()
+    for key, value in found.items():
+        assert float(value) == float(wanted[key]), key
+    assert float(found["sync/wire_bytes"]) > 0
+
+
+CHAINS = {
+    "dgc": lambda: optax.chain(
+        sparsejax.dgc(0.05, axis_name="replica", min_size=100),
+        sparsejax.zen_sync("replica", reduce="sum", rules={"w": "sparse"}),
+    ),
+    "accumulate": lambda: sparsejax.accumulate(CHAINS["dgc"](), 2, "replica", reduce="sum"),
+    "warm_up": lambda: sparsejax.warm_up(CHAINS["dgc"](), 1),
+    "skip_nonfinite": lambda: sparsejax.skip_nonfinite(CHAINS["dgc"](), "replica"),
+    "ok_topk": lambda: sparsejax.ok_topk_sync(
+        0.05, "replica", reduce="sum", rules={"w": "sparse"}
+    ),
+    "spardl": lambda: sparsejax.spardl_sync(
+        0.05, "replica", reduce="sum", rules={"w": "sparse"}
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("dgc", "fsdp"),
+        ("accumulate", "whole"),
+        *helpers.slow(
+            *[(name, "fsdp") for name in CHAINS if name != "dgc"],
+            *[(name, "replica") for name in CHAINS],
+            ("dgc", "two"),
+        ),
+    ],
+)
+def test_nothing_is_lost_under_jit_and_residuals_lie_by_rank_and_shard(name, where):
+    """Sums of all that was sent, and all that is held, are those of the gradients."""
+    sizes, spec = MESHES[where]
+    mesh, tx = helpers.grid(**sizes), CHAINS[name]()
+    params = {"w": put(np.zeros(SHAPE, np.float32), mesh, spec)}
+    state = sparsejax.init(tx, params)
+    step = jax.jit(tx.update)
+    given, sent, found = np.zeros(SHAPE), np.zeros(SHAPE), []
+    for seed in range(4):
+        x = drawn(mesh, seed, density=0.2)
+        given += x.sum(0)
+        out, state = step({"w": partial(x, mesh)}, state, params)
+        sent += np.asarray(out["w"])
+        found.append(np.asarray(out["w"]).any())
+    assert step._cache_size() == 1
+    held = sparsejax.residuals(state)["w"]
+    np.testing.assert_array_equal(sent + np.asarray(held).sum(0), given)
+    assert any(found)
+    assert np.asarray(held).any() or name == "warm_up"
+    for leaf in jax.tree.leaves(jax.tree.map(jax.typeof, state)):
+        if leaf.shape[1:] == SHAPE:
+            assert leaf.sharding.spec.partitions == ("replica", *(spec or (None, None)))
+
+
+VOCABULARY, WIDTH, CLASSES, BATCH, LENGTH = 4096, 32, 96, 16, 8
+BOTH = ("replica", "fsdp")
+
+
+def loss_fn(params, batch):
+    """A model of a table, two kernels and a bias, as people write it on explicit meshes."""
+    ids, labels = batch
+    out = P(BOTH, None, None)
+    x = params["embedding"].at[ids].get(out_sharding=out)
+    x = jnp.tanh(jnp.einsum("btd,dh->bth", x, params["up"], out_sharding=out))
+    x = jnp.einsum("bth,hv->btv", x, params["down"], out_sharding=out)
+    x = x + jax.reshard(jnp.broadcast_to(params["bias"], x.shape), out)
+    x = x - jax.nn.logsumexp(x, -1, keepdims=True)
+    return -jnp.mean(jnp.sum(jax.nn.one_hot(labels, CLASSES) * x, -1))
+
+
+SPECS = {
+    "embedding": P("fsdp", None),
+    "up": P(None, "fsdp"),
+    "down": P("fsdp", None),
+    "bias": P(None),
+}
+
+
+def model(seed=0):
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: (0.1 * rng.standard_normal(shape)).astype(np.float32)
+    return {
+        "embedding": draw(VOCABULARY, WIDTH),
+        "up": draw(WIDTH, WIDTH),
+        "down": draw(WIDTH, CLASSES),
+        "bias": draw(CLASSES),
+    }
+
+
+def batches(mesh, count):
+    rng = np.random.default_rng(1)
+    for _ in range(count):
+        ids = (rng.zipf(1.3, (BATCH, LENGTH)) % VOCABULARY).astype(np.int32)
+        labels = rng.integers(0, CLASSES, (BATCH, LENGTH)).astype(np.int32)
+        yield tuple(put(x, mesh, P(BOTH)) for x in (ids, labels))
+
+
+def test_a_model_on_replicas_of_shards_trains_as_by_a_dense_sum():
+    mesh = helpers.grid(replica=4, fsdp=2)
+    with jax.set_mesh(mesh):
+        params = jax.tree.map(lambda x, spec: put(x, mesh, spec), model(), SPECS)
+        tx = optax.chain(
+            sparsejax.zen_sync("replica", reduce="sum", rules={"embedding": "row"}),
+            optax.adam(1e-2),
+        )
+
+        @jax.jit
+        def step(params, state, batch):
+            loss, grads = jax.value_and_grad(loss_fn)(sparsejax.local(params, BOTH), batch)
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state, loss
+
+        dense_tx = optax.adam(1e-2)
+
+        @jax.jit
+        def dense_step(params, state, batch):
+            whole = lambda x: jax.reshard(x, P(*[None] * x.ndim))
+            of_whole = lambda params: loss_fn(jax.tree.map(whole, params), batch)
+            loss, grads = jax.value_and_grad(of_whole)(params)
+            updates, state = dense_tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state, loss
+
+        ours, state = params, sparsejax.init(tx, params)
+        dense, dense_state = params, dense_tx.init(params)
+        for batch in batches(mesh, 8):
+            ours, state, loss = step(ours, state, batch)
+            dense, dense_state, wanted = dense_step(dense, dense_state, batch)
+            np.testing.assert_allclose(float(loss), float(wanted), rtol=1e-5)
+        for name in params:
+            np.testing.assert_allclose(ours[name], dense[name], atol=2e-5)
+            assert jax.typeof(ours[name]) == jax.typeof(params[name])
+        assert step._cache_size() == 1
+        found = sparsejax.metrics(state)
+        table = 4 * VOCABULARY * WIDTH / 2
+        assert float(found["sync/embedding/dense_bytes"]) == 1.5 * table
+        assert float(found["sync/embedding/wire_bytes"]) < 0.2 * table
+        # Over the fast axis the table's gradient is scattered, and never summed whole.
+        text = step.lower(ours, state, batch).compile().as_text()
+        sums = [line for line in text.splitlines() if " all-reduce(" in line]
+        assert sums
+        assert not any(f"f32[{VOCABULARY}," in line for line in sums)
+
+
+def test_parameters_are_cast_so_that_gradients_are_partial_sums():
+    mesh = helpers.grid(replica=2, fsdp=2)
+    x = put(np.ones((8, 4), np.float32), mesh, P("fsdp", None))
+    cast = sparsejax.local({"x": x}, BOTH)["x"]
+    spec = jax.typeof(cast).sharding.spec
+    assert (spec.partitions, spec.reduced) == ((None, None), frozenset(BOTH))
+    kept = sparsejax.local(x, "replica")
+    spec = jax.typeof(kept).sharding.spec
+    assert (spec.partitions, spec.reduced) == (("fsdp", None), {"replica"})
+    assert sparsejax.local(x) is x
+    assert sparsejax.local(np.ones(3), "replica").sum() == 3
+    with pytest.raises(errors.AxisError, match=r"no axis 'data'.*'replica', 'fsdp'"):
+        sparsejax.local(x, "data")
+
+
+def test_what_cannot_be_summed_under_jit_is_refused_by_name():
+    sizes, spec = MESHES["fsdp"]
+    mesh = helpers.grid(**sizes)
+    x, params = drawn(mesh), {"w": put(np.zeros(SHAPE, np.float32), mesh, spec)}
+    grads = {"w": partial(x, mesh)}
+    make = functools.partial(sparsejax.zen_sync, rules={"w": "sparse"}, reduce="sum")
+    tx = make("replica")
+    state = sparsejax.init(tx, params)
+    with pytest.raises(errors.AlreadySummedError, match=r"'w' is not unreduced over 'repl"):
+        jax.jit(tx.update)(params, state, params)
+    with pytest.raises(errors.ArgumentError, match=r"'w'.*update\(grads, opt_state, pa"):
+        jax.jit(tx.update)(grads, state)
+    with pytest.raises(errors.AxisError, match="no axis 'data'"):
+        jax.jit(make("data").update)(grads, state, params)
+    with pytest.raises(errors.AxisError, match=r"several axes.*such as 'replica'"):
+        jax.jit(make().update)(grads, state, params)
+    mean = make("replica", reduce="mean")
+    with pytest.raises(errors.ArgumentError, match=r"reduce='mean'.*reduce='sum'"):
+        jax.jit(mean.update)(grads, sparsejax.init(mean, params), params)
+    over_ranks = {"w": put(np.zeros(SHAPE, np.float32), mesh, P("replica", None))}
+    with pytest.raises(errors.ArgumentError, match="'w' is sharded over 'replica', over w"):
+        jax.jit(tx.update)(grads, state, over_ranks)
+    rows = sparsejax.RowGrads(jnp.zeros(2, jnp.int32), jnp.zeros((2, 129)), SHAPE)
+    with pytest.raises(errors.ArgumentError, match=r"'w' is a RowGrads.*to_dense"):
+        jax.jit(tx.update)(
+            {"w": rows, "x": grads["w"]}, state, {**params, "x": params["w"]}
+        )
+    with pytest.raises(errors.ArgumentError, match="no parameter is on an explicit one"):
+        sparsejax.init(tx, {"w": np.zeros(SHAPE, np.float32)})
