@@ -326,33 +326,56 @@ def local(tree: Any, axis_name: AxisName | None = None) -> Any:
     """
     check_axis_name(axis_name, "sparsejax.local")
     if not manual_axes():
-        names = () if axis_name is None else axis_names(axis_name)
-        return jax.tree.map(lambda x: _as_reduced(x, frozenset(names)), tree)
+        if axis_name is None or outside_of(tree, None) is None:
+            return tree
+        names = frozenset(axis_names(axis_name))
+        return jax.tree.map(lambda x: _as_reduced(x, names), tree)
     axis_name = resolve(axis_name, "sparsejax.local")
     if not is_checking(axis_name):
         return tree
     return as_varying(tree, frozenset(axis_names(axis_name)))
 
 
+def mesh_of(x: Any) -> jax.sharding.AbstractMesh | None:
+    """The mesh of an array's type, if it has one."""
+    mesh = jax.typeof(x).sharding.mesh if hasattr(x, "dtype") else None
+    return None if mesh is None or mesh.empty else mesh
+
+
+def outside_of(tree: Any, axis_name: AxisName | None) -> jax.sharding.AbstractMesh | None:
+    """The explicit mesh of a tree of arrays, where no axis is manual; else None.
+
+    Args:
+        tree: The arrays.
+        axis_name: An axis that must have no meaning yet, as `vmap` gives it.
+    """
+    if manual_axes():
+        return None
+    try:
+        if axis_name is not None and lax.axis_size(axis_name):
+            return None
+    except NameError:
+        pass
+    for mesh in map(mesh_of, jax.tree.leaves(tree)):
+        if mesh is not None and AxisType.Explicit in mesh.axis_types:
+            return mesh
+    return None
+
+
 def _as_reduced(x, names):
     """An array of an explicit mesh, cast so that its gradient is unreduced."""
-    mesh = jax.typeof(x).sharding.mesh if hasattr(x, "dtype") else None
-    if not names or mesh is None or mesh.empty:
+    mesh = mesh_of(x)
+    if mesh is None:
         return x
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    for name in sorted(names):
-        if name not in kinds:
-            raise AxisError(
-                f"sparsejax.local: the mesh has no axis {name!r}, its axes are "
-                f"{mesh.axis_names}."
-            )
-        if kinds[name] != AxisType.Explicit:
-            return x
+    if missing := sorted(names - {*mesh.axis_names}):
+        raise AxisError(
+            f"sparsejax.local: the mesh has no axis {missing[0]!r}, its axes are "
+            f"{mesh.axis_names}."
+        )
     spec = jax.typeof(x).sharding.spec
     parts = (axis_names(part or ()) for part in spec.partitions)
-    left = [tuple(name for name in part if name not in names) for part in parts]
-    reduced = names | frozenset(spec.reduced)
-    wanted = PartitionSpec(*(part or None for part in left), reduced=reduced)
+    left = (tuple(name for name in part if name not in names) or None for part in parts)
+    wanted = PartitionSpec(*left, reduced=names | frozenset(spec.reduced))
     return jax.reshard(x, NamedSharding(mesh, wanted))
 
 

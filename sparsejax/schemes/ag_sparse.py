@@ -31,7 +31,7 @@ from sparsejax.schemes.or_dense import or_dense
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units, unit_bytes, wide
-from sparsejax.wire import gathers, index_codes, ladder, messages, schedule
+from sparsejax.wire import collectives, gathers, index_codes, ladder, messages
 from sparsejax.wire.collectives import Wire
 
 
@@ -165,7 +165,7 @@ class AGSparse(base.Scheme):
         width = -(-units // bits.WORD) * bits.WORD
         # With more entries than that an all-reduce sends less.
         useful = min(min(width // 4, 2 * width // n) + 1, max(room, 1))
-        if schedule.at_once():
+        if collectives.at_once():
             # There buffers are as large as the longest message: those of all ranks together
             # hold a quarter of the array.
             useful = min(useful, max(width // (4 * n), bits.WORD))

@@ -21,16 +21,13 @@ device's after another's along the leading axis, sharded over all axes of the me
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from sparsejax.axes import AxisName, axis_names, manual_axes
+from sparsejax.axes import AxisName, axis_names, mesh_of, outside_of
 from sparsejax.errors import AlreadySummedError, ArgumentError, AxisError
 from sparsejax.state import sharded, tree
 from sparsejax.state.per_rank import OUTLINE, find
@@ -75,10 +72,9 @@ class Entry:
     def __call__(
         self, update: Update, updates: Any, state: Any, params: Any, **extra: Any
     ) -> Any:
-        """Runs an update where its axis is manual; for the arguments see optax."""
-        mesh = self._mesh_of(updates)
-        if mesh is None:
-            return update(updates, state, params, **extra)
+        """Enters an update from outside; for the arguments see optax."""
+        mesh = outside_of(updates, self.axis_name)
+        assert mesh is not None
         if any(reduction.mean for reduction in find(state, Reduction)):
             raise ArgumentError(
                 f"update of {self.name} under jit: partial sums of a gradient add up to "
@@ -88,23 +84,6 @@ class Entry:
             )
         entered = _Entered(self, mesh, frozenset(self._names(mesh)))
         return entered(update, updates, state, params, extra)
-
-    def _mesh_of(self, updates):
-        """The explicit mesh on which the gradients are; None where an axis is manual."""
-        if manual_axes() or self._is_bound():
-            return None
-        for leaf in jax.tree.leaves(updates):
-            mesh = _mesh(leaf)
-            if mesh is not None and AxisType.Explicit in mesh.axis_types:
-                return mesh
-        return None
-
-    def _is_bound(self):
-        """Whether the axis has a name here, as under `vmap`."""
-        try:
-            return self.axis_name is not None and lax.axis_size(self.axis_name) > 0
-        except NameError:
-            return False
 
     def _names(self, mesh):
         """The axes of the ranks, or an error."""
@@ -131,23 +110,6 @@ class Entry:
                     "update inside jax.shard_map."
                 )
         return names
-
-
-def entered(
-    init: Callable[..., Any], on_ranks: Update, entry: Entry
-) -> optax.GradientTransformationExtraArgs:
-    """Makes a transformation of an update that runs where the axis of the ranks is manual.
-
-    Args:
-        init: Makes the first state.
-        on_ranks: The update, inside `shard_map`.
-        entry: How it is entered under `jit`.
-    """
-
-    def update(updates, state, params=None, **extra):
-        return entry(on_ranks, updates, state, params, **extra)
-
-    return tree.transformation(init, update)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,15 +304,9 @@ class _Scatter:
         return Wire(tuple(sorted(left))).psum(x)[0] if left else x
 
 
-def _mesh(x):
-    """The mesh of an array's type, if it has one."""
-    mesh = jax.typeof(x).sharding.mesh if hasattr(x, "dtype") else None
-    return None if mesh is None or mesh.empty else mesh
-
-
 def _spec(x):
     """How an array is sharded, by its type; what is on no mesh is replicated."""
-    if _mesh(x) is None:
+    if mesh_of(x) is None:
         return PartitionSpec()
     return PartitionSpec(*jax.typeof(x).sharding.spec.partitions)
 

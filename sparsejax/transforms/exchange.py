@@ -51,7 +51,7 @@ from sparsejax.transforms.checks import Leaves as Leaves
 from sparsejax.transforms.entry import Reduction as Reduction
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.units.dense import Dense
-from sparsejax.units.row_grads import RowGrads
+from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.wire import Wire, ordered
 from sparsejax.wire.collectives import travelling
 
@@ -305,7 +305,8 @@ class Exchange:
         leaves, likes, ids, wire, dense, _ = given
         dtype = likes[bucket.leaves[0]].dtype
         may_split = not bucket.needs_ranks
-        sent, traffic = self._sums_of_rows(bucket, given) if may_split else ({}, [])
+        rows = may_split and any(is_row_grads(leaves[i]) for i in bucket.leaves)
+        sent, traffic = self._sums_of_rows(bucket, given) if rows else ({}, [])
         rest = bucket.without(sent)
         parts = rest.split(leaves) if may_split else [rest]
         left, states = {}, [] if parts else [before]

@@ -48,7 +48,7 @@ from sparsejax.state.per_rank import (
 )
 from sparsejax.transforms import checks
 from sparsejax.transforms.described import described
-from sparsejax.transforms.entry import Entry, entered
+from sparsejax.transforms.entry import Entry
 from sparsejax.units.units import wide
 from sparsejax.wire import Wire
 
@@ -271,11 +271,8 @@ def feedback(
         residual = momentum = norm = None
         needed, moving = _remembered(lossy, memory, paths, leaves)
         if any(needed + moving) and not observing.is_observing():
-            axis_name = axes.resolve_for_state(
-                lossy.axis_name,
-                lossy.name,
-                f"{lossy.name} keeps on each rank what was not sent",
-            )
+            why = f"{lossy.name} keeps on each rank what was not sent"
+            axis_name = axes.resolve_for_state(lossy.axis_name, lossy.name, why)
 
             def kept(flags):
                 pairs = zip(leaves, flags, strict=True)
@@ -286,7 +283,11 @@ def feedback(
             norm = None if residual is None else jnp.float32(0)
         return FeedbackState(jnp.int32(0), residual, momentum, norm, inner)
 
-    def on_ranks(updates, state, params, *, dense=False, ids=None, **extra):
+    entry = Entry(lossy.name, lossy.axis_name, lossy.sums)
+
+    def update(updates, state, params=None, *, dense=False, ids=None, **extra):
+        if axes.outside_of(updates, entry.axis_name):
+            return entry(update, updates, state, params, dense=dense, ids=ids, **extra)
         check_kind(state, FeedbackState, lossy.name)
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
         checks.check_replicated(params, wire.axis, f"update of {lossy.name}")
@@ -307,8 +308,8 @@ def feedback(
         checks.check_velocities(lossy, paths, leaves, moving)
         if OUTLINE.get():
             # Densely a sparsifier hands each gradient on as it is.
-            is_whole = dense and not lossy.sums
-            outlined = leaves if is_whole else lossy.outline(paths, leaves, wire)
+            as_is = dense and not lossy.sums
+            outlined = leaves if as_is else lossy.outline(paths, leaves, wire)
             outlined = structure.unflatten(outlined)
             return shards.together(outlined, parts), state
         extra |= {"dense": dense, "masked": masked, "moving": any(moving)}
@@ -320,7 +321,7 @@ def feedback(
             after = jax.tree.map(axes.sharded_as, after, state)
         return shards.together(structure.unflatten(sent), parts), after
 
-    return entered(init, on_ranks, Entry(lossy.name, lossy.axis_name, lossy.sums))
+    return tree.transformation(init, update)
 
 
 def _exchanged(lossy, memory, structure, paths, wire, leaves, state, ids, **extra):

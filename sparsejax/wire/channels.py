@@ -13,8 +13,7 @@ from jax import lax
 
 from pallas_kernels import rank_select
 from sparsejax.axes import assume_same, axis_names
-from sparsejax.wire.collectives import Permutation, Wire, byte_count
-from sparsejax.wire.schedule import on_cpus
+from sparsejax.wire.collectives import Permutation, Wire, byte_count, on_cpus
 
 
 class Route(NamedTuple):

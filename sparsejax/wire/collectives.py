@@ -15,6 +15,7 @@ Exchanges made of many `permute`s are in `gathers`.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -26,13 +27,14 @@ from sparsejax.axes import (
     as_varying,
     assume_same,
     axis_names,
+    by_platform,
     is_checking,
+    is_elsewhere,
     manual_axes,
     resolve,
     varying_axes,
 )
 from sparsejax.units.units import wide
-from sparsejax.wire import schedule
 
 
 Permutation = tuple[tuple[int, int], ...]
@@ -73,6 +75,29 @@ def _summed_by_psum(dtype, narrow, size: int, n: int) -> bool:
     """Whether XLA's own sum is wide enough, and sends no more than it should."""
     wide_enough = narrow.itemsize > 2 and narrow == jnp.dtype(dtype)
     return wide_enough or n == 1 or size == 0
+
+
+def at_once() -> bool:
+    """Whether a stage takes one choice and sends all at once, and not in rounds.
+
+    In rounds, on CPUs, a message has the size of what the rounds before it have left, and
+    work walks over its entries a tile at a time. At once, on GPUs, where the host waits for
+    each number that a program looks at, a stage looks once, all parts are packed and
+    unpacked together, and no loop's length is data. It follows from the platform for which
+    the program is traced.
+    """
+    return is_elsewhere()
+
+
+def on_cpus(x: jax.Array, cpu: Callable, default: Callable) -> jax.Array:
+    """One way for messages on CPUs, another elsewhere.
+
+    gloo sends to a rank only when that rank has said that it is ready, and has one
+    connection for both ways. In XLA's all-to-all and permute a rank that comes late finds
+    the others ready and sends its data; that it is ready itself goes out after them. So
+    one way waits for the other.
+    """
+    return by_platform(x, cpu=cpu, default=default)
 
 
 class Sent(NamedTuple):
@@ -134,8 +159,8 @@ class Wire:
 
     @property
     def at_once(self) -> bool:
-        """Whether a stage takes one choice and sends all at once: see `schedule`."""
-        return schedule.at_once()
+        """Whether a stage takes one choice and sends all at once: see `at_once`."""
+        return at_once()
 
     def along(self, axis: AxisName) -> "Wire":
         """The wire over another axis, with this one's dtype."""
@@ -241,7 +266,7 @@ class Wire:
         if x.dtype.itemsize <= 2:
             return here(x), cost
         scattered = lambda x: lax.psum_scatter(x, self.axis, scatter_dimension=0)
-        return schedule.on_cpus(x, here, scattered), cost
+        return on_cpus(x, here, scattered), cost
 
     def all_to_all(self, x: jax.Array) -> tuple[jax.Array, float]:
         """Row i of x [n, ...] goes to rank i; row i of the result came from rank i."""
@@ -331,4 +356,4 @@ def heads(x: jax.Array, count: int, words: int, rows: tuple[jax.Array, ...]) -> 
 
     if not rows:
         return x[:count, :words]
-    return schedule.on_cpus(x, row_by_row, lambda x: x[:count, :words])
+    return on_cpus(x, row_by_row, lambda x: x[:count, :words])

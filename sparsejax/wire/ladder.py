@@ -35,7 +35,7 @@ import numpy as np
 from jax import lax
 
 from sparsejax import arguments
-from sparsejax.wire import index_codes, schedule
+from sparsejax.wire import collectives, index_codes
 from sparsejax.wire.channels import Route
 from sparsejax.wire.index_codes import IndexCode
 from sparsejax.wire.sizes import Count, Sizes, numpy_of
@@ -258,7 +258,7 @@ def ladder(
         share: On GPUs the longest messages of a rank, or of all, hold one unit in `share`.
     """
     allowed = index_codes.parse(codes)
-    at_once = schedule.at_once()
+    at_once = collectives.at_once()
     units = units or width * parts
     most = max(_TOP // unit_bytes, units // _SHARE)
     if at_once:
@@ -314,7 +314,7 @@ def exactly(
         words = 1 + code.words(room, width) + room * unit_bytes // 4
         rungs.append(Rung(room, code, words))
     tile = _tile(top, unit_bytes, _LEAST_TILE)
-    return Ladder(width, unit_bytes, tile, tuple(rungs), schedule.at_once())
+    return Ladder(width, unit_bytes, tile, tuple(rungs), collectives.at_once())
 
 
 def _tile(top: int, unit_bytes: int, most: int) -> int:

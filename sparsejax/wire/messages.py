@@ -43,10 +43,10 @@ from sparsejax.axes import as_varying, together, varying_axes
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Source
 from sparsejax.wire import channels, index_codes, tiles, whole
-from sparsejax.wire.collectives import Sent
+from sparsejax.wire.collectives import Sent, unseen_numbers
 from sparsejax.wire.forms import Form, Lengths
 from sparsejax.wire.ladder import Ladder
-from sparsejax.wire.sizes import send_heads, sender
+from sparsejax.wire.sizes import sender
 from sparsejax.wire.whole import Into
 
 
@@ -99,13 +99,16 @@ def transmit(
     stage = _Transmission.of(ladder, channel, slots, source, fold)
     if ladder.at_once:
         return stage.at_once(need, typical)
-    words, parts = [rung.words for rung in ladder.rungs], len(slots.counts)
+    senders = stage.senders
 
     def one_round(state):
         first, carry, sums, _ = state
         rung, length = stage.ladder.next_message(need - first, stage.channel.route.messages)
         here = first, length, rung
-        message = send_heads(channel, stage.pack_tiles(*here), words, rung, parts)
+        # The rows of a message are cut out by kernels of one shape each: see `heads`.
+        rows = unseen_numbers(len(slots.counts))
+        message = lax.switch(rung, senders, stage.pack_tiles(*here), *rows)
+        message = channel.received(message[: channel.sources])
         counts = lax.bitcast_convert_type(message[:, 0], jnp.int32)
         carry = stage.unpack_tiles(message, counts, *here, carry)
         payload = stage.payload(counts if typical is None else typical, *here)
@@ -175,6 +178,12 @@ class _Transmission:
         """The result where nothing arrives."""
         return as_varying(self.fold.start, self.received_axes)
 
+    @property
+    def senders(self) -> list[Callable[..., jax.Array]]:
+        """From messages to those received, at each rung."""
+        rungs, parts = self.ladder.rungs, len(self.slots.counts)
+        return [sender(self.channel, rung.words, parts) for rung in rungs]
+
     def received(self, buffer: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The messages that arrived, and how many entries each source has in all."""
         received = self.channel.received(buffer[: self.channel.sources])
@@ -216,8 +225,7 @@ class _Transmission:
             return self.in_branches(need, typical)
         ladder, form, top = self.ladder, self.form, self.ladder.top
         lengths = Lengths.of(form, need)
-        parts = len(self.slots.counts)
-        senders = [sender(self.channel, rung.words, parts) for rung in ladder.rungs]
+        senders = self.senders
         alone = [lambda message, start, s=s: (s(message), start) for s in senders]
 
         def nothing(message, start):

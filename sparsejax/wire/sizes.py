@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from sparsejax.axes import as_varying, varying_axes
-from sparsejax.wire import collectives, schedule
+from sparsejax.wire import collectives
 from sparsejax.wire.channels import Channel
 
 
@@ -78,7 +78,7 @@ def sender(channel: Channel, words: int, count: int) -> Callable[..., jax.Array]
     def send(messages, *rows):
         heads = collectives.heads(messages, count, words, rows)
         received = as_varying(channel.send(heads), varying_axes(messages))
-        if schedule.at_once() or len(messages) < channel.sources:
+        if collectives.at_once() or len(messages) < channel.sources:
             return jnp.pad(received, ((0, 0), (0, messages.shape[1] - words)))
         return lax.dynamic_update_slice(messages, received, (0, 0))
 

@@ -4,7 +4,7 @@ On the wire, in turn and several times: a word that each rank sends to the next,
 arrays that all gather, and dense sums of arrays as long. Latency is the time of a word.
 Bandwidth is that of the gathers or of the sums, whichever make more of the link, less their
 latencies: in a ring of sends gloo uses one direction of a connection at a time
-(`schedule.on_cpus`), and half of the bandwidth. It is what collectives reach, the copies
+(`collectives.on_cpus`), and half of the bandwidth. It is what collectives reach, the copies
 that they make included, and below what is printed on the cable.
 """
 

@@ -8,7 +8,7 @@ from sparsejax.axes import AxisName
 from sparsejax.state import sharded, tree
 from sparsejax.transforms import select
 from sparsejax.transforms.described import described
-from sparsejax.transforms.entry import Entry, entered
+from sparsejax.transforms.entry import Entry
 from sparsejax.units import merging
 from sparsejax.units.row_grads import is_row_grads
 from sparsejax.units.units import wide
@@ -43,7 +43,11 @@ def clip_by_rank(
         del params
         return optax.EmptyState()
 
-    def on_ranks(updates, state, params, **extra):
+    entry = Entry(name, axis_name, sums=False)
+
+    def update(updates, state, params=None, **extra):
+        if axes.outside_of(updates, entry.axis_name):
+            return entry(update, updates, state, params, **extra)
         del params, extra
         wire = Wire.over(axis_name, f"update of {name}")
         sharded.refuse(
@@ -72,7 +76,7 @@ def clip_by_rank(
         ]
         return structure.unflatten(clipped), state
 
-    return entered(init, on_ranks, Entry(name, axis_name, sums=False))
+    return tree.transformation(init, update)
 
 
 def _over_shards(square, model_axis):

@@ -15,7 +15,7 @@ from sparsejax.state import finite, sharded, tree
 from sparsejax.state.finite import Found, Names
 from sparsejax.state.per_rank import check_kind
 from sparsejax.transforms.described import described
-from sparsejax.transforms.entry import Entry, entered
+from sparsejax.transforms.entry import Entry
 from sparsejax.transforms.wrappers.common import checked
 from sparsejax.wire import Wire
 
@@ -75,7 +75,11 @@ def skip_nonfinite(
             inner = tx.init(params)
         return SkipState(jnp.int32(0), inner, Found.first(paths) if report else None)
 
-    def on_ranks(updates, state, params, **extra):
+    entry = Entry(_NAME, axis_name)
+
+    def update(updates, state, params=None, **extra):
+        if axes.outside_of(updates, entry.axis_name):
+            return entry(update, updates, state, params, **extra)
         check_kind(state, SkipState, _NAME)
         if (state.found is not None) != report:
             raise errors.StateError(
@@ -115,4 +119,4 @@ def skip_nonfinite(
         found = None if words is None else state.found.after(words, over)
         return out, SkipState(skipped, inner, found)
 
-    return entered(init, on_ranks, Entry(_NAME, axis_name))
+    return tree.transformation(init, update)

@@ -20,7 +20,7 @@ from sparsejax.state.per_rank import (
     check_ranks,
 )
 from sparsejax.transforms.described import described
-from sparsejax.transforms.entry import Entry, entered
+from sparsejax.transforms.entry import Entry
 from sparsejax.transforms.wrappers.common import check_reduce, checked, require_exchange
 from sparsejax.wire import Wire
 
@@ -91,7 +91,11 @@ def accumulate(
         axis = axes.resolve_for_state(axis_name, name, why)
         return AccumulateState(jnp.int32(0), by_rank(params, axis), tx.init(params))
 
-    def on_ranks(updates, state, params, **extra):
+    entry = Entry(name, axis_name)
+
+    def update(updates, state, params=None, **extra):
+        if axes.outside_of(updates, entry.axis_name):
+            return entry(update, updates, state, params, **extra)
         check_kind(state, AccumulateState, f"{name} (every={every})")
         wire = Wire.over(axis_name, f"update of {name}")
         sharded.require_sent(updates, name)
@@ -131,7 +135,7 @@ def accumulate(
         pending = state.pending.with_value(structure.unflatten(sums))
         return out, AccumulateState(state.step + 1, pending, inner)
 
-    return entered(init, on_ranks, Entry(name, axis_name))
+    return tree.transformation(init, update)
 
 
 @described
