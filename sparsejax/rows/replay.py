@@ -1,4 +1,4 @@
-"""The second walk: the program again, with a zero added to what each lookup returns.
+"""The program again as `reading` has planned it: a zero is added to what a lookup returns.
 
 Tables are constants in it. What is differentiated are the zeros, one a lookup, with an axis
 more for each scan around it; they are never added to anything, and exist as tangents alone.
@@ -15,10 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from sparsejax.axes import as_varying, varying_axes
-from sparsejax.rows import programs, reads
-from sparsejax.rows.programs import CallKind
+from sparsejax.rows import reads
 from sparsejax.rows.reading import Inner, ReplayPlan, TableOperation
 from sparsejax.rows.reads import Ids, Site
+from sparsejax.tracing import programs
+from sparsejax.tracing.interpreter import Domain, interpret
+from sparsejax.tracing.programs import CallKind
 from sparsejax.units.row_grads import RowGrads
 
 
@@ -105,32 +107,51 @@ def run(program: Any, plan: ReplayPlan, inputs: Sequence[Any], deltas: Iterator[
         The outputs; of those that are tables, a `ProgramTable`. And the ids that the
         gradient of each lookup lists.
     """
-    jaxpr = program.jaxpr
-    env = dict(zip(jaxpr.constvars, program.consts, strict=True))
-    env.update(zip(jaxpr.invars, inputs, strict=True))
-    get = lambda v: programs.literal(v) if programs.is_literal(v) else env[v]
-    ids, begin = [], 0
-    for at in [*sorted(plan.steps), len(jaxpr.eqns)]:
-        env.update(programs.evaluate(jaxpr, jaxpr.eqns[begin:at], lambda v: whole(env[v])))
-        begin = at + 1
-        if at == len(jaxpr.eqns):
-            break
-        eqn, step = jaxpr.eqns[at], plan.steps[at]
-        given = [get(v) for v in eqn.invars]
+    replay = _Replay(plan, deltas)
+    return interpret(program, replay, inputs), replay.ids
+
+
+class _Replay(Domain[Any]):
+    """An array is itself, or a `ProgramTable`.
+
+    Args:
+        plan: What the program is to do with tables.
+        deltas: What is to be added to what each lookup returns, in their order.
+    """
+
+    def __init__(self, plan: ReplayPlan, deltas: Iterator[jax.Array]):
+        self.plan, self.deltas = plan, deltas
+        self.ids: list[jax.Array] = []
+
+    def constant(self, x):
+        return x
+
+    def literal(self, atom):
+        return programs.literal(atom)
+
+    def looks_at(self, jaxpr):
+        return sorted(self.plan.steps)
+
+    def array(self, value):
+        return whole(value)
+
+    def other(self, eqn, given):
+        raise NotImplementedError(programs.place(eqn))  # all that is done is in the plan
+
+    def equation(self, at, eqn, given):
+        step = self.plan.steps[at]
         if isinstance(step, Inner):
             skipped = len(given) - len(step.tables)  # the number of a branch
             is_table = [False] * skipped + [*step.tables]
             given = [x if t else whole(x) for x, t in zip(given, is_table, strict=True)]
-            made, read = _INNER[step.kind](eqn, step, given, deltas)
-            ids += read
-        elif isinstance(step, Site):
-            rows, read = _look_up(eqn, step, given, next(deltas))
-            made = [rows]
-            ids.append(read)
-        else:
-            made = [_used(eqn, step, given)]
-        env.update(zip(eqn.outvars, made, strict=True))
-    return [get(v) for v in jaxpr.outvars], ids
+            made, ids = _INNER[step.kind](eqn, step, given, self.deltas)
+            self.ids += ids
+            return made
+        if isinstance(step, Site):
+            rows, ids = _look_up(eqn, step, given, next(self.deltas))
+            self.ids.append(ids)
+            return [rows]
+        return [_used(eqn, step, given)]
 
 
 def whole(x: Any) -> Any:

@@ -14,13 +14,13 @@ from jax.extend import core
 from jax.interpreters import partial_eval
 
 from sparsejax.errors import ArgumentError, StateError
-from sparsejax.rows import programs
 from sparsejax.rows.updates import anatomy as anatomies
 from sparsejax.rows.updates.anatomy import Anatomy
 from sparsejax.rows.updates.catch_up import CatchUp, History
 from sparsejax.rows.updates.facts.tables import TableFacts
 from sparsejax.rows.updates.fading import SAMPLES, Fading
 from sparsejax.rows.updates.state import LazyState
+from sparsejax.tracing import programs
 from sparsejax.units.row_grads import is_row_grads
 
 
@@ -278,13 +278,5 @@ def _value(x):
 
 def _constants(jaxpr):
     """The constants of all programs inside a program."""
-    found = []
-    for eqn in jaxpr.eqns:
-        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_program):
-            if _is_program(inner):
-                found += [*getattr(inner, "consts", ()), *_constants(inner)]
-    return found
-
-
-def _is_program(x):
-    return hasattr(x, "eqns")
+    inside = [inner for eqn in jaxpr.eqns for inner in programs.held(eqn)]
+    return [x for one in inside for x in (*one.consts, *_constants(one.jaxpr))]
