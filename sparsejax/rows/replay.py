@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +24,28 @@ from sparsejax.tracing.programs import CallKind
 from sparsejax.units.row_grads import RowGrads
 
 
+class Lookup(NamedTuple):
+    """What a lookup has read.
+
+    Attributes:
+        ids: Those that its gradient lists.
+        reading: What the reader has made to read the rows; None where the lookup is in a
+            program that is traced by itself.
+    """
+
+    ids: jax.Array
+    reading: Any = None
+
+
 class Reader(Protocol):
     """Reads parameters which differ from the arrays that hold them, as lazy ones do."""
 
-    def rows(self, path: str, ids: Ids) -> jax.Array:
-        """The rows of a table."""
+    def rows(self, path: str, ids: Ids) -> tuple[jax.Array, Any]:
+        """The rows of a table, and what `listed` is to know of what was made for them."""
         ...
 
-    def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
-        """Notes that a gradient has the ids `listed` of some calls of `rows`."""
+    def listed(self, path: str, lookups: list[Lookup], grads: RowGrads) -> RowGrads:
+        """The gradient of a table, from all that was looked up of it."""
         ...
 
     def whole(self, paths: Sequence[str]) -> list[jax.Array]:
@@ -63,8 +76,8 @@ class ProgramTable:
         (value,) = self.read.whole([self.path])
         return self.done_to(as_varying(value, varying_axes(self.value)))
 
-    def rows(self, eqn: Any, site: Site, operands: Any, ids: Ids) -> jax.Array:
-        """The rows that a lookup reads of the table, caught up where a reader does that.
+    def rows(self, eqn: Any, site: Site, operands: Any, ids: Ids) -> tuple[jax.Array, Any]:
+        """The rows that a lookup reads of the table, and what a reader has made for them.
 
         Args:
             eqn: The lookup.
@@ -73,14 +86,14 @@ class ProgramTable:
             ids: Of the rows.
         """
         if self.read is None:
-            return eqn.primitive.bind(self.value, *operands, **eqn.params)
-        rows = self.read.rows(self.path, ids)
+            return eqn.primitive.bind(self.value, *operands, **eqn.params), None
+        rows, reading = self.read.rows(self.path, ids)
         rows = jnp.moveaxis(rows, range(-len(site.axes), 0), site.axes)
         fill = reads.fill_of(eqn, rows.dtype)
         if fill is not None:
             inside = jnp.expand_dims(ids.read < site.height, site.axes)
             rows = jnp.where(inside, rows, fill)
-        return as_varying(rows, site.varying)
+        return as_varying(rows, site.varying), reading
 
     def done_to(self, rows: jax.Array) -> jax.Array:
         """Does to rows what was done to the table."""
@@ -104,11 +117,10 @@ def run(program: Any, plan: ReplayPlan, inputs: Sequence[Any], deltas: Iterator[
         deltas: What is to be added to what each lookup returns, in their order.
 
     Returns:
-        The outputs; of those that are tables, a `ProgramTable`. And the ids that the
-        gradient of each lookup lists.
+        The outputs; of those that are tables, a `ProgramTable`. And each `Lookup`.
     """
     replay = _Replay(plan, deltas)
-    return interpret(program, replay, inputs), replay.ids
+    return interpret(program, replay, inputs), replay.lookups
 
 
 class _Replay(Domain[Any]):
@@ -121,7 +133,7 @@ class _Replay(Domain[Any]):
 
     def __init__(self, plan: ReplayPlan, deltas: Iterator[jax.Array]):
         self.plan, self.deltas = plan, deltas
-        self.ids: list[jax.Array] = []
+        self.lookups: list[Lookup] = []
 
     def constant(self, x):
         return x
@@ -144,12 +156,12 @@ class _Replay(Domain[Any]):
             skipped = len(given) - len(step.tables)  # the number of a branch
             is_table = [False] * skipped + [*step.tables]
             given = [x if t else whole(x) for x, t in zip(given, is_table, strict=True)]
-            made, ids = _INNER[step.kind](eqn, step, given, self.deltas)
-            self.ids += ids
+            made, lookups = _INNER[step.kind](eqn, step, given, self.deltas)
+            self.lookups += lookups
             return made
         if isinstance(step, Site):
-            rows, ids = _look_up(eqn, step, given, next(self.deltas))
-            self.ids.append(ids)
+            rows, lookup = _look_up(eqn, step, given, next(self.deltas))
+            self.lookups.append(lookup)
             return [rows]
         return [_used(eqn, step, given)]
 
@@ -170,17 +182,17 @@ _plus.defjvp(lambda primals, tangents: (primals[0], tangents[0] + tangents[1]))
 
 
 def _look_up(eqn, site, given, delta):
-    """The rows that an equation reads, and their ids."""
+    """The rows that an equation reads, and what it has looked up."""
     table, *operands = given
     ids = reads.ids_of(eqn, operands)
-    read = table.rows(eqn, site, operands, ids)
+    read, reading = table.rows(eqn, site, operands, ids)
     rows = table.done_to(_plus(read, as_varying(delta, varying_axes(read))))
     fill = reads.fill_of(eqn, rows.dtype)
     if table.then and fill is not None:
         # The table has no such rows, and nothing was done to what stands for them.
         inside = jnp.expand_dims(ids.read < site.height, site.axes)
         rows = jnp.where(inside, rows, fill)
-    return rows, ids.listed
+    return rows, Lookup(ids.listed, reading)
 
 
 def _used(eqn, does, given):
@@ -203,7 +215,16 @@ def _used(eqn, does, given):
     return dataclasses.replace(table, then=(*table.then, by_number))
 
 
-# --- Programs inside an equation.
+# --- Programs inside an equation. What is traced by itself returns arrays alone: the ids
+# that were looked up, and nothing of what a reader has made.
+
+
+def _own_ids(lookups):
+    return [lookup.ids for lookup in lookups]
+
+
+def _lookups(ids):
+    return list(map(Lookup, ids))
 
 
 class _Split:
@@ -227,17 +248,17 @@ def _remat(eqn, step, given, deltas):
     returned = []
 
     def inner(arrays, deltas):
-        made, ids = run(program, step.plans[0], split.joined(arrays), iter(deltas))
+        made, lookups = run(program, step.plans[0], split.joined(arrays), iter(deltas))
         # A table that comes out as one is one that went in.
         kept = [x if any(x is y for y in given) else whole(x) for x in made]
         returned[:] = [_Split(kept)]
-        return returned[0].arrays, ids
+        return returned[0].arrays, _own_ids(lookups)
 
     again = jax.checkpoint(
         inner, prevent_cse=params["prevent_cse"], policy=params["policy"]
     )
     arrays, ids = again(split.arrays, list(islice(deltas, len(step.sites))))
-    return returned[0].joined(arrays), ids
+    return returned[0].joined(arrays), _lookups(ids)
 
 
 def _scan(eqn, step, given, deltas):
@@ -248,12 +269,12 @@ def _scan(eqn, step, given, deltas):
     def turn(arrays, slices):
         slices, deltas = slices
         inputs = [*given[:first], *carry.joined(arrays), *slices]
-        made, ids = run(program, step.plans[0], inputs, iter(deltas))
+        made, lookups = run(program, step.plans[0], inputs, iter(deltas))
         made, stacked = made[: last - first], made[last - first :]
         # A carried table comes out as it went in.
         pairs = zip(carry.values, made, strict=True)
         arrays = [whole(y) for x, y in pairs if not isinstance(x, ProgramTable)]
-        return arrays, (list(map(whole, stacked)), ids)
+        return arrays, (list(map(whole, stacked)), _own_ids(lookups))
 
     slices = given[last:], list(islice(deltas, len(step.sites)))
     arrays, (stacked, ids) = lax.scan(
@@ -264,7 +285,7 @@ def _scan(eqn, step, given, deltas):
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    return [*carry.joined(arrays), *stacked], ids
+    return [*carry.joined(arrays), *stacked], _lookups(ids)
 
 
 def _cond(eqn, step, given, deltas):
@@ -275,15 +296,16 @@ def _cond(eqn, step, given, deltas):
     def side(k, deltas):
         before = sum(map(len, sites[:k]))
         own = slice(before, before + len(sites[k]))
-        made, ids = run(sides[k], step.plans[k], given, iter(deltas[own]))
+        made, lookups = run(sides[k], step.plans[k], given, iter(deltas[own]))
         # The lookups of the other sides have read nothing.
         every = [jnp.full(s.ids_shape, s.height, jnp.int32) for s in step.sites]
-        every[own] = ids
+        every[own] = _own_ids(lookups)
         every = [as_varying(i, s.varying) for i, s in zip(every, step.sites, strict=True)]
         return list(map(whole, made)), every
 
     branches = [functools.partial(side, k) for k in range(len(sides))]
-    return lax.switch(index, branches, list(islice(deltas, len(step.sites))))
+    made, ids = lax.switch(index, branches, list(islice(deltas, len(step.sites))))
+    return made, _lookups(ids)
 
 
 _INNER = {

@@ -22,7 +22,7 @@ from sparsejax.embrace.column_table import ColumnTable, Unsent
 from sparsejax.errors import ArgumentError
 from sparsejax.rows import reading, replay, value_and_grad as by_rows
 from sparsejax.rows.reads import Ids
-from sparsejax.rows.replay import ProgramTable, Reader
+from sparsejax.rows.replay import Lookup, ProgramTable, Reader
 from sparsejax.transforms.state import sharded, tree
 from sparsejax.units.merging import merged
 from sparsejax.units.row_grads import RowGrads, is_row_grads
@@ -96,10 +96,10 @@ def rows_read(
             for at, leaf in enumerate(given.leaves)
         ]
         deltas = iter([replay.zeros(site) for site in found.plan.sites])
-        _, ids = replay.run(program, found.plan, inputs, deltas)
+        _, lookups = replay.run(program, found.plan, inputs, deltas)
         lists: dict[int, list[jax.Array]] = {at: [] for at in given.taps}
-        for site, read in zip(found.plan.sites, ids, strict=True):
-            lists[site.leaf].append(read.reshape(-1))
+        for site, lookup in zip(found.plan.sites, lookups, strict=True):
+            lists[site.leaf].append(lookup.ids.reshape(-1))
         for at, path in zip(given.taps, given.shards.paths, strict=True):
             _require_lookup(path, bool(lists[at]))
         return [jnp.concatenate(lists[at]) for at in given.taps]
@@ -191,19 +191,20 @@ class _Reads:
         self._read = read
         self.sites: dict[str, list[jax.Array]] = {}
 
-    def rows(self, path: str, ids: Ids) -> jax.Array:
+    def rows(self, path: str, ids: Ids) -> tuple[jax.Array, Any]:
         leaf, read = self._leaves[path], ids.read
         if path in self.taps:  # no array is made for it
             zeros = jnp.zeros((*read.shape, *leaf.shape[1:]), leaf.dtype)
-            return as_varying(zeros, varying_axes(leaf) | varying_axes(read))
+            return as_varying(zeros, varying_axes(leaf) | varying_axes(read)), None
         if self._read is not None:
             return self._read.rows(path, ids)
-        return jnp.take(leaf, read, axis=0, mode="clip")
+        return jnp.take(leaf, read, axis=0, mode="clip"), None
 
-    def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
-        self.sites[path] = ids
+    def listed(self, path: str, lookups: list[Lookup], grads: RowGrads) -> RowGrads:
+        self.sites[path] = [lookup.ids for lookup in lookups]
         if self._read is not None and path not in (*self.taps, *self.tables):
-            self._read.listed(path, ids, grads)
+            return self._read.listed(path, lookups, grads)
+        return grads
 
     def whole(self, paths: Sequence[str]) -> list[jax.Array]:
         if self._read is None:

@@ -7,8 +7,8 @@ import optax
 
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates import steps
-from sparsejax.rows.updates.inside import Inside
-from sparsejax.rows.updates.view import LateRowReader
+from sparsejax.rows.updates.optimizer import RowOptimizer
+from sparsejax.rows.updates.reader import LateRowReader
 from sparsejax.transforms.described import described
 from sparsejax.transforms.state import observing, tree
 from sparsejax.transforms.state.pending import Pending
@@ -28,14 +28,14 @@ class Lazy(tree.Transformation):
         >>> tx = optax.chain(sparsejax.zen_sync(), adam)
     """
 
-    inside: Inside
+    inside: RowOptimizer
 
     def reader(self, params: Any, state: Any) -> LateRowReader:
         """What `sparsejax.value_and_grad(loss_fn, read=...)` reads rows with.
 
-        An update of the same parameters and state, in the same program, uses what it has
-        made to catch rows up, as long as it lives: bind it to a name, as the example
-        does. Without it the update makes that itself, and comes to the same numbers.
+        Hand it to the update of the same parameters and state, too,
+        `tx.update(grads, state, params, read=read)`, which uses what it has made to catch
+        rows up. Without it the update makes that itself, and comes to the same numbers.
 
         Args:
             params: The parameters.
@@ -96,7 +96,7 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
         ...     value, grads = sparsejax.value_and_grad(loss_fn, read=read)(
         ...         params, batch
         ...     )
-        ...     updates, state = tx.update(grads, state, params)
+        ...     updates, state = tx.update(grads, state, params, read=read)
         ...     return sparsejax.apply_updates(params, updates), state, value
 
     Args:
@@ -117,7 +117,7 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
             "lazy: tx must be an optax transformation, such as optax.adam(1e-3), got "
             f"{type(tx).__name__}."
         )
-    inside = Inside(optax.with_extra_args_support(tx), exact)
+    inside = RowOptimizer(optax.with_extra_args_support(tx), exact)
 
     def init(params):
         if observing.is_observing():

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from sparsejax.rows.updates.facts import multiples
-from sparsejax.rows.updates.facts.multiples import Times
+from sparsejax.rows.updates.facts import factors
+from sparsejax.rows.updates.facts.factors import Times
 from sparsejax.tracing import programs
 from sparsejax.tracing.interpreter import Domain, interpret
 
@@ -94,7 +94,7 @@ def constant(x: Any) -> ArrayFacts:
     if np.ndim(x):
         return ArrayFacts()
     if isinstance(x, Tracer):
-        return ArrayFacts(flat=True, times=multiples.SOME)
+        return ArrayFacts(flat=True, times=factors.SOME)
     if jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
         return ArrayFacts(flat=True)
     x = np.asarray(x)
@@ -148,14 +148,14 @@ def _by_number(eqn, given, v):
         return dataclasses.replace(value, mixed=mixed)
     row = next(iter(rows), None)
     flat = not row and all(value.flat for value in given)
-    factors = [value.times for value in given]
-    times = multiples.multiple(eqn, factors)
-    plus = multiples.count(eqn, factors, [value.plus for value in given], v)
-    affine = multiples.affine(
+    of_given = [value.times for value in given]
+    times = factors.multiple(eqn, of_given)
+    plus = factors.count(eqn, of_given, [value.plus for value in given], v)
+    affine = factors.affine(
         eqn, [value.of for value in given], [value.affine for value in given]
     )
     common = _common(given)
-    if times == multiples.ZERO:  # It depends on nothing, whatever it was multiplied by.
+    if times == factors.ZERO:  # It depends on nothing, whatever it was multiplied by.
         common["of"] = frozenset()
     return ArrayFacts(**common, row=row, flat=flat, times=times, plus=plus, affine=affine)
 
@@ -194,7 +194,7 @@ def _reduced(keeps_zero):
 
     def rule(eqn, given, v):
         value = _moved(axis_of)(eqn, given, v)
-        times = multiples.ZERO if keeps_zero and given[0].is_zero else None
+        times = factors.ZERO if keeps_zero and given[0].is_zero else None
         return dataclasses.replace(value, times=times, affine=frozenset())
 
     return rule
@@ -216,7 +216,7 @@ def _broadcast(eqn, axis):
 
 
 _BY_NUMBER = {
-    *multiples.NAMES,
+    *factors.NAMES,
     *("acos", "acosh", "and", "asin", "atan2", "atanh", "cos", "cosh", "eq"),
     *("erf_inv", "erfc", "exp", "exp2", "ge", "gt", "is_finite", "le", "logistic", "log"),
     *("lt", "ne", "nextafter", "not", "or", "pow", "rem", "rsqrt", "xor"),
