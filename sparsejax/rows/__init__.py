@@ -1,9 +1,10 @@
 """Gradients of tables by the rows that a loss reads, for losses as they are.
 
-`value_and_grad` traces the loss once and interprets the program twice (`sparsejax.tracing`):
-`reading` finds the leaves that are read by rows only, and where; `replay` runs it again and
-adds a zero to what each of these lookups returns, while the tables themselves are constants. The
-gradients with respect to the zeros are the rows. A gradient of the table's size is nowhere.
+`value_and_grad` traces the loss once and interprets its program twice, by
+`sparsejax.tracing`: `reading` finds the leaves that are read by rows only, and where;
+`replay` runs it again and adds a zero to what each of these lookups returns, while the
+tables themselves are constants. The gradients with respect to the zeros are the rows. A
+gradient of the table's size is nowhere.
 
 * `lookup`: a lookup that says that it is one.
 * `reads`: which equations read whole rows, and which rows.

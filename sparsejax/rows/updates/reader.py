@@ -71,7 +71,7 @@ class LateRowReader:
         at, read, snapshot = self._numbers.get(path), ids.read, self._snapshot
         if at is None or not snapshot.way(at).moves or not read.size:
             return gathered_rows(self._leaves[path], read), None
-        merge = snapshot.merged(at, read.reshape(-1))
+        merge = snapshot.merged(at, read.reshape(-1), snapshot.due(at))
         rows = snapshot.caught_up(at, merge)
         # A row that was read for an id out of range is in the list, with no gradient: a
         # step of zero, which an exact optimizer takes of all rows.
@@ -110,14 +110,16 @@ class LateRowReader:
         ]
 
 
-def check_reader(optimizer: RowOptimizer, read: Any) -> None:
-    """Raises if an update is given what is no reader of its optimizer."""
-    if read is None or getattr(read, "optimizer", None) is optimizer:
-        return
-    what = "that of another" if isinstance(read, LateRowReader) else type(read).__name__
+def reader_of(optimizer: RowOptimizer, read: Any) -> LateRowReader | None:
+    """What an update is given as `read`; None if that is the reader of another optimizer.
+
+    So it is where `optax.inject_hyperparams` makes one at each step.
+    """
+    if read is None or isinstance(read, LateRowReader):
+        return read if read is not None and read.optimizer is optimizer else None
     raise ArgumentError(
-        "lazy: read must be a reader of this very transformation, tx.reader(params, "
-        f"state), got {what}. Keep what sparsejax.lazy has returned when you chain it."
+        "lazy: read must be what reads the rows of this step, lazy_tx.reader(params, "
+        f"state), or left out, got a {type(read).__name__}."
     )
 
 

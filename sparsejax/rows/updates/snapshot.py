@@ -1,7 +1,6 @@
 """A lazy optimizer's state and parameters at one step, table by table."""
 
 import dataclasses
-import enum
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,18 +20,6 @@ from sparsejax.rows.updates.catch_up.replay import Replay
 from sparsejax.rows.updates.optimizer import RowOptimizer, UpdatePlan
 from sparsejax.rows.updates.state import LazyState
 from sparsejax.units.merging import Merge, merged
-
-
-class Turn(enum.Enum):
-    """Which rows a step lists besides those that have a gradient, where some are due.
-
-    Rows of a step may come in two halves, of which the second is late. The rows that are
-    due come with that one, since they may be among the rows that do.
-    """
-
-    NOW = "those that are due"
-    LATER = "none, since the rest of the step comes later"
-    REST = "those that are due, but for rows that have seen the step"
 
 
 class Snapshot:
@@ -123,25 +110,28 @@ class Snapshot:
         inside = (ids >= 0) & (ids < last.shape[0])
         return jnp.where(inside, gathered_rows(last, ids), self.step)
 
-    def merged(self, at: int, ids: jax.Array, turn: Turn = Turn.NOW) -> Merge:
-        """The distinct rows of a list, with those that this step lists besides.
+    def due(self, at: int, unseen: bool = False) -> jax.Array | None:
+        """The rows of a table that a step lists besides those of its gradient, if any.
 
         Args:
             at: The table.
-            ids: int32 [n]; the places are of these.
-            turn: Which rows it lists besides.
+            unseen: Whether rows are left out that have seen the step.
         """
-        height, more = self.shapes[at].shape[0], []
-        due = None if turn is Turn.LATER else self.way(at).due(height, self.step)
+        height = self.shapes[at].shape[0]
+        due = self.way(at).due(height, self.step)
+        if due is None or not unseen:
+            return due
+        return jnp.where(self.seen(self.last[at], due) > self.step, height, due)
+
+    def merged(self, at: int, ids: jax.Array, due: jax.Array | None) -> Merge:
+        """The distinct rows of two lists, of which places are those of the first."""
+        more = []
         if due is not None:
-            if turn is Turn.REST:
-                seen = self.seen(self.last[at], due) > self.step
-                due = jnp.where(seen, height, due)
             more = as_varying([due], tiles.axes_of(due) | tiles.axes_of(ids))
         every = jnp.concatenate([ids, *more])
         if not every.size:
             return Merge(every, every, jnp.int32(0))
-        merge = merged(every, height, tiles.room(every.size))
+        merge = merged(every, self.shapes[at].shape[0], tiles.room(every.size))
         return merge._replace(places=merge.places[: ids.size])
 
     def advanced(self, at: int, rows: Rows) -> Rows:

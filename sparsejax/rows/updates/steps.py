@@ -24,8 +24,8 @@ from sparsejax.rows.updates.catch_up.fading import first_kept
 from sparsejax.rows.updates.catch_up.history import history
 from sparsejax.rows.updates.catch_up.replay import added
 from sparsejax.rows.updates.optimizer import RowOptimizer
-from sparsejax.rows.updates.reader import LateRowReader, check_reader
-from sparsejax.rows.updates.snapshot import Snapshot, Turn, before
+from sparsejax.rows.updates.reader import LateRowReader, reader_of
+from sparsejax.rows.updates.snapshot import Snapshot, before
 from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.units.merging import Merge
 from sparsejax.units.row_grads import LateRowGrads, RowGrads, is_row_grads
@@ -73,11 +73,12 @@ def update(
 
     Where rows of the step before come along, they are updated first, as of that step.
     """
-    check_reader(optimizer, read)
+    read = reader_of(optimizer, read)
     paths, grads, structure = layouts.flatten(updates)
     state = find(state)
-    early = {at: leaf.late for at, leaf in enumerate(grads) if _is_late(leaf)}
-    grads = [leaf.now if _is_late(leaf) else leaf for leaf in grads]
+    is_late = lambda leaf: isinstance(leaf, LateRowGrads)
+    early = {at: leaf.late for at, leaf in enumerate(grads) if is_late(leaf)}
+    grads = [leaf.now if is_late(leaf) else leaf for leaf in grads]
     updates, moved = jax.tree.unflatten(structure, grads), {}
     if early:
         moved, state = _late(optimizer, early, updates, state, params)
@@ -90,11 +91,11 @@ def update(
         leaf.check(f"lazy: the update of {path!r}")
         if at in now.plan.layout.tables:
             optimizer.check(now.plan.layout.tables[at])
+            # Of a step in two halves, rows that are due come with the late one: some of
+            # them may be in it.
             reading = None if read is None or at in early else read.reading(leaf)
-            merge, caught = reading or (None, None)
-            if merge is None:
-                merge = now.merged(at, leaf.ids, Turn.LATER if at in early else Turn.NOW)
-            lists[at] = _listed(now, at, leaf, merge, caught)
+            due = None if reading or at in early else now.due(at)
+            lists[at] = _listed(now, at, leaf, due, reading)
         else:  # there is nothing in it
             grads[at] = leaf.to_dense()
     step = _OptimizerStep(now, grads, structure, extra)
@@ -136,10 +137,6 @@ def caught_late(
     return whole.unflatten([moved[paths.index(path)] for path in by_path]), ours
 
 
-def _is_late(leaf):
-    return isinstance(leaf, LateRowGrads)
-
-
 def _late(optimizer, late, updates, state, params):
     """The update of rows that the last step has left out, as it would have been then.
 
@@ -159,7 +156,7 @@ def _late(optimizer, late, updates, state, params):
             continue
         optimizer.check(plan.layout.tables[at])
         optimizer.check_late(plan, at)
-        lists[at] = _listed(then, at, leaf, then.merged(at, leaf.ids, Turn.REST))
+        lists[at] = _listed(then, at, leaf, then.due(at, unseen=True))
         grads[at] = leaf
     step = _OptimizerStep(then, grads, structure, {})
     made, rows, last = _taken(step, lists, others=False)
@@ -220,13 +217,13 @@ class _GradientRows(NamedTuple):
         return self.merge.ids.shape[0]
 
 
-def _listed(now, at, leaf, merge, caught=None):
-    """The rows of a gradient; `caught` is what a reader has made of them, if one has."""
+def _listed(now, at, leaf, due, reading=None):
+    """The rows of a gradient, and those that are due, or what was made to read them."""
     way = now.way(at)
-    if not way.moves or way.is_cheap:
-        caught = None
-    elif caught is None:
-        caught = now.caught_up(at, merge)
+    merge = reading.merge if reading else now.merged(at, leaf.ids, due)
+    caught = None
+    if way.moves and not way.is_cheap:
+        caught = reading.rows if reading else now.caught_up(at, merge)
     return _GradientRows(merge, merge.sums(leaf.rows), caught)
 
 
