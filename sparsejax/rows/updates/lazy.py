@@ -36,6 +36,7 @@ class Lazy(tree.Transformation):
         Hand it to the update of the same parameters and state, too,
         `tx.update(grads, state, params, read=read)`, which uses what it has made to catch
         rows up. Without it the update makes that itself, and comes to the same numbers.
+        One of another step is an error under checkify.
 
         Args:
             params: The parameters.
@@ -58,13 +59,13 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     With exact=True parameters are those of the dense optimizer. There, rows without a
     gradient change too, as their momentum goes on and weights decay. Here they catch up on
     the steps that they have missed, step by step, when they are listed again, and when they
-    are read: pass `read=lazy_tx.reader(params, state)` to `sparsejax.value_and_grad`,
-    and take `settle(params, state, lazy_tx)` for evaluation and for other reads of whole
-    tables. Where a gradient of zero changes no parameter, as with SGD without momentum,
-    Adagrad and RMSProp, nothing is read anew. What a fading momentum has missed, as that of
-    SGD, Adam, NAdam and AdamW with a fixed learning rate in float32, is added up at once,
-    to a relative error of 1e-5 (where numbers show that it is: not if v fades as fast as
-    m).
+    are read: pass `read=lazy_tx.reader(params, state)` to `sparsejax.value_and_grad`, and
+    to `update`, which uses what reading has made; and take
+    `settle(params, state, lazy_tx)` for evaluation and for other reads of whole tables.
+    Where a gradient of zero changes no parameter, as with SGD without momentum, Adagrad and
+    RMSProp, nothing is read anew. What a fading momentum has missed, as that of SGD, Adam,
+    NAdam and AdamW with a fixed learning rate in float32, is added up at once, to a
+    relative error of 1e-5 (where numbers show that it is: not if v fades as fast as m).
     Elsewhere, as with AdamW and a schedule, Lion or injected hyperparameters, it takes as
     many turns of a loop over the rows in question as the longest time that one of them
     which still moves has missed.

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import checkify
 
 from sparsejax.axes import further_axes
 from sparsejax.errors import ArgumentError, AxisError
@@ -15,7 +16,7 @@ from sparsejax.rows.updates.call import Rows
 from sparsejax.rows.updates.catch_up.fading import FadingSums
 from sparsejax.rows.updates.optimizer import RowOptimizer
 from sparsejax.rows.updates.snapshot import Snapshot, gathered_rows
-from sparsejax.rows.updates.state import find
+from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.units.merging import Merge
 from sparsejax.units.row_grads import ReadBy, ReadRowGrads, RowGrads
 
@@ -93,6 +94,14 @@ class LateRowReader:
         if not isinstance(grads, ReadRowGrads) or grads.by is not self._by:
             return None
         return grads.reading
+
+    def check_of(self, state: LazyState) -> None:
+        """Reports under checkify where another step is updated than was read at."""
+        checkify.debug_check(
+            self._snapshot.step == state.step,
+            "lazy: read must be a reader of the state that is updated, and this one is of "
+            "another step. Take lazy_tx.reader(params, state) anew in each step.",
+        )
 
     @property
     def sums(self) -> Mapping[int, FadingSums]:

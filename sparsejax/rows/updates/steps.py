@@ -82,8 +82,9 @@ def update(
     updates, moved = jax.tree.unflatten(structure, grads), {}
     if early:
         moved, state = _late(optimizer, early, updates, state, params)
-    sums = None if read is None else read.sums
-    now = Snapshot(optimizer, updates, params, state, sums)
+    if read is not None:
+        read.check_of(state)
+    now = Snapshot(optimizer, updates, params, state, read and read.sums)
     lists = {}
     for at, (path, leaf) in enumerate(zip(paths, grads, strict=True)):
         if not is_row_grads(leaf):

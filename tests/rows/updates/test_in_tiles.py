@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental import checkify
 
 from sparsejax.errors import ArgumentError
 from sparsejax.rows import apply_updates, lazy, tiles, value_and_grad, within_capacity
@@ -172,6 +173,22 @@ def test_a_reader_of_another_optimizer_is_not_used_and_what_is_none_is_refused()
     jax.tree.map(np.testing.assert_array_equal, updated(one), updated(other))
     with pytest.raises(ArgumentError, match=r"lazy: read must be what reads.* got a int"):
         one.update(PARAMS, state, PARAMS, read=3)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_reader_of_another_step_is_reported_under_checkify(is_late):
+    tx = lazy(optax.adam(0.1))
+
+    def step(p, state):
+        read = tx.reader(p, state)
+        _, grads = value_and_grad(loss, read=read)(p, jnp.array([[1, 2]]))
+        if is_late:
+            _, state = tx.update(grads, state, p)
+        return tx.update(grads, state, p, read=read)
+
+    run = jax.jit(checkify.checkify(step, errors=checkify.user_checks))
+    error, _ = run(PARAMS, tx.init(PARAMS))
+    assert ("read must be a reader of the state" in (error.get() or "")) == is_late
 
 
 @pytest.mark.parametrize("height", [40, 100_000])
