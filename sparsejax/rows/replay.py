@@ -20,7 +20,6 @@ from sparsejax.rows.reading import Inner, ReplayPlan, TableOperation
 from sparsejax.rows.reads import Ids, Site
 from sparsejax.tracing import programs
 from sparsejax.tracing.interpreter import Domain, interpret
-from sparsejax.tracing.programs import CallKind
 from sparsejax.units.row_grads import RowGrads
 
 
@@ -126,6 +125,9 @@ def run(program: Any, plan: ReplayPlan, inputs: Sequence[Any], deltas: Iterator[
 class _Replay(Domain[Any]):
     """An array is itself, or a `ProgramTable`.
 
+    What is traced by itself returns arrays alone: the ids that were looked up, and nothing
+    of what a reader has made.
+
     Args:
         plan: What the program is to do with tables.
         deltas: What is to be added to what each lookup returns, in their order.
@@ -134,6 +136,7 @@ class _Replay(Domain[Any]):
     def __init__(self, plan: ReplayPlan, deltas: Iterator[jax.Array]):
         self.plan, self.deltas = plan, deltas
         self.lookups: list[Lookup] = []
+        self._inner: Any = None  # the plan of the equation that runs programs
 
     def constant(self, x):
         return x
@@ -147,23 +150,99 @@ class _Replay(Domain[Any]):
     def array(self, value):
         return whole(value)
 
-    def other(self, eqn, given):
-        raise NotImplementedError(programs.place(eqn))  # all that is done is in the plan
-
     def equation(self, at, eqn, given):
         step = self.plan.steps[at]
         if isinstance(step, Inner):
+            self._inner = step
             skipped = len(given) - len(step.tables)  # the number of a branch
             is_table = [False] * skipped + [*step.tables]
             given = [x if t else whole(x) for x, t in zip(given, is_table, strict=True)]
-            made, lookups = _INNER[step.kind](eqn, step, given, self.deltas)
-            self.lookups += lookups
-            return made
+            return self.by_kind(step.kind, eqn, given)
         if isinstance(step, Site):
             rows, lookup = _look_up(eqn, step, given, next(self.deltas))
             self.lookups.append(lookup)
             return [rows]
         return [_used(eqn, step, given)]
+
+    def other(self, eqn, given):
+        raise NotImplementedError(programs.place(eqn))  # no plan says so
+
+    def call(self, eqn, given):
+        (program,), (plan,) = programs.programs(eqn), self._inner.plans
+        made, lookups = run(program, plan, given, self.deltas)
+        self.lookups += lookups
+        return made
+
+    def remat(self, eqn, given):
+        (program,), (plan,) = programs.programs(eqn), self._inner.plans
+        split, returned = _Split(given), []
+
+        def inner(arrays, deltas):
+            made, lookups = run(program, plan, split.joined(arrays), iter(deltas))
+            # A table that comes out as one is one that went in.
+            kept = [x if any(x is y for y in given) else whole(x) for x in made]
+            returned[:] = [_Split(kept)]
+            return returned[0].arrays, [lookup.ids for lookup in lookups]
+
+        known = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
+        arrays, ids = jax.checkpoint(inner, **known)(split.arrays, self._own_deltas())
+        self.lookups += map(Lookup, ids)
+        return returned[0].joined(arrays)
+
+    def scan(self, eqn, given):
+        (program,), (plan,) = programs.programs(eqn), self._inner.plans
+        first, last = programs.scan_split(eqn)
+        carry = _Split(given[first:last])
+
+        def turn(arrays, slices):
+            slices, deltas = slices
+            inputs = [*given[:first], *carry.joined(arrays), *slices]
+            made, lookups = run(program, plan, inputs, iter(deltas))
+            made, stacked = made[: last - first], made[last - first :]
+            # A carried table comes out as it went in.
+            pairs = zip(carry.values, made, strict=True)
+            arrays = [whole(y) for x, y in pairs if not isinstance(x, ProgramTable)]
+            return arrays, (list(map(whole, stacked)), [lookup.ids for lookup in lookups])
+
+        known = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+        slices = given[last:], self._own_deltas()
+        arrays, (stacked, ids) = lax.scan(turn, carry.arrays, slices, **known)
+        self.lookups += map(Lookup, ids)
+        return [*carry.joined(arrays), *stacked]
+
+    def cond(self, eqn, given):
+        (index, *given), plans, sites = given, self._inner.plans, self._inner.sites
+        sides = programs.programs(eqn)
+
+        def side(k, deltas):
+            before = sum(len(plan.sites) for plan in plans[:k])
+            own = slice(before, before + len(plans[k].sites))
+            made, lookups = run(sides[k], plans[k], given, iter(deltas[own]))
+            # The lookups of the other sides have read nothing.
+            every = [jnp.full(s.ids_shape, s.height, jnp.int32) for s in sites]
+            every[own] = [lookup.ids for lookup in lookups]
+            every = [as_varying(i, s.varying) for i, s in zip(every, sites, strict=True)]
+            return list(map(whole, made)), every
+
+        branches = [functools.partial(side, k) for k in range(len(sides))]
+        made, ids = lax.switch(index, branches, self._own_deltas())
+        self.lookups += map(Lookup, ids)
+        return made
+
+    def _own_deltas(self):
+        return list(islice(self.deltas, len(self._inner.sites)))
+
+
+class _Split:
+    """Values of which some are tables, which JAX cannot trace: these are closed over."""
+
+    def __init__(self, values):
+        self.values = values
+        self.arrays = [x for x in values if not isinstance(x, ProgramTable)]
+
+    def joined(self, arrays):
+        rest = iter(arrays)
+        return [x if isinstance(x, ProgramTable) else next(rest) for x in self.values]
 
 
 def whole(x: Any) -> Any:
@@ -213,104 +292,3 @@ def _used(eqn, does, given):
         return eqn.primitive.bind(*others, **eqn.params)
 
     return dataclasses.replace(table, then=(*table.then, by_number))
-
-
-# --- Programs inside an equation. What is traced by itself returns arrays alone: the ids
-# that were looked up, and nothing of what a reader has made.
-
-
-def _own_ids(lookups):
-    return [lookup.ids for lookup in lookups]
-
-
-def _lookups(ids):
-    return list(map(Lookup, ids))
-
-
-class _Split:
-    """Values of which some are tables, which JAX cannot trace: these are closed over."""
-
-    def __init__(self, values):
-        self.values = values
-        self.arrays = [x for x in values if not isinstance(x, ProgramTable)]
-
-    def joined(self, arrays):
-        rest = iter(arrays)
-        return [x if isinstance(x, ProgramTable) else next(rest) for x in self.values]
-
-
-def _inline(eqn, step, given, deltas):
-    return run(programs.programs(eqn)[0], step.plans[0], given, deltas)
-
-
-def _remat(eqn, step, given, deltas):
-    program, params, split = programs.programs(eqn)[0], eqn.params, _Split(given)
-    returned = []
-
-    def inner(arrays, deltas):
-        made, lookups = run(program, step.plans[0], split.joined(arrays), iter(deltas))
-        # A table that comes out as one is one that went in.
-        kept = [x if any(x is y for y in given) else whole(x) for x in made]
-        returned[:] = [_Split(kept)]
-        return returned[0].arrays, _own_ids(lookups)
-
-    again = jax.checkpoint(
-        inner, prevent_cse=params["prevent_cse"], policy=params["policy"]
-    )
-    arrays, ids = again(split.arrays, list(islice(deltas, len(step.sites))))
-    return returned[0].joined(arrays), _lookups(ids)
-
-
-def _scan(eqn, step, given, deltas):
-    program, params = programs.programs(eqn)[0], eqn.params
-    first, last = programs.scan_split(eqn)
-    carry = _Split(given[first:last])
-
-    def turn(arrays, slices):
-        slices, deltas = slices
-        inputs = [*given[:first], *carry.joined(arrays), *slices]
-        made, lookups = run(program, step.plans[0], inputs, iter(deltas))
-        made, stacked = made[: last - first], made[last - first :]
-        # A carried table comes out as it went in.
-        pairs = zip(carry.values, made, strict=True)
-        arrays = [whole(y) for x, y in pairs if not isinstance(x, ProgramTable)]
-        return arrays, (list(map(whole, stacked)), _own_ids(lookups))
-
-    slices = given[last:], list(islice(deltas, len(step.sites)))
-    arrays, (stacked, ids) = lax.scan(
-        turn,
-        carry.arrays,
-        slices,
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*carry.joined(arrays), *stacked], _lookups(ids)
-
-
-def _cond(eqn, step, given, deltas):
-    index, *given = given
-    sites = [plan.sites for plan in step.plans]
-    sides = programs.programs(eqn)
-
-    def side(k, deltas):
-        before = sum(map(len, sites[:k]))
-        own = slice(before, before + len(sites[k]))
-        made, lookups = run(sides[k], step.plans[k], given, iter(deltas[own]))
-        # The lookups of the other sides have read nothing.
-        every = [jnp.full(s.ids_shape, s.height, jnp.int32) for s in step.sites]
-        every[own] = _own_ids(lookups)
-        every = [as_varying(i, s.varying) for i, s in zip(every, step.sites, strict=True)]
-        return list(map(whole, made)), every
-
-    branches = [functools.partial(side, k) for k in range(len(sides))]
-    made, ids = lax.switch(index, branches, list(islice(deltas, len(step.sites))))
-    return made, _lookups(ids)
-
-
-_INNER = {
-    CallKind.INLINE: _inline,
-    CallKind.REMAT: _remat,
-    CallKind.SCAN: _scan,
-    CallKind.COND: _cond,
-}

@@ -69,7 +69,11 @@ class Domain(abc.ABC, Generic[V]):
             given: The values of its inputs.
         """
         del at
-        match programs.kind_of(eqn):
+        return self.by_kind(programs.kind_of(eqn), eqn, given)
+
+    def by_kind(self, kind: CallKind | None, eqn: Any, given: list[V]) -> Sequence[V]:
+        """Those of an equation of a kind; None is that of all else."""
+        match kind:
             case CallKind.INLINE:
                 return self.call(eqn, given)
             case CallKind.REMAT:
