@@ -91,28 +91,28 @@ def read(program: Any, leaves: Mapping[int, Any], wanted: Sequence[bool]) -> Rea
     """
     leaves, first = dict(leaves), None
     while True:
-        walk = _ReadWalk()
+        uses = _Uses()
         inputs = [
             _Alias(at, leaves[at].shape[0], leaves[at].dtype) if at in leaves else None
             for at in range(len(program.jaxpr.invars))
         ]
-        plan, outputs = walk.program(program, inputs, wanted)
-        walk.spoil(outputs, "is returned as the loss")
+        plan, outputs = uses.planned(program, inputs, wanted)
+        uses.spoil(outputs, "is returned as the loss")
         counts = dict.fromkeys(leaves, 0)
         for site in plan.sites:
             counts[site.leaf] += site.count
-        first = first or (walk, {at for at, count in counts.items() if count})
+        first = first or (uses, {at for at, count in counts.items() if count})
         useless = {
             at
             for at, count in counts.items()
-            if at in walk.dense or not _saves(count, leaves[at].shape[0], at in walk.marked)
+            if at in uses.dense or not _saves(count, leaves[at].shape[0], at in uses.marked)
         }
         if not useless:
             break
         leaves = {at: leaf for at, leaf in leaves.items() if at not in useless}
-    walk, looked_up = first
-    spoiled = {at: why for at, why in walk.dense.items() if at in looked_up}
-    return ReadAnalysis(plan, spoiled, walk.marked)
+    uses, looked_up = first
+    spoiled = {at: why for at, why in uses.dense.items() if at in looked_up}
+    return ReadAnalysis(plan, spoiled, uses.marked)
 
 
 def _saves(count, height, marked):
@@ -133,37 +133,16 @@ class _Alias:
     dtype: Any
 
 
-class _ReadWalk:
-    """One walk over a program; `dense` and `marked` say where, by leaf."""
-
-    def __init__(self):
-        self.dense: dict[int, str] = {}
-        self.marked: dict[int, str] = {}
-
-    def spoil(self, aliases: Iterable[_Alias | None], place: str) -> None:
-        for alias in aliases:
-            if alias is not None:
-                self.dense.setdefault(alias.leaf, place)
-
-    def program(self, program, inputs, wanted):
-        """The plan of a program, and what its outputs hold."""
-        domain = _Aliases(self, _needed(program.jaxpr, wanted))
-        made = interpret(program, domain, inputs)
-        # What is not differentiated may be returned whole.
-        outputs = [x if w else None for x, w in zip(made, wanted, strict=True)]
-        return ReplayPlan(domain.steps), outputs
-
-
 class _Aliases(Domain[_Alias | None]):
     """An array is the leaf that it holds, if it holds one.
 
     Args:
-        walk: The walk.
+        uses: Where leaves are used densely, and where they are marked, which is noted.
         needed: The variables of the program through which a gradient can flow to the loss.
     """
 
-    def __init__(self, walk: _ReadWalk, needed: set[Any]):
-        self.walk, self.needed = walk, needed
+    def __init__(self, uses: "_Uses", needed: set[Any]):
+        self.uses, self.needed = uses, needed
         self.steps: dict[int, Site | Inner | TableOperation] = {}
 
     def constant(self, x):
@@ -183,7 +162,7 @@ class _Aliases(Domain[_Alias | None]):
         (at, alias), *others = ((k, alias) for k, alias in enumerate(given) if alias)
         alone = not others
         if is_marker(eqn):
-            self.walk.marked.setdefault(alias.leaf, programs.line(eqn))
+            self.uses.marked.setdefault(alias.leaf, programs.line(eqn))
         if is_marker(eqn) or reads.is_same(eqn):
             return self._does(TableOperation.SAME, [alias])
         if reads.is_cast(eqn):
@@ -206,7 +185,7 @@ class _Aliases(Domain[_Alias | None]):
 
     def cond(self, eqn, given):
         index, *given = given
-        self.walk.spoil([index], programs.place(eqn))
+        self.uses.spoil([index], programs.place(eqn))
         came = [[] for _ in eqn.outvars]
         return self._inside(CallKind.COND, eqn, given, self._wanted(eqn), came)
 
@@ -225,7 +204,7 @@ class _Aliases(Domain[_Alias | None]):
         given = [
             x if v in needed else None for v, x in zip(body.invars, given, strict=True)
         ]
-        self.walk.spoil(given[last:], programs.place(eqn))  # each turn uses a part of it
+        self.uses.spoil(given[last:], programs.place(eqn))  # each turn uses a part of it
         given[last:] = [None] * len(given[last:])
         came = [[x] for x in given[first:last]]
         came += [[] for _ in eqn.outvars[len(came) :]]
@@ -236,7 +215,7 @@ class _Aliases(Domain[_Alias | None]):
         return made
 
     def _spoiled(self, eqn, given):
-        self.walk.spoil(given, programs.place(eqn))
+        self.uses.spoil(given, programs.place(eqn))
         return [None] * len(eqn.outvars)
 
     def _wanted(self, eqn):
@@ -255,7 +234,7 @@ class _Aliases(Domain[_Alias | None]):
         """
         plans, made = [], []
         for program in programs.programs(eqn):
-            plan, made = self.walk.program(program, given, wanted)
+            plan, made = self.uses.planned(program, given, wanted)
             plans.append(plan)
             if came is not None:
                 made = self._kept(kind, eqn, came, made)
@@ -270,11 +249,32 @@ class _Aliases(Domain[_Alias | None]):
         if kind is CallKind.SCAN:
             pairs = zip(came, made, strict=True)
             changed = [x for olds, y in pairs for x in olds if x is not y]
-            self.walk.spoil(changed, programs.place(eqn))
+            self.uses.spoil(changed, programs.place(eqn))
         kept = [x if x in olds else None for x, olds in zip(made, came, strict=True)]
         lost = [x for x, y in zip(made, kept, strict=True) if y is None]
-        self.walk.spoil(lost, programs.place(eqn))
+        self.uses.spoil(lost, programs.place(eqn))
         return kept
+
+
+@dataclasses.dataclass
+class _Uses:
+    """The place of the first dense use, and of the first marker, of each leaf."""
+
+    dense: dict[int, str] = dataclasses.field(default_factory=dict)
+    marked: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def spoil(self, aliases: Iterable[_Alias | None], place: str) -> None:
+        for alias in aliases:
+            if alias is not None:
+                self.dense.setdefault(alias.leaf, place)
+
+    def planned(self, program, inputs, wanted):
+        """The plan of a program, and what its outputs hold."""
+        domain = _Aliases(self, _needed(program.jaxpr, wanted))
+        made = interpret(program, domain, inputs)
+        # What is not differentiated may be returned whole.
+        outputs = [x if w else None for x, w in zip(made, wanted, strict=True)]
+        return ReplayPlan(domain.steps), outputs
 
 
 # --- Through which variables a gradient can flow.

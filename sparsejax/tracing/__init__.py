@@ -16,4 +16,8 @@ A call is followed as it stands, and of a conditional all branches are, of which
 joins the outputs. What a loop makes of a value depends on the domain: without a method of
 its own a scan is like any equation that is not known. So are `while`, `shard_map` and what
 has a parameter that is not known, for all domains: each takes the worst of them.
+
+* `programs`: what the versions of JAX call the parts of a program.
+* `interpreter`: `interpret`, and `Domain`.
+* `outputs`: programs without what their outputs do not depend on.
 """

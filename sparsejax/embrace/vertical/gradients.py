@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
-from jax.interpreters import partial_eval
 
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.embrace.column_table import ColumnTable, Unsent
@@ -23,6 +22,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.rows import reading, replay, value_and_grad as by_rows
 from sparsejax.rows.reads import Ids
 from sparsejax.rows.replay import Lookup, ProgramTable, Reader
+from sparsejax.tracing import outputs
 from sparsejax.transforms.state import sharded, tree
 from sparsejax.units.merging import merged
 from sparsejax.units.row_grads import RowGrads, is_row_grads
@@ -125,13 +125,9 @@ def rows_read(
 
 def _only_what_is_needed(function, arrays):
     """What a function returns, computed without equations on which it does not depend."""
-    program = jax.make_jaxpr(function)(*arrays)
-    wanted = [True] * len(program.jaxpr.outvars)
-    jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, wanted)
-    consts = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-    kept = core.ClosedJaxpr(jaxpr, [consts[v] for v in jaxpr.constvars])
+    program, used = outputs.needed(jax.make_jaxpr(function)(*arrays))
     given = [x for x, is_used in zip(arrays, used, strict=True) if is_used]
-    return core.jaxpr_as_fun(kept)(*given)
+    return core.jaxpr_as_fun(program)(*given)
 
 
 class _Tapped:

@@ -9,9 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.core import Tracer
-from jax.extend import core
-from jax.interpreters import partial_eval
 
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.rows.updates import layout as layouts
@@ -23,7 +20,7 @@ from sparsejax.rows.updates.catch_up.protocol import CatchUp, Never
 from sparsejax.rows.updates.catch_up.replay import Replay
 from sparsejax.rows.updates.facts.tables import TableFacts
 from sparsejax.rows.updates.layout import OptimizerLayout
-from sparsejax.tracing import programs
+from sparsejax.tracing import outputs
 from sparsejax.units.row_grads import is_row_grads
 
 
@@ -169,7 +166,7 @@ class RowOptimizer:
         """How steps with a gradient of zero move each of some tables: a program each."""
         steps = self.zero_steps(layout, params)
         sample = functools.partial(samples, steps, list(tables))
-        return _alone(jax.make_jaxpr(sample)(*_SAMPLE))
+        return outputs.alone(jax.make_jaxpr(sample)(*_SAMPLE))
 
     def _guess(self, table):
         """How the rows of a table may move; None where numbers for that are not known."""
@@ -245,60 +242,3 @@ _SAMPLE = (
     jax.ShapeDtypeStruct((), jnp.int32),
     *[jax.ShapeDtypeStruct((SAMPLES,), jnp.float32)] * 3,
 )
-
-
-def _alone(program):
-    """Each output of a program by itself: with the equations that it depends on."""
-    jaxpr = program.jaxpr
-    consts = dict(zip(jaxpr.constvars, program.consts, strict=True))
-    makers = {v: at for at, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
-    found = []
-    for output in jaxpr.outvars:
-        # First just those in front of it: to look through all, once an output, would take
-        # as long as all outputs together, squared.
-        eqns, left = {}, [output]
-        while left:
-            at = makers.get(v) if not programs.is_literal(v := left.pop()) else None
-            if at is not None and at not in eqns:
-                eqns[at] = jaxpr.eqns[at]
-                left += eqns[at].invars
-        some = jaxpr.replace(eqns=[eqns[at] for at in sorted(eqns)], outvars=[output])
-        some, _ = partial_eval.dce_jaxpr(some, [True], instantiate=True)
-        kept = [consts[v] for v in some.constvars]
-        found.append(_Alone(core.ClosedJaxpr(some, kept)))
-    return found
-
-
-@dataclasses.dataclass(frozen=True)
-class _Alone:
-    """One output of a program, without the equations that it does not depend on.
-
-    Attributes:
-        program: It takes all inputs of the whole program.
-    """
-
-    program: core.ClosedJaxpr
-
-    def __call__(self, *args: Any) -> jax.Array:
-        """The output."""
-        (made,) = core.jaxpr_as_fun(self.program)(*args)
-        return made
-
-    def written(self) -> Any:
-        """The program and its constants, in a form that can be compared."""
-        consts = [*self.program.consts, *_constants(self.program.jaxpr)]
-        # A program is printed without the values of its constants.
-        return str(self.program.jaxpr), tuple(map(_value, consts))
-
-
-def _value(x):
-    """A constant, in a form that can be compared."""
-    if isinstance(x, Tracer) or jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
-        return id(x)
-    return np.shape(x), np.asarray(x).tobytes()
-
-
-def _constants(jaxpr):
-    """The constants of all programs inside a program."""
-    inside = [inner for eqn in jaxpr.eqns for inner in programs.held(eqn)]
-    return [x for one in inside for x in (*one.consts, *_constants(one.jaxpr))]
