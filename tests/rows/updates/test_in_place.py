@@ -214,3 +214,19 @@ def test_ids_that_something_behind_has_computed_with_are_refused():
 
     with pytest.raises(ArgumentError, match=r"update of 'table': the ids .* were changed"):
         jax.eval_shape(step, TABLE, tx.init(TABLE), BATCHES[0, 0])
+
+
+def test_rows_that_come_out_of_a_choice_are_refused_by_what_became_of_their_ids():
+    """Those of a reader, too, of which a step that is left out makes nothing."""
+    ours = lazy(optax.adam(0.1))
+    tx = optax.chain(sparsejax.skip_nonfinite(optax.identity()), ours)
+
+    def step(p, state, ids):
+        read = ours.reader(p, state)
+        grads = value_and_grad(square, read=read)(p, ids[0])[1]
+        return tx.update(grads, state, p, read=read)[0]["table"].rows
+
+    known = {"in_specs": (P(), P(), P()), "out_specs": P(), "check_vma": False}
+    mapped = helpers.shard_map(step, mesh=helpers.mesh_of(1), **known)
+    with pytest.raises(ArgumentError, match=r"update of 'table': the ids .* were changed"):
+        jax.eval_shape(mapped, TABLE, tx.init(TABLE), BATCHES[0, :1])
