@@ -23,16 +23,26 @@ from sparsejax import (
     transforms as transforms,
 )
 from sparsejax.advise.doctor.examination import doctor as doctor
-from sparsejax.advise.doctor.job import check_job as check_job
 from sparsejax.advise.explain.explanation import explain as explain
 from sparsejax.advise.plan import Plan as Plan
 from sparsejax.advise.planner import make_plan as make_plan
 from sparsejax.advise.profile import profile as profile
 from sparsejax.advise.summary import summary as summary
 from sparsejax.axes import local as local
+from sparsejax.checkpoints import restore as restore, save as save
+from sparsejax.checkpoints.resizing import resized as resized
 from sparsejax.embrace.column_lookup import column_lookup as column_lookup
 from sparsejax.embrace.column_table import ColumnTable as ColumnTable
 from sparsejax.embrace.vertical.sync import embrace_sync as embrace_sync
+from sparsejax.jobs.start.check import check_job as check_job
+from sparsejax.monitor.metrics import metrics as metrics, residuals as residuals
+from sparsejax.monitor.replicas import check_replicas as check_replicas
+from sparsejax.placement.initial import (
+    abstract_state as abstract_state,
+    bind as bind,
+    init as init,
+)
+from sparsejax.placement.specs import state_specs as state_specs
 from sparsejax.rows.lookup import lookup as lookup
 from sparsejax.rows.updates.apply import apply_updates as apply_updates
 from sparsejax.rows.updates.lazy import lazy as lazy
@@ -48,16 +58,6 @@ from sparsejax.transforms.feedback import (
     Residual as Residual,
 )
 from sparsejax.transforms.sparsify import dgc as dgc, sparsify as sparsify, top_k as top_k
-from sparsejax.transforms.state.alike.replicas import check_replicas as check_replicas
-from sparsejax.transforms.state.checkpoints import restore as restore, save as save
-from sparsejax.transforms.state.checkpoints.resizing import resized as resized
-from sparsejax.transforms.state.metrics import metrics as metrics, residuals as residuals
-from sparsejax.transforms.state.placed import (
-    abstract_state as abstract_state,
-    bind as bind,
-    init as init,
-)
-from sparsejax.transforms.state.specs import state_specs as state_specs
 from sparsejax.transforms.sync import (
     dense_sync as dense_sync,
     sync as sync,

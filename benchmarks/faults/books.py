@@ -32,8 +32,8 @@ from benchmarks.faults.systems import (
     Rows,
     Training,
 )
+from sparsejax.state.per_rank import find
 from sparsejax.transforms.feedback import FeedbackState
-from sparsejax.transforms.state.per_rank import find
 
 
 class Run(Protocol):

@@ -22,7 +22,7 @@ import sparsejax
 from benchmarks.workloads.collected import Collecting, Training, collect
 from examples.common.losses import sampled_softmax
 from sparsejax.embrace import ColumnTable
-from sparsejax.transforms.state.placed import on_ranks
+from sparsejax.placement.initial import on_ranks
 
 
 NAME = "embrace"

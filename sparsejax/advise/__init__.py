@@ -6,7 +6,6 @@ of teams for SparDL, DRAGONN's choice of tensors, the check of a job's coordinat
 watch over a job's processes.
 """
 
-from sparsejax.advise.doctor.coordinator import check_coordinator as check_coordinator
 from sparsejax.advise.plan import LeafPlan as LeafPlan
 from sparsejax.advise.profile import profile_from_state as profile_from_state
 from sparsejax.advise.teams import measure_teams as measure_teams
@@ -15,4 +14,5 @@ from sparsejax.advise.tensors import (
     measure_compression as measure_compression,
     worthwhile as worthwhile,
 )
-from sparsejax.jobs.watch import watch_job as watch_job
+from sparsejax.jobs.start.coordinator import check_coordinator as check_coordinator
+from sparsejax.jobs.watch.context import watch_job as watch_job

@@ -26,8 +26,8 @@ from sparsejax.advise.profile import LeafProfile, load_of
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.schemes.forecast import Load, Network, fullest_part
+from sparsejax.state import sharded, tree
 from sparsejax.transforms.buckets import ByRules, Rules, check_rules
-from sparsejax.transforms.state import sharded, tree
 from sparsejax.wire import index_codes
 
 

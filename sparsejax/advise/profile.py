@@ -30,10 +30,10 @@ from sparsejax.errors import PlanError
 from sparsejax.schemes.base import Traffic
 from sparsejax.schemes.forecast import Load, merged
 from sparsejax.schemes.zen import growth
+from sparsejax.state import sharded, tree
+from sparsejax.state.per_rank import find
 from sparsejax.transforms.buckets import Bucket, ByRules, Rules
 from sparsejax.transforms.exchange import ExchangeState
-from sparsejax.transforms.state import sharded, tree
-from sparsejax.transforms.state.per_rank import find
 from sparsejax.units import bits
 from sparsejax.wire.collectives import Wire
 

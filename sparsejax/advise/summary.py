@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from sparsejax.advise import table
-from sparsejax.transforms.state.metrics import metrics
+from sparsejax.monitor.metrics import metrics
 
 
 _HEADING = (

@@ -15,9 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from sparsejax import arguments
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
+from sparsejax.placement import initial, specs
+from sparsejax.state.per_rank import find
 from sparsejax.transforms.feedback import FeedbackState
-from sparsejax.transforms.state import placed, specs
-from sparsejax.transforms.state.per_rank import find
 from sparsejax.transforms.systems import spardl_sync
 from sparsejax.wire.collectives import Wire
 
@@ -76,7 +76,7 @@ class _TimedRun:
     def __init__(self, params, density, mesh, axis_name, teams, options):
         tx = spardl_sync(density, axis_name, teams=teams, **options)
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
-        self._state = placed.init(tx, zeros, mesh, axis_name)
+        self._state = initial.init(tx, zeros, mesh, axis_name)
         state_specs = specs.state_specs(self._state)
         if not any(s.residual is not None for s in find(self._state, FeedbackState)):
             raise ArgumentError(

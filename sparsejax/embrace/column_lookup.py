@@ -20,7 +20,7 @@ from sparsejax.embrace.exchange import ColumnExchange
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.lookup import lookup
 from sparsejax.schemes.base import Stage, Traffic
-from sparsejax.transforms.state import tree
+from sparsejax.state import tree
 from sparsejax.units.merging import Merge, merged
 from sparsejax.units.units import wide
 from sparsejax.wire import Wire

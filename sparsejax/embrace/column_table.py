@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
-from sparsejax.transforms.state import specs
-from sparsejax.transforms.state.sharded import Sharded
+from sparsejax.placement import specs
+from sparsejax.state.sharded import Sharded
 from sparsejax.wire import Wire
 
 

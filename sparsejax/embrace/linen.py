@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from sparsejax import axes
 from sparsejax.embrace.column_lookup import column_lookup
 from sparsejax.embrace.column_table import DEFAULT_INIT, ColumnTable, width
-from sparsejax.transforms.state import specs
+from sparsejax.placement import specs
 
 
 class ColumnEmbed(nn.Module):

@@ -20,7 +20,7 @@ from jax import lax
 from sparsejax import arguments, axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.errors import ArgumentError, RuleError
-from sparsejax.transforms.state import tree
+from sparsejax.state import tree
 from sparsejax.units.merging import Merge, merged
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.wire import Wire

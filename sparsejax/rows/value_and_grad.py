@@ -13,7 +13,7 @@ from sparsejax.axes import as_varying, varying_axes
 from sparsejax.errors import ArgumentError, DenseGradientWarning
 from sparsejax.rows import reading, replay
 from sparsejax.rows.replay import ProgramTable, Reader
-from sparsejax.transforms.state import tree
+from sparsejax.state import tree
 from sparsejax.units.row_grads import RowGrads
 
 

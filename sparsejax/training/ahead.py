@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparsejax.errors import ArgumentError, UntoldBatchWarning
-from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.observing import Observed
+from sparsejax.state import tree
+from sparsejax.state.observing import Observed
 
 
 MISSING: Any = object()

@@ -10,9 +10,9 @@ import numpy as np
 
 from sparsejax import axes
 from sparsejax.errors import BadNumberError
+from sparsejax.state import tree
+from sparsejax.state.finite import check_numbers
 from sparsejax.training.train_state import TrainState
-from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.alike.numbers import check_numbers
 from sparsejax.transforms.wrappers import SkipState
 
 

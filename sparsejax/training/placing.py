@@ -17,7 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
-from sparsejax.transforms.state import specs, tree
+from sparsejax.placement import specs
+from sparsejax.state import tree
 
 
 def alike(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec
 from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
-from sparsejax.transforms.state import sharded, tree
-from sparsejax.transforms.state.alike.replicas import check_replicas
+from sparsejax.monitor.replicas import check_replicas
+from sparsejax.state import sharded, tree
 from sparsejax.wire import Wire
 
 

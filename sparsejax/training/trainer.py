@@ -10,15 +10,16 @@ from jax.sharding import Mesh, PartitionSpec
 
 from sparsejax import rows
 from sparsejax.errors import ArgumentError
+from sparsejax.placement import initial, specs
+from sparsejax.placement.setup import TIMEOUT, Setup
+from sparsejax.state import observing
+from sparsejax.state.per_rank import check_ranks, check_whole
 from sparsejax.training import ahead, numbers, placing, variables as of_variables
 from sparsejax.training.on_rank import halves, losses, outputs
 from sparsejax.training.on_rank.by_rows import takes_rows
 from sparsejax.training.on_rank.losses import Loss
 from sparsejax.training.on_rank.program import Program
 from sparsejax.training.train_state import Checked, TrainState, check_key, require_usable
-from sparsejax.transforms.state import observing, placed, specs
-from sparsejax.transforms.state.alike.setup import TIMEOUT, Setup
-from sparsejax.transforms.state.per_rank import check_ranks, check_whole
 from sparsejax.wire import Wire
 
 
@@ -142,7 +143,7 @@ class DataParallel:
     def _made_ready(self, job, params, variables, key):
         """The maker of the optimizer's state; other processes hear what is trained."""
         of = params, self._mesh, self._axis_name
-        maker = placed.Maker.of(self._tx, *of, self._param_specs, self._check_vma)
+        maker = initial.Maker.of(self._tx, *of, self._param_specs, self._check_vma)
         if job.is_shared:
             maker.tell(job, self._tx, *of)
             job.say_tree("variables", "the variable", variables)
@@ -308,7 +309,7 @@ class DataParallel:
     def _on_ranks(self, local, state_specs, out_specs, batches=1):
         """A function of this rank's state and shares of batches, on all ranks."""
         in_specs = (state_specs, *[PartitionSpec(self._axis_name)] * batches)
-        return placed.on_ranks(
+        return initial.on_ranks(
             local,
             mesh=self._mesh,
             in_specs=in_specs,

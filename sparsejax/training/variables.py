@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from sparsejax import axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
+from sparsejax.state import tree
+from sparsejax.state.per_rank import PerRank
 from sparsejax.training.on_rank.shares import Share
-from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.per_rank import PerRank
 from sparsejax.wire import Wire
 
 

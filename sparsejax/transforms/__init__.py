@@ -6,7 +6,7 @@ itself, what raises for a step that was left out, and the systems with which `ze
 contract of what leaves something out.
 """
 
-from sparsejax.transforms.state.alike.numbers import check_numbers as check_numbers
+from sparsejax.state.finite import check_numbers as check_numbers
 from sparsejax.transforms.systems import (
     gaussian_k_sync as gaussian_k_sync,
     gtopk_sync as gtopk_sync,

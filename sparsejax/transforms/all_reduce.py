@@ -12,8 +12,8 @@ from sparsejax import axes, schemes
 from sparsejax.axes import AxisName
 from sparsejax.schemes import row_lists
 from sparsejax.schemes.base import Scheme
+from sparsejax.state import sharded, tree
 from sparsejax.transforms.buckets import ByRules, Everything
-from sparsejax.transforms.state import sharded, tree
 from sparsejax.transforms.sync import check_deterministic, check_scheme
 from sparsejax.transforms.wrappers import check_reduce
 from sparsejax.units import merging

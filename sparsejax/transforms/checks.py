@@ -11,9 +11,9 @@ from jax import lax
 from sparsejax import axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, StateError
+from sparsejax.state import sharded, tree
+from sparsejax.state.per_rank import PerRank
 from sparsejax.transforms.buckets import Bucket
-from sparsejax.transforms.state import sharded, tree
-from sparsejax.transforms.state.per_rank import PerRank
 from sparsejax.units.row_grads import is_row_grads
 from sparsejax.wire import Wire
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import optax
 
 from sparsejax.errors import ArgumentError
-from sparsejax.transforms.state.tree import Transformation
+from sparsejax.state.tree import Transformation
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -41,15 +41,14 @@ from sparsejax.schemes.base import (
     no_traffic,
     sum_of_shared,
 )
+from sparsejax.state import finite, observing, sharded, tree
+from sparsejax.state.finite import Sums
+from sparsejax.state.per_rank import PerRank, check_kind
+from sparsejax.state.totals import Totals
 from sparsejax.transforms import checks
 from sparsejax.transforms.buckets import Assignment, check_ids, joint, tables
 from sparsejax.transforms.checks import Leaves as Leaves
 from sparsejax.transforms.feedback import Outcome
-from sparsejax.transforms.state import observing, sharded, tree
-from sparsejax.transforms.state.alike import numbers
-from sparsejax.transforms.state.alike.numbers import Sums
-from sparsejax.transforms.state.per_rank import PerRank, check_kind
-from sparsejax.transforms.state.totals import Totals
 from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.wire import Wire, ordered
@@ -165,7 +164,7 @@ class Exchange:
             travelling(leaves[bucket.leaves[0]].dtype, bucket.scheme.wire_dtype)
             for bucket in buckets
         ]
-        sums = numbers.first_sums(paths, dtypes)
+        sums = finite.first_sums(paths, dtypes)
         made_for = Reduction(self.mean), Leaves.of(paths, leaves)
         return ExchangeState(states, traffic, Totals.zero(), *made_for, sums)
 

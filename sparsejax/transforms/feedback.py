@@ -37,10 +37,8 @@ import optax
 
 from sparsejax import arguments, axes, errors
 from sparsejax.axes import AxisName
-from sparsejax.transforms import checks
-from sparsejax.transforms.described import described
-from sparsejax.transforms.state import observing, sharded, tree
-from sparsejax.transforms.state.per_rank import (
+from sparsejax.state import observing, sharded, tree
+from sparsejax.state.per_rank import (
     OUTLINE,
     PerRank,
     by_rank,
@@ -48,6 +46,8 @@ from sparsejax.transforms.state.per_rank import (
     check_like,
     check_ranks,
 )
+from sparsejax.transforms import checks
+from sparsejax.transforms.described import described
 from sparsejax.units.units import wide
 from sparsejax.wire import Wire
 

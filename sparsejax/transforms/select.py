@@ -19,9 +19,9 @@ from sparsejax import axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.errors import AlreadySummedError, ArgumentError
 from sparsejax.sparsifiers import base
+from sparsejax.state import observing, sharded, tree
+from sparsejax.state.per_rank import PerRank, check_kind
 from sparsejax.transforms.feedback import Outcome
-from sparsejax.transforms.state import observing, sharded, tree
-from sparsejax.transforms.state.per_rank import PerRank, check_kind
 from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes, selections
 from sparsejax.units.sparse_tensor import Origin, SparseTensor

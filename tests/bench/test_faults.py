@@ -14,8 +14,8 @@ import sparsejax
 from benchmarks.faults import __main__ as faults, books, systems
 from benchmarks.faults.settings import FAULTS, SCHEMES, Settings
 from sparsejax.rows.updates.state import LazyState
+from sparsejax.state.pending import Pending
 from sparsejax.transforms.feedback import FeedbackState
-from sparsejax.transforms.state.pending import Pending
 from tests import helpers
 
 

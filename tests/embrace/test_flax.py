@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
 from sparsejax.embrace import ColumnTable, linen as of_linen, nnx as of_nnx
-from sparsejax.transforms.state import sharded, tree
+from sparsejax.state import sharded, tree
 from tests.helpers import mesh_of, shard_map
 
 

@@ -15,8 +15,8 @@ from sparsejax.embrace import lookahead, rows_held
 from sparsejax.embrace.vertical.sending import columns_of_some
 from sparsejax.embrace.vertical.split import Chosen, split
 from sparsejax.errors import ArgumentError, UntoldBatchWarning
+from sparsejax.state import pending
 from sparsejax.training.ahead import ReportedBatch
-from sparsejax.transforms.state import pending
 from tests import helpers
 from tests.embrace.model import SHARE, TABLES, batch_of, loss_fn, params
 from tests.helpers import mesh_of

@@ -301,7 +301,7 @@ def test_tables_that_each_rank_has_whole_go_by_a_baseline(replicated):
     shapes = {"embedding": (5000, 16), "kernel": (300, 300), "bias": (4,)}
     given = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
     tx = sparsejax.embrace_sync(replicated=replicated, vertical=False)
-    seen = sparsejax.transforms.state.observing.observed(tx, given)
+    seen = sparsejax.state.observing.observed(tx, given)
     (exchange,) = seen.exchanges
     used = {path: x.scheme for x in exchange.buckets for path in x.paths}
     dense = schemes.AllReduce()

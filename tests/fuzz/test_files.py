@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 
 import sparsejax
 from sparsejax.advise import codec
+from sparsejax.checkpoints import checksums, records
 from sparsejax.errors import ArgumentError, CheckpointError, PlanError
-from sparsejax.transforms.state.checkpoints import checksums, records
+from tests.checkpoints.cases import LIKE, STATE
 from tests.fuzz import documents
-from tests.transforms.state.checkpoints.cases import LIKE, STATE
 
 
 LONGEST = 1500  # characters of a message

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import optax
 
+from sparsejax.state.per_rank import find
 from sparsejax.transforms.feedback import FeedbackState
-from sparsejax.transforms.state.per_rank import find
 from sparsejax.transforms.wrappers import AccumulateState
 from tests.helpers.runs import Run, assert_same_on_all_ranks
 

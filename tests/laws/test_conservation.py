@@ -26,9 +26,9 @@ import sparsejax
 from sparsejax import schemes, sparsifiers
 from sparsejax.schemes.base import LossyScheme
 from sparsejax.sparsifiers import base
+from sparsejax.state.per_rank import find
 from sparsejax.transforms import wrappers
 from sparsejax.transforms.feedback import FeedbackState
-from sparsejax.transforms.state.per_rank import find
 from sparsejax.units import ownership
 from tests import helpers
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax.errors import ArgumentError
-from sparsejax.transforms.state import placed
+from sparsejax.placement import initial
 from tests import helpers
 
 
@@ -118,7 +118,7 @@ def test_nothing_is_gathered_to_make_a_state(kind):
     """An optimizer that keeps a copy of the parameters has its shards alone."""
     tx = optax.chain(sparsejax.zen_sync(**NAMED), optax.contrib.schedule_free_sgd(0.1))
     at = params(kind, "fsdp")
-    maker = placed.Maker.of(tx, at, mesh(kind), "replica")
+    maker = initial.Maker.of(tx, at, mesh(kind), "replica")
     assert "all-gather" not in maker.make.lower(at).compile().as_text()
     copies = init(kind, at, tx)[1].z
     assert lies(copies) == lies(at)

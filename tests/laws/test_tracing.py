@@ -8,12 +8,12 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from sparsejax.embrace.horizontal import first_use, independence
+from sparsejax.placement import program as numbers
 from sparsejax.rows import reading, replay
 from sparsejax.rows.updates.facts import values
 from sparsejax.tracing import programs
 from sparsejax.tracing.interpreter import interpret
 from sparsejax.tracing.programs import CallKind
-from sparsejax.transforms.state.alike import program as numbers
 from tests import helpers
 
 

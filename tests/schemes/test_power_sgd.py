@@ -12,8 +12,8 @@ import sparsejax
 from sparsejax import schemes
 from sparsejax.errors import ArgumentError, RuleError
 from sparsejax.schemes.baselines.power_sgd import as_matrix
+from sparsejax.state.per_rank import find
 from sparsejax.transforms.exchange import ExchangeState
-from sparsejax.transforms.state.per_rank import find
 from tests import helpers
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import sparsejax
 from sparsejax import errors
+from sparsejax.state import observing, tree
 from sparsejax.training.on_rank.by_rows import takes_rows
-from sparsejax.transforms.state import observing, tree
 from sparsejax.units.row_grads import is_row_grads
 from tests.helpers import mesh_of
 

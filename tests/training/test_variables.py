@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax.errors import ArgumentError, StateError
-from sparsejax.transforms.state.per_rank import PerRank
+from sparsejax.state.per_rank import PerRank
 from tests.helpers import grid, mesh_of
 from tests.training import model
 

@@ -6,7 +6,7 @@ import pytest
 import sparsejax
 from sparsejax import schemes
 from sparsejax.errors import RuleError
-from sparsejax.transforms.state import observing
+from sparsejax.state import observing
 
 
 def params():

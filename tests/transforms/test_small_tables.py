@@ -14,9 +14,9 @@ import pytest
 import sparsejax
 from sparsejax import schemes
 from sparsejax.errors import RuleError
+from sparsejax.state import observing
 from sparsejax.transforms.buckets import SPARSE_FROM, tables
 from sparsejax.transforms.buckets.tables import LISTED_FROM, Table
-from sparsejax.transforms.state import observing
 from tests import helpers
 
 

@@ -15,8 +15,8 @@ import sparsejax
 from sparsejax import schemes
 from sparsejax.schemes.base import Traffic
 from sparsejax.schemes.top_k.base import TopKScheme
+from sparsejax.state.per_rank import find
 from sparsejax.transforms.exchange import ExchangeState
-from sparsejax.transforms.state.per_rank import find
 from sparsejax.units.dense import Dense
 from tests.helpers import compilations, grid, mesh_of, parameters, shard_map, slow, stacked
 

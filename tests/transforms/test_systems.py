@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from benchmarks.papers.formulas import cost_tables
 from sparsejax import errors, schemes
+from sparsejax.state import observing
+from sparsejax.state.per_rank import find
 from sparsejax.transforms import systems
-from sparsejax.transforms.state import observing
-from sparsejax.transforms.state.per_rank import find
 from sparsejax.transforms.wrappers import AccumulateState
 from tests import helpers
 

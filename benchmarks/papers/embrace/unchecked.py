@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import sparsejax
 from sparsejax import embrace, rows
-from sparsejax.transforms.state.placed import on_ranks
+from sparsejax.placement.initial import on_ranks
 
 
 class State(NamedTuple):

@@ -9,13 +9,13 @@ from typing import Any
 
 import jax
 
-from sparsejax.advise.doctor import coordinator
 from sparsejax.advise.doctor.examination import doctor, to_stderr
 from sparsejax.advise.doctor.findings import WRONG, Finding
 from sparsejax.advise.explain import command as explain_command
 from sparsejax.advise.network import network_of
 from sparsejax.errors import ArgumentError, JobError
 from sparsejax.jobs import store
+from sparsejax.jobs.start import coordinator
 
 
 # What may differ from rank to rank.

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from sparsejax.advise.doctor import job, links, ranks as between
+from sparsejax.advise.doctor import links, ranks as between
 from sparsejax.advise.doctor.findings import NOTE, OK, WRONG, Finding, Report
 from sparsejax.advise.explain.densities import Density
 from sparsejax.advise.explain.explanation import Explanation, explain
@@ -21,9 +21,10 @@ from sparsejax.arguments import check_positive
 from sparsejax.axes import AxisName
 from sparsejax.errors import JobError, SparsejaxError
 from sparsejax.jobs import store
+from sparsejax.jobs.start import check
+from sparsejax.placement import specs
 from sparsejax.schemes import AllReduce
 from sparsejax.schemes.forecast import Network
-from sparsejax.transforms.state import specs
 from sparsejax.transforms.sync import zen_sync
 
 
@@ -132,7 +133,7 @@ class _Examination:
     def run(self) -> None:
         """Looks at everything, but at nothing for which processes must fit that do not."""
         self.progress("comparing versions, settings and arguments")
-        wrong, answers = job.compare(self.arguments, self.timeout)
+        wrong, answers = check.compare(self.arguments, self.timeout)
         for text in wrong:
             self.add("job", WRONG, text)
         versions = ", ".join(f"{k} {v}" for k, v in answers[0]["versions"].items())
@@ -142,7 +143,7 @@ class _Examination:
         self.add("versions", status, f"{versions}{where}.{alone}")
         if wrong:
             return self.add("job", NOTE, "nothing else was looked at: see above.")
-        wrong, devices = job.compare_devices(answers, self.timeout)
+        wrong, devices = check.compare_devices(answers, self.timeout)
         for text in wrong:
             self.add("devices", WRONG, text)
         if wrong:

@@ -21,8 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from sparsejax.axes import AxisName
 from sparsejax.jobs import store
+from sparsejax.placement import specs
 from sparsejax.schemes.forecast import Network, agreeing
-from sparsejax.transforms.state import specs
 from sparsejax.wire.collectives import Wire
 
 

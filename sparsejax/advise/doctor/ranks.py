@@ -13,7 +13,8 @@ from sparsejax import axes
 from sparsejax.advise.doctor.findings import NOTE, OK, WRONG, Finding
 from sparsejax.axes import AxisName
 from sparsejax.jobs import store
-from sparsejax.transforms.state import placed, sharded, tree
+from sparsejax.placement import initial
+from sparsejax.state import sharded, tree
 
 
 _LOCAL = (
@@ -93,7 +94,7 @@ def _summed(mesh, axis_name, grad_fn, params, batch) -> list[str]:
         return 0
 
     specs = P(), P(axis_name)
-    mapped = placed.on_ranks(on_rank, mesh=mesh, in_specs=specs, out_specs=P())
+    mapped = initial.on_ranks(on_rank, mesh=mesh, in_specs=specs, out_specs=P())
     jax.eval_shape(mapped, params, batch)
     return found
 

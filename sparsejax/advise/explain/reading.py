@@ -20,8 +20,8 @@ from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import Scheme
 from sparsejax.schemes.forecast import Load
 from sparsejax.sparsifiers import base as sparsifiers
+from sparsejax.state import observing
 from sparsejax.transforms.buckets import Bucket, joint, tables
-from sparsejax.transforms.state import observing
 from sparsejax.units.row_grads import RowGrads
 
 

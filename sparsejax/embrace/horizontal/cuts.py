@@ -8,7 +8,7 @@ import optax
 from sparsejax.embrace.horizontal import blocks
 from sparsejax.embrace.horizontal.blocks import Block
 from sparsejax.errors import ArgumentError
-from sparsejax.transforms.state import sharded, tree
+from sparsejax.state import sharded, tree
 
 
 class Cut(NamedTuple):

@@ -15,9 +15,9 @@ import jax
 from jax.core import Tracer
 
 from sparsejax.embrace.horizontal import blocks
+from sparsejax.state import sharded, tree
 from sparsejax.tracing import programs
 from sparsejax.tracing.interpreter import Domain, interpret
-from sparsejax.transforms.state import sharded, tree
 
 
 @dataclasses.dataclass(frozen=True)

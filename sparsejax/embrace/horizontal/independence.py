@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax
 
 from sparsejax.errors import ArgumentError
+from sparsejax.state import tree
+from sparsejax.state.per_rank import OUTLINE
 from sparsejax.tracing import programs
 from sparsejax.tracing.interpreter import Domain, interpret
-from sparsejax.transforms.state import tree
-from sparsejax.transforms.state.per_rank import OUTLINE
 from sparsejax.wire import Wire
 
 

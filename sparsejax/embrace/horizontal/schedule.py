@@ -15,15 +15,15 @@ from sparsejax.embrace.horizontal.cuts import Cut
 from sparsejax.embrace.horizontal.independence import check_apart
 from sparsejax.errors import ArgumentError, LeafError, StateError
 from sparsejax.rows import apply_updates
-from sparsejax.transforms.buckets import of_part
-from sparsejax.transforms.state import observing, tree
-from sparsejax.transforms.state.per_rank import (
+from sparsejax.state import observing, tree
+from sparsejax.state.per_rank import (
     OUTLINE,
     PerRank,
     check_kind,
     check_like,
     check_ranks,
 )
+from sparsejax.transforms.buckets import of_part
 from sparsejax.wire import Wire
 
 

@@ -11,8 +11,8 @@ from sparsejax.embrace.horizontal import blocks
 from sparsejax.embrace.horizontal.blocks import Order
 from sparsejax.embrace.horizontal.schedule import Begun, HorizontalSchedule, HorizontalState
 from sparsejax.errors import ArgumentError
+from sparsejax.state import tree
 from sparsejax.transforms.described import described
-from sparsejax.transforms.state import tree
 
 
 class Horizontal(tree.Transformation):

@@ -15,8 +15,8 @@ from sparsejax.embrace.vertical.sync import EmbraceState
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.rows import Lazy, apply_updates, settle
 from sparsejax.rows.updates import steps
-from sparsejax.transforms.state import pending as held, sharded
-from sparsejax.transforms.state.per_rank import find
+from sparsejax.state import pending as held, sharded
+from sparsejax.state.per_rank import find
 from sparsejax.wire import Wire
 
 

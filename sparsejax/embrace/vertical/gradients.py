@@ -22,8 +22,8 @@ from sparsejax.errors import ArgumentError
 from sparsejax.rows import reading, replay, value_and_grad as by_rows
 from sparsejax.rows.reads import Ids
 from sparsejax.rows.replay import Lookup, ProgramTable, Reader
+from sparsejax.state import sharded, tree
 from sparsejax.tracing import outputs
-from sparsejax.transforms.state import sharded, tree
 from sparsejax.units.merging import merged
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.wire import Wire

@@ -17,14 +17,14 @@ from sparsejax.embrace.vertical.split import Chosen, among, split
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.capacity import Capacity, check_capacity
 from sparsejax.schemes.base import Scheme, Stage, Traffic, no_traffic
+from sparsejax.state import observing, pending as held, sharded, tree
+from sparsejax.state.pending import Pending
+from sparsejax.state.per_rank import OUTLINE, check_kind
+from sparsejax.state.totals import Totals
 from sparsejax.transforms.buckets import ByTables, Rules
 from sparsejax.transforms.described import described
 from sparsejax.transforms.exchange import ExchangeState, Leaves, Reduction
 from sparsejax.transforms.feedback import FeedbackState
-from sparsejax.transforms.state import observing, pending as held, sharded, tree
-from sparsejax.transforms.state.pending import Pending
-from sparsejax.transforms.state.per_rank import OUTLINE, check_kind
-from sparsejax.transforms.state.totals import Totals
 from sparsejax.transforms.sync import check_scheme, sync
 from sparsejax.units.merging import merged
 from sparsejax.units.row_grads import LateRowGrads

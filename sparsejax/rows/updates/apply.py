@@ -8,7 +8,7 @@ import optax
 
 from pallas_kernels.reference.ordered import add_repeated
 from sparsejax.errors import ArgumentError
-from sparsejax.transforms.state import tree
+from sparsejax.state import tree
 from sparsejax.units.indices import in_range
 from sparsejax.units.row_grads import is_row_grads
 

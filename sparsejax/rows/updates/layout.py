@@ -16,7 +16,7 @@ import optax
 
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates.facts.tables import TableFacts, UpdateWalk
-from sparsejax.transforms.state import tree
+from sparsejax.state import tree
 from sparsejax.units.row_grads import is_row_grads
 
 

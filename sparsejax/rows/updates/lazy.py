@@ -9,10 +9,10 @@ from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates import steps
 from sparsejax.rows.updates.optimizer import RowOptimizer
 from sparsejax.rows.updates.reader import LateRowReader
+from sparsejax.state import observing, tree
+from sparsejax.state.pending import Pending
+from sparsejax.state.per_rank import find
 from sparsejax.transforms.described import described
-from sparsejax.transforms.state import observing, tree
-from sparsejax.transforms.state.pending import Pending
-from sparsejax.transforms.state.per_rank import find
 
 
 class Lazy(tree.Transformation):

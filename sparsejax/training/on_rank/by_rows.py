@@ -11,9 +11,9 @@ import optax
 from sparsejax.axes import AxisName
 from sparsejax.errors import LeafError, SparsejaxError
 from sparsejax.rows import Capacity, Lazy, within_capacity
+from sparsejax.state import sharded, tree
+from sparsejax.state.observing import Observed
 from sparsejax.training.on_rank.shares import Share
-from sparsejax.transforms.state import sharded, tree
-from sparsejax.transforms.state.observing import Observed
 from sparsejax.units.indices import comparable
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 

@@ -8,8 +8,8 @@ import optax
 from sparsejax import rows
 from sparsejax.embrace.horizontal import Begun, Horizontal, HorizontalState, find_order
 from sparsejax.embrace.vertical import flushing
+from sparsejax.state import observing
 from sparsejax.training.train_state import TrainState
-from sparsejax.transforms.state import observing
 
 
 def has_two(tx: optax.GradientTransformation) -> bool:

@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec
 
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
+from sparsejax.state import tree
 from sparsejax.training.on_rank.shares import Share
-from sparsejax.transforms.state import tree
 
 
 KINDS = ("mean", "sum", "stack")

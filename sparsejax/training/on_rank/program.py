@@ -13,6 +13,7 @@ from sparsejax.axes import AxisName
 from sparsejax.embrace.vertical import gradients
 from sparsejax.errors import ArgumentError
 from sparsejax.rows import Capacity
+from sparsejax.state import observing
 from sparsejax.training import numbers, variables as of_variables
 from sparsejax.training.on_rank import halves, outputs
 from sparsejax.training.on_rank.by_rows import (
@@ -28,7 +29,6 @@ from sparsejax.training.on_rank.by_rows import (
 from sparsejax.training.on_rank.losses import Loss
 from sparsejax.training.on_rank.shares import Share
 from sparsejax.training.train_state import TrainState, require_synchronized
-from sparsejax.transforms.state import observing
 from sparsejax.wire import Wire
 
 

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from sparsejax.errors import RuleError
 from sparsejax.schemes import AllReduce
 from sparsejax.schemes.base import MOST_UNITS, Scheme
+from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket
-from sparsejax.transforms.state import tree
 
 
 SPARSE_FROM = 1 << 16  # elements; a smaller leaf joins the one dense psum

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from sparsejax.axes import as_varying
 from sparsejax.errors import NeedsRanks
 from sparsejax.schemes.base import LossyScheme, Scheme
-from sparsejax.transforms.state import tree
+from sparsejax.state import tree
 from sparsejax.units import bits
 from sparsejax.units.dense import Dense
 from sparsejax.units.entries import of_tensors

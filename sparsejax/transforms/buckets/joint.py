@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from sparsejax.schemes import AllReduce
 from sparsejax.schemes.base import MOST_UNITS, Stage, Traffic
+from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket
-from sparsejax.transforms.state import tree
 
 
 def together(

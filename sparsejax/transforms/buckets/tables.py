@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from sparsejax.schemes import AllReduce
 from sparsejax.schemes.base import Scheme
 from sparsejax.schemes.forecast import Load, merged
+from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket
-from sparsejax.transforms.state import tree
 from sparsejax.units.row_grads import is_row_grads
 from sparsejax.wire.ladder import ROUND
 

@@ -5,9 +5,9 @@ import optax
 
 from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
+from sparsejax.state import sharded, tree
 from sparsejax.transforms import select
 from sparsejax.transforms.described import described
-from sparsejax.transforms.state import sharded, tree
 from sparsejax.units import merging
 from sparsejax.units.row_grads import is_row_grads
 from sparsejax.units.units import wide

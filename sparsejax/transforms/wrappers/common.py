@@ -5,7 +5,7 @@ from typing import Any
 import optax
 
 from sparsejax import errors
-from sparsejax.transforms.state import observing
+from sparsejax.state import observing
 
 
 def checked(tx: Any, what: str) -> optax.GradientTransformationExtraArgs:

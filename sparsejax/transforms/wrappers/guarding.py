@@ -11,11 +11,10 @@ import optax
 
 from sparsejax import axes, errors
 from sparsejax.axes import AxisName
+from sparsejax.state import finite, sharded, tree
+from sparsejax.state.finite import Found, Names
+from sparsejax.state.per_rank import check_kind
 from sparsejax.transforms.described import described
-from sparsejax.transforms.state import sharded, tree
-from sparsejax.transforms.state.alike import numbers
-from sparsejax.transforms.state.alike.numbers import Found, Names
-from sparsejax.transforms.state.per_rank import check_kind
 from sparsejax.transforms.wrappers.common import checked
 from sparsejax.wire import Wire
 
@@ -71,7 +70,7 @@ def skip_nonfinite(
 
     def init(params):
         paths, _, _ = tree.flatten(params, _NAME, rows=True)
-        with numbers.watching():
+        with finite.watching():
             inner = tx.init(params)
         return SkipState(jnp.int32(0), inner, Found.first(paths) if report else None)
 
@@ -91,9 +90,9 @@ def skip_nonfinite(
             axes.require_local(path, tree.numbers(leaf), wire.axis)
         names = state.found.names if report else Names(tuple(paths))
         known = state.found.numbers_of(paths) if report else range(len(paths))
-        word = numbers.first_bad(leaves, known)
+        word = finite.first_bad(leaves, known)
         if report:
-            words = numbers.of_all(word, wire)
+            words = finite.of_all(word, wire)
             word = jnp.max(words)
         else:
             words, (word, _) = None, wire.maximum(wire.per_rank(word))
@@ -101,7 +100,7 @@ def skip_nonfinite(
         def run(updates):
             out, inner = tx.update(updates, state.inner, params, **extra)
             done = tree.bare(out), inner
-            over = numbers.overflown(inner, names)
+            over = finite.overflown(inner, names)
             if over is None:
                 return *done, jnp.int32(0)
             dropped = lambda: (tree.nothing(done[0]), state.inner)

@@ -11,15 +11,15 @@ import optax
 
 from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
-from sparsejax.transforms.described import described
-from sparsejax.transforms.state import observing, sharded, tree
-from sparsejax.transforms.state.per_rank import (
+from sparsejax.state import observing, sharded, tree
+from sparsejax.state.per_rank import (
     PerRank,
     by_rank,
     check_kind,
     check_like,
     check_ranks,
 )
+from sparsejax.transforms.described import described
 from sparsejax.transforms.wrappers.common import check_reduce, checked, require_exchange
 from sparsejax.wire import Wire
 

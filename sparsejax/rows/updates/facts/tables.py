@@ -12,7 +12,7 @@ from jax.core import Tracer
 from sparsejax.rows.updates.facts import values
 from sparsejax.rows.updates.facts.factors import ZERO
 from sparsejax.rows.updates.facts.values import ArrayFacts
-from sparsejax.transforms.state import tree
+from sparsejax.state import tree
 
 
 @dataclasses.dataclass(frozen=True)

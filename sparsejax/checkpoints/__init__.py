@@ -1,0 +1,29 @@
+"""Checkpoints: a state on disk, to go on from on as many ranks or on others.
+
+On disk: the arrays, numbered, as orbax writes them, each process the shards that it has,
+with a checksum of each chunk; and beside them a description in JSON, of what they are: the
+versions that wrote them, for how many ranks they were made, and the state's tree with its
+types, shapes and dtypes. Nothing is pickled, and no type of this library is needed to read
+the description.
+
+`save` is right because it reads back what was written, and compares it with what is in
+memory, before the folder gets its name. `restore` is right because it compares the
+description with the one of a fresh state before it reads an array: what differs is named,
+from both sides. On as many ranks each device then reads its own part. On other ranks what
+ranks held is read whole, into memory of the host, and `resized` gives it to those that
+there are; all else goes where it belongs at once.
+
+    description   the tree of a state, and its arrays
+    comparing     the first difference of two trees
+    records       the JSON: written, checked when read, brought from older formats to this
+    checksums     of chunks, and of the description
+    reading       arrays from disk, by TensorStore
+    writing       by orbax
+    folders       paths, and what is in a folder
+    storage       written, read back, and renamed
+    together      what one process cannot read, all refuse
+    saving, restoring
+"""
+
+from sparsejax.checkpoints.restoring import restore as restore
+from sparsejax.checkpoints.saving import save as save

@@ -1,0 +1,272 @@
+"""The arrays of a checkpoint as they are on disk, read by TensorStore.
+
+orbax has written each as an array of zarr 3 under its number, all of them in one store of
+OCDBT. Both formats are documented. `restore` reads from here, and so does `save`, before
+what it has written gets its name: what was read back there can be restored.
+
+Of several processes each compares a share of its own shards, no number twice.
+"""
+
+import contextlib
+import math
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from sparsejax.arguments import cut
+from sparsejax.checkpoints.description import Array
+from sparsejax.errors import ArgumentError, CheckpointError
+
+
+ARRAYS = "state"  # the folder that has them
+
+# Bytes of numbers that a process reads at once, and that OCDBT keeps of its tables.
+_AT_ONCE, _CACHE = 2**30, 10**8
+
+Index = tuple[slice, ...]
+
+
+class _Wrong(Exception):
+    """What is wrong with an array on disk: where it is in the state, and why."""
+
+
+class _Held(NamedTuple):
+    """Numbers that this process has in memory, and compares with those on disk.
+
+    Attributes:
+        where: Where they are in the array; () for all of it.
+        shard: The shard that has them.
+        rows: Where they are in the shard.
+    """
+
+    where: Index
+    shard: Any
+    rows: slice
+
+
+def read(
+    folder: Any,
+    arrays: Mapping[int, Array],
+    paths: Mapping[int, str],
+    places: Mapping[int, Any],
+) -> dict[int, Any]:
+    """Arrays of a checkpoint, by their numbers.
+
+    Args:
+        folder: Where it is.
+        arrays: What its description says of them.
+        paths: Where in the state they are, for messages.
+        places: The shardings of those that are to be read; None for one that every process
+            has whole in its own memory, as NumPy's.
+    """
+    if not places:
+        return {}
+    if not (folder / ARRAYS).is_dir():
+        raise CheckpointError(
+            f"the checkpoint in {folder} is incomplete: it has no folder {ARRAYS!r} with "
+            "its arrays. Take the one before."
+        )
+    try:
+        stores = _opened(folder, {number: arrays[number] for number in places}, paths)
+        wanted = {}
+        for number, store in stores.items():
+            with _at(paths[number]):
+                wanted[number] = _indices(store.shape, places[number])
+        found = _parts(stores, wanted, paths)
+        return {
+            number: _placed(stores[number], places[number], wanted[number], parts)
+            for number, parts in found
+        }
+    except _Wrong as error:
+        raise CheckpointError(
+            f"the arrays of the checkpoint in {folder} cannot be read, so it is incomplete "
+            f"or damaged {error}. Take the one before."
+        ) from error
+
+
+def check(
+    folder: Any,
+    arrays: Mapping[int, Array],
+    paths: Mapping[int, str],
+    values: Sequence[Any],
+) -> None:
+    """Raises unless this process's share of arrays is on disk as it is in memory.
+
+    Args:
+        folder: The checkpoint that was written.
+        arrays: What its description says of them.
+        paths: Where in the state they are, for messages.
+        values: The arrays in memory, by their numbers.
+    """
+    held = {number: _held(values[number]) for number in arrays}
+    wanted = {number: [one.where for one in each] for number, each in held.items()}
+    try:
+        for number, parts in _parts(_opened(folder, arrays, paths), wanted, paths):
+            same = map(_is_same, held[number], parts)
+            if not all(same):
+                raise _Wrong(f"at {paths[number]!r}: it has other numbers")
+    except _Wrong as error:
+        raise CheckpointError(f"what was written cannot be read back {error}") from error
+
+
+def check_dtypes(paths: Mapping[int, str], values: Sequence[Any]) -> None:
+    """Raises where there is no way to write an array.
+
+    Args:
+        paths: Where in the state the arrays are, for the message.
+        values: The arrays, by their numbers.
+    """
+    ts = tensorstore()
+    for number, x in enumerate(values):
+        found = None
+        with contextlib.suppress(TypeError, ValueError):
+            found = ts.dtype(x.dtype).numpy_dtype
+        if found != x.dtype:
+            raise ArgumentError(
+                f"a checkpoint holds arrays of dtypes that TensorStore has, and "
+                f"{paths[number]!r} is {x.dtype}: convert it, as to int8 or float64."
+            )
+
+
+def tensorstore() -> Any:
+    """TensorStore, which comes with orbax."""
+    try:
+        import tensorstore  # for those who want it, as orbax
+    except ImportError as error:
+        raise missing(error) from None
+    return tensorstore
+
+
+def missing(error: ImportError) -> CheckpointError:
+    """What is raised where a library that checkpoints need cannot be imported."""
+    return CheckpointError(
+        "checkpoints are written by orbax and read by its TensorStore, and one of them "
+        f"cannot be imported: {error}. Install both: pip install 'sparsejax[checkpoint]', "
+        "or pip install orbax-checkpoint."
+    )
+
+
+def line(error: BaseException) -> str:
+    """What an error says, on one line and without its full stop."""
+    text = str(error).partition(" [tensorstore_spec=")[0].strip() or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return cut(text.splitlines()[0], 300).rstrip(".")
+
+
+@contextlib.contextmanager
+def _at(path: str) -> Iterator[None]:
+    """Names the array, whatever a library makes of files that are damaged or gone."""
+    try:
+        yield
+    except Exception as error:
+        raise _Wrong(f"at {path!r}: {line(error)}") from error
+
+
+def _opened(folder, arrays, paths):
+    """The arrays on disk, each of the shape and dtype that the description says."""
+    ts = tensorstore()
+    context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE}})
+    base, opening = _base(folder), {}
+    for number in arrays:
+        kvstore = {"driver": "ocdbt", "base": base, "path": f"{number}/"}
+        # Chunks that are gone would be zeros.
+        spec = {"driver": "zarr3", "kvstore": kvstore, "fill_missing_data_reads": False}
+        opening[number] = ts.open(spec, open=True, read=True, context=context)
+    stores = {}
+    for number, store in opening.items():
+        with _at(paths[number]):
+            stores[number] = store.result()
+        _check_type(stores[number], arrays[number], paths[number])
+    return stores
+
+
+def _base(folder):
+    """Where the store of all arrays is, as TensorStore has it."""
+    path = f"{folder / ARRAYS}/"
+    if isinstance(folder, pathlib.Path):
+        return {"driver": "file", "path": path}
+    bucket, _, path = path.removeprefix("gs://").partition("/")
+    return {"driver": "gcs", "bucket": bucket, "path": path}
+
+
+def _check_type(store, array, path):
+    if array.impl is not None:
+        return  # the numbers of a key have an axis more, and a dtype of their own
+    there = array._replace(shape=store.shape, dtype=str(store.dtype.numpy_dtype))
+    if there != array:
+        raise _Wrong(f"at {path!r}: it is {there}, and its description says {array}")
+
+
+def _indices(shape, place) -> list[Index]:
+    """The parts of an array that devices of this process have, each of them once."""
+    if place is None:
+        return [()]
+    indices = place.addressable_devices_indices_map(tuple(shape)).values()
+    return list({repr(index): index for index in indices}.values())  # slices have no hash
+
+
+def _parts(stores, wanted, paths) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """The wanted parts of arrays, by their numbers, some arrays at a time."""
+    views = {number: [store[i] for i in wanted[number]] for number, store in stores.items()}
+    for batch in _batches(views):
+        reading = {number: [view.read() for view in views[number]] for number in batch}
+        for number, parts in reading.items():
+            with _at(paths[number]):
+                found = [part.result() for part in parts]
+            yield number, found
+
+
+def _batches(views) -> Iterator[list[int]]:
+    """The numbers of arrays that are read at once."""
+    batch, size = [], 0
+    for number, each in views.items():
+        more = sum(view.size * view.dtype.numpy_dtype.itemsize for view in each)
+        if batch and size + more > _AT_ONCE:
+            yield batch
+            batch, size = [], 0
+        batch.append(number)
+        size += more
+    if batch:
+        yield batch
+
+
+def _placed(store, place, indices, parts):
+    """An array of its parts, where it belongs."""
+    if place is None:
+        return parts[0]
+    found = {repr(index): part for index, part in zip(indices, parts, strict=True)}
+    return jax.make_array_from_callback(
+        store.shape, place, lambda index: found[repr(index)], store.dtype.numpy_dtype
+    )
+
+
+def _held(x: Any) -> list[_Held]:
+    """The numbers of an array that this process compares."""
+    if not isinstance(x, jax.Array):  # of these, process 0's was written
+        return [_Held((), x, slice(None))] if jax.process_index() == 0 else []
+    copies = x.sharding.num_devices * math.prod(x.sharding.shard_shape(x.shape)) // x.size
+    held = [_share(shard, copies) for shard in x.addressable_shards]
+    return [one for one in held if one is not None]
+
+
+def _share(shard, copies):
+    """Of a shard that several devices have, each takes some rows; None without any."""
+    if not shard.index:
+        return _Held((), shard.data, slice(None)) if shard.replica_id == 0 else None
+    rows = len(shard.data)
+    low, high = (rows * i // copies for i in (shard.replica_id, shard.replica_id + 1))
+    start = shard.index[0].start or 0
+    index = (slice(start + low, start + high), *shard.index[1:])
+    return _Held(index, shard.data, slice(low, high)) if low < high else None
+
+
+def _is_same(held: _Held, there: np.ndarray) -> bool:
+    """Whether numbers are the same bits, NaN and zeros with a sign among them."""
+    here = np.asarray(held.shard)
+    here = here[held.rows] if held.where else here
+    bits = lambda x: np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+    return here.dtype == there.dtype and np.array_equal(bits(here), bits(there))

@@ -1,0 +1,192 @@
+"""A state for another number of ranks: what was held goes to those there are.
+
+Nothing goes over a wire: this works on whole states, between two runs, as when a checkpoint
+of eight hosts is continued on four. Every process computes on what it has itself.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparsejax.errors import ArgumentError, StateError
+from sparsejax.state import sharded, tree
+from sparsejax.state.pending import Pending, is_pending
+from sparsejax.state.per_rank import PerRank, check_whole, find
+from sparsejax.transforms.exchange import ExchangeState
+from sparsejax.transforms.wrappers import check_reduce
+from sparsejax.units.units import wide
+
+
+def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
+    """A state as if it had been built up on another number of ranks.
+
+    What ranks hold back, or have gathered so far, is spread evenly over the new ones, so
+    that all of it reaches the parameters as before. What schemes remember of how they went
+    is that of the fresh state: thresholds are found, and regions bounded, anew. All else is
+    kept. `sparsejax.restore` calls it by itself.
+
+    Example:
+        >>> fresh = sparsejax.init(tx, params, mesh)  # of four ranks
+        >>> state = sparsejax.resized(state, like=fresh)  # it was saved by eight
+
+    Args:
+        state: The state, whole, as a checkpoint gives it back when it is restored into
+            `sparsejax.abstract_state(tx, params, mesh, ranks=...)`.
+        like: A fresh one for the new ranks, from the same transformation and parameters.
+        reduce: The reduction of the synchronization, "mean" or "sum", where the state does
+            not say. A mean over fewer ranks weighs each more, so what each of them gets is
+            what each had on average; of a sum it is a share.
+
+    Returns:
+        The new state, placed as `like` is.
+    """
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((state, like))):
+        raise ArgumentError(
+            "resized takes states with their arrays, and got one of jax.ShapeDtypeStruct, "
+            "as sparsejax.abstract_state makes them: restore into that, and let `like` be "
+            "sparsejax.init(tx, params, mesh)."
+        )
+    mean = _is_mean(like, reduce)
+    check_whole(state)
+    kinds = (PerRank, ExchangeState, Pending, sharded.Sharded)
+    ours = lambda node: isinstance(node, kinds)
+    _check_tables(state, like)
+    old, structure = jax.tree_util.tree_flatten_with_path(state, is_leaf=ours)
+    new, other = jax.tree.flatten(like, is_leaf=ours)
+    if structure != other:
+        raise StateError(
+            "the two states are of different transformations, or of other parameters: make "
+            "`like` with the one and the parameters with which the state was made. A "
+            "checkpoint that was restored without a target is made of dicts and lists: "
+            "restore it into sparsejax.abstract_state(tx, params, mesh, ranks=...)."
+        )
+
+    def node(keys, x, fresh):
+        if isinstance(x, PerRank):
+            # What is about leaves, such as a threshold, is theirs and no share of them.
+            spread = _spread(mean or x.paths is not None)
+            value = jax.tree_util.tree_map_with_path(spread, x.value, fresh.value)
+            return fresh.with_value(value)
+        if is_pending(x):
+            return x.resized(fresh, mean, _whole, tree.written(keys))
+        if sharded.is_sharded(x):
+            return jax.tree_util.tree_map_with_path(_fitted(x, keys), x, fresh)
+        if isinstance(x, ExchangeState):
+            _check_reduction(x, fresh)
+            # Thresholds, regions and tables are those of the fresh state.
+            place = lambda x, y: _placed(
+                tree.written(keys), _whole(tree.written(keys), x), y
+            )
+            return fresh._replace(totals=jax.tree.map(place, x.totals, fresh.totals))
+        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            return jax.device_put(x, fresh.sharding)
+        return _placed(tree.named(keys), _whole(tree.named(keys), x), fresh)
+
+    pairs = zip(old, new, strict=True)
+    return structure.unflatten([node(keys, x, y) for (keys, x), y in pairs])
+
+
+def _is_mean(like, reduce):
+    """Whether ranks are averaged, by the exchanges of a state."""
+    seen = {exchange.reduction.mean for exchange in find(like, ExchangeState)}
+    if reduce is not None:
+        check_reduce(reduce)
+        if seen and seen != {reduce == "mean"} and len(seen) == 1:
+            other = "mean" if seen == {True} else "sum"
+            raise ArgumentError(
+                f"reduce={reduce!r} was given, and the synchronization of `like` has "
+                f"reduce={other!r}: leave it out."
+            )
+        return reduce == "mean"
+    if len(seen) > 1:
+        raise ArgumentError(
+            "`like` has synchronizations with reduce='mean' and with reduce='sum': resize "
+            "their states one by one, or say which, reduce='mean' or 'sum'."
+        )
+    return seen != {False}
+
+
+def _check_reduction(old, fresh):
+    """Raises where one of two exchanges averages ranks, and the other adds them up."""
+    if old.reduction == fresh.reduction:
+        return
+    was, now = ("mean" if x.reduction.mean else "sum" for x in (old, fresh))
+    raise StateError(
+        f"the state was built up with reduce={was!r}, and `like` has reduce={now!r}: what "
+        "ranks hold would reach the parameters with another weight. Make `like` with the "
+        f"transformation that made the state, reduce={was!r}."
+    )
+
+
+def _spread(mean):
+    """From what ranks held, and a fresh array, to what the new ranks hold."""
+
+    def spread(keys, x, fresh):
+        path = tree.named(keys)
+        x = _whole(path, x)
+        if x.shape[1:] != fresh.shape[1:]:
+            raise StateError(
+                f"what ranks hold of {path!r} has the shape {list(x.shape[1:])}, in the "
+                f"fresh state {list(fresh.shape[1:])}: they were made for other parameters."
+            )
+        if x.shape != fresh.shape:
+            share = np.sum(np.asarray(x, wide(fresh.dtype)), axis=0)
+            share = share / (len(x) if mean else len(fresh))
+            x = np.broadcast_to(share, fresh.shape)
+        return _placed(path, x, fresh)
+
+    return spread
+
+
+def _check_tables(state, like):
+    """Raises where a table that ranks share out is another one in the fresh state."""
+    old, new = sharded.apart(state), sharded.apart(like)
+    if old.paths != new.paths:
+        return  # the structures differ, too
+    for path, node, fresh in zip(old.paths, old.nodes, new.nodes, strict=True):
+        for name in ("dim", "axis_name"):
+            was, now = getattr(node, name, None), getattr(fresh, name, None)
+            if was != now:
+                raise StateError(
+                    f"the state has at {path!r} a table with {name}={was!r}, and `like` "
+                    f"has {name}={now!r}: make `like` with tables as those of the state, "
+                    "sparsejax.ColumnTable.of(table.whole(), mesh, axis_name) of its own "
+                    "parameters."
+                )
+
+
+def _fitted(node, place):
+    """From an array that ranks share out, and a fresh one, to one that the new ranks do."""
+
+    def one(keys, x, fresh):
+        path = tree.named((*place, *keys))
+        return _placed(path, node.fitted(_whole(path, x), fresh.shape), fresh)
+
+    return one
+
+
+def _whole(path, x):
+    """An array as NumPy's."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        if not x.is_fully_replicated:
+            raise StateError(
+                f"of {path!r}, {list(x.shape)}, this process has a part: other processes "
+                "have the rest. Restore the state with every process having all of it: "
+                "sparsejax.abstract_state(tx, params, mesh, ranks=...) is placed so."
+            )
+        x = x.addressable_data(0)
+    return np.asarray(x)
+
+
+def _placed(path, x, fresh):
+    """An array where the fresh one is, of its dtype."""
+    x = x.astype(fresh.dtype)
+    if x.shape != fresh.shape:
+        raise StateError(
+            f"the state has at {path!r} an array of shape {list(x.shape)} where the fresh "
+            f"one has {list(fresh.shape)}, and it does not differ by rank: they were made "
+            "for other parameters."
+        )
+    return jax.make_array_from_callback(x.shape, fresh.sharding, lambda index: x[index])

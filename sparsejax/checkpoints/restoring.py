@@ -1,0 +1,231 @@
+"""`sparsejax.restore`."""
+
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparsejax.checkpoints import folders, reading, records, together
+from sparsejax.checkpoints.comparing import first_difference
+from sparsejax.checkpoints.description import (
+    HELD,
+    Array,
+    Part,
+    Value,
+    arrays_of,
+    children,
+    described,
+    is_key,
+    joined,
+    leaves,
+    ranks_of,
+)
+from sparsejax.checkpoints.resizing import resized
+from sparsejax.errors import ArgumentError, CheckpointError
+from sparsejax.state import tree
+from sparsejax.state.per_rank import find
+from sparsejax.transforms.exchange import ExchangeState
+
+
+def restore(
+    path: str | os.PathLike[str],
+    like: Any,
+    *,
+    about: records.About | None = None,
+    reduce: str | None = None,
+) -> Any:
+    """The state that `sparsejax.save` wrote, on the mesh that there is now.
+
+    On as many ranks as it was saved by, each device reads its own part, and training goes
+    on as if it had not ended. On others `sparsejax.resized` gives what ranks held to those
+    that there are. Of several processes all call it; what one of them cannot read, all
+    refuse.
+
+    Example:
+        >>> opt_state = sparsejax.init(tx, params, mesh)  # on these ranks
+        >>> like = {"params": params, "opt_state": opt_state}
+        >>> sparsejax.save("run/1000", like)  # on these, or on others
+        >>> restored = sparsejax.restore("run/1000", like)
+
+    Args:
+        path: The folder.
+        like: A fresh state for the mesh, with the same parameters and the same optimizer:
+            `trainer.init(params)`, or a tree with `sparsejax.init(tx, params, mesh)` in it.
+            Its arrays say where those of the checkpoint go; its numbers do not matter. On
+            as many ranks `sparsejax.abstract_state` will do.
+        about: What the state is to be of, where that is compared.
+        reduce: As in `sparsejax.resized`, which needs it rarely.
+
+    Raises:
+        CheckpointError: There is no checkpoint, it is not whole, a later version wrote it,
+            or it is of another model, transformation or run: before an array is read. Its
+            arrays are damaged. Of several processes on all, if one of them finds it so.
+        JobError: Another process does not say whether it could read its part.
+    """
+    read = lambda: _read(path, like, about)
+    places, found, others = together.on_all("whether it can restore", read)
+    return _put_together(like, places, found, others, reduce)
+
+
+def _read(path, like, about):
+    """The parts of a state, their arrays on this process, and whether to resize."""
+    folder, record = folders.description(folders.folder_of(path))
+    if about is not None:
+        _check_about(records.check_about(about), record.about, folder)
+    fresh, arrays = described(like)
+    tree.check_there(like, "sparsejax.restore", ", or with trainer.init(params)")
+    here = ranks_of(like)
+    others = record.ranks.are_others(here)
+    _check_same(record, fresh, here, others, folder, find(like, HELD))
+    if others and any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays):
+        raise ArgumentError(
+            f"the checkpoint in {folder} is of {record.ranks.number} ranks, and `like` of "
+            f"{here.number}: then it must have its arrays, as trainer.init(params) and "
+            "sparsejax.init(tx, params, mesh) make them, and not their shapes alone."
+        )
+    places = list(_places(record.tree, like, others))
+    wanted = {number: at for place in places for number, at in place.wanted().items()}
+    return places, reading.read(folder, *arrays_of(record.tree), wanted), others
+
+
+def _check_about(here, there, folder):
+    """Raises where a checkpoint is of another run, by what the callers say of theirs."""
+    for name in [*here, *there]:
+        was, now = (side.get(name, "nothing") for side in (there, here))
+        if was != now:
+            raise CheckpointError(
+                f"the checkpoint in {folder} is of another run: of {name} it has {was}, "
+                f"and this run has {now}."
+            )
+
+
+def _check_same(record, fresh, here, others, folder, held):
+    """Raises where a checkpoint is of another model or transformation."""
+    found = first_difference(record.tree, fresh, others)
+    if found is None:
+        return
+    what, fix = "transformation, or of other options of it,", "that transformation"
+    if found.of_model:
+        what, fix = "model, or of one with other parameters,", "that model"
+    ranks = ""
+    if others:
+        ranks = f" It is of {record.ranks.number} ranks, and here are {here.number}"
+        # As where flax.nnx has put what tx made into containers of its own.
+        none = ", and nothing in `like` says by its type what ranks hold: save and restore"
+        ranks += "." if held else f"{none} what sparsejax.init(tx, params, mesh) made."
+    raise CheckpointError(
+        f"the checkpoint in {folder} is of another {what} than `like`: at {found.path!r} "
+        f"it has {found.saved}, and `like` has {found.fresh}. Make `like` with {fix}. It "
+        f"was written by sparsejax {record.versions['sparsejax']} with JAX "
+        f"{record.versions['jax']}.{ranks}"
+    )
+
+
+class _StatePart(NamedTuple):
+    """A part of a state that is restored as one.
+
+    Attributes:
+        path: Where it is.
+        saved: Its description.
+        like: What the fresh state holds there: a leaf, or a node to be resized.
+        is_held: Whether it is such a node.
+    """
+
+    path: str
+    saved: Part
+    like: Any
+    is_held: bool
+
+    def wanted(self) -> dict[int, Any]:
+        """The numbers of its arrays, with their shardings; None to have one whole."""
+        if not self.is_held:
+            of_leaf = getattr(self.saved, "number", None)
+            return {} if of_leaf is None else {of_leaf: _sharding(self.like)}
+        return {x.number: None for x in self._arrays() if x.number is not None}
+
+    def _arrays(self):
+        saved: Any = self.saved
+        if isinstance(self.like, ExchangeState):
+            saved = saved.parts["totals"]  # what schemes remember begins anew
+        return [part for part in leaves(saved) if isinstance(part, Array)]
+
+    def whole(self, found: dict[int, Any]) -> Any:
+        """The node with all that the ranks held."""
+        of: Any = self.like.totals if isinstance(self.like, ExchangeState) else self.like
+        fresh, structure = jax.tree.flatten(of)
+        pairs = zip(self._arrays(), fresh, strict=True)
+        node = structure.unflatten([_numbers(x, found, y.dtype) for x, y in pairs])
+        if isinstance(self.like, ExchangeState):
+            return self.like._replace(totals=node)
+        return node
+
+    def leaf(self, found: dict[int, Any]) -> Any:
+        """The leaf where the fresh one is."""
+        if isinstance(self.saved, Value):
+            return self.saved.value
+        return _leaf(self.saved, self.like, found)
+
+
+def _places(saved: Any, like: Any, others: bool, path: str = "") -> Iterator[_StatePart]:
+    """All parts of a state, in its order."""
+    parts = children(like)
+    is_held = others and isinstance(like, HELD)
+    if parts is None or is_held:
+        yield _StatePart(path, saved, like, is_held)
+        return
+    for name, child in parts:
+        yield from _places(saved.parts.get(name), child, others, joined(path, name))
+
+
+def _sharding(like):
+    """Where an array goes; None for what is on no device in particular."""
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return like.sharding
+    # What was not put anywhere follows what it is used with, and so it shall again.
+    if not isinstance(like, jax.Array) or not like.committed:
+        return None
+    return jax.random.key_data(like).sharding if is_key(like) else like.sharding
+
+
+def _numbers(saved, found, dtype):
+    if saved.number is None:
+        return np.zeros(saved.shape, dtype)
+    return found[saved.number]
+
+
+def _leaf(saved, like, found):
+    if saved.number is None and is_key(like):
+        return like  # there is no key
+    x = _numbers(saved, found, like.dtype)
+    if isinstance(like, np.ndarray | np.generic):
+        return x[()] if isinstance(like, np.generic) else x
+    place = _sharding(like)
+    if place is None:
+        x = jnp.asarray(x)
+    elif not isinstance(x, jax.Array):  # it has no elements
+        numbers = x
+        x = jax.make_array_from_callback(x.shape, place, lambda at: numbers[at])
+    if not is_key(like):
+        return x
+    impl = jax.random.key_impl(like) if isinstance(like, jax.Array) else saved.impl
+    return jax.random.wrap_key_data(x, impl=impl)
+
+
+def _put_together(like, places, found, others, reduce):
+    """The state, of its leaves and of the nodes that are resized."""
+    names = tree.distinct([place.path for place in places])
+    held = {name: place for name, place in zip(names, places, strict=True) if place.is_held}
+    moved = {}
+    if held:
+        old = {name: place.whole(found) for name, place in held.items()}
+        fresh = {name: place.like for name, place in held.items()}
+        moved = resized(old, like=fresh, reduce=reduce)
+    is_leaf = lambda x: others and isinstance(x, HELD)
+    structure = jax.tree.structure(like, is_leaf=is_leaf)
+    done = zip(names, places, strict=True)
+    return structure.unflatten(
+        [moved[name] if place.is_held else place.leaf(found) for name, place in done]
+    )

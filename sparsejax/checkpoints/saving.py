@@ -1,0 +1,93 @@
+"""`sparsejax.save`."""
+
+import json
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from sparsejax.checkpoints import folders, reading, records, storage
+from sparsejax.checkpoints.description import (
+    arrays_of,
+    described,
+    is_key,
+    ranks_of,
+)
+from sparsejax.errors import ArgumentError
+from sparsejax.state import tree
+from sparsejax.state.per_rank import check_whole
+
+
+def save(
+    path: str | os.PathLike[str],
+    state: Any,
+    *,
+    about: records.About | None = None,
+    replace: bool = False,
+) -> None:
+    """Writes a state, to go on from with `sparsejax.restore`.
+
+    It is written whole or not at all: all of it is read back and compared before it gets
+    its name, and a crash or a full disk leaves what was there. Of several processes all
+    call it, with a path that all of them see, and each writes the shards that it has; what
+    is no global array, as NumPy's arrays, is that of process 0. Where one of them cannot
+    write or read its part, all raise, those that have to wait for it within minutes. It
+    needs orbax: `pip install 'sparsejax[checkpoint]'`.
+
+    Example:
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+        >>> sparsejax.save("run/1000", {"params": params, "opt_state": opt_state})
+
+    Args:
+        path: A folder that is not there yet, such as one for each step. Its name may have
+            at most 219 bytes, and no part of its path a backslash.
+        state: What to save: a `sparsejax.TrainState`, an optimizer's state, or any tree of
+            arrays, and of numbers and texts of Python's.
+        about: What the state is of, as texts and numbers: the data, a seed. `restore`
+            compares it, and tells it in its message.
+        replace: Whether it takes the place of an existing checkpoint, which is kept
+            until the new one was read back.
+
+    Raises:
+        CheckpointError: The path cannot have a checkpoint, or has something already. The
+            state could not be written or read back: the path then has what it had before.
+        ArgumentError: The path is no path, or the state has what no checkpoint can hold.
+            Nothing was written.
+        StateError: The state is used up, or was cut. Nothing was written.
+        JobError: Another process does not say whether it could write its part.
+    """
+    folder = folders.folder_of(path)
+    part, arrays = described(state)
+    for x in arrays:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise ArgumentError(
+                f"sparsejax.save was given a state without numbers, with a {x}, as "
+                "jax.eval_shape and sparsejax.abstract_state make them."
+            )
+    tree.check_there(state, "sparsejax.save")
+    check_whole(state)
+    about = records.check_about(about)
+    record = records.Record(records.versions(), ranks_of(state), about, part)
+    written = records.written(record)
+    size = len(json.dumps(written))
+    if size > records.LARGEST:
+        raise ArgumentError(
+            f"the description of the state would have {size:,} bytes, and restore reads "
+            f"{records.LARGEST:,}: keep long texts, and lists of numbers, as arrays."
+        )
+    stored = list(map(_stored, arrays))
+    _, paths = arrays_of(part)
+    reading.check_dtypes(paths, stored)
+    storage.write(folder, written, part, stored, replace)
+
+
+def _stored(x):
+    """An array as orbax writes it."""
+    if not isinstance(x, jax.Array):
+        x = np.asarray(x)
+        return x.astype(x.dtype.newbyteorder("="), copy=False)
+    if is_key(x):
+        x = jax.random.key_data(x)
+    # Of several processes orbax takes no arrays that one of them has for itself.
+    return jax.device_get(x) if jax.process_count() > 1 and x.is_fully_addressable else x

@@ -1,0 +1,139 @@
+"""Whether the processes of a job fit together, asked before any collective.
+
+Processes that do not would each run a program of its own, and wait for one another in
+collectives that never meet.
+"""
+
+from typing import Any
+
+from sparsejax.arguments import check_positive
+from sparsejax.errors import JobError
+from sparsejax.jobs import store
+from sparsejax.jobs.agreement import differences
+from sparsejax.jobs.start import coordinator, facts
+
+
+def check_job(arguments: Any = None, *, timeout: float = 60.0) -> None:
+    """Refuses a job whose processes do not fit together, on all of them.
+
+    Call it at the start of a script, after `jax.distributed.initialize`. Compared are the
+    versions of sparsejax, JAX, jaxlib, optax and Python, settings that decide what is
+    compiled, the script's arguments, whether the hosts can reach one another under the
+    names that they have, the devices of each process, and its number with the one that
+    JAX_PROCESS_ID gives it, if any. In a job of one process, and without a job, there is
+    nothing to compare.
+
+    It goes through the job's coordinator and starts no collective, so it ends where one
+    would wait for ever.
+
+    Example:
+        >>> sparsejax.check_job(arguments={"steps": 100, "rate": 1e-3})
+
+    Args:
+        arguments: What must be the same for all: the script's arguments as a mapping, an
+            `argparse.Namespace` or a list of texts. What differs by rank is left out.
+        timeout: Seconds to wait for the other processes.
+
+    Raises:
+        JobError: On all processes, with every reason and the hosts that it is about.
+    """
+    check_positive("timeout", timeout)
+    if store.place().processes == 1:
+        return
+    wrong, answers = compare(arguments, timeout)
+    if not wrong:
+        wrong, _ = compare_devices(answers, timeout)
+    if wrong:
+        raise JobError("this job cannot train:\n" + "\n".join(f"* {one}" for one in wrong))
+
+
+def compare(arguments: Any, timeout: float) -> tuple[list[str], list[dict]]:
+    """What does not fit, a sentence each, and the facts of each process."""
+    here = store.place()
+    own = facts.of_process(arguments, here.coordinator)
+    answers = store.of_all("what it is", own, timeout)
+    return disagreements(answers, here.coordinator), answers
+
+
+def compare_devices(answers: list[dict], timeout: float) -> tuple[list[str], list[dict]]:
+    """What does not fit of the devices, a sentence each, and those of each process.
+
+    Args:
+        answers: The facts of each process.
+        timeout: Seconds to wait for the others.
+    """
+    hosts = [one["host"] for one in answers]
+    try:
+        own = facts.devices()
+    except Exception as error:  # whatever a driver raises: the others hear of it, and go on
+        own = {"error": f"{type(error).__name__}: {error}"}
+    all_devices = store.of_all("which devices it has", own, timeout, hosts)
+    found = [
+        f"host {hosts[process]} (process {process}) cannot use its devices: "
+        f"{one['error'].rstrip('.')}. Mend that host, or leave it out."
+        for process, one in enumerate(all_devices)
+        if "error" in one
+    ]
+    if found:
+        return found, all_devices
+    for what, key in (("the number of devices", "count"), ("the platform", "platform")):
+        values = dict(enumerate(one[key] for one in all_devices))
+        fix = "Give each process as many devices of one kind, or leave that host out."
+        found += [f"{text}. {fix}" for text in differences(what, values, hosts)]
+    if all_devices[0]["platform"] == "cpu" and _hosts(answers) > 1:
+        found += _unreachable(answers)
+    return found, all_devices
+
+
+def disagreements(answers: list[dict], address: str | None) -> list[str]:
+    """What does not fit of what processes said of themselves, a sentence each."""
+    hosts = [one["host"] for one in answers]
+    found = []
+    if _hosts(answers) > 1:
+        found += _misled(answers, address)
+    found += _misnumbered(answers)
+    for kind, fix in (
+        ("versions", "Install the same on all hosts"),
+        ("settings", "Set the same on all hosts"),
+        ("arguments", "Start the script with the same arguments everywhere"),
+    ):
+        names = dict.fromkeys(name for one in answers for name in one[kind])
+        for name in names:
+            values = dict(enumerate(one[kind].get(name, "nothing") for one in answers))
+            label = f"the argument {name}" if kind == "arguments" else name
+            label = "the command line" if name == "arguments" else label
+            found += [f"{text}. {fix}." for text in differences(label, values, hosts)]
+    return found
+
+
+def _hosts(answers):
+    """How many hosts there are."""
+    return len({one["network"] for one in answers})
+
+
+def _misled(answers, address):
+    """Processes on which the coordinator's name stands for a loopback address."""
+    for process, one in enumerate(answers):
+        if facts.is_loopback(one["coordinator"]):
+            who = f"host {one['host']} (process {process})"
+            yield coordinator.loopback(address, one["coordinator"], who)
+
+
+def _misnumbered(answers):
+    """Processes whose environments give them other numbers."""
+    for process, one in enumerate(answers):
+        named = one.get("launcher", {}).get(facts.FOR_JAX)
+        if named and named != str(process):
+            yield facts.misnumbered(named, process, f"host {one['host']}")
+
+
+def _unreachable(answers):
+    """Processes on hosts whose own names stand for loopback addresses."""
+    for process, one in enumerate(answers):
+        if facts.is_loopback(one["own_address"]):
+            own = ", ".join(one["own_address"])
+            yield (
+                f"host {one['host']} (process {process}) has {own} under its own name, an "
+                "address that no other host can reach, and collectives on CPUs (gloo) "
+                "listen there: give the name its address in the network in /etc/hosts."
+            )

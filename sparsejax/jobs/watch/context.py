@@ -1,0 +1,248 @@
+"""Ends all processes of a job when one is lost, or leaves before the others, with its name.
+
+A collective waits for every process. Where one has died, or its host is cut off, the others
+wait until JAX's coordination service gives up, which takes minutes, or end with an error of
+a connection that does not say whose. So each process has a watcher beside it (`side`), a
+small process with a connection to that of process 0, past JAX and its devices, over which
+both say every few seconds that they are there (some twenty bytes). Who hears of a loss is
+in `watchers`. Here a process connects, starts its watcher, and ends when the watcher says
+so: from a thread, since the main one may wait in a collective that never ends.
+"""
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import jax
+
+from sparsejax import arguments
+from sparsejax.errors import JobError
+from sparsejax.jobs import store
+from sparsejax.jobs.texts import listed
+from sparsejax.jobs.watch.client import WatcherProcess
+from sparsejax.jobs.watch.connections import Line, listening
+from sparsejax.jobs.watch.hub import SETTLE, EventKind
+
+
+def watch_job(timeout: float = 60.0, *, port: int = 0) -> "Watch":
+    """While its block runs, a process that is lost ends the job, on all hosts, by its name.
+
+    Lost is a process that ends, at once, and one that says nothing for `timeout` seconds,
+    because it was stopped or its network is cut. Where the block raises in a process, the
+    others end with that error's text; `sys.exit()` in the block is such an error, with any
+    status. Then every host prints one sentence that names the process and its host, and
+    every process ends with status 1, without Python's way out: it may wait in a collective.
+    A small process beside each one (15 MB, no JAX) watches it and prints the sentence, also
+    where JAX or the library of a collective aborts a process first. In a job of one process
+    nothing is watched.
+
+    All processes leave the block together: the first one that comes to its end waits there
+    for the others, and where one is still inside after `timeout` seconds, the job ends with
+    the names of both. Time alone decides, since a process that works looks like
+    one that waits in a collective. So all must take the same number of steps, and what one
+    of them does alone for longer must follow the block. Steps go on after the call that
+    starts them has returned: wait for the last one in the block, by
+    `jax.block_until_ready(state)`.
+
+    SIGTERM ends nothing: JAX takes note of it (`docs/several_hosts.md`, *SIGTERM*).
+
+    Call it on all processes, after `jax.distributed.initialize`.
+
+    Example:
+        >>> trainer = sparsejax.data_parallel(loss_fn, tx, mesh)
+        >>> with sparsejax.advise.watch_job(timeout=60.0):
+        ...     state = trainer.init(params)  # and all its steps
+
+    Args:
+        timeout: Seconds of silence that are a loss, and for which a process may stay in the
+            block after another one has come to its end; longer than anything stops a
+            healthy process, such as a paused virtual machine.
+        port: That at which process 0 listens; a free one if 0.
+
+    Raises:
+        JobError: Where a process cannot reach process 0, or cannot start its watcher, when
+            the block begins.
+    """
+    arguments.check_positive("timeout", timeout)
+    arguments.check_whole("port", port, 0)
+    return Watch(timeout, port)
+
+
+class Watch:
+    """See `watch_job`."""
+
+    def __init__(self, timeout: float, port: int):
+        self._timeout, self._port = timeout, port
+        self._beside: WatcherProcess | None = None
+
+    def __enter__(self) -> "Watch":
+        here = store.place()
+        if here.processes == 1:
+            return self
+        server = None
+        own: dict[str, Any] = {"host": socket.gethostname()}
+        if here.process == 0:
+            try:
+                server = listening(self._port)
+                own["port"] = server.getsockname()[1]
+            except OSError as error:
+                own["why"] = f"cannot listen at port {self._port}: {error.strerror}"
+        answers = store.of_all("where watch_job listens", own, self._timeout)
+        hosts = dict(enumerate(one["host"] for one in answers))
+        if "why" in answers[0]:
+            raise JobError(
+                f"watch_job: process 0 on host {hosts[0]} {answers[0]['why']}. Name a port "
+                "that is free there, or none."
+            )
+        if server is not None:
+            with server:
+                lines = self._called(server, hosts)
+        else:
+            lines = [self._connected(here, hosts, answers[0]["port"])]
+        try:
+            self._beside = WatcherProcess(lines, here.process, hosts, self._timeout)
+        except OSError as error:
+            why = f"cannot start its watcher by {sys.executable!r}: {error}"
+            who = f"process {here.process} on host {hosts[here.process]}"
+            for line in lines:
+                line.say(happened=why, kind=EventKind.FAILED, why=f"{who} {why}")
+                line.close()
+            raise JobError(
+                f"watch_job: {who} {why}. Let sys.executable name a Python that starts "
+                "there, or train without watch_job."
+            ) from error
+        threading.Thread(target=self._wait, daemon=True).start()
+        atexit.register(self._fail, "ended its script inside its block")
+        return self
+
+    def _called(self, server, hosts):
+        """The lines to all others, on process 0."""
+        lines: list[Line] = []
+        deadline = time.monotonic() + self._timeout
+        while len(lines) < len(hosts) - 1:
+            try:
+                server.settimeout(max(0.01, deadline - time.monotonic()))
+                line = Line(server.accept()[0], -1)
+                said = line.read(max(0.01, min(2.0, deadline - time.monotonic()))) or {}
+            except TimeoutError:
+                if time.monotonic() < deadline:
+                    continue  # It came, and says nothing.
+                missing = set(hosts) - {0} - {line.process for line in lines}
+                names = [f"process {p} on host {hosts[p]}" for p in sorted(missing)]
+                why = f"watch_job: {listed(names)} cannot reach process 0 on {hosts[0]}"
+                for line in lines:
+                    line.say(why=why)
+                    line.close()
+                raise JobError(
+                    f"{why}: open the port of watch_job(port=...) there."
+                ) from None
+            except OSError as error:
+                why = (
+                    f"watch_job: process 0 on host {hosts[0]} cannot take {len(hosts) - 1} "
+                    f"connections, one from each other process ({error.strerror}): raise "
+                    "its limit of open files there (ulimit -n)."
+                )
+                for line in lines:
+                    line.say(why=why)
+                    line.close()
+                raise JobError(why) from error
+            process = said.get("process", -1)
+            known = isinstance(process, int) and process in hosts
+            if known and process not in {0, *(one.process for one in lines)}:
+                line.process = process
+                lines.append(line)
+        for line in lines:
+            line.say(here=True)
+        return lines
+
+    def _connected(self, here, hosts, port):
+        """The line to process 0, once all others have one, too."""
+        address = (here.coordinator or "").rpartition(":")[0].strip("[]")
+        try:
+            connection = socket.create_connection((address, port), self._timeout)
+        except OSError as error:
+            raise JobError(
+                f"watch_job: process {here.process} on host {hosts[here.process]} cannot "
+                f"reach process 0 at {address}:{port} ({error}): open that port there, or "
+                "name one that is open, watch_job(port=...)."
+            ) from None
+        line = Line(connection, 0)
+        line.say(process=here.process)
+        try:
+            said = line.read(2 * self._timeout)
+        except TimeoutError:
+            said = None
+        if said is None or "why" in said:
+            raise JobError((said or {}).get("why", "watch_job: process 0 has ended."))
+        return line
+
+    def __exit__(self, kind, error, _) -> None:
+        if self._beside is None or self._beside.is_forked:
+            return
+        try:
+            if error is None:
+                self._beside.leave()
+        except BaseException as raised:  # as by Ctrl-C, while it waits for the others
+            error = raised
+        if error is None:
+            atexit.unregister(self._fail)
+            return
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        elif isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        self._fail(_text(error), _follows(error))
+
+    def _fail(self, text, follows=False):
+        """Tells all what has happened here, which ends this process, too."""
+        assert self._beside is not None
+        if self._beside.is_forked:
+            return
+        self._beside.fail(text, follows)
+        # Its end comes from the other thread, once all are notified.
+        time.sleep(3 * SETTLE + 2 * self._timeout)
+        self._end()
+
+    def _wait(self):
+        assert self._beside is not None
+        if self._beside.is_to_end():
+            self._end()
+
+    def _end(self) -> None:
+        """Ends this process at once: to say good-bye would wait for the others."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()  # There may be none, or nobody who reads it.
+        os._exit(1)
+
+
+def _text(error: BaseException) -> str:
+    """What a sentence says of a process in whose block this was raised."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        status = "" if error.code is None else error.code
+        fix = "" if error.code else ", which all processes must leave first"
+        return f"called sys.exit({status}) inside its block{fix}"
+    is_exit = isinstance(error, SystemExit)
+    text = str(error.code) if is_exit else f"{type(error).__name__}: {error}"
+    line, _, _ = text.strip().partition("\n")
+    return f"failed: {line[:400] or type(error).__name__}"
+
+
+def _follows(error: BaseException | None) -> bool:
+    """Whether an error is, as a rule, one of a collective that lost another process.
+
+    So is one that was made of it, as where a checkpoint could not be written.
+    """
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            return "RESOURCE_EXHAUSTED" not in str(error)
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False

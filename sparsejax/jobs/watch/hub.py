@@ -1,0 +1,298 @@
+"""Who hears of a lost process: the hub, of process 0, of all others; these of the hub.
+
+Both ends of a connection say every few seconds that they are there. What has happened to
+a process its own watcher tells the hub; a host that is lost with all its processes closes
+the connection, or falls silent. One that is lost makes others fail, whose collectives
+break, so the hub waits a moment and then tells all which came first: a loss before an
+error, an error of a script before an abort, and that before an error of a collective.
+
+The hub also knows which processes have left their blocks. They wait for the others, until
+all have left, for `timeout` seconds after the first one at most. Whether the others make
+progress cannot be seen from here: one that waits in a collective may use a processor, and
+one that writes a file may not.
+
+Nothing here needs more than Python itself, since watchers run without JAX (`side`).
+"""
+
+import contextlib
+import enum
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from sparsejax.jobs.texts import listed
+from sparsejax.jobs.watch.connections import Line
+
+
+SETTLE = 1.0  # seconds for which the hub gathers what else has happened
+BEATS = 4  # in the time after which silence is a loss
+
+
+class EventKind(enum.IntEnum):
+    """What there is to tell, the likeliest cause first.
+
+    C++ aborts a process where it finds a fault of its own, and where a collective has lost
+    another process.
+    """
+
+    LOST = 0
+    FAILED = 1
+    ABORTED = 2
+    LEFT = 3
+    FOLLOWED = 4
+
+
+class _Event(NamedTuple):
+    kind: EventKind
+    when: float
+    text: str
+
+
+class Watcher:
+    """What hubs and spokes have in common.
+
+    Attributes:
+        why: What the job ends for; "" as long as all are there.
+    """
+
+    def __init__(
+        self,
+        process: int,
+        hosts: Mapping[int, str],
+        timeout: float,
+        end: Callable[[str], None],
+        release: Callable[[], None],
+    ):
+        """Prepares to watch.
+
+        Args:
+            process: The number of the process that this is the watcher of.
+            hosts: The host of each process.
+            timeout: Seconds of silence that are a loss, and for which processes may stay
+                in their blocks after the first one has left.
+            end: Called once with why the process is to end.
+            release: Called once all processes have left their blocks.
+        """
+        self.why = ""
+        self._process, self._hosts, self._timeout = process, hosts, timeout
+        self._end, self._release = end, release
+        self._lines: dict[int, Line] = {}
+        self._listeners: list[threading.Thread] = []
+        self._closed = threading.Event()
+        self._told = threading.Event()
+        self._events: list[_Event] = []
+        self._lock = threading.Lock()
+        # For how long this watcher itself stood still, and when it went on.
+        self._stopped, self._woken = 0.0, -math.inf
+
+    def start(self) -> None:
+        """Starts to say that this watcher is alive, and to listen."""
+        self._start(self._beat)
+        for line in self._lines.values():
+            self._listeners.append(self._start(self._listen, line))
+
+    def wait(self, seconds: float) -> str:
+        """Waits for what the job ends for, at most so long."""
+        self._told.wait(seconds)
+        return self.why
+
+    def named(self, process: int) -> str:
+        """A process in words."""
+        return f"process {process} on host {self._hosts[process]}"
+
+    def wait_for_ends(self, seconds: float) -> None:
+        """Waits until the others have closed, or are silent, at most so long."""
+        deadline = time.monotonic() + seconds
+        for listener in self._listeners:
+            listener.join(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all processes have left: what happens after that is nobody's loss."""
+        return self._closed.is_set()
+
+    def _start(self, target, *args):
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        thread.start()
+        return thread
+
+    def _beat(self):
+        pause = self._timeout / BEATS
+        last = time.monotonic()
+        while not self._closed.wait(pause):
+            now = time.monotonic()
+            if now - last > pause + self._timeout / 2:
+                self._stopped, self._woken = now - last, now
+            last = now
+            for line in list(self._lines.values()):
+                line.say(here=True)
+
+    def _listen(self, line):
+        try:
+            for said in line.heard(self._timeout):
+                if not self._take(line, said):
+                    self._hear_out(line, said)
+                    return
+            line.close()
+            event = "ended without a word: it was killed or aborted, or its memory was full"
+        except TimeoutError:
+            event = (
+                f"has said nothing for {self._timeout:g} s: it was stopped, or its network "
+                "is cut"
+            )
+        if not self._closed.is_set():
+            self.happened(EventKind.LOST, f"{self.named(line.process)} {event}")
+
+    def _hear_out(self, line, said):
+        """Closes a line; that of one which ends, and has to hear why, at its end."""
+        with contextlib.suppress(TimeoutError):
+            while "happened" in said and line.read(self._timeout) is not None:
+                pass
+        line.close()
+
+    def _take(self, line: Line, said: dict[str, Any]) -> bool:
+        """What was said, and whether to go on listening."""
+        raise NotImplementedError
+
+    def happened_here(self, kind: EventKind, text: str) -> None:
+        """Tells the hub what has happened to the process that this is the watcher of.
+
+        Args:
+            kind: Which of such events it is.
+            text: What a sentence says of the process.
+        """
+        raise NotImplementedError
+
+    def happened(self, kind: EventKind, text: str) -> None:
+        """Keeps what has happened; the first time, a thread begins to judge."""
+        with self._lock:
+            self._events.append(_Event(kind, time.monotonic(), text))
+            is_first = len(self._events) == 1
+        if is_first:
+            self._start(self._judge)
+
+    def _judge(self):
+        time.sleep(self._settling())
+        text = min(self._events).text
+        if self._woken > min(event.when for event in self._events) - SETTLE:
+            text = f"{self.named(self._process)} was stopped for {self._stopped:.3g} s"
+        self._conclude(text)
+
+    def _settling(self) -> float:
+        """Seconds until what has happened is judged."""
+        return 0.0
+
+    def _conclude(self, why):
+        with self._lock:
+            if self.why or self._closed.is_set():
+                return
+            self.why = why
+        self._tell(why)
+        self._told.set()
+        self._end(why)
+
+    def _tell(self, why: str) -> None:
+        """Tells others why they end."""
+
+    def leave(self) -> None:
+        """Takes note that the process that this is the watcher of has left its block."""
+        raise NotImplementedError
+
+
+class Hub(Watcher):
+    """The watcher of process 0, with a line to each of the others."""
+
+    def __init__(self, lines: list[Line], hosts, timeout, end, release):
+        super().__init__(0, hosts, timeout, end, release)
+        self._lines = {line.process: line for line in lines}
+        self._left: dict[int, str] = {}  # By process, when, the first one first.
+
+    def _settling(self):
+        return SETTLE
+
+    def _take(self, line, said):
+        if "happened" in said:
+            text = f"{self.named(line.process)} {said['happened']}"
+            self.happened(EventKind(said["kind"]), text)
+        if "left" in said:
+            self._leaves(line.process)
+        return "happened" not in said
+
+    def happened_here(self, kind: EventKind, text: str) -> None:
+        """Judges it among what else is happening."""
+        self.happened(kind, f"{self.named(0)} {text}")
+
+    def _tell(self, why):
+        for line in self._lines.values():
+            line.say(why=why)
+
+    def leave(self) -> None:
+        """Takes note that process 0 has left its block."""
+        self._leaves(0)
+
+    def _leaves(self, process):
+        """Lets all go on with the last that leaves, and gives them time with the first."""
+        with self._lock:
+            self._left.setdefault(process, time.strftime("%H:%M:%S"))
+            is_first = len(self._left) == 1
+            if len(self._left) == len(self._hosts) and not self._events:
+                self._closed.set()
+        if self._closed.is_set():
+            for line in self._lines.values():
+                line.say(bye=True)
+            self._release()
+        elif is_first:
+            self._start(self._wait_for_rest)
+
+    def _wait_for_rest(self):
+        if self._closed.wait(self._timeout):
+            return
+        with self._lock:
+            (first, when), *_ = self._left.items()
+            rest = [self.named(other) for other in self._hosts if other not in self._left]
+        be = "is" if len(rest) == 1 else "are"
+        self.happened(
+            EventKind.LEFT,
+            f"{self.named(first)} left its block at {when}, and {listed(rest)} {be} still "
+            f"in it {self._timeout:g} s later: all processes must take the same number of "
+            "steps and leave the block together. Let what one process does alone follow "
+            "the block, or give watch_job a longer timeout",
+        )
+
+
+class Spoke(Watcher):
+    """The watcher of another process, with a line to the hub."""
+
+    def __init__(self, line: Line, process: int, hosts, timeout, end, release):
+        super().__init__(process, hosts, timeout, end, release)
+        self._lines = {0: line}
+
+    def _take(self, line, said):
+        if "why" in said:
+            self._conclude(str(said["why"]))
+        if "bye" in said:
+            self._closed.set()
+            self._release()
+        return not {"why", "bye"} & set(said)
+
+    def happened_here(self, kind: EventKind, text: str) -> None:
+        """Tells the hub."""
+        self._lines[0].say(happened=text, kind=kind)
+
+    def leave(self) -> None:
+        """Tells the hub."""
+        self._lines[0].say(left=True)
+
+
+def tell(why: str) -> None:
+    """Prints the sentence for which a job ends, if that can be printed."""
+    with contextlib.suppress(OSError, ValueError):  # a pipe that is broken, or closed
+        print(
+            f"\nsparsejax: {why}. The job ends on all hosts; start it again from its last "
+            "checkpoint.",
+            file=sys.stderr,
+            flush=True,
+        )

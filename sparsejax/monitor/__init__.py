@@ -1,0 +1,1 @@
+"""What is read from a state: metrics, and whether replicas are equal."""

@@ -1,0 +1,136 @@
+"""What a training run shows of its state: metrics as scalars, and residuals as trees."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax.errors import StateError
+from sparsejax.schemes.base import Traffic
+from sparsejax.state import tree
+from sparsejax.state.per_rank import find
+from sparsejax.transforms.exchange import ExchangeState
+from sparsejax.transforms.feedback import FeedbackState
+from sparsejax.transforms.wrappers import SkipState
+
+
+def residuals(state: Any) -> Any:
+    """The residuals as a tree like the parameters, with a leading rank axis.
+
+    Of sparsifiers, and of top-k schemes. A leaf that a sparsifier sends whole has a
+    residual of what rounding to its dtype took, mostly zeros; a leaf whose scheme sends
+    everything is an `optax.MaskedNode`. Where several transformations each have some of the
+    leaves (`optax.masked`, `optax.partition`), it is one tree of all of them.
+
+    Args:
+        state: An optimizer state, chained, masked or partitioned as you like. Inside
+            `shard_map` the rank axis has length 1.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.dgc(0.01, min_size=0), sparsejax.zen_sync())
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+        >>> sparsejax.residuals(opt_state)["w"].shape == (4, *params["w"].shape)
+        True
+    """
+    tree.check_there(state, "sparsejax.residuals")
+    memories = find(state, FeedbackState)
+    trees = [memory.residual.value for memory in memories if memory.residual is not None]
+    if memories and not trees:
+        raise StateError(
+            "no leaf has a residual here: each is sent whole. zen_sync, dense_sync and all "
+            "that is exact leave nothing out: chain a sparsifier such as sparsejax.dgc() "
+            "before them, or take a scheme that chooses, such as sparsejax.spardl_sync(). "
+            "That one sends leaves below 65,536 elements whole, unless a rule "
+            "{path: 'sparse'} gives it smaller ones; and with memory=None what a "
+            "sparsifier leaves out is lost."
+        )
+    if not trees:
+        raise StateError(
+            "nothing with a memory has its state here; pass the optimizer's state, as "
+            "tx.init or tx.update returned it, of a chain with a sparsifier such as "
+            "sparsejax.dgc(), or with a scheme that chooses, such as "
+            "sparsejax.spardl_sync()."
+        )
+
+    def one(*leaves):
+        there = [leaf for leaf in leaves if not tree.is_masked(leaf)]
+        return there[0] if there else leaves[0]
+
+    return tree.map_leaves(one, *trees)
+
+
+def metrics(state: Any) -> dict[str, jax.Array]:
+    """The traffic of the last synchronization and of all, as a flat dict of scalars.
+
+    Keys are `sync/<leaf>/<what>` for each bucket of leaves that were exchanged together,
+    and `sync/<bytes>` for the totals; a second synchronization in the same state is
+    `sync1`, and so on. `wire_bytes` is what one rank sent, `payload_bytes` what its entries
+    needed, `inside_bytes` what it sent inside a host where there are two levels,
+    `dense_bytes` what an all-reduce would have sent, `rounds` how many messages with
+    entries followed one another, those left out by which ranks agree on a few numbers;
+    densities and imbalances are as in `Traffic`. Where buckets were exchanged as one, since
+    a sparsifier selected from all of them, each has a share of the bytes by its room for
+    entries, the first has the rounds, and densities and imbalances are those of all.
+    `exchanges` and the bytes that begin with `total_` are since the first state, exact for
+    any length of run; what `skip_nonfinite` left out is not in them. `residual_norm` is
+    there where a rank has a residual: the norm over all ranks. Nothing is computed or sent,
+    so one process of several may ask alone. A sparsifier has `sparsify/residual_norm`, over
+    all leaves. `skip/skipped` is how many updates `skip_nonfinite` left out. With
+    `check_vma=False` the shards of a leaf over a further mesh axis are not seen: then the
+    norm is that of the fullest one.
+
+    Args:
+        state: An optimizer state, chained, masked or partitioned as you like.
+
+    Example:
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+        >>> sent = sparsejax.metrics(opt_state)["sync/wire_bytes"]
+    """
+    exchanges = find(state, ExchangeState)
+    if not exchanges:
+        raise StateError(
+            "there is no state of a sparsejax transformation in this state; pass the "
+            "optimizer's state, as tx.init or tx.update returned it."
+        )
+    tree.check_there(state, "sparsejax.metrics")
+    result: dict[str, jax.Array] = {}
+    syncs = sparsifiers = 0
+    for feedback in find(state, FeedbackState):
+        if isinstance(feedback.inner, ExchangeState):
+            prefix = f"sync{syncs or ''}"
+            result |= _of_exchange(feedback.inner, prefix)
+            syncs += 1
+        else:
+            prefix = f"sparsify{sparsifiers or ''}"
+            sparsifiers += 1
+        if feedback.norm is not None:
+            result[f"{prefix}/residual_norm"] = tree.here(feedback.norm)
+    for number, skip in enumerate(find(state, SkipState)):
+        result[f"skip{number or ''}/skipped"] = tree.here(skip.skipped)
+    return result
+
+
+def _of_exchange(state, prefix):
+    """The metrics of an exchange, by bucket and in all."""
+    result: dict[str, Any] = {}
+    totals: dict[str, Any] = {"wire_bytes": 0.0, "payload_bytes": 0.0, "dense_bytes": 0.0}
+    for name, traffic in tree.here(state.traffic).items():
+        numbers = _of_traffic(Traffic.of_one(traffic))
+        result |= {f"{prefix}/{name}/{key}": value for key, value in numbers.items()}
+        totals = {key: total + numbers[key] for key, total in totals.items()}
+    result |= {f"{prefix}/{key}": jnp.asarray(x) for key, x in totals.items()}
+    return result | {f"{prefix}/{key}": x for key, x in state.totals.numbers().items()}
+
+
+def _of_traffic(traffic: Traffic) -> dict[str, jax.Array]:
+    return {
+        "wire_bytes": traffic.wire,
+        "payload_bytes": traffic.payload,
+        "inside_bytes": traffic.inside,
+        "dense_bytes": traffic.dense,
+        "density_before": traffic.density_before,
+        "density_after": traffic.density_after,
+        "push_imbalance": traffic.push.imbalance,
+        "pull_imbalance": traffic.pull.imbalance,
+        "rounds": traffic.push.rounds + traffic.pull.rounds,
+    }

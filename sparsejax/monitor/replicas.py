@@ -1,0 +1,315 @@
+"""Whether replicas are the same, bit for bit: `check_replicas`.
+
+On the wire: two words of 32 bits for each leaf, gathered from all devices, and nothing
+else. Each device makes a checksum of what it holds (`checksums`), so one pass over its
+copy; the processes compare, each all of them, so that all come to the same answer and raise
+the same error.
+
+Why XLA cannot take the answer for granted: the arrays are typed as the same on all
+devices, and would be free to gather one checksum for all. So each device hides its own
+under a number that it alone has, and the processes take that off again.
+"""
+
+import collections
+import functools
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pallas_kernels import hashing
+from sparsejax import arguments, axes
+from sparsejax.axes import AxisName
+from sparsejax.errors import ArgumentError, JobError, ReplicaError
+from sparsejax.jobs import agreement, store
+from sparsejax.jobs.texts import listed
+from sparsejax.monitor import checksums
+from sparsejax.placement import specs
+from sparsejax.state import sharded, tree
+from sparsejax.state.per_rank import PerRank
+from sparsejax.wire import Wire
+
+
+_CALL = "sparsejax.check_replicas"
+_SEED = 0x52657031
+_MOST = 4  # leaves that an error names
+_TO_NAME_HOSTS = 10.0  # seconds
+
+
+def check_replicas(
+    tree: Any, axis_name: AxisName | None = None, *, step: int | None = None, every: int = 1
+) -> None:
+    """Raises on all processes where ranks hold different bits of what should be the same.
+
+    Replicas diverge in silence: by a device that computes wrongly, a checkpoint that a
+    host has another copy of, an update that was never synchronized. Each rank then trains a
+    model of its own, and the loss shows it late or not at all. Compared are the copies of
+    each leaf by a checksum of their bits. A leaf that differs in one element of at most 32
+    bits is always found, any other difference but with a probability of 2**-64.
+
+    It reads each leaf once, sends eight bytes of it, and waits for the result, which is
+    cheap at every 100th step. All processes call it, for the same tree. The trainer of
+    `sparsejax.data_parallel(..., check_every=100)` calls it by itself.
+
+    Left out is what is not there twice: what is sharded over the ranks, as the columns of a
+    `ColumnTable`, and what ranks hold each for itself (`PerRank`), such as residuals. Of a
+    leaf that another mesh axis shards the copies of each shard are compared. An array that
+    lies on one device has no copy.
+
+    Example:
+        >>> from jax.sharding import NamedSharding
+        >>> params = jax.device_put(params, NamedSharding(mesh, P()))
+        >>> for step in range(3):
+        ...     sparsejax.check_replicas(params, step=step, every=100)  # and train
+
+    Args:
+        tree: Parameters, an optimizer's state, a `TrainState`: any tree of arrays on a
+            mesh, outside `jax.jit`.
+        axis_name: The mesh axis of the ranks, or axes. None compares over all axes: all
+            devices that hold the same part of an array.
+        step: The number of the step, a Python int, which the error names.
+        every: With `step`: nothing is done unless it is a multiple of this.
+
+    Raises:
+        ReplicaError: With the first leaves that differ, and the ranks, with their processes
+            and hosts, that hold something else than most.
+    """
+    arguments.check_whole("every", every, 1)
+    if step is None:
+        if every != 1:
+            raise ArgumentError(
+                f"{_CALL}(every={every}) needs the number of the step, which it does not "
+                f"count: {_CALL}(params, step=i, every={every})."
+            )
+    elif isinstance(step, jax.Array):
+        raise ArgumentError(
+            f"{_CALL}: step must be a Python int, got a JAX array, for which each step "
+            "would wait: count steps in the loop, for step in range(steps)."
+        )
+    else:
+        arguments.check_whole("step", step, 0)
+        if step % every:
+            return
+    _compare(tree, axis_name, "" if step is None else f" before step {step}")
+
+
+class _Leaf(NamedTuple):
+    """A leaf that may have copies, with the keys on the way to it."""
+
+    keys: tuple
+    array: jax.Array
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.array.sharding.mesh  # type: ignore
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return self.array.sharding.spec  # type: ignore
+
+
+def _compare(given, axis_name, when):
+    axes.check_axis_name(axis_name, _CALL)
+    tree.check_there(given, _CALL)
+    by_mesh: dict[Mesh, list[tuple[_Leaf, tuple[str, ...]]]] = {}
+    for leaf in _leaves(given):
+        if copied := _copied_over(leaf, axis_name):
+            by_mesh.setdefault(leaf.mesh, []).append((leaf, copied))
+    found: list[_Mismatch] = []
+    for mesh, pairs in by_mesh.items():
+        leaves = [leaf for leaf, _ in pairs]
+        sums = _checksums(mesh, leaves)
+        found += _differences(mesh, pairs, sums, axis_name)
+    if found:
+        count = sum(map(len, by_mesh.values()))
+        raise ReplicaError(_message(found, count, when))
+
+
+def _leaves(given: Any) -> Iterator[_Leaf]:
+    """The arrays of a tree that are to be the same on all ranks, and lie on several."""
+    is_node = lambda node: isinstance(node, PerRank) or sharded.is_sharded(node)
+    pairs = jax.tree_util.tree_leaves_with_path(given, is_leaf=is_node)
+    for keys, node in pairs:
+        if sharded.is_sharded(node):
+            continue
+        if isinstance(node, PerRank):
+            keys, node = (*keys, jax.tree_util.GetAttrKey("ranks")), node.ranks
+        if isinstance(node, Tracer):
+            raise ArgumentError(
+                f"{_CALL} compares what devices hold, and was called where a function is "
+                "traced: call it between steps, outside jax.jit and jax.shard_map."
+            )
+        if not isinstance(node, jax.Array) or len(node.sharding.device_set) == 1:
+            continue
+        if not isinstance(node.sharding, NamedSharding):
+            raise ArgumentError(
+                f"{_CALL}: the leaf {tree.named(keys)!r} lies on several devices by a "
+                f"{type(node.sharding).__name__}, which names no mesh axes: place it with "
+                "jax.device_put(x, jax.sharding.NamedSharding(mesh, P()))."
+            )
+        if node.size:
+            yield _Leaf(keys, node)
+
+
+def _copied_over(leaf: _Leaf, axis_name: AxisName | None) -> tuple[str, ...]:
+    """The mesh axes along which there are copies of a leaf, or of each of its shards."""
+    names = leaf.mesh.axis_names
+    if axis_name is not None:
+        names = axes.axis_names(axis_name)
+        specs.check_axes(leaf.mesh, names, f"{_CALL}: the leaf {tree.named(leaf.keys)!r}")
+    parts = (() if part is None else axes.axis_names(part) for part in leaf.spec)
+    split = {name for part in parts for name in part}
+    return tuple(n for n in names if n not in split and leaf.mesh.shape[n] > 1)
+
+
+def _checksums(mesh: Mesh, leaves: Sequence[_Leaf]) -> np.ndarray:
+    """The checksums of what each device holds, uint32 [devices, leaves, 2]."""
+    program = _program(mesh, tuple(_shortest(leaf.spec) for leaf in leaves))
+    sums = tree.here(program([leaf.array for leaf in leaves]))
+    hidden = hashing.mix32(np.arange(mesh.size, dtype=np.uint32), _SEED)
+    return np.asarray(sums) ^ hidden[:, None, None]
+
+
+def _shortest(spec: PartitionSpec) -> PartitionSpec:
+    """A spec without a None at its end, as JAX writes it on Explicit meshes."""
+    parts = list(spec)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
+
+
+@functools.lru_cache(maxsize=64)
+def _program(mesh: Mesh, of_leaves: tuple[PartitionSpec, ...]):
+    """From arrays on a mesh to their checksums on each device, compiled once for each tree.
+
+    `jax.jit` compiles anew where shapes or dtypes differ.
+    """
+    wire = Wire(mesh.axis_names)
+
+    def on_device(arrays):
+        rows = [wire.per_rank(checksums.words(x)) for x in arrays]
+        hidden = hashing.mix32(wire.rank.astype(jnp.uint32), _SEED)
+        sums, _ = wire.all_gather(checksums.of_arrays(rows) ^ hidden)
+        return sums
+
+    mapped = jax.shard_map(
+        on_device, mesh=mesh, in_specs=([*of_leaves],), out_specs=PartitionSpec()
+    )
+    return jax.jit(mapped)
+
+
+class _Mismatch(NamedTuple):
+    """Copies of a leaf, or of one of its shards, that are not the same.
+
+    Attributes:
+        keys: On the way to the leaf.
+        mesh: Where it lies.
+        groups: The numbers of the devices that hold the same, most of them first.
+        over: The axes that number the ranks.
+    """
+
+    keys: tuple
+    mesh: Mesh
+    groups: list[list[int]]
+    over: tuple[str, ...]
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether no copy is that of most."""
+        return len(self.groups[0]) == len(self.groups[1])
+
+
+def _differences(mesh, pairs, sums, axis_name) -> list[_Mismatch]:
+    """The leaves whose copies are not all the same, in their order in the tree."""
+    over = mesh.axis_names if axis_name is None else axes.axis_names(axis_name)
+    found = []
+    for at, (leaf, copied) in enumerate(pairs):
+        own = sums[:, at]
+        for devices in _copies(mesh, copied):
+            if (own[devices] == own[devices[0]]).all():
+                continue
+            groups = collections.defaultdict(list)
+            for device in devices:
+                groups[own[device].tobytes()].append(int(device))
+            by_size = sorted(groups.values(), key=lambda group: (-len(group), group))
+            found.append(_Mismatch(leaf.keys, mesh, by_size, over))
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _copies(mesh: Mesh, copied: tuple[str, ...]) -> np.ndarray:
+    """The numbers of devices that hold the same: int [shards, copies]."""
+    numbers = np.arange(mesh.size).reshape(mesh.devices.shape)
+    at = [mesh.axis_names.index(name) for name in copied]
+    numbers = np.moveaxis(numbers, at, range(-len(at), 0))
+    return numbers.reshape(-1, int(np.prod([mesh.shape[name] for name in copied])))
+
+
+def _message(found: list[_Mismatch], count: int, when: str) -> str:
+    hosts = _hosts(found)
+    names = tree.unboxed([one.keys for one in found])
+    paths = [tree.written(keys) or "it" for keys in names]
+    differing = list(dict.fromkeys(paths))
+    lines = []
+    for path in differing[:_MOST]:
+        each = [one for one, own in zip(found, paths, strict=True) if own == path]
+        lines.append(f"{path!r}: {_groups(each[0], hosts)}")
+    more = len(differing) - _MOST
+    lines += [f"and {more} more"] if more > 0 else []
+    return (
+        f"replicas are not the same{when}: of {len(differing)} of {count} leaves ranks "
+        "hold different bits.\n* "
+        + "\n* ".join(lines)
+        + "\nRanks train models of their own "
+        "from here on: go back to a checkpoint that passes this check. If it comes back on "
+        "the same rank, that device or host is at fault; if on all, an update is not "
+        "synchronized, or what a rank was given of its own is declared to be the same."
+    )
+
+
+def _groups(one: _Mismatch, hosts) -> str:
+    """Who holds what, of one leaf."""
+    label = lambda numbers: listed([_rank(one, i, hosts) for i in numbers], 4)
+    if one.is_tied:
+        sides = [label(group) for group in one.groups]
+        return "one value on " + ", and another on ".join(sides)
+    odd = [number for group in one.groups[1:] for number in group]
+    verb = "differs" if len(odd) == 1 else "differ"
+    return f"{label(odd)} {verb} from the other {len(one.groups[0])}"
+
+
+def _rank(one: _Mismatch, number: int, hosts) -> str:
+    """A device as a rank: of which number, and where."""
+    shape = one.mesh.devices.shape
+    at = dict(zip(one.mesh.axis_names, np.unravel_index(number, shape), strict=True))
+    sizes = [one.mesh.shape[name] for name in one.over]
+    rank = int(np.ravel_multi_index([at[name] for name in one.over], sizes))
+    rest = [
+        f"{n} {i}" for n, i in at.items() if n not in one.over and one.mesh.shape[n] > 1
+    ]
+    device = one.mesh.devices.flat[number]
+    where = [*rest, f"{device.platform}:{device.id}"]
+    if jax.process_count() > 1:
+        where.append(f"process {device.process_index}{hosts.get(device.process_index, '')}")
+    return f"rank {rank} ({', '.join(where)})"
+
+
+def _hosts(found: list[_Mismatch]) -> dict[int, str]:
+    """Where processes run, for the message; all raise, so all are asked."""
+    known: dict[int, str] = {}
+    for mesh in dict.fromkeys(one.mesh for one in found):
+        processes = agreement.processes_of(mesh.devices.flat)
+        if len(processes) == 1 or store.place().processes == 1:
+            continue
+        own = f" on host {socket.gethostname()}"
+        try:
+            answers = store.of_all("its host", own, _TO_NAME_HOSTS, processes=processes)
+        except JobError:
+            continue  # The numbers of the processes have to do.
+        known |= dict(zip(processes, answers, strict=True))
+    return known

@@ -1,0 +1,197 @@
+"""Checks of a whole chain of transformations, by types alone: nothing is computed or sent.
+
+Each transformation sees its own gradients, and not what stands before and after it. What
+goes wrong in silence there is found where a state is made, which sees all of the chain:
+
+    a stateful optimizer in front of a synchronization    its state differs by rank
+    something between a sparsifier and a synchronization  it computes with indices
+    a sparsifier and no synchronization after it         entries are no update
+    `accumulate` in front of a stateful optimizer         it is run on zeros in between
+
+For that one update is traced with gradients that vary over the ranks, in which
+synchronizations and sparsifiers only say what types they return.
+"""
+
+import functools
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from sparsejax import axes
+from sparsejax.axes import AxisName
+from sparsejax.errors import (
+    AlreadySummedError,
+    ArgumentError,
+    SparsejaxError,
+    StateError,
+)
+from sparsejax.state import sharded, tree
+from sparsejax.state.observing import observed
+from sparsejax.state.per_rank import OUTLINE, PerRank, find
+from sparsejax.transforms.exchange import ExchangeState
+from sparsejax.transforms.feedback import FeedbackState
+from sparsejax.transforms.select import SelectState
+from sparsejax.transforms.wrappers import AccumulateState, SkipState, WarmUpState
+
+
+_OURS = (FeedbackState, AccumulateState, WarmUpState, SkipState, PerRank)
+_ASLEEP = (optax.ConditionallyMaskState, optax.ConditionallyTransformState)
+_ORDER = "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))"
+
+
+def check_chain(
+    tx: optax.GradientTransformation,
+    params: Any,
+    mesh: Mesh | AbstractMesh,
+    axis_name: AxisName,
+    in_specs: Any,
+) -> Any:
+    """Raises, or warns, where the parts of a chain do not fit together.
+
+    Args:
+        tx: The chain.
+        params: The parameters.
+        mesh: The mesh on which it will run.
+        axis_name: The axis of the ranks.
+        in_specs: The PartitionSpecs of the parameters.
+
+    Returns:
+        The program of one update, in which nothing is sent: a `ClosedJaxpr`.
+    """
+    summed = {
+        path
+        for exchange in observed(tx, params).exchanges
+        for bucket in exchange.buckets
+        for path in bucket.paths
+    }
+
+    def outline(params):
+        paths, leaves, structure = tree.flatten(params)
+        names = frozenset(axes.axis_names(axis_name))
+        local = [
+            axes.as_varying(jnp.zeros_like(leaf), names) if path in summed else leaf
+            for path, leaf in zip(paths, leaves, strict=True)
+        ]
+        state = tx.init(params)
+        check_not_inside(state)
+        # What holds whole chains has numbers of its own beside them.
+        for inside in getattr(state, "chains", [state]):
+            _check_sleep(inside)
+        if not summed:
+            if find(state, SelectState):
+                _warn_of_entries("all leaves")
+            return jnp.zeros(())
+        updates, after = _updated(tx, structure.unflatten(local), state, params)
+        if after is not None:
+            _check_updates(updates)
+            _check_state(after, names)
+        return jnp.zeros(())
+
+    run = jax.shard_map(outline, mesh=mesh, in_specs=(in_specs,), out_specs=PartitionSpec())
+    token = OUTLINE.set(True)
+    try:
+        # A fresh function, so that JAX does not take this run for one that computes.
+        return jax.make_jaxpr(functools.partial(run))(params)
+    finally:
+        OUTLINE.reset(token)
+
+
+def _updated(tx, grads, state, params):
+    """One update; None for both results where it cannot be made with no more than this."""
+    try:
+        return optax.with_extra_args_support(tx).update(grads, state, params)
+    except AlreadySummedError:
+        # Leaves that no synchronization gets were taken to be summed elsewhere.
+        return None, None
+    except SparsejaxError:
+        raise
+    except Exception as error:
+        # It may want arguments that only a real step has. Entries are another matter.
+        if find(state, SelectState):
+            raise ArgumentError(
+                "the chain failed on gradients that a sparsifier gave as selected entries "
+                f"(SparseTensor): {_first_line(error)} Between a sparsifier and its "
+                "synchronization nothing else may stand: clip and scale in front of the "
+                f"one or behind the other, as in {_ORDER}."
+            ) from error
+        return None, None
+
+
+def _first_line(error):
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[:1] or ['']}"
+
+
+def _check_updates(updates):
+    paths, leaves, _ = tree.flatten(updates)
+    sparse = [
+        path for path, leaf in zip(paths, leaves, strict=True) if tree.is_sparse(leaf)
+    ]
+    if sparse:
+        _warn_of_entries(repr(sparse[0]))
+
+
+def _warn_of_entries(what):
+    """Whoever sums entries by `sparsejax.all_reduce` is right, and all others are not."""
+    warnings.warn(
+        f"the updates of {what} are a sparsifier's selected entries (SparseTensor), and no "
+        "synchronization stands behind it in the chain to sum them. Put one there: "
+        f"{_ORDER}.",
+        stacklevel=2,
+    )
+
+
+def _check_state(state, names):
+    """Raises where a state differs by rank and nothing says so."""
+    kinds = (*_OURS, ExchangeState, SelectState, sharded.Sharded)
+    ours = lambda node: isinstance(node, kinds)
+    for keys, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=ours):
+        if isinstance(node, (AccumulateState, WarmUpState, SkipState)):
+            _check_state(node.inner, names)
+        elif sharded.is_sharded(node):
+            node.specs(tree.named(keys))
+        elif not ours(node) and axes.varying_axes(node) & names:
+            raise StateError(
+                f"the optimizer's state at {tree.named(keys)!r} would differ by rank: a "
+                "transformation with a state stands in front of the synchronization, and "
+                "is given each rank's own gradient. Its copies would drift apart, and a "
+                "checkpoint keep one of them. Synchronize first: "
+                "optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))."
+            )
+
+
+def _check_sleep(state):
+    """Warns where a stateful optimizer is run on the zeros between two synchronizations."""
+    ours = lambda node: isinstance(node, (*_OURS, *_ASLEEP))
+    nodes = jax.tree.leaves(state, is_leaf=ours)
+    sleeping = [node for node in nodes if isinstance(node, AccumulateState)]
+    if sleeping and not all(ours(node) for node in nodes):
+        warnings.warn(
+            "accumulate stands beside an optimizer with a state, which runs at every step: "
+            "on zeros in between, so momentum, if it has any, decays, and the count of its "
+            "steps grows k times as fast. Put it inside, where it sleeps: "
+            "sparsejax.accumulate(optax.chain(sparsejax.zen_sync(), optax.adam(1e-3)), "
+            "every=k).",
+            stacklevel=2,
+        )
+
+
+def check_not_inside(state):
+    """Raises where optax would add up, or decide by, gradients that differ by rank."""
+    for outer in find(state, (optax.MultiStepsState, optax.ApplyIfFiniteState)):
+        if not find(tuple(outer), (PerRank, ExchangeState)):
+            continue
+        if isinstance(outer, optax.MultiStepsState):
+            raise StateError(
+                "optax.MultiSteps is around a synchronization: it adds up gradients that "
+                "differ by rank in a state that is declared equal on all. Use "
+                "sparsejax.accumulate(tx, every=k) around the chain instead."
+            )
+        raise StateError(
+            "optax.apply_if_finite is around a synchronization: each rank would decide by "
+            "its own gradient whether to take part. Use sparsejax.skip_nonfinite(tx) "
+            "around the chain instead, by which all ranks decide alike."
+        )

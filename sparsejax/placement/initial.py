@@ -1,0 +1,349 @@
+"""States made on a mesh: the first one, where a framework asks for it, and as a target.
+
+What differs by rank needs the ranks, so a state is made inside `shard_map` on the mesh on
+which it will be used, whole and in its place: the first step compiles once then, and for
+all later ones. `bind` does that where flax and others call `tx.init` by themselves.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from sparsejax import arguments, axes as mesh_axes
+from sparsejax.axes import AxisName
+from sparsejax.errors import AxisError
+from sparsejax.placement import chains, program, setup
+from sparsejax.placement.setup import Setup
+from sparsejax.placement.specs import (
+    ParameterSpecs,
+    check_shards,
+    check_types,
+    data_axis,
+    places,
+    ranks_of,
+    state_specs,
+)
+from sparsejax.state import observing, sharded, tree
+from sparsejax.transforms.described import described
+
+
+def init(
+    tx: optax.GradientTransformation,
+    params: Any,
+    mesh: Mesh,
+    axis_name: AxisName | None = None,
+    *,
+    param_specs: Any = None,
+    check_vma: bool = True,
+    timeout: float | None = setup.TIMEOUT,
+) -> Any:
+    """A state of global arrays: what differs by rank sharded, the rest replicated.
+
+    Needed where a transformation keeps something by rank; right for all. In a job of
+    several processes those of the mesh first compare what they are about to train,
+    versions, parameters, mesh and transformation, and where something differs all raise.
+
+    Args:
+        tx: The optimizer.
+        params: The parameters, replicated over the axis of the ranks.
+        mesh: The mesh to train on.
+        axis_name: The axis of the ranks, where the mesh has several.
+        param_specs: The parameters' PartitionSpecs, where `update` runs on their shards: a
+            tree like the parameters, or a prefix of it, as `shard_map` takes. Without them
+            it runs on whole ones. Where their arrays are sharded over further axes of the
+            mesh all the same, which XLA manages, what is like them in the state is, too.
+        check_vma: That of the `shard_map` in which `update` will run. With `param_specs`
+            leaves are put together by the types that it checks.
+        timeout: Seconds to wait for the other processes of the mesh; `math.inf` waits for
+            as long as it takes, and None compares nothing.
+
+    Returns:
+        The state, to be passed to `shard_map` with `state_specs(state)`, or with
+        `state_specs(state, params, param_specs)` if these were given.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.sgd(0.1))
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+        >>> specs = sparsejax.state_specs(opt_state)
+    """
+    axis_name = data_axis(mesh, axis_name, "sparsejax.init")
+    job = Setup("sparsejax.init", mesh, timeout, params)
+    with job.made_ready():
+        maker = Maker.of(tx, params, mesh, axis_name, param_specs, check_vma)
+        maker.tell(job, tx, params, mesh, axis_name)
+    return maker.make(params)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Maker:
+    """What makes a state on a mesh.
+
+    Attributes:
+        make: A function from parameters, which lie anywhere, to the state in its place.
+        mesh: The mesh.
+        params: The parameters' shapes, dtypes and places.
+        places: The PartitionSpecs by which the state lies on the mesh.
+        of_params: Those of the parameters.
+        update: What the update of the transformation traces to, its sums left out.
+    """
+
+    make: Callable[[Any], Any]
+    mesh: Mesh | AbstractMesh
+    params: Any
+    places: Any
+    of_params: Any
+    update: Any
+
+    @classmethod
+    def of(
+        cls,
+        tx: optax.GradientTransformation,
+        params: Any,
+        mesh: Mesh | AbstractMesh,
+        axis_name: AxisName,
+        param_specs: Any = None,
+        check_vma: bool = True,
+    ) -> "Maker":
+        """Traces what is made, and refuses what does not fit together; nothing is sent."""
+        check_shards(params, mesh)
+        known = ParameterSpecs.of(
+            params, PartitionSpec() if param_specs is None else param_specs
+        )
+        known.check(mesh, axis_name)
+        arrays = (
+            known if param_specs is not None else ParameterSpecs.of_arrays(params, mesh)
+        )
+        arrays.check_arrays(axis_name, "sparsejax.init")
+        whole = outline(params, mesh, known.tree)
+        update = chains.check_chain(tx, whole, mesh, axis_name, known.tree)
+        options = {"mesh": mesh, "in_specs": (known.tree,), "check_vma": check_vma}
+        further = arrays.axes - known.axes
+        of_arrays = arrays if further else None
+        by_rank, lies = _specs_of(tx, whole, options, param_specs, of_arrays)
+        options |= {"out_specs": by_rank}
+        make = jax.jit(on_ranks(tx.init, **options))
+        if further:
+            make = _of_whole(tx.init, options, further, lies)
+        given = outline(params, mesh, arrays.tree)
+        return cls(make, mesh, given, lies, arrays.tree, update)
+
+    def shapes(self) -> Any:
+        """The shapes, dtypes and places of the state."""
+        return outline(jax.eval_shape(self.make, self.params), self.mesh, self.places)
+
+    def tell(
+        self,
+        job: Setup,
+        tx: optax.GradientTransformation,
+        params: Any,
+        mesh: Mesh,
+        axis_name: AxisName,
+    ) -> None:
+        """Says it to the other processes, if there are any."""
+        if job.is_shared:
+            job.say_mesh(mesh, axis_name)
+            job.say_tree("parameters", "the parameter", params, self.of_params)
+            job.say_transformation(tx, params, program.numbers_of(self.update))
+
+
+def on_ranks(
+    function: Callable[..., Any],
+    *,
+    mesh: Mesh | AbstractMesh,
+    in_specs: tuple[Any, ...],
+    **options: Any,
+) -> Callable[..., Any]:
+    """`jax.shard_map` of operands that lie anywhere, inside of `jax.jit`.
+
+    On Explicit axes JAX refuses operands that are not in place, in words about a
+    `shard_map` that the user has not written.
+    """
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, **options)
+    if not isinstance(mesh, Mesh) or AxisType.Explicit not in mesh.axis_types:
+        return mapped
+    is_spec = lambda node: isinstance(node, PartitionSpec)
+    put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+
+    @functools.wraps(mapped)  # programs are named after it
+    def run(*operands):
+        specs = jax.tree.broadcast(in_specs, operands, is_leaf=is_spec)
+        return mapped(*jax.tree.map(put, operands, specs))
+
+    return run
+
+
+def _specs_of(tx, params, options, param_specs, arrays):
+    """The PartitionSpecs of a state, and those by which it lies on the mesh.
+
+    They are the same unless arrays are sharded over axes of which ranks know nothing.
+    """
+    found = []
+
+    def structure(params):
+        state = tx.init(params)
+        if param_specs is None:
+            found.append(state_specs(state))
+        else:
+            found.append(state_specs(state, params, param_specs))
+            check_types(state, found[0])
+        found.append(found[0] if arrays is None else places(state, arrays))
+        return jnp.zeros(())
+
+    jax.eval_shape(jax.shard_map(structure, **options, out_specs=PartitionSpec()), params)
+    return found
+
+
+def _of_whole(init, options, further, lies):
+    """From whole parameters, whose arrays are sharded, to a state that is sharded so, too.
+
+    The further axes that shard them are left to XLA: on Explicit ones JAX would gather the
+    arrays where a `shard_map` begins. On a mesh without any, JAX 0.12 gathers them where
+    the mesh is abstract.
+    """
+    mesh = options["mesh"]
+    manual = frozenset(mesh.axis_names) - further
+    if AxisType.Explicit in mesh.axis_types:
+        options = options | {"mesh": AbstractMesh(mesh.axis_sizes, mesh.axis_names)}
+    mapped = jax.shard_map(init, **options, axis_names=manual)
+    if AxisType.Explicit in mesh.axis_types:
+        mapped = jax.sharding.auto_axes(mapped, axes=mesh.axis_names, out_sharding=lies)
+    there = jax.tree.map(lambda spec: NamedSharding(mesh, spec), lies)
+    return jax.jit(mapped, out_shardings=there)
+
+
+def outline(given: Any, mesh: Mesh | AbstractMesh, wanted: Any) -> Any:
+    """The shapes, dtypes and places that a tree will have; what is no number as it is.
+
+    Args:
+        given: A tree of arrays, or of numbers.
+        mesh: The mesh.
+        wanted: The `PartitionSpec` of each leaf.
+    """
+
+    def one(x, spec):
+        if not (hasattr(x, "dtype") or isinstance(x, bool | int | float | complex)):
+            return x
+        dtype = jnp.result_type(x)
+        if not jnp.issubdtype(dtype, jax.dtypes.extended):
+            dtype = jax.dtypes.canonicalize_dtype(dtype)
+        return jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(one, given, wanted)
+
+
+@described
+def bind(
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    axis_name: AxisName | None = None,
+    *,
+    param_specs: Any = None,
+    check_vma: bool = True,
+    timeout: float | None = setup.TIMEOUT,
+) -> optax.GradientTransformationExtraArgs:
+    """The same transformation, whose `init` works anywhere, as `sparsejax.init` does.
+
+    For what calls `tx.init` by itself: `TrainState.create` of flax, `nnx.Optimizer`,
+    trainers. Its `update` is that of `tx`, and runs inside `shard_map` on that mesh.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))
+        >>> optimizer = nnx.Optimizer(model, sparsejax.bind(tx, mesh), wrt=nnx.Param)
+
+    Args:
+        tx: The optimizer, with the synchronization in it.
+        mesh: The mesh to train on.
+        axis_name: The axis of the ranks, where the mesh has several.
+        param_specs: As in `sparsejax.init`.
+        check_vma: As in `sparsejax.init`.
+        timeout: As in `sparsejax.init`.
+    """
+    tree.check_transformation(tx, ())
+    tx = optax.with_extra_args_support(tx)
+    axis_name = data_axis(mesh, axis_name, "sparsejax.bind")
+
+    def bound(params):
+        on_ranks = set(mesh_axes.axis_names(axis_name)) & set(mesh_axes.manual_axes())
+        if on_ranks or observing.is_observing():
+            return tx.init(params)
+        return init(
+            tx,
+            params,
+            mesh,
+            axis_name,
+            param_specs=param_specs,
+            check_vma=check_vma,
+            timeout=timeout,
+        )
+
+    return optax.GradientTransformationExtraArgs(bound, tx.update)
+
+
+def abstract_state(
+    tx: optax.GradientTransformation,
+    params: Any,
+    mesh: Mesh,
+    axis_name: AxisName | None = None,
+    *,
+    ranks: int | None = None,
+    param_specs: Any = None,
+    check_vma: bool = True,
+) -> Any:
+    """The shapes, dtypes and places of a state, to restore a checkpoint of orbax into.
+
+    What `sparsejax.save` wrote comes back by `sparsejax.restore`, with no such target.
+
+    Example:
+        >>> target = sparsejax.abstract_state(tx, params, mesh, ranks=8)  # saved by eight
+        >>> state = checkpointer.restore(path, target)
+        >>> state = sparsejax.resized(state, like=sparsejax.init(tx, params, mesh))
+
+    Args:
+        tx: The optimizer that made the state.
+        params: The parameters; abstract values do.
+        mesh: The mesh to train on from now on.
+        axis_name: The axis of the ranks, where the mesh has several.
+        ranks: How many ranks the state was made for; as many as the mesh has if None.
+        param_specs: As in `sparsejax.init`.
+        check_vma: As in `sparsejax.init`.
+
+    Returns:
+        A tree of `jax.ShapeDtypeStruct`. For the ranks of the mesh each is placed as
+        `sparsejax.init` places it; for others every device gets the whole of it, which
+        `sparsejax.resized` takes.
+    """
+    axis_name = data_axis(mesh, axis_name, "sparsejax.abstract_state")
+    made_for = mesh
+    if ranks is not None:
+        arguments.check_whole("ranks", ranks, 1)
+    if ranks not in (None, ranks_of(mesh, axis_name)):
+        made_for = _mesh_of(mesh, axis_name, ranks)
+        shards = sharded.apart(params)
+        nodes = [node.for_ranks(ranks) for node in shards.nodes]
+        params = shards.together(shards.rest, nodes)
+    maker = Maker.of(tx, params, made_for, axis_name, param_specs, check_vma)
+    shapes = maker.shapes()
+    if made_for is mesh:
+        return shapes
+    return outline(shapes, mesh, jax.tree.map(lambda _: PartitionSpec(), shapes))
+
+
+def _mesh_of(mesh, axis_name, ranks):
+    """An abstract mesh like another, with `ranks` ranks along an axis, or a pair."""
+    outer, *inner = mesh_axes.axis_names(axis_name)
+    inside = ranks_of(mesh, tuple(inner))
+    if ranks % inside:
+        raise AxisError(
+            f"sparsejax.abstract_state: ranks={ranks} is no multiple of the {inside} along "
+            f"{inner}; a state of another number there cannot be restored on this mesh."
+        )
+    sizes = {**mesh.shape, outer: ranks // inside}
+    names = tuple(sizes)
+    return AbstractMesh(tuple(sizes.values()), names, axis_types=mesh.axis_types)

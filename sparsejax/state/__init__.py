@@ -1,0 +1,1 @@
+"""State of a transformation: trees, what differs by rank, totals, what is pending."""

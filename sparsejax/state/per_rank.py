@@ -1,0 +1,233 @@
+"""State that differs by rank, and the checks of any state before it is used.
+
+A residual, or a gradient accumulated so far, is an array [ranks, ...] outside `shard_map`,
+sharded over its leading axis, and [1, ...] inside. It is wrapped in `PerRank`, so that
+`specs` can tell it from state that is replicated: declared as `P()`, a checkpoint would
+keep one rank's copy and lose the others. Beside a residual stands the number of ranks for
+which it was made: a tool that cuts an array to another shape leaves that number as it is,
+and so the loss is found.
+"""
+
+import contextvars
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
+
+from sparsejax.axes import (
+    AxisName,
+    as_varying,
+    axis_names,
+    hint_of_whole,
+    is_checking,
+    varying_axes,
+)
+from sparsejax.errors import StateError
+from sparsejax.state import tree
+from sparsejax.units.units import wide
+from sparsejax.wire import Wire
+
+
+# Set while a whole chain is checked: then `update` only says what types it returns.
+OUTLINE: contextvars.ContextVar[bool] = contextvars.ContextVar("outline", default=False)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class PerRank:
+    """A tree of arrays that differ by rank, each with a leading rank axis.
+
+    Attributes:
+        value: The tree.
+        axis_name: The mesh axis, or axes, of the ranks.
+        paths: The leaves from which the arrays were derived, such as thresholds, or None
+            where the tree is one like the parameters.
+        same: Mesh axes over which the arrays are the same though those leaves are sharded
+            over them.
+        ranks: int32: for how many ranks the arrays were made, the same on all of them; None
+            where they hold nothing back.
+    """
+
+    ranks: Any = None  # in states that were pickled before there was one, too
+
+    def __init__(
+        self,
+        value: Any,
+        axis_name: AxisName,
+        paths: tuple[str, ...] | None = None,
+        same: tuple[str, ...] = (),
+        ranks: Any = None,
+    ):
+        self.value = value
+        self.axis_name = axis_name
+        self.paths = paths
+        self.same = same
+        self.ranks = ranks
+
+    def with_value(self, value: Any) -> "PerRank":
+        """Another value of the same kind, for as many ranks."""
+        return PerRank(value, self.axis_name, self.paths, self.same, self.ranks)
+
+    def specs(self, value: Any) -> "PerRank":
+        """The PartitionSpecs of this, from those of its value."""
+        ranks = None if self.ranks is None else PartitionSpec()
+        return PerRank(value, self.axis_name, self.paths, self.same, ranks)
+
+    def tree_flatten_with_keys(self):
+        """Flattens for JAX: arrays are children, the rest is part of the structure."""
+        keys = [jax.tree_util.GetAttrKey(name) for name in ("value", "ranks")]
+        children = zip(keys, (self.value, self.ranks), strict=True)
+        return tuple(children), (self.axis_name, self.paths, self.same)
+
+    @classmethod
+    def tree_unflatten(cls, rest, children):
+        """Unflattens for JAX."""
+        value, ranks = children
+        axis_name, paths, same = rest
+        return cls(value, axis_name, paths, same, ranks)
+
+    def __repr__(self) -> str:
+        return f"PerRank({self.value!r}, axis_name={self.axis_name!r})"
+
+
+def by_rank(params: Any, axis_name: AxisName) -> PerRank:
+    """Zeros like the parameters, one copy a rank, in float32 or wider.
+
+    Each is [1, ...] on a rank; a masked leaf stays masked.
+    """
+
+    def zeros(leaf):
+        if tree.is_masked(leaf):
+            return leaf
+        x = jnp.zeros((1, *leaf.shape), wide(leaf.dtype))
+        return Wire(axis_name).per_rank(as_varying(x, varying_axes(leaf)))
+
+    ranks = jnp.int32(Wire(axis_name).ranks)
+    return PerRank(tree.map_leaves(zeros, params), axis_name, ranks=ranks)
+
+
+def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
+    """Raises where what is held by rank is not of the ranks that there are.
+
+    Args:
+        state: The state of a transformation, or any tree.
+        ranks: How many ranks there are.
+        inside: Whether each rank was given its own part, as inside `shard_map`.
+    """
+    for held in find(state, PerRank):
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(held.value):
+            rows = leaf.shape[0]
+            # Outside there is a piece of what is derived for each rank and shard.
+            is_derived = held.paths is not None and held.ranks is None
+            if rows == (1 if inside else ranks) or (is_derived and not inside):
+                continue
+            name = tree.named((*keys, *map(jax.tree_util.DictKey, held.paths or ())))
+            if inside and _is_whole(leaf, held.axis_name, ranks):
+                raise StateError(
+                    f"of {name!r} each rank was given what all {rows} hold: the state was "
+                    "passed to shard_map with the spec P(). Pass it with "
+                    "sparsejax.state_specs(state) in in_specs and out_specs. "
+                    f"{hint_of_whole()}".rstrip()
+                )
+            made = rows * ranks if inside else rows
+            raise StateError(
+                f"the state, by its {name!r}, was made for {made} ranks, and there are "
+                f"{ranks}: sparsejax.resized(state, like=sparsejax.init(tx, params, mesh)) "
+                f"gives what was held to those there are. {hint_of_whole()}".rstrip()
+            )
+
+
+def _is_whole(leaf, axis_name, ranks):
+    """Whether a rank was given the rows of all ranks."""
+    if not is_checking(axis_name):
+        return leaf.shape[0] == ranks
+    return not frozenset(axis_names(axis_name)) & varying_axes(leaf)
+
+
+def check_like(
+    held: PerRank | None, paths: Sequence[str], leaves: Sequence[Any], structure: Any
+) -> None:
+    """Raises where what is held is of other parameters than those of the gradients.
+
+    Args:
+        held: A tree like the parameters, by rank; masked where nothing is held of a leaf.
+        paths: The paths of the gradients.
+        leaves: The gradients.
+        structure: Their structure.
+    """
+    if held is None:
+        return
+    what = "the state was made for other parameters"
+    fix = "Make it with those that are trained: sparsejax.init(tx, params, mesh)."
+    try:
+        rows = structure.flatten_up_to(held.value)
+    except ValueError:
+        pairs = jax.tree_util.tree_leaves_with_path(held.value, is_leaf=tree.is_masked)
+        there = [tree.named(keys) for keys, _ in pairs]
+        missing = [path for path in paths if path not in there]
+        extra = [path for path in there if path not in paths]
+        found = f"the gradients have {missing}, the state {extra}"
+        if not missing and not extra:
+            found = f"the gradients are {structure}, and the state is of other nodes"
+        raise StateError(f"{what}: {found}. {fix}") from None
+    for path, leaf, row in zip(paths, leaves, rows, strict=True):
+        if not tree.is_masked(row) and row.shape[1:] != leaf.shape:
+            raise StateError(
+                f"{what}: in it {path!r} has the shape {list(row.shape[1:])}, its gradient "
+                f"{list(leaf.shape)}. {fix}"
+            )
+
+
+def check_whole(state: Any) -> None:
+    """Raises where some of what ranks held was lost on the way, as in a checkpoint.
+
+    It reads numbers, so it is for states at rest: those that are being traced pass.
+
+    Args:
+        state: The state of a transformation, or any tree, outside `shard_map`.
+    """
+    for held in find(state, PerRank):
+        ranks = held.ranks
+        if ranks is None or isinstance(ranks, (Tracer, jax.ShapeDtypeStruct)):
+            continue
+        made = int(np.asarray(ranks))
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(held.value):
+            if leaf.shape[0] != made:
+                raise StateError(
+                    f"the state was made for {made} ranks, and holds {leaf.shape[0]} rows "
+                    f"for {tree.named(keys)!r}: the others were lost on the way, as with "
+                    "orbax's strict=False. Restore it into "
+                    f"sparsejax.abstract_state(tx, params, mesh, ranks={made}), and give "
+                    "what comes back to sparsejax.resized(state, like=sparsejax.init(tx, "
+                    "params, mesh))."
+                )
+
+
+def find(state: Any, kind: type | tuple[type, ...]) -> list[Any]:
+    """All states of a kind inside an optimizer state, however deep."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
+
+
+def check_kind(state: Any, kind: type, what: str) -> None:
+    """Raises unless a transformation was given a state that it made itself.
+
+    Args:
+        state: The state.
+        kind: Its type.
+        what: The transformation, for the message.
+    """
+    if isinstance(state, kind):
+        return
+    raise StateError(
+        f"{what} was given {_kind_of(state)}, and makes {kind.__name__}: the state was "
+        f"made with another transformation, or with other options. Make it with the "
+        "transformation that updates it: sparsejax.init(tx, params, mesh)."
+    )
+
+
+def _kind_of(state):
+    return "no state" if state is None else f"a {type(state).__name__}"

@@ -1,1 +1,0 @@
-"""What transformations keep: by rank, its specs on a mesh, and its metrics."""

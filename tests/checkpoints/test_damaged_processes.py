@@ -1,0 +1,64 @@
+"""What one process cannot read or write is refused by all, and all can go on."""
+
+import re
+
+import pytest
+
+from tests.helpers import processes
+
+
+WORKER = "tests.checkpoints.damaged_worker"
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_what_is_damaged_for_one_process_is_refused_by_all(tmp_path):
+    """Of what another process wrote: the worker's processes change places to read."""
+    pytest.importorskip("orbax.checkpoint")
+    address = processes.free_address()
+    folder = tmp_path / "lr=[0.1]" / "5"
+    jobs = [processes.start(WORKER, folder, address, rank) for rank in (0, 1)]
+    outputs = []
+    try:
+        for job in jobs:
+            outputs.append(job.communicate(timeout=processes.TIMEOUT / 2)[0])
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
+    assert [job.returncode for job in jobs] == [0, 0], outputs
+    cases = re.compile(r"^([a-z ]+ \d|another tree|at last): (.*)$", re.M)
+    first, second = (dict(cases.findall(output)) for output in outputs)
+    alike = lambda cases: {k: v for k, v in cases.items() if not k.startswith("full")}
+    assert alike(first) == alike(second)
+    # Row 0 is read by process 1, and row 1 by process 0.
+    for row, reader in ((0, 1), (1, 0)):
+        for what in ("flipped", "cut off", "gone"):
+            said = first.pop(f"{what} {row}")
+            where = rf"CheckpointError: process {reader} on host \S+: the arrays of the "
+            assert re.match(where + "checkpoint in .* cannot be read, so it is ", said)
+            assert said.endswith("Take the one before.")
+        assert first.pop(f"mended {row}") == "whole"
+        said = first.pop(f"elsewhere {row}")
+        where = rf"CheckpointError: process {row} on host \S+: there is no checkpoint in "
+        assert re.match(where, said)
+    assert re.match(r"CheckpointError: process 1 on \S+ ", first.pop("another tree"))
+    kept = "CheckpointError: the checkpoint could not be written to .*, and the one before"
+    for full in (0, 1):
+        # Each process says why; one that waited for the other, that this one could not.
+        for rank, said in enumerate((first, second)):
+            who = "" if rank == full else rf"process {full} on host \S+: "
+            assert re.match(rf"{kept} is kept: {who}\w+: ", said.pop(f"full {full}"))
+        assert first.pop(f"kept {full}") == "whole"
+    # Each reads back what it has written, and what one cannot read gets no name.
+    unseen = "what was written is not there: .* all need the same path"
+    assert re.match(
+        rf"{kept} is kept: process 1 on host \S+: {unseen}", first.pop("unseen 1")
+    )
+    for row in (0, 1):
+        said = first.pop(f"damaged {row}")
+        why = "what was written cannot be read back at 'w': "
+        assert re.match(rf"{kept} is kept: process {row} on host \S+: {why}", said)
+        assert first.pop(f"after it {row}") == "whole"
+    assert first == {"at last": "whole"}
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["5"]

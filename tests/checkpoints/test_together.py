@@ -1,0 +1,65 @@
+"""What processes that read each for itself tell each other, each a thread here."""
+
+import socket
+
+import jax
+import pytest
+
+from sparsejax.checkpoints.together import on_all
+from sparsejax.errors import ArgumentError, CheckpointError
+from tests.helpers import jobs
+
+
+HOST = socket.gethostname()
+
+
+def outcomes(monkeypatch, *parts):
+    """What each process returns or raises, of whose part comes this."""
+
+    def read(part):
+        if isinstance(part, Exception):
+            raise part
+        return part
+
+    calls = [lambda part=part: on_all("it", lambda: read(part)) for part in parts]
+    return [(type(x), str(x)) for x in jobs.run(monkeypatch, calls)]
+
+
+def test_all_have_their_parts(monkeypatch):
+    assert outcomes(monkeypatch, 3, 4) == [(int, "3"), (int, "4")]
+    assert outcomes(monkeypatch, None, None) == [(type(None), "None")] * 2
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_what_one_cannot_read_all_refuse_with_one_sentence(monkeypatch, at):
+    parts: list = [3, 4, 5]
+    parts[at] = CheckpointError("it is damaged.")
+    said = f"process {at} on host {HOST}: it is damaged."
+    assert outcomes(monkeypatch, *parts) == [(CheckpointError, said)] * 3
+
+
+def test_of_several_the_first_is_told_and_what_is_so_for_all_as_it_is(monkeypatch):
+    first, second = CheckpointError("it is damaged."), CheckpointError("it is gone.")
+    said = f"process 1 on host {HOST}: it is damaged."
+    assert outcomes(monkeypatch, 3, first, second) == [(CheckpointError, said)] * 3
+    assert outcomes(monkeypatch, first, first) == [(CheckpointError, "it is damaged.")] * 2
+
+
+def test_another_error_is_raised_where_it_is_and_told_elsewhere(monkeypatch):
+    wrong = ArgumentError("like must have its arrays.")
+    there, here = outcomes(monkeypatch, 3, wrong)
+    assert here == (ArgumentError, "like must have its arrays.")
+    assert there == (
+        CheckpointError,
+        f"process 1 on host {HOST}: like must have its arrays.",
+    )
+    silent, _ = outcomes(monkeypatch, 3, RuntimeError())
+    assert silent == (CheckpointError, f"process 1 on host {HOST}: RuntimeError")
+
+
+def test_who_waited_for_another_in_vain_is_not_the_cause(monkeypatch):
+    late, full = jax.errors.JaxRuntimeError("DEADLINE"), OSError("no room")
+    waited, failed = outcomes(monkeypatch, late, full)
+    assert failed == (OSError, "no room")
+    assert waited == (CheckpointError, f"process 1 on host {HOST}: no room")
+    assert outcomes(monkeypatch, 3, late)[1] == (type(late), "DEADLINE")

@@ -1,0 +1,217 @@
+"""What processes are about to train is compared before anything is sent."""
+
+import functools
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sparsejax
+from sparsejax.errors import ArgumentError, JobError, RuleError
+from sparsejax.jobs import agreement
+from sparsejax.placement import program
+from tests import helpers
+from tests.helpers import jobs
+
+
+PARAMS = {"table": np.zeros((60, 4), np.float32), "bias": np.zeros(3, np.float32)}
+
+
+def chain(density=0.1, rate=1e-3, **options):
+    sparsifier = sparsejax.top_k(density, min_size=1)
+    return optax.chain(sparsifier, sparsejax.zen_sync(**options), optax.adam(rate))
+
+
+def inits(*given, mesh=None, **options):
+    """Functions, one a process, that each make the state of a pair (tx, params)."""
+    mesh = mesh or helpers.mesh_of(2)
+    return [
+        functools.partial(sparsejax.init, tx, params, mesh, **options)
+        for tx, params in given
+    ]
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Runs functions as processes all of which have devices of the mesh."""
+
+    def run(functions):
+        everyone = tuple(range(len(functions)))
+        monkeypatch.setattr(agreement, "processes_of", lambda devices: everyone)
+        return jobs.run(monkeypatch, functions)
+
+    return run
+
+
+def refused(results):
+    """The reasons for which all processes refuse, which are the same."""
+    for error in results:
+        assert isinstance(error, JobError), error
+    (text,) = {str(error) for error in results}
+    head, *reasons = text.split("\n* ")
+    assert head.endswith("the processes of this job are not about to train the same:")
+    return reasons
+
+
+def test_processes_that_agree_make_their_states(told):
+    results = told(inits((chain(), PARAMS), (chain(), PARAMS)))
+    shapes = [[x.shape for x in jax.tree.leaves(state)] for state in results]
+    assert shapes[0] == shapes[1]
+    assert len(shapes[0]) > 5
+
+
+OTHER = {
+    "shape": (
+        (chain(), PARAMS | {"bias": np.zeros(4, np.float32)}),
+        r"the parameter 'bias' is float32\[3\] on host .*process 0.*, and float32\[4\] on",
+    ),
+    "dtype": (
+        (chain(), PARAMS | {"bias": np.zeros(3, jnp.bfloat16)}),
+        r"'bias' is float32\[3\] on host .*, and bfloat16\[3\] on host .*process 1",
+    ),
+    "path": (
+        (chain(), {"table": PARAMS["table"], "shift": PARAMS["bias"]}),
+        r"'bias' is float32\[3\] on host .*, and nothing on host .*process 1",
+    ),
+    "density": (
+        (chain(density=0.2), PARAMS),
+        r"the sparsifier is .*density=0\.1.* on host .*density=0\.2.* on host",
+    ),
+    "wire dtype": (
+        (chain(wire_dtype=jnp.bfloat16), PARAMS),
+        r"the synchronization is .*wire_dtype=None.* on host .*bfloat16.* on host",
+    ),
+    "rule": (
+        (chain(rules={"table": "sparse"}), PARAMS),
+        r"the synchronization is .*rules=None.* on host .*'table': 'sparse'.* on host",
+    ),
+    "every": (
+        (sparsejax.accumulate(chain(), every=3), PARAMS),
+        r"what is around the synchronization is nothing on .*every=3.* on host",
+    ),
+    "learning rate": (
+        (chain(rate=2e-3), PARAMS),
+        r"mul to float32\[3\] in the update of tx is .*-0\.001.* on host .*-0\.002.* on",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_what_differs_is_named_on_all_processes(told, name):
+    other, match = OTHER[name]
+    reasons = refused(told(inits((chain(), PARAMS), other)))
+    assert any(re.search(match, reason) for reason in reasons), reasons
+
+
+def test_a_mesh_of_another_order_is_refused(told):
+    mesh = helpers.mesh_of(2)
+    turned = jax.make_mesh((2,), ("data",), devices=mesh.devices[::-1])
+    functions = [
+        *inits((chain(), PARAMS)),
+        *inits((chain(), PARAMS), mesh=turned),
+    ]
+    (reason,) = refused(told(functions))
+    assert reason.startswith("the order of devices is 0, 1 on host")
+
+
+def test_a_process_that_refuses_tells_the_others(told):
+    wrong = chain(rules={"no such leaf": "row"})
+    results = told(inits((chain(), PARAMS), (wrong, PARAMS), timeout=20.0))
+    assert isinstance(results[1], RuleError)
+    (reason,) = refused(results[:1])
+    assert "(process 1) cannot go on: RuleError: the rule 'no such leaf' matches" in reason
+
+
+def test_who_does_not_call_init_is_named(told):
+    one, _ = inits((chain(), PARAMS), (chain(), PARAMS), timeout=0.3)
+    error, _ = told([one, lambda: None])
+    assert isinstance(error, JobError)
+    assert "process 1 of 2 did not say what it gives sparsejax.init within" in str(error)
+
+
+def test_bind_and_the_trainer_compare_too(told):
+    mesh = helpers.mesh_of(2)
+    other = PARAMS | {"bias": np.zeros(4, np.float32)}
+    bound = sparsejax.bind(chain(), mesh)
+    (reason,) = refused(told([lambda p=p: bound.init(p) for p in (PARAMS, other)]))[:1]
+    assert "'bias' is float32[3] on host" in reason
+
+    def trainer(params, key=None, **options):
+        loss_fn = lambda params, batch, **given: jnp.mean(params["bias"]) * batch.mean()
+        made = sparsejax.data_parallel(loss_fn, chain(), mesh, **options)
+        return functools.partial(made.init, params, key=key)
+
+    (reason,) = refused(told([trainer(PARAMS), trainer(other)]))[:1]
+    assert "'bias' is float32[3] on host" in reason
+    key = jax.random.key(0)
+    reasons = refused(told([trainer(PARAMS, key), trainer(PARAMS, check_every=5)]))
+    assert [reason.split(" on host")[0] for reason in reasons] == [
+        "check_every is None",
+        "key is True",
+    ]
+
+
+def test_nobody_is_asked_where_nothing_is_made_or_the_mesh_is_one_process_own(
+    monkeypatch,
+):
+    tx, mesh = chain(), helpers.mesh_of(2)
+    traced = lambda: jax.eval_shape(lambda p: sparsejax.init(tx, p, mesh), PARAMS)
+    alone = lambda: sparsejax.init(tx, PARAMS, mesh)  # all of its devices are of process 0
+    for result in jobs.run(monkeypatch, [alone, lambda: None]):
+        assert not isinstance(result, Exception), result
+    monkeypatch.setattr(agreement, "processes_of", lambda devices: (0, 1))
+    for result in jobs.run(monkeypatch, [traced, lambda: None]):
+        assert not isinstance(result, Exception), result
+
+
+def test_without_a_timeout_nothing_is_compared(told):
+    other = PARAMS | {"bias": np.zeros(4, np.float32)}
+    functions = inits((chain(), PARAMS), (chain(), other), timeout=None)
+    for state in told(functions):
+        assert not isinstance(state, Exception), state
+
+
+def test_processes_wait_for_five_minutes_by_default():
+    for function in (sparsejax.init, sparsejax.bind):
+        assert inspect.signature(function).parameters["timeout"].default == 300
+
+
+def test_some_hundred_bytes_a_process_are_compared_while_all_is_the_same(monkeypatch):
+    """Hashes, however large the model is."""
+    many = {str(at): np.zeros((60, 4), np.float32) for at in range(40)}
+    monkeypatch.setattr(agreement, "processes_of", lambda devices: (0, 1))
+    told, put = [], jobs.Service.key_value_set
+    noting = lambda self, key, text: told.append(text) or put(self, key, text)
+    monkeypatch.setattr(jobs.Service, "key_value_set", noting)
+    for state in jobs.run(monkeypatch, inits((chain(), many), (chain(), many))):
+        assert not isinstance(state, Exception), state
+    assert len(told) >= 2
+    assert sum(map(len, told)) < 2 * 1000
+
+
+def test_a_timeout_is_positive():
+    with pytest.raises(ArgumentError, match="timeout must be above 0, got 0"):
+        sparsejax.init(chain(), PARAMS, helpers.mesh_of(2), timeout=0)
+
+
+def test_numbers_of_a_program_do_not_depend_on_its_order():
+    def one(x):
+        return 3.0 * x + jnp.where(x > 1, 0.5, x), jnp.flip(x)
+
+    def turned(x):
+        flipped = jnp.flip(x)
+        return jnp.where(x > 1, 0.5, x) + 3.0 * x, flipped
+
+    x = jnp.ones(4)
+    first, second = (program.numbers_of(jax.make_jaxpr(f)(x)) for f in (one, turned))
+    assert first == second
+    assert first["mul to float32[4]"] == "3.0"
+    other = program.numbers_of(jax.make_jaxpr(lambda x: one(x * 2.0))(x))
+    assert other["mul to float32[4]"] == "2.0; 3.0"
+    held = np.arange(3.0, dtype=np.float32)
+    constants = program.numbers_of(jax.make_jaxpr(lambda x: x[:3] + jnp.asarray(held))(x))
+    assert any("2.0" in text for text in constants.values())
