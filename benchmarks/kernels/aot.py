@@ -231,14 +231,15 @@ def step_by_rows(optimizer: optax.GradientTransformation, capacity: int | None =
     def loss(params, ids):
         return jnp.mean(jnp.tanh(params["embedding"][ids] @ params["kernel"]) ** 2)
 
-    def update(grads, params, state):
-        updates, state = tx.update(grads, state, params)
-        return sparsejax.apply_updates(params, updates), state
-
     def step(params, state, ids):
         local = sparsejax.local(params)
         read = lazy.reader(local, state)
         _, grads = sparsejax.value_and_grad(loss, read=read)(local, ids[0])
+
+        def update(grads, params, state):
+            updates, state = tx.update(grads, state, params, read=read)
+            return sparsejax.apply_updates(params, updates), state
+
         if capacity is None:
             return update(grads, params, state)
         return sparsejax.rows.within_capacity(

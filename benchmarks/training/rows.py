@@ -71,7 +71,7 @@ def by_rows(exact: bool):
         read = tx.reader(params, state) if exact else None
         value_and_grad = sparsejax.value_and_grad(loss_fn, read=read)
         loss, grads = value_and_grad(params, batch)
-        updates, state = tx.update(grads, state, params)
+        updates, state = tx.update(grads, state, params, read=read)
         return sparsejax.apply_updates(params, updates), state, loss
 
     return tx, step

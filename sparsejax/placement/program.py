@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
+from sparsejax.tracing import programs
+
 
 _SIMPLE = bool | int | float | str
 _WHOLE = 1 << 12  # elements of a constant that is read
@@ -48,12 +50,8 @@ def _operations(jaxpr: core.Jaxpr) -> Iterator[tuple[str, str]]:
         params = equation.params
         given += [f"{k}={v}" for k, v in sorted(params.items()) if _is_simple(v)]
         yield f"{equation.primitive.name} to {types or 'nothing'}", ", ".join(given)
-        for value in params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(inner, core.ClosedJaxpr):
-                    yield from _operations(inner.jaxpr)
-                elif isinstance(inner, core.Jaxpr):
-                    yield from _operations(inner)
+        for inner in programs.held(equation):
+            yield from _operations(inner.jaxpr)
 
 
 def _type(aval: Any) -> str:

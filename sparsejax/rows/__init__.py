@@ -1,16 +1,16 @@
 """Gradients of tables by the rows that a loss reads, for losses as they are.
 
-`value_and_grad` traces the loss once and walks over the program: `reading` finds the leaves
-that are read by rows only, and where; `replay` runs the program again and adds a zero
-to what each of these lookups returns, while the tables themselves are constants. The
-gradients with respect to the zeros are the rows. A gradient of the table's size is nowhere.
+`value_and_grad` traces the loss once and interprets its program twice, by
+`sparsejax.tracing`: `reading` finds the leaves that are read by rows only, and where;
+`replay` runs it again and adds a zero to what each of these lookups returns, while the
+tables themselves are constants. The gradients with respect to the zeros are the rows. A
+gradient of the table's size is nowhere.
 
-* `programs`: traced programs, and what the versions of JAX call their parts.
 * `lookup`: a lookup that says that it is one.
 * `reads`: which equations read whole rows, and which rows.
-* `reading`: the first walk. What it does not know makes a leaf's gradient dense, as
-  `jax.grad` has it.
-* `replay`: the second walk.
+* `reading`: the plan. What it does not know makes a leaf's gradient dense, as `jax.grad`
+  has it.
+* `replay`: the program by that plan.
 * `tiles`: long lists of rows, some of them at a time.
 * `capacity`: shorter lists where they fit.
 

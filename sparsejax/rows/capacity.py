@@ -69,6 +69,7 @@ def within_capacity(
     call = lambda leaves, carry: step(structure.unflatten(leaves), *carry)
     if not rooms:
         return call(leaves, carry)
+    leaves = tree.bare(leaves)
     merges = {at: merged(leaves[at].ids, leaves[at].shape[0]) for at in rooms}
     over = [merges[at].found - room for at, room in rooms.items()]
     fits = _most(over, axis_name) <= 0

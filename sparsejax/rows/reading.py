@@ -1,4 +1,4 @@
-"""The first walk: which leaves a program reads by rows only, and where.
+"""Which leaves a program reads by rows only, and where: a plan, which `replay` follows.
 
 Follows leaves through the program, into what is jitted, scanned, rematerialized and chosen.
 An equation that uses a leaf otherwise makes its gradient dense, if a gradient can flow
@@ -10,10 +10,12 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sparsejax.rows import programs, reads
+from sparsejax.rows import reads
 from sparsejax.rows.lookup import is_marker
-from sparsejax.rows.programs import CallKind
 from sparsejax.rows.reads import Site
+from sparsejax.tracing import programs
+from sparsejax.tracing.interpreter import Domain, interpret
+from sparsejax.tracing.programs import CallKind
 
 
 class TableOperation(enum.Enum):
@@ -89,28 +91,28 @@ def read(program: Any, leaves: Mapping[int, Any], wanted: Sequence[bool]) -> Rea
     """
     leaves, first = dict(leaves), None
     while True:
-        walk = _ReadWalk()
+        uses = _Uses()
         inputs = [
             _Alias(at, leaves[at].shape[0], leaves[at].dtype) if at in leaves else None
             for at in range(len(program.jaxpr.invars))
         ]
-        plan, outputs = walk.program(program.jaxpr, inputs, wanted)
-        walk.spoil(outputs, "is returned as the loss")
+        plan, outputs = uses.planned(program, inputs, wanted)
+        uses.spoil(outputs, "is returned as the loss")
         counts = dict.fromkeys(leaves, 0)
         for site in plan.sites:
             counts[site.leaf] += site.count
-        first = first or (walk, {at for at, count in counts.items() if count})
+        first = first or (uses, {at for at, count in counts.items() if count})
         useless = {
             at
             for at, count in counts.items()
-            if at in walk.dense or not _saves(count, leaves[at].shape[0], at in walk.marked)
+            if at in uses.dense or not _saves(count, leaves[at].shape[0], at in uses.marked)
         }
         if not useless:
             break
         leaves = {at: leaf for at, leaf in leaves.items() if at not in useless}
-    walk, looked_up = first
-    spoiled = {at: why for at, why in walk.dense.items() if at in looked_up}
-    return ReadAnalysis(plan, spoiled, walk.marked)
+    uses, looked_up = first
+    spoiled = {at: why for at, why in uses.dense.items() if at in looked_up}
+    return ReadAnalysis(plan, spoiled, uses.marked)
 
 
 def _saves(count, height, marked):
@@ -131,82 +133,66 @@ class _Alias:
     dtype: Any
 
 
-class _ReadWalk:
-    """One walk over a program; `dense` and `marked` say where, by leaf."""
+class _Aliases(Domain[_Alias | None]):
+    """An array is the leaf that it holds, if it holds one.
 
-    def __init__(self):
-        self.dense: dict[int, str] = {}
-        self.marked: dict[int, str] = {}
+    Args:
+        uses: Where leaves are used densely, and where they are marked, which is noted.
+        needed: The variables of the program through which a gradient can flow to the loss.
+    """
 
-    def spoil(self, aliases: Iterable[_Alias | None], place: str) -> None:
-        for alias in aliases:
-            if alias is not None:
-                self.dense.setdefault(alias.leaf, place)
+    def __init__(self, uses: "_Uses", needed: set[Any]):
+        self.uses, self.needed = uses, needed
+        self.steps: dict[int, Site | Inner | TableOperation] = {}
 
-    def program(self, jaxpr, inputs, wanted):
-        """The plan of a program, and what its outputs hold."""
-        env = {v: x for v, x in zip(jaxpr.invars, inputs, strict=True) if x is not None}
-        get = lambda v: None if programs.is_literal(v) else env.get(v)
-        needed = _needed(jaxpr, wanted)
-        steps = {}
-        for at, eqn in enumerate(jaxpr.eqns):
-            given = [get(v) for v in eqn.invars]
-            if not any(given) or not _is_needed(eqn, needed):
-                continue
-            steps[at], made = self.equation(eqn, given, needed)
-            env.update((v, x) for v, x in zip(eqn.outvars, made, strict=True) if x)
-        steps = {at: step for at, step in steps.items() if step is not None}
-        # What is not differentiated may be returned whole.
-        outputs = [
-            get(v) if w else None for v, w in zip(jaxpr.outvars, wanted, strict=True)
-        ]
-        return ReplayPlan(steps), outputs
+    def constant(self, x):
+        return None
 
-    def equation(self, eqn, given, needed):
-        """What an equation does, and what its outputs hold."""
-        nothing = [None] * len(eqn.outvars)
-        at = next(k for k, alias in enumerate(given) if alias)
-        alias, alone = given[at], sum(map(bool, given)) == 1
-        if not programs.touches_memory(eqn):
-            if kind := programs.kind_of(eqn):
-                return self.inner(kind, eqn, given, needed)
-            if is_marker(eqn):
-                self.marked.setdefault(alias.leaf, programs.line(eqn))
-            if is_marker(eqn) or reads.is_same(eqn):
-                return TableOperation.SAME, [alias]
-            if reads.is_cast(eqn):
-                return TableOperation.CAST, [dataclasses.replace(alias)]
-            if alone and reads.is_by_number(eqn, at):
-                return TableOperation.BY_NUMBER, [dataclasses.replace(alias)]
-            if alone and at == 0 and (site := reads.site_of(eqn, alias.leaf, alias.dtype)):
-                return site, nothing
-        self.spoil(given, programs.place(eqn))
-        return None, nothing
+    def equation(self, at, eqn, given):
+        if not any(given) or not _is_needed(eqn, self.needed):
+            return [None] * len(eqn.outvars)
+        self._step = None
+        spoils = programs.touches_memory(eqn)
+        made = self._spoiled(eqn, given) if spoils else super().equation(at, eqn, given)
+        if self._step is not None:
+            self.steps[at] = self._step
+        return made
 
-    def inner(self, kind, eqn, given, needed):
-        """`equation` for one that runs programs."""
-        wanted = [v in needed for v in eqn.outvars]
-        if kind is CallKind.COND:
-            self.spoil(given[:1], programs.place(eqn))
-            given = given[1:]
-        elif kind is CallKind.SCAN:
-            given, wanted = self.turns(eqn, given, wanted)
-        plans, made = [], []
-        for program in programs.programs(eqn):
-            plan, made = self.program(program.jaxpr, given, wanted)
-            plans.append(plan)
-            if kind is not CallKind.INLINE:
-                made = self.kept(kind, eqn, given, made)
-        sites = [site for plan in plans for site in plan.sites]
-        if kind is CallKind.SCAN:
-            sites = [site.over(eqn.params["length"]) for site in sites]
-        tables = tuple(alias is not None for alias in given)
-        return Inner(kind, tuple(plans), tuple(sites), tables), made
+    def other(self, eqn, given):
+        (at, alias), *others = ((k, alias) for k, alias in enumerate(given) if alias)
+        alone = not others
+        if is_marker(eqn):
+            self.uses.marked.setdefault(alias.leaf, programs.line(eqn))
+        if is_marker(eqn) or reads.is_same(eqn):
+            return self._does(TableOperation.SAME, [alias])
+        if reads.is_cast(eqn):
+            return self._does(TableOperation.CAST, [dataclasses.replace(alias)])
+        if alone and reads.is_by_number(eqn, at):
+            return self._does(TableOperation.BY_NUMBER, [dataclasses.replace(alias)])
+        if alone and at == 0 and (site := reads.site_of(eqn, alias.leaf, alias.dtype)):
+            return self._does(site, [None] * len(eqn.outvars))
+        return self._spoiled(eqn, given)
 
-    def turns(self, eqn, given, wanted):
-        """What a scan's turns are given, and what is wanted of them."""
+    def call(self, eqn, given):
+        return self._inside(CallKind.INLINE, eqn, given, self._wanted(eqn))
+
+    def remat(self, eqn, given):
+        came = [given] * len(eqn.outvars)
+        return self._inside(CallKind.REMAT, eqn, given, self._wanted(eqn), came)
+
+    def custom(self, eqn, given):
+        return self._spoiled(eqn, given)  # its derivative is not that of its program
+
+    def cond(self, eqn, given):
+        index, *given = given
+        self.uses.spoil([index], programs.place(eqn))
+        came = [[] for _ in eqn.outvars]
+        return self._inside(CallKind.COND, eqn, given, self._wanted(eqn), came)
+
+    def scan(self, eqn, given):
         body = programs.programs(eqn)[0].jaxpr
         first, last = programs.scan_split(eqn)
+        wanted = self._wanted(eqn)
         while True:
             needed = _needed(body, wanted)
             # The next turn needs what is carried.
@@ -218,23 +204,77 @@ class _ReadWalk:
         given = [
             x if v in needed else None for v, x in zip(body.invars, given, strict=True)
         ]
-        self.spoil(given[last:], programs.place(eqn))  # each turn uses a part of it
-        return [*given[:last], *[None] * len(given[last:])], wanted
+        self.uses.spoil(given[last:], programs.place(eqn))  # each turn uses a part of it
+        given[last:] = [None] * len(given[last:])
+        came = [[x] for x in given[first:last]]
+        came += [[] for _ in eqn.outvars[len(came) :]]
+        return self._inside(CallKind.SCAN, eqn, given, wanted, came)
 
-    def kept(self, kind, eqn, given, made):
-        """What comes out of a program that is traced by itself: what went in, as it was."""
+    def _does(self, step, made: list[_Alias | None]):
+        self._step = step
+        return made
+
+    def _spoiled(self, eqn, given):
+        self.uses.spoil(given, programs.place(eqn))
+        return [None] * len(eqn.outvars)
+
+    def _wanted(self, eqn):
+        return [v in self.needed for v in eqn.outvars]
+
+    def _inside(self, kind, eqn, given, wanted, came=None):
+        """What the outputs hold of an equation that runs programs.
+
+        Args:
+            kind: What it does with them.
+            eqn: The equation.
+            given: What the inputs of the programs hold.
+            wanted: Which of their outputs are differentiated.
+            came: Of a program that is traced by itself what each of its outputs may hold:
+                that went in, and comes out as it was.
+        """
+        plans, made = [], []
+        for program in programs.programs(eqn):
+            plan, made = self.uses.planned(program, given, wanted)
+            plans.append(plan)
+            if came is not None:
+                made = self._kept(kind, eqn, came, made)
+        sites = [site for plan in plans for site in plan.sites]
         if kind is CallKind.SCAN:
-            first, last = programs.scan_split(eqn)
-            carry = given[first:last]
-            changed = [x for x, y in zip(carry, made, strict=False) if x is not y]
-            self.spoil(changed, programs.place(eqn))
-            known = [[x] for x in carry] + [[] for _ in made[last - first :]]
-        else:
-            known = [given if kind is CallKind.REMAT else []] * len(made)
-        kept = [x if x in olds else None for x, olds in zip(made, known, strict=True)]
+            sites = [site.over(eqn.params["length"]) for site in sites]
+        tables = tuple(alias is not None for alias in given)
+        self._step = Inner(kind, tuple(plans), tuple(sites), tables)
+        return made
+
+    def _kept(self, kind, eqn, came, made):
+        if kind is CallKind.SCAN:
+            pairs = zip(came, made, strict=True)
+            changed = [x for olds, y in pairs for x in olds if x is not y]
+            self.uses.spoil(changed, programs.place(eqn))
+        kept = [x if x in olds else None for x, olds in zip(made, came, strict=True)]
         lost = [x for x, y in zip(made, kept, strict=True) if y is None]
-        self.spoil(lost, programs.place(eqn))
+        self.uses.spoil(lost, programs.place(eqn))
         return kept
+
+
+@dataclasses.dataclass
+class _Uses:
+    """The place of the first dense use, and of the first marker, of each leaf."""
+
+    dense: dict[int, str] = dataclasses.field(default_factory=dict)
+    marked: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def spoil(self, aliases: Iterable[_Alias | None], place: str) -> None:
+        for alias in aliases:
+            if alias is not None:
+                self.dense.setdefault(alias.leaf, place)
+
+    def planned(self, program, inputs, wanted):
+        """The plan of a program, and what its outputs hold."""
+        domain = _Aliases(self, _needed(program.jaxpr, wanted))
+        made = interpret(program, domain, inputs)
+        # What is not differentiated may be returned whole.
+        outputs = [x if w else None for x, w in zip(made, wanted, strict=True)]
+        return ReplayPlan(domain.steps), outputs
 
 
 # --- Through which variables a gradient can flow.

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from sparsejax.rows import programs
+from sparsejax.tracing import programs
 
 
 @dataclasses.dataclass(frozen=True)

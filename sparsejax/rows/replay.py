@@ -1,4 +1,4 @@
-"""The second walk: the program again, with a zero added to what each lookup returns.
+"""The program again as `reading` has planned it: a zero is added to what a lookup returns.
 
 Tables are constants in it. What is differentiated are the zeros, one a lookup, with an axis
 more for each scan around it; they are never added to anything, and exist as tangents alone.
@@ -8,29 +8,43 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from sparsejax.axes import as_varying, varying_axes
-from sparsejax.rows import programs, reads
-from sparsejax.rows.programs import CallKind
+from sparsejax.rows import reads
 from sparsejax.rows.reading import Inner, ReplayPlan, TableOperation
 from sparsejax.rows.reads import Ids, Site
+from sparsejax.tracing import programs
+from sparsejax.tracing.interpreter import Domain, interpret
 from sparsejax.units.row_grads import RowGrads
+
+
+class Lookup(NamedTuple):
+    """What a lookup has read.
+
+    Attributes:
+        ids: Those that its gradient lists.
+        reading: What the reader has made to read the rows; None where the lookup is in a
+            program that is traced by itself.
+    """
+
+    ids: jax.Array
+    reading: Any = None
 
 
 class Reader(Protocol):
     """Reads parameters which differ from the arrays that hold them, as lazy ones do."""
 
-    def rows(self, path: str, ids: Ids) -> jax.Array:
-        """The rows of a table."""
+    def rows(self, path: str, ids: Ids) -> tuple[jax.Array, Any]:
+        """The rows of a table, and what `listed` is to know of what was made for them."""
         ...
 
-    def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
-        """Notes that a gradient has the ids `listed` of some calls of `rows`."""
+    def listed(self, path: str, lookups: list[Lookup], grads: RowGrads) -> RowGrads:
+        """The gradient of a table, from all that was looked up of it."""
         ...
 
     def whole(self, paths: Sequence[str]) -> list[jax.Array]:
@@ -61,8 +75,8 @@ class ProgramTable:
         (value,) = self.read.whole([self.path])
         return self.done_to(as_varying(value, varying_axes(self.value)))
 
-    def rows(self, eqn: Any, site: Site, operands: Any, ids: Ids) -> jax.Array:
-        """The rows that a lookup reads of the table, caught up where a reader does that.
+    def rows(self, eqn: Any, site: Site, operands: Any, ids: Ids) -> tuple[jax.Array, Any]:
+        """The rows that a lookup reads of the table, and what a reader has made for them.
 
         Args:
             eqn: The lookup.
@@ -71,14 +85,14 @@ class ProgramTable:
             ids: Of the rows.
         """
         if self.read is None:
-            return eqn.primitive.bind(self.value, *operands, **eqn.params)
-        rows = self.read.rows(self.path, ids)
+            return eqn.primitive.bind(self.value, *operands, **eqn.params), None
+        rows, reading = self.read.rows(self.path, ids)
         rows = jnp.moveaxis(rows, range(-len(site.axes), 0), site.axes)
         fill = reads.fill_of(eqn, rows.dtype)
         if fill is not None:
             inside = jnp.expand_dims(ids.read < site.height, site.axes)
             rows = jnp.where(inside, rows, fill)
-        return as_varying(rows, site.varying)
+        return as_varying(rows, site.varying), reading
 
     def done_to(self, rows: jax.Array) -> jax.Array:
         """Does to rows what was done to the table."""
@@ -102,35 +116,133 @@ def run(program: Any, plan: ReplayPlan, inputs: Sequence[Any], deltas: Iterator[
         deltas: What is to be added to what each lookup returns, in their order.
 
     Returns:
-        The outputs; of those that are tables, a `ProgramTable`. And the ids that the
-        gradient of each lookup lists.
+        The outputs; of those that are tables, a `ProgramTable`. And each `Lookup`.
     """
-    jaxpr = program.jaxpr
-    env = dict(zip(jaxpr.constvars, program.consts, strict=True))
-    env.update(zip(jaxpr.invars, inputs, strict=True))
-    get = lambda v: programs.literal(v) if programs.is_literal(v) else env[v]
-    ids, begin = [], 0
-    for at in [*sorted(plan.steps), len(jaxpr.eqns)]:
-        env.update(programs.evaluate(jaxpr, jaxpr.eqns[begin:at], lambda v: whole(env[v])))
-        begin = at + 1
-        if at == len(jaxpr.eqns):
-            break
-        eqn, step = jaxpr.eqns[at], plan.steps[at]
-        given = [get(v) for v in eqn.invars]
+    replay = _Replay(plan, deltas)
+    return interpret(program, replay, inputs), replay.lookups
+
+
+class _Replay(Domain[Any]):
+    """An array is itself, or a `ProgramTable`.
+
+    What is traced by itself returns arrays alone: the ids that were looked up, and nothing
+    of what a reader has made.
+
+    Args:
+        plan: What the program is to do with tables.
+        deltas: What is to be added to what each lookup returns, in their order.
+    """
+
+    def __init__(self, plan: ReplayPlan, deltas: Iterator[jax.Array]):
+        self.plan, self.deltas = plan, deltas
+        self.lookups: list[Lookup] = []
+        self._inner: Any = None  # the plan of the equation that runs programs
+
+    def constant(self, x):
+        return x
+
+    def literal(self, atom):
+        return programs.literal(atom)
+
+    def looks_at(self, jaxpr):
+        return sorted(self.plan.steps)
+
+    def array(self, value):
+        return whole(value)
+
+    def equation(self, at, eqn, given):
+        step = self.plan.steps[at]
         if isinstance(step, Inner):
+            self._inner = step
             skipped = len(given) - len(step.tables)  # the number of a branch
             is_table = [False] * skipped + [*step.tables]
             given = [x if t else whole(x) for x, t in zip(given, is_table, strict=True)]
-            made, read = _INNER[step.kind](eqn, step, given, deltas)
-            ids += read
-        elif isinstance(step, Site):
-            rows, read = _look_up(eqn, step, given, next(deltas))
-            made = [rows]
-            ids.append(read)
-        else:
-            made = [_used(eqn, step, given)]
-        env.update(zip(eqn.outvars, made, strict=True))
-    return [get(v) for v in jaxpr.outvars], ids
+            return self.by_kind(step.kind, eqn, given)
+        if isinstance(step, Site):
+            rows, lookup = _look_up(eqn, step, given, next(self.deltas))
+            self.lookups.append(lookup)
+            return [rows]
+        return [_used(eqn, step, given)]
+
+    def other(self, eqn, given):
+        raise NotImplementedError(programs.place(eqn))  # no plan says so
+
+    def call(self, eqn, given):
+        (program,), (plan,) = programs.programs(eqn), self._inner.plans
+        made, lookups = run(program, plan, given, self.deltas)
+        self.lookups += lookups
+        return made
+
+    def remat(self, eqn, given):
+        (program,), (plan,) = programs.programs(eqn), self._inner.plans
+        split, returned = _Split(given), []
+
+        def inner(arrays, deltas):
+            made, lookups = run(program, plan, split.joined(arrays), iter(deltas))
+            # A table that comes out as one is one that went in.
+            kept = [x if any(x is y for y in given) else whole(x) for x in made]
+            returned[:] = [_Split(kept)]
+            return returned[0].arrays, [lookup.ids for lookup in lookups]
+
+        known = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
+        arrays, ids = jax.checkpoint(inner, **known)(split.arrays, self._own_deltas())
+        self.lookups += map(Lookup, ids)
+        return returned[0].joined(arrays)
+
+    def scan(self, eqn, given):
+        (program,), (plan,) = programs.programs(eqn), self._inner.plans
+        first, last = programs.scan_split(eqn)
+        carry = _Split(given[first:last])
+
+        def turn(arrays, slices):
+            slices, deltas = slices
+            inputs = [*given[:first], *carry.joined(arrays), *slices]
+            made, lookups = run(program, plan, inputs, iter(deltas))
+            made, stacked = made[: last - first], made[last - first :]
+            # A carried table comes out as it went in.
+            pairs = zip(carry.values, made, strict=True)
+            arrays = [whole(y) for x, y in pairs if not isinstance(x, ProgramTable)]
+            return arrays, (list(map(whole, stacked)), [lookup.ids for lookup in lookups])
+
+        known = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+        slices = given[last:], self._own_deltas()
+        arrays, (stacked, ids) = lax.scan(turn, carry.arrays, slices, **known)
+        self.lookups += map(Lookup, ids)
+        return [*carry.joined(arrays), *stacked]
+
+    def cond(self, eqn, given):
+        (index, *given), plans, sites = given, self._inner.plans, self._inner.sites
+        sides = programs.programs(eqn)
+
+        def side(k, deltas):
+            before = sum(len(plan.sites) for plan in plans[:k])
+            own = slice(before, before + len(plans[k].sites))
+            made, lookups = run(sides[k], plans[k], given, iter(deltas[own]))
+            # The lookups of the other sides have read nothing.
+            every = [jnp.full(s.ids_shape, s.height, jnp.int32) for s in sites]
+            every[own] = [lookup.ids for lookup in lookups]
+            every = [as_varying(i, s.varying) for i, s in zip(every, sites, strict=True)]
+            return list(map(whole, made)), every
+
+        branches = [functools.partial(side, k) for k in range(len(sides))]
+        made, ids = lax.switch(index, branches, self._own_deltas())
+        self.lookups += map(Lookup, ids)
+        return made
+
+    def _own_deltas(self):
+        return list(islice(self.deltas, len(self._inner.sites)))
+
+
+class _Split:
+    """Values of which some are tables, which JAX cannot trace: these are closed over."""
+
+    def __init__(self, values):
+        self.values = values
+        self.arrays = [x for x in values if not isinstance(x, ProgramTable)]
+
+    def joined(self, arrays):
+        rest = iter(arrays)
+        return [x if isinstance(x, ProgramTable) else next(rest) for x in self.values]
 
 
 def whole(x: Any) -> Any:
@@ -149,17 +261,17 @@ _plus.defjvp(lambda primals, tangents: (primals[0], tangents[0] + tangents[1]))
 
 
 def _look_up(eqn, site, given, delta):
-    """The rows that an equation reads, and their ids."""
+    """The rows that an equation reads, and what it has looked up."""
     table, *operands = given
     ids = reads.ids_of(eqn, operands)
-    read = table.rows(eqn, site, operands, ids)
+    read, reading = table.rows(eqn, site, operands, ids)
     rows = table.done_to(_plus(read, as_varying(delta, varying_axes(read))))
     fill = reads.fill_of(eqn, rows.dtype)
     if table.then and fill is not None:
         # The table has no such rows, and nothing was done to what stands for them.
         inside = jnp.expand_dims(ids.read < site.height, site.axes)
         rows = jnp.where(inside, rows, fill)
-    return rows, ids.listed
+    return rows, Lookup(ids.listed, reading)
 
 
 def _used(eqn, does, given):
@@ -180,94 +292,3 @@ def _used(eqn, does, given):
         return eqn.primitive.bind(*others, **eqn.params)
 
     return dataclasses.replace(table, then=(*table.then, by_number))
-
-
-# --- Programs inside an equation.
-
-
-class _Split:
-    """Values of which some are tables, which JAX cannot trace: these are closed over."""
-
-    def __init__(self, values):
-        self.values = values
-        self.arrays = [x for x in values if not isinstance(x, ProgramTable)]
-
-    def joined(self, arrays):
-        rest = iter(arrays)
-        return [x if isinstance(x, ProgramTable) else next(rest) for x in self.values]
-
-
-def _inline(eqn, step, given, deltas):
-    return run(programs.programs(eqn)[0], step.plans[0], given, deltas)
-
-
-def _remat(eqn, step, given, deltas):
-    program, params, split = programs.programs(eqn)[0], eqn.params, _Split(given)
-    returned = []
-
-    def inner(arrays, deltas):
-        made, ids = run(program, step.plans[0], split.joined(arrays), iter(deltas))
-        # A table that comes out as one is one that went in.
-        kept = [x if any(x is y for y in given) else whole(x) for x in made]
-        returned[:] = [_Split(kept)]
-        return returned[0].arrays, ids
-
-    again = jax.checkpoint(
-        inner, prevent_cse=params["prevent_cse"], policy=params["policy"]
-    )
-    arrays, ids = again(split.arrays, list(islice(deltas, len(step.sites))))
-    return returned[0].joined(arrays), ids
-
-
-def _scan(eqn, step, given, deltas):
-    program, params = programs.programs(eqn)[0], eqn.params
-    first, last = programs.scan_split(eqn)
-    carry = _Split(given[first:last])
-
-    def turn(arrays, slices):
-        slices, deltas = slices
-        inputs = [*given[:first], *carry.joined(arrays), *slices]
-        made, ids = run(program, step.plans[0], inputs, iter(deltas))
-        made, stacked = made[: last - first], made[last - first :]
-        # A carried table comes out as it went in.
-        pairs = zip(carry.values, made, strict=True)
-        arrays = [whole(y) for x, y in pairs if not isinstance(x, ProgramTable)]
-        return arrays, (list(map(whole, stacked)), ids)
-
-    slices = given[last:], list(islice(deltas, len(step.sites)))
-    arrays, (stacked, ids) = lax.scan(
-        turn,
-        carry.arrays,
-        slices,
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*carry.joined(arrays), *stacked], ids
-
-
-def _cond(eqn, step, given, deltas):
-    index, *given = given
-    sites = [plan.sites for plan in step.plans]
-    sides = programs.programs(eqn)
-
-    def side(k, deltas):
-        before = sum(map(len, sites[:k]))
-        own = slice(before, before + len(sites[k]))
-        made, ids = run(sides[k], step.plans[k], given, iter(deltas[own]))
-        # The lookups of the other sides have read nothing.
-        every = [jnp.full(s.ids_shape, s.height, jnp.int32) for s in step.sites]
-        every[own] = ids
-        every = [as_varying(i, s.varying) for i, s in zip(every, step.sites, strict=True)]
-        return list(map(whole, made)), every
-
-    branches = [functools.partial(side, k) for k in range(len(sides))]
-    return lax.switch(index, branches, list(islice(deltas, len(step.sites))))
-
-
-_INNER = {
-    CallKind.INLINE: _inline,
-    CallKind.REMAT: _remat,
-    CallKind.SCAN: _scan,
-    CallKind.COND: _cond,
-}

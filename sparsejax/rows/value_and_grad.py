@@ -52,7 +52,8 @@ def value_and_grad(
             compiles it; arguments but the first may be anything.
         has_aux: Whether it returns auxiliary outputs.
         read: What reads the parameters, where rows of tables are late: that of an exact
-            `sparsejax.lazy`, `tx.reader(params, state)`, of the same parameters.
+            `sparsejax.lazy`, `tx.reader(params, state)`, of the same parameters. The
+            update may be given it, too, and uses what it has made.
 
     Returns:
         A function of the same arguments that returns the value, or `(value, aux)`, and the
@@ -91,9 +92,9 @@ def value_and_grad(
                 ProgramTable(leaf, paths[at], read) if at in by_rows else dense[at]
                 for at, leaf in enumerate(leaves)
             ]
-            made, ids = replay.run(program, found.plan, inputs, iter(deltas))
+            made, lookups = replay.run(program, found.plan, inputs, iter(deltas))
             value, aux = outputs.restored(list(map(replay.whole, made)))
-            return value, (aux, ids)
+            return value, (aux, lookups)
 
         dense = {at: leaf for at, leaf in enumerate(leaves) if at not in by_rows}
         if read is not None:
@@ -104,13 +105,14 @@ def value_and_grad(
             dense = dict(zip(dense, typed, strict=True))
         deltas = [replay.zeros(site) for site in sites]
         differentiate = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)
-        (value, (aux, ids)), (grads, rows) = differentiate(dense, deltas)
-        places = list(zip(sites, ids, rows, strict=True))
+        (value, (aux, lookups)), (grads, rows) = differentiate(dense, deltas)
+        places = list(zip(sites, lookups, rows, strict=True))
         for at in by_rows:
             own = [place for place in places if place[0].leaf == at]
             grads[at] = _row_grads(own, leaves[at].shape)
             if read is not None:
-                read.listed(paths[at], [ids for _, ids, _ in own], grads[at])
+                looked_up = [lookup for _, lookup, _ in own]
+                grads[at] = read.listed(paths[at], looked_up, grads[at])
         grads = jax.tree.unflatten(structure, [grads[at] for at in range(len(leaves))])
         return ((value, aux) if has_aux else value), grads
 
@@ -182,16 +184,16 @@ def _complain(found, paths, leaves, said):
 
 
 def _row_grads(places, shape):
-    """The gradient of a table from the sites that read it, their ids, and their rows."""
+    """The gradient of a table from the sites that read it, their lookups and rows."""
     varying = frozenset().union(*(site.varying for site, _, _ in places))
     all_ids, all_rows = [], []
-    for site, ids, rows in places:
+    for site, lookup, rows in places:
         row = range(-len(site.axes), 0)
         rows = jnp.moveaxis(rows, site.axes, row).reshape(-1, *shape[1:])
         # Over these axes all ranks have read the same, and have the sum of their gradients:
         # one of them keeps it.
         same = varying - site.varying
-        ids = as_varying(ids.reshape(-1), varying)
+        ids = as_varying(lookup.ids.reshape(-1), varying)
         if same:
             first = [lax.axis_index(axis) == 0 for axis in sorted(same)]
             kept = functools.reduce(jnp.logical_and, first)

@@ -220,6 +220,12 @@ def here(tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
+def bare(tree: Any) -> Any:
+    """A tree whose gradients by rows are without what was made to read them."""
+    one = lambda leaf: leaf.bare if is_row_grads(leaf) else leaf
+    return jax.tree.map(one, tree, is_leaf=is_row_grads)
+
+
 def nothing(shapes: Any) -> Any:
     """A tree of updates that change no parameter: zeros, or no entries, or no rows."""
 
@@ -227,7 +233,7 @@ def nothing(shapes: Any) -> Any:
         if is_row_grads(leaf):
             ids = jnp.full(leaf.ids.shape, leaf.shape[0], leaf.ids.dtype)
             rows = jnp.zeros(leaf.rows.shape, leaf.rows.dtype)
-            return dataclasses.replace(leaf, ids=ids, rows=rows)
+            return dataclasses.replace(leaf.bare, ids=ids, rows=rows)
         if is_sparse(leaf):
             indices = jnp.full(leaf.indices.shape, leaf.units, leaf.indices.dtype)
             values = jnp.zeros(leaf.values.shape, leaf.values.dtype)

@@ -74,6 +74,11 @@ class RowGrads:
         """The dtype of the rows."""
         return self.rows.dtype
 
+    @property
+    def bare(self) -> "RowGrads":
+        """The gradient without what was made to read its rows."""
+        return self
+
     def check(self, name: str = "RowGrads") -> None:
         """Raises where shapes or dtypes do not fit, or something computed with the ids.
 
@@ -121,6 +126,46 @@ class RowGrads:
     def kept(self) -> jax.Array:
         """The ids, `shape[0]` for all that are out of range."""
         return in_range(self.ids, self.shape[0])
+
+
+class ReadBy:
+    """Who has read some rows; all are equal, since it is part of no comparison of trees."""
+
+    def __eq__(self, other):
+        return isinstance(other, ReadBy)
+
+    def __hash__(self):
+        return hash(ReadBy)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("ids", "rows", "reading"),
+    meta_fields=("shape", "origin", "by"),
+)
+@dataclasses.dataclass(frozen=True)
+class ReadRowGrads(RowGrads):
+    """Rows of a gradient, with what was made to read them.
+
+    What a transformation makes of them is `RowGrads`: other rows were not read.
+
+    Attributes:
+        reading: What was made.
+        by: Who has made it.
+    """
+
+    reading: Any = None
+    by: ReadBy = dataclasses.field(default_factory=ReadBy, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, grads: RowGrads, reading: Any, by: ReadBy) -> "ReadRowGrads":
+        """A gradient and what was made to read its rows."""
+        return cls(grads.ids, grads.rows, grads.shape, grads.origin, reading, by)
+
+    @property
+    def bare(self) -> RowGrads:
+        """The gradient without what was made to read its rows."""
+        return RowGrads(self.ids, self.rows, self.shape, self.origin)
 
 
 @functools.partial(

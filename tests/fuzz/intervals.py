@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sparsejax.rows import programs
+from sparsejax.tracing import programs
 
 
 Interval = tuple[int, int] | None

@@ -19,7 +19,7 @@ FLOORS = [
     {"sparsejax.errors"},
     {"sparsejax.arguments"},
     {"sparsejax.axes", "sparsejax.jobs"},
-    {"sparsejax.units"},
+    {"sparsejax.tracing", "sparsejax.units"},
     {"sparsejax.wire"},
     {"sparsejax.sparsifiers"},
     {"sparsejax.schemes"},

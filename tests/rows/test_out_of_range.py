@@ -165,7 +165,7 @@ def test_training_with_ids_out_of_range_is_that_of_the_dense_optimizer(optimizer
     def step(p, state, ids):
         read = lazy.reader(p, state)
         value, grads = sparsejax.value_and_grad(loss, read=read)(p, ids)
-        updates, state = lazy.update(grads, state, p)
+        updates, state = lazy.update(grads, state, p, read=read)
         return sparsejax.apply_updates(p, updates), state, value
 
     @jax.jit

@@ -7,7 +7,8 @@ import pytest
 from flax import linen, nnx
 
 from sparsejax import errors
-from sparsejax.rows import programs, value_and_grad
+from sparsejax.rows import value_and_grad
+from sparsejax.tracing import programs
 from sparsejax.units.merging import merge
 from sparsejax.units.row_grads import is_row_grads
 from tests.rows import cases

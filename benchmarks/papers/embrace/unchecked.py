@@ -93,14 +93,13 @@ class Unchecked:
             order = embrace.find_order(lambda params: self._loss(params, batch), params)
             params, opt_state = self._tx.begin(params, opt_state, order)
         params = sparsejax.local(params, self._axis)
-        value_and_grad = jax.value_and_grad(self._loss)
+        value_and_grad, extra = jax.value_and_grad(self._loss), {}
         if self._lazy is not None:
             kept = opt_state.rest if self._carries else opt_state
-            read = self._lazy.reader(params, kept)
+            read = extra["read"] = self._lazy.reader(params, kept)
             by_rows = embrace.value_and_grad if self._ahead else sparsejax.value_and_grad
             value_and_grad = by_rows(self._loss, read=read)
         loss, grads = value_and_grad(params, batch)
-        extra = {}
         if self._ahead:
             ids = None
             if following is not None:

@@ -2,9 +2,9 @@
 
 A parameter is used where it first meets data: what depends on the batch, or on parameters
 that have met it. Before that it may be cast, transposed, or put together with others, and
-wait: a cast of all parameters at the beginning of a loss says nothing about the order. The
-walk goes into the programs of `jit`, `remat`, `scan`, `cond` and of functions with
-derivatives of their own; whatever else holds a program uses at once all that it is given.
+wait: a cast of all parameters at the beginning of a loss says nothing about the order. What
+is looked into is what `sparsejax.tracing` looks into, and scans; whatever else holds a
+program uses at once all that it is given.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ import jax
 from jax.core import Tracer
 
 from sparsejax.embrace.horizontal import blocks
-from sparsejax.rows import programs
-from sparsejax.rows.programs import CallKind
 from sparsejax.state import sharded, tree
+from sparsejax.tracing import programs
+from sparsejax.tracing.interpreter import Domain, interpret
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +35,6 @@ class _ArrayUse:
     def joined(self, other: "_ArrayUse") -> "_ArrayUse":
         data = self.data or other.data
         return _ArrayUse(data, frozenset() if data else self.of | other.of)
-
-
-# Calls of a program with all inputs of the equation, as a loss runs them.
-_CALLS = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 
 def find_order(
@@ -96,69 +92,50 @@ def uses(loss_fn: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) ->
 
     traced = jax.make_jaxpr(loss)(leaves, args, kwargs)
     first: dict[int, int] = {}
-    walk = _FirstUseWalk(first)
     rest = len(traced.jaxpr.invars) - len(leaves)
     given = [_ArrayUse(of=frozenset([i])) for i in range(len(leaves))]
-    walk.follow(traced, [*given, *[_ArrayUse(data=True)] * rest])
+    interpret(traced, _FirstUse(first), [*given, *[_ArrayUse(data=True)] * rest])
     order = sorted(range(len(paths)), key=lambda i: (first.get(i, len(first)), i))
     return [paths[i] for i in order]
 
 
-@dataclasses.dataclass(frozen=True)
-class _FirstUseWalk:
-    """One walk over a program.
+class _FirstUse(Domain[_ArrayUse]):
+    """An array is what it is made of.
 
-    Attributes:
-        first: When each parameter was first used; None: nothing is to be noted.
+    Args:
+        first: When each parameter was first used, which is noted in it; None: nothing is.
     """
 
-    first: dict[int, int] | None
+    def __init__(self, first: dict[int, int] | None):
+        self.first = first
 
-    def follow(self, program: Any, values: Sequence[_ArrayUse]) -> list[_ArrayUse]:
-        """What is known of a program's outputs, from what is known of its inputs."""
-        jaxpr = program.jaxpr
+    def constant(self, x):
         # What a loss closes over is data where it is a part of the same computation.
-        constants = [_ArrayUse(data=isinstance(x, Tracer)) for x in program.consts]
-        env = dict(zip(jaxpr.constvars, constants, strict=True))
-        env.update(zip(jaxpr.invars, values, strict=True))
-        get = lambda v: _ArrayUse() if programs.is_literal(v) else env[v]
-        for eqn in jaxpr.eqns:
-            made = self._equation(eqn, [get(v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, made, strict=True))
-        return [get(v) for v in jaxpr.outvars]
+        return _ArrayUse(data=isinstance(x, Tracer))
 
-    def _equation(self, eqn, given):
-        kind = programs.kind_of(eqn)
-        if kind in (CallKind.INLINE, CallKind.REMAT) or eqn.primitive.name in _CALLS:
-            return self.follow(programs.programs(eqn)[0], given)
-        if kind is CallKind.COND:
-            sides = [self.follow(side, given[1:]) for side in programs.programs(eqn)]
-            made = [
-                _joined([given[0], *some]) if given[0].data else _joined(some)
-                for some in zip(*sides, strict=True)
-            ]
-            return made
-        if kind is CallKind.SCAN:
-            return self._scan(eqn, given)
+    def other(self, eqn, given):
         value = _joined(given)
         if value.data:
             self._note(given)
         return [value] * len(eqn.outvars)
 
-    def _scan(self, eqn, given):
+    def joined(self, eqn, v, index, sides):
+        return _joined([index, *sides] if index.data else sides)
+
+    def scan(self, eqn, given):
         """A loop's carry is data in all turns if it is in one."""
         (body,) = programs.programs(eqn)
         start, end = programs.scan_split(eqn)
-        silent = _FirstUseWalk(None)
+        silent = _FirstUse(None)
         while True:
-            made = silent.follow(body, given)
+            made = interpret(body, silent, given)
             after = [
                 x.joined(y)
                 for x, y in zip(given[start:end], made[: end - start], strict=True)
             ]
             again = [*given[:start], *after, *given[end:]]
             if again == given:
-                return self.follow(body, given)
+                return interpret(body, self, given)
             # A parameter in the carry that meets data in a later turn is used here.
             self._note(
                 [old for old, new in zip(given[start:end], after, strict=True) if new.data]

@@ -1,6 +1,6 @@
 """Whether a chain treats blocks separately, by its traced program.
 
-The program of an update is walked over once, with the blocks that each of its arrays
+The program of an update is interpreted with the blocks that each of its arrays
 depends on. Where the update of one block, or something that the state keeps, depends on
 two, the chain looks over leaves: run for each block by itself, it would come to other
 numbers. Exchanges and sparsifiers are not looked into: they are to be run block by block.
@@ -11,15 +11,11 @@ from typing import Any, NamedTuple
 import jax
 
 from sparsejax.errors import ArgumentError
-from sparsejax.rows import programs
-from sparsejax.rows.programs import CallKind
 from sparsejax.state import tree
 from sparsejax.state.per_rank import OUTLINE
+from sparsejax.tracing import programs
+from sparsejax.tracing.interpreter import Domain, interpret
 from sparsejax.wire import Wire
-
-
-# Calls of a program with all inputs of the equation.
-_CALLS = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 
 class _BlockDependence(NamedTuple):
@@ -57,7 +53,8 @@ def check_apart(tx: Any, params: Any, block_of: dict[str, str], wire: Wire) -> N
     finally:
         OUTLINE.reset(token)
     own = [_BlockDependence(frozenset([block_of[path]])) for path in paths]
-    values = _follow(traced, [*own, *[_BlockDependence()] * len(held), *own])
+    inputs = [*own, *[_BlockDependence()] * len(held), *own]
+    values = interpret(traced, _BlocksOfArrays(), inputs)
     for path, value in zip(paths, values, strict=False):
         _check(f"the update of {path!r}", value)
     for value in values[len(paths) :]:
@@ -77,25 +74,17 @@ def _check(what, value):
     )
 
 
-def _follow(program, values):
-    """What the outputs of a program depend on, from what its inputs do."""
-    jaxpr = program.jaxpr
-    env = dict.fromkeys(jaxpr.constvars, _BlockDependence())
-    env.update(zip(jaxpr.invars, values, strict=True))
-    get = lambda v: _BlockDependence() if programs.is_literal(v) else env[v]
-    for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, _made(eqn, list(map(get, eqn.invars))), strict=True))
-    return list(map(get, jaxpr.outvars))
+class _BlocksOfArrays(Domain[_BlockDependence]):
+    """An array is what it depends on."""
 
+    def constant(self, x):
+        return _BlockDependence()
 
-def _made(eqn, given):
-    kind = programs.kind_of(eqn)
-    if kind in (CallKind.INLINE, CallKind.REMAT) or eqn.primitive.name in _CALLS:
-        return _follow(programs.programs(eqn)[0], given)
-    if kind is CallKind.COND:
-        sides = [_follow(side, given[1:]) for side in programs.programs(eqn)]
-        return [_joined(eqn, [given[0], *some]) for some in zip(*sides, strict=True)]
-    return [_joined(eqn, given)] * len(eqn.outvars)
+    def other(self, eqn, given):
+        return [_joined(eqn, given)] * len(eqn.outvars)
+
+    def joined(self, eqn, v, index, sides):
+        return _joined(eqn, [index, *sides])
 
 
 def _joined(eqn, values):

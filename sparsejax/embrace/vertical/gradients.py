@@ -15,15 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
-from jax.interpreters import partial_eval
 
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.embrace.column_table import ColumnTable, Unsent
 from sparsejax.errors import ArgumentError
 from sparsejax.rows import reading, replay, value_and_grad as by_rows
 from sparsejax.rows.reads import Ids
-from sparsejax.rows.replay import ProgramTable, Reader
+from sparsejax.rows.replay import Lookup, ProgramTable, Reader
 from sparsejax.state import sharded, tree
+from sparsejax.tracing import outputs
 from sparsejax.units.merging import merged
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 from sparsejax.wire import Wire
@@ -96,10 +96,10 @@ def rows_read(
             for at, leaf in enumerate(given.leaves)
         ]
         deltas = iter([replay.zeros(site) for site in found.plan.sites])
-        _, ids = replay.run(program, found.plan, inputs, deltas)
+        _, lookups = replay.run(program, found.plan, inputs, deltas)
         lists: dict[int, list[jax.Array]] = {at: [] for at in given.taps}
-        for site, read in zip(found.plan.sites, ids, strict=True):
-            lists[site.leaf].append(read.reshape(-1))
+        for site, lookup in zip(found.plan.sites, lookups, strict=True):
+            lists[site.leaf].append(lookup.ids.reshape(-1))
         for at, path in zip(given.taps, given.shards.paths, strict=True):
             _require_lookup(path, bool(lists[at]))
         return [jnp.concatenate(lists[at]) for at in given.taps]
@@ -125,13 +125,9 @@ def rows_read(
 
 def _only_what_is_needed(function, arrays):
     """What a function returns, computed without equations on which it does not depend."""
-    program = jax.make_jaxpr(function)(*arrays)
-    wanted = [True] * len(program.jaxpr.outvars)
-    jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, wanted)
-    consts = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-    kept = core.ClosedJaxpr(jaxpr, [consts[v] for v in jaxpr.constvars])
+    program, used = outputs.needed(jax.make_jaxpr(function)(*arrays))
     given = [x for x, is_used in zip(arrays, used, strict=True) if is_used]
-    return core.jaxpr_as_fun(kept)(*given)
+    return core.jaxpr_as_fun(program)(*given)
 
 
 class _Tapped:
@@ -191,19 +187,20 @@ class _Reads:
         self._read = read
         self.sites: dict[str, list[jax.Array]] = {}
 
-    def rows(self, path: str, ids: Ids) -> jax.Array:
+    def rows(self, path: str, ids: Ids) -> tuple[jax.Array, Any]:
         leaf, read = self._leaves[path], ids.read
         if path in self.taps:  # no array is made for it
             zeros = jnp.zeros((*read.shape, *leaf.shape[1:]), leaf.dtype)
-            return as_varying(zeros, varying_axes(leaf) | varying_axes(read))
+            return as_varying(zeros, varying_axes(leaf) | varying_axes(read)), None
         if self._read is not None:
             return self._read.rows(path, ids)
-        return jnp.take(leaf, read, axis=0, mode="clip")
+        return jnp.take(leaf, read, axis=0, mode="clip"), None
 
-    def listed(self, path: str, ids: list[jax.Array], grads: RowGrads) -> None:
-        self.sites[path] = ids
+    def listed(self, path: str, lookups: list[Lookup], grads: RowGrads) -> RowGrads:
+        self.sites[path] = [lookup.ids for lookup in lookups]
         if self._read is not None and path not in (*self.taps, *self.tables):
-            self._read.listed(path, ids, grads)
+            return self._read.listed(path, lookups, grads)
+        return grads
 
     def whole(self, paths: Sequence[str]) -> list[jax.Array]:
         if self._read is None:

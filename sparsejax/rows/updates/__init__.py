@@ -1,12 +1,13 @@
 """Optimizers that update the rows of tables which have a gradient, and no others.
 
-* `analysis`: what a program does to rows: which it keeps separate, what zeros make of it.
-* `anatomy`: which arrays of an optimizer's state have rows, and what a step does to them.
+* `lazy`: what makes an optimizer so; `steps`: its first state, a step, and catching up.
+* `optimizer`: the optimizer inside, which tables it updates by rows, and how they catch up.
+* `layout`: which arrays of its state have rows; `facts`: what its update does to them.
 * `catch_up`: the steps that rows have missed.
-* `inside`, `state`, `view`: the optimizer that is made lazy, what is kept, and how to read
-  the parameters that it trains.
-* `steps`: the first state, a step, and catching all rows up.
-* `lazy`: what makes an optimizer so.
+* `snapshot`: its state and the parameters at one step, table by table.
+* `reader`: what a loss reads late rows with.
+* `call`: a call of the optimizer with rows in place of tables.
+* `state`: what is kept.
 * `adagrad`: an optimizer with one number a row.
 * `apply`: adding updates to parameters.
 """

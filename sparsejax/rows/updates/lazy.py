@@ -7,8 +7,8 @@ import optax
 
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates import steps
-from sparsejax.rows.updates.inside import Inside
-from sparsejax.rows.updates.view import LateRowReader
+from sparsejax.rows.updates.optimizer import RowOptimizer
+from sparsejax.rows.updates.reader import LateRowReader
 from sparsejax.state import observing, tree
 from sparsejax.state.pending import Pending
 from sparsejax.state.per_rank import find
@@ -28,14 +28,15 @@ class Lazy(tree.Transformation):
         >>> tx = optax.chain(sparsejax.zen_sync(), adam)
     """
 
-    inside: Inside
+    inside: RowOptimizer
 
     def reader(self, params: Any, state: Any) -> LateRowReader:
         """What `sparsejax.value_and_grad(loss_fn, read=...)` reads rows with.
 
-        An update of the same parameters and state, in the same program, uses what it has
-        made to catch rows up, as long as it lives: bind it to a name, as the example
-        does. Without it the update makes that itself, and comes to the same numbers.
+        Hand it to the update of the same parameters and state, too,
+        `tx.update(grads, state, params, read=read)`, which uses what it has made to catch
+        rows up. Without it the update makes that itself, and comes to the same numbers.
+        One of another step is an error under checkify.
 
         Args:
             params: The parameters.
@@ -58,13 +59,13 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     With exact=True parameters are those of the dense optimizer. There, rows without a
     gradient change too, as their momentum goes on and weights decay. Here they catch up on
     the steps that they have missed, step by step, when they are listed again, and when they
-    are read: pass `read=lazy_tx.reader(params, state)` to `sparsejax.value_and_grad`,
-    and take `settle(params, state, lazy_tx)` for evaluation and for other reads of whole
-    tables. Where a gradient of zero changes no parameter, as with SGD without momentum,
-    Adagrad and RMSProp, nothing is read anew. What a fading momentum has missed, as that of
-    SGD, Adam, NAdam and AdamW with a fixed learning rate in float32, is added up at once,
-    to a relative error of 1e-5 (where numbers show that it is: not if v fades as fast as
-    m).
+    are read: pass `read=lazy_tx.reader(params, state)` to `sparsejax.value_and_grad`, and
+    to `update`, which uses what reading has made; and take
+    `settle(params, state, lazy_tx)` for evaluation and for other reads of whole tables.
+    Where a gradient of zero changes no parameter, as with SGD without momentum, Adagrad and
+    RMSProp, nothing is read anew. What a fading momentum has missed, as that of SGD, Adam,
+    NAdam and AdamW with a fixed learning rate in float32, is added up at once, to a
+    relative error of 1e-5 (where numbers show that it is: not if v fades as fast as m).
     Elsewhere, as with AdamW and a schedule, Lion or injected hyperparameters, it takes as
     many turns of a loop over the rows in question as the longest time that one of them
     which still moves has missed.
@@ -96,7 +97,7 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
         ...     value, grads = sparsejax.value_and_grad(loss_fn, read=read)(
         ...         params, batch
         ...     )
-        ...     updates, state = tx.update(grads, state, params)
+        ...     updates, state = tx.update(grads, state, params, read=read)
         ...     return sparsejax.apply_updates(params, updates), state, value
 
     Args:
@@ -117,7 +118,7 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
             "lazy: tx must be an optax transformation, such as optax.adam(1e-3), got "
             f"{type(tx).__name__}."
         )
-    inside = Inside(optax.with_extra_args_support(tx), exact)
+    inside = RowOptimizer(optax.with_extra_args_support(tx), exact)
 
     def init(params):
         if observing.is_observing():

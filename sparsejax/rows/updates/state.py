@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 
 from sparsejax.errors import StateError
-from sparsejax.rows.updates.catch_up import History
+from sparsejax.rows.updates.catch_up.history import History
 
 
 class LazyState(NamedTuple):
@@ -17,8 +17,8 @@ class LazyState(NamedTuple):
             step that each row has seen last. `optax.MaskedNode` for all others.
         history: The values of injected hyperparameters, and since when they have them.
         inner: The state of the optimizer; rows of it are as after their last step.
-        kept: Sums by which rows move that were not seen for long, by `Table.moving`: see
-            `fading.Sums`.
+        kept: Sums by which rows move that were not seen for long, by `Fading.number`: see
+            `FadingSums`.
     """
 
     step: jax.Array

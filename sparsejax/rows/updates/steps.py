@@ -1,4 +1,12 @@
-"""What a lazy optimizer does: its first state, a step, and catching all rows up."""
+"""What a lazy optimizer does: its first state, a step, and catching all rows up.
+
+A step (`update`) merges the ids that a gradient lists, with those that are due; gathers
+these rows of the parameter and of the state; has them advance on the steps that they have
+missed, which `catch_up` takes or adds up; calls the optimizer with them in place of the
+table (`RowCall`); and scatters them back. Of lists that are short all of that is done at
+once (`_OptimizerStep.at_once`), with all other leaves. Long lists go through it tile by
+tile in a loop (`in_tiles`), while a row of zeros stands for each of them in the former.
+"""
 
 import functools
 from typing import Any, NamedTuple
@@ -9,92 +17,108 @@ import optax
 
 from sparsejax.axes import assume_same
 from sparsejax.rows import tiles
-from sparsejax.rows.updates import anatomy as anatomies
+from sparsejax.rows.updates import layout as layouts
 from sparsejax.rows.updates.apply import Scatter, after
-from sparsejax.rows.updates.catch_up import Rows, added, history
-from sparsejax.rows.updates.fading import first_kept
-from sparsejax.rows.updates.inside import Inside
+from sparsejax.rows.updates.call import Rows
+from sparsejax.rows.updates.catch_up.fading import first_kept
+from sparsejax.rows.updates.catch_up.history import history
+from sparsejax.rows.updates.catch_up.replay import added
+from sparsejax.rows.updates.optimizer import RowOptimizer
+from sparsejax.rows.updates.reader import LateRowReader, reader_of
+from sparsejax.rows.updates.snapshot import Snapshot, before
 from sparsejax.rows.updates.state import LazyState, find
-from sparsejax.rows.updates.view import Turn, View
 from sparsejax.units.merging import Merge
 from sparsejax.units.row_grads import LateRowGrads, RowGrads, is_row_grads
 
 
-def init(inside: Inside, params: Any) -> LazyState:
+def init(optimizer: RowOptimizer, params: Any) -> LazyState:
     """The first state; raises if the optimizer can update no table by rows."""
-    anatomy = inside.started(params)
-    tables = anatomy.tables.values()
-    refused = [table for table in tables if inside.why_not(table)]
+    plan = optimizer.started(params)
+    tables = plan.layout.tables.values()
+    refused = [table for table in tables if optimizer.why_not(table)]
     if refused and len(refused) == len(tables):
-        inside.check(refused[0])
-    inner = inside.tx.init(params)
-    _, leaves, structure = anatomies.flatten(params)
-    lagging = inside.lagging(anatomy)
+        optimizer.check(refused[0])
+    inner = optimizer.tx.init(params)
+    _, leaves, structure = layouts.flatten(params)
+    lagging, numbers = plan.lagging, jax.tree.leaves(inner)
     last = [
         jnp.zeros(leaf.shape[0], jnp.int32) if at in lagging else optax.MaskedNode()
         for at, leaf in enumerate(leaves)
     ]
-    numbers = jax.tree.leaves(inner)
     return LazyState(
         step=jnp.zeros((), jnp.int32),
         last=jax.tree.unflatten(structure, last),
-        history=history([numbers[j] for j in anatomy.held] if lagging else []),
+        history=history([numbers[j] for j in plan.layout.held] if lagging else []),
         inner=inner,
-        kept=tuple(first_kept(t.squares) for t in inside.movings(anatomy).values()),
+        kept=tuple(map(first_kept, plan.sums)),
     )
 
 
-def tables(inside: Inside, params: Any) -> list[str]:
+def tables(optimizer: RowOptimizer, params: Any) -> list[str]:
     """The paths of the parameters that it can update by rows."""
-    tables = inside.started(params).tables.values()
-    return [table.path for table in tables if not inside.why_not(table)]
+    tables = optimizer.started(params).layout.tables.values()
+    return [table.path for table in tables if not optimizer.why_not(table)]
 
 
 def update(
-    inside: Inside, updates: Any, state: Any, params: Any = None, **extra: Any
+    optimizer: RowOptimizer,
+    updates: Any,
+    state: Any,
+    params: Any = None,
+    *,
+    read: LateRowReader | None = None,
+    **extra: Any,
 ) -> tuple[Any, LazyState]:
     """A step: rows catch up, the optimizer updates them, and they go back.
 
     Where rows of the step before come along, they are updated first, as of that step.
     """
-    paths, grads, structure = anatomies.flatten(updates)
+    read = reader_of(optimizer, read)
+    paths, grads, structure = layouts.flatten(updates)
     state = find(state)
-    early = {at: leaf.late for at, leaf in enumerate(grads) if _is_late(leaf)}
-    grads = [leaf.now if _is_late(leaf) else leaf for leaf in grads]
+    is_late = lambda leaf: isinstance(leaf, LateRowGrads)
+    early = {at: leaf.late for at, leaf in enumerate(grads) if is_late(leaf)}
+    grads = [leaf.now if is_late(leaf) else leaf for leaf in grads]
     updates, moved = jax.tree.unflatten(structure, grads), {}
     if early:
-        moved, state = _late(inside, early, updates, state, params)
-    view = View(inside, updates, params, state)
+        moved, state = _late(optimizer, early, updates, state, params)
+    if read is not None:
+        read.check_of(state)
+    now = Snapshot(optimizer, updates, params, state, read and read.sums)
     lists = {}
     for at, (path, leaf) in enumerate(zip(paths, grads, strict=True)):
         if not is_row_grads(leaf):
             continue
         leaf.check(f"lazy: the update of {path!r}")
-        if at in view.anatomy.tables:
-            inside.check(view.anatomy.tables[at])
-            turn = Turn.LATER if at in early else Turn.NOW
-            lists[at] = _listed(inside, view, at, leaf, turn)
+        if at in now.plan.layout.tables:
+            optimizer.check(now.plan.layout.tables[at])
+            # Of a step in two halves, rows that are due come with the late one: some of
+            # them may be in it.
+            reading = None if read is None or at in early else read.reading(leaf)
+            due = None if reading or at in early else now.due(at)
+            lists[at] = _listed(now, at, leaf, due, reading)
         else:  # there is nothing in it
             grads[at] = leaf.to_dense()
-    made, inner, last = _taken(_OptimizerStep(inside, view, grads, structure, extra), lists)
+    step = _OptimizerStep(now, grads, structure, extra)
+    made, inner, last = _taken(step, lists)
     for at, late in moved.items():
         made[at] = _both(late, made[at])
     return jax.tree.unflatten(structure, made), LazyState(
-        step=view.step + 1,
+        step=now.step + 1,
         last=jax.tree.unflatten(structure, last),
-        history=view.history,
-        inner=jax.tree.unflatten(view.of_state, inner),
-        kept=view.kept(),
+        history=now.history,
+        inner=jax.tree.unflatten(now.of_state, inner),
+        kept=now.kept(),
     )
 
 
 def caught_late(
-    inside: Inside, late: Any, state: Any, params: Any
+    optimizer: RowOptimizer, late: Any, state: Any, params: Any
 ) -> tuple[Any, LazyState]:
     """What rows of the last step do that come now; no step is taken.
 
     Args:
-        inside: The optimizer.
+        optimizer: The optimizer.
         late: A tree like the parameters: `RowGrads`, or `optax.MaskedNode` where none
             came.
         state: The state.
@@ -104,21 +128,17 @@ def caught_late(
         A tree like `late` with the updates, and the state.
     """
     ours = find(state)
-    paths, rows, whole = anatomies.flatten(late)
+    paths, rows, whole = layouts.flatten(late)
     by_path = dict(zip(paths, rows, strict=True))
-    params = inside.those_of(params, ours.inner)
-    paths, leaves, structure = anatomies.flatten(params)
+    params = optimizer.those_of(params, ours.inner)
+    paths, leaves, structure = layouts.flatten(params)
     early = {at: by_path[path] for at, path in enumerate(paths) if path in by_path}
     zeros = jax.tree.unflatten(structure, list(map(jnp.zeros_like, leaves)))
-    moved, ours = _late(inside, early, zeros, ours, params)
+    moved, ours = _late(optimizer, early, zeros, ours, params)
     return whole.unflatten([moved[paths.index(path)] for path in by_path]), ours
 
 
-def _is_late(leaf):
-    return isinstance(leaf, LateRowGrads)
-
-
-def _late(inside, late, updates, state, params):
+def _late(optimizer, late, updates, state, params):
     """The update of rows that the last step has left out, as it would have been then.
 
     Of the state numbers of steps, and numbers by hand, are those of that step. Of what it
@@ -127,31 +147,27 @@ def _late(inside, late, updates, state, params):
     Returns:
         The updates, by table, and the state.
     """
-    paths, leaves, structure = anatomies.flatten(updates)
-    anatomy = View(inside, updates, params, state).anatomy
-    view = View(inside, updates, params, inside.before(anatomy, state))
+    paths, leaves, structure = layouts.flatten(updates)
+    plan = optimizer.plan(updates, params)
+    then = Snapshot(optimizer, updates, params, before(plan, state))
     lists, grads = {}, [jnp.zeros(x.shape, x.dtype) for x in leaves]
     for at, leaf in late.items():
         leaf.check(f"lazy: the late rows of {paths[at]!r}")
-        if at not in anatomy.tables:
+        if at not in plan.layout.tables:
             continue
-        inside.check(anatomy.tables[at])
-        inside.check_late(anatomy, at)
-        merge = view.merged(at, leaf.ids, Turn.REST)
-        caught = None
-        if at in view.moving and not view.is_fading(at):
-            caught = view.caught_up(at, merge)
-        lists[at] = _GradientRows(merge, merge.sums(leaf.rows), caught)
+        optimizer.check(plan.layout.tables[at])
+        optimizer.check_late(plan, at)
+        lists[at] = _listed(then, at, leaf, then.due(at, unseen=True))
         grads[at] = leaf
-    step = _OptimizerStep(inside, view, grads, structure, {})
+    step = _OptimizerStep(then, grads, structure, {})
     made, rows, last = _taken(step, lists, others=False)
     inner = jax.tree.leaves(state.inner)
     for at in lists:
-        for j in anatomy.tables[at].own:
+        for j in plan.layout.tables[at].own:
             inner[j] = rows[j]
     return {at: made[at] for at in lists}, state._replace(
         last=jax.tree.unflatten(structure, last),
-        inner=jax.tree.unflatten(view.of_state, inner),
+        inner=jax.tree.unflatten(then.of_state, inner),
     )
 
 
@@ -163,7 +179,7 @@ def _both(late: RowGrads, now: RowGrads) -> RowGrads:
 
 def _taken(step: "_OptimizerStep", lists: dict[int, "_GradientRows"], others: bool = True):
     """Takes a step: the updates, the leaves of the state, and the steps that rows saw."""
-    view = step.view
+    now = step.now
     long = {at: x for at, x in lists.items() if tiles.is_long(x.places)}
     number = tiles.tiles_of(sum(x.sums.size for x in long.values()))
     long = long if number > 1 else {}
@@ -171,14 +187,14 @@ def _taken(step: "_OptimizerStep", lists: dict[int, "_GradientRows"], others: bo
     alike: dict[frozenset[str], dict[int, _GradientRows]] = {}
     for at, x in long.items():
         # A loop has one type: what is the same on all ranks stays so beside shards.
-        types = tiles.axes_of(x, view.leaves[at], view.all_of(at), view.step)
+        types = tiles.axes_of(x, now.leaves[at], now.all_of(at), now.step)
         alike.setdefault(types, {})[at] = x
     for some in alike.values():
         step.in_tiles(some, number, made, inner, last)
     for at, x in lists.items():
         made[at] = RowGrads.marked(x.merge.ids, made[at], step.grads[at].shape)
         # Which rows are listed decides it, whatever the rows vary over.
-        of = tiles.axes_of(view.last[at], x.merge.ids, view.step)
+        of = tiles.axes_of(now.last[at], x.merge.ids, now.step)
         last[at] = jax.tree.map(functools.partial(_same_but_over, of), last[at])
     return made, inner, last
 
@@ -202,33 +218,28 @@ class _GradientRows(NamedTuple):
         return self.merge.ids.shape[0]
 
 
-def _listed(inside, view, at, leaf, turn):
-    read = (reader.reading(view, at, leaf.ids) for reader in list(inside.readers))
-    reading = next((found for found in read if found and turn is Turn.NOW), None)
-    if reading is not None:
-        merge, caught = reading.merge, reading.rows
-    else:
-        merge, caught = view.merged(at, leaf.ids, turn), None
-    if at not in view.moving or view.is_fading(at):
-        caught = None
-    elif caught is None:
-        caught = view.caught_up(at, merge)
+def _listed(now, at, leaf, due, reading=None):
+    """The rows of a gradient, and those that are due, or what was made to read them."""
+    way = now.way(at)
+    merge = reading.merge if reading else now.merged(at, leaf.ids, due)
+    caught = None
+    if way.moves and not way.is_cheap:
+        caught = reading.rows if reading else now.caught_up(at, merge)
     return _GradientRows(merge, merge.sums(leaf.rows), caught)
 
 
 class _OptimizerStep:
-    """A step of the optimizer inside.
+    """A step of the optimizer.
 
     Args:
-        inside: The optimizer.
-        view: The state, and the parameters.
+        now: The state, and the parameters.
         grads: The gradients, `RowGrads` among them.
         structure: Of the parameters.
         extra: What the optimizer is given besides.
     """
 
-    def __init__(self, inside, view, grads, structure, extra):
-        self.tx, self.view, self.grads = inside.tx, view, grads
+    def __init__(self, now, grads, structure, extra):
+        self.now, self.grads = now, grads
         self.structure, self.extra = structure, extra
 
     def at_once(self, lists, long, rest):
@@ -242,45 +253,44 @@ class _OptimizerStep:
         Returns:
             The updates, the state, and the steps that rows have seen last.
         """
-        view, short = self.view, {at: x for at, x in lists.items() if at not in long}
-        grads, last = list(self.grads), list(view.last)
-        before, now = {}, {}
+        now, short = self.now, {at: x for at, x in lists.items() if at not in long}
+        grads, last = list(self.grads), list(now.last)
+        before, rows = {}, {}
         for at, x in short.items():
-            before[at] = view.gathered(view.all_of(at), x.merge.ids)
-            now[at] = self._caught(at, before[at], x.caught)
+            before[at] = now.gathered(now.all_of(at), x.merge.ids)
+            rows[at] = self._caught(at, before[at], x.caught)
             grads[at] = x.sums
         # A table whose gradient is dense this time: all its rows are listed.
-        unlisted = view.lagging - lists.keys() if rest else set()
-        others = {at: view.all_of(at) for at in unlisted}
-        before |= others
-        now |= view.catch_up(others, one_by_one=True)
+        unlisted = now.plan.lagging - lists.keys() if rest else set()
+        before |= {at: now.all_of(at) for at in unlisted}
+        rows |= now.replayed(unlisted)
         for at, x in long.items():
             zeros = lambda x: x if x is None else jnp.zeros((1, *x.shape[1:]), x.dtype)
             grads[at] = zeros(x.sums)
-            now[at] = jax.tree.map(zeros, view.all_of(at)._replace(last=()))
-        made, inner = self._call(grads, now)
-        for at in view.moving & before.keys():
-            made[at] = _whole_move(made[at], before[at], now[at])
-        for at in others:
-            last[at] = jnp.full_like(last[at], view.step + 1)
+            rows[at] = jax.tree.map(zeros, now.all_of(at)._replace(last=()))
+        made, inner = self._call(grads, rows)
+        for at in now.plan.moving & before.keys():
+            made[at] = _whole_move(made[at], before[at], rows[at])
+        for at in unlisted:
+            last[at] = jnp.full_like(last[at], now.step + 1)
         for at, x in short.items():
-            own, last[at] = self._put(x.merge.ids, at, view.all_of(at), inner, before, made)
-            for j, array in zip(view.anatomy.tables[at].own, own, strict=True):
+            own, last[at] = self._put(x.merge.ids, at, now.all_of(at), inner, before, made)
+            for j, array in zip(now.plan.layout.tables[at].own, own, strict=True):
                 inner[j] = array
         return made, inner, last
 
     def in_tiles(self, long, number, made, inner, last):
         """The step of long lists, into what `at_once` has returned."""
-        view, tables = self.view, self.view.anatomy.tables
-        kept = {at: view.all_of(at)[1:] for at in long}  # what is carried on
+        now, tables = self.now, self.now.plan.layout.tables
+        kept = {at: now.all_of(at)[1:] for at in long}  # what is carried on
         # An update has the place of the gradient, where it has its type.
         out = {at: jnp.zeros_like(x.sums, made[at].dtype) for at, x in long.items()}
         for at, x in long.items():
             out[at] = x.sums if x.sums.dtype == out[at].dtype else out[at]
         scalars = [made[at] for at in long]
         scalars += [inner[j] for at in long for j in tables[at].own]
-        params = [view.leaves[at] for at in long]
-        types = tiles.axes_of(kept, out, scalars, params, long, view.step)
+        params = [now.leaves[at] for at in long]
+        types = tiles.axes_of(kept, out, scalars, params, long, now.step)
 
         def read(tile, at, carry):
             """Rows of a table before the step, and their gradients."""
@@ -288,22 +298,23 @@ class _OptimizerStep:
             same = out[at].dtype == long[at].sums.dtype
             grads = tile.cut(at, out[at] if same else long[at].sums)
             ids = tile.cut(at, long[at].merge.ids)
-            return view.gathered(Rows(view.leaves[at], *kept[at]), ids), grads
+            return now.gathered(Rows(now.leaves[at], *kept[at]), ids), grads
 
         def one(tile, carry):
             kept, out = carry
             # Nothing of what is not listed here is computed.
             grads = [jnp.zeros(x.shape, x.dtype) for x in self.grads]
-            before, now, ids = {}, {}, {}
+            before, rows, ids = {}, {}, {}
             for at, x in long.items():
                 ids[at], caught = tile.cut(at, (x.merge.ids, x.caught))
-                rows, grads[at] = tile.apart(functools.partial(read, tile, at, carry))
-                before[at], now[at] = rows, self._caught(at, rows, caught)
-            made, inner = self._call(grads, now)
+                reading = functools.partial(read, tile, at, carry)
+                before[at], grads[at] = tile.apart(reading)
+                rows[at] = self._caught(at, before[at], caught)
+            made, inner = self._call(grads, rows)
             for at in long:
-                if at in view.moving:
-                    made[at] = _whole_move(made[at], before[at], now[at])
-                whole = Rows(view.leaves[at], *kept[at])
+                if now.way(at).moves:
+                    made[at] = _whole_move(made[at], before[at], rows[at])
+                whole = Rows(now.leaves[at], *kept[at])
                 kept = {**kept, at: self._put(ids[at], at, whole, inner, before, made)}
                 out = {**out, at: tile.put(at, out[at], made[at])}
             return kept, out
@@ -316,48 +327,38 @@ class _OptimizerStep:
                 inner[j] = array
 
     def _caught(self, at, before, caught):
-        """Rows as after the last step; `caught` is `View.caught_up` if that has all."""
-        return self.view.now(at, before) if caught is None else caught
+        """Rows as after the last step; `caught` if that has all of them."""
+        return self.now.advanced(at, before) if caught is None else caught
 
-    def _call(self, grads, now):
+    def _call(self, grads, rows):
         """Calls the optimizer, with some rows in place of tables."""
-        view, kept = self.view, list(self.view.leaves)
-        for at, rows in now.items():
-            kept[at] = rows.param
-        whole = lambda flat: jax.tree.unflatten(self.structure, flat)
-        made, inner = self.tx.update(
-            whole(grads),
-            jax.tree.unflatten(view.of_state, view.inner_with(now)),
-            None if any(x is None for x in kept) else whole(kept),
-            **self.extra,
-        )
-        return self.structure.flatten_up_to(made), jax.tree.leaves(inner)
+        now = self.now
+        return now.call(grads, now.leaves, now.inner, rows, **self.extra)
 
     def _put(self, ids, at, whole, inner, before, made):
         """A table's state, and the steps that its rows have seen, with those of a step."""
-        view = self.view
+        now = self.now
         put = Scatter(ids, self.grads[at].shape[0])
-        own, last = view.anatomy.tables[at].own, whole.last
+        own, last = now.plan.layout.tables[at].own, whole.last
         own = tuple(put(x, inner[j]) for x, j in zip(whole.own, own, strict=True))
-        if at in view.lagging:
+        if now.way(at).lags:
             seen = after(before[at].last, made[at])
-            last = put(last, jnp.maximum(view.step + 1, seen))
+            last = put(last, jnp.maximum(now.step + 1, seen))
         return own, last
 
 
-def settled(inside: Inside, params: Any, state: Any) -> tuple[Any, Any]:
+def settled(optimizer: RowOptimizer, params: Any, state: Any) -> tuple[Any, Any]:
     """Parameters and state with all rows caught up."""
     ours = find(state)
-    names, whole, of_whole = anatomies.flatten(params)
-    params = inside.those_of(params, ours.inner)
-    paths, leaves, structure = anatomies.flatten(params)
+    names, whole, of_whole = layouts.flatten(params)
+    params = optimizer.those_of(params, ours.inner)
+    paths, leaves, structure = layouts.flatten(params)
+    tables = optimizer.plan(params, params).layout.tables
     last = structure.flatten_up_to(ours.last)
     inner, of_state = jax.tree.flatten(ours.inner)
-    for at, rows in _caught_up(inside, params, ours).items():
+    for at, rows in _caught_up(optimizer, params, ours).items():
         leaves[at], last[at] = rows.param, rows.last
-        for j, own in zip(
-            inside.anatomy(params, params).tables[at].own, rows.own, strict=True
-        ):
+        for j, own in zip(tables[at].own, rows.own, strict=True):
             inner[j] = own
     new = ours._replace(
         last=jax.tree.unflatten(structure, last), inner=jax.tree.unflatten(of_state, inner)
@@ -369,17 +370,17 @@ def settled(inside: Inside, params: Any, state: Any) -> tuple[Any, Any]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _caught_up(inside, params, state):
+def _caught_up(optimizer, params, state):
     """All rows of the tables whose rows may be late, in one program.
 
     Operation by operation each would be compiled by itself, and none fused.
     """
-    view = View(inside, params, params, state)
-    now = view.catch_up({at: view.all_of(at) for at in view.lagging})
-    of = {at: tiles.axes_of(view.last[at], view.step) for at in now}
+    now = Snapshot(optimizer, params, params, state)
+    settled = now.settled()
+    of = {at: tiles.axes_of(now.last[at], now.step) for at in settled}
     return {
         at: rows._replace(last=_same_but_over(of[at], rows.last))
-        for at, rows in now.items()
+        for at, rows in settled.items()
     }
 
 

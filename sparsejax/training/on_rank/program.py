@@ -82,6 +82,8 @@ class Program:
         _check_own(loss, wire.axis)
         grads = scaled(only(grads, by_rows), share)
         extra = {"ids": self.ids(batch)} if self.ids else {}
+        if read is not None:
+            extra["read"] = read
         if seen.ahead:
             extra["next_ids"] = self._read_next(state, params, batches[1:])
 

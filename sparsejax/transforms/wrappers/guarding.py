@@ -103,8 +103,9 @@ def skip_nonfinite(
             words, (word, _) = None, wire.maximum(wire.per_rank(word))
 
         def run(updates):
-            done = tx.update(updates, state.inner, params, **extra)
-            over = finite.overflown(done[1], names)
+            out, inner = tx.update(updates, state.inner, params, **extra)
+            done = tree.bare(out), inner
+            over = finite.overflown(inner, names)
             if over is None:
                 return *done, jnp.int32(0)
             dropped = lambda: (tree.nothing(done[0]), state.inner)

@@ -9,7 +9,7 @@ import pytest
 import sparsejax
 from benchmarks.device import hlo
 from sparsejax.embrace import horizontal
-from sparsejax.rows import programs
+from sparsejax.tracing import programs
 from tests.embrace.horizontal.model import ORDER, batch_of, loss_fn, params
 from tests.helpers import mesh_of
 

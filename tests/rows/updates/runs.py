@@ -71,7 +71,7 @@ def lazy_run(tx, exact=True, p=None, loss=loss):
         read = tx.reader(p, state) if exact else None
         value, grads = value_and_grad(loss, read=read)(p, batch)
         assert is_row_grads(grads["table"])
-        updates, state = tx.update(grads, state, p)
+        updates, state = tx.update(grads, state, p, read=read)
         return (apply_updates(p, updates), state), value
 
     def run(p, state):

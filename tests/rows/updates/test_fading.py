@@ -12,8 +12,9 @@ import pytest
 from sparsejax.errors import ArgumentError
 from sparsejax.rows import apply_updates, lazy, settle
 from sparsejax.rows.reads import Ids
-from sparsejax.rows.updates import catch_up
-from sparsejax.rows.updates.fading import fading, quadrature
+from sparsejax.rows.updates.catch_up import fading, quadrature
+from sparsejax.rows.updates.catch_up.fading import Fading
+from sparsejax.rows.updates.catch_up.replay import Replay
 from sparsejax.units.row_grads import RowGrads
 from tests import helpers
 
@@ -52,12 +53,15 @@ PARAMS = {"table": jnp.zeros((HEIGHT, 3))}
 
 def table_of(tx):
     tx = lazy(tx)
-    return tx, tx.inside.anatomy(PARAMS, PARAMS).tables[0]
+    plan = tx.inside.plan(PARAMS, PARAMS)
+    return tx, plan.layout.tables[0], plan.way(0)
 
 
 @pytest.mark.parametrize("name", NOT_FADING)
 def test_what_does_not_fade_so_is_not_taken_to(name):
-    assert table_of(NOT_FADING[name])[1].fading is None
+    way = table_of(NOT_FADING[name])[2]
+    assert isinstance(way, Replay)
+    assert way.moves
 
 
 @pytest.mark.parametrize(
@@ -69,10 +73,10 @@ def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypa
 
     A momentum that is multiplied 200 times is off by 200 halves of an ulp.
     """
-    monkeypatch.setattr(catch_up, "_ROWS", at_a_time)
+    monkeypatch.setattr(fading, "_ROWS", at_a_time)
     inner, end = FADING[name], 1300
-    tx, table = table_of(inner)
-    assert table.fading is not None
+    tx, table, way = table_of(inner)
+    assert isinstance(way, Fading)
     rng = np.random.default_rng(0)
     last = np.array([*range(1, 13), 30, 100, 300, 700, 1000, 1290, 1297, 1298, 1299, 1300])
     last = np.concatenate([last, [1, 1]]).astype(np.int32)
@@ -88,9 +92,10 @@ def test_gaps_of_all_lengths_are_those_of_single_steps(name, at_a_time, monkeypa
     zero_state = jax.tree.unflatten(structure, leaves)
     counted = jax.tree.map(lambda x: x if x.ndim else jnp.int32(end), zero_state)
     (sums,) = state.kept
-    probe = tx.inside._runs(tx.inside.anatomy(PARAMS, PARAMS), PARAMS).probe(0)
-    known = np.unique(last[last < end - table.fading.terms])
-    nodes = lambda step: table.fading.nodes(step[None], step + table.fading.terms, probe)
+    steps = tx.inside.zero_steps(tx.inside.plan(PARAMS, PARAMS).layout, PARAMS)
+    probe = fading.probe_of(lambda *args: fading.samples(steps, [0], *args)[0])
+    known = np.unique(last[last < end - way.terms])
+    nodes = lambda step: way.nodes(step[None], step + way.terms, probe)
     made = jnp.concatenate(jax.jit(jax.vmap(nodes))(known), axis=2)[:, 0]
     state = state._replace(
         step=jnp.int32(end),
@@ -134,8 +139,9 @@ def test_sums_that_are_kept_are_those_of_single_steps(kept, monkeypatch):
     """
     monkeypatch.setattr(fading, "PATIENCE", kept)
     inner = optax.adam(0.1, b1=0.3)
-    tx, table = table_of(inner)
-    assert table.fading.terms == 19
+    tx, _, way = table_of(inner)
+    assert isinstance(way, Fading)
+    assert way.terms == 19
     assert tx.init(PARAMS).kept[0].shape[0] == kept
     rng = np.random.default_rng(0)
     gaps = np.array([*range(1, 16), 18, 19, 20, 21, 22, 23, 45, 60, 90])
@@ -169,7 +175,8 @@ def test_sums_that_are_kept_are_those_of_single_steps(kept, monkeypatch):
 def test_no_row_waits_for_longer_than_sums_are_kept(height, monkeypatch):
     monkeypatch.setattr(fading, "PATIENCE", 8)
     for start in 0, 5:
-        turns = [fading.in_turn(height, jnp.int32(start + step)) for step in range(8)]
+        way = Fading(0, None, (0.9,))
+        turns = [way.due(height, jnp.int32(start + step)) for step in range(8)]
         assert set(range(height)) <= set(np.concatenate(turns).tolist())
         assert max(map(len, turns)) == -(-height // 8)
 
@@ -184,7 +191,7 @@ def test_tables_of_one_optimizer_share_their_sums():
     """And those of others do not, nor those whose steps are counted apart."""
     params = {name: jnp.zeros((HEIGHT, 3)) for name in "abc"}
     groups = lambda tx: [
-        table.moving for table in lazy(tx).inside.anatomy(params, params).tables.values()
+        way.number for way in lazy(tx).inside.plan(params, params).catch_up.values()
     ]
     assert groups(optax.adam(1e-2)) == [0, 0, 0]
     of = {"x": optax.adam(1e-2), "y": optax.adam(2e-2)}
@@ -200,7 +207,7 @@ def test_tables_that_move_alike_are_tried_once(monkeypatch):
     """And those of another rate, or of another optimizer, by themselves."""
     tried = []
     probed = lambda fading, sampled: bool(tried.append(fading.factors)) or True
-    monkeypatch.setattr(fading.Fading, "is_right", probed)
+    monkeypatch.setattr(Fading, "is_right", probed)
     params = {
         name: jnp.zeros((HEIGHT, width))
         for name, width in zip("abc", (2, 3, 4), strict=True)
@@ -227,7 +234,7 @@ def test_all_rows_are_caught_up_by_one_program():
 
 
 def test_one_optimizer_serves_two_models():
-    """While what reads the first is still there; and states may be NumPy's."""
+    """And states may be NumPy's."""
     tx = lazy(optax.sgd(0.1, momentum=0.1))
     one, two = PARAMS, {name: jnp.ones((HEIGHT, 3)) for name in "ab"}
     read = tx.reader(one, tx.init(one))
@@ -236,7 +243,7 @@ def test_one_optimizer_serves_two_models():
     settled, _ = settle(two, state, tx)
     np.testing.assert_array_equal(settled["a"], two["a"])
     ids = Ids(jnp.array([1]), jnp.array([1]))
-    rows = read.rows("table", ids), other.rows("a", ids)
+    rows = read.rows("table", ids)[0], other.rows("a", ids)[0]
     np.testing.assert_array_equal(jnp.concatenate(rows), [[0] * 3, [1] * 3])
 
 

@@ -42,7 +42,7 @@ def test_a_step_allocates_nothing_of_the_size_of_the_table(name):
     def step(params, state, ids):
         read = tx.reader(params, state)
         value, grads = value_and_grad(loss, read=read)(params, ids)
-        updates, state = tx.update(grads, state, params)
+        updates, state = tx.update(grads, state, params, read=read)
         return apply_updates(params, updates), state, value
 
     state = jax.eval_shape(tx.init, params)
@@ -91,7 +91,7 @@ def test_ranks_read_and_update_alike(check_vma):
             jax.lax.all_gather, axis_name="data", axis=0, tiled=True, **to
         )
         rows = RowGrads(gather(grads["table"].ids), gather(grads["table"].rows), (20, 3))
-        updates, state = tx.update({"table": rows}, state, p)
+        updates, state = tx.update({"table": rows}, state, p, read=read)
         return apply_updates(p, updates), state, jax.lax.psum(value, "data")
 
     ranks = helpers.shard_map(
@@ -142,7 +142,7 @@ def test_a_chain_with_other_leaves_and_whole_reads():
         read = ours.reader(p, state)
         (_, total), grads = value_and_grad(loss, has_aux=True, read=read)(p, ids)
         assert isinstance(grads["table"], RowGrads)
-        updates, state = tx.update(grads, state, p)
+        updates, state = tx.update(grads, state, p, read=read)
         return apply_updates(p, updates), state, total
 
     p, state = TABLE, tx.init(TABLE)
@@ -175,7 +175,7 @@ def test_a_partition_hands_on_some_of_the_leaves():
         read = ours.reader(p, state)
         value, grads = value_and_grad(loss, read=read)(p, ids)
         grads["other"] = grads["other"].to_dense()
-        updates, state = tx.update(grads, state, p)
+        updates, state = tx.update(grads, state, p, read=read)
         return apply_updates(p, updates), state, value
 
     @jax.jit
@@ -214,3 +214,19 @@ def test_ids_that_something_behind_has_computed_with_are_refused():
 
     with pytest.raises(ArgumentError, match=r"update of 'table': the ids .* were changed"):
         jax.eval_shape(step, TABLE, tx.init(TABLE), BATCHES[0, 0])
+
+
+def test_rows_that_come_out_of_a_choice_are_refused_by_what_became_of_their_ids():
+    """Those of a reader, too, of which a step that is left out makes nothing."""
+    ours = lazy(optax.adam(0.1))
+    tx = optax.chain(sparsejax.skip_nonfinite(optax.identity()), ours)
+
+    def step(p, state, ids):
+        read = ours.reader(p, state)
+        grads = value_and_grad(square, read=read)(p, ids[0])[1]
+        return tx.update(grads, state, p, read=read)[0]["table"].rows
+
+    known = {"in_specs": (P(), P(), P()), "out_specs": P(), "check_vma": False}
+    mapped = helpers.shard_map(step, mesh=helpers.mesh_of(1), **known)
+    with pytest.raises(ArgumentError, match=r"update of 'table': the ids .* were changed"):
+        jax.eval_shape(mapped, TABLE, tx.init(TABLE), BATCHES[0, :1])

@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental import checkify
 
+from sparsejax.errors import ArgumentError
 from sparsejax.rows import apply_updates, lazy, tiles, value_and_grad, within_capacity
-from sparsejax.rows.updates.fading import Fading
-from sparsejax.rows.updates.view import View
+from sparsejax.rows.updates.catch_up.fading import Fading
+from sparsejax.rows.updates.snapshot import Snapshot
 from sparsejax.units.merging import merged
 from sparsejax.units.row_grads import RowGrads
 from tests import helpers
@@ -45,20 +47,22 @@ def loss(p, ids):
 
 
 def stepped(tx, how):
-    """Three steps, of which the last one's gradient comes in some way."""
+    """A step whose gradient comes in some way, and its reader, or none, to the update."""
 
     def step(p, state, ids):
         read = tx.reader(p, state) if how != "not read" else None
         _, grads = value_and_grad(loss, read=read)(p, ids)
-        if how == "read at another state":
-            _, state = tx.update(grads, state, p)
+        if how == "not handed on":
+            read = None
+        if how == "of another reader":
+            read = tx.reader(p, state)
         if how == "other ids":
             some = jnp.concatenate([grads["table"].ids, jnp.array([1], jnp.int32)])
             rows = jnp.pad(grads["table"].rows, ((0, 1), (0, 0)))
             grads = {"table": RowGrads(some, rows, (HEIGHT, 3))}
 
         def update(grads, p, state):
-            updates, state = tx.update(grads, state, p)
+            updates, state = tx.update(grads, state, p, read=read)
             return apply_updates(p, updates), state
 
         if how == "within a capacity":
@@ -73,18 +77,20 @@ def stepped(tx, how):
     [
         ("read", 1, 1),
         ("not read", 1, 1),
-        ("read at another state", 2, 2),
+        ("not handed on", 2, 2),
+        ("of another reader", 2, 2),
         ("other ids", 2, 1),
         # With the shorter lists, and with the longer ones.
-        ("within a capacity", 3, 3),
+        ("within a capacity", 3, 1),
     ],
 )
 def test_rows_are_caught_up_once_if_they_are_those_that_were_read(
     how, times, of_sums, monkeypatch
 ):
     """By count, where that takes steps one by one; the sums of others need no rows."""
-    made, caught_up = [], View.caught_up
-    monkeypatch.setattr(View, "caught_up", lambda *a: made.append(a[1]) or caught_up(*a))
+    made, caught_up = [], Snapshot.caught_up
+    counted = lambda *a: made.append(a[1]) or caught_up(*a)
+    monkeypatch.setattr(Snapshot, "caught_up", counted)
     sums, sums_of = [], Fading.sums
     monkeypatch.setattr(Fading, "sums", lambda *a: sums.append(1) or sums_of(*a))
     for inner in optax.lion(1e-2), optax.adam(1e-2):
@@ -95,25 +101,94 @@ def test_rows_are_caught_up_once_if_they_are_those_that_were_read(
     assert len(sums) == of_sums
 
 
-def test_an_update_is_the_same_whoever_has_caught_rows_up():
-    tx = lazy(optax.adam(1e-2))
+@pytest.mark.parametrize("inner", [optax.adam(0.1), optax.lion(0.1)], ids=["adam", "lion"])
+def test_an_update_is_the_same_whoever_has_caught_rows_up(inner):
+    """The reader of this step, the update itself, or a program in front of it."""
+    tx = lazy(inner)
 
-    def step(p, state, ids, handed_on):
-        grads = value_and_grad(loss, read=(read := tx.reader(p, state)))(p, ids)[1]
-        if not handed_on:
-            del read
-            table = grads["table"]
-            grads = {"table": RowGrads(table.ids + 0, table.rows, table.shape)}
-        updates, state = tx.update(grads, state, p)
+    def grads_of(p, state, ids):
+        read = tx.reader(p, state)
+        return value_and_grad(loss, read=read)(p, ids)[1], read
+
+    def updated(grads, p, state, read):
+        updates, state = tx.update(grads, state, p, read=read)
         return apply_updates(p, updates), state
 
-    run = jax.jit(step, static_argnums=3)
+    @jax.jit
+    def at_once(p, state, ids):
+        grads, read = grads_of(p, state, ids)
+        return updated(grads, p, state, read)
+
+    first = jax.jit(lambda *args: grads_of(*args)[0])
+    then = jax.jit(lambda g, p, state: updated(g, p, state, tx.reader(p, state)))
+    alone = jax.jit(lambda g, p, state: updated(g, p, state, None))
     rng = np.random.default_rng(1)
-    one = other = PARAMS, tx.init(PARAMS)
+    one = two = three = PARAMS, tx.init(PARAMS)
     for _ in range(6):
         ids = jnp.asarray(rng.integers(0, HEIGHT, (2, 4)), jnp.int32)
-        one, other = run(*one, ids, True), run(*other, ids, False)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-7), one, other)
+        one, two = at_once(*one, ids), then(first(*two, ids), *two)
+        three = alone(first(*three, ids), *three)
+        for other in two, three:
+            close = lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-7)
+            jax.tree.map(close, one, other)
+
+
+def test_gradients_of_a_step_before_are_not_taken_for_those_of_this_one():
+    """An update that comes a step later has a reader, and not that of its gradient."""
+    tx, ids = lazy(optax.lion(0.1)), jnp.array([[1, 2]])
+    others = jnp.array([[2, 3]])
+
+    def run(handed):
+        p, state = PARAMS, tx.init(PARAMS)
+        held = None
+        for batch in (ids, others, ids, ids):
+            read = tx.reader(p, state)
+            _, grads = value_and_grad(loss, read=read)(p, batch)
+            if held is not None:
+                of = {"read": read} if handed else {}
+                updates, state = tx.update(held, state, p, **of)
+                p = apply_updates(p, updates)
+            held = grads
+        return p, state
+
+    run = jax.jit(run, static_argnums=0)
+    jax.tree.map(np.testing.assert_array_equal, run(True), run(False))
+
+
+def test_a_reader_of_another_optimizer_is_not_used_and_what_is_none_is_refused():
+    one, other = lazy(optax.lion(0.1)), lazy(optax.lion(0.2))
+    p, state = PARAMS, one.init(PARAMS)
+    rows = lambda *ids: RowGrads(jnp.array(ids), jnp.ones((len(ids), 3)), (HEIGHT, 3))
+    for at in 1, 2, 3:  # what the first has missed is not the same at another rate
+        updates, state = one.update({"table": rows(at)}, state, p)
+        p = apply_updates(p, updates)
+
+    def updated(read_by):
+        read = read_by.reader(p, state)
+        _, grads = value_and_grad(lambda p, ids: p["table"][ids].sum(), read=read)(
+            p, jnp.array([[1, 2]])
+        )
+        return one.update(grads, state, p, read=read)
+
+    jax.tree.map(np.testing.assert_array_equal, updated(one), updated(other))
+    with pytest.raises(ArgumentError, match=r"lazy: read must be what reads.* got a int"):
+        one.update(PARAMS, state, PARAMS, read=3)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_reader_of_another_step_is_reported_under_checkify(is_late):
+    tx = lazy(optax.adam(0.1))
+
+    def step(p, state):
+        read = tx.reader(p, state)
+        _, grads = value_and_grad(loss, read=read)(p, jnp.array([[1, 2]]))
+        if is_late:
+            _, state = tx.update(grads, state, p)
+        return tx.update(grads, state, p, read=read)
+
+    run = jax.jit(checkify.checkify(step, errors=checkify.user_checks))
+    error, _ = run(PARAMS, tx.init(PARAMS))
+    assert ("read must be a reader of the state" in (error.get() or "")) == is_late
 
 
 @pytest.mark.parametrize("height", [40, 100_000])

@@ -60,7 +60,7 @@ def runs(name):
 
     @jax.jit
     def late_step(params, state, ids, grads, keep, late):
-        read = lazy.reader(params, state).rows("table", Ids(ids, ids))
+        read, _ = lazy.reader(params, state).rows("table", Ids(ids, ids))
         now = row_grads(ids, grads, keep)
         given = {"table": LateRowGrads.of(now, late), "kernel": jnp.ones(2)}
         updates, state = lazy.update(given, state, params)
@@ -68,7 +68,7 @@ def runs(name):
 
     @jax.jit
     def step(params, state, ids, grads):
-        read = lazy.reader(params, state).rows("table", Ids(ids, ids))
+        read, _ = lazy.reader(params, state).rows("table", Ids(ids, ids))
         every = jnp.ones(READ, bool)
         given = {"table": row_grads(ids, grads, every), "kernel": jnp.ones(2)}
         updates, state = lazy.update(given, state, params)

@@ -287,7 +287,7 @@ def test_a_label_may_be_that_of_a_whole_subtree(whole):
         p = apply_updates(p, updates)
     ids, fallen = jnp.array([1, 2]), 0.1 * (1 + 0.9 + 0.81)
     want = np.outer([1 - fallen, 1], np.ones(WIDTH)).astype(np.float32)
-    read = rows.reader(p, state).rows("tables/a", Ids(ids, ids))
+    read, _ = rows.reader(p, state).rows("tables/a", Ids(ids, ids))
     np.testing.assert_allclose(read, want, rtol=1e-6)
     p, _ = settle(p, state, rows)
     np.testing.assert_allclose(p["tables"]["a"][ids], want, rtol=1e-6)

@@ -8,7 +8,7 @@ import pytest
 
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.rows import lazy, settle
-from sparsejax.rows.updates.anatomy import study
+from sparsejax.rows.updates.layout import study
 from sparsejax.units.row_grads import RowGrads
 
 
@@ -106,11 +106,11 @@ def test_what_a_gradient_of_zero_does_is_known(name):
 def test_numbers_of_the_state_are_known_by_what_steps_do_to_them():
     tx = optax.inject_hyperparams(optax.sgd)(optax.linear_schedule(1, 0, 9), momentum=0.9)
     names = [jax.tree_util.keystr(k) for k, _ in jax.tree.leaves_with_path(tx.init(PARAMS))]
-    anatomy = study(tx, PARAMS, PARAMS)
-    assert [names[j] for j in anatomy.counts] == [
+    layout = study(tx, PARAMS, PARAMS)
+    assert [names[j] for j in layout.counts] == [
         ".hyperparams_states['learning_rate'].count"
     ]
-    assert [names[j] for j in anatomy.held] == [".hyperparams['momentum']"]
+    assert [names[j] for j in layout.held] == [".hyperparams['momentum']"]
 
 
 def test_arrays_of_the_state_belong_to_a_table_by_its_height_not_by_their_shape():

@@ -10,9 +10,8 @@ from typing import Any
 from jax.core import Tracer
 
 from sparsejax.rows.updates.facts import values
-from sparsejax.rows.updates.facts.multiples import ZERO
+from sparsejax.rows.updates.facts.factors import ZERO
 from sparsejax.rows.updates.facts.values import ArrayFacts
-from sparsejax.rows.updates.fading import Fading
 from sparsejax.state import tree
 
 
@@ -38,12 +37,9 @@ class TableFacts:
             weights that decay a fixed number below.
         fades: By what a step with a gradient of zero multiplies the one of `own` that is
             in `idle`, where that is a fixed number.
-        fading: How rows move while it fades, where that has been found out.
         may_fade: Which of `own` is a momentum by which they may move so, as far as the
             program shows, whatever the numbers in it are; None if none is.
         squares: Whether how far that moves them depends on the other of `own`.
-        moving: The number of the sums by which they do, or by which they would if those
-            numbers were known; tables whose optimizer is the same have the same.
         scalars: The leaves of the state without rows that a step with a gradient of zero
             depends on, if that changes the parameter.
         every: Those that any step depends on.
@@ -62,10 +58,8 @@ class TableFacts:
     decays: tuple[float, ...] | None = None
     shrinks: float = 0.0
     fades: float | None = None
-    fading: Fading | None = None
     may_fade: int | None = None
     squares: bool = False
-    moving: int | None = None
     scalars: frozenset[int] = frozenset()
     every: frozenset[int] = frozenset()
     traced: bool = False

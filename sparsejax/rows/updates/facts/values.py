@@ -1,8 +1,8 @@
 """What a program does to rows: which it keeps separate, and what zeros make of the rest.
 
-The program of an optimizer's update is walked over once, with an `ArrayFacts` for each of
-its arrays. Nothing is computed, so what is found holds for all finite numbers and at all
-steps. What the walk does not know mixes rows, as far as it can tell.
+The program of an optimizer's update is interpreted with an `ArrayFacts` for each of its
+arrays. Nothing is computed, so what is found holds for all finite numbers and at all steps.
+What is not known mixes rows, as far as anyone can tell.
 """
 
 import dataclasses
@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from sparsejax.rows import programs
-from sparsejax.rows.programs import CallKind
-from sparsejax.rows.updates.facts import multiples
-from sparsejax.rows.updates.facts.multiples import Times
+from sparsejax.rows.updates.facts import factors
+from sparsejax.rows.updates.facts.factors import Times
+from sparsejax.tracing import programs
+from sparsejax.tracing.interpreter import Domain, interpret
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayFacts:
-    """The facts that the walk has found out about one array of a program.
+    """What is known of one array of a program.
 
     Attributes:
         of: The inputs, by number, that it depends on.
@@ -54,24 +54,39 @@ class ArrayFacts:
 
 def follow(
     program: Any,
-    values: Sequence[ArrayFacts],
+    inputs: Sequence[ArrayFacts],
     constants: Sequence[ArrayFacts] | None = None,
 ) -> list[ArrayFacts]:
     """The facts about the outputs of a program, from those about its inputs.
 
     Args:
         program: The closed program.
-        values: What is known of each of its inputs.
+        inputs: What is known of each of its inputs.
         constants: What is known of each of its constants; what can be seen, if None.
     """
-    jaxpr = program.jaxpr
-    constants = list(map(constant, program.consts)) if constants is None else constants
-    env = dict(zip(jaxpr.constvars, constants, strict=True))
-    env.update(zip(jaxpr.invars, values, strict=True))
-    get = lambda v: constant(v.val) if programs.is_literal(v) else env[v]
-    for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, _made(eqn, list(map(get, eqn.invars))), strict=True))
-    return list(map(get, jaxpr.outvars))
+    return interpret(program, _Facts(), inputs, constants)
+
+
+class _Facts(Domain[ArrayFacts]):
+    """An array is what is known of it; of loops nothing is."""
+
+    def constant(self, x):
+        return constant(x)
+
+    def other(self, eqn, given):
+        rule = _RULES.get(eqn.primitive.name, _other)
+        return [rule(eqn, given, v) for v in eqn.outvars]
+
+    def call(self, eqn, given):
+        return [_said_here(eqn, given, value) for value in super().call(eqn, given)]
+
+    def joined(self, eqn, v, index, sides):
+        """Of what one of several branches returns."""
+        if index.row or index.mixed:
+            return _unknown(eqn, [index, *sides], v)
+        made, times = _by_number(eqn, sides, v), {value.times for value in sides}
+        times = times.pop() if len(times) == 1 else None
+        return dataclasses.replace(made, of=made.of | index.of, times=times, plus=None)
 
 
 def constant(x: Any) -> ArrayFacts:
@@ -79,33 +94,13 @@ def constant(x: Any) -> ArrayFacts:
     if np.ndim(x):
         return ArrayFacts()
     if isinstance(x, Tracer):
-        return ArrayFacts(flat=True, times=multiples.SOME)
+        return ArrayFacts(flat=True, times=factors.SOME)
     if jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
         return ArrayFacts(flat=True)
     x = np.asarray(x)
     known = jnp.issubdtype(x.dtype, jnp.integer) or jnp.issubdtype(x.dtype, jnp.floating)
     known = known and math.isfinite(x)
     return ArrayFacts(flat=True, times=(None, float(x)) if known else None)
-
-
-def _made(eqn, given):
-    """The facts about the outputs of one equation, from those about its inputs."""
-    kind = programs.kind_of(eqn)
-    if kind in (CallKind.INLINE, CallKind.REMAT) or eqn.primitive.name in _CALLS:
-        made = follow(programs.programs(eqn)[0], given)
-        return [_said_here(eqn, given, value) for value in made]
-    if kind is CallKind.COND:
-        sides = [follow(side, given[1:]) for side in programs.programs(eqn)]
-        return [
-            _joined(eqn, given[0], results, v)
-            for *results, v in zip(*sides, eqn.outvars, strict=True)
-        ]
-    rule = _RULES.get(eqn.primitive.name, _other)
-    return [rule(eqn, given, v) for v in eqn.outvars]
-
-
-# Calls of a program with all inputs of the equation, which derivatives do not matter to.
-_CALLS = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 
 def _common(given):
@@ -153,25 +148,16 @@ def _by_number(eqn, given, v):
         return dataclasses.replace(value, mixed=mixed)
     row = next(iter(rows), None)
     flat = not row and all(value.flat for value in given)
-    factors = [value.times for value in given]
-    times = multiples.multiple(eqn, factors)
-    plus = multiples.count(eqn, factors, [value.plus for value in given], v)
-    affine = multiples.affine(
+    of_given = [value.times for value in given]
+    times = factors.multiple(eqn, of_given)
+    plus = factors.count(eqn, of_given, [value.plus for value in given], v)
+    affine = factors.affine(
         eqn, [value.of for value in given], [value.affine for value in given]
     )
     common = _common(given)
-    if times == multiples.ZERO:  # It depends on nothing, whatever it was multiplied by.
+    if times == factors.ZERO:  # It depends on nothing, whatever it was multiplied by.
         common["of"] = frozenset()
     return ArrayFacts(**common, row=row, flat=flat, times=times, plus=plus, affine=affine)
-
-
-def _joined(eqn, chosen_by, values, v):
-    """Of what one of several branches returns."""
-    if chosen_by.row or chosen_by.mixed:
-        return _unknown(eqn, [chosen_by, *values], v)
-    made, times = _by_number(eqn, values, v), {value.times for value in values}
-    times = times.pop() if len(times) == 1 else None
-    return dataclasses.replace(made, of=made.of | chosen_by.of, times=times, plus=None)
 
 
 def _moved(axis_of: Callable[[Any, int], int | None]):
@@ -208,7 +194,7 @@ def _reduced(keeps_zero):
 
     def rule(eqn, given, v):
         value = _moved(axis_of)(eqn, given, v)
-        times = multiples.ZERO if keeps_zero and given[0].is_zero else None
+        times = factors.ZERO if keeps_zero and given[0].is_zero else None
         return dataclasses.replace(value, times=times, affine=frozenset())
 
     return rule
@@ -230,7 +216,7 @@ def _broadcast(eqn, axis):
 
 
 _BY_NUMBER = {
-    *multiples.NAMES,
+    *factors.NAMES,
     *("acos", "acosh", "and", "asin", "atan2", "atanh", "cos", "cosh", "eq"),
     *("erf_inv", "erfc", "exp", "exp2", "ge", "gt", "is_finite", "le", "logistic", "log"),
     *("lt", "ne", "nextafter", "not", "or", "pow", "rem", "rsqrt", "xor"),

@@ -1,7 +1,7 @@
-"""Traced programs, and what the versions of JAX call their parts: the one file that knows.
+"""What the versions of JAX call the parts of a traced program: the one file that knows.
 
 Written for JAX 0.10 to 0.12. An equation that has a part which is not known here is not
-looked into, so that a table which it uses has a dense gradient.
+looked into.
 """
 
 import enum
@@ -17,6 +17,7 @@ class CallKind(enum.Enum):
 
     INLINE = "runs it once"
     REMAT = "runs it once, and again when it is differentiated"
+    CUSTOM = "runs it once, and has a derivative of its own"
     SCAN = "runs it once a turn"
     COND = "runs one of them"
 
@@ -24,6 +25,7 @@ class CallKind(enum.Enum):
 _KINDS = {
     **dict.fromkeys(("jit", "pjit", "closed_call", "core_call"), CallKind.INLINE),
     **dict.fromkeys(("remat", "remat2", "checkpoint"), CallKind.REMAT),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), CallKind.CUSTOM),
     "scan": CallKind.SCAN,
     "cond": CallKind.COND,
 }
@@ -58,6 +60,12 @@ def programs(eqn: Any) -> list[core.ClosedJaxpr]:
         return [closed(branch) for branch in eqn.params["branches"]]
     inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
     return [] if inner is None else [closed(inner)]
+
+
+def held(eqn: Any) -> list[core.ClosedJaxpr]:
+    """All programs among the parameters of an equation, whatever it does with them."""
+    values = (x if isinstance(x, tuple | list) else (x,) for x in eqn.params.values())
+    return [closed(x) for some in values for x in some if hasattr(x, "eqns")]
 
 
 def closed(jaxpr: Any) -> core.ClosedJaxpr:
@@ -165,7 +173,7 @@ def _is_known_scan(eqn):
 def _are_as_given(eqn, kind):
     """Whether the programs inside an equation have the types that are seen outside."""
     inside = [inner.jaxpr for inner in programs(eqn)]
-    if kind is CallKind.SCAN:
+    if kind in (CallKind.SCAN, CallKind.CUSTOM):
         return len(inside) == 1 and len(inside[0].invars) == len(eqn.invars)
     given = eqn.invars[1:] if kind is CallKind.COND else eqn.invars
     return bool(inside) and all(

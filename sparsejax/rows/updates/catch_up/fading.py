@@ -23,8 +23,9 @@ follow it. That d is the same at all steps shows in the optimizer's program; whe
 depends on the step, as with a schedule, steps are taken one by one.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,9 +33,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparsejax.axes import as_varying
+from sparsejax.axes import as_varying, cond
 from sparsejax.rows import tiles
-from sparsejax.rows.updates.fading.quadrature import NODES, quadrature
+from sparsejax.rows.updates.call import Rows
+from sparsejax.rows.updates.catch_up.missed import MissedSteps, decayed, over
+from sparsejax.rows.updates.catch_up.quadrature import NODES, quadrature
 
 
 # How much of a momentum is left when it is as good as nothing, and how many steps that may
@@ -45,6 +48,8 @@ PATIENCE = 1 << 14
 # The error of a sum, relative to it, up to which six nodes will do. In float32 a step
 # itself rounds to 1e-6: the correction of Adam's bias is a difference of numbers near one.
 _ERROR = 5e-6
+# How many rows of a whole table catch up at a time, which takes a hundred bytes a row.
+_ROWS = 262_144
 
 # From steps to what m = 1 is moved by in each, with v = 0 and with v = 1.
 Probe = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
@@ -52,6 +57,30 @@ Probe = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 Sample = Callable[..., jax.Array]
 # On how many numbers an optimizer is tried.
 SAMPLES = 64
+
+
+def samples(
+    missed: MissedSteps, tables: Sequence[int], step: jax.Array, m: Any, v: Any, p: Any
+) -> list[jax.Array]:
+    """How far a step with a gradient of zero moves numbers of each of some tables.
+
+    Args:
+        missed: The steps.
+        tables: The tables.
+        step: The step.
+        m: [k], of the momentum.
+        v: [k], of the mean of squares, where there is one.
+        p: [k], of the parameter.
+    """
+    rows = {}
+    for at in tables:
+        shape = (m.shape[0],) + (1,) * (len(missed.params[at].shape) - 1)
+        table = missed.call.layout.tables[at]
+        own = [m if j == table.may_fade else v for j in range(len(table.own))]
+        own = tuple(x.reshape(shape) for x in own)
+        rows[at] = Rows(p.reshape(shape), own, m)
+    made, _ = missed.take(step, rows)
+    return [made[at].reshape(-1) for at in tables]
 
 
 def probe_of(sample: Sample, size: int = 2) -> Probe:
@@ -86,20 +115,26 @@ class FadingSums(NamedTuple):
     kept: jax.Array
 
 
-class Fading(NamedTuple):
-    """How a row moves while its momentum fades.
+@dataclasses.dataclass(frozen=True)
+class Fading:
+    """Rows catch up by a sum over the steps that they have missed.
 
     Attributes:
         momentum: Which of the leaves of the state of a table is m.
         squares: Which of them is v; None if there is none.
         factors: By what a step multiplies each of them.
         shrinks: What a step adds to the parameter besides, as a multiple of it.
+        number: Of the sums, in `MissedSteps.sums`; tables that move alike have the same.
     """
 
     momentum: int
     squares: int | None
     factors: tuple[float, ...]
     shrinks: float = 0.0
+    number: int = 0
+    lags = True
+    moves = True
+    is_cheap = True
 
     @property
     def terms(self) -> int:
@@ -129,23 +164,52 @@ class Fading(NamedTuple):
         written = jnp.asarray(kept).at[place].set(recent[self.terms], mode="drop")
         return FadingSums(recent, written)
 
-    def caught_up(
-        self,
-        param: jax.Array,
-        own: tuple[jax.Array, ...],
-        last: jax.Array,
-        count: jax.Array,
-        sums: FadingSums,
-    ) -> jax.Array:
-        """The parameter of rows after the steps that they have missed.
+    def due(self, height: int, step: jax.Array) -> jax.Array:
+        """The rows of which the step is the turn, so that none waits for too long."""
+        some = -(-height // PATIENCE)
+        turns = -(-height // some)
+        ids = lax.rem(step, np.int32(turns)) * some + jnp.arange(some, dtype=jnp.int32)
+        return jnp.minimum(ids, height)
 
-        Args:
-            param: Rows of a table.
-            own: The leaves of the state, these rows of them.
-            last: int32 [n], the step that each has seen last.
-            count: The step that they move to.
-            sums: Those of this step.
-        """
+    def advance(self, missed: MissedSteps, rows: Mapping[int, Rows]) -> dict[int, Rows]:
+        """Listed rows of tables that move alike, as after the last step."""
+        return {at: self._advanced(missed, part) for at, part in rows.items()}
+
+    def settled(self, missed: MissedSteps, rows: Mapping[int, Rows]) -> dict[int, Rows]:
+        """All rows of tables that move alike, some at a time, if any of them is late."""
+
+        def some_at_a_time(part):
+            n = part.last.shape[0]
+            if n <= _ROWS:
+                return self._advanced(missed, part)
+
+            def one(number, made):
+                # The last part begins where it ends with the rows; some are moved twice,
+                # from where they were at first.
+                start = jnp.minimum(number * _ROWS, n - _ROWS)
+                cut = lambda x: lax.dynamic_slice_in_dim(x, start, _ROWS)
+                put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 0)
+                moved = self._advanced(missed, jax.tree.map(cut, part))
+                return jax.tree.map(put, made, moved)
+
+            return lax.fori_loop(0, -(-n // _ROWS), one, part)
+
+        def one(part):
+            part = as_varying(part, tiles.axes_of(part, missed.count))
+            late = jnp.any(part.last < missed.count)
+            return cond(late, some_at_a_time, lambda part: part, part)
+
+        return {at: one(part) for at, part in rows.items()}
+
+    def _advanced(self, missed, part):
+        """Rows of a table after the steps that they have missed."""
+        moved = self._moved_to(missed.count, part, missed.sums[self.number])
+        own = decayed(part.own, self.factors, missed.count - part.last)
+        return Rows(moved, own, jnp.broadcast_to(missed.count, part.last.shape))
+
+    def _moved_to(self, count, part, sums):
+        """The parameter of rows after the steps up to `count`, by the sums of that one."""
+        param, own, last = part
         missed = count - last
         is_recent = (missed <= self.terms)[:, None]
         recent, kept = as_varying(tuple(sums), tiles.axes_of(own, last, count, sums))
@@ -288,42 +352,3 @@ def first_kept(has_squares: bool) -> jax.Array:
         has_squares: Whether the optimizer has a mean of squares beside the momentum.
     """
     return jnp.zeros((PATIENCE, 2 * (NODES if has_squares else 1)), jnp.float32)
-
-
-def in_turn(height: int, step: jax.Array) -> jax.Array:
-    """The rows that a step lists so that none waits for too long; `height` is none.
-
-    Args:
-        height: How many rows the table has.
-        step: The step.
-    """
-    some = -(-height // PATIENCE)
-    turns = -(-height // some)
-    ids = lax.rem(step, np.int32(turns)) * some + jnp.arange(some, dtype=jnp.int32)
-    return jnp.minimum(ids, height)
-
-
-def decayed(
-    own: tuple[jax.Array, ...], factors: tuple[float, ...], steps: jax.Array
-) -> tuple[jax.Array, ...]:
-    """The state of rows each of which is multiplied a number of times.
-
-    The relative error is that of the power's logarithm, which is rounded once.
-    """
-
-    def one(x, factor):
-        if factor == 1:
-            return x
-        if factor == 0:
-            power = (steps == 0).astype(x.dtype)
-        else:
-            power = jnp.exp(steps.astype(x.dtype) * math.log(factor))
-        return x * over(power, x)
-
-    return tuple(map(one, own, factors))
-
-
-def over(flags: Any, x: jax.Array) -> jax.Array:
-    """Something by row, with as many axes as an array of rows."""
-    flags = jnp.asarray(flags)
-    return flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))

@@ -1,4 +1,4 @@
-"""What an optimizer is made of, seen from its tables: which arrays have their rows.
+"""Which arrays of an optimizer's state have rows of which table.
 
 An optax transformation is two functions. Which arrays of its state have a row for each row
 of a parameter shows where parameters of other heights are given to `init`; what `update`
@@ -21,7 +21,7 @@ from sparsejax.units.row_grads import is_row_grads
 
 
 @dataclasses.dataclass(frozen=True)
-class Anatomy:
+class OptimizerLayout:
     """An optimizer for parameters of given shapes.
 
     Attributes:
@@ -62,7 +62,7 @@ def may_be_table(leaf: Any) -> bool:
     return floating and len(leaf.shape) >= 2 and 0 not in leaf.shape
 
 
-def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Anatomy:
+def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> OptimizerLayout:
     """Finds which arrays of an optimizer's state have rows, and what update does to them.
 
     Args:
@@ -111,7 +111,7 @@ def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Anatomy:
             )
             tables[at] = dataclasses.replace(table, replay_refused=reason)
     ticks = tuple(j for j, k in enumerate(owner) if k is None and walk.is_count(j))
-    return Anatomy(tuple(paths), tables, owner, counts, held, ticks, tuple(names))
+    return OptimizerLayout(tuple(paths), tables, owner, counts, held, ticks, tuple(names))
 
 
 def as_array(leaf: Any) -> Any:

@@ -1,0 +1,14 @@
+"""How rows catch up on the steps that they have missed: three ways, one protocol.
+
+A step changes all rows of a table in the dense optimizer, those without a gradient too: a
+momentum goes on, weights decay. A row that no step lists keeps the number of the last step
+that it has seen, and what has become of it since is made up for when it is read or listed
+again. `protocol.CatchUp` says what a step needs to know of that, and a table has one way:
+
+* `protocol.Never`: nothing is made up for, as nothing is missed, or as with exact=False.
+* `replay.Replay`: the missed steps are taken one by one, by the optimizer itself.
+* `fading.Fading`: they are one sum, by `quadrature`, as the momentum fades.
+
+`missed` has the steps themselves: the optimizer, run with a gradient of zero, with what its
+numbers were then. `history` has those that only the user changes.
+"""

@@ -1,0 +1,244 @@
+"""The optimizer inside a lazy one: which tables it updates by rows, how these catch up."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from sparsejax.errors import ArgumentError, StateError
+from sparsejax.rows.updates import layout as layouts
+from sparsejax.rows.updates.call import RowCall
+from sparsejax.rows.updates.catch_up.fading import SAMPLES, Fading, samples
+from sparsejax.rows.updates.catch_up.history import History
+from sparsejax.rows.updates.catch_up.missed import MissedSteps
+from sparsejax.rows.updates.catch_up.protocol import CatchUp, Never
+from sparsejax.rows.updates.catch_up.replay import Replay
+from sparsejax.rows.updates.facts.tables import TableFacts
+from sparsejax.rows.updates.layout import OptimizerLayout
+from sparsejax.tracing import outputs
+from sparsejax.units.row_grads import is_row_grads
+
+
+NEVER = Never()
+
+
+class UpdatePlan(NamedTuple):
+    """What a lazy optimizer does with parameters of given shapes.
+
+    Attributes:
+        layout: Which arrays of the state have rows, and what a step does to them.
+        catch_up: How the rows of each table catch up, by its number.
+        sums: Of each number of `Fading.number`, whether there is a mean of squares. There
+            may be more than there are tables that catch up by them.
+    """
+
+    layout: OptimizerLayout
+    catch_up: Mapping[int, CatchUp]
+    sums: tuple[bool, ...] = ()
+
+    def way(self, at: int) -> CatchUp:
+        """How the rows of a parameter catch up."""
+        return self.catch_up.get(at, NEVER)
+
+    @property
+    def lagging(self) -> set[int]:
+        """The tables whose rows keep the step that they have seen last."""
+        return {at for at, way in self.catch_up.items() if way.lags}
+
+    @property
+    def moving(self) -> set[int]:
+        """Those of them whose parameters change in steps that miss them."""
+        return {at for at, way in self.catch_up.items() if way.moves}
+
+    @property
+    def fading(self) -> dict[int, tuple[int, Fading]]:
+        """Of each kind of rows that catch up by sums a table, and the way, by number."""
+        found = {}
+        for at, way in sorted(self.catch_up.items()):
+            if isinstance(way, Fading):
+                found.setdefault(way.number, (at, way))
+        return found
+
+
+@dataclasses.dataclass(eq=False)
+class RowOptimizer:
+    """The optimizer inside a lazy one, and what is known of it; each is equal to itself.
+
+    Attributes:
+        tx: The optimizer.
+        exact: Whether rows catch up.
+        starts: Of the parameters of which first states were made: what they are like, and
+            the paths of their leaves.
+    """
+
+    tx: optax.GradientTransformationExtraArgs
+    exact: bool
+    starts: dict[Any, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    _known: dict[Any, UpdatePlan] = dataclasses.field(default_factory=dict)
+
+    def plan(self, grads: Any, params: Any) -> UpdatePlan:
+        """The plan for such gradients and parameters; for None, of those shapes."""
+        leaves, structure = jax.tree.flatten(grads, is_leaf=is_row_grads)
+        if params is None:
+            params = jax.tree.unflatten(structure, map(layouts.as_array, leaves))
+        both = [*leaves, *jax.tree.leaves(params)]
+        key = structure, tuple((np.shape(x), jnp.result_type(x)) for x in both)
+        if key not in self._known:
+            self._known[key] = self._planned(layouts.study(self.tx, grads, params), params)
+        return self._known[key]
+
+    def started(self, params: Any) -> UpdatePlan:
+        """The plan for the parameters of which a first state is made."""
+        plan = self.plan(params, params)
+        self.starts[jax.tree.structure(params)] = plan.layout.paths
+        return plan
+
+    def those_of(self, params: Any, inner: Any) -> Any:
+        """The parameters that a state of the optimizer is of.
+
+        All of them, or those that `optax.partition` or `masked` around `lazy` hands on;
+        `optax.MaskedNode` in place of others, of each or of a whole subtree, as their
+        labels are.
+        """
+        names, leaves, _ = layouts.flatten(params)
+        own, found = dict(zip(names, leaves, strict=True)), [params]
+        for structure, paths in self.starts.items():
+            if own.keys() >= {*paths}:
+                found.append(structure.unflatten([own[path] for path in paths]))
+        wanted = jax.tree.structure(inner)
+        for left in found:
+            if jax.tree.structure(jax.eval_shape(self.tx.init, left)) == wanted:
+                return left
+        raise StateError(
+            "lazy: the state is not one of these parameters. Give it the parameters of "
+            "which init has made the state, and where optax.partition or optax.masked is "
+            "around lazy, all of them, after init of this very transformation."
+        )
+
+    def _planned(self, layout, params):
+        """The plan for tables of which is known what a step does to them."""
+        caught = {at: table for at, table in layout.tables.items() if self._lags(table)}
+        fading, sums = self._fading(layout, params, caught)
+        replayed = {at: Replay(table.moves) for at, table in caught.items()}
+        never = dict.fromkeys(layout.tables, NEVER)
+        return UpdatePlan(layout, never | replayed | fading, sums)
+
+    def _lags(self, table):
+        return self.exact and table.lags and not self.why_not(table)
+
+    def _fading(self, layout, params, caught):
+        """The tables whose momentum fades as `Fading` says, and the kinds of their sums.
+
+        The optimizer is run on numbers. What it is fed with by hand matters to steps, which
+        are taken one by one then; so they are where its own numbers are traced, as
+        `optax.inject_hyperparams` around `lazy` has them. There a state has sums all the
+        same, which nothing reads: it is like one of the optimizer whose numbers are known.
+        The optimizer is traced once, for all tables, and run once for each program of a
+        table: a model has hundreds of leaves, and few kinds of them.
+        """
+        dtypes = [jnp.result_type(x) for x in jax.tree.leaves(params)]
+        of = {
+            at: self._guess(table)
+            for at, table in caught.items()
+            if table.may_fade is not None and dtypes[at] == jnp.float32
+        }
+        of = {at: guess for at, guess in of.items() if guess or caught[at].traced}
+        if layout.held or not of:
+            return {}, ()
+        found, numbers, sums = dict[int, Fading](), dict[Any, int | None](), list[bool]()
+        programs = self._samples(layout, params, of)
+        for (at, guess), alone in zip(of.items(), programs, strict=True):
+            kind = guess, caught[at].scalars, alone.written()
+            if kind not in numbers:
+                is_right = guess is None or guess.is_right(alone)
+                numbers[kind] = len(sums) if is_right else None
+                sums += [caught[at].squares] if is_right else []
+            if guess is not None and (number := numbers[kind]) is not None:
+                found[at] = dataclasses.replace(guess, number=number)
+        return found, tuple(sums)
+
+    def _samples(self, layout, params, tables):
+        """How steps with a gradient of zero move each of some tables: a program each."""
+        steps = self.zero_steps(layout, params)
+        sample = functools.partial(samples, steps, list(tables))
+        return outputs.alone(jax.make_jaxpr(sample)(*_SAMPLE))
+
+    def _guess(self, table):
+        """How the rows of a table may move; None where numbers for that are not known."""
+        if table.traced or table.fades is None or table.idle != (table.may_fade,):
+            return None
+        idle, factors = table.may_fade, list(table.decays)
+        factors[idle] = table.fades
+        squares = 1 - idle if table.squares else None
+        fading = Fading(idle, squares, tuple(factors), table.shrinks)
+        return fading if fading.is_short else None
+
+    def zero_steps(self, layout: OptimizerLayout, params: Any) -> MissedSteps:
+        """Steps with a gradient of zero from the first one on.
+
+        All in it is NumPy's, since it may run while something else is traced.
+        """
+        leaves, structure = jax.tree.flatten(params)
+        like = jax.tree.unflatten(structure, layouts.shapes(leaves))
+        state, of_state = jax.tree.flatten(jax.eval_shape(self.tx.init, like))
+        state = [
+            x if k is not None else np.zeros(x.shape, x.dtype)
+            for x, k in zip(state, layout.owner, strict=True)
+        ]
+        call = RowCall(self.tx, layout, (structure, of_state))
+        shapes, count = tuple(layouts.shapes(leaves)), np.int32(0)
+        return MissedSteps(call, shapes, tuple(state), History((), ()), count, {})
+
+    def why_not(self, table: TableFacts) -> str | None:
+        """Why a table cannot be updated by rows; None if it can."""
+        return table.refused or (table.replay_refused if self.exact else None)
+
+    def check(self, table: TableFacts) -> None:
+        """Raises if a table cannot be updated by rows."""
+        reason = self.why_not(table)
+        fix = "Use lazy(tx, exact=False), or leave that part out."
+        if self.exact and table.traced:
+            reason = reason or (
+                "the optimizer was made of values that are traced, and what they were at a "
+                "step that a row has missed is not known"
+            )
+            fix = (
+                "Put optax.inject_hyperparams inside, lazy(optax.inject_hyperparams("
+                "optax.adam)(0.1)), which remembers its values; or use exact=False."
+            )
+        if not reason:
+            return
+        if table.refused:
+            fix = (
+                "Leave that out of lazy(...), give it only leaves with dense gradients "
+                "(optax.partition), or use what looks at each row alone, as optax.clip."
+            )
+        raise ArgumentError(
+            f"lazy: {table.path!r} cannot be updated by rows: {reason}. {fix}"
+        )
+
+    def check_late(self, plan: UpdatePlan, at: int) -> None:
+        """Raises if rows of a table cannot be updated as of the step before."""
+        layout = plan.layout
+        table = layout.tables[at]
+        known = {*layout.ticks, *(layout.held if plan.lagging else ())}
+        unknown = sorted(table.every - known)
+        if unknown:
+            raise ArgumentError(
+                f"lazy: rows of {table.path!r} come a step late, and what "
+                f"{layout.names[unknown[0]]} of the optimizer's state was at their own "
+                "step is not known: it is no number of steps. Use a schedule in place of "
+                "what is set by hand, or sparsejax.embrace_sync(vertical=False)."
+            )
+
+
+# The arguments of `fading.samples` but for the steps and the tables.
+_SAMPLE = (
+    jax.ShapeDtypeStruct((), jnp.int32),
+    *[jax.ShapeDtypeStruct((SAMPLES,), jnp.float32)] * 3,
+)

@@ -1,0 +1,145 @@
+"""What a loss reads tables with, some of whose rows are late."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import checkify
+
+from sparsejax.axes import further_axes
+from sparsejax.errors import ArgumentError, AxisError
+from sparsejax.rows.reads import Ids
+from sparsejax.rows.replay import Lookup
+from sparsejax.rows.updates import layout as layouts
+from sparsejax.rows.updates.call import Rows
+from sparsejax.rows.updates.catch_up.fading import FadingSums
+from sparsejax.rows.updates.optimizer import RowOptimizer
+from sparsejax.rows.updates.snapshot import Snapshot, gathered_rows
+from sparsejax.rows.updates.state import LazyState, find
+from sparsejax.units.merging import Merge
+from sparsejax.units.row_grads import ReadBy, ReadRowGrads, RowGrads
+
+
+class ReadRows(NamedTuple):
+    """Rows that a loss has read.
+
+    Attributes:
+        merge: The distinct rows that were read, and the place of each id that the gradient
+            lists.
+        rows: These, caught up: see `Snapshot.caught_up`.
+    """
+
+    merge: Merge
+    rows: Rows
+
+
+class LateRowReader:
+    """Rows as the dense optimizer has them, from tables some of whose rows are late.
+
+    A gradient that it has read the rows of says so (`ReadRowGrads`), and has what was made
+    to read them. An update that is given the reader takes that over.
+
+    Args:
+        optimizer: The optimizer.
+        params: The parameters.
+        state: Its state, or that of a chain that it is in.
+    """
+
+    def __init__(self, optimizer: RowOptimizer, params: Any, state: Any):
+        names, leaves, _ = layouts.flatten(params)
+        self._leaves = dict(zip(names, leaves, strict=True))
+        state = find(state)
+        params = optimizer.those_of(params, state.inner)
+        paths, _, _ = layouts.flatten(params)
+        self._numbers = {path: at for at, path in enumerate(paths)}
+        self._snapshot = Snapshot(optimizer, params, params, state)
+        self._by = ReadBy()
+        self.optimizer = optimizer
+        if self._snapshot.plan.moving:
+            _check_axes()
+
+    def rows(self, path: str, ids: Ids) -> tuple[jax.Array, ReadRows | None]:
+        """Rows of a table, and what was made to read them, if they may be late.
+
+        Args:
+            path: Of the table among the parameters.
+            ids: Of any shape; the nearest row is returned for `ids.read` out of range.
+
+        Returns:
+            [*ids.read.shape, ...].
+        """
+        at, read, snapshot = self._numbers.get(path), ids.read, self._snapshot
+        if at is None or not snapshot.way(at).moves or not read.size:
+            return gathered_rows(self._leaves[path], read), None
+        merge = snapshot.merged(at, read.reshape(-1), snapshot.due(at))
+        rows = snapshot.caught_up(at, merge)
+        # A row that was read for an id out of range is in the list, with no gradient: a
+        # step of zero, which an exact optimizer takes of all rows.
+        is_listed = ids.listed.reshape(-1) < snapshot.shapes[at].shape[0]
+        places = jnp.where(is_listed, merge.places, merge.ids.shape[0])
+        made = ReadRows(merge._replace(places=places), rows)
+        return gathered_rows(rows.param, merge.places.reshape(read.shape)), made
+
+    def listed(self, path: str, lookups: list[Lookup], grads: RowGrads) -> RowGrads:
+        """The gradient of a table, with what was made for the one lookup that it is of."""
+        del path
+        first, *more = lookups
+        if more or first.reading is None:
+            return grads
+        return ReadRowGrads.of(grads, first.reading, self._by)
+
+    def reading(self, grads: RowGrads) -> ReadRows | None:
+        """What was made to read the rows of a gradient, if this reader has read them."""
+        if not isinstance(grads, ReadRowGrads) or grads.by is not self._by:
+            return None
+        return grads.reading
+
+    def check_of(self, state: LazyState) -> None:
+        """Reports under checkify where another step is updated than was read at."""
+        checkify.debug_check(
+            self._snapshot.step == state.step,
+            "lazy: read must be a reader of the state that is updated, and this one is of "
+            "another step. Take lazy_tx.reader(params, state) anew in each step.",
+        )
+
+    @property
+    def sums(self) -> Mapping[int, FadingSums]:
+        """The sums by which rows move to this step, of which an update makes use again."""
+        return self._snapshot.missed.sums
+
+    def whole(self, paths: Sequence[str]) -> list[jax.Array]:
+        """Some parameters, all of them."""
+        wanted = [self._numbers.get(path) for path in paths]
+        moving = self._snapshot.plan.moving
+        settled = self._snapshot.replayed([at for at in wanted if at in moving])
+        return [
+            self._leaves[path] if at is None or at not in settled else settled[at].param
+            for path, at in zip(paths, wanted, strict=True)
+        ]
+
+
+def reader_of(optimizer: RowOptimizer, read: Any) -> LateRowReader | None:
+    """What an update is given as `read`; None if that is the reader of another optimizer.
+
+    So it is where `optax.inject_hyperparams` makes one at each step.
+    """
+    if read is None or isinstance(read, LateRowReader):
+        return read if read is not None and read.optimizer is optimizer else None
+    raise ArgumentError(
+        "lazy: read must be what reads the rows of this step, lazy_tx.reader(params, "
+        f"state), or left out, got a {type(read).__name__}."
+    )
+
+
+def _check_axes():
+    """Raises where XLA may shard a table from which each rank reads rows by itself."""
+    further = further_axes()
+    if further:
+        raise AxisError(
+            "lazy: each rank catches up the rows that it reads, in loops of its own "
+            f"length, and {further[0]!r} is no manual axis here (axis_names of "
+            "jax.shard_map leaves it out): where XLA shards a table over it, ranks would "
+            "wait for one another. Make all axes manual, by leaving axis_names out, or "
+            "take exact=False."
+        )

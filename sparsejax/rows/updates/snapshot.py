@@ -1,0 +1,199 @@
+"""A lazy optimizer's state and parameters at one step, table by table."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sparsejax.axes import as_varying
+from sparsejax.errors import ArgumentError, StateError
+from sparsejax.rows import tiles
+from sparsejax.rows.updates import layout as layouts
+from sparsejax.rows.updates.call import RowCall, Rows
+from sparsejax.rows.updates.catch_up.fading import FadingSums, probe_of, samples
+from sparsejax.rows.updates.catch_up.missed import MissedSteps
+from sparsejax.rows.updates.catch_up.protocol import CatchUp
+from sparsejax.rows.updates.catch_up.replay import Replay
+from sparsejax.rows.updates.optimizer import RowOptimizer, UpdatePlan
+from sparsejax.rows.updates.state import LazyState
+from sparsejax.units.merging import Merge, merged
+
+
+class Snapshot:
+    """A state with the parameters that it belongs to, table by table.
+
+    Args:
+        optimizer: The optimizer.
+        grads: The gradients, or what has their structure, shapes and dtypes.
+        params: The parameters, or None.
+        state: The state.
+        sums: By which rows move, where another snapshot of this state has made them.
+    """
+
+    def __init__(
+        self,
+        optimizer: RowOptimizer,
+        grads: Any,
+        params: Any,
+        state: LazyState,
+        sums: Mapping[int, FadingSums] | None = None,
+    ):
+        _, leaves, structure = layouts.flatten(grads)
+        self.plan = optimizer.plan(grads, params)
+        self.leaves: list[Any] = [None] * len(leaves)
+        if params is not None:
+            self.leaves = structure.flatten_up_to(params)
+        layout, moving = self.plan.layout, self.plan.moving
+        if params is None and moving:
+            raise ArgumentError(
+                f"lazy: update needs the parameters, because rows of "
+                f"{layout.paths[min(moving)]!r} catch up on steps that they have missed: "
+                "tx.update(grads, state, params)."
+            )
+        self.state, self.step = state, state.step
+        self.inner, self.of_state = jax.tree.flatten(state.inner)
+        self.last = structure.flatten_up_to(state.last)
+        held = [self.inner[j] for j in layout.held] if self.plan.lagging else []
+        self.history = state.history.noted(state.step + 1, held)
+        self.shapes = tuple(layouts.shapes(leaves if params is None else self.leaves))
+        self.call = RowCall(optimizer.tx, layout, (structure, self.of_state))
+        self.missed = MissedSteps(
+            self.call, self.shapes, tuple(self.inner), self.history, state.step, {}
+        )
+        if len(state.kept) != len(self.plan.sums):
+            raise StateError(
+                f"lazy: this state keeps the sums of {len(state.kept)} kinds of rows that "
+                f"move, and {len(self.plan.sums)} are needed: it was saved by another "
+                "version or for another optimizer. Start from tx.init(params); or settle "
+                "it with the version that has saved it, and take "
+                "state._replace(kept=tx.init(params).kept) of what that returns."
+            )
+        made = self._sums() if sums is None else sums
+        self.missed = dataclasses.replace(self.missed, sums=made)
+
+    def _sums(self):
+        """The sums by which rows move to this step."""
+        made = {}
+        for number, (at, way) in sorted(self.plan.fading.items()):
+            run = lambda *args, at=at: samples(self.missed, [at], *args)[0]
+            made[number] = way.sums(self.state.kept[number], self.step, probe_of(run))
+        return made
+
+    def kept(self) -> tuple[jax.Array, ...]:
+        """What is kept of the sums by which rows move, after a step."""
+        sums, pairs = self.missed.sums, enumerate(self.state.kept)
+        return tuple(sums[k].kept if k in sums else kept for k, kept in pairs)
+
+    def way(self, at: int) -> CatchUp:
+        """How the rows of a table catch up."""
+        return self.plan.way(at)
+
+    def all_of(self, at: int) -> Rows:
+        """All rows of a table."""
+        own = tuple(self.inner[j] for j in self.plan.layout.tables[at].own)
+        return Rows(self.leaves[at], own, self.last[at])
+
+    def gathered(self, whole: Rows, ids: jax.Array) -> Rows:
+        """Rows of a table, the nearest for ids out of range; none of these is late."""
+        own = tuple(gathered_rows(x, ids) for x in whole.own)
+        param: Any = whole.param
+        param = param if param is None else gathered_rows(param, ids)
+        return Rows(param, own, self.seen(whole.last, ids))
+
+    def seen(self, last: Any, ids: jax.Array) -> jax.Array:
+        """The steps that rows of a table have seen last."""
+        if isinstance(last, optax.MaskedNode):
+            return jnp.zeros(ids.shape, jnp.int32)
+        inside = (ids >= 0) & (ids < last.shape[0])
+        return jnp.where(inside, gathered_rows(last, ids), self.step)
+
+    def due(self, at: int, unseen: bool = False) -> jax.Array | None:
+        """The rows of a table that a step lists besides those of its gradient, if any.
+
+        Args:
+            at: The table.
+            unseen: Whether rows are left out that have seen the step.
+        """
+        height = self.shapes[at].shape[0]
+        due = self.way(at).due(height, self.step)
+        if due is None or not unseen:
+            return due
+        return jnp.where(self.seen(self.last[at], due) > self.step, height, due)
+
+    def merged(self, at: int, ids: jax.Array, due: jax.Array | None) -> Merge:
+        """The distinct rows of two lists, of which places are those of the first."""
+        more = []
+        if due is not None:
+            more = as_varying([due], tiles.axes_of(due) | tiles.axes_of(ids))
+        every = jnp.concatenate([ids, *more])
+        if not every.size:
+            return Merge(every, every, jnp.int32(0))
+        merge = merged(every, self.shapes[at].shape[0], tiles.room(every.size))
+        return merge._replace(places=merge.places[: ids.size])
+
+    def advanced(self, at: int, rows: Rows) -> Rows:
+        """Rows of a table as after the last step, late or not."""
+        return self.way(at).advance(self.missed, {at: rows})[at]
+
+    def caught_up(self, at: int, merge: Merge) -> Rows:
+        """Listed rows of a table as after the last step, to be read.
+
+        Just the parameter, where an update advances rows again, from their state that it
+        has at hand. Elsewhere all, so that no step is taken twice.
+        """
+        whole, ids, is_cheap = self.all_of(at), merge.ids, self.way(at).is_cheap
+        types = tiles.axes_of(whole, ids, self.step, self.missed.sums)
+
+        def late(ids, apart=lambda run: run()):
+            rows = self.advanced(at, apart(lambda: self.gathered(whole, ids)))
+            return rows._replace(own=(), last=()) if is_cheap else rows
+
+        n = ids.shape[0]
+        number = tiles.tiles_of(n * max(1, whole.param[:1].size)) if tiles.is_long(n) else 1
+        if number == 1:
+            return late(ids)
+
+        def one(tile, made):
+            return tile.put(at, made, late(tile.cut(at, ids), tile.apart))
+
+        shapes = jax.eval_shape(late, ids)
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return tiles.each({at: (n, merge.found)}, number, one, empty, types)
+
+    def replayed(self, tables: Any) -> dict[int, Rows]:
+        """All rows of some tables, each missed step by itself.
+
+        Less to compile than a sum, where hardly ever a row is late.
+        """
+        every = {at: self.all_of(at) for at in tables}
+        return Replay(True).advance(self.missed, every) if every else {}
+
+    def settled(self) -> dict[int, Rows]:
+        """All rows of the tables whose rows may be late."""
+        ways: dict[CatchUp, dict[int, Rows]] = {}
+        for at in self.plan.lagging:
+            ways.setdefault(self.way(at), {})[at] = self.all_of(at)
+        made: dict[int, Rows] = {}
+        for way, rows in ways.items():
+            made |= way.settled(self.missed, rows)
+        return made
+
+
+def before(plan: UpdatePlan, state: LazyState) -> LazyState:
+    """A state as it was before the last step, but for the rows of tables."""
+    inner, structure = jax.tree.flatten(state.inner)
+    for j in plan.layout.ticks:
+        inner[j] = inner[j] - jnp.ones((), inner[j].dtype)
+    if plan.lagging:
+        held = state.history.at(state.step)
+        for j, value in zip(plan.layout.held, held, strict=True):
+            inner[j] = value
+    return state._replace(step=state.step - 1, inner=structure.unflatten(inner))
+
+
+def gathered_rows(x: jax.Array, ids: jax.Array) -> jax.Array:
+    """Rows of an array; the nearest one for an id that is out of range."""
+    return jnp.take(x, ids, axis=0, mode="clip")

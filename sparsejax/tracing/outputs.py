@@ -1,0 +1,80 @@
+"""Programs without what their outputs do not depend on, all together or each by itself."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from sparsejax.tracing import programs
+
+
+def needed(program: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, list[bool]]:
+    """A program without what no output depends on, and which inputs it still takes."""
+    wanted = [True] * len(program.jaxpr.outvars)
+    jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, wanted)
+    return _closed(jaxpr, program), used
+
+
+def alone(program: core.ClosedJaxpr) -> list["Output"]:
+    """Each output of a program by itself: with the equations that it depends on."""
+    jaxpr, found = program.jaxpr, []
+    makers = {v: at for at, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+    for output in jaxpr.outvars:
+        # First just those in front of it: to look through all, once an output, would take
+        # as long as all outputs together, squared.
+        eqns, left = {}, [output]
+        while left:
+            at = makers.get(v) if not programs.is_literal(v := left.pop()) else None
+            if at is not None and at not in eqns:
+                eqns[at] = jaxpr.eqns[at]
+                left += eqns[at].invars
+        some = jaxpr.replace(eqns=[eqns[at] for at in sorted(eqns)], outvars=[output])
+        some, _ = partial_eval.dce_jaxpr(some, [True], instantiate=True)
+        found.append(Output(_closed(some, program)))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """One output of a program, without the equations that it does not depend on.
+
+    Attributes:
+        program: It takes all inputs of the whole program.
+    """
+
+    program: core.ClosedJaxpr
+
+    def __call__(self, *args: Any) -> jax.Array:
+        """The output."""
+        (made,) = core.jaxpr_as_fun(self.program)(*args)
+        return made
+
+    def written(self) -> Any:
+        """The program and its constants, in a form that can be compared."""
+        consts = [*self.program.consts, *_constants(self.program.jaxpr)]
+        # A program is printed without the values of its constants.
+        return str(self.program.jaxpr), tuple(map(_value, consts))
+
+
+def _closed(jaxpr, program):
+    """A part of a program, with those constants of it that are left."""
+    consts = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    return core.ClosedJaxpr(jaxpr, [consts[v] for v in jaxpr.constvars])
+
+
+def _value(x):
+    """A constant, in a form that can be compared."""
+    if isinstance(x, Tracer) or jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
+        return id(x)
+    return np.shape(x), np.asarray(x).tobytes()
+
+
+def _constants(jaxpr):
+    """The constants of all programs inside a program."""
+    inside = [inner for eqn in jaxpr.eqns for inner in programs.held(eqn)]
+    return [x for one in inside for x in (*one.consts, *_constants(one.jaxpr))]
