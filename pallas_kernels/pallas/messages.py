@@ -89,38 +89,24 @@ def unpack_message(into, received, numbers, *, spec, how, interpret=False):
     message, ends, _ = received
     if ends is None:
         _, ends = index_message(message, numbers, spec=spec, most_rows=_most_rows())
-    in_turn = how.ordered and not how.replaces and len(message) > 1
-    if in_turn:
-        for one, end in zip(jnp.split(message, len(message)), ends, strict=True):
-            into = unpack_message(
-                into,
-                received._replace(message=one, ends=end[None]),
-                numbers,
-                spec=spec,
-                how=how,
-                interpret=interpret,
-            )
-        return into
-    put = "set" if how.replaces else "add alone" if len(message) == 1 else "add"
-    known = {"words": message.shape[1], "interpret": interpret}
+    in_turn = how.ordered and not how.replaces
+    turns, sums = len(message) if in_turn else 1, into.reshape(-1)
+    each = len(message) // turns
+    put = "set" if how.replaces else "add alone" if each == 1 else "add"
+    known: Any = {"words": message.shape[1], "interpret": interpret}
     form = EntryConfig.of(spec, into, spec.longest, ends.shape[1], _TILE, **known)
-    (sums,) = launch.launch(
-        unpack_message_kernel,
-        len(message) * form.blocks,
-        (
-            message.reshape(-1),
-            ends.reshape(-1),
-            numbers,
-            turns_of(spec.units),
-            into.reshape(-1),
-        ),
-        [jax.ShapeDtypeStruct((into.size,), into.dtype)],
-        in_place={4: 0},
-        warps=_WARPS,
-        interpret=interpret,
-        form=form,
-        put=put,
-    )
+    for some, end in zip(jnp.split(message, turns), jnp.split(ends, turns), strict=True):
+        (sums,) = launch.launch(
+            unpack_message_kernel,
+            each * form.blocks,
+            (some.reshape(-1), end.reshape(-1), numbers, turns_of(spec.units), sums),
+            [jax.ShapeDtypeStruct(sums.shape, sums.dtype)],
+            in_place={4: 0},
+            warps=_WARPS,
+            interpret=interpret,
+            form=form,
+            put=put,
+        )
     return sums.reshape(into.shape)
 
 
