@@ -33,3 +33,10 @@ from pallas_kernels.reference import (
     MergedRows as MergedRows,
     Partitioned as Partitioned,
 )
+from pallas_kernels.reference.partitions import HashMemory as HashMemory
+from pallas_kernels.reference.specs import (
+    MessageSpec as MessageSpec,
+    Received as Received,
+    SlotSets as SlotSets,
+    Unpacking as Unpacking,
+)

@@ -122,10 +122,9 @@ def run(
     Args:
         operation: Its name.
         named: The backend that its caller named, if any.
-        kernels: The function of each backend that has one, "reference" among them; that
-            of "pallas" takes `interpret`.
+        kernels: As of `kernels`.
         size: How many elements there are to go over; what is fastest depends on it.
-        *operands: Its arrays.
+        *operands: Pytrees of its arrays.
     """
     asked, name = _resolve(named), chosen(operation, named, kernels, size)
     if name not in kernels:
@@ -141,17 +140,22 @@ def run(
     if name == "pallas":
         kernel = functools.partial(kernel, interpret=asked.interpret)
     # A kernel knows nothing of the axes over which its operands vary inside shard_map.
-    axes = frozenset[str]().union(*map(varying_axes, operands))
-    operands = without_types(operands, axes)
+    arrays, tree = jax.tree.flatten(operands)
+    axes = frozenset[str]().union(*map(varying_axes, arrays))
+    arrays = without_types(arrays, axes)
+    kernel, reference = (
+        lambda *arrays, by=by: by(*tree.unflatten(arrays))
+        for by in (kernel, kernels["reference"])
+    )
     if asked.interpret:
-        return as_varying(kernel(*operands), axes)
+        return as_varying(kernel(*arrays), axes)
 
-    def on_its_platform(*operands):
-        return lax.platform_dependent(*operands, cuda=kernel, default=kernels["reference"])
+    def on_its_platform(*arrays):
+        return lax.platform_dependent(*arrays, cuda=kernel, default=reference)
 
     if asked.name == "auto":
-        on_its_platform = _batched_by(kernels["reference"], on_its_platform)
-    return as_varying(on_its_platform(*operands), axes)
+        on_its_platform = _batched_by(reference, on_its_platform)
+    return as_varying(on_its_platform(*arrays), axes)
 
 
 def chosen(operation: str, named: str | None, kernels: Container[str], size: int) -> str:
@@ -200,22 +204,36 @@ def run_on_chosen(
     return run(operation, named, kernels, x.size, level, x, *operands)
 
 
-def bound(kernels: dict[str, Callable], **sizes: Any) -> dict[str, Callable]:
-    """The functions of all backends with these sizes."""
-    return {name: functools.partial(kernel, **sizes) for name, kernel in kernels.items()}
+def kernels(
+    reference: Callable,
+    *,
+    pallas: str | None = None,
+    triton: str | None = None,
+    **static: Any,
+) -> dict[str, Callable]:
+    """The function of each backend that computes an operation.
 
-
-def in_triton(file: str, operation: str) -> Callable:
-    """The kernel of an operation in `pallas_kernels.triton`, imported when it is called."""
-    return _kernel(f"pallas_kernels.triton.{file}", operation)
-
-
-def in_pallas(file: str, operation: str) -> Callable:
-    """The kernel of an operation in `pallas_kernels.pallas`, imported when it is called."""
-    return _kernel(f"pallas_kernels.pallas.{file}", operation)
+    Args:
+        reference: The one in plain XLA. Those of other backends have its name.
+        pallas: In which file Pallas' is, if there is one; it takes `interpret`.
+        triton: In which file Triton's is, if there is one.
+        **static: What all are called with, beside operands.
+    """
+    files = {"pallas": pallas, "triton": triton}
+    found = {
+        backend: _kernel(f"pallas_kernels.{backend}.{file}", reference.__name__)
+        for backend, file in files.items()
+        if file is not None
+    }
+    return {
+        name: functools.partial(function, **static)
+        for name, function in {"reference": reference, **found}.items()
+    }
 
 
 def _kernel(module, operation):
+    """A function of a module that is imported when it is called."""
+
     def call(*operands, **how):
         return getattr(importlib.import_module(module), operation)(*operands, **how)
 

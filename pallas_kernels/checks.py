@@ -1,11 +1,13 @@
 """What arguments must be, before anything is launched. Messages name the fix."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.errors import KernelArgumentError
+from pallas_kernels.reference.partitions import HashMemory
 
 
 LIMIT = 2**31
@@ -93,14 +95,10 @@ def places(what: str, count: int) -> None:
 
 
 def memory(
-    size: int,
-    seeds: jax.typing.ArrayLike,
-    parts: int,
-    slots: int,
-    serial: int,
-    hashes: int | None,
-) -> tuple[jax.Array, int]:
-    """Sizes of Algorithm 1 for a number of indices; the seeds, and how many hashes."""
+    size: int, seeds: jax.typing.ArrayLike, given: HashMemory
+) -> tuple[jax.Array, HashMemory]:
+    """Memory of Algorithm 1 for a number of indices; the seeds, and it with its hashes."""
+    parts, slots, serial, hashes = dataclasses.astuple(given)
     positive("parts", parts)
     positive("serial", serial, " Without it what collides would have no place.")
     seeds = jnp.asarray(seeds)
@@ -129,4 +127,4 @@ def memory(
             "send few indices whole."
         )
     places("the parts together", parts * (slots + serial))
-    return seeds, hashes
+    return seeds, dataclasses.replace(given, hashes=hashes)

@@ -45,6 +45,11 @@ class Striping(NamedTuple):
         """The unit of each slot of a part; at least `size` where it belongs to none."""
         return invert(part, slots, *self)
 
+    @property
+    def turned(self) -> tuple[int, int, int]:
+        """The parts, the bits of a turn, and the units of a column."""
+        return self.parts, _turn_bits(self.parts), width(self.size, self.parts)
+
 
 _FUSED = 4  # steps of a split, as one of 16 ranks has
 

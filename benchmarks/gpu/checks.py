@@ -1,5 +1,6 @@
 """Are the kernels right on this device: tests, many threads at few slots, huge arrays."""
 
+import dataclasses
 import functools
 import importlib.util
 import subprocess
@@ -61,12 +62,12 @@ def suite(context) -> bool:
 def contended(context) -> bool:
     """Many indices, few slots: who is stored, who waits and who is left is checked."""
     size = 1 << 18 if context.gpu else 4096
-    sizes = {"parts": 8, "slots": size // 16, "serial": size // 64, "hashes": 3}
-    check = jax.jit(functools.partial(_is_whole, sizes=sizes))
+    how = {"memory": kernels.HashMemory(8, size // 16, size // 64, hashes=3)}
+    check = jax.jit(functools.partial(_is_whole, **how))
     well = True
     for name in reversed(context.backends):  # Those with threads of their own first.
-        run = jax.jit(functools.partial(kernels.partition, backend=name, **sizes))
-        run_dense = functools.partial(kernels.partition_dense, backend=name, **sizes)
+        run = jax.jit(functools.partial(kernels.partition, backend=name, **how))
+        run_dense = functools.partial(kernels.partition_dense, backend=name, **how)
         run_dense = jax.jit(run_dense)
         runs = context.runs if name != "reference" else max(1, context.runs // 10)
         wrong = 0
@@ -85,9 +86,9 @@ def contended(context) -> bool:
     return well
 
 
-def _is_whole(indices, seeds, done, *, sizes):
+def _is_whole(indices, seeds, done, *, memory):
     """The laws of `tests.kernels.contract` but the last, on the device, for speed."""
-    parts, slots, serial = (sizes[name] for name in ("parts", "slots", "serial"))
+    parts, slots, serial, hashes = dataclasses.astuple(memory)
     memory, left = done.memory, done.left
     there = memory >= 0
     highest = jnp.iinfo(jnp.int32).max
@@ -99,7 +100,7 @@ def _is_whole(indices, seeds, done, *, sizes):
     owned = (hashing.place(memory, seeds[0], parts) == number) | ~there
     slot = jnp.arange(slots)
     legal = ~there[:, :slots]
-    for k in range(1, sizes["hashes"] + 1):
+    for k in range(1, hashes + 1):
         legal |= hashing.place(memory[:, :slots], seeds[k], slots) == slot
     stored_serially = jnp.minimum(done.counts, serial)[:, None]
     prefix = there[:, slots:] == (jnp.arange(serial) < stored_serially)
@@ -115,11 +116,11 @@ def largest(context) -> bool:
     places = places.astype(np.int32)
     x = jnp.zeros(size, jnp.bfloat16).at[jnp.asarray(places)].set(1)
     seeds = jnp.asarray(kernels.draw_seeds(4))
-    room = {"parts": 4, "slots": 256, "serial": 64, "hashes": 3}
+    room = kernels.HashMemory(parts=4, slots=256, serial=64, hashes=3)
     operations = {
         "compact": lambda name: kernels.compact(x, 512, backend=name)[0][: len(places)],
         "partition_dense": lambda name: (
-            kernels.partition_dense(x, seeds, backend=name, **room).memory
+            kernels.partition_dense(x, seeds, room, backend=name).memory
         ),
         "threshold_hash": lambda name: kernels.threshold_hash(
             x, 0.5, 7, slots=1 << 20, backend=name

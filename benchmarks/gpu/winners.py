@@ -5,6 +5,7 @@ programs of a size and a density are compiled side by side, and all sides of an 
 take turns. The table of winners is written again after each operation.
 """
 
+import dataclasses
 import functools
 import json
 import math
@@ -167,16 +168,19 @@ def _sides(context, size, density):
     seeds = jnp.asarray(kernels.draw_seeds(4))
     slots = 2 * count // PARTS
     of = functools.partial
-    memory = {"parts": PARTS, "slots": slots, "serial": max(1, slots // 10)}
+    memory = kernels.HashMemory(PARTS, slots, max(1, slots // 10))
     # Numbers of which so many are above a threshold.
     normal = jax.random.normal(jax.random.key(0), (size,))
     level = float(jax.scipy.stats.norm.ppf(1 - density / 2))
     calls = {
         "compact": (of(kernels.compact, capacity=capacity), (x,)),
-        "partition_dense": (of(kernels.partition_dense, **memory), (x, seeds)),
+        "partition_dense": (of(kernels.partition_dense, memory=memory), (x, seeds)),
         "bitmap_encode": (kernels.bitmap_encode, (x,)),
         "bitmap_decode": (of(kernels.bitmap_decode, capacity=capacity), (words,)),
-        "partition": (of(kernels.partition, **memory), (indices, jnp.int32(count), seeds)),
+        "partition": (
+            of(kernels.partition, memory=memory),
+            (indices, jnp.int32(count), seeds),
+        ),
         "partition_by_bits": (
             of(kernels.partition_by_bits, parts=PARTS, capacity=capacity // PARTS),
             (x,),
@@ -197,7 +201,8 @@ def _sides(context, size, density):
         )
         for operation, (function, operands) in calls.items()
     }
-    append = of(kernels.partition, parts=PARTS, slots=0, hashes=0, serial=slots)
+    append = kernels.HashMemory(PARTS, slots=0, hashes=0, serial=slots)
+    append = of(kernels.partition, memory=append)
     by_operation["partition"][1].update(
         {
             f"append, {n}": (of(append, backend=n), *calls["partition"][1])
@@ -228,15 +233,19 @@ def _messages(x, count):
     numbers = jnp.concatenate([jnp.array([0, room], jnp.int32), form.places(0)])
     over = {"pack_message": PARTS * room, "unpack_message": PARTS * room}
     over["index_message"] = PARTS * form.longest
-    sizes = {"room": room, "planes": form.planes}
     # What lies after a message may be anything.
-    pack = functools.partial(
-        kernels.pack_message, words=form.room, units=units, end=rung.words, **sizes
-    )
+    sent = dataclasses.replace(form.spec, units=units, end=rung.words)
+
+    def pack(slots, counts, array, numbers, **how):
+        packed = kernels.SlotSets(slots, counts)
+        return kernels.pack_message(packed, array, numbers, sent, **how)
+
+    def unpack(into, message, numbers, **how):
+        received = kernels.Received(message)
+        return kernels.unpack_message(into, received, numbers, form.spec, **how)
+
     message = pack(*sets, x, numbers, backend="reference")
-    unpack = functools.partial(kernels.unpack_message, longest=form.longest, **sizes)
-    index = {"longest": form.longest, "planes": form.planes}
-    index = functools.partial(kernels.index_message, **index)
+    index = functools.partial(kernels.index_message, spec=form.spec)
     return over, {
         "pack_message": (pack, (*sets, x, numbers)),
         "index_message": (index, (message, numbers)),

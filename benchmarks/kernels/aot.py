@@ -292,7 +292,7 @@ def control(where: Mesh) -> list[str]:
 
     def run(x):
         like = [jax.ShapeDtypeStruct((128,), jnp.float32)]
-        return launch.launch(kernel, "control", 1, (x,), like)
+        return launch.launch(kernel, 1, (x,), like)
 
     try:
         program_of(run, [((128,), jnp.float32)], where)

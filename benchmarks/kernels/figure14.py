@@ -47,7 +47,7 @@ def memory(
             {
                 (backend, *case): (
                     functools.partial(
-                        _read_out, backend=backend, **hashed(indices, *case[2:])
+                        _read_out, backend=backend, memory=hashed(indices, *case[2:])
                     ),
                     indices,
                     seeds,
@@ -75,9 +75,9 @@ def memory(
         _draw(rows, size, folder)
 
 
-def _read_out(indices, seeds, *, backend, **sizes):
+def _read_out(indices, seeds, *, backend, memory):
     """Algorithm 1, and the indices in the order of the memory."""
-    done = kernels.partition(indices, indices.size, seeds, backend=backend, **sizes)
+    done = kernels.partition(indices, indices.size, seeds, memory, backend=backend)
     flat = done.memory.reshape(-1)
     words = rank_select.pack(jnp.pad(flat >= 0, (0, -flat.size % 32)))
     at, _ = reference.bitmap_decode(words, indices.size)

@@ -1,5 +1,6 @@
 """A described H200, and the operations that `benchmarks.kernels.aot` compiles for it."""
 
+import dataclasses
 import functools
 import math
 
@@ -71,7 +72,7 @@ def operations() -> dict:
     seeds = ((4,), jnp.uint32)
     scalar = ((), jnp.int32)
     slots = 2 * CAPACITY // PARTS
-    sizes = {"parts": PARTS, "slots": slots, "serial": slots // 10}
+    memory = kernels.HashMemory(PARTS, slots, slots // 10)
     of = functools.partial
     return {
         "compact": (of(kernels.compact, capacity=CAPACITY), [floats], SIZE),
@@ -84,28 +85,29 @@ def operations() -> dict:
         ),
         "bitmap_encode": (kernels.bitmap_encode, [floats], SIZE // 4),
         "bitmap_decode": (of(kernels.bitmap_decode, capacity=CAPACITY), [words], SIZE),
-        "partition": (of(kernels.partition, **sizes), [indices, scalar, seeds], 4 * SIZE),
+        "partition": (
+            of(kernels.partition, memory=memory),
+            [indices, scalar, seeds],
+            4 * SIZE,
+        ),
         "partition, append": (
             lambda indices, count, seeds, backend: kernels.partition(
                 indices,
                 count,
                 seeds,
-                parts=PARTS,
-                slots=0,
-                serial=slots,
-                hashes=0,
+                kernels.HashMemory(PARTS, slots=0, serial=slots, hashes=0),
                 backend=backend,
             ),
             [indices, scalar, seeds],
             4 * SIZE,
         ),
         "partition_dense": (
-            of(kernels.partition_dense, **sizes),
+            of(kernels.partition_dense, memory=memory),
             [floats, seeds],
             8 * SIZE,
         ),
         "partition_dense by magnitude": (
-            of(kernels.partition_dense, threshold=0.1, **sizes),
+            of(kernels.partition_dense, threshold=0.1, memory=memory),
             [floats, seeds],
             8 * SIZE,
         ),
@@ -158,30 +160,47 @@ def messages() -> dict:
         width = striping.width(size, PARTS)
         half = jnp.dtype(dtype).itemsize == 2
         words = 1 + width // 32 + ROOM + ROOM * math.prod(shape) // (1 + half)
-        sizes = {"room": ROOM, "planes": 2, "dtype": dtype}
+        spec = kernels.MessageSpec(ROOM, words, width // 32, planes=2, dtype=dtype)
+        mapped = dataclasses.replace(spec, units=units)
         row = [((PLACES + 2,), jnp.int32)]
         array = [((size, *shape), jnp.float32)]
         sets = [((PARTS, width // 32), jnp.uint32), ((PARTS,), jnp.int32)]
         calls[f"pack_message, {name}"] = (
-            functools.partial(kernels.pack_message, words=words, units=units, **sizes),
+            _of_bits(mapped),
             sets + array + row,
             8 * words * PARTS,
         )
         received = [((PARTS, words), jnp.uint32)]
-        unpack = functools.partial(kernels.unpack_message, longest=width // 32, **sizes)
         owner = [((width, *shape), jnp.float32)]
         # Beside the sums, which are copied where they are given, and not made.
         calls[f"unpack_message, {name}, added"] = (
-            unpack,
+            _of_whole(spec, kernels.Unpacking()),
             owner + received + row,
             4 * width * math.prod(shape) + 8 * words * PARTS,
         )
         calls[f"unpack_message, {name}, set"] = (
-            functools.partial(unpack, replaces=True, units=units),
+            _of_whole(mapped, kernels.Unpacking(replaces=True)),
             array + received + row,
             4 * size * math.prod(shape) + 8 * words * PARTS,
         )
     return calls
+
+
+def _of_bits(spec):
+    def pack(slots, counts, array, numbers, **how):
+        return kernels.pack_message(
+            kernels.SlotSets(slots, counts), array, numbers, spec, **how
+        )
+
+    return pack
+
+
+def _of_whole(spec, does):
+    def unpack(into, message, numbers, **how):
+        received = kernels.Received(message)
+        return kernels.unpack_message(into, received, numbers, spec, does, **how)
+
+    return unpack
 
 
 def bitmap_messages() -> dict:
@@ -189,36 +208,28 @@ def bitmap_messages() -> dict:
     units = striping.Striping(SIZE, PARTS, 0)
     longest = striping.width(SIZE, PARTS) // 32
     words = 1 + longest + ROOM
-    sizes = {"longest": longest, "planes": 2, "bitmaps": True}
+    spec = kernels.MessageSpec(ROOM, words, longest, 2, units=units, bitmaps=True)
     received, row = ((PARTS, words), jnp.uint32), ((PLACES + 2,), jnp.int32)
     ends, values = ((longest, PARTS, 2), jnp.int32), ((PARTS, ROOM // 2), jnp.uint32)
 
-    def unpack(into, message, numbers, ends, *values, **piece):
-        return kernels.unpack_message(
-            into,
-            message,
-            numbers,
-            room=ROOM,
-            replaces=True,
-            units=units,
-            ends=ends,
-            values=values[0] if values else None,
-            **sizes,
-            **piece,
+    def unpack(into, message, numbers, *pieces, first=0, **how):
+        received, does = (
+            kernels.Received(message, *pieces),
+            kernels.Unpacking(True, first=first),
         )
+        return kernels.unpack_message(into, received, numbers, spec, does, **how)
 
     array, moved = ((SIZE,), jnp.float32), 4 * SIZE + 8 * longest * PARTS
     whole = [array, received, row, ends]
-    last = {"first": ROOM // 2, "last": ROOM}
     return {
         "index_message, bitmaps": (
-            functools.partial(kernels.index_message, **sizes),
+            functools.partial(kernels.index_message, spec=spec),
             [received, row],
             12 * longest * PARTS,
         ),
         "unpack_message, bitmaps": (unpack, whole, moved + 4 * ROOM * PARTS),
         "unpack_message, a piece of bitmaps": (
-            functools.partial(unpack, **last),
+            functools.partial(unpack, first=ROOM // 2),
             [*whole, values],
             moved + 2 * ROOM * PARTS,
         ),

@@ -99,15 +99,10 @@ def _decode(record, bits, density):
     timed(record, "bitmap_decode", sides, bits=bits, density=density)
 
 
-def hashed(indices, k: int, memory: float) -> dict:
-    """The arguments of Algorithm 1 as in the paper: r1 = memory * indices, r2 = r1 / 10."""
+def hashed(indices, k: int, memory: float) -> kernels.HashMemory:
+    """The memory of Algorithm 1 as in the paper: r1 = memory * indices, r2 = r1 / 10."""
     slots = max(1, round(memory * indices.size / PARTS))
-    return {
-        "parts": PARTS,
-        "slots": slots,
-        "serial": max(1, slots // 10),
-        "hashes": k,
-    }
+    return kernels.HashMemory(PARTS, slots, max(1, slots // 10), hashes=k)
 
 
 def partition(record: Recorder) -> None:
@@ -115,11 +110,11 @@ def partition(record: Recorder) -> None:
     host = gradient(0.01)
     indices = jnp.asarray(np.flatnonzero(host), jnp.int32)
     count, seeds = jnp.int32(indices.size), kernels.draw_seeds(4)
-    sizes = hashed(indices, 3, 2.0)
+    memory = hashed(indices, 3, 2.0)
     say(f"\npartition: {indices.size:,} indices to {PARTS} parts, k = 3, r1 = 2 x")
     ours = by_backend(
         lambda indices, count, seeds, backend: kernels.partition(
-            indices, count, seeds, backend=backend, **sizes
+            indices, count, seeds, memory, backend=backend
         )
     )
     sides = {
@@ -132,10 +127,10 @@ def partition(record: Recorder) -> None:
         assert not done.left.any(), name
         assert (stored == np.asarray(indices)).all(), name
     listed = np.asarray(indices)
-    if in_cpp := partition_in_cpp(listed, seeds, sizes):
-        memory, left = in_cpp()
+    if in_cpp := partition_in_cpp(listed, seeds, memory):
+        places, left = in_cpp()
         assert left == 0
-        assert (np.sort(memory[memory >= 0]) == listed).all(), "C++"
+        assert (np.sort(places[places >= 0]) == listed).all(), "C++"
         sides["C++, two threads"] = in_cpp
 
     def by_numpy():

@@ -10,10 +10,11 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.harness.record import say
+from pallas_kernels import HashMemory
 
 
 def partition_in_cpp(
-    indices: np.ndarray, seeds: np.ndarray, sizes: dict
+    indices: np.ndarray, seeds: np.ndarray, memory: HashMemory
 ) -> Callable[[], tuple[np.ndarray, int]] | None:
     """A function that runs it with two threads; None without a compiler.
 
@@ -31,12 +32,11 @@ def partition_in_cpp(
         subprocess.run(command, check=True)
         function = ctypes.CDLL(str(library)).partition
     function.restype = ctypes.c_int64
-    room = sizes["slots"] + sizes["serial"]
-    memory = np.empty((sizes["parts"], room), np.int32)
-    counts = np.empty(sizes["parts"], np.int32)
+    places = np.empty((memory.parts, memory.room), np.int32)
+    counts = np.empty(memory.parts, np.int32)
     seeds = np.ascontiguousarray(seeds, np.uint32)
     at = lambda array: ctypes.c_void_p(array.ctypes.data)
-    number = [sizes[name] for name in ("parts", "hashes", "slots", "serial")]
+    number = memory.parts, memory.hashes, memory.slots, memory.serial
 
     def run():
         left = function(
@@ -44,9 +44,9 @@ def partition_in_cpp(
             ctypes.c_int64(indices.size),
             at(seeds),
             *map(ctypes.c_int32, [*number, 2]),
-            at(memory),
+            at(places),
             at(counts),
         )
-        return memory, left
+        return places, left
 
     return run

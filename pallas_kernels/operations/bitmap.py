@@ -31,11 +31,7 @@ def bitmap_encode(
     if units is not None:
         checks.integers("units", units)
         x = x.at[units].get(mode="clip")
-    kernels = {
-        "reference": reference.bitmap_encode,
-        "pallas": backends.in_pallas("bitmap", "bitmap_encode"),
-        "triton": backends.in_triton("bitmap", "bitmap_encode"),
-    }
+    kernels = backends.kernels(reference.bitmap_encode, pallas="bitmap", triton="bitmap")
     return backends.run("bitmap_encode", backend, kernels, x.size, x)
 
 
@@ -66,12 +62,9 @@ def bitmap_decode(
     """
     checks.words("words", words)
     checks.positive("capacity", capacity)
-    kernels = {
-        "reference": reference.bitmap_decode,
-        "pallas": backends.in_pallas("bitmap", "bitmap_decode"),
-        "triton": backends.in_triton("bitmap", "bitmap_decode"),
-    }
-    kernels = backends.bound(kernels, capacity=capacity)
+    kernels = backends.kernels(
+        reference.bitmap_decode, pallas="bitmap", triton="bitmap", capacity=capacity
+    )
     found, count = backends.run("bitmap_decode", backend, kernels, words.size, words)
     if units is not None:
         checks.integers("units", units)

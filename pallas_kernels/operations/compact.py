@@ -37,10 +37,7 @@ def compact(
     """
     checks.floats("x", x)
     checks.positive("capacity", capacity)
-    kernels = {
-        "reference": reference.compact,
-        "pallas": backends.in_pallas("bitmap", "compact"),
-        "triton": backends.in_triton("bitmap", "compact"),
-    }
-    kernels = backends.bound(kernels, capacity=capacity)
+    kernels = backends.kernels(
+        reference.compact, pallas="bitmap", triton="bitmap", capacity=capacity
+    )
     return backends.run_on_chosen("compact", backend, kernels, threshold, x)

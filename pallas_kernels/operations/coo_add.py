@@ -40,12 +40,7 @@ def coo_add(
     checks.positive("size", size)
     checks.places("the range", size)
     checks.entries(values, indices, "indices")
-    kernels = {
-        "reference": reference.coo_add,
-        "triton": backends.in_triton("coo_add", "coo_add"),
-    }
-    kernels = backends.bound(kernels, size=size)
-    if values.dtype not in _ATOMIC:
-        kernels.pop("triton")
+    triton = "coo_add" if values.dtype in _ATOMIC else None
+    kernels = backends.kernels(reference.coo_add, triton=triton, size=size)
     operands = (indices, values, jnp.asarray(first, jnp.int32))
     return backends.run("coo_add", backend, kernels, indices.size, *operands)

@@ -35,5 +35,5 @@ def merge_rows(
     checks.places("the rows", rows)
     room = ids.size if room is None else room
     checks.room_for("room", room, ids.size)
-    kernels = backends.bound({"reference": reference.merge_rows}, rows=rows, room=room)
+    kernels = backends.kernels(reference.merge_rows, rows=rows, room=room)
     return backends.run("merge_rows", backend, kernels, ids.size, ids)

@@ -5,18 +5,15 @@ import jax.numpy as jnp
 
 from pallas_kernels import backends, checks
 from pallas_kernels.reference import partitions as reference
-from pallas_kernels.reference.partitions import Partitioned
+from pallas_kernels.reference.partitions import HashMemory, Partitioned
 
 
 def partition(
     indices: jax.Array,
     count: jax.typing.ArrayLike,
     seeds: jax.typing.ArrayLike,
+    memory: HashMemory,
     *,
-    parts: int,
-    slots: int,
-    serial: int,
-    hashes: int | None = None,
     backend: str | None = None,
 ) -> Partitioned:
     """Distributes indices to parts by a hash, each to a place of its own.
@@ -35,11 +32,7 @@ def partition(
         count: How many of them count, from the front.
         seeds: uint32, from `draw_seeds`: one for the part and one a slot; the same on all
             ranks.
-        parts: How many parts.
-        slots: Places in the parallel memory of a part, r1 in the paper; it advises twice
-            as many as there are indices a part.
-        serial: Places in its serial memory, r2 in the paper, a tenth of r1.
-        hashes: How many slots to try, k in the paper; all seeds but the first if None.
+        memory: How much memory parts have, and how many slots to try.
         backend: See `backends`.
 
     Returns:
@@ -49,19 +42,15 @@ def partition(
 
     Example:
         >>> seeds = pallas_kernels.draw_seeds(3)  # one for the part, two for slots
-        >>> parts = pallas_kernels.partition(
-        ...     jnp.arange(8), 8, seeds, parts=2, slots=16, serial=8)
+        >>> memory = pallas_kernels.HashMemory(parts=2, slots=16, serial=8)
+        >>> parts = pallas_kernels.partition(jnp.arange(8), 8, seeds, memory)
         >>> sorted(i for i in parts.memory.ravel().tolist() if i >= 0)
         [0, 1, 2, 3, 4, 5, 6, 7]
     """
     checks.integers("indices", indices)
-    seeds, hashes = checks.memory(indices.size, seeds, parts, slots, serial, hashes)
-    kernels = {
-        "reference": reference.partition,
-        "pallas": backends.in_pallas("partition", "partition"),
-        "triton": backends.in_triton("partition", "partition"),
-    }
-    sizes = {"parts": parts, "hashes": hashes, "slots": slots, "serial": serial}
-    kernels = backends.bound(kernels, **sizes)
+    seeds, memory = checks.memory(indices.size, seeds, memory)
+    kernels = backends.kernels(
+        reference.partition, pallas="partition", triton="partition", memory=memory
+    )
     operands = (indices, jnp.asarray(count, jnp.int32), seeds)
     return backends.run("partition", backend, kernels, indices.size, *operands)

@@ -51,6 +51,7 @@ def partition_by_bits(
             f"x has {x.shape[0]} elements for {parts} parts; use as many parts as ranks, "
             "and send short vectors densely."
         )
-    kernels = {"reference": reference.partition_by_bits}
-    kernels = backends.bound(kernels, parts=parts, capacity=capacity, seed=seed)
+    kernels = backends.kernels(
+        reference.partition_by_bits, parts=parts, capacity=capacity, seed=seed
+    )
     return backends.run_on_chosen("partition_by_bits", backend, kernels, threshold, x)

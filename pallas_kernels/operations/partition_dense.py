@@ -4,17 +4,14 @@ import jax
 
 from pallas_kernels import backends, checks
 from pallas_kernels.reference import partitions as reference
-from pallas_kernels.reference.partitions import Partitioned
+from pallas_kernels.reference.partitions import HashMemory, Partitioned
 
 
 def partition_dense(
     x: jax.Array,
     seeds: jax.typing.ArrayLike,
+    memory: HashMemory,
     *,
-    parts: int,
-    slots: int,
-    serial: int,
-    hashes: int | None = None,
     threshold: jax.typing.ArrayLike | None = None,
     backend: str | None = None,
 ) -> Partitioned:
@@ -26,10 +23,7 @@ def partition_dense(
     Args:
         x: Floating [n].
         seeds: As of `partition`.
-        parts: As of `partition`, like the next three.
-        slots: Places in the parallel memory of a part.
-        serial: Places in its serial memory.
-        hashes: How many slots to try; all seeds but the first if None.
+        memory: As of `partition`.
         threshold: As of `compact`.
         backend: See `backends`.
 
@@ -40,16 +34,14 @@ def partition_dense(
     Example:
         >>> x = jnp.zeros(100).at[jnp.array([3, 50, 99])].set(1.0)
         >>> seeds = pallas_kernels.draw_seeds(3)
-        >>> parts = pallas_kernels.partition_dense(x, seeds, parts=2, slots=8, serial=4)
+        >>> memory = pallas_kernels.HashMemory(parts=2, slots=8, serial=4)
+        >>> parts = pallas_kernels.partition_dense(x, seeds, memory)
         >>> sorted(i for i in parts.memory.ravel().tolist() if i >= 0)
         [3, 50, 99]
     """
     checks.floats("x", x)
-    seeds, hashes = checks.memory(x.size, seeds, parts, slots, serial, hashes)
-    kernels = {
-        "reference": reference.partition_dense,
-        "triton": backends.in_triton("partition_dense", "partition_dense"),
-    }
-    sizes = {"parts": parts, "hashes": hashes, "slots": slots, "serial": serial}
-    kernels = backends.bound(kernels, **sizes)
+    seeds, memory = checks.memory(x.size, seeds, memory)
+    kernels = backends.kernels(
+        reference.partition_dense, triton="partition_dense", memory=memory
+    )
     return backends.run_on_chosen("partition_dense", backend, kernels, threshold, x, seeds)

@@ -39,11 +39,7 @@ def threshold_hash(
     """
     checks.floats("x", x)
     checks.positive("slots", slots)
-    kernels = {
-        "reference": reference.threshold_hash,
-        "pallas": backends.in_pallas("threshold_hash", "threshold_hash"),
-        "triton": backends.in_triton("threshold_hash", "threshold_hash"),
-    }
-    kernels = backends.bound(kernels, slots=slots)
+    files = {"pallas": "threshold_hash", "triton": "threshold_hash"}
+    kernels = backends.kernels(reference.threshold_hash, **files, slots=slots)
     operands = (x, jnp.asarray(threshold, x.dtype), jnp.asarray(seed, jnp.uint32))
     return backends.run("threshold_hash", backend, kernels, x.size, *operands)

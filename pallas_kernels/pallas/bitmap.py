@@ -7,8 +7,6 @@ XLA adds up between the two launches (a thirty-second of the data). A compaction
 after the other, so it reads its input once.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -41,19 +39,20 @@ def _encode(x, threshold, interpret):
     # By its bits where it is to be non-zero: comparing floats may take denormals for zero.
     data = unsigned(x) if threshold is None else x
     level = jnp.asarray(0 if threshold is None else threshold, data.dtype).reshape(1)
-    kernel = functools.partial(_encode_kernel, size=x.size, by_bits=threshold is None)
     (packed,) = launch.launch(
-        kernel,
-        "bitmap_encode",
+        bitmap_encode_kernel,
         -(-words // _WORDS),
         (data, level),
         [jax.ShapeDtypeStruct((words,), jnp.uint32)],
         interpret=interpret,
+        by_bits=threshold is None,
     )
     return packed
 
 
-def _encode_kernel(x_ref, level_ref, words_ref, *, size, by_bits):
+def bitmap_encode_kernel(x_ref, level_ref, words_ref, *, by_bits):
+    """A program packs a run of words."""
+    size = x_ref.shape[0]
     word = launch.lanes(_WORDS)
     bit = lax.broadcasted_iota(jnp.int32, (_WORDS, WORD), 1)
     at = word[:, None] * WORD + bit
@@ -68,23 +67,23 @@ def _encode_kernel(x_ref, level_ref, words_ref, *, size, by_bits):
 
 def _decode(words, capacity, fill, interpret):
     ends = run_ends(words, _DECODED)
-    kernel = functools.partial(_decode_kernel, size=words.size, capacity=capacity)
     (found,) = launch.launch(
-        kernel,
-        "bitmap_decode",
+        bitmap_decode_kernel,
         ends.size,
         (words, ends),
         [jax.ShapeDtypeStruct((capacity + _DECODED,), jnp.int32)],
         interpret=interpret,
+        capacity=capacity,
     )
     count = ends[-1]
     used = lax.iota(jnp.int32, capacity) < count
     return jnp.where(used, found[:capacity], fill), count
 
 
-def _decode_kernel(words_ref, ends_ref, found_ref, *, size, capacity):
+def bitmap_decode_kernel(words_ref, ends_ref, found_ref, *, capacity):
+    """A program lists the bits of a run of words."""
     word = launch.lanes(_DECODED)
-    words = launch.load(words_ref, word, word < size, jnp.uint32(0))
+    words = launch.load(words_ref, word, word < words_ref.shape[0], jnp.uint32(0))
     counts = count_bits(words)
     first = ends_ref[launch.program()] - jnp.sum(counts)
     spare = capacity + lax.iota(jnp.int32, _DECODED)

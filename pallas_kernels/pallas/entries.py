@@ -4,70 +4,9 @@ Bytes of four entries are a word of each lane, and values of four entries, of tw
 of four, fill whole words, whatever the width of rows is.
 """
 
-from typing import Any, NamedTuple
-
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-
-from pallas_kernels.striping import Striping
-
-
-_NUMBERS = 1024  # of the values of a program's entries, or a few entries' of long rows
-_COLUMNS = 256  # of a row's words at a time
-
-
-class EntryConfig(NamedTuple):
-    """What does not change from message to message.
-
-    Attributes:
-        at: Which of the numbers is the first that is meant.
-        room: Entries of the longest message.
-        words: Of a message, as it lies in memory.
-        planes: For how many bytes of a slot the places say where they are.
-        width: Numbers of a value.
-        dtype: Of the values while they travel.
-        units: The map from parts and slots to units, if there is one.
-        size: How many units there are.
-        bits: Words of a set, or of a string.
-        row: How many of them are counted together.
-        rows: How many counts of a part there are.
-        interpret: Whether kernels are interpreted.
-    """
-
-    at: int
-    room: int
-    words: int
-    planes: int
-    width: int
-    dtype: Any
-    units: Striping | None
-    size: int
-    bits: int
-    row: int
-    rows: int
-    interpret: bool
-
-    @property
-    def block(self) -> int:
-        """Entries of a program, a multiple of 4."""
-        columns = min(pl.next_power_of_2(self.width), _COLUMNS)
-        return max(4, _NUMBERS // columns)
-
-    @property
-    def blocks(self) -> int:
-        """Programs of a part."""
-        return pl.cdiv(self.room, self.block)
-
-    @property
-    def searched(self) -> dict[str, int]:
-        """How the words of a part lie that are searched for bits."""
-        return {"words": self.bits, "row_words": self.row, "rows": self.rows}
-
-    @property
-    def in_word(self) -> int:
-        """Numbers that fill a word."""
-        return 4 // self.dtype.itemsize
 
 
 def words_filled(entries, form):
@@ -88,8 +27,7 @@ def each_word(begin, unit, there, form, visit):
         visit: Takes int32 [_, k], which words of the values, and for each number of a word
             in which column of which unit it is, and whether it is used.
     """
-    per, width = form.in_word, form.width
-    columns = min(pl.next_power_of_2(width), _COLUMNS)
+    per, width, columns = form.in_word, form.width, form.columns
     quad = lax.div(begin, 4) + lax.broadcasted_iota(jnp.int32, (form.block // 4, 1), 0)
     # Numbers of as many entries as a word has numbers fill whole words.
     for group in range(4 // per):

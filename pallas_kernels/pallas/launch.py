@@ -5,8 +5,10 @@ lane of a store writes back what it read, so two lanes that mean one address und
 other: masked lanes get addresses of their own, past the end (`spare`).
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +29,6 @@ def triton_backend():
 
 def launch(
     kernel: Callable,
-    name: str,
     programs: int,
     operands: Sequence[jax.Array],
     results: Sequence[jax.ShapeDtypeStruct],
@@ -35,18 +36,20 @@ def launch(
     in_place: dict[int, int] | None = None,
     warps: int = 4,
     interpret: bool = False,
+    **sizes: Any,
 ) -> list[jax.Array]:
     """Runs a kernel in as many programs.
 
     Args:
-        kernel: From one reference an operand and one a result to None.
-        name: What profilers call it.
+        kernel: From one reference an operand and one a result to None. Profilers call it by
+            its name.
         programs: How many there are.
         operands: What it reads.
         results: The shapes and dtypes of what it writes.
         in_place: Which operand, by number, becomes which result.
         warps: Of 32 threads, for a program.
         interpret: Runs it in XLA, wherever that is, and slowly.
+        **sizes: What else it is called with.
     """
     # Inside shard_map Pallas asks for the types of results; `backends` casts them.
     typed = [
@@ -56,8 +59,8 @@ def launch(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return pl.pallas_call(
-            kernel,
-            name=name,
+            functools.partial(kernel, **sizes),
+            name=kernel.__name__,
             grid=(programs,),
             out_shape=typed,
             input_output_aliases=in_place or {},

@@ -16,7 +16,7 @@ NVIDIA; see `pallas_kernels.triton.messages`.
 """
 
 import functools
-import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,6 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.pallas import launch
 from pallas_kernels.pallas.entries import (
-    EntryConfig,
     Numbers,
     bits_of,
     each_word,
@@ -37,77 +36,47 @@ from pallas_kernels.pallas.entries import (
 from pallas_kernels.pallas.slots import find_bits, striped_unit, turns_of
 from pallas_kernels.reference import messages as in_reference
 from pallas_kernels.reference.index_message import index_message
-from pallas_kernels.reference.messages import row_ends, row_words
+from pallas_kernels.reference.messages import row_ends
+from pallas_kernels.reference.specs import EntryConfig
 
 
 _CLEARED = 2048  # words that a program clears
 _ROWS = 1 << 12  # of words that are searched
 _WARPS = 8
+_TILE = 1024, 256  # numbers of a program's entries, and of one of them, or words
 
 
-def pack_message(
-    slots,
-    counts,
-    numbers,
-    array,
-    *given,
-    room,
-    words,
-    planes,
-    dtype,
-    units,
-    at,
-    end=None,
-    searched=False,
-    interpret=False,
-):
+def pack_message(sets, array, numbers, *, spec, interpret=False):
     """See `pallas_kernels.pack_message`."""
-    listed = slots.dtype == jnp.int32
-    row, ends = 1, slots
-    if searched:
-        ends, *given = given
-    elif not listed:
-        ends, _ = row_ends(slots, _most_rows())
-    if not listed:
-        row = row_words(slots.shape[1], ends.shape[1])
-    words = words if end is None else end
-    form = EntryConfig(
-        at,
-        room,
-        words,
-        planes,
-        math.prod(array.shape[1:]),
-        dtype,
-        units,
-        len(array),
-        slots.shape[1],
-        row,
-        ends.shape[1],
-        interpret,
+    slots, counts, units, ends = sets
+    if ends is None:
+        ends = slots if sets.is_listed else row_ends(slots, _most_rows())
+    how: Any = {"interpret": interpret}
+    form = EntryConfig.of(
+        spec, array, slots.shape[1], ends.shape[1], _TILE, words=spec.packed, **how
     )
-    like = jax.ShapeDtypeStruct((len(slots) * words,), jnp.uint32)
+    like = jax.ShapeDtypeStruct((len(slots) * form.words,), jnp.uint32)
+    how |= {"form": form, "warps": _WARPS}
     (message,) = launch.launch(
-        functools.partial(_clear, form=form),
-        "clear_message",
-        len(slots) * pl.cdiv(words, _CLEARED),
+        clear_message_kernel,
+        len(slots) * pl.cdiv(form.words, _CLEARED),
         (counts, numbers),
         [like],
-        warps=_WARPS,
-        interpret=interpret,
+        **how,
     )
     operands = slots.reshape(-1), ends.reshape(-1), counts, numbers, array.reshape(-1)
-    listed_units = (given[0] if given else counts).reshape(-1)
+    listed_units = (counts if units is None else units).reshape(-1)
     (message,) = launch.launch(
-        functools.partial(_pack, form=form, listed=listed, given=bool(given)),
-        "pack_message",
+        pack_message_kernel,
         len(slots) * form.blocks,
-        (*operands, listed_units, turns_of(units), message),
+        (*operands, listed_units, turns_of(spec.units), message),
         [like],
         in_place={7: 0},
-        warps=_WARPS,
-        interpret=interpret,
+        listed=sets.is_listed,
+        given=units is not None,
+        **how,
     )
-    return message.reshape(len(slots), words)
+    return message.reshape(len(slots), form.words)
 
 
 def _most_rows():
@@ -115,70 +84,33 @@ def _most_rows():
     return min(_ROWS, in_reference.MOST_ROWS)
 
 
-def unpack_message(
-    into,
-    message,
-    numbers,
-    *ends,
-    room,
-    longest,
-    planes,
-    dtype,
-    replaces,
-    units,
-    at,
-    ordered=False,
-    interpret=False,
-):
-    """See `pallas_kernels.unpack_message`."""
-    if not ends:
-        sizes = {"longest": longest, "planes": planes, "at": at}
-        ends = index_message(message, numbers, most_rows=_most_rows(), **sizes)[1:]
-    (ends,), row = ends, row_words(longest, ends[0].shape[1])
-    if ordered and not replaces and len(message) > 1:
-        add = functools.partial(
-            unpack_message,
-            room=room,
-            longest=longest,
-            planes=planes,
-            dtype=dtype,
-            replaces=False,
-            units=units,
-            at=at,
+def unpack_message(into, received, numbers, *, spec, how, interpret=False):
+    """See `pallas_kernels.unpack_message`; of messages that come whole."""
+    message, ends, _ = received
+    if ends is None:
+        _, ends = index_message(message, numbers, spec=spec, most_rows=_most_rows())
+    in_turn = how.ordered and not how.replaces
+    turns, sums = len(message) if in_turn else 1, into.reshape(-1)
+    each = len(message) // turns
+    put = "set" if how.replaces else "add alone" if each == 1 else "add"
+    known: Any = {"words": message.shape[1], "interpret": interpret}
+    form = EntryConfig.of(spec, into, spec.longest, ends.shape[1], _TILE, **known)
+    for some, end in zip(jnp.split(message, turns), jnp.split(ends, turns), strict=True):
+        (sums,) = launch.launch(
+            unpack_message_kernel,
+            each * form.blocks,
+            (some.reshape(-1), end.reshape(-1), numbers, turns_of(spec.units), sums),
+            [jax.ShapeDtypeStruct(sums.shape, sums.dtype)],
+            in_place={4: 0},
+            warps=_WARPS,
             interpret=interpret,
+            form=form,
+            put=put,
         )
-        for one, end in zip(jnp.split(message, len(message)), ends, strict=True):
-            into = add(into, one, numbers, end[None])
-        return into
-    form = EntryConfig(
-        at,
-        room,
-        message.shape[1],
-        planes,
-        math.prod(into.shape[1:]),
-        dtype,
-        units,
-        len(into),
-        longest,
-        row,
-        ends.shape[1],
-        interpret,
-    )
-    put = "set" if replaces else "add alone" if len(message) == 1 else "add"
-    (sums,) = launch.launch(
-        functools.partial(_unpack, form=form, put=put),
-        "unpack_message",
-        len(message) * form.blocks,
-        (message.reshape(-1), ends.reshape(-1), numbers, turns_of(units), into.reshape(-1)),
-        [jax.ShapeDtypeStruct((into.size,), into.dtype)],
-        in_place={4: 0},
-        warps=_WARPS,
-        interpret=interpret,
-    )
     return sums.reshape(into.shape)
 
 
-def _clear(counts_ref, numbers_ref, message_ref, *, form):
+def clear_message_kernel(counts_ref, numbers_ref, message_ref, *, form):
     """A program clears a run of words of a message, but for those of its values."""
     blocks = pl.cdiv(form.words, _CLEARED)
     part, block = lax.div(launch.program(), blocks), lax.rem(launch.program(), blocks)
@@ -192,22 +124,10 @@ def _clear(counts_ref, numbers_ref, message_ref, *, form):
     _store(message_ref, part * form.words + word, jnp.zeros_like(word, jnp.uint32), mask)
 
 
-def _pack(
-    slots_ref,
-    ends_ref,
-    counts_ref,
-    numbers_ref,
-    array_ref,
-    units_ref,
-    turns_ref,
-    _,
-    message_ref,
-    *,
-    form,
-    listed,
-    given,
-):
+def pack_message_kernel(*refs, form, listed, given):
     """A program writes a run of entries of a part, and the first of them the header."""
+    slots_ref, ends_ref, counts_ref, numbers_ref, array_ref, *refs = refs
+    units_ref, turns_ref, _, message_ref = refs
     part = lax.div(launch.program(), form.blocks)
     begin = lax.rem(launch.program(), form.blocks) * form.block
     run = Numbers(numbers_ref, form.at)
@@ -228,9 +148,7 @@ def _pack(
             slot = launch.load(slots_ref, entry, there, jnp.int32(0))
         else:
             ranks, first = run[0] + rank, part * form.bits
-            slot = find_bits(
-                slots_ref, ends_ref, part, ranks, there, first=first, **form.searched
-            )
+            slot = find_bits(slots_ref, ends_ref, part, ranks, there, first, form)
         bit = lax.shift_right_logical(slot, run[7]) + run[5] * rank
         one = jnp.uint32(1) << (bit & 31).astype(jnp.uint32)
         told = there & (run[6] != 0)
@@ -247,8 +165,8 @@ def _pack(
         unit = slot
         if given:
             unit = launch.load(units_ref, entry, there, jnp.int32(0))
-        elif form.units is not None:
-            unit = striped_unit(part, slot, turns_ref, form.units)
+        elif form.parts:
+            unit = striped_unit(part, slot, turns_ref, form)
         unit = jnp.clip(unit, 0, form.size - 1)
         values = own + run[4]
         if form.width == 1 and form.in_word == 1:
@@ -267,8 +185,9 @@ def _pack(
         each_word(begin, unit, there, form, write)
 
 
-def _unpack(message_ref, ends_ref, numbers_ref, turns_ref, _, into_ref, *, form, put):
+def unpack_message_kernel(*refs, form, put):
     """A program adds, or sets, a run of entries of a sender."""
+    message_ref, ends_ref, numbers_ref, turns_ref, _, into_ref = refs
     sender = lax.div(launch.program(), form.blocks)
     begin = lax.rem(launch.program(), form.blocks) * form.block
     run = Numbers(numbers_ref, form.at)
@@ -280,9 +199,7 @@ def _unpack(message_ref, ends_ref, numbers_ref, turns_ref, _, into_ref, *, form,
         rank = begin + ranks_of(form)
         there = rank < here
         told = there & (run[6] != 0)
-        bit = find_bits(
-            message_ref, ends_ref, sender, rank, told, first=own + 1, **form.searched
-        )
+        bit = find_bits(message_ref, ends_ref, sender, rank, told, own + 1, form)
         slot = jnp.where(told, (bit - run[5] * rank) << run[7], 0)
         row = lax.div(begin, 4) + lax.iota(jnp.int32, form.block // 4)
         for plane in range(form.planes):
@@ -292,11 +209,9 @@ def _unpack(message_ref, ends_ref, numbers_ref, turns_ref, _, into_ref, *, form,
             shift = 8 * lax.broadcasted_iota(jnp.uint32, slot.shape, 1)
             slot = slot | (word >> shift & 255).astype(jnp.int32) << 8 * plane
 
-        unit = (
-            slot
-            if form.units is None
-            else striped_unit(sender, slot, turns_ref, form.units)
-        )
+        unit = slot
+        if form.parts:
+            unit = striped_unit(sender, slot, turns_ref, form)
         there = there & (unit >= 0) & (unit < form.size)
         values = own + run[4]
         if form.width == 1 and form.in_word == 1:

@@ -26,8 +26,6 @@ write, and waits; one that still sees it empty writes over the other, which then
 in `verify`. Either way the argument above holds.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -40,67 +38,64 @@ from pallas_kernels.reference.partitions import with_serial
 _BLOCK = 1024
 
 
-def partition(
-    indices, count, seeds, *, parts, hashes, slots, serial, interpret=False, block=_BLOCK
-):
+def partition(indices, count, seeds, *, memory, interpret=False):
     """See `pallas_kernels.partition`."""
-    size = indices.size
+    size, parts, slots = indices.size, memory.parts, memory.slots
     seeds = jnp.asarray(seeds, jnp.uint32)
     waiting = (jnp.arange(size, dtype=jnp.int32) < count) & (indices >= 0)
     waiting = waiting.astype(jnp.int32)
     # Lanes that do not write have places of their own past the end.
-    memory = jnp.full(parts * slots + block, EMPTY, jnp.int32)
-    sizes = {"block": block, "parts": parts, "slots": slots, "size": size}
-    programs = -(-size // block)
-    for k in range(hashes):
+    parallel = jnp.full(parts * slots + _BLOCK, EMPTY, jnp.int32)
+    programs = -(-size // _BLOCK)
+    for k in range(memory.hashes):
         two = seeds[jnp.array([0, k + 1])]
-        (memory,) = launch.launch(
-            functools.partial(_write, **sizes),
-            "partition_write",
+        (parallel,) = launch.launch(
+            partition_write_kernel,
             programs,
-            (indices, waiting, two, memory),
-            [jax.ShapeDtypeStruct(memory.shape, jnp.int32)],
+            (indices, waiting, two, parallel),
+            [jax.ShapeDtypeStruct(parallel.shape, jnp.int32)],
             in_place={3: 0},
             interpret=interpret,
+            memory=memory,
         )
         (waiting,) = launch.launch(
-            functools.partial(_verify, **sizes),
-            "partition_verify",
+            partition_verify_kernel,
             programs,
-            (indices, waiting, two, memory),
+            (indices, waiting, two, parallel),
             [jax.ShapeDtypeStruct(waiting.shape, jnp.int32)],
             interpret=interpret,
+            memory=memory,
         )
-    parallel = memory[: parts * slots].reshape(parts, slots)
-    return with_serial(parallel, indices, waiting != 0, seeds[0], serial)
+    parallel = parallel[: parts * slots].reshape(parts, slots)
+    return with_serial(parallel, indices, waiting != 0, seeds[0], memory.serial)
 
 
-def _own(indices_ref, waiting_ref, seeds_ref, block, parts, slots, size):
+def _own(indices_ref, waiting_ref, seeds_ref, memory):
     """This program's indices, whether they wait, and the slot of this round."""
-    lane = launch.lanes(block)
-    inside = lane < size
+    lane = launch.lanes(_BLOCK)
+    inside = lane < indices_ref.shape[0]
     indices = launch.load(indices_ref, lane, inside, jnp.int32(0))
     waiting = inside & (launch.load(waiting_ref, lane, inside, jnp.int32(0)) != 0)
-    part = hashing.place(indices, seeds_ref[0], parts)
-    slot = part * slots + hashing.place(indices, seeds_ref[1], slots)
+    part = hashing.place(indices, seeds_ref[0], memory.parts)
+    slot = part * memory.slots + hashing.place(indices, seeds_ref[1], memory.slots)
     return lane, inside, indices, waiting, slot
 
 
-def _write(
-    indices_ref, waiting_ref, seeds_ref, _, memory_ref, *, block, parts, slots, size
-):
-    own = _own(indices_ref, waiting_ref, seeds_ref, block, parts, slots, size)
+def partition_write_kernel(indices_ref, waiting_ref, seeds_ref, _, parallel_ref, *, memory):
+    """A program's waiting indices write where their slot is free."""
+    own = _own(indices_ref, waiting_ref, seeds_ref, memory)
     lane, _inside, indices, waiting, slot = own
-    found = launch.load(memory_ref, slot, waiting, jnp.int32(0))
+    found = launch.load(parallel_ref, slot, waiting, jnp.int32(0))
     free = waiting & (found == EMPTY)
-    spare = parts * slots + lane % block
-    launch.store(memory_ref, jnp.where(free, slot, spare), indices, free)
+    spare = memory.parts * memory.slots + lane % _BLOCK
+    launch.store(parallel_ref, jnp.where(free, slot, spare), indices, free)
 
 
-def _verify(
-    indices_ref, waiting_ref, seeds_ref, memory_ref, still_ref, *, block, parts, slots, size
+def partition_verify_kernel(
+    indices_ref, waiting_ref, seeds_ref, parallel_ref, still_ref, *, memory
 ):
-    own = _own(indices_ref, waiting_ref, seeds_ref, block, parts, slots, size)
+    """A program's waiting indices wait on unless they find themselves."""
+    own = _own(indices_ref, waiting_ref, seeds_ref, memory)
     lane, inside, indices, waiting, slot = own
-    found = launch.load(memory_ref, slot, waiting, jnp.int32(EMPTY))
+    found = launch.load(parallel_ref, slot, waiting, jnp.int32(EMPTY))
     launch.store(still_ref, lane, (waiting & (found != indices)).astype(jnp.int32), inside)

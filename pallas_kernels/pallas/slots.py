@@ -9,7 +9,7 @@ from pallas_kernels.pallas import launch
 from pallas_kernels.pallas.bitmap import count_bits
 
 
-def find_bits(words_ref, ends_ref, part, rank, there, *, first, words, row_words, rows):
+def find_bits(words_ref, ends_ref, part, rank, there, first, form):
     """Where in the words of a part the bits of these ranks are.
 
     Args:
@@ -19,11 +19,9 @@ def find_bits(words_ref, ends_ref, part, rank, there, *, first, words, row_words
         rank: int32, an array.
         there: For which of them there is a bit.
         first: Where the part's words begin.
-        words: How many words a part has.
-        row_words: How many words are a row.
-        rows: How many rows a part has.
+        form: The `EntryConfig`.
     """
-    halvings = rows.bit_length()
+    words, rows, halvings = form.bits, form.rows, form.halvings
 
     def halve(k, found):
         row, before = found
@@ -36,7 +34,7 @@ def find_bits(words_ref, ends_ref, part, rank, there, *, first, words, row_words
 
     zeros = jnp.zeros_like(rank)
     row, before = lax.fori_loop(0, halvings, halve, (zeros, zeros))
-    rest, word = rank - before, row * row_words
+    rest, word = rank - before, row * form.row
     mask = there & (word < words)
     bits = launch.load(words_ref, first + word, mask, jnp.uint32(0))
 
@@ -48,8 +46,8 @@ def find_bits(words_ref, ends_ref, part, rank, there, *, first, words, row_words
         more = launch.load(words_ref, first + word, beyond, jnp.uint32(0))
         return rest, word, jnp.where(beyond, more, bits)
 
-    if row_words > 1:
-        rest, word, bits = lax.fori_loop(0, row_words - 1, further, (rest, word, bits))
+    if form.row > 1:
+        rest, word, bits = lax.fori_loop(0, form.row - 1, further, (rest, word, bits))
     place = jnp.zeros_like(rank)
     for half in (16, 8, 4, 2, 1):
         low = bits & np.uint32((1 << half) - 1)
@@ -72,9 +70,9 @@ def turns_of(units):
     return jnp.asarray(np.concatenate([seeds, weights]).astype(np.uint32))
 
 
-def striped_unit(part, slot, turns_ref, units):
+def striped_unit(part, slot, turns_ref, form):
     """`striping.invert`: the unit of each slot of a part."""
-    parts, bits = units.parts, turns_ref.shape[0] // 2
+    parts, bits = form.parts, turns_ref.shape[0] // 2
 
     def add_bit(k, turn):
         words = hashing.mix32((slot >> 5).astype(jnp.uint32), turns_ref[k])
@@ -83,4 +81,4 @@ def striped_unit(part, slot, turns_ref, units):
 
     turn = lax.fori_loop(0, bits, add_bit, jnp.zeros_like(slot))
     column = lax.rem(part + parts - lax.rem(turn, parts), parts)
-    return column * striping.width(units.size, parts) + slot
+    return column * form.column + slot

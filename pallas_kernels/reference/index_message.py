@@ -7,13 +7,13 @@ from pallas_kernels import rank_select
 from pallas_kernels.reference.messages import Run, cut_strings, padded, row_ends
 
 
-def index_message(message, numbers, *, longest, planes, at, bitmaps=False, most_rows=None):
+def index_message(message, numbers, *, spec, most_rows=None):
     """See `pallas_kernels.index_message`; for `most_rows` see `row_ends`."""
-    places = Run.of(numbers, at, planes).places
+    places = Run.of(numbers, spec).places
     heads = lax.bitcast_convert_type(message[:, 0], jnp.int32)
-    words = cut_strings(padded(message, 1 + longest), places, longest)
-    if not bitmaps:
-        return heads, row_ends(words, most_rows)[0]
+    words = cut_strings(padded(message, 1 + spec.longest), places, spec.longest)
+    if not spec.bitmaps:
+        return heads, row_ends(words, most_rows)
     counts = lax.population_count(words).astype(jnp.int32)
     before = rank_select.running_sum(counts) - counts
     pairs = jnp.stack([lax.bitcast_convert_type(words, jnp.int32), before], axis=-1)

@@ -146,10 +146,7 @@ def padded(flags):
 
 
 def _positions(words, capacity, fill):
-    return _found(rank_index(words, lanes=capacity), capacity, fill)
-
-
-def _found(index, capacity, fill):
+    index = rank_index(words, lanes=capacity)
     found = select(index, jnp.zeros(1, jnp.int32), length=capacity)[0]
     count = index.row_end[-1]
     return jnp.where(lax.iota(jnp.int32, capacity) < count, found, fill), count

@@ -8,10 +8,9 @@ A message is a row of words of uint32, of which a table (`Places`) says what is 
     values   the entries' values, one after the other
 
 All words of a message in which there is nothing are zero, and words after it may be
-anything. The places, the rank of the first entry and
-how many entries there are at most are data, so one program writes messages of every size:
-it takes each part to have as many entries as there is room for, and leaves out those that
-are not there.
+anything. The places, the rank of the first entry and how many entries there are at most are
+data, so one program writes messages of every size: it takes each part to have as many
+entries as there is room for, and leaves out those that are not there.
 """
 
 import math
@@ -24,6 +23,7 @@ from jax import lax
 from pallas_kernels import rank_select
 from pallas_kernels.rank_select import WORD, slots_of
 from pallas_kernels.reference import ordered as ordered_sums
+from pallas_kernels.reference.specs import MessageSpec, Received, SlotSets, Unpacking
 
 
 MOST_FLAT = 2**31 - 1  # words that int32 numbers
@@ -71,10 +71,11 @@ class Run(NamedTuple):
     places: Places
 
     @classmethod
-    def of(cls, numbers: jax.Array, at: int, planes: int) -> "Run":
-        """The run whose numbers begin at a place: first, length, and a row of `Places`."""
-        number = lambda i: lax.index_in_dim(numbers, at + i, keepdims=False)
-        row = lax.slice_in_dim(numbers, at + 2, at + 2 + SINGLE + 2 * planes)
+    def of(cls, numbers: jax.Array, spec: MessageSpec) -> "Run":
+        """The run that numbers of messages say: first, length, and a row of `Places`."""
+        number = lambda i: lax.index_in_dim(numbers, spec.at + i, keepdims=False)
+        begin = spec.at + 2
+        row = lax.slice_in_dim(numbers, begin, begin + SINGLE + 2 * spec.planes)
         return cls(number(0), number(1), Places(row))
 
     def here(self, counts: jax.Array) -> jax.Array:
@@ -82,52 +83,31 @@ class Run(NamedTuple):
         return jnp.clip(counts - self.first, 0, self.length)
 
 
-def pack_message(
-    slots,
-    counts,
-    numbers,
-    array,
-    *given,
-    room,
-    words,
-    planes,
-    dtype,
-    units,
-    at,
-    end,
-    searched,
-):
+def pack_message(sets: SlotSets, array, numbers, *, spec: MessageSpec):
     """A message for each part: uint32 [parts, end]. See the operation."""
-    given = given[1:] if searched else given
-    parts = len(slots)
-    run = Run.of(numbers, at, planes)
-    if slots.dtype == jnp.uint32:
+    slots, counts, units, _ = sets
+    parts, room = len(slots), spec.room
+    run = Run.of(numbers, spec)
+    if not sets.is_listed:
         slots, _ = slots_of(slots, run.first, room, counts)
     part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
     places = run.places
     here = run.here(counts)[:, None]
     is_there = lax.iota(jnp.int32, room) < here
     # Headers and lanes in one kernel, marks in theirs, values in another.
-    column = lax.broadcasted_iota(jnp.int32, (parts, words), 1)
+    column = lax.broadcasted_iota(jnp.int32, (parts, spec.words), 1)
     headers = lax.bitcast_convert_type(counts, jnp.uint32)[:, None]
     lanes = _lanes(jnp.where(is_there, slots, 0), places, column)
     message = jnp.where(column == 0, headers, lanes)
     told = here * places.has_string
     message = mark(message, part, places, slots, jnp.int32(0), told)
-    values = array.at[_units(units, given, part, slots)].get(
-        mode="clip", wrap_negative_indices=False
-    )
+    if units is None:
+        units = slots if spec.units is None else spec.units(part, slots)
+    values = array.at[units].get(mode="clip", wrap_negative_indices=False)
     is_there = is_there.reshape(parts, room, *[1] * (array.ndim - 1))
-    values = to_words(jnp.where(is_there, values.astype(dtype), 0))
+    values = to_words(jnp.where(is_there, values.astype(spec.dtype), 0))
     message = put(message, values, 0, places.values)
-    return message if end == words else message[:, :end]
-
-
-def _units(units, given, part, slots):
-    """The units of slots: given, by a map, or the slots themselves."""
-    if given:
-        return given[0]
-    return slots if units is None else units(part, slots)
+    return message if spec.packed == spec.words else message[:, : spec.packed]
 
 
 def _lanes(slots, places, column):
@@ -184,56 +164,41 @@ def mark(
     return flat.reshape(message.shape)
 
 
-def unpack_message(
-    into,
-    message,
-    numbers,
-    *cut,
-    room,
-    longest,
-    planes,
-    dtype,
-    replaces,
-    units,
-    at,
-    first,
-    last,
-    ordered,
-):
+def unpack_message(into, received: Received, numbers, *, spec: MessageSpec, how: Unpacking):
     """The array with what arrived added, or set. See the operation."""
-    run, shape = Run.of(numbers, at, planes), into.shape[1:]
-    if cut:
-        message = _joined(message, cut[1:], run.places, first, room, longest, into, dtype)
-    slots, values, is_there = read_message(
-        message, run, room=room, longest=longest, shape=shape, dtype=dtype
-    )
-    if cut:
-        rank = lax.iota(jnp.int32, room)
-        is_there = is_there & (rank >= first) & (rank < last)
+    run, shape, message = Run.of(numbers, spec), into.shape[1:], received.message
+    in_pieces = received.ends is not None
+    if in_pieces:
+        message = _joined(received, run.places, how.first, spec, shape)
+    slots, values, is_there = read_message(message, run, spec, shape)
+    if in_pieces:
+        rank = lax.iota(jnp.int32, spec.room)
+        is_there = is_there & (rank >= how.first) & (rank < how.until(spec.room))
     sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0)
     size = len(into)
+    units = spec.units
     where = slots if units is None else units(sender, jnp.where(is_there, slots, 0))
     where = jnp.where(is_there & (where < size), where, size)
-    alone = not replaces and len(message) == 1
-    if alone or (ordered and not replaces):
+    alone = not how.replaces and len(message) == 1
+    if alone or (how.ordered and not how.replaces):
         # A sender's values are read in its turn: all of them are never there at once.
-        read = lambda number: read_values(message, run.places, room, shape, dtype, number)
+        read = lambda number: read_values(message, run.places, spec, shape, number)
         return ordered_sums.add_senders(into, where, read)
     where, values = where.reshape(-1), values.reshape(-1, *shape).astype(into.dtype)
-    if not replaces:
+    if not how.replaces:
         return into.at[where].add(values, mode="drop", wrap_negative_indices=False)
     return into.at[ordered_sums.apart(where, size)].set(
         values, mode="drop", unique_indices=True, wrap_negative_indices=False
     )
 
 
-def _joined(message, values, places, first, room, longest, into, dtype):
+def _joined(received, places, first, spec, shape):
     """Messages of which the beginning is here, and values from some entry on, if given."""
-    unit = math.prod(into.shape[1:]) * jnp.dtype(dtype).itemsize
-    more = max(1 + longest, room // 4 * unit)
-    if not values:
+    message, _, values = received
+    unit = math.prod(shape) * spec.dtype.itemsize
+    more = max(1 + spec.longest, spec.room // 4 * unit)
+    if values is None:
         return padded(message, message.shape[1] + more)
-    (values,) = values
     message = padded(message, message.shape[1] + values.shape[1] + more)
     return put(message, values, 0, places.values + first // 4 * unit)
 
@@ -244,23 +209,15 @@ def padded(message, words):
 
 
 def read_message(
-    message: jax.Array,
-    run: Run,
-    *,
-    room: int,
-    longest: int,
-    shape: tuple[int, ...],
-    dtype: Any,
+    message: jax.Array, run: Run, spec: MessageSpec, shape: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The entries of messages.
+    """The entries of messages, as many as there is room for.
 
     Args:
         message: uint32 [senders, words].
         run: Which entries they have, and where.
-        room: How many are read of each message.
-        longest: Words of the longest string or bitmap.
+        spec: What is static of them.
         shape: Of one value.
-        dtype: Of the values while they travel.
 
     Returns:
         The slots int32 [senders, room], the values [senders, room, *shape], and which of
@@ -270,30 +227,29 @@ def read_message(
     here = run.here(lax.bitcast_convert_type(message[:, 0], jnp.int32))
     # A string that tells nothing has no bits.
     ones = here * (places.length > 0)
-    strings = cut_strings(message, places, longest)
-    found, _ = slots_of(strings, jnp.int32(0), room, ones)
-    rank = lax.iota(jnp.int32, room)
+    strings = cut_strings(message, places, spec.longest)
+    found, _ = slots_of(strings, jnp.int32(0), spec.room, ones)
+    rank = lax.iota(jnp.int32, spec.room)
     low = jnp.zeros_like(found)
     for plane, (begin, is_sent) in enumerate(places.planes):
         octets = taken(message, begin + (rank >> 2))
         octets = octets >> (8 * (rank & 3)).astype(jnp.uint32) & 0xFF
         low = low | octets.astype(jnp.int32) * is_sent << (8 * plane)
-    values = read_values(message, places, room, shape, dtype)
+    values = read_values(message, places, spec, shape)
     return slots_from(places, found, low, rank), values, rank < here[:, None]
 
 
 def read_values(
     message: jax.Array,
     places: Places,
-    room: int,
+    spec: MessageSpec,
     shape: tuple[int, ...],
-    dtype: Any,
     sender: jax.Array | None = None,
 ) -> jax.Array:
     """The values of messages, [senders, room, *shape]; of one, [room, *shape]."""
-    words = room * math.prod(shape) * jnp.dtype(dtype).itemsize // 4
+    words = spec.room * math.prod(shape) * spec.dtype.itemsize // 4
     cut = _cut(message, places.values, words, sender)
-    values = from_words(cut, dtype).reshape(len(cut), room, *shape)
+    values = from_words(cut, spec.dtype).reshape(len(cut), spec.room, *shape)
     return values if sender is None else values[0]
 
 
@@ -304,7 +260,7 @@ def cut_strings(message: jax.Array, places: Places, longest: int) -> jax.Array:
     return jnp.where(used, _cut(message, 1, longest), 0)
 
 
-def row_ends(words: jax.Array, most: int | None = None) -> tuple[jax.Array, int]:
+def row_ends(words: jax.Array, most: int | None = None) -> jax.Array:
     """The bits up to the end of each row of words, for kernels that search rows by halving.
 
     Args:
@@ -312,7 +268,7 @@ def row_ends(words: jax.Array, most: int | None = None) -> tuple[jax.Array, int]
         most: How many rows there are at most; `MOST_ROWS` if None.
 
     Returns:
-        int32 [parts, rows], and how many words a row has: a power of two.
+        int32 [parts, rows]; a row has `row_words(n, rows)` words.
     """
     parts, n = words.shape
     row = row_words(n, most)
@@ -320,7 +276,7 @@ def row_ends(words: jax.Array, most: int | None = None) -> tuple[jax.Array, int]
     if row > 1:
         counts = jnp.pad(counts, ((0, 0), (0, -n % row))).reshape(parts, -1, row)
         counts = jnp.sum(counts, axis=-1, dtype=jnp.int32)
-    return rank_select.running_sum(counts), row
+    return rank_select.running_sum(counts)
 
 
 def row_words(n: int, most: int | None = None) -> int:

@@ -4,6 +4,7 @@ Algorithm 1 is bulk-synchronous: all indices whose slot is free write there, the
 back, and an index that does not find itself tries the next hash.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,33 @@ from pallas_kernels.reference.indices import EMPTY, chosen, padded
 
 _TILE = 1 << 16
 _FEW = 1 << 14  # a tile where few are expected
+
+
+@dataclasses.dataclass(frozen=True)
+class HashMemory:
+    """The memory of Algorithm 1, static: each part has a parallel and a serial one.
+
+    Attributes:
+        parts: How many parts.
+        slots: Places in the parallel memory of a part, r1 in the paper; it advises twice
+            as many as there are indices a part.
+        serial: Places in its serial memory, r2 in the paper, a tenth of r1.
+        hashes: How many slots to try, k in the paper; all seeds but the first if None.
+
+    Example:
+        >>> pallas_kernels.HashMemory(parts=4, slots=20, serial=2).room
+        22
+    """
+
+    parts: int
+    slots: int
+    serial: int
+    hashes: int | None = None
+
+    @property
+    def room(self) -> int:
+        """Places of a part."""
+        return self.slots + self.serial
 
 
 class Partitioned(NamedTuple):
@@ -43,12 +71,13 @@ class Partitioned(NamedTuple):
     left: jax.Array
 
 
-def partition(indices, count, seeds, *, parts, hashes, slots, serial):
-    """Algorithm 1: a hash for the part, `hashes` for a slot, else the serial memory.
+def partition(indices, count, seeds, *, memory):
+    """Algorithm 1: a hash for the part, others for a slot, else the serial memory.
 
     All try their first slot at once. Few wait after that; tile by tile they try the others
     and go to the serial memories.
     """
+    parts, slots, hashes = memory.parts, memory.slots, memory.hashes
     waiting = (lax.iota(jnp.int32, indices.size) < count) & (indices >= 0)
     parallel = jnp.full(parts * slots, EMPTY, jnp.int32)
     part = hashing.place(indices, seeds[0], parts)
@@ -63,7 +92,7 @@ def partition(indices, count, seeds, *, parts, hashes, slots, serial):
         parallel, still = _try(parallel, keys, part, used, others, slots)
         return parallel, _to_serial(serials, found, keys, part, used, still)
 
-    start = parallel, _Serial.empty(parts, serial, waiting)
+    start = parallel, _Serial.empty(parts, memory.serial, waiting)
     parallel, serials = _by_tiles(waiting, again, start, _FEW)
     return serials.behind(parallel.reshape(parts, slots))
 
@@ -140,23 +169,25 @@ def with_serial(parallel, indices, waiting, seed, serial):
     return _by_tiles(waiting, store, start, _FEW).behind(parallel)
 
 
-def partition_dense(x, seeds, *, parts, hashes, slots, serial, threshold=None):
+def partition_dense(x, seeds, *, memory, threshold=None):
     """Algorithm 1 for the chosen elements, those of a tile after those of the one before.
 
     First all try the slots, then those who found none go to the serial memories.
     """
+    parts, slots = memory.parts, memory.slots
 
     def into_slots(found, used, state):
         parallel, lost = state
         part = hashing.place(found, seeds[0], parts)
-        every = seeds[1 : hashes + 1]
+        every = seeds[1 : memory.hashes + 1]
         parallel, still = _try(parallel, found, part, used, every, slots)
         return parallel, lost.at[jnp.where(still, found, x.size)].set(True, mode="drop")
 
     start = jnp.full(parts * slots, EMPTY, jnp.int32), jnp.zeros(x.size, bool)
     parallel, lost = _by_tiles(chosen(x, threshold), into_slots, start)
     everyone = lax.iota(jnp.int32, x.size)
-    done = with_serial(parallel.reshape(parts, slots), everyone, lost, seeds[0], serial)
+    parallel = parallel.reshape(parts, slots)
+    done = with_serial(parallel, everyone, lost, seeds[0], memory.serial)
     return done._replace(left=pack(padded(done.left)))
 
 

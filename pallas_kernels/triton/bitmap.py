@@ -11,8 +11,9 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from jax import lax
 
 from pallas_kernels.rank_select import WORD, run_ends, unsigned
+from pallas_kernels.reference.specs import EntryConfig
 from pallas_kernels.triton.launch import launch
-from pallas_kernels.triton.slots import KINDS, seeds_of, striped, turned, values_at
+from pallas_kernels.triton.slots import seeds_of, turned, values_at
 from pallas_kernels.triton.words import chosen, count_bits, list_bits
 
 
@@ -100,9 +101,7 @@ def decode_kernel(
     list_bits(words, word * 32, found_ptr, first + tl.cumsum(counts, 0) - counts, CAPACITY)
 
 
-def unpack_bitmaps(
-    into, message, numbers, table, *values, dtype, units, at, first, last, **_
-):
+def unpack_bitmaps(into, received, numbers, *, spec, how):
     """See `pallas_kernels.unpack_message`, with `bitmaps`.
 
     Where a sixth of all numbers arrive, nearly each line of the array has one. Written
@@ -115,23 +114,19 @@ def unpack_bitmaps(
 
     Of messages that come in pieces, each piece writes the places whose ranks are in it.
     """
-    (values,), alone = values or (message,), bool(values)
-    told = jnp.array([values.shape[1], first, last, int(alone)], jnp.int32)
-    sizes = striped(units)
+    message, table, values = received
+    alone = values is not None
+    values = values if alone else message
+    told = [values.shape[1], how.first, how.until(spec.room), int(alone)]
+    form = EntryConfig.of(spec, into, len(table), 0, (_SLOTS, 1))
     (total,) = launch(
         unpack_bitmaps_kernel,
-        triton.cdiv(sizes["COLUMN"], _SLOTS),
-        (table, values, numbers, told, seeds_of(units)),
+        triton.cdiv(form.column, form.block),
+        (table, values, numbers, jnp.array(told, jnp.int32), seeds_of(spec.units)),
         in_place=(into,),
         warps=8,
-        WORDS=len(table),
-        SIZE=len(into),
-        KIND=KINDS[dtype],
-        UNIT=dtype.itemsize,
-        **sizes,
-        AT=at,
-        BLOCK=_SLOTS,
-        ALL=triton.next_power_of_2(units.parts),
+        FORM=form,
+        ALL=triton.next_power_of_2(form.parts),
     )
     return total
 
@@ -145,48 +140,40 @@ def unpack_bitmaps_kernel(
     seeds_ptr,
     _into,
     into_ptr,
-    WORDS: tl.constexpr,
-    SIZE: tl.constexpr,
-    KIND: tl.constexpr,
-    UNIT: tl.constexpr,
-    PARTS: tl.constexpr,
-    TURNS: tl.constexpr,
-    COLUMN: tl.constexpr,
-    AT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    FORM: tl.constexpr,
     ALL: tl.constexpr,
 ):
     """A program writes a run of slots of all columns, as far as they are in this piece."""
     first = tl.load(told_ptr + 1)
     last = tl.load(told_ptr + 2)
     sender = tl.arange(0, ALL)
-    word = tl.program_id(0) * (BLOCK // 32)
-    ranks = table_ptr + (word * PARTS + sender) * 2 + 1
-    least = tl.load(ranks, mask=sender < PARTS, other=last)
-    behind = (sender < PARTS) & (word + BLOCK // 32 < WORDS)
-    most = tl.load(ranks + BLOCK // 32 * PARTS * 2, mask=behind, other=last)
-    most = tl.where(sender < PARTS, most, -1)
+    word = tl.program_id(0) * (FORM.block // 32)
+    ranks = table_ptr + (word * FORM.parts + sender) * 2 + 1
+    least = tl.load(ranks, mask=sender < FORM.parts, other=last)
+    behind = (sender < FORM.parts) & (word + FORM.block // 32 < FORM.bits)
+    most = tl.load(ranks + FORM.block // 32 * FORM.parts * 2, mask=behind, other=last)
+    most = tl.where(sender < FORM.parts, most, -1)
     if (tl.min(least, 0) >= last) | (tl.max(most, 0) < first):
         return
-    slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = slot < COLUMN
-    turn = turned(slot, seeds_ptr, PARTS, TURNS)
+    slot = tl.program_id(0) * FORM.block + tl.arange(0, FORM.block)
+    inside = slot < FORM.column
+    turn = turned(slot, seeds_ptr, FORM)
     bit = (slot & 31).to(tl.uint32)
     # Values alone begin with that of the first entry.
-    begins = tl.load(numbers_ptr + AT + 4)
+    begins = tl.load(numbers_ptr + FORM.at + 4)
     if tl.load(told_ptr + 3) != 0:
-        begins = -(first // 4 * UNIT)
-    values = values_at(values_ptr + begins, KIND)
-    stride = tl.load(told_ptr).to(tl.int64) * (4 // UNIT)
-    for column in range(PARTS):
+        begins = -(first // 4 * FORM.unit)
+    values = values_at(values_ptr + begins, FORM)
+    stride = tl.load(told_ptr).to(tl.int64) * (4 // FORM.unit)
+    for column in range(FORM.parts):
         part = column + turn
-        part = tl.where(part >= PARTS, part - PARTS, part)
-        pair = table_ptr + ((slot >> 5) * PARTS + part) * 2
+        part = tl.where(part >= FORM.parts, part - FORM.parts, part)
+        pair = table_ptr + ((slot >> 5) * FORM.parts + part) * 2
         words = tl.load(pair, mask=inside, other=0).to(tl.uint32, bitcast=True)
         lower = words & ((1 << bit) - 1).to(tl.uint32)
         rank = tl.load(pair + 1, mask=inside, other=0) + count_bits(lower)
-        unit = slot + tl.full((), COLUMN, tl.int64) * column
-        own = inside & (unit < SIZE) & (rank >= first) & (rank < last)
+        unit = slot + tl.full((), FORM.column, tl.int64) * column
+        own = inside & (unit < FORM.size) & (rank >= first) & (rank < last)
         is_set = own & ((words >> bit) & 1 != 0)
         value = tl.load(values + part * stride + rank, mask=is_set, other=0)
         tl.store(into_ptr + unit, value.to(into_ptr.dtype.element_ty), mask=own)

@@ -21,10 +21,9 @@ _WORDS = 4096  # that a program counts the bits of
 _ROWS = 4096  # that a program adds up at a time
 
 
-def index_message(message, numbers, *, longest, planes, at, bitmaps=False):
+def index_message(message, numbers, *, spec):
     """See `pallas_kernels.index_message`."""
-    del planes
-    senders, row = len(message), row_words(longest)
+    senders, longest, row = len(message), spec.longest, row_words(spec.longest)
     rows = triton.cdiv(longest, row)
     block = min(max(1, _WORDS // row), triton.next_power_of_2(rows))
     heads, counts = launch(
@@ -37,7 +36,7 @@ def index_message(message, numbers, *, longest, planes, at, bitmaps=False):
         ],
         ROWS=rows,
         ROW=row,
-        AT=at,
+        AT=spec.at,
         BLOCK=block,
     )
     (ends,) = launch(
@@ -48,10 +47,10 @@ def index_message(message, numbers, *, longest, planes, at, bitmaps=False):
         ROWS=rows,
         BLOCK=min(_ROWS, triton.next_power_of_2(rows)),
     )
-    return heads, rank_words(message, ends, longest=longest) if bitmaps else ends
+    return heads, rank_words(message, ends, longest) if spec.bitmaps else ends
 
 
-def rank_words(message, ends, *, longest):
+def rank_words(message, ends, longest):
     """The words of bitmaps, each beside the bits before it: int32 [longest, senders, 2].
 
     Args:

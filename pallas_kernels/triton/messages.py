@@ -18,151 +18,85 @@ What one sender sends is added without atomics: no two of its entries have one u
 ordered sum (`reference.ordered`) is a launch a sender, others are one launch of atomics.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from jax import lax
 
-from pallas_kernels.reference.messages import row_ends, row_words
-from pallas_kernels.triton.index_message import index_message as index_message
+from pallas_kernels.reference.messages import row_ends
+from pallas_kernels.reference.specs import EntryConfig
+from pallas_kernels.triton.bitmap import unpack_bitmaps
+from pallas_kernels.triton.index_message import index_message
 from pallas_kernels.triton.launch import launch
 from pallas_kernels.triton.slots import (
-    KINDS,
     entries_here,
     find_bits,
     seeds_of,
-    striped,
     striped_unit,
     values_at,
 )
 
 
-_NUMBERS = 1024  # of the values of a program's entries at a time
-_COLUMNS = 256  # and of one entry, at most
+_TILE = 1024, 256  # numbers of a program's entries at a time, and of one of them, at most
 _WARPS = 8
 _CLEARED = 4096  # words that a program clears
 
 
-def pack_message(
-    slots,
-    counts,
-    numbers,
-    array,
-    *given,
-    room,
-    words,
-    planes,
-    dtype,
-    units,
-    at,
-    end=None,
-    searched=False,
-):
+def pack_message(sets, array, numbers, *, spec):
     """See `pallas_kernels.pack_message`."""
-    listed = slots.dtype == jnp.int32
-    width = math.prod(array.shape[1:])
-    block, columns = _sizes(width)
-    row, ends = (1, slots) if listed else (row_words(slots.shape[1]), None)
-    if searched:
-        ends, *given = given
+    slots, counts, units, ends = sets
     if ends is None:
-        ends, _ = row_ends(slots)
+        ends = slots if sets.is_listed else row_ends(slots)
+    form = EntryConfig.of(spec, array, slots.shape[1], ends.shape[1], _TILE)
     # Data, so that one kernel is compiled for messages of all sizes.
-    end = words if end is None else end
-    stride = jnp.array([end], jnp.int32)
-    cleared = _cleared(counts, numbers, stride, end, room, width, dtype, at)
+    stride = jnp.array([spec.packed], jnp.int32)
+    operands = slots, ends, counts, numbers, array.reshape(-1)
+    listed_units = counts if units is None else units
     (message,) = launch(
         pack_message_kernel,
-        len(slots) * triton.cdiv(room, block),
-        (
-            slots,
-            ends,
-            counts,
-            numbers,
-            array.reshape(-1),
-            given[0] if given else counts,
-            seeds_of(units),
-            stride,
-        ),
-        in_place=(cleared,),
+        len(slots) * form.blocks,
+        (*operands, listed_units, seeds_of(spec.units), stride),
+        in_place=(_cleared(counts, numbers, stride, spec.packed, form),),
         warps=_WARPS,
-        LISTED=int(listed),
-        BITS=slots.shape[1],
-        ROWS=ends.shape[1],
-        HALVINGS=ends.shape[1].bit_length(),
-        ROW=row,
-        ROOM=room,
-        SIZE=len(array),
-        WIDTH=width,
-        PLANES=planes,
-        KIND=KINDS[dtype],
-        GIVEN=len(given),
-        **striped(units),
-        AT=at,
-        BLOCK=block,
-        COLUMNS=columns,
+        LISTED=int(sets.is_listed),
+        GIVEN=int(units is not None),
+        FORM=form,
     )
     return lax.bitcast_convert_type(message, jnp.uint32)
 
 
-def unpack_message(
-    into,
-    message,
-    numbers,
-    *cut,
-    room,
-    longest,
-    planes,
-    dtype,
-    replaces,
-    units,
-    at,
-    first=0,
-    last=None,
-    ordered=False,
-):
+def unpack_message(into, received, numbers, *, spec, how):
     """See `pallas_kernels.unpack_message`."""
-    width = math.prod(into.shape[1:])
-    block, columns = _sizes(width)
-    last = room if last is None else last
-    sizes = {"longest": longest, "planes": planes, "at": at}
-    ends = cut[0] if cut else index_message(message, numbers, **sizes)[1]
-    values = cut[1] if len(cut) > 1 else message
+    if spec.bitmaps:
+        return unpack_bitmaps(into, received, numbers, spec=spec, how=how)
+    message, ends, values = received
+    if ends is None:
+        _, ends = index_message(message, numbers, spec=spec)
+    form = EntryConfig.of(spec, into, spec.longest, ends.shape[1], _TILE)
+    last = how.until(spec.room)
+    alone = values is not None
+    values = values if alone else message
     # Data, so that one kernel is compiled for messages of all sizes, and for all senders.
-    told = [message.shape[1], values.shape[1], first, last, int(len(cut) > 1)]
-    each, sums = 1 if ordered and not replaces else len(message), into.reshape(-1)
+    told = [message.shape[1], values.shape[1], how.first, last, int(alone)]
+    in_turn = how.ordered and not how.replaces
+    each, sums = 1 if in_turn else len(message), into.reshape(-1)
     for sender in range(0, len(message), each):
         run = jnp.array([*told, sender, each], jnp.int32)
         (sums,) = launch(
             unpack_message_kernel,
-            each * triton.cdiv(last - first, block),
-            (message, values, ends, numbers, run, seeds_of(units)),
+            each * triton.cdiv(last - how.first, form.block),
+            (message, values, ends, numbers, run, seeds_of(spec.units)),
             in_place=(sums,),
             warps=_WARPS,
-            BITS=longest,
-            ROWS=ends.shape[1],
-            HALVINGS=ends.shape[1].bit_length(),
-            ROW=row_words(longest),
-            ROOM=room,
-            SIZE=len(into),
-            WIDTH=width,
-            UNIT=width * dtype.itemsize,
-            PLANES=planes,
-            KIND=KINDS[dtype],
-            REPLACES=int(replaces),
+            REPLACES=int(how.replaces),
             ALONE=int(each == 1),
-            **striped(units),
-            AT=at,
-            BLOCK=block,
-            COLUMNS=columns,
+            FORM=form,
         )
     return sums.reshape(into.shape)
 
 
-def _cleared(counts, numbers, stride, words, room, width, dtype, at):
+def _cleared(counts, numbers, stride, words, form):
     """Messages that are zero wherever no value will be; after them is anything."""
     (message,) = launch(
         clear_message_kernel,
@@ -170,18 +104,12 @@ def _cleared(counts, numbers, stride, words, room, width, dtype, at):
         (counts, numbers, stride),
         results=[jax.ShapeDtypeStruct((len(counts), words), jnp.int32)],
         warps=_WARPS,
-        ROOM=room,
-        UNIT=width * dtype.itemsize,
-        AT=at,
+        ROOM=form.room,
+        UNIT=form.unit,
+        AT=form.at,
         BLOCK=_CLEARED,
     )
     return message
-
-
-def _sizes(width):
-    """Entries of a program, and the columns of their values that it handles at a time."""
-    columns = min(triton.next_power_of_2(width), _COLUMNS)
-    return max(4, _NUMBERS // columns), columns
 
 
 @triton.jit
@@ -227,44 +155,29 @@ def pack_message_kernel(
     _message,
     message_ptr,
     LISTED: tl.constexpr,
-    BITS: tl.constexpr,
-    ROWS: tl.constexpr,
-    HALVINGS: tl.constexpr,
-    ROW: tl.constexpr,
-    ROOM: tl.constexpr,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PLANES: tl.constexpr,
-    KIND: tl.constexpr,
     GIVEN: tl.constexpr,
-    PARTS: tl.constexpr,
-    TURNS: tl.constexpr,
-    COLUMN: tl.constexpr,
-    AT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     """A program writes a run of entries of a part, and the first of them the header."""
-    blocks: tl.constexpr = (ROOM + BLOCK - 1) // BLOCK
-    part = tl.program_id(0) // blocks
-    begin = tl.program_id(0) % blocks * BLOCK
+    part = tl.program_id(0) // FORM.blocks
+    begin = tl.program_id(0) % FORM.blocks * FORM.block
     own = message_ptr + part.to(tl.int64) * tl.load(stride_ptr)
-    run = numbers_ptr + AT
+    run = numbers_ptr + FORM.at
     count = tl.load(counts_ptr + part)
     tl.store(own, count, mask=begin == 0)
-    here = entries_here(count, run, ROOM)
+    here = entries_here(count, run, FORM.room)
     if begin >= here:
         return
-    number = tl.arange(0, BLOCK)
+    number = tl.arange(0, FORM.block)
     rank = begin + number
     there = rank < here
-    entry = part.to(tl.int64) * ROOM + rank
+    entry = part.to(tl.int64) * FORM.room + rank
     if LISTED:
         slot = tl.load(slots_ptr + entry, mask=there, other=0)
     else:
-        bits = slots_ptr + part.to(tl.int64) * BITS
-        ends = ends_ptr + part.to(tl.int64) * ROWS
-        slot = find_bits(bits, ends, tl.load(run) + rank, there, BITS, ROWS, HALVINGS, ROW)
+        bits = slots_ptr + part.to(tl.int64) * FORM.bits
+        ends = ends_ptr + part.to(tl.int64) * FORM.rows
+        slot = find_bits(bits, ends, tl.load(run) + rank, there, FORM)
 
     has_lanes = tl.load(run + 5)
     shift = tl.load(run + 7)
@@ -275,14 +188,15 @@ def pack_message_kernel(
         # The interpreter adds up in 64 bits, and has to drop the upper ones.
         sums = tl.cumsum(mark, 0).to(tl.int64).to(tl.int32)
         before = tl.gather(word, tl.maximum(number - 1, 0), 0)
-        behind = tl.gather(word, tl.minimum(number + 1, BLOCK - 1), 0)
+        behind = tl.gather(word, tl.minimum(number + 1, FORM.block - 1), 0)
         is_first = (number > 0) & (before != word)
-        is_last = (rank + 1 == here) | (number + 1 == BLOCK) | (behind != word)
+        is_last = (rank + 1 == here) | (number + 1 == FORM.block) | (behind != word)
         string = own + tl.load(run + 2)
         tl.atomic_add(string + word, sums, mask=there & is_last, sem="relaxed")
         tl.atomic_add(string + word, mark - sums, mask=there & is_first, sem="relaxed")
 
     octets = own.to(tl.pointer_type(tl.uint8), bitcast=True)
+    PLANES: tl.constexpr = FORM.planes
     for plane in tl.static_range(PLANES):
         lane = octets + tl.load(run + 9 + 2 * plane).to(tl.int64) * 4
         sent = tl.load(run + 10 + 2 * plane) != 0
@@ -292,19 +206,19 @@ def pack_message_kernel(
     unit = slot
     if GIVEN:
         unit = tl.load(units_ptr + entry, mask=there, other=0)
-    if PARTS:
-        unit = striped_unit(part, slot, seeds_ptr, PARTS, TURNS, COLUMN)
-    unit = tl.minimum(tl.maximum(unit, 0), SIZE - 1).to(tl.int64)
-    values = values_at(own + tl.load(run + 4), KIND)
-    if WIDTH == 1:
+    if FORM.parts:
+        unit = striped_unit(part, slot, seeds_ptr, FORM)
+    unit = tl.minimum(tl.maximum(unit, 0), FORM.size - 1).to(tl.int64)
+    values = values_at(own + tl.load(run + 4), FORM)
+    if FORM.width == 1:
         value = tl.load(array_ptr + unit, mask=there, other=0)
         tl.store(values + rank, value.to(values.dtype.element_ty), mask=there)
     else:
-        for column in range(0, WIDTH, COLUMNS):
-            at = column + tl.arange(0, COLUMNS)[None, :]
-            mask = there[:, None] & (at < WIDTH)
-            value = tl.load(array_ptr + unit[:, None] * WIDTH + at, mask=mask, other=0)
-            to = values + rank[:, None].to(tl.int64) * WIDTH + at
+        for column in range(0, FORM.width, FORM.columns):
+            at = column + tl.arange(0, FORM.columns)[None, :]
+            mask = there[:, None] & (at < FORM.width)
+            value = tl.load(array_ptr + unit[:, None] * FORM.width + at, mask=mask, other=0)
+            to = values + rank[:, None].to(tl.int64) * FORM.width + at
             tl.store(to, value.to(values.dtype.element_ty), mask=mask)
 
 
@@ -318,45 +232,31 @@ def unpack_message_kernel(
     seeds_ptr,
     _into,
     into_ptr,
-    BITS: tl.constexpr,
-    ROWS: tl.constexpr,
-    HALVINGS: tl.constexpr,
-    ROW: tl.constexpr,
-    ROOM: tl.constexpr,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    UNIT: tl.constexpr,
-    PLANES: tl.constexpr,
-    KIND: tl.constexpr,
     REPLACES: tl.constexpr,
     ALONE: tl.constexpr,
-    PARTS: tl.constexpr,
-    TURNS: tl.constexpr,
-    COLUMN: tl.constexpr,
-    AT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     """A program adds, or sets, a run of entries of a sender; senders take turns."""
     first = tl.load(told_ptr + 2)
     last = tl.load(told_ptr + 3)
     senders = tl.load(told_ptr + 6)
     sender = tl.load(told_ptr + 5) + tl.program_id(0) % senders
-    begin = first + tl.program_id(0) // senders * BLOCK
+    begin = first + tl.program_id(0) // senders * FORM.block
     own = message_ptr + sender.to(tl.int64) * tl.load(told_ptr)
-    run = numbers_ptr + AT
-    here = entries_here(tl.load(own).to(tl.int32, bitcast=True), run, ROOM)
+    run = numbers_ptr + FORM.at
+    here = entries_here(tl.load(own).to(tl.int32, bitcast=True), run, FORM.room)
     here = tl.minimum(here, last)
     if begin >= here:
         return
-    rank = begin + tl.arange(0, BLOCK)
+    rank = begin + tl.arange(0, FORM.block)
     there = rank < here
     slot = tl.zeros_like(rank)
     if tl.load(run + 6) != 0:
-        ends = ends_ptr + sender.to(tl.int64) * ROWS
-        bit = find_bits(own + 1, ends, rank, there, BITS, ROWS, HALVINGS, ROW)
+        ends = ends_ptr + sender.to(tl.int64) * FORM.rows
+        bit = find_bits(own + 1, ends, rank, there, FORM)
         slot = (bit - tl.load(run + 5) * rank) << tl.load(run + 7)
     octets = own.to(tl.pointer_type(tl.uint8), bitcast=True)
+    PLANES: tl.constexpr = FORM.planes
     for plane in tl.static_range(PLANES):
         lane = octets + tl.load(run + 9 + 2 * plane).to(tl.int64) * 4
         sent = tl.load(run + 10 + 2 * plane) != 0
@@ -364,18 +264,18 @@ def unpack_message_kernel(
         slot = slot | (low.to(tl.int32) << 8 * plane)
 
     unit = slot
-    if PARTS:
-        unit = striped_unit(sender, slot, seeds_ptr, PARTS, TURNS, COLUMN)
-    there = there & (unit >= 0) & (unit < SIZE)
+    if FORM.parts:
+        unit = striped_unit(sender, slot, seeds_ptr, FORM)
+    there = there & (unit >= 0) & (unit < FORM.size)
     unit = unit.to(tl.int64)
     # Values alone begin with that of the first entry.
     behind = values_ptr + sender.to(tl.int64) * tl.load(told_ptr + 1)
     begins = tl.load(run + 4).to(tl.int64)
     if tl.load(told_ptr + 4) != 0:
-        begins = -(first.to(tl.int64) // 4 * UNIT)
-    values = values_at(behind + begins, KIND)
+        begins = -(first.to(tl.int64) // 4 * FORM.unit)
+    values = values_at(behind + begins, FORM)
     kind: tl.constexpr = into_ptr.dtype.element_ty
-    if WIDTH == 1:
+    if FORM.width == 1:
         value = tl.load(values + rank, mask=there, other=0).to(kind)
         if REPLACES:
             tl.store(into_ptr + unit, value, mask=there)
@@ -385,12 +285,12 @@ def unpack_message_kernel(
         else:
             tl.atomic_add(into_ptr + unit, value, mask=there, sem="relaxed")
     else:
-        for column in range(0, WIDTH, COLUMNS):
-            at = column + tl.arange(0, COLUMNS)[None, :]
-            mask = there[:, None] & (at < WIDTH)
-            of = values + rank[:, None].to(tl.int64) * WIDTH + at
+        for column in range(0, FORM.width, FORM.columns):
+            at = column + tl.arange(0, FORM.columns)[None, :]
+            mask = there[:, None] & (at < FORM.width)
+            of = values + rank[:, None].to(tl.int64) * FORM.width + at
             value = tl.load(of, mask=mask, other=0).to(kind)
-            to = into_ptr + unit[:, None] * WIDTH + at
+            to = into_ptr + unit[:, None] * FORM.width + at
             if REPLACES:
                 tl.store(to, value, mask=mask)
             elif ALONE:

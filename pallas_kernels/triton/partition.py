@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from pallas_kernels.rank_select import unpack
+from pallas_kernels.rank_select import WORD, unpack
 from pallas_kernels.reference.indices import EMPTY
 from pallas_kernels.reference.partitions import Partitioned
 from pallas_kernels.triton.launch import launch
@@ -27,26 +27,34 @@ from pallas_kernels.triton.words import place
 _BLOCK = 512
 
 
-def partition(indices, count, seeds, *, parts, hashes, slots, serial):
+def partition(indices, count, seeds, *, memory):
     """See `pallas_kernels.partition`."""
-    memory = jnp.full(parts * (slots + serial), EMPTY, jnp.int32)
-    counts = jnp.zeros(parts, jnp.int32)
-    left = jnp.zeros(-(-indices.size // 32), jnp.int32)
-    memory, counts, left = launch(
+    done = launch(
         partition_kernel,
         triton.cdiv(indices.size, _BLOCK),
         (indices, count.reshape(1), jax.lax.bitcast_convert_type(seeds, jnp.int32)),
-        in_place=(memory, counts, left),
+        in_place=empty(indices.size, memory),
         SIZE=indices.size,
-        PARTS=parts,
-        SLOTS=slots,
-        SERIAL=serial,
-        HASHES=hashes,
+        MEMORY=memory,
         BLOCK=_BLOCK,
     )
-    memory = memory.reshape(parts, slots + serial)
-    flags = unpack(jax.lax.bitcast_convert_type(left, jnp.uint32))[: indices.size]
-    return Partitioned(memory, counts, flags)
+    done = filled(*done, memory)
+    return done._replace(left=unpack(done.left)[: indices.size])
+
+
+def empty(size, memory):
+    """The memory, how many went to each serial one, and a bit for each that is left."""
+    return (
+        jnp.full(memory.parts * memory.room, EMPTY, jnp.int32),
+        jnp.zeros(memory.parts, jnp.int32),
+        jnp.zeros(-(-size // WORD), jnp.int32),
+    )
+
+
+def filled(places, counts, left, memory):
+    """What a kernel made of an empty memory."""
+    left = jax.lax.bitcast_convert_type(left, jnp.uint32)
+    return Partitioned(places.reshape(memory.parts, memory.room), counts, left)
 
 
 @triton.jit
@@ -61,10 +69,7 @@ def partition_kernel(
     counts_ptr,
     left_ptr,
     SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    SERIAL: tl.constexpr,
-    HASHES: tl.constexpr,
+    MEMORY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A program places a run of indices."""
@@ -77,54 +82,34 @@ def partition_kernel(
     waiting = index >= 0
     # Idle lanes hash numbers of their own, so that they do not all swap at one address.
     index = tl.where(waiting, index, lane)
-    into_memory(
-        index,
-        waiting,
-        lane,
-        seeds_ptr,
-        memory_ptr,
-        counts_ptr,
-        left_ptr,
-        PARTS,
-        SLOTS,
-        SERIAL,
-        HASHES,
-    )
+    into = memory_ptr, counts_ptr, left_ptr
+    into_memory(index, waiting, lane, seeds_ptr, into, MEMORY)
 
 
 @triton.jit
-def into_memory(
-    index,
-    waiting,
-    name,
-    seeds_ptr,
-    memory_ptr,
-    counts_ptr,
-    left_ptr,
-    PARTS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    SERIAL: tl.constexpr,
-    HASHES: tl.constexpr,
-):
+def into_memory(index, waiting, name, seeds_ptr, into, MEMORY: tl.constexpr):
     """Places the indices that wait; of those left over the bit of their name is set."""
-    part = place(index, tl.load(seeds_ptr), PARTS)
-    own = memory_ptr + part * (SLOTS + SERIAL)
+    memory_ptr, counts_ptr, left_ptr = into
+    part = place(index, tl.load(seeds_ptr), MEMORY.parts)
+    own = memory_ptr + part * MEMORY.room
     slot = tl.zeros_like(part)
+    HASHES: tl.constexpr = MEMORY.hashes
     for k in tl.static_range(HASHES):
         # It takes no mask. -2 is never there, so those that do not wait swap nothing, and
         # ask again where they asked last: that is in the cache.
-        slot = tl.where(waiting, place(index, tl.load(seeds_ptr + 1 + k), SLOTS), slot)
+        tried = place(index, tl.load(seeds_ptr + 1 + k), MEMORY.slots)
+        slot = tl.where(waiting, tried, slot)
         expected = tl.where(waiting, -1, -2)
         found = tl.atomic_cas(own + slot, expected, index, sem="relaxed")
         waiting = waiting & (found != -1)
     if HASHES == 0:
-        ticket = tickets(part, waiting, counts_ptr, PARTS)
+        ticket = tickets(part, waiting, counts_ptr, MEMORY.parts)
     else:
         ticket = tl.atomic_add(counts_ptr + part, 1, mask=waiting, sem="relaxed")
-    fits = waiting & (ticket < SERIAL)
-    tl.store(own + SLOTS + ticket, index, mask=fits)
+    fits = waiting & (ticket < MEMORY.serial)
+    tl.store(own + MEMORY.slots + ticket, index, mask=fits)
     bit = (1 << (name % 32).to(tl.uint32)).to(tl.int32, bitcast=True)
-    over = waiting & (ticket >= SERIAL)
+    over = waiting & (ticket >= MEMORY.serial)
     tl.atomic_or(left_ptr + name // 32, bit, mask=over, sem="relaxed")
 
 

@@ -16,11 +16,9 @@ import jax.numpy as jnp
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from pallas_kernels.rank_select import WORD, unsigned
-from pallas_kernels.reference.indices import EMPTY
-from pallas_kernels.reference.partitions import Partitioned
+from pallas_kernels.rank_select import unsigned
 from pallas_kernels.triton.launch import launch
-from pallas_kernels.triton.partition import into_memory
+from pallas_kernels.triton.partition import empty, filled, into_memory
 from pallas_kernels.triton.words import chosen, count_bits, list_bits
 
 
@@ -30,34 +28,26 @@ _WARPS = 8
 _PROGRAMS = 132 * 4  # an H200 has 132 processors; with 64 registers four run on each
 
 
-def partition_dense(x, seeds, *, parts, hashes, slots, serial, threshold=None):
+def partition_dense(x, seeds, *, memory, threshold=None):
     """See `pallas_kernels.partition_dense`."""
     programs = min(triton.cdiv(x.size, _BLOCK), _PROGRAMS)
     data = unsigned(x) if threshold is None else x
     level = jnp.asarray(0 if threshold is None else threshold, data.dtype).reshape(1)
-    memory, counts, left, _ = launch(
+    *done, _ = launch(
         partition_dense_kernel,
         programs,
         (data, level, jax.lax.bitcast_convert_type(seeds, jnp.int32)),
-        in_place=(
-            jnp.full(parts * (slots + serial), EMPTY, jnp.int32),
-            jnp.zeros(parts, jnp.int32),
-            jnp.zeros(-(-x.size // WORD), jnp.int32),
-        ),
+        in_place=empty(x.size, memory),
         results=[jax.ShapeDtypeStruct((programs * (_BLOCK + _CHUNK),), jnp.int32)],
         warps=_WARPS,
         SIZE=x.size,
         BY_BITS=threshold is None,
         PROGRAMS=programs,
-        PARTS=parts,
-        SLOTS=slots,
-        SERIAL=serial,
-        HASHES=hashes,
+        MEMORY=memory,
         BLOCK=_BLOCK,
         CHUNK=_CHUNK,
     )
-    left = jax.lax.bitcast_convert_type(left, jnp.uint32)
-    return Partitioned(memory.reshape(parts, slots + serial), counts, left)
+    return filled(*done, memory)
 
 
 @triton.jit
@@ -75,16 +65,14 @@ def partition_dense_kernel(
     SIZE: tl.constexpr,
     BY_BITS: tl.constexpr,
     PROGRAMS: tl.constexpr,
-    PARTS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    SERIAL: tl.constexpr,
-    HASHES: tl.constexpr,
+    MEMORY: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """A program places what counts of every PROGRAMS-th block."""
     program = tl.program_id(0)
     own = scratch_ptr + program * (BLOCK + CHUNK)
+    into = memory_ptr, counts_ptr, left_ptr
     thread = tl.arange(0, CHUNK)
     held = 0
     for turn in range(0, (SIZE + BLOCK * PROGRAMS - 1) // (BLOCK * PROGRAMS)):
@@ -99,19 +87,7 @@ def partition_dense_kernel(
         first = 0
         while first < whole:
             index = tl.load(own + first + thread)
-            into_memory(
-                index,
-                thread >= 0,
-                index,
-                seeds_ptr,
-                memory_ptr,
-                counts_ptr,
-                left_ptr,
-                PARTS,
-                SLOTS,
-                SERIAL,
-                HASHES,
-            )
+            into_memory(index, thread >= 0, index, seeds_ptr, into, MEMORY)
             first += CHUNK
         held -= whole
         rest = tl.load(own + whole + thread, mask=thread < held, other=0)
@@ -122,16 +98,5 @@ def partition_dense_kernel(
     # Idle threads hash numbers of their own, so that they do not all swap at one address.
     idle = program * CHUNK + thread
     index = tl.load(own + thread, mask=thread < held, other=0)
-    into_memory(
-        tl.where(thread < held, index, idle),
-        thread < held,
-        index,
-        seeds_ptr,
-        memory_ptr,
-        counts_ptr,
-        left_ptr,
-        PARTS,
-        SLOTS,
-        SERIAL,
-        HASHES,
-    )
+    waiting = thread < held
+    into_memory(tl.where(waiting, index, idle), waiting, index, seeds_ptr, into, MEMORY)

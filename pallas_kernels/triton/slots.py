@@ -9,9 +9,6 @@ from pallas_kernels import striping
 from pallas_kernels.triton.words import count_bits, mix
 
 
-KINDS = {jnp.dtype(kind): i for i, kind in enumerate(("float32", "float16", "bfloat16"))}
-
-
 def seeds_of(units):
     """Of the hashes that say how a slot is turned."""
     if units is None:
@@ -20,26 +17,8 @@ def seeds_of(units):
     return jnp.asarray(seeds.view(np.int32))
 
 
-def striped(units):
-    """What else a kernel has to know of a map from slots to units; no parts if none."""
-    if units is None:
-        return {"PARTS": 0, "TURNS": 0, "COLUMN": 0}
-    turns = striping.turn_seeds(units.parts, units.seed).size
-    column = striping.width(units.size, units.parts)
-    return {"PARTS": units.parts, "TURNS": turns, "COLUMN": column}
-
-
 @triton.jit
-def find_bits(
-    words_ptr,
-    ends_ptr,
-    rank,
-    there,
-    WORDS: tl.constexpr,
-    ROWS: tl.constexpr,
-    HALVINGS: tl.constexpr,
-    ROW: tl.constexpr,
-):
+def find_bits(words_ptr, ends_ptr, rank, there, FORM: tl.constexpr):
     """Where in words the bits of these ranks are.
 
     Args:
@@ -47,27 +26,25 @@ def find_bits(
         ends_ptr: How many bits there are up to the end of each row of them.
         rank: int32, a tensor.
         there: For which of them there is a bit.
-        WORDS: How many words there are.
-        ROWS: How many rows.
-        HALVINGS: Bits of that number.
-        ROW: Words of a row.
+        FORM: The `EntryConfig`.
     """
     row = tl.zeros_like(rank)
     before = tl.zeros_like(rank)
+    HALVINGS: tl.constexpr = FORM.halvings
     for k in tl.static_range(HALVINGS):
         step = 1 << (HALVINGS - 1 - k)
-        inside = there & (row + step <= ROWS)
+        inside = there & (row + step <= FORM.rows)
         end = tl.load(ends_ptr + row + step - 1, mask=inside, other=0)
         below = inside & (end <= rank)
         row = tl.where(below, row + step, row)
         before = tl.where(below, end, before)
     rest = rank - before
-    word = row * ROW
-    bits = tl.load(words_ptr + word, mask=there & (word < WORDS), other=0)
+    word = row * FORM.row
+    bits = tl.load(words_ptr + word, mask=there & (word < FORM.bits), other=0)
     bits = bits.to(tl.uint32, bitcast=True)
-    for _ in range(ROW - 1):
+    for _ in range(FORM.row - 1):
         count = count_bits(bits)
-        beyond = there & (rest >= count) & (word + 1 < WORDS)
+        beyond = there & (rest >= count) & (word + 1 < FORM.bits)
         rest = tl.where(beyond, rest - count, rest)
         word = tl.where(beyond, word + 1, word)
         more = tl.load(words_ptr + word, mask=beyond, other=0)
@@ -85,28 +62,22 @@ def find_bits(
 
 
 @triton.jit
-def striped_unit(
-    part,
-    slot,
-    seeds_ptr,
-    PARTS: tl.constexpr,
-    TURNS: tl.constexpr,
-    COLUMN: tl.constexpr,
-):
+def striped_unit(part, slot, seeds_ptr, FORM: tl.constexpr):
     """`striping.invert`: the unit of each slot of a part."""
-    turn = turned(slot, seeds_ptr, PARTS, TURNS)
-    return (part + PARTS - turn) % PARTS * COLUMN + slot
+    turn = turned(slot, seeds_ptr, FORM)
+    return (part + FORM.parts - turn) % FORM.parts * FORM.column + slot
 
 
 @triton.jit
-def turned(slot, seeds_ptr, PARTS: tl.constexpr, TURNS: tl.constexpr):
+def turned(slot, seeds_ptr, FORM: tl.constexpr):
     """`striping.turn`: by how many parts the units of each slot are turned."""
     turn = tl.zeros_like(slot)
+    TURNS: tl.constexpr = FORM.turns
     for k in tl.static_range(TURNS):
         seed = tl.load(seeds_ptr + k).to(tl.uint32, bitcast=True)
         ones = mix((slot >> 5).to(tl.uint32), seed) >> (slot & 31).to(tl.uint32)
-        turn += (ones & 1).to(tl.int32) * ((1 << k) % PARTS)
-    return turn % PARTS
+        turn += (ones & 1).to(tl.int32) * ((1 << k) % FORM.parts)
+    return turn % FORM.parts
 
 
 @triton.jit
@@ -117,11 +88,11 @@ def entries_here(count, run_ptr, ROOM: tl.constexpr):
 
 
 @triton.jit
-def values_at(words_ptr, KIND: tl.constexpr):
+def values_at(words_ptr, FORM: tl.constexpr):
     """Where values begin, as a pointer to numbers of their kind."""
-    if KIND == 0:
+    if FORM.kind == 0:
         return words_ptr.to(tl.pointer_type(tl.float32), bitcast=True)
-    elif KIND == 1:
+    elif FORM.kind == 1:
         return words_ptr.to(tl.pointer_type(tl.float16), bitcast=True)
     else:
         return words_ptr.to(tl.pointer_type(tl.bfloat16), bitcast=True)

@@ -22,6 +22,7 @@ from pallas_kernels.reference.messages import (
     put as put,
     slots_from as slots_from,
 )
+from pallas_kernels.reference.specs import MessageSpec
 from sparsejax.axes import at_number
 from sparsejax.errors import ArgumentError
 from sparsejax.units import bits
@@ -118,6 +119,13 @@ class Form:
             rung.words,
             *planes,
         ]
+
+    @property
+    def spec(self) -> MessageSpec:
+        """What is static of messages, for the operations of `pallas_kernels`."""
+        return MessageSpec(
+            self.ladder.top, self.room, self.longest, self.planes, self.dtype
+        )
 
     def pieces(self, number: int) -> list[Piece]:
         """The pieces in which messages of a rung are sent: see `Ladder.pieces`."""

@@ -191,8 +191,10 @@ class _Transmission:
 
     def pack_whole(self, numbers, at=0, words=None, ends=None) -> jax.Array:
         """This rank's messages: a run of ranks of each part, all parts at once."""
-        given = self.slots, self.source, numbers, self.axes
-        return whole.pack(self.form, *given, at, words, ends)
+        spec = dataclasses.replace(self.form.spec, at=at, end=words)
+        message = whole.pack(spec, self.slots, self.source, numbers, ends)
+        missing = self.form.rows - len(self.slots.counts)
+        return as_varying(jnp.pad(message, ((0, missing), (0, 0))), self.axes)
 
     def unpack_whole(self, message, numbers, carry, at=0) -> Any:
         """What the fold makes of messages that arrived, all at once."""
@@ -200,13 +202,13 @@ class _Transmission:
 
     def pack_tiles(self, first, length, rung) -> jax.Array:
         """This rank's messages: a run of ranks of each part, tile by tile."""
-        run = first, length, self.form.places(rung)
-        return tiles.pack(self.form, self.slots, self.source, *run, self.axes)
+        run = tiles.Run(first, length, self.form.places(rung))
+        return tiles.pack(self.form, self.slots, self.source, run, self.axes)
 
     def unpack_tiles(self, message, counts, first, length, rung, carry) -> Any:
         """What the fold makes of messages that arrived, and their counts."""
-        run = first, length, self.form.places(rung)
-        return tiles.unpack(self.form, message, counts, *run, self.fold, carry)
+        run = tiles.Run(first, length, self.form.places(rung))
+        return tiles.unpack(self.form, message, counts, run, self.fold, carry)
 
     def payload(self, expected, first, length, rung) -> jax.Array:
         """Bytes that a run of the entries of each part needed."""
@@ -317,16 +319,16 @@ class _Transmission:
             return self.channel.received(received)
 
         def take(carry, numbers):
-            at = Lengths(numbers).at_last
-            message, head = self.pack_whole(numbers, at, rung.words, ends), None
+            at, head = Lengths(numbers).at_last, None
+            message = self.pack_whole(numbers, at, rung.words, ends)
+            spec = whole.spec_of(self.form, self.fold, at, bitmaps)
             # What is cut out of an array as it is, is copied, by no kernel of its own.
             (message,) = together(message)
             for piece in pieces:
                 words = receive(message[:, piece.words])
-                head = head or whole.Head.of(self.form, words, numbers, at, bitmaps)
-                carry = whole.unpack_piece(
-                    self.form, piece, head, words, numbers, self.fold, carry, at
-                )
+                head = head or whole.Head.of(words, numbers, spec)
+                received = piece, head, words, numbers
+                carry = whole.unpack_piece(*received, self.fold, carry)
                 # Else XLA would have all pieces there at the same time.
                 carry, message = together(carry, message)
             assert head is not None

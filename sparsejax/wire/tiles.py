@@ -14,7 +14,7 @@ twice the time.)
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,19 +30,27 @@ from sparsejax.wire import forms, index_codes
 from sparsejax.wire.forms import Form, Places
 
 
+class Run(NamedTuple):
+    """Which ranks of each part a message has, and where: the same for all parts.
+
+    Attributes:
+        first: The first of them.
+        length: How many there are at most.
+        row: The places of the parts of the message, as of `Form.places`.
+    """
+
+    first: jax.Array
+    length: jax.Array
+    row: jax.Array
+
+
 def pack(
-    form: Form,
-    slots: Slots,
-    source: Source,
-    first: jax.Array,
-    length: jax.Array,
-    row: jax.Array,
-    axes: frozenset[str],
+    form: Form, slots: Slots, source: Source, run: Run, axes: frozenset[str]
 ) -> jax.Array:
     """Writes a run of ranks of each part into a message of its own; see `whole.pack`."""
     tile = form.ladder.tile
     plain = lambda *given: without_types(given, axes)
-    words, counts, first, length, row = plain(*slots, first, length, row)
+    words, counts, first, length, row = plain(*slots, *run)
     (array,) = plain(source.array)
     source, units_of, names_of = source._replace(array=array), source.units, source.names
 
@@ -110,9 +118,7 @@ def unpack(
     form: Form,
     message: jax.Array,
     counts: jax.Array,
-    first: jax.Array,
-    length: jax.Array,
-    row: jax.Array,
+    run: Run,
     fold: Any,
     carry: Any,
 ) -> Any:
@@ -122,9 +128,7 @@ def unpack(
     types = jax.tree.map(varying_axes, carry)
     axes = frozenset[str]().union(varying_axes(message), *jax.tree.leaves(types))
     plain = lambda *given: without_types(given, axes)
-    message, counts, first, length, row, carry = plain(
-        message, counts, first, length, row, carry
-    )
+    message, counts, first, length, row, carry = plain(message, counts, *run, carry)
 
     def one_sender(state):
         sender, carry = state

@@ -11,6 +11,7 @@ comes in pieces (`unpack_piece`), the first says which slots there are (`Head`),
 other brings the values of some entries.
 """
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -25,8 +26,8 @@ from pallas_kernels.operations.messages import (
     unpacks_in_kernels,
 )
 from pallas_kernels.reference.messages import Run, read_message, row_ends
+from pallas_kernels.reference.specs import MessageSpec, Received, SlotSets, Unpacking
 from pallas_kernels.striping import Striping
-from sparsejax.axes import as_varying
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Source
@@ -62,56 +63,37 @@ def run_of(first: Any, length: Any, row: jax.Array) -> jax.Array:
 
 def ends_of(slots: Slots) -> jax.Array:
     """The bits up to the end of each row of words: one search for messages of all sizes."""
-    return row_ends(slots.words)[0]
+    return row_ends(slots.words)
 
 
 def pack(
-    form: Form,
+    spec: MessageSpec,
     slots: Slots,
     source: Source,
     numbers: jax.Array,
-    axes: frozenset[str],
-    at: int = 0,
-    words: int | None = None,
     ends: jax.Array | None = None,
 ) -> jax.Array:
     """Writes a run of ranks of each part into a message of its own.
 
     Args:
-        form: Where the parts of a message are.
+        spec: What is static of messages; the map from slots to units is the source's.
         slots: The slots of each part.
         source: Their values.
         numbers: As of `run_of`.
-        axes: The mesh axes over which messages vary.
-        at: Which of the numbers is the first that is meant.
-        words: Of a message, where it is known of which size it is.
         ends: Of `ends_of`, where they are known.
     """
-    parts, room = len(slots.counts), form.ladder.top
-    units, sent = source.units, slots.words
-    if source.names is not None or not (units is None or isinstance(units, Striping)):
+    sets, units = SlotSets(slots.words, slots.counts, ends=ends), source.units
+    if source.names is None and (units is None or isinstance(units, Striping)):
+        spec = dataclasses.replace(spec, units=units)
+    else:
         # Of these kernels know nothing: they are listed before.
-        part = lax.broadcasted_iota(jnp.int32, (parts, 1), 0)
-        first = lax.index_in_dim(numbers, at, keepdims=False)
-        found, _ = bits.slots_of(slots.words, first, room, slots.counts)
-        sent = found if source.names is None else source.names(part, found)
+        part = lax.broadcasted_iota(jnp.int32, (len(slots.counts), 1), 0)
+        first = lax.index_in_dim(numbers, spec.at, keepdims=False)
+        found, _ = bits.slots_of(slots.words, first, spec.room, slots.counts)
+        names = found if source.names is None else source.names(part, found)
         units = found if units is None else units(part, found)
-    message = pack_message(
-        sent,
-        slots.counts,
-        source.array,
-        numbers,
-        room=room,
-        words=form.room,
-        planes=form.planes,
-        dtype=form.dtype,
-        units=units,
-        at=at,
-        end=words,
-        ends=ends if sent.dtype == jnp.uint32 else None,
-    )
-    message = jnp.pad(message, ((0, form.rows - parts), (0, 0)))
-    return as_varying(message, axes)
+        sets = SlotSets(names, slots.counts, units)
+    return pack_message(sets, source.array, numbers, spec)
 
 
 def in_branches(form: Form, sources: int, fold: Any) -> bool:
@@ -137,23 +119,34 @@ class Head(NamedTuple):
         words: uint32 [senders, words].
         counts: int32 [senders], how many entries each part has in all.
         ends: See `pallas_kernels.index_message`.
-        bitmaps: Whether the messages are unpacked in the order of the array.
+        spec: What is static of the messages.
     """
 
     words: jax.Array
     counts: jax.Array
     ends: jax.Array
-    bitmaps: bool
+    spec: MessageSpec
 
     @classmethod
-    def of(
-        cls, form: Form, words: jax.Array, numbers: jax.Array, at: int, bitmaps: bool
-    ) -> "Head":
+    def of(cls, words: jax.Array, numbers: jax.Array, spec: MessageSpec) -> "Head":
         """Looks it up."""
-        longest = form.ladder.width // bits.WORD if bitmaps else form.longest
-        sizes = {"longest": longest, "planes": form.planes, "at": at, "bitmaps": bitmaps}
-        counts, ends = index_message(words, numbers, **sizes)
-        return cls(words, counts, ends, bitmaps)
+        return cls(words, *index_message(words, numbers, spec), spec)
+
+
+def spec_of(form: Form, fold: Any, at: int, bitmaps: bool = False) -> MessageSpec:
+    """What is static of messages that a fold takes in, in a form that kernels know.
+
+    Args:
+        form: Where the parts of a message are.
+        fold: What is made of the entries.
+        at: Which of the numbers is the first that is meant.
+        bitmaps: Whether the messages are unpacked in the order of the array.
+    """
+    spec = dataclasses.replace(form.spec, units=fold.into.units, at=at)
+    if not bitmaps:
+        return spec
+    longest = form.ladder.width // bits.WORD
+    return dataclasses.replace(spec, longest=longest, bitmaps=True)
 
 
 def are_bitmaps(form: Form, rung: Rung, fold: Any) -> bool:
@@ -167,47 +160,23 @@ def are_bitmaps(form: Form, rung: Rung, fold: Any) -> bool:
 
 
 def unpack_piece(
-    form: Form,
-    piece: Piece,
-    head: Head,
-    words: jax.Array,
-    numbers: jax.Array,
-    fold: Any,
-    carry: Any,
-    at: int,
+    piece: Piece, head: Head, words: jax.Array, numbers: jax.Array, fold: Any, carry: Any
 ) -> Any:
     """Folds the entries of a piece of the messages received.
 
     Args:
-        form: Where the parts of a message are.
         piece: Which.
         head: The first.
         words: uint32 [senders, words], this one.
         numbers: As of `run_of`.
         fold: What is made of the entries.
         carry: The result so far.
-        at: Which of the numbers is the first that is meant.
     """
     if piece.first == piece.last:
         return carry
-    return unpack_message(
-        carry,
-        head.words,
-        numbers,
-        room=form.ladder.top,
-        longest=head.ends.shape[0] if head.bitmaps else form.longest,
-        planes=form.planes,
-        dtype=form.dtype,
-        replaces=fold.into.replaces,
-        units=fold.into.units,
-        ordered=fold.in_order,
-        bitmaps=head.bitmaps,
-        at=at,
-        ends=head.ends,
-        values=None if words is head.words else words,
-        first=piece.first,
-        last=piece.last,
-    )
+    received = Received(head.words, head.ends, None if words is head.words else words)
+    how = Unpacking(fold.into.replaces, fold.in_order, piece.first, piece.last)
+    return unpack_message(carry, received, numbers, head.spec, how)
 
 
 def unpack(
@@ -223,25 +192,13 @@ def unpack(
         carry: The result so far.
         at: Which of the numbers is the first that is meant.
     """
-    room, longest = form.ladder.top, form.longest
     if fold.into is not None and fold.into.is_known:
-        return unpack_message(
-            carry,
-            message,
-            numbers,
-            room=room,
-            longest=longest,
-            planes=form.planes,
-            dtype=form.dtype,
-            replaces=fold.into.replaces,
-            units=fold.into.units,
-            ordered=fold.in_order,
-            at=at,
-        )
-    run = Run.of(numbers, at, form.planes)
-    slots, values, is_there = read_message(
-        message, run, room=room, longest=longest, shape=form.shape, dtype=form.dtype
-    )
+        how = Unpacking(fold.into.replaces, fold.in_order)
+        spec = spec_of(form, fold, at)
+        return unpack_message(carry, Received(message), numbers, spec, how)
+    spec = dataclasses.replace(form.spec, at=at)
+    run = Run.of(numbers, spec)
+    slots, values, is_there = read_message(message, run, spec, form.shape)
     slots = jnp.where(is_there, slots, form.ladder.width)
     if not fold.in_order:
         sender = lax.broadcasted_iota(jnp.int32, slots.shape, 0).reshape(-1)

@@ -41,6 +41,7 @@ READERS = (
     *("reference", "tiles", "whole", "pallas"),
 )
 CANARY, GUARD = 0x7B7B7B7B, 64
+_HOWS = [pallas_kernels.Unpacking(replaces) for replaces in (False, True)]
 
 
 def case(rng: Any) -> str:
@@ -68,27 +69,17 @@ def _compiled_as(case):
 
 @functools.cache
 def _by_reference(case):
-    unpack = functools.partial(
-        pallas_kernels.unpack_message,
-        **_sizes(case),
-        room=case.room,
-        dtype=jnp.dtype(case.wire),
-        units=case.striping,
-        backend="reference",
-    )
-    index = functools.partial(
-        pallas_kernels.index_message, **_sizes(case), backend="reference"
-    )
+    how = {"spec": case.spec, "backend": "reference"}
 
     def read(into, message, numbers):
-        summed, put = (unpack(into, message, numbers, replaces=r) for r in (False, True))
-        return summed, put, index(message, numbers)
+        received = pallas_kernels.Received(message)
+        summed, put = (
+            pallas_kernels.unpack_message(into, received, numbers, how=does, **how)
+            for does in _HOWS
+        )
+        return summed, put, pallas_kernels.index_message(message, numbers, **how)
 
     return jax.jit(read)
-
-
-def _sizes(case):
-    return {"longest": case.form.longest, "planes": case.form.planes, "at": AT}
 
 
 def check_reference(case: Any, words: Words) -> bool:
@@ -138,9 +129,8 @@ def _folding(case, how):
         run = jax.lax.slice_in_dim(numbers, AT, len(case.numbers))
         if how == "tiles":
             counts = jax.lax.bitcast_convert_type(message[:, 0], jnp.int32)
-            return tiles.unpack(
-                case.form, message, counts, run[0], run[1], run[2:], fold, start
-            )
+            run = tiles.Run(run[0], run[1], run[2:])
+            return tiles.unpack(case.form, message, counts, run, fold, start)
         return whole.unpack(case.form, message, run, fold, start)
 
     traced = helpers.for_gpus() if how != "tiles" else contextlib.nullcontext()
@@ -213,20 +203,10 @@ def _by_pallas(case):
     def read(into, message, numbers):
         found, dead = [], []
         with mock.patch.object(launch, "launch", _with_canaries(dead)):
-            for replaces in (False, True):
-                found.append(
-                    in_pallas.unpack_message(
-                        into,
-                        message,
-                        numbers,
-                        **_sizes(case),
-                        room=case.room,
-                        dtype=jnp.dtype(case.wire),
-                        units=case.striping,
-                        replaces=replaces,
-                        interpret=True,
-                    )
-                )
+            for does in _HOWS:
+                given = into, pallas_kernels.Received(message), numbers
+                how = {"spec": case.spec, "how": does, "interpret": True}
+                found.append(in_pallas.unpack_message(*given, **how))
         return *found, jnp.stack(dead).any()
 
     return jax.jit(read)
@@ -236,7 +216,7 @@ def _with_canaries(dead):
     """Launches whose results have canaries behind them; adds whether any died."""
     real = launch.launch
 
-    def guarded(kernel, name, programs, operands, results, *, in_place=None, **how):
+    def guarded(kernel, programs, operands, results, *, in_place=None, **how):
         operands, in_place = list(operands), dict(in_place or {})
         assert sorted(in_place.values()) == [*range(len(results))], "all are in place"
         for operand in in_place:
@@ -248,7 +228,7 @@ def _with_canaries(dead):
             jax.ShapeDtypeStruct((operands[operand].size,), results[number].dtype)
             for operand, number in sorted(in_place.items(), key=lambda pair: pair[1])
         ]
-        done = real(kernel, name, programs, operands, like, in_place=in_place, **how)
+        done = real(kernel, programs, operands, like, in_place=in_place, **how)
         for x, size in zip(done, [x.shape[0] for x in results], strict=True):
             words = jax.lax.bitcast_convert_type(x[size:], jnp.uint8)
             dead.append((words != CANARY & 0xFF).any())

@@ -43,7 +43,7 @@ BROKEN = {
         "pallas",
         "in_pallas",
         Edit(
-            "pallas.messages._unpack",
+            "pallas.messages.unpack_message_kernel",
             "there & (unit >= 0) & (unit < form.size)",
             "there & (unit >= 0)",
         ),
@@ -52,7 +52,7 @@ BROKEN = {
         "pallas",
         "in_pallas",
         Edit(
-            "pallas.messages._unpack",
+            "pallas.messages.unpack_message_kernel",
             "there & (unit >= 0) & (unit < form.size)",
             "there & (unit < form.size)",
         ),

@@ -16,12 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
+import pallas_kernels
+
 
 # First: it says that Triton is interpreted.
 from tests.kernels import triton_worker  # isort: skip
 from tests.fuzz import campaign, words
 from tests.kernels import checks
-from tests.kernels.messages import AT, CASES
+from tests.kernels.messages import CASES
 
 
 CANARIES = 0x7B, 0xC4
@@ -32,22 +34,15 @@ def check(made: ModuleType, name: str, given: words.Words, replaces: bool) -> No
     case = CASES[name]
     message = words.words_of(given, case.received)
     into = np.ones((words.size_of(case), *case.shape), np.float32)
-    sizes = {"longest": case.form.longest, "planes": case.form.planes, "at": AT}
+    how = pallas_kernels.Unpacking(replaces)
     found = []
     for canary, fill in zip(CANARIES, words.FILLS, strict=True):
         triton_worker.CANARY = canary
         message[:, case.form.ladder.rungs[case.rung].words :] = fill
-        arrays = [jnp.asarray(x) for x in (into, message, case.numbers)]
-        heads, ends = made.index_message(*arrays[1:], **sizes)
-        total = made.unpack_message(
-            *arrays,
-            ends,
-            **sizes,
-            room=case.room,
-            dtype=jnp.dtype(case.wire),
-            replaces=replaces,
-            units=case.striping,
-        )
+        start, words_in, numbers = map(jnp.asarray, (into, message, case.numbers))
+        heads, ends = made.index_message(words_in, numbers, spec=case.spec)
+        received = pallas_kernels.Received(words_in, ends)
+        total = made.unpack_message(start, received, numbers, spec=case.spec, how=how)
         found.append([np.asarray(x) for x in (heads, ends, total)])
     for one, other in zip(*found, strict=True):
         assert one.tobytes() == other.tobytes(), "it looks behind the end of an array"

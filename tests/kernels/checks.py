@@ -130,9 +130,8 @@ def check_bitmap(made):
 
 def check_partition(made):
     def run(indices, count, seeds, **sizes):
-        return made.partition(
-            jnp.asarray(indices), jnp.int32(count), jnp.asarray(seeds), **sizes
-        )
+        operands = jnp.asarray(indices), jnp.int32(count), jnp.asarray(seeds)
+        return made.partition(*operands, memory=kernels.HashMemory(**sizes))
 
     rng = np.random.default_rng(0)
     seeds = kernels.draw_seeds(4)
@@ -159,9 +158,9 @@ def check_partition(made):
 
 def check_partition_dense(made):
     def run(x, seeds, threshold, **sizes):
-        return made.partition_dense(
-            jnp.asarray(x), jnp.asarray(seeds), threshold=threshold, **sizes
-        )
+        memory = kernels.HashMemory(**sizes)
+        operands = jnp.asarray(x), jnp.asarray(seeds)
+        return made.partition_dense(*operands, memory=memory, threshold=threshold)
 
     made._PROGRAMS = 2  # so that one goes over more than a block
     for size in (8, 8192, 8193, 26_000):
@@ -220,7 +219,7 @@ def on_arrays(function):
     as_jax = lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x
 
     def call(*operands, **sizes):
-        return function(*map(as_jax, operands), **{k: as_jax(x) for k, x in sizes.items()})
+        return function(*jax.tree.map(as_jax, operands), **sizes)
 
     return call
 
@@ -238,17 +237,11 @@ def check_bitmap_messages(made, index=None):
 
 
 def check_messages(made, in_pieces=True):
-    def pack(slots, counts, array, numbers, *, units, **sizes):
-        given = (units,) if isinstance(units, jax.Array) else ()
-        units = None if given else units
-        operands = slots, counts, numbers, array, *given
-        return made.pack_message(*operands, units=units, **sizes)
-
     made._CLEARED = 128
-    made._NUMBERS, made._COLUMNS = 64, 8  # so that small messages take several programs
+    made._TILE = 64, 8  # so that small messages take several programs
     if in_pieces:
         made.index._ROWS = 8  # and what is added up several turns
-    pack, unpack = on_arrays(pack), on_arrays(made.unpack_message)
+    pack, unpack = on_arrays(made.pack_message), on_arrays(made.unpack_message)
     for name, case in messages.CASES.items():
         messages.check_pack(pack, case)
         # Where values go, the others say for each code of these.
@@ -297,7 +290,7 @@ def check_exchange(made):
     """As `check_exchange_by`, where `made` has the kernels of Triton for messages."""
     for module in (made, made.index, made.bitmap):
         module.launch = functools.partial(when_run, made.launched)
-    made._NUMBERS, made._COLUMNS, made._CLEARED = 64, 8, 256
+    made._TILE, made._CLEARED = (64, 8), 256
     check_exchange_by("triton", made, {"pack_message", "index_message", "unpack_message"})
 
 
@@ -309,7 +302,7 @@ def check_exchange_by(backend, made, operations):
         if operation not in operations or backend not in of:
             return original(operation, named, of, size, *operands)
         launched.add(operation)
-        axes = frozenset().union(*map(types.varying_axes, operands))
+        axes = frozenset().union(*map(types.varying_axes, jax.tree.leaves(operands)))
         operands = types.without_types(operands, axes)
         kernel = of[backend]
         result = getattr(made, kernel.func.__name__)(*operands, **kernel.keywords)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import striping
+from pallas_kernels.reference import specs
 from sparsejax.wire import forms, index_codes, ladder
 
 
@@ -65,6 +66,10 @@ class Case:
             rungs.append(ladder.Rung(capacity, code, words))
         steps = ladder.Ladder(self.width, unit_bytes, 16, tuple(rungs), True)
         return forms.Form(steps, self.shape, jnp.dtype(self.wire), self.parts)
+
+    @property
+    def spec(self):
+        return dataclasses.replace(self.form.spec, units=self.striping, at=AT)
 
     @property
     def row(self):
@@ -148,9 +153,9 @@ class Case:
 
     @property
     def given(self):
-        """What `pack_message` is told of units."""
+        """The units that `pack_message` is given in a list, if they are."""
         if self.units != "given":
-            return self.striping
+            return None
         units = np.full((self.parts, self.room), 2**31 - 1, np.int32)
         for part, slots in enumerate(self.sent):
             units[part, : len(slots)] = self.units_of(part, slots)
@@ -226,18 +231,9 @@ def check_pack(pack, case):
     """A message, word for word; from a list, and from bits where units need none."""
     lists = [True, False] if case.units != "given" else [True]
     for listed in lists:
-        message = pack(
-            case.listed if listed else case.bits,
-            case.counts,
-            case.array,
-            case.numbers,
-            room=case.room,
-            words=case.form.room,
-            planes=case.form.planes,
-            dtype=jnp.dtype(case.wire),
-            units=case.given,
-            at=AT,
-        )
+        slots = case.listed if listed else case.bits
+        sets = specs.SlotSets(slots, case.counts, case.given)
+        message = pack(sets, case.array, case.numbers, spec=case.spec)
         end = case.form.ladder.rungs[case.rung].words
         np.testing.assert_array_equal(message[:, :end], case.message[:, :end])
 
@@ -251,16 +247,10 @@ def check_unpack(unpack, case, *, replaces=False, size=None, dtype=np.float32, *
     into = np.ones((size, *case.shape)).astype(dtype)
     total = unpack(
         into,
-        case.received,
+        specs.Received(case.received),
         case.numbers,
-        room=case.room,
-        longest=case.form.longest,
-        planes=case.form.planes,
-        dtype=jnp.dtype(case.wire),
-        replaces=replaces,
-        units=case.striping,
-        at=AT,
-        **how,
+        spec=case.spec,
+        how=specs.Unpacking(replaces, **how),
     )
     assert total.dtype == into.dtype
     np.testing.assert_array_equal(
@@ -268,12 +258,13 @@ def check_unpack(unpack, case, *, replaces=False, size=None, dtype=np.float32, *
     )
 
 
-def unpacked_in_pieces(index, unpack, case, total, count, longest=None, **flags):
+def unpacked_in_pieces(index, unpack, case, total, count, bitmaps=False, ordered=False):
     """What an array becomes by messages that are received in pieces, and end there."""
     steps = dataclasses.replace(case.form.ladder, piece=1)
     form = forms.Form(steps, case.shape, case.form.dtype, case.parts)
-    head = ends = None
-    sizes = {"longest": longest or form.longest, "planes": form.planes, "at": AT} | flags
+    head, ends, spec = None, None, dataclasses.replace(case.spec, bitmaps=bitmaps)
+    if bitmaps:
+        spec = dataclasses.replace(spec, longest=case.words)
     with mock.patch.object(ladder.Ladder, "pieces_of", return_value=count):
         pieces = form.pieces(case.rung)
     assert count == 1 or len(pieces) > 2
@@ -281,31 +272,20 @@ def unpacked_in_pieces(index, unpack, case, total, count, longest=None, **flags)
         words = np.ascontiguousarray(case.received[:, piece.words])
         if head is None:
             head = words
-            counts, ends = index(head, case.numbers, **sizes)
+            counts, ends = index(head, case.numbers, spec=spec)
             np.testing.assert_array_equal(counts, case.counts)
         if piece.first == piece.last:
             continue
-        total = unpack(
-            total,
-            head,
-            case.numbers,
-            ends,
-            *([] if words is head else [words]),
-            room=case.room,
-            dtype=form.dtype,
-            replaces=bool(flags),
-            units=case.striping,
-            first=piece.first,
-            last=piece.last,
-            **sizes,
-        )
+        received = specs.Received(head, ends, None if words is head else words)
+        how = specs.Unpacking(bitmaps, ordered, piece.first, piece.last)
+        total = unpack(total, received, case.numbers, spec=spec, how=how)
     return np.asarray(total).astype(np.float64)
 
 
-def check_pieces(index, unpack, case):
+def check_pieces(index, unpack, case, ordered=False):
     """The same sums, of messages that are received in three pieces, and end there."""
     ones = jnp.ones((case.width, *case.shape), jnp.float32)
-    total = unpacked_in_pieces(index, unpack, case, ones, 3)
+    total = unpacked_in_pieces(index, unpack, case, ones, 3, ordered=ordered)
     np.testing.assert_array_equal(total, case.total(np.ones(total.shape), False))
 
 
@@ -330,6 +310,5 @@ def check_bitmaps(index, unpack, case):
     zeros = jnp.zeros(case.striping.size, jnp.float32)
     wanted = case.total(np.zeros(zeros.size), True)
     for count in (1, 3):
-        given = index, unpack, case, zeros, count, case.words
-        total = unpacked_in_pieces(*given, bitmaps=True)
+        total = unpacked_in_pieces(index, unpack, case, zeros, count, bitmaps=True)
         np.testing.assert_array_equal(total, wanted)

@@ -236,7 +236,8 @@ SEEDS = kernels.draw_seeds(3)
 def partition(**changed):
     given = {"parts": 4, "slots": 32, "serial": 4, "hashes": 2} | changed
     indices = given.pop("indices", INDICES)
-    return kernels.partition(indices, 64, given.pop("seeds", SEEDS), **given)
+    seeds = given.pop("seeds", SEEDS)
+    return kernels.partition(indices, 64, seeds, kernels.HashMemory(**given))
 
 
 @pytest.mark.parametrize(
@@ -258,11 +259,11 @@ def partition(**changed):
         (lambda: partition(seeds=SEEDS[:0]), "seeds must be uint32"),
         (lambda: partition(seeds=SEEDS[:1], slots=0, serial=0), "serial must be"),
         (
-            lambda: kernels.partition_dense(ONES, SEEDS, parts=65, slots=9, serial=9),
+            lambda: kernels.partition_dense(ONES, SEEDS, kernels.HashMemory(65, 9, 9)),
             "cannot fill 65 parts",
         ),
         (
-            lambda: kernels.partition_dense(INDICES, SEEDS, parts=2, slots=9, serial=9),
+            lambda: kernels.partition_dense(INDICES, SEEDS, kernels.HashMemory(2, 9, 9)),
             "floating dtype",
         ),
         (lambda: partition(parts=65), "cannot fill 65 parts"),
@@ -291,7 +292,7 @@ def test_bad_arguments_raise_and_name_the_fix(call, says):
         call()
 
 
-MEMORY = {"parts": 4, "slots": 32, "serial": 4}
+MEMORY = kernels.HashMemory(parts=4, slots=32, serial=4)
 
 
 @pytest.mark.parametrize(
@@ -299,11 +300,11 @@ MEMORY = {"parts": 4, "slots": 32, "serial": 4}
     [
         lambda x: kernels.compact(x, 9, threshold=0.5),
         lambda x: kernels.bitmap_decode(kernels.bitmap_encode(x), 9),
-        lambda x: kernels.partition(x.astype(jnp.int32), 64, SEEDS, **MEMORY),
+        lambda x: kernels.partition(x.astype(jnp.int32), 64, SEEDS, MEMORY),
         lambda x: kernels.partition(
-            x.astype(jnp.int32), 64, SEEDS[:1], parts=4, slots=0, serial=9
+            x.astype(jnp.int32), 64, SEEDS[:1], kernels.HashMemory(4, 0, 9)
         ),
-        lambda x: kernels.partition_dense(x, SEEDS, **MEMORY),
+        lambda x: kernels.partition_dense(x, SEEDS, MEMORY),
         lambda x: kernels.partition_by_bits(x, parts=4, capacity=9),
         lambda x: kernels.threshold_hash(x, 0.5, 7, slots=9),
         lambda x: kernels.coo_add(x.astype(jnp.int32), x, 9),

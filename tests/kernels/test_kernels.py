@@ -61,16 +61,18 @@ def ops(backend):
 
     @functools.cache
     def partition(sizes):
-        return by(backend, kernels.partition, **dict(sizes))
+        return by(backend, kernels.partition, memory=kernels.HashMemory(**dict(sizes)))
 
     @functools.cache
     def dense(sizes):
-        return by(backend, kernels.partition_dense, **dict(sizes))
+        memory = kernels.HashMemory(**dict(sizes))
+        return by(backend, kernels.partition_dense, memory=memory)
 
     @functools.cache
     def dense_above(sizes):
+        memory = kernels.HashMemory(**dict(sizes))
         above = lambda x, seeds, level: kernels.partition_dense(
-            x, seeds, threshold=level, **dict(sizes)
+            x, seeds, memory, threshold=level
         )
         return by(backend, above)
 
@@ -424,7 +426,7 @@ def guarded(monkeypatch):
     """
     real, dead = launch.launch, []
 
-    def with_guards(kernel, name, programs, operands, results, *, in_place=None, **how):
+    def with_guards(kernel, programs, operands, results, *, in_place=None, **how):
         operands, in_place = list(operands), dict(in_place or {})
         sizes = [x.shape[0] for x in results]
         given = len(operands)
@@ -440,11 +442,15 @@ def guarded(monkeypatch):
             operands[operand] = jnp.concatenate([x, canary])
         like = [jax.ShapeDtypeStruct((x.shape[0] + GUARD,), x.dtype) for x in results]
         total = len(operands)
-        inner = lambda *refs: kernel(*refs[:given], *refs[total:])
-        done = real(inner, name, programs, operands, like, in_place=in_place, **how)
+
+        @functools.wraps(kernel)
+        def inner(*refs, **sizes):
+            kernel(*refs[:given], *refs[total:], **sizes)
+
+        done = real(inner, programs, operands, like, in_place=in_place, **how)
         for x, size in zip(done, sizes, strict=True):
             if not (np.asarray(x[size:]).view(np.uint32) == CANARY).all():
-                dead.append(name)
+                dead.append(kernel.__name__)
         return [x[:size] for x, size in zip(done, sizes, strict=True)]
 
     monkeypatch.setattr(launch, "launch", with_guards)
@@ -460,9 +466,9 @@ def test_no_kernel_writes_behind_the_end_of_an_array(size, monkeypatch):
         bitmap.bitmap_decode(words, capacity, **how)
     threshold_hash.threshold_hash(x, 0.0, kernels.draw_seeds(1)[0], 33, **how)
     for slots in (256, 1):
-        sizes = {"parts": 8, "slots": slots, "serial": 1, "hashes": 2}
+        how["memory"] = kernels.HashMemory(parts=8, slots=slots, serial=1, hashes=2)
         indices = jnp.arange(max(size, 8), dtype=jnp.int32)
-        partition.partition(indices, size, kernels.draw_seeds(3), **sizes, **how)
+        partition.partition(indices, size, kernels.draw_seeds(3), **how)
     assert not dead, f"past its end wrote {dead}"
 
 
@@ -530,9 +536,9 @@ def test_no_triton_kernel_writes_behind_the_end_of_an_array(size, guarded_triton
     indices = jnp.arange(size, dtype=jnp.int32)
     coo_add.coo_add(indices, x, jnp.int32(3), size=size // 2)
     for slots, serial, hashes in ((256, 1, 2), (1, 1, 2), (0, 3, 0), (0, size, 0)):
-        sizes = {"parts": 8, "slots": slots, "serial": serial, "hashes": hashes}
-        partition.partition(indices, jnp.int32(size), seeds, **sizes)
-        dense.partition_dense(x, seeds, **sizes)
+        memory = kernels.HashMemory(8, slots, serial, hashes)
+        partition.partition(indices, jnp.int32(size), seeds, memory=memory)
+        dense.partition_dense(x, seeds, memory=memory)
     assert not dead, f"past its end wrote {dead}"
 
 
@@ -546,7 +552,10 @@ def test_programs_of_triton_use_their_scratch_again_and_again(density, monkeypat
     x = gradient(300_003, density)
     sizes = {"parts": 4, "slots": 1 << 17, "serial": 1 << 17, "hashes": 2}
     run = lambda x, seeds, threshold, **sizes: partition_dense.partition_dense(
-        jnp.asarray(x), jnp.asarray(seeds), threshold=threshold, **sizes
+        jnp.asarray(x),
+        jnp.asarray(seeds),
+        memory=kernels.HashMemory(**sizes),
+        threshold=threshold,
     )
     for seed in range(20):
         seeds = kernels.draw_seeds(3, seed)
@@ -556,12 +565,12 @@ def test_programs_of_triton_use_their_scratch_again_and_again(density, monkeypat
 def test_a_write_behind_the_end_kills_a_canary(monkeypatch):
     dead = guarded(monkeypatch)
 
-    def kernel(x_ref, y_ref):
+    def by_one(x_ref, y_ref):
         at = launch.lanes(64)
         launch.store(y_ref, at + 1, x_ref[at], at >= 0)
 
     like = [jax.ShapeDtypeStruct((64,), jnp.int32)]
-    launch.launch(kernel, "by_one", 1, [jnp.arange(64)], like, interpret=not ON_GPU)
+    launch.launch(by_one, 1, [jnp.arange(64)], like, interpret=not ON_GPU)
     assert dead == ["by_one"]
 
 

@@ -255,9 +255,9 @@ def test_what_is_worked_on_in_place_is_given_twice_and_returned(thunky):
     indices, values = jnp.array([1, 4, 9, 4]), jnp.array([1.0, 2.0, 3.0, 0.5])
     total = coo_add.coo_add(indices, values, jnp.array(0), size=8)
     assert total.tolist() == [0, 1, 0, 0, 2.5, 0, 0, 0]
-    sizes = {"parts": 2, "hashes": 2, "slots": 800, "serial": 600}
+    memory = kernels.HashMemory(parts=2, hashes=2, slots=800, serial=600)
     # Three arrays in place, and a result beside.
-    found = partition_dense.partition_dense(X, kernels.draw_seeds(3), **sizes)
+    found = partition_dense.partition_dense(X, kernels.draw_seeds(3), memory=memory)
     placed = np.concatenate([row[row >= 0] for row in np.asarray(found.memory)])
     assert sorted(placed) == np.flatnonzero(X).tolist()
     assert thunky.names == ["coo_add_kernel", "partition_dense_kernel"]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton:DeprecationWar
 
 def atomics(function, *arrays):
     """The atomic operations of a function, traced for GPUs and lowered without one."""
-    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
     with kernels.use_kernels("pallas", compile_only=True):
         return lowered.in_pallas(lowered.for_cuda(function, *like))
 
@@ -27,13 +27,9 @@ def packing(name):
     """The operations of messages that are packed."""
     found = []
 
-    def pack(slots, counts, array, numbers, *, units, **static):
-        def run(slots, counts, array, numbers):
-            return kernels.pack_message(
-                slots, counts, array, numbers, units=units, **static
-            )
-
-        found.extend(atomics(run, slots, counts, array, numbers))
+    def pack(*arrays, **static):
+        run = functools.partial(kernels.pack_message, **static)
+        found.extend(atomics(run, *arrays))
         raise _Lowered
 
     with pytest.raises(_Lowered):
@@ -45,9 +41,9 @@ def unpacking(name, **options):
     """The operations of messages that are unpacked."""
     found = []
 
-    def unpack(into, message, numbers, **static):
+    def unpack(*arrays, **static):
         run = functools.partial(kernels.unpack_message, **static)
-        found.extend(atomics(run, into, message, numbers))
+        found.extend(atomics(run, *arrays))
         raise _Lowered
 
     with pytest.raises(_Lowered):
@@ -92,7 +88,7 @@ def test_an_integer_that_is_added_as_a_float_is_seen():
 
     def run(at, into):
         like = [jax.ShapeDtypeStruct((128,), jnp.uint32)]
-        return launch.launch(kernel, "control", 1, (at, into), like, in_place={1: 0})
+        return launch.launch(kernel, 1, (at, into), like, in_place={1: 0})
 
     (found,) = atomics(run, jnp.zeros(128, jnp.int32), jnp.zeros(128, jnp.uint32))
     assert found.dtype == "i32"

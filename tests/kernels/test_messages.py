@@ -3,6 +3,7 @@
 The kernels of Triton are held to the same in its interpreter: see `test_triton`.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -13,7 +14,7 @@ import pytest
 import pallas_kernels as kernels
 from pallas_kernels.pallas import messages as in_pallas
 from tests import helpers
-from tests.kernels import messages
+from tests.kernels import checks, messages
 from tests.kernels.test_kernels import ON_GPU, by, guarded
 
 
@@ -27,27 +28,17 @@ def compiled(backend, operation, static):
     return by(backend, getattr(kernels, operation), **dict(static))
 
 
-def packing(backend):
-    """`pack_message` as the checks call it."""
+def running(backend, operation):
+    """An operation as the checks call it, compiled once for what is static."""
 
-    def pack(slots, counts, array, numbers, *, units, **static):
-        given = isinstance(units, np.ndarray)
-        static |= {} if given else {"units": units}
-        run = compiled(backend, "pack_message", tuple(static.items()))
-        arrays = slots, counts, array, numbers
-        return run(*arrays, units=units) if given else run(*arrays)
+    def run(*arrays, **static):
+        return compiled(backend, operation, tuple(static.items()))(*arrays)
 
-    return pack
+    return run
 
 
-def unpacking(backend):
-    """`unpack_message` as the checks call it."""
-
-    def unpack(into, message, numbers, **static):
-        run = compiled(backend, "unpack_message", tuple(static.items()))
-        return run(into, message, numbers)
-
-    return unpack
+packing = functools.partial(running, operation="pack_message")
+unpacking = functools.partial(running, operation="unpack_message")
 
 
 # Pallas is interpreted where there is no GPU, which takes its time to compile.
@@ -87,17 +78,8 @@ def test_pallas_writes_and_reads_halves_of_odd_rows():
 def test_pallas_clears_what_it_writes_and_nothing_behind_an_end(name, monkeypatch):
     dead, case = guarded(monkeypatch), messages.CASES[name]
     how = {"interpret": not ON_GPU}
-    arrays = lambda *arrays: [jnp.asarray(x) for x in arrays]
-
-    def pack(slots, counts, array, numbers, *, units, **static):
-        given = arrays(units) if isinstance(units, np.ndarray) else []
-        units = None if given else units
-        operands = *arrays(slots, counts, numbers, array), *given
-        return in_pallas.pack_message(*operands, units=units, **static, **how)
-
-    def unpack(into, message, numbers, **static):
-        return in_pallas.unpack_message(*arrays(into, message, numbers), **static, **how)
-
+    pack = checks.on_arrays(functools.partial(in_pallas.pack_message, **how))
+    unpack = checks.on_arrays(functools.partial(in_pallas.unpack_message, **how))
     messages.check_pack(pack, case)
     for replaces in (False, True):
         messages.check_unpack(unpack, case, replaces=replaces)
@@ -106,10 +88,7 @@ def test_pallas_clears_what_it_writes_and_nothing_behind_an_end(name, monkeypatc
 
 @pytest.mark.parametrize("name", ["coo8", *helpers.slow("bitmap", "rows of five halves")])
 def test_what_arrives_in_pieces_is_added_piece_by_piece(name):
-    def unpack(into, message, numbers, ends, values, **sizes):
-        told = {"ends": ends, "values": values, "backend": "reference"}
-        return kernels.unpack_message(into, message, numbers, **told, **sizes)
-
+    unpack = functools.partial(kernels.unpack_message, backend="reference")
     index = functools.partial(kernels.index_message, backend="reference")
     messages.check_pieces(index, unpack, messages.CASES[name])
 
@@ -120,35 +99,37 @@ OTHER_BITMAPS = helpers.slow(*(x for x in messages.BITMAPS if x not in SOME_BITM
 
 @pytest.mark.parametrize("name", [*SOME_BITMAPS, *OTHER_BITMAPS])
 def test_bitmaps_are_unpacked_whole_and_piece_by_piece(name):
-    def unpack(into, message, numbers, ends, *values, **sizes):
-        told = {"ends": ends, "values": values[0] if values else None}
-        return kernels.unpack_message(into, message, numbers, **told, **sizes)
-
     check = functools.partial(messages.check_bitmaps, case=messages.BITMAPS[name])
     named = {"backend": "triton"} if ON_GPU else {"backend": "reference"}
     how = lambda function: functools.partial(function, **named)
-    check(how(kernels.index_message), how(unpack))
+    check(how(kernels.index_message), how(kernels.unpack_message))
 
 
 def test_bitmaps_that_no_kernel_unpacks_are_refused():
-    case = messages.BITMAPS["thin"]
-    sizes = {"room": case.room, "longest": case.words, "planes": 0, "at": messages.AT}
-    into, given = jnp.zeros(case.striping.size), (case.received, case.numbers)
-    known = {"bitmaps": True, "replaces": True, "units": case.striping}
+    case, sets = messages.BITMAPS["thin"], kernels.Unpacking(replaces=True)
+    spec = dataclasses.replace(case.spec, longest=case.words, bitmaps=True)
+    into = jnp.zeros(case.striping.size)
     ends = jnp.zeros((case.words, case.parts, 2), jnp.int32)
-    for wrong, said in (
-        ({"replaces": False}, "replaces=False"),
-        ({"units": None}, "units=None"),
-        ({"ends": None}, "got None"),
-        ({"ends": ends[:-1]}, r"int32\[33, 3, 2\], got int32\[32, 3, 2\]"),
-        ({"longest": 32, "ends": ends[:-1]}, "3 parts of 33 words; .* longest=32"),
-        ({"units": case.striping._replace(parts=4)}, "in 4 parts .* 3 messages"),
+    other = lambda **changed: dataclasses.replace(spec, **changed)
+    for wrong, given, how, said in (
+        (spec, ends, kernels.Unpacking(), "replaces=False"),
+        (other(units=None), ends, sets, "units=None"),
+        (spec, None, sets, "got None"),
+        (spec, ends[:-1], sets, r"int32\[33, 3, 2\], got int32\[32, 3, 2\]"),
+        (other(longest=32), ends[:-1], sets, "3 parts of 33 words; .* longest=32"),
+        (
+            other(units=case.striping._replace(parts=4)),
+            ends,
+            sets,
+            "in 4 parts .* 3 messages",
+        ),
     ):
-        how = {"ends": ends} | sizes | known | wrong
+        received = kernels.Received(case.received, given)
         with pytest.raises(kernels.KernelArgumentError, match=said):
-            kernels.unpack_message(into, *given, **how)
+            kernels.unpack_message(into, received, case.numbers, wrong, how)
+    received = kernels.Received(case.received, ends)
     with pytest.raises(kernels.KernelArgumentError, match="numbers that replace zeros"):
-        kernels.unpack_message(into[:, None], *given, ends=ends, **sizes, **known)
+        kernels.unpack_message(into[:, None], received, case.numbers, spec, sets)
 
 
 def test_what_one_sender_sends_needs_no_atomic_additions():
@@ -157,15 +138,10 @@ def test_what_one_sender_sends_needs_no_atomic_additions():
     messages.check_unpack(unpacking("reference"), case)
     scatters = []
     for message in (case.received, np.tile(case.received, (2, 1))):
-        unpack = functools.partial(
-            kernels.unpack_message,
-            room=case.room,
-            longest=case.form.longest,
-            planes=case.form.planes,
-            at=messages.AT,
-            backend="reference",
-        )
-        made = jax.make_jaxpr(unpack)(case.array, message, case.numbers)
+        spec = dataclasses.replace(case.spec, units=None)
+        unpack = functools.partial(kernels.unpack_message, spec=spec, backend="reference")
+        received = kernels.Received(message)
+        made = jax.make_jaxpr(unpack)(case.array, received, case.numbers)
         scatters += [e for e in made.eqns if e.primitive.name == "scatter-add"]
     assert [e.params["unique_indices"] for e in scatters] == [True, False]
 
@@ -179,47 +155,57 @@ def test_what_lies_behind_the_array_is_left_out(backend):
 
 def test_without_room_or_with_other_shapes_it_says_so():
     case = messages.CASES["coo8"]
-    sizes = {"room": case.room, "words": case.form.room, "planes": case.form.planes}
     bits, array = jnp.asarray(case.bits), jnp.asarray(case.array)
     counts, numbers = jnp.asarray(case.counts), jnp.asarray(case.numbers)
-    pack = functools.partial(kernels.pack_message, **sizes)
+    plain = dataclasses.replace(case.spec, at=0)
+    other = functools.partial(dataclasses.replace, plain)
+
+    def pack(slots, units=None, numbers=numbers, spec=plain):
+        sets = kernels.SlotSets(slots, counts, units)
+        return kernels.pack_message(sets, array, numbers, spec)
+
     refused = pytest.raises(kernels.KernelArgumentError, match="slots must be uint32 or")
     with refused:
-        pack(bits.astype(jnp.float32), counts, array, numbers)
+        pack(bits.astype(jnp.float32))
     with pytest.raises(kernels.KernelArgumentError, match="multiple of 4"):
-        pack(bits, counts, array, numbers, room=6)
+        pack(bits, spec=other(room=6))
     with pytest.raises(kernels.KernelArgumentError, match="must be a list"):
-        pack(bits, counts, array, numbers, units=jnp.asarray(case.listed))
+        pack(bits, units=jnp.asarray(case.listed))
     with pytest.raises(kernels.KernelArgumentError, match="must be a list"):
-        pack(jnp.asarray(case.listed[:, 4:]), counts, array, numbers)
+        pack(jnp.asarray(case.listed[:, 4:]))
     with pytest.raises(kernels.KernelArgumentError, match="numbers must be 14"):
-        pack(bits, counts, array, numbers[: messages.AT + 9], at=messages.AT)
+        pack(bits, numbers=numbers[: messages.AT + 9], spec=case.spec)
     with pytest.raises(kernels.KernelArgumentError, match="2, 4 or 8 bytes"):
-        pack(bits, counts, array, numbers, dtype=jnp.int8)
-    unpack = functools.partial(kernels.unpack_message, room=case.room, planes=1)
+        pack(bits, spec=other(dtype=jnp.int8))
+
+    def unpack(message):
+        spec = other(planes=1, longest=9)
+        return kernels.unpack_message(array, kernels.Received(message), numbers, spec)
+
     with pytest.raises(kernels.KernelArgumentError, match="too few for a header"):
-        unpack(array, jnp.zeros((3, 9), jnp.uint32), numbers, longest=9)
+        unpack(jnp.zeros((3, 9), jnp.uint32))
     with pytest.raises(kernels.KernelArgumentError, match="message must be uint32"):
-        unpack(array, jnp.zeros((3, 90), jnp.int32), numbers, longest=9)
+        unpack(jnp.zeros((3, 90), jnp.int32))
 
 
 def test_pieces_that_no_message_has_are_refused():
     case = messages.CASES["coo8"]
-    arrays = map(jnp.asarray, (case.bits, case.counts, case.array, case.numbers))
-    sizes = {"room": case.room, "words": case.form.room, "planes": case.form.planes}
-    pack = functools.partial(kernels.pack_message, *arrays, **sizes)
+    bits, counts, array, numbers = map(
+        jnp.asarray, (case.bits, case.counts, case.array, case.numbers)
+    )
+    spec = dataclasses.replace(case.spec, at=0)
     ends = jnp.zeros((case.parts, case.bits.shape[1]), jnp.int32)
+    sets, too_long = kernels.SlotSets(bits, counts), case.form.room + 1
     with pytest.raises(kernels.KernelArgumentError, match=r"end must be 1 to words"):
-        pack(end=case.form.room + 1)
+        kernels.pack_message(sets, array, numbers, dataclasses.replace(spec, end=too_long))
     with pytest.raises(kernels.KernelArgumentError, match=r"packed words, int32\[3, "):
-        pack(ends=ends[:, 1:])
-    message = jnp.zeros((3, 90), jnp.uint32)
-    unpack = functools.partial(kernels.unpack_message, jnp.zeros(9), message)
-    unpack = functools.partial(unpack, jnp.asarray(case.numbers), room=case.room)
-    unpack = functools.partial(unpack, longest=9, planes=1, ends=ends[:3, :9])
-    for piece in ((8, 8), (0, case.room + 4), (-4, 4), (2, 8), (case.room, None)):
+        kernels.pack_message(sets._replace(ends=ends[:, 1:]), array, numbers, spec)
+    received = kernels.Received(jnp.zeros((3, 90), jnp.uint32), ends[:3, :9])
+    spec = dataclasses.replace(spec, planes=1, longest=9)
+    for first, last in ((8, 8), (0, case.room + 4), (-4, 4), (2, 8), (case.room, None)):
+        how = kernels.Unpacking(first=first, last=last)
         with pytest.raises(kernels.KernelArgumentError, match="a multiple of 4 below last"):
-            unpack(first=piece[0], last=piece[1])
+            kernels.unpack_message(jnp.zeros(9), received, numbers, spec, how)
 
 
 def test_numbers_of_64_bits_travel_by_reference():

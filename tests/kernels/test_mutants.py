@@ -37,8 +37,8 @@ MUTANTS = {
     ),
     "all rounds use the seed of the part": (
         "pallas/partition.py",
-        "hashing.place(indices, seeds_ref[1], slots)",
-        "hashing.place(indices, seeds_ref[0], slots)",
+        "hashing.place(indices, seeds_ref[1], memory.slots)",
+        "hashing.place(indices, seeds_ref[0], memory.slots)",
     ),
     "idle lanes write": (
         "pallas/partition.py",
@@ -87,8 +87,8 @@ MUTANTS = {
     ),
     "the last elements are not read": (
         "pallas/threshold_hash.py",
-        "-(-x.size // block),",
-        "max(1, x.size // block),",
+        "-(-x.size // _BLOCK),",
+        "max(1, x.size // _BLOCK),",
     ),
     "element 0 is empty": (
         "pallas/threshold_hash.py",
@@ -152,7 +152,7 @@ def check_partition(partition):
     seeds = kernels.draw_seeds(4)
     for slots, serial in ((32, 8), (256, 32)):
         sizes = {"parts": 8, "slots": slots, "serial": serial, "hashes": 3}
-        run = jax.jit(functools.partial(partition, **sizes))
+        run = jax.jit(functools.partial(partition, memory=kernels.HashMemory(**sizes)))
         indices = np.arange(1025, dtype=np.int32)
         contract.check_partition(
             lambda indices, count, seeds, run=run, **_: run(indices, count, seeds),
@@ -175,15 +175,15 @@ def check_bitmap(made):
 
 
 def check_messages(made):
-    def pack(slots, counts, array, numbers, *, units, **static):
-        given = [units] if isinstance(units, np.ndarray) else []
-        static |= {"units": None if given else units, "interpret": True}
-        run = jax.jit(functools.partial(made.pack_message, **static))
-        return run(slots, counts, numbers, array, *given)
+    def pack(*arrays, **static):
+        return jax.jit(functools.partial(made.pack_message, **static, interpret=True))(
+            *arrays
+        )
 
-    def unpack(into, message, numbers, **static):
-        run = jax.jit(functools.partial(made.unpack_message, **static, interpret=True))
-        return run(into, message, numbers)
+    def unpack(*arrays, **static):
+        return jax.jit(functools.partial(made.unpack_message, **static, interpret=True))(
+            *arrays
+        )
 
     for name in ("one byte of two", "rows of five halves"):
         messages.check_pack(pack, messages.CASES[name])

@@ -18,7 +18,7 @@ from benchmarks.kernels import lowered
 from pallas_kernels.reference import ordered
 from tests import helpers
 from tests.kernels import messages
-from tests.kernels.test_kernels import by
+from tests.kernels.test_messages import unpacking
 
 
 # JAX says so from 0.11 on.
@@ -26,51 +26,28 @@ pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton:DeprecationWar
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@functools.cache
-def compiled(backend, static):
-    return by(backend, kernels.unpack_message, ordered=True, **dict(static))
-
-
-def unpacking(backend):
-    """`unpack_message` as the checks call it, in order."""
-
-    def unpack(into, message, numbers, **static):
-        return compiled(backend, tuple(static.items()))(into, message, numbers)
-
-    return unpack
-
-
 @pytest.mark.parametrize("name", ["coo8", *helpers.slow(*messages.CASES)])
 def test_what_arrives_is_added_sender_by_sender(name):
-    messages.check_unpack(unpacking("reference"), messages.CASES[name])
+    messages.check_unpack(unpacking("reference"), messages.CASES[name], ordered=True)
 
 
 @pytest.mark.parametrize("name", helpers.slow("coo8", "rows of five halves"))
 def test_pallas_adds_sender_by_sender(name):
-    messages.check_unpack(unpacking("pallas"), messages.CASES[name])
+    messages.check_unpack(unpacking("pallas"), messages.CASES[name], ordered=True)
 
 
 def test_pieces_are_added_sender_by_sender():
-    def unpack(into, message, numbers, ends, values, **sizes):
-        told = {"ends": ends, "values": values, "backend": "reference", "ordered": True}
-        return kernels.unpack_message(into, message, numbers, **told, **sizes)
-
-    index = functools.partial(kernels.index_message, backend="reference")
-    messages.check_pieces(index, unpack, messages.CASES["coo8"])
-
-
-def sizes(case):
-    form = case.form
-    shape = {"room": case.room, "longest": form.longest, "planes": form.planes}
-    return shape | {"dtype": jnp.dtype(case.wire), "at": messages.AT}
+    named = {"backend": "reference"}
+    index = functools.partial(kernels.index_message, **named)
+    unpack = functools.partial(kernels.unpack_message, **named)
+    messages.check_pieces(index, unpack, messages.CASES["coo8"], ordered=True)
 
 
 def test_a_scatter_is_told_that_indices_are_unique():
     case = messages.CASES["coo8"]
-    unpack = functools.partial(
-        kernels.unpack_message, ordered=True, backend="reference", **sizes(case)
-    )
-    made = jax.make_jaxpr(unpack)(case.array, case.received, case.numbers)
+    how = {"how": kernels.Unpacking(ordered=True), "backend": "reference"}
+    unpack = functools.partial(kernels.unpack_message, spec=case.spec, **how)
+    made = jax.make_jaxpr(unpack)(case.array, kernels.Received(case.received), case.numbers)
     found = [e for e in equations(made.jaxpr) if e.primitive.name == "scatter-add"]
     added = [e for e in found if jnp.issubdtype(e.outvars[0].aval.dtype, jnp.floating)]
     assert added
@@ -88,11 +65,12 @@ def equations(jaxpr):
 def test_kernels_add_one_message_after_another_without_atomic_additions():
     """Of Pallas; those of Triton are below."""
     case = messages.CASES["coo8"]
-    arrays = case.array, case.received, case.numbers
-    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    arrays = case.array, kernels.Received(case.received), case.numbers
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
     found = {}
     for in_order in (False, True):
-        run = functools.partial(kernels.unpack_message, ordered=in_order, **sizes(case))
+        how = kernels.Unpacking(ordered=in_order)
+        run = functools.partial(kernels.unpack_message, spec=case.spec, how=how)
         with kernels.use_kernels("pallas", compile_only=True):
             program = lowered.for_cuda(run, *like)
         operations = {one.operation for one in lowered.in_pallas(program)}
@@ -104,14 +82,13 @@ def test_kernels_add_one_message_after_another_without_atomic_additions():
 
 def test_a_map_from_senders_to_units_is_not_given_to_pallas():
     case = messages.CASES["bitmap"]
-    unpack = functools.partial(kernels.unpack_message, ordered=True, backend="pallas")
+    unpack = functools.partial(kernels.unpack_message, backend="pallas")
     assert case.striping is not None
     with pytest.raises(kernels.BackendError, match="has no kernel in the backend 'pallas'"):
-        messages.check_unpack(unpack, case)
+        messages.check_unpack(unpack, case, ordered=True)
 
 
 IN_TRITON = """
-import functools
 from tests.kernels import triton_worker as worker
 from tests.kernels import checks, messages
 
@@ -122,15 +99,15 @@ def launched(kernel, programs, *given, **sizes):
     return worker.interpreted(kernel, programs, *given, **sizes)
 
 made = checks.load("messages.py", launched)
-made._NUMBERS, made._COLUMNS = 64, 8
-unpack = functools.partial(checks.on_arrays(made.unpack_message), ordered=True)
+made._TILE = 64, 8
+unpack = checks.on_arrays(made.unpack_message)
 for name in ("coo8", "rows of five halves", "bitmap"):
     launches.clear()
-    messages.check_unpack(unpack, messages.CASES[name])
+    messages.check_unpack(unpack, messages.CASES[name], ordered=True)
     added = [alone for alone in launches if alone is not None]
     assert added == [1] * len(messages.CASES[name].received), added
 messages.check_pieces(
-    checks.on_arrays(made.index_message), unpack, messages.CASES["coo8"]
+    checks.on_arrays(made.index_message), unpack, messages.CASES["coo8"], ordered=True
 )
 print("holds")
 """

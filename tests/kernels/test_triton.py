@@ -27,7 +27,7 @@ MUTANTS = {
     ),
     "no end to the serial memory": (
         "partition.py",
-        "fits = waiting & (ticket < SERIAL)",
+        "fits = waiting & (ticket < MEMORY.serial)",
         "fits = waiting",
     ),
     "tickets without atomics": (
@@ -43,8 +43,8 @@ MUTANTS = {
     ),
     "what is left is not told": (
         "partition.py",
-        "over = waiting & (ticket >= SERIAL)",
-        "over = waiting & (ticket > SERIAL)",
+        "over = waiting & (ticket >= MEMORY.serial)",
+        "over = waiting & (ticket > MEMORY.serial)",
     ),
     "a range for all that wait": (
         "partition.py",
@@ -135,13 +135,13 @@ MUTANTS = {
     ),
     "a program's last word is not written": (
         "messages.py",
-        "(rank + 1 == here) | (number + 1 == BLOCK) | (behind != word)",
+        "(rank + 1 == here) | (number + 1 == FORM.block) | (behind != word)",
         "(rank + 1 == here) | (behind != word)",
     ),
     "the last word of a string is not written": (
         "messages.py",
-        "(rank + 1 == here) | (number + 1 == BLOCK) | (behind != word)",
-        "(number + 1 == BLOCK) | (behind != word)",
+        "(rank + 1 == here) | (number + 1 == FORM.block) | (behind != word)",
+        "(number + 1 == FORM.block) | (behind != word)",
     ),
     "bits are stored, not added": (
         "messages.py",
@@ -165,8 +165,8 @@ MUTANTS = {
     ),
     "the first columns alone": (
         "messages.py",
-        "value = tl.load(array_ptr + unit[:, None] * WIDTH + at, mask=mask, other=0)",
-        "value = tl.load(array_ptr + unit[:, None] * WIDTH + at % COLUMNS, mask=mask)",
+        "array_ptr + unit[:, None] * FORM.width + at,",
+        "array_ptr + unit[:, None] * FORM.width + at % FORM.columns,",
     ),
     "what arrives is stored, not added": (
         "messages.py",
@@ -190,7 +190,7 @@ MUTANTS = {
     ),
     "what lies behind the array is written": (
         "messages.py",
-        "there = there & (unit >= 0) & (unit < SIZE)",
+        "there = there & (unit >= 0) & (unit < FORM.size)",
         "there = there & (unit >= 0)",
     ),
     "the blocks of a bitmap": (
@@ -200,8 +200,8 @@ MUTANTS = {
     ),
     "a message of another sender": (
         "messages.py",
-        "here = entries_here(tl.load(own).to(tl.int32, bitcast=True), run, ROOM)",
-        "here = entries_here(tl.load(message_ptr).to(tl.int32, bitcast=True), run, ROOM)",
+        "here = entries_here(tl.load(own).to(",
+        "here = entries_here(tl.load(message_ptr).to(",
     ),
     "values are cleared, the rest is not": (
         "messages.py",
@@ -225,24 +225,24 @@ MUTANTS = {
     ),
     "the first word of a row": (
         "slots.py",
-        "for _ in range(ROW - 1):",
+        "for _ in range(FORM.row - 1):",
         "for _ in range(0):",
     ),
     "half a word": ("slots.py", "for k in tl.static_range(5):", "for k in range(1, 5):"),
     "nothing is turned": (
         "slots.py",
-        "turn += (ones & 1).to(tl.int32) * ((1 << k) % PARTS)",
+        "turn += (ones & 1).to(tl.int32) * ((1 << k) % FORM.parts)",
         "turn += 0",
     ),
     "turned modulo a power of two": (
         "slots.py",
-        "(part + PARTS - turn) % PARTS * COLUMN",
-        "(part + PARTS - turn) * COLUMN",
+        "(part + FORM.parts - turn) % FORM.parts * FORM.column",
+        "(part + FORM.parts - turn) * FORM.column",
     ),
     "a piece writes what came in those before": (
         "bitmaps",
-        "(unit < SIZE) & (rank >= first) & (rank < last)",
-        "(unit < SIZE) & (rank < last)",
+        "(unit < FORM.size) & (rank >= first) & (rank < last)",
+        "(unit < FORM.size) & (rank < last)",
     ),
     "a bit has the rank of the next": (
         "bitmaps",
@@ -251,8 +251,8 @@ MUTANTS = {
     ),
     "the words of a column": (
         "bitmaps",
-        "((slot >> 5) * PARTS + part) * 2",
-        "((slot >> 5) * PARTS + column) * 2",
+        "((slot >> 5) * FORM.parts + part) * 2",
+        "((slot >> 5) * FORM.parts + column) * 2",
     ),
     "a run of slots is left out": (
         "bitmaps",

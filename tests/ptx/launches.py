@@ -21,14 +21,14 @@ HARMLESS = {
     ("threshold_hash_kernel", "_memory", "store", "store"): (
         "whichever element is the last to take a slot keeps it: any of them may"
     ),
-    ("threshold_hash", "operand 3", "store", "store"): (
+    ("threshold_hash_kernel", "operand 3", "store", "store"): (
         "as that one, in Pallas: whichever element is the last to take a slot keeps it"
     ),
-    ("partition_write", "operand 3", "store", "store"): (
+    ("partition_write_kernel", "operand 3", "store", "store"): (
         "the write step of Zen's Algorithm 1, in Pallas: whichever index is the last to "
         "take a slot keeps it, and the next launch lets the others go on"
     ),
-    ("partition_write", "operand 3", "load", "store"): (
+    ("partition_write_kernel", "operand 3", "load", "store"): (
         "an index that still finds a slot free writes over another, as in that one; an "
         "index that finds it taken goes on"
     ),

@@ -131,7 +131,7 @@ MUTANTS = {
     ),
     "the serial memory has no end": Mutant(
         _PARTITION,
-        "fits = waiting & (ticket < SERIAL)",
+        "fits = waiting & (ticket < MEMORY.serial)",
         "fits = waiting",
         interpreted=False,
     ),

@@ -62,11 +62,10 @@ def launched_by(gpu: Gpu) -> Iterator[None]:
     """Launches kernels in the machine, while JAX runs a program or outside of one."""
     original = launch.launch
 
-    def run(kernel, name, programs, operands, results, *, in_place=None, warps=4, **_):
+    def run(kernel, programs, operands, results, *, in_place=None, warps=4, **sizes):
         def call(*operands):
-            return original(
-                kernel, name, programs, operands, results, in_place=in_place, warps=warps
-            )
+            how = {"in_place": in_place, "warps": warps, **sizes}
+            return original(kernel, programs, operands, results, **how)
 
         like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
 

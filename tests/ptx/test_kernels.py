@@ -1,11 +1,13 @@
 """Kernels in the machine: a bounded part of `make ptx`, which runs all checks."""
 
+import dataclasses
 import importlib.util
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import Received, Unpacking
 from tests.kernels import checks, messages
 from tests.ptx import mutants, opcodes, runs
 from tests.ptx.launches import Gpu
@@ -47,19 +49,13 @@ def sums(ordered: bool) -> set[bytes]:
     found = set()
     for seed in range(8):
         made = checks.load("messages.py", Gpu(90, seed).launched)
-        made._NUMBERS = 64
+        made._TILE = 64, 256
         total = made.unpack_message(
             jnp.zeros(case.width),
-            jnp.asarray(message),
+            Received(jnp.asarray(message)),
             jnp.asarray(case.numbers),
-            room=case.room,
-            longest=case.form.longest,
-            planes=case.form.planes,
-            dtype=jnp.dtype(np.float32),
-            replaces=False,
-            units=None,
-            at=messages.AT,
-            ordered=ordered,
+            spec=case.spec,
+            how=Unpacking(ordered=ordered),
         )
         assert np.asarray(total).any()
         found.add(np.asarray(total).tobytes())
@@ -78,21 +74,15 @@ def steps_of(first: int, last: int) -> int:
     made = checks.load("bitmap.py", gpu.launched)
     made._SLOTS = 64
     message, numbers = jnp.asarray(case.received), jnp.asarray(case.numbers)
-    sizes = {"planes": case.form.planes, "at": messages.AT}
-    _, table = index.index_message(
-        message, numbers, longest=case.words, bitmaps=True, **sizes
-    )
+    spec = dataclasses.replace(case.spec, longest=case.words, bitmaps=True)
+    _, table = index.index_message(message, numbers, spec=spec)
     before = gpu.counts["steps"]
     made.unpack_bitmaps(
         jnp.zeros(case.striping.size),
-        message,
+        Received(message, table),
         numbers,
-        table,
-        dtype=jnp.dtype(np.float32),
-        units=case.striping,
-        at=messages.AT,
-        first=first,
-        last=last,
+        spec=spec,
+        how=Unpacking(replaces=True, first=first, last=last),
     )
     return gpu.counts["steps"] - before
 

@@ -13,7 +13,7 @@ collide, is left over, and counted.
 
 import dataclasses
 import math
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from pallas_kernels.hashing import draw_seeds
 from pallas_kernels.operations.partition import partition
 from pallas_kernels.operations.partition_dense import partition_dense
+from pallas_kernels.reference.partitions import HashMemory
 from pallas_kernels.striping import word_multiple
 from sparsejax.units import bits
 from sparsejax.units.dense import Dense
@@ -101,9 +102,9 @@ class PartMemory:
         """
         seeds = draw_seeds(_HASHES + 1, abs(self.seed))
         seeds[0] = self.seed & 0xFFFFFFFF
-        sizes: Any = {"parts": self.parts, "slots": self.slots, "serial": self.serial}
+        memory = HashMemory(self.parts, self.slots, self.serial)
         if isinstance(x, Dense) and x.flags is None and x.array.ndim == 1:
-            found = partition_dense(x.array, jnp.asarray(seeds), **sizes)
+            found = partition_dense(x.array, jnp.asarray(seeds), memory)
             total = None
         else:
             # A longer list would not fit.
@@ -111,9 +112,8 @@ class PartMemory:
             index = bits.rank_index(bits.pack_all(present), lanes=length)
             units, real = bits.listed(index, length)
             total = bits.count(present)
-            found = partition(
-                jnp.where(real, units, -1), length, jnp.asarray(seeds), **sizes
-            )
+            listed = jnp.where(real, units, -1)
+            found = partition(listed, length, jnp.asarray(seeds), memory)
         there = found.memory >= 0
         places = Slots.of(bits.pack(there))
         counts = places.counts + jnp.maximum(found.counts - self.serial, 0)

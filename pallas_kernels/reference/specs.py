@@ -1,0 +1,250 @@
+"""What messages are packed from and unpacked from, and what of it kernels are compiled for.
+
+Arrays that belong together are a `NamedTuple`; what is static is a frozen dataclass, which
+JAX and Triton compare to find a program that they have compiled.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.striping import Striping
+
+
+# Dtypes that kernels read and write of a message, by the number that they know each by.
+TRAVELS = ("float32", "float16", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class MessageSpec:
+    """What is static of messages.
+
+    Attributes:
+        room: Entries of the longest message, a multiple of 4.
+        words: Of a message, whichever it is: wherever the values begin, those of the whole
+            room must fit after it, and planes that are not sent begin after them.
+        longest: Words of the longest string or bitmap.
+        planes: For how many bytes of a slot the places say where they are.
+        dtype: Of the values while they travel; that of the array if None.
+        units: The map from parts, or senders, and slots to units; the slots themselves if
+            None.
+        at: Which of the numbers is the first that is meant.
+        end: How many words of a message are packed, where its size is known: no fewer than
+            it has. All if None.
+        bitmaps: Whether slots travel as bitmaps as wide as a part of `units`, all of them
+            in these messages, and what they replace is zero: then kernels may write the
+            array in its own order.
+
+    Example:
+        >>> spec = pallas_kernels.MessageSpec(room=4, words=6, longest=1)
+        >>> spec.planes, spec.units
+        (0, None)
+    """
+
+    room: int
+    words: int
+    longest: int
+    planes: int = 0
+    dtype: Any = None
+    units: Striping | None = None
+    at: int = 0
+    end: int | None = None
+    bitmaps: bool = False
+
+    @property
+    def packed(self) -> int:
+        """How many words of a message are packed."""
+        return self.words if self.end is None else self.end
+
+
+@dataclasses.dataclass(frozen=True)
+class Unpacking:
+    """What is done with the values of messages that were received.
+
+    Attributes:
+        replaces: Whether they replace those of the array, else they are added; then no two
+            entries have one unit.
+        ordered: Whether senders are added one after another: kernels take a launch each.
+        first: The first entry of each message that is meant, a multiple of 4.
+        last: The one after the last; all that there is room for if None.
+
+    Example:
+        >>> pallas_kernels.Unpacking(ordered=True).replaces
+        False
+    """
+
+    replaces: bool = False
+    ordered: bool = False
+    first: int = 0
+    last: int | None = None
+
+    def until(self, room: int) -> int:
+        """The one after the last entry that is meant, of messages with this room."""
+        return room if self.last is None else self.last
+
+
+class SlotSets(NamedTuple):
+    """The slots of each part, whose values are packed.
+
+    Attributes:
+        slots: As packed bits, uint32 [parts, k], or in a list, int32 [parts, room],
+            ascending from the one of the first rank that is sent on, and anything after the
+            last.
+        counts: int32 [parts], how many slots each part has in all.
+        units: Beside a list, int32 [parts, room], where in the array their values are,
+            if not where the map of the `MessageSpec` says.
+        ends: int32 [parts, rows], how many bits slots have up to the end of each row of
+            words (`reference.messages.row_ends`), where it is known; for packed bits.
+
+    Example:
+        >>> sets = pallas_kernels.SlotSets(jnp.array([[1, 3, 32, 32]]), jnp.array([2]))
+        >>> sets.is_listed
+        True
+    """
+
+    slots: jax.Array
+    counts: jax.Array
+    units: jax.Array | None = None
+    ends: jax.Array | None = None
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether slots are in a list."""
+        return self.slots.dtype == jnp.int32
+
+
+class Received(NamedTuple):
+    """Messages that were received, whole or in pieces.
+
+    Attributes:
+        message: uint32 [senders, words], as of `pack_message`; what lies after a message is
+            not looked at.
+        ends: Those of `index_message`, of the same messages; then these may end where the
+            places say, or where what `values` has begins.
+        values: uint32 [senders, words], the values from the entry `Unpacking.first` on,
+            where a message was sent in pieces.
+
+    Example:
+        >>> received = pallas_kernels.Received(jnp.array([[2, 0b1010]], jnp.uint32))
+        >>> received.ends is None
+        True
+    """
+
+    message: jax.Array
+    ends: jax.Array | None = None
+    values: jax.Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class EntryConfig:
+    """What kernels that go over entries of messages are compiled for, and no more.
+
+    Attributes:
+        at: As of a `MessageSpec`, like the next three.
+        room: Entries of the longest message.
+        planes: For how many bytes of a slot the places say where they are.
+        dtype: Of the values while they travel.
+        parts: Of the map from slots to units; 0 if there is none.
+        turns: Bits by which it turns slots.
+        column: Units of one of its columns.
+        width: Numbers of a value.
+        size: How many units there are.
+        bits: Words of a set, or of a string.
+        row: How many of them are counted together.
+        rows: How many counts of a part there are.
+        block: Entries of a program, a multiple of 4.
+        columns: Numbers of a value that a program handles at a time.
+        words: Of a message, as it lies in memory, where a kernel is for one size.
+        interpret: Whether kernels are interpreted.
+    """
+
+    at: int
+    room: int
+    planes: int
+    dtype: Any
+    parts: int
+    turns: int
+    column: int
+    width: int
+    size: int
+    bits: int
+    row: int
+    rows: int
+    block: int
+    columns: int
+    words: int = 0
+    interpret: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        spec: MessageSpec,
+        array: jax.Array,
+        bits: int,
+        rows: int,
+        tile: tuple[int, int],
+        **more: Any,
+    ) -> Self:
+        """Kernels for messages whose values are in an array, or go there.
+
+        Args:
+            spec: Of the messages.
+            array: [units, ...].
+            bits: Words of a set, or of a string.
+            rows: How many counts there are of them.
+            tile: Numbers of the values of a program's entries, or a few entries' of long
+                rows; and of one value at a time, at most.
+            **more: The last attributes.
+        """
+        numbers, columns = tile
+        width = math.prod(array.shape[1:])
+        columns = min(power_of_two(width), columns)
+        units = (0, 0, 0) if spec.units is None else spec.units.turned
+        return cls(
+            spec.at,
+            spec.room,
+            spec.planes,
+            jnp.dtype(spec.dtype),
+            *units,
+            width=width,
+            size=len(array),
+            bits=bits,
+            row=power_of_two(-(-bits // max(rows, 1))),
+            rows=rows,
+            block=max(4, numbers // columns),
+            columns=columns,
+            **more,
+        )
+
+    @property
+    def blocks(self) -> int:
+        """Programs of a part."""
+        return -(-self.room // self.block)
+
+    @property
+    def halvings(self) -> int:
+        """How often rows are halved until one is left."""
+        return self.rows.bit_length()
+
+    @property
+    def in_word(self) -> int:
+        """Numbers that fill a word."""
+        return 4 // self.dtype.itemsize
+
+    @property
+    def unit(self) -> int:
+        """Bytes of a value."""
+        return self.width * self.dtype.itemsize
+
+    @property
+    def kind(self) -> int:
+        """The number of the dtype of the values."""
+        return TRAVELS.index(self.dtype.name)
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is as large."""
+    return 1 << (number - 1).bit_length()
