@@ -20,7 +20,7 @@ from benchmarks.device.loads import RANKS, Counts, Load
 from benchmarks.device.stage import Stage
 from benchmarks.device.traffic import Moved
 from sparsejax.schemes import row_lists
-from sparsejax.wire import messages, whole
+from sparsejax.wire import at_once, messages
 from sparsejax.wire.ladder import Ladder
 
 
@@ -281,11 +281,11 @@ def watched(load: Load):
         rows_of(_stage_of(here()), lists, room, lists.run(room))
         return original_place(lists, collective, slots, *args)
 
-    original_in_branches = whole.in_branches
+    original_in_branches = at_once.in_branches
     original_send, original_place = row_lists.Lists.send, row_lists.Lists.place
     with (
         mock.patch.object(messages, "transmit", transmit),
-        mock.patch.object(whole, "in_branches", in_branches),
+        mock.patch.object(at_once, "in_branches", in_branches),
         mock.patch.object(row_lists.Lists, "send", send),
         mock.patch.object(row_lists.Lists, "place", place),
     ):

@@ -24,7 +24,7 @@ from benchmarks.kernels.compiled import together
 from pallas_kernels import backends, rank_select, striping
 from sparsejax import sparsifiers
 from sparsejax.units.slots import Slots
-from sparsejax.wire import forms, index_codes, ladder
+from sparsejax.wire import formats, index_codes, ladder
 
 
 PARTS = 16
@@ -229,7 +229,7 @@ def _messages(x, count):
     code = index_codes.COO8
     rung = ladder.Rung(room, code, 1 + code.words(room, width) + room)
     steps = ladder.Ladder(width, 4, 1 << 13, (rung,), at_once=True)
-    form = forms.Form(steps, (), jnp.dtype(jnp.float32), PARTS)
+    form = formats.Form(steps, (), jnp.dtype(jnp.float32), PARTS)
     numbers = jnp.concatenate([jnp.array([0, room], jnp.int32), form.places(0)])
     over = {"pack_message": PARTS * room, "unpack_message": PARTS * room}
     over["index_message"] = PARTS * form.longest

@@ -44,7 +44,7 @@ class TableLists:
         return cls(wire, different[-1:] if wire.ranks == 1 else different)
 
     def number(self, found: Sequence[jax.Array]) -> jax.Array:
-        """The number of the smallest size that holds so many entries of each table."""
+        """The number of the smallest size that holds this many entries of each table."""
         sizes = map(Sizes, zip(*self.lengths, strict=True))
         pairs = zip(sizes, self.wire.per_rank(found), strict=True)
         return jnp.max(jnp.stack([each.number(count) for each, count in pairs]))
@@ -131,7 +131,7 @@ class TableLists:
 
 
 def _sender(channel: Channel, lengths: Sequence[int], fill: int) -> Callable[..., Any]:
-    """A branch that sends so many of each list, as one message uint32 [messages, words]."""
+    """A branch that sends this many of each list, as one uint32 [messages, words]."""
 
     def send(*lists):
         cut = [x[:, :k] for x, k in zip(lists, lengths, strict=True)]

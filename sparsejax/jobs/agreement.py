@@ -116,9 +116,9 @@ def differences(
         groups.setdefault(value, []).append(process)
     if len(groups) == 1:
         return []
-    alike = _common([*map(str, groups)])
+    shared = _common([*map(str, groups)])
     parts = [
-        f"{_cut(value, alike)} on {who(group, hosts)}" for value, group in groups.items()
+        f"{_cut(value, shared)} on {who(group, hosts)}" for value, group in groups.items()
     ]
     return [f"{what} is {', and '.join(parts)}"]
 
@@ -130,10 +130,10 @@ def who(
     return listed([f"host {hosts[i]} (process {i})" for i in processes], most)
 
 
-def _cut(value, alike):
+def _cut(value, shared):
     """A value; of a long one what it holds where it begins to differ from others."""
     text = str(value)
-    begin = max(0, alike - _LONG // 2) if len(text) > _LONG else 0
+    begin = max(0, shared - _LONG // 2) if len(text) > _LONG else 0
     before = "... " if begin else ""
     after = " ..." if len(text) > begin + _LONG else ""
     return f"{before}{text[begin : begin + _LONG]}{after}"

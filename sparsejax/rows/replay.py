@@ -118,11 +118,11 @@ def run(program: Any, plan: ReplayPlan, inputs: Sequence[Any], deltas: Iterator[
     Returns:
         The outputs; of those that are tables, a `ProgramTable`. And each `Lookup`.
     """
-    replay = _Replay(plan, deltas)
+    replay = _ReplayDomain(plan, deltas)
     return interpret(program, replay, inputs), replay.lookups
 
 
-class _Replay(Domain[Any]):
+class _ReplayDomain(Domain[Any]):
     """An array is itself, or a `ProgramTable`.
 
     What is traced by itself returns arrays alone: the ids that were looked up, and nothing

@@ -21,7 +21,7 @@ from sparsejax.placement import specs
 from sparsejax.state import tree
 
 
-def alike(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
+def on_all_processes(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
     """Global arrays of what every process holds whole; global arrays as they are.
 
     Args:
@@ -135,7 +135,7 @@ def on_mesh(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
     if all(jax.tree.leaves(jax.tree.map(there, given, wanted))):
         return given
     copy = jax.shard_map(lambda x: x, mesh=mesh, in_specs=(wanted,), out_specs=wanted)
-    return jax.jit(copy)(alike(given, mesh, wanted, call))
+    return jax.jit(copy)(on_all_processes(given, mesh, wanted, call))
 
 
 def is_placed(x: Any, mesh: Mesh, spec: PartitionSpec) -> bool:

@@ -119,7 +119,7 @@ class DataParallel:
         same = PartitionSpec()
         given = {"params": params, "variables": variables, "key": key}
         wanted = jax.tree.map(lambda _: same, given) | {"params": own}
-        given = placing.alike(given, self._mesh, wanted, "trainer.init")
+        given = placing.on_all_processes(given, self._mesh, wanted, "trainer.init")
         params, variables, key = given["params"], given["variables"], given["key"]
         wrapped = of_variables.wrapped(variables, self._variables, self._axis_name)
 

@@ -229,7 +229,7 @@ class _Entered:
     def _scatter(self, leaf, spec):
         """How a leaf is reduced over the axes that are not those of the ranks."""
         unreduced = frozenset(jax.typeof(leaf).sharding.spec.unreduced)
-        return _Scatter(spec.partitions, unreduced, unreduced - self.names)
+        return _ShardSum(spec.partitions, unreduced, unreduced - self.names)
 
     def _by_device(self, leaf):
         """The specs of entries, one device's after another's."""
@@ -251,7 +251,7 @@ class _Entered:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Scatter:
+class _ShardSum:
     """The sum of an array over mesh axes that are not those of the ranks.
 
     Attributes:

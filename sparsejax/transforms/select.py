@@ -239,7 +239,7 @@ class Select:
         if self.global_:
             return self._places_together(leaves, chosen, draws, states)
         places = {}
-        for group in selections.alike([leaves[i] for i in chosen]):
+        for group in selections.groups([leaves[i] for i in chosen]):
             own = [chosen[at] for at in group]
             found, after = sparsifier.select_all(
                 [leaves[i] for i in own],
@@ -270,7 +270,7 @@ class Select:
         level = sparsifier.settled(together, level, draw)
         places, count = {}, jnp.int32(0)
         most = sparsifier.capacity(together.size)
-        for group in selections.alike([leaves[i] for i in chosen]):
+        for group in selections.groups([leaves[i] for i in chosen]):
             own = [chosen[at] for at in group]
             least = magnitudes.converted(level, dtype, leaves[own[0]].dtype)
             rooms = [

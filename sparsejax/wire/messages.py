@@ -17,9 +17,9 @@ compiled for each size is the collective alone.
 
 On CPUs messages go in rounds, whose work walks over the entries a tile at a time: see
 `tiles`. On GPUs, where each turn of a loop whose length is data asks the host and waits for
-it, all parts are packed, and all messages unpacked, at once: see `whole`. One message holds
-what there is, and a stage asks once: nothing, a message of one of the sizes, or, of what
-exceeds the longest, rounds of the longest and one message for the rest.
+it, all parts are packed, and all messages unpacked, at once: see `at_once`. One message
+holds what there is, and a stage asks once: nothing, a message of one of the sizes, or, of
+what exceeds the longest, rounds of the longest and one message for the rest.
 
 Where our kernels pack and unpack, each size's branch does it itself: a kernel is compiled
 once for all sizes, and no buffer has room for the longest. A long message that
@@ -42,12 +42,12 @@ from pallas_kernels.backends import auto_prefers
 from sparsejax.axes import as_varying, together, varying_axes
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Source
-from sparsejax.wire import channels, index_codes, tiles, whole
+from sparsejax.wire import at_once, channels, index_codes, tiles
+from sparsejax.wire.at_once import Into
 from sparsejax.wire.collectives import Sent, unseen_numbers
-from sparsejax.wire.forms import Form, Lengths
+from sparsejax.wire.formats import Form, Lengths
 from sparsejax.wire.ladder import Ladder
 from sparsejax.wire.sizes import sender
-from sparsejax.wire.whole import Into
 
 
 class Fold(NamedTuple):
@@ -192,22 +192,22 @@ class _Transmission:
     def pack_whole(self, numbers, at=0, words=None, ends=None) -> jax.Array:
         """This rank's messages: a run of ranks of each part, all parts at once."""
         spec = dataclasses.replace(self.form.spec, at=at, end=words)
-        message = whole.pack(spec, self.slots, self.source, numbers, ends)
+        message = at_once.pack(spec, self.slots, self.source, numbers, ends)
         missing = self.form.rows - len(self.slots.counts)
         return as_varying(jnp.pad(message, ((0, missing), (0, 0))), self.axes)
 
     def unpack_whole(self, message, numbers, carry, at=0) -> Any:
         """What the fold makes of messages that arrived, all at once."""
-        return whole.unpack(self.form, message, numbers, self.fold, carry, at)
+        return at_once.unpack(self.form, message, numbers, self.fold, carry, at)
 
     def pack_tiles(self, first, length, rung) -> jax.Array:
         """This rank's messages: a run of ranks of each part, tile by tile."""
-        run = tiles.Run(first, length, self.form.places(rung))
+        run = tiles.TileRun(first, length, self.form.places(rung))
         return tiles.pack(self.form, self.slots, self.source, run, self.axes)
 
     def unpack_tiles(self, message, counts, first, length, rung, carry) -> Any:
         """What the fold makes of messages that arrived, and their counts."""
-        run = tiles.Run(first, length, self.form.places(rung))
+        run = tiles.TileRun(first, length, self.form.places(rung))
         return tiles.unpack(self.form, message, counts, run, self.fold, carry)
 
     def payload(self, expected, first, length, rung) -> jax.Array:
@@ -223,7 +223,7 @@ class _Transmission:
         and unpacks itself, and then one for the rest. The first message is packed before
         the switch, and the last is unpacked after it, whichever side is taken.
         """
-        if whole.in_branches(self.form, self.channel.sources, self.fold):
+        if at_once.in_branches(self.form, self.channel.sources, self.fold):
             return self.in_branches(need, typical)
         ladder, form, top = self.ladder, self.form, self.ladder.top
         lengths = Lengths.of(form, need)
@@ -241,12 +241,12 @@ class _Transmission:
             def turn(state):
                 first, carry, message = state
                 arrived, _ = self.received(senders[-1](message))
-                run = whole.run_of(first, np.int32(top), longest)
+                run = at_once.run_of(first, np.int32(top), longest)
                 carry = self.unpack_whole(arrived, run, carry)
                 first, left = first + top, lengths.need - first - top
                 # Only what is then the rest goes in a shorter one.
                 places = jnp.where(left > top, longest, lengths.last_places)
-                run = whole.run_of(first, jnp.minimum(left, top), places)
+                run = at_once.run_of(first, jnp.minimum(left, top), places)
                 return first, carry, self.pack_whole(run)
 
             state = jnp.int32(0), start, message
@@ -270,7 +270,7 @@ class _Transmission:
         A side packs what it sends, and unpacks a piece before the next is sent: nothing has
         room for the longest message, and sides are kernels that are compiled once.
         """
-        form, ends = self.form, whole.ends_of(self.slots)
+        form, ends = self.form, at_once.ends_of(self.slots)
         ladder, lengths = self.ladder, Lengths.of(form, need)
         makers = [functools.partial(self.taker, i, ends) for i in range(len(ladder.rungs))]
         takers, alone = [make(False) for make in makers], [make(True) for make in makers]
@@ -308,11 +308,11 @@ class _Transmission:
 
         Args:
             number: The rung.
-            ends: See `whole.ends_of`.
+            ends: See `at_once.ends_of`.
             alone: Whether no other message comes before.
         """
         rung, pieces = self.ladder.rungs[number], self.form.pieces(number)
-        bitmaps = alone and whole.are_bitmaps(self.form, rung, self.fold)
+        bitmaps = alone and at_once.are_bitmaps(self.form, rung, self.fold)
 
         def receive(words):
             received = as_varying(self.channel.send(words), varying_axes(words))
@@ -321,14 +321,14 @@ class _Transmission:
         def take(carry, numbers):
             at, head = Lengths(numbers).at_last, None
             message = self.pack_whole(numbers, at, rung.words, ends)
-            spec = whole.spec_of(self.form, self.fold, at, bitmaps)
+            spec = at_once.spec_of(self.form, self.fold, at, bitmaps)
             # What is cut out of an array as it is, is copied, by no kernel of its own.
             (message,) = together(message)
             for piece in pieces:
                 words = receive(message[:, piece.words])
-                head = head or whole.Head.of(words, numbers, spec)
+                head = head or at_once.Head.of(words, numbers, spec)
                 received = piece, head, words, numbers
-                carry = whole.unpack_piece(*received, self.fold, carry)
+                carry = at_once.unpack_piece(*received, self.fold, carry)
                 # Else XLA would have all pieces there at the same time.
                 carry, message = together(carry, message)
             assert head is not None

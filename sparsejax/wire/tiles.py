@@ -26,11 +26,11 @@ from sparsejax.axes import as_varying, at_number, varying_axes, without_types
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Source
-from sparsejax.wire import forms, index_codes
-from sparsejax.wire.forms import Form, Places
+from sparsejax.wire import formats, index_codes
+from sparsejax.wire.formats import Form, Places
 
 
-class Run(NamedTuple):
+class TileRun(NamedTuple):
     """Which ranks of each part a message has, and where: the same for all parts.
 
     Attributes:
@@ -45,9 +45,9 @@ class Run(NamedTuple):
 
 
 def pack(
-    form: Form, slots: Slots, source: Source, run: Run, axes: frozenset[str]
+    form: Form, slots: Slots, source: Source, run: TileRun, axes: frozenset[str]
 ) -> jax.Array:
-    """Writes a run of ranks of each part into a message of its own; see `whole.pack`."""
+    """Writes a run of ranks of each part into a message of its own; see `at_once.pack`."""
     tile = form.ladder.tile
     plain = lambda *given: without_types(given, axes)
     words, counts, first, length, row = plain(*slots, *run)
@@ -75,17 +75,17 @@ def pack(
             units, names = of_found(units_of), of_found(names_of)
             values = alone(number, lambda: source.read(units))
             places = Places(row)
-            put = functools.partial(forms.put, part=part)
+            put = functools.partial(formats.put, part=part)
             for plane, (begin, is_sent) in enumerate(places.planes):
                 words = index_codes.to_bytes(names[None], plane)
                 message = put(message, words, begin=begin + is_sent * (at >> 2))
             words = form.to_words(values.astype(form.dtype)[None])
             message = put(message, words, begin=places.values + form.unit_words(at))
             # Last: XLA copies a message that is scattered into and then written again.
-            return number - 1, forms.mark(message, part, places, found, at, here)
+            return number - 1, formats.mark(message, part, places, found, at, here)
 
         header = lax.bitcast_convert_type(count, jnp.uint32)[None, None]
-        message = forms.put(message, header, part, 0)
+        message = formats.put(message, header, part, 0)
         return part + 1, _from_last(here, tile, one_tile, message)
 
     start = jnp.zeros((form.rows, form.room), jnp.uint32)
@@ -118,11 +118,11 @@ def unpack(
     form: Form,
     message: jax.Array,
     counts: jax.Array,
-    run: Run,
+    run: TileRun,
     fold: Any,
     carry: Any,
 ) -> Any:
-    """Folds the entries of the messages received, in turn; see `whole.unpack`."""
+    """Folds the entries of the messages received, in turn; see `at_once.unpack`."""
     ladder, tile = form.ladder, form.ladder.tile
     # What vary are the messages, or what a fold has in hand: a rank's own places.
     types = jax.tree.map(varying_axes, carry)
@@ -132,7 +132,7 @@ def unpack(
 
     def one_sender(state):
         sender, carry = state
-        cut = functools.partial(forms.cut, message, sender)
+        cut = functools.partial(formats.cut, message, sender)
         index = bits.rank_index(cut(1, form.longest)[0], lanes=tile)
         here = jnp.clip(at_number(counts, sender) - first, 0, length)
 
@@ -148,7 +148,7 @@ def unpack(
             for plane, (begin, is_sent) in enumerate(places.planes):
                 octets = cut(begin + is_sent * (at >> 2), tile // 4)
                 low = low | index_codes.from_bytes(octets, plane)[0] * is_sent
-            slots = forms.slots_from(places, found, low, rank)
+            slots = formats.slots_from(places, found, low, rank)
             slots = jnp.where(rank < here, slots, ladder.width)
             words = cut(places.values + form.unit_words(at), form.unit_words(tile))
             values = form.from_words(words, tile)[0]

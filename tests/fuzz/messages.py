@@ -28,7 +28,7 @@ import pallas_kernels
 from pallas_kernels.pallas import launch, messages as in_pallas
 from sparsejax.schemes import row_lists
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.wire import channels, gathers, tiles, whole
+from sparsejax.wire import at_once, channels, gathers, tiles
 from sparsejax.wire.messages import Fold
 from tests import helpers
 from tests.fuzz.words import FILLS, Words, changed, entries_of, size_of, words_of
@@ -129,9 +129,9 @@ def _folding(case, how):
         run = jax.lax.slice_in_dim(numbers, AT, len(case.numbers))
         if how == "tiles":
             counts = jax.lax.bitcast_convert_type(message[:, 0], jnp.int32)
-            run = tiles.Run(run[0], run[1], run[2:])
+            run = tiles.TileRun(run[0], run[1], run[2:])
             return tiles.unpack(case.form, message, counts, run, fold, start)
-        return whole.unpack(case.form, message, run, fold, start)
+        return at_once.unpack(case.form, message, run, fold, start)
 
     traced = helpers.for_gpus() if how != "tiles" else contextlib.nullcontext()
     arrays = _into(case), case.received, case.numbers

@@ -22,7 +22,7 @@ from sparsejax.schemes import doubling, forecast
 from sparsejax.schemes.base import MOST_UNITS
 from sparsejax.units import merging
 from sparsejax.units.ownership import murmur
-from sparsejax.wire import forms, index_codes, ladder
+from sparsejax.wire import formats, index_codes, ladder
 from tests import helpers
 from tests.fuzz import intervals
 from tests.fuzz.programs import OF_LOSSY
@@ -163,7 +163,7 @@ def test_where_the_parts_of_messages_begin(words, numbers, dtype, parts, codes, 
         assert rung.words == 1 + index + rung.capacity * unit_bytes // 4
     shape = (numbers,) if numbers > 1 else ()
     try:
-        form = forms.Form(steps, shape, jnp.dtype(dtype), parts)
+        form = formats.Form(steps, shape, jnp.dtype(dtype), parts)
     except errors.ArgumentError:
         # A message alone is too long for it.
         assert capacity is not None or numbers > 1

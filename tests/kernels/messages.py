@@ -14,7 +14,7 @@ import numpy as np
 
 from pallas_kernels import striping
 from pallas_kernels.reference import specs
-from sparsejax.wire import forms, index_codes, ladder
+from sparsejax.wire import formats, index_codes, ladder
 
 
 AT = 3  # where the numbers of a run begin
@@ -65,7 +65,7 @@ class Case:
             words = 1 + code.words(capacity, self.width) + capacity * unit_bytes // 4
             rungs.append(ladder.Rung(capacity, code, words))
         steps = ladder.Ladder(self.width, unit_bytes, 16, tuple(rungs), True)
-        return forms.Form(steps, self.shape, jnp.dtype(self.wire), self.parts)
+        return formats.Form(steps, self.shape, jnp.dtype(self.wire), self.parts)
 
     @property
     def spec(self):
@@ -261,7 +261,7 @@ def check_unpack(unpack, case, *, replaces=False, size=None, dtype=np.float32, *
 def unpacked_in_pieces(index, unpack, case, total, count, bitmaps=False, ordered=False):
     """What an array becomes by messages that are received in pieces, and end there."""
     steps = dataclasses.replace(case.form.ladder, piece=1)
-    form = forms.Form(steps, case.shape, case.form.dtype, case.parts)
+    form = formats.Form(steps, case.shape, case.form.dtype, case.parts)
     head, ends, spec = None, None, dataclasses.replace(case.spec, bitmaps=bitmaps)
     if bitmaps:
         spec = dataclasses.replace(spec, longest=case.words)

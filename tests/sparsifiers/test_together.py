@@ -72,11 +72,11 @@ def test_each_array_gets_what_it_would_get_alone(name):
 def test_arrays_that_are_alike_share_a_program():
     shape = lambda size, dtype=jnp.float32: jax.ShapeDtypeStruct((size,), dtype)
     arrays = [shape(100), shape(3200), shape(99), shape(2000, jnp.float64), shape(50)]
-    assert list(selections.alike(arrays)) == [[1, 0], [2, 4], [3]]
+    assert list(selections.groups(arrays)) == [[1, 0], [2, 4], [3]]
     # No bit has a number above 2^31.
     large = [shape(2**30 + 2**29), shape(2**30)]
-    assert list(selections.alike(large)) == [[0], [1]]
+    assert list(selections.groups(large)) == [[0], [1]]
     # Nor has one in the room behind the last, which is as long as the first.
     large = [shape(2**30 + 2**20), shape(2**29)]
-    assert list(selections.alike(large)) == [[0], [1]]
-    assert list(selections.alike([])) == []
+    assert list(selections.groups(large)) == [[0], [1]]
+    assert list(selections.groups([])) == []

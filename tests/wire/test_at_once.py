@@ -10,7 +10,7 @@ import pytest
 from pallas_kernels import rank_select
 from sparsejax import schemes
 from sparsejax.units import bits
-from sparsejax.wire import ladder, whole
+from sparsejax.wire import at_once, ladder
 from tests import helpers
 from tests.laws.test_exact_sum import SCHEMES
 from tests.schemes import test_two_level
@@ -111,7 +111,7 @@ def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monk
         for density in (0, 0.05, 0.55, 1)
     ]
     wanted_of = [helpers.ranked(run, RANKS)(x) for x in inputs]
-    monkeypatch.setattr(whole, "unpacks_in_kernels", lambda *_, **__: True)
+    monkeypatch.setattr(at_once, "unpacks_in_kernels", lambda *_, **__: True)
     monkeypatch.setattr(ladder.Ladder, "pieces_of", lambda steps, rung: 3)
     summed = helpers.ranked(lambda x: run(x), RANKS)
     rounds = []

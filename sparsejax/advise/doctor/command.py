@@ -29,7 +29,7 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
         help="say whether a machine or a job is fit to train, and what is wrong",
         description="Says which devices, kernels and network there are, whether the ranks "
         "of a job fit together, and what the synchronization of a model would cost on the "
-        "network that is measured. On every rank of a job it is started alike; rank 0 "
+        "network that is measured. Start it in the same way on every rank of a job; rank 0 "
         "prints. The exit status is 1 where something is wrong.",
     )
     explain_command.add_model(parser)
@@ -40,7 +40,7 @@ def add(subparsers: Any) -> argparse.ArgumentParser:
         "whether gradients are local",
     )
     parser.add_argument(
-        "--ranks", type=int, help="how many ranks to reckon with; as many as there are"
+        "--ranks", type=int, help="how many ranks to plan for; those that there are"
     )
     parser.add_argument("--gbit-per-s", type=float, help="where it is not to be measured")
     parser.add_argument("--latency-us", type=float, help="where it is not to be measured")

@@ -184,12 +184,12 @@ def _taken(step: "_OptimizerStep", lists: dict[int, "_GradientRows"], others: bo
     number = tiles.tiles_of(sum(x.sums.size for x in long.values()))
     long = long if number > 1 else {}
     made, inner, last = step.at_once(lists, long, others)
-    alike: dict[frozenset[str], dict[int, _GradientRows]] = {}
+    by_type: dict[frozenset[str], dict[int, _GradientRows]] = {}
     for at, x in long.items():
         # A loop has one type: what is the same on all ranks stays so beside shards.
         types = tiles.axes_of(x, now.leaves[at], now.all_of(at), now.step)
-        alike.setdefault(types, {})[at] = x
-    for some in alike.values():
+        by_type.setdefault(types, {})[at] = x
+    for some in by_type.values():
         step.in_tiles(some, number, made, inner, last)
     for at, x in lists.items():
         made[at] = RowGrads.marked(x.merge.ids, made[at], step.grads[at].shape)

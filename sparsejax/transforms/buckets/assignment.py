@@ -163,8 +163,8 @@ class ByRules(Assignment):
             are_dense = all(isinstance(schemes[k], AllReduce) for k in matched)
             if value in _UNITS and are_dense:
                 self._refuse_unit(pattern, value, leaves[largest].size, first[largest][0])
-            alike = [by[value in _UNITS] for by in first]
-            self._check_first(pattern, value, matched, alike)
+            first_of_kind = [by[value in _UNITS] for by in first]
+            self._check_first(pattern, value, matched, first_of_kind)
 
     def _refuse_unit(self, pattern, value, size, by):
         """Raises: every leaf that a rule gives a unit is summed densely.

@@ -44,14 +44,14 @@ def listed(
     Yields:
         A scheme, and the places of leaves of one width and dtype.
     """
-    alike: dict[Any, list[int]] = {}
+    by_kind: dict[Any, list[int]] = {}
     for i in bucket.leaves:
         leaf = leaves[i]
         if is_row_grads(leaf):
             there = bool(leaf.capacity and leaf.size)
             kind = of_rows[i], leaf.shape[1:], leaf.dtype, tree.axes_of(leaf), there
-            alike.setdefault(kind, []).append(i)
-    for (scheme, *_), places in alike.items():
+            by_kind.setdefault(kind, []).append(i)
+    for (scheme, *_), places in by_kind.items():
         if isinstance(bucket.scheme, AllReduce):
             rows = [leaves[i] for i in places]
             found = [Table(leaf.shape, leaf.dtype, leaf.capacity) for leaf in rows]

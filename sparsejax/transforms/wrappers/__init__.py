@@ -9,19 +9,19 @@ The optimizer belongs inside: in a step in which nothing is sent it is not run, 
 state, the momentum and the count of steps, stays as it is.
 
 Over the wire goes what the chain inside sends, and for `skip_nonfinite` one
-number of each rank, on which all agree (`state.alike.numbers`). What decides between
+number of each rank, on which all agree (`state.finite`). What decides between
 sending and not sending is a step counter or that number, so all ranks decide the same.
 """
 
+from sparsejax.transforms.wrappers.by_step import (
+    AccumulateState as AccumulateState,
+    WarmUpState as WarmUpState,
+    accumulate as accumulate,
+    warm_up as warm_up,
+)
 from sparsejax.transforms.wrappers.clipping import clip_by_rank as clip_by_rank
 from sparsejax.transforms.wrappers.common import check_reduce as check_reduce
 from sparsejax.transforms.wrappers.guarding import (
     SkipState as SkipState,
     skip_nonfinite as skip_nonfinite,
-)
-from sparsejax.transforms.wrappers.sleeping import (
-    AccumulateState as AccumulateState,
-    WarmUpState as WarmUpState,
-    accumulate as accumulate,
-    warm_up as warm_up,
 )

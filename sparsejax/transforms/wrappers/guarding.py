@@ -1,6 +1,6 @@
 """Steps in which a rank has a number that is not finite: what all ranks do then.
 
-Over the wire goes one word of each rank, before all else: see `state.alike.numbers`.
+Over the wire goes one word of each rank, before all else: see `state.finite`.
 """
 
 from typing import Any, NamedTuple

@@ -43,7 +43,7 @@ class Selection(NamedTuple):
     counts: jax.Array
 
 
-def alike(arrays: Sequence[jax.Array]) -> Iterator[list[int]]:
+def groups(arrays: Sequence[jax.Array]) -> Iterator[list[int]]:
     """The places of arrays that can be selected from together, a list for each program.
 
     They are of one dtype, vary over the same mesh axes, differ in length by a factor of 32
@@ -72,7 +72,7 @@ def _words(x):
 
 
 class Arrays:
-    """Vectors of floating-point numbers that are selected from together; see `alike`.
+    """Vectors of floating-point numbers that are selected from together; see `groups`.
 
     Args:
         arrays: The vectors.

@@ -124,7 +124,7 @@ class Fading:
         squares: Which of them is v; None if there is none.
         factors: By what a step multiplies each of them.
         shrinks: What a step adds to the parameter besides, as a multiple of it.
-        number: Of the sums, in `MissedSteps.sums`; tables that move alike have the same.
+        number: Of the sums, in `MissedSteps.sums`; tables that move equally share one.
     """
 
     momentum: int
@@ -172,11 +172,11 @@ class Fading:
         return jnp.minimum(ids, height)
 
     def advance(self, missed: MissedSteps, rows: Mapping[int, Rows]) -> dict[int, Rows]:
-        """Listed rows of tables that move alike, as after the last step."""
+        """Listed rows of tables that move equally, as after the last step."""
         return {at: self._advanced(missed, part) for at, part in rows.items()}
 
     def settled(self, missed: MissedSteps, rows: Mapping[int, Rows]) -> dict[int, Rows]:
-        """All rows of tables that move alike, some at a time, if any of them is late."""
+        """All rows of tables that move equally, some at a time, if any of them is late."""
 
         def some_at_a_time(part):
             n = part.last.shape[0]

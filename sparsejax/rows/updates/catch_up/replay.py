@@ -36,14 +36,14 @@ class Replay:
 
     def advance(self, missed: MissedSteps, rows: Mapping[int, Rows]) -> dict[int, Rows]:
         """Rows of tables, as after the last step."""
-        alike: dict[frozenset[str], dict[int, Rows]] = {}
+        by_type: dict[frozenset[str], dict[int, Rows]] = {}
         for at, part in rows.items():
             # A loop has one type: what is the same on all ranks stays so beside shards.
             leaves = jax.tree.leaves((part, missed.count))
             types = frozenset().union(*map(varying_axes, leaves))
-            alike.setdefault(types, {})[at] = as_varying(part, types)
+            by_type.setdefault(types, {})[at] = as_varying(part, types)
         caught: dict[int, Rows] = {}
-        for types, parts in alike.items():
+        for types, parts in by_type.items():
             caught |= _replayed(missed, parts, types)
         return caught
 

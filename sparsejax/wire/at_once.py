@@ -32,7 +32,7 @@ from sparsejax.units import bits
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Source
 from sparsejax.wire import index_codes
-from sparsejax.wire.forms import Form, Piece
+from sparsejax.wire.formats import Form, Piece
 from sparsejax.wire.ladder import Rung
 
 
