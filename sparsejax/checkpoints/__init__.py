@@ -22,7 +22,7 @@ there are; all else goes where it belongs at once.
 
     description   the tree of a state, and its arrays
     comparing     the first difference of two trees
-    records       the JSON: written, checked when read, brought from older formats to this
+    records       the JSON: written, and checked when read
     chunks        who writes which, and their checksums
     reading       arrays from disk, by TensorStore
     writing       by orbax

@@ -27,22 +27,24 @@ ARRAYS = "state"  # the folder that has them
 _AT_ONCE, _CACHE = 2**30, 10**8
 
 
+# Arrays by their numbers, with their paths in the state, for messages.
+Arrays = Mapping[int, tuple[str, Array]]
+
+
 class _Wrong(Exception):
-    """What is wrong with an array on disk: where it is in the state, and why."""
+    """What is wrong with an array on disk: its number, and why."""
+
+    def told(self, arrays: Arrays) -> str:
+        number, why = self.args
+        return f"at {arrays[number][0]!r}: {why}"
 
 
-def read(
-    folder: Any,
-    arrays: Mapping[int, Array],
-    paths: Mapping[int, str],
-    places: Mapping[int, Any],
-) -> dict[int, Any]:
+def read(folder: Any, arrays: Arrays, places: Mapping[int, Any]) -> dict[int, Any]:
     """Arrays of a checkpoint, by their numbers.
 
     Args:
         folder: Where it is.
         arrays: What its description says of them.
-        paths: Where in the state they are, for messages.
         places: The shardings of those that are to be read; None for one that every process
             has whole in its own memory, as NumPy's.
     """
@@ -54,12 +56,12 @@ def read(
             "its arrays. Take the one before."
         )
     try:
-        stores = _opened(folder, {number: arrays[number] for number in places}, paths)
+        stores = _opened(folder, {number: arrays[number] for number in places})
         wanted = {}
         for number, store in stores.items():
-            with _at(paths[number]):
+            with _at(number):
                 wanted[number] = _indices(store.shape, places[number])
-        found = _parts(stores, wanted, paths)
+        found = _parts(stores, wanted)
         return {
             number: _placed(stores[number], places[number], wanted[number], parts)
             for number, parts in found
@@ -67,40 +69,35 @@ def read(
     except _Wrong as error:
         raise CheckpointError(
             f"the arrays of the checkpoint in {folder} cannot be read, so it is incomplete "
-            f"or damaged {error}. Take the one before."
+            f"or damaged {error.told(arrays)}. Take the one before."
         ) from error
 
 
-def check(
-    folder: Any,
-    arrays: Mapping[int, Array],
-    paths: Mapping[int, str],
-    values: Sequence[Any],
-) -> None:
+def check(folder: Any, arrays: Arrays, values: Sequence[Any]) -> None:
     """Raises unless this process's share of arrays is on disk as it is in memory.
 
     Args:
         folder: The checkpoint that was written.
         arrays: What its description says of them.
-        paths: Where in the state they are, for messages.
         values: The arrays in memory, by their numbers.
     """
     own = {number: chunks.own(values[number]) for number in arrays}
     wanted = {number: [chunk.where for chunk in each] for number, each in own.items()}
     try:
-        for number, parts in _parts(_opened(folder, arrays, paths), wanted, paths):
+        for number, parts in _parts(_opened(folder, arrays), wanted):
             here = (chunk.numbers() for chunk in own[number])
             if not all(map(_is_same, here, parts)):
-                raise _Wrong(f"at {paths[number]!r}: it has other numbers")
+                raise _Wrong(number, "it has other numbers")
     except _Wrong as error:
-        raise CheckpointError(f"what was written cannot be read back {error}") from error
+        why = f"what was written cannot be read back {error.told(arrays)}"
+        raise CheckpointError(why) from error
 
 
-def check_dtypes(paths: Mapping[int, str], values: Sequence[Any]) -> None:
+def check_dtypes(arrays: Arrays, values: Sequence[Any]) -> None:
     """Raises where there is no way to write an array.
 
     Args:
-        paths: Where in the state the arrays are, for the message.
+        arrays: What the description says of them.
         values: The arrays, by their numbers.
     """
     ts = tensorstore()
@@ -111,7 +108,7 @@ def check_dtypes(paths: Mapping[int, str], values: Sequence[Any]) -> None:
         if found != x.dtype:
             raise ArgumentError(
                 f"a checkpoint holds arrays of dtypes that TensorStore has, and "
-                f"{paths[number]!r} is {x.dtype}: convert it, as to int8 or float64."
+                f"{arrays[number][0]!r} is {x.dtype}: convert it, as to int8 or float64."
             )
 
 
@@ -142,15 +139,15 @@ def line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _at(path: str) -> Iterator[None]:
-    """Names the array, whatever a library makes of files that are damaged or gone."""
+def _at(number: int) -> Iterator[None]:
+    """Says which array it is, whatever a library makes of files that are damaged."""
     try:
         yield
     except Exception as error:
-        raise _Wrong(f"at {path!r}: {line(error)}") from error
+        raise _Wrong(number, line(error)) from error
 
 
-def _opened(folder, arrays, paths):
+def _opened(folder, arrays):
     """The arrays on disk, each of the shape and dtype that the description says."""
     ts = tensorstore()
     context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE}})
@@ -163,9 +160,9 @@ def _opened(folder, arrays, paths):
         opening[number] = ts.open(spec, open=True, read=True, context=context)
     stores = {}
     for number, store in opening.items():
-        with _at(paths[number]):
+        with _at(number):
             stores[number] = store.result()
-        _check_type(stores[number], arrays[number], paths[number])
+        _check_type(number, stores[number], arrays[number][1])
     return stores
 
 
@@ -178,12 +175,12 @@ def _base(folder):
     return {"driver": "gcs", "bucket": bucket, "path": path}
 
 
-def _check_type(store, array, path):
+def _check_type(number, store, array):
     if array.impl is not None:
         return  # the numbers of a key have an axis more, and a dtype of their own
     there = array._replace(shape=store.shape, dtype=str(store.dtype.numpy_dtype))
     if there != array:
-        raise _Wrong(f"at {path!r}: it is {there}, and its description says {array}")
+        raise _Wrong(number, f"it is {there}, and its description says {array}")
 
 
 def _indices(shape, place) -> list[chunks.Index]:
@@ -194,13 +191,13 @@ def _indices(shape, place) -> list[chunks.Index]:
     return list({repr(index): index for index in indices}.values())  # slices have no hash
 
 
-def _parts(stores, wanted, paths) -> Iterator[tuple[int, list[np.ndarray]]]:
+def _parts(stores, wanted) -> Iterator[tuple[int, list[np.ndarray]]]:
     """The wanted parts of arrays, by their numbers, some arrays at a time."""
     views = {number: [store[i] for i in wanted[number]] for number, store in stores.items()}
     for batch in _batches(views):
         reading = {number: list(map(_started, views[number])) for number in batch}
         for number, parts in reading.items():
-            with _at(paths[number]):
+            with _at(number):
                 for _, is_read in parts:
                     is_read.result()
             yield number, [part for part, _ in parts]

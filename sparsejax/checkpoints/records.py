@@ -207,7 +207,7 @@ class _Check:
         for name, value in about.items():
             self._value(value, f"about/{name}", or_none=True)
         tree = self._part(given["tree"], "tree")
-        numbers = [x.number for x in leaves(tree) if isinstance(x, Array)]
+        numbers = [x.number for _, x in leaves(tree) if isinstance(x, Array)]
         numbers = [number for number in numbers if number is not None]
         if len(set(numbers)) != len(numbers):
             raise self._wrong("tree", "another number for each array", numbers)

@@ -130,7 +130,7 @@ def _check(folder, about, part, arrays):
     is_first = jax.process_index() == 0  # whose description was written
     if is_first and records.checksum(json.loads(text)) != records.checksum(about):
         raise CheckpointError("its description says something else than was written")
-    reading.check(folder, *arrays_of(part), arrays)
+    reading.check(folder, arrays_of(part), arrays)
 
 
 def _seen(folder):
