@@ -196,24 +196,19 @@ def ranks_of(state: Any) -> Ranks:
     return Ranks(number or None, mesh)
 
 
-def leaves(part: Part) -> Iterator[Array | Value]:
-    """The leaves of a description, in their order."""
-    if isinstance(part, Node):
-        for inside in part.parts.values():
-            yield from leaves(inside)
-    else:
-        yield part
-
-
-def arrays_of(part: Part, path: str = "") -> tuple[dict[int, Array], dict[int, str]]:
-    """The arrays that are stored of a description by their numbers, and their paths."""
-    arrays: dict[int, Array] = {}
-    paths: dict[int, str] = {}
-    if isinstance(part, Array) and part.number is not None:
-        arrays[part.number], paths[part.number] = part, path
+def leaves(part: Part, path: str = "") -> Iterator[tuple[str, Array | Value]]:
+    """The leaves of a description with their paths, in their order."""
     if isinstance(part, Node):
         for name, inside in part.parts.items():
-            found, where = arrays_of(inside, joined(path, name))
-            arrays |= found
-            paths |= where
-    return arrays, paths
+            yield from leaves(inside, joined(path, name))
+    else:
+        yield path, part
+
+
+def arrays_of(part: Part) -> dict[int, tuple[str, Array]]:
+    """The arrays that are stored of a description with their paths, by their numbers."""
+    return {
+        x.number: (path, x)
+        for path, x in leaves(part)
+        if isinstance(x, Array) and x.number is not None
+    }

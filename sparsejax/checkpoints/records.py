@@ -1,12 +1,12 @@
 """The JSON beside the arrays of a checkpoint.
 
-    {"format": 1, "sparsejax": "0.1.0", "jax": "0.10.2", "ranks": 4, "mesh": {"data": 4},
+    {"format": 2, "sparsejax": "0.1.0", "jax": "0.10.2", "ranks": 4, "mesh": {"data": 4},
      "about": {}, "tree": {"type": "TrainState", "parts": {
         "step": {"array": 0, "shape": [], "dtype": "int32"}, ...}}, "crc32": 1234567}
 
 A node has its "type", its "parts", and "told" where its type knows something more; a number
 or text of Python's is {"value": ...}. An array without elements has no number. The numbers
-count up in the order of the tree. Of all of it there is a checksum (`checksums`).
+count up in the order of the tree. "crc32" is the checksum of all else.
 
 When what is written changes, `FORMAT` goes up by one, and no other format is read.
 """
@@ -14,6 +14,7 @@ When what is written changes, `FORMAT` goes up by one, and no other format is re
 import importlib.metadata
 import json
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ import jax
 
 from sparsejax import arguments, errors
 from sparsejax.arguments import cut
-from sparsejax.checkpoints import checksums
 from sparsejax.checkpoints.description import (
     VALUES,
     Array,
@@ -35,13 +35,15 @@ from sparsejax.checkpoints.description import (
 from sparsejax.errors import CheckpointError
 
 
-FORMAT = 1
+FORMAT = 2
 
 # Bytes. A hundred thousand leaves have some ten million.
 LARGEST = 64 * 2**20
 
 # Of numbers, and of axes. A product of many long numbers takes long.
 _MOST, _MOST_AXES = 2**62, 64
+
+_KEY = "crc32"
 
 _LONGEST = 300  # characters of a path in a message
 
@@ -83,7 +85,7 @@ def written(record: Record) -> dict[str, Any]:
         "about": record.about,
         "tree": _written(record.tree),
     }
-    return checksums.sealed(given)
+    return sealed(given)
 
 
 def _written(part):
@@ -96,6 +98,19 @@ def _written(part):
     told = {"told": part.told} if part.told else {}
     parts = {name: _written(inside) for name, inside in part.parts.items()}
     return {"type": part.type, **told, "parts": parts}
+
+
+def sealed(given: dict[str, Any]) -> dict[str, Any]:
+    """A description with the checksum of all else that it says."""
+    return {**given, _KEY: checksum(given)}
+
+
+def checksum(given: dict[str, Any]) -> int:
+    """The CRC-32 of what a description says, but for its own."""
+    # Not of the bytes of the file: who writes JSON chooses spaces and the order of keys.
+    said = {key: value for key, value in given.items() if key != _KEY}
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    return zlib.crc32(text.encode())
 
 
 def read(text: bytes, file: str) -> Record:
@@ -131,7 +146,7 @@ def read(text: bytes, file: str) -> Record:
             "Install the version that wrote it: pip install sparsejax==..."
         )
     try:
-        is_sealed = checksums.is_sealed(given)
+        is_sealed = given.get(_KEY) == checksum(given)
     except RecursionError:
         raise CheckpointError(
             f"{file} is damaged: it is nested too deeply. Take the checkpoint before."
@@ -142,7 +157,7 @@ def read(text: bytes, file: str) -> Record:
             "checkpoint before."
         )
     try:
-        return check.record(checksums.opened(given))
+        return check.record(given)
     except RecursionError:
         raise CheckpointError(
             f"{file} is damaged: 'tree' is nested too deeply. Take the checkpoint before."
@@ -177,7 +192,7 @@ class _Check:
         self._file = file
 
     def record(self, given: dict[str, Any]) -> Record:
-        wanted = ["format", "sparsejax", "jax", "ranks", "mesh", "about", "tree"]
+        wanted = ["format", "sparsejax", "jax", "ranks", "mesh", "about", "tree", _KEY]
         self._keys(given, "the description", wanted)
         versions = {name: self._text(given[name], name) for name in wanted[1:3]}
         number = given["ranks"]
@@ -192,7 +207,7 @@ class _Check:
         for name, value in about.items():
             self._value(value, f"about/{name}", or_none=True)
         tree = self._part(given["tree"], "tree")
-        numbers = [x.number for x in leaves(tree) if isinstance(x, Array)]
+        numbers = [x.number for _, x in leaves(tree) if isinstance(x, Array)]
         numbers = [number for number in numbers if number is not None]
         if len(set(numbers)) != len(numbers):
             raise self._wrong("tree", "another number for each array", numbers)

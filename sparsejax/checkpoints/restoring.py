@@ -88,7 +88,7 @@ def _read(path, like, about):
         )
     places = list(_places(record.tree, like, others))
     wanted = {number: at for place in places for number, at in place.wanted().items()}
-    return places, reading.read(folder, *arrays_of(record.tree), wanted), others
+    return places, reading.read(folder, arrays_of(record.tree), wanted), others
 
 
 def _check_about(here, there, folder):
@@ -150,7 +150,7 @@ class _StatePart(NamedTuple):
         saved: Any = self.saved
         if isinstance(self.like, ExchangeState):
             saved = saved.parts["totals"]  # what schemes remember begins anew
-        return [part for part in leaves(saved) if isinstance(part, Array)]
+        return [part for _, part in leaves(saved) if isinstance(part, Array)]
 
     def whole(self, found: dict[int, Any]) -> Any:
         """The node with all that the ranks held."""

@@ -77,8 +77,7 @@ def save(
             f"{records.LARGEST:,}: keep long texts, and lists of numbers, as arrays."
         )
     stored = list(map(_stored, arrays))
-    _, paths = arrays_of(part)
-    reading.check_dtypes(paths, stored)
+    reading.check_dtypes(arrays_of(part), stored)
     storage.write(folder, written, part, stored, replace)
 
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import sparsejax
-from sparsejax.checkpoints import checksums, reading, records
+from sparsejax.checkpoints import reading, records
 from sparsejax.errors import ArgumentError, CheckpointError, StateError
 from tests import helpers
 from tests.checkpoints.cases import LIKE, STATE, refused
@@ -109,7 +109,7 @@ def rewritten(saved, change):
     file = saved / "about" / "metadata"
     given = json.loads(file.read_text())
     change(given)
-    file.write_text(json.dumps(checksums.sealed(given)))
+    file.write_text(json.dumps(records.sealed(given)))
 
 
 @pytest.mark.parametrize("known", [records.FORMAT - 1, records.FORMAT + 1])
@@ -121,7 +121,7 @@ def test_another_format_names_both_versions(known, saved, nothing_is_read, monke
     rewritten(saved, other)
     monkeypatch.setattr(records, "FORMAT", known)
     match = (
-        r"metadata has format 1, written by sparsejax '9\.9\.0'; this is sparsejax .*, "
+        r"metadata has format 2, written by sparsejax '9\.9\.0'; this is sparsejax .*, "
         rf"which reads format {known}\. .*pip install"
     )
     refused(match, sparsejax.restore, saved, LIKE)
@@ -187,7 +187,7 @@ def test_texts_that_are_too_long_or_too_deep(saved, nothing_is_read, monkeypatch
         deep = '{"type": "a", "parts": {"a": ' * depth + '{"value": 1}' + "}}" * depth
         text = json.dumps(kept).replace('"here"', deep)
         if depth == 300:
-            text = json.dumps(checksums.sealed(json.loads(text)))
+            text = json.dumps(records.sealed(json.loads(text)))
         file.write_text(text)
         refused("nested too deeply|recursion|is of another", sparsejax.restore, saved, LIKE)
     monkeypatch.setattr(records, "LARGEST", 100)

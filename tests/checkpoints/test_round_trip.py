@@ -47,9 +47,9 @@ def test_a_state_comes_back_as_it_was(saved, name, monkeypatch):
     asked = []
     read = reading.read
 
-    def noting(folder, arrays, paths, where):
+    def noting(folder, arrays, where):
         asked.extend(where.values())
-        return read(folder, arrays, paths, where)
+        return read(folder, arrays, where)
 
     monkeypatch.setattr(reading, "read", noting)
     like = cases.like(name)

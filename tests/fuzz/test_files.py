@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 import sparsejax
 from sparsejax.advise import codec
-from sparsejax.checkpoints import checksums, records
+from sparsejax.checkpoints import records
 from sparsejax.errors import ArgumentError, CheckpointError, PlanError
 from tests.checkpoints.cases import LIKE, STATE
 from tests.fuzz import documents
@@ -100,14 +100,14 @@ def test_descriptions_of_checkpoints():
         "nothing": {"type": "None", "parts": {}},
     }
     tree = {"type": "dict", "parts": parts}
-    document = {"format": 1, "sparsejax": "0.1.0", "jax": "0.10.2", "ranks": 4}
+    document = {"format": records.FORMAT, "sparsejax": "0.1.0", "jax": "0.10.2", "ranks": 4}
     document |= {"mesh": {"data": 4}, "about": {"seed": 1}, "tree": tree}
     taken = []
 
     @fuzz
     @given(documents.changed(document))
     def holds(given_):
-        sealed = checksums.sealed(given_) if isinstance(given_, dict) else given_
+        sealed = records.sealed(given_) if isinstance(given_, dict) else given_
         text = documents.written(sealed)
         read = lambda file: records.read(text, file)
         record = reads(read, "run/2/about/metadata", CheckpointError)
@@ -139,7 +139,7 @@ def restores(folder, file, is_ours):
     @given(documents.changed(json.loads(file.read_text())))
     def holds(document):
         if is_ours and isinstance(document, dict):
-            document = checksums.sealed(document)
+            document = records.sealed(document)
         file.write_bytes(documents.written(document))
         restored = reads(restore, folder, CheckpointError)
         if restored is not None:
