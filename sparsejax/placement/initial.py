@@ -93,15 +93,18 @@ def _of_types(tx, params, axis_name):
     shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(params)]
     meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
     meshes = [mesh for mesh in meshes if isinstance(mesh, Mesh)]
-    if not meshes or AxisType.Explicit not in meshes[0].axis_types:
+    if not meshes or {*meshes[0].axis_types} != {AxisType.Explicit}:
         raise ArgumentError(
-            "sparsejax.init was given no mesh, and no parameter is on an explicit one. "
-            "Where update is called under jit, put the parameters on the mesh: "
-            "jax.device_put(params, jax.sharding.NamedSharding(mesh, P())); where it is "
-            "called inside shard_map, name the mesh: sparsejax.init(tx, params, mesh)."
+            "sparsejax.init was given no mesh, and no parameter is on one whose axes are "
+            "all Explicit, as jax.make_mesh makes it. Where update is called under jit, "
+            "put the parameters on such a mesh: jax.device_put(params, "
+            "jax.sharding.NamedSharding(mesh, P())); where it is called inside shard_map, "
+            "name the mesh: sparsejax.init(tx, params, mesh)."
         )
     if axis_name is None:
-        found = {part.part.axis_name for part in observing.observed(tx, params).exchanges}
+        seen = observing.observed(tx, params)
+        found = {part.part.axis_name for part in (*seen.exchanges, *seen.sparsifiers)}
+        found = {name for name in found if name is not None}
         axis_name = found.pop() if len(found) == 1 else None
     lies = lambda s: s.spec if isinstance(s, NamedSharding) else PartitionSpec()
     specs = jax.tree.unflatten(jax.tree.structure(params), list(map(lies, shardings)))

@@ -63,17 +63,21 @@ class Entry:
         name: The call as the user knows it.
         axis_name: The axis of the ranks; the only one of the mesh if None.
         sums: Whether it sums gradients; else it hands partial sums on.
+        has_chain: Whether it runs a chain, which may have an optimizer in it.
+        model_axis: The mesh axis over which it was told that parameters are sharded.
     """
 
     name: str
     axis_name: AxisName | None
     sums: bool = True
+    has_chain: bool = False
+    model_axis: AxisName | None = None
 
     def __call__(
         self, update: Update, updates: Any, state: Any, params: Any, **extra: Any
     ) -> Any:
         """Enters an update from outside; for the arguments see optax."""
-        mesh = outside_of(updates, self.axis_name)
+        mesh = outside_of((updates, params, state), self.axis_name)
         assert mesh is not None
         if any(reduction.mean for reduction in find(state, Reduction)):
             raise ArgumentError(
@@ -81,6 +85,18 @@ class Entry:
                 "it, and reduce='mean' would divide it by the number of ranks once more. "
                 "Write sparsejax.zen_sync(..., reduce='sum'), and in the same way of other "
                 "synchronizations."
+            )
+        if self.model_axis is not None:
+            raise ArgumentError(
+                f"update of {self.name} under jit with model_axis={self.model_axis!r}: "
+                "which leaves are copies over that axis is not known inside. Leave "
+                "model_axis, and what needs it, out, or call update inside jax.shard_map."
+            )
+        if extra.get("ids"):
+            raise ArgumentError(
+                f"update of {self.name} under jit was given ids=, which are those of one "
+                "device's batch, and a gradient there is summed over several devices "
+                "before. Leave ids out: rows that are not zero are found without them."
             )
         entered = _Entered(self, mesh, frozenset(self._names(mesh)))
         return entered(update, updates, state, params, extra)
@@ -127,12 +143,16 @@ class _Entered:
         if params is not None:
             of_params = structure.flatten_up_to(params)
         paths = [tree.named(keys) for keys, _ in pairs]
+        for path, param in zip(paths, of_params, strict=True):
+            self._check_parameter(path, param)
         leaves = [leaf for _, leaf in pairs]
         own = zip(paths, leaves, of_params, strict=True)
         specs = [self._spec_of(*each) for each in own]
         scatters = [
-            None if spec is None or tree.is_sparse(leaf) else self._scatter(leaf, spec)
-            for leaf, spec in zip(leaves, specs, strict=True)
+            None
+            if spec is None or tree.is_sparse(leaf)
+            else self._scatter(path, leaf, spec)
+            for path, leaf, spec in zip(paths, leaves, specs, strict=True)
         ]
         given = [
             leaf if scatter is None else jax.reshard(leaf, scatter.of(self.mesh))
@@ -207,6 +227,25 @@ class _Entered:
         self._check_whole(path, of_param)
         return of_param
 
+    def _check_parameter(self, path, param):
+        """Raises where a parameter is not one that an update is given under `jit`."""
+        if mesh_of(param) is None:
+            return
+        spec = jax.typeof(param).sharding.spec
+        if spec.reduced:
+            raise ArgumentError(
+                f"update of {self.entry.name} under jit was given what sparsejax.local "
+                f"returned for {path!r}: give it the parameters themselves, "
+                "tx.update(grads, opt_state, params)."
+            )
+        if self.entry.has_chain and any(spec.partitions):
+            raise ArgumentError(
+                f"update of {self.entry.name} under jit: {path!r} is sharded "
+                f"{spec}, and the chain inside would run on shards, where a norm over all "
+                "leaves is that of a shard. Replicate the parameters over all axes, or "
+                "call update inside jax.shard_map."
+            )
+
     def _needs_params(self, path):
         return (
             f"update of {self.entry.name} under jit: how the gradient of {path!r} is to be "
@@ -226,10 +265,20 @@ class _Entered:
                 "axis of the mesh, or sum its gradient densely by jax.reshard."
             )
 
-    def _scatter(self, leaf, spec):
+    def _scatter(self, path, leaf, spec):
         """How a leaf is reduced over the axes that are not those of the ranks."""
         unreduced = frozenset(jax.typeof(leaf).sharding.spec.unreduced)
-        return _ShardSum(spec.partitions, unreduced, unreduced - self.names)
+        found = _ShardSum(spec.partitions, unreduced, unreduced - self.names)
+        for part in found.parts:
+            names, own = found.names(part)
+            if names[len(names) - len(own) :] != own:
+                order = tuple(name for name in names if name not in own) + own
+                raise ArgumentError(
+                    f"update of {self.entry.name} under jit: {path!r} is sharded over "
+                    f"{names}, of which its gradient is summed over {own}, and that is "
+                    f"scattered to pieces of pieces alone. Shard it over {order}."
+                )
+        return found
 
     def _by_device(self, leaf):
         """The specs of entries, one device's after another's."""
@@ -264,24 +313,16 @@ class _ShardSum:
     unreduced: frozenset[str]
     over: frozenset[str]
 
-    def _names(self, part):
-        """The axes that shard a dimension, and those of them that are summed over."""
+    def names(self, part: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The axes that shard a dimension, and the last of them, which are summed over."""
         names = axis_names(part or ())
         return names, tuple(name for name in names if name in self.over)
-
-    def _is_minor(self, part):
-        """Whether what is summed over shards each piece of a dimension once more."""
-        names, own = self._names(part)
-        return names[len(names) - len(own) :] == own
 
     @property
     def spec(self) -> PartitionSpec:
         """How the array is sharded before."""
-        if not all(map(self._is_minor, self.parts)):
-            return PartitionSpec(*self.parts, unreduced=self.unreduced - self.over)
         left = []
-        for part in self.parts:
-            names, own = self._names(part)
+        for names, own in map(self.names, self.parts):
             left.append(names[: len(names) - len(own)] or None)
         return PartitionSpec(*left, unreduced=self.unreduced)
 
@@ -291,10 +332,9 @@ class _ShardSum:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The sum, inside `shard_map`."""
-        left = set(self.over) if all(map(self._is_minor, self.parts)) else set()
-        for at, part in enumerate(self.parts):
-            _, own = self._names(part)
-            if not left.intersection(own):
+        left = set(self.over)
+        for at, (_, own) in enumerate(map(self.names, self.parts)):
+            if not own:
                 continue
             left -= {*own}
             wire = Wire(own)

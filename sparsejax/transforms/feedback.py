@@ -283,10 +283,11 @@ def feedback(
             norm = None if residual is None else jnp.float32(0)
         return FeedbackState(jnp.int32(0), residual, momentum, norm, inner)
 
-    entry = Entry(lossy.name, lossy.axis_name, lossy.sums)
+    model_axis = getattr(lossy, "model_axis", None)
+    entry = Entry(lossy.name, lossy.axis_name, lossy.sums, model_axis=model_axis)
 
     def update(updates, state, params=None, *, dense=False, ids=None, **extra):
-        if axes.outside_of(updates, entry.axis_name):
+        if axes.outside_of((updates, params, state), entry.axis_name):
             return entry(update, updates, state, params, dense=dense, ids=ids, **extra)
         check_kind(state, FeedbackState, lossy.name)
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")

@@ -129,13 +129,18 @@ CHAINS = {
 }
 
 
+# They run a chain inside, which must not see shards alone.
+OF_WHOLE = ("accumulate", "skip_nonfinite")
+
+
 @pytest.mark.parametrize(
     ("name", "where"),
     [
         ("dgc", "fsdp"),
         ("accumulate", "whole"),
         *helpers.slow(
-            *[(name, "fsdp") for name in CHAINS if name != "dgc"],
+            *[(name, "fsdp") for name in CHAINS if name not in OF_WHOLE],
+            *[(name, "whole") for name in OF_WHOLE],
             *[(name, "replica") for name in CHAINS],
             ("dgc", "two"),
         ),
@@ -269,6 +274,49 @@ def test_parameters_are_cast_so_that_gradients_are_partial_sums():
         sparsejax.local(x, "data")
 
 
+@pytest.mark.parametrize("parts", [("model", "fsdp"), ("fsdp", "model")])
+def test_a_gradient_that_is_summed_over_one_of_two_axes_is_scattered_or_refused(parts):
+    """JAX shards a dimension by the first axis, and each piece by the next."""
+    mesh, both = helpers.grid(replica=2, fsdp=2, model=2), ("replica", "fsdp")
+    rng = np.random.default_rng(0)
+    w = put(rng.integers(-4, 5, (16, 8)).astype(np.float32), mesh, P(parts, None))
+    x = put(rng.integers(-4, 5, (16, 16)).astype(np.float32), mesh, P(both, "model"))
+    tx = sparsejax.zen_sync("replica", reduce="sum", rules={"w": "sparse"})
+    state = sparsejax.init(tx, {"w": w})
+
+    def loss(params, x):
+        return jnp.sum(jnp.einsum("bi,io->bo", x, params["w"], out_sharding=P(both, None)))
+
+    @jax.jit
+    def step(params, state, x):
+        grads = jax.grad(loss)(sparsejax.local(params, both), x)
+        return tx.update(grads, state, params)[0]["w"]
+
+    with jax.set_mesh(mesh):
+        if parts[0] == "fsdp":
+            with pytest.raises(
+                errors.ArgumentError, match=r"Shard it over \('model', 'fsdp'"
+            ):
+                step({"w": w}, state, x)
+        else:
+            found = np.asarray(step({"w": w}, state, x))
+            wanted = np.asarray(x).sum(0)[:, None] * np.ones((1, 8))
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_transformation_of_no_leaf_does_nothing():
+    mesh = helpers.grid(replica=4, fsdp=2)
+    params = {"w": put(np.zeros(SHAPE, np.float32), mesh, P("fsdp", None))}
+    own = sparsejax.zen_sync("replica", reduce="sum", rules={"w": "sparse"})
+    tx = optax.multi_transform(
+        {"a": own, "b": sparsejax.dense_sync("replica", reduce="sum")}, {"w": "a"}
+    )
+    x = drawn(mesh)
+    made = sparsejax.init(tx, params, axis_name="replica")
+    out, _ = jax.jit(tx.update)({"w": partial(x, mesh)}, made, params)
+    np.testing.assert_array_equal(np.asarray(out["w"]), x.sum(0))
+
+
 def test_what_cannot_be_summed_under_jit_is_refused_by_name():
     sizes, spec = MESHES["fsdp"]
     mesh = helpers.grid(**sizes)
@@ -288,6 +336,17 @@ def test_what_cannot_be_summed_under_jit_is_refused_by_name():
     mean = make("replica", reduce="mean")
     with pytest.raises(errors.ArgumentError, match=r"reduce='mean'.*reduce='sum'"):
         jax.jit(mean.update)(grads, sparsejax.init(mean, params), params)
+    with pytest.raises(errors.ArgumentError, match=r"given ids=.*Leave ids out"):
+        jax.jit(tx.update)(grads, state, params, ids={"w": jnp.arange(3)})
+    cast = sparsejax.local(params, mesh.axis_names)
+    with pytest.raises(errors.ArgumentError, match=r"sparsejax.local returned for 'w'"):
+        jax.jit(tx.update)(grads, state, cast)
+    guarded = sparsejax.skip_nonfinite(tx, "replica")
+    with pytest.raises(errors.ArgumentError, match=r"'w' is sharded .*would run on shards"):
+        jax.jit(guarded.update)(grads, sparsejax.init(guarded, params), params)
+    clip = sparsejax.transforms.clip_by_rank(1.0, "replica", model_axis="fsdp")
+    with pytest.raises(errors.ArgumentError, match=r"model_axis='fsdp'.*Leave model_axis"):
+        jax.jit(clip.update)(grads, clip.init(params), params)
     over_ranks = {"w": put(np.zeros(SHAPE, np.float32), mesh, P("replica", None))}
     with pytest.raises(errors.ArgumentError, match="'w' is sharded over 'replica', over w"):
         jax.jit(tx.update)(grads, state, over_ranks)
@@ -296,5 +355,5 @@ def test_what_cannot_be_summed_under_jit_is_refused_by_name():
         jax.jit(tx.update)(
             {"w": rows, "x": grads["w"]}, state, {**params, "x": params["w"]}
         )
-    with pytest.raises(errors.ArgumentError, match="no parameter is on an explicit one"):
+    with pytest.raises(errors.ArgumentError, match="no parameter is on one whose axes are"):
         sparsejax.init(tx, {"w": np.zeros(SHAPE, np.float32)})

@@ -91,10 +91,10 @@ def accumulate(
         axis = axes.resolve_for_state(axis_name, name, why)
         return AccumulateState(jnp.int32(0), by_rank(params, axis), tx.init(params))
 
-    entry = Entry(name, axis_name)
+    entry = Entry(name, axis_name, has_chain=True)
 
     def update(updates, state, params=None, **extra):
-        if axes.outside_of(updates, entry.axis_name):
+        if axes.outside_of((updates, params, state), entry.axis_name):
             return entry(update, updates, state, params, **extra)
         check_kind(state, AccumulateState, f"{name} (every={every})")
         wire = Wire.over(axis_name, f"update of {name}")

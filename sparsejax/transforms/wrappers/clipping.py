@@ -43,10 +43,10 @@ def clip_by_rank(
         del params
         return optax.EmptyState()
 
-    entry = Entry(name, axis_name, sums=False)
+    entry = Entry(name, axis_name, sums=False, model_axis=model_axis)
 
     def update(updates, state, params=None, **extra):
-        if axes.outside_of(updates, entry.axis_name):
+        if axes.outside_of((updates, params, state), entry.axis_name):
             return entry(update, updates, state, params, **extra)
         del params, extra
         wire = Wire.over(axis_name, f"update of {name}")

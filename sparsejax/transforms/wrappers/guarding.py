@@ -75,10 +75,10 @@ def skip_nonfinite(
             inner = tx.init(params)
         return SkipState(jnp.int32(0), inner, Found.first(paths) if report else None)
 
-    entry = Entry(_NAME, axis_name)
+    entry = Entry(_NAME, axis_name, has_chain=True)
 
     def update(updates, state, params=None, **extra):
-        if axes.outside_of(updates, entry.axis_name):
+        if axes.outside_of((updates, params, state), entry.axis_name):
             return entry(update, updates, state, params, **extra)
         check_kind(state, SkipState, _NAME)
         if (state.found is not None) != report:
