@@ -1,16 +1,18 @@
 """What arguments must be, before anything is launched. Messages name the fix."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.errors import KernelArgumentError
-from pallas_kernels.reference.partitions import HashMemory
 
 
 LIMIT = 2**31
+
+# `HashMemory`, of which only the operations that have one know.
+_Memory = TypeVar("_Memory", bound=Any)
 
 
 def vector(name: str, x: Any) -> None:
@@ -95,8 +97,8 @@ def places(what: str, count: int) -> None:
 
 
 def memory(
-    size: int, seeds: jax.typing.ArrayLike, given: HashMemory
-) -> tuple[jax.Array, HashMemory]:
+    size: int, seeds: jax.typing.ArrayLike, given: _Memory
+) -> tuple[jax.Array, _Memory]:
     """Memory of Algorithm 1 for a number of indices; the seeds, and it with its hashes."""
     parts, slots, serial, hashes = dataclasses.astuple(given)
     positive("parts", parts)

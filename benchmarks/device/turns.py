@@ -134,7 +134,7 @@ SIDES = ("messages.py:_Transmission.at_once", "messages.py:_Transmission.in_bran
 LAST = tuple(f"{side}.<locals>.several" for side in SIDES)
 CHOICE = ("or_dense.py:or_dense", "axes.py:cond")
 # Listed rows: of which size a message is, and whether owners have room.
-LISTS = ("row_lists.py:Lists.send", "row_lists.py:Lists.place")
+LISTS = ("sizes.py:send_heads", "row_lists.py:Lists.place")
 OWNERS = ("rows.py:_RowExchange.__call__", "axes.py:cond")
 # Where the push has a choice of its own, and the pull one of three.
 PUSHES = ("push_pull.py:Stages._one_after_the_other", "axes.py:cond")
