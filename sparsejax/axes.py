@@ -25,7 +25,13 @@ from pallas_kernels.types import (
     varying_axes as varying_axes,
     without_types as without_types,
 )
-from sparsejax.errors import AlreadySummedError, ArgumentError, AxisError, NeedsRanks
+from sparsejax.errors import (
+    AlreadySummedError,
+    ArgumentError,
+    AxisError,
+    NeedsRanks,
+    missing_axis,
+)
 
 
 AxisName = str | tuple[str, ...]
@@ -130,10 +136,8 @@ def unsharded(x: jax.Array) -> jax.Array:
     JAX slices a dimension that is sharded over an Explicit axis into even parts only. On
     Auto axes it does this by itself.
     """
-    sharding = jax.typeof(x).sharding
-    if sharding.mesh.empty:
-        return x
-    return jax.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
+    mesh = mesh_of(x)
+    return x if mesh is None else jax.reshard(x, NamedSharding(mesh, PartitionSpec()))
 
 
 def sharded_as(x: jax.Array, other: jax.Array) -> jax.Array:
@@ -356,10 +360,8 @@ def outside_of(tree: Any, axis_name: AxisName | None) -> jax.sharding.AbstractMe
             return None
     except NameError:
         pass
-    for mesh in map(mesh_of, jax.tree.leaves(tree)):
-        if mesh is not None and AxisType.Explicit in mesh.axis_types:
-            return mesh
-    return None
+    meshes = filter(None, map(mesh_of, jax.tree.leaves(tree)))
+    return next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
 
 
 def _as_reduced(x, names):
@@ -368,10 +370,7 @@ def _as_reduced(x, names):
     if mesh is None:
         return x
     if missing := sorted(names - {*mesh.axis_names}):
-        raise AxisError(
-            f"sparsejax.local: the mesh has no axis {missing[0]!r}, its axes are "
-            f"{mesh.axis_names}."
-        )
+        raise missing_axis("sparsejax.local", missing[0], mesh.axis_names)
     spec = jax.typeof(x).sharding.spec
     parts = (axis_names(part or ()) for part in spec.partitions)
     left = (tuple(name for name in part if name not in names) or None for part in parts)

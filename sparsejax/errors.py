@@ -197,6 +197,11 @@ class UntoldBatchWarning(UserWarning):
     """
 
 
+def missing_axis(what: str, name: str, names: tuple[str, ...]) -> AxisError:
+    """The error about an axis that a mesh does not have."""
+    return AxisError(f"{what}: the mesh has no axis {name!r}; it has {names}.")
+
+
 def wrong_state(name: str, needs: str, state: Any) -> StateError:
     """The error where a scheme or an ownership is given a state that another one made.
 

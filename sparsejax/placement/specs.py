@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sparsejax import axes as mesh_axes
 from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError, AxisError, StateError
+from sparsejax.errors import ArgumentError, AxisError, StateError, missing_axis
 from sparsejax.placement.chains import check_not_inside
 from sparsejax.state import sharded, tree
 from sparsejax.state.per_rank import PerRank, check_whole, find
@@ -369,9 +369,7 @@ def check_axes(mesh: Mesh | AbstractMesh, names: Iterable[str], what: str) -> No
     """Raises unless the mesh has the axes."""
     missing = [name for name in names if name not in mesh.axis_names]
     if missing:
-        raise AxisError(
-            f"{what}: the mesh has no axis {missing[0]!r}; it has {mesh.axis_names}."
-        )
+        raise missing_axis(what, missing[0], mesh.axis_names)
 
 
 def check_types(state: Any, specs: Any) -> None:

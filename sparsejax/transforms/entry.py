@@ -21,14 +21,15 @@ device's after another's along the leading axis, sharded over all axes of the me
 """
 
 import dataclasses
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from sparsejax.axes import AxisName, axis_names, mesh_of, outside_of
-from sparsejax.errors import AlreadySummedError, ArgumentError, AxisError
+from sparsejax.axes import AxisName, axis_names, mesh_of
+from sparsejax.errors import AlreadySummedError, ArgumentError, AxisError, missing_axis
 from sparsejax.state import sharded, tree
 from sparsejax.state.per_rank import OUTLINE, find
 from sparsejax.units.row_grads import is_row_grads
@@ -45,14 +46,6 @@ class Reduction:
     """
 
     mean: bool
-
-
-class Update(Protocol):
-    """What is entered: the `update` of a transformation, inside `shard_map`."""
-
-    def __call__(self, updates: Any, state: Any, params: Any, **extra: Any) -> Any:
-        """The next updates and the next state."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +67,24 @@ class Entry:
     model_axis: AxisName | None = None
 
     def __call__(
-        self, update: Update, updates: Any, state: Any, params: Any, **extra: Any
+        self,
+        mesh: AbstractMesh,
+        update: Callable[..., Any],
+        updates: Any,
+        state: Any,
+        params: Any,
+        **extra: Any,
     ) -> Any:
-        """Enters an update from outside; for the arguments see optax."""
-        mesh = outside_of((updates, params, state), self.axis_name)
-        assert mesh is not None
+        """Enters an update from outside.
+
+        Args:
+            mesh: The mesh that `axes.outside_of` found.
+            update: What runs inside `shard_map`.
+            updates: Those of optax's `update`, as all that follow.
+            state: The state.
+            params: The parameters, or None.
+            **extra: The extra arguments.
+        """
         if any(reduction.mean for reduction in find(state, Reduction)):
             raise ArgumentError(
                 f"update of {self.name} under jit: partial sums of a gradient add up to "
@@ -112,10 +118,7 @@ class Entry:
         names = axis_names(self.axis_name or mesh.axis_names[0])
         for name in names:
             if name not in mesh.axis_names:
-                raise AxisError(
-                    f"update of {self.name}: the mesh has no axis {name!r}, its axes are "
-                    f"{mesh.axis_names}."
-                )
+                raise missing_axis(f"update of {self.name}", name, mesh.axis_names)
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True):
             if kind != AxisType.Explicit:
                 raise AxisError(
@@ -155,7 +158,9 @@ class _Entered:
             for path, leaf, spec in zip(paths, leaves, specs, strict=True)
         ]
         given = [
-            leaf if scatter is None else jax.reshard(leaf, scatter.of(self.mesh))
+            leaf
+            if scatter is None
+            else jax.reshard(leaf, NamedSharding(self.mesh, scatter.spec))
             for leaf, scatter in zip(leaves, scatters, strict=True)
         ]
         # What is no array, as a function or a flag, is known when traced.
@@ -325,10 +330,6 @@ class _ShardSum:
         for names, own in map(self.names, self.parts):
             left.append(names[: len(names) - len(own)] or None)
         return PartitionSpec(*left, unreduced=self.unreduced)
-
-    def of(self, mesh: AbstractMesh) -> NamedSharding:
-        """`spec` on a mesh."""
-        return NamedSharding(mesh, self.spec)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The sum, inside `shard_map`."""

@@ -48,7 +48,7 @@ from sparsejax.state.totals import Totals
 from sparsejax.transforms import checks
 from sparsejax.transforms.buckets import Assignment, check_ids, joint, tables
 from sparsejax.transforms.checks import Leaves as Leaves
-from sparsejax.transforms.entry import Reduction as Reduction
+from sparsejax.transforms.entry import Entry, Reduction as Reduction
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads, is_row_grads
@@ -126,7 +126,11 @@ class Exchange:
 
     name = "sparsejax.sync"
     takes_rows = True
-    sums = True
+
+    @property
+    def entry(self) -> Entry:
+        """How its update is entered under `jit`; see `Lossy.entry`."""
+        return Entry(self.name, self.axis_name)
 
     def init(self, params: Any) -> ExchangeState | None:
         """The schemes' first states, which may need to know the ranks."""

@@ -90,8 +90,8 @@ class Lossy(Protocol):
         ...
 
     @property
-    def sums(self) -> bool:
-        """Whether it returns sums over the ranks; else each rank's own part."""
+    def entry(self) -> Entry:
+        """How its update is entered under `jit`."""
         ...
 
     def init(self, params: Any) -> Any:
@@ -283,12 +283,10 @@ def feedback(
             norm = None if residual is None else jnp.float32(0)
         return FeedbackState(jnp.int32(0), residual, momentum, norm, inner)
 
-    model_axis = getattr(lossy, "model_axis", None)
-    entry = Entry(lossy.name, lossy.axis_name, lossy.sums, model_axis=model_axis)
-
     def update(updates, state, params=None, *, dense=False, ids=None, **extra):
-        if axes.outside_of((updates, params, state), entry.axis_name):
-            return entry(update, updates, state, params, dense=dense, ids=ids, **extra)
+        if mesh := axes.outside_of((updates, params, state), lossy.axis_name):
+            extra |= {"dense": dense, "ids": ids}
+            return lossy.entry(mesh, update, updates, state, params, **extra)
         check_kind(state, FeedbackState, lossy.name)
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
         checks.check_replicated(params, wire.axis, f"update of {lossy.name}")
@@ -309,7 +307,7 @@ def feedback(
         checks.check_velocities(lossy, paths, leaves, moving)
         if OUTLINE.get():
             # Densely a sparsifier hands each gradient on as it is.
-            as_is = dense and not lossy.sums
+            as_is = dense and not lossy.entry.sums
             outlined = leaves if as_is else lossy.outline(paths, leaves, wire)
             outlined = structure.unflatten(outlined)
             return shards.together(outlined, parts), state

@@ -21,6 +21,7 @@ from sparsejax.errors import AlreadySummedError, ArgumentError
 from sparsejax.sparsifiers import base
 from sparsejax.state import observing, sharded, tree
 from sparsejax.state.per_rank import PerRank, check_kind
+from sparsejax.transforms.entry import Entry
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes, selections
@@ -74,7 +75,11 @@ class Select:
 
     name = "a sparsejax sparsifier"
     takes_rows = False
-    sums = False
+
+    @property
+    def entry(self) -> Entry:
+        """How its update is entered under `jit`; see `Lossy.entry`."""
+        return Entry(self.name, self.axis_name, sums=False, model_axis=self.model_axis)
 
     def sparsifies(self, path: str, leaf: Any) -> bool:
         """Whether a leaf is sparsified; if not it is sent whole."""

@@ -96,18 +96,6 @@ def listed(index: RankIndex, length: int) -> tuple[jax.Array, jax.Array]:
     return places, lax.iota(jnp.int32, length) < index.row_end[-1]
 
 
-def as_words(x: jax.Array) -> jax.Array:
-    """Numbers [...] of 32 or 64 bits as uint32 [..., 1 or 2]."""
-    words = lax.bitcast_convert_type(x, jnp.uint32)
-    return words.reshape(*x.shape, x.dtype.itemsize // 4)
-
-
-def of_words(words: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Inverse of `as_words`."""
-    words = words[..., 0] if words.shape[-1] == 1 else words
-    return lax.bitcast_convert_type(words, dtype)
-
-
 def words_of(rows: jax.Array) -> jax.Array:
     """Rows [..., numbers] of any width as uint32 [..., words], padded with zeros."""
     *shape, numbers = rows.shape

@@ -107,9 +107,8 @@ def transmit(
         here = first, length, rung
         # The rows of a message are cut out by kernels of one shape each: see `heads`.
         rows = unseen_numbers(len(slots.counts))
-        message = lax.switch(rung, senders, stage.pack_tiles(*here), *rows)
-        message = channel.received(message[: channel.sources])
-        counts = lax.bitcast_convert_type(message[:, 0], jnp.int32)
+        buffer = lax.switch(rung, senders, stage.pack_tiles(*here), *rows)
+        message, counts = stage.received(buffer)
         carry = stage.unpack_tiles(message, counts, *here, carry)
         payload = stage.payload(counts if typical is None else typical, *here)
         # One array: three sums, of which the first two follow the rung.

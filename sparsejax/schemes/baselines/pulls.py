@@ -69,7 +69,7 @@ class Spread(PullEntries):
 
         return send, plan.entry_bytes(fullest_share, count), agreed + counted
 
-    def told(self, plan, load, fullest):
+    def of_entries(self, plan, load, fullest):
         n, last = load.ranks, math.ceil(load.counts[-1])
         spread = _SpreadPlan.of(plan)
         even = fullest_part(last, n, spread.gathered.width)
@@ -136,14 +136,14 @@ class RecursiveDoubling(PullEntries):
 
         return send, plan.most_bytes(fullest), 0.0
 
-    def told(self, plan, load, fullest):
+    def of_entries(self, plan, load, fullest):
         n, last, plan = load.ranks, math.ceil(load.counts[-1]), self._plan(plan)
         needs = [min(held * fullest, last) for held in doubling.held(n)]
-        told = plan.forecast(load.fullest[2:] if load.fullest else needs)
+        done = plan.forecast(load.fullest[2:] if load.fullest else needs)
         hops = len(plan.sizes)
-        sent = told.push + hops * collectives.all_reduce_bytes(4, n)
-        waits = told.messages + (hops + 1) * agreeing(n)
-        return plan.most_bytes(fullest), (sent, waits, told.rounds)
+        sent = done.push + hops * collectives.all_reduce_bytes(4, n)
+        waits = done.messages + (hops + 1) * agreeing(n)
+        return plan.most_bytes(fullest), (sent, waits, done.rounds)
 
     def _plan(self, plan):
         sizes = (plan.unit_bytes,) * len(doubling.held(plan.ranks))

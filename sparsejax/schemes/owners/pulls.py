@@ -42,7 +42,7 @@ from sparsejax.wire.collectives import Wire
 
 
 # Bytes, messages that wait for one another, and rounds.
-_Told = tuple[float, int, int]
+_PullForecast = tuple[float, int, int]
 # On GPUs no more collectives than this give all sums to all ranks.
 _RUNS = 16
 
@@ -198,7 +198,7 @@ class Pull(abc.ABC):
         """
 
     @abc.abstractmethod
-    def forecast(self, plan: OwnerPlan, load: Load, fullest: int) -> _Told:
+    def forecast(self, plan: OwnerPlan, load: Load, fullest: int) -> _PullForecast:
         """The bytes that one rank would send, the messages, and the rounds.
 
         Args:
@@ -260,11 +260,13 @@ class PullEntries(Pull):
         """
 
     @abc.abstractmethod
-    def told(self, plan: OwnerPlan, load: Load, fullest: int) -> tuple[float, _Told]:
+    def of_entries(
+        self, plan: OwnerPlan, load: Load, fullest: int
+    ) -> tuple[float, _PullForecast]:
         """The bytes by which entries are chosen, and what is sent then; see `forecast`."""
 
     def forecast(self, plan, load, fullest):
-        entry_bytes, sent = self.told(plan, load, fullest)
+        entry_bytes, sent = self.of_entries(plan, load, fullest)
         return sent if entry_bytes < plan.whole_bytes else whole(plan)
 
 
@@ -278,7 +280,7 @@ class Gather(PullEntries):
 
         return gather, owned.plan.pull_bytes(fullest), 0.0
 
-    def told(self, plan, load, fullest):
+    def of_entries(self, plan, load, fullest):
         sent, turns, _ = plan.pull.sent(fullest, plan.route)
         waits = agreeing(plan.ranks) + turns * (plan.ranks - 1)
         return plan.pull_bytes(fullest), (sent, waits, turns)
@@ -295,6 +297,6 @@ class Whole(Pull):
         return whole(plan)
 
 
-def whole(plan: OwnerPlan) -> _Told:
+def whole(plan: OwnerPlan) -> _PullForecast:
     """Bytes, messages and rounds where all sums come back, zeros and all."""
     return plan.whole_bytes, agreeing(plan.ranks) + plan.ranks - 1, 1

@@ -69,12 +69,12 @@ def balance_and_allgatherv(
         first = jnp.sum(jnp.where(jnp.arange(regions.ranks) < me, counts, 0))
         # An index of 0 marks a row that no rank has written.
         index = (starts[me] * bits.WORD + places + 1).astype(jnp.uint32)
-        values = bits.as_words(region.at[places].get(mode="clip"))
+        values = bits.words_of(region.at[places].get(mode="clip")[:, None])
         rows = jnp.concatenate([index[:, None], values], axis=1)
         run = bits.apart(first + lanes, lanes < counts[me], regions.most)
         listed = jnp.zeros_like(rows).at[run].set(rows, mode="drop", unique_indices=True)
         listed, sent = wire.psum(wire.per_rank(listed))
-        values = bits.of_words(listed[:, 1:], region.dtype)
+        values = bits.rows_of(listed[:, 1:], region.dtype, 1)[:, 0]
         index = listed[:, 0].astype(jnp.int32) - 1
         total = zeros()
         index = jnp.where(index >= 0, index, total.size)

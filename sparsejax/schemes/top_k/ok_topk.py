@@ -295,11 +295,11 @@ def _exchange_counts(parts, above, threshold, wire):
     """
     each = jnp.sum(lax.population_count(parts), axis=1, dtype=jnp.int32)
     numbers = jnp.stack([above, jnp.sum(each), jnp.max(each)])
-    threshold_words = bits.as_words(threshold)
-    message = [threshold_words, bits.as_words(numbers)[:, 0]]
+    threshold_words = bits.words_of(threshold[..., None])
+    message = [threshold_words, bits.words_of(numbers)]
     gathered, sent = wire.all_gather(jnp.concatenate(message))
     cut = len(threshold_words)
-    thresholds = bits.of_words(gathered[:, :cut], threshold.dtype)
-    numbers = bits.of_words(gathered[:, cut:, None], jnp.int32)
+    thresholds = bits.rows_of(gathered[:, :cut], threshold.dtype, 1)[:, 0]
+    numbers = bits.rows_of(gathered[:, cut:], numbers.dtype, numbers.size)
     fullest = wire.same_elsewhere(jnp.max(numbers[:, 2]))
     return SelectionCounts(numbers[:, 0], numbers[:, 1], fullest, thresholds, sent)

@@ -94,8 +94,8 @@ def accumulate(
     entry = Entry(name, axis_name, has_chain=True)
 
     def update(updates, state, params=None, **extra):
-        if axes.outside_of((updates, params, state), entry.axis_name):
-            return entry(update, updates, state, params, **extra)
+        if mesh := axes.outside_of((updates, params, state), entry.axis_name):
+            return entry(mesh, update, updates, state, params, **extra)
         check_kind(state, AccumulateState, f"{name} (every={every})")
         wire = Wire.over(axis_name, f"update of {name}")
         sharded.require_sent(updates, name)

@@ -46,8 +46,8 @@ def clip_by_rank(
     entry = Entry(name, axis_name, sums=False, model_axis=model_axis)
 
     def update(updates, state, params=None, **extra):
-        if axes.outside_of((updates, params, state), entry.axis_name):
-            return entry(update, updates, state, params, **extra)
+        if mesh := axes.outside_of((updates, params, state), entry.axis_name):
+            return entry(mesh, update, updates, state, params, **extra)
         del params, extra
         wire = Wire.over(axis_name, f"update of {name}")
         sharded.refuse(

@@ -78,8 +78,8 @@ def skip_nonfinite(
     entry = Entry(_NAME, axis_name, has_chain=True)
 
     def update(updates, state, params=None, **extra):
-        if axes.outside_of((updates, params, state), entry.axis_name):
-            return entry(update, updates, state, params, **extra)
+        if mesh := axes.outside_of((updates, params, state), entry.axis_name):
+            return entry(mesh, update, updates, state, params, **extra)
         check_kind(state, SkipState, _NAME)
         if (state.found is not None) != report:
             raise errors.StateError(
