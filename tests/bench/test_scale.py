@@ -19,7 +19,10 @@ UNITS, WIDTH = 4096, 16
     ("name", "n"),
     [
         ("zen", 16),
-        *helpers.slow(*((name, 16) for name in SCHEMES if name not in ("psum", "zen"))),
+        ("agsparse", 16),
+        *helpers.slow(
+            *((name, 16) for name in SCHEMES if name not in ("psum", "zen", "agsparse"))
+        ),
         *helpers.slow(("zen", 2), ("hierarchical", 2), ("zen", 64), ("sparcml", 64)),
     ],
 )
