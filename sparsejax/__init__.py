@@ -53,6 +53,7 @@ from sparsejax.training import (
     data_parallel as data_parallel,
 )
 from sparsejax.transforms.all_reduce import all_reduce as all_reduce
+from sparsejax.transforms.entry import per_replica as per_replica
 from sparsejax.transforms.feedback import (
     MomentumCorrection as MomentumCorrection,
     Residual as Residual,
@@ -97,6 +98,7 @@ __all__ = [
     "embrace_sync",
     "make_plan",
     "ok_topk_sync",
+    "per_replica",
     "residuals",
     "resized",
     "schemes",

@@ -277,7 +277,8 @@ def resolve(axis_name: AxisName | None, what: str) -> AxisName:
                 f"{what}: there is no manual axis {name!r} here; "
                 + (f"the manual axes are {_list(manual)}." if manual else "there is none.")
                 + " Call it inside jax.shard_map over that axis (and list the axis in"
-                " axis_names=, where that is given)."
+                " axis_names=, where that is given). Under jit on a mesh of Auto axes, take"
+                " gradients by sparsejax.per_replica."
             ) from None
     return axis_name
 

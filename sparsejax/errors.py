@@ -157,6 +157,7 @@ class NeedsRanks(StateError):
     """A state depends on the ranks, and was asked for where they are not known.
 
     Example:
+        >>> params = {"w": jnp.zeros(8)}  # on no mesh
         >>> sparsejax.dgc(0.01).init(params)  # use sparsejax.init(tx, params, mesh)
         Traceback (most recent call last):
         sparsejax.errors.NeedsRanks: ...
@@ -165,7 +166,8 @@ class NeedsRanks(StateError):
     def __init__(self, why: str):
         super().__init__(
             f"{why}, so its state must be made where the ranks are known: call "
-            "sparsejax.init(tx, params, mesh) instead of tx.init(params). Where something "
+            "sparsejax.init(tx, params, mesh) instead of tx.init(params), or put the "
+            "parameters on an explicit mesh, as of jax.make_mesh, first. Where something "
             "else calls tx.init, as flax's TrainState.create and nnx.Optimizer do, give it "
             "sparsejax.bind(tx, mesh)."
         )

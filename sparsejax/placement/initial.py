@@ -18,11 +18,10 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from sparsejax import arguments, axes as mesh_axes
 from sparsejax.axes import AxisName
-from sparsejax.errors import ArgumentError, AxisError
-from sparsejax.placement import chains, program, setup
+from sparsejax.errors import AxisError
+from sparsejax.placement import chains, in_place, program, setup
 from sparsejax.placement.setup import Setup
 from sparsejax.placement.specs import (
-    ParameterSpecs,
     check_shards,
     check_types,
     data_axis,
@@ -31,6 +30,7 @@ from sparsejax.placement.specs import (
     state_specs,
 )
 from sparsejax.state import observing, sharded, tree
+from sparsejax.state.parameters import ParameterSpecs
 from sparsejax.transforms.described import described
 
 
@@ -75,40 +75,18 @@ def init(
         >>> opt_state = sparsejax.init(tx, params, mesh)
         >>> specs = sparsejax.state_specs(opt_state)
     """
+    by_arrays = mesh is None
     if mesh is None:
-        own, axis_name, param_specs = _of_types(tx, params, axis_name)
-        of_types = {"param_specs": param_specs, "check_vma": False, "timeout": timeout}
-        return init(tx, params, own, axis_name, **of_types)
+        mesh, axis_name, param_specs = in_place.of_arrays(tx, params, axis_name)
+        check_vma = False
     axis_name = data_axis(mesh, axis_name, "sparsejax.init")
     job = Setup("sparsejax.init", mesh, timeout, params)
     with job.made_ready():
         maker = Maker.of(tx, params, mesh, axis_name, param_specs, check_vma)
         maker.tell(job, tx, params, mesh, axis_name)
+    if by_arrays and not sharded.apart(params).nodes:
+        return in_place.made(tx, params, mesh)
     return maker.make(params)
-
-
-def _of_types(tx, params, axis_name):
-    """The mesh of parameters, the axis of the ranks, and how parameters are sharded."""
-    tree.check_transformation(tx, ())
-    shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(params)]
-    meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
-    meshes = [mesh for mesh in meshes if isinstance(mesh, Mesh)]
-    if not meshes or {*meshes[0].axis_types} != {AxisType.Explicit}:
-        raise ArgumentError(
-            "sparsejax.init was given no mesh, and no parameter is on one whose axes are "
-            "all Explicit, as jax.make_mesh makes it. Where update is called under jit, "
-            "put the parameters on such a mesh: jax.device_put(params, "
-            "jax.sharding.NamedSharding(mesh, P())); where it is called inside shard_map, "
-            "name the mesh: sparsejax.init(tx, params, mesh)."
-        )
-    if axis_name is None:
-        seen = observing.observed(tx, params)
-        found = {part.part.axis_name for part in (*seen.exchanges, *seen.sparsifiers)}
-        found = {name for name in found if name is not None}
-        axis_name = found.pop() if len(found) == 1 else None
-    lies = lambda s: s.spec if isinstance(s, NamedSharding) else PartitionSpec()
-    specs = jax.tree.unflatten(jax.tree.structure(params), list(map(lies, shardings)))
-    return meshes[0], axis_name, specs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

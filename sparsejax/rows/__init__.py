@@ -13,6 +13,7 @@ gradient of the table's size is nowhere.
 * `replay`: the program by that plan.
 * `tiles`: long lists of rows, some of them at a time.
 * `capacity`: shorter lists where they fit.
+* `striped`: rows stored so that shards of a table are read evenly.
 
 `updates` has what comes after: optimizers that update only the rows that have a gradient,
 and the addition of rows to tables in place, so that a whole step costs what it touches.
@@ -24,6 +25,7 @@ from sparsejax.rows.capacity import (
     within_capacity as within_capacity,
 )
 from sparsejax.rows.lookup import lookup as lookup
+from sparsejax.rows.striped import StripedRows as StripedRows
 from sparsejax.rows.updates.adagrad import rowwise_adagrad as rowwise_adagrad
 from sparsejax.rows.updates.apply import apply_updates as apply_updates
 from sparsejax.rows.updates.lazy import Lazy as Lazy, lazy as lazy, settle as settle

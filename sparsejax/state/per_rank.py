@@ -109,6 +109,30 @@ def by_rank(params: Any, axis_name: AxisName) -> PerRank:
     return PerRank(tree.map_leaves(zeros, params), axis_name, ranks=ranks)
 
 
+def norm_over_ranks(
+    held: Sequence[tuple[jax.Array, tuple[str, ...]]], wire: Wire
+) -> jax.Array:
+    """The norm of arrays over all ranks, and over the shards of those that are sharded.
+
+    Args:
+        held: Of each array what this rank has, and the mesh axes over which it is sharded
+            as far as types do not tell.
+        wire: The ranks.
+    """
+    by_axes: dict[frozenset[str], list[jax.Array]] = {}
+    for x, shards in held:
+        square = jnp.sum(jnp.square(x.astype(jnp.float32)))
+        over = varying_axes(square) | {*shards} | frozenset(axis_names(wire.axis))
+        by_axes.setdefault(over, []).append(square)
+    total = jnp.float32(0)
+    for over, squares in by_axes.items():
+        total = (
+            total + wire.along(tuple(sorted(over))).psum(sum(squares, jnp.float32(0)))[0]
+        )
+    # Where neither types nor the caller tell, the fullest shard's number is taken.
+    return jnp.sqrt(wire.same_elsewhere(total))
+
+
 def check_ranks(state: Any, ranks: int, inside: bool = True) -> None:
     """Raises where what is held by rank is not of the ranks that there are.
 

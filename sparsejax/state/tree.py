@@ -238,7 +238,7 @@ def nothing(shapes: Any) -> Any:
             indices = jnp.full(leaf.indices.shape, leaf.units, leaf.indices.dtype)
             values = jnp.zeros(leaf.values.shape, leaf.values.dtype)
             return dataclasses.replace(leaf, indices=indices, values=values)
-        return jnp.zeros(leaf.shape, leaf.dtype)
+        return jnp.zeros_like(leaf)
 
     is_leaf = lambda leaf: is_sparse(leaf) or is_row_grads(leaf)
     return jax.tree.map(zeros, shapes, is_leaf=is_leaf)

@@ -168,7 +168,34 @@ def _sharding(whole, shard, wire):
     ]
 
 
-def check_scheme_state(bucket: Bucket, state: Any, wire: Wire) -> None:
+_HINT = (
+    "Leaves are grouped by path, size, dtype and the mesh axes over which they vary. Make "
+    "the state from parameters like the gradients: of the same dtypes, and where a second "
+    "mesh axis shards them, with sparsejax.init(..., param_specs=...) and the check_vma of "
+    "the shard_map in which update runs."
+)
+
+
+def check_groups(buckets: Sequence[Bucket], state: Any, wire: Wire) -> None:
+    """Raises where gradients form other buckets than those of a state.
+
+    Args:
+        buckets: Those of the gradients.
+        state: The state of an exchange.
+        wire: The ranks.
+    """
+    names = [bucket.name for bucket in buckets]
+    if set(names) != set(state.traffic):
+        raise StateError(
+            "the gradients do not match the state: they form the groups "
+            f"{sorted(names)}, the state has {sorted(state.traffic)}. "
+            + (axes.hint_of_whole() or _HINT)
+        )
+    for bucket in buckets:
+        _check_scheme_state(bucket, state.schemes[bucket.name], wire)
+
+
+def _check_scheme_state(bucket, state, wire):
     """Raises unless the scheme made the state, for as many units and ranks."""
     given = state.value if isinstance(state, PerRank) else state
     if bucket.is_lossy:

@@ -46,9 +46,9 @@ from sparsejax.state.finite import Sums
 from sparsejax.state.per_rank import PerRank, check_kind
 from sparsejax.state.totals import Totals
 from sparsejax.transforms import checks
-from sparsejax.transforms.buckets import Assignment, check_ids, joint, tables
+from sparsejax.transforms.buckets import Assignment, check_ids, joint, pieces, tables
 from sparsejax.transforms.checks import Leaves as Leaves
-from sparsejax.transforms.entry import Entry, Reduction as Reduction
+from sparsejax.transforms.entry import Entry, LeafPlaces, Reduction as Reduction
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads, is_row_grads
@@ -88,6 +88,7 @@ class _Given(NamedTuple):
         wire: The ranks.
         dense: Whether every bucket is summed by an all-reduce.
         of_rows: The scheme of each leaf that comes as rows.
+        entered: What is known of the leaves where the update was entered.
     """
 
     leaves: Sequence[Any]
@@ -96,14 +97,7 @@ class _Given(NamedTuple):
     wire: Wire
     dense: bool
     of_rows: Sequence[Scheme]
-
-
-_HINT = (
-    "Leaves are grouped by path, size, dtype and the mesh axes over which they vary. Make "
-    "the state from parameters like the gradients: of the same dtypes, and where a second "
-    "mesh axis shards them, with sparsejax.init(..., param_specs=...) and the check_vma of "
-    "the shard_map in which update runs."
-)
+    entered: LeafPlaces | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,15 +209,7 @@ class Exchange:
                 "differently. Make the state with the transformation that updates it."
             )
         state.leaves.check(paths, leaves, wire)
-        names = [bucket.name for bucket in buckets]
-        if set(names) != set(state.traffic):
-            raise StateError(
-                "the gradients do not match the state: they form the groups "
-                f"{sorted(names)}, the state has {sorted(state.traffic)}. "
-                + (axes.hint_of_whole() or _HINT)
-            )
-        for bucket in buckets:
-            checks.check_scheme_state(bucket, state.schemes[bucket.name], wire)
+        checks.check_groups(buckets, state, wire)
 
     def outline(
         self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire
@@ -244,6 +230,7 @@ class Exchange:
         ids: Any = None,
         masked: bool = False,
         moving: bool = False,
+        entered: LeafPlaces | None = None,
         **extra: Any,
     ) -> Outcome:
         """Sums the leaves; see `Lossy.step`.
@@ -258,6 +245,7 @@ class Exchange:
             ids: The rows that this rank's batch touched, by path, if the caller knows.
             masked: Whether ids may be of leaves that were masked.
             moving: Whether the leaves are velocities, in rows of earlier batches, too.
+            entered: What is known of the leaves where the update was entered.
             **extra: Unused.
         """
         del extra
@@ -277,7 +265,7 @@ class Exchange:
         shared = [None if dense else joint.is_shared(leaf) for leaf in accumulated]
         of_rows = self.assignment.of_rows(paths, typed)
         chosen = dataclasses.replace(wire, deterministic=self.deterministic)
-        given = _Given(accumulated, likes, ids, chosen, dense, of_rows)
+        given = _Given(accumulated, likes, ids, chosen, dense, of_rows, entered)
         exchanged = []
         for joined in joint.together(buckets, accumulated, shared):
             befores = [state.schemes[bucket.name] for bucket in joined]
@@ -306,13 +294,20 @@ class Exchange:
 
     def _exchange(self, bucket, before, given):
         """The totals and the left out parts of a bucket's leaves, its state and traffic."""
-        leaves, likes, ids, wire, dense, _ = given
+        leaves, likes, ids, wire, dense, _, entered = given
         dtype = likes[bucket.leaves[0]].dtype
         may_split = not bucket.needs_ranks
         rows = may_split and any(is_row_grads(leaves[i]) for i in bucket.leaves)
         sent, traffic = self._sums_of_rows(bucket, given) if rows else ({}, [])
+        cut = []
+        if entered is not None:
+            whole = bucket.without(sent)
+            if not bucket.is_lossy:
+                found = self._pieces(whole, given)
+                sent, traffic = sent | found[0], traffic + found[1]
+            cut = entered.cut(whole.without(sent).leaves)
         rest = bucket.without(sent)
-        parts = rest.split(leaves) if may_split else [rest]
+        parts = rest.split(leaves) if may_split or not rest.leaves else [rest]
         left, states = {}, [] if parts else [before]
         for part in parts:
             flags = part.flags(leaves, ids) if ids and len(parts) == 1 else None
@@ -337,11 +332,27 @@ class Exchange:
                 counts = counts._replace(dense=jnp.float32(dense_bytes))
             states.append(reduced.state)
             traffic.append(wire.agree(counts))
+        for i, at in cut:
+            sent[i] = pieces.piece_of(sent[i], at, wire.ranks, wire.rank)
+        if entered is not None:
+            inside = traffic[0].inside + sum(entered.inside[i] for i in bucket.leaves)
+            traffic[0] = traffic[0]._replace(inside=inside)
         # Of two parts the sparse one comes first; the next step uses its state.
         after = states[0]
         if bucket.is_lossy:
             after = before if dense else _by_shard(after, bucket, wire)
         return sent, left, after, functools.reduce(add_traffic, traffic)
+
+    def _pieces(self, bucket, given):
+        """This rank's pieces of leaves of which it needs one; and their traffic."""
+        sent, traffic, wire = {}, [], given.wire
+        scheme = AllReduce() if given.dense else bucket.scheme
+        scatter = given.entered.scatter
+        for totals, counts in pieces.summed(bucket, given.leaves, scatter, wire, scheme):
+            means = jax.tree.map(wire.mean_of, totals) if self.mean else totals
+            sent |= {i: x.astype(given.likes[i].dtype) for i, x in means.items()}
+            traffic.append(wire.agree(counts))
+        return sent, traffic
 
     def _sums_of_rows(self, bucket, given):
         """The sums of leaves that are rows, where lists of rows are sent; their traffic."""

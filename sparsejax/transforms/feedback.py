@@ -45,6 +45,7 @@ from sparsejax.state.per_rank import (
     check_kind,
     check_like,
     check_ranks,
+    norm_over_ranks,
 )
 from sparsejax.transforms import checks
 from sparsejax.transforms.described import described
@@ -262,6 +263,9 @@ def feedback(
         )
 
     def init(params: Any) -> Any:
+        if axes.outside_of(params, lossy.axis_name):
+            if mesh := lossy.entry.of_parameters(params):
+                return lossy.entry.init(mesh, init, params)
         checks.check_shards(lossy, memory, params)
         rest = sharded.apart(params).rest
         paths, leaves, structure = tree.flatten(rest, f"init of {lossy.name}")
@@ -284,9 +288,9 @@ def feedback(
         return FeedbackState(jnp.int32(0), residual, momentum, norm, inner)
 
     def update(updates, state, params=None, *, dense=False, ids=None, **extra):
-        if mesh := axes.outside_of((updates, params, state), lossy.axis_name):
+        if not axes.manual_axes() and lossy.entry.outside(updates, state, params):
             extra |= {"dense": dense, "ids": ids}
-            return lossy.entry(mesh, update, updates, state, params, **extra)
+            return lossy.entry.run(update, updates, state, params, **extra)
         check_kind(state, FeedbackState, lossy.name)
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
         checks.check_replicated(params, wire.axis, f"update of {lossy.name}")
@@ -345,7 +349,7 @@ def _exchanged(lossy, memory, structure, paths, wire, leaves, state, ids, **extr
         if momentum is not None and memory is not None and selected[i]:
             momenta[i] = memory.after(momentum, left[i] != accumulated[i])
     residual = _packed(structure, left, state.residual)
-    norm = None if residual is None else _norm(residual, wire)
+    norm = None if residual is None else _norm(structure, residual, wire, **extra)
     momentum = _packed(structure, momenta, state.momentum)
     return sent, FeedbackState(state.step + 1, residual, momentum, norm, inner)
 
@@ -370,20 +374,13 @@ def _packed(structure, arrays, held):
     return held.with_value(structure.unflatten(leaves))
 
 
-def _norm(residual: PerRank, wire: Wire) -> jax.Array:
-    """The norm over all ranks, and over the shards of a leaf that is sharded."""
-    by_axes: dict[frozenset[str], list[jax.Array]] = {}
-    for leaf in jax.tree.leaves(residual.value):
-        square = jnp.sum(jnp.square(leaf.astype(jnp.float32)))
-        over = axes.varying_axes(square) | frozenset(axes.axis_names(wire.axis))
-        by_axes.setdefault(over, []).append(square)
-    total = jnp.float32(0)
-    for over, squares in by_axes.items():
-        total = (
-            total + wire.along(tuple(sorted(over))).psum(sum(squares, jnp.float32(0)))[0]
-        )
-    # With checking off shards are not seen; the fullest one's number is taken then.
-    return jnp.sqrt(wire.same_elsewhere(total))
+def _norm(structure, residual, wire, entered=None, **extra):
+    """The norm of the residuals of all ranks."""
+    del extra
+    held = structure.flatten_up_to(residual.value)
+    shards = [()] * len(held) if entered is None else entered.axes
+    pairs = zip(held, shards, strict=True)
+    return norm_over_ranks([pair for pair in pairs if not tree.is_masked(pair[0])], wire)
 
 
 def _remembered(

@@ -112,9 +112,10 @@ class OwnerPlan:
         Args:
             pushed: Entries of the fullest part of a rank.
         """
-        return self._push_bytes(pushed) + self._most_pulled
+        return self.push_bytes(pushed) + self._most_pulled
 
-    def _push_bytes(self, pushed):
+    def push_bytes(self, pushed: Count) -> Any:
+        """Bytes that one rank sends to push entries; for the argument see above."""
         return (self.ranks - 1) * self.push.bytes(pushed)
 
     def pull_bytes(self, pulled: Count) -> Any:
@@ -128,6 +129,6 @@ class OwnerPlan:
     def expected_bytes(self, pushed: Count, pulled: Count) -> Any:
         """Bytes that one rank sends; for the arguments see the two methods above."""
         pull = jnp.minimum(self.pull_bytes(pulled), self.whole_bytes)
-        push = self._push_bytes(pushed)
+        push = self.push_bytes(pushed)
         pays = self.may_pay & (push + self._most_pulled < self.dense_bytes)
         return jnp.where(pays, push + pull, self.dense_bytes)

@@ -30,6 +30,7 @@ entries, all sums, and, where nothing was pushed, the all-reduce.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +163,7 @@ class Stages:
                 self.wire,
                 self.plan.entry_bytes(known.fullest),
                 self.plan.dense_bytes,
-                functools.partial(self._by_entries, known=known),
+                functools.partial(self.by_entries, known=known),
                 functools.partial(self._all_reduce, known=known),
                 x,
             )
@@ -188,7 +189,7 @@ class Stages:
         tell the entries of a push: they would still be there while sums come back.
         """
         pays = self.plan.entry_bytes(known.fullest) < self.plan.dense_bytes
-        push = functools.partial(self._by_entries, known=known, comes_back=False)
+        push = functools.partial(self.by_entries, known=known, comes_back=False)
         like = jax.eval_shape(push, x)
         nothing = lambda x: jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), like)
         totals, pushed = axes.cond(pays, push, nothing, x)
@@ -203,10 +204,14 @@ class Stages:
         push = jax.tree.map(lambda a, b: jnp.where(pays, a, b), pushed, pulled.stage)
         return pulled.total, push, pulled.stage, pulled.units, pulled.scalars
 
-    def _by_entries(self, x, known, comes_back=True):
+    def by_entries(self, x: Units, known: Counts, comes_back: bool = True) -> Any:
         """Sends entries to their owners, which add them up, and the sums to all.
 
-        Where these do not come back: this owner's, as they travel, and what was sent.
+        Args:
+            x: The units.
+            known: What `count` found of them.
+            comes_back: Whether sums go to all; else the result is those of this owner,
+                [width, ...], as they travel, and what was sent for them.
         """
         n, width = self.layout.ranks, self.layout.width
         if known.units is not None:

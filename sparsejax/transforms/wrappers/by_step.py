@@ -82,57 +82,72 @@ def accumulate(
     check_reduce(reduce)
     name = "sparsejax.accumulate"
 
+    def nothing_yet(params):
+        why = f"{name} (every={every}) adds up gradients on each rank"
+        return by_rank(params, axes.resolve_for_state(axis_name, name, why))
+
     def init(params):
         if observing.is_observing():
             with observing.inside(observing.Wrapper(every=every, takes_rows=False)):
                 return AccumulateState(jnp.int32(0), None, tx.init(params))
         require_exchange(tx, params, name)
-        why = f"{name} (every={every}) adds up gradients on each rank"
-        axis = axes.resolve_for_state(axis_name, name, why)
-        return AccumulateState(jnp.int32(0), by_rank(params, axis), tx.init(params))
+        mesh = entry.of_parameters(params)
+        pending = entry.init(mesh, nothing_yet, params) if mesh else nothing_yet(params)
+        return AccumulateState(jnp.int32(0), pending, tx.init(params))
 
-    entry = Entry(name, axis_name, has_chain=True)
+    entry = Entry(name, axis_name, sums=False)
+    scale = every if reduce == "mean" else 1
 
-    def update(updates, state, params=None, **extra):
-        if mesh := axes.outside_of((updates, params, state), entry.axis_name):
-            return entry(mesh, update, updates, state, params, **extra)
-        check_kind(state, AccumulateState, f"{name} (every={every})")
+    def added(updates, pending, **entered):
+        """The gradients, and the sums with them."""
+        del entered
         wire = Wire.over(axis_name, f"update of {name}")
         sharded.require_sent(updates, name)
         paths, leaves, structure = tree.flatten(updates, name)
         for path, leaf in zip(paths, leaves, strict=True):
             tree.check_dtype(path, leaf)
             axes.require_local(path, tree.numbers(leaf), wire.axis)
-        check_ranks(state.pending, wire.ranks)
-        check_like(state.pending, paths, leaves, structure)
-        extra.pop("ids", None)
-        scale = every if reduce == "mean" else 1
-        dtypes = [leaf.dtype for leaf in leaves]
+        check_ranks(pending, wire.ranks)
+        check_like(pending, paths, leaves, structure)
         sums = [
             total + tree.to_dense(leaf).astype(total.dtype)[None]
             for total, leaf in zip(
-                structure.flatten_up_to(state.pending.value), leaves, strict=True
+                structure.flatten_up_to(pending.value), leaves, strict=True
             )
         ]
+        return updates, pending.with_value(structure.unflatten(sums))
+
+    def taken(updates, pending, **entered):
+        """What the chain is given of the sums, and what rounding takes from it."""
+        del entered
+        _, leaves, structure = tree.flatten(updates, name)
+        sums = structure.flatten_up_to(pending.value)
+        sent = [
+            tree.rounded(total[0] / scale, leaf.dtype)
+            for total, leaf in zip(sums, leaves, strict=True)
+        ]
+        rest = [
+            scale * tree.rounding_error(total[0] / scale, x)[None]
+            for total, x in zip(sums, sent, strict=True)
+        ]
+        rest = pending.with_value(structure.unflatten(rest))
+        return structure.unflatten(sent), rest
+
+    def update(updates, state, params=None, **extra):
+        check_kind(state, AccumulateState, f"{name} (every={every})")
+        extra.pop("ids", None)
+        updates, sums = entry.run(added, updates, state.pending, params)
 
         def now(sums):
-            sent = [
-                tree.rounded(total[0] / scale, dtype)
-                for total, dtype in zip(sums, dtypes, strict=True)
-            ]
-            rest = [
-                scale * tree.rounding_error(total[0] / scale, x)[None]
-                for total, x in zip(sums, sent, strict=True)
-            ]
-            out, inner = tx.update(structure.unflatten(sent), state.inner, params, **extra)
+            sent, rest = entry.run(taken, updates, sums, params)
+            out, inner = tx.update(sent, state.inner, params, **extra)
             return out, rest, inner
 
         def later(sums):
             return tree.nothing(jax.eval_shape(now, sums)[0]), sums, state.inner
 
         is_due = state.step % every == every - 1
-        out, sums, inner = axes.cond(is_due, now, later, sums)
-        pending = state.pending.with_value(structure.unflatten(sums))
+        out, pending, inner = axes.cond(is_due, now, later, sums)
         return out, AccumulateState(state.step + 1, pending, inner)
 
     return tree.transformation(init, update)

@@ -45,9 +45,9 @@ def clip_by_rank(
 
     entry = Entry(name, axis_name, sums=False, model_axis=model_axis)
 
-    def update(updates, state, params=None, **extra):
-        if mesh := axes.outside_of((updates, params, state), entry.axis_name):
-            return entry(mesh, update, updates, state, params, **extra)
+    def update(updates, state, params=None, *, entered=None, **extra):
+        if entry.outside(updates, state, params):
+            return entry.run(update, updates, state, params)
         del params, extra
         wire = Wire.over(axis_name, f"update of {name}")
         sharded.refuse(
@@ -67,7 +67,11 @@ def clip_by_rank(
         numbers = [x.astype(wide(x.dtype)) for x in arrays]
         # A number that is not finite would make the norm, and all other numbers, so.
         finite = [jnp.where(jnp.isfinite(x), x, 0) for x in numbers]
-        squares = [_over_shards(jnp.sum(x * x), model_axis) for x in finite]
+        shards = [model_axis] * len(leaves) if entered is None else entered.axes
+        squares = [
+            _over_shards(jnp.sum(x * x), over)
+            for x, over in zip(finite, shards, strict=True)
+        ]
         most = norm * wire.ranks**-0.5
         scale = most / jnp.maximum(jnp.sqrt(sum(squares, jnp.float32(0))), most)
         clipped = [
@@ -81,7 +85,7 @@ def clip_by_rank(
 
 def _over_shards(square, model_axis):
     """A square added up over the shards of a leaf; a replicated leaf counts once."""
-    if model_axis is None:
+    if not model_axis:
         return square
     shards = Wire(model_axis)
     names = frozenset(axes.axis_names(model_axis))

@@ -75,11 +75,24 @@ def skip_nonfinite(
             inner = tx.init(params)
         return SkipState(jnp.int32(0), inner, Found.first(paths) if report else None)
 
-    entry = Entry(_NAME, axis_name, has_chain=True)
+    entry = Entry(_NAME, axis_name, sums=False)
+
+    def looked_at(updates, found, **entered):
+        """The gradients, and the word on which ranks agree, with those of all ranks."""
+        del entered
+        wire = Wire.over(axis_name, f"update of {_NAME}")
+        sharded.require_sent(updates, _NAME)
+        paths, leaves, _ = tree.flatten(updates, _NAME, rows=True)
+        for path, leaf in zip(paths, leaves, strict=True):
+            axes.require_local(path, tree.numbers(leaf), wire.axis)
+        known = range(len(paths)) if found is None else found.numbers_of(paths)
+        word = finite.first_bad(leaves, known)
+        if found is not None:
+            words = finite.of_all(word, wire)
+            return updates, (jnp.max(words), words)
+        return updates, (wire.maximum(wire.per_rank(word))[0], None)
 
     def update(updates, state, params=None, **extra):
-        if mesh := axes.outside_of((updates, params, state), entry.axis_name):
-            return entry(mesh, update, updates, state, params, **extra)
         check_kind(state, SkipState, _NAME)
         if (state.found is not None) != report:
             raise errors.StateError(
@@ -88,19 +101,10 @@ def skip_nonfinite(
                 "make it with the transformation that updates it, sparsejax.init(tx, "
                 "params, mesh)."
             )
-        wire = Wire.over(axis_name, f"update of {_NAME}")
-        sharded.require_sent(updates, _NAME)
-        paths, leaves, _ = tree.flatten(updates, _NAME, rows=True)
-        for path, leaf in zip(paths, leaves, strict=True):
-            axes.require_local(path, tree.numbers(leaf), wire.axis)
+        own = updates, state.found, params
+        updates, (word, words) = entry.run(looked_at, *own)
+        paths, _, _ = tree.flatten(updates, _NAME, rows=True)
         names = state.found.names if report else Names(tuple(paths))
-        known = state.found.numbers_of(paths) if report else range(len(paths))
-        word = finite.first_bad(leaves, known)
-        if report:
-            words = finite.of_all(word, wire)
-            word = jnp.max(words)
-        else:
-            words, (word, _) = None, wire.maximum(wire.per_rank(word))
 
         def run(updates):
             out, inner = tx.update(updates, state.inner, params, **extra)

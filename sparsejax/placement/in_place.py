@@ -1,0 +1,69 @@
+"""States for updates under `jit`: each part of a chain makes its own, where parameters are.
+
+Nothing of a parameter is moved. What an optimizer keeps is sharded as the parameters are,
+over the axis of the ranks too. What differs by rank is sharded over that axis first.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from sparsejax import axes as mesh_axes
+from sparsejax.axes import AxisName
+from sparsejax.errors import ArgumentError
+from sparsejax.state import observing, tree
+
+
+def made(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
+    """A state that each part of a chain makes where its parameters are.
+
+    Types say where that is, on explicit axes alone; so they are made such for a while.
+    """
+    kinds = (AxisType.Explicit,) * len(mesh.axis_names)
+    typed = Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+
+    def on(mesh, x):
+        found = x.sharding if isinstance(x, jax.Array) else None
+        spec = found.spec if isinstance(found, NamedSharding) else PartitionSpec()
+        return jax.device_put(x, NamedSharding(mesh, spec))
+
+    with jax.set_mesh(typed):
+        state = jax.jit(tx.init)(jax.tree.map(functools.partial(on, typed), params))
+    return jax.tree.map(functools.partial(on, mesh), state)
+
+
+def of_arrays(
+    tx: optax.GradientTransformation, params: Any, axis_name: AxisName | None
+) -> tuple[Mesh, AxisName | None, Any]:
+    """The mesh of parameters, the axis of the ranks, and how gradients are sharded."""
+    tree.check_transformation(tx, ())
+    shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(params)]
+    meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
+    meshes = [mesh for mesh in meshes if isinstance(mesh, Mesh)]
+    if not meshes or len({*meshes[0].axis_types}) != 1:
+        raise ArgumentError(
+            "sparsejax.init was given no mesh, and no parameter is on one whose axes are "
+            "all Explicit, as jax.make_mesh makes it, or all Auto. Where update is called "
+            "under jit, put the parameters on such a mesh: jax.device_put(params, "
+            "jax.sharding.NamedSharding(mesh, P())); where it is called inside shard_map, "
+            "name the mesh: sparsejax.init(tx, params, mesh)."
+        )
+    if axis_name is None:
+        seen = observing.observed(tx, params)
+        found = {part.part.axis_name for part in (*seen.exchanges, *seen.sparsifiers)}
+        found = {name for name in found if name is not None}
+        axis_name = found.pop() if len(found) == 1 else None
+    ranks = () if axis_name is None else mesh_axes.axis_names(axis_name)
+
+    def lies(sharding):
+        if not isinstance(sharding, NamedSharding):
+            return PartitionSpec()
+        parts = (mesh_axes.axis_names(part or ()) for part in sharding.spec)
+        left = (tuple(name for name in part if name not in ranks) for part in parts)
+        return PartitionSpec(*(part or None for part in left))
+
+    specs = jax.tree.unflatten(jax.tree.structure(params), list(map(lies, shardings)))
+    return meshes[0], axis_name, specs

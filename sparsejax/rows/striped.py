@@ -1,0 +1,85 @@
+"""Tables whose rows are stored striped, so that contiguous shards are read evenly.
+
+Where a table is sharded by rows over the ranks, each rank has a run of them, and is sent
+the gradients of those. Ids often follow a Zipf law with the most frequent first, as those
+of a vocabulary do: then the first rank is sent most. Striped, row i belongs to shard
+i mod n, and every shard has rows of all frequencies.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax import arguments
+from sparsejax.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class StripedRows:
+    """How the rows of a table are stored: row i in shard i mod n, at place i // n.
+
+    A table is stored so once, read by the ids that `places` returns, and put back in order
+    where something else reads it, as an export, or a run on another number of shards.
+
+    Attributes:
+        rows: The rows of the table.
+        shards: How many shards there are, the ranks of the mesh axis.
+
+    Example:
+        >>> striped = sparsejax.rows.StripedRows(rows=5, shards=2)
+        >>> table = jnp.arange(5.0)[:, None]
+        >>> stored = striped.stored(table)
+        >>> stored[:, 0].tolist()
+        [0.0, 2.0, 4.0, 1.0, 3.0, 0.0]
+        >>> stored[striped.places(jnp.array([3, 4]))][:, 0].tolist()
+        [3.0, 4.0]
+        >>> striped.natural(stored)[:, 0].tolist()
+        [0.0, 1.0, 2.0, 3.0, 4.0]
+    """
+
+    rows: int
+    shards: int
+
+    def __post_init__(self):
+        arguments.check_whole("rows", self.rows, 1)
+        arguments.check_whole("shards", self.shards, 1)
+
+    @property
+    def height(self) -> int:
+        """The rows that are stored: a multiple of the shards; the last may be unused."""
+        return -(-self.rows // self.shards) * self.shards
+
+    def stored(self, table: jax.Array) -> jax.Array:
+        """A table [rows, ...] as it is stored, [height, ...]; unused rows are zero."""
+        self._check(table, self.rows, "stored")
+        free = self.height - self.rows
+        whole = jnp.pad(table, ((0, free), *((0, 0) for _ in table.shape[1:])))
+        return self._swapped(whole, self.height // self.shards, self.shards)
+
+    def natural(self, stored: jax.Array) -> jax.Array:
+        """Inverse of `stored`."""
+        self._check(stored, self.height, "natural")
+        whole = self._swapped(stored, self.shards, self.height // self.shards)
+        return whole[: self.rows]
+
+    def places(self, ids: jax.Array) -> jax.Array:
+        """The stored rows of ids, to be looked up in their stead.
+
+        Negative ids count from the last row, and others out of range stay so.
+        """
+        ids = jnp.where(ids < 0, ids + self.rows, ids)
+        places = ids % self.shards * (self.height // self.shards) + ids // self.shards
+        return jnp.where((ids >= 0) & (ids < self.rows), places, self.height)
+
+    def _check(self, table, rows, call):
+        if table.ndim < 1 or table.shape[0] != rows:
+            raise ArgumentError(
+                f"StripedRows.{call} takes a table of {rows} rows, got one of shape "
+                f"{list(table.shape)}."
+            )
+
+    @staticmethod
+    def _swapped(x, outer, inner):
+        """The rows of x as [outer, inner], read by columns."""
+        return x.reshape(outer, inner, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)

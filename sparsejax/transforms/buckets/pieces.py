@@ -1,0 +1,192 @@
+"""Leaves of whose sums each rank needs one piece, as where it trains a shard of them.
+
+A leaf is cut along one dimension into as many pieces as there are ranks. Several leaves are
+one array: of each rank first its piece of the first leaf, then of the second, and so on. So
+what a rank owns is one run of units (`schemes.owners.pieces`), and is cut up where it
+arrives.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.striping import word_multiple
+from sparsejax.schemes import AllReduce, BalancedParallelism, TwoLevel
+from sparsejax.schemes.base import Scheme, Traffic
+from sparsejax.schemes.owners import pieces
+from sparsejax.schemes.owners.push_pull import PushPull
+from sparsejax.state import tree
+from sparsejax.transforms.buckets.bucket import Bucket
+from sparsejax.units.dense import Dense
+from sparsejax.units.entries import of_tensors
+from sparsejax.units.sparse_tensor import SparseTensor
+from sparsejax.units.units import Units
+from sparsejax.wire import Wire
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """Leaves that are exchanged as one array of pieces.
+
+    Attributes:
+        ranks: How many pieces there are.
+        leaves: The leaves' places in the flattened tree.
+        cuts: The dimension along which each is cut.
+        shapes: The shape of each.
+        unit: The shape of a unit.
+        are_entries: Whether the leaves are given by their entries.
+    """
+
+    ranks: int
+    leaves: tuple[int, ...]
+    cuts: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    unit: tuple[int, ...]
+    are_entries: bool
+
+    @property
+    def counts(self) -> list[int]:
+        """Units in a piece of each leaf."""
+        each = self.ranks * math.prod(self.unit)
+        return [math.prod(shape) // each for shape in self.shapes]
+
+    @property
+    def width(self) -> int:
+        """Units in a piece of all leaves: whole words."""
+        return word_multiple(sum(self.counts))
+
+    def pack(self, leaves: Sequence[Any]) -> Units:
+        """The leaves as one array, [ranks * width, *unit]."""
+        own = [leaves[i] for i in self.leaves]
+        if self.are_entries:
+            return of_tensors([self._entries(own)])
+        cut = [
+            _cut(tree.to_dense(leaf), at, self.ranks).reshape(self.ranks, -1, *self.unit)
+            for leaf, at in zip(own, self.cuts, strict=True)
+        ]
+        free = self.width - sum(self.counts)
+        if free:
+            cut.append(jnp.zeros((self.ranks, free, *self.unit), cut[0].dtype))
+        return Dense(jnp.concatenate(cut, axis=1).reshape(-1, *self.unit))
+
+    def _entries(self, tensors):
+        """The entries of all leaves, by their units in the one array."""
+        indices, start = [], 0
+        for tensor, count in zip(tensors, self.counts, strict=True):
+            units = tensor.kept()
+            moved = units // count * self.width + start + units % count
+            nowhere = self.ranks * self.width
+            indices.append(jnp.where(units < tensor.units, moved, nowhere))
+            start += count
+        values = jnp.concatenate([tensor.values for tensor in tensors])
+        shape = self.ranks * self.width, *self.unit
+        distinct = all(tensor.distinct for tensor in tensors)
+        return SparseTensor(jnp.concatenate(indices), values, shape, distinct=distinct)
+
+    def unpack(self, total: jax.Array) -> dict[int, jax.Array]:
+        """This rank's piece of each leaf, by its place, from all of them."""
+        found, start = {}, 0
+        for i, at, shape, count in zip(
+            self.leaves, self.cuts, self.shapes, self.counts, strict=True
+        ):
+            piece = total[start : start + count]
+            found[i] = _uncut(piece, at, shape, self.ranks)
+            start += count
+        return found
+
+
+def summed(
+    bucket: Bucket,
+    leaves: Sequence[Any],
+    scatter: Sequence[int | None],
+    wire: Wire,
+    scheme: Scheme,
+) -> Iterator[tuple[dict[int, jax.Array], Traffic]]:
+    """This rank's pieces of the sums of leaves that are cut, and what was sent for them.
+
+    Args:
+        bucket: The bucket.
+        leaves: The leaves of the tree.
+        scatter: The dimension along which each is cut, if it is.
+        wire: The ranks.
+        scheme: How they are summed.
+
+    Yields:
+        The pieces of leaves of one kind of unit, by the places of the leaves.
+    """
+    wire = wire.narrowed(bucket.scheme.wire_dtype)
+    for group in of_bucket(bucket, leaves, scatter, wire.ranks):
+        own = group.pack(leaves), sum(group.counts)
+        total, traffic = pieces.scatter(*own, wire, way(scheme))
+        yield group.unpack(total), traffic
+
+
+def of_bucket(
+    bucket: Bucket, leaves: Sequence[Any], scatter: Sequence[int | None], ranks: int
+) -> Iterator[Pieces]:
+    """The leaves of a bucket that are cut into pieces, those of one kind of unit as one.
+
+    Those whose entries are the same on all ranks are not among them: of these only values
+    are sent.
+
+    Args:
+        bucket: The bucket.
+        leaves: The leaves of the tree.
+        scatter: The dimension along which each is cut, if it is.
+        ranks: How many ranks there are.
+    """
+    by_kind: dict[Any, list[tuple[int, int]]] = {}
+    for i in bucket.leaves:
+        leaf, at = leaves[i], scatter[i]
+        if at is None or (tree.is_sparse(leaf) and leaf.shared):
+            continue
+        kind = tree.is_sparse(leaf) and at == 0, _unit(bucket, leaf, at, ranks)
+        by_kind.setdefault(kind, []).append((i, at))
+    for (are_entries, unit), members in by_kind.items():
+        places, cuts = zip(*members, strict=True)
+        shapes = tuple(tuple(leaves[i].shape) for i in places)
+        yield Pieces(ranks, places, cuts, shapes, unit, are_entries)
+
+
+def way(scheme: Scheme) -> PushPull | None:
+    """How entries travel to the ranks that need them; None where a dense array does."""
+    if isinstance(scheme, AllReduce):
+        return None
+    if isinstance(scheme, TwoLevel):
+        return way(scheme.across)
+    if not isinstance(scheme, BalancedParallelism):
+        # There is no pull to compile: sizes closer together pad less.
+        scheme = BalancedParallelism(wire_dtype=scheme.wire_dtype, ratio=2**0.5)
+    return scheme.push_pull
+
+
+def piece_of(x: jax.Array, at: int, ranks: int, rank: jax.Array) -> jax.Array:
+    """A rank's piece of an array that all ranks have."""
+    size = x.shape[at] // ranks
+    return jax.lax.dynamic_slice_in_dim(x, rank * size, size, at)
+
+
+def _unit(bucket, leaf, at, ranks):
+    """The shape of a unit of a leaf that is cut along a dimension."""
+    if tree.is_sparse(leaf) and at == 0:
+        return leaf.values.shape[1:]
+    if not bucket.is_by_rows:
+        return ()
+    if at == 0:
+        return bucket.shape
+    return (leaf.shape[1] // ranks,) if leaf.ndim == 2 else ()
+
+
+def _cut(x, at, ranks):
+    """The pieces of an array, [ranks, ...]."""
+    shape = *x.shape[:at], ranks, -1, *x.shape[at + 1 :]
+    return jnp.moveaxis(x.reshape(shape), at, 0)
+
+
+def _uncut(piece, at, shape, ranks):
+    """One piece, in its shape."""
+    return piece.reshape(*shape[:at], shape[at] // ranks, *shape[at + 1 :])

@@ -1,0 +1,380 @@
+"""Where an update is entered: inside `shard_map`, or under `jit`.
+
+Inside `shard_map` a gradient is this rank's own array. Under `jit` it is one global array,
+and what it stands for is known in one of two ways:
+
+* On an explicit mesh by its type. The gradient with respect to parameters that
+  `sparsejax.local` has cast is *unreduced* over the mesh axes of the batch: each device
+  holds a partial sum, and nothing was sent for it.
+* On any mesh by its node, a `PerReplica`: the gradients of all replicas, stacked over the
+  axis of the ranks, of which each device has its own replica's.
+
+Such an update enters a `shard_map` of its own, over all axes of the mesh. What is inside is
+the same either way, and schemes never know.
+
+On the wire, beside what the schemes send over the axis of the ranks: for each leaf that is
+unreduced over further axes too, as over the fast one of a mesh (replica, fsdp), one
+reduce-scatter over these to the sharding of its parameter (an all-reduce where that is
+replicated). Then each device exchanges its shard. Where a parameter is sharded over the
+axis of the ranks itself, each rank is sent its piece of the sum alone.
+
+Results have the shardings of the parameters. What a state keeps about a parameter is
+sharded as that is, after the axis of the ranks. There is no checking inside: nothing casts
+an unreduced array to a varying one. What checking would have found is read from the types
+here.
+
+A sparsifier hands entries on, which differ by device. Outside they are global arrays, one
+device's after another's along the leading axis, sharded over all axes of the mesh.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from sparsejax import axes
+from sparsejax.axes import AxisName, axis_names, mesh_of
+from sparsejax.errors import (
+    ArgumentError,
+    AxisError,
+    StateError,
+    missing_axis,
+)
+from sparsejax.state import observing, sharded, tree
+from sparsejax.state.parameters import ParameterSpecs, of_per_rank
+from sparsejax.state.per_rank import OUTLINE, PerRank, find
+from sparsejax.state.per_replica import is_per_replica
+from sparsejax.transforms.entry.incoming import Incoming, check_sum, spec_of
+from sparsejax.transforms.entry.leaves import LeafPlaces, shard_shape, whole_shape
+from sparsejax.transforms.entry.shards import ShardSum
+from sparsejax.units.row_grads import is_row_grads
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """Whether ranks' gradients are averaged or added up: no array, and known when traced.
+
+    Attributes:
+        mean: Whether they are averaged.
+    """
+
+    mean: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """How an update is entered under `jit`.
+
+    Attributes:
+        name: The call as the user knows it.
+        axis_name: The axis of the ranks; the only one of the mesh if None.
+        sums: Whether it sums gradients; else it hands partial sums on.
+        model_axis: The mesh axis over which it was told that parameters are sharded.
+    """
+
+    name: str
+    axis_name: AxisName | None
+    sums: bool = True
+    model_axis: AxisName | None = None
+
+    def outside(self, updates: Any, state: Any, params: Any) -> Any:
+        """The mesh of an update that is called outside of `shard_map`, or None inside."""
+        if axes.manual_axes():
+            return None
+        nodes = jax.tree.leaves(updates, is_leaf=is_per_replica)
+        for node in nodes:
+            if is_per_replica(node):
+                return node.mesh_here(f"update of {self.name}")
+        return axes.outside_of((updates, params, state), self.axis_name)
+
+    def run(
+        self,
+        update: Callable[..., Any],
+        updates: Any,
+        state: Any,
+        params: Any,
+        **extra: Any,
+    ) -> Any:
+        """`update(updates, state, **extra)` inside `shard_map`, entered if need be.
+
+        Args:
+            update: What runs inside. Where it was entered it is given `entered`, too.
+            updates: The gradients.
+            state: Arrays, those that differ by rank in `PerRank`.
+            params: The parameters, or None.
+            **extra: Further arguments.
+
+        Returns:
+            The updates, and a second tree, as the state.
+        """
+        mesh = self.outside(updates, state, params)
+        if mesh is None:
+            return update(updates, state, **extra)
+        names = self._names(mesh, updates)
+        if any(reduction.mean for reduction in find(state, Reduction)):
+            _check_mean(self.name, updates)
+        if self.model_axis is not None:
+            raise ArgumentError(
+                f"update of {self.name} under jit with model_axis={self.model_axis!r}: "
+                "how leaves are sharded is read from the parameters there. Leave "
+                "model_axis out, or call update inside jax.shard_map."
+            )
+        if extra.get("ids"):
+            raise ArgumentError(
+                f"update of {self.name} under jit was given ids=, which are those of one "
+                "device's batch, and a gradient there is summed over several devices "
+                "before. Leave ids out: rows that are not zero are found without them."
+            )
+        entered = _EnteredUpdate(self, mesh, names)
+        try:
+            return entered(update, updates, state, params, extra)
+        except StateError as error:
+            raise StateError(
+                f"{error} Under jit, sparsejax.init(tx, params) makes the state: it reads "
+                "the mesh, and how parameters are sharded, from their arrays."
+            ) from None
+
+    def of_parameters(self, params: Any) -> Any:
+        """The explicit mesh of parameters with which an init is called outside, or None.
+
+        None as well where the axis of the ranks is not known there.
+        """
+        if observing.is_observing() or sharded.apart(params).nodes:
+            return None
+        mesh = axes.outside_of(params, self.axis_name)
+        if mesh is None or {*mesh.axis_types} != {AxisType.Explicit}:
+            return None
+        if self.axis_name is None:
+            return mesh if len(mesh.axis_names) == 1 else None
+        return mesh if {*axis_names(self.axis_name)} <= {*mesh.axis_names} else None
+
+    def init(self, mesh: Any, init: Callable[[Any], Any], params: Any) -> Any:
+        """A state that is made inside `shard_map`, each part of it in its place.
+
+        Args:
+            mesh: The mesh that `of_parameters` found.
+            init: From parameters to a state, of which it needs the shapes alone.
+            params: The parameters; nothing of them is moved.
+        """
+        names = axis_names(self.axis_name or mesh.axis_names[0])
+        pairs, structure = jax.tree_util.tree_flatten_with_path(params)
+        # Which further axes the gradient will be summed over is not known yet.
+        others = frozenset(mesh.axis_names) - {*names}
+        shapes, specs = [], []
+        for keys, leaf in pairs:
+            of = ShardSum(spec_of(leaf), names, others)
+            check_sum(of, f"init of {self.name}", tree.named(keys))
+            shape = shard_shape(jnp.shape(leaf), of, mesh)
+            shapes.append(jax.ShapeDtypeStruct(shape, jnp.result_type(leaf)))
+            specs.append(PartitionSpec(*of.own))
+        of_shards = structure.unflatten(shapes)
+        known = ParameterSpecs.of(of_shards, structure.unflatten(specs))
+        concrete = [x.sharding.mesh for _, x in pairs if _is_on_mesh(x)]
+        mesh = concrete[0] if concrete else mesh
+
+        def made():
+            return init(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_shards))
+
+        mapped = lambda specs: jax.shard_map(
+            made, mesh=mesh, in_specs=(), out_specs=specs, check_vma=False
+        )
+        state = jax.eval_shape(mapped(PartitionSpec()))
+        return jax.jit(mapped(_state_specs(state, known)))()
+
+    def _names(self, mesh, updates):
+        """The axes of the ranks, or an error."""
+        nodes = jax.tree.leaves(updates, is_leaf=is_per_replica)
+        stacked = [node.axis_name for node in nodes if is_per_replica(node)]
+        known = self.axis_name or next(iter(stacked), None)
+        if known is None and len(mesh.axis_names) > 1:
+            raise AxisError(
+                f"update of {self.name} under jit found a mesh of several axes, "
+                f"{mesh.axis_names}, and was given none: name the one over which gradients "
+                f"are summed, such as {mesh.axis_names[0]!r}."
+            )
+        names = axis_names(known or mesh.axis_names[0])
+        for name in names:
+            if name not in mesh.axis_names:
+                raise missing_axis(f"update of {self.name}", name, mesh.axis_names)
+        for axis_name in stacked:
+            if axis_names(axis_name) != names:
+                raise AxisError(
+                    f"update of {self.name} under jit sums over {names}, and was given "
+                    f"gradients that are stacked over {axis_name!r}: give both the same "
+                    "axis."
+                )
+        if not stacked:
+            self._check_explicit(mesh)
+        return names
+
+    def _check_explicit(self, mesh):
+        """Raises where types do not tell what an array stands for."""
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True):
+            if kind != AxisType.Explicit:
+                raise AxisError(
+                    f"update of {self.name} under jit: the mesh axis {name!r} is "
+                    f"{kind.name}, where types do not tell what is still to be summed. "
+                    "Differentiate by sparsejax.per_replica(jax.value_and_grad(loss_fn), "
+                    "axis_name), make the mesh with axis_types=(jax.sharding.AxisType."
+                    f"Explicit,) * {len(mesh.axis_names)}, as jax.make_mesh does by "
+                    "default, or call update inside jax.shard_map."
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class _EnteredUpdate:
+    """An update that was entered under `jit`."""
+
+    entry: Entry
+    mesh: Mesh | AbstractMesh
+    names: tuple[str, ...]
+
+    def __call__(self, update, updates, state, params, extra):
+        is_leaf = lambda x: (
+            tree.is_sparse(x)
+            or is_row_grads(x)
+            or sharded.is_sharded(x)
+            or is_per_replica(x)
+        )
+        pairs, structure = jax.tree_util.tree_flatten_with_path(updates, is_leaf=is_leaf)
+        of_params = [None] * len(pairs)
+        if params is not None:
+            of_params = structure.flatten_up_to(params)
+        come = Incoming(self.entry.name, self.names, self.mesh, self.entry.sums)
+        leaves = [
+            come.leaf(tree.named(keys), leaf, param)
+            for (keys, leaf), param in zip(pairs, of_params, strict=True)
+        ]
+        # What is no array, as a function or a flag, is known when traced.
+        arrays = {key: value for key, value in extra.items() if _is_arrays(value)}
+        rest = {key: value for key, value in extra.items() if key not in arrays}
+        operands = [leaf.given for leaf in leaves], state, arrays
+        in_specs = (
+            [leaf.in_spec for leaf in leaves],
+            _state_specs(state, self._known(structure, leaves)),
+            jax.tree.map(spec_of, arrays),
+        )
+        _check_state(state, in_specs[1])
+
+        def inside(given, state, arrays):
+            found = [leaf.enter(x) for leaf, x in zip(leaves, given, strict=True)]
+            entered = LeafPlaces(
+                tuple(leaf.sum.scatter if self.entry.sums else None for leaf in leaves),
+                tuple(leaf.sum.axes for leaf in leaves),
+                tuple(sent for _, sent in found),
+            )
+            updates = structure.unflatten([x for x, _ in found])
+            out, after = update(updates, state, entered=entered, **arrays, **rest)
+            own = structure.flatten_up_to(out)
+            if not self.entry.sums:
+                own = [leaf.leave(x) for leaf, x in zip(leaves, own, strict=True)]
+            return own, after
+
+        of_shards = self._known(structure, leaves, of_shards=True)
+        out_specs = self._out_specs(inside, operands, in_specs, leaves, of_shards)
+        out, after = self._mapped(inside, in_specs, out_specs)(*operands)
+        return structure.unflatten(out), after
+
+    def _mapped(self, function, in_specs, out_specs):
+        options = {"mesh": self.mesh, "in_specs": in_specs, "check_vma": False}
+        return jax.shard_map(function, **options, out_specs=out_specs)
+
+    def _out_specs(self, inside, operands, in_specs, leaves, known):
+        """The specs of what comes out: its structure is known when it was traced."""
+        found = []
+
+        def outlined(*operands):
+            found.extend(inside(*operands))
+
+        token = OUTLINE.set(True)
+        try:
+            jax.eval_shape(self._mapped(outlined, in_specs, None), *operands)
+        finally:
+            OUTLINE.reset(token)
+        own, after = found
+        specs = [
+            leaf.sum.spec if self.entry.sums else leaf.out_spec(_bare(x))
+            for leaf, x in zip(leaves, own, strict=True)
+        ]
+        return specs, _state_specs(after, known)
+
+    def _known(self, structure, leaves, of_shards=False):
+        """How what is like a parameter is sharded, or like a shard of one."""
+        specs = [PartitionSpec(*leaf.sum.own) for leaf in leaves]
+        shapes = [leaf.shape for leaf in leaves]
+        if not of_shards:
+            pairs = zip(shapes, leaves, strict=True)
+            shapes = [whole_shape(shape, leaf.sum, self.mesh) for shape, leaf in pairs]
+        shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        return ParameterSpecs.of(structure.unflatten(shapes), structure.unflatten(specs))
+
+
+def _check_mean(name, updates):
+    """Raises where partial sums would be averaged."""
+    nodes = jax.tree.leaves(updates, is_leaf=is_per_replica)
+    if all(map(is_per_replica, nodes)):
+        return
+    raise ArgumentError(
+        f"update of {name} under jit: partial sums of a gradient add up to it, and "
+        "reduce='mean' would divide it by the number of ranks once more. Write "
+        "sparsejax.zen_sync(..., reduce='sum'), and in the same way of other "
+        "synchronizations."
+    )
+
+
+def _state_specs(state, known):
+    """The PartitionSpecs of a state: what differs by rank lies by rank and shard."""
+    is_ours = lambda node: isinstance(node, PerRank)
+
+    def own(node):
+        return of_per_rank(node, known) if is_ours(node) else PartitionSpec()
+
+    return jax.tree.map(own, state, is_leaf=is_ours)
+
+
+def _check_state(state, specs):
+    """Raises where an array of a state is sharded in another way than its gradient."""
+    is_spec = lambda node: isinstance(node, PartitionSpec)
+    pairs = jax.tree_util.tree_leaves_with_path(state)
+    for (keys, leaf), spec in zip(
+        pairs, jax.tree.leaves(specs, is_leaf=is_spec), strict=True
+    ):
+        mesh = mesh_of(leaf)
+        if mesh is None or AxisType.Explicit not in mesh.axis_types:
+            continue
+        found = spec_of(leaf)
+        if _ended(found) != _ended(spec):
+            raise StateError(
+                f"the state has at {tree.named(keys)!r} an array that is sharded {found}, "
+                f"and the gradients ask for {spec}."
+            )
+
+
+def _ended(spec):
+    """A spec without what it leaves open at its end."""
+    parts = [axis_names(part or ()) for part in spec]
+    while parts and not parts[-1]:
+        parts.pop()
+    return parts
+
+
+def _is_on_mesh(x):
+    return (
+        isinstance(x, jax.Array)
+        and not isinstance(x, Tracer)
+        and isinstance(x.sharding, NamedSharding)
+    )
+
+
+def _bare(leaf):
+    return leaf.value if is_per_replica(leaf) else leaf
+
+
+def _is_arrays(value):
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(hasattr(x, "dtype") for x in leaves)

@@ -1,0 +1,121 @@
+"""Which kind of leaf a gradient is that comes from outside, or why it cannot come in."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from sparsejax.axes import mesh_of
+from sparsejax.errors import AlreadySummedError, ArgumentError
+from sparsejax.state import sharded, tree
+from sparsejax.state.per_replica import is_per_replica
+from sparsejax.transforms.entry.leaves import (
+    EntriesLeaf,
+    OuterLeaf,
+    StackedLeaf,
+    UnreducedLeaf,
+)
+from sparsejax.transforms.entry.shards import ShardSum
+from sparsejax.units.row_grads import is_row_grads
+
+
+@dataclasses.dataclass(frozen=True)
+class Incoming:
+    """What is known of all leaves of an update that is entered.
+
+    Attributes:
+        name: The call as the user knows it.
+        names: The axes of the ranks.
+        mesh: The mesh.
+        sums: Whether the update sums gradients.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    mesh: Mesh | AbstractMesh
+    sums: bool
+
+    def leaf(self, path: str, leaf: Any, param: Any) -> OuterLeaf:
+        """The leaf of a gradient, given its parameter, or None."""
+        call = f"update of {self.name} under jit"
+        if is_row_grads(leaf) or sharded.is_sharded(leaf):
+            raise ArgumentError(
+                f"{call}: the gradient of {path!r} is a {type(leaf).__name__}, and only "
+                "arrays are taken there. Make it an array by its method to_dense(), or "
+                "call update inside jax.shard_map."
+            )
+        if is_per_replica(leaf):
+            found = StackedLeaf(leaf, ShardSum(leaf.spec, self.names), self.mesh)
+            self._check_stacked(call, path, leaf.value)
+            check_sum(found.sum, call, path)
+            return found
+        if param is not None and mesh_of(param) is not None:
+            if jax.typeof(param).sharding.spec.reduced:
+                raise ArgumentError(
+                    f"{call} was given what sparsejax.local returned for {path!r}: give it "
+                    "the parameters themselves, tx.update(grads, opt_state, params)."
+                )
+        of_param = None if param is None else spec_of(param)
+        if tree.is_sparse(leaf):
+            if self.sums and of_param is None:
+                raise ArgumentError(self._needs_params(path))
+            of = ShardSum(of_param or PartitionSpec(), self.names)
+            check_sum(of, call, path)
+            return EntriesLeaf(leaf, of, self.mesh)
+        spec = jax.typeof(leaf).sharding.spec
+        unreduced = frozenset(spec.unreduced)
+        if missing := sorted({*self.names} - unreduced):
+            raise AlreadySummedError(
+                f"{call}: the gradient of {path!r} is not unreduced over {missing[0]!r}, "
+                "so it is summed already, and nothing would be saved. Differentiate with "
+                "respect to sparsejax.local(params, axes), with all mesh axes over which "
+                "the batch is sharded."
+            )
+        fast = unreduced - {*self.names}
+        if of_param is None and fast:
+            raise ArgumentError(self._needs_params(path))
+        if of_param is None:
+            of_param = PartitionSpec(*spec.partitions)
+        of = ShardSum(of_param, self.names, fast)
+        check_sum(of, call, path)
+        return UnreducedLeaf(leaf, of, self.mesh)
+
+    def _check_stacked(self, call, path, value):
+        """Raises unless there is one gradient for each replica."""
+        if tree.is_sparse(value):
+            return
+        count = math.prod(self.mesh.shape[name] for name in self.names)
+        shape = tree.numbers(value).shape
+        if shape[:1] != (count,):
+            raise ArgumentError(
+                f"{call}: the gradient of {path!r} has the shape {list(shape)}, and "
+                f"{count} replicas stacked have {count} first: give "
+                "sparsejax.transforms.PerReplica one array of all of them."
+            )
+
+    def _needs_params(self, path):
+        return (
+            f"update of {self.name} under jit: how the gradient of {path!r} is to be "
+            "sharded is known from its parameter. Give update the parameters: "
+            "tx.update(grads, opt_state, params)."
+        )
+
+
+def check_sum(of: ShardSum, call: str, path: str) -> None:
+    """Raises where a sum cannot be sharded as its parameter is."""
+    if of.wrong:
+        raise ArgumentError(f"{call}: {path!r} cannot be given its sum: {of.wrong}")
+
+
+def spec_of(x: Any) -> PartitionSpec:
+    """How an array is sharded, by its type or its place; `P()` on no mesh."""
+    if not isinstance(x, Tracer) and isinstance(x, jax.Array):
+        found = x.sharding
+        is_named = isinstance(found, NamedSharding)
+        return PartitionSpec(*found.spec.partitions) if is_named else PartitionSpec()
+    if mesh_of(x) is None:
+        return PartitionSpec()
+    return PartitionSpec(*jax.typeof(x).sharding.spec.partitions)

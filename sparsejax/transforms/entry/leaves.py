@@ -1,0 +1,190 @@
+"""Gradients as they are outside of `shard_map`, and what each device has of them inside.
+
+UnreducedLeaf   an array that is unreduced over the axes of the batch
+EntriesLeaf     entries that a sparsifier selected, one device's after another's
+StackedLeaf     a `PerReplica`: what each replica has, stacked over the ranks' axis
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from sparsejax.axes import axis_names
+from sparsejax.state import tree
+from sparsejax.state.per_replica import PerReplica
+from sparsejax.transforms.entry.shards import ShardSum
+
+
+class LeafPlaces(NamedTuple):
+    """What an update that was entered is to know of its leaves, which types do not tell.
+
+    Attributes:
+        scatter: The dimension of each leaf of whose sum a rank needs one piece; None if it
+            needs all.
+        axes: The mesh axes over which each leaf is sharded.
+        inside: Bytes that were sent for each leaf over the axes that are not the ranks'.
+    """
+
+    scatter: tuple[int | None, ...]
+    axes: tuple[tuple[str, ...], ...]
+    inside: tuple[float, ...]
+
+    def cut(self, leaves: Sequence[int]) -> list[tuple[int, int]]:
+        """Those of some leaves that are cut into pieces, each with its dimension."""
+        found = ((i, self.scatter[i]) for i in leaves)
+        return [(i, at) for i, at in found if at is not None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OuterLeaf(abc.ABC):
+    """A gradient outside.
+
+    Attributes:
+        value: The gradient.
+        sum: How its sum is sharded.
+        mesh: The mesh.
+    """
+
+    value: Any
+    sum: ShardSum
+    mesh: Mesh | AbstractMesh
+
+    @property
+    def given(self) -> Any:
+        """The value, in the place that `in_spec` says."""
+        return self.value
+
+    @property
+    @abc.abstractmethod
+    def in_spec(self) -> Any:
+        """The PartitionSpecs of the value."""
+
+    @abc.abstractmethod
+    def enter(self, value: Any) -> tuple[Any, float]:
+        """What this device has of it, inside, and the bytes sent for it."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what this device has."""
+
+    def leave(self, x: Any) -> Any:
+        """What is handed out of `shard_map` for what is not summed yet."""
+        return x
+
+    def out_spec(self, x: Any) -> Any:
+        """The PartitionSpecs of what `leave` returns."""
+        if tree.is_sparse(x):
+            return by_device(x, self.mesh)
+        return PartitionSpec(*self.sum.own, unreduced=frozenset(self.sum.ranks))
+
+
+class UnreducedLeaf(OuterLeaf):
+    """An array that is unreduced, over the axes of the ranks at least."""
+
+    @property
+    def in_spec(self):
+        """Sharded as it is once no axis of the sum shards it, and still unreduced."""
+        unreduced = frozenset(self.sum.ranks) | self.sum.fast
+        return PartitionSpec(*self.sum.given, unreduced=unreduced)
+
+    @property
+    def given(self) -> jax.Array:
+        """The array, sharded as `in_spec` says."""
+        return jax.reshard(self.value, NamedSharding(self.mesh, self.in_spec))
+
+    @property
+    def shape(self):
+        """The shape of a shard."""
+        return shard_shape(self.value.shape, self.sum, self.mesh)
+
+    def enter(self, value):
+        """Its shard, summed over the fast axes."""
+        return self.sum(value)
+
+
+class EntriesLeaf(OuterLeaf):
+    """Entries that differ by device."""
+
+    @property
+    def in_spec(self):
+        """One device's after another's."""
+        return by_device(self.value, self.mesh)
+
+    @property
+    def shape(self):
+        """The shape of the shard whose entries they are."""
+        return self.value.shape
+
+    def enter(self, value):
+        """This device's."""
+        return value, 0.0
+
+
+class StackedLeaf(OuterLeaf):
+    """What each replica has."""
+
+    @property
+    def node(self) -> PerReplica:
+        """The node."""
+        return self.value
+
+    @property
+    def in_spec(self):
+        """Sharded over the replicas, and after that as the parameter."""
+        return self._specs(self.node.value)
+
+    @property
+    def shape(self):
+        """The shape of a shard."""
+        value = self.node.value
+        if tree.is_sparse(value):
+            return value.shape
+        return shard_shape(value.shape[1:], self.sum, self.mesh)
+
+    def enter(self, value):
+        """This replica's shard."""
+        inner = value.value
+        return (inner if tree.is_sparse(inner) else inner[0]), 0.0
+
+    def leave(self, x):
+        """Stacked again."""
+        value = x if tree.is_sparse(x) else x[None]
+        return dataclasses.replace(self.node, value=value)
+
+    def out_spec(self, x):
+        """As `in_spec`."""
+        return self._specs(x)
+
+    def _specs(self, value):
+        if tree.is_sparse(value):
+            specs = by_device(value, self.mesh)
+        else:
+            specs = PartitionSpec(self.node.axis_name, *self.sum.own)
+        return dataclasses.replace(self.node, value=specs)
+
+
+def by_device(leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """The specs of arrays that differ by device, one's after another's."""
+    return jax.tree.map(lambda _: PartitionSpec(mesh.axis_names), leaf)
+
+
+def shard_shape(
+    shape: tuple[int, ...], of: ShardSum, mesh: Mesh | AbstractMesh
+) -> tuple[int, ...]:
+    """The shape of what is exchanged of an array of this shape."""
+    return NamedSharding(mesh, PartitionSpec(*of.own)).shard_shape(tuple(shape))
+
+
+def whole_shape(
+    shape: tuple[int, ...], of: ShardSum, mesh: Mesh | AbstractMesh
+) -> tuple[int, ...]:
+    """The shape of an array of which a shard has this shape; inverse of `shard_shape`."""
+    sizes = [math.prod(mesh.shape[name] for name in axis_names(p or ())) for p in of.own]
+    sizes += [1] * (len(shape) - len(sizes))
+    return tuple(x * size for x, size in zip(shape, sizes, strict=True))

@@ -1,0 +1,122 @@
+"""Gradients by replica on any mesh: the loss runs in a `shard_map` over one axis alone.
+
+Nothing is sent over that axis. All other axes are left to XLA, which shards the loss over
+them as it does without this library, and sums gradients over them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from sparsejax import axes
+from sparsejax.axes import AxisName, axis_names
+from sparsejax.errors import ArgumentError, AxisError
+from sparsejax.state.parameters import ParameterSpecs
+from sparsejax.state.per_replica import PerReplica, mesh_here
+from sparsejax.units.row_grads import is_row_grads
+
+
+_CALL = "sparsejax.per_replica"
+
+
+def per_replica(
+    value_and_grad: Callable[..., Any],
+    axis_name: AxisName,
+    param_specs: Any = None,
+    *,
+    mesh: Mesh | AbstractMesh | None = None,
+) -> Callable[..., Any]:
+    """A `jax.value_and_grad` whose gradients stay on their replica, under `jit`.
+
+    For meshes with Auto axes, on which types do not tell what is still to be summed. The
+    loss of a replica is that of its part of the batch. XLA shards it over all other axes of
+    the mesh, by its own rules and by `jax.lax.with_sharding_constraint`.
+
+    Args:
+        value_and_grad: `jax.value_and_grad(loss_fn)`, with or without `has_aux`, or
+            `sparsejax.value_and_grad(loss_fn)`. Its first argument is the parameters; all
+            further ones are arrays whose leading axis is that of the batch.
+        axis_name: The mesh axis over which gradients are to stay local.
+        param_specs: The parameters' PartitionSpecs: a tree like them, or a prefix of it;
+            replicated if None.
+        mesh: The mesh; that of `jax.set_mesh` if None.
+
+    Returns:
+        A function that returns the loss of each replica, [replicas], with what else the
+        loss returns stacked in the same way, and gradients for `update`: `PerReplica`.
+
+    Example:
+        >>> def step(params, opt_state, batch):
+        ...     value_and_grad = jax.value_and_grad(loss_fn)
+        ...     losses, grads = sparsejax.per_replica(value_and_grad, "replica")(
+        ...         params, batch)
+        ...     updates, opt_state = tx.update(grads, opt_state, params)
+        ...     return optax.apply_updates(params, updates), opt_state, losses.mean()
+    """
+    axes.check_axis_name(axis_name, _CALL)
+    names = axis_names(axis_name)
+
+    @functools.wraps(value_and_grad)
+    def call(params, *batch):
+        if axes.manual_axes():
+            raise AxisError(
+                f"{_CALL} makes a shard_map of its own, and was called inside one: call it "
+                "under jit, or differentiate with respect to sparsejax.local(params) here."
+            )
+        own = mesh_here(mesh, names, _CALL)
+        known = ParameterSpecs.of(
+            params, PartitionSpec() if param_specs is None else param_specs
+        )
+        is_spec = lambda node: isinstance(node, PartitionSpec)
+        specs = jax.tree.leaves(known.tree, is_leaf=is_spec)
+
+        def replica(params, *batch):
+            made = value_and_grad(params, *batch)
+            if not (isinstance(made, tuple) and len(made) == 2):
+                raise ArgumentError(
+                    f"{_CALL} takes a function that returns (value, gradients), as "
+                    "jax.value_and_grad(loss_fn) does."
+                )
+            value, grads = made
+            leaves, structure = jax.tree.flatten(grads, is_leaf=is_row_grads)
+            if len(leaves) != len(specs):
+                raise ArgumentError(
+                    f"{_CALL}: there are {len(specs)} parameters, and {len(leaves)} "
+                    "gradients: differentiate with respect to the first argument."
+                )
+            placed = map(functools.partial(_placed, names, own), leaves, specs)
+            stacked = lambda x: jax.tree.map(lambda y: y[None], x)
+            return stacked(value), structure.unflatten(map(stacked, placed))
+
+        over = PartitionSpec(axis_name)
+        mapped = jax.shard_map(
+            replica,
+            mesh=own,
+            in_specs=(PartitionSpec(), *[over] * len(batch)),
+            out_specs=over,
+            axis_names={*names},
+            check_vma=False,
+        )
+        value, grads = mapped(params, *batch)
+        leaves, structure = jax.tree.flatten(grads, is_leaf=is_row_grads)
+        nodes = [
+            PerReplica(leaf, axis_name, spec, own)
+            for leaf, spec in zip(leaves, specs, strict=True)
+        ]
+        return value, structure.unflatten(nodes)
+
+    return call
+
+
+def _placed(names, mesh, leaf, spec):
+    """A gradient that XLA is to shard as its parameter, over all axes but these."""
+    if is_row_grads(leaf):
+        return leaf
+    parts = (axis_names(part or ()) for part in spec)
+    left = [tuple(name for name in part if name not in names) or None for part in parts]
+    if not any(left):
+        return leaf
+    return jax.lax.with_sharding_constraint(leaf, PartitionSpec(*left))

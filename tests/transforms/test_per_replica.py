@@ -1,0 +1,232 @@
+"""Gradients stacked by replica: on meshes whose axes are Auto, and by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import sparsejax
+from sparsejax import errors
+from sparsejax.transforms import PerReplica
+from tests import helpers
+
+
+SHAPE = (64, 128)
+ROWS, WIDTH, CLASSES, BATCH, LENGTH = 2048, 32, 64, 16, 8
+
+
+def auto(**sizes):
+    kinds = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds)
+
+
+def put(x, mesh, spec):
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+SPECS = {
+    "sharded": {"embedding": P("fsdp", None), "out": P(None, "fsdp"), "bias": P()},
+    "replicated": {"embedding": P(), "out": P(), "bias": P()},
+    "zero": {
+        "embedding": P(("fsdp", "replica"), None),
+        "out": P("replica", "fsdp"),
+        "bias": P(),
+    },
+}
+
+
+def model(mesh, specs):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: (0.1 * rng.standard_normal(shape)).astype(np.float32)
+    shapes = {"embedding": (ROWS, WIDTH), "out": (WIDTH, CLASSES), "bias": (CLASSES,)}
+    return {key: put(draw(*shapes[key]), mesh, specs[key]) for key in shapes}
+
+
+def batch_of(mesh):
+    rng = np.random.default_rng(1)
+    ids = (rng.zipf(1.3, (BATCH, LENGTH)) % ROWS).astype(np.int32)
+    labels = rng.integers(0, CLASSES, (BATCH, LENGTH)).astype(np.int32)
+    return [put(x, mesh, P(("replica", "fsdp"))) for x in (ids, labels)]
+
+
+def loss_fn(params, ids, labels):
+    x = jnp.tanh(params["embedding"][ids]) @ params["out"] + params["bias"]
+    picked = jnp.take_along_axis(jax.nn.log_softmax(x), labels[..., None], -1)
+    return -jnp.mean(picked)
+
+
+def run(sync, specs, steps=4):
+    """Parameters, their optimizer's state and losses after some steps."""
+    mesh = auto(replica=4, fsdp=2)
+    params, tx = model(mesh, specs), optax.chain(sync, optax.adam(1e-2))
+    batch = batch_of(mesh)
+    with jax.set_mesh(mesh):
+        state = sparsejax.init(tx, params)
+        value_and_grad = jax.value_and_grad(loss_fn)
+        value_and_grad = sparsejax.per_replica(value_and_grad, "replica", specs)
+
+        @jax.jit
+        def step(params, state, *batch):
+            losses, grads = value_and_grad(params, *batch)
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state, losses.mean()
+
+        losses = []
+        for _ in range(steps):
+            params, state, loss = step(params, state, *batch)
+            losses.append(float(loss))
+    return params, state, losses
+
+
+@functools.cache
+def by_dense_sums(name, steps=4):
+    mesh = auto(replica=4, fsdp=2)
+    params, tx = model(mesh, SPECS[name]), optax.adam(1e-2)
+    state, batch, losses = tx.init(params), batch_of(mesh), []
+
+    @jax.jit
+    def step(params, state, *batch):
+        loss, grads = jax.value_and_grad(loss_fn)(params, *batch)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    with jax.set_mesh(mesh):
+        for _ in range(steps):
+            params, state, loss = step(params, state, *batch)
+            losses.append(float(loss))
+    return params, losses
+
+
+SYNCS = {
+    "zen": lambda: sparsejax.zen_sync("replica", rules={"embedding": "sparse"}),
+    "dense": lambda: sparsejax.dense_sync("replica"),
+    "guarded": lambda: sparsejax.skip_nonfinite(
+        sparsejax.zen_sync("replica", rules={"embedding": "sparse"}), "replica"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("sync", "name"),
+    [
+        ("zen", "sharded"),
+        ("zen", "zero"),
+        *helpers.slow(
+            *[(sync, name) for sync in SYNCS for name in SPECS if sync != "zen"],
+            ("zen", "replicated"),
+        ),
+    ],
+)
+def test_a_model_trains_on_auto_axes_as_by_dense_sums(sync, name):
+    params, state, losses = run(SYNCS[sync](), SPECS[name])
+    wanted, of_dense = by_dense_sums(name)
+    np.testing.assert_allclose(losses, of_dense, rtol=1e-6)
+    for key, value in params.items():
+        np.testing.assert_allclose(value, wanted[key], atol=1e-5)
+        lies = NamedSharding(value.sharding.mesh, SPECS[name][key])
+        assert value.sharding.is_equivalent_to(lies, value.ndim)
+        moments = optax.tree.get(state, "mu")[key]
+        assert moments.sharding.is_equivalent_to(value.sharding, value.ndim)
+    if sync == "zen":
+        found = sparsejax.metrics(state)
+        sent = float(found["sync/embedding/wire_bytes"])
+        assert sent < 0.25 * float(found["sync/embedding/dense_bytes"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*SPECS])
+def test_what_a_sparsifier_leaves_out_is_kept_by_replica(name):
+    chain = optax.chain(
+        sparsejax.dgc(0.1, axis_name="replica", min_size=1000),
+        sparsejax.zen_sync("replica", reduce="sum"),
+    )
+    mesh, specs = auto(replica=4, fsdp=2), SPECS[name]
+    rng = np.random.default_rng(0)
+    given = {
+        key: rng.integers(-9, 10, (4, *value.shape)).astype(np.float32)
+        for key, value in model(mesh, specs).items()
+    }
+    with jax.set_mesh(mesh):
+        params = model(mesh, specs)
+        state = sparsejax.init(chain, params)
+        nodes = {
+            key: PerReplica(
+                put(value, mesh, P("replica", *_without_ranks(specs[key]))),
+                "replica",
+                specs[key],
+            )
+            for key, value in given.items()
+        }
+        out, state = jax.jit(chain.update)(nodes, state, params)
+    held = sparsejax.residuals(state)
+    for key, value in given.items():
+        total = np.asarray(out[key]) + np.asarray(held[key]).sum(0)
+        np.testing.assert_array_equal(total, value.sum(0))
+    assert np.asarray(held["embedding"]).any()
+
+
+def _without_ranks(spec):
+    parts = (part if isinstance(part, tuple) else (part,) for part in spec)
+    left = (tuple(name for name in part if name not in (None, "replica")) for part in parts)
+    return tuple(part or None for part in left)
+
+
+def test_gradients_that_are_stacked_by_hand_are_averaged():
+    """As `jax.vmap` with spmd_axis_name stacks them; on an explicit mesh, too."""
+    for mesh in (auto(replica=4), helpers.grid(replica=4)):
+        x = np.arange(4 * 64, dtype=np.float32).reshape(4, 8, 8)
+        params = {"w": put(np.zeros((8, 8), np.float32), mesh, P())}
+        tx = sparsejax.zen_sync("replica", rules={"w": "sparse"})
+        with jax.set_mesh(mesh):
+            state = sparsejax.init(tx, params)
+            grads = {"w": PerReplica(put(x, mesh, P("replica")), "replica")}
+            out, _ = jax.jit(tx.update)(grads, state, params)
+        np.testing.assert_array_equal(np.asarray(out["w"]), x.mean(0))
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    mesh = auto(replica=4, fsdp=2)
+    params = {"w": put(np.zeros((8, 8), np.float32), mesh, P())}
+    tx = sparsejax.zen_sync("replica")
+    x = jnp.ones((4, 8, 8))
+    with jax.set_mesh(mesh):
+        state = sparsejax.init(tx, params)
+        step = lambda *node: jax.jit(tx.update)({"w": PerReplica(*node)}, state, params)
+        with pytest.raises(
+            errors.ArgumentError, match=r"'w' has the shape \[8, 8\].*4 fir"
+        ):
+            step(x[0], "replica")
+        with pytest.raises(errors.AxisError, match=r"\('replica',\).*stacked over 'fsdp'"):
+            step(x[:2], "fsdp")
+        with pytest.raises(errors.AxisError, match="no axis 'data'"):
+            step(x, "data")
+        with pytest.raises(errors.ArgumentError, match="spec must be the PartitionSpec"):
+            step(x, "replica", "fsdp")
+        with pytest.raises(errors.StateError, match=r"sparsejax.init\(tx, params\)"):
+            step(x, "replica", P("fsdp"))
+        with pytest.raises(errors.AxisError, match=r"Auto axes.*sparsejax\.per_replica"):
+            jax.jit(tx.update)(params, state, params)
+        other = sparsejax.per_replica(jax.grad(lambda w: jnp.sum(w["w"])), "replica")
+        with pytest.raises(errors.ArgumentError, match=r"returns \(value, gradients\)"):
+            jax.jit(other)(params)
+    value_and_grad = jax.value_and_grad(lambda w: jnp.sum(w["w"]))
+    with pytest.raises(errors.AxisError, match=r"found no mesh.*jax\.set_mesh"):
+        sparsejax.per_replica(value_and_grad, "replica")(params)
+    grads = {"w": PerReplica(x, "replica")}
+    with pytest.raises(errors.AxisError, match=r"found no mesh.*jax\.set_mesh"):
+        tx.update(grads, state, params)
+    inside = sparsejax.per_replica(value_and_grad, "data")
+    nested = helpers.shard_map(inside, mesh=helpers.mesh_of(4), in_specs=P(), out_specs=P())
+    with pytest.raises(errors.AxisError, match="makes a shard_map of its own"):
+        jax.eval_shape(nested, {"w": jnp.ones((8, 8))})
+
+    kinds = (AxisType.Explicit, AxisType.Auto)
+    mixed = jax.make_mesh((4, 2), ("replica", "fsdp"), axis_types=kinds)
+    with jax.set_mesh(mixed):
+        grads = {"w": put(np.ones((8, 8), np.float32), mixed, P())}
+        with pytest.raises(errors.AxisError, match=r"'fsdp' is Auto.*per_replica"):
+            jax.jit(tx.update)(grads, tx.init({"w": jnp.ones((8, 8))}), grads)
