@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
 from benchmarks.device import hlo
+from sparsejax.errors import RuleError
 from tests import helpers
 from tests.transforms.in_jit import model
 
@@ -243,3 +244,18 @@ def test_gradients_in_bfloat16_are_half_the_bytes():
     assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}
     shards = sum(x.size for x in jax.tree.leaves(copies)) / 2
     assert sparsejax.metrics(state)["sync/dense_bytes"] == 1.5 * 2 * shards
+
+
+def test_a_rule_counts_the_numbers_of_a_shard():
+    """Two shards have 65,536 numbers each; of four none is as large."""
+    tx = sparsejax.zen_sync("replica", reduce="sum", rules={"table": "row"})
+    for fsdp in (2, 4):
+        mesh = helpers.grid(replica=2, fsdp=fsdp)
+        place = NamedSharding(mesh, P("fsdp", None))
+        params = {"table": jax.device_put(np.zeros((4096, 32), np.float32), place)}
+        with jax.set_mesh(mesh):
+            if fsdp == 4:
+                with pytest.raises(RuleError, match="largest has 32,768 numbers"):
+                    sparsejax.init(tx, params)
+            else:
+                sparsejax.init(tx, params)
