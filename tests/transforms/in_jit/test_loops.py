@@ -246,16 +246,32 @@ def test_gradients_in_bfloat16_are_half_the_bytes():
     assert sparsejax.metrics(state)["sync/dense_bytes"] == 1.5 * 2 * shards
 
 
-def test_a_rule_counts_the_numbers_of_a_shard():
+@pytest.mark.parametrize("fsdp", [2, 4])
+def test_sizes_are_those_of_shards(fsdp):
     """Two shards have 65,536 numbers each; of four none is as large."""
-    tx = sparsejax.zen_sync("replica", reduce="sum", rules={"table": "row"})
-    for fsdp in (2, 4):
-        mesh = helpers.grid(replica=2, fsdp=fsdp)
-        place = NamedSharding(mesh, P("fsdp", None))
-        params = {"table": jax.device_put(np.zeros((4096, 32), np.float32), place)}
-        with jax.set_mesh(mesh):
-            if fsdp == 4:
-                with pytest.raises(RuleError, match="largest has 32,768 numbers"):
-                    sparsejax.init(tx, params)
-            else:
-                sparsejax.init(tx, params)
+    mesh = helpers.grid(replica=2, fsdp=fsdp)
+    place = NamedSharding(mesh, P("fsdp", None))
+    params = {"table": jax.device_put(np.zeros((4096, 32), np.float32), place)}
+    rows = sparsejax.zen_sync("replica", reduce="sum", rules={"table": "row"})
+    tx = optax.chain(
+        sparsejax.dgc(0.01, axis_name="replica"),
+        sparsejax.zen_sync("replica", reduce="sum"),
+    )
+    x = np.random.default_rng(0).random((2 * fsdp, 32), np.float32)
+    x = jax.device_put(x, NamedSharding(mesh, P(model.BOTH, None)))
+
+    @jax.jit
+    def update(params, state, x):
+        loss_fn = lambda params: jnp.sum(jnp.einsum("bd,vd->bv", x, params["table"]))
+        grads = jax.grad(loss_fn)(sparsejax.local(params, model.BOTH))
+        return tx.update(grads, state, params)[1]
+
+    with jax.set_mesh(mesh):
+        state = update(params, sparsejax.init(tx, params), x)
+        if fsdp == 2:
+            sparsejax.init(rows, params)
+        else:
+            with pytest.raises(RuleError, match="largest has 32,768 numbers"):
+                sparsejax.init(rows, params)
+    held = np.asarray(sparsejax.residuals(state)["table"])
+    assert held.any() == (fsdp == 2)
