@@ -154,6 +154,7 @@ def test_gradients_are_scattered_over_the_fast_axis_once_and_exchanged_over_the_
     assert all(one.size <= FEW for one in found if one.axes > REPLICA)
 
 
+@pytest.mark.slow
 def test_a_dense_sum_is_seen_over_both_axes():
     found, params = collectives("dense")
     (largest,) = (one for one in found if one.size > FEW and one.axes > REPLICA)
