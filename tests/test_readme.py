@@ -34,7 +34,11 @@ NOTED = {
     "inside jit": lambda names, block: (names | snippets.inside_jit(), _on_mesh(block)),
     "a bias": lambda names, block: (
         names | {"params": {"bias": jax.numpy.ones(4)}},
-        (f"with jax.set_mesh(mesh):\n{textwrap.indent(block, '    ')}"),
+        _where_mesh_is_set(block),
+    ),
+    "on replicas of shards": lambda names, block: (
+        names | snippets.sharded_over_fsdp(),
+        _where_mesh_is_set(block),
     ),
     # What it defines is not for the blocks after it.
     "by itself": lambda names, block: (names, _called(block)),
@@ -49,8 +53,11 @@ NOTED = {
 def _on_mesh(block):
     """A block that sets the mesh, and trains a step."""
     mesh, block = block.split("jax.set_mesh(mesh)\n")
-    block += "step(params, opt_state, batch)\n"
-    return f"{mesh}with jax.set_mesh(mesh):\n{textwrap.indent(block, '    ')}"
+    return mesh + _where_mesh_is_set(f"{block}step(params, opt_state, batch)\n")
+
+
+def _where_mesh_is_set(block):
+    return f"with jax.set_mesh(mesh):\n{textwrap.indent(block, '    ')}"
 
 
 def _called(block):

@@ -15,7 +15,7 @@ def mesh(count: int, *, shards: int = 1) -> Mesh:
             all hosts where `jax.distributed` was initialized.
         shards: Along a second axis, "model", if it is not 1.
     """
-    devices = _simulated(count) if count else jax.devices()
+    devices = simulated(count) if count else jax.devices()
     if len(devices) % shards:
         raise SystemExit(
             f"There are {len(devices)} devices, no multiple of the {shards} that share a "
@@ -25,7 +25,7 @@ def mesh(count: int, *, shards: int = 1) -> Mesh:
     return jax.make_mesh((*sizes.values(),), (*sizes,), devices=devices)
 
 
-def _simulated(count):
+def simulated(count: int) -> list[jax.Device]:
     """CPU devices, which must be asked for before JAX starts."""
     try:
         jax.config.update("jax_num_cpu_devices", count)

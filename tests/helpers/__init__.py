@@ -6,6 +6,11 @@ from tests.helpers.conservation import (
     assert_conserved as assert_conserved,
     held as held,
 )
+from tests.helpers.hlo import (
+    axes_of as axes_of,
+    compiled_collectives as compiled_collectives,
+    groups_of as groups_of,
+)
 from tests.helpers.inputs import (
     adversarial_sets as adversarial_sets,
     gradients as gradients,

@@ -74,6 +74,21 @@ def inside_jit() -> dict[str, Any]:
     return names | {"x": place(jnp.ones((16, 4))), "mesh": mesh}
 
 
+def sharded_over_fsdp() -> dict[str, Any]:
+    """What `inside_jit` has, with parameters in place, microbatches and layers."""
+    names = inside_jit()
+    mesh = names["mesh"]
+    place = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+    names["params"] = {name: place(x, "fsdp") for name, x in names["params"].items()}
+    batches = place(jnp.arange(32).reshape(2, 16), None, ("replica", "fsdp"))
+    kernels = place(jnp.ones((3, 4, 4)), None, "fsdp", None)
+    with jax.set_mesh(mesh):
+        metadata = {"out_sharding": ("fsdp", None)}
+        model = nnx.Linear(4, 2, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+    tx = optax.chain(sparsejax.zen_sync("replica", reduce="sum"), optax.adam(1e-3))
+    return names | {"batches": batches, "kernels": kernels, "model": model, "tx": tx}
+
+
 def of_flax(params, batch, variables, key, train):
     assert key.shape == ()
     return batch["x"] @ params["w"], jax.tree.map(lambda x: x + train, variables)

@@ -1,0 +1,302 @@
+"""The decoder on replicas of shards: equal losses, nothing lost, and what is sent where."""
+
+import collections
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+import sparsejax
+from examples import decoder_hsdp
+from examples.data.text import Corpus
+from tests import helpers
+
+
+# The shard of the embedding has 65,536 numbers, as many as are exchanged by the scheme.
+WORDS, WIDTH, LAYERS, HEADS, LENGTH = 4_096, 32, 2, 2, 16
+REPLICA, FSDP = frozenset({"replica"}), frozenset({"fsdp"})
+FEW = 64  # Numbers of metrics and counts in one collective.
+
+
+def decoder():
+    return decoder_hsdp.Decoder(WORDS, WIDTH, LAYERS, HEADS, LENGTH, nnx.Rngs(0))
+
+
+def drawn(count, seed=0):
+    rng = np.random.default_rng(seed)
+    shape = 16, LENGTH + 1
+    return [(rng.zipf(1.3, shape) % WORDS).astype(np.int32) for _ in range(count)]
+
+
+def trained(sync, mesh, steps):
+    with jax.set_mesh(mesh):
+        return decoder_hsdp.train(sync, decoder(), iter(drawn(steps)), mesh)
+
+
+def placed(tokens, mesh):
+    return jax.device_put(tokens, NamedSharding(mesh, P(mesh.axis_names)))
+
+
+@functools.cache
+def mesh_of_both():
+    return helpers.grid(replica=4, fsdp=2)
+
+
+@functools.cache
+def ran(sync):
+    """Three steps of the example: the step, its last arguments, and all types."""
+    mesh = mesh_of_both()
+    model, params = nnx.split(decoder(), nnx.Param)
+    tx = optax.chain(decoder_hsdp.SYNCS[sync](), optax.adamw(1e-3))
+    state = sparsejax.init(tx, params, axis_name="replica")
+    step, types = decoder_hsdp.make_step(model, tx), []
+    for tokens in drawn(3):
+        tokens = placed(tokens, mesh)
+        types.append([jax.typeof(x) for x in jax.tree.leaves((params, state))])
+        # Nothing moves from device to device but by the step's own collectives.
+        with jax.transfer_guard("disallow"):
+            params, state, _ = step(params, state, tokens)
+    types.append([jax.typeof(x) for x in jax.tree.leaves((params, state))])
+    return step, (params, state, tokens), types
+
+
+def difference(run, other):
+    """The largest difference of a parameter."""
+    pairs = zip(jax.tree.leaves(run.params), jax.tree.leaves(other.params), strict=True)
+    return max(np.abs(a - b).max() for a, b in pairs)
+
+
+# Adam divides a gradient by its own magnitude, and would not see one of twice the size. SGD
+# does. What rounding leaves in a parameter is a part of its last places by SGD, and by Adam
+# a small share of one step, which is of the size of the learning rate.
+OPTIMIZERS = {
+    "sgd": (lambda: optax.sgd(0.5), 1e-5),
+    "adamw": (decoder_hsdp.adamw, decoder_hsdp.LEARNING_RATE / 15),
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sizes", "steps"),
+    [
+        ("sgd", (4, 2), 10),
+        *helpers.slow(("sgd", (4, 2), 50), ("adamw", (4, 2), 50), ("adamw", (2, 4), 50)),
+    ],
+)
+def test_zen_trains_as_jax_and_as_one_device(optimizer, sizes, steps, monkeypatch):
+    """Up to the order in which sums are taken: some units in the last place of each."""
+    made, room = OPTIMIZERS[optimizer]
+    monkeypatch.setattr(decoder_hsdp, "adamw", made)
+    mesh = helpers.grid(replica=sizes[0], fsdp=sizes[1])
+    dense, zen = (trained(sync, mesh, steps) for sync in ("dense", "zen"))
+    for run in (zen, trained("dense", helpers.grid(replica=1, fsdp=1), steps)):
+        np.testing.assert_allclose(run.losses, dense.losses, rtol=1e-5)
+        assert difference(run, dense) < room
+        assert run.replicas_equal
+    assert zen.losses[-1] < zen.losses[0] - 1
+    assert zen.sent["sync/dense_bytes"] == dense.sent["sync/wire_bytes"]
+    table = "sync/words/embedding"
+    assert zen.sent[f"{table}/wire_bytes"] < 0.3 * zen.sent[f"{table}/dense_bytes"]
+
+
+every_sync = pytest.mark.parametrize("sync", ["zen", *helpers.slow("dense", "dgc")])
+
+
+@every_sync
+def test_a_step_is_compiled_once_and_moves_nothing_else(sync):
+    with jax.set_mesh(mesh_of_both()):
+        step, _, types = ran(sync)
+    assert all(later == types[0] for later in types)
+    assert step._cache_size() == 1
+
+
+def collectives(sync):
+    with jax.set_mesh(mesh_of_both()):
+        step, given, _ = ran(sync)
+        compiled = step.lower(*given).compile()
+    return helpers.compiled_collectives(compiled, mesh_of_both()), given[0]
+
+
+@pytest.mark.parametrize("sync", ["zen", *helpers.slow("dgc")])
+def test_gradients_are_scattered_over_the_fast_axis_once_and_exchanged_over_the_slow(sync):
+    """On CPUs a reduce-scatter is an all-to-all and a sum."""
+    found, params = collectives(sync)
+    leaves = jax.tree.leaves(params)
+    fast = [one for one in found if one.axes == FSDP]
+    assert {one.path for one in fast} == {()}
+    gathers = [one for one in fast if one.opcode == "all-gather"]
+    # The forward pass gathers each parameter once, and no gradient is gathered.
+    shapes = collections.Counter(one.arrays[0].shape for one in gathers)
+    assert shapes == collections.Counter(x.shape for x in leaves)
+    assert {one.operands for one in gathers} == {("parameter",)}
+    scatters = [one for one in fast if one.opcode in ("all-to-all", "reduce-scatter")]
+    sizes = collections.Counter(one.size for one in scatters)
+    assert sizes == collections.Counter(x.size for x in leaves)
+    rest = [one for one in fast if one not in gathers + scatters]
+    assert {one.opcode for one in rest} <= {"all-reduce"}
+    assert all(one.size <= FEW for one in rest)
+
+    slow = [one for one in found if one.axes == REPLICA]
+    shards = [x.size // 2 for x in leaves]
+    small = sum(size for size in shards if size < 65_536)
+    # Outside of branches, which depend on what there is to send: small leaves as one sum.
+    always = [one for one in slow if not one.path]
+    assert {one.opcode for one in always} == {"all-reduce"}
+    assert small <= sum(one.size for one in always) <= small + FEW
+    # Each array that a scheme sends is one of its own: a shard, or messages.
+    tables = sum(size for size in shards if size >= 65_536)
+    assert all(one.path[0] == "conditional" for one in slow if one.path)
+    assert all(one.size <= tables for one in slow)
+    # Counts that all devices agree on, and the loss.
+    assert all(one.size <= FEW for one in found if one.axes > REPLICA)
+
+
+@pytest.mark.slow
+def test_a_dense_sum_is_seen_over_both_axes():
+    found, params = collectives("dense")
+    (largest,) = (one for one in found if one.size > FEW and one.axes > REPLICA)
+    assert largest.opcode == "all-reduce"
+    assert largest.size >= sum(x.size for x in jax.tree.leaves(params))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", ["zen", "dgc"])
+def test_over_the_slow_axis_goes_what_an_own_shard_map_of_shards_sends(sync):
+    found, params = collectives(sync)
+    mesh, tx = mesh_of_both(), decoder_hsdp.SYNCS[sync]()
+    params = nnx.to_pure_dict(params)
+    specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, params)
+    made_for = {"param_specs": specs, "check_vma": False}
+    state = sparsejax.init(tx, params, mesh, "replica", **made_for)
+    state_specs = sparsejax.state_specs(state, params, specs)
+    update = jax.shard_map(
+        lambda grads, state: tx.update(jax.tree.map(lambda x: x[0], grads), state),
+        mesh=mesh,
+        in_specs=(jax.tree.map(lambda spec: P("replica", *spec), specs), state_specs),
+        out_specs=(specs, state_specs),
+        check_vma=False,
+    )
+    place = lambda x, spec: jax.device_put(
+        np.zeros((4, *x.shape), np.float32), NamedSharding(mesh, P("replica", *spec))
+    )
+    grads = jax.tree.map(place, params, specs)
+    own = helpers.compiled_collectives(jax.jit(update).lower(grads, state).compile(), mesh)
+
+    def sent(collectives):
+        # XLA combines sums, so each of their arrays is counted by itself.
+        return collections.Counter(
+            (one.opcode, array, one.path)
+            for one in collectives
+            if one.axes == REPLICA
+            for array in one.arrays
+        )
+
+    assert sent(found) == sent(own)
+
+
+def entered(mesh, function, specs):
+    """A function of each array by itself inside `shard_map`: from a spec to another."""
+    in_spec, out_spec = specs
+    options = {"mesh": mesh, "check_vma": False}
+    each = lambda x: jax.shard_map(
+        function, in_specs=in_spec, out_specs=out_spec, **options
+    )(x)
+    return lambda tree: jax.tree.map(each, tree)
+
+
+@pytest.mark.parametrize("kind", ["integers", *helpers.slow("numbers")])
+def test_what_dgc_has_sent_and_what_it_keeps_is_all_that_it_was_given(kind):
+    """By shard and in each element; sums of integers are exact, others to float32."""
+    mesh = mesh_of_both()
+    partial, by_device = P(unreduced=frozenset(mesh.axis_names)), P(mesh.axis_names)
+    stack = entered(mesh, lambda x: x[None], (partial, by_device))
+    unstack = entered(mesh, lambda x: x[0], (by_device, partial))
+    tx = decoder_hsdp.dgc()
+    with jax.set_mesh(mesh):
+        model, params = nnx.split(decoder(), nnx.Param)
+        state = sparsejax.init(tx, params)
+
+    @jax.jit
+    def gradients(params, tokens):
+        loss_fn = functools.partial(decoder_hsdp.loss_fn, model)
+        return stack(jax.grad(loss_fn)(sparsejax.local(params, mesh.axis_names), tokens))
+
+    @jax.jit
+    def update(partials, state, params):
+        return tx.update(unstack(partials), state, params)
+
+    def rounded(x):
+        return jax.device_put(np.rint(np.asarray(x) * (4096 / np.abs(x).max())), x.sharding)
+
+    def numbers(tree):
+        return [np.asarray(x) for x in jax.tree.leaves(tree)]
+
+    given, sent, first = [], [], None
+    with jax.set_mesh(mesh):
+        for tokens in drawn(4):
+            partials = gradients(params, placed(tokens, mesh))
+            if kind == "integers":
+                partials = jax.tree.map(rounded, partials)
+            updates, state = update(partials, state, params)
+            given.append(numbers(partials))
+            sent.append(numbers(updates))
+            held = numbers(sparsejax.residuals(state))
+            first = first or held
+    room = {"integers": 0, "numbers": 1e-6}[kind]
+    for leaf, kept in enumerate(held):
+        partials = np.stack([step[leaf] for step in given]).astype(np.float64)
+        left = partials.sum((0, 1)) - sum(step[leaf].astype(np.float64) for step in sent)
+        error = np.abs(left - kept.astype(np.float64).sum(0))
+        assert (error <= room * np.abs(partials).sum((0, 1))).all()
+        # A replica keeps an element of its gradient, the sum over its shards, or sends it.
+        own = given[0][leaf].reshape(4, 2, *kept.shape[1:]).sum(1)
+        assert ((first[leaf] == own) | (first[leaf] == 0)).all()
+        is_large = kept[0].size // 2 >= 65_536
+        assert kept.any() == (first[leaf] != 0).any() == is_large
+        assert any(step[leaf].any() for step in sent)
+
+
+def test_the_command_line_shows_losses_and_bytes(monkeypatch, capsys):
+    corpus = Corpus(np.concatenate(drawn(20)).ravel(), [], "", {})
+    monkeypatch.setattr(decoder_hsdp.docstrings, "load", lambda words: corpus)
+    monkeypatch.setattr(decoder_hsdp, "WORDS", WORDS)
+    options = ["--replicas", "2", "--fsdp", "1", "--steps", "2", "--layers", "1"]
+    run = decoder_hsdp.main([*options, "--sync", "dense"])["dense"]
+    shown = capsys.readouterr().out
+    assert f"dense  step    2  loss {run.losses[1]:.4f}" in shown
+    size = sum(x.size for x in jax.tree.leaves(run.params))
+    assert f"{4 * size:,} bytes across replicas a step, dense {4 * size:,}" in shown
+    assert "times less than dense" in shown
+    for wrong, sentence in [
+        (["--fsdp", "3"], "--fsdp takes a divisor of 32, got 3"),
+        (["--steps", "0"], "are at least 1"),
+    ]:
+        with pytest.raises(SystemExit):
+            decoder_hsdp.main(wrong)
+        assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "groups", "axes"),
+    [
+        ("replica_groups={{0,2},{1,3}}, dimensions={0}", [[0, 2], [1, 3]], REPLICA),
+        ("replica_groups=[2,2]<=[4]", [[0, 1], [2, 3]], FSDP),
+        ("replica_groups=[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]], REPLICA),
+        ("replica_groups=mesh['a'=4,'b'=1] {'a'}", [[0, 1, 2, 3]], REPLICA | FSDP),
+        ("replica_groups=mesh['a'=2,'b'=2] {'b'}", [[0, 1], [2, 3]], FSDP),
+        (
+            "replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}",
+            [[0, 2], [1, 3]],
+            REPLICA,
+        ),
+        ("replica_groups={}, to_apply=%add", [[0, 1, 2, 3]], REPLICA | FSDP),
+        ("source_target_pairs={{0,1},{2,3}}", [[0, 1], [2, 3]], FSDP),
+        ("replica_groups={{0},{1},{2},{3}}", [[0], [1], [2], [3]], frozenset()),
+    ],
+)
+def test_the_axes_of_a_collective_are_read_from_its_groups(text, groups, axes):
+    assert helpers.groups_of(text, 4) == groups
+    assert helpers.axes_of(text, helpers.grid(replica=2, fsdp=2)) == axes
