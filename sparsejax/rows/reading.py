@@ -10,6 +10,10 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
+from jax.sharding import AxisType
+
+from sparsejax.axes import mesh_of
 from sparsejax.rows import reads
 from sparsejax.rows.lookup import is_marker
 from sparsejax.rows.reads import Site
@@ -93,7 +97,9 @@ def read(program: Any, leaves: Mapping[int, Any], wanted: Sequence[bool]) -> Rea
     while True:
         uses = _Uses()
         inputs = [
-            _Alias(at, leaves[at].shape[0], leaves[at].dtype) if at in leaves else None
+            _Alias(at, leaves[at].shape[0], leaves[at].dtype, _reduced(leaves[at]))
+            if at in leaves
+            else None
             for at in range(len(program.jaxpr.invars))
         ]
         plan, outputs = uses.planned(program, inputs, wanted)
@@ -126,11 +132,28 @@ def _saves(count, height, marked):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Alias:
-    """A variable that holds a leaf, or a leaf with something done to each number."""
+    """A variable that holds a leaf, or a leaf with something done to each number.
+
+    Attributes:
+        leaf: The number of the leaf.
+        height: How many rows it has.
+        dtype: Its dtype.
+        reduced: On an explicit mesh, under `jit`, the axes over which it is reduced; None
+            elsewhere.
+    """
 
     leaf: int
     height: int
     dtype: Any
+    reduced: frozenset[str] | None = None
+
+
+def _reduced(leaf):
+    """The axes over which a leaf is reduced; None where it is on no explicit mesh."""
+    mesh = mesh_of(leaf)
+    if mesh is None or AxisType.Explicit not in mesh.axis_types:
+        return None
+    return frozenset(jax.typeof(leaf).sharding.spec.reduced)
 
 
 class _Aliases(Domain[_Alias | None]):
@@ -139,10 +162,12 @@ class _Aliases(Domain[_Alias | None]):
     Args:
         uses: Where leaves are used densely, and where they are marked, which is noted.
         needed: The variables of the program through which a gradient can flow to the loss.
+        jaxpr: The program.
+        outputs: How its outputs lie on an explicit mesh, as far as it is known.
     """
 
-    def __init__(self, uses: "_Uses", needed: set[Any]):
-        self.uses, self.needed = uses, needed
+    def __init__(self, uses: "_Uses", needed: set[Any], jaxpr: Any, outputs: Sequence[Any]):
+        self.uses, self.needed, self.jaxpr, self.outputs = uses, needed, jaxpr, outputs
         self.steps: dict[int, Site | Inner | TableOperation] = {}
 
     def constant(self, x):
@@ -167,9 +192,14 @@ class _Aliases(Domain[_Alias | None]):
             return self._does(TableOperation.SAME, [alias])
         if reads.is_cast(eqn):
             return self._does(TableOperation.CAST, [dataclasses.replace(alias)])
-        if alone and reads.is_by_number(eqn, at):
+        # On an explicit mesh what else it is given is on that, and what is read may not be.
+        may_wait = alone and (alias.reduced is None or len(eqn.invars) == 1)
+        if may_wait and reads.is_by_number(eqn, at):
             return self._does(TableOperation.BY_NUMBER, [dataclasses.replace(alias)])
-        if alone and at == 0 and (site := reads.site_of(eqn, alias.leaf, alias.dtype)):
+        site = reads.site_of(eqn, alias.leaf, alias.dtype) if alone and at == 0 else None
+        if site is not None and alias.reduced is not None:
+            site = reads.placed(site, eqn, self.jaxpr, alias.reduced, self.outputs)
+        if site is not None:
             return self._does(site, [None] * len(eqn.outvars))
         return self._spoiled(eqn, given)
 
@@ -232,9 +262,12 @@ class _Aliases(Domain[_Alias | None]):
             came: Of a program that is traced by itself what each of its outputs may hold:
                 that went in, and comes out as it was.
         """
-        plans, made = [], []
+        plans, made, outputs = [], [], None
+        if kind in (CallKind.INLINE, CallKind.REMAT):
+            lies = programs.sharding_after
+            outputs = [lies(self.jaxpr, v, self.outputs) for v in eqn.outvars]
         for program in programs.programs(eqn):
-            plan, made = self.uses.planned(program, given, wanted)
+            plan, made = self.uses.planned(program, given, wanted, outputs)
             plans.append(plan)
             if came is not None:
                 made = self._kept(kind, eqn, came, made)
@@ -268,9 +301,11 @@ class _Uses:
             if alias is not None:
                 self.dense.setdefault(alias.leaf, place)
 
-    def planned(self, program, inputs, wanted):
+    def planned(self, program, inputs, wanted, outputs=None):
         """The plan of a program, and what its outputs hold."""
-        domain = _Aliases(self, _needed(program.jaxpr, wanted))
+        outputs = [None] * len(wanted) if outputs is None else outputs
+        needed = _needed(program.jaxpr, wanted)
+        domain = _Aliases(self, needed, program.jaxpr, outputs)
         made = interpret(program, domain, inputs)
         # What is not differentiated may be returned whole.
         outputs = [x if w else None for x, w in zip(made, wanted, strict=True)]

@@ -15,7 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
+from jax.sharding import NamedSharding, PartitionSpec
 
+from sparsejax.axes import axis_names
+from sparsejax.errors import ArgumentError
 from sparsejax.tracing import programs
 
 
@@ -30,6 +33,7 @@ class Site:
         axes: Those of its axes that are the axes of a row.
         dtype: The dtype of the table.
         varying: The mesh axes over which what is read varies.
+        sharding: How what is read lies on an explicit mesh, under `jit`; None elsewhere.
     """
 
     leaf: int
@@ -38,6 +42,7 @@ class Site:
     axes: tuple[int, ...]
     dtype: Any
     varying: frozenset[str]
+    sharding: NamedSharding | None = None
 
     @property
     def ids_shape(self) -> tuple[int, ...]:
@@ -52,7 +57,24 @@ class Site:
     def over(self, turns: int) -> "Site":
         """The same in a scan: an axis of turns in front."""
         axes = tuple(at + 1 for at in self.axes)
-        return dataclasses.replace(self, shape=(turns, *self.shape), axes=axes)
+        sharding = self.sharding
+        if sharding is not None:
+            spec = PartitionSpec(None, *sharding.spec)
+            sharding = NamedSharding(sharding.mesh, spec)
+        shape = turns, *self.shape
+        return dataclasses.replace(self, shape=shape, axes=axes, sharding=sharding)
+
+    @property
+    def ids_spec(self) -> PartitionSpec:
+        """How the ids lie, where there is a sharding."""
+        assert self.sharding is not None
+        pairs = enumerate(self.sharding.spec)
+        return PartitionSpec(*(part for at, part in pairs if at not in self.axes))
+
+    @property
+    def batch(self) -> int:
+        """The only axis of the ids that is sharded, where there is a sharding."""
+        return next(at for at, part in enumerate(self.ids_spec) if part is not None)
 
 
 def site_of(eqn: Any, leaf: int, dtype: Any) -> Site | None:
@@ -63,6 +85,51 @@ def site_of(eqn: Any, leaf: int, dtype: Any) -> Site | None:
     table, read = eqn.invars[0].aval, eqn.outvars[0].aval
     varying = programs.varying(read)
     return Site(leaf, table.shape[0], tuple(read.shape), axes, dtype, varying)
+
+
+def placed(
+    site: Site,
+    eqn: Any,
+    jaxpr: Any,
+    reduced: frozenset[str],
+    outputs: Sequence[Any],
+) -> Site | None:
+    """The site of an equation on an explicit mesh; None where its ids are not one batch.
+
+    Devices are to have read rows of their own: one axis of the ids is sharded, and rows are
+    whole.
+
+    Args:
+        site: The site.
+        eqn: The equation.
+        jaxpr: The program that it is in.
+        reduced: The mesh axes over which the table is reduced.
+        outputs: How the program's outputs lie; see `programs.sharding_after`.
+
+    Raises:
+        ArgumentError: Devices read the same rows of a table that is reduced. JAX 0.10 to
+            0.12 add such a gradient up over them all.
+    """
+    found = programs.sharding_after(jaxpr, eqn.outvars[0], outputs)
+    parts = () if found is None else tuple(found.spec.partitions)
+    over = {name for part in parts for name in axis_names(part or ())}
+    if missing := sorted(reduced - over):
+        raise ArgumentError(
+            f"value_and_grad: {programs.place(eqn)} reads a table that is cast over "
+            f"{sorted(reduced)}, and what it reads is not sharded over {missing[0]!r}: JAX "
+            "adds the gradient of each device up, though all have read the same. Shard the "
+            "ids over all axes of the batch, table.at[ids].get(out_sharding=P("
+            f"{tuple(sorted(reduced))}, ...)), or name only the axes of the batch in "
+            "sparsejax.local(params, axes)."
+        )
+    if found is None:
+        return None
+    parts = (*parts, *[None] * (len(site.shape) - len(parts)))
+    own = [at for at, part in enumerate(parts) if part is not None]
+    if len(own) != 1 or own[0] in site.axes:
+        return None
+    sharding = NamedSharding(found.mesh, PartitionSpec(*parts))
+    return dataclasses.replace(site, sharding=sharding)
 
 
 class Ids(NamedTuple):
@@ -130,7 +197,7 @@ def fill_of(eqn: Any, dtype: Any) -> Any:
 # Each returns its first input; none is a change of its numbers.
 _SAME = {"copy", "copy_p", "name"}
 # These do too, and change the type of the table, or say where it is.
-_CASTS = {"pvary", "sharding_constraint"}
+_CASTS = {"mesh_cast", "pvary", "reshard", "sharding_constraint"}
 _ONE_BY_ONE = {
     *("abs", "convert_element_type", "cos", "exp", "integer_pow", "log", "logistic", "neg"),
     *("reduce_precision", "rsqrt", "sign", "sin", "sqrt", "square", "tanh"),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
 
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.rows import reads
@@ -21,6 +22,15 @@ from sparsejax.rows.reads import Ids, Site
 from sparsejax.tracing import programs
 from sparsejax.tracing.interpreter import Domain, interpret
 from sparsejax.units.row_grads import RowGrads
+
+
+# What is refused where late rows would be read under `jit`.
+UNDER_JIT = (
+    "read= under jit: rows that are late catch up where they are read, which each rank "
+    "does by itself inside jax.shard_map. Leave read out, and take sparsejax.lazy(tx, "
+    "exact=False), or an optimizer in which a gradient of zero changes nothing, as SGD "
+    "without momentum and Adagrad; or call both inside jax.shard_map."
+)
 
 
 class Lookup(NamedTuple):
@@ -103,7 +113,8 @@ class ProgramTable:
 
 def zeros(site: Site) -> jax.Array:
     """Zeros to be added to the rows that a lookup reads, whose gradient they have."""
-    return as_varying(jnp.zeros(site.shape, site.dtype), site.varying)
+    x = jnp.zeros(site.shape, site.dtype, device=site.sharding)
+    return as_varying(x, site.varying)
 
 
 def run(program: Any, plan: ReplayPlan, inputs: Sequence[Any], deltas: Iterator[jax.Array]):
@@ -262,6 +273,8 @@ _plus.defjvp(lambda primals, tangents: (primals[0], tangents[0] + tangents[1]))
 
 def _look_up(eqn, site, given, delta):
     """The rows that an equation reads, and what it has looked up."""
+    if site.sharding is not None:
+        return _look_up_typed(eqn, site, given, delta)
     table, *operands = given
     ids = reads.ids_of(eqn, operands)
     read, reading = table.rows(eqn, site, operands, ids)
@@ -274,6 +287,19 @@ def _look_up(eqn, site, given, delta):
     return rows, Lookup(ids.listed, reading)
 
 
+def _look_up_typed(eqn, site, given, delta):
+    """The same on an explicit mesh, where a lookup may be traced on Auto axes.
+
+    The delta is on the explicit mesh, sharded as what is read, and so is its gradient.
+    """
+    assert site.sharding is not None
+    with programs.context(eqn):
+        delta = jax.reshard(delta, eqn.outvars[0].aval.sharding)
+        rows, lookup = _look_up(eqn, dataclasses.replace(site, sharding=None), given, delta)
+    ids = NamedSharding(site.sharding.mesh, site.ids_spec)
+    return rows, lookup._replace(ids=jax.reshard(lookup.ids, ids))
+
+
 def _used(eqn, does, given):
     """The table after an equation."""
     at = next(k for k, x in enumerate(given) if isinstance(x, ProgramTable))
@@ -281,9 +307,9 @@ def _used(eqn, does, given):
     if does is TableOperation.SAME:
         return table
     if does is TableOperation.CAST:
-        return dataclasses.replace(
-            table, value=eqn.primitive.bind(table.value, **eqn.params)
-        )
+        with programs.context(eqn):
+            value = eqn.primitive.bind(table.value, **eqn.params)
+        return dataclasses.replace(table, value=value)
 
     def by_number(x):
         others = [

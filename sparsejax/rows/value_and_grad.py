@@ -1,6 +1,7 @@
 """The value of a loss and its gradient, with rows where the loss reads tables by rows."""
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax.axes import as_varying, varying_axes
+from sparsejax.axes import as_varying, axis_names, varying_axes
 from sparsejax.errors import ArgumentError, DenseGradientWarning
 from sparsejax.rows import reading, replay
-from sparsejax.rows.replay import ProgramTable, Reader
+from sparsejax.rows.replay import UNDER_JIT, ProgramTable, Reader
 from sparsejax.state import tree
 from sparsejax.units.row_grads import RowGrads
 
@@ -86,6 +87,8 @@ def value_and_grad(
         _complain(found, paths, leaves, said)
         sites = found.plan.sites
         by_rows = {site.leaf for site in sites}
+        if read is not None and any(site.sharding is not None for site in sites):
+            raise ArgumentError(UNDER_JIT)
 
         def run(dense, deltas):
             inputs = [
@@ -185,6 +188,8 @@ def _complain(found, paths, leaves, said):
 
 def _row_grads(places, shape):
     """The gradient of a table from the sites that read it, their lookups and rows."""
+    if places[0][0].sharding is not None:
+        return _typed_row_grads(places, shape)
     varying = frozenset().union(*(site.varying for site, _, _ in places))
     all_ids, all_rows = [], []
     for site, lookup, rows in places:
@@ -203,3 +208,23 @@ def _row_grads(places, shape):
     return RowGrads.marked(
         jnp.concatenate(all_ids), jnp.concatenate(all_rows), tuple(shape)
     )
+
+
+def _typed_row_grads(places, shape):
+    """The same on an explicit mesh: the rows of each device, one device's after another's.
+
+    Where there are several sites, a device has its rows of the first, then of the second.
+    """
+    all_ids, all_rows = [], []
+    for site, lookup, rows in places:
+        rows = jnp.moveaxis(rows, site.axes, range(-len(site.axes), 0))
+        mesh, over = site.sharding.mesh, site.ids_spec[site.batch]
+        count = math.prod(mesh.shape[name] for name in axis_names(over))
+        # The axis that is sharded comes first: each device's rows follow one another.
+        ids = jnp.moveaxis(lookup.ids, site.batch, 0).reshape(-1)
+        rows = jnp.moveaxis(rows, site.batch, 0).reshape(-1, *shape[1:])
+        all_ids.append(ids.reshape(count, -1))
+        all_rows.append(rows.reshape(count, -1, *shape[1:]))
+    ids = jnp.concatenate(all_ids, axis=1).reshape(-1)
+    rows = jnp.concatenate(all_rows, axis=1).reshape(-1, *shape[1:])
+    return RowGrads.marked(ids, rows, tuple(shape))

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax.extend import core, source_info_util
+from jax.sharding import AxisType
 
 
 class CallKind(enum.Enum):
@@ -115,6 +116,40 @@ def touches_memory(eqn: Any) -> bool:
 def varying(aval: Any) -> frozenset[str]:
     """The mesh axes over which values of a type vary."""
     return frozenset(aval.manual_axis_type.varying)
+
+
+def context(eqn: Any) -> Any:
+    """A context manager: that in which an equation was traced, its mesh in particular."""
+    return eqn.ctx.manager
+
+
+def sharding_after(jaxpr: Any, v: Any, outputs: Sequence[Any]) -> Any:
+    """How a variable lies on an explicit mesh: by its type, or where it returns to one.
+
+    JAX traces a lookup with `out_sharding` on Auto axes, and what comes out is put on the
+    explicit mesh by a `reshard`, maybe after something was done to each number.
+
+    Args:
+        jaxpr: The program.
+        v: The variable.
+        outputs: What is known of the program's outputs in the same way, from outside.
+
+    Returns:
+        A NamedSharding; None where it cannot be told.
+    """
+    while True:
+        sharding = v.aval.sharding
+        if {*sharding.mesh.axis_types} == {AxisType.Explicit}:
+            return sharding
+        users = [eqn for eqn in jaxpr.eqns if any(x is v for x in eqn.invars)]
+        places = [at for at, x in enumerate(jaxpr.outvars) if x is v]
+        if places and not users:
+            return outputs[places[0]]
+        if len(users) != 1 or len(users[0].outvars) != 1:
+            return None
+        (v,) = users[0].outvars
+        if v.aval.shape != users[0].invars[-1].aval.shape:
+            return None
 
 
 def place(eqn: Any) -> str:

@@ -346,10 +346,5 @@ def test_what_cannot_be_summed_under_jit_is_refused_by_name():
     clip = sparsejax.transforms.clip_by_rank(1.0, "replica", model_axis="fsdp")
     with pytest.raises(errors.ArgumentError, match=r"model_axis='fsdp'.*Leave model_axis"):
         jax.jit(clip.update)(grads, clip.init(params), params)
-    rows = sparsejax.RowGrads(jnp.zeros(2, jnp.int32), jnp.zeros((2, 129)), SHAPE)
-    with pytest.raises(errors.ArgumentError, match=r"'w' is a RowGrads.*to_dense"):
-        jax.jit(tx.update)(
-            {"w": rows, "x": grads["w"]}, state, {**params, "x": params["w"]}
-        )
     with pytest.raises(errors.ArgumentError, match="no parameter is on one whose axes are"):
         sparsejax.init(tx, {"w": np.zeros(SHAPE, np.float32)})

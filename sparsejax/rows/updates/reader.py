@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
-from sparsejax.axes import further_axes
+from sparsejax.axes import further_axes, manual_axes, mesh_of
 from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.rows.reads import Ids
-from sparsejax.rows.replay import Lookup
+from sparsejax.rows.replay import UNDER_JIT, Lookup
 from sparsejax.rows.updates import layout as layouts
 from sparsejax.rows.updates.call import Rows
 from sparsejax.rows.updates.catch_up.fading import FadingSums
@@ -70,6 +70,9 @@ class LateRowReader:
             [*ids.read.shape, ...].
         """
         at, read, snapshot = self._numbers.get(path), ids.read, self._snapshot
+        mesh = mesh_of(self._leaves[path])
+        if manual_axes() and mesh is not None and not mesh.manual_axes:
+            raise ArgumentError(UNDER_JIT)  # made outside of the shard_map that reads
         if at is None or not snapshot.way(at).moves or not read.size:
             return gathered_rows(self._leaves[path], read), None
         merge = snapshot.merged(at, read.reshape(-1), snapshot.due(at))

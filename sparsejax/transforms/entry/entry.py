@@ -51,7 +51,7 @@ from sparsejax.state.per_replica import is_per_replica
 from sparsejax.transforms.entry.incoming import Incoming, check_sum, spec_of
 from sparsejax.transforms.entry.leaves import LeafPlaces, shard_shape, whole_shape
 from sparsejax.transforms.entry.shards import ShardSum
-from sparsejax.units.row_grads import is_row_grads
+from sparsejax.units.row_grads import RowGrads, is_row_grads
 
 
 @jax.tree_util.register_static
@@ -265,20 +265,19 @@ class _EnteredUpdate:
             found = [leaf.enter(x) for leaf, x in zip(leaves, given, strict=True)]
             entered = LeafPlaces(
                 tuple(leaf.sum.scatter if self.entry.sums else None for leaf in leaves),
-                tuple(leaf.sum.axes for leaf in leaves),
+                tuple(leaf.axes for leaf in leaves),
                 tuple(sent for _, sent in found),
             )
             updates = structure.unflatten([x for x, _ in found])
             out, after = update(updates, state, entered=entered, **arrays, **rest)
             own = structure.flatten_up_to(out)
-            if not self.entry.sums:
-                own = [leaf.leave(x) for leaf, x in zip(leaves, own, strict=True)]
-            return own, after
+            leave = lambda leaf, x: leaf.summed(x) if self.entry.sums else leaf.leave(x)
+            return list(map(leave, leaves, own)), after
 
         of_shards = self._known(structure, leaves, of_shards=True)
         out_specs = self._out_specs(inside, operands, in_specs, leaves, of_shards)
         out, after = self._mapped(inside, in_specs, out_specs)(*operands)
-        return structure.unflatten(out), after
+        return structure.unflatten(list(map(_marked, out))), after
 
     def _mapped(self, function, in_specs, out_specs):
         options = {"mesh": self.mesh, "in_specs": in_specs, "check_vma": False}
@@ -291,14 +290,16 @@ class _EnteredUpdate:
         def outlined(*operands):
             found.extend(inside(*operands))
 
-        token = OUTLINE.set(True)
+        # Whether rows stay rows is for the exchange to say, so it is traced in full.
+        listed = any(is_row_grads(_bare(leaf.value)) for leaf in leaves)
+        token = OUTLINE.set(not listed)
         try:
             jax.eval_shape(self._mapped(outlined, in_specs, None), *operands)
         finally:
             OUTLINE.reset(token)
         own, after = found
         specs = [
-            leaf.sum.spec if self.entry.sums else leaf.out_spec(_bare(x))
+            leaf.sum_spec(x) if self.entry.sums else leaf.out_spec(_bare(x))
             for leaf, x in zip(leaves, own, strict=True)
         ]
         return specs, _state_specs(after, known)
@@ -369,6 +370,13 @@ def _is_on_mesh(x):
         and not isinstance(x, Tracer)
         and isinstance(x.sharding, NamedSharding)
     )
+
+
+def _marked(leaf):
+    """A leaf whose ids, if it lists rows, are known again out here."""
+    if not is_row_grads(leaf):
+        return leaf
+    return RowGrads.marked(leaf.ids, leaf.rows, leaf.shape)
 
 
 def _bare(leaf):

@@ -15,6 +15,7 @@ from sparsejax.state.per_replica import is_per_replica
 from sparsejax.transforms.entry.leaves import (
     EntriesLeaf,
     OuterLeaf,
+    RowsLeaf,
     StackedLeaf,
     UnreducedLeaf,
 )
@@ -41,14 +42,13 @@ class Incoming:
     def leaf(self, path: str, leaf: Any, param: Any) -> OuterLeaf:
         """The leaf of a gradient, given its parameter, or None."""
         call = f"update of {self.name} under jit"
-        if is_row_grads(leaf) or sharded.is_sharded(leaf):
+        if sharded.is_sharded(leaf):
             raise ArgumentError(
-                f"{call}: the gradient of {path!r} is a {type(leaf).__name__}, and only "
-                "arrays are taken there. Make it an array by its method to_dense(), or "
-                "call update inside jax.shard_map."
+                f"{call}: the gradient of {path!r} is a {type(leaf).__name__}, a table by "
+                "columns, which is not taken there. Call update inside jax.shard_map."
             )
         if is_per_replica(leaf):
-            found = StackedLeaf(leaf, ShardSum(leaf.spec, self.names), self.mesh)
+            found = StackedLeaf(leaf, ShardSum(leaf.spec, self.names), self.mesh, self.sums)
             self._check_stacked(call, path, leaf.value)
             check_sum(found.sum, call, path)
             return found
@@ -64,7 +64,9 @@ class Incoming:
                 raise ArgumentError(self._needs_params(path))
             of = ShardSum(of_param or PartitionSpec(), self.names)
             check_sum(of, call, path)
-            return EntriesLeaf(leaf, of, self.mesh)
+            return EntriesLeaf(leaf, of, self.mesh, self.sums)
+        if is_row_grads(leaf):
+            return self._rows(call, path, leaf, of_param)
         spec = jax.typeof(leaf).sharding.spec
         unreduced = frozenset(spec.unreduced)
         if missing := sorted({*self.names} - unreduced):
@@ -81,7 +83,22 @@ class Incoming:
             of_param = PartitionSpec(*spec.partitions)
         of = ShardSum(of_param, self.names, fast)
         check_sum(of, call, path)
-        return UnreducedLeaf(leaf, of, self.mesh)
+        return UnreducedLeaf(leaf, of, self.mesh, self.sums)
+
+    def _rows(self, call, path, leaf, of_param):
+        """The leaf of listed rows."""
+        leaf.check(path)
+        if of_param is None:
+            raise ArgumentError(self._needs_params(path))
+        found = RowsLeaf(leaf, ShardSum(of_param, self.names), self.mesh, self.sums)
+        if missing := [name for name in self.names if name not in found.over]:
+            raise AlreadySummedError(
+                f"{call}: the rows of {path!r} are not sharded over {missing[0]!r}, so all "
+                "ranks list the same. Read the table by ids that are sharded over all axes "
+                "of the batch, and take the gradient with sparsejax.value_and_grad."
+            )
+        check_sum(found.sum, call, path)
+        return found
 
     def _check_stacked(self, call, path, value):
         """Raises unless there is one gradient for each replica."""

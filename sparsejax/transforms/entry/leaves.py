@@ -3,6 +3,7 @@
 UnreducedLeaf   an array that is unreduced over the axes of the batch
 EntriesLeaf     entries that a sparsifier selected, one device's after another's
 StackedLeaf     a `PerReplica`: what each replica has, stacked over the ranks' axis
+RowsLeaf        `RowGrads`, of which each device has those of its part of the batch
 """
 
 import abc
@@ -12,12 +13,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sparsejax.axes import axis_names
 from sparsejax.state import tree
 from sparsejax.state.per_replica import PerReplica
 from sparsejax.transforms.entry.shards import ShardSum
+from sparsejax.units.row_grads import RowGrads, is_row_grads
+from sparsejax.wire import Wire
 
 
 class LeafPlaces(NamedTuple):
@@ -48,11 +52,13 @@ class OuterLeaf(abc.ABC):
         value: The gradient.
         sum: How its sum is sharded.
         mesh: The mesh.
+        sums: Whether the update sums gradients; else it hands them on.
     """
 
     value: Any
     sum: ShardSum
     mesh: Mesh | AbstractMesh
+    sums: bool
 
     @property
     def given(self) -> Any:
@@ -72,6 +78,32 @@ class OuterLeaf(abc.ABC):
     @abc.abstractmethod
     def shape(self) -> tuple[int, ...]:
         """The shape of what this device has."""
+
+    def summed(self, x: Any) -> Any:
+        """What is handed out of `shard_map` of a sum.
+
+        Rows stay rows where all devices have the whole table, and so the same rows. The
+        rows of a shard become its gradient.
+        """
+        if not is_row_grads(x):
+            return x
+        if self.sum.scatter is not None:
+            parts = [None] * self.sum.scatter + [self.sum.ranks]
+            x = of_shard(x.ids, x.rows, x.shape, ShardSum(PartitionSpec(*parts), ()))
+        elif not self.sum.axes:
+            return x.bare
+        return x.to_dense()
+
+    def sum_spec(self, x: Any) -> Any:
+        """The PartitionSpecs of what `summed` returns."""
+        if is_row_grads(x):
+            return dataclasses.replace(x, ids=PartitionSpec(), rows=PartitionSpec())
+        return self.sum.spec
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes over which devices have other parts of it, but the ranks'."""
+        return self.sum.axes
 
     def leave(self, x: Any) -> Any:
         """What is handed out of `shard_map` for what is not summed yet."""
@@ -145,16 +177,20 @@ class StackedLeaf(OuterLeaf):
         value = self.node.value
         if tree.is_sparse(value):
             return value.shape
-        return shard_shape(value.shape[1:], self.sum, self.mesh)
+        whole = value.shape if is_row_grads(value) else value.shape[1:]
+        return shard_shape(whole, self.sum, self.mesh)
 
     def enter(self, value):
         """This replica's shard."""
         inner = value.value
+        if is_row_grads(inner):
+            own = inner.ids[0], inner.rows[0], inner.shape
+            return (of_shard(*own, self.sum) if self.sums else RowGrads.marked(*own)), 0.0
         return (inner if tree.is_sparse(inner) else inner[0]), 0.0
 
     def leave(self, x):
         """Stacked again."""
-        value = x if tree.is_sparse(x) else x[None]
+        value = x if tree.is_sparse(x) else jax.tree.map(lambda y: y[None], tree.bare(x))
         return dataclasses.replace(self.node, value=value)
 
     def out_spec(self, x):
@@ -164,9 +200,87 @@ class StackedLeaf(OuterLeaf):
     def _specs(self, value):
         if tree.is_sparse(value):
             specs = by_device(value, self.mesh)
+        elif is_row_grads(value):
+            specs = jax.tree.map(lambda _: PartitionSpec(self.node.axis_name), value)
         else:
             specs = PartitionSpec(self.node.axis_name, *self.sum.own)
         return dataclasses.replace(self.node, value=specs)
+
+
+class RowsLeaf(OuterLeaf):
+    """Rows of a table: each device has those that its part of the batch has read."""
+
+    @property
+    def over(self) -> tuple[str, ...]:
+        """The mesh axes over which the batch is sharded."""
+        (part,) = jax.typeof(self.value.ids).sharding.spec
+        return axis_names(part or ())
+
+    @property
+    def axes(self):
+        """Those of the table's shards, and of the batch before its rows are gathered."""
+        fast = tuple(name for name in self.over if name not in self.sum.ranks)
+        return self.sum.axes if self.sums else fast
+
+    @property
+    def in_spec(self):
+        """One device's rows after another's."""
+        return jax.tree.map(lambda _: PartitionSpec(self.over), self.value)
+
+    @property
+    def shape(self):
+        """The shape of the table's shard."""
+        return shard_shape(self.value.shape, self.sum, self.mesh)
+
+    def enter(self, value):
+        """The rows of this device's shard that any device of this rank has read.
+
+        What hands them on leaves them as they are.
+        """
+        if not self.sums:
+            return RowGrads.marked(value.ids, value.rows, value.shape), 0.0
+        ids, rows, sent = value.ids, value.rows, 0.0
+        fast = tuple(name for name in self.over if name not in self.sum.ranks)
+        if fast:
+            wire = Wire(fast)
+            (ids, of_ids), (rows, of_rows) = wire.all_gather(ids), wire.all_gather(rows)
+            ids, rows = ids.reshape(-1), rows.reshape(-1, *value.shape[1:])
+            sent = of_ids + of_rows
+        return of_shard(ids, rows, value.shape, self.sum), sent
+
+    def leave(self, x):
+        """One device's rows after another's, known again by their ids."""
+        return x.bare
+
+    def out_spec(self, x):
+        """As `in_spec`."""
+        return jax.tree.map(lambda _: PartitionSpec(self.over), x)
+
+
+def of_shard(
+    ids: jax.Array, rows: jax.Array, shape: tuple[int, ...], of: ShardSum
+) -> RowGrads:
+    """The rows of this device's shard of a table, inside `shard_map`.
+
+    Args:
+        ids: Rows of the table.
+        rows: Their gradients.
+        shape: The shape of the table.
+        of: How it is sharded.
+    """
+    local = list(shape)
+    for at, part in enumerate(of.own):
+        if not part:
+            continue
+        wire = Wire(part)
+        local[at] //= wire.ranks
+        start = wire.rank * local[at]
+        if at == 0:
+            mine = (ids >= start) & (ids < start + local[0])
+            ids = jnp.where(mine, ids - start, local[0])
+        else:
+            rows = jax.lax.dynamic_slice_in_dim(rows, start, local[at], at)
+    return RowGrads.marked(ids, rows, tuple(local))
 
 
 def by_device(leaf: Any, mesh: Mesh | AbstractMesh) -> Any:

@@ -5,6 +5,7 @@ import optax
 
 from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
+from sparsejax.errors import ArgumentError
 from sparsejax.state import sharded, tree
 from sparsejax.transforms import select
 from sparsejax.transforms.described import described
@@ -57,6 +58,13 @@ def clip_by_rank(
             "optax.masked, or scale the loss.",
         )
         paths, leaves, structure = tree.flatten(updates, name, rows=True)
+        for path, leaf, over in zip(paths, leaves, _shards(entered, leaves), strict=True):
+            if is_row_grads(leaf) and over:
+                raise ArgumentError(
+                    f"{name}: devices along {over[0]!r} list rows of {path!r} of their "
+                    "own, and equal ones add up before they have a norm. Clip after the "
+                    "synchronization, or shard the batch over the axis of the ranks alone."
+                )
         # Rows that are listed twice add up before they have a norm.
         leaves = [merging.merge(leaf) if is_row_grads(leaf) else leaf for leaf in leaves]
         select.check_model_axis(model_axis, wire)
@@ -67,7 +75,7 @@ def clip_by_rank(
         numbers = [x.astype(wide(x.dtype)) for x in arrays]
         # A number that is not finite would make the norm, and all other numbers, so.
         finite = [jnp.where(jnp.isfinite(x), x, 0) for x in numbers]
-        shards = [model_axis] * len(leaves) if entered is None else entered.axes
+        shards = _shards(entered, leaves, model_axis)
         squares = [
             _over_shards(jnp.sum(x * x), over)
             for x, over in zip(finite, shards, strict=True)
@@ -81,6 +89,11 @@ def clip_by_rank(
         return structure.unflatten(clipped), state
 
     return tree.transformation(init, update)
+
+
+def _shards(entered, leaves, model_axis=None):
+    """The axes over which each leaf is sharded, as far as it is known."""
+    return [model_axis] * len(leaves) if entered is None else entered.axes
 
 
 def _over_shards(square, model_axis):

@@ -1,0 +1,327 @@
+"""Rows under `jit`: tables that a loss reads on an explicit mesh, or on Auto axes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import sparsejax
+from sparsejax import errors
+from tests import helpers
+from tests.helpers import hlo
+
+
+ROWS, WIDTH, BATCH, LENGTH = 512, 16, 16, 6
+BOTH = ("replica", "fsdp")
+
+
+def put(x, mesh, spec):
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def grid(kind=AxisType.Explicit):
+    return jax.make_mesh((4, 2), BOTH, axis_types=(kind,) * 2)
+
+
+def table(seed=0):
+    return np.random.default_rng(seed).standard_normal((ROWS, WIDTH)).astype(np.float32)
+
+
+def ids_of(seed=1, most=ROWS):
+    rng = np.random.default_rng(seed)
+    return (rng.zipf(1.3, (BATCH, LENGTH)) % most).astype(np.int32)
+
+
+def through(x):
+    return jnp.sum(jnp.sin(x) * x)
+
+
+OUT = P(BOTH, None, None)
+
+
+def by_get(params, ids):
+    return through(params["table"].at[ids].get(out_sharding=OUT))
+
+
+def by_two(params, ids):
+    first = params["table"].at[ids].get(out_sharding=OUT)
+    second = params["table"].at[ids[:, :2] + 1].get(out_sharding=OUT)
+    return through(first) + 3 * through(second)
+
+
+def by_cast(params, ids):
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params)
+    return by_get(half, ids)
+
+
+def by_mode(params, ids):
+    given = {"mode": "fill", "fill_value": 1.0, "out_sharding": OUT}
+    return through(params["table"].at[2 * ids].get(**given))
+
+
+def by_scan(params, ids):
+    turns = jnp.stack([ids, ids // 2])
+
+    def turn(total, ids):
+        return total + by_get(params, ids), None
+
+    return jax.lax.scan(jax.checkpoint(turn), 0.0, turns)[0]
+
+
+def by_embed(params, ids):
+    embed = nnx.Embed(ROWS, WIDTH, rngs=nnx.Rngs(0))
+    embed.embedding = nnx.Param(params["table"])
+    return through(embed(ids, out_sharding=OUT))
+
+
+LOSSES = {f.__name__: f for f in (by_get, by_two, by_cast, by_mode, by_scan, by_embed)}
+
+
+def dense_gradient(loss, ids):
+    """The gradient on one device, of parameters that are not cast."""
+    mesh = jax.make_mesh((1, 1), BOTH)
+    with jax.set_mesh(mesh):
+        params = {"table": put(table(), mesh, P(None, None))}
+        own = put(ids, mesh, P(BOTH, None))
+        return np.asarray(jax.jit(jax.grad(loss))(params, own)["table"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "by_get",
+        "by_two",
+        *helpers.slow(*[n for n in LOSSES if n not in ("by_get", "by_two")]),
+    ],
+)
+def test_a_table_that_is_read_has_rows_by_device(name):
+    mesh, loss = grid(), LOSSES[name]
+    ids = ids_of()
+    with jax.set_mesh(mesh):
+        params = {"table": put(table(), mesh, P("fsdp", None))}
+
+        @jax.jit
+        def grads_of(params, ids):
+            return sparsejax.value_and_grad(loss)(sparsejax.local(params, BOTH), ids)[1]
+
+        given = put(ids, mesh, P(BOTH, None))
+        grads = grads_of(params, given)["table"]
+        assert isinstance(grads, sparsejax.RowGrads)
+        assert jax.typeof(grads.ids).sharding.spec.partitions == (BOTH,)
+        # Each device lists rows of its own examples alone.
+        own = np.asarray(grads.ids).reshape(8, -1)
+        if name == "by_get":
+            np.testing.assert_array_equal(own, ids.reshape(8, -1))
+        found = np.zeros((ROWS + 1, WIDTH), np.float32)
+        np.add.at(found, np.minimum(np.asarray(grads.ids), ROWS), np.asarray(grads.rows))
+        np.testing.assert_allclose(
+            found[:ROWS], dense_gradient(loss, ids), rtol=1e-5, atol=1e-5
+        )
+        # Nothing of them is sent: neither rows nor ids.
+        compiled = grads_of.lower(params, given).compile()
+        sent = hlo.compiled_collectives(compiled, mesh)
+        assert [one.opcode for one in sent if one.size > 64] == ["all-gather"]
+
+
+def test_rows_that_all_devices_read_are_refused():
+    """JAX adds their gradients up over all devices, as a partial sum each."""
+    mesh = grid()
+    everywhere = put(np.arange(8, dtype=np.int32), mesh, P(None))
+    half = put(np.arange(8, dtype=np.int32), mesh, P("replica"))
+
+    def read(spec):
+        def loss(params, ids):
+            return through(params["table"].at[ids].get(out_sharding=spec))
+
+        return jax.jit(
+            lambda params, ids: sparsejax.value_and_grad(loss)(
+                sparsejax.local(params, BOTH), ids
+            )
+        )
+
+    with jax.set_mesh(mesh):
+        params = {"table": put(table(), mesh, P(None, None))}
+        with pytest.raises(errors.ArgumentError, match=r"not sharded over 'fsdp'.*Shard"):
+            read(P(None, None))(params, everywhere)
+        with pytest.raises(errors.ArgumentError, match=r"not sharded over 'fsdp'.*Shard"):
+            read(P("replica", None))(params, half)
+
+
+def test_a_scaled_table_has_the_dense_gradient_of_jax():
+    mesh = grid()
+    twice = lambda params, ids: by_get({"table": 2.0 * params["table"]}, ids)
+    with jax.set_mesh(mesh):
+        params = {"table": put(table(), mesh, P(None, None))}
+        ids = put(ids_of(), mesh, P(BOTH, None))
+        grads = lambda params, ids, make: make(twice)(sparsejax.local(params, BOTH), ids)
+        ours = jax.jit(functools.partial(grads, make=sparsejax.value_and_grad))
+        theirs = jax.jit(functools.partial(grads, make=jax.value_and_grad))
+        whole = jax.jit(lambda x: jax.reshard(x, P(None, None)))
+        found, wanted = ours(params, ids)[1], theirs(params, ids)[1]
+        assert not isinstance(found["table"], sparsejax.RowGrads)
+        np.testing.assert_array_equal(whole(found["table"]), whole(wanted["table"]))
+
+
+WHERE = {
+    "replicated": P(None, None),
+    "rows": P("fsdp", None),
+    "columns": P(None, "fsdp"),
+    "zero": P("replica", None),
+    "both": P(("fsdp", "replica"), None),
+}
+
+
+@functools.cache
+def stepped(where, kind, chain):
+    """A table after three steps, the losses, and the metrics."""
+    mesh, spec = grid(kind), WHERE[where]
+    typed = kind == AxisType.Explicit
+    sync = sparsejax.zen_sync(
+        "replica", reduce="sum" if typed else "mean", rules={"table": "sparse"}
+    )
+    tx = CHAINS[chain](sync)
+    plain = lambda params, ids: through(params["table"][ids]) / BATCH
+    with jax.set_mesh(mesh):
+        params = {"table": put(table(), mesh, spec)}
+        state = sparsejax.init(tx, params)
+
+        @jax.jit
+        def step(params, state, ids):
+            if typed:
+                loss = lambda params, ids: by_get(params, ids) / BATCH
+                value_and_grad = sparsejax.value_and_grad(loss)
+                value, grads = value_and_grad(sparsejax.local(params, BOTH), ids)
+            else:
+                shares = sparsejax.value_and_grad(lambda *args: 4 * plain(*args))
+                made = sparsejax.per_replica(shares, "replica", {"table": spec})
+                value, grads = made(params, ids)
+                value = value.mean()
+            updates, state = tx.update(grads, state, params)
+            return sparsejax.apply_updates(params, updates), state, value
+
+        losses = []
+        for seed in range(3):
+            ids = put(ids_of(seed), mesh, P(BOTH, None))
+            params, state, loss = step(params, state, ids)
+            losses.append(float(loss))
+    metrics = {key: float(value) for key, value in sparsejax.metrics(state).items()}
+    return np.asarray(params["table"]), losses, metrics
+
+
+CHAINS = {
+    "adam": lambda sync: optax.chain(sync, optax.adam(1e-2)),
+    "guarded": lambda sync: sparsejax.skip_nonfinite(
+        optax.chain(sync, optax.adam(1e-2)), "replica"
+    ),
+    "lazy": lambda sync: optax.chain(sync, sparsejax.lazy(optax.adam(1e-2), exact=False)),
+    "lazy_sgd": lambda sync: optax.chain(sync, sparsejax.lazy(optax.sgd(1e-2))),
+    "sgd": lambda sync: optax.chain(sync, optax.sgd(1e-2)),
+}
+
+
+@functools.cache
+def reference(chain):
+    """The same on one device, by `jax.grad` and the optimizer alone."""
+    params, tx = {"table": jnp.asarray(table())}, CHAINS[chain](optax.identity())
+    state, losses = tx.init(params), []
+    loss = lambda params, ids: through(params["table"][ids]) / BATCH
+    for seed in range(3):
+        value_and_grad = jax.value_and_grad(loss)
+        if chain == "lazy":
+            value_and_grad = sparsejax.value_and_grad(loss)
+        value, grads = value_and_grad(params, jnp.asarray(ids_of(seed)))
+        updates, state = tx.update(grads, state, params)
+        params = sparsejax.apply_updates(params, updates)
+        losses.append(float(value))
+    return np.asarray(params["table"]), losses
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "chain"),
+    [
+        ("rows", "Explicit", "adam"),
+        ("replicated", "Explicit", "lazy"),
+        ("both", "Auto", "adam"),
+        *helpers.slow(
+            *[(where, "Explicit", "adam") for where in ("columns", "zero", "both")],
+            *[(where, "Auto", "adam") for where in ("rows", "columns", "zero")],
+            ("replicated", "Auto", "lazy"),
+            ("replicated", "Explicit", "lazy_sgd"),
+            ("columns", "Explicit", "guarded"),
+            ("rows", "Auto", "guarded"),
+        ),
+    ],
+)
+def test_a_table_trains_by_rows_as_densely(where, kind, chain):
+    found, losses, metrics = stepped(where, getattr(AxisType, kind), chain)
+    dense = {"lazy_sgd": "sgd", "guarded": "adam"}.get(chain, chain)
+    wanted, of_dense = reference(dense)
+    np.testing.assert_allclose(losses, of_dense, rtol=1e-5)
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+    # Lists of the rows that were read, and nothing of the table's size.
+    room = 8 * BATCH * LENGTH * (4 + 4 * WIDTH)
+    assert 0 < metrics["sync/table/wire_bytes"] < room
+    assert metrics["sync/table/wire_bytes"] < metrics["sync/table/dense_bytes"]
+
+
+def test_what_rows_cannot_do_under_jit_is_refused_by_name():
+    mesh = grid()
+    with jax.set_mesh(mesh):
+        params = {"table": put(table(), mesh, P(None, None))}
+        lazy = sparsejax.lazy(optax.adam(1e-2))
+        sync = sparsejax.zen_sync("replica", reduce="sum", rules={"table": "sparse"})
+        tx = optax.chain(sync, lazy)
+        state = sparsejax.init(tx, params)
+        ids = put(ids_of(), mesh, P(BOTH, None))
+
+        def grads_of(params, ids, **options):
+            local = sparsejax.local(params, BOTH)
+            return sparsejax.value_and_grad(by_get, **options)(local, ids)[1]
+
+        def late(params, state, ids):
+            return grads_of(params, ids, read=lazy.reader(params, state))
+
+        with pytest.raises(errors.ArgumentError, match=r"read= under jit.*exact=False"):
+            jax.jit(late)(params, state, ids)
+        # Whatever computes with every array of the gradients computes with ids.
+        scaled = optax.chain(optax.scale(2.0), sync)
+        state = sparsejax.init(scaled, params)
+        step = lambda params, state, ids: scaled.update(
+            grads_of(params, ids), state, params
+        )
+        with pytest.raises(
+            errors.ArgumentError, match="ids of these RowGrads were changed"
+        ):
+            jax.jit(step)(params, state, ids)
+        grads = jax.jit(grads_of)(params, ids)
+        own = sync.init(params)
+        with pytest.raises(errors.ArgumentError, match=r"update\(grads, opt_state, params"):
+            jax.jit(sync.update)(grads, own)
+        listed = sparsejax.RowGrads(
+            jnp.zeros(2, jnp.int32), jnp.zeros((2, WIDTH)), (ROWS, WIDTH)
+        )
+        listed = {"table": jax.device_put(listed, NamedSharding(mesh, P(None)))}
+        with pytest.raises(errors.AlreadySummedError, match=r"'table'.*all ranks list"):
+            jax.jit(sync.update)(listed, own, params)
+        clip = sparsejax.transforms.clip_by_rank(1.0, "replica")
+        with pytest.raises(errors.ArgumentError, match=r"clip_by_rank.*'fsdp'.*'table'"):
+            jax.jit(clip.update)(grads, clip.init(params), params)
+    auto = grid(AxisType.Auto)
+    with jax.set_mesh(auto):
+        params = {"table": put(table(), auto, P(None, None))}
+        state = sparsejax.init(tx, params)
+        ids = put(ids_of(), auto, P(BOTH, None))
+        plain = lambda params, ids: through(params["table"][ids])
+
+        def late(params, state, ids):
+            read = lazy.reader(params, state)
+            rows = sparsejax.value_and_grad(plain, read=read)
+            return sparsejax.per_replica(rows, "replica")(params, ids)
+
+        with pytest.raises(errors.ArgumentError, match=r"read= under jit.*exact=False"):
+            jax.jit(late)(params, state, ids)
