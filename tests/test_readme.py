@@ -40,6 +40,19 @@ NOTED = {
         names | snippets.sharded_over_fsdp(),
         _where_mesh_is_set(block),
     ),
+    "on auto axes": lambda names, block: (
+        names | snippets.on_auto_axes(),
+        _where_mesh_is_set(f"{block}step(params, opt_state, batch)\n"),
+    ),
+    "over the ranks": lambda names, block: (
+        names | snippets.over_the_ranks(),
+        _on_mesh(block, ""),
+    ),
+    "striped": lambda names, block: (names | snippets.striped(), block),
+    "a table under jit": lambda names, block: (
+        names | snippets.table_under_jit(),
+        _where_mesh_is_set(f"{block}step(params, opt_state, ids)\n"),
+    ),
     # What it defines is not for the blocks after it.
     "by itself": lambda names, block: (names, _called(block)),
     # What there would have to be a GPU for is run as a test runs it.
@@ -50,10 +63,10 @@ NOTED = {
 }
 
 
-def _on_mesh(block):
-    """A block that sets the mesh, and trains a step."""
+def _on_mesh(block, then="step(params, opt_state, batch)\n"):
+    """A block that sets the mesh, and what is done after it."""
     mesh, block = block.split("jax.set_mesh(mesh)\n")
-    return mesh + _where_mesh_is_set(f"{block}step(params, opt_state, batch)\n")
+    return mesh + _where_mesh_is_set(block + then)
 
 
 def _where_mesh_is_set(block):
@@ -93,15 +106,28 @@ def test_readme_fits_a_screen_or_two():
     assert len(PAGES["README.md"].splitlines()) <= 110
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
-def test_the_change_to_a_script(page):
-    """The lines of the diff that stand in the changed script."""
+def changed_script(page):
+    """What the diff of a page makes of a script."""
     diff = re.search(r"^```diff\n(.*?)^```$", PAGES[page], re.M | re.S)
     assert diff
     lines = diff[1].splitlines()
-    changed = "\n".join(line[1:] for line in lines if not line.startswith("-"))
     names = snippets.given()
+    changed = "\n".join(line[1:] for line in lines if not line.startswith("-"))
     exec(changed, names)
+    return names
+
+
+def test_the_change_to_a_script_under_jit():
+    names = changed_script("README.md")
+    params, tx = names["params"], names["tx"]
+    with jax.set_mesh(names["mesh"]):
+        stepped = names["train_step"](params, tx.init(params), names["batch"])
+    assert jax.tree.structure(stepped[0]) == jax.tree.structure(params)
+    assert float(sparsejax.metrics(stepped[1])["sync/exchanges"]) == 1
+
+
+def test_the_change_to_a_script_inside_shard_map():
+    names = changed_script("docs/start.md")
     params, tx = names["params"], names["tx"]
     step = helpers.shard_map(
         names["train_step"],

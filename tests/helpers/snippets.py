@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import pallas_kernels
 import sparsejax
@@ -87,6 +87,40 @@ def sharded_over_fsdp() -> dict[str, Any]:
         model = nnx.Linear(4, 2, kernel_metadata=metadata, rngs=nnx.Rngs(0))
     tx = optax.chain(sparsejax.zen_sync("replica", reduce="sum"), optax.adam(1e-3))
     return names | {"batches": batches, "kernels": kernels, "model": model, "tx": tx}
+
+
+def on_auto_axes() -> dict[str, Any]:
+    """A kernel that is sharded over an axis which XLA manages."""
+    kinds = (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((4, 2), ("replica", "fsdp"), axis_types=kinds)
+    place = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+
+    def loss_fn(params, batch):
+        return jnp.mean((batch @ params["kernel"]) ** 2)
+
+    params = {"kernel": place(jnp.ones((16, 4)), "fsdp", None)}
+    batch = place(jnp.ones((16, 16)), ("replica", "fsdp"))
+    return {"mesh": mesh, "loss_fn": loss_fn, "params": params, "batch": batch}
+
+
+def over_the_ranks() -> dict[str, Any]:
+    """Parameters that can be sharded over eight ranks."""
+    return {"params": {"table": jnp.ones((64, 8)), "out": jnp.ones((8, 4))}}
+
+
+def striped() -> dict[str, Any]:
+    """A table, and some ids."""
+    return {"table": jnp.ones((50_000, 2)), "ids": jnp.arange(16)}
+
+
+def table_under_jit() -> dict[str, Any]:
+    """A table on replicas of shards, its ids, and a state."""
+    mesh = grid(replica=4, fsdp=2)
+    place = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+    params = {"embedding": place(jnp.ones((64, 8)), "fsdp", None)}
+    tx = optax.chain(sparsejax.zen_sync("replica", reduce="sum"), optax.adam(1e-3))
+    names = {"mesh": mesh, "params": params, "tx": tx, "opt_state": tx.init(params)}
+    return names | {"ids": place(jnp.zeros((16, 2), int), ("replica", "fsdp"))}
 
 
 def of_flax(params, batch, variables, key, train):
