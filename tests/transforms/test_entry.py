@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import sparsejax
 from sparsejax import errors
@@ -52,6 +52,20 @@ def summed(tx, mesh, spec, x, shape=SHAPE):
     return np.asarray(out["w"]), after
 
 
+def stacked(tx, mesh, spec, x, shape=SHAPE):
+    """The same on Auto axes, of gradients that are stacked by replica."""
+    kinds = (AxisType.Auto,) * len(mesh.axis_names)
+    auto = jax.make_mesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
+    of_replica = x.reshape(mesh.shape["replica"], -1, *shape).sum(1)
+    params = {"w": put(np.zeros(shape, np.float32), auto, spec)}
+    state = sparsejax.init(tx, params)
+    value = put(of_replica, auto, P("replica", *spec))
+    grads = {"w": sparsejax.transforms.PerReplica(value, "replica", spec, auto)}
+    out, after = jax.jit(tx.update)(grads, state, params)
+    assert out["w"].sharding.is_equivalent_to(params["w"].sharding, len(shape))
+    return np.asarray(out["w"]), after
+
+
 def in_shard_map(tx, mesh, spec, x, shape=SHAPE):
     """The same inside a `shard_map` of one's own, of shards that are summed before."""
     sizes = [mesh.shape[name] for name in mesh.axis_names]
@@ -80,28 +94,34 @@ def drawn(mesh, seed=0, density=0.05):
     return np.where(rng.random(shape) < density, numbers, 0)
 
 
+WAYS = {"typed": summed, "stacked": stacked}
+
+
 @pytest.mark.parametrize(
-    ("name", "where"),
+    ("name", "where", "way"),
     [
-        ("zen", "replica"),
-        ("zen", "fsdp"),
-        ("balanced", "two"),
+        ("zen", "replica", "typed"),
+        ("zen", "fsdp", "typed"),
+        ("balanced", "two", "typed"),
+        ("zen", "two", "stacked"),
         *helpers.slow(
-            *[(name, "fsdp") for name in ANYWHERE if name != "zen"],
-            *[(name, "whole") for name in ANYWHERE],
-            ("hierarchical", "two"),
-            ("ag_sparse", "two"),
+            *[(name, "fsdp", "typed") for name in ANYWHERE if name != "zen"],
+            *[(name, "whole", "typed") for name in ANYWHERE],
+            *[(name, "fsdp", "stacked") for name in ANYWHERE],
+            ("hierarchical", "two", "typed"),
+            ("ag_sparse", "two", "typed"),
+            ("ag_sparse", "whole", "stacked"),
         ),
     ],
 )
-def test_a_scheme_sums_and_sends_as_inside_shard_map(name, where):
+def test_a_scheme_sums_and_sends_as_inside_shard_map(name, where, way):
     sizes, spec = MESHES[where]
     mesh = helpers.grid(**sizes)
     tx = sparsejax.sync(
         SCHEMES[name], "replica", reduce="sum", rules={"w": "sparse"}, two_level=False
     )
     x = drawn(mesh)
-    total, state = summed(tx, mesh, spec, x)
+    total, state = WAYS[way](tx, mesh, spec, x)
     np.testing.assert_array_equal(total, x.sum(0))
     own, other = in_shard_map(tx, mesh, spec, x)
     np.testing.assert_array_equal(total, own)
@@ -113,7 +133,7 @@ def test_a_scheme_sums_and_sends_as_inside_shard_map(name, where):
     # Over the fast axis a rank sends all of its partial sum but for its own shard.
     fast = mesh.size // mesh.shape["replica"]
     times = 1 if any(spec) else 2  # what is replicated is summed by an all-reduce
-    inside = times * (fast - 1) / fast * x[0].nbytes
+    inside = times * (fast - 1) / fast * x[0].nbytes if way == "typed" else 0
     assert float(found["sync/w/inside_bytes"]) == inside
     assert float(found["sync/wire_bytes"]) > 0
 
