@@ -32,8 +32,9 @@ OTHERS = {f"docs/{page}.md": snippets.large for page in OF_LARGE}
 NOTED = {
     "names of two axes": lambda names, block: (names | snippets.two_axes(), block),
     "inside jit": lambda names, block: (names | snippets.inside_jit(), _on_mesh(block)),
+    "a checkpoint": lambda names, block: (names, _on_mesh(block, GONE_ON)),
     "a bias": lambda names, block: (
-        names | {"params": {"bias": jax.numpy.ones(4)}},
+        names | snippets.inside_jit() | {"params": {"bias": jax.numpy.ones(4)}},
         (f"with jax.set_mesh(mesh):\n{textwrap.indent(block, '    ')}"),
     ),
     # What it defines is not for the blocks after it.
@@ -46,10 +47,16 @@ NOTED = {
 }
 
 
-def _on_mesh(block):
-    """A block that sets the mesh, and trains a step."""
+GONE_ON = """
+batch = jax.device_put(jax.device_get(batch), P(("replica", "fsdp")))
+step(restored["params"], restored["opt_state"], batch)
+"""
+
+
+def _on_mesh(block, after="step(params, opt_state, batch)\n"):
+    """A block that sets the mesh, and trains a step after it."""
     mesh, block = block.split("jax.set_mesh(mesh)\n")
-    block += "step(params, opt_state, batch)\n"
+    block += after
     return f"{mesh}with jax.set_mesh(mesh):\n{textwrap.indent(block, '    ')}"
 
 
