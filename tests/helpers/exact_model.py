@@ -75,7 +75,8 @@ def loss_fn(params: Any, batch: Any) -> jax.Array:
     rows = params["table"].at[batch["ids"]].get(out_sharding=out)
     product = functools.partial(jnp.einsum, "bi,io->bo", out_sharding=out)
     outputs = product(batch["inputs"], params["kernel"])
-    outputs += jax.reshard(jnp.broadcast_to(params["bias"], outputs.shape), out)
+    spread = functools.partial(jax.lax.broadcast_in_dim, out_sharding=out)
+    outputs += spread(params["bias"], outputs.shape, (1,))
     return jnp.sum(rows * batch["of_rows"]) + jnp.sum(outputs * batch["of_outputs"])
 
 
