@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
+from benchmarks.network import in_jit
 from benchmarks.training.explicit_models import Activations, Decoder
 from benchmarks.training.in_jit_steps import Model, Run
 from tests import helpers
@@ -63,11 +64,11 @@ def test_steps_of_both_forms_agree():
     given = batches(model, 3)
     rules = {"input_embedding|output_embedding": "sparse"}  # though they are small
     runs = []
-    for in_jit, reduce in ((True, "sum"), (False, "mean")):
-        axis = "replica" if in_jit else AXES
+    for form, reduce in (("jit", "sum"), ("shard_map", "mean")):
+        axis = "replica" if form == "jit" else AXES
         sync = sparsejax.zen_sync(axis, reduce=reduce, rules=rules)
         tx, mesh = optax.chain(sync, optax.sgd(0.1)), helpers.grid(replica=2, fsdp=2)
-        run = Run(model, tx, mesh, given, in_jit=in_jit)
+        run = Run(model, tx, mesh, given, in_jit=form == "jit")
         run.compile()
         runs.append((run, [float(run()) for _ in given]))
     np.testing.assert_allclose(runs[0][1], runs[1][1], rtol=1e-5)
@@ -76,3 +77,22 @@ def test_steps_of_both_forms_agree():
         np.testing.assert_allclose(x, runs[1][0].params[name], atol=1e-5)
         assert np.any(np.asarray(x) != model.params[name])
     assert jax.typeof(runs[0][0].params["lstm"]).sharding.spec == P(None, "fsdp")
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({}, ""),
+        ({"sent": 1.2e6}, "BYTES DISAGREE"),
+        ({"sent": 1.2e6, "scheme": "shard_map, sparse"}, ""),
+        ({"sent": None}, ""),
+        ({"loss_difference": 0.1}, "LOSS DIFFERS"),
+        ({"loss_difference": float("nan")}, "LOSS DIFFERS"),
+        ({"loss_difference": 0.1, "model": "decoder"}, ""),
+        ({"replicas_equal": False}, "REPLICAS DIFFER"),
+    ],
+)
+def test_a_row_on_a_network_that_is_wrong_is_named(changed, complaint):
+    row = {"model": "language", "scheme": "jit, sparse", "hosts": 4}
+    row |= {"sent": 1.01e6, "wire": 1e6, "loss_difference": 0.0, "replicas_equal": True}
+    assert in_jit._complaint(row | changed) == complaint
