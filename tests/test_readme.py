@@ -32,8 +32,9 @@ OTHERS = {f"docs/{page}.md": snippets.large for page in OF_LARGE}
 NOTED = {
     "names of two axes": lambda names, block: (names | snippets.two_axes(), block),
     "inside jit": lambda names, block: (names | snippets.inside_jit(), _on_mesh(block)),
+    "a checkpoint": lambda names, block: (names, _on_mesh(block, GONE_ON)),
     "a bias": lambda names, block: (
-        names | {"params": {"bias": jax.numpy.ones(4)}},
+        names | snippets.inside_jit() | {"params": {"bias": jax.numpy.ones(4)}},
         _where_mesh_is_set(block),
     ),
     "on replicas of shards": lambda names, block: (
@@ -61,6 +62,12 @@ NOTED = {
         block.replace('use_kernels("pallas")', 'use_kernels("pallas", interpret=True)'),
     ),
 }
+
+
+GONE_ON = """
+batch = jax.device_put(jax.device_get(batch), P(("replica", "fsdp")))
+step(restored["params"], restored["opt_state"], batch)
+"""
 
 
 def _on_mesh(block, then="step(params, opt_state, batch)\n"):

@@ -8,13 +8,13 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from sparsejax import axes as mesh_axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
-from sparsejax.state import observing, tree
+from sparsejax.state import observing, sharded, tree
 
 
 def made(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
@@ -35,11 +35,22 @@ def made(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
     return jax.tree.map(functools.partial(on, mesh), state)
 
 
+def whole(x: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a parameter, wherever it is."""
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+
+
 def of_arrays(
     tx: optax.GradientTransformation, params: Any, axis_name: AxisName | None
 ) -> tuple[Mesh, AxisName | None, Any]:
-    """The mesh of parameters, the axis of the ranks, and how gradients are sharded."""
+    """The mesh of parameters, the axis of the ranks, and how parameters are sharded."""
     tree.check_transformation(tx, ())
+    sharded.refuse(
+        params,
+        "sparsejax.init without a mesh",
+        "and update under jit takes none: name the mesh, sparsejax.init(tx, params, mesh), "
+        "and call update inside jax.shard_map.",
+    )
     shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(params)]
     meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
     meshes = [mesh for mesh in meshes if isinstance(mesh, Mesh)]
@@ -56,14 +67,6 @@ def of_arrays(
         found = {part.part.axis_name for part in (*seen.exchanges, *seen.sparsifiers)}
         found = {name for name in found if name is not None}
         axis_name = found.pop() if len(found) == 1 else None
-    ranks = () if axis_name is None else mesh_axes.axis_names(axis_name)
-
-    def lies(sharding):
-        if not isinstance(sharding, NamedSharding):
-            return PartitionSpec()
-        parts = (mesh_axes.axis_names(part or ()) for part in sharding.spec)
-        left = (tuple(name for name in part if name not in ranks) for part in parts)
-        return PartitionSpec(*(part or None for part in left))
-
+    lies = lambda s: s.spec if isinstance(s, NamedSharding) else PartitionSpec()
     specs = jax.tree.unflatten(jax.tree.structure(params), list(map(lies, shardings)))
     return meshes[0], axis_name, specs

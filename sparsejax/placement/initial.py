@@ -75,18 +75,19 @@ def init(
         >>> opt_state = sparsejax.init(tx, params, mesh)
         >>> specs = sparsejax.state_specs(opt_state)
     """
-    by_arrays = mesh is None
+    given, own_specs = params, None
     if mesh is None:
-        mesh, axis_name, param_specs = in_place.of_arrays(tx, params, axis_name)
-        check_vma = False
+        mesh, axis_name, own_specs = in_place.of_arrays(tx, params, axis_name)
+        given = jax.tree.map(in_place.whole, params)
+        param_specs, check_vma = None, False
     axis_name = data_axis(mesh, axis_name, "sparsejax.init")
     job = Setup("sparsejax.init", mesh, timeout, params)
     with job.made_ready():
-        maker = Maker.of(tx, params, mesh, axis_name, param_specs, check_vma)
-        maker.tell(job, tx, params, mesh, axis_name)
-    if by_arrays and not sharded.apart(params).nodes:
-        return in_place.made(tx, params, mesh)
-    return maker.make(params)
+        maker = Maker.of(tx, given, mesh, axis_name, param_specs, check_vma)
+        if given is not params:
+            maker = dataclasses.replace(maker, of_params=own_specs)
+        maker.tell(job, tx, given, mesh, axis_name)
+    return maker.make(params) if given is params else in_place.made(tx, params, mesh)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

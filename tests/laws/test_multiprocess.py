@@ -83,6 +83,26 @@ def test_processes_that_give_their_own_shares_train_as_one_that_gives_all(tmp_pa
         np.testing.assert_allclose(got, whole[name], rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.multiprocess
+def test_processes_under_jit_hold_the_bytes_that_simulated_devices_hold(tmp_path):
+    """Each process has one replica, of two shards: its parameters, states and metrics."""
+    whole, parts = by_one_and_by_two("tests.laws.in_jit_worker", tmp_path)
+    names = [{*part.files} for part in parts]
+    assert names[0] | names[1] == {*whole.files}
+    for part in parts:
+        for name in part.files:
+            assert part[name].tobytes() == whole[name].tobytes(), name
+    # Both have all parameters, and each has the residuals of its replica alone.
+    residuals = {name for name in whole.files if "residual.value" in name}
+    assert names[0] - names[1] == {name for name in residuals if "(slice(0, 1," in name}
+    assert names[1] - names[0] == {name for name in residuals if "(slice(1, 2," in name}
+    for of in ("kernel", "table"):
+        assert any(np.any(whole[name]) for name in residuals if of in name)
+    for chain in ("zen", "dgc"):
+        sent, dense = (whole[f"{chain} sync/{of}_bytes"] for of in ("wire", "dense"))
+        assert 0 < sent < dense / 2
+
+
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_processes_hold_the_columns_that_simulated_devices_hold(tmp_path):

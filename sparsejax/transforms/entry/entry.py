@@ -277,6 +277,8 @@ class _EnteredUpdate:
         of_shards = self._known(structure, leaves, of_shards=True)
         out_specs = self._out_specs(inside, operands, in_specs, leaves, of_shards)
         out, after = self._mapped(inside, in_specs, out_specs)(*operands)
+        if not self.entry.sums:
+            out = [leaf.handed_on(x) for leaf, x in zip(leaves, out, strict=True)]
         return structure.unflatten(list(map(_marked, out))), after
 
     def _mapped(self, function, in_specs, out_specs):

@@ -113,7 +113,16 @@ class OuterLeaf(abc.ABC):
         """The PartitionSpecs of what `leave` returns."""
         if tree.is_sparse(x):
             return by_device(x, self.mesh)
-        return PartitionSpec(*self.sum.own, unreduced=frozenset(self.sum.ranks))
+        # JAX 0.10 to 0.12 lower no unreduced result of a `shard_map` over one device.
+        over = self.sum.ranks if self.mesh.size > 1 else ()
+        return PartitionSpec(*self.sum.own, unreduced=frozenset(over))
+
+    def handed_on(self, x: Any) -> Any:
+        """What `leave` returned, outside: still unreduced on a mesh of one device, too."""
+        if self.mesh.size > 1 or not isinstance(x, jax.Array):
+            return x
+        spec = PartitionSpec(*self.sum.own, unreduced=frozenset(self.sum.ranks))
+        return jax.reshard(x, NamedSharding(self.mesh, spec))
 
 
 class UnreducedLeaf(OuterLeaf):
