@@ -21,6 +21,7 @@ from sparsejax.state import tree
 from sparsejax.state.per_replica import PerReplica
 from sparsejax.transforms.entry.shards import ShardSum
 from sparsejax.units.row_grads import RowGrads, is_row_grads
+from sparsejax.units.sparse_tensor import SparseTensor
 from sparsejax.wire import Wire
 
 
@@ -194,7 +195,7 @@ class StackedLeaf(OuterLeaf):
         inner = value.value
         if is_row_grads(inner):
             own = inner.ids[0], inner.rows[0], inner.shape
-            return (of_shard(*own, self.sum) if self.sums else RowGrads.marked(*own)), 0.0
+            return (as_summed(*own, self.sum) if self.sums else RowGrads.marked(*own)), 0.0
         return (inner if tree.is_sparse(inner) else inner[0]), 0.0
 
     def leave(self, x):
@@ -255,7 +256,7 @@ class RowsLeaf(OuterLeaf):
             (ids, of_ids), (rows, of_rows) = wire.all_gather(ids), wire.all_gather(rows)
             ids, rows = ids.reshape(-1), rows.reshape(-1, *value.shape[1:])
             sent = of_ids + of_rows
-        return of_shard(ids, rows, value.shape, self.sum), sent
+        return as_summed(ids, rows, value.shape, self.sum), sent
 
     def leave(self, x):
         """One device's rows after another's, known again by their ids."""
@@ -264,6 +265,18 @@ class RowsLeaf(OuterLeaf):
     def out_spec(self, x):
         """As `in_spec`."""
         return jax.tree.map(lambda _: PartitionSpec(self.over), x)
+
+
+def as_summed(ids: jax.Array, rows: jax.Array, shape: tuple[int, ...], of: ShardSum) -> Any:
+    """The rows of this device's shard of a table, as they are summed.
+
+    Where each rank needs its piece of the rows they are entries, which are pushed to the
+    ranks of their pieces. For the arguments see `of_shard`.
+    """
+    found = of_shard(ids, rows, shape, of)
+    if of.scatter != 0:
+        return found
+    return SparseTensor(found.ids, found.rows, found.shape)
 
 
 def of_shard(
