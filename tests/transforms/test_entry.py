@@ -187,9 +187,37 @@ def test_nothing_is_lost_under_jit_and_residuals_lie_by_rank_and_shard(name, whe
     np.testing.assert_array_equal(sent + np.asarray(held).sum(0), given)
     assert any(found)
     assert np.asarray(held).any() or name == "warm_up"
+    if name == "dgc":
+        norm = float(sparsejax.metrics(state)["sparsify/residual_norm"])
+        np.testing.assert_allclose(norm, np.linalg.norm(held), rtol=1e-5)
     for leaf in jax.tree.leaves(jax.tree.map(jax.typeof, state)):
         if leaf.shape[1:] == SHAPE:
             assert leaf.sharding.spec.partitions == ("replica", *(spec or (None, None)))
+
+
+@pytest.mark.parametrize("where", ["fsdp", *helpers.slow("replica", "whole", "two")])
+def test_a_rank_is_clipped_at_the_norm_of_all_its_shards(where):
+    sizes, spec = MESHES[where]
+    mesh = helpers.grid(**sizes)
+    clip = sparsejax.transforms.clip_by_rank(3.0, "replica")
+    tx = optax.chain(clip, sparsejax.dense_sync("replica", reduce="sum"))
+    x = drawn(mesh)
+    params = {
+        "w": put(np.zeros(SHAPE, np.float32), mesh, spec),
+        "b": put(np.zeros(8), mesh, P()),
+    }
+    b = np.ones((mesh.size, 8), np.float32)
+    with jax.set_mesh(mesh):
+        state = tx.init(params)
+    grads = {"w": partial(x, mesh), "b": partial(b, mesh)}
+    out, _ = jax.jit(tx.update)(grads, state, params)
+    ranks = mesh.shape["replica"]
+    own = x.reshape(ranks, -1, *SHAPE).sum(1), b.reshape(ranks, -1, 8).sum(1)
+    norms = np.sqrt(np.square(own[0]).sum((1, 2)) + np.square(own[1]).sum(1))
+    scale = 3.0 * ranks**-0.5 / norms
+    assert (scale < 1).all()
+    np.testing.assert_allclose(out["w"], (scale[:, None, None] * own[0]).sum(0), atol=1e-5)
+    np.testing.assert_allclose(out["b"], (scale[:, None] * own[1]).sum(0), rtol=1e-5)
 
 
 VOCABULARY, WIDTH, CLASSES, BATCH, LENGTH = 4096, 32, 96, 16, 8
@@ -363,6 +391,10 @@ def test_what_cannot_be_summed_under_jit_is_refused_by_name():
     cast = sparsejax.local(params, mesh.axis_names)
     with pytest.raises(errors.ArgumentError, match=r"sparsejax.local returned for 'w'"):
         jax.jit(tx.update)(grads, state, cast)
+    top = sparsejax.top_k(0.1, axis_name="replica", min_size=1)
+    whole = {"w": put(np.zeros(SHAPE, np.float32), mesh, P())}
+    with pytest.raises(errors.StateError, match=r"sharded .*'fsdp'.*init\(tx, params\)"):
+        jax.jit(top.update)(grads, top.init(params), whole)
     clip = sparsejax.transforms.clip_by_rank(1.0, "replica", model_axis="fsdp")
     with pytest.raises(errors.ArgumentError, match=r"model_axis='fsdp'.*Leave model_axis"):
         jax.jit(clip.update)(grads, clip.init(params), params)
