@@ -113,19 +113,19 @@ def test_readme_fits_a_screen_or_two():
     assert len(PAGES["README.md"].splitlines()) <= 110
 
 
-def changed_script(page):
-    """What the diff of a page makes of a script."""
-    diff = re.search(r"^```diff\n(.*?)^```$", PAGES[page], re.M | re.S)
-    assert diff
-    lines = diff[1].splitlines()
+def changed_script(page, number=0):
+    """What a diff of a page makes of a script."""
+    diffs = re.findall(r"^```diff\n(.*?)^```$", PAGES[page], re.M | re.S)
+    lines = diffs[number].splitlines()
     names = snippets.given()
     changed = "\n".join(line[1:] for line in lines if not line.startswith("-"))
     exec(changed, names)
     return names
 
 
-def test_the_change_to_a_script_under_jit():
-    names = changed_script("README.md")
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_the_change_to_a_script_under_jit(page):
+    names = changed_script(page)
     params, tx = names["params"], names["tx"]
     with jax.set_mesh(names["mesh"]):
         stepped = names["train_step"](params, tx.init(params), names["batch"])
@@ -134,7 +134,7 @@ def test_the_change_to_a_script_under_jit():
 
 
 def test_the_change_to_a_script_inside_shard_map():
-    names = changed_script("docs/start.md")
+    names = changed_script("docs/start.md", 1)
     params, tx = names["params"], names["tx"]
     step = helpers.shard_map(
         names["train_step"],
