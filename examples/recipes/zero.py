@@ -15,7 +15,7 @@ normal = jax.random.normal(jax.random.key(0), (20_000, 16))
 params = {"embedding": striped.stored(normal), "out": jnp.zeros((16, 10))}
 params = jax.device_put(params, P("data", None))
 tx = optax.chain(sparsejax.zen_sync("data", reduce="sum"), optax.adam(1e-2))
-state = tx.init(params)
+state = sparsejax.init(tx, params)
 
 
 def loss_fn(params, ids):
