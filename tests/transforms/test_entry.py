@@ -348,3 +348,27 @@ def test_what_cannot_be_summed_under_jit_is_refused_by_name():
         jax.jit(clip.update)(grads, clip.init(params), params)
     with pytest.raises(errors.ArgumentError, match="no parameter is on one whose axes are"):
         sparsejax.init(tx, {"w": np.zeros(SHAPE, np.float32)})
+
+
+@pytest.mark.parametrize("name", ["ok_topk", *helpers.slow("spardl")])
+def test_what_a_scheme_chooses_of_a_replicated_leaf_is_the_same_on_all_shards(name):
+    """It shares no bucket with one that is sharded, of which devices have other parts."""
+    mesh = helpers.grid(replica=4, fsdp=2)
+    make = {"ok_topk": sparsejax.ok_topk_sync, "spardl": sparsejax.spardl_sync}[name]
+    tx = make(0.1, "replica", reduce="sum", rules={".": "sparse"})
+    rng = np.random.default_rng(0)
+    shapes = {"sharded": (64, 32), "whole": (33, 17)}
+    specs = {"sharded": P("fsdp", None), "whole": P()}
+    params = {k: put(np.zeros(shapes[k], np.float32), mesh, specs[k]) for k in shapes}
+    given = {k: rng.standard_normal((8, *shapes[k]), np.float32) for k in shapes}
+    given["sharded"][:, :32] *= 10
+    state = sparsejax.init(tx, params)
+    grads = {key: partial(x, mesh) for key, x in given.items()}
+    out, state = jax.jit(tx.update)(grads, state, params)
+    first, *others = [np.asarray(x.data) for x in out["whole"].addressable_shards]
+    assert first.any()
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+    for key, held in sparsejax.residuals(state).items():
+        total = np.asarray(out[key]) + np.asarray(held).sum(0)
+        np.testing.assert_allclose(total, given[key].sum(0), atol=1e-4)

@@ -165,20 +165,23 @@ class Entry:
         pairs, structure = jax.tree_util.tree_flatten_with_path(params)
         # Which further axes the gradient will be summed over is not known yet.
         others = frozenset(mesh.axis_names) - {*names}
-        shapes, specs = [], []
+        shapes, specs, sums = [], [], []
         for keys, leaf in pairs:
             of = ShardSum(spec_of(leaf), names, others)
             check_sum(of, f"init of {self.name}", tree.named(keys))
             shape = shard_shape(jnp.shape(leaf), of, mesh)
             shapes.append(jax.ShapeDtypeStruct(shape, jnp.result_type(leaf)))
             specs.append(PartitionSpec(*of.own))
+            sums.append(of)
         of_shards = structure.unflatten(shapes)
         known = ParameterSpecs.of(of_shards, structure.unflatten(specs))
         concrete = [x.sharding.mesh for _, x in pairs if _is_on_mesh(x)]
         mesh = concrete[0] if concrete else mesh
 
         def made():
-            return init(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_shards))
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_shards)
+            with tree.of_shards(_shards_of(pairs, sums)):
+                return init(zeros)
 
         mapped = lambda specs: jax.shard_map(
             made, mesh=mesh, in_specs=(), out_specs=specs, check_vma=False
@@ -250,6 +253,7 @@ class _EnteredUpdate:
             come.leaf(tree.named(keys), leaf, param)
             for (keys, leaf), param in zip(pairs, of_params, strict=True)
         ]
+        shards = _shards_of(pairs, [leaf.sum for leaf in leaves])
         # What is no array, as a function or a flag, is known when traced.
         arrays = {key: value for key, value in extra.items() if _is_arrays(value)}
         rest = {key: value for key, value in extra.items() if key not in arrays}
@@ -269,7 +273,8 @@ class _EnteredUpdate:
                 tuple(sent for _, sent in found),
             )
             updates = structure.unflatten([x for x, _ in found])
-            out, after = update(updates, state, entered=entered, **arrays, **rest)
+            with tree.of_shards(shards):
+                out, after = update(updates, state, entered=entered, **arrays, **rest)
             own = structure.flatten_up_to(out)
             leave = lambda leaf, x: leaf.summed(x) if self.entry.sums else leaf.leave(x)
             return list(map(leave, leaves, own)), after
@@ -313,6 +318,13 @@ class _EnteredUpdate:
             shapes = [whole_shape(shape, leaf.sum, self.mesh) for shape, leaf in pairs]
         shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
         return ParameterSpecs.of(structure.unflatten(shapes), structure.unflatten(specs))
+
+
+def _shards_of(pairs, sums):
+    """The axes over which leaves are sharded, by their paths."""
+    paths = map(tree.written, tree.unboxed([keys for keys, _ in pairs]))
+    axes_of = (frozenset(own.axes) for own in sums)
+    return dict(zip(paths, axes_of, strict=True))
 
 
 def _check_mean(name, updates):
