@@ -5,6 +5,7 @@ which it will be used, whole and in its place: the first step compiles once then
 all later ones. `bind` does that where flax and others call `tx.init` by themselves.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -81,7 +82,9 @@ def init(
         check_vma = False
     axis_name = data_axis(mesh, axis_name, "sparsejax.init")
     job = Setup("sparsejax.init", mesh, timeout, params)
-    with job.made_ready():
+    # Where arrays say how parameters are sharded, an update under `jit` knows it, too.
+    known = tree.of_shards({}) if by_arrays else contextlib.nullcontext()
+    with job.made_ready(), known:
         maker = Maker.of(tx, params, mesh, axis_name, param_specs, check_vma)
         maker.tell(job, tx, params, mesh, axis_name)
     if by_arrays and not sharded.apart(params).nodes:

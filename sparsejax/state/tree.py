@@ -81,6 +81,11 @@ def of_shards(shards: Mapping[str, frozenset[str]]) -> Iterator[None]:
         _SHARDS.reset(token)
 
 
+def knows_shards() -> bool:
+    """Whether it is known how leaves are sharded, or types tell: see `of_shards`."""
+    return _SHARDS.get() is not None
+
+
 def shards_of(path: str, leaf: Any) -> frozenset[str]:
     """The mesh axes over which devices have other parts of a leaf, as far as is known."""
     return axes_of(leaf) | (_SHARDS.get() or {}).get(path, frozenset())

@@ -325,3 +325,22 @@ def test_what_rows_cannot_do_under_jit_is_refused_by_name():
 
         with pytest.raises(errors.ArgumentError, match=r"read= under jit.*exact=False"):
             jax.jit(late)(params, state, ids)
+
+
+def test_rows_of_a_replica_are_clipped_where_their_table_is_sharded():
+    mesh, spec = grid(AxisType.Auto), P("fsdp", None)
+    clip = sparsejax.transforms.clip_by_rank(1e6, "replica")
+    tx = optax.chain(clip, sparsejax.zen_sync("replica", rules={"table": "sparse"}))
+    loss = lambda params, ids: through(params["table"][ids])
+    with jax.set_mesh(mesh):
+        params, ids = {"table": put(table(), mesh, spec)}, put(ids_of(), mesh, P(BOTH))
+
+        @jax.jit
+        def step(params, state, ids):
+            value_and_grad = sparsejax.value_and_grad(loss)
+            made = sparsejax.per_replica(value_and_grad, "replica", {"table": spec})
+            return tx.update(made(params, ids)[1], state, params)[0]["table"]
+
+        found = step(params, sparsejax.init(tx, params), ids)
+    wanted = jax.grad(loss)({"table": jnp.asarray(table())}, jnp.asarray(ids_of()))
+    np.testing.assert_allclose(4 * np.asarray(found), wanted["table"], atol=1e-4)

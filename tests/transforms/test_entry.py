@@ -356,11 +356,7 @@ def test_what_a_scheme_chooses_of_a_replicated_leaf_is_the_same_on_all_shards(na
     mesh = helpers.grid(replica=4, fsdp=2)
     make = {"ok_topk": sparsejax.ok_topk_sync, "spardl": sparsejax.spardl_sync}[name]
     tx = make(0.1, "replica", reduce="sum", rules={".": "sparse"})
-    rng = np.random.default_rng(0)
-    shapes = {"sharded": (64, 32), "whole": (33, 17)}
-    specs = {"sharded": P("fsdp", None), "whole": P()}
-    params = {k: put(np.zeros(shapes[k], np.float32), mesh, specs[k]) for k in shapes}
-    given = {k: rng.standard_normal((8, *shapes[k]), np.float32) for k in shapes}
+    params, given = mixed(mesh)
     given["sharded"][:, :32] *= 10
     state = sparsejax.init(tx, params)
     grads = {key: partial(x, mesh) for key, x in given.items()}
@@ -372,3 +368,47 @@ def test_what_a_scheme_chooses_of_a_replicated_leaf_is_the_same_on_all_shards(na
     for key, held in sparsejax.residuals(state).items():
         total = np.asarray(out[key]) + np.asarray(held).sum(0)
         np.testing.assert_allclose(total, given[key].sum(0), atol=1e-4)
+
+
+MIXED = {"sharded": ((64, 32), P("fsdp", None)), "whole": ((33, 17), P())}
+
+
+def mixed(mesh):
+    """Parameters, one of them sharded, and partial sums of theirs."""
+    rng = np.random.default_rng(0)
+    params, given = {}, {}
+    for key, (shape, spec) in MIXED.items():
+        params[key] = put(np.zeros(shape, np.float32), mesh, spec)
+        given[key] = rng.standard_normal((mesh.size, *shape), np.float32)
+    return params, given
+
+
+def test_each_rank_is_clipped_by_the_norm_over_shards_and_leaves_that_are_whole():
+    mesh = helpers.grid(replica=4, fsdp=2)
+    params, given = mixed(mesh)
+    clip = sparsejax.transforms.clip_by_rank(4.0, "replica")
+    tx = optax.chain(clip, sparsejax.dense_sync("replica", reduce="sum"))
+    state = sparsejax.init(tx, params)
+    out, _ = jax.jit(tx.update)(
+        {key: partial(x, mesh) for key, x in given.items()}, state, params
+    )
+    own = {key: x.reshape(4, 2, *x.shape[1:]).sum(1) for key, x in given.items()}
+    norm = np.sqrt(sum((x.reshape(4, -1) ** 2).sum(1) for x in own.values()))
+    scale = (2.0 / np.maximum(norm, 2.0))[:, None, None]
+    for key, x in own.items():
+        np.testing.assert_allclose(out[key], (scale * x).sum(0), atol=1e-5)
+
+
+def test_one_threshold_of_leaves_that_are_not_sharded_alike_is_refused():
+    """Of the leaf that is replicated each device would choose others."""
+    mesh = helpers.grid(replica=2, fsdp=2)
+    params, given = mixed(mesh)
+    top = sparsejax.top_k(0.1, axis_name="replica", min_size=10, global_=True)
+    tx = optax.chain(top, sparsejax.zen_sync("replica", reduce="sum"))
+    with pytest.raises(errors.ArgumentError, match=r"Under jit.* leave global_ out"):
+        sparsejax.init(tx, params)
+    with jax.set_mesh(mesh):
+        state = tx.init(params)
+    grads = {key: partial(x, mesh) for key, x in given.items()}
+    with pytest.raises(errors.ArgumentError, match=r"Under jit.* leave global_ out"):
+        jax.jit(tx.update)(grads, state, params)
