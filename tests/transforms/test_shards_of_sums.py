@@ -241,3 +241,18 @@ def test_a_piece_that_overflows_leaves_the_step_out_on_all_ranks():
         assert int(copy.data) == 1
     with pytest.raises(errors.BadNumberError, match="the sum of 'w' over the ranks"):
         sparsejax.transforms.check_numbers(state)
+
+
+@pytest.mark.parametrize("name", ["w", "embedding"])
+def test_leaves_of_no_number_are_cut(name):
+    mesh = helpers.grid(replica=4, fsdp=2)
+    shapes = {name: (8, 0), "rows": (0, 8), "other": (8, 4)}
+    specs = {name: P("replica", None), "rows": P("fsdp", "replica"), "other": P("replica")}
+    tx = zen(name)
+    params = {k: put(np.zeros(shapes[k], np.float32), mesh, specs[k]) for k in shapes}
+    with jax.set_mesh(mesh):
+        state = tx.init(params)
+    grads = {k: partial(np.ones((8, *shapes[k]), np.float32), mesh) for k in shapes}
+    out, _ = jax.jit(tx.update)(grads, state, params)
+    for key, shape in shapes.items():
+        np.testing.assert_array_equal(out[key], np.full(shape, 8.0))
