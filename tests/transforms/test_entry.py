@@ -412,3 +412,16 @@ def test_one_threshold_of_leaves_that_are_not_sharded_alike_is_refused():
     grads = {key: partial(x, mesh) for key, x in given.items()}
     with pytest.raises(errors.ArgumentError, match=r"Under jit.* leave global_ out"):
         jax.jit(tx.update)(grads, state, params)
+
+
+@pytest.mark.parametrize("spec", [P(), P("fsdp", None)])
+def test_a_sum_over_the_fast_axis_is_taken_in_float32(spec):
+    """In float16 each 1 that is added to 2048 is lost."""
+    mesh = helpers.grid(replica=1, fsdp=8)
+    params = {"w": put(np.zeros((8, 8), np.float16), mesh, spec)}
+    tx = sparsejax.dense_sync("replica", reduce="sum")
+    x = np.ones((8, 8, 8), np.float16)
+    x[0] = 2048
+    state = sparsejax.init(tx, params)
+    out, _ = jax.jit(tx.update)({"w": partial(x, mesh)}, state, params)
+    np.testing.assert_array_equal(out["w"], np.full((8, 8), 2056))

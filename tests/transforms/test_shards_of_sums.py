@@ -256,3 +256,13 @@ def test_leaves_of_no_number_are_cut(name):
     out, _ = jax.jit(tx.update)(grads, state, params)
     for key, shape in shapes.items():
         np.testing.assert_array_equal(out[key], np.full(shape, 8.0))
+
+
+def test_the_only_axis_of_a_mesh_need_not_be_named():
+    mesh = helpers.grid(data=8)
+    tx = sparsejax.zen_sync(reduce="sum", rules={"w": "sparse"})
+    params = {"w": put(np.zeros(SHAPE, np.float32), mesh, P("data", None))}
+    x = drawn(mesh, 0.02)
+    state = sparsejax.init(tx, params)
+    out, _ = jax.jit(tx.update)({"w": partial(x, mesh)}, state, params)
+    np.testing.assert_array_equal(out["w"], x.sum(0))

@@ -101,6 +101,6 @@ class ShardSum:
             total, sent = wire.reduce_scatter(pieces)
             x, bytes_ = total.astype(x.dtype), bytes_ + sent
         if left:
-            x, sent = Wire(tuple(sorted(left))).psum(x)
+            x, sent = Wire(tuple(sorted(left))).all_reduce(x)
             bytes_ += sent
         return x, bytes_
