@@ -425,3 +425,16 @@ def test_a_sum_over_the_fast_axis_is_taken_in_float32(spec):
     state = sparsejax.init(tx, params)
     out, _ = jax.jit(tx.update)({"w": partial(x, mesh)}, state, params)
     np.testing.assert_array_equal(out["w"], np.full((8, 8), 2056))
+
+
+def test_parameters_that_are_another_tree_are_refused_by_name():
+    mesh = helpers.grid(replica=4)
+    whole = put(np.zeros((8,), np.float32), mesh, P())
+    params = {"w": whole, "frozen": whole}
+    grads = {"w": partial(np.ones((4, 8), np.float32), mesh), "frozen": None}
+    tx = sparsejax.zen_sync("replica", reduce="sum")
+    state = tx.init(params | {"frozen": None})
+    with pytest.raises(errors.ArgumentError, match=r"its parameter must be None, too"):
+        jax.jit(tx.update)(grads, state, params)
+    out, _ = jax.jit(tx.update)(grads, state, params | {"frozen": None})
+    np.testing.assert_array_equal(out["w"], np.full(8, 4.0))

@@ -247,7 +247,14 @@ class _EnteredUpdate:
         pairs, structure = jax.tree_util.tree_flatten_with_path(updates, is_leaf=is_leaf)
         of_params = [None] * len(pairs)
         if params is not None:
-            of_params = structure.flatten_up_to(params)
+            try:
+                of_params = structure.flatten_up_to(params)
+            except ValueError as error:
+                raise ArgumentError(
+                    f"update of {self.entry.name} under jit: the parameters are not a tree "
+                    f"like the gradients: {str(error).splitlines()[0]} Where a gradient is "
+                    "None, its parameter must be None, too."
+                ) from None
         come = Incoming(self.entry.name, self.names, self.mesh, self.entry.sums)
         leaves = [
             come.leaf(tree.named(keys), leaf, param)
