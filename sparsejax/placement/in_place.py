@@ -66,6 +66,8 @@ def of_arrays(
         seen = observing.observed(tx, params)
         found = {part.part.axis_name for part in (*seen.exchanges, *seen.sparsifiers)}
         found = {name for name in found if name is not None}
+        # Where none is named the only axis of the mesh is meant.
+        found = found or {*meshes[0].axis_names}
         axis_name = found.pop() if len(found) == 1 else None
     lies = lambda s: s.spec if isinstance(s, NamedSharding) else PartitionSpec()
     specs = jax.tree.unflatten(jax.tree.structure(params), list(map(lies, shardings)))

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from sparsejax.axes import as_varying, axis_names, varying_axes
 from sparsejax.errors import ArgumentError, DenseGradientWarning
@@ -214,15 +215,24 @@ def _typed_row_grads(places, shape):
     """The same on an explicit mesh: the rows of each device, one device's after another's.
 
     Where there are several sites, a device has its rows of the first, then of the second.
+    Sites over other axes, or fewer, are sharded as the one that has most.
     """
+    mesh = places[0][0].sharding.mesh
+    every = [site.ids_spec[site.batch] for site, _, _ in places]
+    over = max(every, key=lambda part: len(axis_names(part)))
+    count = math.prod(mesh.shape[name] for name in axis_names(over))
     all_ids, all_rows = [], []
-    for site, lookup, rows in places:
+    for (site, lookup, rows), own in zip(places, every, strict=True):
         rows = jnp.moveaxis(rows, site.axes, range(-len(site.axes), 0))
-        mesh, over = site.sharding.mesh, site.ids_spec[site.batch]
-        count = math.prod(mesh.shape[name] for name in axis_names(over))
         # The axis that is sharded comes first: each device's rows follow one another.
         ids = jnp.moveaxis(lookup.ids, site.batch, 0).reshape(-1)
         rows = jnp.moveaxis(rows, site.batch, 0).reshape(-1, *shape[1:])
+        if own != over:
+            free = -len(ids) % count
+            ids = jnp.pad(ids, (0, free), constant_values=shape[0])
+            rows = jnp.pad(rows, ((0, free), *((0, 0) for _ in shape[1:])))
+            ids = jax.reshard(ids, NamedSharding(mesh, PartitionSpec(over)))
+            rows = jax.reshard(rows, NamedSharding(mesh, PartitionSpec(over)))
         all_ids.append(ids.reshape(count, -1))
         all_rows.append(rows.reshape(count, -1, *shape[1:]))
     ids = jnp.concatenate(all_ids, axis=1).reshape(-1)

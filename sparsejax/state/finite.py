@@ -7,7 +7,8 @@ to say where it was all are gathered. So all ranks decide by the same words, and
 It is asked before, because what a NaN has reached it does not leave: a residual, a
 velocity, the moments of Adam. One thing cannot be known before: a sum may be too large for
 float16 where all that is summed is not. The sums are the same on all ranks, so they are
-looked at after the exchange, and nothing more is sent: `Sums`.
+looked at after the exchange, and nothing more is sent: `Sums`. Where each rank has a piece
+of a sum alone, as of a parameter that is sharded over the ranks, one more word is.
 """
 
 import contextlib
@@ -66,9 +67,18 @@ class Sums(NamedTuple):
     over: jax.Array
     names: Names
 
-    def after(self, totals: Sequence[Any], wire: Wire) -> "Sums":
-        """What is said of other sums, the same on all ranks."""
+    def after(self, totals: Sequence[Any], wire: Wire, in_pieces: bool = False) -> "Sums":
+        """What is said of other sums, the same on all ranks.
+
+        Args:
+            totals: The sums.
+            wire: The ranks.
+            in_pieces: Whether a rank has only its piece of one of them, so that the others
+                ask it.
+        """
         word = first_bad(totals, range(len(totals)))
+        if in_pieces:
+            word = wire.maximum(word)[0]
         # A shard of another mesh axis may be the only one that overflows.
         return self._replace(over=wire.same_elsewhere((word + 1) // 2))
 

@@ -1,8 +1,10 @@
 """Trees of gradients: their paths, their leaves, and arrays of zeros like them."""
 
+import contextlib
+import contextvars
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -58,6 +60,35 @@ def with_numbers(leaf: Any, x: jax.Array) -> Any:
 def axes_of(leaf: Any) -> frozenset[str]:
     """The mesh axes over which a leaf varies."""
     return varying_axes(numbers(leaf))
+
+
+_SHARDS: contextvars.ContextVar[Mapping[str, frozenset[str]] | None] = (
+    contextvars.ContextVar("shards", default=None)
+)
+
+
+@contextlib.contextmanager
+def of_shards(shards: Mapping[str, frozenset[str]]) -> Iterator[None]:
+    """Says over which mesh axes leaves are sharded, where types do not: under `jit`.
+
+    Args:
+        shards: The axes, but for those of the ranks, by the path of the leaf.
+    """
+    token = _SHARDS.set(shards)
+    try:
+        yield
+    finally:
+        _SHARDS.reset(token)
+
+
+def knows_shards() -> bool:
+    """Whether it is known how leaves are sharded, or types tell: see `of_shards`."""
+    return _SHARDS.get() is not None
+
+
+def shards_of(path: str, leaf: Any) -> frozenset[str]:
+    """The mesh axes over which devices have other parts of a leaf, as far as is known."""
+    return axes_of(leaf) | (_SHARDS.get() or {}).get(path, frozenset())
 
 
 def flatten(

@@ -283,7 +283,8 @@ class Exchange:
         lossy = {i for bucket in buckets if bucket.is_lossy for i in bucket.leaves}
         places = range(len(accumulated))
         summed = [sent[i] for i in places]
-        sums = None if state.sums is None else state.sums.after(summed, wire)
+        sums, in_pieces = state.sums, entered is not None and bool(entered.cut(places))
+        sums = None if sums is None else sums.after(summed, wire, in_pieces)
         totals = state.totals.plus(exchanged)
         return Outcome(
             summed,

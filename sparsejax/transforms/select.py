@@ -105,6 +105,7 @@ class Select:
         if observing.is_observing():
             observing.report_sparsifier(self, paths, leaves)
             return SelectState(jnp.int32(0), None)
+        self._check_shards(paths, leaves)
         names = tree.distinct(paths)
         states = self._first_states(names, paths, leaves)
         if not jax.tree.leaves(states):
@@ -154,8 +155,14 @@ class Select:
                     "one chain would each keep what the other has sent. Use one of them."
                 )
             require_local(path, leaf, wire)
+        self._check_shards(paths, leaves)
+
+    def _check_shards(self, paths, leaves):
+        """Raises where leaves that share a threshold are not sharded over the same axes."""
         if self.global_:
-            check_shards(leaves, self.model_axis, "global_")
+            pairs = zip(paths, leaves, strict=True)
+            over = [tree.shards_of(*pair) for pair in pairs if self.sparsifies(*pair)]
+            check_shards(over, self.model_axis, "global_")
 
     def outline(self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire) -> list[Any]:
         """Leaves like those that `step` sends; see `Lossy.outline`."""
@@ -331,14 +338,23 @@ def check_model_axis(model_axis: AxisName | None, wire: Wire) -> None:
         )
 
 
-def check_shards(leaves: Sequence[Any], model_axis: AxisName | None, what: str) -> None:
-    """Raises where leaves share a number and are sharded over an axis with no name."""
-    shards = sorted({tuple(sorted(varying_axes(leaf))) for leaf in leaves})
+def check_shards(
+    over: Sequence[frozenset[str]], model_axis: AxisName | None, what: str
+) -> None:
+    """Raises where leaves share a number and are sharded over an axis with no name.
+
+    Args:
+        over: The mesh axes over which each leaf is sharded, as far as is known.
+        model_axis: The mesh axis over which tensors are said to be sharded.
+        what: The option for which they share it.
+    """
+    shards = sorted({tuple(sorted(axes)) for axes in over})
     if model_axis is None and len(shards) > 1:
         raise ArgumentError(
             f"some leaves vary over {shards[0]} and others over {shards[-1]}, and what all "
             f"have together ({what}) would differ from shard to shard: give the sparsifier "
-            "model_axis, the axis over which they are sharded."
+            "model_axis, the axis over which they are sharded. Under jit, where it is not "
+            f"taken, leave {what} out, or shard these leaves alike."
         )
 
 

@@ -325,3 +325,53 @@ def test_what_rows_cannot_do_under_jit_is_refused_by_name():
 
         with pytest.raises(errors.ArgumentError, match=r"read= under jit.*exact=False"):
             jax.jit(late)(params, state, ids)
+
+
+def test_rows_of_a_replica_are_clipped_where_their_table_is_sharded():
+    mesh, spec = grid(AxisType.Auto), P("fsdp", None)
+    clip = sparsejax.transforms.clip_by_rank(1e6, "replica")
+    tx = optax.chain(clip, sparsejax.zen_sync("replica", rules={"table": "sparse"}))
+    loss = lambda params, ids: through(params["table"][ids])
+    with jax.set_mesh(mesh):
+        params, ids = {"table": put(table(), mesh, spec)}, put(ids_of(), mesh, P(BOTH))
+
+        @jax.jit
+        def step(params, state, ids):
+            value_and_grad = sparsejax.value_and_grad(loss)
+            made = sparsejax.per_replica(value_and_grad, "replica", {"table": spec})
+            return tx.update(made(params, ids)[1], state, params)[0]["table"]
+
+        found = step(params, sparsejax.init(tx, params), ids)
+    wanted = jax.grad(loss)({"table": jnp.asarray(table())}, jnp.asarray(ids_of()))
+    np.testing.assert_allclose(4 * np.asarray(found), wanted["table"], atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, LENGTH])
+def test_lookups_that_are_sharded_otherwise_make_one_gradient(length):
+    """Over the same axes in another order, and over fewer of them."""
+    mesh, over = grid(), ("replica",)
+    ids = ids_of()[:4, :length]
+    wide = ids_of()
+
+    def loss(params, ids, wide):
+        table = params["table"]
+        first = table.at[wide].get(out_sharding=P(BOTH, None, None))
+        second = table.at[wide.T].get(out_sharding=P(None, BOTH[::-1], None))
+        third = table.at[ids].get(out_sharding=P("replica", None, None))
+        return through(first) + 2 * through(second) + 3 * through(third)
+
+    def plain(params, ids, wide):
+        read = lambda ids: through(params["table"][ids])
+        return read(wide) + 2 * read(wide.T) + 3 * read(ids)
+
+    with jax.set_mesh(mesh):
+        params = {"table": put(table(), mesh, P(None, None))}
+        given = put(ids, mesh, P("replica", None)), put(wide, mesh, P(BOTH, None))
+        grads_of = lambda *args: sparsejax.value_and_grad(loss)(*args)[1]["table"]
+        found = jax.jit(
+            lambda params, *args: grads_of(sparsejax.local(params, over), *args)
+        )(params, *given)
+    dense = np.zeros((ROWS + 1, WIDTH), np.float32)
+    np.add.at(dense, np.asarray(found.ids), np.asarray(found.rows))
+    wanted = jax.grad(plain)({"table": jnp.asarray(table())}, ids, wide)["table"]
+    np.testing.assert_allclose(dense[:ROWS], wanted, atol=1e-4)

@@ -225,3 +225,45 @@ def test_pieces_that_do_not_fit_the_ranks_are_refused_by_name():
     grads = {"w": partial(np.ones((8, 8, 8), np.float32), mesh)}
     found = jax.jit(tx.update)(grads, state, params)[0]["w"]
     np.testing.assert_array_equal(np.asarray(found), 8 * np.ones((8, 8)))
+
+
+def test_a_piece_that_overflows_leaves_the_step_out_on_all_ranks():
+    """The sum of one rank's piece alone is too large for float16."""
+    mesh = helpers.grid(replica=4)
+    chain = optax.chain(zen("w"), optax.sgd(1.0))
+    tx = sparsejax.skip_nonfinite(chain, "replica", report=True)
+    params = {"w": put(np.zeros(SHAPE, np.float16), mesh, P("replica", None))}
+    state = sparsejax.init(tx, params)
+    x = np.ones((4, *SHAPE), np.float16)
+    x[:, 0, 0] = 30_000
+    out, state = jax.jit(tx.update)({"w": partial(x, mesh)}, state, params)
+    np.testing.assert_array_equal(out["w"], np.zeros(SHAPE))
+    for copy in state.skipped.addressable_shards:
+        assert int(copy.data) == 1
+    with pytest.raises(errors.BadNumberError, match="the sum of 'w' over the ranks"):
+        sparsejax.transforms.check_numbers(state)
+
+
+@pytest.mark.parametrize("name", ["w", "embedding"])
+def test_leaves_of_no_number_are_cut(name):
+    mesh = helpers.grid(replica=4, fsdp=2)
+    shapes = {name: (8, 0), "rows": (0, 8), "other": (8, 4)}
+    specs = {name: P("replica", None), "rows": P("fsdp", "replica"), "other": P("replica")}
+    tx = zen(name)
+    params = {k: put(np.zeros(shapes[k], np.float32), mesh, specs[k]) for k in shapes}
+    with jax.set_mesh(mesh):
+        state = tx.init(params)
+    grads = {k: partial(np.ones((8, *shapes[k]), np.float32), mesh) for k in shapes}
+    out, _ = jax.jit(tx.update)(grads, state, params)
+    for key, shape in shapes.items():
+        np.testing.assert_array_equal(out[key], np.full(shape, 8.0))
+
+
+def test_the_only_axis_of_a_mesh_need_not_be_named():
+    mesh = helpers.grid(data=8)
+    tx = sparsejax.zen_sync(reduce="sum", rules={"w": "sparse"})
+    params = {"w": put(np.zeros(SHAPE, np.float32), mesh, P("data", None))}
+    x = drawn(mesh, 0.02)
+    state = sparsejax.init(tx, params)
+    out, _ = jax.jit(tx.update)({"w": partial(x, mesh)}, state, params)
+    np.testing.assert_array_equal(out["w"], x.sum(0))

@@ -70,6 +70,6 @@ def scatter(
 def _densely(x, count, wire):
     """A reduce-scatter, in the dtype in which values travel."""
     dense = x.dense().astype(wire.travelling(x.dtype))
-    pieces = dense.reshape(wire.ranks, -1, *x.shape[1:])
+    pieces = dense.reshape(wire.ranks, x.shape[0] // wire.ranks, *x.shape[1:])
     total, sent = wire.reduce_scatter(pieces[:, :count])
     return total.astype(x.dtype), sent

@@ -2,8 +2,8 @@
 
 Leaves that are treated the same are laid end to end in a bucket and exchanged as one array,
 so that a model of forty leaves costs the collectives, and the compile time, of one or two.
-A bucket has leaves of one scheme, dtype and unit width. A dense leaf among sparse ones
-costs a bit a number.
+A bucket has leaves of one scheme, dtype and unit width, and where the scheme is lossy they
+are sharded over the same mesh axes. A dense leaf among sparse ones costs a bit a number.
 """
 
 import abc
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from sparsejax.errors import RuleError
 from sparsejax.schemes import AllReduce, PowerSGD
-from sparsejax.schemes.base import MOST_UNITS, Scheme
+from sparsejax.schemes.base import MOST_UNITS, LossyScheme, Scheme
 from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket
 
@@ -91,7 +91,10 @@ class Assignment(abc.ABC):
             shape = {"row": leaf.shape[1:], "leaf": leaf.shape}.get(unit, ())
             # A large leaf that is summed densely anyway is not worth a copy.
             alone = isinstance(scheme, AllReduce) and leaf.size >= SPARSE_FROM
-            axes = tree.axes_of(leaf)
+            # What such a scheme chooses follows from all leaves of a bucket, and is to be
+            # the same on all devices that hold one of them.
+            is_lossy = isinstance(scheme, LossyScheme)
+            axes = tree.shards_of(paths[i], leaf) if is_lossy else tree.axes_of(leaf)
             key = (scheme, shape, jnp.dtype(leaf.dtype), axes, i if alone else None)
             width = math.prod(shape)
             count = leaf.size // width if width else 0

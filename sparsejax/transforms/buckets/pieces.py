@@ -51,7 +51,7 @@ class Pieces:
     @property
     def counts(self) -> list[int]:
         """Units in a piece of each leaf."""
-        each = self.ranks * math.prod(self.unit)
+        each = self.ranks * max(math.prod(self.unit), 1)
         return [math.prod(shape) // each for shape in self.shapes]
 
     @property
@@ -65,13 +65,14 @@ class Pieces:
         if self.are_entries:
             return of_tensors([self._entries(own)])
         cut = [
-            _cut(tree.to_dense(leaf), at, self.ranks).reshape(self.ranks, -1, *self.unit)
-            for leaf, at in zip(own, self.cuts, strict=True)
+            _cut(tree.to_dense(leaf), at, self.ranks).reshape(self.ranks, count, *self.unit)
+            for leaf, at, count in zip(own, self.cuts, self.counts, strict=True)
         ]
         free = self.width - sum(self.counts)
         if free:
             cut.append(jnp.zeros((self.ranks, free, *self.unit), cut[0].dtype))
-        return Dense(jnp.concatenate(cut, axis=1).reshape(-1, *self.unit))
+        whole = jnp.concatenate(cut, axis=1)
+        return Dense(whole.reshape(self.ranks * self.width, *self.unit))
 
     def _entries(self, tensors):
         """The entries of all leaves, by their units in the one array."""
@@ -183,7 +184,7 @@ def _unit(bucket, leaf, at, ranks):
 
 def _cut(x, at, ranks):
     """The pieces of an array, [ranks, ...]."""
-    shape = *x.shape[:at], ranks, -1, *x.shape[at + 1 :]
+    shape = *x.shape[:at], ranks, x.shape[at] // ranks, *x.shape[at + 1 :]
     return jnp.moveaxis(x.reshape(shape), at, 0)
 
 

@@ -37,7 +37,7 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sparsejax import axes
-from sparsejax.axes import AxisName, axis_names, mesh_of
+from sparsejax.axes import AxisName, axis_names
 from sparsejax.errors import (
     ArgumentError,
     AxisError,
@@ -45,12 +45,13 @@ from sparsejax.errors import (
     missing_axis,
 )
 from sparsejax.state import observing, sharded, tree
-from sparsejax.state.parameters import ParameterSpecs, of_per_rank
-from sparsejax.state.per_rank import OUTLINE, PerRank, find
+from sparsejax.state.parameters import ParameterSpecs
+from sparsejax.state.per_rank import OUTLINE, find
 from sparsejax.state.per_replica import is_per_replica
 from sparsejax.transforms.entry.incoming import Incoming, check_sum, spec_of
 from sparsejax.transforms.entry.leaves import LeafPlaces, shard_shape, whole_shape
 from sparsejax.transforms.entry.shards import ShardSum
+from sparsejax.transforms.entry.states import check_state, shards_of, state_specs
 from sparsejax.units.row_grads import RowGrads, is_row_grads
 
 
@@ -165,26 +166,29 @@ class Entry:
         pairs, structure = jax.tree_util.tree_flatten_with_path(params)
         # Which further axes the gradient will be summed over is not known yet.
         others = frozenset(mesh.axis_names) - {*names}
-        shapes, specs = [], []
+        shapes, specs, sums = [], [], []
         for keys, leaf in pairs:
             of = ShardSum(spec_of(leaf), names, others)
             check_sum(of, f"init of {self.name}", tree.named(keys))
             shape = shard_shape(jnp.shape(leaf), of, mesh)
             shapes.append(jax.ShapeDtypeStruct(shape, jnp.result_type(leaf)))
             specs.append(PartitionSpec(*of.own))
+            sums.append(of)
         of_shards = structure.unflatten(shapes)
         known = ParameterSpecs.of(of_shards, structure.unflatten(specs))
         concrete = [x.sharding.mesh for _, x in pairs if _is_on_mesh(x)]
         mesh = concrete[0] if concrete else mesh
 
         def made():
-            return init(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_shards))
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_shards)
+            with tree.of_shards(shards_of(pairs, sums)):
+                return init(zeros)
 
         mapped = lambda specs: jax.shard_map(
             made, mesh=mesh, in_specs=(), out_specs=specs, check_vma=False
         )
         state = jax.eval_shape(mapped(PartitionSpec()))
-        return jax.jit(mapped(_state_specs(state, known)))()
+        return jax.jit(mapped(state_specs(state, known)))()
 
     def _names(self, mesh, updates):
         """The axes of the ranks, or an error."""
@@ -244,22 +248,30 @@ class _EnteredUpdate:
         pairs, structure = jax.tree_util.tree_flatten_with_path(updates, is_leaf=is_leaf)
         of_params = [None] * len(pairs)
         if params is not None:
-            of_params = structure.flatten_up_to(params)
+            try:
+                of_params = structure.flatten_up_to(params)
+            except ValueError as error:
+                raise ArgumentError(
+                    f"update of {self.entry.name} under jit: the parameters are not a tree "
+                    f"like the gradients: {str(error).splitlines()[0]} Where a gradient is "
+                    "None, its parameter must be None, too."
+                ) from None
         come = Incoming(self.entry.name, self.names, self.mesh, self.entry.sums)
         leaves = [
             come.leaf(tree.named(keys), leaf, param)
             for (keys, leaf), param in zip(pairs, of_params, strict=True)
         ]
+        shards = shards_of(pairs, [leaf.sum for leaf in leaves])
         # What is no array, as a function or a flag, is known when traced.
         arrays = {key: value for key, value in extra.items() if _is_arrays(value)}
         rest = {key: value for key, value in extra.items() if key not in arrays}
         operands = [leaf.given for leaf in leaves], state, arrays
         in_specs = (
             [leaf.in_spec for leaf in leaves],
-            _state_specs(state, self._known(structure, leaves)),
+            state_specs(state, self._known(structure, leaves)),
             jax.tree.map(spec_of, arrays),
         )
-        _check_state(state, in_specs[1])
+        check_state(state, in_specs[1])
 
         def inside(given, state, arrays):
             found = [leaf.enter(x) for leaf, x in zip(leaves, given, strict=True)]
@@ -269,7 +281,8 @@ class _EnteredUpdate:
                 tuple(sent for _, sent in found),
             )
             updates = structure.unflatten([x for x, _ in found])
-            out, after = update(updates, state, entered=entered, **arrays, **rest)
+            with tree.of_shards(shards):
+                out, after = update(updates, state, entered=entered, **arrays, **rest)
             own = structure.flatten_up_to(out)
             leave = lambda leaf, x: leaf.summed(x) if self.entry.sums else leaf.leave(x)
             return list(map(leave, leaves, own)), after
@@ -304,7 +317,7 @@ class _EnteredUpdate:
             leaf.sum_spec(x) if self.entry.sums else leaf.out_spec(_bare(x))
             for leaf, x in zip(leaves, own, strict=True)
         ]
-        return specs, _state_specs(after, known)
+        return specs, state_specs(after, known)
 
     def _known(self, structure, leaves, of_shards=False):
         """How what is like a parameter is sharded, or like a shard of one."""
@@ -328,42 +341,6 @@ def _check_mean(name, updates):
         "sparsejax.zen_sync(..., reduce='sum'), and in the same way of other "
         "synchronizations."
     )
-
-
-def _state_specs(state, known):
-    """The PartitionSpecs of a state: what differs by rank lies by rank and shard."""
-    is_ours = lambda node: isinstance(node, PerRank)
-
-    def own(node):
-        return of_per_rank(node, known) if is_ours(node) else PartitionSpec()
-
-    return jax.tree.map(own, state, is_leaf=is_ours)
-
-
-def _check_state(state, specs):
-    """Raises where an array of a state is sharded in another way than its gradient."""
-    is_spec = lambda node: isinstance(node, PartitionSpec)
-    pairs = jax.tree_util.tree_leaves_with_path(state)
-    for (keys, leaf), spec in zip(
-        pairs, jax.tree.leaves(specs, is_leaf=is_spec), strict=True
-    ):
-        mesh = mesh_of(leaf)
-        if mesh is None or AxisType.Explicit not in mesh.axis_types:
-            continue
-        found = spec_of(leaf)
-        if _ended(found) != _ended(spec):
-            raise StateError(
-                f"the state has at {tree.named(keys)!r} an array that is sharded {found}, "
-                f"and the gradients ask for {spec}."
-            )
-
-
-def _ended(spec):
-    """A spec without what it leaves open at its end."""
-    parts = [axis_names(part or ()) for part in spec]
-    while parts and not parts[-1]:
-        parts.pop()
-    return parts
 
 
 def _is_on_mesh(x):

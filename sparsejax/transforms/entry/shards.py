@@ -95,11 +95,12 @@ class ShardSum:
                 continue
             left -= {*over}
             wire = Wire(over)
-            shape = *x.shape[:at], wire.ranks, -1, *x.shape[at + 1 :]
+            size = x.shape[at] // wire.ranks
+            shape = *x.shape[:at], wire.ranks, size, *x.shape[at + 1 :]
             pieces = jnp.moveaxis(x.reshape(shape), at, 0)
             total, sent = wire.reduce_scatter(pieces)
             x, bytes_ = total.astype(x.dtype), bytes_ + sent
         if left:
-            x, sent = Wire(tuple(sorted(left))).psum(x)
+            x, sent = Wire(tuple(sorted(left))).all_reduce(x)
             bytes_ += sent
         return x, bytes_

@@ -71,11 +71,17 @@ def clip_by_rank(
         for path, leaf in zip(paths, leaves, strict=True):
             select.require_local(path, tree.numbers(leaf), wire)
         arrays = [tree.numbers(leaf) for leaf in leaves]
-        select.check_shards(arrays, model_axis, "clip_norm")
+        shards = _shards(entered, leaves, model_axis)
+        over = list(map(axes.varying_axes, arrays))
+        if tree.knows_shards() and entered is None:
+            # A chain that is checked for updates under `jit`.
+            ranks = frozenset(axes.axis_names(wire.axis))
+            shards = [tuple(sorted(names - ranks)) for names in over]
+        elif entered is None:
+            select.check_shards(over, model_axis, "clip_norm")
         numbers = [x.astype(wide(x.dtype)) for x in arrays]
         # A number that is not finite would make the norm, and all other numbers, so.
         finite = [jnp.where(jnp.isfinite(x), x, 0) for x in numbers]
-        shards = _shards(entered, leaves, model_axis)
         squares = [
             _over_shards(jnp.sum(x * x), over)
             for x, over in zip(finite, shards, strict=True)

@@ -1,0 +1,60 @@
+"""How a state lies on the mesh of an update under `jit`, and how its leaves are sharded."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, PartitionSpec
+
+from sparsejax.axes import axis_names, mesh_of
+from sparsejax.errors import StateError
+from sparsejax.state import tree
+from sparsejax.state.parameters import ParameterSpecs, of_per_rank
+from sparsejax.state.per_rank import PerRank
+from sparsejax.transforms.entry.incoming import spec_of
+from sparsejax.transforms.entry.shards import ShardSum
+
+
+def state_specs(state: Any, known: ParameterSpecs) -> Any:
+    """The PartitionSpecs of a state: what differs by rank lies by rank and shard."""
+    is_ours = lambda node: isinstance(node, PerRank)
+
+    def own(node):
+        return of_per_rank(node, known) if is_ours(node) else PartitionSpec()
+
+    return jax.tree.map(own, state, is_leaf=is_ours)
+
+
+def check_state(state: Any, specs: Any) -> None:
+    """Raises where an array of a state is sharded in another way than its gradient."""
+    is_spec = lambda node: isinstance(node, PartitionSpec)
+    pairs = jax.tree_util.tree_leaves_with_path(state)
+    for (keys, leaf), spec in zip(
+        pairs, jax.tree.leaves(specs, is_leaf=is_spec), strict=True
+    ):
+        mesh = mesh_of(leaf)
+        if mesh is None or AxisType.Explicit not in mesh.axis_types:
+            continue
+        found = spec_of(leaf)
+        if _ended(found) != _ended(spec):
+            raise StateError(
+                f"the state has at {tree.named(keys)!r} an array that is sharded {found}, "
+                f"and the gradients ask for {spec}."
+            )
+
+
+def _ended(spec):
+    """A spec without what it leaves open at its end."""
+    parts = [axis_names(part or ()) for part in spec]
+    while parts and not parts[-1]:
+        parts.pop()
+    return parts
+
+
+def shards_of(
+    pairs: Sequence[tuple[Any, Any]], sums: Sequence[ShardSum]
+) -> dict[str, frozenset[str]]:
+    """The axes over which leaves are sharded, by their paths."""
+    paths = map(tree.written, tree.unboxed([keys for keys, _ in pairs]))
+    axes_of = (frozenset(own.axes) for own in sums)
+    return dict(zip(paths, axes_of, strict=True))
