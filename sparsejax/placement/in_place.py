@@ -23,12 +23,18 @@ def made(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
     Types say where that is, on explicit axes alone; so they are made such for a while.
     """
     kinds = (AxisType.Explicit,) * len(mesh.axis_names)
-    typed = Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+    is_typed = {*mesh.axis_types} == {AxisType.Explicit}
+    typed = mesh if is_typed else Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
 
     def on(mesh, x):
         found = x.sharding if isinstance(x, jax.Array) else None
-        spec = found.spec if isinstance(found, NamedSharding) else PartitionSpec()
-        return jax.device_put(x, NamedSharding(mesh, spec))
+        parts = [*found.spec] if isinstance(found, NamedSharding) else []
+        # As a step returns it, so that the first one is compiled for all.
+        while parts and parts[-1] is None:
+            parts.pop()
+        if mesh is typed:
+            parts += [None] * (jnp.ndim(x) - len(parts))
+        return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*parts)))
 
     with jax.set_mesh(typed):
         state = jax.jit(tx.init)(jax.tree.map(functools.partial(on, typed), params))

@@ -13,7 +13,7 @@ import optax
 from jax.core import Tracer
 
 from sparsejax import axes
-from sparsejax.axes import varying_axes
+from sparsejax.axes import AxisName, varying_axes
 from sparsejax.errors import ArgumentError, LeafError, StateError
 from sparsejax.units.row_grads import is_row_grads
 from sparsejax.units.sparse_tensor import SparseTensor
@@ -84,6 +84,18 @@ def of_shards(shards: Mapping[str, frozenset[str]]) -> Iterator[None]:
 def knows_shards() -> bool:
     """Whether it is known how leaves are sharded, or types tell: see `of_shards`."""
     return _SHARDS.get() is not None
+
+
+def may_hide_shards(axis_name: AxisName | None) -> bool:
+    """Whether leaves may be sharded over further manual axes, and nothing tells.
+
+    Args:
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+    """
+    manual = axes.manual_axes()
+    ranks = manual if axis_name is None else axes.axis_names(axis_name)
+    further = [name for name in manual if name not in ranks]
+    return not knows_shards() and not all(map(axes.is_checking, further))
 
 
 def shards_of(path: str, leaf: Any) -> frozenset[str]:

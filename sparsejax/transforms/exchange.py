@@ -130,7 +130,7 @@ class Exchange:
         """The schemes' first states, which may need to know the ranks."""
         shards = sharded.apart(params)
         paths, leaves, _ = tree.flatten(shards.rest)
-        buckets = self.assignment.buckets(paths, leaves)
+        buckets = self._buckets(paths, leaves)
         if observing.is_observing():
             own = sharded.paths_of(params)
             observing.report_exchange(self, paths, leaves, buckets, own)
@@ -155,6 +155,10 @@ class Exchange:
         sums = finite.first_sums(paths, dtypes)
         made_for = Reduction(self.mean), Leaves.of(paths, leaves)
         return ExchangeState(states, traffic, Totals.zero(), *made_for, sums)
+
+    def _buckets(self, paths, leaves):
+        hidden = tree.may_hide_shards(self.axis_name)
+        return self.assignment.buckets(paths, leaves, hidden)
 
     def _wire_if_known(self):
         """The ranks, or None outside `shard_map`, where no scheme may need them."""
@@ -187,7 +191,7 @@ class Exchange:
 
     def leaves_out(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[bool]:
         """Whether the scheme of each leaf may leave something out."""
-        buckets = self.assignment.buckets(paths, leaves)
+        buckets = self._buckets(paths, leaves)
         lossy = {i for bucket in buckets if bucket.is_lossy for i in bucket.leaves}
         return [i in lossy for i in range(len(leaves))]
 
@@ -198,7 +202,7 @@ class Exchange:
         wire = dataclasses.replace(wire, deterministic=self.deterministic)
         ordered.check(wire, paths, leaves, self.name)
         self.assignment.check_ranks(self._hosts(wire))
-        buckets = self.assignment.buckets(paths, leaves)
+        buckets = self._buckets(paths, leaves)
         checks.check_leaves(paths, leaves, buckets, wire.axis)
         check_kind(state, ExchangeState, self.name)
         if state.reduction.mean != self.mean:
@@ -249,12 +253,10 @@ class Exchange:
             **extra: Unused.
         """
         del extra
-        likes = [
-            jax.ShapeDtypeStruct(leaf.shape, dtype)
-            for leaf, dtype in zip(accumulated, dtypes, strict=True)
-        ]
+        like = lambda leaf, dtype: jax.ShapeDtypeStruct(leaf.shape, dtype)
+        likes = list(map(like, accumulated, dtypes))
         typed = _like(accumulated, likes)
-        buckets = self.assignment.buckets(paths, typed)
+        buckets = self._buckets(paths, typed)
         if ids:
             check_ids(buckets, ids, masked)
             ids = None if moving else ids
@@ -275,8 +277,7 @@ class Exchange:
             kept = joint.kept(after, befores)
             schemes |= dict(zip(names, kept, strict=True))
             parts = joint.shared_out(counts, joined, accumulated)
-            parts = [part.as_one() for part in parts]
-            traffic |= dict(zip(names, parts, strict=True))
+            traffic |= {n: part.as_one() for n, part in zip(names, parts, strict=True)}
             exchanged.append(counts)
             sent |= totals
             left |= rest

@@ -27,6 +27,7 @@ rounding takes from what is sent.
 """
 
 import abc
+import contextlib
 import dataclasses
 import functools
 from typing import Any, NamedTuple, Protocol
@@ -318,7 +319,9 @@ def feedback(
         extra |= {"dense": dense, "masked": masked, "moving": any(moving)}
         own = lossy, memory, structure, paths, wire
         exchange = axes.all_manual(functools.partial(_exchanged, *own, **extra), wire.axis)
-        sent, after = exchange(leaves, state, ids)
+        # Leaves are whole on each device of axes that were not manual.
+        with tree.of_shards({}) if axes.further_axes() else contextlib.nullcontext():
+            sent, after = exchange(leaves, state, ids)
         if axes.further_axes():
             sent = list(map(tree.sharded_as, sent, leaves))
             after = jax.tree.map(axes.sharded_as, after, state)
@@ -368,7 +371,7 @@ def _packed(structure, arrays, held):
         return None
     before = structure.flatten_up_to(held.value)
     leaves = [
-        old if tree.is_masked(old) else new[None]
+        old if tree.is_masked(old) else new[None].astype(old.dtype)
         for new, old in zip(arrays, before, strict=True)
     ]
     return held.with_value(structure.unflatten(leaves))

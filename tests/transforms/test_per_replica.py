@@ -208,6 +208,9 @@ def test_what_does_not_fit_is_refused_by_name():
             step(x, "replica", "fsdp")
         with pytest.raises(errors.StateError, match=r"sparsejax.init\(tx, params\)"):
             step(x, "replica", P("fsdp"))
+        for wrong in (P("data"), P(None, None, "fsdp"), P(("replica", "fsdp", "fsdp"))):
+            with pytest.raises(errors.ArgumentError, match=r"'w' is stacked with spec="):
+                step(x, "replica", wrong)
         with pytest.raises(errors.AxisError, match=r"Auto axes.*sparsejax\.per_replica"):
             jax.jit(tx.update)(params, state, params)
         other = sparsejax.per_replica(jax.grad(lambda w: jnp.sum(w["w"])), "replica")

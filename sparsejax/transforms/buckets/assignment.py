@@ -80,8 +80,16 @@ class Assignment(abc.ABC):
         """Raises where it was made for two levels, and there is one."""
         del two_level, axis_name
 
-    def buckets(self, paths: Sequence[str], leaves: Sequence[Any]) -> list[Bucket]:
-        """The buckets, in the order of their first leaves."""
+    def buckets(
+        self, paths: Sequence[str], leaves: Sequence[Any], hidden: bool = False
+    ) -> list[Bucket]:
+        """The buckets, in the order of their first leaves.
+
+        Args:
+            paths: The leaves' paths.
+            leaves: The leaves.
+            hidden: Whether nothing tells how they are sharded: see `tree.may_hide_shards`.
+        """
         members: dict[Any, list[int]] = {}
         filled: dict[Any, tuple[int, int]] = {}
         for path, leaf in zip(paths, leaves, strict=True):
@@ -95,6 +103,7 @@ class Assignment(abc.ABC):
             # the same on all devices that hold one of them.
             is_lossy = isinstance(scheme, LossyScheme)
             axes = tree.shards_of(paths[i], leaf) if is_lossy else tree.axes_of(leaf)
+            alone |= is_lossy and hidden
             key = (scheme, shape, jnp.dtype(leaf.dtype), axes, i if alone else None)
             width = math.prod(shape)
             count = leaf.size // width if width else 0

@@ -1,6 +1,7 @@
 """Which kind of leaf a gradient is that comes from outside, or why it cannot come in."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from sparsejax.axes import mesh_of
+from sparsejax.axes import axis_names, mesh_of
 from sparsejax.errors import AlreadySummedError, ArgumentError
 from sparsejax.state import sharded, tree
 from sparsejax.state.per_replica import is_per_replica
@@ -48,6 +49,7 @@ class Incoming:
                 "columns, which is not taken there. Call update inside jax.shard_map."
             )
         if is_per_replica(leaf):
+            self._check_spec(call, path, leaf)
             found = StackedLeaf(leaf, ShardSum(leaf.spec, self.names), self.mesh, self.sums)
             self._check_stacked(call, path, leaf.value)
             check_sum(found.sum, call, path)
@@ -99,6 +101,22 @@ class Incoming:
             )
         check_sum(found.sum, call, path)
         return found
+
+    def _check_spec(self, call, path, leaf):
+        """Raises unless the spec of a stacked gradient shards its parameter evenly."""
+        value = leaf.value
+        rows = is_row_grads(value) or tree.is_sparse(value)
+        shape = value.shape if rows else value.shape[1:]
+        for size, part in itertools.zip_longest(shape, leaf.spec):
+            names = axis_names(part or ())
+            shards = math.prod(self.mesh.shape.get(name, 0) for name in names)
+            if not shards or size is None or (size % shards and not tree.is_sparse(value)):
+                raise ArgumentError(
+                    f"{call}: the gradient of {path!r} is stacked with spec={leaf.spec}, "
+                    f"which does not shard the shape {list(shape)} of its parameter evenly "
+                    f"on a mesh of {dict(self.mesh.shape)}: give the parameter's own spec, "
+                    "param_specs of sparsejax.per_replica."
+                )
 
     def _check_stacked(self, call, path, value):
         """Raises unless there is one gradient for each replica."""
