@@ -31,7 +31,7 @@ class LeafPlaces(NamedTuple):
     Attributes:
         scatter: The dimension of each leaf of whose sum a rank needs one piece; None if it
             needs all.
-        axes: The mesh axes, but the ranks', over which devices have other parts of each leaf.
+        axes: The mesh axes but the ranks' over which devices have other parts of each leaf.
         inside: Bytes that were sent for each leaf over the axes that are not the ranks'.
     """
 
