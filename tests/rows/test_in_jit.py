@@ -119,9 +119,10 @@ def test_a_table_that_is_read_has_rows_by_device(name):
             np.testing.assert_array_equal(own, ids.reshape(8, -1))
         found = np.zeros((ROWS + 1, WIDTH), np.float32)
         np.add.at(found, np.minimum(np.asarray(grads.ids), ROWS), np.asarray(grads.rows))
-        np.testing.assert_allclose(
-            found[:ROWS], dense_gradient(loss, ids), rtol=1e-5, atol=1e-5
-        )
+        # In 16 bits JAX adds up what is read twice in 16 bits; here it is listed twice.
+        close = 1e-2 if name == "by_cast" else 1e-5
+        wanted = dense_gradient(loss, ids)
+        np.testing.assert_allclose(found[:ROWS], wanted, rtol=close, atol=close)
         # Nothing of them is sent: neither rows nor ids.
         compiled = grads_of.lower(params, given).compile()
         sent = hlo.compiled_collectives(compiled, mesh)
