@@ -71,12 +71,8 @@ def zen(rule, **options):
         ("both", "embedding", 0.05),
         ("minor", "w", 0.01),
         *helpers.slow(
-            *[
-                (where, name, density)
-                for where in WHERE
-                for name in ("w", "embedding")
-                for density in (0.0, 0.03, 1.0)
-            ]
+            *[(where, name, 0.03) for where in WHERE for name in ("w", "embedding")],
+            *[("rows", name, full) for name in ("w", "embedding") for full in (0.0, 1.0)],
         ),
     ],
 )
