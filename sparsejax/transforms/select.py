@@ -354,7 +354,7 @@ def check_shards(
             f"some leaves vary over {shards[0]} and others over {shards[-1]}, and what all "
             f"have together ({what}) would differ from shard to shard: give the sparsifier "
             "model_axis, the axis over which they are sharded. Under jit, where it is not "
-            f"taken, leave {what} out, or shard these leaves alike."
+            f"taken, leave {what} out, or shard these leaves over the same axes."
         )
 
 
