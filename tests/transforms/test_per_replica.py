@@ -113,9 +113,9 @@ SYNCS = {
 @pytest.mark.parametrize(
     ("sync", "name"),
     [
-        ("zen", "sharded"),
         ("zen", "zero"),
         *helpers.slow(
+            ("zen", "sharded"),
             *[(sync, name) for sync in SYNCS for name in SPECS if sync != "zen"],
             ("zen", "replicated"),
         ),
