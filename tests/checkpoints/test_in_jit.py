@@ -70,7 +70,7 @@ def dense(name):
     return params
 
 
-@pytest.mark.parametrize("sizes", [(2, 4), (1, 1), *helpers.slow(SAVED_ON, (2, 2))])
+@pytest.mark.parametrize("sizes", [(2, 4), (1, 1), *helpers.slow((SAVED_ON,), ((2, 2),))])
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_a_lossless_run_goes_on_as_dense_training(saved, name, sizes):
     run = restored(saved(name)[0], name, sizes).train(LATER)
@@ -80,7 +80,7 @@ def test_a_lossless_run_goes_on_as_dense_training(saved, name, sizes):
     assert int(sparsejax.metrics(run.state)["sync/exchanges"]) == len(FIRST + LATER)
 
 
-@pytest.mark.parametrize("sizes", [(2, 4), (1, 1), *helpers.slow(SAVED_ON, (2, 2))])
+@pytest.mark.parametrize("sizes", [(2, 4), (1, 1), *helpers.slow((SAVED_ON,), ((2, 2),))])
 def test_what_replicas_hold_back_is_kept_where_their_number_changes(saved, sizes):
     """What was sent, and what is held, are the sum of all gradients, before and after."""
     path, before = saved("dgc")
