@@ -71,7 +71,7 @@ KERNELS = {
 
 # Where a stage begins: the load of each.
 STAGES = {
-    "push_pull.py:Stages._by_entries": "push",
+    "push_pull.py:Stages.by_entries": "push",
     "pulls.py:Owned.gather": "pull",
     "ag_sparse.py:AGSparse.add_up": "gather",
     "rows.py:_RowExchange._push": "push",

@@ -12,7 +12,7 @@ from tests.bench.device.test_stages import stage
 
 def test_a_loop_that_turns_otherwise_than_reckoned_is_an_error(monkeypatch):
     known = turns.Turns({"push": stage(10)})
-    place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
+    place = ("push_pull.py:Stages.by_entries", "messages.py:transmit")
     assert held.compare("zen", known, {place: [1] * 16}, set()) == {"push transmit": 16}
     with pytest.raises(hlo.ProgramError, match=r"took 32 turns .* where 16 were reckoned"):
         held.compare("zen", known, {place: [2] * 16}, set())
@@ -22,7 +22,7 @@ def test_a_loop_that_turns_otherwise_than_reckoned_is_an_error(monkeypatch):
 
 def test_a_loop_that_runs_on_gpus_alone_is_an_error():
     known = turns.Turns({"push": stage(10)})
-    place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
+    place = ("push_pull.py:Stages.by_entries", "messages.py:transmit")
     known.turns((*place, "tiles.py:pack", "tiles.py:_each"))
     with pytest.raises(hlo.ProgramError, match=r"CPU devices do not run.*pack"):
         held.compare("zen", known, {place: [1] * 16}, known.asked)

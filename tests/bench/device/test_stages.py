@@ -23,7 +23,7 @@ def test_rounds_and_tiles_follow_from_the_ladder():
     several = stage(64 + 64 + 5)
     assert several.rounds == [(1, 64), (1, 64), (0, 5)]
     known = turns.Turns({"push": several})
-    place = ("push_pull.py:Stages._by_entries", "messages.py:transmit")
+    place = ("push_pull.py:Stages.by_entries", "messages.py:transmit")
     assert known.turns(place) == 3
     # The fullest part has 8, 8 and 1 tiles, and the rank's other parts one each.
     assert several.collectives == 3
@@ -49,7 +49,7 @@ def test_one_switch_takes_nothing_a_message_or_several(side, last):
     push = lambda count: turns.Stage(
         Ladder(4096, 256, 8, rungs, True), 3, counts * count, counts, 1e6
     )
-    place = ("push_pull.py:Stages._by_entries", side)
+    place = ("push_pull.py:Stages.by_entries", side)
     taken = {n: turns.Turns({"push": push(n)}).taken(place, 4) for n in (0, 10, 64, 130)}
     assert [one.index(1.0) for one in taken.values()] == [0, 1, 2, 3]
     known = turns.Turns({"push": push(130)})
