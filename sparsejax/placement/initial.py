@@ -26,11 +26,10 @@ from sparsejax.placement.specs import (
     check_types,
     data_axis,
     places,
-    ranks_of,
     state_specs,
 )
 from sparsejax.state import observing, sharded, tree
-from sparsejax.state.parameters import ParameterSpecs
+from sparsejax.state.parameters import ParameterSpecs, ranks_of
 from sparsejax.transforms.described import described
 
 

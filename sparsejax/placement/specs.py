@@ -7,7 +7,6 @@ is about a parameter and has none of its axes, as the threshold of one, has a pi
 rank and shard, one after another.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from sparsejax.state.parameters import (
     ParameterSpecs,
     check_axes,
     of_per_rank,
+    ranks_of as ranks_of,
 )
 from sparsejax.state.per_rank import PerRank, check_whole, find
 from sparsejax.transforms.exchange import ExchangeState
@@ -121,11 +121,6 @@ def data_axis(mesh: Mesh, axis_name: AxisName | None, what: str) -> AxisName:
         return mesh.axis_names[0]
     check_axes(mesh, mesh_axes.axis_names(axis_name), what)
     return axis_name
-
-
-def ranks_of(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> int:
-    """How many ranks an axis of the mesh has, or several axes together."""
-    return math.prod(mesh.shape[name] for name in mesh_axes.axis_names(axis_name))
 
 
 def check_shards(params: Any, mesh: Mesh | AbstractMesh) -> None:

@@ -1,7 +1,6 @@
 """The value of a loss and its gradient, with rows where the loss reads tables by rows."""
 
 import functools
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from sparsejax.errors import ArgumentError, DenseGradientWarning
 from sparsejax.rows import reading, replay
 from sparsejax.rows.replay import UNDER_JIT, ProgramTable, Reader
 from sparsejax.state import tree
+from sparsejax.state.parameters import ranks_of
 from sparsejax.units.row_grads import RowGrads
 
 
@@ -220,7 +220,7 @@ def _typed_row_grads(places, shape):
     mesh = places[0][0].sharding.mesh
     every = [site.ids_spec[site.batch] for site, _, _ in places]
     over = max(every, key=lambda part: len(axis_names(part)))
-    count = math.prod(mesh.shape[name] for name in axis_names(over))
+    count = ranks_of(mesh, over)
     all_ids, all_rows = [], []
     for (site, lookup, rows), own in zip(places, every, strict=True):
         rows = jnp.moveaxis(rows, site.axes, range(-len(site.axes), 0))

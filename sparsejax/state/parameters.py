@@ -5,6 +5,7 @@ the ranks. What is about a parameter and has none of its axes, as its threshold,
 for each rank and shard, one after another.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,11 @@ def check_axes(mesh: Mesh | AbstractMesh, names: Iterable[str], what: str) -> No
     missing = [name for name in names if name not in mesh.axis_names]
     if missing:
         raise missing_axis(what, missing[0], mesh.axis_names)
+
+
+def ranks_of(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> int:
+    """How many ranks an axis of the mesh has, or several axes together."""
+    return math.prod(mesh.shape[name] for name in mesh_axes.axis_names(axis_name))
 
 
 class Parameter(NamedTuple):

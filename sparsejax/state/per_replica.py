@@ -63,6 +63,11 @@ def is_per_replica(leaf: Any) -> bool:
     return isinstance(leaf, PerReplica)
 
 
+def per_replica_nodes(tree: Any) -> list[PerReplica]:
+    """The gradients of a tree that are stacked by replica."""
+    return list(filter(is_per_replica, jax.tree.leaves(tree, is_leaf=is_per_replica)))
+
+
 def mesh_here(
     mesh: Mesh | AbstractMesh | None, names: tuple[str, ...], call: str
 ) -> Mesh | AbstractMesh:

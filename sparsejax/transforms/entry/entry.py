@@ -47,7 +47,7 @@ from sparsejax.errors import (
 from sparsejax.state import observing, sharded, tree
 from sparsejax.state.parameters import ParameterSpecs
 from sparsejax.state.per_rank import OUTLINE, find
-from sparsejax.state.per_replica import is_per_replica
+from sparsejax.state.per_replica import is_per_replica, per_replica_nodes
 from sparsejax.transforms.entry.incoming import Incoming, check_sum, spec_of
 from sparsejax.transforms.entry.leaves import LeafPlaces, shard_shape, whole_shape
 from sparsejax.transforms.entry.shards import ShardSum
@@ -87,10 +87,8 @@ class Entry:
         """The mesh of an update that is called outside of `shard_map`, or None inside."""
         if axes.manual_axes():
             return None
-        nodes = jax.tree.leaves(updates, is_leaf=is_per_replica)
-        for node in nodes:
-            if is_per_replica(node):
-                return node.mesh_here(f"update of {self.name}")
+        for node in per_replica_nodes(updates):
+            return node.mesh_here(f"update of {self.name}")
         return axes.outside_of((updates, params, state), self.axis_name)
 
     def run(
@@ -192,8 +190,7 @@ class Entry:
 
     def _names(self, mesh, updates):
         """The axes of the ranks, or an error."""
-        nodes = jax.tree.leaves(updates, is_leaf=is_per_replica)
-        stacked = [node.axis_name for node in nodes if is_per_replica(node)]
+        stacked = [node.axis_name for node in per_replica_nodes(updates)]
         known = self.axis_name or next(iter(stacked), None)
         if known is None and len(mesh.axis_names) > 1:
             raise AxisError(

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from sparsejax.axes import axis_names, mesh_of
 from sparsejax.errors import AlreadySummedError, ArgumentError
 from sparsejax.state import sharded, tree
+from sparsejax.state.parameters import ranks_of
 from sparsejax.state.per_replica import is_per_replica
 from sparsejax.transforms.entry.leaves import (
     EntriesLeaf,
@@ -122,7 +123,7 @@ class Incoming:
         """Raises unless there is one gradient for each replica."""
         if tree.is_sparse(value):
             return
-        count = math.prod(self.mesh.shape[name] for name in self.names)
+        count = ranks_of(self.mesh, self.names)
         shape = tree.numbers(value).shape
         if shape[:1] != (count,):
             raise ArgumentError(

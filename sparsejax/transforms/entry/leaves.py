@@ -8,7 +8,6 @@ RowsLeaf        `RowGrads`, of which each device has those of its part of the ba
 
 import abc
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from sparsejax.axes import axis_names
+from sparsejax.axes import AxisName, axis_names
 from sparsejax.state import tree
+from sparsejax.state.parameters import ranks_of
 from sparsejax.state.per_replica import PerReplica
 from sparsejax.transforms.entry.shards import ShardSum
 from sparsejax.units.row_grads import RowGrads, is_row_grads
@@ -113,17 +113,20 @@ class OuterLeaf(abc.ABC):
     def out_spec(self, x: Any) -> Any:
         """The PartitionSpecs of what `leave` returns."""
         if tree.is_sparse(x):
-            return by_device(x, self.mesh)
+            return along(x, self.mesh.axis_names)
         # JAX 0.10 to 0.12 lower no unreduced result of a `shard_map` over one device.
-        over = self.sum.ranks if self.mesh.size > 1 else ()
-        return PartitionSpec(*self.sum.own, unreduced=frozenset(over))
+        return self._partial if self.mesh.size > 1 else PartitionSpec(*self.sum.own)
 
     def handed_on(self, x: Any) -> Any:
         """What `leave` returned, outside: still unreduced on a mesh of one device, too."""
         if self.mesh.size > 1 or not isinstance(x, jax.Array):
             return x
-        spec = PartitionSpec(*self.sum.own, unreduced=frozenset(self.sum.ranks))
-        return jax.reshard(x, NamedSharding(self.mesh, spec))
+        return jax.reshard(x, NamedSharding(self.mesh, self._partial))
+
+    @property
+    def _partial(self):
+        """Sharded as its sum, and still unreduced over the ranks."""
+        return PartitionSpec(*self.sum.own, unreduced=frozenset(self.sum.ranks))
 
 
 class UnreducedLeaf(OuterLeaf):
@@ -156,7 +159,7 @@ class EntriesLeaf(OuterLeaf):
     @property
     def in_spec(self):
         """One device's after another's."""
-        return by_device(self.value, self.mesh)
+        return along(self.value, self.mesh.axis_names)
 
     @property
     def shape(self):
@@ -215,9 +218,9 @@ class StackedLeaf(OuterLeaf):
 
     def _specs(self, value):
         if tree.is_sparse(value):
-            specs = by_device(value, self.mesh)
+            specs = along(value, self.mesh.axis_names)
         elif is_row_grads(value):
-            specs = jax.tree.map(lambda _: PartitionSpec(self.node.axis_name), value)
+            specs = along(value, self.node.axis_name)
         else:
             specs = PartitionSpec(self.node.axis_name, *self.sum.own)
         return dataclasses.replace(self.node, value=specs)
@@ -233,15 +236,19 @@ class RowsLeaf(OuterLeaf):
         return axis_names(part or ())
 
     @property
+    def fast(self) -> tuple[str, ...]:
+        """Those of the batch's axes that are not the ranks'."""
+        return tuple(name for name in self.over if name not in self.sum.ranks)
+
+    @property
     def axes(self):
         """Those of the table's shards, and of the batch before its rows are gathered."""
-        fast = tuple(name for name in self.over if name not in self.sum.ranks)
-        return self.sum.axes if self.sums else fast
+        return self.sum.axes if self.sums else self.fast
 
     @property
     def in_spec(self):
         """One device's rows after another's."""
-        return jax.tree.map(lambda _: PartitionSpec(self.over), self.value)
+        return self.out_spec(self.value)
 
     @property
     def shape(self):
@@ -256,9 +263,8 @@ class RowsLeaf(OuterLeaf):
         if not self.sums:
             return RowGrads.marked(value.ids, value.rows, value.shape), 0.0
         ids, rows, sent = value.ids, value.rows, 0.0
-        fast = tuple(name for name in self.over if name not in self.sum.ranks)
-        if fast:
-            wire = Wire(fast)
+        if self.fast:
+            wire = Wire(self.fast)
             (ids, of_ids), (rows, of_rows) = wire.all_gather(ids), wire.all_gather(rows)
             ids, rows = ids.reshape(-1), rows.reshape(-1, *value.shape[1:])
             sent = of_ids + of_rows
@@ -270,7 +276,7 @@ class RowsLeaf(OuterLeaf):
 
     def out_spec(self, x):
         """As `in_spec`."""
-        return jax.tree.map(lambda _: PartitionSpec(self.over), x)
+        return along(x, self.over)
 
 
 def as_summed(ids: jax.Array, rows: jax.Array, shape: tuple[int, ...], of: ShardSum) -> Any:
@@ -311,9 +317,9 @@ def of_shard(
     return RowGrads.marked(ids, rows, tuple(local))
 
 
-def by_device(leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """The specs of arrays that differ by device, one's after another's."""
-    return jax.tree.map(lambda _: PartitionSpec(mesh.axis_names), leaf)
+def along(leaf: Any, names: AxisName) -> Any:
+    """The specs of arrays that differ by device along some axes, one's after another's."""
+    return jax.tree.map(lambda _: PartitionSpec(names), leaf)
 
 
 def shard_shape(
@@ -327,6 +333,6 @@ def whole_shape(
     shape: tuple[int, ...], of: ShardSum, mesh: Mesh | AbstractMesh
 ) -> tuple[int, ...]:
     """The shape of an array of which a shard has this shape; inverse of `shard_shape`."""
-    sizes = [math.prod(mesh.shape[name] for name in axis_names(p or ())) for p in of.own]
+    sizes = [ranks_of(mesh, part or ()) for part in of.own]
     sizes += [1] * (len(shape) - len(sizes))
     return tuple(x * size for x, size in zip(shape, sizes, strict=True))

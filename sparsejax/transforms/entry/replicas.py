@@ -16,6 +16,7 @@ from sparsejax.axes import AxisName, axis_names
 from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.state.parameters import ParameterSpecs
 from sparsejax.state.per_replica import PerReplica, mesh_here
+from sparsejax.transforms.entry.shards import ShardSum
 from sparsejax.units.row_grads import is_row_grads
 
 
@@ -87,7 +88,7 @@ def per_replica(
                     f"{_CALL}: there are {len(specs)} parameters, and {len(leaves)} "
                     "gradients: differentiate with respect to the first argument."
                 )
-            placed = map(functools.partial(_placed, names, own), leaves, specs)
+            placed = map(functools.partial(_placed, names), leaves, specs)
             stacked = lambda x: jax.tree.map(lambda y: y[None], x)
             return stacked(value), structure.unflatten(map(stacked, placed))
 
@@ -111,12 +112,11 @@ def per_replica(
     return call
 
 
-def _placed(names, mesh, leaf, spec):
+def _placed(names, leaf, spec):
     """A gradient that XLA is to shard as its parameter, over all axes but these."""
     if is_row_grads(leaf):
         return leaf
-    parts = (axis_names(part or ()) for part in spec)
-    left = [tuple(name for name in part if name not in names) or None for part in parts]
+    left = ShardSum(spec, names).own
     if not any(left):
         return leaf
     return jax.lax.with_sharding_constraint(leaf, PartitionSpec(*left))
