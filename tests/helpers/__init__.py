@@ -27,6 +27,7 @@ from tests.helpers.meshes import (
     auto as auto,
     grid as grid,
     mesh_of as mesh_of,
+    partial_sums as partial_sums,
     placed as placed,
     shard_map as shard_map,
 )

@@ -45,6 +45,15 @@ def placed(given: Any, mesh: Mesh, specs: Any) -> Any:
     return jax.tree.map(put, given, full)
 
 
+def partial_sums(x: Any, mesh: Mesh) -> jax.Array:
+    """Partial sums [devices, ...] as one array that is unreduced over all axes."""
+    over = mesh.axis_names
+    wanted = P(*[None] * (x.ndim - 1), unreduced=frozenset(over))
+    own = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+    made = jax.jit(own(lambda x: x[0], in_specs=P(over), out_specs=wanted))
+    return made(placed(x, mesh, P(over)))
+
+
 def shard_map(fn: Callable, *, mesh: Any, in_specs: Any, **options: Any) -> Callable:
     """`jax.shard_map` of operands that lie anywhere, where the mesh has devices."""
     mapped = jax.shard_map(fn, mesh=mesh, in_specs=in_specs, **options)

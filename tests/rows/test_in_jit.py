@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sparsejax
 from sparsejax import errors
@@ -20,12 +20,8 @@ ROWS, WIDTH, BATCH, LENGTH = 512, 16, 16, 6
 BOTH = ("replica", "fsdp")
 
 
-def put(x, mesh, spec):
-    return jax.device_put(x, NamedSharding(mesh, spec))
-
-
-def grid(kind=AxisType.Explicit):
-    return jax.make_mesh((4, 2), BOTH, axis_types=(kind,) * 2)
+def grid(kind="explicit"):
+    return helpers.KINDS[kind](helpers.grid(replica=4, fsdp=2))
 
 
 def table(seed=0):
@@ -86,8 +82,8 @@ def dense_gradient(loss, ids):
     """The gradient on one device, of parameters that are not cast."""
     mesh = jax.make_mesh((1, 1), BOTH)
     with jax.set_mesh(mesh):
-        params = {"table": put(table(), mesh, P(None, None))}
-        own = put(ids, mesh, P(BOTH, None))
+        params = {"table": helpers.placed(table(), mesh, P(None, None))}
+        own = helpers.placed(ids, mesh, P(BOTH, None))
         return np.asarray(jax.jit(jax.grad(loss))(params, own)["table"])
 
 
@@ -103,13 +99,13 @@ def test_a_table_that_is_read_has_rows_by_device(name):
     mesh, loss = grid(), LOSSES[name]
     ids = ids_of()
     with jax.set_mesh(mesh):
-        params = {"table": put(table(), mesh, P("fsdp", None))}
+        params = {"table": helpers.placed(table(), mesh, P("fsdp", None))}
 
         @jax.jit
         def grads_of(params, ids):
             return sparsejax.value_and_grad(loss)(sparsejax.local(params, BOTH), ids)[1]
 
-        given = put(ids, mesh, P(BOTH, None))
+        given = helpers.placed(ids, mesh, P(BOTH, None))
         grads = grads_of(params, given)["table"]
         assert isinstance(grads, sparsejax.RowGrads)
         assert jax.typeof(grads.ids).sharding.spec.partitions == (BOTH,)
@@ -132,8 +128,8 @@ def test_a_table_that_is_read_has_rows_by_device(name):
 def test_rows_that_all_devices_read_are_refused():
     """JAX adds their gradients up over all devices, as a partial sum each."""
     mesh = grid()
-    everywhere = put(np.arange(8, dtype=np.int32), mesh, P(None))
-    half = put(np.arange(8, dtype=np.int32), mesh, P("replica"))
+    everywhere = helpers.placed(np.arange(8, dtype=np.int32), mesh, P(None))
+    half = helpers.placed(np.arange(8, dtype=np.int32), mesh, P("replica"))
 
     def read(spec):
         def loss(params, ids):
@@ -146,7 +142,7 @@ def test_rows_that_all_devices_read_are_refused():
         )
 
     with jax.set_mesh(mesh):
-        params = {"table": put(table(), mesh, P(None, None))}
+        params = {"table": helpers.placed(table(), mesh, P(None, None))}
         with pytest.raises(errors.ArgumentError, match=r"not sharded over 'fsdp'.*Shard"):
             read(P(None, None))(params, everywhere)
         with pytest.raises(errors.ArgumentError, match=r"not sharded over 'fsdp'.*Shard"):
@@ -157,8 +153,8 @@ def test_a_scaled_table_has_the_dense_gradient_of_jax():
     mesh = grid()
     twice = lambda params, ids: by_get({"table": 2.0 * params["table"]}, ids)
     with jax.set_mesh(mesh):
-        params = {"table": put(table(), mesh, P(None, None))}
-        ids = put(ids_of(), mesh, P(BOTH, None))
+        params = {"table": helpers.placed(table(), mesh, P(None, None))}
+        ids = helpers.placed(ids_of(), mesh, P(BOTH, None))
         grads = lambda params, ids, make: make(twice)(sparsejax.local(params, BOTH), ids)
         ours = jax.jit(functools.partial(grads, make=sparsejax.value_and_grad))
         theirs = jax.jit(functools.partial(grads, make=jax.value_and_grad))
@@ -181,14 +177,14 @@ WHERE = {
 def stepped(where, kind, chain):
     """A table after three steps, the losses, and the metrics."""
     mesh, spec = grid(kind), WHERE[where]
-    typed = kind == AxisType.Explicit
+    typed = kind == "explicit"
     sync = sparsejax.zen_sync(
         "replica", reduce="sum" if typed else "mean", rules={"table": "sparse"}
     )
     tx = CHAINS[chain](sync)
     plain = lambda params, ids: through(params["table"][ids]) / BATCH
     with jax.set_mesh(mesh):
-        params = {"table": put(table(), mesh, spec)}
+        params = {"table": helpers.placed(table(), mesh, spec)}
         state = sparsejax.init(tx, params)
 
         @jax.jit
@@ -207,7 +203,7 @@ def stepped(where, kind, chain):
 
         losses = []
         for seed in range(3):
-            ids = put(ids_of(seed), mesh, P(BOTH, None))
+            ids = helpers.placed(ids_of(seed), mesh, P(BOTH, None))
             params, state, loss = step(params, state, ids)
             losses.append(float(loss))
     metrics = {key: float(value) for key, value in sparsejax.metrics(state).items()}
@@ -245,21 +241,21 @@ def reference(chain):
 @pytest.mark.parametrize(
     ("where", "kind", "chain"),
     [
-        ("rows", "Explicit", "adam"),
-        ("replicated", "Explicit", "lazy"),
-        ("both", "Auto", "adam"),
+        ("rows", "explicit", "adam"),
+        ("replicated", "explicit", "lazy"),
+        ("both", "auto", "adam"),
         *helpers.slow(
-            *[(where, "Explicit", "adam") for where in ("columns", "zero", "both")],
-            *[(where, "Auto", "adam") for where in ("rows", "columns", "zero")],
-            ("replicated", "Auto", "lazy"),
-            ("replicated", "Explicit", "lazy_sgd"),
-            ("columns", "Explicit", "guarded"),
-            ("rows", "Auto", "guarded"),
+            *[(where, "explicit", "adam") for where in ("columns", "zero", "both")],
+            *[(where, "auto", "adam") for where in ("rows", "columns", "zero")],
+            ("replicated", "auto", "lazy"),
+            ("replicated", "explicit", "lazy_sgd"),
+            ("columns", "explicit", "guarded"),
+            ("rows", "auto", "guarded"),
         ),
     ],
 )
 def test_a_table_trains_by_rows_as_densely(where, kind, chain):
-    found, losses, metrics = stepped(where, getattr(AxisType, kind), chain)
+    found, losses, metrics = stepped(where, kind, chain)
     dense = {"lazy_sgd": "sgd", "guarded": "adam"}.get(chain, chain)
     wanted, of_dense = reference(dense)
     np.testing.assert_allclose(losses, of_dense, rtol=1e-5)
@@ -273,12 +269,12 @@ def test_a_table_trains_by_rows_as_densely(where, kind, chain):
 def test_what_rows_cannot_do_under_jit_is_refused_by_name():
     mesh = grid()
     with jax.set_mesh(mesh):
-        params = {"table": put(table(), mesh, P(None, None))}
+        params = {"table": helpers.placed(table(), mesh, P(None, None))}
         lazy = sparsejax.lazy(optax.adam(1e-2))
         sync = sparsejax.zen_sync("replica", reduce="sum", rules={"table": "sparse"})
         tx = optax.chain(sync, lazy)
         state = sparsejax.init(tx, params)
-        ids = put(ids_of(), mesh, P(BOTH, None))
+        ids = helpers.placed(ids_of(), mesh, P(BOTH, None))
 
         def grads_of(params, ids, **options):
             local = sparsejax.local(params, BOTH)
@@ -312,11 +308,11 @@ def test_what_rows_cannot_do_under_jit_is_refused_by_name():
         clip = sparsejax.transforms.clip_by_rank(1.0, "replica")
         with pytest.raises(errors.ArgumentError, match=r"clip_by_rank.*'fsdp'.*'table'"):
             jax.jit(clip.update)(grads, clip.init(params), params)
-    auto = grid(AxisType.Auto)
+    auto = grid("auto")
     with jax.set_mesh(auto):
-        params = {"table": put(table(), auto, P(None, None))}
+        params = {"table": helpers.placed(table(), auto, P(None, None))}
         state = sparsejax.init(tx, params)
-        ids = put(ids_of(), auto, P(BOTH, None))
+        ids = helpers.placed(ids_of(), auto, P(BOTH, None))
         plain = lambda params, ids: through(params["table"][ids])
 
         def late(params, state, ids):
@@ -329,12 +325,15 @@ def test_what_rows_cannot_do_under_jit_is_refused_by_name():
 
 
 def test_rows_of_a_replica_are_clipped_where_their_table_is_sharded():
-    mesh, spec = grid(AxisType.Auto), P("fsdp", None)
+    mesh, spec = grid("auto"), P("fsdp", None)
     clip = sparsejax.transforms.clip_by_rank(1e6, "replica")
     tx = optax.chain(clip, sparsejax.zen_sync("replica", rules={"table": "sparse"}))
     loss = lambda params, ids: through(params["table"][ids])
     with jax.set_mesh(mesh):
-        params, ids = {"table": put(table(), mesh, spec)}, put(ids_of(), mesh, P(BOTH))
+        params, ids = (
+            {"table": helpers.placed(table(), mesh, spec)},
+            helpers.placed(ids_of(), mesh, P(BOTH)),
+        )
 
         @jax.jit
         def step(params, state, ids):
@@ -366,8 +365,11 @@ def test_lookups_that_are_sharded_otherwise_make_one_gradient(length):
         return read(wide) + 2 * read(wide.T) + 3 * read(ids)
 
     with jax.set_mesh(mesh):
-        params = {"table": put(table(), mesh, P(None, None))}
-        given = put(ids, mesh, P("replica", None)), put(wide, mesh, P(BOTH, None))
+        params = {"table": helpers.placed(table(), mesh, P(None, None))}
+        given = (
+            helpers.placed(ids, mesh, P("replica", None)),
+            helpers.placed(wide, mesh, P(BOTH, None)),
+        )
         grads_of = lambda *args: sparsejax.value_and_grad(loss)(*args)[1]["table"]
         found = jax.jit(
             lambda params, *args: grads_of(sparsejax.local(params, over), *args)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax import errors
@@ -26,24 +26,11 @@ MESHES = {
 }
 
 
-def put(x, mesh, spec):
-    return jax.device_put(x, NamedSharding(mesh, spec))
-
-
-def partial(x, mesh):
-    """Partial sums [devices, ...] as one array that is unreduced over all axes."""
-    over = mesh.axis_names
-    wanted = P(*[None] * (x.ndim - 1), unreduced=frozenset(over))
-    own = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
-    made = jax.jit(own(lambda x: x[0], in_specs=P(over), out_specs=wanted))
-    return made(put(x, mesh, P(over)))
-
-
 def summed(tx, mesh, spec, x, shape=SHAPE):
     """What an update under `jit` returns of partial sums, and its state."""
-    params = {"w": put(np.zeros(shape, np.float32), mesh, spec)}
+    params = {"w": helpers.placed(np.zeros(shape, np.float32), mesh, spec)}
     state = sparsejax.init(tx, params)
-    grads = {"w": partial(x, mesh)}
+    grads = {"w": helpers.partial_sums(x, mesh)}
     step = jax.jit(tx.update)
     out, after = step(grads, state, params)
     assert jax.typeof(out["w"]) == jax.typeof(params["w"])
@@ -54,12 +41,11 @@ def summed(tx, mesh, spec, x, shape=SHAPE):
 
 def stacked(tx, mesh, spec, x, shape=SHAPE):
     """The same on Auto axes, of gradients that are stacked by replica."""
-    kinds = (AxisType.Auto,) * len(mesh.axis_names)
-    auto = jax.make_mesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
+    auto = helpers.auto(mesh)
     of_replica = x.reshape(mesh.shape["replica"], -1, *shape).sum(1)
-    params = {"w": put(np.zeros(shape, np.float32), auto, spec)}
+    params = {"w": helpers.placed(np.zeros(shape, np.float32), auto, spec)}
     state = sparsejax.init(tx, params)
-    value = put(of_replica, auto, P("replica", *spec))
+    value = helpers.placed(of_replica, auto, P("replica", *spec))
     grads = {"w": sparsejax.transforms.PerReplica(value, "replica", spec, auto)}
     out, after = jax.jit(tx.update)(grads, state, params)
     assert out["w"].sharding.is_equivalent_to(params["w"].sharding, len(shape))
@@ -81,7 +67,7 @@ def in_shard_map(tx, mesh, spec, x, shape=SHAPE):
         out_specs=({"w": spec}, specs),
         check_vma=False,
     )
-    given = put(of_replica, mesh, P("replica", *spec))
+    given = helpers.placed(of_replica, mesh, P("replica", *spec))
     out, after = jax.jit(step)(given, state)
     return np.asarray(out["w"]), after
 
@@ -172,14 +158,14 @@ def test_nothing_is_lost_under_jit_and_residuals_lie_by_rank_and_shard(name, whe
     """Sums of all that was sent, and all that is held, are those of the gradients."""
     sizes, spec = MESHES[where]
     mesh, tx = helpers.grid(**sizes), CHAINS[name]()
-    params = {"w": put(np.zeros(SHAPE, np.float32), mesh, spec)}
+    params = {"w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, spec)}
     state = sparsejax.init(tx, params)
     step = jax.jit(tx.update)
     given, sent, found = np.zeros(SHAPE), np.zeros(SHAPE), []
     for seed in range(4):
         x = drawn(mesh, seed, density=0.2)
         given += x.sum(0)
-        out, state = step({"w": partial(x, mesh)}, state, params)
+        out, state = step({"w": helpers.partial_sums(x, mesh)}, state, params)
         sent += np.asarray(out["w"])
         found.append(np.asarray(out["w"]).any())
     assert step._cache_size() == 1
@@ -203,13 +189,13 @@ def test_a_rank_is_clipped_at_the_norm_of_all_its_shards(where):
     tx = optax.chain(clip, sparsejax.dense_sync("replica", reduce="sum"))
     x = drawn(mesh)
     params = {
-        "w": put(np.zeros(SHAPE, np.float32), mesh, spec),
-        "b": put(np.zeros(8), mesh, P()),
+        "w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, spec),
+        "b": helpers.placed(np.zeros(8), mesh, P()),
     }
     b = np.ones((mesh.size, 8), np.float32)
     with jax.set_mesh(mesh):
         state = tx.init(params)
-    grads = {"w": partial(x, mesh), "b": partial(b, mesh)}
+    grads = {"w": helpers.partial_sums(x, mesh), "b": helpers.partial_sums(b, mesh)}
     out, _ = jax.jit(tx.update)(grads, state, params)
     ranks = mesh.shape["replica"]
     own = x.reshape(ranks, -1, *SHAPE).sum(1), b.reshape(ranks, -1, 8).sum(1)
@@ -260,13 +246,13 @@ def batches(mesh, count):
     for _ in range(count):
         ids = (rng.zipf(1.3, (BATCH, LENGTH)) % VOCABULARY).astype(np.int32)
         labels = rng.integers(0, CLASSES, (BATCH, LENGTH)).astype(np.int32)
-        yield tuple(put(x, mesh, P(BOTH)) for x in (ids, labels))
+        yield tuple(helpers.placed(x, mesh, P(BOTH)) for x in (ids, labels))
 
 
 def test_a_model_on_replicas_of_shards_trains_as_by_a_dense_sum():
     mesh = helpers.grid(replica=4, fsdp=2)
     with jax.set_mesh(mesh):
-        params = jax.tree.map(lambda x, spec: put(x, mesh, spec), model(), SPECS)
+        params = jax.tree.map(lambda x, spec: helpers.placed(x, mesh, spec), model(), SPECS)
         tx = optax.chain(
             sparsejax.zen_sync("replica", reduce="sum", rules={"embedding": "row"}),
             optax.adam(1e-2),
@@ -311,7 +297,7 @@ def test_a_model_on_replicas_of_shards_trains_as_by_a_dense_sum():
 
 def test_parameters_are_cast_so_that_gradients_are_partial_sums():
     mesh = helpers.grid(replica=2, fsdp=2)
-    x = put(np.ones((8, 4), np.float32), mesh, P("fsdp", None))
+    x = helpers.placed(np.ones((8, 4), np.float32), mesh, P("fsdp", None))
     cast = sparsejax.local({"x": x}, BOTH)["x"]
     spec = jax.typeof(cast).sharding.spec
     assert (spec.partitions, spec.reduced) == ((None, None), frozenset(BOTH))
@@ -329,8 +315,12 @@ def test_a_gradient_that_is_summed_over_one_of_two_axes_is_scattered_or_refused(
     """JAX shards a dimension by the first axis, and each piece by the next."""
     mesh, both = helpers.grid(replica=2, fsdp=2, model=2), ("replica", "fsdp")
     rng = np.random.default_rng(0)
-    w = put(rng.integers(-4, 5, (16, 8)).astype(np.float32), mesh, P(parts, None))
-    x = put(rng.integers(-4, 5, (16, 16)).astype(np.float32), mesh, P(both, "model"))
+    w = helpers.placed(
+        rng.integers(-4, 5, (16, 8)).astype(np.float32), mesh, P(parts, None)
+    )
+    x = helpers.placed(
+        rng.integers(-4, 5, (16, 16)).astype(np.float32), mesh, P(both, "model")
+    )
     tx = sparsejax.zen_sync("replica", reduce="sum", rules={"w": "sparse"})
     state = sparsejax.init(tx, {"w": w})
 
@@ -356,22 +346,22 @@ def test_a_gradient_that_is_summed_over_one_of_two_axes_is_scattered_or_refused(
 
 def test_a_transformation_of_no_leaf_does_nothing():
     mesh = helpers.grid(replica=4, fsdp=2)
-    params = {"w": put(np.zeros(SHAPE, np.float32), mesh, P("fsdp", None))}
+    params = {"w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, P("fsdp", None))}
     own = sparsejax.zen_sync("replica", reduce="sum", rules={"w": "sparse"})
     tx = optax.multi_transform(
         {"a": own, "b": sparsejax.dense_sync("replica", reduce="sum")}, {"w": "a"}
     )
     x = drawn(mesh)
     made = sparsejax.init(tx, params, axis_name="replica")
-    out, _ = jax.jit(tx.update)({"w": partial(x, mesh)}, made, params)
+    out, _ = jax.jit(tx.update)({"w": helpers.partial_sums(x, mesh)}, made, params)
     np.testing.assert_array_equal(np.asarray(out["w"]), x.sum(0))
 
 
 def test_what_cannot_be_summed_under_jit_is_refused_by_name():
     sizes, spec = MESHES["fsdp"]
     mesh = helpers.grid(**sizes)
-    x, params = drawn(mesh), {"w": put(np.zeros(SHAPE, np.float32), mesh, spec)}
-    grads = {"w": partial(x, mesh)}
+    x, params = drawn(mesh), {"w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, spec)}
+    grads = {"w": helpers.partial_sums(x, mesh)}
     make = functools.partial(sparsejax.zen_sync, rules={"w": "sparse"}, reduce="sum")
     tx = make("replica")
     state = sparsejax.init(tx, params)
@@ -392,7 +382,7 @@ def test_what_cannot_be_summed_under_jit_is_refused_by_name():
     with pytest.raises(errors.ArgumentError, match=r"sparsejax.local returned for 'w'"):
         jax.jit(tx.update)(grads, state, cast)
     top = sparsejax.top_k(0.1, axis_name="replica", min_size=1)
-    whole = {"w": put(np.zeros(SHAPE, np.float32), mesh, P())}
+    whole = {"w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, P())}
     with pytest.raises(errors.StateError, match=r"sharded .*'fsdp'.*init\(tx, params\)"):
         jax.jit(top.update)(grads, top.init(params), whole)
     clip = sparsejax.transforms.clip_by_rank(1.0, "replica", model_axis="fsdp")
@@ -406,20 +396,20 @@ def test_what_cannot_be_summed_under_jit_is_refused_by_name():
 def test_a_sum_over_the_fast_axis_is_taken_in_float32(spec):
     """In float16 each 1 that is added to 2048 is lost."""
     mesh = helpers.grid(replica=1, fsdp=8)
-    params = {"w": put(np.zeros((8, 8), np.float16), mesh, spec)}
+    params = {"w": helpers.placed(np.zeros((8, 8), np.float16), mesh, spec)}
     tx = sparsejax.dense_sync("replica", reduce="sum")
     x = np.ones((8, 8, 8), np.float16)
     x[0] = 2048
     state = sparsejax.init(tx, params)
-    out, _ = jax.jit(tx.update)({"w": partial(x, mesh)}, state, params)
+    out, _ = jax.jit(tx.update)({"w": helpers.partial_sums(x, mesh)}, state, params)
     np.testing.assert_array_equal(out["w"], np.full((8, 8), 2056))
 
 
 def test_parameters_that_are_another_tree_are_refused_by_name():
     mesh = helpers.grid(replica=4)
-    whole = put(np.zeros((8,), np.float32), mesh, P())
+    whole = helpers.placed(np.zeros((8,), np.float32), mesh, P())
     params = {"w": whole, "frozen": whole}
-    grads = {"w": partial(np.ones((4, 8), np.float32), mesh), "frozen": None}
+    grads = {"w": helpers.partial_sums(np.ones((4, 8), np.float32), mesh), "frozen": None}
     tx = sparsejax.zen_sync("replica", reduce="sum")
     state = tx.init(params | {"frozen": None})
     with pytest.raises(errors.ArgumentError, match=r"its parameter must be None, too"):

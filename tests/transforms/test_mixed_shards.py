@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from sparsejax import errors
 from tests import helpers
-from tests.transforms.test_entry import partial, put
 
 
 @pytest.mark.parametrize("name", ["ok_topk", *helpers.slow("spardl")])
@@ -23,7 +22,7 @@ def test_what_a_scheme_chooses_of_a_replicated_leaf_is_the_same_on_all_shards(na
     params, given = mixed(mesh)
     given["sharded"][:, :32] *= 10
     state = sparsejax.init(tx, params)
-    grads = {key: partial(x, mesh) for key, x in given.items()}
+    grads = {key: helpers.partial_sums(x, mesh) for key, x in given.items()}
     out, state = jax.jit(tx.update)(grads, state, params)
     first, *others = [np.asarray(x.data) for x in out["whole"].addressable_shards]
     assert first.any()
@@ -42,7 +41,7 @@ def mixed(mesh):
     rng = np.random.default_rng(0)
     params, given = {}, {}
     for key, (shape, spec) in MIXED.items():
-        params[key] = put(np.zeros(shape, np.float32), mesh, spec)
+        params[key] = helpers.placed(np.zeros(shape, np.float32), mesh, spec)
         given[key] = rng.standard_normal((mesh.size, *shape), np.float32)
     return params, given
 
@@ -79,7 +78,7 @@ def test_without_types_a_scheme_chooses_from_each_leaf_alone():
     for key, (shape, spec) in MIXED.items():
         x = rng.standard_normal((4, *shape), np.float32)
         x[:, : shape[0] // 2] *= 10 if key == "sharded" else 1
-        given[key] = put(x, mesh, P("replica", *spec))
+        given[key] = helpers.placed(x, mesh, P("replica", *spec))
     out, _ = jax.jit(step)(given, state)
     first, *others = [np.asarray(x.data) for x in out["whole"].addressable_shards]
     assert first.any()

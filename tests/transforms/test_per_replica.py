@@ -19,15 +19,6 @@ SHAPE = (64, 128)
 ROWS, WIDTH, CLASSES, BATCH, LENGTH = 2048, 32, 64, 16, 8
 
 
-def auto(**sizes):
-    kinds = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds)
-
-
-def put(x, mesh, spec):
-    return jax.device_put(x, NamedSharding(mesh, spec))
-
-
 SPECS = {
     "sharded": {"embedding": P("fsdp", None), "out": P(None, "fsdp"), "bias": P()},
     "replicated": {"embedding": P(), "out": P(), "bias": P()},
@@ -43,14 +34,14 @@ def model(mesh, specs):
     rng = np.random.default_rng(0)
     draw = lambda *shape: (0.1 * rng.standard_normal(shape)).astype(np.float32)
     shapes = {"embedding": (ROWS, WIDTH), "out": (WIDTH, CLASSES), "bias": (CLASSES,)}
-    return {key: put(draw(*shapes[key]), mesh, specs[key]) for key in shapes}
+    return {key: helpers.placed(draw(*shapes[key]), mesh, specs[key]) for key in shapes}
 
 
 def batch_of(mesh):
     rng = np.random.default_rng(1)
     ids = (rng.zipf(1.3, (BATCH, LENGTH)) % ROWS).astype(np.int32)
     labels = rng.integers(0, CLASSES, (BATCH, LENGTH)).astype(np.int32)
-    return [put(x, mesh, P(("replica", "fsdp"))) for x in (ids, labels)]
+    return [helpers.placed(x, mesh, P(("replica", "fsdp"))) for x in (ids, labels)]
 
 
 def loss_fn(params, ids, labels):
@@ -61,7 +52,7 @@ def loss_fn(params, ids, labels):
 
 def run(sync, specs, steps=4):
     """Parameters, their optimizer's state and losses after some steps."""
-    mesh = auto(replica=4, fsdp=2)
+    mesh = helpers.auto(helpers.grid(replica=4, fsdp=2))
     params, tx = model(mesh, specs), optax.chain(sync, optax.adam(1e-2))
     batch = batch_of(mesh)
     with jax.set_mesh(mesh):
@@ -84,7 +75,7 @@ def run(sync, specs, steps=4):
 
 @functools.cache
 def by_dense_sums(name, steps=4):
-    mesh = auto(replica=4, fsdp=2)
+    mesh = helpers.auto(helpers.grid(replica=4, fsdp=2))
     params, tx = model(mesh, SPECS[name]), optax.adam(1e-2)
     state, batch, losses = tx.init(params), batch_of(mesh), []
 
@@ -144,7 +135,7 @@ def test_what_a_sparsifier_leaves_out_is_kept_by_replica(name):
         sparsejax.dgc(0.1, axis_name="replica", min_size=1000),
         sparsejax.zen_sync("replica", reduce="sum"),
     )
-    mesh, specs = auto(replica=4, fsdp=2), SPECS[name]
+    mesh, specs = helpers.auto(helpers.grid(replica=4, fsdp=2)), SPECS[name]
     rng = np.random.default_rng(0)
     given = {
         key: rng.integers(-9, 10, (4, *value.shape)).astype(np.float32)
@@ -155,7 +146,7 @@ def test_what_a_sparsifier_leaves_out_is_kept_by_replica(name):
         state = sparsejax.init(chain, params)
         nodes = {
             key: PerReplica(
-                put(value, mesh, P("replica", *_without_ranks(specs[key]))),
+                helpers.placed(value, mesh, P("replica", *_without_ranks(specs[key]))),
                 "replica",
                 specs[key],
             )
@@ -177,20 +168,20 @@ def _without_ranks(spec):
 
 def test_gradients_that_are_stacked_by_hand_are_averaged():
     """As `jax.vmap` with spmd_axis_name stacks them; on an explicit mesh, too."""
-    for mesh in (auto(replica=4), helpers.grid(replica=4)):
+    for mesh in (helpers.auto(helpers.grid(replica=4)), helpers.grid(replica=4)):
         x = np.arange(4 * 64, dtype=np.float32).reshape(4, 8, 8)
-        params = {"w": put(np.zeros((8, 8), np.float32), mesh, P())}
+        params = {"w": helpers.placed(np.zeros((8, 8), np.float32), mesh, P())}
         tx = sparsejax.zen_sync("replica", rules={"w": "sparse"})
         with jax.set_mesh(mesh):
             state = sparsejax.init(tx, params)
-            grads = {"w": PerReplica(put(x, mesh, P("replica")), "replica")}
+            grads = {"w": PerReplica(helpers.placed(x, mesh, P("replica")), "replica")}
             out, _ = jax.jit(tx.update)(grads, state, params)
         np.testing.assert_array_equal(np.asarray(out["w"]), x.mean(0))
 
 
 def test_what_does_not_fit_is_refused_by_name():
-    mesh = auto(replica=4, fsdp=2)
-    params = {"w": put(np.zeros((8, 8), np.float32), mesh, P())}
+    mesh = helpers.auto(helpers.grid(replica=4, fsdp=2))
+    params = {"w": helpers.placed(np.zeros((8, 8), np.float32), mesh, P())}
     tx = sparsejax.zen_sync("replica")
     x = jnp.ones((4, 8, 8))
     with jax.set_mesh(mesh):
@@ -230,6 +221,6 @@ def test_what_does_not_fit_is_refused_by_name():
     kinds = (AxisType.Explicit, AxisType.Auto)
     mixed = jax.make_mesh((4, 2), ("replica", "fsdp"), axis_types=kinds)
     with jax.set_mesh(mixed):
-        grads = {"w": put(np.ones((8, 8), np.float32), mixed, P())}
+        grads = {"w": helpers.placed(np.ones((8, 8), np.float32), mixed, P())}
         with pytest.raises(errors.AxisError, match=r"'fsdp' is Auto.*per_replica"):
             jax.jit(tx.update)(grads, tx.init({"w": jnp.ones((8, 8))}), grads)

@@ -11,7 +11,6 @@ import sparsejax
 from sparsejax import errors
 from tests import helpers
 from tests.laws.test_exact_sum import SCHEMES
-from tests.transforms.test_entry import partial, put
 
 
 SHAPE = (64, 128)
@@ -45,12 +44,12 @@ def stepped(tx, where, x, name="w"):
     specs = {name: spec, "bias": P(spec[0]), "scale": P()}
     given = {name: x, "bias": bias, "scale": scale}
     params = {
-        key: put(np.zeros(given[key].shape[1:], np.float32), mesh, specs[key])
+        key: helpers.placed(np.zeros(given[key].shape[1:], np.float32), mesh, specs[key])
         for key in specs
     }
     with jax.set_mesh(mesh):
         state = tx.init(params)
-    grads = {key: partial(value, mesh) for key, value in given.items()}
+    grads = {key: helpers.partial_sums(value, mesh) for key, value in given.items()}
     step = jax.jit(tx.update)
     out, after = step(grads, state, params)
     for key, param in params.items():
@@ -150,12 +149,12 @@ def test_entries_of_several_leaves_are_one_exchange():
         for key, shape in shapes.items()
     }
     params = {
-        key: put(np.zeros(shape, np.float32), mesh, P("replica"))
+        key: helpers.placed(np.zeros(shape, np.float32), mesh, P("replica"))
         for key, shape in shapes.items()
     }
     with jax.set_mesh(mesh):
         state = tx.init(params)
-    grads = {key: partial(value, mesh) for key, value in given.items()}
+    grads = {key: helpers.partial_sums(value, mesh) for key, value in given.items()}
     out, _ = jax.jit(tx.update)(grads, state, params)
     for key, value in given.items():
         flat = value.reshape(4, -1)
@@ -167,7 +166,7 @@ def test_entries_of_several_leaves_are_one_exchange():
         assert np.mean(found != wanted) < 0.01
 
 
-def test_averages_of_pieces_and_dense_steps():
+def test_a_step_of_warm_up_is_a_reduce_scatter():
     """`warm_up` sends everything: a reduce-scatter."""
     x = drawn(helpers.grid(**ONE), 0.05)
     tx = sparsejax.warm_up(zen("w"), 1)
@@ -182,11 +181,11 @@ def test_adam_keeps_its_state_for_the_shard_alone():
     mesh = helpers.grid(replica=4)
     sizes = {}
     for spec in (P(), P("replica", None)):
-        params = {"w": put(np.zeros((4096, 64), np.float32), mesh, spec)}
+        params = {"w": helpers.placed(np.zeros((4096, 64), np.float32), mesh, spec)}
         tx = optax.chain(zen("w"), optax.adam(1e-3))
         with jax.set_mesh(mesh):
             state = tx.init(params)
-        grads = {"w": partial(np.zeros((4, 4096, 64), np.float32), mesh)}
+        grads = {"w": helpers.partial_sums(np.zeros((4, 4096, 64), np.float32), mesh)}
 
         def step(grads, params, state, tx=tx):
             updates, state = tx.update(grads, state, params)
@@ -203,22 +202,24 @@ def test_pieces_that_do_not_fit_the_ranks_are_refused_by_name():
     mesh = helpers.grid(replica=2, fsdp=2, model=2)
     tx = sparsejax.zen_sync(("replica", "model"), reduce="sum", two_level=False)
     for spec in (P("replica", "model"), P("replica"), P(("model", "replica"))):
-        params = {"w": put(np.zeros((8, 8), np.float32), mesh, spec)}
-        grads = {"w": partial(np.zeros((8, 8, 8), np.float32), mesh)}
+        params = {"w": helpers.placed(np.zeros((8, 8), np.float32), mesh, spec)}
+        grads = {"w": helpers.partial_sums(np.zeros((8, 8, 8), np.float32), mesh)}
         with pytest.raises(errors.ArgumentError, match=r"'w' .*one dimension over all of"):
             tx.init(params)
-        whole = {"w": put(np.zeros((8, 8), np.float32), mesh, P())}
+        whole = {"w": helpers.placed(np.zeros((8, 8), np.float32), mesh, P())}
         with jax.set_mesh(mesh):
             state = tx.init(whole)
         with pytest.raises(errors.ArgumentError, match=r"'w' .*one dimension over all of"):
             jax.jit(tx.update)(grads, state, params)
-    params = {"w": put(np.zeros((8, 8), np.float32), mesh, P(("replica", "fsdp")))}
+    params = {
+        "w": helpers.placed(np.zeros((8, 8), np.float32), mesh, P(("replica", "fsdp")))
+    }
     with pytest.raises(errors.ArgumentError, match=r"Shard it over \('fsdp', 'replica'\)"):
         sparsejax.zen_sync("replica", reduce="sum").init(params)
-    params = {"w": put(jnp.zeros((8, 8)), mesh, P(("replica", "model")))}
+    params = {"w": helpers.placed(jnp.zeros((8, 8)), mesh, P(("replica", "model")))}
     with jax.set_mesh(mesh):
         state = tx.init(params)
-    grads = {"w": partial(np.ones((8, 8, 8), np.float32), mesh)}
+    grads = {"w": helpers.partial_sums(np.ones((8, 8, 8), np.float32), mesh)}
     found = jax.jit(tx.update)(grads, state, params)[0]["w"]
     np.testing.assert_array_equal(np.asarray(found), 8 * np.ones((8, 8)))
 
@@ -228,11 +229,11 @@ def test_a_piece_that_overflows_leaves_the_step_out_on_all_ranks():
     mesh = helpers.grid(replica=4)
     chain = optax.chain(zen("w"), optax.sgd(1.0))
     tx = sparsejax.skip_nonfinite(chain, "replica", report=True)
-    params = {"w": put(np.zeros(SHAPE, np.float16), mesh, P("replica", None))}
+    params = {"w": helpers.placed(np.zeros(SHAPE, np.float16), mesh, P("replica", None))}
     state = sparsejax.init(tx, params)
     x = np.ones((4, *SHAPE), np.float16)
     x[:, 0, 0] = 30_000
-    out, state = jax.jit(tx.update)({"w": partial(x, mesh)}, state, params)
+    out, state = jax.jit(tx.update)({"w": helpers.partial_sums(x, mesh)}, state, params)
     np.testing.assert_array_equal(out["w"], np.zeros(SHAPE))
     for copy in state.skipped.addressable_shards:
         assert int(copy.data) == 1
@@ -246,10 +247,14 @@ def test_leaves_of_no_number_are_cut(name):
     shapes = {name: (8, 0), "rows": (0, 8), "other": (8, 4)}
     specs = {name: P("replica", None), "rows": P("fsdp", "replica"), "other": P("replica")}
     tx = zen(name)
-    params = {k: put(np.zeros(shapes[k], np.float32), mesh, specs[k]) for k in shapes}
+    params = {
+        k: helpers.placed(np.zeros(shapes[k], np.float32), mesh, specs[k]) for k in shapes
+    }
     with jax.set_mesh(mesh):
         state = tx.init(params)
-    grads = {k: partial(np.ones((8, *shapes[k]), np.float32), mesh) for k in shapes}
+    grads = {
+        k: helpers.partial_sums(np.ones((8, *shapes[k]), np.float32), mesh) for k in shapes
+    }
     out, _ = jax.jit(tx.update)(grads, state, params)
     for key, shape in shapes.items():
         np.testing.assert_array_equal(out[key], np.full(shape, 8.0))
@@ -258,8 +263,8 @@ def test_leaves_of_no_number_are_cut(name):
 def test_the_only_axis_of_a_mesh_need_not_be_named():
     mesh = helpers.grid(data=8)
     tx = sparsejax.zen_sync(reduce="sum", rules={"w": "sparse"})
-    params = {"w": put(np.zeros(SHAPE, np.float32), mesh, P("data", None))}
+    params = {"w": helpers.placed(np.zeros(SHAPE, np.float32), mesh, P("data", None))}
     x = drawn(mesh, 0.02)
     state = sparsejax.init(tx, params)
-    out, _ = jax.jit(tx.update)({"w": partial(x, mesh)}, state, params)
+    out, _ = jax.jit(tx.update)({"w": helpers.partial_sums(x, mesh)}, state, params)
     np.testing.assert_array_equal(out["w"], x.sum(0))

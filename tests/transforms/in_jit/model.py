@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec as P
 
 import sparsejax
 from tests import helpers
@@ -32,7 +32,7 @@ def mesh() -> Mesh:
 
 
 def put(x: Any, spec: P) -> Any:
-    return jax.device_put(x, NamedSharding(mesh(), spec))
+    return helpers.placed(x, mesh(), spec)
 
 
 def parameters() -> dict[str, Any]:
