@@ -43,8 +43,8 @@ from sparsejax.placement.initial import (
     init as init,
 )
 from sparsejax.placement.specs import state_specs as state_specs
+from sparsejax.rows.apply import apply_updates as apply_updates
 from sparsejax.rows.lookup import lookup as lookup
-from sparsejax.rows.updates.apply import apply_updates as apply_updates
 from sparsejax.rows.updates.lazy import lazy as lazy
 from sparsejax.rows.value_and_grad import value_and_grad as value_and_grad
 from sparsejax.schemes.forecast import Network as Network

@@ -9,8 +9,12 @@ ranks, its rows in any order; the same with the most frequent rows first, as in 
 vocabulary; and those stored striped (`sparsejax.rows.StripedRows`). For each the bytes that
 a rank sends; the largest part over the mean one, of what one rank sends to all, and of what
 each rank is sent by all; and the memory of the compiled step on a device. Sums are compared
-with those in float64 first. Writes
-benchmarks/results/shards-*.jsonl.
+with those in float64 first.
+
+Then a whole step that reads such rows of the sharded table, trained by Adam: `jax.grad` of
+the table that `sparsejax.local` gathers, against `sparsejax.value_and_grad` with `lazy`,
+which reads and updates rows where their shards are: their temporary memory, and the time
+of a step, sides alternating. Writes benchmarks/results/shards-*.jsonl.
 """
 
 import dataclasses
@@ -29,7 +33,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P  # noqa: E402
 
 import sparsejax  # noqa: E402
 from benchmarks.data import workloads  # noqa: E402
-from benchmarks.harness import settings, table  # noqa: E402
+from benchmarks.harness import settings, table, timing  # noqa: E402
 from benchmarks.harness.record import Recorder, say  # noqa: E402
 from benchmarks.harness.settings import option  # noqa: E402
 from benchmarks.harness.table import Column  # noqa: E402
@@ -37,6 +41,7 @@ from benchmarks.harness.table import Column  # noqa: E402
 
 ROWS, WIDTH, DENSITY = workloads.ROWS, workloads.WIDTH, 0.0113
 SIDES = ("replicated", "sharded", "frequent first", "striped")
+STEPS, READ = ("table gathered", "rows read"), 512  # rows that a rank reads, with repeats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Settings(settings.Settings):
 
     PROGRAM = "benchmarks.training.shards"
     ranks: int = option(RANKS, "simulated devices, at most 16")
+    repeats: int = option(9, "samples of a step")
 
 
 def sets(side: str, ranks: int) -> np.ndarray:
@@ -107,6 +113,72 @@ def measure(record: Recorder, side: str, ranks: int) -> None:
     )
 
 
+class TableStep:
+    """A step that reads some rows of a table that is sharded over the ranks.
+
+    Args:
+        by_rows: Whether rows are read, and updated, where their shards are.
+        ranks: How many ranks there are.
+    """
+
+    def __init__(self, by_rows: bool, ranks: int):
+        self.mesh = jax.make_mesh((ranks,), ("data",), devices=jax.devices()[:ranks])
+        lazy = sparsejax.lazy(optax.adam(1e-3))
+        sync = sparsejax.zen_sync("data", reduce="sum")
+        tx = optax.chain(sync, lazy if by_rows else optax.adam(1e-3))
+        place = lambda x, spec: jax.device_put(x, NamedSharding(self.mesh, spec))
+        rng = np.random.default_rng(2)
+        chances = workloads.zipf_chances(ROWS, DENSITY)
+        ids = rng.choice(ROWS, (ranks, READ), p=chances / chances.sum()).astype(np.int32)
+        with jax.set_mesh(self.mesh):
+            table = rng.standard_normal((ROWS, WIDTH)).astype(np.float32)
+            params = {"embedding": place(table, P("data", None))}
+            state, ids = sparsejax.init(tx, params), place(ids, P("data", None))
+
+            def loss_fn(params, ids):
+                out = P("data", None, None)
+                return jnp.sum(params["embedding"].at[ids].get(out_sharding=out) ** 2)
+
+            def step(params, state):
+                read = lazy.reader(params, state) if by_rows else None
+                grad = sparsejax.value_and_grad if by_rows else jax.value_and_grad
+                extra = {"read": read} if by_rows else {}
+                loss, grads = grad(loss_fn, **extra)(sparsejax.local(params, "data"), ids)
+                updates, state = tx.update(grads, state, params, **extra)
+                return sparsejax.apply_updates(params, updates), state, loss
+
+            self.step = jax.jit(step, donate_argnums=(0, 1)).lower(params, state).compile()
+        self.carry = params, state
+
+    def __call__(self) -> jax.Array:
+        *carry, loss = self.step(*self.carry)
+        self.carry = tuple(carry)
+        return loss
+
+    def losses(self) -> list[float]:
+        """Those of two steps."""
+        return [float(self()) for _ in range(2)]
+
+
+def measure_steps(record: Recorder, settings: Settings) -> None:
+    """Times both ways to read and to update rows, and reads what they take."""
+    ranks = settings.ranks
+    sides = {side: TableStep(side == "rows read", ranks) for side in STEPS}
+    for _ in range(3):
+        found = [side.losses() for side in sides.values()]
+        np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+    times = timing.alternate(sides, settings.repeats)
+    ratios = timing.ratios(times, STEPS[0])
+    for name, side in sides.items():
+        record.add(
+            side=name,
+            ranks=ranks,
+            temporary=side.step.memory_analysis().temp_size_in_bytes,
+            seconds=times[name],
+            step_ratio=ratios[name],
+        )
+
+
 def main(argv: list[str] | None = None) -> None:
     settings = Settings.parse(argv)
     record = Recorder("shards", settings.command(), ("side",))
@@ -129,6 +201,15 @@ def main(argv: list[str] | None = None) -> None:
     ]
     title = f"The sum of lstm's table on {settings.ranks} simulated devices"
     table.show(record.rows, columns, title)
+    sums = len(record.rows)
+    measure_steps(record, settings)
+    columns = [
+        Column("step", "side"),
+        Column("time", lambda row: timing.spread(row["seconds"])),
+        Column("x gathered", "step_ratio", ".2f"),
+        Column("MB temporary", "temporary", ".1f", 1e-6),
+    ]
+    table.show(record.rows[sums:], columns, "A step with that table, sharded")
     say(f"\nwritten: {record.write()}")
 
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from sparsejax.axes import AxisName
 from sparsejax.embrace.column_lookup import column_lookup
 from sparsejax.embrace.column_table import DEFAULT_INIT, ColumnTable
-from sparsejax.rows.updates.apply import apply_updates
+from sparsejax.rows.apply import apply_updates
 
 
 class ColumnEmbed(nnx.Module):

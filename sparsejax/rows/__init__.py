@@ -15,10 +15,13 @@ gradient of the table's size is nowhere.
 * `capacity`: shorter lists where they fit.
 * `striped`: rows stored so that shards of a table are read evenly.
 
-`updates` has what comes after: optimizers that update only the rows that have a gradient,
-and the addition of rows to tables in place, so that a whole step costs what it touches.
+`updates` has what comes after: optimizers that update only the rows that have a gradient.
+`adagrad` is one with one number a row. `apply` adds rows to tables in place, so that a
+whole step costs what it touches.
 """
 
+from sparsejax.rows.adagrad import rowwise_adagrad as rowwise_adagrad
+from sparsejax.rows.apply import apply_updates as apply_updates
 from sparsejax.rows.capacity import (
     Capacity as Capacity,
     check_capacity as check_capacity,
@@ -26,7 +29,5 @@ from sparsejax.rows.capacity import (
 )
 from sparsejax.rows.lookup import lookup as lookup
 from sparsejax.rows.striped import StripedRows as StripedRows
-from sparsejax.rows.updates.adagrad import rowwise_adagrad as rowwise_adagrad
-from sparsejax.rows.updates.apply import apply_updates as apply_updates
 from sparsejax.rows.updates.lazy import Lazy as Lazy, lazy as lazy, settle as settle
 from sparsejax.rows.value_and_grad import value_and_grad as value_and_grad

@@ -24,15 +24,6 @@ from sparsejax.tracing.interpreter import Domain, interpret
 from sparsejax.units.row_grads import RowGrads
 
 
-# What is refused where late rows would be read under `jit`.
-UNDER_JIT = (
-    "read= under jit: rows that are late catch up where they are read, which each rank "
-    "does by itself inside jax.shard_map. Leave read out, and take sparsejax.lazy(tx, "
-    "exact=False), or an optimizer in which a gradient of zero changes nothing, as SGD "
-    "without momentum and Adagrad; or call both inside jax.shard_map."
-)
-
-
 class Lookup(NamedTuple):
     """What a lookup has read.
 
@@ -277,7 +268,21 @@ def _look_up(eqn, site, given, delta):
         return _look_up_typed(eqn, site, given, delta)
     table, *operands = given
     ids = reads.ids_of(eqn, operands)
-    read, reading = table.rows(eqn, site, operands, ids)
+    return _finished(eqn, site, table, ids, table.rows(eqn, site, operands, ids), delta)
+
+
+def _finished(eqn, site, table, ids, found, delta):
+    """The rows that an equation returns, from those of the table; and the lookup.
+
+    Args:
+        eqn: The equation.
+        site: What it reads.
+        table: The table.
+        ids: Of the rows.
+        found: What `ProgramTable.rows` has returned.
+        delta: What is added to them.
+    """
+    read, reading = found
     rows = table.done_to(_plus(read, as_varying(delta, varying_axes(read))))
     fill = reads.fill_of(eqn, rows.dtype)
     if table.then and fill is not None:
@@ -292,12 +297,24 @@ def _look_up_typed(eqn, site, given, delta):
 
     The delta is on the explicit mesh, sharded as what is read, and so is its gradient.
     """
+    table, *operands = given
     assert site.sharding is not None
+    mesh, bare = site.sharding.mesh, dataclasses.replace(site, sharding=None)
+    of_ids = NamedSharding(mesh, site.ids_spec)
+    after = eqn.outvars[0].aval.sharding
     with programs.context(eqn):
-        delta = jax.reshard(delta, eqn.outvars[0].aval.sharding)
-        rows, lookup = _look_up(eqn, dataclasses.replace(site, sharding=None), given, delta)
-    ids = NamedSharding(site.sharding.mesh, site.ids_spec)
-    return rows, lookup._replace(ids=jax.reshard(lookup.ids, ids))
+        ids = reads.ids_of(eqn, operands)
+    if table.read is None:
+        with programs.context(eqn):
+            found = table.rows(eqn, bare, operands, ids)
+    else:
+        asked = Ids(*(jax.reshard(x, of_ids) for x in ids))
+        rows, _ = table.rows(eqn, bare, operands, asked)
+        found = jax.reshard(rows, after), None
+    with programs.context(eqn):
+        delta = jax.reshard(delta, after)
+        rows, lookup = _finished(eqn, bare, table, ids, found, delta)
+    return rows, lookup._replace(ids=jax.reshard(lookup.ids, of_ids))
 
 
 def _used(eqn, does, given):

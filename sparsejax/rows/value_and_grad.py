@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from sparsejax.axes import as_varying, axis_names, varying_axes
+from sparsejax.axes import as_varying, axis_names, manual_axes, mesh_of, varying_axes
 from sparsejax.errors import ArgumentError, DenseGradientWarning
 from sparsejax.rows import reading, replay
-from sparsejax.rows.replay import UNDER_JIT, ProgramTable, Reader
+from sparsejax.rows.replay import ProgramTable, Reader
 from sparsejax.state import tree
 from sparsejax.state.parameters import ranks_of
 from sparsejax.units.row_grads import RowGrads
@@ -55,7 +55,8 @@ def value_and_grad(
         has_aux: Whether it returns auxiliary outputs.
         read: What reads the parameters, where rows of tables are late: that of an exact
             `sparsejax.lazy`, `tx.reader(params, state)`, of the same parameters. The
-            update may be given it, too, and uses what it has made.
+            update may be given it, too, and uses what it has made. Under `jit` it reads
+            rows of tables that are sharded by rows without gathering these.
 
     Returns:
         A function of the same arguments that returns the value, or `(value, aux)`, and the
@@ -88,8 +89,6 @@ def value_and_grad(
         _complain(found, paths, leaves, said)
         sites = found.plan.sites
         by_rows = {site.leaf for site in sites}
-        if read is not None and any(site.sharding is not None for site in sites):
-            raise ArgumentError(UNDER_JIT)
 
         def run(dense, deltas):
             inputs = [
@@ -105,8 +104,7 @@ def value_and_grad(
             whole = read.whole([paths[at] for at in dense])
             # The reader may have replicated parameters, of which these are local ones.
             pairs = zip(dense, whole, strict=True)
-            typed = [as_varying(x, varying_axes(leaves[at])) for at, x in pairs]
-            dense = dict(zip(dense, typed, strict=True))
+            dense = {at: _typed_as(leaves[at], x) for at, x in pairs}
         deltas = [replay.zeros(site) for site in sites]
         differentiate = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)
         (value, (aux, lookups)), (grads, rows) = differentiate(dense, deltas)
@@ -155,6 +153,14 @@ class _Outputs:
         loss, rest = arrays[: self.differentiated], iter(arrays[self.differentiated :])
         aux = [other[0] if other else next(rest) for other in self._others]
         return jax.tree.unflatten(self._loss, loss), jax.tree.unflatten(self._aux, aux)
+
+
+def _typed_as(leaf, x):
+    """An array with the type of a parameter: local, or reduced."""
+    mesh = mesh_of(leaf)
+    if mesh is not None and not manual_axes() and AxisType.Explicit in mesh.axis_types:
+        return jax.reshard(x, jax.typeof(leaf).sharding)
+    return as_varying(x, varying_axes(leaf))
 
 
 def _may_be_table(leaf):

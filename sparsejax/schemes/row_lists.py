@@ -60,10 +60,12 @@ class Lists:
     Attributes:
         wire: The ranks, and the dtype in which rows travel.
         like: Rows such as those that are to be added up.
+        sizes: Of messages that `send` sends; `message_sizes` of their room if None.
     """
 
     wire: Wire
     like: RowGrads
+    sizes: Sizes | None = None
 
     @functools.cached_property
     def numbers(self) -> int:
@@ -107,7 +109,7 @@ class Lists:
             without a slot is zero where one message goes to all, else anything.
         """
         room = slots.shape[1]
-        sizes = message_sizes(room, self.row_bytes)
+        sizes = self.sizes or message_sizes(room, self.row_bytes)
         words = [columns * self.row_words for columns in sizes.rooms]
         number = sizes.number(need)
         message = self._to_words(slots, values)

@@ -274,8 +274,8 @@ def nothing(shapes: Any) -> Any:
 
     def zeros(leaf):
         if is_row_grads(leaf):
-            ids = jnp.full(leaf.ids.shape, leaf.shape[0], leaf.ids.dtype)
-            rows = jnp.zeros(leaf.rows.shape, leaf.rows.dtype)
+            ids = jnp.full_like(leaf.ids, leaf.shape[0])
+            rows = jnp.zeros_like(leaf.rows)
             return dataclasses.replace(leaf.bare, ids=ids, rows=rows)
         if is_sparse(leaf):
             indices = jnp.full(leaf.indices.shape, leaf.units, leaf.indices.dtype)

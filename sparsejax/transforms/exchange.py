@@ -7,11 +7,12 @@ are passed to the scheme as they are, dense or by their entries.
 
 `RowGrads` are summed by `Scheme.rows`, tables of one width in one exchange, and come out as
 `RowGrads` of distinct ids, whatever the number of rows: which rows those are is for an
-optimizer to know, and there is never room for more than the table has. A leaf stays in the
-bucket that it would have as an array, whose state and metrics it shares; so a state made
-from parameters serves. Of a bucket that is summed densely, as small leaves are, rows go by
-the scheme of large ones where their lists send fewer bytes (`buckets.tables`). Where they
-do not, or a scheme sends no rows, they are made a dense array, and the sum is one, too.
+optimizer to know, and there is never room for more than the table has. Of a table of which
+a rank needs one piece they are those of its piece. A leaf stays in the bucket that it would
+have as an array, whose state and metrics it shares; so a state made from parameters serves.
+Of a bucket that is summed densely, as small leaves are, rows go by the scheme of large ones
+where their lists send fewer bytes (`buckets.tables`). Where they do not, or a scheme sends
+no rows, they are made a dense array, and the sum is one, too.
 
 A bucket is one exchange, unless a sparsifier stands in front: buckets that it leaves as
 elements are exchanged as one where `buckets.joint` says so, both tables and kernels. Each
@@ -361,11 +362,9 @@ class Exchange:
         sent, traffic = {}, []
         leaves, wire = given.leaves, given.wire
         inner = wire.ranks // self._hosts(wire)
-        for scheme, places in tables.listed(
-            bucket, leaves, given.of_rows, wire.ranks, inner
-        ):
-            rows = [wire.per_rank(leaves[i]) for i in places]
-            summed = scheme.rows(rows, wire)
+        listed = tables.listed(bucket, leaves, given.of_rows, wire.ranks, inner)
+        for places, add_up in pieces.of_rows(listed, given.entered):
+            summed = add_up([wire.per_rank(leaves[i]) for i in places], wire)
             if summed is None:
                 continue
             for i, total in zip(places, summed.totals, strict=True):

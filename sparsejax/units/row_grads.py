@@ -15,8 +15,10 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_kernels.reference.ordered import add_repeated
+from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, LeafError
 from sparsejax.units.indices import Origin, check_in_range, check_numbered, in_range
 
@@ -126,6 +128,91 @@ class RowGrads:
     def kept(self) -> jax.Array:
         """The ids, `shape[0]` for all that are out of range."""
         return in_range(self.ids, self.shape[0])
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("ids", "rows"),
+    meta_fields=("shape", "origin", "sharding"),
+)
+@dataclasses.dataclass(frozen=True)
+class ShardedRowGrads(RowGrads):
+    """Rows of a table that is sharded by rows, each listed by the device that holds it.
+
+    These are arrays outside of `shard_map`: one device's list after another's. Ids are
+    those of the whole table, as in any `RowGrads`.
+
+    Attributes:
+        sharding: The sharding of the table, along its first axis alone.
+    """
+
+    sharding: Any = None
+
+    @classmethod
+    def of_shard(
+        cls, own: RowGrads, shape: tuple[int, ...], sharding: NamedSharding
+    ) -> "ShardedRowGrads":
+        """This device's part, inside `shard_map`, from rows of its shard.
+
+        Args:
+            own: Rows of the shard, whose ids count from its first row.
+            shape: The shape of the table.
+            sharding: How the table is sharded.
+        """
+        ids = own.kept()
+        start = cls._start(own.shape[0], sharding)
+        ids = jnp.where(ids < own.shape[0], ids + start, shape[0])
+        return cls(ids, own.rows, shape, Origin(ids), sharding)
+
+    @property
+    def over(self) -> AxisName:
+        """The mesh axes over which the rows are sharded."""
+        return self.sharding.spec[0]
+
+    @property
+    def specs(self) -> "ShardedRowGrads":
+        """The PartitionSpecs of the lists."""
+        spec = PartitionSpec(self.over)
+        return dataclasses.replace(self, ids=spec, rows=spec)
+
+    @property
+    def table_spec(self) -> PartitionSpec:
+        """The PartitionSpec of the table, and of all that has a row for each of its."""
+        return PartitionSpec(self.over)
+
+    def on_shard(self) -> RowGrads:
+        """This device's rows, inside `shard_map`, by ids that count from its first row."""
+        height = self.sharding.shard_shape(self.shape)[0]
+        ids = self.kept() - self._start(height, self.sharding)
+        ids = jnp.where((ids >= 0) & (ids < height), ids, height)
+        return RowGrads.marked(ids, self.rows, (height, *self.shape[1:]))
+
+    def by_shard(self, function: Any, *tables: jax.Array) -> jax.Array:
+        """A table made of the shards of others, each with its own rows of this gradient.
+
+        Args:
+            function: From `RowGrads` of a shard, and the shards of the tables, to a shard.
+            *tables: Arrays with a row for each of the table's.
+        """
+        inside = lambda own, *shards: function(own.on_shard(), *shards)
+        specs = self.specs, *[self.table_spec for _ in tables]
+        mapped = jax.shard_map(
+            inside,
+            mesh=self.sharding.mesh,
+            in_specs=specs,
+            out_specs=self.table_spec,
+            check_vma=False,
+        )
+        return mapped(self, *tables)
+
+    def to_dense(self) -> jax.Array:
+        """The whole gradient, sharded as the table is."""
+        return self.by_shard(lambda own: own.to_dense())
+
+    @staticmethod
+    def _start(height, sharding):
+        """The first row of this device's shard."""
+        return jax.lax.axis_index(sharding.spec[0]) * height
 
 
 class ReadBy:

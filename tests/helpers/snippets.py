@@ -114,12 +114,11 @@ def striped() -> dict[str, Any]:
 
 
 def table_under_jit() -> dict[str, Any]:
-    """A table on replicas of shards, its ids, and a state."""
+    """A table on replicas of shards, and ids of its rows."""
     mesh = grid(replica=4, fsdp=2)
     place = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
     params = {"embedding": place(jnp.ones((64, 8)), "fsdp", None)}
-    tx = optax.chain(sparsejax.zen_sync("replica", reduce="sum"), optax.adam(1e-3))
-    names = {"mesh": mesh, "params": params, "tx": tx, "opt_state": tx.init(params)}
+    names = {"mesh": mesh, "params": params}
     return names | {"ids": place(jnp.zeros((16, 2), int), ("replica", "fsdp"))}
 
 

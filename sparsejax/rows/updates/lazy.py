@@ -76,6 +76,9 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     do not move need no history: those that were never listed, unless weights decay, and all
     rows of Adagrad and RMSProp.
 
+    Under `jit` on an explicit mesh a table may be sharded by rows, over any mesh axes.
+    Each device then reads and updates the rows of its shard.
+
     With exact=False rows that are not listed keep their bytes, in the parameter and in the
     state, and only numbers of steps are common to all rows: the same rows move as with
     `SparseAdam` of PyTorch and `LazyAdam` of TensorFlow, by the numbers of optax's Adam,

@@ -1,24 +1,40 @@
 """What a loss reads tables with, some of whose rows are late."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
+from jax.sharding import NamedSharding, PartitionSpec
 
-from sparsejax.axes import further_axes, manual_axes, mesh_of
+from sparsejax.axes import axis_names, further_axes, manual_axes, mesh_of
 from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.rows.reads import Ids
-from sparsejax.rows.replay import UNDER_JIT, Lookup
+from sparsejax.rows.replay import Lookup
 from sparsejax.rows.updates import layout as layouts
 from sparsejax.rows.updates.call import Rows
 from sparsejax.rows.updates.catch_up.fading import FadingSums
 from sparsejax.rows.updates.optimizer import RowOptimizer
+from sparsejax.rows.updates.shards import TableShards, every_row
 from sparsejax.rows.updates.snapshot import Snapshot, gathered_rows
 from sparsejax.rows.updates.state import LazyState, find
+from sparsejax.schemes.owners import row_requests
+from sparsejax.state.parameters import ranks_of
 from sparsejax.units.merging import Merge
 from sparsejax.units.row_grads import ReadBy, ReadRowGrads, RowGrads
+from sparsejax.wire import Wire
+
+
+# What is refused where late rows would be read on Auto axes.
+ON_AUTO_AXES = (
+    "lazy: read= inside sparsejax.per_replica: rows that are late catch up where they are "
+    "read, in loops of each device's own length, and axes that are left to XLA may shard "
+    "the table. Leave read out, and take sparsejax.lazy(tx, exact=False), or an optimizer "
+    "in which a gradient of zero changes nothing, as SGD without momentum and Adagrad; or "
+    "make the mesh with Explicit axes, as jax.make_mesh does by default."
+)
 
 
 class ReadRows(NamedTuple):
@@ -70,9 +86,11 @@ class LateRowReader:
             [*ids.read.shape, ...].
         """
         at, read, snapshot = self._numbers.get(path), ids.read, self._snapshot
-        mesh = mesh_of(self._leaves[path])
-        if manual_axes() and mesh is not None and not mesh.manual_axes:
-            raise ArgumentError(UNDER_JIT)  # made outside of the shard_map that reads
+        if (mesh := mesh_of(self._leaves[path])) is not None and not mesh.manual_axes:
+            if manual_axes():  # made outside of the shard_map that reads
+                raise ArgumentError(ON_AUTO_AXES)
+            if mesh_of(read) is not None:
+                return self._by_shard(path, read, mesh), None
         if at is None or not snapshot.way(at).moves or not read.size:
             return gathered_rows(self._leaves[path], read), None
         merge = snapshot.merged(at, read.reshape(-1), snapshot.due(at))
@@ -83,6 +101,57 @@ class LateRowReader:
         places = jnp.where(is_listed, merge.places, merge.ids.shape[0])
         made = ReadRows(merge._replace(places=places), rows)
         return gathered_rows(rows.param, merge.places.reshape(read.shape)), made
+
+    def _by_shard(self, path, ids, mesh):
+        """Rows of a table on an explicit mesh, each caught up by a device that holds it."""
+        at, table = self._numbers.get(path), self._leaves[path]
+        by_rows, of_ids = self._check_shards(path, ids), jax.typeof(ids).sharding.spec
+        over, spec = axis_names(by_rows or ()), PartitionSpec(by_rows)
+        height = table.shape[0] // ranks_of(mesh, over)
+
+        def asked(rows_of, ids):
+            return row_requests.read(ids, height, Wire(over), rows_of)
+
+        if at is None or not self._snapshot.way(at).moves:
+            mapped = jax.shard_map(
+                lambda table, ids: asked(functools.partial(gathered_rows, table), ids),
+                mesh=mesh,
+                in_specs=(spec, of_ids),
+                out_specs=of_ids,
+                check_vma=False,
+            )
+            return mapped(table, ids)
+
+        def late(now, ids):
+            def rows_of(slots):
+                merge = now.merged(at, slots, None)
+                return gathered_rows(now.caught_up(at, merge).param, merge.places)
+
+            return asked(rows_of, ids)
+
+        shards = TableShards(self._snapshot, {at: NamedSharding(mesh, spec)})
+        return shards.run(late, (ids,), (of_ids,), of_ids)
+
+    def _check_shards(self, path, ids):
+        """The mesh axes that shard the rows of a table; raises where it cannot be read."""
+        table, of_ids = self._leaves[path], jax.typeof(ids).sharding.spec
+        by_rows, *others = jax.typeof(table).sharding.spec
+        if any(others):
+            spec = PartitionSpec(by_rows, *others)
+            raise ArgumentError(
+                f"lazy: read= under jit: {path!r} is sharded {spec}, and each row must be "
+                "whole on one device: shard the table by rows, P('fsdp', None), or "
+                "replicate it."
+            )
+        asking = {name for part in of_ids for name in axis_names(part or ())}
+        for name in axis_names(by_rows or ()):
+            if name not in asking:
+                raise AxisError(
+                    f"lazy: read= under jit: the rows of {path!r} are sharded over "
+                    f"{name!r}, and the ids by which it is read are not: each device must "
+                    "ask for rows of its own. Shard the ids over all axes of the batch."
+                )
+        return by_rows
 
     def listed(self, path: str, lookups: list[Lookup], grads: RowGrads) -> RowGrads:
         """The gradient of a table, with what was made for the one lookup that it is of."""
@@ -115,7 +184,8 @@ class LateRowReader:
         """Some parameters, all of them."""
         wanted = [self._numbers.get(path) for path in paths]
         moving = self._snapshot.plan.moving
-        settled = self._snapshot.replayed([at for at in wanted if at in moving])
+        late = [at for at in wanted if at in moving]
+        settled = every_row(self._snapshot, late, Snapshot.replayed)
         return [
             self._leaves[path] if at is None or at not in settled else settled[at].param
             for path, at in zip(paths, wanted, strict=True)

@@ -1,7 +1,7 @@
 """A lazy optimizer's state and parameters at one step, table by table."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -42,6 +42,7 @@ class Snapshot:
         sums: Mapping[int, FadingSums] | None = None,
     ):
         _, leaves, structure = layouts.flatten(grads)
+        self.optimizer, self.structure = optimizer, structure
         self.plan = optimizer.plan(grads, params)
         self.leaves: list[Any] = [None] * len(leaves)
         if params is not None:
@@ -163,7 +164,7 @@ class Snapshot:
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return tiles.each({at: (n, merge.found)}, number, one, empty, types)
 
-    def replayed(self, tables: Any) -> dict[int, Rows]:
+    def replayed(self, tables: Iterable[int]) -> dict[int, Rows]:
         """All rows of some tables, each missed step by itself.
 
         Less to compile than a sum, where hardly ever a row is late.
@@ -171,10 +172,10 @@ class Snapshot:
         every = {at: self.all_of(at) for at in tables}
         return Replay(True).advance(self.missed, every) if every else {}
 
-    def settled(self) -> dict[int, Rows]:
-        """All rows of the tables whose rows may be late."""
+    def settled(self, tables: Iterable[int]) -> dict[int, Rows]:
+        """All rows of some tables, few of which are late."""
         ways: dict[CatchUp, dict[int, Rows]] = {}
-        for at in self.plan.lagging:
+        for at in tables:
             ways.setdefault(self.way(at), {})[at] = self.all_of(at)
         made: dict[int, Rows] = {}
         for way, rows in ways.items():

@@ -3,32 +3,43 @@
 A step (`update`) merges the ids that a gradient lists, with those that are due; gathers
 these rows of the parameter and of the state; has them advance on the steps that they have
 missed, which `catch_up` takes or adds up; calls the optimizer with them in place of the
-table (`RowCall`); and scatters them back. Of lists that are short all of that is done at
-once (`_OptimizerStep.at_once`), with all other leaves. Long lists go through it tile by
-tile in a loop (`in_tiles`), while a row of zeros stands for each of them in the former.
+table (`RowCall`); and scatters them back. Of a table that is sharded by rows each device
+does that with the rows of its shard (`shards`).
 """
 
+import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
-from sparsejax.axes import assume_same
+from sparsejax.axes import mesh_of
 from sparsejax.rows import tiles
 from sparsejax.rows.updates import layout as layouts
-from sparsejax.rows.updates.apply import Scatter, after
-from sparsejax.rows.updates.call import Rows
 from sparsejax.rows.updates.catch_up.fading import first_kept
 from sparsejax.rows.updates.catch_up.history import history
-from sparsejax.rows.updates.catch_up.replay import added
 from sparsejax.rows.updates.optimizer import RowOptimizer
+from sparsejax.rows.updates.optimizer_step import (
+    OptimizerStep,
+    listed,
+    same_but_over,
+    taken,
+)
 from sparsejax.rows.updates.reader import LateRowReader, reader_of
+from sparsejax.rows.updates.shards import TableShards, every_row
 from sparsejax.rows.updates.snapshot import Snapshot, before
 from sparsejax.rows.updates.state import LazyState, find
-from sparsejax.units.merging import Merge
-from sparsejax.units.row_grads import LateRowGrads, RowGrads, is_row_grads
+from sparsejax.units.indices import Origin
+from sparsejax.units.row_grads import (
+    LateRowGrads,
+    RowGrads,
+    ShardedRowGrads,
+    is_row_grads,
+)
 
 
 def init(optimizer: RowOptimizer, params: Any) -> LazyState:
@@ -42,7 +53,7 @@ def init(optimizer: RowOptimizer, params: Any) -> LazyState:
     _, leaves, structure = layouts.flatten(params)
     lagging, numbers = plan.lagging, jax.tree.leaves(inner)
     last = [
-        jnp.zeros(leaf.shape[0], jnp.int32) if at in lagging else optax.MaskedNode()
+        _never_seen(leaf) if at in lagging else optax.MaskedNode()
         for at, leaf in enumerate(leaves)
     ]
     return LazyState(
@@ -52,6 +63,15 @@ def init(optimizer: RowOptimizer, params: Any) -> LazyState:
         inner=inner,
         kept=tuple(map(first_kept, plan.sums)),
     )
+
+
+def _never_seen(table):
+    """Zeros, one for each row of a table, sharded as its rows are."""
+    zeros, mesh = jnp.zeros(table.shape[0], jnp.int32), mesh_of(table)
+    over = jax.typeof(table).sharding.spec[0]
+    if mesh is None or over is None:
+        return zeros
+    return jax.reshard(zeros, NamedSharding(mesh, PartitionSpec(over)))
 
 
 def tables(optimizer: RowOptimizer, params: Any) -> list[str]:
@@ -85,22 +105,31 @@ def update(
     if read is not None:
         read.check_of(state)
     now = Snapshot(optimizer, updates, params, state, read and read.sums)
-    lists = {}
+    lists, by_shard = {}, {}
     for at, (path, leaf) in enumerate(zip(paths, grads, strict=True)):
         if not is_row_grads(leaf):
             continue
         leaf.check(f"lazy: the update of {path!r}")
         if at in now.plan.layout.tables:
             optimizer.check(now.plan.layout.tables[at])
+            if isinstance(leaf, ShardedRowGrads):
+                by_shard[at] = leaf
+                continue
             # Of a step in two halves, rows that are due come with the late one: some of
             # them may be in it.
             reading = None if read is None or at in early else read.reading(leaf)
             due = None if reading or at in early else now.due(at)
-            lists[at] = _listed(now, at, leaf, due, reading)
+            lists[at] = listed(now, at, leaf, due, reading)
         else:  # there is nothing in it
             grads[at] = leaf.to_dense()
-    step = _OptimizerStep(now, grads, structure, extra)
-    made, inner, last = _taken(step, lists)
+    step = OptimizerStep(now, grads, structure, extra)
+    made, inner, last = taken(step, lists, by_shard=by_shard)
+    if by_shard:
+        found = _by_shard(now, by_shard, extra)
+        for at, (update, rows) in found.items():
+            made[at], last[at] = update, rows.last
+            for j, own in zip(now.plan.layout.tables[at].own, rows.own, strict=True):
+                inner[j] = own
     for at, late in moved.items():
         made[at] = _both(late, made[at])
     return jax.tree.unflatten(structure, made), LazyState(
@@ -110,6 +139,48 @@ def update(
         inner=jax.tree.unflatten(now.of_state, inner),
         kept=now.kept(),
     )
+
+
+class KeptRows(NamedTuple):
+    """What is kept of all rows of a table: `Rows` without the parameter.
+
+    Attributes:
+        own: As of `Rows`.
+        last: As of `Rows`.
+    """
+
+    own: tuple[jax.Array, ...]
+    last: Any
+
+
+def _by_shard(
+    now: Snapshot,
+    grads: Mapping[int, ShardedRowGrads],
+    extra: Mapping[str, Any],
+) -> dict[int, tuple[ShardedRowGrads, KeptRows]]:
+    """The updates of tables that are sharded by rows, and what is kept of their rows."""
+    shards = TableShards(now, {at: x.sharding for at, x in grads.items()})
+
+    def step_of(now, given, extra):
+        local = {at: leaf.on_shard() for at, leaf in given.items()}
+        every = [jnp.zeros(x.shape, x.dtype) for x in now.shapes]
+        every = [local.get(at, zeros) for at, zeros in enumerate(every)]
+        step = OptimizerStep(now, every, now.structure, extra)
+        lists = {at: listed(now, at, leaf, now.due(at)) for at, leaf in local.items()}
+        made, inner, last = taken(step, lists, others=False)
+        found = {}
+        for at, leaf in given.items():
+            own = tuple(inner[j] for j in now.plan.layout.tables[at].own)
+            update = ShardedRowGrads.of_shard(made[at], leaf.shape, leaf.sharding)
+            found[at] = update, KeptRows(own, last[at])
+        return found
+
+    specs = {at: leaf.specs for at, leaf in grads.items()}
+    kept = {at: KeptRows(*shards.specs(at)[1:]) for at in grads}
+    out = {at: (specs[at], kept[at]) for at in grads}
+    made = shards.run(step_of, (grads, extra), (specs, PartitionSpec()), out)
+    again = lambda x: dataclasses.replace(x, origin=Origin(x.ids))
+    return {at: (again(update), rows) for at, (update, rows) in made.items()}
 
 
 def caught_late(
@@ -157,10 +228,10 @@ def _late(optimizer, late, updates, state, params):
             continue
         optimizer.check(plan.layout.tables[at])
         optimizer.check_late(plan, at)
-        lists[at] = _listed(then, at, leaf, then.due(at, unseen=True))
+        lists[at] = listed(then, at, leaf, then.due(at, unseen=True))
         grads[at] = leaf
-    step = _OptimizerStep(then, grads, structure, {})
-    made, rows, last = _taken(step, lists, others=False)
+    step = OptimizerStep(then, grads, structure, {})
+    made, rows, last = taken(step, lists, others=False)
     inner = jax.tree.leaves(state.inner)
     for at in lists:
         for j in plan.layout.tables[at].own:
@@ -175,176 +246,6 @@ def _both(late: RowGrads, now: RowGrads) -> RowGrads:
     """The updates of two steps, of which no row is in both lists."""
     ids = jnp.concatenate([late.ids, now.ids])
     return RowGrads.marked(ids, jnp.concatenate([late.rows, now.rows]), now.shape)
-
-
-def _taken(step: "_OptimizerStep", lists: dict[int, "_GradientRows"], others: bool = True):
-    """Takes a step: the updates, the leaves of the state, and the steps that rows saw."""
-    now = step.now
-    long = {at: x for at, x in lists.items() if tiles.is_long(x.places)}
-    number = tiles.tiles_of(sum(x.sums.size for x in long.values()))
-    long = long if number > 1 else {}
-    made, inner, last = step.at_once(lists, long, others)
-    by_type: dict[frozenset[str], dict[int, _GradientRows]] = {}
-    for at, x in long.items():
-        # A loop has one type: what is the same on all ranks stays so beside shards.
-        types = tiles.axes_of(x, now.leaves[at], now.all_of(at), now.step)
-        by_type.setdefault(types, {})[at] = x
-    for some in by_type.values():
-        step.in_tiles(some, number, made, inner, last)
-    for at, x in lists.items():
-        made[at] = RowGrads.marked(x.merge.ids, made[at], step.grads[at].shape)
-        # Which rows are listed decides it, whatever the rows vary over.
-        of = tiles.axes_of(now.last[at], x.merge.ids, now.step)
-        last[at] = jax.tree.map(functools.partial(_same_but_over, of), last[at])
-    return made, inner, last
-
-
-class _GradientRows(NamedTuple):
-    """The rows that a gradient lists.
-
-    Attributes:
-        merge: The distinct rows.
-        sums: Their gradients.
-        caught: These rows as after the last step, where steps are taken one by one.
-    """
-
-    merge: Merge
-    sums: jax.Array
-    caught: Rows | None
-
-    @property
-    def places(self) -> int:
-        """For how many rows there is room."""
-        return self.merge.ids.shape[0]
-
-
-def _listed(now, at, leaf, due, reading=None):
-    """The rows of a gradient, and those that are due, or what was made to read them."""
-    way = now.way(at)
-    merge = reading.merge if reading else now.merged(at, leaf.ids, due)
-    caught = None
-    if way.moves and not way.is_cheap:
-        caught = reading.rows if reading else now.caught_up(at, merge)
-    return _GradientRows(merge, merge.sums(leaf.rows), caught)
-
-
-class _OptimizerStep:
-    """A step of the optimizer.
-
-    Args:
-        now: The state, and the parameters.
-        grads: The gradients, `RowGrads` among them.
-        structure: Of the parameters.
-        extra: What the optimizer is given besides.
-    """
-
-    def __init__(self, now, grads, structure, extra):
-        self.now, self.grads = now, grads
-        self.structure, self.extra = structure, extra
-
-    def at_once(self, lists, long, rest):
-        """The step of all but the long lists, of which a row of zeros stands for all.
-
-        Args:
-            lists: Of each table the rows that its gradient lists.
-            long: Those of them that are long.
-            rest: Whether the step is one of tables that list no rows, too.
-
-        Returns:
-            The updates, the state, and the steps that rows have seen last.
-        """
-        now, short = self.now, {at: x for at, x in lists.items() if at not in long}
-        grads, last = list(self.grads), list(now.last)
-        before, rows = {}, {}
-        for at, x in short.items():
-            before[at] = now.gathered(now.all_of(at), x.merge.ids)
-            rows[at] = self._caught(at, before[at], x.caught)
-            grads[at] = x.sums
-        # A table whose gradient is dense this time: all its rows are listed.
-        unlisted = now.plan.lagging - lists.keys() if rest else set()
-        before |= {at: now.all_of(at) for at in unlisted}
-        rows |= now.replayed(unlisted)
-        for at, x in long.items():
-            zeros = lambda x: x if x is None else jnp.zeros((1, *x.shape[1:]), x.dtype)
-            grads[at] = zeros(x.sums)
-            rows[at] = jax.tree.map(zeros, now.all_of(at)._replace(last=()))
-        made, inner = self._call(grads, rows)
-        for at in now.plan.moving & before.keys():
-            made[at] = _whole_move(made[at], before[at], rows[at])
-        for at in unlisted:
-            last[at] = jnp.full_like(last[at], now.step + 1)
-        for at, x in short.items():
-            own, last[at] = self._put(x.merge.ids, at, now.all_of(at), inner, before, made)
-            for j, array in zip(now.plan.layout.tables[at].own, own, strict=True):
-                inner[j] = array
-        return made, inner, last
-
-    def in_tiles(self, long, number, made, inner, last):
-        """The step of long lists, into what `at_once` has returned."""
-        now, tables = self.now, self.now.plan.layout.tables
-        kept = {at: now.all_of(at)[1:] for at in long}  # what is carried on
-        # An update has the place of the gradient, where it has its type.
-        out = {at: jnp.zeros_like(x.sums, made[at].dtype) for at, x in long.items()}
-        for at, x in long.items():
-            out[at] = x.sums if x.sums.dtype == out[at].dtype else out[at]
-        scalars = [made[at] for at in long]
-        scalars += [inner[j] for at in long for j in tables[at].own]
-        params = [now.leaves[at] for at in long]
-        types = tiles.axes_of(kept, out, scalars, params, long, now.step)
-
-        def read(tile, at, carry):
-            """Rows of a table before the step, and their gradients."""
-            kept, out = carry
-            same = out[at].dtype == long[at].sums.dtype
-            grads = tile.cut(at, out[at] if same else long[at].sums)
-            ids = tile.cut(at, long[at].merge.ids)
-            return now.gathered(Rows(now.leaves[at], *kept[at]), ids), grads
-
-        def one(tile, carry):
-            kept, out = carry
-            # Nothing of what is not listed here is computed.
-            grads = [jnp.zeros(x.shape, x.dtype) for x in self.grads]
-            before, rows, ids = {}, {}, {}
-            for at, x in long.items():
-                ids[at], caught = tile.cut(at, (x.merge.ids, x.caught))
-                reading = functools.partial(read, tile, at, carry)
-                before[at], grads[at] = tile.apart(reading)
-                rows[at] = self._caught(at, before[at], caught)
-            made, inner = self._call(grads, rows)
-            for at in long:
-                if now.way(at).moves:
-                    made[at] = _whole_move(made[at], before[at], rows[at])
-                whole = Rows(now.leaves[at], *kept[at])
-                kept = {**kept, at: self._put(ids[at], at, whole, inner, before, made)}
-                out = {**out, at: tile.put(at, out[at], made[at])}
-            return kept, out
-
-        lists = {at: (x.places, x.merge.found) for at, x in long.items()}
-        kept, out = tiles.each(lists, number, one, (kept, out), types)
-        for at in long:
-            made[at], (own, last[at]) = out[at], kept[at]
-            for j, array in zip(tables[at].own, own, strict=True):
-                inner[j] = array
-
-    def _caught(self, at, before, caught):
-        """Rows as after the last step; `caught` if that has all of them."""
-        return self.now.advanced(at, before) if caught is None else caught
-
-    def _call(self, grads, rows):
-        """Calls the optimizer, with some rows in place of tables."""
-        now = self.now
-        return now.call(grads, now.leaves, now.inner, rows, **self.extra)
-
-    def _put(self, ids, at, whole, inner, before, made):
-        """A table's state, and the steps that its rows have seen, with those of a step."""
-        now = self.now
-        put = Scatter(ids, self.grads[at].shape[0])
-        own, last = now.plan.layout.tables[at].own, whole.last
-        own = tuple(put(x, inner[j]) for x, j in zip(whole.own, own, strict=True))
-        if now.way(at).lags:
-            seen = after(before[at].last, made[at])
-            last = put(last, jnp.maximum(now.step + 1, seen))
-        return own, last
 
 
 def settled(optimizer: RowOptimizer, params: Any, state: Any) -> tuple[Any, Any]:
@@ -376,22 +277,9 @@ def _caught_up(optimizer, params, state):
     Operation by operation each would be compiled by itself, and none fused.
     """
     now = Snapshot(optimizer, params, params, state)
-    settled = now.settled()
+    settled = every_row(now, now.plan.lagging, Snapshot.settled)
     of = {at: tiles.axes_of(now.last[at], now.step) for at in settled}
     return {
-        at: rows._replace(last=_same_but_over(of[at], rows.last))
+        at: rows._replace(last=same_but_over(of[at], rows.last))
         for at, rows in settled.items()
     }
-
-
-def _same_but_over(names, x):
-    """An array that is known to differ over no other mesh axes than these."""
-    return assume_same(x, tuple(sorted(tiles.axes_of(x) - names)))
-
-
-def _whole_move(made: jax.Array, before: Rows, after: Rows) -> jax.Array:
-    """From what the last step changes to what all steps change that a row has missed."""
-    moved = before.param != after.param
-    # Of what has missed none it is the optimizer's own number.
-    then = added(after.param, made)
-    return jnp.where(moved, then - before.param, made).astype(made.dtype)

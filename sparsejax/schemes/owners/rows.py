@@ -7,11 +7,8 @@ On the wire, with n ranks and room for K rows on each:
     agree   one pmax: the rows of the owner that has most
     pull    all_gather of slots and sums, from each rank to all
 
-A rank sorts the rows that it lists by owner and slot, which also brings equal ones
-together, and writes each where it belongs in the messages, where equal ones add up. An
-owner does the same with what arrives. A row counts as there because it is listed, whatever
-is in it: an optimizer takes its step for a row that was read. Each row is added up in one
-place and copied from there, so all ranks hold the same bits.
+The push is that of `row_push`. Each row is added up in one place and copied from there, so
+all ranks hold the same bits.
 
 Several tables are one exchange: an owner's slots are those that it has of the first table,
 then of the second, and so on. So what it holds of a table is one run of its list, and is
@@ -38,19 +35,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.reference.ordered import add_repeated, add_senders
+from pallas_kernels.reference.ordered import add_repeated
 from sparsejax import axes
 from sparsejax.axes import as_varying, axis_names, varying_axes
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.owners.counts import imbalance
+from sparsejax.schemes.owners.row_push import RowPush, RowsByOwner
 from sparsejax.schemes.row_lists import Lists
 from sparsejax.units.indices import check_numbered, in_range
-from sparsejax.units.merging import distinct, union
+from sparsejax.units.merging import union
 from sparsejax.units.ownership import Layout, Ownership, StripedHash
 from sparsejax.units.row_grads import RowGrads
-from sparsejax.units.stacked import apart, first_at, stacked, starts_of
+from sparsejax.units.stacked import apart, stacked, starts_of
 from sparsejax.units.units import wide
-from sparsejax.wire import channels, ordered
+from sparsejax.wire import channels
 from sparsejax.wire.collectives import Wire
 
 
@@ -79,28 +77,6 @@ def add_up(
         f"tables of {[table.shape[0] for table in tables]} rows", exchange.nowhere
     )
     return exchange()
-
-
-@dataclasses.dataclass(frozen=True)
-class _RowsByOwner:
-    """A rank's rows by owner.
-
-    Attributes:
-        keys: int32 [K], the distinct rows as part * width + slot, ascending; `nowhere`
-            after the last.
-        of_row: int32 [K], where the key of each listed row is; K where there is none.
-        starts: int32 [parts, tables + 1], where the keys of each part and table begin, and
-            where those of the part end.
-    """
-
-    keys: jax.Array
-    of_row: jax.Array
-    starts: jax.Array
-
-    @property
-    def counts(self) -> jax.Array:
-        """int32 [parts, tables]: how many rows each part has of each table."""
-        return self.starts[:, 1:] - self.starts[:, :-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,57 +214,25 @@ class _RowExchange:
         )
         return base.SummedRows(self.wire.assume_same(totals), traffic)
 
-    def _listed(self) -> _RowsByOwner:
+    def _listed(self) -> RowsByOwner:
         """The rows of this rank by owner, equal ones once."""
         keys = []
         for table, start in zip(self.tables, self.starts[:-1], strict=True):
             inside, parts, slots = table.keys()
             place = parts * self.width + (start + slots)
             keys.append(jnp.where(inside, place, self.nowhere))
-        keys = jnp.concatenate(keys)
-        listed, of_row = distinct(keys, keys.size, self.nowhere)
-        part = lax.broadcasted_iota(jnp.int32, (self.ranks, 1), 0)
-        bounds = part * self.width + jnp.array(self.starts, jnp.int32)
-        starts = first_at(listed, bounds)
-        return _RowsByOwner(listed, of_row, starts)
+        return RowsByOwner.of(jnp.concatenate(keys), self.starts, self.ranks)
 
     def _by_owners(self, keys, of_row, starts, rows, *, fullest, most):
         """Push, add up, pull."""
         n = self.ranks
-        slots, values, pushed = self._push(keys, of_row, starts, rows, fullest)
-        slots = slots.reshape(-1)
         held = owned_of(self.room, n, self.width)
-        owned, of_row = distinct(slots, held, self.width)
-        values = values.reshape(slots.size, -1).astype(wide(rows.dtype))
-        # Zeros of which XLA knows, and that the messages begin with too, would be copied.
-        zero = lax.optimization_barrier(jnp.zeros((), values.dtype))
-        sums = jnp.broadcast_to(zero, (owned.size, values.shape[1]))
-        sums = as_varying(sums, varying_axes(values))
-        if ordered.is_ordered(self.wire, varying_axes(values)):
-            # No row is twice in the list of a sender.
-            of_each = of_row.reshape(n, -1), values.reshape(n, -1, values.shape[1])
-            sums = add_senders(sums, *of_each)
-        else:
-            sums = sums.at[of_row].add(values, mode="drop")
+        push = RowPush(self.lists, self.width, self.room, held)
+        owned, sums, pushed = push(keys, of_row, starts, rows, fullest)
         slots, sums, pulled, messages, agreed = self._pull(owned, sums)
         push = base.stage(pushed, (n - 1) / n * self.lists.row_bytes * most, 1)
         pull = base.stage(pulled, (n - 1) / n * self.lists.row_bytes, messages)
         return self._of_owners(slots, sums), push, pull, agreed
-
-    def _push(self, keys, of_row, starts, rows, fullest):
-        """The slots and rows that this rank owns, of each rank, and the bytes sent."""
-        n, room, width = self.ranks, self.room, self.width
-        # Where each key is in the messages.
-        parts = jnp.minimum(keys // width, n - 1)
-        column = jnp.arange(keys.size, dtype=jnp.int32) - starts[parts]
-        place = jnp.where(keys < self.nowhere, parts * room + column, n * room)
-        slots = jnp.full(n * room, width, jnp.int32)
-        slots = slots.at[place].set(keys % width, mode="drop")
-        to = place.at[of_row].get(mode="fill", fill_value=n * room)
-        values = jnp.zeros((n * room, *rows.shape[1:]), wide(rows.dtype))
-        values = add_repeated(values, to, rows)
-        slots, values = slots.reshape(n, room), values.reshape(n, room, -1)
-        return self.lists.send(channels.push(self.wire), slots, values, fullest, width)
 
     def _pull(self, owned, sums):
         """The slots and sums of all owners, bytes, messages, and bytes to agree on them."""

@@ -7,8 +7,9 @@ arrives.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,11 +17,12 @@ import jax.numpy as jnp
 
 from pallas_kernels.striping import word_multiple
 from sparsejax.schemes import AllReduce, BalancedParallelism, TwoLevel
-from sparsejax.schemes.base import Scheme, Traffic
-from sparsejax.schemes.owners import pieces
+from sparsejax.schemes.base import LossyScheme, Scheme, SummedRows, Traffic
+from sparsejax.schemes.owners import pieces, row_pieces
 from sparsejax.schemes.owners.push_pull import PushPull
 from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket
+from sparsejax.transforms.entry.leaves import LeafPlaces
 from sparsejax.units.dense import Dense
 from sparsejax.units.entries import of_tensors
 from sparsejax.units.sparse_tensor import SparseTensor
@@ -151,6 +153,29 @@ def of_bucket(
         places, cuts = zip(*members, strict=True)
         shapes = tuple(tuple(leaves[i].shape) for i in places)
         yield Pieces(ranks, places, cuts, shapes, unit, are_entries)
+
+
+def of_rows(
+    listed: Iterable[tuple[Scheme, list[int]]], entered: LeafPlaces | None
+) -> Iterator[tuple[list[int], Callable[..., SummedRows | None]]]:
+    """Leaves that come as rows, and what adds them up: to pieces, where a rank needs one.
+
+    Args:
+        listed: Schemes, and the places of leaves that each sums.
+        entered: What is known of the leaves where the update was entered.
+    """
+    for scheme, places in listed:
+        cut = [] if entered is None else entered.cut(places)
+        cut = [] if isinstance(scheme, LossyScheme) else [i for i, at in cut if at == 0]
+        whole = [i for i in places if i not in cut]
+        if whole:
+            yield whole, scheme.rows
+        if cut:
+            yield cut, functools.partial(_pieces_of_rows, scheme.wire_dtype)
+
+
+def _pieces_of_rows(wire_dtype, tables, wire):
+    return row_pieces.scatter(tables, wire.narrowed(wire_dtype))
 
 
 def way(scheme: Scheme) -> PushPull | None:

@@ -52,7 +52,8 @@ from sparsejax.transforms.entry.incoming import Incoming, check_sum, spec_of
 from sparsejax.transforms.entry.leaves import LeafPlaces, shard_shape, whole_shape
 from sparsejax.transforms.entry.shards import ShardSum
 from sparsejax.transforms.entry.states import check_state, shards_of, state_specs
-from sparsejax.units.row_grads import RowGrads, is_row_grads
+from sparsejax.units.indices import Origin
+from sparsejax.units.row_grads import is_row_grads
 
 
 @jax.tree_util.register_static
@@ -352,7 +353,7 @@ def _marked(leaf):
     """A leaf whose ids, if it lists rows, are known again out here."""
     if not is_row_grads(leaf):
         return leaf
-    return RowGrads.marked(leaf.ids, leaf.rows, leaf.shape)
+    return dataclasses.replace(leaf, origin=Origin(leaf.ids))
 
 
 def _bare(leaf):

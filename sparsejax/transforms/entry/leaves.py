@@ -20,8 +20,7 @@ from sparsejax.state import tree
 from sparsejax.state.parameters import ranks_of
 from sparsejax.state.per_replica import PerReplica
 from sparsejax.transforms.entry.shards import ShardSum
-from sparsejax.units.row_grads import RowGrads, is_row_grads
-from sparsejax.units.sparse_tensor import SparseTensor
+from sparsejax.units.row_grads import RowGrads, ShardedRowGrads, is_row_grads
 from sparsejax.wire import Wire
 
 
@@ -83,20 +82,32 @@ class OuterLeaf(abc.ABC):
     def summed(self, x: Any) -> Any:
         """What is handed out of `shard_map` of a sum.
 
-        Rows stay rows where all devices have the whole table, and so the same rows. The
-        rows of a shard become its gradient.
+        Rows stay rows where a device has whole ones: of a replicated table all devices list
+        the same, and of a table that is sharded by rows each those of its shard. Of one
+        that is sharded by columns they become the gradient of the shard.
         """
         if not is_row_grads(x):
             return x
-        if self.sum.scatter is not None:
-            parts = [None] * self.sum.scatter + [self.sum.ranks]
-            x = of_shard(x.ids, x.rows, x.shape, ShardSum(PartitionSpec(*parts), ()))
-        elif not self.sum.axes:
+        by_rows, *others = (*self.sum.parts, ())
+        if any(others):
+            return self._of_columns(x).to_dense()
+        if not by_rows:
             return x.bare
-        return x.to_dense()
+        height = x.shape[0] * ranks_of(self.mesh, by_rows)
+        sharding = NamedSharding(self.mesh, PartitionSpec(by_rows))
+        return ShardedRowGrads.of_shard(x, (height, *x.shape[1:]), sharding)
+
+    def _of_columns(self, x):
+        """Rows cut to this rank's columns, where it needs no others."""
+        if self.sum.scatter is None:
+            return x
+        parts = [None] * self.sum.scatter + [self.sum.ranks]
+        return of_shard(x.ids, x.rows, x.shape, ShardSum(PartitionSpec(*parts), ()))
 
     def sum_spec(self, x: Any) -> Any:
         """The PartitionSpecs of what `summed` returns."""
+        if isinstance(x, ShardedRowGrads):
+            return x.specs
         if is_row_grads(x):
             return dataclasses.replace(x, ids=PartitionSpec(), rows=PartitionSpec())
         return self.sum.spec
@@ -204,7 +215,7 @@ class StackedLeaf(OuterLeaf):
         inner = value.value
         if is_row_grads(inner):
             own = inner.ids[0], inner.rows[0], inner.shape
-            return (as_summed(*own, self.sum) if self.sums else RowGrads.marked(*own)), 0.0
+            return (of_shard(*own, self.sum) if self.sums else RowGrads.marked(*own)), 0.0
         return (inner if tree.is_sparse(inner) else inner[0]), 0.0
 
     def leave(self, x):
@@ -268,7 +279,7 @@ class RowsLeaf(OuterLeaf):
             (ids, of_ids), (rows, of_rows) = wire.all_gather(ids), wire.all_gather(rows)
             ids, rows = ids.reshape(-1), rows.reshape(-1, *value.shape[1:])
             sent = of_ids + of_rows
-        return as_summed(ids, rows, value.shape, self.sum), sent
+        return of_shard(ids, rows, value.shape, self.sum), sent
 
     def leave(self, x):
         """One device's rows after another's, known again by their ids."""
@@ -277,18 +288,6 @@ class RowsLeaf(OuterLeaf):
     def out_spec(self, x):
         """As `in_spec`."""
         return along(x, self.over)
-
-
-def as_summed(ids: jax.Array, rows: jax.Array, shape: tuple[int, ...], of: ShardSum) -> Any:
-    """The rows of this device's shard of a table, as they are summed.
-
-    Where each rank needs its piece of the rows they are entries, which are pushed to the
-    ranks of their pieces. For the arguments see `of_shard`.
-    """
-    found = of_shard(ids, rows, shape, of)
-    if of.scatter != 0:
-        return found
-    return SparseTensor(found.ids, found.rows, found.shape)
 
 
 def of_shard(

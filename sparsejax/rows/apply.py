@@ -10,7 +10,7 @@ from pallas_kernels.reference.ordered import add_repeated
 from sparsejax.errors import ArgumentError
 from sparsejax.state import tree
 from sparsejax.units.indices import in_range
-from sparsejax.units.row_grads import is_row_grads
+from sparsejax.units.row_grads import ShardedRowGrads, is_row_grads
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
@@ -52,12 +52,18 @@ def apply_updates(params: Any, updates: Any) -> Any:
                 f"{list(update.shape)}, and the parameter has shape {list(param.shape)}: "
                 "give it the parameters whose gradients these are."
             )
-        # Ids below zero are no rows either; indexing would count them from the end.
-        ids = in_range(update.ids, update.shape[0])
-        return add_repeated(param, ids, update.rows)
+        if isinstance(update, ShardedRowGrads):
+            return update.by_shard(_added, param)
+        return _added(update, param)
 
     is_leaf = lambda node: node is None or isinstance(node, optax.MaskedNode)
     return jax.tree_util.tree_map_with_path(one, params, updates, is_leaf=is_leaf)
+
+
+def _added(update, param):
+    """A parameter, or a shard of it, with rows added to its own."""
+    # Ids below zero are no rows either; indexing would count them from the end.
+    return add_repeated(param, in_range(update.ids, update.shape[0]), update.rows)
 
 
 class Scatter:

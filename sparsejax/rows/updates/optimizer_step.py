@@ -1,0 +1,222 @@
+"""One step of a lazy optimizer, of the rows that gradients list and of all other leaves.
+
+Of lists that are short all is done at once (`at_once`), with all other leaves. Long lists
+go through it tile by tile in a loop (`in_tiles`), while a row of zeros stands for each of
+them in the former.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax.axes import assume_same
+from sparsejax.rows import tiles
+from sparsejax.rows.apply import Scatter, after
+from sparsejax.rows.updates.call import Rows
+from sparsejax.rows.updates.catch_up.replay import added
+from sparsejax.rows.updates.shards import every_row
+from sparsejax.rows.updates.snapshot import Snapshot
+from sparsejax.units.merging import Merge
+from sparsejax.units.row_grads import RowGrads
+
+
+class GradientRows(NamedTuple):
+    """The rows that a gradient lists.
+
+    Attributes:
+        merge: The distinct rows.
+        sums: Their gradients.
+        caught: These rows as after the last step, where steps are taken one by one.
+    """
+
+    merge: Merge
+    sums: jax.Array
+    caught: Rows | None
+
+    @property
+    def places(self) -> int:
+        """For how many rows there is room."""
+        return self.merge.ids.shape[0]
+
+
+def listed(now, at, leaf, due, reading=None):
+    """The rows of a gradient, and those that are due, or what was made to read them."""
+    way = now.way(at)
+    merge = reading.merge if reading else now.merged(at, leaf.ids, due)
+    caught = None
+    if way.moves and not way.is_cheap:
+        caught = reading.rows if reading else now.caught_up(at, merge)
+    return GradientRows(merge, merge.sums(leaf.rows), caught)
+
+
+def taken(
+    step: "OptimizerStep",
+    lists: dict[int, GradientRows],
+    others: bool = True,
+    by_shard: Mapping[int, RowGrads] | None = None,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Takes a step: the updates, the leaves of the state, and the steps that rows saw.
+
+    Args:
+        step: The step.
+        lists: The rows that gradients list, by the numbers of their tables.
+        others: Whether it is a step of all other leaves, too.
+        by_shard: Gradients of tables whose part of the step is taken elsewhere.
+    """
+    now = step.now
+    long = {at: x for at, x in lists.items() if tiles.is_long(x.places)}
+    number = tiles.tiles_of(sum(x.sums.size for x in long.values()))
+    long = long if number > 1 else {}
+    made, inner, last = step.at_once(lists, long, others, by_shard or {})
+    by_type: dict[frozenset[str], dict[int, GradientRows]] = {}
+    for at, x in long.items():
+        # A loop has one type: what is the same on all ranks stays so beside shards.
+        types = tiles.axes_of(x, now.leaves[at], now.all_of(at), now.step)
+        by_type.setdefault(types, {})[at] = x
+    for some in by_type.values():
+        step.in_tiles(some, number, made, inner, last)
+    for at, x in lists.items():
+        made[at] = RowGrads.marked(x.merge.ids, made[at], step.grads[at].shape)
+        # Which rows are listed decides it, whatever the rows vary over.
+        of = tiles.axes_of(now.last[at], x.merge.ids, now.step)
+        last[at] = jax.tree.map(functools.partial(same_but_over, of), last[at])
+    return made, inner, last
+
+
+class OptimizerStep:
+    """A step of the optimizer.
+
+    Args:
+        now: The state, and the parameters.
+        grads: The gradients, `RowGrads` among them.
+        structure: Of the parameters.
+        extra: What the optimizer is given besides.
+    """
+
+    def __init__(self, now, grads, structure, extra):
+        self.now, self.grads = now, grads
+        self.structure, self.extra = structure, extra
+
+    def at_once(self, lists, long, rest, by_shard):
+        """The step of all but some lists, of which a row of zeros stands for all.
+
+        Args:
+            lists: Of each table the rows that its gradient lists.
+            long: Those of them that are long.
+            rest: Whether the step is one of tables that list no rows, too.
+            by_shard: As of `taken`.
+
+        Returns:
+            The updates, the state, and the steps that rows have seen last.
+        """
+        now, short = self.now, {at: x for at, x in lists.items() if at not in long}
+        grads, last = list(self.grads), list(now.last)
+        before, rows = {}, {}
+        for at, x in short.items():
+            before[at] = now.gathered(now.all_of(at), x.merge.ids)
+            rows[at] = self._caught(at, before[at], x.caught)
+            grads[at] = x.sums
+        # A table whose gradient is dense this time: all its rows are listed.
+        listed = {*lists, *by_shard}
+        unlisted = now.plan.lagging - listed if rest else set()
+        before |= {at: now.all_of(at) for at in unlisted}
+        rows |= every_row(now, unlisted, Snapshot.replayed)
+        absent = {at: x.sums for at, x in long.items()}
+        absent |= {at: x.rows for at, x in by_shard.items()}
+        for at, x in absent.items():
+            zeros = lambda x: x if x is None else jnp.zeros((1, *x.shape[1:]), x.dtype)
+            grads[at] = zeros(x)
+            rows[at] = jax.tree.map(zeros, now.all_of(at)._replace(last=()))
+        made, inner = self._call(grads, rows)
+        for at in now.plan.moving & before.keys():
+            made[at] = _whole_move(made[at], before[at], rows[at])
+        for at in unlisted:
+            last[at] = jnp.full_like(last[at], now.step + 1)
+        for at, x in short.items():
+            own, last[at] = self._put(x.merge.ids, at, now.all_of(at), inner, before, made)
+            for j, array in zip(now.plan.layout.tables[at].own, own, strict=True):
+                inner[j] = array
+        return made, inner, last
+
+    def in_tiles(self, long, number, made, inner, last):
+        """The step of long lists, into what `at_once` has returned."""
+        now, tables = self.now, self.now.plan.layout.tables
+        kept = {at: now.all_of(at)[1:] for at in long}  # what is carried on
+        # An update has the place of the gradient, where it has its type.
+        out = {at: jnp.zeros_like(x.sums, made[at].dtype) for at, x in long.items()}
+        for at, x in long.items():
+            out[at] = x.sums if x.sums.dtype == out[at].dtype else out[at]
+        scalars = [made[at] for at in long]
+        scalars += [inner[j] for at in long for j in tables[at].own]
+        params = [now.leaves[at] for at in long]
+        types = tiles.axes_of(kept, out, scalars, params, long, now.step)
+
+        def read(tile, at, carry):
+            """Rows of a table before the step, and their gradients."""
+            kept, out = carry
+            same = out[at].dtype == long[at].sums.dtype
+            grads = tile.cut(at, out[at] if same else long[at].sums)
+            ids = tile.cut(at, long[at].merge.ids)
+            return now.gathered(Rows(now.leaves[at], *kept[at]), ids), grads
+
+        def one(tile, carry):
+            kept, out = carry
+            # Nothing of what is not listed here is computed.
+            grads = [jnp.zeros(x.shape, x.dtype) for x in self.grads]
+            before, rows, ids = {}, {}, {}
+            for at, x in long.items():
+                ids[at], caught = tile.cut(at, (x.merge.ids, x.caught))
+                reading = functools.partial(read, tile, at, carry)
+                before[at], grads[at] = tile.apart(reading)
+                rows[at] = self._caught(at, before[at], caught)
+            made, inner = self._call(grads, rows)
+            for at in long:
+                if now.way(at).moves:
+                    made[at] = _whole_move(made[at], before[at], rows[at])
+                whole = Rows(now.leaves[at], *kept[at])
+                kept = {**kept, at: self._put(ids[at], at, whole, inner, before, made)}
+                out = {**out, at: tile.put(at, out[at], made[at])}
+            return kept, out
+
+        lists = {at: (x.places, x.merge.found) for at, x in long.items()}
+        kept, out = tiles.each(lists, number, one, (kept, out), types)
+        for at in long:
+            made[at], (own, last[at]) = out[at], kept[at]
+            for j, array in zip(tables[at].own, own, strict=True):
+                inner[j] = array
+
+    def _caught(self, at, before, caught):
+        """Rows as after the last step; `caught` if that has all of them."""
+        return self.now.advanced(at, before) if caught is None else caught
+
+    def _call(self, grads, rows):
+        """Calls the optimizer, with some rows in place of tables."""
+        now = self.now
+        return now.call(grads, now.leaves, now.inner, rows, **self.extra)
+
+    def _put(self, ids, at, whole, inner, before, made):
+        """A table's state, and the steps that its rows have seen, with those of a step."""
+        now = self.now
+        put = Scatter(ids, self.grads[at].shape[0])
+        own, last = now.plan.layout.tables[at].own, whole.last
+        own = tuple(put(x, inner[j]) for x, j in zip(whole.own, own, strict=True))
+        if now.way(at).lags:
+            seen = after(before[at].last, made[at])
+            last = put(last, jnp.maximum(now.step + 1, seen))
+        return own, last
+
+
+def same_but_over(names, x):
+    """An array that is known to differ over no other mesh axes than these."""
+    return assume_same(x, tuple(sorted(tiles.axes_of(x) - names)))
+
+
+def _whole_move(made: jax.Array, before: Rows, after: Rows) -> jax.Array:
+    """From what the last step changes to what all steps change that a row has missed."""
+    moved = before.param != after.param
+    # Of what has missed none it is the optimizer's own number.
+    then = added(after.param, made)
+    return jnp.where(moved, then - before.param, made).astype(made.dtype)

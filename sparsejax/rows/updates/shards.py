@@ -1,0 +1,162 @@
+"""Tables that are sharded by rows, under `jit`: each device has the rows of its shard.
+
+A step, and the rows that a loss reads, are those of tables of the shards' heights, inside
+one `shard_map` over all axes of the mesh. Nothing is sent: a device updates the rows that
+it holds, of the parameter and of all that the optimizer keeps of them. Where rows catch up
+in loops, each device takes as many turns as its own rows need.
+
+What belongs to other parameters is zeros inside, of which nothing is computed.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from sparsejax.axes import mesh_of
+from sparsejax.rows.updates.call import Rows
+from sparsejax.rows.updates.catch_up.fading import FadingSums
+from sparsejax.rows.updates.catch_up.history import History
+from sparsejax.rows.updates.snapshot import Snapshot
+from sparsejax.rows.updates.state import LazyState
+
+
+class _Common(NamedTuple):
+    """What all devices have of a state.
+
+    Attributes:
+        step: As of `LazyState`.
+        history: As of `LazyState`.
+        kept: As of `LazyState`.
+        inner: Those leaves of the optimizer's state that have the rows of no parameter.
+        sums: By which rows move to this step.
+    """
+
+    step: jax.Array
+    history: History
+    kept: tuple[jax.Array, ...]
+    inner: list[jax.Array]
+    sums: Mapping[int, FadingSums]
+
+
+@dataclasses.dataclass(frozen=True)
+class TableShards:
+    """Some tables of a snapshot, by shard.
+
+    Attributes:
+        now: The snapshot of whole tables.
+        shardings: How each of them is sharded, by its number: along its rows, or not.
+    """
+
+    now: Snapshot
+    shardings: Mapping[int, NamedSharding]
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        operands: Any,
+        in_specs: Any,
+        out_specs: Any,
+    ) -> Any:
+        """What a function returns inside `shard_map`, given a snapshot of the shards.
+
+        Args:
+            function: From a `Snapshot` and the operands.
+            operands: A tuple of trees of arrays.
+            in_specs: Their PartitionSpecs.
+            out_specs: Those of what it returns.
+        """
+        now = self.now
+        tables = {at: now.all_of(at) for at in self.shardings}
+        alone = [
+            x
+            for x, owner in zip(now.inner, now.plan.layout.owner, strict=True)
+            if owner is None
+        ]
+        state = now.state
+        common = _Common(state.step, state.history, state.kept, alone, now.missed.sums)
+        mapped = jax.shard_map(
+            lambda tables, common, operands: function(
+                self._snapshot(tables, common), *operands
+            ),
+            mesh=next(iter(self.shardings.values())).mesh,
+            in_specs=({at: self.specs(at) for at in tables}, PartitionSpec(), in_specs),
+            out_specs=out_specs,
+            check_vma=False,
+        )
+        return mapped(tables, common, operands)
+
+    def specs(self, at: int) -> Rows:
+        """The PartitionSpecs of all rows of a table."""
+        spec = PartitionSpec(self.shardings[at].spec[0])
+        return jax.tree.map(lambda _: spec, self.now.all_of(at))
+
+    def _snapshot(self, tables, common):
+        """The snapshot that this device has."""
+        now = self.now
+        params = [
+            tables[at].param if at in tables else jnp.zeros(x.shape, x.dtype)
+            for at, x in enumerate(now.shapes)
+        ]
+        alone, inner = iter(common.inner), []
+        for x, owner in zip(now.inner, now.plan.layout.owner, strict=True):
+            inner.append(next(alone) if owner is None else jnp.zeros(x.shape, x.dtype))
+        for at, rows in tables.items():
+            for j, own in zip(now.plan.layout.tables[at].own, rows.own, strict=True):
+                inner[j] = own
+        last = [
+            tables[at].last if at in tables else _zeros_like(x)
+            for at, x in enumerate(now.last)
+        ]
+        tree = now.structure.unflatten(params)
+        state = LazyState(
+            step=common.step,
+            last=now.structure.unflatten(last),
+            history=common.history,
+            inner=jax.tree.unflatten(now.of_state, inner),
+            kept=common.kept,
+        )
+        return Snapshot(now.optimizer, tree, tree, state, common.sums)
+
+
+def every_row(
+    now: Snapshot,
+    tables: Iterable[int],
+    catch_up: Callable[[Snapshot, Iterable[int]], dict[int, Rows]],
+) -> dict[int, Rows]:
+    """All rows of some tables, caught up, those of shards by the devices that hold them.
+
+    Args:
+        now: The snapshot.
+        tables: Their numbers.
+        catch_up: `Snapshot.settled`, or `Snapshot.replayed`.
+    """
+    found = {at: _sharding(now.leaves[at]) for at in tables}
+    sharded = {at: x for at, x in found.items() if x is not None}
+    made = catch_up(now, [at for at in found if at not in sharded])
+    if sharded:
+        shards = TableShards(now, sharded)
+        specs = {at: shards.specs(at) for at in sharded}
+        made |= shards.run(lambda now: catch_up(now, specs), (), (), specs)
+    return made
+
+
+def _sharding(table):
+    """How a table is sharded by rows, as far as its type says so under `jit`; or None."""
+    mesh = mesh_of(table)
+    if mesh is None or mesh.manual_axes or AxisType.Explicit not in mesh.axis_types:
+        return None
+    by_rows, *others = jax.typeof(table).sharding.spec
+    if by_rows is None or any(others):
+        return None
+    return NamedSharding(mesh, PartitionSpec(by_rows))
+
+
+def _zeros_like(last):
+    if isinstance(last, optax.MaskedNode):
+        return last
+    return jnp.zeros(last.shape, last.dtype)

@@ -1,0 +1,73 @@
+"""Rows of a table that is sharded by rows, to the ranks that read them.
+
+On the wire, with n ranks, each of which reads K rows:
+
+    agree    one pmax: how many rows a rank reads of one shard, at most
+    ask      all_to_all of slots: to each rank those of its shard that are read here
+    answer   all_to_all of rows: as many as were asked for
+
+A row that a rank reads several times is asked for once. Rank i holds the i-th of n equal
+runs of rows. Messages have room for K rows, and one of several sizes: all ranks take the
+smallest that the most that is asked of one rank fits. The table itself stays where it is.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax.schemes.owners.row_push import RowsByOwner
+from sparsejax.units import bits
+from sparsejax.wire import channels
+from sparsejax.wire.collectives import Wire
+from sparsejax.wire.sizes import Sizes, send_heads
+
+
+def read(
+    ids: jax.Array,
+    height: int,
+    wire: Wire,
+    rows_of: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+    """The rows of ids, [*ids.shape, ...]; the nearest one for an id that is out of range.
+
+    Args:
+        ids: Integers, rows of the whole table.
+        height: How many rows a shard has.
+        wire: The ranks, over which the table is sharded.
+        rows_of: From slots int32 [m] of this rank's shard, `height` for none, to their
+            rows [m, ...].
+    """
+    n = wire.ranks
+    flat = jnp.clip(ids.reshape(-1), 0, n * height - 1).astype(jnp.int32)
+    if n == 1 or not flat.size:
+        rows = rows_of(flat)
+        return rows.reshape(*ids.shape, *rows.shape[1:])
+    room = min(flat.size, height)
+    asked = RowsByOwner.of(flat, [0, height], n)
+    first = asked.starts[:, 0]
+    parts = jnp.minimum(asked.keys // height, n - 1)
+    column = lax.iota(jnp.int32, flat.size) - first[parts]
+    place = jnp.where(asked.keys < n * height, parts * room + column, n * room)
+    slots = jnp.full(n * room, height, jnp.int32)
+    slots = slots.at[place].set(asked.keys % height, mode="drop").reshape(n, room)
+
+    most, _ = wire.maximum(jnp.max(asked.counts))
+    sizes = Sizes.up_to(room, 2**0.5, 2 * math.ceil(math.log2(n)) + 2)
+    number, channel = sizes.number(most), channels.push(wire)
+    words = lax.bitcast_convert_type(slots, jnp.uint32)
+    given = send_heads(channel, words, sizes.rooms, number, n)
+    inside = lax.iota(jnp.int32, room) < jnp.array(sizes.rooms, jnp.int32)[number]
+    wanted = lax.bitcast_convert_type(given, jnp.int32)
+    rows = rows_of(jnp.where(inside, wanted, height).reshape(-1))
+
+    words = bits.words_of(rows.reshape(n, room, -1))
+    each = words.shape[-1]
+    columns = [each * size for size in sizes.rooms]
+    received = send_heads(channel, words.reshape(n, -1), columns, number, n)
+    numbers = math.prod(rows.shape[1:])
+    found = bits.rows_of(received.reshape(n * room, each), rows.dtype, numbers)
+    found = found[place[asked.of_row]]
+    return found.reshape(*ids.shape, *rows.shape[1:])

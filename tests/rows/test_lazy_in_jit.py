@@ -1,0 +1,280 @@
+"""Exact lazy optimizers under `jit`: rows are read, and updated, where their shards are."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import errors
+from sparsejax.rows.updates.state import LazyState
+from tests import helpers
+from tests.helpers import hlo
+
+
+ROWS, WIDTH, BATCH, LENGTH, STEPS = 512, 16, 16, 6, 5
+BOTH = ("replica", "fsdp")
+OUT = P(BOTH, None, None)
+WHERE = {
+    "replicated": P(None, None),
+    "rows": P("fsdp", None),
+    "zero": P("replica", None),
+    "both": P(("fsdp", "replica"), None),
+}
+OPTIMIZERS = {
+    "adam": lambda: optax.adam(1e-2),
+    "decayed": lambda: optax.adamw(optax.linear_schedule(1e-2, 1e-3, 4), weight_decay=0.1),
+    "adagrad": lambda: optax.adagrad(1e-2),
+}
+
+
+def first():
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((ROWS, WIDTH)).astype(np.float32)
+    return {"kernel": np.full((WIDTH,), 0.5, np.float32), "table": table}
+
+
+def ids_of(seed):
+    """Those of a step: most rows are read in few of the steps."""
+    rng = np.random.default_rng(seed)
+    return (rng.zipf(1.3, (BATCH, LENGTH)) % ROWS).astype(np.int32)
+
+
+def loss_of(params, rows):
+    return jnp.sum(jnp.einsum("btd,d->btd", jnp.sin(rows) * rows, params["kernel"])) / BATCH
+
+
+def by_rows(params, ids):
+    return loss_of(params, params["table"].at[ids].get(out_sharding=OUT))
+
+
+def plain(params, ids):
+    return loss_of(params, params["table"][ids])
+
+
+@functools.cache
+def reference(name):
+    """The dense optimizer on one device: losses, and the parameters after each step."""
+    tx, params = OPTIMIZERS[name](), jax.tree.map(jnp.asarray, first())
+    state, losses = tx.init(params), []
+    for seed in range(STEPS):
+        value, grads = jax.value_and_grad(plain)(params, jnp.asarray(ids_of(seed)))
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        losses.append(float(value))
+    return losses, jax.tree.map(np.asarray, params)
+
+
+class Run:
+    """Parameters and a state on a mesh, and the step that trains them."""
+
+    def __init__(self, where, name, loss=by_rows, sizes=(4, 2), given=True):
+        self.mesh = helpers.grid(replica=sizes[0], fsdp=sizes[1])
+        self.lazy = sparsejax.lazy(OPTIMIZERS[name]())
+        sync = sparsejax.zen_sync("replica", reduce="sum", rules={"table": "sparse"})
+        tx = optax.chain(sync, self.lazy)
+        self.specs = {"kernel": P(None), "table": WHERE[where]}
+        with jax.set_mesh(self.mesh):
+            place = lambda x, spec: helpers.placed(x, self.mesh, spec)
+            self.params = jax.tree.map(place, first(), self.specs)
+            self.state = sparsejax.init(tx, self.params)
+
+        def step(params, state, ids):
+            read = self.lazy.reader(params, state)
+            value_and_grad = sparsejax.value_and_grad(loss, read=read)
+            value, grads = value_and_grad(sparsejax.local(params, BOTH), ids)
+            extra = {"read": read} if given else {}
+            updates, state = tx.update(grads, state, params, **extra)
+            return sparsejax.apply_updates(params, updates), state, value
+
+        self.step = jax.jit(step)
+
+    def ids(self, seed):
+        return helpers.placed(ids_of(seed), self.mesh, P(BOTH, None))
+
+    def train(self, seeds):
+        """The losses of some steps."""
+        losses = []
+        with jax.set_mesh(self.mesh):
+            for seed in seeds:
+                out = self.step(self.params, self.state, self.ids(seed))
+                self.params, self.state, loss = out
+                losses.append(float(loss))
+        return losses
+
+    def settled(self):
+        """The parameters once all rows have caught up, as NumPy arrays."""
+        settle = lambda *given: sparsejax.rows.settle(*given, self.lazy)
+        with jax.set_mesh(self.mesh):
+            params, _ = jax.jit(settle)(self.params, self.state)
+        return jax.tree.map(np.asarray, params)
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("rows", "adam"),
+        ("zero", "decayed"),
+        *helpers.slow(
+            ("replicated", "adam"),
+            ("replicated", "decayed"),
+            ("zero", "adam"),
+            ("both", "adam"),
+            ("both", "decayed"),
+            ("zero", "adagrad"),
+        ),
+    ],
+)
+def test_rows_are_those_of_the_dense_optimizer(where, name):
+    run = Run(where, name)
+    losses, params = run.train(range(STEPS)), run.settled()
+    wanted, dense = reference(name)
+    np.testing.assert_allclose(losses, wanted, rtol=2e-5)
+    np.testing.assert_allclose(params["table"], dense["table"], atol=2e-5)
+    np.testing.assert_allclose(params["kernel"], dense["kernel"], atol=1e-6)
+    # Compiled once, and nothing has moved.
+    assert run.step._cache_size() == 1
+    types = jax.tree.map(lambda x: jax.typeof(x).sharding.spec.partitions, run.params)
+    assert types == jax.tree.map(lambda spec: (*spec,), run.specs)
+    (lazy,) = [x for x in run.state if isinstance(x, LazyState)]
+    if name != "adagrad":
+        over = run.specs["table"][0]
+        assert jax.typeof(lazy.last["table"]).sharding.spec.partitions == (over,)
+
+
+def test_neither_a_table_nor_its_state_is_sent_or_copied():
+    """Of a table that is sharded over the ranks only rows that are read go anywhere."""
+    run = Run("zero", "adam")
+    with jax.set_mesh(run.mesh):
+        compiled = run.step.lower(run.params, run.state, run.ids(0)).compile()
+    shard = ROWS // 4 * WIDTH
+    sent = hlo.compiled_collectives(compiled, run.mesh)
+    rows = [one for one in sent if "replica" in one.axes and one.size > 256]
+    assert rows
+    assert {one.opcode for one in rows} == {"all-to-all"}
+    # Rows for this device, and those that it lists: each message has room for all of them.
+    listed = BATCH * LENGTH // 4
+    assert max(one.size for one in rows) <= 4 * listed * (WIDTH + 1) < 2 * shard
+    assert all(one.size < 4 * shard for one in sent)
+
+
+@pytest.mark.parametrize("where", ["zero", *helpers.slow("rows", "replicated")])
+def test_a_table_may_have_dense_gradients_in_some_steps(where):
+    run = Run(where, "adam")
+    other = Run(where, "adam", loss=dense_in_part)
+    run.train(range(2))
+    other.params, other.state = run.params, run.state
+    other.train([2])
+    run.params, run.state = other.params, other.state
+    run.train([3, 4])
+    tx, params = OPTIMIZERS["adam"](), jax.tree.map(jnp.asarray, first())
+    state = tx.init(params)
+    for seed in range(STEPS):
+        loss = plain_in_part if seed == 2 else plain
+        grads = jax.grad(loss)(params, jnp.asarray(ids_of(seed)))
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(run.settled()["table"], params["table"], atol=2e-5)
+
+
+def dense_in_part(params, ids):
+    """A loss that uses the whole table, too, on one example."""
+    first = ids.at[:, 0].get(out_sharding=P(BOTH)) < ROWS
+    weights = jnp.where(first, 1.0, 0.0)
+    used = jnp.einsum("b,hd->b", weights, jnp.sin(params["table"]), out_sharding=P(BOTH))
+    return by_rows(params, ids) + jnp.sum(used) / BATCH
+
+
+def plain_in_part(params, ids):
+    return plain(params, ids) + jnp.sum(jnp.sin(params["table"]))
+
+
+def out_of_range(params, ids):
+    """Ids beyond the table, which read a fill value, and from its end."""
+    table = params["table"]
+    filled = table.at[ids + 256].get(mode="fill", fill_value=1.0, out_sharding=OUT)
+    nearest = table.at[ids - 300].get(out_sharding=OUT)
+    return loss_of(params, filled) + 2 * loss_of(params, nearest)
+
+
+def out_of_range_plain(params, ids):
+    table = params["table"]
+    filled = table.at[ids + 256].get(mode="fill", fill_value=1.0)
+    return loss_of(params, filled) + 2 * loss_of(params, table[ids - 300])
+
+
+def in_a_scan(params, ids):
+    def turn(total, ids):
+        half = jax.tree.map(lambda x: 2 * x, params)
+        return total + by_rows(half, ids), None
+
+    return jax.lax.scan(jax.checkpoint(turn), 0.0, jnp.stack([ids, ids // 2]))[0]
+
+
+def in_a_scan_plain(params, ids):
+    half = jax.tree.map(lambda x: 2 * x, params)
+    return plain(half, ids) + plain(half, ids // 2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "same"),
+    [
+        (out_of_range, out_of_range_plain),
+        *helpers.slow((in_a_scan, in_a_scan_plain)),
+    ],
+)
+def test_losses_read_rows_as_they_read_the_table(loss, same):
+    run = Run("both", "adam", loss=loss)
+    losses = run.train(range(3))
+    tx, params = OPTIMIZERS["adam"](), jax.tree.map(jnp.asarray, first())
+    state, wanted = tx.init(params), []
+    for seed in range(3):
+        value, grads = jax.value_and_grad(same)(params, jnp.asarray(ids_of(seed)))
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        wanted.append(float(value))
+    np.testing.assert_allclose(losses, wanted, rtol=2e-5)
+    np.testing.assert_allclose(run.settled()["table"], params["table"], atol=2e-5)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), *helpers.slow(((1, 1),))])
+def test_a_run_goes_on_from_a_checkpoint_on_another_mesh(tmp_path, sizes):
+    pytest.importorskip("orbax.checkpoint")
+    run = Run("both", "adam")
+    run.train(range(3))
+    sparsejax.save(tmp_path / "3", {"params": run.params, "opt_state": run.state})
+    other = Run("both", "adam", sizes=sizes)
+    like = {"params": other.params, "opt_state": other.state}
+    found = sparsejax.restore(tmp_path / "3", like)
+    other.params, other.state = found["params"], found["opt_state"]
+    losses = other.train(range(3, STEPS))
+    wanted, dense = reference("adam")
+    np.testing.assert_allclose(losses, wanted[3:], rtol=2e-5)
+    np.testing.assert_allclose(other.settled()["table"], dense["table"], atol=2e-5)
+
+
+def test_what_cannot_be_read_is_refused_by_name():
+    run = Run("rows", "adam")
+    with jax.set_mesh(run.mesh):
+
+        def read(params, ids, over):
+            find = run.lazy.reader(params, run.state)
+            loss = lambda params, ids: jnp.sum(
+                params["table"].at[ids].get(out_sharding=P(over, None))
+            )
+            loss = sparsejax.value_and_grad(loss, read=find)
+            return loss(sparsejax.local(params, over), ids)
+
+        of_replica = helpers.placed(ids_of(0)[:, 0], run.mesh, P("replica"))
+        match = r"'table' are sharded over 'fsdp'.*Shard the ids over all axes"
+        with pytest.raises(errors.AxisError, match=match):
+            jax.jit(functools.partial(read, over="replica"))(run.params, of_replica)
+        by_columns = dict(run.params)
+        by_columns["table"] = helpers.placed(first()["table"], run.mesh, P(None, "fsdp"))
+        of_all = helpers.placed(ids_of(0)[:, 0], run.mesh, P(BOTH))
+        with pytest.raises(errors.ArgumentError, match=r"'table' is sharded.*by rows"):
+            jax.jit(functools.partial(read, over=BOTH))(by_columns, of_all)
