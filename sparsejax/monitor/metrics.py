@@ -11,7 +11,7 @@ from sparsejax.state import tree
 from sparsejax.state.per_rank import find
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.feedback import FeedbackState
-from sparsejax.transforms.wrappers import SkipState
+from sparsejax.transforms.wrappers import AccumulateState, SkipState
 
 
 def residuals(state: Any) -> Any:
@@ -65,7 +65,9 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     Keys are `sync/<leaf>/<what>` for each bucket of leaves that were exchanged together,
     and `sync/<bytes>` for the totals; a second synchronization in the same state is
     `sync1`, and so on. `wire_bytes` is what one rank sent, `payload_bytes` what its entries
-    needed, `inside_bytes` what it sent inside a host where there are two levels,
+    needed, `inside_bytes` what it sent inside a host where there are two levels, or over
+    axes that are not the ranks' under `jit` (`sparsify/inside_bytes` and
+    `accumulate/inside_bytes` where a sparsifier, or `accumulate`, came first),
     `dense_bytes` what an all-reduce would have sent, `rounds` how many messages with
     entries followed one another, those left out by which ranks agree on a few numbers;
     densities and imbalances are as in `Traffic`. Where buckets were exchanged as one, since
@@ -102,9 +104,12 @@ def metrics(state: Any) -> dict[str, jax.Array]:
             syncs += 1
         else:
             prefix = f"sparsify{sparsifiers or ''}"
+            result[f"{prefix}/inside_bytes"] = tree.here(feedback.inner.inside)
             sparsifiers += 1
         if feedback.norm is not None:
             result[f"{prefix}/residual_norm"] = tree.here(feedback.norm)
+    for number, held in enumerate(find(state, AccumulateState)):
+        result[f"accumulate{number or ''}/inside_bytes"] = tree.here(held.inside)
     for number, skip in enumerate(find(state, SkipState)):
         result[f"skip{number or ''}/skipped"] = tree.here(skip.skipped)
     return result

@@ -22,6 +22,7 @@ from sparsejax.sparsifiers import base
 from sparsejax.state import observing, sharded, tree
 from sparsejax.state.per_rank import PerRank, check_kind
 from sparsejax.transforms.entry import Entry
+from sparsejax.transforms.entry.leaves import LeafPlaces
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes, selections
@@ -42,10 +43,18 @@ class SelectState(NamedTuple):
         step: int32: updates so far.
         sparsifiers: The sparsifier's state of each leaf, by path, or that of all leaves
             under the empty one: `PerRank`; None if it has none.
+        inside: float32: bytes that the last update sent over axes that are not the ranks',
+            where it was entered under `jit`.
     """
 
     step: jax.Array
     sparsifiers: dict[str, PerRank] | None
+    inside: jax.Array
+
+    @classmethod
+    def first(cls, sparsifiers: dict[str, PerRank] | None = None) -> "SelectState":
+        """The state before the first update."""
+        return cls(jnp.int32(0), sparsifiers, jnp.float32(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +113,12 @@ class Select:
             tree.check_dtype(path, leaf)
         if observing.is_observing():
             observing.report_sparsifier(self, paths, leaves)
-            return SelectState(jnp.int32(0), None)
+            return SelectState.first()
         self._check_shards(paths, leaves)
         names = tree.distinct(paths)
         states = self._first_states(names, paths, leaves)
         if not jax.tree.leaves(states):
-            return SelectState(jnp.int32(0), None)
+            return SelectState.first()
         why = "a sparsifier keeps on each rank what was not sent"
         wire = Wire(axes.resolve_for_state(self.axis_name, self.name, why))
         shards = axes.axis_names(self.model_axis) if self.model_axis else ()
@@ -124,7 +133,7 @@ class Select:
             value = wire.per_rank(jax.tree.map(typed, state))
             of = tuple(path for path, _ in members)
             by_name[name] = PerRank(value, wire.axis, of, shards)
-        return SelectState(jnp.int32(0), by_name)
+        return SelectState.first(by_name)
 
     def _first_states(self, names, paths, leaves):
         members = [
@@ -190,6 +199,7 @@ class Select:
         *,
         dtypes: Sequence[Any],
         dense: bool = False,
+        entered: LeafPlaces | None = None,
         **extra: Any,
     ) -> Outcome:
         """Selects entries of each leaf; see `Lossy.step`."""
@@ -218,7 +228,9 @@ class Select:
                 part = self._rounded(x, draws.get(i), shape, dtypes[i])
             sent.append(part[0])
             left.append(None if part[1] is None else part[1].reshape(shape))
-        after = SelectState(state.step + 1, _wrapped(states, state.sparsifiers))
+        kept = _wrapped(states, state.sparsifiers)
+        inside = jnp.float32(0.0 if entered is None else sum(entered.inside))
+        after = SelectState(state.step + 1, kept, inside)
         return Outcome(sent, left, [i in places for i in range(len(flat))], after)
 
     def _rounded(self, x, draw, shape, dtype):

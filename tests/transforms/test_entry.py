@@ -173,9 +173,19 @@ def test_nothing_is_lost_under_jit_and_residuals_lie_by_rank_and_shard(name, whe
     np.testing.assert_array_equal(sent + np.asarray(held).sum(0), given)
     assert any(found)
     assert np.asarray(held).any() or name == "warm_up"
+    metrics = {key: float(value) for key, value in sparsejax.metrics(state).items()}
     if name == "dgc":
-        norm = float(sparsejax.metrics(state)["sparsify/residual_norm"])
+        norm = metrics["sparsify/residual_norm"]
         np.testing.assert_allclose(norm, np.linalg.norm(held), rtol=1e-5)
+    if name in ("dgc", "accumulate"):
+        # What comes first reduces over the other axes, and no other does.
+        first = "sparsify" if name == "dgc" else "accumulate"
+        fast = mesh.size // mesh.shape["replica"]
+        times = 1 if any(spec) else 2
+        inside = times * (fast - 1) / fast * x[0].nbytes
+        assert metrics.pop(f"{first}/inside_bytes") == inside
+        rest = [value for key, value in metrics.items() if "inside_bytes" in key]
+        assert not any(rest)
     for leaf in jax.tree.leaves(jax.tree.map(jax.typeof, state)):
         if leaf.shape[1:] == SHAPE:
             assert leaf.sharding.spec.partitions == ("replica", *(spec or (None, None)))

@@ -33,11 +33,14 @@ class AccumulateState(NamedTuple):
         pending: The sum of the gradients since the last synchronization, a tree like the
             parameters: `PerRank`.
         inner: The state of the chain inside.
+        inside: float32: bytes that the last update sent over axes that are not the ranks',
+            where it was entered under `jit`.
     """
 
     step: jax.Array
     pending: PerRank | None
     inner: Any
+    inside: jax.Array
 
 
 class WarmUpState(NamedTuple):
@@ -89,18 +92,17 @@ def accumulate(
     def init(params):
         if observing.is_observing():
             with observing.inside(observing.Wrapper(every=every, takes_rows=False)):
-                return AccumulateState(jnp.int32(0), None, tx.init(params))
+                return AccumulateState(jnp.int32(0), None, tx.init(params), jnp.float32(0))
         require_exchange(tx, params, name)
         mesh = entry.of_parameters(params)
         pending = entry.init(mesh, nothing_yet, params) if mesh else nothing_yet(params)
-        return AccumulateState(jnp.int32(0), pending, tx.init(params))
+        return AccumulateState(jnp.int32(0), pending, tx.init(params), jnp.float32(0))
 
     entry = Entry(name, axis_name, sums=False)
     scale = every if reduce == "mean" else 1
 
-    def added(updates, pending, **entered):
-        """The gradients, and the sums with them."""
-        del entered
+    def added(updates, pending, entered=None):
+        """The gradients, the sums with them, and the bytes sent for them."""
         wire = Wire.over(axis_name, f"update of {name}")
         sharded.require_sent(updates, name)
         paths, leaves, structure = tree.flatten(updates, name)
@@ -115,7 +117,8 @@ def accumulate(
                 structure.flatten_up_to(pending.value), leaves, strict=True
             )
         ]
-        return updates, pending.with_value(structure.unflatten(sums))
+        inside = jnp.float32(0.0 if entered is None else sum(entered.inside))
+        return updates, (pending.with_value(structure.unflatten(sums)), inside)
 
     def taken(updates, pending, **entered):
         """What the chain is given of the sums, and what rounding takes from it."""
@@ -136,7 +139,7 @@ def accumulate(
     def update(updates, state, params=None, **extra):
         check_kind(state, AccumulateState, f"{name} (every={every})")
         extra.pop("ids", None)
-        updates, sums = entry.run(added, updates, state.pending, params)
+        updates, (sums, inside) = entry.run(added, updates, state.pending, params)
 
         def now(sums):
             sent, rest = entry.run(taken, updates, sums, params)
@@ -148,7 +151,7 @@ def accumulate(
 
         is_due = state.step % every == every - 1
         out, pending, inner = axes.cond(is_due, now, later, sums)
-        return out, AccumulateState(state.step + 1, pending, inner)
+        return out, AccumulateState(state.step + 1, pending, inner, inside)
 
     return tree.transformation(init, update)
 
