@@ -5,10 +5,12 @@
 Each host has two devices. The mesh is (replica=hosts, fsdp=2): replicas are on different
 hosts, and the shards of one replica are inside a host. Two models are trained with Adam:
 the demo's language model by `zen_sync`, rows of its tables by a rule, and a decoder, whose
-gradient is dense, by `dgc` and `zen_sync`. Four sides take turns:
+gradient is dense, by `dgc` and `zen_sync`. Sides take turns:
 
     jit, dense            under `jit`, parameters sharded over fsdp, dense sums of shards
     jit, sparse           the same by `zen_sync`
+    jit, rows             the same, tables read and updated by rows (`sparsejax.lazy`), and
+                          stored striped over the shards (`rows.StripedRows`)
     shard_map, dense      an own `shard_map`, parameters replicated over all devices
     shard_map, sparse     the same; the tables by two levels, the decoder over all ranks
 
@@ -51,6 +53,8 @@ FIRST, AGREE = 4, 1e-3
 AXES = ("replica", "fsdp")
 MODELS = ("language", "decoder")
 FORMS = ("jit", "shard_map")
+BOTH = [f"{form}, {kind}" for form in FORMS for kind in ("dense", "sparse")]
+SIDES = {"language": [*BOTH, "jit, rows"], "decoder": BOTH}
 WINDOWS = {"language": 16, "decoder": 4}  # of each device and step
 BY_COLUMNS = P(None, "fsdp")
 KEYS = ("model", "shards", "hosts", "rate", "scheme")
@@ -79,20 +83,22 @@ class Settings(settings.Settings):
             network.bits_per_second(rate)
 
 
-def transformation(model: str, form: str, is_sparse: bool) -> optax.GradientTransformation:
-    """The optimizer of a side."""
+def transformation(
+    model: str, form: str, kind: str, optimizer: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """The synchronization and the optimizer of a side."""
     axis, options = AXES, {}
     if form == "jit":
         axis, options = AXES[0], {"reduce": "sum"}
     parts = []
-    if not is_sparse:
+    if kind == "dense":
         parts.append(sparsejax.dense_sync(axis, **options))
     elif model == "language":
         parts.append(sparsejax.zen_sync(axis, rules=TABLES, **options))
     else:
         parts.append(sparsejax.dgc(DENSITY, axis_name=axis))
         parts.append(sparsejax.zen_sync(axis, two_level=False, **options))
-    return optax.chain(*parts, optax.adam(1e-3))
+    return optax.chain(*parts, optimizer)
 
 
 class Training:
@@ -103,12 +109,21 @@ class Training:
         compiled: Seconds that it took to trace and compile.
         loss: That of the last step.
         first: Those of the first steps.
+
+    Args:
+        name: Of the side.
+        of: The name of the model.
+        model: The model.
+        mesh: The mesh.
+        batches: Those that it takes.
     """
 
-    def __init__(self, name: str, model: Model, mesh, batches: list[dict], tx):
+    def __init__(self, name: str, of: str, model: Model, mesh, batches: list[dict]):
         self.name, self._steps, self._counted = name, 0, (0, 0.0)
-        in_jit = name.startswith("jit")
-        self.of = Run(model, tx, mesh, batches, in_jit=in_jit)
+        form, kind = name.split(", ")
+        lazy = sparsejax.lazy(optax.adam(1e-3)) if kind == "rows" else None
+        tx = transformation(of, form, kind, lazy or optax.adam(1e-3))
+        self.of = Run(model, tx, mesh, batches, in_jit=form == "jit", by_rows=lazy)
         start = time.perf_counter()
         self.of.compile()
         self.compiled, self.loss = time.perf_counter() - start, float("nan")
@@ -148,10 +163,10 @@ def rank(settings: Settings) -> None:
         drawn = model.batches(corpus.tokens, mesh.size, windows=WINDOWS[settings.model])
         batches = list(itertools.islice(drawn, FIRST))
         trainings = []
-        for form, is_sparse in itertools.product(FORMS, (False, True)):
-            tx = transformation(settings.model, form, is_sparse)
-            name = f"{form}, {'sparse' if is_sparse else 'dense'}"
-            trainings.append(Training(name, model, mesh, batches, tx))
+        for name in SIDES[settings.model]:
+            if settings.columns and name.endswith("rows"):
+                continue  # a row that is read is whole on one device
+            trainings.append(Training(name, settings.model, model, mesh, batches))
             here.say(f"  {name} compiled in {trainings[-1].compiled:.1f} s")
         numbers = sum(x.size for x in jax.tree.leaves(model.params))
         shards = "columns" if settings.columns else "rows"
@@ -247,17 +262,18 @@ def _line(row):
 
 
 def _drawn(rows):
-    """Times dense by rate: a panel for each model, a line for each form."""
+    """Times dense by rate: a panel for each model, a line for each side."""
     made, axes = figure.panels(1, len(MODELS))
     for axis, model in zip(axes[0], MODELS, strict=True):
-        for form in FORMS:
-            wanted = {"model": model, "scheme": f"{form}, sparse", "shards": "rows"}
+        for side in (name for name in SIDES[model] if not name.endswith("dense")):
+            wanted = {"model": model, "scheme": side, "shards": "rows"}
             found = [r for r in rows if wanted.items() <= r.items() and r["sent"]]
             found.sort(key=lambda row: network.bits_per_second(row["rate"]))
-            gains = np.array([row["times_dense"] for row in found]).T
-            middle = np.median(gains, axis=0) if found else []
-            bars = [middle - gains.min(0), gains.max(0) - middle] if found else None
-            axis.errorbar([r["rate"] for r in found], middle, bars, marker="o", label=form)
+            gains = [row["times_dense"] for row in found]
+            middle = np.array(list(map(np.median, gains)))
+            ends = np.array([[min(one), max(one)] for one in gains]).reshape(-1, 2).T
+            bars = np.abs(ends - middle)
+            axis.errorbar([r["rate"] for r in found], middle, bars, marker="o", label=side)
         axis.set(title=model, xlabel="rate of a link", ylabel="times dense", ylim=(0, None))
         axis.legend()
     return made

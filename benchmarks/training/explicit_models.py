@@ -18,6 +18,8 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from sparsejax.rows import StripedRows
+
 
 @dataclasses.dataclass(frozen=True)
 class Activations:
@@ -25,9 +27,11 @@ class Activations:
 
     Attributes:
         axes: Over which mesh axes; none inside `shard_map`.
+        striped: How rows of tables are stored; None where they are in order.
     """
 
     axes: tuple[str, ...] = ()
+    striped: StripedRows | None = None
 
     def spec(self, dims: int) -> P | None:
         """The sharding of activations of so many dimensions."""
@@ -35,6 +39,8 @@ class Activations:
 
     def rows(self, table: jax.Array, ids: jax.Array) -> jax.Array:
         """The rows of a table."""
+        if self.striped is not None and table.ndim > 1:
+            ids = self.striped.places(ids)
         dims = ids.ndim + table.ndim - 1
         return table.at[ids].get(out_sharding=self.spec(dims))
 

@@ -25,10 +25,12 @@ from benchmarks.training.explicit_models import (
     language,
 )
 from examples import lm_model
+from sparsejax.rows import StripedRows
 
 
 SHARDS = "fsdp"  # the mesh axis over which parameters may be sharded
-TABLES = {"input_embedding|output_embedding": "row"}
+STORED = ("input_embedding", "output_embedding")
+TABLES = {"|".join(STORED): "row"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Run:
         batches: list[dict],
         *,
         in_jit: bool,
+        by_rows: sparsejax.rows.Lazy | None = None,
     ):
         """Places parameters and batches, and makes the state.
 
@@ -102,16 +105,24 @@ class Run:
             mesh: The mesh, with the axis of the replicas first.
             batches: Batches of all ranks, taken in turn.
             in_jit: Whether it trains under plain `jit`.
+            by_rows: The optimizer in `tx`, where tables are read and updated by rows.
+                These are stored striped then.
         """
         self.mesh, axes = mesh, mesh.axis_names
+        params, striped = model.params, None
+        if by_rows is not None:
+            striped = StripedRows(model.words, mesh.shape[SHARDS])
+            stored = {name: np.asarray(striped.stored(params[name])) for name in STORED}
+            params = params | stored
         is_sharded = in_jit and SHARDS in axes
         specs = jax.tree.map(lambda spec: spec if is_sharded else P(), model.specs)
-        self.params = jax.tree.map(self._placed, model.params, specs)
+        self.params = jax.tree.map(self._placed, params, specs)
         placed = [jax.tree.map(lambda x: self._placed(x, P(axes)), b) for b in batches]
         self._batches = itertools.cycle(placed)
         if in_jit:
             self.state = sparsejax.init(tx, self.params)
-            self.step = _in_jit(model.loss(Activations(axes)), tx, axes)
+            loss_fn = model.loss(Activations(axes, striped))
+            self.step = _in_jit(loss_fn, tx, axes, by_rows)
         else:
             names = axes if len(axes) > 1 else axes[0]
             self.state = sparsejax.init(tx, self.params, mesh, names)
@@ -145,13 +156,17 @@ class Run:
         return digest.hexdigest()
 
 
-def _in_jit(loss_fn, tx, axes):
+def _in_jit(loss_fn, tx, axes, lazy):
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params, state, batch):
-        value_and_grad = jax.value_and_grad(loss_fn)
+        value_and_grad, extra = jax.value_and_grad, {}
+        if lazy is not None:
+            value_and_grad = sparsejax.value_and_grad
+            extra = {"read": lazy.reader(params, state)}
+        value_and_grad = value_and_grad(loss_fn, **extra)
         loss, grads = value_and_grad(sparsejax.local(params, axes), batch)
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, loss
+        updates, state = tx.update(grads, state, params, **extra)
+        return sparsejax.apply_updates(params, updates), state, loss
 
     return step
 

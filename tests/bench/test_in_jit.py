@@ -64,14 +64,17 @@ def test_steps_of_both_forms_agree():
     given = batches(model, 3)
     rules = {"input_embedding|output_embedding": "sparse"}  # though they are small
     runs = []
-    for form, reduce in (("jit", "sum"), ("shard_map", "mean")):
-        axis = "replica" if form == "jit" else AXES
+    for form in ("jit", "shard_map", "rows"):
+        axis, reduce = (AXES, "mean") if form == "shard_map" else ("replica", "sum")
         sync = sparsejax.zen_sync(axis, reduce=reduce, rules=rules)
-        tx, mesh = optax.chain(sync, optax.sgd(0.1)), helpers.grid(replica=2, fsdp=2)
-        run = Run(model, tx, mesh, given, in_jit=form == "jit")
+        lazy = sparsejax.lazy(optax.sgd(0.1)) if form == "rows" else None
+        tx = optax.chain(sync, lazy or optax.sgd(0.1))
+        mesh, in_jit = helpers.grid(replica=2, fsdp=2), form != "shard_map"
+        run = Run(model, tx, mesh, given, in_jit=in_jit, by_rows=lazy)
         run.compile()
         runs.append((run, [float(run()) for _ in given]))
     np.testing.assert_allclose(runs[0][1], runs[1][1], rtol=1e-5)
+    np.testing.assert_allclose(runs[2][1], runs[1][1], rtol=1e-5)
     assert runs[0][1][0] != runs[0][1][-1]
     for name, x in runs[0][0].params.items():
         np.testing.assert_allclose(x, runs[1][0].params[name], atol=1e-5)
