@@ -3,10 +3,11 @@
 Names that say by themselves what they are may be imported bare, and are in `__all__`. The
 others are to be written with the prefix: `sparsejax.local`, `sparsejax.init`.
 
-Five folders have what is needed more rarely: `sparsejax.sparsifiers`, each of which
+Six folders have what is needed more rarely: `sparsejax.sparsifiers`, each of which
 `sparsify` makes a transformation of; `sparsejax.transforms`, clipping and the systems that
 others are compared with; `sparsejax.rows`, what a lazy optimizer needs beside it;
-`sparsejax.embrace`, tables that are sharded by columns; `sparsejax.advise`, what is
+`sparsejax.embrace`, tables that are sharded by columns; `sparsejax.rounds`, published
+methods of local steps; `sparsejax.advise`, what is
 measured before a choice.
 """
 
@@ -17,6 +18,7 @@ from sparsejax import (
     advise as advise,
     embrace as embrace,
     errors as errors,
+    rounds as rounds,
     rows as rows,
     schemes as schemes,
     sparsifiers as sparsifiers,
@@ -28,7 +30,6 @@ from sparsejax.advise.plan import Plan as Plan
 from sparsejax.advise.planner import make_plan as make_plan
 from sparsejax.advise.profile import profile as profile
 from sparsejax.advise.summary import summary as summary
-from sparsejax.axes import local as local
 from sparsejax.checkpoints import restore as restore, save as save
 from sparsejax.checkpoints.resizing import resized as resized
 from sparsejax.embrace.column_lookup import column_lookup as column_lookup
@@ -43,6 +44,8 @@ from sparsejax.placement.initial import (
     init as init,
 )
 from sparsejax.placement.specs import state_specs as state_specs
+from sparsejax.rounds.reading import local as local
+from sparsejax.rounds.transformation import local_steps as local_steps
 from sparsejax.rows.apply import apply_updates as apply_updates
 from sparsejax.rows.lookup import lookup as lookup
 from sparsejax.rows.updates.lazy import lazy as lazy
@@ -115,8 +118,8 @@ __all__ = [
 # As good as nothing, or another thing, when read without the prefix.
 _WITH_PREFIX = ["advise", "apply_updates", "bind", "doctor", "embrace", "errors"]
 _WITH_PREFIX += ["explain", "init"]
-_WITH_PREFIX += ["lazy", "local", "lookup", "metrics", "profile", "restore", "rows", "save"]
-_WITH_PREFIX += ["summary", "sync"]
+_WITH_PREFIX += ["lazy", "local", "local_steps", "lookup", "metrics", "profile", "restore"]
+_WITH_PREFIX += ["rounds", "rows", "save", "summary", "sync"]
 _WITH_PREFIX += ["top_k", "transforms", "value_and_grad"]
 
 

@@ -300,34 +300,12 @@ def resolve_for_state(axis_name: AxisName | None, what: str, keeps: str) -> Axis
 
 
 def local(tree: Any, axis_name: AxisName | None = None) -> Any:
-    """Makes replicated parameters vary over the axis, so that their gradients stay local.
-
-    Use it on the parameters before `jax.grad`, inside `jax.shard_map`. Without it, and with
-    checking on, `jax.grad` puts a dense psum into the gradient. It sends nothing. Where
-    checking is off, and outside `shard_map`, it is the identity: so a loss may use it for
-    what a scan carries, `jax.lax.scan(cell, sparsejax.local(zeros), xs)`, and still runs on
-    one device.
-
-    Under `jit` on an explicit mesh, name all axes over which the batch is sharded. Then
-    arrays are cast to *reduced* over these, and gradients are *unreduced*: partial sums,
-    for which nothing was sent. Shards over one of these axes are gathered, as the forward
-    pass of FSDP does.
-
-    Example:
-        >>> def local_grads(params, batch):
-        ...     grads = jax.grad(loss_fn)(sparsejax.local(params), batch)
-        ...     return sparsejax.all_reduce(grads, reduce="mean")
-        >>> grads = jax.jit(jax.shard_map(
-        ...     local_grads, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()
-        ... ))(params, batch)
+    """Makes arrays vary over the axis, or casts them to reduced: see `sparsejax.local`.
 
     Args:
-        tree: The parameters.
+        tree: The arrays.
         axis_name: The axis over which gradients are to stay local; the only manual axis if
             None.
-
-    Returns:
-        The same values, typed as varying, or as reduced.
     """
     check_axis_name(axis_name, "sparsejax.local")
     if not manual_axes():

@@ -27,6 +27,12 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     is that of the fresh state: thresholds are found, and regions bounded, anew. All else is
     kept. `sparsejax.restore` calls it by itself.
 
+    A round of `sparsejax.local_steps` goes on: the anchor, the outer optimizer and the
+    number of steps are kept as they are. Each new rank begins with the mean of the old
+    ranks' offsets, and with the mean of their inner moments. So the mean of the offsets is
+    kept, and how the ranks differed from it is lost. What is no floating number, as a count
+    or a PRNG key, new rank r has from old rank r modulo their number.
+
     Example:
         >>> fresh = sparsejax.init(tx, params, mesh)  # of four ranks
         >>> state = sparsejax.resized(state, like=fresh)  # it was saved by eight
@@ -66,7 +72,7 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     def node(keys, x, fresh):
         if isinstance(x, PerRank):
             # What is about leaves, such as a threshold, is theirs and no share of them.
-            spread = _spread(mean or x.paths is not None)
+            spread = _averaged if x.is_own else _spread(mean or x.paths is not None)
             value = jax.tree_util.tree_map_with_path(spread, x.value, fresh.value)
             return fresh.with_value(value)
         if is_pending(x):
@@ -138,6 +144,18 @@ def _spread(mean):
         return _placed(path, x, fresh)
 
     return spread
+
+
+def _averaged(keys, x, fresh):
+    """From what each rank has of its own, and a fresh array, to what the new ranks have."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return _spread(mean=True)(keys, x, fresh)
+    path, from_ranks = tree.named(keys), np.arange(len(fresh)) % len(x)
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return _placed(path, _whole(path, x)[from_ranks], fresh)
+    numbers = _whole(path, jax.random.key_data(x))[from_ranks]
+    own = jax.random.wrap_key_data(jnp.asarray(numbers), impl=jax.random.key_impl(x))
+    return jax.device_put(own, fresh.sharding)
 
 
 def _check_tables(state, like):

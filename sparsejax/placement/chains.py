@@ -7,6 +7,7 @@ goes wrong in silence there is found where a state is made, which sees all of th
     something between a sparsifier and a synchronization  it computes with indices
     a sparsifier and no synchronization after it         entries are no update
     `accumulate` in front of a stateful optimizer         it is run on zeros in between
+    `local_steps` in front of one                         the same
 
 For that one update is traced with gradients that vary over the ranks, in which
 synchronizations and sparsifiers only say what types they return.
@@ -29,6 +30,7 @@ from sparsejax.errors import (
     SparsejaxError,
     StateError,
 )
+from sparsejax.rounds.state import LocalStepsState
 from sparsejax.state import sharded, tree
 from sparsejax.state.observing import observed
 from sparsejax.state.per_rank import OUTLINE, PerRank, find
@@ -39,6 +41,7 @@ from sparsejax.transforms.wrappers import AccumulateState, SkipState, WarmUpStat
 
 
 _OURS = (FeedbackState, AccumulateState, WarmUpState, SkipState, PerRank)
+_SLEEPING = (AccumulateState, LocalStepsState)
 _ASLEEP = (optax.ConditionallyMaskState, optax.ConditionallyTransformState)
 _ORDER = "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3))"
 
@@ -165,10 +168,25 @@ def _check_state(state, names):
 
 def _check_sleep(state):
     """Warns where a stateful optimizer is run on the zeros between two synchronizations."""
-    ours = lambda node: isinstance(node, (*_OURS, *_ASLEEP))
+    parted = find(state, optax.transforms.PartitionState)
+    parted = [part for part in parted if find(part, _SLEEPING)]
+    for inside in (one for part in parted for one in part.inner_states.values()):
+        _check_sleep(inside)  # of other leaves than the rest
+    known = (*_OURS, *_ASLEEP, LocalStepsState)
+    ours = lambda node: isinstance(node, known) or any(node is part for part in parted)
     nodes = jax.tree.leaves(state, is_leaf=ours)
-    sleeping = [node for node in nodes if isinstance(node, AccumulateState)]
-    if sleeping and not all(ours(node) for node in nodes):
+    sleeping = [type(node) for node in nodes if isinstance(node, _SLEEPING)]
+    if not sleeping or all(ours(node) for node in nodes):
+        return
+    if LocalStepsState in sleeping:
+        warnings.warn(
+            "local_steps stands beside an optimizer with a state, which runs at every "
+            "step: on zeros within a round. Give it to local_steps: as inner, if each rank "
+            "is to take a step of it, or as outer, if it is to move the anchor once a "
+            "round.",
+            stacklevel=2,
+        )
+    else:
         warnings.warn(
             "accumulate stands beside an optimizer with a state, which runs at every step: "
             "on zeros in between, so momentum, if it has any, decays, and the count of its "

@@ -189,11 +189,23 @@ def _of_whole_per_rank(node, known):
     return node.specs(jax.tree_util.tree_map_with_path(like, node.value))
 
 
+def _of_own(node, known):
+    """The specs of what an optimizer keeps on each rank by itself."""
+
+    def like(keys, leaf):
+        own = jax.ShapeDtypeStruct(np.shape(leaf)[1:], np.float32)  # of one rank
+        return PartitionSpec(node.axis_name, *known.of_leaf(keys, own))
+
+    return node.specs(jax.tree_util.tree_map_with_path(like, node.value))
+
+
 def of_per_rank(node, known):
     """The specs of what differs by rank."""
     axis_name = node.axis_name
     if known is None:
         return node.specs(jax.tree.map(lambda _: PartitionSpec(axis_name), node.value))
+    if node.is_own:
+        return _of_own(node, known)
     if known.is_whole:
         return _of_whole_per_rank(node, known)
 

@@ -10,7 +10,7 @@ and so the loss is found.
 
 import contextvars
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,8 @@ class PerRank:
     """
 
     ranks: Any = None  # in states that were pickled before there was one, too
+    #: Whether each array is of one rank alone, so that a sum over ranks has no meaning.
+    is_own: bool = False
 
     def __init__(
         self,
@@ -67,14 +69,14 @@ class PerRank:
         self.same = same
         self.ranks = ranks
 
-    def with_value(self, value: Any) -> "PerRank":
+    def with_value(self, value: Any) -> Self:
         """Another value of the same kind, for as many ranks."""
-        return PerRank(value, self.axis_name, self.paths, self.same, self.ranks)
+        return type(self)(value, self.axis_name, self.paths, self.same, self.ranks)
 
-    def specs(self, value: Any) -> "PerRank":
+    def specs(self, value: Any) -> Self:
         """The PartitionSpecs of this, from those of its value."""
         ranks = None if self.ranks is None else PartitionSpec()
-        return PerRank(value, self.axis_name, self.paths, self.same, ranks)
+        return type(self)(value, self.axis_name, self.paths, self.same, ranks)
 
     def tree_flatten_with_keys(self):
         """Flattens for JAX: arrays are children, the rest is part of the structure."""
@@ -90,7 +92,19 @@ class PerRank:
         return cls(value, axis_name, paths, same, ranks)
 
     def __repr__(self) -> str:
-        return f"PerRank({self.value!r}, axis_name={self.axis_name!r})"
+        return f"{type(self).__name__}({self.value!r}, axis_name={self.axis_name!r})"
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class RankState(PerRank):
+    """The state of an optimizer that runs on each rank by itself, or what it has moved.
+
+    Which parameter an array belongs to follows from the end of its path and from its shape
+    after the rank axis, as in the state of an optimizer that all ranks share. Nothing in it
+    waits to be sent: another number of ranks gets means, and no shares of a sum.
+    """
+
+    is_own = True
 
 
 def by_rank(params: Any, axis_name: AxisName) -> PerRank:

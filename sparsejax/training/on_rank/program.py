@@ -12,6 +12,8 @@ from sparsejax import axes, rows
 from sparsejax.axes import AxisName
 from sparsejax.embrace.vertical import gradients
 from sparsejax.errors import ArgumentError
+from sparsejax.rounds.reading import local
+from sparsejax.rounds.state import find_state
 from sparsejax.rows import Capacity
 from sparsejax.state import observing
 from sparsejax.training import numbers, variables as of_variables
@@ -68,10 +70,11 @@ class Program:
             opt_specs: The PartitionSpecs of the optimizer's state.
         """
         wire, batch = Wire(self.axis_name), batches[0]
+        _check_weight(self.weight, state.opt_state)
         share = Share.of(batch, self.weight, wire)
         loss_fn = self._loss_of(state, batch, share)
         before = halves.begun(self.tx, state.params, state.opt_state, loss_fn)
-        params = axes.local(before[0], wire.axis)
+        params = local(before[0], wire.axis, before[1])
         seen = observing.observed(self.tx, params)
         by_rows, read = takes_rows(seen), reader(seen, params, halves.of_rest(before[1]))
         value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
@@ -153,6 +156,18 @@ class Program:
         if not self.has_aux:
             return loss
         return loss, outputs.put_together(aux, self.aux, share)
+
+
+def _check_weight(weight, opt_state):
+    """Raises where shares of a batch have weights, and ranks take steps by themselves."""
+    if weight is not None and find_state(opt_state, "data_parallel") is not None:
+        raise ArgumentError(
+            "data_parallel: weight= says how gradients count in a mean over the ranks, and "
+            "within a round of sparsejax.local_steps there is none: each rank takes steps "
+            "by its own gradients. Leave weight out, and average over the examples that are "
+            "there in loss_fn; or write a shard_map of your own, whose "
+            "tx.update(..., weight=...) hands the weight of a round on to sync."
+        )
 
 
 def _check_own(loss, axis_name):

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from sparsejax import axes
 from sparsejax.axes import AxisName, axis_names
 from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.state.parameters import ParameterSpecs
-from sparsejax.state.per_replica import PerReplica, mesh_here
+from sparsejax.state.per_replica import PerReplica, is_per_replica, mesh_here
 from sparsejax.transforms.entry.shards import ShardSum
 from sparsejax.units.row_grads import is_row_grads
 
@@ -38,8 +38,9 @@ def per_replica(
 
     Args:
         value_and_grad: `jax.value_and_grad(loss_fn)`, with or without `has_aux`, or
-            `sparsejax.value_and_grad(loss_fn)`. Its first argument is the parameters; all
-            further ones are arrays whose leading axis is that of the batch.
+            `sparsejax.value_and_grad(loss_fn)`. Its first argument is the parameters, the
+            same on all replicas or, of local steps, what `sparsejax.local` returns for
+            them; all further ones are arrays whose leading axis is that of the batch.
         axis_name: The mesh axis over which gradients are to stay local.
         param_specs: The parameters' PartitionSpecs: a tree like them, or a prefix of it;
             replicated if None.
@@ -68,14 +69,17 @@ def per_replica(
                 "under jit, or differentiate with respect to sparsejax.local(params) here."
             )
         own = mesh_here(mesh, names, _CALL)
+        given, of_params = jax.tree.flatten(params, is_leaf=is_per_replica)
+        shapes = of_params.unflatten([_whole(names, x) for x in given])
         known = ParameterSpecs.of(
-            params, PartitionSpec() if param_specs is None else param_specs
+            shapes, PartitionSpec() if param_specs is None else param_specs
         )
         is_spec = lambda node: isinstance(node, PartitionSpec)
         specs = jax.tree.leaves(known.tree, is_leaf=is_spec)
+        over = PartitionSpec(axis_name)
 
-        def replica(params, *batch):
-            made = value_and_grad(params, *batch)
+        def replica(given, *batch):
+            made = value_and_grad(of_params.unflatten(map(_own, given)), *batch)
             if not (isinstance(made, tuple) and len(made) == 2):
                 raise ArgumentError(
                     f"{_CALL} takes a function that returns (value, gradients), as "
@@ -92,16 +96,16 @@ def per_replica(
             stacked = lambda x: jax.tree.map(lambda y: y[None], x)
             return stacked(value), structure.unflatten(map(stacked, placed))
 
-        over = PartitionSpec(axis_name)
+        by_leaf = [over if is_per_replica(x) else PartitionSpec() for x in given]
         mapped = jax.shard_map(
             replica,
             mesh=own,
-            in_specs=(PartitionSpec(), *[over] * len(batch)),
+            in_specs=(by_leaf, *[over] * len(batch)),
             out_specs=over,
             axis_names={*names},
             check_vma=False,
         )
-        value, grads = mapped(params, *batch)
+        value, grads = mapped(given, *batch)
         leaves, structure = jax.tree.flatten(grads, is_leaf=is_row_grads)
         nodes = [
             PerReplica(leaf, axis_name, spec, own)
@@ -112,6 +116,23 @@ def per_replica(
     return call
 
 
+def _whole(names, x):
+    """The shape of a parameter that all replicas share, or of which each has its own."""
+    if not is_per_replica(x):
+        return x
+    if axis_names(x.axis_name) != names:
+        raise AxisError(
+            f"{_CALL} over {names} was given parameters that are stacked over "
+            f"{x.axis_name!r}: give it and sparsejax.local the same axis."
+        )
+    return jax.ShapeDtypeStruct(x.value.shape[1:], x.value.dtype)
+
+
+def _own(x):
+    """A parameter as its replica has it, inside `shard_map`."""
+    return x.value[0] if is_per_replica(x) else x
+
+
 def _placed(names, leaf, spec):
     """A gradient that XLA is to shard as its parameter, over all axes but these."""
     if is_row_grads(leaf):
@@ -119,4 +140,7 @@ def _placed(names, leaf, spec):
     left = ShardSum(spec, names).own
     if not any(left):
         return leaf
+    mesh = axes.mesh_of(leaf)
+    if mesh is not None and AxisType.Explicit in mesh.axis_types:
+        return jax.reshard(leaf, PartitionSpec(*left))
     return jax.lax.with_sharding_constraint(leaf, PartitionSpec(*left))

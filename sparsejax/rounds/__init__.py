@@ -1,0 +1,15 @@
+"""Local steps: ranks train by themselves, and exchange what they have moved in each round.
+
+`sparsejax.local_steps` is the transformation, `sparsejax.local` reads the parameters of a
+rank. Here are presets with the numbers of published methods, and the state.
+
+    state         the state of the transformation, and how it is found
+    reading       this rank's parameters: `sparsejax.local`
+    inner_steps   the steps between two exchanges, inside `shard_map` and under `jit`
+    transformation  a round: inner steps, one exchange, one outer step
+    checks        what is refused, by name
+    presets       published methods as calls of `local_steps`
+"""
+
+from sparsejax.rounds.presets import diloco as diloco
+from sparsejax.rounds.state import LocalStepsState as LocalStepsState

@@ -1,0 +1,105 @@
+"""What local steps refuse, by name: parts that do not fit, and gradients of other kinds."""
+
+from typing import Any
+
+import optax
+
+from sparsejax.errors import ArgumentError, LeafError
+from sparsejax.state import observing, sharded, tree
+from sparsejax.units.row_grads import is_row_grads
+
+
+CALL = "sparsejax.local_steps"
+UPDATE = f"update of {CALL}"
+_EXAMPLES = {
+    "inner": "optax.adamw(1e-3)",
+    "outer": "optax.sgd(0.7, momentum=0.9, nesterov=True)",
+    "sync": "sparsejax.dense_sync()",
+}
+_TABLES = (
+    "an offset is a whole array. Give local_steps dense gradients (jax.value_and_grad), or "
+    "train tables outside of it, by optax.partition"
+)
+
+
+def check_transformation(name: str, tx: Any) -> None:
+    """Raises unless an argument is an optax transformation that may stand there.
+
+    Args:
+        name: The argument.
+        tx: What was given.
+    """
+    if not isinstance(tx, optax.GradientTransformation):
+        fix = ": call it" if hasattr(tx, "init") else ""
+        raise ArgumentError(
+            f"{CALL}: {name} must be an optax transformation, such as {_EXAMPLES[name]}, "
+            f"got {tx!r}{fix}."
+        )
+    if getattr(tx, "stands_alone", False):
+        raise ArgumentError(
+            f"{CALL}: {name} is sparsejax.embrace.horizontal, which sends gradients in "
+            f"every step. Give {name} another transformation, such as {_EXAMPLES[name]}."
+        )
+
+
+def check_parts(
+    inner: optax.GradientTransformation,
+    outer: optax.GradientTransformation,
+    sync: optax.GradientTransformation,
+    params: Any,
+) -> None:
+    """Raises where a part of the transformation does not do what it is there for.
+
+    Args:
+        inner: The optimizer of each rank.
+        outer: The optimizer of the anchor.
+        sync: The chain that synchronizes.
+        params: The parameters.
+    """
+    sharded.refuse(
+        params, CALL, "of which no rank has a copy to train. Leave it out of it."
+    )
+    for name, tx in (("inner", inner), ("outer", outer)):
+        seen = observing.observed(tx, params)
+        found = [*seen.exchanges, *seen.sparsifiers]
+        if found:
+            does = "synchronizes" if seen.exchanges else "selects entries to be sent"
+            raise ArgumentError(
+                f"{CALL}: {name} {does} ({found[0].part.name}), and all that is sent in a "
+                f"round goes through sync: give {name} an optimizer, such as "
+                f"{_EXAMPLES[name]}, and the rest as sync=optax.chain(...)."
+            )
+        if seen.rows:
+            raise LeafError(
+                f"{CALL}: {name} updates rows of {seen.rows[0].paths[0]!r}, as "
+                f"sparsejax.lazy does, and {_TABLES}."
+            )
+    if not observing.observed(sync, params).exchanges:
+        raise ArgumentError(
+            f"{CALL}: nothing in sync synchronizes, got {sync!r}, and the anchor would "
+            "differ by rank: end it with a synchronization, sync=sparsejax.dense_sync() or "
+            "sync=optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync())."
+        )
+
+
+def check_kind(path: str, leaf: Any) -> None:
+    """Raises where a gradient is no whole array of numbers.
+
+    Args:
+        path: Of the gradient.
+        leaf: The gradient of one rank, or of all.
+    """
+    if is_row_grads(leaf) or tree.is_sparse(leaf) or sharded.is_sharded(leaf):
+        raise LeafError(
+            f"{UPDATE}: the gradient of {path!r} is {type(leaf).__name__}, and {_TABLES}."
+        )
+    tree.check_dtype(path, leaf)
+
+
+def require_params(params: Any) -> None:
+    """Raises where `update` was given no parameters."""
+    if params is None:
+        raise ArgumentError(
+            f"{UPDATE} was given no parameters, and inner and outer optimizer are given "
+            "them: tx.update(grads, opt_state, params)."
+        )

@@ -1,0 +1,240 @@
+"""The steps between two exchanges: one of every rank's own optimizer. Nothing is sent.
+
+Inside `shard_map` a rank has its own row of the offset and of the optimizer's state, and
+takes one step (`OnRank`).
+
+Under `jit` all ranks are stacked, [ranks, ...], sharded over their axis, and the step is a
+`vmap` over it (`Stacked`). Shards over a fast axis are left to XLA, so what an optimizer
+computes of a whole gradient, as its norm, is summed over that axis, and over no other.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from sparsejax import axes
+from sparsejax.axes import AxisName, axis_names
+from sparsejax.errors import ArgumentError
+from sparsejax.rounds.checks import UPDATE, check_kind
+from sparsejax.rounds.reading import moved, moved_stack, spec_of, stacked
+from sparsejax.state import sharded, tree
+from sparsejax.state.parameters import ParameterSpecs, of_per_rank, ranks_of
+from sparsejax.state.per_rank import RankState, by_rank, check_like, check_ranks
+from sparsejax.state.per_replica import PerReplica, is_per_replica
+from sparsejax.transforms import checks
+from sparsejax.transforms.entry.shards import ShardSum
+from sparsejax.units.row_grads import is_row_grads
+from sparsejax.wire import Wire
+
+
+_HOW = (
+    "Take gradients of the parameters that each rank has: sparsejax.per_replica("
+    "jax.value_and_grad(loss_fn), axis_name, specs)(sparsejax.local(params, axis_name, "
+    "opt_state), batch)"
+)
+
+
+class Moved(NamedTuple):
+    """What a step of the inner optimizer leaves.
+
+    Attributes:
+        offset: Of each rank from the anchor.
+        inner: The state of the inner optimizer.
+    """
+
+    offset: RankState
+    inner: RankState
+
+
+def nothing_moved(params: Any, axis_name: AxisName) -> RankState:
+    """The offsets at the beginning of a round, inside `shard_map`."""
+    held = by_rank(params, axis_name)
+    return RankState(held.value, axis_name, ranks=held.ranks)
+
+
+def first_state(
+    inner: optax.GradientTransformation, params: Any, offset: RankState, mesh: Any
+) -> RankState:
+    """The first state of the inner optimizer, one a rank.
+
+    Args:
+        inner: The optimizer.
+        params: The parameters.
+        offset: The first offsets.
+        mesh: The mesh where it is made under `jit`; None inside `shard_map`.
+    """
+    axis_name, state = offset.axis_name, inner.init(params)
+    if mesh is None:
+        wire = Wire(axis_name)
+        value = wire.per_rank(jax.tree.map(lambda x: jnp.asarray(x)[None], state))
+        return RankState(value, axis_name, ranks=jnp.int32(wire.ranks))
+    ranks = ranks_of(mesh, axis_name)
+    state = jax.tree.map(jnp.asarray, state)
+    one = lambda x: stacked(x, ranks, spec_of(x), axis_name, mesh)
+    return RankState(jax.tree.map(one, state), axis_name, ranks=jnp.int32(ranks))
+
+
+class OnRank(NamedTuple):
+    """A rank by itself, inside `shard_map`.
+
+    Attributes:
+        wire: The ranks.
+    """
+
+    wire: Wire
+
+    def step(
+        self,
+        inner: optax.GradientTransformation,
+        grads: Any,
+        state: Moved,
+        params: Any,
+    ) -> Moved:
+        """One step of this rank.
+
+        Args:
+            inner: The optimizer.
+            grads: This rank's gradients.
+            state: Before the step.
+            params: The anchor.
+        """
+        paths, leaves, structure = _flattened(grads)
+        for path, leaf in zip(paths, leaves, strict=True):
+            check_kind(path, leaf)
+            axes.require_local(path, leaf, self.wire.axis)
+        checks.check_replicated(params, self.wire.axis, UPDATE)
+        check_ranks(state, self.wire.ranks)
+        check_like(state.offset, paths, leaves, structure)
+        own = jax.tree.map(lambda x: x[0], state.inner.value)
+        updates, after = inner.update(grads, own, moved(params, state.offset))
+        offset = jax.tree.map(_plus, state.offset.value, _with_axis(updates))
+        after = self.wire.per_rank(_with_axis(after))
+        return Moved(state.offset.with_value(offset), state.inner.with_value(after))
+
+    def differences(self, offset: RankState) -> Any:
+        """The anchor minus this rank's parameters, as `sync` is given it."""
+        return jax.tree.map(lambda x: -x[0], offset.value)
+
+
+class Stacked(NamedTuple):
+    """All ranks, stacked, under `jit`.
+
+    Attributes:
+        axis_name: The axis of the ranks.
+        mesh: The mesh.
+        specs: The PartitionSpecs of the parameters, in their order.
+    """
+
+    axis_name: AxisName
+    mesh: Mesh | AbstractMesh
+    specs: Sequence[PartitionSpec]
+
+    @classmethod
+    def of(cls, grads: Any, offset: RankState, mesh: Mesh | AbstractMesh) -> "Stacked":
+        """From stacked gradients; raises unless they are such, by name."""
+        paths, leaves, structure = _flattened(grads)
+        for path, leaf in zip(paths, leaves, strict=True):
+            if not is_per_replica(leaf):
+                check_kind(path, leaf)
+                raise ArgumentError(
+                    f"{UPDATE} under jit: the gradient of {path!r} is one array for all "
+                    f"ranks, and each has its own parameters. {_HOW}."
+                )
+            check_kind(path, leaf.value)
+            if axis_names(leaf.axis_name) != axis_names(offset.axis_name):
+                raise ArgumentError(
+                    f"{UPDATE}: the gradient of {path!r} is stacked over "
+                    f"{leaf.axis_name!r}, and the state is of ranks along "
+                    f"{offset.axis_name!r}: give both the same axis."
+                )
+            if ShardSum(leaf.spec, axis_names(leaf.axis_name)).scatter is not None:
+                raise ArgumentError(
+                    f"{UPDATE}: the parameter {path!r} is sharded {leaf.spec}, over the "
+                    "axis of the ranks, each of which trains the whole of it: shard it "
+                    "over another axis, or replicate it."
+                )
+        check_ranks(offset, ranks_of(mesh, offset.axis_name), inside=False)
+        like = [jax.ShapeDtypeStruct(x.value.shape[1:], x.value.dtype) for x in leaves]
+        check_like(offset, paths, like, structure)
+        return cls(offset.axis_name, mesh, [leaf.spec for leaf in leaves])
+
+    def step(
+        self,
+        inner: optax.GradientTransformation,
+        grads: Any,
+        state: Moved,
+        params: Any,
+    ) -> Moved:
+        """One step of every rank; see `OnRank.step`."""
+        _, nodes, structure = _flattened(grads)
+        anchors, rows = (structure.flatten_up_to(x) for x in (params, state.offset.value))
+        own = [
+            moved_stack(x, row, spec, self.axis_name, self.mesh)
+            for x, row, spec in zip(anchors, rows, self.specs, strict=True)
+        ]
+        given = structure.unflatten([node.value for node in nodes])
+        update = jax.vmap(inner.update, spmd_axis_name=self._auto_axes())
+        updates, after = update(given, state.inner.value, structure.unflatten(own))
+        offset = jax.tree.map(_plus, state.offset.value, updates)
+        known = self._known(params, structure)
+        return Moved(
+            self._placed(state.offset.with_value(offset), known),
+            self._placed(state.inner.with_value(after), known),
+        )
+
+    def differences(self, offset: RankState) -> Any:
+        """The anchor minus the parameters of each rank; see `OnRank.differences`."""
+        leaves, structure = jax.tree.flatten(offset.value)
+        return structure.unflatten(
+            [
+                PerReplica(-x, self.axis_name, spec, self.mesh)
+                for x, spec in zip(leaves, self.specs, strict=True)
+            ]
+        )
+
+    @property
+    def _is_auto(self):
+        return AxisType.Explicit not in self.mesh.axis_types
+
+    def _auto_axes(self):
+        """The axis of the ranks, where no type says that arrays are sharded over it."""
+        return self.axis_name if self._is_auto else None
+
+    def _known(self, params, structure):
+        """The parameters by their paths, and how they are sharded."""
+        return ParameterSpecs.of(params, structure.unflatten(self.specs))
+
+    def _placed(self, held, known):
+        """What ranks have, where it was: on Auto axes XLA is free to move it."""
+        if not self._is_auto:
+            return held
+        put = lambda x, spec: jax.lax.with_sharding_constraint(
+            x, NamedSharding(self.mesh, spec)
+        )
+        return held.with_value(
+            jax.tree.map(put, held.value, of_per_rank(held, known).value)
+        )
+
+
+def _plus(offset, update):
+    """An offset after an update, in the dtype of the offset."""
+    return offset + update.astype(offset.dtype)
+
+
+def _with_axis(values):
+    """What a rank has, with the axis of the ranks in front."""
+    return jax.tree.map(lambda x: jnp.asarray(x)[None], values)
+
+
+def _flattened(grads):
+    """The paths, the leaves and the structure of gradients of any kind."""
+    is_leaf = lambda x: (
+        is_per_replica(x) or is_row_grads(x) or tree.is_sparse(x) or sharded.is_sharded(x)
+    )
+    pairs, structure = jax.tree_util.tree_flatten_with_path(grads, is_leaf=is_leaf)
+    paths = [tree.written(keys) for keys in tree.unboxed([keys for keys, _ in pairs])]
+    return paths, [leaf for _, leaf in pairs], structure

@@ -1,0 +1,159 @@
+"""The parameters that a rank reads: `sparsejax.local`.
+
+Nothing is sent. The parameters of a script are the anchor, the same on all ranks. What a
+rank has moved since the last round is in the state of `sparsejax.local_steps`, and is added
+here:
+
+    parameters of this rank = anchor + offset
+
+in float32 or wider, rounded to the dtype of the parameter.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from sparsejax import axes
+from sparsejax.axes import AxisName, axis_names
+from sparsejax.errors import AxisError, StateError
+from sparsejax.rounds.state import find_state
+from sparsejax.state import tree
+from sparsejax.state.per_rank import RankState, check_ranks
+from sparsejax.state.per_replica import PerReplica, mesh_here
+from sparsejax.wire import Wire
+
+
+_CALL = "sparsejax.local"
+
+AnyMesh = Mesh | AbstractMesh
+
+
+def local(params: Any, axis_name: AxisName | None = None, opt_state: Any = None) -> Any:
+    """Makes replicated parameters vary over the axis, so that their gradients stay local.
+
+    Use it on the parameters before `jax.grad`, inside `jax.shard_map`. Without it, and with
+    checking on, `jax.grad` puts a dense psum into the gradient. It sends nothing. Where
+    checking is off, and outside `shard_map`, it is the identity: so a loss may use it for
+    what a scan carries, `jax.lax.scan(cell, sparsejax.local(zeros), xs)`, and still runs on
+    one device.
+
+    Under `jit` on an explicit mesh, name all axes over which the batch is sharded. Then
+    arrays are cast to *reduced* over these, and gradients are *unreduced*: partial sums,
+    for which nothing was sent. Shards over one of these axes are gathered, as the forward
+    pass of FSDP does.
+
+    With the state of `sparsejax.local_steps`, the result is this rank's parameters: the
+    anchor plus this rank's offset. Under `jit` that is a `PerReplica` for each parameter,
+    the parameters of all ranks stacked, which `sparsejax.per_replica` takes. A state
+    without local steps changes nothing.
+
+    Example:
+        >>> def local_grads(params, batch):
+        ...     grads = jax.grad(loss_fn)(sparsejax.local(params), batch)
+        ...     return sparsejax.all_reduce(grads, reduce="mean")
+        >>> grads = jax.jit(jax.shard_map(
+        ...     local_grads, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()
+        ... ))(params, batch)
+
+    Args:
+        params: The parameters.
+        axis_name: The axis over which gradients are to stay local; the only manual axis if
+            None.
+        opt_state: The optimizer's state, where `sparsejax.local_steps` is in it.
+
+    Returns:
+        The same values, typed as varying, or as reduced; or this rank's parameters.
+    """
+    state = None if opt_state is None else find_state(opt_state, _CALL)
+    if state is None or state.offset is None:
+        return axes.local(params, axis_name)
+    axes.check_axis_name(axis_name, _CALL)
+    offset = state.offset
+    named = axis_names(offset.axis_name)
+    if axis_name is not None and axis_names(axis_name) != named:
+        raise AxisError(
+            f"{_CALL} was given the axis {axis_name!r}, and a state of local steps over "
+            f"{offset.axis_name!r}: name that one."
+        )
+    if is_inside(offset.axis_name):
+        check_ranks(offset, Wire(offset.axis_name).ranks)
+        return moved(axes.local(params, offset.axis_name), offset)
+    mesh = axes.outside_of((params, offset), None) or mesh_here(None, named, _CALL)
+
+    def node(x, row):
+        spec = spec_of(x)
+        value = moved_stack(x, row, spec, offset.axis_name, mesh)
+        return PerReplica(value, offset.axis_name, spec, mesh)
+
+    return _mapped(node, params, offset)
+
+
+def is_inside(axis_name: AxisName) -> bool:
+    """Whether a rank runs by itself here, as inside `shard_map`."""
+    if axes.manual_axes():
+        return True
+    try:
+        return lax.axis_size(axis_name) > 0
+    except NameError:
+        return False
+
+
+def moved(params: Any, offset: RankState) -> Any:
+    """This rank's parameters, inside `shard_map`."""
+    one = lambda x, row: (x.astype(row.dtype) + row[0]).astype(x.dtype)
+    return _mapped(one, params, offset)
+
+
+def moved_stack(
+    x: jax.Array, row: jax.Array, spec: PartitionSpec, axis_name: AxisName, mesh: AnyMesh
+) -> jax.Array:
+    """One parameter of all ranks, [ranks, ...], under `jit`.
+
+    Args:
+        x: The anchor.
+        row: The offsets, [ranks, ...].
+        spec: How the parameter is sharded.
+        axis_name: The axis of the ranks.
+        mesh: The mesh.
+    """
+    wide = stacked(x.astype(row.dtype), len(row), spec, axis_name, mesh)
+    return (wide + row).astype(x.dtype)
+
+
+def stacked(
+    x: jax.Array, ranks: int, spec: PartitionSpec, axis_name: AxisName, mesh: AnyMesh
+) -> jax.Array:
+    """An array once for each rank, under `jit`; see `moved_stack`."""
+    shape = (ranks, *x.shape)
+    if AxisType.Explicit not in mesh.axis_types:
+        return jnp.broadcast_to(x, shape)
+    there = NamedSharding(mesh, PartitionSpec(axis_name, *spec))
+    return lax.broadcast_in_dim(x, shape, range(1, x.ndim + 1), out_sharding=there)
+
+
+def spec_of(x: jax.Array) -> PartitionSpec:
+    """How a parameter is sharded, as far as its type says."""
+    mesh = axes.mesh_of(x)
+    if mesh is None or AxisType.Explicit not in mesh.axis_types:
+        return PartitionSpec()
+    return PartitionSpec(*jax.typeof(x).sharding.spec.partitions)
+
+
+def _mapped(one, params, offset):
+    """Parameters of a rank, or of all; those without an offset stay as they are."""
+    leaves, structure = jax.tree.flatten(params, is_leaf=tree.is_masked)
+    try:
+        rows = structure.flatten_up_to(offset.value)
+    except ValueError as error:
+        raise StateError(
+            f"{_CALL}: the state of sparsejax.local_steps was made for other parameters: "
+            f"{str(error).splitlines()[0]} Make it with those that are trained: "
+            "sparsejax.init(tx, params, mesh)."
+        ) from None
+    pairs = zip(leaves, rows, strict=True)
+    return structure.unflatten(
+        [x if tree.is_masked(row) or tree.is_masked(x) else one(x, row) for x, row in pairs]
+    )

@@ -1,0 +1,177 @@
+"""Local steps under `jit`: parameters sharded over a fast axis, on axes of both kinds."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import errors
+from tests import helpers
+from tests.rounds import model
+from tests.rounds.model import RANKS
+
+
+SPECS = {"w": P("fsdp", None), "b": P()}
+BOTH = P(("replica", "fsdp"))
+INNER = lambda: optax.chain(optax.clip_by_global_norm(0.3), optax.adamw(0.02))
+
+
+def on_explicit(params, batch):
+    """The loss where types say how things are sharded: it gathers shards by itself."""
+    return model.loss_fn({**params, "w": jax.reshard(params["w"], P())}, batch)
+
+
+LOSSES = {"explicit": on_explicit, "auto": model.loss_fn}
+
+
+class Run:
+    """A step under `jit`, compiled, and what it begins with."""
+
+    def __init__(self, tx, kind):
+        self.mesh = helpers.KINDS[kind](helpers.grid(replica=RANKS, fsdp=2))
+        self.params = helpers.placed(model.first(), self.mesh, SPECS)
+        with jax.set_mesh(self.mesh):
+            self.state = sparsejax.init(tx, self.params)
+        value_and_grad = jax.value_and_grad(LOSSES[kind])
+        value_and_grad = sparsejax.per_replica(value_and_grad, "replica", SPECS)
+
+        def step(params, state, batch):
+            own = sparsejax.local(params, "replica", state)
+            losses, grads = value_and_grad(own, batch)
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state, losses
+
+        self.step = jax.jit(step)
+
+    def train(self, given):
+        """The mean losses; then `params` and `state` are the last ones."""
+        found = []
+        with jax.set_mesh(self.mesh):
+            for batch in helpers.placed(given, self.mesh, BOTH):
+                self.params, self.state, losses = self.step(self.params, self.state, batch)
+                found.append(np.asarray(losses).mean())
+        return found
+
+
+@pytest.mark.parametrize("kind", helpers.KINDS)
+def test_it_trains_as_inside_a_shard_map_of_ones_own(kind):
+    """The norm by which the inner optimizer clips is that of all shards."""
+    given = model.batches(7)
+    alone = model.train(sparsejax.local_steps(INNER(), every=3), given)
+    run = Run(sparsejax.local_steps(INNER(), every=3, axis_name="replica"), kind)
+    before = [x.sharding for x in jax.tree.leaves(run.state)]
+    np.testing.assert_allclose(run.train(given), alone.losses, rtol=1e-5)
+    for name, x in run.params.items():
+        np.testing.assert_allclose(x, alone.params[-1][name][0], rtol=1e-5, atol=1e-6)
+        offset = run.state.offset.value[name]
+        np.testing.assert_allclose(
+            offset, alone.state.offset.value[name], rtol=1e-4, atol=1e-6
+        )
+        moments = optax.tree.get(run.state.inner.value, "mu")[name]
+        for own in (offset, moments):
+            wanted = jax.NamedSharding(run.mesh, P("replica", *SPECS[name]))
+            assert own.sharding.is_equivalent_to(wanted, own.ndim)
+    # Nothing has moved to other devices.
+    for x, sharding in zip(jax.tree.leaves(run.state), before, strict=True):
+        assert x.sharding.is_equivalent_to(sharding, x.ndim)
+
+
+@pytest.mark.parametrize("kind", helpers.KINDS)
+def test_nothing_goes_over_the_slow_axis_within_a_round(kind):
+    run = Run(sparsejax.local_steps(INNER(), every=3, axis_name="replica"), kind)
+    (batch,) = helpers.placed(model.batches(1), run.mesh, BOTH)
+    with jax.set_mesh(run.mesh):
+        compiled = run.step.lower(run.params, run.state, batch).compile()
+    slow = [
+        (one.opcode, one.path)
+        for one in helpers.compiled_collectives(compiled, run.mesh)
+        if "replica" in one.axes
+    ]
+    assert slow == [("all-reduce", ("conditional",))]
+
+
+def test_a_sparsifier_keeps_what_it_leaves_out_by_rank_and_shard():
+    """Over two rounds what ranks have moved is what the anchor was given, or a residual."""
+    sync = optax.chain(
+        sparsejax.top_k(0.3, min_size=0, axis_name="replica"),
+        sparsejax.zen_sync("replica"),
+    )
+    tx = sparsejax.local_steps(
+        optax.sgd(0.05, momentum=0.9),
+        every=3,
+        outer=optax.sgd(1.0),
+        sync=sync,
+        axis_name="replica",
+    )
+    run = Run(tx, "auto")
+    moved = {name: np.zeros(shape) for name, shape in model.SHAPES.items()}
+    optimizers, anchor = [model.Sgd() for _ in range(RANKS)], model.first(np.float64)
+    given = model.batches(6)
+    for steps in (given[:3], given[3:]):
+        left = model.inner_round(anchor, optimizers, steps)
+        moved = {k: x + sum(one[k] for one in left) for k, x in moved.items()}
+        run.train(steps)
+        anchor = {k: np.asarray(x, np.float64) for k, x in run.params.items()}
+    for name, x in model.first(np.float64).items():
+        held = sparsejax.residuals(run.state)[name]
+        assert np.asarray(held).any()
+        total = RANKS * (x - anchor[name]) + np.asarray(held, np.float64).sum(0)
+        np.testing.assert_allclose(total, moved[name], rtol=1e-4, atol=1e-5)
+
+
+def test_accumulated_gradients_of_replicas_are_one_step():
+    """`accumulate` around it adds up microbatches: half as many steps, the same examples."""
+    whole = model.batches(3, examples=4)
+    cut = lambda batch, part: {
+        k: x.reshape(RANKS, 2, 2, -1)[:, part].reshape(RANKS * 2, -1)
+        for k, x in batch.items()
+    }
+    halves = [cut(batch, part) for batch in whole for part in range(2)]
+    tx = lambda: sparsejax.local_steps(INNER(), every=3, axis_name="replica")
+    micro = Run(sparsejax.accumulate(tx(), every=2, axis_name="replica"), "auto")
+    run = Run(tx(), "auto")
+    micro.train(halves)
+    run.train(whole)
+    for name, x in run.params.items():
+        np.testing.assert_allclose(micro.params[name], x, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_no_stack_of_gradients_is_refused():
+    tx = sparsejax.local_steps(optax.sgd(0.1), every=2, axis_name="replica")
+    run = Run(tx, "explicit")
+
+    def plain(params, state, batch):
+        grads = jax.grad(lambda p: (p["w"] ** 2).sum() + p["b"].sum())(params)
+        return tx.update(grads, state, params)
+
+    with jax.set_mesh(run.mesh):
+        with pytest.raises(
+            errors.ArgumentError, match=r"gradient of 'b' is one array .*per_r"
+        ):
+            jax.eval_shape(plain, run.params, run.state, None)
+        with pytest.raises(errors.AxisError, match="given the axis 'fsdp', and a state of"):
+            sparsejax.local(run.params, "fsdp", run.state)
+        own = sparsejax.local(run.params, "replica", run.state)
+        of_fast = sparsejax.per_replica(jax.value_and_grad(model.loss_fn), "fsdp", SPECS)
+        with pytest.raises(errors.AxisError, match=r"stacked over 'replica': give it and"):
+            of_fast(own, model.batches(1)[0])
+        zero = sparsejax.transforms.PerReplica(own["w"].value, "replica", P("replica"))
+        grads = {**own, "w": zero}
+        with pytest.raises(errors.ArgumentError, match="'w' is sharded .*'replica'"):
+            tx.update(grads, run.state, run.params)
+
+
+def test_the_parameters_of_all_ranks_are_the_anchor_and_their_offsets():
+    run = Run(sparsejax.local_steps(INNER(), every=3, axis_name="replica"), "explicit")
+    run.train(model.batches(2))
+    with jax.set_mesh(run.mesh):
+        own = jax.jit(lambda *given: sparsejax.local(given[0], "replica", given[1]))(
+            run.params, run.state
+        )
+    for name, x in run.params.items():
+        wanted = np.asarray(x) + np.asarray(run.state.offset.value[name])
+        assert wanted.shape == (RANKS, *x.shape)
+        np.testing.assert_array_equal(own[name].value, wanted)
+    assert own["w"].spec == SPECS["w"]

@@ -1,0 +1,179 @@
+"""Local steps inside `shard_map`: DiLoCo's formulas, conservation, equal anchors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax.state.per_rank import PerRank, find
+from tests import helpers
+from tests.rounds import model
+from tests.rounds.model import EVERY, RANKS
+
+
+ROUNDS = 5
+
+
+def sparse():
+    return optax.chain(sparsejax.top_k(0.25, min_size=0), sparsejax.zen_sync())
+
+
+@pytest.mark.parametrize("inner", model.INNER)
+def test_five_rounds_are_those_of_diloco_in_numpy(inner):
+    ours, theirs = model.INNER[inner]
+    with jax.enable_x64(True):
+        given = model.batches(ROUNDS * EVERY, np.float64)
+        tx = sparsejax.rounds.diloco(ours(), every=EVERY)
+        run = model.train(tx, given)
+        anchors, momentum = model.diloco(theirs, given)
+        for number, wanted in enumerate(anchors):
+            found = run.params[(number + 1) * EVERY - 1]
+            for name, x in wanted.items():
+                np.testing.assert_allclose(found[name][0], x, rtol=1e-10)
+        trace = optax.tree.get(run.state.outer, "trace")
+        for name, x in momentum.items():
+            np.testing.assert_allclose(trace[name], x, rtol=1e-10)
+
+
+def test_one_step_a_round_is_data_parallelism():
+    given = model.batches(12)
+    tx = sparsejax.local_steps(optax.sgd(0.05), every=1, outer=optax.sgd(1.0))
+    run = model.train(tx, given)
+    plain = model.train(optax.chain(sparsejax.dense_sync(), optax.sgd(0.05)), given)
+    np.testing.assert_allclose(run.losses, plain.losses, rtol=1e-5)
+    for name, x in plain.params[-1].items():
+        np.testing.assert_allclose(run.params[-1][name], x, rtol=1e-5, atol=1e-6)
+
+
+def test_what_ranks_have_moved_moves_the_anchor_or_is_a_residual():
+    with jax.enable_x64(True):
+        given = model.batches(ROUNDS * EVERY, np.float64)
+        tx = sparsejax.local_steps(
+            optax.sgd(0.05, momentum=0.9), every=EVERY, outer=optax.sgd(0.5), sync=sparse()
+        )
+        run = model.train(tx, given)
+        residuals = sparsejax.residuals(run.state)
+        optimizers = [model.Sgd() for _ in range(RANKS)]
+        anchor = model.first(np.float64)
+        moved = {name: 0.0 for name in anchor}
+        for number in range(ROUNDS):
+            steps = given[number * EVERY : (number + 1) * EVERY]
+            left = model.inner_round(anchor, optimizers, steps)
+            moved = {k: x + sum(one[k] for one in left) for k, x in moved.items()}
+            anchor = {k: x[0] for k, x in run.params[(number + 1) * EVERY - 1].items()}
+        for name, x in model.first(np.float64).items():
+            given_to_outer = (x - anchor[name]) / 0.5
+            held = np.asarray(residuals[name]).sum(0)
+            assert np.abs(held).max() > 0
+            np.testing.assert_allclose(
+                RANKS * given_to_outer + held, moved[name], rtol=1e-9, atol=1e-12
+            )
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_anchors_are_equal_as_bytes_and_rest_within_a_round(check_vma):
+    tx = sparsejax.local_steps(optax.adam(0.02), every=EVERY, sync=sparse())
+    offsets = []
+    keep = lambda state: offsets.append(np.asarray(state.offset.value["w"]))
+    run = model.train(tx, model.batches(2 * EVERY), check_vma=check_vma, watch=keep)
+    helpers.assert_same_on_all_ranks(jax.tree.map(lambda *x: np.stack(x, 1), *run.params))
+    before = model.first()["w"]
+    for number, (own, offset) in enumerate(zip(run.params, offsets, strict=True), 1):
+        is_due = number % EVERY == 0
+        assert (own["w"][0] != before).any() == is_due
+        # Ranks are at places of their own within a round, and at the anchor after it.
+        assert (offset[0] != offset[1]).any() != is_due
+        assert offset.any() != is_due
+        before = own["w"][0]
+    # Inner moments survive a round, and count its steps.
+    assert np.asarray(optax.tree.get(run.state.inner.value, "count")).tolist() == [8] * 3
+
+
+def test_nothing_is_sent_within_a_round_and_one_sum_at_its_end():
+    tx = sparsejax.local_steps(
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.02)), every=EVERY
+    )
+    mesh = helpers.mesh_of(RANKS)
+    params = helpers.placed(model.first(), mesh, P())
+    state = sparsejax.init(tx, params, mesh)
+    specs = sparsejax.state_specs(state)
+
+    def on_rank(params, state, batch):
+        own = sparsejax.local(params, "data", state)
+        grads = jax.grad(model.loss_fn)(own, batch)
+        return tx.update(grads, state, params)
+
+    step = jax.jit(
+        helpers.shard_map(
+            on_rank, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs)
+        )
+    )
+    given = model.batches(1)[0]
+    traced = helpers.collectives(jax.make_jaxpr(step)(params, state, given))
+    assert [(one.name, one.path) for one in traced] == [("psum", ("cond[1]",))]
+    compiled = step.lower(params, state, given).compile()
+    found = helpers.compiled_collectives(compiled, mesh)
+    assert [(one.opcode, one.path) for one in found] == [("all-reduce", ("conditional",))]
+
+
+def test_metrics_count_one_exchange_a_round():
+    tx = sparsejax.local_steps(optax.sgd(0.05), every=EVERY)
+    run = model.train(tx, model.batches(2 * EVERY + 1))
+    assert float(sparsejax.metrics(run.state)["sync/exchanges"]) == 2
+    found = find(run.state, PerRank)
+    assert {type(one).__name__ for one in found} == {"RankState"}
+    specs = sparsejax.state_specs(run.state)
+    assert specs.offset.value == {"w": P("data"), "b": P("data")}
+    assert specs.step == P()
+
+
+def test_a_half_precision_anchor_has_offsets_in_float32():
+    """Steps that are too small for bfloat16 add up within a round."""
+    tx = sparsejax.local_steps(optax.sgd(1e-3), every=8, outer=optax.sgd(1.0))
+    mesh = helpers.mesh_of(2)
+    params = {"w": jnp.full(64, 256.0, jnp.bfloat16)}
+    state = sparsejax.init(tx, helpers.placed(params, mesh, P()), mesh)
+    specs = sparsejax.state_specs(state)
+    assert state.offset.value["w"].dtype == jnp.float32
+
+    def on_rank(params, state):
+        own = sparsejax.local(params, "data", state)
+        assert own["w"].dtype == jnp.bfloat16
+        grads = jax.tree.map(lambda x: jnp.full_like(x, -250.0), own)
+        updates, state = tx.update(helpers.WIRE.per_rank(grads), state, params)
+        return optax.apply_updates(params, updates), state
+
+    step = jax.jit(
+        helpers.shard_map(on_rank, mesh=mesh, in_specs=(P(), specs), out_specs=(P(), specs))
+    )
+    for _ in range(8):
+        params, state = step(params, state)
+    # Eight steps of 0.25; one alone is lost in 256, whose neighbours are 2 away.
+    assert params["w"].dtype == jnp.bfloat16
+    assert (np.asarray(params["w"], np.float32) == 258.0).all()
+
+
+def test_further_arguments_reach_the_synchronization():
+    seen = []
+
+    def update(updates, state, params=None, *, weight=None, **extra):
+        seen.append(weight is not None)
+        return jax.tree.map(lambda x: x * weight, updates), state
+
+    weighted = optax.GradientTransformationExtraArgs(lambda _: (), update)
+    sync = optax.chain(weighted, sparsejax.dense_sync(reduce="sum"))
+    tx = sparsejax.local_steps(optax.sgd(1.0), every=1, outer=optax.sgd(1.0), sync=sync)
+
+    def on_rank(weight):
+        params = {"w": jnp.zeros(2)}
+        state = tx.init(params)
+        grads = {"w": helpers.WIRE.per_rank(jnp.ones(2))}
+        return tx.update(grads, state, params, weight=weight)[0]
+
+    weights = np.array([0.0, 0.25, 0.75], np.float32)
+    updates = helpers.run_ranks(on_rank, weights, RANKS)
+    assert any(seen)
+    np.testing.assert_allclose(updates["w"], -np.ones((RANKS, 2)))

@@ -1,0 +1,245 @@
+"""What local steps refuse: each error names the cause, the value, and the fix."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import errors
+from tests import helpers
+from tests.rounds import model
+from tests.rounds.model import RANKS
+
+
+MESH = helpers.mesh_of(RANKS)
+local_steps = functools.partial(sparsejax.local_steps, optax.sgd(0.1))
+
+
+def params():
+    return helpers.placed(model.first(), MESH, P())
+
+
+@pytest.mark.parametrize("every", [0, -3, 2.0, True, "4"])
+def test_a_round_has_at_least_one_step(every):
+    with pytest.raises(errors.ArgumentError, match=f"every must be .*got {every!r}"):
+        local_steps(every=every)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"outer": 0.7},
+            r"outer must be an optax transformation, such as optax.sgd.*got 0.7",
+        ),
+        (
+            {"sync": sparsejax.zen_sync},
+            r"sync must be an .*such as sparsejax.dense_sync.*: cal",
+        ),
+        ({"inner": None}, r"inner must be an optax transformation, such as optax.adamw"),
+        ({"axis_name": 3}, r"axis_name must be the name of a mesh axis"),
+        ({"inner": sparsejax.embrace.horizontal(optax.sgd(0.1))}, r"inner is .*horizontal"),
+    ],
+)
+def test_parts_that_are_no_transformations(options, message):
+    inner = options.pop("inner", optax.sgd(0.1))
+    with pytest.raises(errors.ArgumentError, match=message):
+        sparsejax.local_steps(inner, every=2, **options)
+
+
+@pytest.mark.parametrize(
+    ("inner", "options", "message"),
+    [
+        (
+            optax.chain(sparsejax.zen_sync(), optax.sgd(0.1)),
+            {},
+            r"inner synchronizes \(sparsejax.sync\).*such as optax.adamw.*sync=optax.chain",
+        ),
+        (
+            optax.chain(sparsejax.top_k(0.1, min_size=0), optax.sgd(0.1)),
+            {},
+            "inner selects entries to be sent",
+        ),
+        (optax.sgd(0.1), {"outer": sparsejax.dense_sync()}, "outer synchronizes"),
+        (
+            optax.sgd(0.1),
+            {"sync": optax.scale(2.0)},
+            r"nothing in sync synchronizes.*sync=sparsejax.dense_sync\(\)",
+        ),
+    ],
+)
+def test_parts_that_do_not_do_what_they_are_for(inner, options, message):
+    tx = sparsejax.local_steps(inner, every=2, **options)
+    with pytest.raises(errors.ArgumentError, match=message):
+        sparsejax.init(tx, params(), MESH)
+
+
+def test_tables_by_rows_and_by_columns():
+    tx = sparsejax.local_steps(sparsejax.lazy(optax.sgd(0.1)), every=2)
+    with pytest.raises(
+        errors.LeafError, match=r"inner updates rows of 'w'.*optax.partition"
+    ):
+        sparsejax.init(tx, {"w": params()["w"]}, MESH)
+    table = sparsejax.ColumnTable.of(jnp.ones((6, 6)), MESH, "data")
+    with pytest.raises(errors.ArgumentError, match=r"'table' is a table that is sharded"):
+        sparsejax.init(local_steps(every=2), {"table": table}, MESH)
+
+
+def test_a_synchronization_behind_an_optimizer():
+    sync = optax.chain(optax.adam(0.1), sparsejax.dense_sync())
+    with pytest.raises(errors.StateError, match=r"would differ by rank"):
+        sparsejax.init(local_steps(every=2, sync=sync), params(), MESH)
+
+
+@pytest.mark.parametrize("order", ["behind", "partition"])
+def test_an_optimizer_beside_it_is_warned_of(order, recwarn):
+    tx = local_steps(every=2)
+    if order == "behind":
+        with pytest.warns(UserWarning, match=r"local_steps stands beside an optimizer"):
+            sparsejax.init(optax.chain(tx, optax.adam(0.1)), params(), MESH)
+        return
+    other = optax.chain(sparsejax.zen_sync(), optax.adam(0.1))
+    parts = optax.partition({"a": tx, "b": other}, {"w": "a", "b": "b"})
+    run = model.train(parts, model.batches(3))
+    helpers.assert_same_on_all_ranks(jax.tree.map(lambda *x: np.stack(x, 1), *run.params))
+    moved = [(one["b"][0] != model.first()["b"]).any() for one in run.params]
+    assert moved == [True] * 3
+    assert [(one["w"][0] != model.first()["w"]).any() for one in run.params] == [
+        *(False, True, True)
+    ]
+    assert not recwarn.list
+
+
+def updated(change, check_vma=True):
+    """Traces an update on ranks, with what `change` makes of its arguments."""
+    tx = local_steps(every=2)
+    state = sparsejax.init(tx, params(), MESH)
+    specs = sparsejax.state_specs(state)
+
+    def on_rank(params, state):
+        own = sparsejax.local(params, "data", state)
+        grads, state, params = change(jax.tree.map(jnp.ones_like, own), state, params, own)
+        tx.update(grads, state, params)
+        return 0
+
+    mapped = helpers.shard_map(
+        on_rank, mesh=MESH, in_specs=(P(), specs), out_specs=P(), check_vma=check_vma
+    )
+    jax.eval_shape(mapped, params(), state)
+
+
+WRONG = {
+    "no parameters": (
+        lambda grads, state, params, own: (grads, state, None),
+        (
+            errors.ArgumentError,
+            r"given no parameters.*tx.update\(grads, opt_state, params\)",
+        ),
+    ),
+    "local parameters": (
+        lambda grads, state, params, own: (grads, state, own),
+        (errors.ArgumentError, "'b' varies over 'data'.*give the parameters themselves"),
+    ),
+    "rows": (
+        lambda grads, state, params, own: (
+            {
+                **grads,
+                "w": sparsejax.RowGrads.marked(jnp.arange(2), grads["w"][:2], (4, 3)),
+            },
+            state,
+            params,
+        ),
+        (errors.LeafError, "gradient of 'w' is RowGrads.*optax.partition"),
+    ),
+    "entries": (
+        lambda grads, state, params, own: (
+            {**grads, "w": sparsejax.SparseTensor(jnp.arange(2), jnp.ones(2), (4, 3))},
+            state,
+            params,
+        ),
+        (errors.LeafError, "gradient of 'w' is SparseTensor"),
+    ),
+    "integers": (
+        lambda grads, state, params, own: (
+            jax.tree.map(lambda x: x.astype(int), grads),
+            state,
+            params,
+        ),
+        (errors.LeafError, "'b' is int32"),
+    ),
+    "a summed gradient": (
+        lambda grads, state, params, own: (
+            jax.tree.map(jnp.ones_like, params),
+            state,
+            params,
+        ),
+        (errors.AlreadySummedError, "gradient of 'b' was already summed over 'data'"),
+    ),
+    "another state": (
+        lambda grads, state, params, own: (grads, optax.sgd(0.1).init(params), params),
+        (errors.StateError, r"local_steps \(every=2\) was given a tuple.*LocalStepsState"),
+    ),
+    "other parameters": (
+        lambda grads, state, params, own: ({"w": grads["w"]}, state, {"w": params["w"]}),
+        (errors.StateError, "made for other parameters.*the state \\['b'\\]"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_updates_of_something_else(case):
+    change, (kind, message) = WRONG[case]
+    with pytest.raises(kind, match=message):
+        updated(change)
+
+
+def test_two_states_are_of_two_offsets():
+    states = [sparsejax.init(local_steps(every=n), params(), MESH) for n in (2, 3)]
+    with pytest.raises(errors.StateError, match=r"found 2 states of sparsejax.local_steps"):
+        sparsejax.local(model.first(), "data", states)
+
+
+def test_a_state_without_local_steps_changes_nothing():
+    state = optax.adam(0.1).init(model.first())
+    found = sparsejax.local(model.first(), None, state)
+    assert helpers.octets(found) == helpers.octets(model.first())
+
+
+def test_states_of_other_ranks_or_parameters():
+    state = sparsejax.init(local_steps(every=2), params(), MESH)
+    specs = sparsejax.state_specs(state)
+
+    def read(params, state, specs):
+        own = lambda params, state: sparsejax.local(params, "data", state)
+        options = {"in_specs": (P(), specs), "out_specs": P("data")}
+        jax.eval_shape(helpers.shard_map(own, mesh=MESH, **options), params, state)
+
+    with pytest.raises(errors.StateError, match=r"passed to shard_map with the spec P\(\)"):
+        read(params(), state, P())
+    with pytest.raises(errors.StateError, match=r"was made for other parameters.*Make it"):
+        read({"w": params()["w"]}, state, specs)
+    with pytest.raises(errors.StateError, match=r"made for other parameters"):
+        read({"w": params()["w"], "b": [params()["b"]]}, state, specs)
+
+
+def test_there_has_to_be_a_mesh_to_begin_with():
+    tx = local_steps(every=2)
+    with pytest.raises(errors.NeedsRanks, match=r"trains on each rank by itself"):
+        tx.init(model.first())
+    host = jax.tree.map(np.asarray, sparsejax.init(tx, params(), MESH))
+    with pytest.raises(errors.AxisError, match=r"found no mesh: call jax.set_mesh"):
+        sparsejax.local(model.first(), None, host)
+
+
+def test_weights_of_a_trainer():
+    trainer = sparsejax.data_parallel(
+        model.loss_fn, local_steps(every=2), MESH, weight=lambda batch: jnp.float32(1)
+    )
+    state = trainer.init(model.first())
+    with pytest.raises(errors.ArgumentError, match=r"weight= says how gradients count"):
+        trainer.step(state, model.batches(1)[0])
