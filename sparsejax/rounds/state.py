@@ -44,8 +44,8 @@ def find_state(opt_state: Any, call: str) -> LocalStepsState | None:
     if len(found) > 1:
         raise StateError(
             f"{call} found {len(found)} states of sparsejax.local_steps, and a rank has "
-            "one offset from the anchor: give it the state of one of them. Parameters that are "
-            "trained in two ways need one local_steps, with optax.partition as its inner "
-            "optimizer."
+            "one offset from the anchor: give it the state of one of them. Parameters that "
+            "are trained in two ways need one local_steps, with optax.partition as its "
+            "inner optimizer."
         )
     return found[0] if found else None

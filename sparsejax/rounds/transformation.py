@@ -79,8 +79,8 @@ def local_steps(
         axis_name: The mesh axis of the ranks; the only manual one if None.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`, the whole optimizer: nothing with a
-        state goes behind it.
+        An `optax.GradientTransformationExtraArgs`, the whole optimizer: no transformation
+        with a state belongs after it in a chain.
 
     Example:
         >>> tx = sparsejax.local_steps(optax.adamw(1e-3), every=30)

@@ -122,7 +122,7 @@ def test_a_sparsifier_keeps_what_it_leaves_out_by_rank_and_shard():
 
 
 def test_accumulated_gradients_of_replicas_are_one_step():
-    """`accumulate` around it adds up microbatches: half as many steps, the same examples."""
+    """`accumulate` around it adds up microbatches: fewer steps, the same examples."""
     whole = model.batches(3, examples=4)
     cut = lambda batch, part: {
         k: x.reshape(RANKS, 2, 2, -1)[:, part].reshape(RANKS * 2, -1)
@@ -159,7 +159,7 @@ def test_what_is_no_stack_of_gradients_is_refused():
             of_fast(own, model.batches(1)[0])
         zero = sparsejax.transforms.PerReplica(own["w"].value, "replica", P("replica"))
         grads = {**own, "w": zero}
-        with pytest.raises(errors.ArgumentError, match="'w' is sharded .*'replica'"):
+        with pytest.raises(errors.ArgumentError, match=r"'w' is sharded .*'replica'"):
             tx.update(grads, run.state, run.params)
 
 

@@ -177,3 +177,25 @@ def test_further_arguments_reach_the_synchronization():
     updates = helpers.run_ranks(on_rank, weights, RANKS)
     assert any(seen)
     np.testing.assert_allclose(updates["w"], -np.ones((RANKS, 2)))
+
+
+@pytest.mark.parametrize("guard", ["inner", "all"])
+def test_a_rank_with_a_nan_is_left_out_by_itself_or_with_all(guard):
+    """Rank 1 has a NaN in its second step."""
+    given = model.batches(EVERY)
+    given[1]["x"][len(given[1]["x"]) // RANKS] = np.nan
+    inner = optax.sgd(0.05)
+    if guard == "inner":
+        inner = optax.apply_if_finite(inner, 100)
+    tx = sparsejax.local_steps(inner, every=EVERY, outer=optax.sgd(1.0))
+    if guard == "all":
+        tx = sparsejax.skip_nonfinite(tx)
+        given.append(given[0])  # the step that was left out is none of the round
+    run = model.train(tx, given)
+    helpers.assert_same_on_all_ranks(run.params[-1])
+    moved = run.params[-1]["w"][0] != model.first()["w"]
+    assert moved.all()
+    assert np.isfinite(run.params[-1]["w"]).all()
+    if guard == "all":
+        assert int(sparsejax.metrics(run.state)["skip/skipped"]) == 1
+        assert not np.asarray(run.state.inner.offset.value["w"]).any()

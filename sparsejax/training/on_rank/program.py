@@ -164,8 +164,8 @@ def _check_weight(weight, opt_state):
         raise ArgumentError(
             "data_parallel: weight= says how gradients count in a mean over the ranks, and "
             "within a round of sparsejax.local_steps there is none: each rank takes steps "
-            "by its own gradients. Leave weight out, and average over the examples that are "
-            "there in loss_fn; or write a shard_map of your own, whose "
+            "by its own gradients. Leave weight out, and average over the examples that a "
+            "share has in loss_fn; or write a shard_map of your own, whose "
             "tx.update(..., weight=...) hands the weight of a round on to sync."
         )
 
