@@ -1,4 +1,4 @@
-"""Local steps: each rank trains by itself, and every ten steps all exchange what they moved."""
+"""Local steps: ranks train by themselves, and exchange what they moved every ten steps."""
 
 import jax
 import jax.numpy as jnp

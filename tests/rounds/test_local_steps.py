@@ -139,21 +139,21 @@ def test_a_half_precision_anchor_has_offsets_in_float32():
     specs = sparsejax.state_specs(state)
     assert state.offset.value["w"].dtype == jnp.float32
 
-    def on_rank(params, state):
+    def on_rank(params, state, slope):
         own = sparsejax.local(params, "data", state)
         assert own["w"].dtype == jnp.bfloat16
-        grads = jax.tree.map(lambda x: jnp.full_like(x, -250.0), own)
+        grads = jax.tree.map(lambda x: jnp.full_like(x, slope), own)
         updates, state = tx.update(helpers.WIRE.per_rank(grads), state, params)
         return optax.apply_updates(params, updates), state
 
-    step = jax.jit(
-        helpers.shard_map(on_rank, mesh=mesh, in_specs=(P(), specs), out_specs=(P(), specs))
-    )
-    for _ in range(8):
-        params, state = step(params, state)
-    # Eight steps of 0.25; one alone is lost in 256, whose neighbours are 2 away.
+    of = {"in_specs": (P(), specs, P()), "out_specs": (P(), specs)}
+    step = jax.jit(helpers.shard_map(on_rank, mesh=mesh, **of))
+    for slope in [-64_000.0] + 7 * [-250.0]:
+        params, state = step(params, state, jnp.float32(slope))
+    # A step of 64, and seven of 0.25: one alone is lost in 64, whose next number is 64.5 in
+    # bfloat16, and in 320, whose next one is 322. The sum is 321.75.
     assert params["w"].dtype == jnp.bfloat16
-    assert (np.asarray(params["w"], np.float32) == 258.0).all()
+    assert (np.asarray(params["w"], np.float32) == 322.0).all()
 
 
 def test_further_arguments_reach_the_synchronization():
