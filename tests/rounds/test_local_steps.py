@@ -199,3 +199,36 @@ def test_a_rank_with_a_nan_is_left_out_by_itself_or_with_all(guard):
     if guard == "all":
         assert int(sparsejax.metrics(run.state)["skip/skipped"]) == 1
         assert not np.asarray(run.state.inner.offset.value["w"]).any()
+
+
+def test_a_scan_over_steps_carries_the_state():
+    """The types of what varies over the ranks are the same after a step as before it."""
+    given = model.batches(2 * EVERY + 1)
+    tx = sparsejax.local_steps(optax.adam(0.02), every=EVERY, sync=sparse())
+    mesh = helpers.mesh_of(RANKS)
+    params = helpers.placed(model.first(), mesh, P())
+    state = sparsejax.init(tx, params, mesh)
+    specs = sparsejax.state_specs(state)
+
+    def step(carry, batch):
+        params, state = carry
+        own = sparsejax.local(params, "data", state)
+        updates, state = tx.update(jax.grad(model.loss_fn)(own, batch), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    on_rank = lambda carry, batches: jax.lax.scan(step, carry, batches)[0]
+    of = {"in_specs": ((P(), specs), P(None, "data")), "out_specs": (P(), specs)}
+    scan = jax.jit(helpers.shard_map(on_rank, mesh=mesh, **of))
+    params, state = scan((params, state), jax.tree.map(lambda *x: np.stack(x), *given))
+    run = model.train(tx, given)
+    for name, x in params.items():
+        np.testing.assert_allclose(x, run.params[-1][name][0], rtol=1e-5, atol=1e-7)
+    assert int(state.step) == 2 * EVERY + 1
+
+
+def test_a_forecast_is_of_one_exchange_a_round():
+    network = sparsejax.Network(1, 200)
+    shapes = {"w": jax.ShapeDtypeStruct((300, 300), np.float32)}
+    of = lambda tx: sparsejax.explain(tx, shapes, ranks=8, network=network)
+    rounds = of(sparsejax.local_steps(optax.adam(1e-3), every=30))
+    assert "An exchange is at every 30 steps" in str(rounds)
