@@ -48,7 +48,7 @@ def check_parts(
     sync: optax.GradientTransformation,
     params: Any,
 ) -> None:
-    """Raises where a part of the transformation does not do what it is there for.
+    """Raises where a part of the transformation does not do what it is for.
 
     Args:
         inner: The optimizer of each rank.

@@ -59,7 +59,7 @@ def local_steps(
     The parameters of the script are the anchor, equal on all ranks. `update` returns zeros
     within a round. The loss has to read the parameters of its rank:
     `sparsejax.local(params, axis_name, opt_state)`. `sparsejax.data_parallel` does that by
-    itself. Gradients that were taken at the anchor cannot be told from those: each step
+    itself. Gradients that were taken at the anchor look the same: each step
     would then begin at the same place, and nothing shows it but a higher loss.
 
     Offsets and exchanges are float32 or wider, also where parameters are bfloat16. Give

@@ -96,10 +96,10 @@ def test_a_synchronization_behind_an_optimizer():
         sparsejax.init(local_steps(every=2, sync=sync), params(), MESH)
 
 
-@pytest.mark.parametrize("order", ["behind", "partition"])
+@pytest.mark.parametrize("order", ["after", "partition"])
 def test_an_optimizer_beside_it_is_warned_of(order, recwarn):
     tx = local_steps(every=2)
-    if order == "behind":
+    if order == "after":
         with pytest.warns(UserWarning, match=r"local_steps stands beside an optimizer"):
             sparsejax.init(optax.chain(tx, optax.adam(0.1)), params(), MESH)
         return
