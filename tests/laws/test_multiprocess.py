@@ -131,3 +131,19 @@ def _assert_same(both, pending, carried=0):
     for part in parts:
         for name in part.files:
             assert part[name].tobytes() == whole[name].tobytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_processes_that_take_local_steps_hold_one_anchor(tmp_path):
+    whole, parts = by_one_and_by_two("tests.rounds.worker", tmp_path)
+    for name in whole.files:
+        held = [part[name] for part in parts]
+        if name.startswith(("held", "offset")):  # each has the rows of its own ranks
+            got = np.concatenate(held)
+        else:
+            got = held[0]
+            assert got.tobytes() == held[1].tobytes(), name
+        np.testing.assert_allclose(got, whole[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    moved = [(whole[f"anchor/{i}/w"] != whole["anchor/0/w"]).any() for i in range(7)]
+    assert moved == [False, False, True, True, True, True, True]

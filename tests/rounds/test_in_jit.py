@@ -73,6 +73,7 @@ def test_it_trains_as_inside_a_shard_map_of_ones_own(kind):
         for own in (offset, moments):
             wanted = jax.NamedSharding(run.mesh, P("replica", *SPECS[name]))
             assert own.sharding.is_equivalent_to(wanted, own.ndim)
+    sparsejax.check_replicas((run.params, run.state))
     # Nothing has moved to other devices.
     for x, sharding in zip(jax.tree.leaves(run.state), before, strict=True):
         assert x.sharding.is_equivalent_to(sharding, x.ndim)
