@@ -1,5 +1,6 @@
 """What ranks agree on in an exchange, counted in NumPy."""
 
+import functools
 from typing import Any
 
 import jax
@@ -30,6 +31,14 @@ def before_messages(held: np.ndarray) -> tuple[int, ...]:
     return tuple(counts)
 
 
+@functools.cache
+def _places(owners: Any, units: int, n: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Of each unit its owner and its slot, and the slots that an owner has."""
+    layout = owners.over(units, n, owners.tables(units, n))
+    owner, slot = map(np.asarray, jax.jit(layout.assign)(jnp.arange(units)))
+    return owner, slot, layout.width
+
+
 def fullest_of(scheme: Any, mask: np.ndarray) -> tuple[int, ...] | None:
     """The counts that ranks agree on, stage by stage: see `Load.fullest`.
 
@@ -49,13 +58,12 @@ def fullest_of(scheme: Any, mask: np.ndarray) -> tuple[int, ...] | None:
         owners, way = scheme.ownership, scheme.push_pull.way
     else:
         return None
-    layout = owners.over(units, n, owners.tables(units, n))
-    owner, slot = map(np.asarray, jax.jit(layout.assign)(jnp.arange(units)))
+    owner, slot, width = _places(owners, units, n)
     union = mask.any(0)
     of_one = [np.bincount(owner[row], minlength=n).max() for row in mask]
     found = int(max(of_one)), int(np.bincount(owner[union], minlength=n).max())
     if isinstance(way, pulls.Spread):
-        share = np.asarray(pulls._SHARES.over(layout.width, n).assign(slot)[0])
+        share = np.asarray(pulls._SHARES.over(width, n).assign(slot)[0])
         each = np.zeros((n, n), int)
         np.add.at(each, (owner[union], share[union]), 1)
         return *found, int(each.max()), int(each.sum(0).max())

@@ -1,6 +1,7 @@
 """A forecast from true counts is what a run sends."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -41,6 +42,17 @@ def load_of(x, n, units):
     )
 
 
+@functools.cache
+def traffic_of(scheme, n):
+    """From gradients [n, ...] to what a first step sends."""
+
+    def run(x):
+        return helpers.call(scheme, x[0], helpers.init(scheme, x[0])).traffic
+
+    mesh = helpers.mesh_of(n)
+    return jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
+
+
 @pytest.mark.parametrize(
     ("name", "n"),
     [
@@ -63,12 +75,7 @@ def load_of(x, n, units):
 )
 def test_a_forecast_from_true_counts_is_what_a_run_sends(name, n):
     scheme = SCHEMES[name]
-
-    def run(x):
-        return helpers.call(scheme, x[0], helpers.init(scheme, x[0])).traffic
-
-    mesh = helpers.mesh_of(n)
-    step = jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
+    step = traffic_of(scheme, n)
     rng, errors_seen = np.random.default_rng(3), []
     for density in (0.002, 0.02, 0.2):
         x = np.where(rng.random((n, SIZE)) < density, 1, 0).astype(np.float32)
@@ -107,16 +114,6 @@ def blocks_of(scheme, x):
     """Which blocks [n, blocks] of gradients [n, size] OmniReduce sends."""
     x = np.pad(x, ((0, 0), (0, -x.shape[1] % scheme.block)))
     return (x != 0).reshape(len(x), -1, scheme.block).any(2)
-
-
-def traffic_of(scheme, n):
-    """From gradients [n, ...] to what a first step sends."""
-
-    def run(x):
-        return helpers.call(scheme, x[0], helpers.init(scheme, x[0])).traffic
-
-    mesh = helpers.mesh_of(n)
-    return jax.jit(helpers.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P()))
 
 
 def assert_sent(told, traffic):
