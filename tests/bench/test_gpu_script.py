@@ -37,8 +37,9 @@ def test_without_a_gpu_it_says_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_but_the_tests_run_on_whatever_there_is(tmp_path):
-    parts = "copies", "probe", "contended", "largest", "sums", "winners", "steps"
+def test_what_no_other_test_runs_goes_on_whatever_there_is(tmp_path):
+    """All parts but the kernels' tests, figure 14, and the two that tests below call."""
+    parts = "probe", "contended", "largest", "sums", "winners"
     done = run("--out", tmp_path, "--any", "--parts", *parts)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     _, *rows = map(json.loads, (tmp_path / "gpu.jsonl").read_text().splitlines())
@@ -71,20 +72,22 @@ def test_a_rank_alone_is_traced_as_one_of_sixteen(tmp_path, monkeypatch):
     """With its own messages in place of those of others the sum is as dense as theirs."""
     context = Context(tmp_path, "steps")
     monkeypatch.setattr(context, "repeats", 1)
-    assert steps.steps(context)
+    run, _ = script.PARTS["steps"]
+    assert run(context)
     rows = {row["scheme"]: row for row in context.record.rows if row["part"] == "steps"}
     expected = 1 - (1 - 0.01) ** 16
     assert rows["zen"]["density"] == pytest.approx(expected, rel=0.03)
     assert rows["agsparse"]["density"] == pytest.approx(0.01, rel=0.05)
     monkeypatch.setattr(steps, "_density", lambda own: 0.5)
-    assert not steps.steps(context)
+    assert not run(context)
 
 
 @pytest.mark.slow
 def test_copies_of_sums_and_two_runs_are_compared_as_bytes_before_all_else(tmp_path):
     assert next(iter(script.PARTS)) == "copies"
     context = Context(tmp_path, "copies")
-    assert copies.copies(context)
+    run, _ = script.PARTS["copies"]
+    assert run(context)
     rows = context.record.rows
     assert {row["results"] for row in rows} == {1}
     seen = {(row["load"], "2 copies" in row["where"], row["order"]) for row in rows}

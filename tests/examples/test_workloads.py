@@ -12,46 +12,47 @@ from tests.examples import tiny
 
 
 pytestmark = pytest.mark.slow
-every_example = pytest.mark.parametrize("name", tiny.EXAMPLES)
+STEPS, STOPPED = 50, 48
 
 
-def run(name, monkeypatch, folder, *options):
-    return tiny.run(name, monkeypatch, folder, *options)
-
-
-@every_example
-def test_two_steps_and_two_more_are_four(name, monkeypatch, tmp_path, capsys):
-    """What was stopped behind its second step, and kept the state of that, goes on."""
-    sync, states = tiny.EXAMPLES[name].resumed, tmp_path / "states"
-    options = ["--sync", sync, "--steps", "4", "--checkpoint", str(states)]
-    whole = run(name, monkeypatch, tmp_path, *options, "--save-every", "2")[sync]
-    assert len(set(whole.losses)) == 4
-    assert np.isfinite(whole.losses).all()
+@pytest.mark.parametrize("name", tiny.EXAMPLES)
+def test_a_run_agrees_with_the_dense_one_and_one_that_was_stopped_goes_on(
+    name, monkeypatch, tmp_path, capsys
+):
+    """Fifty steps by each synchronization, and the last two of one of them once more."""
+    states, syncs = tmp_path / "states", tiny.EXAMPLES[name].syncs
+    options = ["--steps", str(STEPS), "--checkpoint", str(states)]
+    saving = ["--save-every", str(STOPPED // 2)]
+    runs = tiny.run(name, monkeypatch, tmp_path, *options, *saving, "--sync", *syncs)
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures[sync]["final_loss"] == whole.losses[-1]
-    assert figures[sync]["replicas_equal"]
+    for sync in syncs:
+        assert figures[sync]["final_loss"] == runs[sync].losses[-1]
+        assert figures[sync]["replicas_equal"]
+    assert_trained_alike(name, runs)
 
-    assert {path.name for path in (states / sync).iterdir()} >= {"2", "4"}
-    shutil.rmtree(states / sync / "4")
-    options += ["--resume", "--logdir", str(tmp_path / "curves")]
-    resumed = run(name, monkeypatch, tmp_path, *options)[sync]
-    assert resumed.losses == whole.losses[2:]
+    sync = tiny.EXAMPLES[name].resumed
+    assert {path.name for path in (states / sync).iterdir()} >= {str(STOPPED), str(STEPS)}
+    shutil.rmtree(states / sync / str(STEPS))
+    options += ["--resume", "--logdir", str(tmp_path / "curves"), "--sync", sync]
+    resumed, whole = tiny.run(name, monkeypatch, tmp_path, *options)[sync], runs[sync]
+    assert resumed.losses == whole.losses[STOPPED:]
     curves = tiny.curves(tmp_path / "curves" / sync)
-    assert curves["loss"] == pytest.approx({3: whole.losses[2], 4: whole.losses[3]})
+    assert curves["loss"] == pytest.approx({49: whole.losses[48], 50: whole.losses[49]})
     sent = {key.replace(" ", "_") for key in resumed.sent}
     assert {*curves} == {"loss", "seconds", *sent}
     for steps in curves.values():
-        assert [*steps] == [3, 4]
+        assert [*steps] == [49, 50]
     assert helpers.octets(resumed.params) == helpers.octets(whole.params)
 
 
-@every_example
-def test_runs_that_leave_nothing_out_agree_with_the_dense_one(name, monkeypatch, tmp_path):
+def assert_trained_alike(name, runs):
+    """Those that leave nothing out train as the dense one, and all learn something."""
     dense, *others = syncs = tiny.EXAMPLES[name].syncs
-    runs = run(name, monkeypatch, tmp_path, "--steps", "50", "--sync", *syncs)
     want = np.array(runs[dense].losses)
     for sync in syncs:
         losses = np.array(runs[sync].losses)
+        assert np.isfinite(losses).all()
+        assert len(set(losses[:4])) == 4
         assert losses[-5:].mean() < losses[:5].mean(), sync
         assert runs[sync].replicas_equal, sync
     for sync in others:

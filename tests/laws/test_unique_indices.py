@@ -1,7 +1,8 @@
 """Indices that are said to be unique are: where they repeat, a GPU loses an addition.
 
 CPUs add what repeats whatever they are told, so no sum shows a false claim there. Programs
-are traced as for GPUs, and each claim is checked on the indices with which it runs.
+are traced as for GPUs, and each claim is checked on the indices with which it runs. The
+sums of these programs are held to the exact ones at the same time.
 """
 
 import functools
@@ -16,12 +17,15 @@ import sparsejax
 from sparsejax import schemes
 from sparsejax.units.row_grads import RowGrads
 from tests import helpers
-from tests.laws.test_exact_sum import SCHEMES
+from tests.laws.test_exact_rows import AS_OTHERS
+from tests.laws.test_exact_sum import OF_EACH_KIND, SCHEMES
 
 
 pytestmark = pytest.mark.slow
 RANKS, SIZE, HEIGHT, WIDTH, COUNT = 3, 3001, 517, 3, 60
 AT = type(jnp.zeros(1).at[0])  # what claims are made of: x.at[indices]
+# Whose units are rows, too: one of each kind, and those whose owners have tables, or one.
+BY_ROWS = [*OF_EACH_KIND, "balanced", "balanced_algorithm_1", "zen", "ag_sparse_doubling"]
 
 
 class Claims:
@@ -74,29 +78,33 @@ def claims(monkeypatch):
     jax.clear_caches()
 
 
-def drawn(shape, density):
-    rng = np.random.default_rng(1)
-    x = rng.integers(1, 50, (RANKS, *shape)).astype(np.float32)
-    there = rng.random((RANKS, shape[0])) < density
-    return x * there.reshape(*there.shape, *[1] * (len(shape) - 1))
-
-
 def run(step, *operands):
     jax.block_until_ready(helpers.ranked(step, RANKS)(*operands))
     jax.effects_barrier()
 
 
-@pytest.mark.parametrize("shape", [(SIZE,), (HEIGHT, WIDTH)], ids=["elements", "rows"])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *((name, (SIZE,)) for name in SCHEMES),
+        *((name, (HEIGHT, WIDTH)) for name in BY_ROWS),
+    ],
+)
 def test_indices_of_a_scheme_are_unique_where_it_says_so(name, shape, claims):
     scheme = SCHEMES[name]
     add = lambda x: helpers.call(scheme, x, helpers.init(scheme, x)).total
-    for density in (0.05, 1.0) if name == "balanced" else (0.05,):
-        run(add, drawn(shape, density))
+    summed = helpers.ranked(add, RANKS)
+    # By entries; by entries in, and whole back; densely.
+    for density in (0.0, 0.01, 0.05, 0.2, 0.3, 1.0):
+        x = helpers.gradients(RANKS, shape[0], density, shape=shape[1:], seed=5)
+        totals = summed(x)
+        jax.effects_barrier()
+        helpers.assert_same_on_all_ranks(totals)
+        np.testing.assert_array_equal(totals[0], helpers.total(x))
     assert not claims.false
 
 
-@pytest.mark.parametrize("name", [x for x in SCHEMES if x != "zen_after_a_step"])
+@pytest.mark.parametrize("name", [x for x in SCHEMES if x not in AS_OTHERS])
 def test_indices_of_listed_rows_are_unique_where_it_says_so(name, claims):
     """Of lists in which ids repeat, and in which some are of no row."""
     rules = {"": "row", "w": "sparse"}

@@ -72,15 +72,9 @@ def test_the_last_of_several_messages_may_be_of_each_of_the_longest_sizes(name):
         test_messages.check(setup, x)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "zen",
-        "ag_sparse",
-        *helpers.slow(*[name for name in SCHEMES if name not in ("zen", "ag_sparse")]),
-    ],
-)
+@pytest.mark.parametrize("name", ["zen", "ag_sparse"])
 def test_schemes_are_exact_and_replicas_equal(name):
+    """All of them: `tests.laws.test_unique_indices`, which takes the same programs."""
     scheme = SCHEMES[name]
 
     def run(x):
