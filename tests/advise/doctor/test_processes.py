@@ -219,13 +219,16 @@ def is_free(port):
 
 
 @pytest.mark.parametrize(
-    ("module", "line"),
+    ("module", "line", "numbers"),
     [
-        ("sparsejax", ["doctor", "--job", "--timeout", "60"]),
-        ("examples.multi_host.start", ["examples.multi_host.train", "--steps", "20"]),
+        ("sparsejax", ["doctor", "--job", "--timeout", "60"], (0, 1, 1)),
+        (
+            "examples.multi_host.start",
+            ["examples.multi_host.train", "--steps", "20"],
+            (0, 0, 1),
+        ),
     ],
 )
-@pytest.mark.parametrize("numbers", [(0, 1, 1), (0, 0, 1)])
 def test_one_number_of_a_launcher_for_two_is_refused_on_all(
     monkeypatch, module, line, numbers
 ):
