@@ -114,20 +114,26 @@ def advisory(package):
     }
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Where the first audit installs pip-audit, and the others find it."""
+    return tmp_path_factory.mktemp("audit") / "environment"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "advisories", "status"),
     [(200, {}, 0), (200, {"numpy": [advisory("numpy")]}, 1), (500, {}, 2)],
     ids=["clean", "an advisory", "out of order"],
 )
-def test_what_an_audit_says(answer, advisories, status):
+def test_what_an_audit_says(answer, advisories, status, environment):
     with service(answer, advisories) as (url, asked):
         # A proxy would be asked for this host, too.
         own = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
         own |= {"PIP_AUDIT_VULNERABILITY_SERVICE": "osv", "PIP_AUDIT_OSV_URL": url}
         done = subprocess.run(
             ["bash", str(ROOT / ".ci" / "audit")],
-            env=own | {"PYTHON": sys.executable},
+            env=own | {"PYTHON": sys.executable, "AUDIT_ENVIRONMENT": str(environment)},
             capture_output=True,
             text=True,
             timeout=240,
