@@ -40,10 +40,12 @@ def _gpus():
 
 
 # Nearly all time goes into compiling. Without LLVM's optimizations that takes half as long,
-# and a sixth less where a program is not split into parts for threads that are busy anyway.
-# What users run is compiled as XLA does by default: CI runs some tests so.
+# a tenth less without the passes that are left, and a sixth less where a program is not
+# split into parts for threads that are busy anyway. What users run is compiled as XLA does
+# by default: CI runs some tests so.
 COMPILE_FAST = (
     "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_parallel_codegen_split_count=1",
 )
 # Of the rest, two thirds go into MLIR for fusions, which XLA's older emitter does without:
