@@ -11,7 +11,6 @@ import pytest
 import sparsejax
 from sparsejax import rows
 from sparsejax.embrace import horizontal, lookahead, rows_held
-from tests import helpers
 from tests.embrace.model import TABLES, batch_of, params as tables_of
 from tests.helpers import mesh_of
 
@@ -67,15 +66,13 @@ def trained(n, exact, vertical, carried):
 settle = jax.jit(rows.settle, static_argnums=2)
 
 
-@pytest.mark.parametrize(
-    ("n", "exact", "vertical"),
-    helpers.slow((3, False, True), (2, True, True)),
-)
-def test_both_dimensions_are_training_without_a_schedule(n, exact, vertical):
+@pytest.mark.slow
+def test_both_dimensions_are_training_without_a_schedule():
+    n, exact = 2, True
     want, wanted, whole, _ = trained(n, exact, vertical=False, carried=False)
-    losses, seen, ours, held = trained(n, exact, vertical=vertical, carried=True)
+    losses, seen, ours, held = trained(n, exact, vertical=True, carried=True)
     np.testing.assert_allclose(losses, want, rtol=1e-6)
-    assert (min(held[:-1]) > 0) == vertical
+    assert min(held[:-1]) > 0
     np.testing.assert_allclose(seen, wanted, rtol=1e-5)
     for k in ("first", "kernel"):
         np.testing.assert_allclose(ours[k], whole[k], rtol=2e-6, atol=1e-7)

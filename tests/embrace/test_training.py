@@ -52,8 +52,7 @@ def trained(n, optimizer, sharded, weighted=True):
     ("n", "optimizer"),
     [
         *((3, "dense"), (2, False)),
-        *helpers.slow((1, "dense"), (2, "dense"), (4, "dense"), (8, "dense")),
-        *helpers.slow((2, True), (3, True), (8, True), (1, False), (3, False), (8, False)),
+        *helpers.slow((1, "dense"), (8, "dense"), (3, True), (1, False), (8, False)),
     ],
 )
 def test_it_is_training_with_whole_tables(n, optimizer):

@@ -53,7 +53,7 @@ def traced(scheme, shape, n=2, dtype="float32", platform="cpu"):
 
 
 MANY = [(1024, (MOST_UNITS,)), (1000, (2**27 + 5, 16)), (1024, (2**20 + 7, 4096))]
-SIZES = [(2, (MOST_UNITS,)), (8, (MOST_UNITS,)), (3, (2**27 + 5, 16)), *MANY]
+SIZES = [(2, (MOST_UNITS,)), (3, (2**27 + 5, 16)), *MANY]
 IN_SHORT = [(name, *size) for name in QUICK for size in (SIZES[0], MANY[0])]
 REST = [(name, *size) for name in OTHERS for size in SIZES]
 REST = [each for each in REST if each not in IN_SHORT]

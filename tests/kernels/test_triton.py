@@ -279,6 +279,11 @@ MUTANTS = {
 # Each is a process of some ten to forty seconds: the tests take a few of each file, and the
 # command `python -m tests.kernels.test_triton` takes all.
 LEFT_TO_THE_COMMAND = {
+    "ranks from one",
+    "positions past the capacity",
+    "all runs begin at the first",
+    "nothing is turned",
+    "a word has the rank of the next",
     "the words of a column",
     "a bit has the rank of the next",
     "a run of slots is left out",

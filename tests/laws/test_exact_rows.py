@@ -30,8 +30,14 @@ WITHOUT_ROWS = [
 ]
 # By owners of a hash or of ranges, by a gather, and densely.
 OF_EACH_WAY = ["zen", "sparse_ps", "ag_sparse", "all_reduce"]
-# Its rows are Zen's, and its state wants to know the ranks.
-SEEN = [*OF_EACH_WAY, "zen_after_a_step"]
+# Rows that are listed have no index code and no room of their own, so of these they go as
+# those of others do; Zen's after a step, too, and its state wants to know the ranks.
+AS_OTHERS = [
+    *("balanced_coo32", "balanced_coo16", "balanced_coo8", "balanced_bitmap"),
+    *("balanced_capacity", "hierarchical_bitmap", "hierarchical_bound"),
+    "zen_after_a_step",
+]
+SEEN = [*OF_EACH_WAY, *AS_OTHERS]
 
 
 @functools.cache

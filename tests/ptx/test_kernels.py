@@ -30,7 +30,12 @@ PART = {
     ("triton", "coo_add.py"): 80,
     ("pallas", "threshold_hash.py"): 90,
 }
-LET_PASS = [name for name, one in mutants.MUTANTS.items() if one.interpreted]
+# That of messages takes half a minute: it is left to `python -m tests.ptx.mutants`.
+LET_PASS = [
+    name
+    for name, one in mutants.MUTANTS.items()
+    if one.interpreted and one.case != ("triton", "messages.py")
+]
 
 
 @pytest.mark.parametrize(("case", "arch"), PART.items(), ids=map("/".join, PART))
@@ -41,13 +46,13 @@ def test_kernels_hold_in_any_order(case, arch):
 
 
 def sums(ordered: bool) -> set[bytes]:
-    """What four senders add up to, in eight orders of warps."""
+    """What four senders add up to, in five orders of warps."""
     case = messages.Case(density=(0.3,) * 4, capacity=512)
     message, values = case.received.copy(), case.numbers[messages.AT + 4]
     drawn = np.random.default_rng(0).standard_normal((4, case.length)).astype(np.float32)
     message[:, values : values + case.length] = drawn.view(np.uint32)
     found = set()
-    for seed in range(8):
+    for seed in range(5):
         made = checks.load("messages.py", Gpu(90, seed).launched)
         made._TILE = 64, 256
         total = made.unpack_message(

@@ -12,12 +12,14 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from sparsejax import errors
 from tests import helpers
-from tests.laws.test_exact_sum import SCHEMES
+from tests.laws.test_exact_sum import OF_EACH_KIND, SCHEMES
 
 
 SHAPE = (64, 129)
-# One of them is a scheme of the tests that is only made where the ranks are known.
-ANYWHERE = [name for name in SCHEMES if name != "zen_after_a_step"]
+# Beside one of each kind those whose owners have tables, and that swap. One of them is a
+# scheme of the tests that is only made where the ranks are known.
+ANYWHERE = [name for name in OF_EACH_KIND if name != "zen_after_a_step"]
+ANYWHERE += ["zen", "balanced_algorithm_1", "balanced_capacity", "ag_sparse_doubling"]
 MESHES = {
     "replica": (dict(replica=4), P()),
     "fsdp": (dict(replica=4, fsdp=2), P("fsdp", None)),

@@ -72,14 +72,9 @@ SCHEMES = {
 
 IN_SHORT = [("zen", 3, 0.05), ("ag_sparse", 3, 0.05)]
 REST = [
-    (name, n, density)
-    for name, n in [
-        *(("zen", n) for n in (1, 2, 8)),
-        ("balanced", 8),
-        *((k, 3) for k in SCHEMES),
-    ]
-    for density in (0.05, 0.9)
-    if (name, n, density) not in IN_SHORT
+    *(("zen", n, density) for n in (1, 8) for density in (0.05, 0.9)),
+    *((name, 3, 0.05) for name in SCHEMES if (name, 3, 0.05) not in IN_SHORT),
+    *((name, 3, 0.9) for name in ("zen", "ag_sparse", "hierarchical", "omni_reduce")),
 ]
 
 
