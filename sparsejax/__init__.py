@@ -32,6 +32,7 @@ from sparsejax.advise.profile import profile as profile
 from sparsejax.advise.summary import summary as summary
 from sparsejax.checkpoints import restore as restore, save as save
 from sparsejax.checkpoints.resizing import resized as resized
+from sparsejax.chunked.sync import chunked_sync as chunked_sync
 from sparsejax.embrace.column_lookup import column_lookup as column_lookup
 from sparsejax.embrace.column_table import ColumnTable as ColumnTable
 from sparsejax.embrace.vertical.sync import embrace_sync as embrace_sync
@@ -51,16 +52,16 @@ from sparsejax.rows.lookup import lookup as lookup
 from sparsejax.rows.updates.lazy import lazy as lazy
 from sparsejax.rows.value_and_grad import value_and_grad as value_and_grad
 from sparsejax.schemes.forecast import Network as Network
+from sparsejax.state.memories import (
+    MomentumCorrection as MomentumCorrection,
+    Residual as Residual,
+)
 from sparsejax.training import (
     TrainState as TrainState,
     data_parallel as data_parallel,
 )
 from sparsejax.transforms.all_reduce import all_reduce as all_reduce
 from sparsejax.transforms.entry import per_replica as per_replica
-from sparsejax.transforms.feedback import (
-    MomentumCorrection as MomentumCorrection,
-    Residual as Residual,
-)
 from sparsejax.transforms.sparsify import dgc as dgc, sparsify as sparsify, top_k as top_k
 from sparsejax.transforms.sync import (
     dense_sync as dense_sync,
@@ -117,7 +118,7 @@ __all__ = [
 
 # As good as nothing, or another thing, when read without the prefix.
 _WITH_PREFIX = ["advise", "apply_updates", "bind", "doctor", "embrace", "errors"]
-_WITH_PREFIX += ["explain", "init"]
+_WITH_PREFIX += ["chunked_sync", "explain", "init"]
 _WITH_PREFIX += ["lazy", "local", "local_steps", "lookup", "metrics", "profile", "restore"]
 _WITH_PREFIX += ["rounds", "rows", "save", "summary", "sync"]
 _WITH_PREFIX += ["top_k", "transforms", "value_and_grad"]

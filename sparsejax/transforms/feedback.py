@@ -8,27 +8,12 @@ it, in which a `Memory` keeps the part that was left out, on each rank, for the 
 Over the wire goes one number, the square of a rank's residual, so that the norm over all
 ranks is at hand wherever the state is read, on one process alone, too.
 
-`Residual` adds what was left out to the next gradient. So over any number of steps
-
-    sum of gradients == sum of what was sent + residual
-
-`MomentumCorrection` is DGC's: a rank accumulates velocity instead of gradients, and sends
-accumulated velocity; the optimizer after it has no momentum of its own. Its law is that of
-the velocities u, for gradients g and momentum m:
-
-    u[t] = m u[t-1] + g[t]    and    sum of u == sum of what was sent + residual
-
-where, with masking, u[t-1] is zero for entries sent at t-1: their momentum points to where
-they have just been moved. Leaves that are sent whole, by a sparsifier or by an exchange,
-have velocity too, as they would in an optimizer, and it is not masked.
-
-Residuals and velocities are float32 or wider, whatever the gradient is, and keep what
-rounding takes from what is sent.
+The ways to bring it back, and the law of each, are in `state.memories`. Residuals and
+velocities are float32 or wider, whatever the gradient is, and keep what rounding takes from
+what is sent.
 """
 
-import abc
 import contextlib
-import dataclasses
 import functools
 from typing import Any, NamedTuple, Protocol
 
@@ -36,9 +21,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import arguments, axes, errors
+from sparsejax import axes, errors
 from sparsejax.axes import AxisName
 from sparsejax.state import observing, sharded, tree
+from sparsejax.state.memories import Memory, Residual
 from sparsejax.state.per_rank import (
     OUTLINE,
     PerRank,
@@ -53,6 +39,9 @@ from sparsejax.transforms.described import described
 from sparsejax.transforms.entry import Entry
 from sparsejax.units.units import wide
 from sparsejax.wire import Wire
+
+
+_RESIDUAL = Residual()
 
 
 class Outcome(NamedTuple):
@@ -150,77 +139,6 @@ class Lossy(Protocol):
         ...
 
 
-class Memory(abc.ABC):
-    """A way to bring back what was left out. Frozen and hashable."""
-
-    #: Whether a velocity is kept beside the residual.
-    has_momentum: bool = False
-
-    @abc.abstractmethod
-    def accumulate(
-        self, gradient: jax.Array, residual: jax.Array, momentum: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """The accumulated gradient of a leaf, and its next velocity."""
-
-    def after(self, momentum: Any, sent: jax.Array) -> Any:
-        """The velocity once the entries where `sent` is true were sent."""
-        del sent
-        return momentum
-
-
-@dataclasses.dataclass(frozen=True)
-class Residual(Memory):
-    """Adds what was not sent to the next gradient.
-
-    Example:
-        >>> top = sparsejax.top_k(0.01, memory=sparsejax.Residual())
-        >>> tx = optax.chain(top, sparsejax.zen_sync(), optax.sgd(0.1))
-    """
-
-    def accumulate(self, gradient, residual, momentum):
-        return residual + gradient, momentum
-
-
-@dataclasses.dataclass(frozen=True)
-class MomentumCorrection(Memory):
-    """DGC's memory: accumulates velocity, and sends that.
-
-    Attributes:
-        momentum: The share of the velocity that is left after a step, in [0, 1).
-        nesterov: Whether the gradient is added once more, ahead of the velocity.
-        masking: Whether an entry that was sent starts again without velocity.
-
-    Example:
-        >>> memory = sparsejax.MomentumCorrection(momentum=0.9, masking=False)
-        >>> top = sparsejax.top_k(0.01, memory=memory)
-        >>> tx = optax.chain(top, sparsejax.zen_sync(), optax.sgd(0.1))  # no momentum here
-    """
-
-    has_momentum = True
-    momentum: float = 0.9
-    nesterov: bool = False
-    masking: bool = True
-
-    def __post_init__(self):
-        value = self.momentum
-        if not arguments.is_number(value) or not 0 <= value < 1:
-            raise errors.ArgumentError(f"momentum must lie in [0, 1), got {value!r}.")
-
-    def accumulate(self, gradient, residual, momentum):
-        assert momentum is not None
-        if self.nesterov:
-            velocity = self.momentum * (momentum + gradient)
-            accumulated = residual + velocity + gradient
-        else:
-            velocity = self.momentum * momentum + gradient
-            accumulated = residual + velocity
-        # Velocity that is not finite would stay so for ever.
-        return accumulated, jnp.where(jnp.isfinite(velocity), velocity, 0)
-
-    def after(self, momentum, sent):
-        return jnp.where(sent, 0, momentum) if self.masking else momentum
-
-
 class FeedbackState(NamedTuple):
     """State of `feedback`.
 
@@ -243,7 +161,7 @@ class FeedbackState(NamedTuple):
 
 @described
 def feedback(
-    lossy: Lossy, memory: Memory | None = Residual()
+    lossy: Lossy, memory: Memory | None = _RESIDUAL
 ) -> optax.GradientTransformationExtraArgs:
     """Makes a transformation of something that leaves out a part of the gradient.
 

@@ -17,11 +17,12 @@ from sparsejax import arguments, sparsifiers
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
+from sparsejax.state.memories import Memory, Residual
 from sparsejax.state.tree import Transformation
 from sparsejax.transforms import wrappers
 from sparsejax.transforms.buckets import SPARSE_FROM
 from sparsejax.transforms.described import described, without
-from sparsejax.transforms.feedback import Memory, Residual, feedback
+from sparsejax.transforms.feedback import feedback
 from sparsejax.transforms.select import Select
 
 

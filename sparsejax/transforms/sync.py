@@ -20,11 +20,12 @@ from sparsejax import arguments, schemes
 from sparsejax.axes import AxisName, check_axis_name
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import LossyScheme, Scheme, narrowed
+from sparsejax.state.memories import Memory, MomentumCorrection, Residual
 from sparsejax.transforms import buckets
 from sparsejax.transforms.buckets import Assignment, ByRules, Rules
 from sparsejax.transforms.described import described, without
 from sparsejax.transforms.exchange import Exchange
-from sparsejax.transforms.feedback import Memory, MomentumCorrection, Residual, feedback
+from sparsejax.transforms.feedback import feedback
 from sparsejax.transforms.sparsify import Sparsification
 from sparsejax.transforms.wrappers import check_reduce
 

@@ -30,9 +30,9 @@ from sparsejax.axes import AxisName
 from sparsejax.schemes.forecast import Network
 from sparsejax.schemes.top_k import base as top_k
 from sparsejax.schemes.top_k.spar_dl import NETWORK
+from sparsejax.state.memories import Memory, Residual
 from sparsejax.transforms.buckets import ByRules
 from sparsejax.transforms.described import described, without
-from sparsejax.transforms.feedback import Memory, Residual
 from sparsejax.transforms.sparsify import MOMENTUM, sparsify
 from sparsejax.transforms.sync import GONE, SystemOptions, sync
 

@@ -25,6 +25,7 @@ FLOORS = [
     {"sparsejax.schemes"},
     {"sparsejax.state"},
     {"sparsejax.transforms"},
+    {"sparsejax.chunked"},
     {"sparsejax.rounds"},
     {"sparsejax.rows", "sparsejax.placement", "sparsejax.checkpoints"},
     {"sparsejax.monitor"},

@@ -20,6 +20,7 @@ _SYSTEMS = {
     "SparDL": "sparsejax.spardl_sync(...)",
     "GTopk": "sparsejax.transforms.gtopk_sync(...)",
     "PowerSGD": "sparsejax.transforms.power_sgd_sync(...)",
+    "Chunks": "sparsejax.chunked_sync(...)",
 }
 # benchmarks/results/core-jax0.10.2.jsonl, part "compile".
 _MEASURED = (

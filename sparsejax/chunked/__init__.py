@@ -1,0 +1,18 @@
+"""The largest entries of each block, in few bits, by one message of one size.
+
+What SparseLoCo exchanges in each round, and an ordinary lossy synchronization of gradients.
+
+    gradient + decayed residual
+      -> blocks       each leaf cut into blocks of one length
+      -> selection    the k largest entries of each block
+      -> values       in 1 to 32 bits, with a table for each leaf
+      -> indices      Elias and Fano's code, 8 bits an entry
+      -> message      of all leaves, one array of words: one all-gather
+      -> aggregate    added in rank order, divided by ranks or by senders
+
+* `exchange`: all of it, as a `Lossy` for `transforms.feedback`.
+* `forecast`: what `sparsejax.explain` is told of it.
+* `sync`: the transformation.
+"""
+
+from sparsejax.chunked.sync import chunked_sync as chunked_sync

@@ -1,0 +1,161 @@
+"""How a leaf is cut into blocks, and how many entries of each are kept.
+
+A matrix is cut into blocks of height x width, a vector into runs of width. The leading axes
+of an array of more than two are a stack of matrices. Each side of a block is the largest
+divisor of its dimension that is at most sqrt(chunk), so nothing is padded: with a chunk of
+4096 most blocks are 64 x 64. Of a block of `length` numbers round(k length / chunk) are
+kept, at least one. So the number of entries of a leaf follows from its shape alone.
+
+Blocks are numbered by rows of blocks, and the numbers of a block by its rows. Blocks of one
+length, of whatever leaves, are one array [blocks, length], from which entries are selected
+together.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax.errors import ArgumentError
+from sparsejax.schemes.base import MOST_UNITS
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How one leaf is cut.
+
+    Attributes:
+        shape: Of the leaf.
+        height: Rows of a block; 1 for a vector.
+        width: Columns of a block.
+        kept: How many entries of a block are sent.
+    """
+
+    shape: tuple[int, ...]
+    height: int
+    width: int
+    kept: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], k: int, chunk: int) -> "Cut":
+        """The cut of a leaf of this shape."""
+        side = math.isqrt(chunk)
+        rows = shape[-2] if len(shape) > 1 else 1
+        columns = shape[-1] if shape else 1
+        height, width = _divisor(rows, side), _divisor(columns, side)
+        kept = max(1, round(height * width * k / chunk))
+        return cls(tuple(shape), height, width, kept)
+
+    @property
+    def length(self) -> int:
+        """Numbers in a block."""
+        return self.height * self.width
+
+    @property
+    def size(self) -> int:
+        """Numbers in the leaf."""
+        return math.prod(self.shape)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return self.size // self.length
+
+    @property
+    def entries(self) -> int:
+        """How many entries of the leaf are sent."""
+        return self.blocks * self.kept
+
+    def split(self, x: jax.Array) -> jax.Array:
+        """The leaf as its blocks, [blocks, length]."""
+        if self.height == 1:
+            return x.reshape(-1, self.length)
+        *_, rows, columns = self.shape
+        grid = rows // self.height, self.height, columns // self.width, self.width
+        return x.reshape(-1, *grid).swapaxes(2, 3).reshape(-1, self.length)
+
+    def indices(self, places: jax.Array) -> jax.Array:
+        """The indices in the flat leaf of places in its blocks, int32 [blocks, kept]."""
+        block = lax.broadcasted_iota(jnp.int32, places.shape, 0)
+        if self.height == 1:
+            return block * self.length + places
+        columns = self.shape[-1]
+        across = columns // self.width
+        row = block // across * self.height + places // self.width
+        return row * columns + block % across * self.width + places % self.width
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """Leaves whose blocks are of one length, and selected from together.
+
+    Attributes:
+        leaves: Their numbers.
+        cuts: How they are cut.
+    """
+
+    leaves: tuple[int, ...]
+    cuts: tuple[Cut, ...]
+
+    @property
+    def length(self) -> int:
+        """Numbers in a block."""
+        return self.cuts[0].length
+
+    @property
+    def kept(self) -> int:
+        """Entries of a block that are sent."""
+        return self.cuts[0].kept
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of all these leaves."""
+        return sum(cut.blocks for cut in self.cuts)
+
+    @property
+    def entries(self) -> int:
+        """Entries of all these leaves."""
+        return self.blocks * self.kept
+
+    def split(self, leaves: Sequence[jax.Array]) -> jax.Array:
+        """All blocks, [blocks, length], of a list of all leaves."""
+        pairs = zip(self.leaves, self.cuts, strict=True)
+        found = [cut.split(leaves[i]) for i, cut in pairs]
+        return found[0] if len(found) == 1 else jnp.concatenate(found)
+
+    def of_each(self, x: jax.Array) -> list[jax.Array]:
+        """The parts of each leaf of an array that has a row for each block."""
+        parts, start = [], 0
+        for cut in self.cuts:
+            parts.append(lax.slice_in_dim(x, start, start + cut.blocks))
+            start += cut.blocks
+        return parts
+
+
+def together(cuts: Sequence[Cut]) -> tuple[Together, ...]:
+    """The leaves by the length of their blocks; those that are empty are left out."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for i, cut in enumerate(cuts):
+        if cut.size:
+            found.setdefault((cut.length, cut.kept), []).append(i)
+    return tuple(
+        Together(tuple(own), tuple(cuts[i] for i in own)) for own in found.values()
+    )
+
+
+def check_size(path: str, shape: Sequence[int]) -> None:
+    """Raises where the numbers of a leaf are too many for int32."""
+    size = math.prod(shape)
+    if size > MOST_UNITS:
+        raise ArgumentError(
+            f"leaf {path!r} has {size:,} numbers, which int32 cannot index: shard it over "
+            "a second mesh axis, or split it into several leaves."
+        )
+
+
+def _divisor(size: int, most: int) -> int:
+    """The largest divisor that is at most `most`; 1 for an empty dimension."""
+    return max((d for d in range(1, most + 1) if size and size % d == 0), default=1)

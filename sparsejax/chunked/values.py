@@ -1,0 +1,194 @@
+"""How the values of selected entries travel: in 1 to 32 bits, and a table for each leaf.
+
+    float32     32 bits, as they are
+    bfloat16    16 bits, float16 too: rounded
+    int8        8 bits, and the step: the largest magnitude of the leaf over 127
+    fp8         8 bits, float8_e4m3fn, and a scale: the largest magnitude over 448
+    2bit        the sign, and whether the magnitude is above the mean one; the table has
+                the mean of the magnitudes below, and of those above
+    2bit-bins   SparseLoCo's: four bins of 1.5 standard deviations around the mean; the
+                table has the mean of the values in each
+    sign        the sign; the table has the mean magnitude
+
+Codes of fewer than 8 bits travel as planes of bits, wider ones as they lie in memory. A
+value that is not finite makes the table so, and with it all that the leaf receives; as
+int8 and in 16 or more bits NaN and infinity stay visible too. Values that are decoded are
+the same on all ranks, and what a code takes off a value is the sender's to keep.
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax import arguments
+from sparsejax.chunked import indices
+from sparsejax.state import tree
+from sparsejax.units import bits
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueCode(abc.ABC):
+    """A way for values to travel.
+
+    Attributes:
+        width: Bits of a value.
+        table: float32 numbers for each leaf.
+    """
+
+    width: int
+    table: int
+
+    @abc.abstractmethod
+    def encode(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The codes uint32 [n] and the table float32 [table] of float32 [n], n > 0."""
+
+    @abc.abstractmethod
+    def decode(self, codes: jax.Array, table: jax.Array) -> jax.Array:
+        """The values that codes and their table stand for, float32 [n]."""
+
+    def words(self, entries: int) -> int:
+        """Words of 32 bits for the codes of so many values."""
+        if self.width < 8:
+            return indices.plane_words(entries, self.width)
+        return -(-entries * self.width // bits.WORD)
+
+    def pack(self, codes: jax.Array) -> jax.Array:
+        """The codes as words."""
+        if self.width < 8:
+            return indices.pack_planes(codes, self.width)
+        return bits.words_of(codes.astype(_UNSIGNED[self.width]))
+
+    def unpack(self, words: jax.Array, entries: int) -> jax.Array:
+        """Inverse of `pack`."""
+        if self.width < 8:
+            return indices.unpack_planes(words, self.width, entries)
+        codes = bits.rows_of(words, jnp.dtype(_UNSIGNED[self.width]), entries)
+        return codes.astype(jnp.uint32)
+
+
+_UNSIGNED: dict[int, Any] = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rounded(ValueCode):
+    """A floating dtype; finite values stay finite.
+
+    Attributes:
+        dtype: The dtype.
+    """
+
+    dtype: str
+
+    def encode(self, x):
+        codes = lax.bitcast_convert_type(
+            tree.rounded(x, jnp.dtype(self.dtype)), _UNSIGNED[self.width]
+        )
+        return codes.astype(jnp.uint32), jnp.zeros(0, jnp.float32)
+
+    def decode(self, codes, table):
+        del table
+        narrow = codes.astype(_UNSIGNED[self.width])
+        return lax.bitcast_convert_type(narrow, jnp.dtype(self.dtype)).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Int8(ValueCode):
+    """Whole steps; 128 is zero."""
+
+    def encode(self, x):
+        step = jnp.max(jnp.abs(x)) / 127
+        steps = jnp.round(x / jnp.where(step > 0, step, 1))
+        steps = jnp.where(jnp.isfinite(steps), jnp.clip(steps, -127, 127), 127)
+        return (steps + 128).astype(jnp.uint32), step[None]
+
+    def decode(self, codes, table):
+        return (codes.astype(jnp.float32) - 128) * table[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Float8(ValueCode):
+    """float8_e4m3fn, which ends at 448 and has no infinity."""
+
+    def encode(self, x):
+        scale = jnp.max(jnp.abs(x)) / 448
+        scaled = jnp.clip(x / jnp.where(scale > 0, scale, 1), -448, 448)
+        codes = lax.bitcast_convert_type(scaled.astype(jnp.float8_e4m3fn), jnp.uint8)
+        return codes.astype(jnp.uint32), scale[None]
+
+    def decode(self, codes, table):
+        narrow = codes.astype(jnp.uint8)
+        x = lax.bitcast_convert_type(narrow, jnp.float8_e4m3fn).astype(jnp.float32)
+        return x * table[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _TwoLevels(ValueCode):
+    """Bit 0 is the sign, bit 1 says that the magnitude is above the mean one."""
+
+    def encode(self, x):
+        magnitude = jnp.abs(x)
+        above = magnitude > jnp.mean(magnitude)
+        table = jnp.stack([_mean_where(magnitude, ~above), _mean_where(magnitude, above)])
+        # The comparison with NaN is never true: the lower mean has all of them.
+        return (x < 0).astype(jnp.uint32) | above.astype(jnp.uint32) << 1, table
+
+    def decode(self, codes, table):
+        level = jnp.where((codes & 2) != 0, table[1], table[0])
+        return jnp.where((codes & 1) != 0, -level, level)
+
+
+@dataclasses.dataclass(frozen=True)
+class _FourBins(ValueCode):
+    """The number of the bin."""
+
+    def encode(self, x):
+        mean = jnp.mean(x)
+        spread = jnp.sqrt(jnp.sum(jnp.square(x - mean)) / max(x.size - 1, 1))
+        width = 6 * spread / 4
+        bins = jnp.round((x - mean) / jnp.where(width > 0, width, 1) + 2)
+        bins = jnp.where(jnp.isfinite(bins), jnp.clip(bins, 0, 3), 3).astype(jnp.uint32)
+        return bins, jnp.stack([_mean_where(x, bins == i) for i in range(4)])
+
+    def decode(self, codes, table):
+        low = jnp.where((codes & 1) != 0, table[1], table[0])
+        high = jnp.where((codes & 1) != 0, table[3], table[2])
+        return jnp.where((codes & 2) != 0, high, low)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sign(ValueCode):
+    """Whether a value is negative."""
+
+    def encode(self, x):
+        return (x < 0).astype(jnp.uint32), jnp.mean(jnp.abs(x))[None]
+
+    def decode(self, codes, table):
+        return jnp.where(codes != 0, -table[0], table[0])
+
+
+CODES: dict[str, ValueCode] = {
+    "float32": _Rounded(32, 0, "float32"),
+    "bfloat16": _Rounded(16, 0, "bfloat16"),
+    "float16": _Rounded(16, 0, "float16"),
+    "int8": _Int8(8, 1),
+    "fp8": _Float8(8, 1),
+    "2bit": _TwoLevels(2, 2),
+    "2bit-bins": _FourBins(2, 4),
+    "sign": _Sign(1, 1),
+}
+
+
+def code_of(name: Any) -> ValueCode:
+    """The code of a name; raises where there is none."""
+    arguments.check_one_of("values", name, CODES)
+    return CODES[name]
+
+
+def _mean_where(x, flags):
+    """The mean of the flagged numbers, 0 of none."""
+    count = jnp.sum(flags, dtype=jnp.float32)
+    return jnp.sum(jnp.where(flags, x, 0)) / jnp.maximum(count, 1)
