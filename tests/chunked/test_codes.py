@@ -1,0 +1,162 @@
+"""Places and values come back from their codes, in the bits that are promised."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparsejax.chunked import selection
+from sparsejax.chunked.blocks import Cut
+from sparsejax.chunked.indices import PlaceCode, pack_planes, unpack_planes
+from sparsejax.chunked.values import CODES
+from tests.chunked import reference
+
+
+# Numbers in a block, and how many are sent.
+LENGTHS = [
+    (1, 1),
+    (2, 1),
+    (64, 1),
+    (64, 64),
+    (64, 40),
+    (100, 7),
+    (513, 8),
+    (1856, 29),
+    (4096, 1),
+    (4096, 64),
+    (4096, 1024),
+    (4096, 4096),
+]
+
+
+def drawn(blocks, length, kept, rng):
+    """Places of blocks: the first, the last, and random ones."""
+    rows = [np.arange(kept), np.arange(length - kept, length)]
+    while len(rows) < blocks:
+        rows.append(np.sort(rng.choice(length, kept, replace=False)))
+    return np.stack(rows[:blocks]).astype(np.int32)
+
+
+@pytest.mark.parametrize(("length", "kept"), LENGTHS)
+def test_places_come_back(length, kept):
+    rng = np.random.default_rng(length + kept)
+    places = drawn(5, length, kept, rng)
+    every = [PlaceCode(5, length, kept, low) for low in (0, 3, None)]
+    shortest = PlaceCode.shortest(5, length, kept)
+    for code in [shortest, *every]:
+        words = code.encode(jnp.asarray(places))
+        assert words.shape == (code.words,)
+        assert words.dtype == jnp.uint32
+        np.testing.assert_array_equal(code.decode(words), places)
+        assert shortest.block_bits <= code.block_bits
+
+
+def test_64_places_of_4096_take_8_bits_each():
+    code = PlaceCode.shortest(100, 4096, 64)
+    assert (code.low, code.stride) == (6, 128)
+    assert 32 * code.words == 8.0 * code.entries
+
+
+def test_words_that_nobody_sent_lead_nowhere():
+    code = PlaceCode.shortest(7, 4096, 64)
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 2**32, code.words, dtype=np.uint32)
+    places = np.asarray(code.decode(jnp.asarray(words)))
+    assert places.min() >= 0
+    assert places.max() < 4096
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 100])
+def test_planes_come_back(count):
+    x = np.random.default_rng(count).integers(0, 64, count).astype(np.uint32)
+    words = pack_planes(jnp.asarray(x), 6)
+    assert words.size == 6 * -(-count // 32)
+    np.testing.assert_array_equal(unpack_planes(words, 6, count), x)
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("count", [1, 100])
+def test_values_come_back_rounded(name, count):
+    code = CODES[name]
+    x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
+    codes, table = code.encode(jnp.asarray(x))
+    assert table.shape == (code.table,)
+    assert int(codes.max()) < 2**code.width
+    words = code.pack(codes)
+    assert words.shape == (code.words(count),)
+    assert words.dtype == jnp.uint32
+    back = code.decode(code.unpack(words, count), table)
+    if name in reference.QUANTIZED:
+        wanted = reference.QUANTIZED[name](x.astype(np.float64))
+        np.testing.assert_allclose(back, wanted, rtol=1e-6)
+    else:
+        np.testing.assert_allclose(back, x, rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_shows(name, bad):
+    code = CODES[name]
+    x = np.linspace(-2, 2, 50, dtype=np.float32)
+    x[7] = bad
+    back = code.decode(*code.encode(jnp.asarray(x)))
+    if name not in ("float16", "bfloat16"):
+        assert not np.isfinite(back[7])
+    assert not np.isfinite(np.asarray(back, np.float64)).all()
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_zeros_stay_zeros(name):
+    code = CODES[name]
+    np.testing.assert_array_equal(code.decode(*code.encode(jnp.zeros(40))), np.zeros(40))
+
+
+BLOCKS = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "few": lambda rng, shape: rng.standard_normal(shape) * (rng.random(shape) < 0.01),
+    "equal": lambda rng, shape: rng.choice([-1.0, 1.0], shape),
+    "steps": lambda rng, shape: np.round(2 * rng.standard_normal(shape)),
+    "zeros": lambda rng, shape: np.zeros(shape),
+    "heavy": lambda rng, shape: rng.standard_cauchy(shape) ** 5,
+    "one row": lambda rng, shape: rng.standard_normal(shape) * (np.arange(shape[1]) < 70),
+}
+
+
+@pytest.mark.parametrize(("length", "kept"), [(96, 5), (4096, 64)])
+def test_the_largest_are_selected_and_of_equal_ones_the_first(length, kept):
+    """All kinds of blocks, by themselves and together."""
+    select = jax.jit(lambda x: selection.largest(x, kept))
+    rng = np.random.default_rng(0)
+    kinds = {name: draw(rng, (6, length)) for name, draw in BLOCKS.items()}
+    kinds["mixed"] = np.stack([x[0] for x in kinds.values()][:6])
+    for name, x in kinds.items():
+        x = x.astype(np.float32)
+        order = np.argsort(-np.abs(x), axis=1, kind="stable")
+        wanted = np.sort(order[:, :kept], axis=1)
+        np.testing.assert_array_equal(select(jnp.asarray(x)), wanted, err_msg=name)
+
+
+def test_nan_is_selected_first():
+    x = np.random.default_rng(0).standard_normal((6, 4096)).astype(np.float32)
+    x[2, [5, 4000]], x[3, 77] = [np.nan, -np.inf], -np.nan
+    places = np.asarray(jax.jit(lambda x: selection.largest(x, 64))(jnp.asarray(x)))
+    assert {5, 4000} <= {*places[2]}
+    assert 77 in places[3]
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (7,), (64,), (96,), (17, 12), (24, 16), (2, 3, 16, 40), (0, 5)]
+)
+def test_blocks_cover_a_leaf_once(shape):
+    cut = Cut.of(shape, 4, 64)
+    size = int(np.prod(shape))
+    assert cut.blocks * cut.length == size
+    numbers = jnp.arange(size, dtype=jnp.int32).reshape(shape)
+    split = np.asarray(cut.split(numbers))
+    assert sorted(split.reshape(-1)) == list(range(size))
+    if size:
+        whole = jnp.broadcast_to(jnp.arange(cut.length, dtype=jnp.int32), split.shape)
+        np.testing.assert_array_equal(cut.indices(whole), split)
+        found, kept = reference.blocks_of(shape, 4, 64)
+        np.testing.assert_array_equal(split, np.stack(found))
+        assert kept == cut.kept

@@ -1,0 +1,98 @@
+"""Five rounds on three ranks are those of the formulas, and nothing is lost on the way."""
+
+import numpy as np
+import pytest
+
+import sparsejax
+from tests import helpers
+from tests.chunked import reference, runs
+
+
+# Codes, what is divided by, decay, whether weighted.
+CASES = [
+    ("2bit", "senders", 0.95, False),
+    ("2bit-bins", "ranks", 1.0, True),
+    ("float32", "senders", 0.5, True),
+    *helpers.slow(
+        ("2bit", "ranks", 1.0, False),
+        ("2bit", "senders", 1.0, True),
+        ("sign", "senders", 0.95, False),
+        ("int8", "ranks", 0.95, False),
+        ("fp8", "senders", 1.0, False),
+    ),
+]
+ROUNDED = [("float16", "ranks", 0.9, True), ("bfloat16", "senders", 0.95, False)]
+OPTIONS = ("values", "over", "decay", "weighted")
+
+
+@pytest.mark.parametrize(OPTIONS, CASES)
+def test_rounds_are_those_of_the_formulas(values, over, decay, weighted):
+    grads, weights, updates, held = runs.rounds(values, over, decay, weighted)
+    options = {"values": values, "over": over, "decay": decay}
+    of_blocks = {"k": runs.K, "chunk": runs.CHUNK}
+    totals, residuals = reference.rounds(grads, weights, **of_blocks, **options)
+    for name in grads:
+        np.testing.assert_allclose(updates[name][0], totals[name], rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(held[name], residuals[name], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(OPTIONS, [*CASES, *helpers.slow(*ROUNDED)])
+def test_nothing_is_lost(values, over, decay, weighted):
+    """What a rank accumulates is what counts of it and what it holds, in float64."""
+    grads, weights, updates, held = runs.rounds(values, over, decay, weighted)
+    helpers.assert_same_on_all_ranks(updates)
+    for name, given in grads.items():
+        left = held[name].astype(np.float64)
+        before = np.concatenate([np.zeros_like(left[:1]), left[:-1]])
+        accumulated = decay * before + np.swapaxes(given, 0, 1)
+        sent = accumulated - left
+        weight = weights.T.reshape(*weights.T.shape, *[1] * (sent.ndim - 2))
+        counted = weight * (np.abs(sent) > 1e-5) if over == "senders" else weight
+        divisor = np.broadcast_to(counted, sent.shape).sum(1)
+        total = updates[name][0].astype(np.float64)
+        np.testing.assert_allclose(divisor * total, (weight * sent).sum(1), 1e-6, 4e-6)
+        # A rank of weight 0 keeps all.
+        silent = np.broadcast_to(weight == 0, sent.shape)
+        np.testing.assert_allclose(sent[silent], 0, atol=1e-6)
+
+
+def test_what_two_bits_take_off_is_in_the_residual():
+    """Where float32 leaves nothing of an entry, two bits leave what they round."""
+    _, _, _, held = runs.rounds("2bit", "senders", 0.95, False)
+    _, _, _, exact = runs.rounds("float32", "senders", 0.5, True)
+    assert (exact["prime"][:, 0] == 0).all()  # blocks of one number are sent whole
+    assert (held["prime"][0] != 0).mean() > 0.9
+
+
+@pytest.mark.parametrize("check_vma", [False, *helpers.slow(True)])
+def test_replicas_are_the_same_whether_types_are_checked_or_not(check_vma):
+    tx = sparsejax.chunked_sync(k=runs.K, chunk=runs.CHUNK, decay=0.95)
+    updates, states = runs.ran(tx, runs.gradients(), check_vma=check_vma)
+    helpers.assert_same_on_all_ranks((updates, states.norm, states.inner))
+    _, _, wanted, _ = runs.rounds("2bit", "senders", 0.95, False)
+    assert helpers.octets(updates) == helpers.octets(wanted)
+
+
+def test_a_rank_is_clipped_at_the_median_norm():
+    grads, weights = runs.gradients(), runs.uneven()
+    grads = {name: x.copy() for name, x in grads.items()}
+    for x in grads.values():
+        x[0] *= 100
+    blocks = {"k": runs.K, "chunk": runs.CHUNK}
+    options = {"values": "float32", "over": "ranks", "decay": 0.9}
+    tx = sparsejax.chunked_sync(clip_to_median=True, **blocks, **options)
+    updates, states = runs.ran(tx, grads, weights)
+    helpers.assert_same_on_all_ranks(updates)
+    found = reference.rounds(grads, weights, clip=True, **blocks, **options)
+    for name, total in found[0].items():
+        np.testing.assert_allclose(updates[name][0], total, rtol=2e-5, atol=2e-5)
+        held = np.swapaxes(states.residual.value[name][:, :, 0], 0, 1)
+        np.testing.assert_allclose(held, found[1][name], rtol=2e-5, atol=2e-4)
+
+
+def test_a_sum_is_the_mean_times_the_ranks():
+    options = {"k": runs.K, "chunk": runs.CHUNK, "decay": 0.95}
+    summed, _ = runs.ran(sparsejax.chunked_sync(reduce="sum", **options), runs.gradients())
+    _, _, mean, _ = runs.rounds("2bit", "senders", 0.95, False)
+    for name, x in summed.items():
+        np.testing.assert_allclose(x, runs.RANKS * mean[name], rtol=1e-6)
