@@ -6,9 +6,8 @@ divisor of its dimension that is at most sqrt(chunk), so nothing is padded: with
 4096 most blocks are 64 x 64. Of a block of `length` numbers round(k length / chunk) are
 kept, at least one. So the number of entries of a leaf follows from its shape alone.
 
-Blocks are numbered by rows of blocks, and the numbers of a block by its rows. Blocks of one
-length, of whatever leaves, are one array [blocks, length], from which entries are selected
-together.
+Blocks are numbered by rows of blocks, and the numbers of a block by its rows. From blocks
+of one shape, of whatever leaves, entries are selected together.
 """
 
 import dataclasses
@@ -19,8 +18,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sparsejax.chunked import selection
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import MOST_UNITS
+
+
+_LARGE = 1 << 18  # numbers; smaller leaves are copied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,28 +72,25 @@ class Cut:
         """How many entries of the leaf are sent."""
         return self.blocks * self.kept
 
+    @property
+    def grid(self) -> tuple[int, int, int, int, int]:
+        """Matrices, blocks down, height, blocks across, width: the leaf, of that shape."""
+        *stack, rows, columns = (1, 1, *self.shape) if self.shape else (1, 1)
+        down, across = rows // self.height, columns // self.width
+        return math.prod(stack), down, self.height, across, self.width
+
     def split(self, x: jax.Array) -> jax.Array:
         """The leaf as its blocks, [blocks, length]."""
-        if self.height == 1:
-            return x.reshape(-1, self.length)
-        *_, rows, columns = self.shape
-        grid = rows // self.height, self.height, columns // self.width, self.width
-        return x.reshape(-1, *grid).swapaxes(2, 3).reshape(-1, self.length)
+        return x.reshape(self.grid).swapaxes(2, 3).reshape(-1, self.length)
 
     def indices(self, places: jax.Array) -> jax.Array:
         """The indices in the flat leaf of places in its blocks, int32 [blocks, kept]."""
-        block = lax.broadcasted_iota(jnp.int32, places.shape, 0)
-        if self.height == 1:
-            return block * self.length + places
-        columns = self.shape[-1]
-        across = columns // self.width
-        row = block // across * self.height + places // self.width
-        return row * columns + block % across * self.width + places % self.width
+        return selection.indices_in(self.grid, places)
 
 
 @dataclasses.dataclass(frozen=True)
 class Together:
-    """Leaves whose blocks are of one length, and selected from together.
+    """Leaves whose blocks are of one shape, and selected from together.
 
     Attributes:
         leaves: Their numbers.
@@ -120,11 +120,25 @@ class Together:
         """Entries of all these leaves."""
         return self.blocks * self.kept
 
-    def split(self, leaves: Sequence[jax.Array]) -> jax.Array:
-        """All blocks, [blocks, length], of a list of all leaves."""
-        pairs = zip(self.leaves, self.cuts, strict=True)
-        found = [cut.split(leaves[i]) for i, cut in pairs]
-        return found[0] if len(found) == 1 else jnp.concatenate(found)
+    def largest(self, leaves: Sequence[jax.Array]) -> jax.Array:
+        """The places of the entries that are sent, [blocks, kept], of a list of leaves.
+
+        Large leaves are read where they are. Small ones are laid one after another, so that
+        a program does not grow with their number.
+        """
+        views, small = [], []
+        for i, cut in zip(self.leaves, self.cuts, strict=True):
+            if cut.size >= _LARGE:
+                views += [*_joined(small), leaves[i].reshape(cut.grid)]
+                small = []
+            else:
+                small.append(cut.split(leaves[i]))
+        height, width = self.cuts[0].height, self.cuts[0].width
+        views = [
+            x if x.ndim == 5 else x.reshape(-1, 1, height, 1, width)
+            for x in (*views, *_joined(small))
+        ]
+        return selection.largest(views, self.kept)
 
     def of_each(self, x: jax.Array) -> list[jax.Array]:
         """The parts of each leaf of an array that has a row for each block."""
@@ -135,12 +149,17 @@ class Together:
         return parts
 
 
+def _joined(rows):
+    """Arrays of rows as one, in a list; none of none."""
+    return [jnp.concatenate(rows)] if rows else []
+
+
 def together(cuts: Sequence[Cut]) -> tuple[Together, ...]:
-    """The leaves by the length of their blocks; those that are empty are left out."""
+    """The leaves by the shape of their blocks; those that are empty are left out."""
     found: dict[tuple[int, int], list[int]] = {}
     for i, cut in enumerate(cuts):
         if cut.size:
-            found.setdefault((cut.length, cut.kept), []).append(i)
+            found.setdefault((cut.height, cut.width), []).append(i)
     return tuple(
         Together(tuple(own), tuple(cuts[i] for i in own)) for own in found.values()
     )

@@ -1,6 +1,6 @@
 """The message of a rank: the entries of all leaves, as one array of words.
 
-Leaves are taken together by the length of their blocks (`blocks.Together`). For each of
+Leaves are taken together by the shape of their blocks (`blocks.Together`). For each of
 these groups the words are, with E entries in B blocks,
 
     places    see `indices`: low * ceil(E / 32) + ceil(B * stride / 32)
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax.chunked import blocks, selection
+from sparsejax.chunked import blocks
 from sparsejax.chunked.blocks import Cut, Together
 from sparsejax.chunked.indices import PlaceCode
 from sparsejax.chunked.values import ValueCode, code_of
@@ -111,7 +111,7 @@ class Message:
 
     def _pack(self, group, leaves):
         """The words of a group, and what they say of its leaves."""
-        places = selection.largest(group.split(leaves), group.kept)
+        places = group.largest(leaves)
         codes, tables, found = [], [], {}
         rows = zip(self._members(group), group.of_each(places), strict=True)
         for (i, cut), inside in rows:

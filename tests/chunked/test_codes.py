@@ -122,10 +122,17 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize(("length", "kept"), [(96, 5), (4096, 64)])
-def test_the_largest_are_selected_and_of_equal_ones_the_first(length, kept):
+def select(x, height, kept):
+    """The places of what is selected from blocks [blocks, length] of this height."""
+    views = x.reshape(len(x), 1, height, 1, -1)
+    return np.asarray(jax.jit(lambda x: selection.largest([x], kept))(jnp.asarray(views)))
+
+
+@pytest.mark.parametrize(
+    ("height", "length", "kept"), [(1, 64, 1), (8, 96, 5), (17, 204, 3), (64, 4096, 64)]
+)
+def test_the_largest_are_selected_and_of_equal_ones_the_first(height, length, kept):
     """All kinds of blocks, by themselves and together."""
-    select = jax.jit(lambda x: selection.largest(x, kept))
     rng = np.random.default_rng(0)
     kinds = {name: draw(rng, (6, length)) for name, draw in BLOCKS.items()}
     kinds["mixed"] = np.stack([x[0] for x in kinds.values()][:6])
@@ -133,13 +140,13 @@ def test_the_largest_are_selected_and_of_equal_ones_the_first(length, kept):
         x = x.astype(np.float32)
         order = np.argsort(-np.abs(x), axis=1, kind="stable")
         wanted = np.sort(order[:, :kept], axis=1)
-        np.testing.assert_array_equal(select(jnp.asarray(x)), wanted, err_msg=name)
+        np.testing.assert_array_equal(select(x, height, kept), wanted, err_msg=name)
 
 
 def test_nan_is_selected_first():
     x = np.random.default_rng(0).standard_normal((6, 4096)).astype(np.float32)
     x[2, [5, 4000]], x[3, 77] = [np.nan, -np.inf], -np.nan
-    places = np.asarray(jax.jit(lambda x: selection.largest(x, 64))(jnp.asarray(x)))
+    places = select(x, 64, 64)
     assert {5, 4000} <= {*places[2]}
     assert 77 in places[3]
 
