@@ -35,6 +35,8 @@ from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes
 
 
+# Of so few numbers all are candidates.
+_FEW = 1 << 16
 # Probes that are laid out one after another: what a loop reads is copied first.
 _LAID_OUT = 3
 # A probe at the smallest key tells blocks with fewer than k entries that are not zero.
@@ -61,9 +63,12 @@ def largest(views: Sequence[jax.Array], k: int) -> jax.Array:
     if is_elsewhere():
         rows = jnp.concatenate([_rows(view) for view in views])
         return jnp.sort(lax.top_k(jnp.abs(rows), k)[1], axis=1)
-    room = min(2 * k, length)
-    words, counts = _candidates(views, k, room)
-    slots = bits.slots_of(words, jnp.int32(0), room, counts)[0]
+    if 2 * k >= length or count * length < _FEW:
+        keys = magnitudes.keys(jnp.concatenate([_rows(view) for view in views]))
+        slots = lax.broadcasted_iota(jnp.int32, keys.shape, 1)
+        return _of_candidates(keys, slots, k)
+    words, counts = _candidates(views, k)
+    slots = bits.slots_of(words, jnp.int32(0), 2 * k, counts)[0]
     is_one = lax.broadcasted_iota(jnp.int32, slots.shape, 1) < counts[:, None]
     slots = jnp.clip(slots, 0, length - 1)
     # Entries that are there have keys from 1 on.
@@ -89,20 +94,19 @@ class _Found(NamedTuple):
     count: jax.Array
 
 
-def _candidates(views, k, room):
-    """K to `room` candidates of each block, as bits [blocks, words], and how many."""
-    found = [_first(view, k, room) for view in views]
-    settled = lambda one: (one.entries <= room) | (one.high - one.low <= 1)
+def _candidates(views, k):
+    """Candidates of each block, k to 2 k, as bits [blocks, words], and how many."""
+    found = list(map(_first, views))
     for turn in range(_LAID_OUT):
-        found = [_probed(*pair, k, room, turn) for pair in zip(views, found, strict=True)]
+        found = [_probed(*pair, k, turn) for pair in zip(views, found, strict=True)]
 
     def pending(state):
-        return ~jnp.all(jnp.stack([jnp.all(settled(one)) for one in state[1]]))
+        return ~jnp.all(jnp.stack([jnp.all(_settled(one, k)) for one in state[1]]))
 
     def again(state):
         turn, found = state
         pairs = zip(views, found, strict=True)
-        return turn + 1, [_probed(*pair, k, room, turn) for pair in pairs]
+        return turn + 1, [_probed(*pair, k, turn) for pair in pairs]
 
     over = frozenset().union(*map(varying_axes, jax.tree.leaves(found)))
     start = as_varying((jnp.int32(_LAID_OUT), found), over)
@@ -115,14 +119,19 @@ def _candidates(views, k, room):
 
     def first_of_equal():
         above = _packed(views, lambda view, one: _from(view, one.low + 1), found)
-        many = (counts > room)[:, None]
-        fewer = jnp.where(many, _filled(above, words & ~above, k), words)
-        return fewer, jnp.where(counts > room, k, counts)
+        many = counts > 2 * k
+        fewer = jnp.where(many[:, None], _filled(above, words & ~above, k), words)
+        return fewer, jnp.where(many, k, counts)
 
-    return axes.cond(jnp.any(counts > room), first_of_equal, few)
+    return axes.cond(jnp.any(counts > 2 * k), first_of_equal, few)
 
 
-def _first(view, k, room):
+def _settled(found, k):
+    """Whether k to 2 k entries are from `low` on, or no key has so many."""
+    return (found.entries <= 2 * k) | (found.high - found.low <= 1)
+
+
+def _first(view):
     """What is known of a view before a probe."""
     shape = *view.shape[:2], view.shape[3]
     length = view.shape[2] * view.shape[4]
@@ -137,15 +146,13 @@ def _first(view, k, room):
     return as_varying(found, varying_axes(view))
 
 
-def _probed(view, found, k, room, turn):
+def _probed(view, found, k, turn):
     """What is known after one more probe of the blocks that need it."""
-    length = view.shape[2] * view.shape[4]
-    key = _next_key(view, found, k, room, turn)
+    key = _next_key(view, found, k, turn)
     count = _counts(view, key)
     magnitude = lax.bitcast_convert_type(key, jnp.float32)
+    done = _settled(found, k)
     enough = count >= k
-    # One that is settled stays so: below are more, and above fewer entries.
-    done = (found.entries <= room) | (found.high - found.low <= 1) | (length <= room)
     better = enough & ~done
     return _Found(
         jnp.where(better, key, found.low),
@@ -156,14 +163,14 @@ def _probed(view, found, k, room, turn):
     )
 
 
-def _next_key(view, found, k, room, turn):
+def _next_key(view, found, k, turn):
     """The key of the next probe, between `low` and `high`."""
     length = view.shape[2] * view.shape[4]
-    aim = math.sqrt(k * min(room, length - 1))
+    aim = math.sqrt(2) * k
     half = found.low + (found.high - found.low) // 2
     if isinstance(turn, int) and turn == 0:
         # Of a normal distribution so many are above this multiple of the deviation.
-        times = statistics.NormalDist().inv_cdf(1 - min(aim / length, 0.9) / 2)
+        times = statistics.NormalDist().inv_cdf(1 - aim / length / 2)
         magnitude = jnp.sqrt(_sums(jnp.square(view)) / length) * times
     else:
         # As many are above t as exp(-a t^2) says.

@@ -5,27 +5,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparsejax.chunked import selection
+from sparsejax.chunked import blocks, selection
 from sparsejax.chunked.blocks import Cut
 from sparsejax.chunked.indices import PlaceCode, pack_planes, unpack_planes
 from sparsejax.chunked.values import CODES
+from tests import helpers
 from tests.chunked import reference
 
 
 # Numbers in a block, and how many are sent.
 LENGTHS = [
     (1, 1),
-    (2, 1),
     (64, 1),
-    (64, 64),
     (64, 40),
     (100, 7),
-    (513, 8),
-    (1856, 29),
-    (4096, 1),
     (4096, 64),
-    (4096, 1024),
     (4096, 4096),
+    *helpers.slow((2, 1), (64, 64), (513, 8), (1856, 29), (4096, 1), (4096, 1024)),
 ]
 
 
@@ -41,13 +37,14 @@ def drawn(blocks, length, kept, rng):
 def test_places_come_back(length, kept):
     rng = np.random.default_rng(length + kept)
     places = drawn(5, length, kept, rng)
-    every = [PlaceCode(5, length, kept, low) for low in (0, 3, None)]
-    shortest = PlaceCode.shortest(5, length, kept)
+    shortest, every = PlaceCode.shortest(5, length, kept), []
+    if kept == 7:
+        every = [PlaceCode(5, length, kept, low) for low in (0, 3, None)]
     for code in [shortest, *every]:
-        words = code.encode(jnp.asarray(places))
+        words = jax.jit(code.encode)(jnp.asarray(places))
         assert words.shape == (code.words,)
         assert words.dtype == jnp.uint32
-        np.testing.assert_array_equal(code.decode(words), places)
+        np.testing.assert_array_equal(jax.jit(code.decode)(words), places)
         assert shortest.block_bits <= code.block_bits
 
 
@@ -129,10 +126,12 @@ def select(x, height, kept):
 
 
 @pytest.mark.parametrize(
-    ("height", "length", "kept"), [(1, 64, 1), (8, 96, 5), (17, 204, 3), (64, 4096, 64)]
+    ("height", "length", "kept", "few"),
+    [(8, 96, 5, 1 << 20), (1, 64, 1, 0), (17, 204, 3, 0), (64, 4096, 64, 0)],
 )
-def test_the_largest_are_selected_and_of_equal_ones_the_first(height, length, kept):
-    """All kinds of blocks, by themselves and together."""
+def test_the_largest_are_selected(height, length, kept, few, monkeypatch):
+    """Of all kinds of blocks, by themselves and together; of equal ones the first."""
+    monkeypatch.setattr(selection, "_FEW", few)
     rng = np.random.default_rng(0)
     kinds = {name: draw(rng, (6, length)) for name, draw in BLOCKS.items()}
     kinds["mixed"] = np.stack([x[0] for x in kinds.values()][:6])
@@ -143,7 +142,31 @@ def test_the_largest_are_selected_and_of_equal_ones_the_first(height, length, ke
         np.testing.assert_array_equal(select(x, height, kept), wanted, err_msg=name)
 
 
-def test_nan_is_selected_first():
+def test_gpus_select_the_same():
+    x = np.round(2 * np.random.default_rng(0).standard_normal((6, 96))).astype(np.float32)
+    wanted = select(x, 8, 5)
+    with helpers.for_gpus():
+        np.testing.assert_array_equal(select(x, 8, 5), wanted)
+
+
+@pytest.mark.parametrize("large", [1, 5000, 1 << 30])
+def test_leaves_are_read_where_they_are_or_laid_together(large, monkeypatch):
+    monkeypatch.setattr(blocks, "_LARGE", large)
+    monkeypatch.setattr(selection, "_FEW", 0)
+    shapes = [(64, 192), (16, 64), (64, 64), (3, 64, 128), (2, 64, 64)]
+    rng = np.random.default_rng(0)
+    leaves = [rng.standard_cauchy(shape).astype(np.float32) for shape in shapes]
+    cuts = [Cut.of(shape, 64, 4096) for shape in shapes]
+    for group in blocks.together(cuts):
+        found = jax.jit(group.largest)([jnp.asarray(x) for x in leaves])
+        for i, places in zip(group.leaves, group.of_each(found), strict=True):
+            own = np.asarray(cuts[i].indices(places)).reshape(-1)
+            np.testing.assert_array_equal(own, reference.selected(leaves[i], 64, 4096))
+
+
+@pytest.mark.parametrize("few", [0, 1 << 20])
+def test_nan_is_selected_first(few, monkeypatch):
+    monkeypatch.setattr(selection, "_FEW", few)
     x = np.random.default_rng(0).standard_normal((6, 4096)).astype(np.float32)
     x[2, [5, 4000]], x[3, 77] = [np.nan, -np.inf], -np.nan
     places = select(x, 64, 64)
