@@ -11,7 +11,7 @@ What SparseLoCo exchanges in each round, and an ordinary lossy synchronization o
       -> aggregate    added in rank order, divided by ranks or by senders
 
 * `exchange`: all of it, as a `Lossy` for `transforms.feedback`.
-* `forecast`: what `sparsejax.explain` is told of it.
+* `forecast`: the bytes that `sparsejax.explain` shows.
 * `sync`: the transformation.
 """
 

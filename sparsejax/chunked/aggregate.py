@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sparsejax.axes import as_varying, varying_axes
-from sparsejax.chunked.message import Message, Selected
+from sparsejax.chunked.message import RankMessage, Selected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Aggregate:
         mean: Whether the result is the mean; else that times the number of ranks.
     """
 
-    message: Message
+    message: RankMessage
     ranks: int
     senders: bool
     mean: bool
@@ -88,7 +88,9 @@ class Aggregate:
         return x if self.mean else x * self.ranks
 
 
-def clipping(message: Message, words: jax.Array, weights: jax.Array | None) -> jax.Array:
+def clipping(
+    message: RankMessage, words: jax.Array, weights: jax.Array | None
+) -> jax.Array:
     """By what to scale the leaves of each rank, float32 [ranks, leaves].
 
     So the norm of what a rank sends of a leaf is at most the median over the ranks whose

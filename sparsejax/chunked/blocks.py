@@ -27,7 +27,7 @@ _LARGE = 1 << 18  # numbers; smaller leaves are copied
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
+class BlockCut:
     """How one leaf is cut.
 
     Attributes:
@@ -43,7 +43,7 @@ class Cut:
     kept: int
 
     @classmethod
-    def of(cls, shape: Sequence[int], k: int, chunk: int) -> "Cut":
+    def of(cls, shape: Sequence[int], k: int, chunk: int) -> "BlockCut":
         """The cut of a leaf of this shape."""
         side = math.isqrt(chunk)
         rows = shape[-2] if len(shape) > 1 else 1
@@ -98,7 +98,7 @@ class Together:
     """
 
     leaves: tuple[int, ...]
-    cuts: tuple[Cut, ...]
+    cuts: tuple[BlockCut, ...]
 
     @property
     def length(self) -> int:
@@ -154,7 +154,7 @@ def _joined(rows):
     return [jnp.concatenate(rows)] if rows else []
 
 
-def together(cuts: Sequence[Cut]) -> tuple[Together, ...]:
+def together(cuts: Sequence[BlockCut]) -> tuple[Together, ...]:
     """The leaves by the shape of their blocks; those that are empty are left out."""
     found: dict[tuple[int, int], list[int]] = {}
     for i, cut in enumerate(cuts):

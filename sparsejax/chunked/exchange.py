@@ -1,9 +1,9 @@
 """The exchange of the largest entries of each block: one message a rank, of one size.
 
-On the wire: one all-gather of `message.Message`, its bytes known from shapes. A rank sends
-(n - 1) times its message, at any number n of ranks, and receives as much. Leaves that vary
-over other mesh axes than the rest go in a message of their own, since what is the same on
-all shards has to stay so. With weights a message is one word longer.
+On the wire: one all-gather of a `message.RankMessage`, whose bytes follow from shapes. A
+rank sends its message n - 1 times, at any number n of ranks, and receives as many. Leaves
+that vary over other mesh axes than the rest go in a message of their own, since what is the
+same on all shards has to stay so. With weights a message is one word longer.
 
 What a rank sends of a leaf is what its message says, after rounding: so for the accumulated
 value e' of a rank and the weight, or the number, W of the ranks that an element is divided
@@ -29,7 +29,7 @@ from sparsejax.axes import AxisName
 from sparsejax.chunked import blocks
 from sparsejax.chunked.aggregate import Aggregate, clipping
 from sparsejax.chunked.forecast import Chunks
-from sparsejax.chunked.message import Message, message_bytes
+from sparsejax.chunked.message import RankMessage, message_bytes
 from sparsejax.chunked.values import code_of
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import no_traffic, stage, traffic
@@ -108,7 +108,7 @@ class ChunkedExchange:
         return Bucket(_NAME, scheme, tuple(range(len(paths))), tuple(paths), sizes, ())
 
     def _message(self, shapes):
-        return Message.of(shapes, self.k, self.chunk, code_of(self.values))
+        return RankMessage.of(shapes, self.k, self.chunk, code_of(self.values))
 
     def of_shard(self, path: str, node: Any, wire: Wire) -> Any:
         """The gradient of a part that each rank has whole; see `Lossy.of_shard`."""

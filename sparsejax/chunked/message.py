@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sparsejax.chunked import blocks
-from sparsejax.chunked.blocks import Cut, Together
+from sparsejax.chunked.blocks import BlockCut, Together
 from sparsejax.chunked.indices import PlaceCode
 from sparsejax.chunked.values import ValueCode, code_of
 
@@ -41,7 +41,7 @@ class Selected(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Message:
+class RankMessage:
     """How the entries of some leaves travel.
 
     Attributes:
@@ -49,15 +49,15 @@ class Message:
         code: How values travel.
     """
 
-    cuts: tuple[Cut, ...]
+    cuts: tuple[BlockCut, ...]
     code: ValueCode
 
     @classmethod
     def of(
         cls, shapes: Sequence[Sequence[int]], k: int, chunk: int, code: ValueCode
-    ) -> "Message":
+    ) -> "RankMessage":
         """The message for leaves of these shapes."""
-        return cls(tuple(Cut.of(shape, k, chunk) for shape in shapes), code)
+        return cls(tuple(BlockCut.of(shape, k, chunk) for shape in shapes), code)
 
     @functools.cached_property
     def groups(self) -> tuple[Together, ...]:
@@ -151,4 +151,4 @@ def message_bytes(
     shapes: Sequence[Sequence[int]], k: int = 64, chunk: int = 4096, values: str = "2bit"
 ) -> int:
     """Bytes of a rank's message for leaves of these shapes; it sends one to each other."""
-    return 4 * Message.of(shapes, k, chunk, code_of(values)).words
+    return 4 * RankMessage.of(shapes, k, chunk, code_of(values)).words

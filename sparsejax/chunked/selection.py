@@ -3,17 +3,18 @@
 Exact, and the same on every run: of equal magnitudes those at the lowest places are taken.
 NaN counts as larger than infinity, as in all that selects here, so it is sent at once.
 
-On GPUs it is `lax.top_k`. On CPUs that takes twenty times as long as copying the array, and
-so blocks stay where they are in their leaf, and are read a few times:
+On GPUs it is `lax.top_k`. On CPUs XLA may make a sort of that, and cutting a matrix into
+blocks is slow, too. So there blocks stay where they are in their leaf, and are read a few
+times:
 
     1. For each block a key is found from which on there are k to 2 k entries: guessed as if
        the block were normal, then by what the counts say, at last by halving.
     2. These candidates are packed as bits and listed, 2 k a block.
     3. Among them the k-th key is found by one bit after another.
 
-A key is the bits of a magnitude, see `units.selection.magnitudes`. Where so many entries
-are equal that no key has k to 2 k, as the zeros of a block with fewer others, the first of
-them are candidates. A view is a leaf as [matrices, blocks down, height, blocks across,
+A key is the bits of a magnitude, see `units.selection.magnitudes`. No key may have k to 2 k
+entries, as in a block of mostly zeros; of equal entries the first are then the candidates.
+A view is a leaf as [matrices, blocks down, height, blocks across,
 width], which is no copy.
 """
 
@@ -24,6 +25,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_kernels import rank_select
@@ -35,14 +37,14 @@ from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes
 
 
-# Of so few numbers all are candidates.
-_FEW = 1 << 16
+_FEW = 1 << 16  # numbers; of fewer all are candidates
 # Probes that are laid out one after another: what a loop reads is copied first.
-_LAID_OUT = 3
-# A probe at the smallest key tells blocks with fewer than k entries that are not zero.
-_ZERO_AT = (1, 4)
-_HALVED_FROM = 6
-_ABOVE_ALL = 1 << 31
+_LAID_OUT = 2
+# The number of a probe at the smallest key, and from which on the range is halved.
+_ZERO_AT = 2
+_HALVED_FROM = 8
+_SAMPLED = 16  # rows of a block by which the first probe is guessed
+_ABOVE_ALL = np.uint32(1 << 31)
 
 
 def largest(views: Sequence[jax.Array], k: int) -> jax.Array:
@@ -76,22 +78,20 @@ def largest(views: Sequence[jax.Array], k: int) -> jax.Array:
     return _of_candidates(keys, slots, k)
 
 
-class _Found(NamedTuple):
+class _Probes(NamedTuple):
     """What probes of one view have found, [matrices, blocks down, blocks across] each.
 
     Attributes:
         low: uint32, a key from which on there are at least k entries.
         high: uint32, a key from which on there are fewer.
         entries: int32, how many there are from `low` on.
-        magnitude: float32, the last probe.
-        count: int32, how many there were from it on.
+        above: int32, how many there are from `high` on.
     """
 
     low: jax.Array
     high: jax.Array
     entries: jax.Array
-    magnitude: jax.Array
-    count: jax.Array
+    above: jax.Array
 
 
 def _candidates(views, k):
@@ -127,60 +127,68 @@ def _candidates(views, k):
 
 
 def _settled(found, k):
-    """Whether k to 2 k entries are from `low` on, or no key has so many."""
+    """Whether `low` has k to 2 k entries, or no key has."""
     return (found.entries <= 2 * k) | (found.high - found.low <= 1)
 
 
 def _first(view):
     """What is known of a view before a probe."""
     shape = *view.shape[:2], view.shape[3]
-    length = view.shape[2] * view.shape[4]
     full = lambda value, dtype: jnp.full(shape, value, dtype)
-    found = _Found(
+    found = _Probes(
         full(0, jnp.uint32),
         full(_ABOVE_ALL, jnp.uint32),
-        full(length, jnp.int32),
-        full(0, jnp.float32),
-        full(length, jnp.int32),
+        full(view.shape[2] * view.shape[4], jnp.int32),
+        full(0, jnp.int32),
     )
     return as_varying(found, varying_axes(view))
 
 
 def _probed(view, found, k, turn):
     """What is known after one more probe of the blocks that need it."""
-    key = _next_key(view, found, k, turn)
+    length = view.shape[2] * view.shape[4]
+    if isinstance(turn, int) and turn == 0:
+        # The multiple of a normal distribution's deviation that sqrt(2) k entries exceed.
+        times = statistics.NormalDist().inv_cdf(1 - math.sqrt(2) * k / length / 2)
+        key = magnitudes.keys(jnp.sqrt(_mean_square(view)) * times)
+    else:
+        key = _next_key(found, math.sqrt(2) * k, length, turn)
+    half = found.low + (found.high - found.low) // 2
+    is_between = (key > found.low) & (key < found.high) & (turn < _HALVED_FROM)
+    key = jnp.where(is_between, key, half)
     count = _counts(view, key)
-    magnitude = lax.bitcast_convert_type(key, jnp.float32)
     done = _settled(found, k)
-    enough = count >= k
-    better = enough & ~done
-    return _Found(
+    better, fewer = (count >= k) & ~done, (count < k) & ~done
+    return _Probes(
         jnp.where(better, key, found.low),
-        jnp.where(enough | done, found.high, key),
+        jnp.where(fewer, key, found.high),
         jnp.where(better, count, found.entries),
-        magnitude,
-        count,
+        jnp.where(fewer, count, found.above),
     )
 
 
-def _next_key(view, found, k, turn):
-    """The key of the next probe, between `low` and `high`."""
-    length = view.shape[2] * view.shape[4]
-    aim = math.sqrt(2) * k
-    half = found.low + (found.high - found.low) // 2
-    if isinstance(turn, int) and turn == 0:
-        # Of a normal distribution so many are above this multiple of the deviation.
-        times = statistics.NormalDist().inv_cdf(1 - aim / length / 2)
-        magnitude = jnp.sqrt(_sums(jnp.square(view)) / length) * times
-    else:
-        # As many are above t as exp(-a t^2) says.
-        falls = jnp.log(length / jnp.maximum(found.count.astype(jnp.float32), 0.5))
-        magnitude = found.magnitude * jnp.sqrt(math.log(length / aim) / falls)
-    key = magnitudes.keys(magnitude)
-    is_blank = (found.low == 0) & (found.count < k)
-    key = jnp.where(is_blank & jnp.isin(turn, jnp.array(_ZERO_AT)), jnp.uint32(1), key)
-    is_between = (key > found.low) & (key < found.high) & (turn < _HALVED_FROM)
-    return jnp.where(is_between, key, half)
+def _next_key(found, aim, length, turn):
+    """The key from which on there may be `aim` entries."""
+    numbers = (found.entries, found.above)
+    more, fewer = (jnp.maximum(x.astype(jnp.float32), 0.5) for x in numbers)
+    # Between two keys, by the logarithms of their counts.
+    share = jnp.log(more / aim) / jnp.log(more / fewer)
+    span = (found.high - found.low).astype(jnp.float32)
+    key = found.low + (jnp.clip(share, 0.1, 0.9) * span).astype(jnp.uint32)
+    # Beyond the only one, as if exp(-a t^2) were above t; further with every turn.
+    least = jnp.where(turn < 4, 0.5, 1 / 16)
+    law = lambda count: jnp.sqrt(math.log(length / aim) / jnp.log(length / count))
+    down = _magnitude(found.high) * jnp.clip(law(fewer), least, 0.95)
+    up = _magnitude(found.low) * jnp.clip(law(more), 1.05, 1 / least)
+    key = jnp.where(found.high == _ABOVE_ALL, magnitudes.keys(up), key)
+    key = jnp.where(found.low <= 1, magnitudes.keys(down), key)
+    # A block may have fewer than k entries that are not zero.
+    is_blank = (found.low == 0) & (turn == _ZERO_AT)
+    return jnp.where(is_blank, jnp.uint32(1), key)
+
+
+def _magnitude(key):
+    return lax.bitcast_convert_type(key, jnp.float32)
 
 
 def _from(view, key):
@@ -197,9 +205,10 @@ def _counts(view, key):
     return jnp.sum(columns, axis=-1, dtype=jnp.int32)
 
 
-def _sums(view):
-    """The sum of each block."""
-    return jnp.sum(jnp.sum(view, axis=2), axis=-1)
+def _mean_square(view):
+    """About the mean of the squares of each block, from a few of its rows."""
+    sample = view[:, :, :: max(1, view.shape[2] // _SAMPLED)]
+    return jnp.mean(jnp.mean(jnp.square(sample), axis=2), axis=-1)
 
 
 def _packed(views, flag: Callable[..., jax.Array], found):

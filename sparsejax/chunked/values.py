@@ -10,10 +10,10 @@
                 table has the mean of the values in each
     sign        the sign; the table has the mean magnitude
 
-Codes of fewer than 8 bits travel as planes of bits, wider ones as they lie in memory. A
-value that is not finite makes the table so, and with it all that the leaf receives; as
-int8 and in 16 or more bits NaN and infinity stay visible too. Values that are decoded are
-the same on all ranks, and what a code takes off a value is the sender's to keep.
+Codes of fewer than 8 bits travel as planes of bits, wider ones as they lie in memory. In 16
+bits or more NaN and infinity travel as they are. In fewer they make the table not finite,
+and with it values of the whole leaf. Decoded values are the same on all ranks, the sender
+included, which keeps what a code takes off.
 """
 
 import abc
@@ -51,7 +51,7 @@ class ValueCode(abc.ABC):
         """The values that codes and their table stand for, float32 [n]."""
 
     def words(self, entries: int) -> int:
-        """Words of 32 bits for the codes of so many values."""
+        """Words of 32 bits for the codes of `entries` values."""
         if self.width < 8:
             return indices.plane_words(entries, self.width)
         return -(-entries * self.width // bits.WORD)
@@ -160,7 +160,7 @@ class _FourBins(ValueCode):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sign(ValueCode):
+class _OneLevel(ValueCode):
     """Whether a value is negative."""
 
     def encode(self, x):
@@ -178,7 +178,7 @@ CODES: dict[str, ValueCode] = {
     "fp8": _Float8(8, 1),
     "2bit": _TwoLevels(2, 2),
     "2bit-bins": _FourBins(2, 4),
-    "sign": _Sign(1, 1),
+    "sign": _OneLevel(1, 1),
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparsejax.chunked import blocks, selection
-from sparsejax.chunked.blocks import Cut
+from sparsejax.chunked.blocks import BlockCut
 from sparsejax.chunked.indices import PlaceCode, pack_planes, unpack_planes
 from sparsejax.chunked.values import CODES
 from tests import helpers
@@ -156,7 +156,7 @@ def test_leaves_are_read_where_they_are_or_laid_together(large, monkeypatch):
     shapes = [(64, 192), (16, 64), (64, 64), (3, 64, 128), (2, 64, 64)]
     rng = np.random.default_rng(0)
     leaves = [rng.standard_cauchy(shape).astype(np.float32) for shape in shapes]
-    cuts = [Cut.of(shape, 64, 4096) for shape in shapes]
+    cuts = [BlockCut.of(shape, 64, 4096) for shape in shapes]
     for group in blocks.together(cuts):
         found = jax.jit(group.largest)([jnp.asarray(x) for x in leaves])
         for i, places in zip(group.leaves, group.of_each(found), strict=True):
@@ -178,7 +178,7 @@ def test_nan_is_selected_first(few, monkeypatch):
     "shape", [(), (1,), (7,), (64,), (96,), (17, 12), (24, 16), (2, 3, 16, 40), (0, 5)]
 )
 def test_blocks_cover_a_leaf_once(shape):
-    cut = Cut.of(shape, 4, 64)
+    cut = BlockCut.of(shape, 4, 64)
     size = int(np.prod(shape))
     assert cut.blocks * cut.length == size
     numbers = jnp.arange(size, dtype=jnp.int32).reshape(shape)
