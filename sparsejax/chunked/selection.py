@@ -14,8 +14,7 @@ times:
 
 A key is the bits of a magnitude, see `units.selection.magnitudes`. No key may have k to 2 k
 entries, as in a block of mostly zeros; of equal entries the first are then the candidates.
-A view is a leaf as [matrices, blocks down, height, blocks across,
-width], which is no copy.
+A view is a leaf as [matrices, blocks down, height, blocks across, width], which is no copy.
 """
 
 import math

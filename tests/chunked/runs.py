@@ -11,11 +11,11 @@ import sparsejax
 from tests import helpers
 
 
-# With blocks of 8 x 8: whole ones, blocks that 8 does not divide, a prime side, vectors, a
+# With blocks of 8 x 8: whole ones, a matrix that 8 does not divide, vectors, a prime one, a
 # scalar, and a stack of matrices.
 SHAPES = {
     "whole": (24, 16),
-    "odd": (17, 12),
+    "odd": (14, 12),
     "vector": (40,),
     "prime": (13,),
     "scalar": (),
