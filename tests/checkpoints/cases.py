@@ -49,6 +49,7 @@ TRANSFORMATIONS = {
     "ok_topk": lambda: optax.chain(
         sparsejax.ok_topk_sync(0.1, rules=SPARSE), optax.sgd(0.1)
     ),
+    "chunked": lambda: optax.chain(sparsejax.chunked_sync(decay=0.9), optax.sgd(0.1)),
     "lazy rows": lambda: optax.chain(
         sparsejax.zen_sync(rules=SPARSE), sparsejax.lazy(optax.adam(1e-2))
     ),

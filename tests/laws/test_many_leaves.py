@@ -31,6 +31,7 @@ TRANSFORMATIONS = {
     "dense_sync": sparsejax.dense_sync,
     "embrace_sync": sparsejax.embrace_sync,
     "ok_topk_sync": lambda: sparsejax.ok_topk_sync(0.01),
+    "chunked_sync": sparsejax.chunked_sync,
     "spardl_sync": lambda: sparsejax.spardl_sync(0.01),
     "gtopk_sync": lambda: transforms.gtopk_sync(0.01),
     "topk_a_sync": lambda: transforms.topk_a_sync(0.01),

@@ -18,6 +18,7 @@ SYNCS = {
     "power_sgd": sparsejax.transforms.power_sgd_sync(2),
     "spardl": sparsejax.spardl_sync(0.01),
     "ok_topk": sparsejax.ok_topk_sync(0.01),
+    "chunked": sparsejax.chunked_sync(),
     "gtopk": transforms.gtopk_sync(0.01),
     "gaussian_k": transforms.gaussian_k_sync(0.01),
     "reuse": optax.chain(REUSE, sparsejax.zen_sync()),
