@@ -11,5 +11,5 @@ rank. Here are presets with the numbers of published methods, and the state.
     presets       published methods as calls of `local_steps`
 """
 
-from sparsejax.rounds.presets import diloco as diloco
+from sparsejax.rounds.presets import diloco as diloco, sparse_loco as sparse_loco
 from sparsejax.rounds.state import LocalStepsState as LocalStepsState

@@ -1,0 +1,158 @@
+"""Which loss local steps reach after the same tokens, and with how many bytes.
+
+    python -m benchmarks.training.local_steps [--every N] [--steps N] [--seeds 0 1 2]
+
+The decoder of `examples.decoder_local_steps` on 8 simulated ranks. The outer rate of each
+method with local steps is chosen from `RATES` on a seed of its own; then every method
+trains on the other seeds. Sides:
+
+    data_parallel    AdamW on mean gradients, an exchange a step
+    dgc              the same, of the largest hundredth of each gradient
+    diloco           the mean of what ranks have moved, by Nesterov momentum
+    sparse_loco      64 of each 4,096 numbers in two bits, divided by their senders
+    bins             the same with the authors' table of two bits
+    ranks            the same as `sparse_loco`, divided by the ranks
+
+The loss is that of the anchor on held-out text. Nothing is sent: bytes are those that the
+metrics count. Writes benchmarks/results/local-steps-*.jsonl and .png.
+"""
+
+import dataclasses
+import statistics
+import sys
+
+import jax
+
+
+RANKS = 8
+jax.config.update("jax_num_cpu_devices", RANKS)
+
+import numpy as np  # noqa: E402
+
+from benchmarks.harness import figure, settings, table  # noqa: E402
+from benchmarks.harness.record import Recorder, say  # noqa: E402
+from benchmarks.harness.settings import option  # noqa: E402
+from benchmarks.harness.table import Column  # noqa: E402
+from examples import decoder_local_steps as example  # noqa: E402
+
+
+NAME, TUNED_ON = "local-steps", 100
+RATES = (0.2, 0.4, 0.7, 1.0)
+# The method of each side, and options of its preset.
+SIDES = {
+    "data_parallel": ("data_parallel", {}),
+    "dgc": ("dgc", {}),
+    "diloco": ("diloco", {}),
+    "sparse_loco": ("sparse_loco", {}),
+    "bins": ("sparse_loco", {"values": "2bit-bins"}),
+    "ranks": ("sparse_loco", {"over": "ranks"}),
+}
+KEYS = ("side", "every", "steps", "seed", "tuning", "rate")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(settings.Settings):
+    """Trains a decoder by methods with and without local steps."""
+
+    PROGRAM = "benchmarks.training.local_steps"
+    sides: tuple[str, ...] = option(tuple(SIDES), "what is trained", choices=tuple(SIDES))
+    every: int = option(5, "steps in a round")
+    steps: int = option(400, "of each run")
+    seeds: tuple[int, ...] = option((0, 1, 2), "of the runs that are compared")
+    rates: tuple[float, ...] = option(RATES, "of outer optimizers that are tried")
+
+
+def run(record: Recorder, settings: Settings, side: str, seed: int, rate: float | None):
+    """Trains once, and records the curve; returns the last loss."""
+    method, options = SIDES[side]
+    size = example.SIZES["small"]
+    mesh = jax.make_mesh((RANKS,), ("data",))
+    tx = example.transformation(method, settings.steps, settings.every, rate, **options)
+    text = example.Text(size, seed)
+    curve = example.train(tx, size, text, mesh, settings.steps, settings.every)
+    record.add(
+        side=side,
+        every=settings.every,
+        steps=settings.steps,
+        seed=seed,
+        rate=rate,
+        tuning=seed == TUNED_ON,
+        loss=curve.losses[-1],
+        bytes=curve.bytes[-1],
+        **{name: getattr(curve, name) for name in ("tokens", "losses", "seconds")},
+        sent=curve.bytes,
+    )
+    say(f"  {side}, seed {seed}, rate {rate}: loss {curve.losses[-1]:.4f}")
+    record.write()
+    return curve.losses[-1]
+
+
+def chosen(record: Recorder, settings: Settings, side: str) -> float | None:
+    """The outer rate of a side, by the loss on a seed that is not compared."""
+    if SIDES[side][0] in ("data_parallel", "dgc"):
+        return None
+    losses = {rate: run(record, settings, side, TUNED_ON, rate) for rate in settings.rates}
+    return min(losses, key=losses.__getitem__)
+
+
+def together(rows: list[dict]) -> dict:
+    """One row for all seeds of a side."""
+    losses = [row["loss"] for row in rows]
+    return rows[0] | {
+        "mean": statistics.fmean(losses),
+        "spread": f"{min(losses):.3f} to {max(losses):.3f}",
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    settings = Settings.parse(argv)
+    record = Recorder(NAME, settings.command(), KEYS)
+    rates = {side: chosen(record, settings, side) for side in settings.sides}
+    for seed in settings.seeds:
+        for side in settings.sides:
+            run(record, settings, side, seed, rates[side])
+    compared = [row for row in record.rows if not row["tuning"]]
+    rows = [together([r for r in compared if r["side"] == side]) for side in settings.sides]
+    first = rows[0]
+    for row in rows:
+        row["times"] = row["mean"] / first["mean"]
+    columns = [
+        Column("side", "side"),
+        Column("outer rate", "rate"),
+        Column("loss", "mean", ".4f"),
+        Column("seeds", "spread"),
+        Column(f"x {first['side']}", "times", ".4f"),
+        Column("MB of a rank", "bytes", ".2f", 1e-6),
+    ]
+    title = f"{settings.steps} steps on {RANKS} ranks, rounds of {settings.every}"
+    table.show(rows, columns, title)
+    say(f"\nwritten: {record.write()}")
+    lines = [
+        {
+            "side": row["side"],
+            "every": row["every"],
+            "seed": row["seed"],
+            "loss": row["loss"],
+        }
+        for row in record.all_rows()
+        if not row["tuning"]
+    ]
+    figure.save(NAME, lines, drawn(compared, settings))
+
+
+def drawn(rows: list[dict], settings: Settings):
+    """The loss over tokens, and over bytes: the mean of all seeds."""
+    made, axes = figure.panels(1, 2)
+    for side in settings.sides:
+        own = [row for row in rows if row["side"] == side]
+        losses = np.mean([row["losses"] for row in own], axis=0)
+        axes[0, 0].plot(own[0]["tokens"], losses, label=side)
+        axes[0, 1].plot(own[0]["sent"], losses, label=side)
+    axes[0, 0].set(xlabel="tokens", ylabel="held-out loss")
+    axes[0, 1].set(xlabel="bytes that a rank has sent", xscale="log")
+    axes[0, 0].legend()
+    return made
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
