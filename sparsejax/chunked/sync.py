@@ -43,6 +43,10 @@ def chunked_sync(
     `tx.update(grads, state, params, weight=tokens)` weighs ranks, by a number that each has
     for itself. A rank of weight 0 counts nothing, and keeps all that it accumulated.
 
+    Of a block with fewer than k numbers that are not zero, zeros are sent as well. One bit
+    or two round them to the smaller magnitude, and the next exchange takes that back: a
+    table few of whose rows have a gradient is better sent by `sparsejax.zen_sync`.
+
     NaN and infinity count as the largest magnitudes, and are sent. Where one bit or two
     stand for a value, one such number makes all that a leaf receives NaN or infinite. Wrap
     the chain in `sparsejax.skip_nonfinite` where a gradient may be bad.
