@@ -14,7 +14,8 @@ trains on the other seeds. Sides:
     ranks            the same as `sparse_loco`, divided by the ranks
 
 The loss is that of the anchor on held-out text. Nothing is sent: bytes are those that the
-metrics count. Writes benchmarks/results/local-steps-*.jsonl and .png.
+metrics count. A run whose row is in the result file is not repeated. Writes
+benchmarks/results/local-steps-*.jsonl, .csv and .png.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ from examples import decoder_local_steps as example  # noqa: E402
 
 
 NAME, TUNED_ON = "local-steps", 100
-RATES = (0.2, 0.4, 0.7, 1.0)
+RATES = (0.1, 0.2, 0.4, 0.7, 1.0)
 # The method of each side, and options of its preset.
 SIDES = {
     "data_parallel": ("data_parallel", {}),
@@ -62,8 +63,15 @@ class Settings(settings.Settings):
     rates: tuple[float, ...] = option(RATES, "of outer optimizers that are tried")
 
 
-def run(record: Recorder, settings: Settings, side: str, seed: int, rate: float | None):
-    """Trains once, and records the curve; returns the last loss."""
+def run(
+    record: Recorder, settings: Settings, side: str, seed: int, rate: float | None
+) -> dict:
+    """The row of a training run, which is not repeated if the file has it."""
+    key = {"side": side, "every": settings.every, "steps": settings.steps}
+    key |= {"seed": seed, "rate": rate}
+    for row in record.all_rows():
+        if key.items() <= row.items():
+            return row
     method, options = SIDES[side]
     size = example.SIZES["small"]
     mesh = jax.make_mesh((RANKS,), ("data",))
@@ -71,11 +79,7 @@ def run(record: Recorder, settings: Settings, side: str, seed: int, rate: float 
     text = example.Text(size, seed)
     curve = example.train(tx, size, text, mesh, settings.steps, settings.every)
     record.add(
-        side=side,
-        every=settings.every,
-        steps=settings.steps,
-        seed=seed,
-        rate=rate,
+        **key,
         tuning=seed == TUNED_ON,
         loss=curve.losses[-1],
         bytes=curve.bytes[-1],
@@ -84,15 +88,15 @@ def run(record: Recorder, settings: Settings, side: str, seed: int, rate: float 
     )
     say(f"  {side}, seed {seed}, rate {rate}: loss {curve.losses[-1]:.4f}")
     record.write()
-    return curve.losses[-1]
+    return record.rows[-1]
 
 
 def chosen(record: Recorder, settings: Settings, side: str) -> float | None:
     """The outer rate of a side, by the loss on a seed that is not compared."""
     if SIDES[side][0] in ("data_parallel", "dgc"):
         return None
-    losses = {rate: run(record, settings, side, TUNED_ON, rate) for rate in settings.rates}
-    return min(losses, key=losses.__getitem__)
+    rows = [run(record, settings, side, TUNED_ON, rate) for rate in settings.rates]
+    return min(rows, key=lambda row: row["loss"])["rate"]
 
 
 def together(rows: list[dict]) -> dict:
@@ -107,12 +111,11 @@ def together(rows: list[dict]) -> dict:
 def main(argv: list[str] | None = None) -> None:
     settings = Settings.parse(argv)
     record = Recorder(NAME, settings.command(), KEYS)
-    rates = {side: chosen(record, settings, side) for side in settings.sides}
-    for seed in settings.seeds:
-        for side in settings.sides:
-            run(record, settings, side, seed, rates[side])
-    compared = [row for row in record.rows if not row["tuning"]]
-    rows = [together([r for r in compared if r["side"] == side]) for side in settings.sides]
+    compared = {side: [] for side in settings.sides}
+    for side, own in compared.items():
+        rate = chosen(record, settings, side)
+        own += [run(record, settings, side, seed, rate) for seed in settings.seeds]
+    rows = list(map(together, compared.values()))
     first = rows[0]
     for row in rows:
         row["times"] = row["mean"] / first["mean"]
@@ -127,24 +130,15 @@ def main(argv: list[str] | None = None) -> None:
     title = f"{settings.steps} steps on {RANKS} ranks, rounds of {settings.every}"
     table.show(rows, columns, title)
     say(f"\nwritten: {record.write()}")
-    lines = [
-        {
-            "side": row["side"],
-            "every": row["every"],
-            "seed": row["seed"],
-            "loss": row["loss"],
-        }
-        for row in record.all_rows()
-        if not row["tuning"]
-    ]
-    figure.save(NAME, lines, drawn(compared, settings))
+    fields = "side", "every", "steps", "tuning", "seed", "rate", "loss", "bytes"
+    lines = [{name: row[name] for name in fields} for row in record.all_rows()]
+    figure.save(NAME, lines, drawn(compared))
 
 
-def drawn(rows: list[dict], settings: Settings):
+def drawn(compared: dict[str, list[dict]]):
     """The loss over tokens, and over bytes: the mean of all seeds."""
     made, axes = figure.panels(1, 2)
-    for side in settings.sides:
-        own = [row for row in rows if row["side"] == side]
+    for side, own in compared.items():
         losses = np.mean([row["losses"] for row in own], axis=0)
         axes[0, 0].plot(own[0]["tokens"], losses, label=side)
         axes[0, 1].plot(own[0]["sent"], losses, label=side)
