@@ -97,6 +97,24 @@ def test_weights_of_other_ranks_are_refused():
         runs.ran(sparsejax.chunked_sync(**SMALL), grads, weights)
 
 
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_what_is_not_finite_does_not_wait_for_a_weight(decay):
+    """A rank of weight 0 keeps its numbers, and its NaN is not sent a round later."""
+    grads, weights = runs.gradients(), np.ones((runs.RANKS, runs.ROUNDS), np.float32)
+    weights[1, 0] = 0
+    for x in grads.values():
+        x[1, 0] = np.nan
+    whole = grads["whole"]
+    whole[1, 0, 0, :12] = 3
+    tx = sparsejax.chunked_sync(**SMALL, decay=decay)
+    updates, states = runs.ran(tx, grads, weights)
+    for name, x in states.residual.value.items():
+        assert np.isfinite(x).all()
+        assert np.isfinite(updates[name]).all()
+    np.testing.assert_array_equal(states.residual.value["whole"][1, 0, 0, 0, :12], 3)
+    assert np.isfinite(states.norm).all()
+
+
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
 def test_residuals_go_to_fewer_ranks(reduce, tmp_path):
     """Of a mean each keeps what ranks had on average, of a sum it is a share of all."""
