@@ -96,6 +96,22 @@ def check_kind(path: str, leaf: Any) -> None:
     tree.check_dtype(path, leaf)
 
 
+def check_weight(sync: optax.GradientTransformation, params: Any) -> None:
+    """Raises where ranks have weights, and what synchronizes would not know them.
+
+    Args:
+        sync: The chain that synchronizes.
+        params: The parameters.
+    """
+    for seen in observing.observed(sync, params).exchanges:
+        if not getattr(seen.part, "takes_weight", False):
+            raise ArgumentError(
+                f"{UPDATE} was given weight=, which goes to sync, and {seen.part.name} in "
+                "it has no weights: it would take the plain mean. Leave weight out, or "
+                "give sync=sparsejax.chunked_sync()."
+            )
+
+
 def require_params(params: Any) -> None:
     """Raises where `update` was given no parameters."""
     if params is None:

@@ -63,8 +63,9 @@ def local_steps(
     would then begin at the same place, and nothing shows it but a higher loss.
 
     Offsets and exchanges are float32 or wider, also where parameters are bfloat16. Give
-    `sync` a `wire_dtype` to send fewer bytes. Further arguments of `update`, as `weight=`,
-    go to `sync`, and those of the last step of a round count.
+    `sync` a `wire_dtype` to send fewer bytes. Further arguments of `update` go to `sync`,
+    and those of the last step of a round count. `weight=` is refused where it is not for
+    `sparsejax.chunked_sync`: other synchronizations have no weights.
 
     Args:
         inner: The optimizer of each rank, any optax chain without a synchronization, such
@@ -130,6 +131,8 @@ def local_steps(
         check_kind(state, LocalStepsState, f"{checks.CALL} (every={every})")
         checks.require_params(params)
         extra.pop("ids", None)
+        if extra.get("weight") is not None:
+            checks.check_weight(sync, params)
         ranks = ranks_here(grads, state, params)
         moved = ranks.step(inner, grads, Moved(state.offset, state.inner), params)
 

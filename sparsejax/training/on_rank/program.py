@@ -166,7 +166,8 @@ def _check_weight(weight, opt_state):
             "within a round of sparsejax.local_steps there is none: each rank takes steps "
             "by its own gradients. Leave weight out, and average over the examples that a "
             "share has in loss_fn; or write a shard_map of your own, whose "
-            "tx.update(..., weight=...) hands the weight of a round on to sync."
+            "tx.update(..., weight=...) hands the weight of a round on to "
+            "sync=sparsejax.chunked_sync()."
         )
 
 
