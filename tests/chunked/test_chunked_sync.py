@@ -216,3 +216,24 @@ def test_it_trains_with_data_parallel():
         state, out = trainer.step(state, (x, y))
         losses.append(float(out))
     assert losses[-1] < 0.05 * losses[0]
+
+
+def test_weights_of_data_parallel_are_those_of_a_mean_over_ranks():
+    """They scale gradients, which a division by senders would leave scaled."""
+    loss = lambda params, batch: jnp.sum(params["w"] * batch["g"][0])
+    grads = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
+    batch = {"g": grads, "n": np.array([3, 0], np.float32)}
+
+    def step(**options):
+        sync = sparsejax.chunked_sync(**SMALL, values="float32", **options)
+        tx = optax.chain(sync, optax.sgd(1.0))
+        trainer = sparsejax.data_parallel(
+            loss, tx, helpers.mesh_of(2), weight=lambda batch: batch["n"][0]
+        )
+        return trainer.step(trainer.init({"w": jnp.zeros((8, 8))}), batch)[0].params["w"]
+
+    moved = -np.asarray(step(over="ranks"))
+    assert (moved != 0).sum() == 4
+    np.testing.assert_allclose(moved[moved != 0], grads[0][moved != 0], rtol=1e-6)
+    with pytest.raises(errors.ArgumentError, match=r"weight= .*over=\"ranks\""):
+        step()
