@@ -237,3 +237,16 @@ def test_weights_of_data_parallel_are_those_of_a_mean_over_ranks():
     np.testing.assert_allclose(moved[moved != 0], grads[0][moved != 0], rtol=1e-6)
     with pytest.raises(errors.ArgumentError, match=r"weight= .*over=\"ranks\""):
         step()
+
+
+@pytest.mark.parametrize("values", ["float32", "2bit", "int8"])
+def test_a_rank_that_has_only_zeros_sends_nothing(values):
+    """Some of a block are sent, whatever they are: they do not count among the senders."""
+    grads = {"w": np.random.default_rng(0).standard_normal((2, 1, 16, 8))}
+    grads = {"w": grads["w"].astype(np.float32)}
+    grads["w"][0, 0, 0, :2] = 9  # of equal magnitudes the first are sent
+    tx = sparsejax.chunked_sync(**SMALL, values=values)
+    alone, _ = runs.ran(tx, {"w": grads["w"][:1]}, ranks=1)
+    grads["w"][1] = 0
+    updates, _ = runs.ran(tx, grads, ranks=2)
+    np.testing.assert_array_equal(updates["w"][0], alone["w"][0])
