@@ -112,7 +112,8 @@ def local_steps(
     def init(params):
         if observing.is_observing():
             with observing.inside(observing.Wrapper(every=every, takes_rows=False)):
-                return LocalStepsState(jnp.int32(0), None, None, sync.init(params), None)
+                seen = sync.init(_widened(params))
+                return LocalStepsState(jnp.int32(0), None, None, seen, None)
         checks.check_parts(inner, outer, sync, params)
         mesh, anchor = entry.of_parameters(params), _widened(params)
         offset = entry.init(mesh, offsets, params) if mesh else offsets(params)
