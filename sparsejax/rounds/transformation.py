@@ -15,6 +15,7 @@ is equal on all ranks. What differs by rank, the offset of its parameters from t
 and the state of its inner optimizer, is in the state (`RankState`), with a rank axis.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -64,8 +65,8 @@ def local_steps(
 
     Offsets and exchanges are float32 or wider, also where parameters are bfloat16. Give
     `sync` a `wire_dtype` to send fewer bytes. Further arguments of `update` go to `sync`,
-    and those of the last step of a round count. `weight=` is refused where it is not for
-    `sparsejax.chunked_sync`: other synchronizations have no weights.
+    and those of the last step of a round count. `weight=` is refused where nothing in
+    `sync` reads it: of this library only `sparsejax.chunked_sync` does.
 
     Args:
         inner: The optimizer of each rank, any optax chain without a synchronization, such
@@ -132,14 +133,15 @@ def local_steps(
         check_kind(state, LocalStepsState, f"{checks.CALL} (every={every})")
         checks.require_params(params)
         extra.pop("ids", None)
-        if extra.get("weight") is not None:
-            checks.check_weight(sync, params)
         ranks = ranks_here(grads, state, params)
         moved = ranks.step(inner, grads, Moved(state.offset, state.inner), params)
 
         def exchange(offset):
             anchor, differences = _widened(params), ranks.differences(offset)
-            mean, after = sync.update(differences, state.sync, anchor, **extra)
+            run = functools.partial(sync.update, differences, state.sync, anchor)
+            weighed = lambda weight: run(**{**extra, "weight": weight})
+            checks.check_weight(sync, params, weighed, extra.get("weight"))
+            mean, after = run(**extra)
             updates, of_outer = outer.update(mean, state.outer, anchor)
             begun = offset.with_value(jax.tree.map(jnp.zeros_like, offset.value))
             return updates, begun, after, of_outer
