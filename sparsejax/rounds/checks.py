@@ -122,8 +122,8 @@ def check_weight(
     if not any(x is given for x in read for given in program.invars):
         raise ArgumentError(
             f"{UPDATE} was given weight=, which goes to sync, and nothing in it reads "
-            f"weights: {parts[0].name} would take the plain mean. Leave weight out, or give "
-            "sync=sparsejax.chunked_sync()."
+            f"weights: {parts[0].name} would take the plain mean. Leave weight out, or "
+            "give sync=sparsejax.chunked_sync()."
         )
 
 
