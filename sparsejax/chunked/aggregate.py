@@ -7,7 +7,8 @@ compute the same bits.
     ranks     sum over ranks of w x / sum over ranks of w
     senders   sum over ranks of w x / sum of w over the ranks that sent that index
 
-with weights w of 1 where none are given; what no rank has sent is 0. A weight of 0 takes a
+Who has sent 0 is no sender: a block of zeros, too, has entries in a message.
+Weights w are 1 where none are given; what no rank has sent is 0. A weight of 0 takes a
 rank out of both sums, whatever its values are.
 """
 
@@ -78,8 +79,8 @@ class Aggregate:
             x = x if weight is None else jnp.where(weight == 0, 0, weight * x)
             totals[i] = _add(totals[i], at, x)
             if self.senders:
-                one = 1 if weight is None else weight
-                counts[i] = _add(counts[i], at, jnp.full(at.shape, one, counts[i].dtype))
+                one = jnp.asarray(1 if weight is None else weight, counts[i].dtype)
+                counts[i] = _add(counts[i], at, jnp.where(x != 0, one, 0))
         return totals, counts
 
     def _divided(self, x, weight):

@@ -13,7 +13,8 @@ by,
     W * total == sum over ranks of weight * sent
 
 Where the sum is clipped at the median norm, `sent` is what is left of the message, and the
-rest stays with the sender. A rank of weight 0 has sent nothing: all stays with it.
+rest stays with the sender. A rank of weight 0 has sent nothing: all stays with it, but for
+what is not finite, which it would send once its weight is another.
 """
 
 import dataclasses
@@ -71,6 +72,7 @@ class ChunkedExchange:
 
     name = "sparsejax.chunked_sync"
     takes_rows = False
+    takes_weight = True
 
     @property
     def entry(self) -> Entry:
@@ -237,23 +239,26 @@ class ChunkedExchange:
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         pairs = list(zip(leaves, ends, strict=True))
         parts = [total[end - x.size : end].reshape(x.shape) for x, end in pairs]
-        silent = lambda x: jnp.zeros_like(x) if weight is None else _if(weight == 0, x)
+        silent = lambda x: jnp.zeros_like(x) if weight is None else _kept(x, weight)
         return parts, list(map(silent, leaves)), sent
 
 
 def _left(x, at, values, weight):
-    """A leaf without what was sent of it; all of it where its weight is 0."""
+    """A leaf without what was sent of it; all that is finite where its weight is 0."""
     flat = x.reshape(-1)
     before = flat.at[at].get(mode="promise_in_bounds")
     after = tree.rounding_error(before, values)
     if weight is not None:
         after = jnp.where(weight == 0, before, after)
     flat = flat.at[at].set(after, mode="promise_in_bounds", unique_indices=True)
+    if weight is not None:
+        flat = jnp.where((weight == 0) & ~jnp.isfinite(flat), 0, flat)
     return flat.reshape(x.shape)
 
 
-def _if(flag, x):
-    return jnp.where(flag, x, 0)
+def _kept(x, weight):
+    """What a rank keeps where everything is sent: all that is finite if its weight is 0."""
+    return jnp.where((weight == 0) & jnp.isfinite(x), x, 0)
 
 
 def _own_weight(weight, wire):

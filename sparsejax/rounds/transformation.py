@@ -15,6 +15,7 @@ is equal on all ranks. What differs by rank, the offset of its parameters from t
 and the state of its inner optimizer, is in the state (`RankState`), with a rank axis.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -63,8 +64,9 @@ def local_steps(
     would then begin at the same place, and nothing shows it but a higher loss.
 
     Offsets and exchanges are float32 or wider, also where parameters are bfloat16. Give
-    `sync` a `wire_dtype` to send fewer bytes. Further arguments of `update`, as `weight=`,
-    go to `sync`, and those of the last step of a round count.
+    `sync` a `wire_dtype` to send fewer bytes. Further arguments of `update` go to `sync`,
+    and those of the last step of a round count. `weight=` is refused where nothing in
+    `sync` reads it: of this library only `sparsejax.chunked_sync` does.
 
     Args:
         inner: The optimizer of each rank, any optax chain without a synchronization, such
@@ -111,7 +113,8 @@ def local_steps(
     def init(params):
         if observing.is_observing():
             with observing.inside(observing.Wrapper(every=every, takes_rows=False)):
-                return LocalStepsState(jnp.int32(0), None, None, sync.init(params), None)
+                seen = sync.init(_widened(params))
+                return LocalStepsState(jnp.int32(0), None, None, seen, None)
         checks.check_parts(inner, outer, sync, params)
         mesh, anchor = entry.of_parameters(params), _widened(params)
         offset = entry.init(mesh, offsets, params) if mesh else offsets(params)
@@ -135,7 +138,10 @@ def local_steps(
 
         def exchange(offset):
             anchor, differences = _widened(params), ranks.differences(offset)
-            mean, after = sync.update(differences, state.sync, anchor, **extra)
+            run = functools.partial(sync.update, differences, state.sync, anchor)
+            weighed = lambda weight: run(**{**extra, "weight": weight})
+            checks.check_weight(sync, params, weighed, extra.get("weight"))
+            mean, after = run(**extra)
             updates, of_outer = outer.update(mean, state.outer, anchor)
             begun = offset.with_value(jax.tree.map(jnp.zeros_like, offset.value))
             return updates, begun, after, of_outer

@@ -97,6 +97,24 @@ def test_weights_of_other_ranks_are_refused():
         runs.ran(sparsejax.chunked_sync(**SMALL), grads, weights)
 
 
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_what_is_not_finite_does_not_wait_for_a_weight(decay):
+    """A rank of weight 0 keeps its numbers, and its NaN is not sent a round later."""
+    grads, weights = runs.gradients(), np.ones((runs.RANKS, runs.ROUNDS), np.float32)
+    weights[1, 0] = 0
+    for x in grads.values():
+        x[1, 0] = np.nan
+    whole = grads["whole"]
+    whole[1, 0, 0, :12] = 3
+    tx = sparsejax.chunked_sync(**SMALL, decay=decay)
+    updates, states = runs.ran(tx, grads, weights)
+    for name, x in states.residual.value.items():
+        assert np.isfinite(x).all()
+        assert np.isfinite(updates[name]).all()
+    np.testing.assert_array_equal(states.residual.value["whole"][1, 0, 0, 0, :12], 3)
+    assert np.isfinite(states.norm).all()
+
+
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
 def test_residuals_go_to_fewer_ranks(reduce, tmp_path):
     """Of a mean each keeps what ranks had on average, of a sum it is a share of all."""
@@ -198,3 +216,37 @@ def test_it_trains_with_data_parallel():
         state, out = trainer.step(state, (x, y))
         losses.append(float(out))
     assert losses[-1] < 0.05 * losses[0]
+
+
+def test_weights_of_data_parallel_are_those_of_a_mean_over_ranks():
+    """They scale gradients, which a division by senders would leave scaled."""
+    loss = lambda params, batch: jnp.sum(params["w"] * batch["g"][0])
+    grads = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
+    batch = {"g": grads, "n": np.array([3, 0], np.float32)}
+
+    def step(**options):
+        sync = sparsejax.chunked_sync(**SMALL, values="float32", **options)
+        tx = optax.chain(sync, optax.sgd(1.0))
+        trainer = sparsejax.data_parallel(
+            loss, tx, helpers.mesh_of(2), weight=lambda batch: batch["n"][0]
+        )
+        return trainer.step(trainer.init({"w": jnp.zeros((8, 8))}), batch)[0].params["w"]
+
+    moved = -np.asarray(step(over="ranks"))
+    assert (moved != 0).sum() == 4
+    np.testing.assert_allclose(moved[moved != 0], grads[0][moved != 0], rtol=1e-6)
+    with pytest.raises(errors.ArgumentError, match=r"weight= .*over=\"ranks\""):
+        step()
+
+
+@pytest.mark.parametrize("values", ["float32", "2bit", "int8"])
+def test_a_rank_that_has_only_zeros_sends_nothing(values):
+    """Some of a block are sent, whatever they are: they do not count among the senders."""
+    grads = {"w": np.random.default_rng(0).standard_normal((2, 1, 16, 8))}
+    grads = {"w": grads["w"].astype(np.float32)}
+    grads["w"][0, 0, 0, :2] = 9  # of equal magnitudes the first are sent
+    tx = sparsejax.chunked_sync(**SMALL, values=values)
+    alone, _ = runs.ran(tx, {"w": grads["w"][:1]}, ranks=1)
+    grads["w"][1] = 0
+    updates, _ = runs.ran(tx, grads, ranks=2)
+    np.testing.assert_array_equal(updates["w"][0], alone["w"][0])

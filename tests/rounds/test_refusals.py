@@ -243,3 +243,21 @@ def test_weights_of_a_trainer():
     state = trainer.init(model.first())
     with pytest.raises(errors.ArgumentError, match=r"weight= says how gradients count"):
         trainer.step(state, model.batches(1)[0])
+
+
+@pytest.mark.parametrize(
+    "sync", [None, optax.chain(sparsejax.top_k(0.5, min_size=0), sparsejax.zen_sync())]
+)
+def test_weights_of_a_synchronization_that_knows_none(sync):
+    """It would take the plain mean, without a word."""
+    tx = local_steps(every=2, sync=sync)
+    state = sparsejax.init(tx, params(), MESH)
+
+    def on_rank(params, state, weight):
+        grads = jax.tree.map(jnp.ones_like, sparsejax.local(params, "data", state))
+        return tx.update(grads, state, params, weight=weight)[1].step
+
+    specs = P(), sparsejax.state_specs(state), P("data")
+    mapped = helpers.shard_map(on_rank, mesh=MESH, in_specs=specs, out_specs=P())
+    with pytest.raises(errors.ArgumentError, match=r"given weight=.*sync.*chunked_sync"):
+        jax.eval_shape(mapped, params(), state, jnp.ones(RANKS))

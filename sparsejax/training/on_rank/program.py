@@ -70,12 +70,12 @@ class Program:
             opt_specs: The PartitionSpecs of the optimizer's state.
         """
         wire, batch = Wire(self.axis_name), batches[0]
-        _check_weight(self.weight, state.opt_state)
         share = Share.of(batch, self.weight, wire)
         loss_fn = self._loss_of(state, batch, share)
         before = halves.begun(self.tx, state.params, state.opt_state, loss_fn)
         params = local(before[0], wire.axis, before[1])
         seen = observing.observed(self.tx, params)
+        _check_weight(self.weight, state.opt_state, seen)
         by_rows, read = takes_rows(seen), reader(seen, params, halves.of_rest(before[1]))
         value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
         if by_rows or read is not None:
@@ -158,16 +158,26 @@ class Program:
         return loss, outputs.put_together(aux, self.aux, share)
 
 
-def _check_weight(weight, opt_state):
-    """Raises where shares of a batch have weights, and ranks take steps by themselves."""
-    if weight is not None and find_state(opt_state, "data_parallel") is not None:
+def _check_weight(weight, opt_state, seen):
+    """Raises where shares of a batch have weights, and gradients no mean over ranks."""
+    if weight is None:
+        return
+    if find_state(opt_state, "data_parallel") is not None:
         raise ArgumentError(
             "data_parallel: weight= says how gradients count in a mean over the ranks, and "
             "within a round of sparsejax.local_steps there is none: each rank takes steps "
             "by its own gradients. Leave weight out, and average over the examples that a "
             "share has in loss_fn; or write a shard_map of your own, whose "
-            "tx.update(..., weight=...) hands the weight of a round on to sync."
+            "tx.update(..., weight=...) hands the weight of a round on to "
+            "sync=sparsejax.chunked_sync()."
         )
+    for one in seen.exchanges:
+        if getattr(one.part, "senders", False):
+            raise ArgumentError(
+                "data_parallel: weight= scales gradients so that their mean over all ranks "
+                f"is the weighted one, and {one.part.name} divides an element by the ranks "
+                'that sent it: give it over="ranks".'
+            )
 
 
 def _check_own(loss, axis_name):
