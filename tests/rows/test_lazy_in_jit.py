@@ -220,10 +220,24 @@ def in_a_scan_plain(params, ids):
     return plain(half, ids) + plain(half, ids // 2)
 
 
+def in_a_branch(params, ids):
+    """Of two lookups each step makes one."""
+    halves = lambda params: by_rows(params, ids // 2)
+    return jax.lax.cond(
+        jnp.max(ids) % 2 == 0, halves, lambda params: by_rows(params, ids), params
+    )
+
+
+def in_a_branch_plain(params, ids):
+    is_even = jnp.max(ids) % 2 == 0
+    return plain(params, jnp.where(is_even, ids // 2, ids))
+
+
 @pytest.mark.parametrize(
     ("loss", "same"),
     [
         (out_of_range, out_of_range_plain),
+        (in_a_branch, in_a_branch_plain),
         *helpers.slow((in_a_scan, in_a_scan_plain)),
     ],
 )
