@@ -29,6 +29,7 @@ OPTIMIZERS = {
     "adam": lambda: optax.adam(1e-2),
     "decayed": lambda: optax.adamw(optax.linear_schedule(1e-2, 1e-3, 4), weight_decay=0.1),
     "adagrad": lambda: optax.adagrad(1e-2),
+    "rowwise": lambda: sparsejax.rows.rowwise_adagrad(1e-2),
 }
 
 
@@ -119,6 +120,7 @@ class Run:
     [
         ("rows", "adam"),
         ("zero", "decayed"),
+        ("both", "rowwise"),
         *helpers.slow(
             ("replicated", "adam"),
             ("replicated", "decayed"),
@@ -141,7 +143,7 @@ def test_rows_are_those_of_the_dense_optimizer(where, name):
     types = jax.tree.map(lambda x: jax.typeof(x).sharding.spec.partitions, run.params)
     assert types == jax.tree.map(lambda spec: (*spec,), run.specs)
     (lazy,) = [x for x in run.state if isinstance(x, LazyState)]
-    if name != "adagrad":
+    if name not in ("adagrad", "rowwise"):
         over = run.specs["table"][0]
         assert jax.typeof(lazy.last["table"]).sharding.spec.partitions == (over,)
 

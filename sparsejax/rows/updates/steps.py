@@ -49,9 +49,13 @@ def init(optimizer: RowOptimizer, params: Any) -> LazyState:
     refused = [table for table in tables if optimizer.why_not(table)]
     if refused and len(refused) == len(tables):
         optimizer.check(refused[0])
-    inner = optimizer.tx.init(params)
     _, leaves, structure = layouts.flatten(params)
-    lagging, numbers = plan.lagging, jax.tree.leaves(inner)
+    numbers, of_inner = jax.tree.flatten(optimizer.tx.init(params))
+    numbers = [
+        x if owner is None else _beside(leaves[owner], x)
+        for x, owner in zip(numbers, plan.layout.owner, strict=True)
+    ]
+    lagging = plan.lagging
     last = [
         _never_seen(leaf) if at in lagging else optax.MaskedNode()
         for at, leaf in enumerate(leaves)
@@ -60,18 +64,23 @@ def init(optimizer: RowOptimizer, params: Any) -> LazyState:
         step=jnp.zeros((), jnp.int32),
         last=jax.tree.unflatten(structure, last),
         history=history([numbers[j] for j in plan.layout.held] if lagging else []),
-        inner=inner,
+        inner=jax.tree.unflatten(of_inner, numbers),
         kept=tuple(map(first_kept, plan.sums)),
     )
 
 
 def _never_seen(table):
     """Zeros, one for each row of a table, sharded as its rows are."""
-    zeros, mesh = jnp.zeros(table.shape[0], jnp.int32), mesh_of(table)
-    over = jax.typeof(table).sharding.spec[0]
-    if mesh is None or over is None:
-        return zeros
-    return jax.reshard(zeros, NamedSharding(mesh, PartitionSpec(over)))
+    return _beside(table, jnp.zeros(table.shape[0], jnp.int32))
+
+
+def _beside(table, x):
+    """An array that has something for each row of a table, sharded as its rows are."""
+    mesh, over = mesh_of(table), jax.typeof(table).sharding.spec[0]
+    of_rows, *others = jax.typeof(x).sharding.spec
+    if mesh is None or over == of_rows:
+        return x
+    return jax.reshard(x, NamedSharding(mesh, PartitionSpec(over, *others)))
 
 
 def tables(optimizer: RowOptimizer, params: Any) -> list[str]:
