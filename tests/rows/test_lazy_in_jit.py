@@ -273,6 +273,45 @@ def test_a_run_goes_on_from_a_checkpoint_on_another_mesh(tmp_path, sizes):
     np.testing.assert_allclose(other.settled()["table"], dense["table"], atol=2e-5)
 
 
+def scaled_by(shape):
+    """An optimizer whose step is scaled by a function, and by an array of a shape."""
+
+    def update(updates, state, params=None, *, scale=None, by=None, **extra):
+        del params, extra
+        if scale is not None:
+            assert by.shape == shape
+            updates = jax.tree.map(lambda x: -scale(x) * jnp.sum(by), updates)
+        return updates, state
+
+    init = lambda params: optax.EmptyState()
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def test_an_optimizer_is_given_what_update_is_given_besides():
+    """Functions, too, and all of an array that is sharded."""
+    mesh = helpers.grid(replica=4, fsdp=2)
+    lazy = sparsejax.lazy(scaled_by((8,)))
+    sync = sparsejax.zen_sync("replica", reduce="sum", rules={"table": "sparse"})
+    tx = optax.chain(sync, lazy)
+    with jax.set_mesh(mesh):
+        specs = {"kernel": P(None), "table": WHERE["both"]}
+        place = lambda x, spec: helpers.placed(x, mesh, spec)
+        params = jax.tree.map(place, first(), specs)
+
+        @jax.jit
+        def step(params, state, ids, by):
+            grads = sparsejax.value_and_grad(by_rows)(sparsejax.local(params, BOTH), ids)[1]
+            extra = {"scale": lambda x: 2 * x, "by": by}
+            updates, _ = tx.update(grads, state, params, **extra)
+            return sparsejax.apply_updates(params, updates)
+
+        ids, by = place(ids_of(0), P(BOTH, None)), place(np.arange(8.0), P("fsdp"))
+        found = step(params, sparsejax.init(tx, params), ids, by)
+    grads = jax.grad(plain)(jax.tree.map(jnp.asarray, first()), jnp.asarray(ids_of(0)))
+    wanted = first()["table"] - 56 * grads["table"]
+    np.testing.assert_allclose(np.asarray(found["table"]), wanted, atol=1e-4)
+
+
 def test_what_cannot_be_read_is_refused_by_name():
     run = Run("rows", "adam")
     with jax.set_mesh(run.mesh):

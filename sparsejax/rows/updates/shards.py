@@ -73,7 +73,7 @@ class TableShards:
         now = self.now
         tables = {at: now.all_of(at) for at in self.shardings}
         alone = [
-            x
+            whole(x)
             for x, owner in zip(now.inner, now.plan.layout.owner, strict=True)
             if owner is None
         ]
@@ -154,6 +154,18 @@ def _sharding(table):
     if by_rows is None or any(others):
         return None
     return NamedSharding(mesh, PartitionSpec(by_rows))
+
+
+def whole(tree: Any) -> Any:
+    """Arrays of which each device has all, as far as their types say otherwise."""
+
+    def one(x):
+        mesh = mesh_of(x)
+        if mesh is None or not any(jax.typeof(x).sharding.spec):
+            return x
+        return jax.reshard(x, NamedSharding(mesh, PartitionSpec(*[None] * x.ndim)))
+
+    return jax.tree.map(one, tree)
 
 
 def _zeros_like(last):
