@@ -312,6 +312,31 @@ def test_an_optimizer_is_given_what_update_is_given_besides():
     np.testing.assert_allclose(np.asarray(found["table"]), wanted, atol=1e-4)
 
 
+def test_a_kernel_that_is_sharded_by_rows_and_columns_is_settled():
+    """Though all its rows have seen each step, but those that another run has left late."""
+    run = Run("both", "adam")
+    run.train(range(3))
+    specs = {"kernel": P(None), "table": P("replica", "fsdp")}
+    with jax.set_mesh(run.mesh):
+        run.params = helpers.placed(run.params, run.mesh, specs)
+        (lazy,) = [x for x in run.state if isinstance(x, LazyState)]
+
+        def moved(x):
+            if x.shape[:1] != (ROWS,):
+                return x
+            return helpers.placed(x, run.mesh, P(*["replica", "fsdp"][: x.ndim]))
+
+        run.state = jax.tree.map(moved, lazy)
+    found = run.settled()
+    tx, params = OPTIMIZERS["adam"](), jax.tree.map(jnp.asarray, first())
+    state = tx.init(params)
+    for seed in range(3):
+        grads = jax.grad(plain)(params, jnp.asarray(ids_of(seed)))
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(found["table"], params["table"], atol=2e-5)
+
+
 def test_what_cannot_be_read_is_refused_by_name():
     run = Run("rows", "adam")
     with jax.set_mesh(run.mesh):

@@ -137,7 +137,11 @@ def every_row(
     """
     found = {at: _sharding(now.leaves[at]) for at in tables}
     sharded = {at: x for at, x in found.items() if x is not None}
-    made = catch_up(now, [at for at in found if at not in sharded])
+    # Where rows are cut, types of an explicit mesh let each step be taken by itself alone.
+    # Their gradients are arrays, so hardly ever is a row late.
+    cut = [at for at in found if at not in sharded and _is_cut(now.leaves[at])]
+    made = Snapshot.replayed(now, cut)
+    made |= catch_up(now, [at for at in found if at not in sharded and at not in cut])
     if sharded:
         shards = TableShards(now, sharded)
         specs = {at: shards.specs(at) for at in sharded}
@@ -154,6 +158,12 @@ def _sharding(table):
     if by_rows is None or any(others):
         return None
     return NamedSharding(mesh, PartitionSpec(by_rows))
+
+
+def _is_cut(table):
+    """Whether the rows of a table are sharded, and each of them, too."""
+    spec = jax.typeof(table).sharding.spec
+    return spec[0] is not None and any(spec[1:])
 
 
 def whole(tree: Any) -> Any:
