@@ -337,6 +337,24 @@ def test_a_kernel_that_is_sharded_by_rows_and_columns_is_settled():
     np.testing.assert_allclose(found["table"], params["table"], atol=2e-5)
 
 
+def test_an_optimizer_of_traced_values_is_refused_by_name():
+    mesh = helpers.grid(replica=4, fsdp=2)
+    sync = sparsejax.zen_sync("replica", reduce="sum", rules={"table": "sparse"})
+    adagrad = lambda learning_rate: sparsejax.lazy(optax.adagrad(learning_rate))
+    tx = optax.chain(sync, optax.inject_hyperparams(adagrad)(0.1))
+    with jax.set_mesh(mesh):
+        specs = {"kernel": P(None), "table": WHERE["both"]}
+        params = jax.tree.map(lambda x, spec: helpers.placed(x, mesh, spec), first(), specs)
+
+        def step(params, state, ids):
+            grads = sparsejax.value_and_grad(by_rows)(sparsejax.local(params, BOTH), ids)[1]
+            return tx.update(grads, state, params)
+
+        given = params, sparsejax.init(tx, params), helpers.placed(ids_of(0), mesh, P(BOTH))
+        with pytest.raises(errors.ArgumentError, match=r"'table'.*hyperparams inside"):
+            jax.jit(step)(*given)
+
+
 def test_what_cannot_be_read_is_refused_by_name():
     run = Run("rows", "adam")
     with jax.set_mesh(run.mesh):

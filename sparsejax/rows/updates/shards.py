@@ -18,6 +18,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from sparsejax.axes import mesh_of
+from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates.call import Rows
 from sparsejax.rows.updates.catch_up.fading import FadingSums
 from sparsejax.rows.updates.catch_up.history import History
@@ -69,6 +70,9 @@ class TableShards:
             operands: A tuple of trees of arrays.
             in_specs: Their PartitionSpecs.
             out_specs: Those of what it returns.
+
+        Raises:
+            ArgumentError: The optimizer was made of traced values.
         """
         now = self.now
         tables = {at: now.all_of(at) for at in self.shardings}
@@ -88,7 +92,18 @@ class TableShards:
             out_specs=out_specs,
             check_vma=False,
         )
-        return mapped(tables, common, operands)
+        try:
+            return mapped(tables, common, operands)
+        except NotImplementedError as error:
+            if "Closing over" not in str(error):
+                raise
+            path = now.plan.layout.paths[min(self.shardings)]
+            raise ArgumentError(
+                f"lazy: {path!r} is sharded by rows, and the optimizer was made of values "
+                "that are traced, as optax.inject_hyperparams around lazy has them: JAX "
+                "hands no such value to a shard_map. Put optax.inject_hyperparams inside, "
+                "lazy(optax.inject_hyperparams(optax.adam)(0.1)), or replicate the table."
+            ) from error
 
     def specs(self, at: int) -> Rows:
         """The PartitionSpecs of all rows of a table."""
