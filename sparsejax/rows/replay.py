@@ -108,6 +108,12 @@ def zeros(site: Site) -> jax.Array:
     return as_varying(x, site.varying)
 
 
+def _nothing_listed(site):
+    """The ids of a lookup that has read nothing."""
+    sharding = site.sharding and NamedSharding(site.sharding.mesh, site.ids_spec)
+    return jnp.full(site.ids_shape, site.height, jnp.int32, device=sharding)
+
+
 def run(program: Any, plan: ReplayPlan, inputs: Sequence[Any], deltas: Iterator[jax.Array]):
     """Runs a program as its plan says.
 
@@ -221,7 +227,7 @@ class _ReplayDomain(Domain[Any]):
             own = slice(before, before + len(plans[k].sites))
             made, lookups = run(sides[k], plans[k], given, iter(deltas[own]))
             # The lookups of the other sides have read nothing.
-            every = [jnp.full(s.ids_shape, s.height, jnp.int32) for s in sites]
+            every = list(map(_nothing_listed, sites))
             every[own] = [lookup.ids for lookup in lookups]
             every = [as_varying(i, s.varying) for i, s in zip(every, sites, strict=True)]
             return list(map(whole, made)), every

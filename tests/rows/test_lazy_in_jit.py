@@ -29,6 +29,7 @@ OPTIMIZERS = {
     "adam": lambda: optax.adam(1e-2),
     "decayed": lambda: optax.adamw(optax.linear_schedule(1e-2, 1e-3, 4), weight_decay=0.1),
     "adagrad": lambda: optax.adagrad(1e-2),
+    "rowwise": lambda: sparsejax.rows.rowwise_adagrad(1e-2),
 }
 
 
@@ -119,6 +120,7 @@ class Run:
     [
         ("rows", "adam"),
         ("zero", "decayed"),
+        ("both", "rowwise"),
         *helpers.slow(
             ("replicated", "adam"),
             ("replicated", "decayed"),
@@ -141,7 +143,7 @@ def test_rows_are_those_of_the_dense_optimizer(where, name):
     types = jax.tree.map(lambda x: jax.typeof(x).sharding.spec.partitions, run.params)
     assert types == jax.tree.map(lambda spec: (*spec,), run.specs)
     (lazy,) = [x for x in run.state if isinstance(x, LazyState)]
-    if name != "adagrad":
+    if name not in ("adagrad", "rowwise"):
         over = run.specs["table"][0]
         assert jax.typeof(lazy.last["table"]).sharding.spec.partitions == (over,)
 
@@ -220,10 +222,24 @@ def in_a_scan_plain(params, ids):
     return plain(half, ids) + plain(half, ids // 2)
 
 
+def in_a_branch(params, ids):
+    """Of two lookups each step makes one."""
+    halves = lambda params: by_rows(params, ids // 2)
+    return jax.lax.cond(
+        jnp.max(ids) % 2 == 0, halves, lambda params: by_rows(params, ids), params
+    )
+
+
+def in_a_branch_plain(params, ids):
+    is_even = jnp.max(ids) % 2 == 0
+    return plain(params, jnp.where(is_even, ids // 2, ids))
+
+
 @pytest.mark.parametrize(
     ("loss", "same"),
     [
         (out_of_range, out_of_range_plain),
+        (in_a_branch, in_a_branch_plain),
         *helpers.slow((in_a_scan, in_a_scan_plain)),
     ],
 )
@@ -255,6 +271,88 @@ def test_a_run_goes_on_from_a_checkpoint_on_another_mesh(tmp_path, sizes):
     wanted, dense = reference("adam")
     np.testing.assert_allclose(losses, wanted[3:], rtol=2e-5)
     np.testing.assert_allclose(other.settled()["table"], dense["table"], atol=2e-5)
+
+
+def scaled_by(shape):
+    """An optimizer whose step is scaled by a function, and by an array of a shape."""
+
+    def update(updates, state, params=None, *, scale=None, by=None, **extra):
+        del params, extra
+        if scale is not None:
+            assert by.shape == shape
+            updates = jax.tree.map(lambda x: -scale(x) * jnp.sum(by), updates)
+        return updates, state
+
+    init = lambda params: optax.EmptyState()
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def test_an_optimizer_is_given_what_update_is_given_besides():
+    """Functions, too, and all of an array that is sharded."""
+    mesh = helpers.grid(replica=4, fsdp=2)
+    lazy = sparsejax.lazy(scaled_by((8,)))
+    sync = sparsejax.zen_sync("replica", reduce="sum", rules={"table": "sparse"})
+    tx = optax.chain(sync, lazy)
+    with jax.set_mesh(mesh):
+        specs = {"kernel": P(None), "table": WHERE["both"]}
+        place = lambda x, spec: helpers.placed(x, mesh, spec)
+        params = jax.tree.map(place, first(), specs)
+
+        @jax.jit
+        def step(params, state, ids, by):
+            grads = sparsejax.value_and_grad(by_rows)(sparsejax.local(params, BOTH), ids)[1]
+            extra = {"scale": lambda x: 2 * x, "by": by}
+            updates, _ = tx.update(grads, state, params, **extra)
+            return sparsejax.apply_updates(params, updates)
+
+        ids, by = place(ids_of(0), P(BOTH, None)), place(np.arange(8.0), P("fsdp"))
+        found = step(params, sparsejax.init(tx, params), ids, by)
+    grads = jax.grad(plain)(jax.tree.map(jnp.asarray, first()), jnp.asarray(ids_of(0)))
+    wanted = first()["table"] - 56 * grads["table"]
+    np.testing.assert_allclose(np.asarray(found["table"]), wanted, atol=1e-4)
+
+
+def test_a_kernel_that_is_sharded_by_rows_and_columns_is_settled():
+    """Though all its rows have seen each step, but those that another run has left late."""
+    run = Run("both", "adam")
+    run.train(range(3))
+    specs = {"kernel": P(None), "table": P("replica", "fsdp")}
+    with jax.set_mesh(run.mesh):
+        run.params = helpers.placed(run.params, run.mesh, specs)
+        (lazy,) = [x for x in run.state if isinstance(x, LazyState)]
+
+        def moved(x):
+            if x.shape[:1] != (ROWS,):
+                return x
+            return helpers.placed(x, run.mesh, P(*["replica", "fsdp"][: x.ndim]))
+
+        run.state = jax.tree.map(moved, lazy)
+    found = run.settled()
+    tx, params = OPTIMIZERS["adam"](), jax.tree.map(jnp.asarray, first())
+    state = tx.init(params)
+    for seed in range(3):
+        grads = jax.grad(plain)(params, jnp.asarray(ids_of(seed)))
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(found["table"], params["table"], atol=2e-5)
+
+
+def test_an_optimizer_of_traced_values_is_refused_by_name():
+    mesh = helpers.grid(replica=4, fsdp=2)
+    sync = sparsejax.zen_sync("replica", reduce="sum", rules={"table": "sparse"})
+    adagrad = lambda learning_rate: sparsejax.lazy(optax.adagrad(learning_rate))
+    tx = optax.chain(sync, optax.inject_hyperparams(adagrad)(0.1))
+    with jax.set_mesh(mesh):
+        specs = {"kernel": P(None), "table": WHERE["both"]}
+        params = jax.tree.map(lambda x, spec: helpers.placed(x, mesh, spec), first(), specs)
+
+        def step(params, state, ids):
+            grads = sparsejax.value_and_grad(by_rows)(sparsejax.local(params, BOTH), ids)[1]
+            return tx.update(grads, state, params)
+
+        given = params, sparsejax.init(tx, params), helpers.placed(ids_of(0), mesh, P(BOTH))
+        with pytest.raises(errors.ArgumentError, match=r"'table'.*hyperparams inside"):
+            jax.jit(step)(*given)
 
 
 def test_what_cannot_be_read_is_refused_by_name():

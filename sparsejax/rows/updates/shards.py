@@ -18,6 +18,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from sparsejax.axes import mesh_of
+from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates.call import Rows
 from sparsejax.rows.updates.catch_up.fading import FadingSums
 from sparsejax.rows.updates.catch_up.history import History
@@ -69,11 +70,14 @@ class TableShards:
             operands: A tuple of trees of arrays.
             in_specs: Their PartitionSpecs.
             out_specs: Those of what it returns.
+
+        Raises:
+            ArgumentError: The optimizer was made of traced values.
         """
         now = self.now
         tables = {at: now.all_of(at) for at in self.shardings}
         alone = [
-            x
+            whole(x)
             for x, owner in zip(now.inner, now.plan.layout.owner, strict=True)
             if owner is None
         ]
@@ -88,7 +92,18 @@ class TableShards:
             out_specs=out_specs,
             check_vma=False,
         )
-        return mapped(tables, common, operands)
+        try:
+            return mapped(tables, common, operands)
+        except NotImplementedError as error:
+            if "Closing over" not in str(error):
+                raise
+            path = now.plan.layout.paths[min(self.shardings)]
+            raise ArgumentError(
+                f"lazy: {path!r} is sharded by rows, and the optimizer was made of values "
+                "that are traced, as optax.inject_hyperparams around lazy has them: JAX "
+                "hands no such value to a shard_map. Put optax.inject_hyperparams inside, "
+                "lazy(optax.inject_hyperparams(optax.adam)(0.1)), or replicate the table."
+            ) from error
 
     def specs(self, at: int) -> Rows:
         """The PartitionSpecs of all rows of a table."""
@@ -137,7 +152,11 @@ def every_row(
     """
     found = {at: _sharding(now.leaves[at]) for at in tables}
     sharded = {at: x for at, x in found.items() if x is not None}
-    made = catch_up(now, [at for at in found if at not in sharded])
+    # Where rows are cut, types of an explicit mesh let each step be taken by itself alone.
+    # Their gradients are arrays, so hardly ever is a row late.
+    cut = [at for at in found if at not in sharded and _is_cut(now.leaves[at])]
+    made = Snapshot.replayed(now, cut)
+    made |= catch_up(now, [at for at in found if at not in sharded and at not in cut])
     if sharded:
         shards = TableShards(now, sharded)
         specs = {at: shards.specs(at) for at in sharded}
@@ -154,6 +173,24 @@ def _sharding(table):
     if by_rows is None or any(others):
         return None
     return NamedSharding(mesh, PartitionSpec(by_rows))
+
+
+def _is_cut(table):
+    """Whether the rows of a table are sharded, and each of them, too."""
+    spec = jax.typeof(table).sharding.spec
+    return spec[0] is not None and any(spec[1:])
+
+
+def whole(tree: Any) -> Any:
+    """Arrays of which each device has all, as far as their types say otherwise."""
+
+    def one(x):
+        mesh = mesh_of(x)
+        if mesh is None or not any(jax.typeof(x).sharding.spec):
+            return x
+        return jax.reshard(x, NamedSharding(mesh, PartitionSpec(*[None] * x.ndim)))
+
+    return jax.tree.map(one, tree)
 
 
 def _zeros_like(last):

@@ -30,7 +30,7 @@ from sparsejax.rows.updates.optimizer_step import (
     taken,
 )
 from sparsejax.rows.updates.reader import LateRowReader, reader_of
-from sparsejax.rows.updates.shards import TableShards, every_row
+from sparsejax.rows.updates.shards import TableShards, every_row, whole
 from sparsejax.rows.updates.snapshot import Snapshot, before
 from sparsejax.rows.updates.state import LazyState, find
 from sparsejax.units.indices import Origin
@@ -49,9 +49,13 @@ def init(optimizer: RowOptimizer, params: Any) -> LazyState:
     refused = [table for table in tables if optimizer.why_not(table)]
     if refused and len(refused) == len(tables):
         optimizer.check(refused[0])
-    inner = optimizer.tx.init(params)
     _, leaves, structure = layouts.flatten(params)
-    lagging, numbers = plan.lagging, jax.tree.leaves(inner)
+    numbers, of_inner = jax.tree.flatten(optimizer.tx.init(params))
+    numbers = [
+        x if owner is None else _beside(leaves[owner], x)
+        for x, owner in zip(numbers, plan.layout.owner, strict=True)
+    ]
+    lagging = plan.lagging
     last = [
         _never_seen(leaf) if at in lagging else optax.MaskedNode()
         for at, leaf in enumerate(leaves)
@@ -60,18 +64,23 @@ def init(optimizer: RowOptimizer, params: Any) -> LazyState:
         step=jnp.zeros((), jnp.int32),
         last=jax.tree.unflatten(structure, last),
         history=history([numbers[j] for j in plan.layout.held] if lagging else []),
-        inner=inner,
+        inner=jax.tree.unflatten(of_inner, numbers),
         kept=tuple(map(first_kept, plan.sums)),
     )
 
 
 def _never_seen(table):
     """Zeros, one for each row of a table, sharded as its rows are."""
-    zeros, mesh = jnp.zeros(table.shape[0], jnp.int32), mesh_of(table)
-    over = jax.typeof(table).sharding.spec[0]
-    if mesh is None or over is None:
-        return zeros
-    return jax.reshard(zeros, NamedSharding(mesh, PartitionSpec(over)))
+    return _beside(table, jnp.zeros(table.shape[0], jnp.int32))
+
+
+def _beside(table, x):
+    """An array that has something for each row of a table, sharded as its rows are."""
+    mesh, over = mesh_of(table), jax.typeof(table).sharding.spec[0]
+    of_rows, *others = jax.typeof(x).sharding.spec
+    if mesh is None or over == of_rows:
+        return x
+    return jax.reshard(x, NamedSharding(mesh, PartitionSpec(over, *others)))
 
 
 def tables(optimizer: RowOptimizer, params: Any) -> list[str]:
@@ -160,12 +169,15 @@ def _by_shard(
 ) -> dict[int, tuple[ShardedRowGrads, KeptRows]]:
     """The updates of tables that are sharded by rows, and what is kept of their rows."""
     shards = TableShards(now, {at: x.sharding for at, x in grads.items()})
+    # What is no array, as a function or a flag, is known when traced.
+    arrays = {key: whole(value) for key, value in extra.items() if _is_arrays(value)}
+    rest = {key: value for key, value in extra.items() if key not in arrays}
 
-    def step_of(now, given, extra):
+    def step_of(now, given, arrays):
         local = {at: leaf.on_shard() for at, leaf in given.items()}
         every = [jnp.zeros(x.shape, x.dtype) for x in now.shapes]
         every = [local.get(at, zeros) for at, zeros in enumerate(every)]
-        step = OptimizerStep(now, every, now.structure, extra)
+        step = OptimizerStep(now, every, now.structure, rest | arrays)
         lists = {at: listed(now, at, leaf, now.due(at)) for at, leaf in local.items()}
         made, inner, last = taken(step, lists, others=False)
         found = {}
@@ -178,9 +190,14 @@ def _by_shard(
     specs = {at: leaf.specs for at, leaf in grads.items()}
     kept = {at: KeptRows(*shards.specs(at)[1:]) for at in grads}
     out = {at: (specs[at], kept[at]) for at in grads}
-    made = shards.run(step_of, (grads, extra), (specs, PartitionSpec()), out)
+    made = shards.run(step_of, (grads, arrays), (specs, PartitionSpec()), out)
     again = lambda x: dataclasses.replace(x, origin=Origin(x.ids))
     return {at: (again(update), rows) for at, (update, rows) in made.items()}
+
+
+def _is_arrays(value):
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(hasattr(x, "dtype") for x in leaves)
 
 
 def caught_late(
