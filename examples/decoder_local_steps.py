@@ -108,7 +108,7 @@ SIZES = {
 }
 HELD_OUT = 0.05  # of the text
 RATE, WARM_UP = 2e-3, 40
-RATES = {"diloco": 0.4, "sparse_loco": 0.7}  # of outer optimizers
+RATES = {"diloco": 0.2, "sparse_loco": 0.2}  # of outer optimizers, for short rounds
 METHODS = ("data_parallel", "dgc", "diloco", "sparse_loco")
 
 
@@ -228,9 +228,9 @@ def plot(curves: dict[str, Curve], path: pathlib.Path) -> None:
 
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for method, curve in curves.items():
-        axes[0].plot(curve.tokens, curve.losses, label=method)
+        axes[0].plot(np.array(curve.tokens) / 1e3, curve.losses, label=method)
         axes[1].plot(np.maximum(curve.bytes, 1), curve.losses, label=method)
-    axes[0].set(xlabel="tokens", ylabel="held-out loss")
+    axes[0].set(xlabel="thousand tokens", ylabel="held-out loss")
     axes[1].set(xlabel="bytes that a rank has sent", xscale="log")
     axes[0].legend()
     figure.savefig(path)

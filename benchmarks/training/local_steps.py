@@ -140,9 +140,9 @@ def drawn(compared: dict[str, list[dict]]):
     made, axes = figure.panels(1, 2)
     for side, own in compared.items():
         losses = np.mean([row["losses"] for row in own], axis=0)
-        axes[0, 0].plot(own[0]["tokens"], losses, label=side)
+        axes[0, 0].plot(np.array(own[0]["tokens"]) / 1e3, losses, label=side)
         axes[0, 1].plot(own[0]["sent"], losses, label=side)
-    axes[0, 0].set(xlabel="tokens", ylabel="held-out loss")
+    axes[0, 0].set(xlabel="thousand tokens", ylabel="held-out loss")
     axes[0, 1].set(xlabel="bytes that a rank has sent", xscale="log")
     axes[0, 0].legend()
     return made
