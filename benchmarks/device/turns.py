@@ -74,7 +74,7 @@ STAGES = {
     "push_pull.py:Stages.by_entries": "push",
     "pulls.py:Owned.gather": "pull",
     "ag_sparse.py:AGSparse.add_up": "gather",
-    "rows.py:_RowExchange._push": "push",
+    "row_push.py:RowPush._sent": "push",
     "rows.py:_RowExchange._pull": "pull",
     "row_lists.py:gathered": "gather",
 }

@@ -70,7 +70,7 @@ def test_the_size_of_a_message_of_listed_rows_follows_from_the_fullest():
     one = ListStage((4, 6, 9), need=6)
     known = turns.Turns({"push": one})
     for send in turns.LISTS:
-        place = ("rows.py:_RowExchange._push", send)
+        place = ("row_push.py:RowPush._sent", send)
         assert known.taken(place, 3) == [0.0, 1.0, 0.0]
     runs = [ListStage((4, 6, 9), need, run=3).collectives for need in (4, 6, 7)]
     assert (one.collectives, runs) == (1, [2, 2, 3])
