@@ -287,6 +287,21 @@ def nothing(shapes: Any) -> Any:
     return jax.tree.map(zeros, shapes, is_leaf=is_leaf)
 
 
+def arrays_and_others(extra: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments that are trees of arrays, and those that are known when traced.
+
+    Args:
+        extra: What `update` is given by name: arrays, functions, flags.
+    """
+
+    def is_arrays(value):
+        leaves = jax.tree.leaves(value)
+        return bool(leaves) and all(hasattr(x, "dtype") for x in leaves)
+
+    arrays = {key: value for key, value in extra.items() if is_arrays(value)}
+    return arrays, {key: value for key, value in extra.items() if key not in arrays}
+
+
 class Transformation(optax.GradientTransformationExtraArgs):
     """A transformation that prints as the call that made it.
 

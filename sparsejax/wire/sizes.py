@@ -49,6 +49,16 @@ class Sizes:
         rooms = {max(1, math.ceil(most / ratio**step)) for step in range(count)}
         return cls(tuple(sorted(rooms)))
 
+    @classmethod
+    def down_to_share(cls, most: int, ranks: int) -> "Sizes":
+        """Sizes from `most` down to less than an n-th of it, where parts may be uneven.
+
+        Args:
+            most: Entries that a message may have, all that a rank has.
+            ranks: Among how many messages they are divided.
+        """
+        return cls.up_to(most, 2**0.5, 2 * math.ceil(math.log2(ranks)) + 2)
+
     def number(self, need: Count) -> Any:
         """The number of the smallest that holds `need` entries; the last if none does."""
         xp = numpy_of(need)

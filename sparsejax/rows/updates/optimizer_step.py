@@ -92,13 +92,11 @@ class OptimizerStep:
     Args:
         now: The state, and the parameters.
         grads: The gradients, `RowGrads` among them.
-        structure: Of the parameters.
         extra: What the optimizer is given besides.
     """
 
-    def __init__(self, now, grads, structure, extra):
-        self.now, self.grads = now, grads
-        self.structure, self.extra = structure, extra
+    def __init__(self, now, grads, extra):
+        self.now, self.grads, self.extra = now, grads, extra
 
     def at_once(self, lists, long, rest, by_shard):
         """The step of all but some lists, of which a row of zeros stands for all.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from sparsejax.axes import mesh_of
+from sparsejax.axes import mesh_of, unsharded
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates.call import Rows
 from sparsejax.rows.updates.catch_up.fading import FadingSums
@@ -77,7 +77,7 @@ class TableShards:
         now = self.now
         tables = {at: now.all_of(at) for at in self.shardings}
         alone = [
-            whole(x)
+            unsharded(x)
             for x, owner in zip(now.inner, now.plan.layout.owner, strict=True)
             if owner is None
         ]
@@ -179,18 +179,6 @@ def _is_cut(table):
     """Whether the rows of a table are sharded, and each of them, too."""
     spec = jax.typeof(table).sharding.spec
     return spec[0] is not None and any(spec[1:])
-
-
-def whole(tree: Any) -> Any:
-    """Arrays of which each device has all, as far as their types say otherwise."""
-
-    def one(x):
-        mesh = mesh_of(x)
-        if mesh is None or not any(jax.typeof(x).sharding.spec):
-            return x
-        return jax.reshard(x, NamedSharding(mesh, PartitionSpec(*[None] * x.ndim)))
-
-    return jax.tree.map(one, tree)
 
 
 def _zeros_like(last):

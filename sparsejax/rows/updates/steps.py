@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sparsejax.axes import mesh_of
+from sparsejax.axes import mesh_of, unsharded
 from sparsejax.rows import tiles
 from sparsejax.rows.updates import layout as layouts
 from sparsejax.rows.updates.catch_up.fading import first_kept
@@ -30,9 +30,10 @@ from sparsejax.rows.updates.optimizer_step import (
     taken,
 )
 from sparsejax.rows.updates.reader import LateRowReader, reader_of
-from sparsejax.rows.updates.shards import TableShards, every_row, whole
+from sparsejax.rows.updates.shards import TableShards, every_row
 from sparsejax.rows.updates.snapshot import Snapshot, before
 from sparsejax.rows.updates.state import LazyState, find
+from sparsejax.state import tree
 from sparsejax.units.indices import Origin
 from sparsejax.units.row_grads import (
     LateRowGrads,
@@ -131,7 +132,7 @@ def update(
             lists[at] = listed(now, at, leaf, due, reading)
         else:  # there is nothing in it
             grads[at] = leaf.to_dense()
-    step = OptimizerStep(now, grads, structure, extra)
+    step = OptimizerStep(now, grads, extra)
     made, inner, last = taken(step, lists, by_shard=by_shard)
     if by_shard:
         found = _by_shard(now, by_shard, extra)
@@ -169,15 +170,14 @@ def _by_shard(
 ) -> dict[int, tuple[ShardedRowGrads, KeptRows]]:
     """The updates of tables that are sharded by rows, and what is kept of their rows."""
     shards = TableShards(now, {at: x.sharding for at, x in grads.items()})
-    # What is no array, as a function or a flag, is known when traced.
-    arrays = {key: whole(value) for key, value in extra.items() if _is_arrays(value)}
-    rest = {key: value for key, value in extra.items() if key not in arrays}
+    arrays, rest = tree.arrays_and_others(extra)
+    arrays = jax.tree.map(unsharded, arrays)
 
     def step_of(now, given, arrays):
         local = {at: leaf.on_shard() for at, leaf in given.items()}
         every = [jnp.zeros(x.shape, x.dtype) for x in now.shapes]
         every = [local.get(at, zeros) for at, zeros in enumerate(every)]
-        step = OptimizerStep(now, every, now.structure, rest | arrays)
+        step = OptimizerStep(now, every, rest | arrays)
         lists = {at: listed(now, at, leaf, now.due(at)) for at, leaf in local.items()}
         made, inner, last = taken(step, lists, others=False)
         found = {}
@@ -193,11 +193,6 @@ def _by_shard(
     made = shards.run(step_of, (grads, arrays), (specs, PartitionSpec()), out)
     again = lambda x: dataclasses.replace(x, origin=Origin(x.ids))
     return {at: (again(update), rows) for at, (update, rows) in made.items()}
-
-
-def _is_arrays(value):
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(hasattr(x, "dtype") for x in leaves)
 
 
 def caught_late(
@@ -247,7 +242,7 @@ def _late(optimizer, late, updates, state, params):
         optimizer.check_late(plan, at)
         lists[at] = listed(then, at, leaf, then.due(at, unseen=True))
         grads[at] = leaf
-    step = OptimizerStep(then, grads, structure, {})
+    step = OptimizerStep(then, grads, {})
     made, rows, last = taken(step, lists, others=False)
     inner = jax.tree.leaves(state.inner)
     for at in lists:

@@ -13,7 +13,6 @@ fits. Each row is added up in one place, which is the only one that needs it.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -76,7 +75,7 @@ class _PieceExchange:
         n, grads = self.wire.ranks, stacked(self.tables)
         starts = starts_of(self.heights)
         width, room = starts[-1], min(grads.capacity, starts[-1])
-        sizes = Sizes.up_to(room, 2**0.5, 2 * math.ceil(math.log2(n)) + 2)
+        sizes = Sizes.down_to_share(room, n)
         lists = Lists(self.wire, grads, sizes)
         listed = RowsByOwner.of(self._keys(starts), starts, n)
         in_part = jnp.sum(listed.counts, axis=1, dtype=jnp.int32)

@@ -62,6 +62,29 @@ class RowsByOwner:
         return self.starts[:, 1:] - self.starts[:, :-1]
 
 
+def in_messages(
+    keys: jax.Array, starts: jax.Array, width: int, room: int
+) -> tuple[jax.Array, jax.Array]:
+    """Where each key is in the messages to all parts, and the slots of these messages.
+
+    Args:
+        keys: As of `RowsByOwner`.
+        starts: int32 [parts], where the keys of each part begin.
+        width: Slots in a part.
+        room: Rows in a message, at most.
+
+    Returns:
+        int32 [K], the number of all places for no row; int32 [parts, room], `width` for
+        none.
+    """
+    n = starts.size
+    parts = jnp.minimum(keys // width, n - 1)
+    column = lax.iota(jnp.int32, keys.size) - starts[parts]
+    place = jnp.where(keys < n * width, parts * room + column, n * room)
+    slots = jnp.full(n * room, width, jnp.int32)
+    return place, slots.at[place].set(keys % width, mode="drop").reshape(n, room)
+
+
 @dataclasses.dataclass(frozen=True)
 class RowPush:
     """The push of lists: what is fixed when traced.
@@ -113,15 +136,10 @@ class RowPush:
     def _sent(self, keys, of_row, starts, rows, fullest):
         """The slots and rows that this rank owns, of each rank, and the bytes sent."""
         n, room, width = self.lists.wire.ranks, self.room, self.width
-        # Where each key is in the messages.
-        parts = jnp.minimum(keys // width, n - 1)
-        column = jnp.arange(keys.size, dtype=jnp.int32) - starts[parts]
-        place = jnp.where(keys < n * width, parts * room + column, n * room)
-        slots = jnp.full(n * room, width, jnp.int32)
-        slots = slots.at[place].set(keys % width, mode="drop")
+        place, slots = in_messages(keys, starts, width, room)
         to = place.at[of_row].get(mode="fill", fill_value=n * room)
         values = jnp.zeros((n * room, *rows.shape[1:]), wide(rows.dtype))
         values = add_repeated(values, to, rows)
-        slots, values = slots.reshape(n, room), values.reshape(n, room, -1)
+        values = values.reshape(n, room, -1)
         push = channels.push(self.lists.wire)
         return self.lists.send(push, slots, values, fullest, width)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sparsejax.schemes.owners.row_push import RowsByOwner
+from sparsejax.schemes.owners.row_push import RowsByOwner, in_messages
 from sparsejax.units import bits
 from sparsejax.wire import channels
 from sparsejax.wire.collectives import Wire
@@ -47,15 +47,10 @@ def read(
         return rows.reshape(*ids.shape, *rows.shape[1:])
     room = min(flat.size, height)
     asked = RowsByOwner.of(flat, [0, height], n)
-    first = asked.starts[:, 0]
-    parts = jnp.minimum(asked.keys // height, n - 1)
-    column = lax.iota(jnp.int32, flat.size) - first[parts]
-    place = jnp.where(asked.keys < n * height, parts * room + column, n * room)
-    slots = jnp.full(n * room, height, jnp.int32)
-    slots = slots.at[place].set(asked.keys % height, mode="drop").reshape(n, room)
+    place, slots = in_messages(asked.keys, asked.starts[:, 0], height, room)
 
     most, _ = wire.maximum(jnp.max(asked.counts))
-    sizes = Sizes.up_to(room, 2**0.5, 2 * math.ceil(math.log2(n)) + 2)
+    sizes = Sizes.down_to_share(room, n)
     number, channel = sizes.number(most), channels.push(wire)
     words = lax.bitcast_convert_type(slots, jnp.uint32)
     given = send_heads(channel, words, sizes.rooms, number, n)

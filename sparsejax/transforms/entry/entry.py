@@ -260,9 +260,7 @@ class _EnteredUpdate:
             for (keys, leaf), param in zip(pairs, of_params, strict=True)
         ]
         shards = shards_of(pairs, [leaf.sum for leaf in leaves])
-        # What is no array, as a function or a flag, is known when traced.
-        arrays = {key: value for key, value in extra.items() if _is_arrays(value)}
-        rest = {key: value for key, value in extra.items() if key not in arrays}
+        arrays, rest = tree.arrays_and_others(extra)
         operands = [leaf.given for leaf in leaves], state, arrays
         in_specs = (
             [leaf.in_spec for leaf in leaves],
@@ -358,8 +356,3 @@ def _marked(leaf):
 
 def _bare(leaf):
     return leaf.value if is_per_replica(leaf) else leaf
-
-
-def _is_arrays(value):
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(hasattr(x, "dtype") for x in leaves)
