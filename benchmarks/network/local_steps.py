@@ -8,6 +8,8 @@ turns, in whole rounds of `--every` steps, or in some steps where they exchange 
     alone          AdamW on each rank, and no exchange
     sparse_loco    SparseLoCo: an exchange of two-bit entries at the end of each round
     diloco         DiLoCo: a dense mean there
+    delayed        the same, applied `--delay` steps later, by one program
+    overlap        the same, by a program of its own beside these steps
     dgc            the largest hundredth of each gradient, in every step
     data_parallel  dense sums of gradients, in every step
 
@@ -48,6 +50,8 @@ SIDES = {
     "alone": None,
     "sparse_loco": None,
     "diloco": None,
+    "delayed": None,
+    "overlap": None,
     "dgc": 3,
     "data_parallel": 3,
 }
@@ -63,6 +67,7 @@ class Settings(settings.Settings):
     hosts: tuple[int, ...] = option((16,), "numbers of hosts")
     rates: tuple[str, ...] = option(("100mbit",), "of each link, each way")
     every: int = option(30, "steps in a round")
+    delay: int = option(5, "steps after which delayed exchanges are applied")
     sides: tuple[str, ...] = option(tuple(SIDES), "what is timed", choices=tuple(SIDES))
     rounds: int = option(3, "turns")
     timeout: float = option(1800.0, "seconds for each number of hosts")
@@ -73,10 +78,14 @@ class Settings(settings.Settings):
             network.bits_per_second(rate)
 
 
-def transformation(side: str, every: int) -> optax.GradientTransformation:
+def transformation(side: str, every: int, delay: int) -> optax.GradientTransformation:
     """The optimizer of a side."""
     if side == "alone":
         return sparsejax.local_steps(example.adamw(NEVER), every=NEVER)
+    if side in ("delayed", "overlap"):
+        outer = optax.sgd(example.RATES["diloco"], momentum=0.9, nesterov=True)
+        late = {"delay": delay, "blend": 0.5}
+        return sparsejax.local_steps(example.adamw(NEVER), every=every, outer=outer, **late)
     return example.transformation(side, NEVER, every)
 
 
@@ -90,9 +99,16 @@ class Training:
         params: The parameters, or the anchor.
     """
 
-    def __init__(self, name: str, every: int, mesh: jax.sharding.Mesh, batches: list):
-        self.name, self.steps = name, SIDES[name] or every
-        tx, size = transformation(name, every), example.SIZES["small"]
+    def __init__(
+        self, name: str, settings: Settings, mesh: jax.sharding.Mesh, batches: list
+    ):
+        self.name, self.steps = name, SIDES[name] or settings.every
+        tx = transformation(name, settings.every, settings.delay)
+        size, update = example.SIZES["small"], tx.update
+        self._overlap = None
+        if name == "overlap":
+            self._overlap = sparsejax.rounds.Overlap(tx, mesh)
+            update = self._overlap.steps.update
         place = lambda x, spec: jax.make_array_from_callback(
             x.shape, NamedSharding(mesh, spec), lambda at: x[at]
         )
@@ -104,7 +120,7 @@ class Training:
         def step(params, state, tokens):
             own = sparsejax.local(params, AXIS, state)
             loss, grads = jax.value_and_grad(size.loss)(own, tokens)
-            updates, state = tx.update(grads, state, params)
+            updates, state = update(grads, state, params)
             return optax.apply_updates(params, updates), state, loss[None]
 
         mapped = jax.shard_map(
@@ -125,6 +141,11 @@ class Training:
         for _ in range(self.steps):
             made = self._step(self.params, self._state, next(self._batches))
             self.params, self._state, loss = made
+            if self._overlap:
+                turned = self._overlap.turn(self.params, self._state)
+                self.params, self._state = turned
+        if self._overlap:
+            self._overlap.wait()
         self._calls += 1
         jax.block_until_ready((self.params, self._state))
         # Ranks that exchange nothing would begin and end apart from one another.
@@ -154,7 +175,7 @@ def rank(settings: Settings) -> None:
         batches = list(text.batches(here.ranks, 4))
         trainings = []
         for name in settings.sides:
-            trainings.append(Training(name, settings.every, mesh, batches))
+            trainings.append(Training(name, settings, mesh, batches))
             here.say(f"  {name} compiled in {trainings[-1].compiled:.1f} s")
         tokens = batches[0].shape[0] * (batches[0].shape[1] - 1)
         for rate in settings.rates:

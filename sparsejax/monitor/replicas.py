@@ -26,7 +26,7 @@ from pallas_kernels import hashing
 from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, JobError, ReplicaError
-from sparsejax.jobs import agreement, store
+from sparsejax.jobs import agreement, background, store
 from sparsejax.jobs.texts import listed
 from sparsejax.monitor import checksums
 from sparsejax.placement import specs
@@ -95,6 +95,7 @@ def check_replicas(
         arguments.check_whole("step", step, 0)
         if step % every:
             return
+    background.wait()
     _compare(tree, axis_name, "" if step is None else f" before step {step}")
 
 

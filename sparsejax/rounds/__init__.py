@@ -6,10 +6,18 @@ rank. Here are presets with the numbers of published methods, and the state.
     state         the state of the transformation, and how it is found
     reading       this rank's parameters: `sparsejax.local`
     inner_steps   the steps between two exchanges, inside `shard_map` and under `jit`
-    transformation  a round: inner steps, one exchange, one outer step
+    outer_steps   the exchange, and the step of the anchor
+    fragments     parts of the parameters, and when they are sent and applied
+    transformation  `local_steps`: inner steps, and what is due
+    overlap       exchanges that run beside the steps
     checks        what is refused, by name
     presets       published methods as calls of `local_steps`
 """
 
-from sparsejax.rounds.presets import diloco as diloco, sparse_loco as sparse_loco
+from sparsejax.rounds.overlap import Overlap as Overlap
+from sparsejax.rounds.presets import (
+    diloco as diloco,
+    sparse_loco as sparse_loco,
+    streaming_diloco as streaming_diloco,
+)
 from sparsejax.rounds.state import LocalStepsState as LocalStepsState

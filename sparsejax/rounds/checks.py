@@ -1,11 +1,12 @@
 """What local steps refuse, by name: parts that do not fit, and gradients of other kinds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import optax
 
+from sparsejax import arguments
 from sparsejax.errors import ArgumentError, LeafError
 from sparsejax.state import observing, sharded, tree
 from sparsejax.units.row_grads import is_row_grads
@@ -124,6 +125,31 @@ def check_weight(
             f"{UPDATE} was given weight=, which goes to sync, and nothing in it reads "
             f"weights: {parts[0].name} would take the plain mean. Leave weight out, or "
             "give sync=sparsejax.chunked_sync()."
+        )
+
+
+def check_blend(blend: Any, delay: int) -> None:
+    """Raises unless a blend is a share, and something is received late to be blended."""
+    if not arguments.is_number(blend) or not 0 <= blend < 1:
+        raise ArgumentError(
+            f"blend must lie in [0, 1), got {blend!r}: it is the share of its own "
+            "parameters that a rank keeps, and with 1 ranks would never meet."
+        )
+    if blend and not delay:
+        raise ArgumentError(
+            f"blend={blend} keeps a share of what ranks have moved since an exchange "
+            "began, and without a delay that is nothing but what was sent: leave it out, "
+            "or give delay=5."
+        )
+
+
+def check_delayed(delay: int, extra: Mapping[str, Any]) -> None:
+    """Raises where ranks have weights, and an exchange is applied in a later step."""
+    if delay and extra.get("weight") is not None:
+        raise ArgumentError(
+            f"{UPDATE} was given weight=, and with delay={delay} what is applied in a step "
+            "was sent in an earlier one, whose weight is not kept. Leave weight out, or "
+            "take delay=0."
         )
 
 

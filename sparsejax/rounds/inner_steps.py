@@ -20,6 +20,7 @@ from sparsejax import axes
 from sparsejax.axes import AxisName, axis_names
 from sparsejax.errors import ArgumentError
 from sparsejax.rounds.checks import UPDATE, check_kind
+from sparsejax.rounds.fragments import Fragments
 from sparsejax.rounds.reading import moved, moved_stack, spec_of, stacked
 from sparsejax.state import sharded, tree
 from sparsejax.state.parameters import ParameterSpecs, of_per_rank, ranks_of
@@ -115,9 +116,18 @@ class OnRank(NamedTuple):
         after = self.wire.per_rank(_with_axis(after))
         return Moved(state.offset.with_value(offset), state.inner.with_value(after))
 
+    def only(self, fragments: Fragments, number: int) -> "OnRank":
+        """As it is for a fragment of the parameters."""
+        del fragments, number
+        return self
+
     def differences(self, offset: RankState) -> Any:
-        """The anchor minus this rank's parameters, as `sync` is given it."""
+        """The anchor minus this rank's parameters; see `outer_steps.LocalRanks`."""
         return jax.tree.map(lambda x: -x[0], offset.value)
+
+    def blended(self, offset: RankState, updates: Any, blend: float) -> RankState:
+        """The offset after the anchor has moved; see `outer_steps.LocalRanks`."""
+        return _blended(offset, updates, blend)
 
 
 class Stacked(NamedTuple):
@@ -186,8 +196,13 @@ class Stacked(NamedTuple):
             self._placed(state.inner.with_value(after), known),
         )
 
+    def only(self, fragments: Fragments, number: int) -> "Stacked":
+        """As it is for a fragment of the parameters."""
+        pairs = zip(self.specs, fragments.numbers, strict=True)
+        return self._replace(specs=[spec for spec, own in pairs if own == number])
+
     def differences(self, offset: RankState) -> Any:
-        """The anchor minus the parameters of each rank; see `OnRank.differences`."""
+        """The anchor minus the parameters of each rank; see `outer_steps.LocalRanks`."""
         leaves, structure = jax.tree.flatten(offset.value)
         return structure.unflatten(
             [
@@ -195,6 +210,10 @@ class Stacked(NamedTuple):
                 for x, spec in zip(leaves, self.specs, strict=True)
             ]
         )
+
+    def blended(self, offset: RankState, updates: Any, blend: float) -> RankState:
+        """The offsets after the anchor has moved; see `outer_steps.LocalRanks`."""
+        return _blended(offset, updates, blend)
 
     @property
     def _is_auto(self):
@@ -223,6 +242,15 @@ class Stacked(NamedTuple):
 def _plus(offset, update):
     """An offset after an update, in the dtype of the offset."""
     return offset + update.astype(offset.dtype)
+
+
+def _blended(offset, updates, blend):
+    """The share of the offsets from the new anchor that ranks keep, [ranks, ...]."""
+    kept = lambda x, update: blend * (x - update.astype(x.dtype))
+    value = offset.value
+    if not blend:  # Nothing is kept, NaN neither.
+        return offset.with_value(jax.tree.map(jnp.zeros_like, value))
+    return offset.with_value(jax.tree.map(kept, value, updates))
 
 
 def _with_axis(values):

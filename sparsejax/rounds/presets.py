@@ -53,6 +53,63 @@ def diloco(
 
 
 @described
+def streaming_diloco(
+    inner: optax.GradientTransformation,
+    every: int = 100,
+    lr: float = 0.4,
+    momentum: float = 0.9,
+    *,
+    fragments: int = 4,
+    delay: int = 5,
+    blend: float = 0.5,
+    sync: optax.GradientTransformation | None = None,
+    axis_name: AxisName | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Streaming DiLoCo: DiLoCo of a fragment at a time, applied some steps later.
+
+    With d the mean of what ranks have moved of a fragment, at the end of a step, and v its
+    momentum, as in `diloco`, at the end of the step `delay` later:
+
+        anchor = anchor - lr (d + momentum v)
+        parameters of a rank = blend (parameters of the rank) + (1 - blend) anchor
+
+    A link carries a fragment every `every / fragments` steps, and has the time of `delay`
+    steps for it where `Overlap` runs the exchange beside them. The paper's fragments are
+    three layers, so that their number grows with the model; here leaves are shared out by
+    size. The paper sends values in four bits: give it a `sync` that does.
+
+    Args:
+        inner: The optimizer of each rank; the paper's is AdamW.
+        every: How many steps a round has.
+        lr: Of the outer optimizer.
+        momentum: Of the outer optimizer.
+        fragments: How many parts of the parameters; a divisor of `every`.
+        delay: Steps from sending to applying.
+        blend: The share of its own parameters that a rank keeps.
+        sync: The synchronization; the mean, by dense sums, if None.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+
+    Example:
+        >>> tx = sparsejax.rounds.streaming_diloco(optax.adamw(1e-3), fragments=2)
+        >>> params = {"body": params, "head": params}
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+
+    References:
+        Douillard et al., Streaming DiLoCo with overlapping communication, arXiv 2501.18512
+    """
+    return local_steps(
+        inner,
+        every=every,
+        outer=optax.sgd(lr, momentum=momentum, nesterov=True),
+        sync=sync,
+        fragments=fragments,
+        delay=delay,
+        blend=blend,
+        axis_name=axis_name,
+    )
+
+
+@described
 def sparse_loco(
     inner: optax.GradientTransformation,
     every: int = 30,

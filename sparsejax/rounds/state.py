@@ -1,11 +1,39 @@
 """The state of local steps, and how it is found in the state of a chain."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from sparsejax.errors import StateError
+from sparsejax.rounds.fragments import Fragments
 from sparsejax.state.per_rank import RankState, find
+
+
+class OuterState(NamedTuple):
+    """The state of the outer step of a fragment.
+
+    Attributes:
+        sync: Of the synchronization.
+        outer: Of the outer optimizer, the same on all ranks.
+    """
+
+    sync: Any
+    outer: Any
+
+
+class FragmentState(NamedTuple):
+    """The part of a state that is about one fragment; other leaves are masked.
+
+    Attributes:
+        offset: See `LocalStepsState`.
+        outgoing: See `LocalStepsState`.
+        of_outer: Of the outer step.
+    """
+
+    offset: RankState
+    outgoing: RankState | None
+    of_outer: OuterState
 
 
 class LocalStepsState(NamedTuple):
@@ -13,11 +41,12 @@ class LocalStepsState(NamedTuple):
 
     Attributes:
         step: int32: updates so far, the same on all ranks.
-        offset: What each rank has moved since the last round, a tree like the parameters,
+        offset: What each rank has moved from the anchor, a tree like the parameters,
             float32 or wider: `RankState`, [ranks, ...].
         inner: The state of the inner optimizer of each rank: `RankState`.
-        sync: The state of the synchronization.
-        outer: The state of the outer optimizer, the same on all ranks.
+        outgoing: The offsets as they were when their last exchange began: `RankState`; None
+            without a delay.
+        of_outer: The state of the outer step of each fragment of the parameters.
 
     Example:
         >>> tx = sparsejax.local_steps(optax.adam(1e-3), every=30)
@@ -27,10 +56,43 @@ class LocalStepsState(NamedTuple):
     """
 
     step: jax.Array
-    offset: RankState | None
-    inner: RankState | None
-    sync: Any
-    outer: Any
+    offset: Any
+    inner: Any
+    outgoing: Any
+    of_outer: tuple[OuterState, ...]
+
+    def fragment(self, fragments: Fragments, number: int) -> FragmentState:
+        """The part of a fragment."""
+        only = lambda held: held.with_value(fragments.only(number, held.value))
+        outgoing = None if self.outgoing is None else only(self.outgoing)
+        return FragmentState(only(self.offset), outgoing, self.of_outer[number])
+
+    def with_fragments(
+        self, fragments: Fragments, states: Sequence[FragmentState]
+    ) -> "LocalStepsState":
+        """The state with those of all fragments."""
+
+        def together(held):
+            return held[0].with_value(fragments.together([x.value for x in held]))
+
+        outgoing = self.outgoing
+        if outgoing is not None:
+            outgoing = together([own.outgoing for own in states])
+        return self._replace(
+            offset=together([own.offset for own in states]),
+            outgoing=outgoing,
+            of_outer=tuple(own.of_outer for own in states),
+        )
+
+    def with_fragment(
+        self, fragments: Fragments, number: int, state: FragmentState
+    ) -> "LocalStepsState":
+        """The state with that of one fragment."""
+        states = [
+            state if n == number else self.fragment(fragments, n)
+            for n in range(fragments.count)
+        ]
+        return self.with_fragments(fragments, states)
 
 
 def find_state(opt_state: Any, call: str) -> LocalStepsState | None:

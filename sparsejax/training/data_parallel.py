@@ -38,6 +38,7 @@ def data_parallel(
     capacity: rows.Capacity | None = None,
     check_every: int | None = None,
     check_vma: bool = True,
+    overlap: bool = False,
 ) -> DataParallel:
     """Makes a train step that runs on every device of a mesh axis.
 
@@ -123,6 +124,10 @@ def data_parallel(
             would have found goes unseen: a `pmean` of gradients in `loss_fn`, and an update
             that is not synchronized. Not with `param_specs`, since JAX adds up gradients of
             what a further axis replicates by the types that it checks.
+        overlap: Whether exchanges of `sparsejax.local_steps` run beside the steps that
+            follow, as `sparsejax.rounds.Overlap` says. A step then sends nothing: the loss
+            that it returns is an array [ranks], of each rank its own, and so are auxiliary
+            outputs, with aux="stack".
 
     Returns:
         An object with `init(params, variables=None, key=None)`, `step(state, batch)`,
@@ -146,4 +151,5 @@ def data_parallel(
         capacity=capacity,
         check_every=check_every,
         check_vma=check_vma,
+        overlap=overlap,
     )

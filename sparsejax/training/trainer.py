@@ -10,15 +10,17 @@ from jax.sharding import Mesh, PartitionSpec
 
 from sparsejax import rows
 from sparsejax.errors import ArgumentError
+from sparsejax.jobs import background
 from sparsejax.placement import initial, specs
 from sparsejax.placement.setup import TIMEOUT, Setup
+from sparsejax.rounds import Overlap
 from sparsejax.state import observing
 from sparsejax.state.per_rank import check_ranks, check_whole
 from sparsejax.training import ahead, numbers, placing, variables as of_variables
 from sparsejax.training.on_rank import halves, losses, outputs
 from sparsejax.training.on_rank.by_rows import takes_rows
 from sparsejax.training.on_rank.losses import Loss
-from sparsejax.training.on_rank.program import Program
+from sparsejax.training.on_rank.program import Program, check_sends_nothing
 from sparsejax.training.train_state import Checked, TrainState, check_key, require_usable
 from sparsejax.wire import Wire
 
@@ -44,6 +46,7 @@ class DataParallel:
         capacity,
         check_every,
         check_vma,
+        overlap,
     ):
         if not isinstance(tx, optax.GradientTransformation) or not isinstance(mesh, Mesh):
             raise ArgumentError(
@@ -70,6 +73,7 @@ class DataParallel:
         self._mesh = mesh
         self._axis_name = specs.data_axis(mesh, axis_name, "sparsejax.data_parallel")
         self._tx = optax.with_extra_args_support(tx)
+        self._overlap = Overlap(tx, mesh) if overlap else None
         self._ranks = specs.ranks_of(mesh, self._axis_name)
         self._batches = placing.Batches(mesh, self._axis_name)
         self._variables = variables
@@ -77,8 +81,14 @@ class DataParallel:
         self._check_vma = check_vma
         self._donate = donate
         self._capacity = None if capacity is None else rows.check_capacity(capacity)
-        of = self._tx, self._axis_name, loss, eval_loss
-        self._program = Program(*of, aux, weight, ids, self._capacity)
+        of = self._axis_name, loss, eval_loss, aux, weight, ids, self._capacity
+        self._program = Program(self._tx, *of)
+        # A step of these sends nothing; an evaluation does.
+        self._step_program = self._program
+        if self._overlap:
+            check_sends_nothing(aux, weight)
+            steps = self._overlap.steps
+            self._step_program = Program(steps, *of, mean_loss=False)
         self._options = {"aux": aux, "variables": variables, "capacity": self._capacity}
         self._options |= {"weight": weight is not None, "ids": ids is not None}
         self._options |= {"check_every": check_every, "donate": donate}
@@ -109,6 +119,8 @@ class DataParallel:
         job = Setup("trainer.init", self._mesh, timeout)
         with job.made_ready():
             check_key(key)
+            if self._overlap:
+                of_variables.check_by_rank(variables, self._variables)
             specs.check_shards(params, self._mesh)
             own = self._specs_of(params)
             if self._param_specs is None:
@@ -171,8 +183,8 @@ class DataParallel:
                 warns.
 
         Returns:
-            The next state, and the loss averaged over ranks; with auxiliary outputs, the
-            loss and these.
+            The next state, and the loss averaged over ranks, or with `overlap` that of each
+            rank; with auxiliary outputs, the loss and these.
 
         Raises:
             BadNumberError: With `sparsejax.skip_nonfinite(..., report=True)` for tx; its
@@ -184,6 +196,8 @@ class DataParallel:
             check_whole(state)
             whole = self._whole_specs(state)
             state = placing.on_mesh(state, self._mesh, whole, "trainer.step")
+            if self._overlap:
+                self._overlap.restart()
         self._checked.before(state)
         is_ahead = self._is_ahead(state.params)
         ahead.check_next(is_ahead, batch, next_batch)
@@ -196,6 +210,9 @@ class DataParallel:
             step.eval_shape(state, *batches)  # nor does one that cannot be traced
             state = self.flush(state)
         after, out = step(state, *batches)
+        if self._overlap:
+            params, opt_state = self._overlap.turn(after.params, after.opt_state)
+            after = after._replace(params=params, opt_state=opt_state)
         self._checked.after(after)
         self._told.after(after.step, told)
         numbers.check(after)
@@ -262,6 +279,7 @@ class DataParallel:
         # Without what is not needed: the optimizer's state may be larger than all else.
         if not self._waits(state.params) and not self._has_late_rows(state.params):
             state = state._replace(opt_state=None)
+        background.wait()
         return self._evaluation(state)(state, self._batches.placed(batch))
 
     def compiled(self, state: TrainState, has_next: bool = False) -> Any:
@@ -278,9 +296,9 @@ class DataParallel:
             whole = self._whole_specs(state)
 
             def step(state, *batches):
-                return self._program.step(state, batches, whole.opt_state)
+                return self._step_program.step(state, batches, whole.opt_state)
 
-            out_specs = whole, self._program.output_specs()
+            out_specs = whole, self._step_program.output_specs()
             mapped = self._on_ranks(step, whole, out_specs, 1 + has_next)
             self._compiled[key] = jax.jit(mapped, donate_argnums=0 if self._donate else ())
         return self._compiled[key]

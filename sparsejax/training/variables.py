@@ -32,6 +32,16 @@ def check(kinds: Any) -> None:
             )
 
 
+def check_by_rank(values: Any, kinds: Any) -> None:
+    """Raises where variables are put together in each step, and a step sends nothing."""
+    if values is not None and any(kind != "by_rank" for kind in jax.tree.leaves(kinds)):
+        raise ArgumentError(
+            "data_parallel: with overlap=True a step sends nothing, and the mean of "
+            "variables over ranks is one: give it variables='by_rank', or leave overlap "
+            "out."
+        )
+
+
 def wrapped(values: Any, kinds: Any, axis_name: AxisName) -> Any:
     """The values, those that are kept by rank as `PerRank`."""
     if values is None:

@@ -33,7 +33,7 @@ def test_five_rounds_are_those_of_diloco_in_numpy(inner):
             found = run.params[(number + 1) * EVERY - 1]
             for name, x in wanted.items():
                 np.testing.assert_allclose(found[name][0], x, rtol=1e-10)
-        trace = optax.tree.get(run.state.outer, "trace")
+        trace = optax.tree.get(run.state.of_outer, "trace")
         for name, x in momentum.items():
             np.testing.assert_allclose(trace[name], x, rtol=1e-10)
 

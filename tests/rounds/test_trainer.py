@@ -84,7 +84,8 @@ def test_other_ranks_begin_with_the_means_of_offsets_and_moments(ranks, tmp_path
     _, other, fresh = made(ranks)
     found = sparsejax.restore(tmp_path / "run", fresh)
     assert helpers.octets(found.params) == helpers.octets(state.params)
-    assert helpers.octets(found.opt_state.outer) == helpers.octets(state.opt_state.outer)
+    (was,), (now,) = state.opt_state.of_outer, found.opt_state.of_outer
+    assert helpers.octets(now.outer) == helpers.octets(was.outer)
     assert int(found.opt_state.step) == EVERY + 2
     old, new = state.opt_state, found.opt_state
     of_inner = lambda opt_state: optax.tree.get(opt_state.inner.value, "nu")

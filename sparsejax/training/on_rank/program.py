@@ -48,6 +48,7 @@ class Program:
             same.
         ids: From a batch to what `tx` is given as `ids`, if anything.
         capacity: Of lists of rows, if they have one.
+        mean_loss: Whether the loss is the mean over ranks; else each returns its own.
     """
 
     tx: optax.GradientTransformationExtraArgs
@@ -58,6 +59,7 @@ class Program:
     weight: Callable[[Any], Any] | None
     ids: Callable[[Any], Any] | None
     capacity: Capacity | None
+    mean_loss: bool = True
 
     def step(
         self, state: TrainState, batches: Sequence[Any], opt_specs: Any
@@ -127,7 +129,7 @@ class Program:
 
     def output_specs(self) -> Any:
         """The PartitionSpecs of the loss and what goes with it."""
-        loss = PartitionSpec()
+        loss = PartitionSpec() if self.mean_loss else PartitionSpec(self.axis_name)
         return (loss, outputs.specs(self.aux, self.axis_name)) if self.has_aux else loss
 
     @property
@@ -152,10 +154,26 @@ class Program:
     def _of_all(self, loss, aux, share):
         """The loss of all ranks, and the auxiliary outputs."""
         share.require_same_elsewhere("what loss_fn returns", loss)
-        loss = share.mean(loss)
+        loss = share.mean(loss) if self.mean_loss else share.wire.per_rank(loss[None])
         if not self.has_aux:
             return loss
         return loss, outputs.put_together(aux, self.aux, share)
+
+
+def check_sends_nothing(aux: Any, weight: Any) -> None:
+    """Raises where a step is to send nothing, and a part of it is asked for that does."""
+    if weight is not None:
+        raise ArgumentError(
+            "data_parallel: weight= puts shares together in each step, and with "
+            "overlap=True a step sends nothing: leave one of them out."
+        )
+    for kind in jax.tree.leaves(aux):
+        if kind != "stack":
+            raise ArgumentError(
+                "data_parallel: with overlap=True a step sends nothing, and auxiliary "
+                f"outputs cannot be put together as {kind!r}: take aux='stack', which "
+                "leaves them on their ranks."
+            )
 
 
 def _check_weight(weight, opt_state, seen):

@@ -1,0 +1,123 @@
+"""Fragments: parts of the parameters that are exchanged at steps of their own.
+
+With P fragments and rounds of H steps a fragment is sent every H steps, and one of them
+every H / P steps, so that a link carries a part at a time instead of all at once. What is
+sent at the end of step t is applied at the end of step t + delay: until then the steps of
+the inner optimizer go on.
+
+Leaves are shared out by size, the largest first, each to the fragment that is the smallest
+so far. It follows from the shapes alone, so all ranks share out equally.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sparsejax import arguments
+from sparsejax.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentSchedule:
+    """When fragments are sent, and when what was received is applied.
+
+    Attributes:
+        every: Steps in a round.
+        fragments: How many fragments.
+        delay: Steps from sending to applying.
+    """
+
+    every: int
+    fragments: int = 1
+    delay: int = 0
+
+    def __post_init__(self):
+        arguments.check_whole("every", self.every, 1)
+        arguments.check_whole("fragments", self.fragments, 1)
+        arguments.check_whole("delay", self.delay, 0)
+        if self.every % self.fragments:
+            fitting = [n for n in range(1, self.every + 1) if self.every % n == 0]
+            near = min(fitting, key=lambda n: abs(n - self.fragments))
+            raise ArgumentError(
+                f"fragments must divide every={self.every}, so that one is sent after "
+                f"equally many steps, got {self.fragments}: take fragments={near}."
+            )
+        if self.delay >= self.every:
+            raise ArgumentError(
+                f"delay must be less than every={self.every}, since a fragment is sent "
+                f"again after that, got {self.delay}: take {self.every - 1} or less."
+            )
+
+    def is_sent(self, step: Any, number: int) -> Any:
+        """Whether a fragment is sent at the end of a step; steps count from 0."""
+        place = (number + 1) * (self.every // self.fragments) % self.every
+        return (step + 1) % self.every == place
+
+    def is_applied(self, step: Any, number: int) -> Any:
+        """Whether a fragment that was sent before is applied at the end of a step."""
+        return (step >= self.delay) & self.is_sent(step - self.delay, number)
+
+    def is_pending(self, step: int, number: int) -> bool:
+        """Whether a fragment was sent by the end of a step, and not applied before it."""
+        since = range(max(0, step - self.delay), step + 1)
+        return any(self.is_sent(before, number) for before in since)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fragments:
+    """Which fragment each leaf is in.
+
+    Attributes:
+        structure: Of the parameters.
+        numbers: The fragment of each leaf, in the order of the tree.
+        count: How many fragments.
+    """
+
+    structure: Any
+    numbers: tuple[int, ...]
+    count: int
+
+    @classmethod
+    def of(cls, params: Any, count: int) -> "Fragments":
+        """The fragments of parameters; raises where there are fewer leaves."""
+        leaves, structure = jax.tree.flatten(params)
+        sizes = [math.prod(jnp.shape(x)) for x in leaves]
+        if count > max(len(sizes), 1):
+            raise ArgumentError(
+                f"fragments={count} is more than the {len(sizes)} leaves of the "
+                f"parameters, and a leaf is in one fragment: take {max(len(sizes), 1)} or "
+                "less, or keep layers in leaves of their own."
+            )
+        numbers, filled = [0] * len(sizes), [0] * count
+        for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+            numbers[i] = min(range(count), key=lambda n: filled[n])
+            filled[numbers[i]] += max(sizes[i], 1)
+        return cls(structure, tuple(numbers), count)
+
+    def only(self, number: int, tree: Any) -> Any:
+        """A tree like the parameters, masked but for the leaves of a fragment."""
+        if self.count == 1:
+            return tree
+        pairs = zip(self.structure.flatten_up_to(tree), self.numbers, strict=True)
+        return self.structure.unflatten(
+            [x if own == number else optax.MaskedNode() for x, own in pairs]
+        )
+
+    def together(self, trees: Sequence[Any]) -> Any:
+        """A tree from those of all fragments; inverse of `only`."""
+        if self.count == 1:
+            return trees[0]
+        rows = list(map(self.structure.flatten_up_to, trees))
+        return self.structure.unflatten(
+            [rows[own][i] for i, own in enumerate(self.numbers)]
+        )
+
+    def replaced(self, number: int, tree: Any, part: Any) -> Any:
+        """A tree with the leaves of a fragment of another one."""
+        both = [part if n == number else self.only(n, tree) for n in range(self.count)]
+        return self.together(both)

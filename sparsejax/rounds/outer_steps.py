@@ -1,0 +1,94 @@
+"""The step between two rounds: an exchange of what ranks have moved, and what it moves.
+
+    mean    = sync(anchor - parameters of this rank)    over the wire
+    update  = outer(mean)                               the same on all ranks
+    anchor  = anchor + update
+    offset  = blend (offset - update)
+
+The last line is how a rank goes on. With a blend of 0 it goes on from the anchor. Where the
+exchange began some steps ago, those steps would be lost: with a blend b the parameters of a
+rank become b times what they were plus 1 - b times the anchor.
+
+The exchange is a function of its own, so that `overlap` can make a program of it.
+"""
+
+import dataclasses
+from typing import Any, Protocol
+
+import optax
+
+from sparsejax.rounds import checks
+from sparsejax.rounds.state import FragmentState, OuterState
+from sparsejax.state.per_rank import RankState
+
+
+class LocalRanks(Protocol):
+    """The ranks as they are called: one inside `shard_map`, or all stacked."""
+
+    def differences(self, offset: RankState) -> Any:
+        """The anchor minus the parameters of a rank, as `sync` is given it."""
+        ...
+
+    def blended(self, offset: RankState, updates: Any, blend: float) -> RankState:
+        """The offsets after the anchor has moved."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterSteps:
+    """The exchange of a fragment, and the step of the outer optimizer.
+
+    Attributes:
+        outer: The optimizer of the anchor.
+        sync: The chain that synchronizes.
+        blend: The share of its own parameters that a rank keeps.
+    """
+
+    outer: optax.GradientTransformationExtraArgs
+    sync: optax.GradientTransformationExtraArgs
+    blend: float = 0.0
+
+    def init(self, anchor: Any) -> OuterState:
+        """The first state of a fragment, in the dtypes of the offsets."""
+        return OuterState(self.sync.init(anchor), self.outer.init(anchor))
+
+    def exchange(
+        self, ranks: LocalRanks, outgoing: RankState, state: Any, anchor: Any, **extra: Any
+    ) -> tuple[Any, Any]:
+        """Sends what ranks have moved; the only part over the wire.
+
+        Args:
+            ranks: The ranks.
+            outgoing: The offsets as they were when the exchange began.
+            state: Of the synchronization.
+            anchor: In the dtypes of the offsets.
+            **extra: Further arguments of the synchronization.
+
+        Returns:
+            What `outer` is given as a gradient, the same on all ranks, and the next state
+            of the synchronization.
+        """
+        differences = ranks.differences(outgoing)
+        run = lambda **given: self.sync.update(differences, state, anchor, **given)
+        weighed = lambda weight: run(**{**extra, "weight": weight})
+        checks.check_weight(self.sync, anchor, weighed, extra.get("weight"))
+        return run(**extra)
+
+    def apply(
+        self, ranks: LocalRanks, exchanged: tuple[Any, Any], state: FragmentState, anchor: Any
+    ) -> tuple[Any, FragmentState]:
+        """Moves the anchor; nothing is sent.
+
+        Args:
+            ranks: The ranks.
+            exchanged: What `exchange` has returned.
+            state: Of the fragment.
+            anchor: In the dtypes of the offsets.
+
+        Returns:
+            The updates of the anchor, and the next state.
+        """
+        mean, sync = exchanged
+        updates, outer = self.outer.update(mean, state.of_outer.outer, anchor)
+        offset = ranks.blended(state.offset, updates, self.blend)
+        return updates, state._replace(offset=offset, of_outer=OuterState(sync, outer))
