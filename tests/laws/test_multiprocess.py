@@ -147,3 +147,5 @@ def test_processes_that_take_local_steps_hold_one_anchor(tmp_path):
         np.testing.assert_allclose(got, whole[name], rtol=1e-5, atol=1e-6, err_msg=name)
     moved = [(whole[f"anchor/{i}/w"] != whole["anchor/0/w"]).any() for i in range(7)]
     assert moved == [False, False, True, True, True, True, True]
+    moved = [i for i in range(1, 7) if (whole[f"late/{i}/w"] != whole["late/0/w"]).any()]
+    assert moved == [3, 4, 5, 6]

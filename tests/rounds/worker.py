@@ -43,6 +43,15 @@ def main(out, coordinator=None, rank=0):
     results |= {f"held/{name}": rows(x) for name, x in held.items()}
     offset = state.opt_state.offset.value
     results |= {f"offset/{name}": rows(x) for name, x in offset.items()}
+    # Once more, with exchanges beside the steps.
+    late = {"fragments": 2, "delay": 2, "blend": 0.5}
+    tx = sparsejax.local_steps(optax.adam(0.02), every=4, sync=sync, **late)
+    trainer = sparsejax.data_parallel(model.loss_fn, tx, mesh, overlap=True)
+    state = trainer.init(model.first())
+    for step, batch in enumerate(model.batches(7, examples=4)):
+        state, _ = trainer.step(state, jax.tree.map(own, batch))
+        results |= {f"late/{step}/{name}": x + 0 for name, x in state.params.items()}
+    sparsejax.check_replicas(state)
     np.savez(out, **{name: np.asarray(x) for name, x in results.items()})
     if coordinator is not None:
         jax.distributed.shutdown()
