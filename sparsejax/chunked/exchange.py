@@ -37,6 +37,7 @@ from sparsejax.schemes.base import no_traffic, stage, traffic
 from sparsejax.state import finite, observing, sharded, tree
 from sparsejax.state.per_rank import check_kind
 from sparsejax.state.totals import Totals
+from sparsejax.state.weights import own_weight
 from sparsejax.transforms.buckets import Bucket, Everything
 from sparsejax.transforms.checks import Leaves
 from sparsejax.transforms.entry import Entry, LeafPlaces, Reduction
@@ -172,7 +173,7 @@ class ChunkedExchange:
         """
         del extra
         _check_scatter(self.name, paths, entered)
-        own = None if weight is None else _own_weight(weight, wire)
+        own = None if weight is None else own_weight(weight, wire)
         summed: list[Any] = [None] * len(accumulated)
         left: list[Any] = list(summed)
         sent, kept, size = 0.0, 0, max(sum(x.size for x in accumulated), 1)
@@ -259,18 +260,6 @@ def _left(x, at, values, weight):
 def _kept(x, weight):
     """What a rank keeps where everything is sent: all that is finite if its weight is 0."""
     return jnp.where((weight == 0) & jnp.isfinite(x), x, 0)
-
-
-def _own_weight(weight, wire):
-    """This rank's weight as a float32 that differs by rank."""
-    weight = jnp.asarray(weight, jnp.float32)
-    if weight.shape not in ((), (1,), (wire.ranks,)):
-        raise ArgumentError(
-            f"weight must be one number of this rank, or one for each of {wire.ranks} "
-            f"ranks, got the shape {list(weight.shape)}."
-        )
-    weight = wire.per_rank(weight)
-    return weight[wire.rank] if weight.size > 1 else weight.reshape(())
 
 
 def _by_types(leaves):

@@ -1,9 +1,8 @@
 """What local steps refuse, by name: parts that do not fit, and gradients of other kinds."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import jax
 import optax
 
 from sparsejax import arguments
@@ -97,35 +96,6 @@ def check_kind(path: str, leaf: Any) -> None:
             f"{UPDATE}: the gradient of {path!r} is {type(leaf).__name__}, and {_TABLES}."
         )
     tree.check_dtype(path, leaf)
-
-
-def check_weight(
-    sync: optax.GradientTransformation,
-    params: Any,
-    run: Callable[[Any], Any],
-    weight: Any,
-) -> None:
-    """Raises where ranks have weights, and nothing in sync reads them.
-
-    Args:
-        sync: The chain that synchronizes.
-        params: The parameters.
-        run: Its update, of a weight.
-        weight: The weight; None where there is none.
-    """
-    if weight is None:
-        return
-    parts = [seen.part for seen in observing.observed(sync, params).exchanges]
-    if any(getattr(part, "takes_weight", False) for part in parts):
-        return
-    program = jax.make_jaxpr(run)(weight).jaxpr
-    read = [x for eqn in program.eqns for x in eqn.invars]
-    if not any(x is given for x in read for given in program.invars):
-        raise ArgumentError(
-            f"{UPDATE} was given weight=, which goes to sync, and nothing in it reads "
-            f"weights: {parts[0].name} would take the plain mean. Leave weight out, or "
-            "give sync=sparsejax.chunked_sync()."
-        )
 
 
 def check_blend(blend: Any, delay: int) -> None:

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import optax
 
-from sparsejax.rounds import checks
 from sparsejax.rounds.state import FragmentState, OuterState
 from sparsejax.state.per_rank import RankState
 
@@ -69,10 +68,7 @@ class OuterSteps:
             of the synchronization.
         """
         differences = ranks.differences(outgoing)
-        run = lambda **given: self.sync.update(differences, state, anchor, **given)
-        weighed = lambda weight: run(**{**extra, "weight": weight})
-        checks.check_weight(self.sync, anchor, weighed, extra.get("weight"))
-        return run(**extra)
+        return self.sync.update(differences, state, anchor, **extra)
 
     def apply(
         self, ranks: LocalRanks, exchanged: tuple[Any, Any], state: FragmentState, anchor: Any

@@ -197,9 +197,11 @@ def local_steps(
     once in a round. With `delay` the result of an exchange is applied that many steps after
     it began, and `sparsejax.rounds.Overlap` hides the exchange in them.
 
-    Further arguments of `update` go to `sync`,
-    and those of the last step of a round count. `weight=` is refused where nothing in
-    `sync` reads it: of this library only `sparsejax.chunked_sync` does.
+    Further arguments of `update` go to `sync`, and those of the last step of a round count:
+    with `weight=`, a number that each rank has for itself, the mean is
+    sum(weight * difference) / sum(weight), and a rank of weight 0 counts nothing. What it
+    has moved is lost, where `sync` sends everything; of those that leave something out
+    `sparsejax.chunked_sync` takes weights, and keeps it.
 
     Args:
         inner: The optimizer of each rank, any optax chain without a synchronization, such

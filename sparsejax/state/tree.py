@@ -53,8 +53,10 @@ def sharded_as(leaf: Any, other: Any) -> Any:
 
 
 def with_numbers(leaf: Any, x: jax.Array) -> Any:
-    """A leaf like an array, or like `RowGrads`, with other numbers."""
-    return dataclasses.replace(leaf, rows=x) if is_row_grads(leaf) else x
+    """A leaf of the same kind with other numbers; see `numbers`."""
+    if is_row_grads(leaf):
+        return dataclasses.replace(leaf, rows=x)
+    return dataclasses.replace(leaf, values=x) if is_sparse(leaf) else x
 
 
 def axes_of(leaf: Any) -> frozenset[str]:

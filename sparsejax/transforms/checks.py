@@ -233,6 +233,30 @@ def check_shards(lossy: Any, memory: Any, given: Any) -> None:
         )
 
 
+def check_weight(lossy: Any, given: Any, remembers: bool) -> None:
+    """Raises where ranks have weights, and something does not know how to weigh them.
+
+    Args:
+        lossy: What sends and leaves out; a `Lossy`.
+        given: The gradients.
+        remembers: Whether it keeps anything on each rank.
+    """
+    call = f"update of {lossy.name} was given weight="
+    sharded.refuse(
+        given,
+        call,
+        "whose gradient is a sum over the ranks already. Leave weight out, or train the "
+        "table in a chain of its own, by optax.partition.",
+    )
+    if remembers and not lossy.takes_weight:
+        raise ArgumentError(
+            f"{call}, and it keeps on each rank what it does not send: of a rank of weight "
+            "0 it would forget what it sends, and nobody counts it. Leave weight out, or "
+            "take a synchronization that sends everything (sparsejax.dense_sync(), "
+            "sparsejax.zen_sync()) without a sparsifier, or sparsejax.chunked_sync()."
+        )
+
+
 def check_velocities(
     lossy: Any, paths: Sequence[str], leaves: Sequence[Any], moving: Sequence[bool]
 ) -> None:

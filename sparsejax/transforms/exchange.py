@@ -121,6 +121,7 @@ class Exchange:
 
     name = "sparsejax.sync"
     takes_rows = True
+    takes_weight = False
 
     @property
     def entry(self) -> Entry:

@@ -6,7 +6,8 @@ Something that leaves entries out is `Lossy`: from the accumulated gradient it r
 part that it sent and the part that it left out. `feedback` makes an optax transformation of
 it, in which a `Memory` keeps the part that was left out, on each rank, for the next step.
 Over the wire goes one number, the square of a rank's residual, so that the norm over all
-ranks is at hand wherever the state is read, on one process alone, too.
+ranks is at hand wherever the state is read, on one process alone, too; and where ranks have
+weights one more, their sum (`state.weights`).
 
 The ways to bring it back, and the law of each, are in `state.memories`. Residuals and
 velocities are float32 or wider, whatever the gradient is, and keep what rounding takes from
@@ -34,6 +35,7 @@ from sparsejax.state.per_rank import (
     check_ranks,
     norm_over_ranks,
 )
+from sparsejax.state.weights import Weight
 from sparsejax.transforms import checks
 from sparsejax.transforms.described import described
 from sparsejax.transforms.entry import Entry
@@ -78,6 +80,11 @@ class Lossy(Protocol):
     @property
     def takes_rows(self) -> bool:
         """Whether a leaf may be `RowGrads`."""
+        ...
+
+    @property
+    def takes_weight(self) -> bool:
+        """Whether `step` weighs ranks by itself; else it is given leaves that are."""
         ...
 
     @property
@@ -206,9 +213,9 @@ def feedback(
             norm = None if residual is None else jnp.float32(0)
         return FeedbackState(jnp.int32(0), residual, momentum, norm, inner)
 
-    def update(updates, state, params=None, *, dense=False, ids=None, **extra):
+    def update(updates, state, params=None, *, dense=False, ids=None, weight=None, **extra):
         if not axes.manual_axes() and lossy.entry.outside(updates, state, params):
-            extra |= {"dense": dense, "ids": ids}
+            extra |= {"dense": dense, "ids": ids, "weight": weight}
             return lossy.entry.run(update, updates, state, params, **extra)
         check_kind(state, FeedbackState, lossy.name)
         wire = Wire.over(lossy.axis_name, f"update of {lossy.name}")
@@ -234,6 +241,12 @@ def feedback(
             outlined = leaves if as_is else lossy.outline(paths, leaves, wire)
             outlined = structure.unflatten(outlined)
             return shards.together(outlined, parts), state
+        if weight is not None:
+            checks.check_weight(lossy, updates, any(needed + moving))
+            if lossy.takes_weight:
+                extra["weight"] = weight
+            elif lossy.entry.sums:
+                leaves = list(map(Weight.of(weight, wire).of_leaf, leaves))
         extra |= {"dense": dense, "masked": masked, "moving": any(moving)}
         own = lossy, memory, structure, paths, wire
         exchange = axes.all_manual(functools.partial(_exchanged, *own, **extra), wire.axis)

@@ -84,6 +84,7 @@ class Select:
 
     name = "a sparsejax sparsifier"
     takes_rows = False
+    takes_weight = False
 
     @property
     def entry(self) -> Entry:

@@ -246,10 +246,15 @@ def test_weights_of_a_trainer():
 
 
 @pytest.mark.parametrize(
-    "sync", [None, optax.chain(sparsejax.top_k(0.5, min_size=0), sparsejax.zen_sync())]
+    "sync",
+    [
+        sparsejax.spardl_sync(0.5, rules={".*": "sparse"}),
+        optax.chain(sparsejax.top_k(0.5, min_size=0), sparsejax.zen_sync()),
+        sparsejax.sync(sparsejax.schemes.Zen(), sparsifier=sparsejax.dgc(0.5)),
+    ],
 )
-def test_weights_of_a_synchronization_that_knows_none(sync):
-    """It would take the plain mean, without a word."""
+def test_weights_of_a_synchronization_that_leaves_something_out(sync):
+    """What a rank of weight 0 sends would be in no sum, and no longer in its residual."""
     tx = local_steps(every=2, sync=sync)
     state = sparsejax.init(tx, params(), MESH)
 
@@ -259,5 +264,6 @@ def test_weights_of_a_synchronization_that_knows_none(sync):
 
     specs = P(), sparsejax.state_specs(state), P("data")
     mapped = helpers.shard_map(on_rank, mesh=MESH, in_specs=specs, out_specs=P())
-    with pytest.raises(errors.ArgumentError, match=r"given weight=.*sync.*chunked_sync"):
+    message = r"given weight=.*keeps on each.*chunked_sync"
+    with pytest.raises(errors.ArgumentError, match=message):
         jax.eval_shape(mapped, params(), state, jnp.ones(RANKS))

@@ -14,8 +14,7 @@ from sparsejax.rows import Capacity, Lazy, within_capacity
 from sparsejax.state import sharded, tree
 from sparsejax.state.observing import Observed
 from sparsejax.training.on_rank.shares import Share
-from sparsejax.units.indices import comparable
-from sparsejax.units.row_grads import RowGrads, is_row_grads
+from sparsejax.units.row_grads import is_row_grads
 
 
 def takes_rows(seen: Observed) -> frozenset[str]:
@@ -82,14 +81,9 @@ def scaled(grads: Any, share: Share) -> Any:
     """
 
     def one(leaf):
-        if sharded.is_sharded(leaf):
+        if sharded.is_sharded(leaf) or share.weight is None:
             return leaf
-        if not is_row_grads(leaf):
-            return share.scaled(leaf)
-        if share.weight is None:
-            return leaf
-        ids = jnp.where(share.weight == 0, leaf.shape[0], comparable(leaf.ids))
-        return RowGrads.marked(ids, share.scaled(leaf.rows), leaf.shape)
+        return share.weight.of_leaf(leaf)
 
     is_leaf = lambda leaf: is_row_grads(leaf) or sharded.is_sharded(leaf)
     return jax.tree.map(one, grads, is_leaf=is_leaf)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from sparsejax import axes
 from sparsejax.errors import ArgumentError
+from sparsejax.state.weights import Weight
 from sparsejax.units.units import wide
 from sparsejax.wire import Wire
 
@@ -22,13 +23,11 @@ class Share:
 
     Attributes:
         wire: The ranks.
-        weight: This rank's weight, float32; None where all ranks count the same.
-        total: The sum of all ranks' weights.
+        weight: How much this rank counts; None where all ranks count the same.
     """
 
     wire: Wire
-    weight: jax.Array | None = None
-    total: jax.Array | None = None
+    weight: Weight | None = None
 
     @classmethod
     def of(cls, batch: Any, weight_of: Callable[[Any], Any] | None, wire: Wire) -> "Share":
@@ -42,30 +41,20 @@ class Share:
                 f"{weight.dtype}{list(weight.shape)}. Of a mask that is its sum: "
                 "weight=lambda batch: batch['mask'].sum()."
             )
-        weight = weight.astype(jnp.float32)
-        # A share cannot count less than nothing: NaN, which the loss then is, shows it.
-        weight = wire.per_rank(jnp.where(weight < 0, jnp.nan, weight))
-        return cls(wire, weight, wire.psum(weight)[0])
+        return cls(wire, Weight.of(weight, wire))
 
     def scaled(self, x: jax.Array) -> jax.Array:
         """The array times this rank's weight: the mean over ranks is then the weighted one.
 
-        Zeros on a rank without data, whatever x holds there. Where all weights are equal it
-        is x itself.
+        Zeros on a rank without data, whatever x holds there.
         """
-        if self.weight is None or self.total is None:
-            return x
-        total = jnp.where(self.total == 0, 1, self.total)
-        scale = self.weight * self.wire.ranks / total
-        scaled = (x.astype(wide(x.dtype)) * scale).astype(x.dtype)
-        # A weight that is NaN must show.
-        return jnp.where(self.weight == 0, jnp.zeros_like(scaled), scaled)
+        return x if self.weight is None else self.weight.scaled(x)
 
     def mean(self, x: jax.Array) -> jax.Array:
         """The mean over the ranks that have data, in float32 or wider; NaN if none has."""
         x = self.scaled(jnp.asarray(x, wide(jnp.result_type(x))))
         mean = self.wire.psum(self.wire.per_rank(x))[0] / self.wire.ranks
-        return mean if self.total is None else jnp.where(self.total == 0, jnp.nan, mean)
+        return self._where_any(mean, jnp.nan)
 
     def sum(self, x: jax.Array) -> jax.Array:
         """The sum over the ranks that have data; of integers and flags an integer."""
@@ -74,17 +63,21 @@ class Share:
         to = wide(dtype) if is_float else jnp.promote_types(dtype, jnp.int32)
         x = jnp.asarray(x, to)
         if self.weight is not None:
-            x = jnp.where(self.weight > 0, x, jnp.zeros_like(x))
+            x = jnp.where(self.weight.own > 0, x, jnp.zeros_like(x))
         return self.wire.psum(self.wire.per_rank(x))[0]
 
     def of_all(self, new: jax.Array, old: jax.Array) -> jax.Array:
         """The mean in the old value's dtype; the old value where no rank has data."""
         mean = self.mean(new).astype(old.dtype)
-        return mean if self.total is None else jnp.where(self.total == 0, old, mean)
+        return self._where_any(mean, old)
 
     def own(self, new: jax.Array, old: jax.Array) -> jax.Array:
         """This rank's value; the old one where it has no data."""
-        return new if self.weight is None else jnp.where(self.weight > 0, new, old)
+        return new if self.weight is None else jnp.where(self.weight.own > 0, new, old)
+
+    def _where_any(self, x, otherwise):
+        """The array; something else where no rank has data."""
+        return x if self.weight is None else jnp.where(self.weight.total == 0, otherwise, x)
 
     def require_same_elsewhere(self, what: str, x: Any) -> None:
         """Raises where x differs over a mesh axis that is not the ranks'."""
