@@ -12,4 +12,10 @@ checkpoint by `sparsejax.restore`. There, and at the end, what was applied and w
 ranks hold back has to be the sum of the gradients computed up to that step, or what the
 optimizer makes of them (`books`), and parameters the same bytes on all hosts. A host that
 is slow, or stopped for less than the time of silence, ends nothing.
+
+By local steps (`diloco`, `sparse_loco`) a job goes on from the last checkpoint alike,
+within a round or at its end. There, and at the end of a job that nothing ended, anchors are
+the same bytes as those of a job that nothing befell. `--moments round exchange save` has
+hosts befallen in the first step of a round, in the last one, which exchanges, and while all
+save.
 """

@@ -1,6 +1,7 @@
 """Runs all cases, and says what became of each."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 import random
@@ -11,14 +12,14 @@ import tempfile
 import time
 
 from benchmarks.faults import verdicts
-from benchmarks.faults.settings import FAULTS, Settings
+from benchmarks.faults.settings import FAULTS, LOCAL, Settings
 from benchmarks.harness.record import Recorder
 from benchmarks.harness.table import Column
 from benchmarks.testbed import job, network
 
 
 NAME = "faults"
-KEYS = ("scheme", "fault", "hosts", "seed")
+KEYS = ("scheme", "fault", "hosts", "seed", "moment")
 ROUNDING = 1e-5  # of the sum of sizes of what was computed
 GRACE = 40.0  # seconds until what still runs is a hang
 SAID = "sparsejax: "  # with which the sentence begins for which a job ends
@@ -28,13 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     settings = Settings.parse(argv)
     folder = pathlib.Path(settings.out) if settings.out else None
     record = Recorder(NAME, settings.command(), KEYS, folder)
-    cases = [(s, f) for s in settings.schemes for f in settings.faults]
+    cases = settings.cases()
     rows = (
         (
-            f"{number} of {len(cases)}: {scheme}, {fault}",
-            case(dataclasses.replace(settings, scheme=scheme, fault=fault)),
+            f"{number} of {len(cases)}: {one.scheme}, {one.fault}, {one.moment}",
+            case(one),
         )
-        for number, (scheme, fault) in enumerate(cases, start=1)
+        for number, one in enumerate(cases, start=1)
     )
     return verdicts.judge(
         record, rows, COLUMNS, "What became of jobs in which a host was befallen"
@@ -45,12 +46,14 @@ def case(settings: Settings) -> dict:
     """A row: one scheme, one fault, and what became of the job."""
     drawn = random.Random(f"{settings.seed} {settings.scheme} {settings.fault}")
     fault = FAULTS[settings.fault]
-    at = drawn.randrange(settings.every + 1, settings.steps)
+    at = drawn.choice(settings.candidates())
     lost = drawn.randrange(settings.hosts)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="faults-"))
     settings = dataclasses.replace(settings, at=at, lost=lost, folder=str(folder))
     row = {"scheme": settings.scheme, "fault": fault.name, "hosts": settings.hosts}
     row |= {"seed": settings.seed, "silence": settings.silence, "at": at, "befallen": lost}
+    if settings.scheme in LOCAL:
+        row["moment"] = settings.moment
     try:
         with network.hosts(settings.hosts, settings.rate) as net:
             row["shaped"] = net is not None
@@ -58,10 +61,35 @@ def case(settings: Settings) -> dict:
             if fault.ends and not wrong:
                 wrong = _resumed(settings, net, row)
             if not fault.ends:
-                wrong = _done(settings, _run(settings, net)[0], row, settings.hosts)
+                outcome, _ = _run(settings, net)
+                wrong = _done(settings, outcome, row, settings.hosts)
+                wrong += _unlike_clean(settings, outcome, "done")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return row | {"wrong": "; ".join(wrong)}
+
+
+@functools.cache
+def _anchors(settings):
+    """The hash of parameters after each step of a run that nothing befell."""
+    folder = tempfile.mkdtemp(prefix="faults-")
+    try:
+        outcome, _ = _run(dataclasses.replace(settings, folder=folder), None)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    lines = [line for rows in outcome.rows for line in rows if "clean" in line]
+    return {line["clean"]: line["digest"] for line in lines}
+
+
+def _unlike_clean(settings, outcome, key):
+    """What is wrong with anchors of local steps beside those of a run without a fault."""
+    if settings.scheme not in LOCAL:
+        return []
+    fields = ("scheme", "hosts", "steps", "every", "silence", "seed")
+    clean = _anchors(Settings(**{name: getattr(settings, name) for name in fields}))
+    found = [line for rows in outcome.rows for line in rows if key in line]
+    unlike = [line[key] for line in found if line["digest"] != clean.get(line[key])]
+    return [f"another anchor than without the fault at step {unlike[0]}"] if unlike else []
 
 
 def _run(settings, net):
@@ -135,6 +163,7 @@ def _resumed(settings, net, row):
         wrong.append(f"restored {[line['restored'] for line in restored]}, not {kept}")
     if any(line["lost"] > ROUNDING for line in restored):
         wrong.append(f"lost at the checkpoint: {max(x['lost'] for x in restored):.1e}")
+    wrong += _unlike_clean(settings, outcome, "restored")
     return wrong + _done(settings, outcome, row, settings.hosts - 1)
 
 
@@ -155,6 +184,7 @@ def _done(settings, outcome, row, hosts):
 COLUMNS = [
     Column("scheme", "scheme"),
     Column("fault", "fault"),
+    Column("moment", "moment"),
     Column("host", "befallen"),
     Column("at step", "at"),
     Column("ended after s", "ended", ".1f"),

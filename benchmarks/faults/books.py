@@ -4,7 +4,7 @@ Gradients are computed again, of all steps and ranks, in NumPy and float64. Whic
 held to depends on the system:
 
 * `Sums`: what was applied and the mean of what ranks hold back is the sum of the means of
-  gradients.
+  gradients. Within a round of local steps ranks hold what they have moved by themselves.
 * `Velocities`: of a sparsifier with momentum correction it is the sum of velocities, and
   the mean of the velocities that ranks keep is what momentum has left. Both are linear in
   the gradients and look at means over ranks alone, so they hold whatever was selected, and
@@ -32,6 +32,7 @@ from benchmarks.faults.systems import (
     Rows,
     Training,
 )
+from sparsejax.rounds import LocalStepsState
 from sparsejax.state.per_rank import find
 from sparsejax.transforms.feedback import FeedbackState
 
@@ -101,15 +102,20 @@ class Sums(Books):
         return _unlike(given, there, scale)
 
     def _held(self, state):
-        """The mean of what ranks hold back."""
+        """The mean of what ranks hold back, and of what they have moved by themselves."""
+        found = self._training.mean(self._residuals(state))
+        for rounds in find(state.opt_state, LocalStepsState):
+            for name, x in self._training.mean(rounds.offset.value).items():
+                found[name] = found.get(name, 0.0) - x
+        return found
+
+    def _residuals(self, state):
         try:
             residuals = sparsejax.residuals(state.opt_state)
         except sparsejax.errors.StateError:
             return {}  # all is sent
-        there = {
-            name: x for name, x in residuals.items() if not isinstance(x, optax.MaskedNode)
-        }
-        return self._training.mean(there)
+        is_there = lambda x: not isinstance(x, optax.MaskedNode)
+        return {name: x for name, x in residuals.items() if is_there(x)}
 
 
 class Velocities(Sums):

@@ -69,9 +69,14 @@ class Fault:
         self._mine = settings.befalls and here.rank == settings.lost
         self._random = random.Random(settings.seed)
 
-    def at(self, step: int) -> bool:
-        """Called before each step; whether this host is to leave its block there."""
-        if not self._mine or step != self._settings.at:
+    def at(self, step: int, saves: bool = False) -> bool:
+        """Called before each step, and before it is saved.
+
+        Returns:
+            Whether this host is to leave its block there.
+        """
+        is_due = saves == (self._settings.moment == "save")
+        if not self._mine or step != self._settings.at or not is_due:
             return False
         fault = self._settings.fault
         if fault in ("memory", "exit", "leave"):
@@ -82,7 +87,7 @@ class Fault:
             sys.exit(0)
         if fault == "leave":
             return True
-        later = self._random.uniform(0, 0.03)
+        later = self._random.uniform(0, 0.3 if saves else 0.03)
         threading.Timer(later, befall, (self._settings, self._here)).start()
         return False
 
@@ -109,7 +114,8 @@ def train(settings: Settings, here: host.Here, folder: pathlib.Path) -> None:
     account = books(settings, training)
     if kept:
         state = sparsejax.restore(kept[-1], like=state)
-        here.report(restored=int(state.step), lost=account.lost(state))
+        is_at = {"restored": int(state.step), "digest": digest(state.params)}
+        here.report(**is_at, lost=account.lost(state))
     fault = Fault(settings, here)
     for step in range(int(state.step), settings.steps):
         batches = training.batches(step)
@@ -117,7 +123,11 @@ def train(settings: Settings, here: host.Here, folder: pathlib.Path) -> None:
             return
         state = training.step(state, batches)
         jax.block_until_ready(state)
-        if (step + 1) % settings.every == 0:
+        if settings.is_clean:
+            here.report(clean=step + 1, digest=digest(state.params))
+        elif (step + 1) % settings.every == 0:
+            if fault.at(step, saves=True):
+                return
             sparsejax.save(folder / f"step-{step + 1}", state)
     lost = account.lost(state)
     here.report(done=int(state.step), lost=lost, digest=digest(state.params))

@@ -48,10 +48,15 @@ FAULTS = {
         Fault("rate", ends=False),
     )
 }
+LOCAL = ("diloco", "sparse_loco")  # they train by local steps
 SCHEMES = (
     *("dense", "zen", "dgc", "dragonn", "ok_topk", "spardl", "gtopk"),
     *("momentum", "rows", "embrace"),
+    *LOCAL,
 )
+ROUND = 2  # steps: of three a checkpoint, so every other one is within a round
+ANY = "any"
+MOMENTS = (ANY, "round", "exchange", "save")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Settings(settings.Settings):
     PROGRAM = "benchmarks.faults"
     schemes: tuple[str, ...] = option(SCHEMES, choices=SCHEMES)
     faults: tuple[str, ...] = option(tuple(FAULTS), choices=tuple(FAULTS))
+    moments: tuple[str, ...] = option((ANY,), "of local steps", choices=MOMENTS)
     hosts: int = option(4, "that train at first")
     rate: str = option("250mbit", "of each link, each way")
     steps: int = option(12, "of a run")
@@ -70,11 +76,36 @@ class Settings(settings.Settings):
     out: str | None = option(None, "a folder for the results, not benchmarks/results")
     scheme: str = option("", hidden=True)
     fault: str = option("", hidden=True)
+    moment: str = option(ANY, hidden=True)
     folder: str = option("", hidden=True)
     phase: int = option(0, hidden=True)
     at: int = option(-1, hidden=True)
     lost: int = option(-1, hidden=True)
     resumed: int = option(-1, hidden=True)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing befalls anybody, from the first step to the last."""
+        return self.phase == 0 and self.at < 0
+
+    def cases(self) -> list["Settings"]:
+        """Each scheme with each fault; those of local steps at each moment."""
+        return [
+            dataclasses.replace(self, scheme=scheme, fault=fault, moment=moment)
+            for scheme in self.schemes
+            for fault in self.faults
+            for moment in (self.moments if scheme in LOCAL else (ANY,))
+        ]
+
+    def candidates(self) -> list[int]:
+        """The steps at which a host may be befallen: not before a checkpoint is there."""
+        after = range(self.every + 1, self.steps)
+        if self.moment == "save":
+            return [step for step in after if (step + 1) % self.every == 0]
+        if self.moment == ANY:
+            return [*after]
+        in_round = 0 if self.moment == "round" else ROUND - 1
+        return [step for step in after if step % ROUND == in_round]
 
     @property
     def befalls(self) -> bool:

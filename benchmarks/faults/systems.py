@@ -3,7 +3,8 @@
 Of another number of ranks each computes something else, as where they share out other data.
 
 `Arrays`: the loss is the product of parameters and a batch, so the gradient is the batch;
-with SGD of rate 1, parameters are what was applied, with a minus. `Rows`: the loss reads
+with SGD of rate 1, parameters are what was applied, with a minus. `InRounds` is the same by
+local steps. `Rows`: the loss reads
 rows of a table, by ids of which some repeat and most do not come in a step, and pulls what
 it reads towards zero; so a gradient says whether a row was read as it ought to be. Adam
 trains them, with a count for each row of the steps that it has missed. With `columns` the
@@ -22,7 +23,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import sparsejax
-from benchmarks.faults.settings import AXIS
+from benchmarks.faults.settings import AXIS, ROUND
 
 
 SHAPES: dict[str, tuple[int, ...]] = {"table": (1000, 16), "w": (301,)}
@@ -78,6 +79,20 @@ class Arrays:
             state: The state.
         """
         return state.params
+
+
+@dataclasses.dataclass(frozen=True)
+class InRounds(Arrays):
+    """Arrays that ranks train by themselves, in rounds of local steps.
+
+    With SGD of rate 1 inside and outside, an anchor is what ranks have moved by then.
+    """
+
+    def tx(self) -> optax.GradientTransformation:
+        """The whole transformation."""
+        return sparsejax.local_steps(
+            optax.sgd(1.0), every=ROUND, outer=optax.sgd(1.0), sync=self.sync()
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +194,9 @@ SYSTEMS: dict[str, Arrays | Rows] = {
     "momentum": _sparsified(sparsejax.sparsifiers.DGC, MOMENTUM, memory=_MEMORY),
     "rows": Rows(lambda: sparsejax.zen_sync(rules={"table": "sparse"})),
     "embrace": Rows(lambda: sparsejax.embrace_sync(delayed=HELD), columns=True),
+    "diloco": InRounds(sparsejax.dense_sync),
+    # Divided by the ranks, and with nothing forgotten: else there is no sum to hold it to.
+    "sparse_loco": InRounds(lambda: sparsejax.chunked_sync(over="ranks")),
 }
 
 

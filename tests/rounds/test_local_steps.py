@@ -159,22 +159,22 @@ def test_a_half_precision_anchor_has_offsets_in_float32():
 def test_further_arguments_reach_the_synchronization():
     seen = []
 
-    def update(updates, state, params=None, *, weight=None, **extra):
-        seen.append(weight is not None)
-        return jax.tree.map(lambda x: x * weight, updates), state
+    def update(updates, state, params=None, *, share=None, **extra):
+        seen.append(share is not None)
+        return jax.tree.map(lambda x: x * share, updates), state
 
     weighted = optax.GradientTransformationExtraArgs(lambda _: (), update)
     sync = optax.chain(weighted, sparsejax.dense_sync(reduce="sum"))
     tx = sparsejax.local_steps(optax.sgd(1.0), every=1, outer=optax.sgd(1.0), sync=sync)
 
-    def on_rank(weight):
+    def on_rank(share):
         params = {"w": jnp.zeros(2)}
         state = tx.init(params)
         grads = {"w": helpers.WIRE.per_rank(jnp.ones(2))}
-        return tx.update(grads, state, params, weight=weight)[0]
+        return tx.update(grads, state, params, share=share)[0]
 
-    weights = np.array([0.0, 0.25, 0.75], np.float32)
-    updates = helpers.run_ranks(on_rank, weights, RANKS)
+    shares = np.array([0.0, 0.25, 0.75], np.float32)
+    updates = helpers.run_ranks(on_rank, shares, RANKS)
     assert any(seen)
     np.testing.assert_allclose(updates["w"], -np.ones((RANKS, 2)))
 
