@@ -48,7 +48,8 @@ def make_plan(
     """Makes the plan that would have been fastest in the profiled steps.
 
     Args:
-        profiles: Of one or more steps: results of `profile` or `profile_from_state`.
+        profiles: Of one or more steps: results of `profile` or `profile_from_state`; for
+            the `sync` of `sparsejax.local_steps`, of what ranks have moved in a round.
         params: The parameters, or their shapes and dtypes.
         ranks: How many ranks there are; hosts, where there are two levels.
         network: Bandwidth and latency between the ranks.

@@ -71,7 +71,9 @@ class Rounds:
         fragments = self.fragments(params)
         anchors = [fragments.only(n, widened(params)) for n in range(fragments.count)]
         if observing.is_observing():
-            wrapper = observing.Wrapper(every=self.schedule.every, takes_rows=False)
+            wrapper = observing.Wrapper(
+                every=self.schedule.every, takes_rows=False, is_round=True
+            )
             with observing.inside(wrapper):
                 seen = tuple(OuterState(self.outer.sync.init(x), None) for x in anchors)
             return LocalStepsState(jnp.int32(0), None, None, None, seen)

@@ -26,11 +26,13 @@ class Wrapper:
         every: The number of calls per run of the chain inside.
         dense_steps: How many first runs of the chain inside send densely.
         takes_rows: Whether it hands on gradients that are `RowGrads`.
+        is_round: Whether it hands on no gradients, but what ranks have moved by then.
     """
 
     every: int = 1
     dense_steps: int = 0
     takes_rows: bool = True
+    is_round: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

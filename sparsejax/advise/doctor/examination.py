@@ -252,9 +252,13 @@ class _Examination:
         )
         dense_bytes = sum(row.dense_bytes / row.every for row in found.rows)
         better = chosen < _WORTH * dense
+        every = sorted({row.every for row in found.rows} - {1})
+        often = " or ".join(map(str, every))
+        often = f", of {often} to an exchange and on average," if every else ""
         text = (
-            f"on {total} ranks a step sends {size(found.step_bytes)} in {chosen:.3g} ms, "
-            f"densely {size(dense_bytes)} in {dense:.3g} ms; {' '.join(found.assumed)}"
+            f"on {total} ranks a step{often} sends {size(found.step_bytes)} in "
+            f"{chosen:.3g} ms, densely {size(dense_bytes)} in {dense:.3g} ms; "
+            f"{' '.join(found.assumed)}"
         ).rstrip(" ;")
         text = text if text.endswith(".") else text + "."
         self.add("sync", OK if better else NOTE, text, found.advice)

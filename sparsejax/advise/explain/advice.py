@@ -3,10 +3,13 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+import jax.numpy as jnp
+
 from sparsejax import schemes, sparsifiers
 from sparsejax.advise.explain.densities import TABLE
 from sparsejax.advise.explain.reading import Group
 from sparsejax.advise.explain.rows import CHOSEN, Row, SchemeTimes, forecast_of
+from sparsejax.advise.table import size
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.schemes.forecast import independent
 from sparsejax.transforms.buckets import SPARSE_FROM
@@ -58,7 +61,7 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
             f"{{{one!r}: share}}, or sparsejax.profile."
         )
     sources = {source for _, row in pairs for source in row.sources}
-    if sources - {"measured", "dense", "unknown"}:
+    if sources - {"measured", "dense", "unknown", "moved"}:
         yield "Sets of several ranks are taken to be independent, which overlap least."
     for sparsifier in dict.fromkeys(g.sparsifier for g in groups if g.sparsifier):
         name = type(sparsifier).__name__
@@ -76,11 +79,26 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
             yield f"{name} is taken at the largest density of its schedule, {most:.3%}."
     for steps in sorted({group.dense_steps for group in groups} - {0}):
         yield f"The first {steps} exchanges send everything densely."
-    sparse = [group for group, row in pairs if row.density < 1]
+    yield from _by_rank(groups)
+    sparse = [group for group, row in pairs if row.density < 1 and not group.in_rounds]
     for every in sorted({group.every for group in sparse} - {1}):
         yield (
             f"Of {every} steps added up, 1 - (1 - d)^{every} of the units are taken to be "
             "there, as of steps drawn independently; steps that are alike have fewer."
+        )
+
+
+def _by_rank(groups):
+    """What is exchanged of local steps, and what stays on its rank."""
+    moved = [group for group in groups if group.in_rounds]
+    for every in sorted({group.every for group in moved}):
+        loads = [group.load for group in moved if group.every == every]
+        held = size(sum(load.size * jnp.dtype(load.dtype).itemsize for load in loads))
+        yield (
+            f"Exchanged is what each rank has moved in {every} steps, taken to be dense "
+            "unless density= says how much of it is not zero: momentum and decay move what "
+            f"has no gradient. By rank, and not sent, are offsets, {held} a rank, and the "
+            "state of the inner optimizer."
         )
 
 
@@ -144,8 +162,15 @@ def advise(groups: Sequence[Group], rows: Sequence[Row], times: SchemeTimes) -> 
     if zen < _WORTH * dense:
         gain = f"{zen:.3g} ms a step instead of {current:.3g}"
         return f"Advice: use sparsejax.zen_sync(): {gain}{_if_assumed(rows)}."
-    dgc = _with(groups, rows, times, _sparsified)
     dense_call = "keep" if call == "sparsejax.dense_sync()" else "use"
+    if all(group.in_rounds for group in groups):
+        return (
+            f"Advice: {dense_call} sync=sparsejax.dense_sync(): what ranks move in a round "
+            f"is not sparse enough, {current:.3g} ms a step and {dense:.3g} densely. If "
+            "training bears it, sparsejax.rounds.sparse_loco sends 0.16 bits of each "
+            "number instead of 32, and a larger `every` sends less often."
+        )
+    dgc = _with(groups, rows, times, _sparsified)
     if dgc < dense / 2:
         return (
             f"Advice: add sparsejax.dgc({_DGC:g}) in front of sparsejax.zen_sync() if "
@@ -201,7 +226,9 @@ def _with(groups, rows, times: SchemeTimes, change):
     for group, row in zip(groups, rows, strict=True):
         own = (row.milliseconds[CHOSEN] or 0.0) / row.every
         is_small = len(group.paths) > 1 and isinstance(group.scheme, schemes.AllReduce)
-        if is_small or group.load.size < SPARSE_FROM or _chooses(group.scheme):
+        is_kept = group.in_rounds and change is _sparsified
+        is_kept = is_kept or group.load.size < SPARSE_FROM or _chooses(group.scheme)
+        if is_small or is_kept:
             total += own
             continue
         changed = change(group)

@@ -39,7 +39,7 @@ class NonzeroShares(NamedTuple):
         sums: Of one rank, and of sums over 2, 4, ... and all ranks.
         source: "given", "measured", "assumed" for the guess of a table, "uniform" for ids
             drawn uniformly, "dense", "unknown" where a dense leaf has the shape of a
-            table, or "selected" by a sparsifier.
+            table, "selected" by a sparsifier, or "moved" in a round of local steps.
         skewness: Of one rank, as in `Load`.
         sum_skewness: Of the sum.
     """

@@ -99,7 +99,7 @@ def explain(
 
     It reads from the optimizer which leaves go together and by which scheme, what a
     sparsifier selects from them (its density after any warm-up), and how many steps there
-    are to an exchange (`sparsejax.accumulate`).
+    are to an exchange (`sparsejax.accumulate`, `sparsejax.local_steps`).
 
     Args:
         tx: The optimizer, with a synchronization somewhere in it.
@@ -115,7 +115,8 @@ def explain(
             of two axes that is called embedding or table and has at least four times as
             many rows as columns, a rank is assumed to touch 1% of the rows, and the result
             says so. From numbers alone, sums are those of independent sets, which overlap
-            least.
+            least. Of `sparsejax.local_steps` it is the share of what a rank has moved in a
+            round, and without it all: momentum and decay move what has no gradient.
         ids: How many ids of rows a rank lists in a step, {pattern of paths: number}, of
             tables whose gradients are `RowGrads`, as `sparsejax.lazy` takes them: an
             example with 26 features has 26. Their density is then that of distinct rows;

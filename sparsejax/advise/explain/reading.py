@@ -42,6 +42,7 @@ class Group:
         ids: How many ids of rows a rank lists, where gradients are `RowGrads`; else 0.
         every: How many steps there are to an exchange.
         dense_steps: How many exchanges send everything first.
+        in_rounds: Whether it is of what ranks have moved in a round of local steps.
     """
 
     paths: tuple[str, ...]
@@ -56,6 +57,7 @@ class Group:
     ids: int
     every: int
     dense_steps: int
+    in_rounds: bool
 
     @property
     def name(self) -> str:
@@ -228,7 +230,8 @@ def _table(bucket, path, leaf, ids, exchange, before, known):
     """A leaf that comes as rows."""
     refused = [type(bucket.scheme).__name__] if bucket.is_lossy else []
     refused += [type(s.part.sparsifier).__name__ for s in before if _selects(s, path, leaf)]
-    refused += ["accumulate"] if not all(w.takes_rows for w in exchange.inside) else []
+    if not all(w.takes_rows for w in exchange.inside):
+        refused.append("local_steps" if _in_rounds(exchange.inside) else "accumulate")
     if refused:
         raise ArgumentError(
             f"ids are given for leaf {path!r}, and {refused[0]} takes whole arrays: no "
@@ -244,7 +247,9 @@ def _member(bucket, path, leaf, units, exchange, before, known):
     selecting = next((s for s in before if _selects(s, path, leaf)), None)
     outside = selecting.inside if selecting is not None else exchange.inside
     between = [w for w in exchange.inside if w not in outside]
-    shares = shares.after(math.prod(wrapper.every for wrapper in outside))
+    if _in_rounds(exchange.inside):
+        shares = _moved(shares)
+    shares = shares.after(math.prod(w.every for w in outside if not w.is_round))
     sparsifier = None if selecting is None else selecting.part.sparsifier
     later = math.prod(wrapper.every for wrapper in between)
     by_entries = isinstance(sparsifier, sparsifiers.Selector) and later == 1
@@ -259,6 +264,20 @@ def _member(bucket, path, leaf, units, exchange, before, known):
         shares = shares.at_most(most, known.ranks)
     shares = shares.after(later)
     return _BucketLeaf(path, leaf, units, shares, sparsifier, by_entries, of_elements, 0)
+
+
+def _in_rounds(inside: Sequence[observing.Wrapper]) -> bool:
+    return any(wrapper.is_round for wrapper in inside)
+
+
+def _moved(shares: NonzeroShares) -> NonzeroShares:
+    """The shares of what a rank has moved in a round: all, unless the caller says else.
+
+    Momentum and decay move what has no gradient, so a gradient's share says nothing.
+    """
+    if shares.source in ("given", "measured"):
+        return shares
+    return shares._replace(sums=(1.0,) * len(shares.sums), source="moved")
 
 
 def _selects(seen: observing.Part, path: str, leaf: Any) -> bool:
@@ -300,4 +319,5 @@ def _group(bucket, members, inside, ranks, as_entries, split):
         ids=ids,
         every=math.prod(wrapper.every for wrapper in inside),
         dense_steps=max((wrapper.dense_steps for wrapper in inside), default=0),
+        in_rounds=_in_rounds(inside),
     )
