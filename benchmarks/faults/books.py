@@ -5,6 +5,7 @@ held to depends on the system:
 
 * `Sums`: what was applied and the mean of what ranks hold back is the sum of the means of
   gradients. Within a round of local steps ranks hold what they have moved by themselves.
+  Where few bits stand for what is sent, sizes are at least the mean size of their array.
 * `Velocities`: of a sparsifier with momentum correction it is the sum of velocities, and
   the mean of the velocities that ranks keep is what momentum has left. Both are linear in
   the gradients and look at means over ranks alone, so they hold whatever was selected, and
@@ -97,7 +98,9 @@ class Sums(Books):
     def _unlike_applied(self, given, scale, state):
         """How far parameters and residuals are from what was given."""
         applied = self._training.settled(state)
-        held = self._held(state)
+        held, system = self._held(state), self._training.system
+        if isinstance(system, Arrays) and system.is_rounded:
+            scale = {name: np.maximum(x, x.mean()) for name, x in scale.items()}
         there = {name: held.get(name, 0.0) - applied[name] for name in SHAPES}
         return _unlike(given, there, scale)
 

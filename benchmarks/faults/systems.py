@@ -43,10 +43,13 @@ class Arrays:
     Attributes:
         sync: Makes what stands in front of the optimizer.
         momentum: That of the velocities which ranks accumulate in place of gradients.
+        is_rounded: Whether few bits stand for a number that is sent: of zeros, too, so that
+            what is held back may be larger than what was computed.
     """
 
     sync: Callable[[], optax.GradientTransformation]
     momentum: float = 0.0
+    is_rounded: bool = False
     is_ahead = False
 
     def tx(self) -> optax.GradientTransformation:
@@ -196,7 +199,7 @@ SYSTEMS: dict[str, Arrays | Rows] = {
     "embrace": Rows(lambda: sparsejax.embrace_sync(delayed=HELD), columns=True),
     "diloco": InRounds(sparsejax.dense_sync),
     # Divided by the ranks, and with nothing forgotten: else there is no sum to hold it to.
-    "sparse_loco": InRounds(lambda: sparsejax.chunked_sync(over="ranks")),
+    "sparse_loco": InRounds(lambda: sparsejax.chunked_sync(over="ranks"), is_rounded=True),
 }
 
 

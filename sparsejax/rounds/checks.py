@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from sparsejax import arguments
 from sparsejax.errors import ArgumentError, LeafError
 from sparsejax.state import observing, sharded, tree
+from sparsejax.tracing import outputs
 from sparsejax.units.row_grads import is_row_grads
 
 
@@ -76,12 +79,36 @@ def check_parts(
                 f"{CALL}: {name} updates rows of {seen.rows[0].paths[0]!r}, as "
                 f"sparsejax.lazy does, and {_TABLES}."
             )
+    _check_follows(inner, params)
     if not observing.observed(sync, params).exchanges:
         raise ArgumentError(
             f"{CALL}: nothing in sync synchronizes, got {sync!r}, and the anchor would "
             "differ by rank: end it with a synchronization, sync=sparsejax.dense_sync() or "
             "sync=optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync())."
         )
+
+
+def _check_follows(inner, params):
+    """Raises where the inner optimizer keeps parameters, which no round would move.
+
+    Its first state tells: what is made of the values of parameters, and not of their shapes
+    alone, is a copy of them.
+    """
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params
+    )
+    program, state = jax.make_jaxpr(inner.init, return_shape=True)(shapes)
+    places = [keys for keys, _ in jax.tree_util.tree_leaves_with_path(state)]
+    for keys, made in zip(places, outputs.alone(program), strict=True):
+        if made.reads_inputs:
+            raise ArgumentError(
+                f"{CALL}: the state of inner has parameters of its own, at "
+                f"{tree.written(keys)!r}, as those of optax.contrib.schedule_free and "
+                "madgrad have: they would stay where they are when a round moves the "
+                "anchor. Give inner an optimizer whose first state does not depend on the "
+                f"values of parameters, such as {_EXAMPLES['inner']}; as outer= such a one "
+                "is right."
+            )
 
 
 def check_kind(path: str, leaf: Any) -> None:

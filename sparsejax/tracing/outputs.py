@@ -54,6 +54,14 @@ class Output:
         (made,) = core.jaxpr_as_fun(self.program)(*args)
         return made
 
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether it depends on the values of the program's inputs."""
+        jaxpr = self.program.jaxpr
+        used = [v for eqn in jaxpr.eqns for v in eqn.invars] + list(jaxpr.outvars)
+        given = {*jaxpr.invars}
+        return any(v in given for v in used if not programs.is_literal(v))
+
     def written(self) -> Any:
         """The program and its constants, in a form that can be compared."""
         consts = [*self.program.consts, *_constants(self.program.jaxpr)]

@@ -12,7 +12,8 @@ import pytest
 
 import sparsejax
 from benchmarks.faults import __main__ as faults, books, systems
-from benchmarks.faults.settings import FAULTS, SCHEMES, Settings
+from benchmarks.faults.settings import FAULTS, LOCAL, SCHEMES, Settings
+from sparsejax.rounds import LocalStepsState
 from sparsejax.rows.updates.state import LazyState
 from sparsejax.state.pending import Pending
 from sparsejax.transforms.feedback import FeedbackState
@@ -30,6 +31,19 @@ def test_every_scheme_and_fault_has_a_name():
     assert FAULTS["stop"].seconds(5.0) == 2 * FAULTS["stop"].within(0.0) == 10.0
     with pytest.raises(ValueError, match="unknown faults 'fire'"):
         Settings(faults=("fire",))
+
+
+def test_hosts_that_train_in_rounds_are_befallen_at_each_moment():
+    settings = Settings(
+        schemes=("zen", "diloco"), faults=("kill",), moments=("round", "exchange", "save")
+    )
+    found = {(one.scheme, one.moment): one.candidates() for one in settings.cases()}
+    assert found == {
+        ("zen", "any"): [*range(4, 12)],
+        ("diloco", "round"): [4, 6, 8, 10],
+        ("diloco", "exchange"): [5, 7, 9, 11],
+        ("diloco", "save"): [5, 8, 11],
+    }
 
 
 class Hosts(NamedTuple):
@@ -90,8 +104,11 @@ def zeros(field):
 # that rows have missed, rows that are held back.
 RESIDUAL = without(FeedbackState, residual=zeros("residual"))
 SEEN = without(LazyState, last=lambda x: jax.tree.map(lambda y: y * 0 + x.step, x.last))
+OFFSET = without(LocalStepsState, offset=zeros("offset"))
 GONE = {
     "dgc": [RESIDUAL],
+    "diloco": [OFFSET],
+    "sparse_loco": [OFFSET, RESIDUAL],
     "momentum": [RESIDUAL, without(FeedbackState, momentum=zeros("momentum"))],
     "rows": [SEEN],
     "embrace": [SEEN, without(Pending, ids=lambda x: jnp.full_like(x.ids, x.height))],
@@ -106,10 +123,14 @@ def moved_at_one_place(x):
 
 # Rows that were held back may need more room than a state of fewer ranks has.
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@pytest.mark.parametrize("scheme", ["dgc", "momentum", "rows", *helpers.slow("embrace")])
+@pytest.mark.parametrize(
+    "scheme",
+    ["dgc", "momentum", "rows", "sparse_loco", *helpers.slow("embrace", "diloco")],
+)
 def test_what_is_lost_is_seen_in_the_books(scheme):
     """Where training has gone on from a checkpoint on fewer ranks."""
-    run = Hosts(3, (3, 3, 3, 2))
+    # Of two steps a round: it goes on, and ends, within one.
+    run = Hosts(3, (3, 3, 3, 2, 2) if scheme in LOCAL else (3, 3, 3, 2))
     state, account = trained(scheme, run)
     assert account.lost(state) < faults.ROUNDING
     table = jax.tree.map(moved_at_one_place, state.params["table"])

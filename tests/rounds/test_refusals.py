@@ -8,9 +8,11 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from optax import contrib
 
 import sparsejax
 from sparsejax import errors
+from sparsejax.rounds import checks
 from tests import helpers
 from tests.rounds import model
 from tests.rounds.model import RANKS
@@ -77,6 +79,53 @@ def test_parts_that_do_not_do_what_they_are_for(inner, options, message):
     tx = sparsejax.local_steps(inner, every=2, **options)
     with pytest.raises(errors.ArgumentError, match=message):
         sparsejax.init(tx, params(), MESH)
+
+
+KEEPING = {
+    "schedule_free": (contrib.schedule_free_adamw, "z/b"),
+    "mechanize": (lambda rate: contrib.mechanize(optax.adam(rate)), "x0/b"),
+    "madgrad": (contrib.madgrad, "1/x0/b"),
+    "dog": (lambda rate: contrib.dog(), "1/init_params/b"),
+    "cocob": (contrib.cocob, "2/init_particles/b"),
+    "prodigy": (contrib.prodigy, "params0/b"),
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_an_inner_optimizer_that_keeps_parameters_of_its_own(name):
+    """It would not follow the anchor; outside it does, since all that moves is its own."""
+    make, path = KEEPING[name]
+    tx = sparsejax.local_steps(make(1e-3), every=2)
+    message = rf"state of inner has parameters.*at '{path}'.*optax.adamw.*outer="
+    with pytest.raises(errors.ArgumentError, match=message):
+        sparsejax.init(tx, params(), MESH)
+    with pytest.raises(errors.ArgumentError, match=message):
+        jax.jit(lambda x: sparsejax.init(tx, x, MESH))(params())
+    if name == "schedule_free":
+        outer, sync = make(0.5), sparsejax.dense_sync()
+        checks.check_parts(optax.sgd(0.1), outer, sync, model.first())
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1)),
+        optax.inject_hyperparams(optax.adamw)(1e-3),
+        optax.MultiSteps(optax.lamb(1e-3), 4).gradient_transformation(),
+        contrib.muon(1e-3),
+        optax.partition(
+            {"a": optax.lion(1e-3), "b": optax.set_to_zero()}, {"w": "a", "b": "b"}
+        ),
+        # What is only cast, or made in a function that is compiled, is a copy, or is none.
+        optax.GradientTransformation(
+            jax.jit(lambda params: jax.tree.map(jnp.zeros_like, params)),
+            optax.identity().update,
+        ),
+    ],
+    ids=["adamw", "injected", "multi_steps", "muon", "partition", "compiled"],
+)
+def test_inner_optimizers_that_follow_the_anchor_are_taken(inner):
+    checks.check_parts(inner, optax.sgd(1.0), sparsejax.dense_sync(), model.first())
 
 
 def test_tables_by_rows_and_by_columns():

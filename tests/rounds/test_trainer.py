@@ -105,6 +105,33 @@ def test_other_ranks_begin_with_the_means_of_offsets_and_moments(ranks, tmp_path
     assert (np.asarray(after.params["w"]) != np.asarray(state.params["w"])).any()
 
 
+def test_hosts_that_are_left_go_on_from_the_end_of_a_round(tmp_path):
+    """Of what a lost rank had nothing is written off: it is in the checkpoint, too."""
+
+    def made(ranks):
+        tx = sparsejax.rounds.sparse_loco(optax.adamw(0.02), every=EVERY)
+        mesh = helpers.mesh_of(ranks)
+        trainer = sparsejax.data_parallel(model.loss_fn, tx, mesh, donate=False)
+        return trainer, trainer.init(model.first())
+
+    trainer, state = made(RANKS)
+    state, _ = stepped(trainer, state, model.batches(2 * EVERY))
+    sparsejax.save(tmp_path / "run", state)
+    other, fresh = made(2)
+    found = sparsejax.restore(tmp_path / "run", fresh)
+    assert helpers.octets(found.params) == helpers.octets(state.params)
+    assert helpers.octets(found.opt_state.outer) == helpers.octets(state.opt_state.outer)
+    assert not any(x.any() for x in jax.tree.leaves(found.opt_state.offset.value))
+    old, new = (sparsejax.residuals(x.opt_state) for x in (state, found))
+    for name, x in old.items():
+        mean = np.asarray(x, np.float64).mean(0)
+        assert np.abs(mean).max() > 0
+        wanted = np.broadcast_to(mean, (2, *mean.shape))
+        np.testing.assert_allclose(new[name], wanted, rtol=1e-6)
+    after, _ = stepped(other, found, [{k: x[:4] for k, x in model.batches(1)[0].items()}])
+    assert np.asarray(after.opt_state.offset.value["w"]).any()
+
+
 def test_what_is_no_floating_number_comes_from_a_rank():
     """Counts that differ by rank are no mean, and keys have none."""
     noise = lambda: optax.GradientTransformation(

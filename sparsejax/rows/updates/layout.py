@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import AxisType
 
+from sparsejax.axes import mesh_of
 from sparsejax.errors import ArgumentError
 from sparsejax.rows.updates.facts.tables import TableFacts, UpdateWalk
 from sparsejax.state import tree
@@ -33,6 +35,8 @@ class OptimizerLayout:
         held: Those that are numbers which only the user changes, and matter to a step.
         ticks: Those that are numbers of steps.
         names: Of the leaves of the state.
+        closes_over: Whether the optimizer was made of arrays on Explicit mesh axes, which
+            nothing inside a `shard_map` may use.
     """
 
     paths: tuple[str, ...]
@@ -42,6 +46,7 @@ class OptimizerLayout:
     held: tuple[int, ...]
     ticks: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    closes_over: bool = False
 
 
 def flatten(grads: Any) -> tuple[list[str], list[Any], Any]:
@@ -111,12 +116,20 @@ def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Optimize
             )
             tables[at] = dataclasses.replace(table, replay_refused=reason)
     ticks = tuple(j for j, k in enumerate(owner) if k is None and walk.is_count(j))
-    return OptimizerLayout(tuple(paths), tables, owner, counts, held, ticks, tuple(names))
+    numbers = counts, held, ticks
+    closes_over = any(map(_is_explicit, program.consts))
+    return OptimizerLayout(tuple(paths), tables, owner, *numbers, tuple(names), closes_over)
 
 
 def as_array(leaf: Any) -> Any:
     """The shape and dtype of what `RowGrads` stand for; other leaves as they are."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_row_grads(leaf) else leaf
+
+
+def _is_explicit(x):
+    """Whether a constant of a program has a type that says how it is sharded."""
+    mesh = mesh_of(x)
+    return mesh is not None and AxisType.Explicit in mesh.axis_types
 
 
 def _names(state):

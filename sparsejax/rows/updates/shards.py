@@ -72,9 +72,18 @@ class TableShards:
             out_specs: Those of what it returns.
 
         Raises:
-            ArgumentError: The optimizer was made of traced values.
+            ArgumentError: The optimizer was made of values that are on the mesh.
         """
         now = self.now
+        if now.plan.layout.closes_over:
+            path = now.plan.layout.paths[min(self.shardings)]
+            raise ArgumentError(
+                f"lazy: {path!r} is sharded by rows, and the optimizer was made of values "
+                "that are traced on Explicit axes, as optax.inject_hyperparams around lazy "
+                "has them: JAX hands no such value to a shard_map. Put "
+                "optax.inject_hyperparams inside, lazy(optax.inject_hyperparams(optax.adam)"
+                "(0.1)), or replicate the table."
+            )
         tables = {at: now.all_of(at) for at in self.shardings}
         alone = [
             unsharded(x)
@@ -92,18 +101,7 @@ class TableShards:
             out_specs=out_specs,
             check_vma=False,
         )
-        try:
-            return mapped(tables, common, operands)
-        except NotImplementedError as error:
-            if "Closing over" not in str(error):
-                raise
-            path = now.plan.layout.paths[min(self.shardings)]
-            raise ArgumentError(
-                f"lazy: {path!r} is sharded by rows, and the optimizer was made of values "
-                "that are traced, as optax.inject_hyperparams around lazy has them: JAX "
-                "hands no such value to a shard_map. Put optax.inject_hyperparams inside, "
-                "lazy(optax.inject_hyperparams(optax.adam)(0.1)), or replicate the table."
-            ) from error
+        return mapped(tables, common, operands)
 
     def specs(self, at: int) -> Rows:
         """The PartitionSpecs of all rows of a table."""
