@@ -80,6 +80,11 @@ def sync(
     every row whose gradient is not zero; others are not sent. Used for leaves whose unit is
     the row, where gradients are not accumulated.
 
+    `tx.update(grads, state, params, weight=w)` weighs ranks, by a number that each has for
+    itself: the mean is sum(w x) / sum(w), a rank of weight 0 counts nothing, whatever it
+    holds, and a sum is the mean times the number of ranks. What keeps something by rank, a
+    sparsifier or a lossy scheme, refuses weights.
+
     A leaf may be `RowGrads`, as `sparsejax.value_and_grad` makes them. It comes back
     as `RowGrads` of distinct ids, those that any rank has listed, whatever is in their
     rows; as an array where it is summed densely: a small table, one that rules send
