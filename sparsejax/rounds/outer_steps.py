@@ -71,7 +71,11 @@ class OuterSteps:
         return self.sync.update(differences, state, anchor, **extra)
 
     def apply(
-        self, ranks: LocalRanks, exchanged: tuple[Any, Any], state: FragmentState, anchor: Any
+        self,
+        ranks: LocalRanks,
+        exchanged: tuple[Any, Any],
+        state: FragmentState,
+        anchor: Any,
     ) -> tuple[Any, FragmentState]:
         """Moves the anchor; nothing is sent.
 
