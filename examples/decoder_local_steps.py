@@ -13,6 +13,8 @@ axis. Each method trains from the same parameters on the same batches:
   Nesterov momentum.
 * `sparse_loco`: the same steps, then the 64 largest of each 4,096 numbers that a rank has
   moved, in two bits each. What is left out waits on its rank for the next round.
+* `demo`: in every step the 32 largest cosine coefficients of each 4,096 numbers of a rank's
+  momentum, and the sign of their mean.
 
 The loss on text that was not trained on is that of the anchor, the parameters that all
 ranks share. `--size paper` is a decoder for GPUs.
@@ -108,16 +110,20 @@ SIZES = {
 }
 HELD_OUT = 0.05  # of the text
 RATE, WARM_UP = 2e-3, 40
-RATES = {"diloco": 0.2, "sparse_loco": 0.2}  # of outer optimizers, for short rounds
-METHODS = ("data_parallel", "dgc", "diloco", "sparse_loco")
+# Of outer optimizers, for short rounds; of `demo` the rate of signs.
+RATES = {"diloco": 0.2, "sparse_loco": 0.2, "demo": 1e-3}
+METHODS = ("data_parallel", "dgc", "diloco", "sparse_loco", "demo")
+
+
+def schedule(steps: int, rate: float) -> optax.Schedule:
+    """A learning rate that warms up, and falls as a cosine."""
+    return optax.warmup_cosine_decay_schedule(0.0, rate, WARM_UP, max(steps, WARM_UP + 1))
 
 
 def adamw(steps: int) -> optax.GradientTransformation:
     """The optimizer of each rank."""
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, RATE, WARM_UP, max(steps, WARM_UP + 1)
-    )
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
+    adam = optax.adamw(schedule(steps, RATE))
+    return optax.chain(optax.clip_by_global_norm(1.0), adam)
 
 
 def transformation(
@@ -129,7 +135,7 @@ def transformation(
         method: One of `METHODS`.
         steps: Of the whole run, for the learning rate.
         every: Steps in a round.
-        rate: Of the outer optimizer; that of `RATES` if None.
+        rate: Of the outer optimizer, or of `demo`; that of `RATES` if None.
         **options: Of the preset.
     """
     if method == "data_parallel":
@@ -138,6 +144,8 @@ def transformation(
         return optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), adamw(steps))
     preset = getattr(sparsejax.rounds, method)
     rate = RATES[method] if rate is None else rate
+    if method == "demo":
+        return preset(schedule(steps, rate), **options)
     return preset(adamw(steps), every=every, lr=rate, **options)
 
 

@@ -12,6 +12,7 @@ trains on the other seeds. Sides:
     sparse_loco      64 of each 4,096 numbers in two bits, divided by their senders
     bins             the same with the authors' table of two bits
     ranks            the same as `sparse_loco`, divided by the ranks
+    demo             in every step 32 cosine coefficients of each 4,096 numbers, and signs
 
 The loss is that of the anchor on held-out text. Nothing is sent: bytes are those that the
 metrics count. A run whose row is in the result file is not repeated. Writes
@@ -39,6 +40,7 @@ from examples import decoder_local_steps as example  # noqa: E402
 
 NAME, TUNED_ON = "local-steps", 100
 RATES = (0.1, 0.2, 0.4, 0.7, 1.0)
+RATES_OF_SIGNS = (3e-4, 1e-3, 3e-3)
 # The method of each side, and options of its preset.
 SIDES = {
     "data_parallel": ("data_parallel", {}),
@@ -47,6 +49,7 @@ SIDES = {
     "sparse_loco": ("sparse_loco", {}),
     "bins": ("sparse_loco", {"values": "2bit-bins"}),
     "ranks": ("sparse_loco", {"over": "ranks"}),
+    "demo": ("demo", {}),
 }
 KEYS = ("side", "every", "steps", "seed", "tuning", "rate")
 
@@ -92,10 +95,11 @@ def run(
 
 
 def chosen(record: Recorder, settings: Settings, side: str) -> float | None:
-    """The outer rate of a side, by the loss on a seed that is not compared."""
+    """The rate of a side, by the loss on a seed that is not compared."""
     if SIDES[side][0] in ("data_parallel", "dgc"):
         return None
-    rows = [run(record, settings, side, TUNED_ON, rate) for rate in settings.rates]
+    rates = RATES_OF_SIGNS if SIDES[side][0] == "demo" else settings.rates
+    rows = [run(record, settings, side, TUNED_ON, rate) for rate in rates]
     return min(rows, key=lambda row: row["loss"])["rate"]
 
 

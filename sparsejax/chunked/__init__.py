@@ -4,6 +4,7 @@ What SparseLoCo exchanges in each round, and an ordinary lossy synchronization o
 
     gradient + decayed residual
       -> blocks       each leaf cut into blocks of one length
+      -> dct          the cosine coefficients of each, where they are asked for
       -> selection    the k largest entries of each block
       -> values       in 1 to 32 bits, with a table for each leaf
       -> indices      Elias and Fano's code, 8 bits an entry

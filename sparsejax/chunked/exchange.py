@@ -27,7 +27,7 @@ from jax import lax
 
 from sparsejax import axes
 from sparsejax.axes import AxisName
-from sparsejax.chunked import blocks
+from sparsejax.chunked import blocks, dct
 from sparsejax.chunked.aggregate import Aggregate, clipping
 from sparsejax.chunked.forecast import Chunks
 from sparsejax.chunked.message import RankMessage, message_bytes
@@ -61,6 +61,7 @@ class ChunkedExchange:
         senders: Whether an element is divided by the ranks that sent it; else by all.
         mean: Whether the result is the mean; else that times the number of ranks.
         clip_to_median: Whether a rank's part of a leaf is scaled to the median norm.
+        cosines: Whether the entries are the cosine coefficients of a block; see `dct`.
     """
 
     axis_name: AxisName | None = None
@@ -70,6 +71,7 @@ class ChunkedExchange:
     senders: bool = True
     mean: bool = True
     clip_to_median: bool = False
+    cosines: bool = False
 
     name = "sparsejax.chunked_sync"
     takes_rows = False
@@ -180,7 +182,8 @@ class ChunkedExchange:
         for places in _by_types(accumulated):
             leaves = [accumulated[i] for i in places]
             message = self._message([x.shape for x in leaves])
-            exchanged = self._all if dense else self._largest
+            selected = self._coefficients if self.cosines else self._largest
+            exchanged = self._all if dense else selected
             totals, rest, cost = exchanged(message, leaves, own, wire)
             sent, kept = sent + cost, kept + message.entries
             for i, total, x in zip(places, totals, rest, strict=True):
@@ -223,6 +226,20 @@ class ChunkedExchange:
             left.append(_left(x, selected.indices, sent_values, weight))
         shaped = [total.reshape(x.shape) for total, x in zip(totals, leaves, strict=True)]
         return shaped, left, sent
+
+    def _coefficients(self, message, leaves, weight, wire):
+        """As `_largest`, of the cosine coefficients of each block."""
+        pairs = list(zip(message.cuts, leaves, strict=True))
+        given = [dct.forward(cut, x) for cut, x in pairs]
+        totals, rest, cost = self._largest(message, given, weight, wire)
+        left = []
+        for (cut, x), before, after in zip(pairs, given, rest, strict=True):
+            # What was sent, not what is left: rounding of both ways is no residual then.
+            own = tree.rounding_error(x, dct.inverse(cut, before - after))
+            silent = None if weight is None else _kept(x, weight)
+            left.append(own if silent is None else jnp.where(weight == 0, silent, own))
+        back = [dct.inverse(*pair) for pair in zip(message.cuts, totals, strict=True)]
+        return back, left, cost
 
     def _all(self, message, leaves, weight, wire):
         """As `_largest`, of everything."""

@@ -27,6 +27,7 @@ def chunked_sync(
     decay: float = 1.0,
     reduce: str = "mean",
     clip_to_median: bool = False,
+    transform: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the k largest entries of each block, in few bits, by one message a rank.
 
@@ -66,6 +67,9 @@ def chunked_sync(
         reduce: "mean", or "sum": that times the number of ranks.
         clip_to_median: Whether what a rank sends of a leaf is scaled so that its norm is at
             most the median of all ranks. What is cut off stays with the rank.
+        transform: What the entries of a block are: its numbers if None; "dct": its cosine
+            coefficients, as in DeMo. Those are selected, sent and added up, and their sum
+            is transformed back. It is the same on all ranks on devices of one kind.
 
     Example:
         >>> tx = optax.chain(sparsejax.chunked_sync(decay=0.95), optax.sgd(0.1))
@@ -74,6 +78,7 @@ def chunked_sync(
     References:
         Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo,
         arXiv 2508.15706
+        Peng et al., DeMo: Decoupled Momentum Optimization, arXiv 2411.19870
     """
     check_axis_name(axis_name, "sparsejax.chunked_sync")
     _check_block(k, chunk)
@@ -81,7 +86,8 @@ def chunked_sync(
     arguments.check_one_of("over", over, ("senders", "ranks"))
     check_reduce(reduce)
     _check_flag("clip_to_median", clip_to_median)
-    by = over == "senders", reduce == "mean", clip_to_median
+    arguments.check_one_of("transform", transform, (None, "dct"))
+    by = over == "senders", reduce == "mean", clip_to_median, transform == "dct"
     exchange = ChunkedExchange(axis_name, k, chunk, values, *by)
     return feedback(exchange, Residual(decay))
 

@@ -12,11 +12,14 @@ rank. Here are presets with the numbers of published methods, and the state.
     overlap       exchanges that run beside the steps
     checks        what is refused, by name
     presets       published methods as calls of `local_steps`
+    every_step    published methods that exchange a little in every step
 """
 
+from sparsejax.rounds.every_step import demo as demo, flex_demo as flex_demo
 from sparsejax.rounds.overlap import Overlap as Overlap
 from sparsejax.rounds.presets import (
     diloco as diloco,
+    pulse_loco as pulse_loco,
     sparse_loco as sparse_loco,
     streaming_diloco as streaming_diloco,
 )

@@ -27,22 +27,23 @@ _TABLES = (
 )
 
 
-def check_transformation(name: str, tx: Any) -> None:
+def check_transformation(name: str, tx: Any, call: str = CALL) -> None:
     """Raises unless an argument is an optax transformation that may stand there.
 
     Args:
         name: The argument.
         tx: What was given.
+        call: Whose argument it is.
     """
     if not isinstance(tx, optax.GradientTransformation):
         fix = ": call it" if hasattr(tx, "init") else ""
         raise ArgumentError(
-            f"{CALL}: {name} must be an optax transformation, such as {_EXAMPLES[name]}, "
+            f"{call}: {name} must be an optax transformation, such as {_EXAMPLES[name]}, "
             f"got {tx!r}{fix}."
         )
     if getattr(tx, "stands_alone", False):
         raise ArgumentError(
-            f"{CALL}: {name} is sparsejax.embrace.horizontal, which sends gradients in "
+            f"{call}: {name} is sparsejax.embrace.horizontal, which sends gradients in "
             f"every step. Give {name} another transformation, such as {_EXAMPLES[name]}."
         )
 

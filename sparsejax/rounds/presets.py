@@ -3,12 +3,16 @@
 On the wire in each round: what the synchronization of the method sends.
 """
 
+import jax
 import optax
 
 from sparsejax.axes import AxisName
 from sparsejax.chunked.sync import chunked_sync
 from sparsejax.rounds.transformation import local_steps
+from sparsejax.sparsifiers import Visible
 from sparsejax.transforms.described import described
+from sparsejax.transforms.sparsify import sparsify
+from sparsejax.transforms.sync import zen_sync
 
 
 @described
@@ -155,3 +159,51 @@ def sparse_loco(
     return local_steps(
         inner, every=every, outer=optax.sgd(lr), sync=sync, axis_name=axis_name
     )
+
+
+@described
+def pulse_loco(
+    inner: optax.GradientTransformation,
+    every: int = 30,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    *,
+    dtype: jax.typing.DTypeLike = "bfloat16",
+    axis_name: AxisName | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """PULSELoCo: DiLoCo, of whose differences those go that a forward pass would see.
+
+    Parameters are float32 and read in bfloat16, so a move of less than about a 256th of a
+    parameter changes nothing yet. With d what a rank moved, anchor minus parameters, and e
+    what it has not sent:
+
+        e = e + d
+        sent = e where bfloat16(anchor - lr e) is not bfloat16(anchor)    else 0
+        e = e - sent
+
+    and DiLoCo's outer step on the mean of what was sent. The move that decides is that of
+    plain SGD with the outer rate, as if all ranks had moved alike; momentum is not part of
+    it. What is sent is sent in float32, exactly, by `sparsejax.zen_sync`: at the rates of
+    reinforcement learning, about 1e-6, it is about one parameter in a hundred a step. What
+    is not sent is not lost, and small moves add up until they show. Leaves below 65,536
+    numbers go whole.
+
+    Args:
+        inner: The optimizer of each rank; the paper's is AdamW.
+        every: How many steps a round has.
+        lr: Of the outer optimizer.
+        momentum: Of the outer optimizer.
+        dtype: In which the loss reads parameters.
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+
+    Example:
+        >>> tx = sparsejax.rounds.pulse_loco(optax.adamw(1e-6), every=8)
+        >>> opt_state = sparsejax.init(tx, params, mesh)
+
+    References:
+        Miahi and Belilovsky, Understanding and Exploiting Weight Update Sparsity for
+        Communication-Efficient Distributed RL, arXiv 2602.03839
+    """
+    visible = sparsify(Visible(dtype=dtype, rate=lr), axis_name=axis_name)
+    sync = optax.chain(visible, zen_sync(axis_name))
+    return diloco(inner, every, lr, momentum, sync, axis_name)

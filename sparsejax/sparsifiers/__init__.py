@@ -6,9 +6,11 @@ from sparsejax.sparsifiers.dgc import DGC as DGC
 from sparsejax.sparsifiers.dragonn import Dragonn as Dragonn
 from sparsejax.sparsifiers.gaussian_k import GaussianK as GaussianK
 from sparsejax.sparsifiers.ms_top_k import MSTopK as MSTopK
-from sparsejax.sparsifiers.qsgd import QSGD as QSGD
-from sparsejax.sparsifiers.random_k import RandomK as RandomK
 from sparsejax.sparsifiers.reuse_threshold import ReuseThreshold as ReuseThreshold
-from sparsejax.sparsifiers.sign import Sign as Sign
+from sparsejax.sparsifiers.rounding.qsgd import QSGD as QSGD
+from sparsejax.sparsifiers.rounding.sign import Sign as Sign
+from sparsejax.sparsifiers.rounding.visible import Visible as Visible
+from sparsejax.sparsifiers.shared.random_k import RandomK as RandomK
+from sparsejax.sparsifiers.shared.striding import Striding as Striding
 from sparsejax.sparsifiers.threshold import Threshold as Threshold
 from sparsejax.sparsifiers.top_k import TopK as TopK

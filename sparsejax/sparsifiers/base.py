@@ -51,6 +51,7 @@ class Draw(NamedTuple):
         model_axis: The mesh axis over which the tensor is sharded, or None.
         alone: Whether the threshold is computed from this array alone; False if it is one
             threshold for all leaves.
+        param: The parameter of the array, flat, for a sparsifier that reads it.
 
     Example:
         >>> draw = sparsejax.sparsifiers.Draw(
@@ -65,11 +66,17 @@ class Draw(NamedTuple):
     rank: jax.Array | int = 0
     model_axis: AxisName | None = None
     alone: bool = True
+    param: jax.Array | None = None
 
     @property
     def shards(self) -> int:
         """The number of shards of the tensor."""
         return 1 if self.model_axis is None else Wire(self.model_axis).ranks
+
+    @property
+    def of_shard(self) -> jax.Array:
+        """How many of `wanted` are of this shard, where all shards send as many."""
+        return -(-self.wanted // self.shards)
 
     @property
     def over(self) -> magnitudes.Shards:
@@ -97,6 +104,9 @@ class Sparsifier:
     """
 
     density: Density = 0.01
+
+    #: Whether `update` has to be given the parameters, for `Draw.param`.
+    reads_params = False
 
     def __post_init__(self):
         arguments.check_density("density", self.density)

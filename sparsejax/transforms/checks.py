@@ -102,6 +102,20 @@ def check_replicated(params: Any, axis_name: AxisName | None, what: str) -> None
             )
 
 
+def require_params(lossy: Any, params: Any) -> None:
+    """Raises where something selects by the parameters, and update was given none.
+
+    Args:
+        lossy: What selects; see `feedback.Lossy`.
+        params: The parameters, or None.
+    """
+    if params is None and lossy.entry.reads_params:
+        raise ArgumentError(
+            f"update of {lossy.name} was given no parameters, by which it selects what is "
+            "sent: tx.update(grads, opt_state, params)."
+        )
+
+
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Leaves:

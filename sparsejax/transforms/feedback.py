@@ -214,6 +214,7 @@ def feedback(
         return FeedbackState(jnp.int32(0), residual, momentum, norm, inner)
 
     def update(updates, state, params=None, *, dense=False, ids=None, weight=None, **extra):
+        checks.require_params(lossy, params)
         if not axes.manual_axes() and lossy.entry.outside(updates, state, params):
             extra |= {"dense": dense, "ids": ids, "weight": weight}
             return lossy.entry.run(update, updates, state, params, **extra)
@@ -251,8 +252,9 @@ def feedback(
         own = lossy, memory, structure, paths, wire
         exchange = axes.all_manual(functools.partial(_exchanged, *own, **extra), wire.axis)
         # Leaves are whole on each device of axes that were not manual.
+        params = _read(lossy, structure, params)
         with tree.of_shards({}) if axes.further_axes() else contextlib.nullcontext():
-            sent, after = exchange(leaves, state, ids)
+            sent, after = exchange(leaves, state, ids, params)
         if axes.further_axes():
             sent = list(map(tree.sharded_as, sent, leaves))
             after = jax.tree.map(axes.sharded_as, after, state)
@@ -261,8 +263,17 @@ def feedback(
     return tree.transformation(init, update)
 
 
-def _exchanged(lossy, memory, structure, paths, wire, leaves, state, ids, **extra):
+def _read(lossy, structure, params):
+    """The parameters of the leaves, where something selects by them; else None."""
+    if not lossy.entry.reads_params:
+        return None
+    return structure.flatten_up_to(sharded.apart(params).rest)
+
+
+def _exchanged(lossy, memory, structure, paths, wire, leaves, state, ids, params, **extra):
     """What is sent of the leaves, and the next state."""
+    if params is not None:
+        extra |= {"params": params}
     residuals = _unpacked(structure, state.residual, len(leaves))
     momenta = _unpacked(structure, state.momentum, len(leaves))
     accumulated = list(leaves)

@@ -89,7 +89,9 @@ class Select:
     @property
     def entry(self) -> Entry:
         """How its update is entered under `jit`; see `Lossy.entry`."""
-        return Entry(self.name, self.axis_name, sums=False, model_axis=self.model_axis)
+        reads = self.sparsifier.reads_params
+        options = {"sums": False, "model_axis": self.model_axis, "reads_params": reads}
+        return Entry(self.name, self.axis_name, **options)
 
     def sparsifies(self, path: str, leaf: Any) -> bool:
         """Whether a leaf is sparsified; if not it is sent whole."""
@@ -201,6 +203,7 @@ class Select:
         dtypes: Sequence[Any],
         dense: bool = False,
         entered: LeafPlaces | None = None,
+        params: Sequence[Any] | None = None,
         **extra: Any,
     ) -> Outcome:
         """Selects entries of each leaf; see `Lossy.step`."""
@@ -218,6 +221,8 @@ class Select:
             i: self._draw(state.step, names[i], accumulated[i].size, wire.rank)
             for i in chosen
         }
+        if params is not None:
+            draws = {i: d._replace(param=params[i].reshape(-1)) for i, d in draws.items()}
         flat = [x.reshape(-1) for x in accumulated]
         places = self._places(names, flat, chosen, draws, states)
         sent, left = [], []

@@ -23,6 +23,27 @@ def blocks_of(shape, k, chunk):
     return found, max(1, round(height * width * k / chunk))
 
 
+def cosines(x, k, chunk, back=False):
+    """The orthonormal DCT-II of each block of a leaf, or its inverse."""
+    side = round(chunk**0.5)
+    rows, columns = ((1, 1, *x.shape))[-2:]
+    sides = divisor(rows, side), divisor(columns, side)
+
+    def basis(n):
+        waves = [
+            [np.cos(np.pi * (2 * i + 1) * f / (2 * n)) for i in range(n)] for f in range(n)
+        ]
+        return np.array(waves) * np.sqrt([1 / n] + [2 / n] * (n - 1))[:, None]
+
+    down, across = map(basis, sides)
+    if back:
+        down, across = down.T, across.T
+    out = np.zeros(x.size)
+    for places in blocks_of(x.shape, k, chunk)[0]:
+        out[places] = (down @ x.reshape(-1)[places].reshape(sides) @ across.T).reshape(-1)
+    return out.reshape(x.shape)
+
+
 def selected(x, k, chunk):
     """The flat indices of what is sent of a leaf: of equal magnitudes the first."""
     found, kept = blocks_of(x.shape, k, chunk)
@@ -70,7 +91,7 @@ QUANTIZED = {
 }
 
 
-def rounds(grads, weights, *, k, chunk, values, over, decay, clip=False):
+def rounds(grads, weights, *, k, chunk, values, over, decay, clip=False, transform=None):
     """What each round returns, and what each rank holds after it.
 
     Args:
@@ -81,6 +102,10 @@ def rounds(grads, weights, *, k, chunk, values, over, decay, clip=False):
         By leaf the totals [rounds, ...], and the residuals [rounds, ranks, ...].
     """
     totals, residuals = {}, {}
+
+    def turned(x, back=False):
+        return x if transform is None else cosines(x, k, chunk, back)
+
     for name, given in grads.items():
         given = given.astype(np.float64)
         held = np.zeros((len(given), *given.shape[2:]))
@@ -90,7 +115,7 @@ def rounds(grads, weights, *, k, chunk, values, over, decay, clip=False):
             accumulated = decay * held + given[:, turn]
             sent = np.zeros((len(given), held[0].size))
             flags = np.zeros(sent.shape)
-            for rank, x in enumerate(accumulated):
+            for rank, x in enumerate(map(turned, accumulated)):
                 places = selected(x, k, chunk)
                 flags[rank, places] = 1
                 sent[rank, places] = QUANTIZED[values](x.reshape(-1)[places])
@@ -101,8 +126,9 @@ def rounds(grads, weights, *, k, chunk, values, over, decay, clip=False):
             sent[weight == 0] = 0
             divisor = weight @ flags if over == "senders" else weight.sum()
             total = weight @ sent / np.where(divisor == 0, 1, divisor)
-            held = accumulated - sent.reshape(held.shape)
-            totals[name].append(total.reshape(held.shape[1:]))
+            sent = [turned(x, back=True) for x in sent.reshape(held.shape)]
+            held = accumulated - np.stack(sent)
+            totals[name].append(turned(total.reshape(held.shape[1:]), back=True))
             residuals[name].append(held)
     stack = lambda tree: {name: np.stack(x) for name, x in tree.items()}
     return stack(totals), stack(residuals)

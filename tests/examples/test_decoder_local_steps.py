@@ -26,11 +26,13 @@ def tiny():
         patch.setitem(example.SIZES, "small", SIZE)
         patch.setattr(example, "WARM_UP", 1)
         patch.setattr(example, "RATE", 3e-2)
+        patch.setitem(example.RATES, "demo", 1e-2)
         yield
 
 
 @pytest.mark.parametrize(
-    "methods", [("data_parallel", "sparse_loco"), *helpers.slow((("dgc", "diloco"),))]
+    "methods",
+    [("data_parallel", "sparse_loco"), *helpers.slow((("dgc", "diloco", "demo"),))],
 )
 def test_methods_learn_and_send_what_they_say(tmp_path, methods):
     sizes = ["--ranks", str(RANKS), "--steps", str(STEPS), "--every", str(EVERY)]

@@ -64,7 +64,7 @@ def ranks(n: int, *, mesh: Any = None, axes: Any = AXIS, check_vma: bool = True)
     """
 
     def run(tx, grads, watch: Callable = lambda state: ()) -> Run:
-        params = {name: jax.numpy.zeros(x.shape[2:], x.dtype) for name, x in grads.items()}
+        params = {name: jax.numpy.ones(x.shape[2:], x.dtype) for name, x in grads.items()}
 
         def on_rank(grads):
             def step(state, grad):

@@ -54,6 +54,8 @@ SPARSIFIERS = {
     "Dragonn, two tables": functools.partial(sparsifiers.Dragonn, slots=1.5, tables=2),
     "Sign": lambda _: sparsifiers.Sign(),
     "QSGD": lambda _: sparsifiers.QSGD(),
+    "Striding": sparsifiers.Striding,
+    "Visible": lambda _: sparsifiers.Visible(),
 }
 SCHEMES = {
     "AllReduce": schemes.AllReduce(),

@@ -26,6 +26,7 @@ DENSITY = 0.02
 SPARSIFIERS = {
     "top_k": sparsifiers.TopK(DENSITY),
     "random_k": sparsifiers.RandomK(DENSITY),
+    "striding": sparsifiers.Striding(DENSITY),
     "threshold": sparsifiers.Threshold(DENSITY, 2.0),
     "dgc": sparsifiers.DGC(DENSITY),
     "dgc_of_one_round": sparsifiers.DGC(DENSITY, rounds=0, upper=1.05),
@@ -78,7 +79,7 @@ def test_places_are_in_range_and_none_comes_twice(name):
         used = found[found != SIZE]
         assert ((used >= 0) & (used < SIZE)).all()
         assert len(np.unique(used)) == len(used)
-        if name != "random_k":
+        if not SPARSIFIERS[name].shared:
             assert (case[used] != 0).all()  # zeros never go
             if not case.all():  # few others: all of them, but who found no slot
                 sent, there = len(used), np.count_nonzero(case)
@@ -226,6 +227,48 @@ def test_random_k_is_unbiased_and_sends_no_indices():
     spread = np.abs(exact) * np.sqrt(size / k / steps)
     assert (np.abs(updates[0].mean(0) - exact) < 6 * spread + 1e-6).all()
     assert abs(np.mean((updates[0].mean(0) - exact) / spread)) < 0.1
+
+
+@pytest.mark.parametrize("share", [1 / 7, 0.3, 1.0])
+def test_striding_sends_each_element_once_in_a_turn(share):
+    """After ceil(size / k) steps, whatever divides what; never more than k in one."""
+    kind, size = sparsifiers.Striding(share), 101
+    stride = -(-size // math.ceil(share * size))
+    for start in (0, 5):
+        seen = np.zeros(size + 1, int)
+        for step in range(start, start + stride):
+            found = np.asarray(selecting(kind, size)(np.ones(size), jnp.int32(step)))
+            assert ((found == size) | (found % stride == step % stride)).all()
+            np.add.at(seen, found, 1)
+        assert (seen[:size] == 1).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_is_visible_is_what_changes_the_cast_parameter(dtype):
+    """Compiled, too, where a cast to fewer bits and back may be left out."""
+    rng, rate = np.random.default_rng(0), 0.25
+    param = rng.standard_normal(4096).astype(np.float32)
+    x = (param * 2.0 ** rng.uniform(-14, -2, 4096)).astype(np.float32)
+    param[:3], x[:3] = [0, 0, 1], [0, 1e-3, 0]
+    kind = sparsifiers.Visible(dtype=dtype, rate=rate)
+    own = draw(0, 1)._replace(param=jnp.asarray(param))
+    sent = jax.jit(lambda x: kind.rounded(x, own))(x)
+    cast = lambda x: x.astype(jnp.dtype(dtype)).view(np.uint16)
+    changes = cast(param - np.float32(rate) * x) != cast(param)
+    assert 0.2 < changes.mean() < 0.9
+    np.testing.assert_array_equal(sent, np.where(changes, x, 0))
+
+
+def test_what_is_visible_is_asked_of_parameters():
+    tx = sparsejax.sparsify(sparsifiers.Visible(), min_size=1)
+    run = lambda x: tx.update({"w": x}, tx.init({"w": helpers.parameters(x)}))
+    with pytest.raises(ArgumentError, match="given no parameters, by which it selects"):
+        jax.eval_shape(helpers.stacked(run, 2), jnp.ones((2, 8)))
+    for wrong in (None, "float8_e4m3fn", "int8"):
+        with pytest.raises(ArgumentError, match=r"dtype must be .*such as"):
+            sparsifiers.Visible(dtype=wrong)
+    with pytest.raises(ArgumentError, match="rate must be above 0, got -1"):
+        sparsifiers.Visible(rate=-1)
 
 
 @pytest.mark.parametrize(

@@ -77,12 +77,14 @@ class Entry:
         axis_name: The axis of the ranks; the only one of the mesh if None.
         sums: Whether it sums gradients; else it hands partial sums on.
         model_axis: The mesh axis over which it was told that parameters are sharded.
+        reads_params: Whether its update is given the parameters, each as its gradient is.
     """
 
     name: str
     axis_name: AxisName | None
     sums: bool = True
     model_axis: AxisName | None = None
+    reads_params: bool = False
 
     def outside(self, updates: Any, state: Any, params: Any) -> Any:
         """The mesh of an update that is called outside of `shard_map`, or None inside."""
@@ -244,16 +246,7 @@ class _EnteredUpdate:
             or is_per_replica(x)
         )
         pairs, structure = jax.tree_util.tree_flatten_with_path(updates, is_leaf=is_leaf)
-        of_params = [None] * len(pairs)
-        if params is not None:
-            try:
-                of_params = structure.flatten_up_to(params)
-            except ValueError as error:
-                raise ArgumentError(
-                    f"update of {self.entry.name} under jit: the parameters are not a tree "
-                    f"like the gradients: {str(error).splitlines()[0]} Where a gradient is "
-                    "None, its parameter must be None, too."
-                ) from None
+        of_params = self._params(structure, params)
         come = Incoming(self.entry.name, self.names, self.mesh, self.entry.sums)
         leaves = [
             come.leaf(tree.named(keys), leaf, param)
@@ -261,15 +254,17 @@ class _EnteredUpdate:
         ]
         shards = shards_of(pairs, [leaf.sum for leaf in leaves])
         arrays, rest = tree.arrays_and_others(extra)
-        operands = [leaf.given for leaf in leaves], state, arrays
+        read = self._read(pairs, leaves, of_params)
+        operands = [leaf.given for leaf in leaves], state, arrays, read
         in_specs = (
             [leaf.in_spec for leaf in leaves],
             state_specs(state, self._known(structure, leaves)),
             jax.tree.map(spec_of, arrays),
+            [PartitionSpec(*leaf.sum.own) for leaf in leaves[: len(read)]],
         )
         check_state(state, in_specs[1])
 
-        def inside(given, state, arrays):
+        def inside(given, state, arrays, read):
             found = [leaf.enter(x) for leaf, x in zip(leaves, given, strict=True)]
             entered = LeafPlaces(
                 tuple(leaf.sum.scatter if self.entry.sums else None for leaf in leaves),
@@ -277,8 +272,10 @@ class _EnteredUpdate:
                 tuple(sent for _, sent in found),
             )
             updates = structure.unflatten([x for x, _ in found])
+            own = {"params": structure.unflatten(read)} if read else {}
+            extra = {"entered": entered, **arrays, **rest, **own}
             with tree.of_shards(shards):
-                out, after = update(updates, state, entered=entered, **arrays, **rest)
+                out, after = update(updates, state, **extra)
             own = structure.flatten_up_to(out)
             leave = lambda leaf, x: leaf.summed(x) if self.entry.sums else leaf.leave(x)
             return list(map(leave, leaves, own)), after
@@ -289,6 +286,33 @@ class _EnteredUpdate:
         if not self.entry.sums:
             out = [leaf.handed_on(x) for leaf, x in zip(leaves, out, strict=True)]
         return structure.unflatten(list(map(_marked, out))), after
+
+    def _params(self, structure, params):
+        """The parameter of each gradient; None where none were given."""
+        if params is None:
+            return [None] * structure.num_leaves
+        try:
+            return structure.flatten_up_to(params)
+        except ValueError as error:
+            raise ArgumentError(
+                f"update of {self.entry.name} under jit: the parameters are not a tree "
+                f"like the gradients: {str(error).splitlines()[0]} Where a gradient is "
+                "None, its parameter must be None, too."
+            ) from None
+
+    def _read(self, pairs, leaves, params):
+        """The parameters that the update reads; none where it reads none."""
+        if not self.entry.reads_params:
+            return []
+        for (keys, _), leaf in zip(pairs, leaves, strict=True):
+            if leaf.sum.scatter is not None:
+                raise ArgumentError(
+                    f"update of {self.entry.name} under jit: the parameter "
+                    f"{tree.named(keys)!r} is sharded {leaf.sum.spec}, over the axis of "
+                    "the ranks, and what each rank sends depends on the whole of it: "
+                    "shard it over another axis, or replicate it."
+                )
+        return params
 
     def _mapped(self, function, in_specs, out_specs):
         options = {"mesh": self.mesh, "in_specs": in_specs, "check_vma": False}

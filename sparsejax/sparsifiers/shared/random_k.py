@@ -30,15 +30,12 @@ class RandomK(base.Selector):
     shared = True
 
     def scale(self, size, draw):
-        return size / self._k_of_shard(draw)
-
-    def _k_of_shard(self, draw):
-        return -(-draw.wanted // draw.shards)
+        return size / draw.of_shard
 
     def select(self, x, state, draw, capacity):
         number = lax.iota(jnp.uint32, capacity)
         drawn = permuted(number, x.size, draw.seed).astype(jnp.int32)
-        used = number.astype(jnp.int32) < self._k_of_shard(draw)
+        used = number.astype(jnp.int32) < draw.of_shard
         return jnp.where(used, drawn, x.size), state
 
 

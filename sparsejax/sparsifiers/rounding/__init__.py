@@ -1,0 +1,1 @@
+"""Sparsifiers that send another array of the same shape: what they take off comes back."""

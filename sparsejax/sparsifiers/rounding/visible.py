@@ -1,0 +1,74 @@
+"""Visible: what changes a parameter once it is cast to fewer bits; the rest waits.
+
+Training keeps parameters in float32, and the next forward pass reads them in 16 bits: a
+move of less than about a 256th of a parameter does not change it in bfloat16. With p the
+parameter, x its accumulated gradient or difference, and the rate of what moves it,
+
+    sent = x where cast(p - rate x) is not cast(p), as bits    else 0
+
+The other elements are zero, and a synchronization that sends what is not zero, as
+`sparsejax.zen_sync`, sends the rest exactly. Small moves add up in the residual until they
+show. Whatever is sent, nothing is rounded.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax import arguments
+from sparsejax.errors import ArgumentError
+from sparsejax.sparsifiers import base
+
+
+@dataclasses.dataclass(frozen=True)
+class Visible(base.Rounding):
+    """Sends what changes its parameter in a narrow dtype; `density` is not used.
+
+    Each rank decides by what it has itself, as if all had the same: the move is that of the
+    parameter by `rate` times its own accumulated gradient. Momentum of the optimizer is not
+    part of it. `update` has to be given the parameters.
+
+    Attributes:
+        dtype: In which parameters are read.
+        rate: The learning rate of what follows.
+
+    Example:
+        >>> visible = sparsejax.sparsify(sparsejax.sparsifiers.Visible(rate=0.1))
+        >>> tx = optax.chain(visible, sparsejax.zen_sync(), optax.sgd(0.1))
+
+    References:
+        Miahi and Belilovsky, Understanding and Exploiting Weight Update Sparsity for
+        Communication-Efficient Distributed RL, arXiv 2602.03839
+    """
+
+    density: base.Density = 1.0
+    dtype: Any = "bfloat16"
+    rate: float = 1.0
+
+    reads_params = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.dtype is None:
+            raise ArgumentError(
+                "dtype must be the dtype in which parameters are read, such as 'bfloat16', "
+                "got None."
+            )
+        arguments.check_dtype("dtype", self.dtype)
+        arguments.check_positive("rate", self.rate)
+
+    def rounded(self, x, draw):
+        assert draw.param is not None
+        own = draw.param.astype(x.dtype)
+        # As bits: of numbers that are compared as numbers XLA may leave out the cast.
+        is_seen = self._bits(own - self.rate * x) != self._bits(own)
+        return jnp.where(is_seen, x, 0)
+
+    def _bits(self, x):
+        narrow = x.astype(self.dtype)
+        return lax.bitcast_convert_type(narrow, _UNSIGNED[narrow.dtype.itemsize])
+
+
+_UNSIGNED = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}

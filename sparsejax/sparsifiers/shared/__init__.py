@@ -1,0 +1,1 @@
+"""Sparsifiers that select the same elements on all ranks, so that no indices travel."""

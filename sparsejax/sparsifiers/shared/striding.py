@@ -1,0 +1,46 @@
+"""Striding: every s-th element, the same on all ranks, so that no indices travel.
+
+The first one is the number of the step modulo s, the same for every leaf: after s steps
+each element has been sent once, and none twice. On the wire is an all-reduce of k values.
+Without a memory, values are scaled by s, as only one in s steps sends them; with one they
+are sent unchanged, and the others are the residual.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import lax
+
+from sparsejax.sparsifiers import base
+
+
+@dataclasses.dataclass(frozen=True)
+class Striding(base.Selector):
+    """Selects every s-th element, s = ceil(size / k), from another one on in each step.
+
+    Whatever an element is, it waits for its turn: a NaN or an infinity, too, at most s
+    steps.
+
+    Example:
+        >>> striding = sparsejax.sparsify(sparsejax.sparsifiers.Striding(0.1))
+        >>> tx = optax.chain(striding, sparsejax.zen_sync(), optax.sgd(0.1))
+
+    References:
+        From et al., DeToNATION: Decoupled Torch Network-Aware Training on Interlinked
+        Online Nodes, arXiv 2502.06728
+    """
+
+    shared = True
+
+    def scale(self, size, draw):
+        return self._stride(size, draw)
+
+    def _stride(self, size, draw):
+        return -(-size // draw.of_shard)
+
+    def select(self, x, state, draw, capacity):
+        stride = self._stride(x.size, draw)
+        first = draw.step % stride
+        number = lax.iota(jnp.int32, capacity)
+        used = number < -((first - x.size) // stride)
+        return jnp.where(used, number * stride + first, x.size), state

@@ -1,0 +1,92 @@
+"""PULSELoCo: rounds of which those differences go that a cast to bfloat16 shows."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sparsejax
+from tests import helpers
+from tests.rounds import given
+from tests.rounds.given import RANKS
+
+
+ROUNDS, EVERY, LR, MOMENTUM = 5, 2, 0.7, 0.9
+SHAPES = {"w": (256, 256), "b": (5,)}  # the second goes whole
+SMALL = 2.0**-10  # of a parameter: about a third of moves show at once
+
+
+def cast(x):
+    return x.astype(np.float32).astype(jnp.bfloat16).astype(np.float64)
+
+
+def is_close(x):
+    """Whether a cast depends on what float32 rounds away."""
+    return cast(x * (1 + 1e-6)) != cast(x * (1 - 1e-6))
+
+
+@functools.cache
+def run(check_vma=True):
+    params, grads = given.parameters(SHAPES), given.drawn(SHAPES, ROUNDS * EVERY)
+    grads = {name: SMALL * x for name, x in grads.items()}
+    tx = sparsejax.rounds.pulse_loco(optax.sgd(1.0), EVERY, LR, MOMENTUM)
+    return params, grads, *given.trained(tx, params, grads, check_vma)
+
+
+def rounds(start, grads, is_gated):
+    """In float64: anchors, residuals, shares sent, and what float32 may see otherwise."""
+    anchor, velocity = start.astype(np.float64), 0.0
+    left = np.zeros((RANKS, *start.shape))
+    unsure, anchors, shares = np.zeros(start.shape, bool), [], []
+    for number in range(ROUNDS):
+        moved = grads[:, number * EVERY : (number + 1) * EVERY].astype(np.float64).sum(1)
+        left = left + moved
+        there = cast(anchor - LR * left) != cast(anchor) if is_gated else left == left
+        unsure |= is_close(anchor) | is_close(anchor - LR * left).any(0)
+        mean = np.where(there, left, 0).mean(0)
+        left = np.where(there, 0, left)
+        velocity = mean + MOMENTUM * velocity
+        anchor = anchor - LR * (mean + MOMENTUM * velocity)
+        anchors.append(anchor)
+        shares.append(there.mean())
+    return anchors, left, shares, unsure
+
+
+def test_five_rounds_are_those_of_the_formulas():
+    params, grads, found, state = run()
+    helpers.assert_same_on_all_ranks(found)
+    for name, start in params.items():
+        anchors, left, shares, unsure = rounds(start, grads[name], name == "w")
+        assert unsure.mean() < 0.02
+        for number, anchor in enumerate(anchors):
+            own = found[name][0, (number + 1) * EVERY - 1]
+            np.testing.assert_allclose(own[~unsure], anchor[~unsure], rtol=2e-5, atol=1e-6)
+        residual = given.held(state)[name]
+        np.testing.assert_allclose(residual[:, ~unsure], left[:, ~unsure], atol=1e-6)
+        assert (0.2 < min(shares) and max(shares) < 0.8) or name == "b"
+
+
+def test_nothing_is_lost():
+    """In float64: what ranks moved is what the outer optimizer saw, and what they hold."""
+    params, grads, found, state = run()
+    for name, x in found.items():
+        ends = [params[name], *x[0, EVERY - 1 :: EVERY]]
+        steps = -np.diff(np.stack(ends).astype(np.float64), axis=0) / LR
+        # A step is mean + momentum v, with v = mean + momentum v of the round before.
+        sent, velocity = 0.0, 0.0
+        for step in steps:
+            mean = (step - MOMENTUM**2 * velocity) / (1 + MOMENTUM)
+            velocity = mean + MOMENTUM * velocity
+            sent = sent + mean
+        held = given.held(state)[name].astype(np.float64).sum(0)
+        moved = grads[name].astype(np.float64).sum((0, 1))
+        np.testing.assert_allclose(RANKS * sent + held, moved, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_it_is_the_same_whether_types_are_checked_or_not():
+    *_, found, _ = run(check_vma=False)
+    helpers.assert_same_on_all_ranks(found)
+    assert helpers.octets(found) == helpers.octets(run()[2])
