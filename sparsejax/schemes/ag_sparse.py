@@ -177,11 +177,11 @@ class AGSparse(base.Scheme):
             # hold a quarter of the array.
             useful = min(useful, max(width // (4 * n), bits.WORD))
         steps = ladder.ladder(width << extra, size, n, self.code, self.ratio, useful)
-        return _Plan(steps, codes, width, n, gathers.route(self.gather, n))
+        return _GatherPlan(steps, codes, width, n, gathers.route(self.gather, n))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class _GatherPlan:
     """What a rank sends to all.
 
     Attributes:

@@ -134,6 +134,36 @@ def test_gpus_add_up_the_same():
         assert helpers.octets(found.updates) == helpers.octets(wanted.updates)
 
 
+def test_an_entry_takes_as_many_bits_as_pages_say():
+    params, n = {"w": jax.ShapeDtypeStruct((1 << 20,), jnp.float32)}, 8
+    for density, values, wanted in (
+        (0.01, None, 41.4),
+        (0.01, "2bit", 10.6),
+        (0.001, None, 45.1),
+        (0.001, "2bit", 17.2),
+    ):
+        own = sparsejax.top_k(density, values=values)
+        tx = optax.chain(own, sparsejax.sync(AUTO))
+        (row,) = sparsejax.explain(tx, params, ranks=n, network=NETWORK).rows
+        own_bits = 8 * row.sent_bytes / (n - 1) / (density * (1 << 20))
+        assert round(own_bits, 1) == wanted
+
+
+@pytest.mark.slow
+def test_what_is_not_finite_shows():
+    grads = gradients()
+    grads["w"][1, 2, 5] = np.nan
+    for values in ("2bit", "int8"):
+        watch = lambda state: sparsejax.residuals(state)
+        done = helpers.ranks(N)(chain(values), grads, watch)
+        bad = ~np.isfinite(done.updates["w"][0])
+        assert bad.any(axis=1).tolist() == [False, False, True, False, False, False]
+        assert bad[2].sum() == math.ceil(DENSITY * math.prod(SHAPES["w"]))
+        assert np.isfinite(done.updates["v"]).all()
+        assert np.isfinite(done.seen["w"]).all()
+        assert not done.seen["w"][1, 0, 2, bad[2]].any()
+
+
 # --- Schemes that send sums have no code for them, and say so.
 
 SUMS = [schemes.Zen(), schemes.SparCML(), schemes.AllReduce(), schemes.AGSparse()]
