@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from sparsejax import schemes, sparsifiers
 from sparsejax.errors import ArgumentError
-from sparsejax.wire.value_codes import CODES
+from sparsejax.transforms import PerReplica
+from sparsejax.wire.value_codes import CODES, coded
 from tests import helpers
 from tests.chunked import reference
 from tests.laws.test_conservation import SPARSIFIERS
@@ -62,11 +63,14 @@ def test_what_is_not_there_has_no_part_in_a_table():
     real = rng.random(300) < 0.7
 
     def both(x):
-        coded = [code.encode(x, real) for code in CODES.values()]
-        pairs = zip(CODES.values(), coded, strict=True)
-        return [code.decode(*own)[real] for code, own in pairs]
+        found = [coded(x, real, name, jnp.float32) for name in CODES]
+        for (values, own), code in zip(found, CODES.values(), strict=True):
+            decoded = code.decode(own.codes.astype(jnp.uint32), own.table[0])
+            yield values[real], jnp.where(real, decoded, 0) - values
 
-    found = jax.jit(both)(np.where(real, x, 0))
+    found = jax.jit(lambda x: [*both(x)])(np.where(real, x, 0))
+    assert not any(np.asarray(difference).any() for _, difference in found)
+    found = [values for values, _ in found]
     for name, back in zip(CODES, found, strict=True):
         if name in reference.QUANTIZED:
             wanted = reference.QUANTIZED[name](x[real].astype(np.float64))
@@ -191,7 +195,8 @@ def test_explain_says_where_codes_do_not_travel():
 @pytest.mark.slow
 def test_a_dtype_of_the_wire_narrows_what_is_not_in_a_code():
     scheme = schemes.AGSparse(wire_dtype=jnp.bfloat16)
-    helpers.assert_conserved(gradients(), run("2bit", scheme))
+    large = {name: x for name, x in gradients().items() if name in LARGE}
+    helpers.assert_conserved(large, run("2bit", scheme))
     wide = run("float32", scheme).seen["sync/wire_bytes"][0, -1]
     assert wide < run("float32").seen["sync/wire_bytes"][0, -1]
 
@@ -241,9 +246,10 @@ def test_under_jit():
         helpers.shard_map(on_rank, mesh=mesh, in_specs=(P("data"), P()), out_specs=P())
     )(grads, params)
     with jax.set_mesh(mesh):
-        state = sparsejax.init(tx, params, mesh)
-        stacked = sparsejax.transforms.per_replica(grads, "data")
-        found, _ = jax.jit(tx.update)(stacked, state, params)
+        params = {k: helpers.placed(x, mesh, P()) for k, x in params.items()}
+        state = sparsejax.init(tx, params)
+        put = lambda x: PerReplica(helpers.placed(x, mesh, P("data")), "data")
+        found, _ = jax.jit(tx.update)(jax.tree.map(put, grads), state, params)
     for name in SHAPES:
         assert np.asarray(found[name]).tobytes() == np.asarray(wanted[name]).tobytes()
 
