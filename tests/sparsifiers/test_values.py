@@ -194,7 +194,7 @@ def test_explain_says_where_codes_do_not_travel():
 
 @pytest.mark.slow
 def test_a_dtype_of_the_wire_narrows_what_is_not_in_a_code():
-    scheme = schemes.AGSparse(wire_dtype=jnp.bfloat16)
+    scheme = schemes.AGSparse(code="auto", wire_dtype=jnp.bfloat16)
     large = {name: x for name, x in gradients().items() if name in LARGE}
     helpers.assert_conserved(large, run("2bit", scheme))
     wide = run("float32", scheme).seen["sync/wire_bytes"][0, -1]

@@ -2,8 +2,8 @@
 
     python -m tests.laws.mutants.table
 
-Writes the table of CONTRIBUTING.md. A row is a module that some mutant edits, with the tests
-that notice; `test_mutants.py` holds the page to it.
+Writes the table of CONTRIBUTING.md. A row is a folder: its modules that some mutant edits,
+with the tests that notice. `test_mutants.py` holds the page to it.
 """
 
 import collections
