@@ -93,7 +93,7 @@ def test_conserved_in_the_bits_that_are_explained(values):
     assert last["sync/v and 1 more/wire_bytes"] == row.sent_bytes + agreed
     assert last["sync/v and 1 more/rounds"] == row.rounds
     # Words of a rank's message: the count, octets of slots, a one for each entry and a zero
-    # after each 256 slots, wide codes; and a table for each leaf. Narrow codes are in slots.
+    # after each 256 slots, wide codes; a table for each leaf. Narrow codes are in slots.
     entries = sum(math.ceil(DENSITY * math.prod(SHAPES[name])) for name in LARGE)
     room = 4 * math.ceil(entries / 4)
     slots = 32 * math.ceil(sum(math.prod(SHAPES[name]) for name in LARGE) / 32)
