@@ -169,7 +169,7 @@ def test_what_is_not_finite_shows():
         assert bad[2].sum() == math.ceil(DENSITY * math.prod(SHAPES["w"]))
         assert np.isfinite(done.updates["v"]).all()
         assert np.isfinite(done.seen["w"]).all()
-        assert not done.seen["w"][1, 0, 2, bad[2]].any()
+        assert not done.seen["w"][1, 2, 0, bad[2]].any()
 
 
 # --- Schemes that send sums have no code for them, and say so.
