@@ -337,7 +337,7 @@ host is lost, the job has to end on all hosts in the time that is promised, by t
 that host, and the hosts that are left go on from the last checkpoint. *Lost* is the largest
 difference between what was applied or is held back and the sum of the gradients that were
 computed, over the sum of their sizes; 1e-05 is promised, and the same bytes on all hosts.
-How each was tried is in `benchmarks/README.md` (*It keeps training*), what your own job has
+How each was tried is in `benchmarks/faults/README.md`, what your own job has
 of it in [Several hosts](several_hosts.md#when-a-host-is-lost). A number in bold is one that
 is not as promised.
 

@@ -133,6 +133,22 @@ def test_lint_refuses_the_marks_of_a_merge_conflict_and_no_underline(tmp_path):
         assert not refused_by_lint(passes, tmp_path), passes
 
 
+def test_benchmarks_have_an_index_and_a_page_a_folder():
+    """Pages of more than one folder would be read by nobody."""
+    folder = ROOT / "benchmarks"
+    pages = [*folder.rglob("*.md")]
+    index = (folder / "README.md").read_text()
+    assert len(index.splitlines()) <= 80
+    for page in pages:
+        linked = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+        for link in linked:
+            assert link.startswith("http") or (page.parent / link).exists(), (page, link)
+        assert page.parent == folder or f"({page.relative_to(folder)})" in index, page
+    without = {"data", "results", "recorded"}
+    folders = {file.parent for file in folder.glob("*/__init__.py")}
+    assert {x.name for x in folders if not (x / "README.md").exists()} <= without
+
+
 # --- To run.
 
 

@@ -7,7 +7,7 @@ Beside this library's sparsifiers stand those that others publish, as they would
 in JAX: `lax.top_k`, and DGC with a sorted sample and `jnp.nonzero`. Decoding adds up the
 messages of n ranks: all entries in one scatter-add, or each message as a dense vector, all
 of which are then added up, or each as soon as it is there. Results are checked before they
-are timed. glibc is told to keep memory (benchmarks/README.md), for all sides.
+are timed. glibc is told to keep memory (benchmarks/testbed/README.md), for all sides.
 
 Writes benchmarks/results/sparsifiers-*.jsonl, on a GPU sparsifiers-gpu-*.jsonl, and a plot.
 """

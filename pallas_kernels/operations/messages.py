@@ -257,9 +257,9 @@ def _checked(spec, numbers, array):
             f"{numbers.size}."
         )
     dtype = jnp.dtype(spec.dtype or array.dtype)
-    if dtype.itemsize not in (2, 4, 8):
+    if dtype.itemsize not in (1, 2, 4, 8):
         raise KernelArgumentError(
-            f"values travel as numbers of 2, 4 or 8 bytes, not as {dtype}; cast them."
+            f"values travel as numbers of 1, 2, 4 or 8 bytes, not as {dtype}; cast them."
         )
     return dataclasses.replace(spec, dtype=dtype)
 

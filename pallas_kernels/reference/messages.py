@@ -306,17 +306,19 @@ def slots_from(
 def to_words(values: jax.Array) -> jax.Array:
     """[parts, entries, ...] to uint32 [parts, words]; numbers of a part fill its words."""
     parts, size = values.shape[0], values.dtype.itemsize
+    words = math.prod(values.shape[1:]) * size // 4
     if size < 4:
-        values = values.reshape(parts, -1, 4 // size)
-    return lax.bitcast_convert_type(values, jnp.uint32).reshape(parts, -1)
+        values = values.reshape(parts, words, 4 // size)
+    return lax.bitcast_convert_type(values, jnp.uint32).reshape(parts, words)
 
 
 def from_words(words: jax.Array, dtype: Any) -> jax.Array:
     """Inverse of `to_words`: [parts, numbers]."""
     parts, size = words.shape[0], jnp.dtype(dtype).itemsize
+    numbers = 4 * words.shape[1] // size
     if size > 4:
-        words = words.reshape(parts, -1, size // 4)
-    return lax.bitcast_convert_type(words, dtype).reshape(parts, -1)
+        words = words.reshape(parts, numbers, size // 4)
+    return lax.bitcast_convert_type(words, dtype).reshape(parts, numbers)
 
 
 def taken(rows: jax.Array, columns: jax.Array) -> jax.Array:

@@ -31,7 +31,6 @@ from sparsejax.chunked import blocks, dct
 from sparsejax.chunked.aggregate import Aggregate, clipping
 from sparsejax.chunked.forecast import Chunks
 from sparsejax.chunked.message import RankMessage, message_bytes
-from sparsejax.chunked.values import code_of
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import no_traffic, stage, traffic
 from sparsejax.state import finite, observing, sharded, tree
@@ -44,6 +43,7 @@ from sparsejax.transforms.entry import Entry, LeafPlaces, Reduction
 from sparsejax.transforms.exchange import ExchangeState
 from sparsejax.transforms.feedback import Outcome
 from sparsejax.wire import Wire
+from sparsejax.wire.value_codes import code_of
 
 
 _NAME = "chunks"  # of all leaves, in metrics

@@ -25,6 +25,7 @@ from jax import lax
 
 from pallas_kernels.operations.bitmap import bitmap_decode
 from sparsejax.units import bits
+from sparsejax.units.bits import pack_planes, plane_words, unpack_planes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,26 +125,3 @@ class PlaceCode:
     def _starts(self) -> jax.Array:
         """Where the string of each block starts, in bits."""
         return lax.broadcasted_iota(jnp.int32, (self.blocks, 1), 0) * self.stride
-
-
-def plane_words(count: int, planes: int) -> int:
-    """Words for some bits of each of `count` numbers."""
-    return planes * -(-count // bits.WORD)
-
-
-def pack_planes(x: jax.Array, planes: int) -> jax.Array:
-    """The lowest bits of uint32 [n], plane after plane, as words."""
-    if not planes:
-        return jnp.zeros(0, jnp.uint32)
-    x = jnp.pad(x, (0, -x.size % bits.WORD))
-    shifts = lax.broadcasted_iota(jnp.uint32, (planes, 1), 0)
-    return bits.pack(((x[None] >> shifts) & 1) != 0).reshape(-1)
-
-
-def unpack_planes(words: jax.Array, planes: int, count: int) -> jax.Array:
-    """Inverse of `pack_planes`: uint32 [count]."""
-    if not planes:
-        return jnp.zeros(count, jnp.uint32)
-    flags = bits.unpack(words.reshape(planes, -1))[:, :count].astype(jnp.uint32)
-    shifts = lax.broadcasted_iota(jnp.uint32, (planes, 1), 0)
-    return jnp.sum(flags << shifts, axis=0, dtype=jnp.uint32)

@@ -25,7 +25,7 @@ from jax import lax
 from sparsejax.chunked import blocks
 from sparsejax.chunked.blocks import BlockCut, Together
 from sparsejax.chunked.indices import PlaceCode
-from sparsejax.chunked.values import ValueCode, code_of
+from sparsejax.wire.value_codes import ValueCode, code_of
 
 
 class Selected(NamedTuple):

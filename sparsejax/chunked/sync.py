@@ -8,12 +8,12 @@ import optax
 from sparsejax import arguments
 from sparsejax.axes import AxisName, check_axis_name
 from sparsejax.chunked.exchange import ChunkedExchange
-from sparsejax.chunked.values import code_of
 from sparsejax.errors import ArgumentError
 from sparsejax.state.memories import Residual
 from sparsejax.transforms.described import described
 from sparsejax.transforms.feedback import feedback
 from sparsejax.transforms.wrappers import check_reduce
+from sparsejax.wire.value_codes import code_of
 
 
 @described

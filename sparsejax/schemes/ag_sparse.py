@@ -4,7 +4,12 @@ One-shot and centralized in Zen's terms (table 3); what PyTorch's and Horovod's 
 gradients do, and TopkA. On the wire, with n ranks:
 
     agree   one pmax of the most entries
+    tables  where values are in a code of few bits: all_gather of what the codes stand for
     gather  all_gather of the entries, each rank's message as long as the longest
+
+Entries are a rank's own, and no sums. So where a sparsifier rounded them to a code
+(`values=`) the codes travel, in the slots' low bits or as octets (`wire.value_codes`), and
+all ranks add up the very numbers that the sparsifier sent. A dense sum has no code.
 
 Every rank adds up the same messages in the order of the ranks, one rank's at a time: so all
 end with the same bits. A unit that many ranks have is sent by each of them to all: bytes
@@ -20,6 +25,7 @@ The gather goes by one of several algorithms, which send the same bytes:
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +37,9 @@ from sparsejax.schemes.or_dense import or_dense
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units, unit_bytes, wide
-from sparsejax.wire import collectives, gathers, index_codes, ladder, messages
+from sparsejax.wire import channels, collectives, gathers, index_codes, ladder, messages
 from sparsejax.wire.collectives import Wire
+from sparsejax.wire.value_codes import CodedMessages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +69,7 @@ class AGSparse(base.Scheme):
         arguments.check_dtype("wire_dtype", self.wire_dtype)
 
     def __call__(self, x, state, wire):
-        n = wire.ranks
-        if n == 1 or x.size == 0:
+        if wire.ranks == 1 or x.size == 0:
             return base.nothing_to_send(x, state, wire)
         base.check_units(x)
         flags = x.present()
@@ -92,38 +98,34 @@ class AGSparse(base.Scheme):
             agreed: Bytes that were sent to know it.
             wire: The ranks.
         """
-        wire = wire.narrowed(self.wire_dtype)
-        narrow = wire.travelling(x.dtype)
-        dtype = wide(x.dtype)
-        steps, dense = self._steps_of(x, wire), wire.dense_bytes(x.size, x.dtype)
-        width = steps.width
-        words = bits.pack(jnp.pad(present, (0, width - x.shape[0])))
-        slots = Slots.of(words[None])
+        wire, dtype = wire.narrowed(self.wire_dtype), wide(x.dtype)
+        plan, dense = self._plan_of(x, wire), wire.dense_bytes(x.size, x.dtype)
         channel = gathers.gather_channel(wire, self.gather)
 
-        def add(total, sender, slots, values):
-            del sender
-            at = total.at[bits.apart(slots, slots < width, width)]
-            return at.add(values.astype(dtype), mode="drop", unique_indices=True)
-
         def sparse(x):
+            slots, source, read = _outgoing(x, present, plan, wire)
+
+            def add(total, sender, slots, values):
+                units, values = read(sender, slots, values)
+                at = total.at[bits.apart(units, units < plan.width, plan.width)]
+                return at.add(values.astype(dtype), mode="drop", unique_indices=True)
+
             total, sent = messages.transmit(
-                steps,
+                plan.steps,
                 channel,
                 slots,
-                x.source(narrow),
+                source,
                 most,
                 messages.Fold(jnp.zeros(x.shape, dtype), add, in_order=True),
                 typical=most.astype(jnp.float32)[None],
             )
-            return total.astype(x.dtype), base.stage_of(sent)
+            return total.astype(x.dtype), plan.with_tables(base.stage_of(sent))
 
         def all_reduce(x):
             total, sent = wire.all_reduce(x.dense())
             return total, base.stage(sent, sent, 1)
 
-        entry_bytes = self._entry_bytes(steps, wire.ranks, most)
-        done = or_dense(wire, entry_bytes, dense, sparse, all_reduce, x)
+        done = or_dense(wire, plan.bytes(most), dense, sparse, all_reduce, x)
         total, push = wire.assume_same(done)
         return total, base.traffic(
             push,
@@ -137,36 +139,92 @@ class AGSparse(base.Scheme):
     def expected_bytes(self, x: Units, wire: Wire, most: jax.Array) -> jax.Array:
         """Bytes that one rank sends where the fullest array like x has `most` units."""
         wire = wire.narrowed(self.wire_dtype)
-        entries = self._entry_bytes(self._steps_of(x, wire), wire.ranks, most)
+        entries = self._plan_of(x, wire).bytes(most)
         return jnp.minimum(entries, wire.dense_bytes(x.size, x.dtype))
 
     def forecast(self, load):
         if load.listed:
             return row_lists.forecast(load, self.wire_dtype, self.gather)
-        n, route = load.ranks, gathers.route(self.gather, load.ranks)
-        room = load.units if load.room is None else load.room
-        steps = self._steps(load.units, load.unit_bytes(self.wire_dtype), n, room)
+        n, room = load.ranks, load.units if load.room is None else load.room
+        narrow = collectives.travelling(load.dtype, self.wire_dtype)
+        codes = CodedMessages.of(load.values, load.units, load.arrays, narrow)
+        plan = self._plan(load.units, load.unit_bytes(self.wire_dtype), n, room, codes)
         dense, need = load.all_reduce(self.wire_dtype), math.ceil(load.counts[0])
-        if self._entry_bytes(steps, n, need) >= dense.bytes:
+        if plan.bytes(need) >= dense.bytes:
             return dense._replace(rounds=1)
-        sent, turns, capacity = steps.sent(need, route)
+        sent, turns, capacity = plan.steps.sent(need, plan.route)
         waits = agreeing(n) + turns * gathers.waits(self.gather, n)
-        return Forecast(sent, 0.0, waits, capacity, rounds=turns * route.waits)
+        waits += gathers.waits("auto", n) * plan.has_tables
+        rounds = turns * plan.route.waits + plan.has_tables
+        sent += plan.table_bytes
+        told = {"rounds": rounds, "coded": codes is not None}
+        return Forecast(sent, 0.0, waits, capacity, **told)
 
-    def _entry_bytes(self, steps, n, most):
-        # A folded doubling sends more than n - 1 messages, each with its rank's number.
-        return gathers.route(self.gather, n).messages * (4 + steps.bytes(most))
+    def _plan_of(self, x, wire):
+        narrow, coded, units = wire.travelling(x.dtype), x.coded, x.shape[0]
+        codes = coded and CodedMessages.of(coded.code, units, len(coded.table), narrow)
+        return self._plan(units, unit_bytes(x, narrow), wire.ranks, x.capacity, codes)
 
-    def _steps_of(self, x, wire):
-        size = unit_bytes(x, wire.travelling(x.dtype))
-        return self._steps(x.shape[0], size, wire.ranks, x.capacity)
-
-    def _steps(self, units, unit_bytes, n, room):
+    def _plan(self, units, unit_bytes, n, room, codes):
         width = -(-units // bits.WORD) * bits.WORD
-        # With more entries than that an all-reduce sends less.
-        useful = min(min(width // 4, 2 * width // n) + 1, max(room, 1))
+        extra, size = (codes.slot_bits, codes.unit_bytes) if codes else (0, unit_bytes)
+        # With more entries than that an all-reduce sends less. With codes an entry takes a
+        # byte at least, but in a bitmap, where it takes that of a full set.
+        useful = min(width, 8 * width // n) if codes else min(width // 4, 2 * width // n)
+        useful = min(useful + 1, max(room, 1))
         if collectives.at_once():
             # There buffers are as large as the longest message: those of all ranks together
             # hold a quarter of the array.
             useful = min(useful, max(width // (4 * n), bits.WORD))
-        return ladder.ladder(width, unit_bytes, n, self.code, self.ratio, useful)
+        steps = ladder.ladder(width << extra, size, n, self.code, self.ratio, useful)
+        return _GatherPlan(steps, codes, width, n, gathers.route(self.gather, n))
+
+
+@dataclasses.dataclass(frozen=True)
+class _GatherPlan:
+    """What a rank sends to all.
+
+    Attributes:
+        steps: The message sizes.
+        codes: How values in few bits travel; None where they travel as they are.
+        width: Slots in an array, before codes are in them.
+        ranks: How many ranks there are.
+        route: Where messages go.
+    """
+
+    steps: ladder.Ladder
+    codes: CodedMessages | None
+    width: int
+    ranks: int
+    route: channels.Route
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes that a rank sends for its tables."""
+        return self.codes.table_bytes(self.ranks) if self.codes else 0
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether tables are sent."""
+        return self.table_bytes > 0
+
+    def bytes(self, most: ladder.Count) -> Any:
+        """Bytes that a rank sends where the fullest array has `most` units."""
+        # A folded doubling sends more than n - 1 messages, each with its rank's number.
+        entries = self.route.messages * (4 + self.steps.bytes(most))
+        return entries + self.table_bytes
+
+    def with_tables(self, stage: base.Stage) -> base.Stage:
+        """The stage in which tables were sent before the entries."""
+        of_tables = base.stage(self.table_bytes, self.table_bytes, self.has_tables)
+        return base.add_stages(stage, of_tables)
+
+
+def _outgoing(x, present, plan, wire):
+    """This rank's slots, what travels beside them, and how what arrives is read."""
+    if plan.codes is not None:
+        read = plan.codes.reader(x, wire, x.dtype)
+        return plan.codes.slots(x, plan.width), plan.codes.source(x), read
+    words = bits.pack(jnp.pad(present, (0, plan.width - x.shape[0])))
+    source = x.source(wire.travelling(x.dtype))
+    return Slots.of(words[None]), source, lambda sender, slots, values: (slots, values)

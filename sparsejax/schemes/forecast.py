@@ -53,6 +53,7 @@ class Forecast(NamedTuple):
         rounds: How many collectives with entries, or with the dense array, follow one
             another: what `sparsejax.metrics` counts. A round of an all-to-all or a gather
             is `ranks - 1` messages.
+        coded: Whether values travel in the code that a sparsifier rounded them to.
     """
 
     push: float
@@ -61,6 +62,7 @@ class Forecast(NamedTuple):
     capacity: int = 0
     dense: bool = False
     rounds: int = 0
+    coded: bool = False
 
     @property
     def bytes(self) -> float:
@@ -97,6 +99,8 @@ class Load:
             are blocks.
         listed: Whether they are the rows of a table that ranks list, with room for the ids
             of a rank, repeats included; see `Scheme.rows`.
+        values: The code of the values, where a sparsifier rounded them to one.
+        arrays: How many arrays they are of, each with a table for its code.
     """
 
     ranks: int
@@ -110,6 +114,8 @@ class Load:
     room: int | None = None
     fullest: tuple[int, ...] | None = None
     listed: bool = False
+    values: str | None = None
+    arrays: int = 1
 
     def __post_init__(self):
         if len(self.counts) != len(merged(self.ranks)):

@@ -218,14 +218,6 @@ def is_floating(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize >= 2
 
 
-def rounded(x: jax.Array, dtype: Any) -> jax.Array:
-    """Numbers in the gradient's dtype; finite ones stay finite."""
-    if jnp.dtype(dtype) == x.dtype:
-        return x
-    most = float(jnp.finfo(dtype).max)
-    return jnp.where(jnp.isfinite(x), jnp.clip(x, -most, most), x).astype(dtype)
-
-
 def rounding_error(x: jax.Array, sent: jax.Array) -> jax.Array:
     """The part of x that rounding took from what was sent, zero where x is not finite.
 
@@ -281,8 +273,8 @@ def nothing(shapes: Any) -> Any:
             return dataclasses.replace(leaf.bare, ids=ids, rows=rows)
         if is_sparse(leaf):
             indices = jnp.full(leaf.indices.shape, leaf.units, leaf.indices.dtype)
-            values = jnp.zeros(leaf.values.shape, leaf.values.dtype)
-            return dataclasses.replace(leaf, indices=indices, values=values)
+            values, coded = jax.tree.map(zeros, (leaf.values, leaf.coded))
+            return dataclasses.replace(leaf, indices=indices, values=values, coded=coded)
         return jnp.zeros_like(leaf)
 
     is_leaf = lambda leaf: is_sparse(leaf) or is_row_grads(leaf)

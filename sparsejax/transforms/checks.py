@@ -59,10 +59,13 @@ def _check_dense(path, leaf, name):
 
 
 def _check_origin(path, leaf):
-    """Raises where the indices are not those that a sparsifier selected."""
-    if leaf.origin.is_changed(leaf.indices):
+    """Raises where the indices, or values in a code, are not those of the sparsifier."""
+    changed = "indices" if leaf.origin.is_changed(leaf.indices) else ""
+    if leaf.coded is not None and leaf.coded.origin.is_changed(leaf.values):
+        changed = changed or f"values, which are in the code {leaf.coded.code!r},"
+    if changed:
         raise ArgumentError(
-            f"between the sparsifier and the synchronization the indices of the selected "
+            f"between the sparsifier and the synchronization the {changed} of the selected "
             f"entries of {path!r} were changed: optax.scale, and all that computes with "
             "every array of the gradients, computes with them, too. Put it in front of the "
             "sparsifier, or behind the synchronization: optax.chain(sparsejax.dgc(0.01), "

@@ -2,8 +2,9 @@
 
 Nothing goes over the wire but what the shards of a tensor agree on (`model_axis`). A leaf
 becomes a `SparseTensor` of the selected entries, which the exchange after it takes as it
-is. Selected values are rounded to the gradient's dtype; the residual keeps what rounding
-took, and all that was not selected.
+is. Selected values are rounded to the gradient's dtype, or to a code of few bits, which the
+tensor then has beside them; the residual keeps what rounding took, and all that was not
+selected.
 """
 
 import dataclasses
@@ -27,8 +28,8 @@ from sparsejax.transforms.feedback import Outcome
 from sparsejax.units import bits
 from sparsejax.units.selection import magnitudes, selections
 from sparsejax.units.sparse_tensor import Origin, SparseTensor
-from sparsejax.units.units import wide
-from sparsejax.wire import Wire
+from sparsejax.units.units import rounded, wide
+from sparsejax.wire import Wire, value_codes
 
 
 # With one threshold for all leaves, or all shards, one of them may hold more than its share
@@ -71,6 +72,7 @@ class Select:
         compress: Whether a leaf is sparsified, by its path and the leaf.
         model_axis: The mesh axis over which tensors are sharded.
         seed: Of everything that is drawn.
+        values: The code that selected values are rounded to; see `wire.value_codes`.
     """
 
     sparsifier: Any
@@ -81,6 +83,7 @@ class Select:
     compress: Callable[[str, Any], bool] | None
     model_axis: AxisName | None
     seed: int
+    values: str | None = None
 
     name = "a sparsejax sparsifier"
     takes_rows = False
@@ -188,8 +191,7 @@ class Select:
             room = self.sparsifier.capacity(leaf.size)
             indices = jnp.zeros(room, jnp.int32)
             values = jnp.full(room, jnp.sum(leaf), leaf.dtype)
-            entries = indices, values, leaf.shape, self.sparsifier.shared
-            return SparseTensor(*entries, Origin(indices), distinct=True)
+            return self._tensor(values, indices, leaf)
 
         return [one(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
 
@@ -249,7 +251,7 @@ class Select:
                 few_bits = few_bits * self.sparsifier.shrink(x.size * draw.shards)
             # One that is not finite goes as it is; in a norm it would spoil all others.
             few_bits = jnp.where(finite & jnp.isfinite(few_bits), few_bits, x)
-        sent = tree.rounded(few_bits, dtype)
+        sent = rounded(few_bits, dtype)
         left = tree.rounding_error(x, sent) if self.has_memory else None
         return sent.reshape(shape), left
 
@@ -323,14 +325,23 @@ class Select:
         values = x.at[places].get(mode="fill", fill_value=0)
         if not self.has_memory:
             values = values * self.sparsifier.scale(x.size, draw)
-        sent = tree.rounded(values, dtype)
-        entries = places, sent, shape, self.sparsifier.shared
-        tensor = SparseTensor(*entries, Origin(places), distinct=True)
+        tensor = self._tensor(values, places, jax.ShapeDtypeStruct(shape, dtype))
         if not self.has_memory:
             return tensor, None
         apart = bits.apart(places, places < x.size, x.size)
-        error = tree.rounding_error(values, sent)
+        error = tree.rounding_error(values, tensor.values)
         return tensor, x.at[apart].set(error, mode="drop", unique_indices=True)
+
+    def _tensor(self, values, places, like):
+        """The tensor of selected values, rounded to its dtype, or to the code."""
+        coded = None
+        if self.values is None:
+            values = rounded(values, like.dtype)
+        else:
+            real = places < like.size
+            values, coded = value_codes.coded(values, real, self.values, like.dtype)
+        entries = places, values, like.shape, self.sparsifier.shared
+        return SparseTensor(*entries, Origin(places), distinct=True, coded=coded)
 
 
 def require_local(path: str, leaf: Any, wire: Wire) -> None:

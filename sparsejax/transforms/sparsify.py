@@ -24,6 +24,7 @@ from sparsejax.transforms.buckets import SPARSE_FROM
 from sparsejax.transforms.described import described, without
 from sparsejax.transforms.feedback import feedback
 from sparsejax.transforms.select import Select
+from sparsejax.wire import value_codes
 
 
 MOMENTUM = "write memory=sparsejax.MomentumCorrection(momentum, nesterov, masking)."
@@ -41,6 +42,7 @@ class SparsifierOptions(TypedDict, total=False):
     compress: Callable[[str, Any], bool] | None
     model_axis: AxisName | None
     seed: int
+    values: str | None
 
 
 class Sparsification(Transformation):
@@ -80,6 +82,7 @@ def sparsify(
     compress: Callable[[str, Any], bool] | None = None,
     model_axis: AxisName | None = None,
     seed: int = 0,
+    values: str | None = None,
 ) -> Sparsification:
     """Lets through a small part of each rank's gradient, and keeps the rest for later.
 
@@ -105,6 +108,11 @@ def sparsify(
             found from all shards together. Leaves replicated over it may be among them.
             See `param_specs` of `sparsejax.init`.
         seed: Of everything that is drawn; the same on all ranks.
+        values: Rounds selected values to few bits: "2bit", "2bit-bins", "sign", "int8",
+            "fp8", "float16", "bfloat16" or "float32"; None for the gradient's dtype. What
+            that takes off waits with the rest. `schemes.AGSparse` sends the codes; schemes
+            that send sums, for which there is no code, send the rounded values as they
+            send others. Leaves that go whole are not rounded.
 
     Example:
         >>> kind = sparsejax.sparsifiers.RandomK(0.01)
@@ -127,6 +135,13 @@ def sparsify(
         )
     if clip_norm is not None:
         arguments.check_positive("clip_norm", clip_norm)
+    if values is not None:
+        value_codes.code_of(values)
+        if isinstance(sparsifier, base.Rounding):
+            raise ArgumentError(
+                f"values={values!r} rounds what a sparsifier selects, and {sparsifier!r} "
+                "selects nothing: it rounds all elements by itself. Leave values out."
+            )
     for name, value in (("min_size", min_size), ("seed", seed)):
         arguments.check_whole(name, value, 0)
     select = Select(
@@ -138,6 +153,7 @@ def sparsify(
         compress,
         model_axis,
         seed,
+        values,
     )
 
     def assemble(select):

@@ -27,6 +27,8 @@ class Dense:
     array: jax.Array
     flags: jax.Array | None = None
 
+    coded = None
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array."""

@@ -19,14 +19,14 @@ from pallas_kernels import rank_select
 from pallas_kernels.reference.ordered import add_repeated
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.units import bits
-from sparsejax.units.sparse_tensor import SparseTensor
+from sparsejax.units.sparse_tensor import CodedValues, SparseTensor
 from sparsejax.units.units import Places, Source, wide
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("stored", "flags", "index"),
-    meta_fields=("shared",),
+    data_fields=("stored", "flags", "index", "coded"),
+    meta_fields=("shared", "parts"),
 )
 @dataclasses.dataclass(frozen=True)
 class Entries:
@@ -37,12 +37,16 @@ class Entries:
         flags: Booleans [units], which are.
         index: The same packed, to be searched.
         shared: Whether the flags are the same on all ranks.
+        coded: The values in few bits, where those of all arrays are in one code.
+        parts: How many units each of the arrays has that are laid end to end.
     """
 
     stored: jax.Array
     flags: jax.Array
     index: rank_select.RankIndex
     shared: bool = False
+    coded: CodedValues | None = None
+    parts: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -126,4 +130,17 @@ def of_tensors(tensors: Sequence[SparseTensor]) -> Entries:
     distinct = all(tensor.distinct for tensor in tensors)
     zeros = jnp.zeros(values.shape, wide(values.dtype))
     ordered = add_repeated(zeros, places, values, distinct)
-    return Entries(ordered.astype(values.dtype), flags, index, shared)
+    of_each = tuple(tensor.units for tensor in tensors)
+    stored = ordered.astype(values.dtype)
+    return Entries(stored, flags, index, shared, _coded(tensors, places), of_each)
+
+
+def _coded(tensors, places):
+    """The codes of values at their places; None unless all are distinct and in one code."""
+    each = [tensor.coded for tensor in tensors if tensor.distinct and tensor.coded]
+    if len(each) < len(tensors) or len({one.code for one in each}) != 1:
+        return None
+    codes = jnp.concatenate([one.codes for one in each])
+    codes = jnp.zeros_like(codes).at[places].set(codes, mode="drop", unique_indices=False)
+    table = jnp.concatenate([one.table for one in each])
+    return CodedValues(codes, table, each[0].code)

@@ -32,7 +32,29 @@ from sparsejax.units.indices import Origin, check_in_range, check_numbered, in_r
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("indices", "values"),
+    data_fields=("codes", "table"),
+    meta_fields=("code", "origin"),
+)
+@dataclasses.dataclass(frozen=True)
+class CodedValues:
+    """Values in few bits, and the tables that say what these stand for.
+
+    Attributes:
+        codes: Unsigned [capacity], one for each value.
+        table: float32 [arrays, numbers]: that of each array whose values they are.
+        code: The name of the code; see `wire.value_codes`.
+        origin: The values that they stand for.
+    """
+
+    codes: jax.Array
+    table: jax.Array
+    code: str
+    origin: Origin = dataclasses.field(default_factory=Origin, repr=False, compare=False)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("indices", "values", "coded"),
     meta_fields=("shape", "shared", "origin", "distinct"),
 )
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +70,8 @@ class SparseTensor:
         origin: The indices of the sparsifier that made it.
         distinct: Whether no index occurs twice but that of entries that are not used.
             Then their sum takes no sort on GPUs.
+        coded: The values in few bits, where a sparsifier rounded them to a code. A scheme
+            that sends a rank's own entries may send these.
 
     Example:
         >>> x = sparsejax.SparseTensor(jnp.array([3, 0]), jnp.array([1.5, 2.5]), shape=(5,))
@@ -61,6 +85,7 @@ class SparseTensor:
     shared: bool = False
     origin: Origin = dataclasses.field(default_factory=Origin, repr=False, compare=False)
     distinct: bool = dataclasses.field(default=False, repr=False)
+    coded: CodedValues | None = dataclasses.field(default=None, repr=False)
 
     @property
     def units(self) -> int:

@@ -93,6 +93,11 @@ class Units(Protocol):
         """Booleans [units], the units that the caller named; None if it named none."""
         ...
 
+    @property
+    def coded(self) -> Any:
+        """The values as `CodedValues`, in the order of `stored`; None if in no code."""
+        ...
+
     def present(self) -> jax.Array:
         """Booleans [units]: all other units are zero."""
         ...
@@ -111,6 +116,14 @@ class Units(Protocol):
 def wide(dtype: Any) -> jnp.dtype:
     """The dtype in which numbers of this one are added up and kept: float32 or wider."""
     return jnp.promote_types(dtype, jnp.float32)
+
+
+def rounded(x: jax.Array, dtype: Any) -> jax.Array:
+    """Numbers in the gradient's dtype; finite ones stay finite."""
+    if jnp.dtype(dtype) == x.dtype:
+        return x
+    most = float(jnp.finfo(dtype).max)
+    return jnp.where(jnp.isfinite(x), jnp.clip(x, -most, most), x).astype(dtype)
 
 
 def unit_bytes(x: Any, dtype: Any) -> int:

@@ -260,9 +260,10 @@ def ladder(
     allowed = index_codes.parse(codes)
     at_once = collectives.at_once()
     units = units or width * parts
-    most = max(_TOP // unit_bytes, units // _SHARE)
+    # A message may have slots alone.
+    most = max(_TOP // max(unit_bytes, 1), units // _SHARE)
     if at_once:
-        most = max(ROUND // unit_bytes, units // share)
+        most = max(ROUND // max(unit_bytes, 1), units // share)
     top = min(capacity or max(min(width // 4, most // parts), 128), width)
     top = _multiple(max(top, 1), _LANES)
     rungs: list[Rung] = []

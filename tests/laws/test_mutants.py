@@ -3,7 +3,7 @@
 import pytest
 
 from tests import edits
-from tests.laws.mutants import MUTANTS
+from tests.laws.mutants import MUTANTS, table
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -17,3 +17,8 @@ def test_a_mutant_edits_one_place(name):
 
 def test_about_sixty_are_at_the_seams():
     assert 50 <= sum(mutant.seam for mutant in MUTANTS.values()) <= 75
+
+
+def test_the_table_of_laws_is_that_of_the_mutants():
+    text = table.PAGE.read_text()
+    assert table.page(text) == text, "run python -m tests.laws.mutants.table"

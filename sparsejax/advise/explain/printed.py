@@ -20,7 +20,7 @@ def tables(rows: Sequence[Row], latency_us: float) -> Iterator[list[str]]:
     yield table([_SENT, *map(_sent, rows)], left=(0, 1, 2, 10))
     yield ["Milliseconds on the network, the work on the device left out:"]
     yield table([["leaves", *_TIMES], *map(_times, rows)], left=(0,))
-    notes = [*_reasons(rows), *_rounds(rows, latency_us), *_columns(rows)]
+    notes = [*_reasons(rows), *_rounded(rows), *_rounds(rows, latency_us), *_columns(rows)]
     if notes:
         yield notes
     yield [*_sums(rows)]
@@ -33,7 +33,8 @@ def _sent(row: Row) -> list[str]:
     if row.taken and not any(kind in row.scheme for kind in row.taken):
         scheme += f": {' or '.join(row.taken)}"
     if row.sparsifier:
-        scheme = f"{row.sparsifier}, {scheme}"
+        values = f" in {row.values}" if row.values else ""
+        scheme = f"{row.sparsifier}{values}, {scheme}"
     return [
         what,
         f"{row.unit}, {row.ids:,} ids" if row.ids else row.unit,
@@ -58,6 +59,17 @@ def _times(row: Row) -> list[str]:
 def _reasons(rows):
     """Why a scheme is taken that is not the fastest."""
     return [f"{row.name}: {row.reason}." for row in rows if row.reason]
+
+
+def _rounded(rows):
+    """Where values that are rounded to few bits travel in more."""
+    for row in rows:
+        if row.values and not row.coded:
+            yield (
+                f"{row.name}: values are rounded to {row.values}, and travel in no fewer "
+                f"bits than others: {row.scheme} sends sums, or all densely. "
+                "schemes.AGSparse() sends codes."
+            )
 
 
 def _rounds(rows, latency_us):

@@ -38,6 +38,7 @@ class Group:
         load: What there is to add up, over all ranks.
         sources: Where the density of each leaf comes from; see `NonzeroShares`.
         sparsifier: The sparsifier in front, if one selects from these leaves.
+        values: The code that it rounds values to, where all leaves have one; else None.
         shared: Whether it selects the same elements on all ranks.
         ids: How many ids of rows a rank lists, where gradients are `RowGrads`; else 0.
         every: How many steps there are to an exchange.
@@ -53,6 +54,7 @@ class Group:
     load: Load
     sources: tuple[str, ...]
     sparsifier: sparsifiers.Sparsifier | None
+    values: str | None
     shared: bool
     ids: int
     every: int
@@ -124,6 +126,7 @@ class _BucketLeaf:
     by_entries: bool
     of_elements: bool
     ids: int
+    values: str | None = None
 
 
 def _groups(
@@ -263,7 +266,9 @@ def _member(bucket, path, leaf, units, exchange, before, known):
             shares = NonzeroShares((most,) * len(shares.sums), "selected")
         shares = shares.at_most(most, known.ranks)
     shares = shares.after(later)
-    return _BucketLeaf(path, leaf, units, shares, sparsifier, by_entries, of_elements, 0)
+    values = None if selecting is None else selecting.part.values
+    kind = by_entries, of_elements, 0, values
+    return _BucketLeaf(path, leaf, units, shares, sparsifier, *kind)
 
 
 def _in_rounds(inside: Sequence[observing.Wrapper]) -> bool:
@@ -298,9 +303,12 @@ def _group(bucket, members, inside, ranks, as_entries, split):
         skew = shares.skewness, shares.sum_skewness
         loads.append(Load(ranks, units, width, dtype, counts, *skew))
     load = joined(loads)
+    codes = {member.values for member in members}
+    values = codes.pop() if len(codes) == 1 else None
     if as_entries:
         rooms = [m.sparsifier.capacity(m.leaf.size) for m in members]
-        load = dataclasses.replace(load, room=sum(rooms))
+        told = {"values": values, "arrays": len(members)}
+        load = dataclasses.replace(load, room=sum(rooms), **told)
     ids = sum(m.ids for m in members)
     if ids:
         load = dataclasses.replace(load, room=ids, listed=True)
@@ -315,6 +323,7 @@ def _group(bucket, members, inside, ranks, as_entries, split):
         load=load,
         sources=tuple(member.shares.source for member in members),
         sparsifier=chosen[0] if chosen else None,
+        values=values,
         shared=as_entries and all(sparsifier.shared for sparsifier in chosen),
         ids=ids,
         every=math.prod(wrapper.every for wrapper in inside),

@@ -56,6 +56,9 @@ class Row:
             for a table, "dense", where nothing is known to make it sparse, "unknown",
             where that leaf has the shape of a table, or "selected".
         sparsifier: The sparsifier that selects from these leaves, or "".
+        values: The code of few bits that it rounds values to, or "".
+        coded: Whether values travel in that code; else they are numbers of `dtype`, or of
+            the scheme's `wire_dtype`, as sums are.
         every: How many steps there are to an exchange.
         capacity: Entries in the longest message, 0 where it is sent densely.
         rounds: How many collectives with entries follow one another, as in
@@ -90,6 +93,8 @@ class Row:
     density_after: float
     sources: tuple[str, ...]
     sparsifier: str
+    values: str
+    coded: bool
     every: int
     capacity: int
     rounds: int
@@ -181,6 +186,8 @@ def row_of(group: Group, times: SchemeTimes) -> Row:
         density_after=after,
         sources=group.sources,
         sparsifier=type(group.sparsifier).__name__ if group.sparsifier else "",
+        values=group.values or "",
+        coded=forecast.coded,
         every=group.every,
         capacity=forecast.capacity,
         rounds=forecast.rounds if load.ranks > 1 else 0,

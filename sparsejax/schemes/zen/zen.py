@@ -14,7 +14,7 @@ By default the number of ranks decides, so a program has one scheme to compile:
 Where sets do not overlap at all hierarchy saves most, one part in n + 1 but for padding,
 and each of its hops goes over the whole array, where owners go over it once. On 4, 8 and 16
 hosts at 100 and 250 Mbit/s hierarchy took longer on everything measured, by the clock and
-by the bytes and the work of one host (benchmarks/README.md).
+by the bytes and the work of one host (benchmarks/network/README.md).
 
 The theorem counts bytes alone. With owners what is pushed has to arrive before anything
 can be pulled, and ranks agree once more in between; to send everything to all is one round.
@@ -41,7 +41,7 @@ where lists of all ranks have room for no more rows than the tables have. With K
 each rank and U in the sum these are (n - 1) K rows, where owners send (n - 1) / n (K + U).
 Of four ranks that is 0.8 times as much where no two have read the same rows, and twice as
 much where all have. For the demo's language model it is 0.8 times, since messages are
-padded once (benchmarks/README.md).
+padded once (benchmarks/network/README.md).
 """
 
 import dataclasses

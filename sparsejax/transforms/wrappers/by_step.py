@@ -22,6 +22,7 @@ from sparsejax.state.per_rank import (
 from sparsejax.transforms.described import described
 from sparsejax.transforms.entry import Entry
 from sparsejax.transforms.wrappers.common import check_reduce, checked, require_exchange
+from sparsejax.units.units import rounded
 from sparsejax.wire import Wire
 
 
@@ -126,7 +127,7 @@ def accumulate(
         _, leaves, structure = tree.flatten(updates, name)
         sums = structure.flatten_up_to(pending.value)
         sent = [
-            tree.rounded(total[0] / scale, leaf.dtype)
+            rounded(total[0] / scale, leaf.dtype)
             for total, leaf in zip(sums, leaves, strict=True)
         ]
         rest = [
