@@ -43,8 +43,18 @@ class ValueCode(abc.ABC):
     table: int
 
     @abc.abstractmethod
-    def encode(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The codes uint32 [n] and the table float32 [table] of float32 [n], n > 0."""
+    def encode(
+        self, x: jax.Array, counted: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """The codes and the table of some values.
+
+        Args:
+            x: float32 [n], n > 0.
+            counted: Flags [n] of those of which the table is made; all if None.
+
+        Returns:
+            uint32 [n], and float32 [table].
+        """
 
     @abc.abstractmethod
     def decode(self, codes: jax.Array, table: jax.Array) -> jax.Array:
@@ -83,7 +93,8 @@ class _Rounded(ValueCode):
 
     dtype: str
 
-    def encode(self, x):
+    def encode(self, x, counted=None):
+        del counted
         codes = lax.bitcast_convert_type(
             tree.rounded(x, jnp.dtype(self.dtype)), _UNSIGNED[self.width]
         )
@@ -99,8 +110,8 @@ class _Rounded(ValueCode):
 class _Int8(ValueCode):
     """Whole steps; 128 is zero."""
 
-    def encode(self, x):
-        step = jnp.max(jnp.abs(x)) / 127
+    def encode(self, x, counted=None):
+        step = _largest(x, counted) / 127
         steps = jnp.round(x / jnp.where(step > 0, step, 1))
         steps = jnp.where(jnp.isfinite(steps), jnp.clip(steps, -127, 127), 127)
         return (steps + 128).astype(jnp.uint32), step[None]
@@ -113,8 +124,8 @@ class _Int8(ValueCode):
 class _Float8(ValueCode):
     """float8_e4m3fn, which ends at 448 and has no infinity."""
 
-    def encode(self, x):
-        scale = jnp.max(jnp.abs(x)) / 448
+    def encode(self, x, counted=None):
+        scale = _largest(x, counted) / 448
         scaled = jnp.clip(x / jnp.where(scale > 0, scale, 1), -448, 448)
         codes = lax.bitcast_convert_type(scaled.astype(jnp.float8_e4m3fn), jnp.uint8)
         return codes.astype(jnp.uint32), scale[None]
@@ -129,12 +140,14 @@ class _Float8(ValueCode):
 class _TwoLevels(ValueCode):
     """Bit 0 is the sign, bit 1 says that the magnitude is above the mean one."""
 
-    def encode(self, x):
+    def encode(self, x, counted=None):
+        x, unit = _in_units(x, counted)
         magnitude = jnp.abs(x)
-        above = magnitude > jnp.mean(magnitude)
-        table = jnp.stack([_mean_where(magnitude, ~above), _mean_where(magnitude, above)])
         # The comparison with NaN is never true: the lower mean has all of them.
-        return (x < 0).astype(jnp.uint32) | above.astype(jnp.uint32) << 1, table
+        above = magnitude > jnp.mean(magnitude, where=counted)
+        means = [_mean_where(magnitude, flags, counted) for flags in (~above, above)]
+        codes = (x < 0).astype(jnp.uint32) | above.astype(jnp.uint32) << 1
+        return codes, jnp.stack(means) * unit
 
     def decode(self, codes, table):
         level = jnp.where((codes & 2) != 0, table[1], table[0])
@@ -145,13 +158,17 @@ class _TwoLevels(ValueCode):
 class _FourBins(ValueCode):
     """The number of the bin."""
 
-    def encode(self, x):
-        mean = jnp.mean(x)
-        spread = jnp.sqrt(jnp.sum(jnp.square(x - mean)) / max(x.size - 1, 1))
+    def encode(self, x, counted=None):
+        x, unit = _in_units(x, counted)
+        mean = jnp.mean(x, where=counted)
+        count = x.size if counted is None else jnp.sum(counted, dtype=jnp.float32)
+        squares = jnp.sum(jnp.square(x - mean), where=counted)
+        spread = jnp.sqrt(squares / jnp.maximum(count - 1, 1))
         width = 6 * spread / 4
         bins = jnp.round((x - mean) / jnp.where(width > 0, width, 1) + 2)
         bins = jnp.where(jnp.isfinite(bins), jnp.clip(bins, 0, 3), 3).astype(jnp.uint32)
-        return bins, jnp.stack([_mean_where(x, bins == i) for i in range(4)])
+        means = [_mean_where(x, bins == i, counted) for i in range(4)]
+        return bins, jnp.stack(means) * unit
 
     def decode(self, codes, table):
         low = jnp.where((codes & 1) != 0, table[1], table[0])
@@ -163,8 +180,10 @@ class _FourBins(ValueCode):
 class _OneLevel(ValueCode):
     """Whether a value is negative."""
 
-    def encode(self, x):
-        return (x < 0).astype(jnp.uint32), jnp.mean(jnp.abs(x))[None]
+    def encode(self, x, counted=None):
+        x, unit = _in_units(x, counted)
+        mean = jnp.mean(jnp.abs(x), where=counted)
+        return (x < 0).astype(jnp.uint32), mean[None] * unit
 
     def decode(self, codes, table):
         return jnp.where(codes != 0, -table[0], table[0])
@@ -188,7 +207,25 @@ def code_of(name: Any) -> ValueCode:
     return CODES[name]
 
 
-def _mean_where(x, flags):
-    """The mean of the flagged numbers, 0 of none."""
+def _largest(x, counted):
+    """The largest of the magnitudes that count."""
+    return jnp.max(jnp.abs(x), initial=0, where=counted)
+
+
+def _in_units(x, counted):
+    """Numbers as multiples of a power of two near the largest, and that power.
+
+    So sums of numbers near the end of float32, and of their squares, do not overflow.
+    """
+    exponent = lax.bitcast_convert_type(_largest(x, counted), jnp.uint32) >> 23
+    # Of the smallest and the largest powers the inverse would be no normal number.
+    exponent = jnp.clip(exponent, 2, 252)
+    power = lambda exponent: lax.bitcast_convert_type(exponent << 23, jnp.float32)
+    return x * power(254 - exponent), power(exponent)
+
+
+def _mean_where(x, flags, counted):
+    """The mean of the flagged numbers that count, 0 of none."""
+    flags = flags if counted is None else flags & counted
     count = jnp.sum(flags, dtype=jnp.float32)
     return jnp.sum(jnp.where(flags, x, 0)) / jnp.maximum(count, 1)
