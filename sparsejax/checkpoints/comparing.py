@@ -15,6 +15,7 @@ from sparsejax.checkpoints.description import (
     Value,
     joined,
 )
+from sparsejax.state.by_owner import ByOwner
 from sparsejax.state.pending import Pending
 from sparsejax.state.per_rank import PerRank
 from sparsejax.state.sharded import Sharded
@@ -105,7 +106,19 @@ def _pending(saved, fresh):
     return len(saved) == len(fresh)
 
 
-_ALIKE = {PerRank: _equal_rows, Sharded: _equal_columns, Pending: _pending}
+def _equal_blocks(saved, fresh):
+    """Blocks that ranks share out: each has as many as there are for it."""
+    if len(saved) != 4 or len(fresh) != 4:  # the number of ranks itself
+        return saved == fresh
+    return (saved[1], saved[3]) == (fresh[1], fresh[3])
+
+
+_ALIKE = {
+    ByOwner: _equal_blocks,
+    PerRank: _equal_rows,
+    Sharded: _equal_columns,
+    Pending: _pending,
+}
 
 
 def _differ_in_schemes(saved: Node, fresh: Node, path: str) -> Difference | None:

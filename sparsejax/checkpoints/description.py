@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from sparsejax.axes import axis_names
 from sparsejax.errors import ArgumentError
 from sparsejax.state import tree
+from sparsejax.state.by_owner import ByOwner
 from sparsejax.state.pending import Pending
 from sparsejax.state.per_rank import PerRank, find
 from sparsejax.state.sharded import Sharded
@@ -25,7 +26,7 @@ from sparsejax.transforms.exchange import ExchangeState, Reduction
 
 
 # What depends on the ranks, and `resized` knows how to give to others.
-HELD = (PerRank, ExchangeState, Pending, Sharded)
+HELD = (ByOwner, PerRank, ExchangeState, Pending, Sharded)
 
 # What Python has that JSON gives back as it was. No subclasses, which it would not.
 VALUES = (bool, int, float, str)

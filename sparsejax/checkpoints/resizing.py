@@ -12,6 +12,7 @@ import numpy as np
 
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.state import sharded, tree
+from sparsejax.state.by_owner import ByOwner
 from sparsejax.state.pending import Pending, is_pending
 from sparsejax.state.per_rank import PerRank, check_whole, find
 from sparsejax.transforms.exchange import ExchangeState
@@ -25,7 +26,8 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
     What ranks hold back, or have gathered so far, is spread evenly over the new ones, so
     that all of it reaches the parameters as before. What schemes remember of how they went
     is that of the fresh state: thresholds are found, and regions bounded, anew. All else is
-    kept. `sparsejax.restore` calls it by itself.
+    kept. `sparsejax.restore` calls it by itself. What owners hold of sums, as those of
+    `sparsejax.chunked_sync` do, goes to the new owners as it is.
 
     A round of `sparsejax.local_steps` goes on: the anchor, the outer optimizer and the
     number of steps are kept as they are. Each new rank begins with the mean of the old
@@ -70,6 +72,8 @@ def resized(state: Any, like: Any, *, reduce: str | None = None) -> Any:
         )
 
     def node(keys, x, fresh):
+        if isinstance(x, ByOwner):
+            return x.resized(fresh, _whole, tree.written(keys))
         if isinstance(x, PerRank):
             # What is about leaves, such as a threshold, is theirs and no share of them.
             spread = _averaged if x.is_own else _spread(mean or x.paths is not None)

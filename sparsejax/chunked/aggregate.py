@@ -13,7 +13,7 @@ rank out of both sums, whatever its values are.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +28,15 @@ class Aggregate:
     """How the messages of ranks become one update.
 
     Attributes:
-        message: How entries travel.
+        unpack: What a message says of each leaf, or of each group of an owner's blocks.
+        sizes: The numbers of each of these.
         ranks: How many ranks.
         senders: Whether an element is divided by the weight of its senders.
         mean: Whether the result is the mean; else that times the number of ranks.
     """
 
-    message: RankMessage
+    unpack: Callable[[jax.Array], list[Selected]]
+    sizes: tuple[int, ...]
     ranks: int
     senders: bool
     mean: bool
@@ -49,17 +51,16 @@ class Aggregate:
             weights: float32 [ranks], or None for 1.
             scales: float32 [ranks, leaves] by which values are multiplied, or None for 1.
         """
-        sizes = [cut.size for cut in self.message.cuts]
         counted = jnp.uint8 if self.ranks < 256 else jnp.int32
         counted = counted if weights is None else jnp.float32
-        totals = [jnp.zeros(size, jnp.float32) for size in sizes]
-        counts = [jnp.zeros(size, counted) for size in sizes if self.senders]
+        totals = [jnp.zeros(size, jnp.float32) for size in self.sizes]
+        counts = [jnp.zeros(size, counted) for size in self.sizes if self.senders]
         over = varying_axes(words)
         start = as_varying((totals, counts), over) if over else (totals, counts)
 
         def add(carry, given):
             (totals, counts), (words, weight, scale) = carry, given
-            sent = self.message.unpack(words)
+            sent = self.unpack(words)
             return self._added(totals, counts, sent, weight, scale), None
 
         (totals, counts), _ = lax.scan(add, start, (words, weights, scales))

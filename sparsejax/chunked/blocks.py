@@ -83,6 +83,12 @@ class BlockCut:
         """The leaf as its blocks, [blocks, length]."""
         return x.reshape(self.grid).swapaxes(2, 3).reshape(-1, self.length)
 
+    def join(self, blocks: jax.Array) -> jax.Array:
+        """Inverse of `split`."""
+        count, down, height, across, width = self.grid
+        x = blocks.reshape(count, down, across, height, width)
+        return x.swapaxes(2, 3).reshape(self.shape)
+
     def indices(self, places: jax.Array) -> jax.Array:
         """The indices in the flat leaf of places in its blocks, int32 [blocks, kept]."""
         return selection.indices_in(self.grid, places)
@@ -120,6 +126,11 @@ class Together:
         """Entries of all these leaves."""
         return self.blocks * self.kept
 
+    @property
+    def members(self) -> list[tuple[int, BlockCut]]:
+        """Each leaf's number, and how it is cut."""
+        return list(zip(self.leaves, self.cuts, strict=True))
+
     def largest(self, leaves: Sequence[jax.Array]) -> jax.Array:
         """The places of the entries that are sent, [blocks, kept], of a list of leaves.
 
@@ -127,7 +138,7 @@ class Together:
         a program does not grow with their number.
         """
         views, small = [], []
-        for i, cut in zip(self.leaves, self.cuts, strict=True):
+        for i, cut in self.members:
             if cut.size >= _LARGE:
                 views += [*_joined(small), leaves[i].reshape(cut.grid)]
                 small = []
@@ -155,13 +166,25 @@ def _joined(rows):
 
 
 def together(cuts: Sequence[BlockCut]) -> tuple[Together, ...]:
-    """The leaves by the shape of their blocks; those that are empty are left out."""
-    found: dict[tuple[int, int], list[int]] = {}
+    """The leaves by the shape of their blocks; those that are empty are left out.
+
+    Leaves of one shape of blocks are several groups where int32 cannot index all of them.
+    """
+    found: dict[tuple[int, int], list[list[int]]] = {}
+    sizes: dict[tuple[int, int], int] = {}
     for i, cut in enumerate(cuts):
-        if cut.size:
-            found.setdefault((cut.height, cut.width), []).append(i)
+        if not cut.size:
+            continue
+        key = cut.height, cut.width
+        sizes[key] = sizes.get(key, 0) + cut.size
+        if key not in found or sizes[key] > MOST_UNITS:
+            found.setdefault(key, []).append([])
+            sizes[key] = cut.size
+        found[key][-1].append(i)
     return tuple(
-        Together(tuple(own), tuple(cuts[i] for i in own)) for own in found.values()
+        Together(tuple(own), tuple(cuts[i] for i in own))
+        for groups in found.values()
+        for own in groups
     )
 
 
@@ -173,6 +196,23 @@ def check_size(path: str, shape: Sequence[int]) -> None:
             f"leaf {path!r} has {size:,} numbers, which int32 cannot index: shard it over "
             "a second mesh axis, or split it into several leaves."
         )
+
+
+def check_scatter(name: str, paths: Sequence[str], scatter: Sequence[int | None]) -> None:
+    """Raises where a parameter is sharded over the axis of the ranks itself.
+
+    Args:
+        name: The call as the user knows it.
+        paths: The leaves.
+        scatter: The dimension of each that is sharded so, or None.
+    """
+    for path, at in zip(paths, scatter, strict=False):
+        if at is not None:
+            raise ArgumentError(
+                f"leaf {path!r} is sharded over the axis of the ranks in its dimension "
+                f"{at}, and {name} sends what all ranks have whole: shard it over another "
+                "mesh axis, as fsdp of (replica, fsdp), or take sparsejax.zen_sync()."
+            )
 
 
 def _divisor(size: int, most: int) -> int:

@@ -1,9 +1,12 @@
-"""The exchange of the largest entries of each block: one message a rank, of one size.
+"""The exchange of the largest entries of each block, by messages of one size.
 
-On the wire: one all-gather of a `message.RankMessage`, whose bytes follow from shapes. A
-rank sends its message n - 1 times, at any number n of ranks, and receives as many. Leaves
-that vary over other mesh axes than the rest go in a message of their own, since what is the
-same on all shards has to stay so. With weights a message is one word longer.
+On the wire, up to eight ranks: one all-gather of a `message.RankMessage`, whose bytes
+follow from shapes. A rank sends its message n - 1 times, and receives as many. Above eight
+ranks each owns blocks (`owners`): one all-to-all of the pieces of that message, then one
+all-gather of the largest entries of each owner's sums. What a rank sends then is about one
+message and one of sums, at any number of ranks, and receives as much. Leaves that vary over
+other mesh axes than the rest go in a message of their own, since what is the same on all
+shards has to stay so. With weights a message, or a piece, is one word longer.
 
 What a rank sends of a leaf is what its message says, after rounding: so for the accumulated
 value e' of a rank and the weight, or the number, W of the ranks that an element is divided
@@ -12,28 +15,38 @@ by,
     sent + left == e'        e' = decay * left before + gradient
     W * total == sum over ranks of weight * sent
 
+Without owners `total` is what is returned. With them an owner adds what it holds back of
+its blocks, and sends a part, rounded as well; for what all ranks return
+
+    returned + held == decay * held before + total
+
+So over any number of rounds, with a decay of 1, the sum of the totals is what the result
+has moved by and what owners hold, and the sum of gradients what ranks have sent and hold.
+
 Where the sum is clipped at the median norm, `sent` is what is left of the message, and the
 rest stays with the sender. A rank of weight 0 has sent nothing: all stays with it, but for
 what is not finite, which it would send once its weight is another.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from sparsejax import axes
 from sparsejax.axes import AxisName
-from sparsejax.chunked import blocks, dct
+from sparsejax.chunked import blocks, dct, weights
 from sparsejax.chunked.aggregate import Aggregate, clipping
-from sparsejax.chunked.forecast import Chunks
-from sparsejax.chunked.message import RankMessage, message_bytes
+from sparsejax.chunked.forecast import Chunks, Cost
+from sparsejax.chunked.message import RankMessage
+from sparsejax.chunked.owners import Owners
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.base import no_traffic, stage, traffic
 from sparsejax.state import finite, observing, sharded, tree
+from sparsejax.state.by_owner import ByOwner
 from sparsejax.state.per_rank import check_kind
 from sparsejax.state.totals import Totals
 from sparsejax.state.weights import own_weight
@@ -47,6 +60,38 @@ from sparsejax.wire.value_codes import code_of
 
 
 _NAME = "chunks"  # of all leaves, in metrics
+GATHERED = 8  # ranks; of more each owns blocks, unless the caller says otherwise
+
+
+class OwnersState(NamedTuple):
+    """The state of an exchange by owners.
+
+    Attributes:
+        exchange: What was sent.
+        held: What owners hold back of the sums, of each list of leaves that are sent in one
+            message.
+    """
+
+    exchange: ExchangeState
+    held: tuple[ByOwner, ...]
+
+
+class _Summed(NamedTuple):
+    """What an exchange of some leaves leaves.
+
+    Attributes:
+        totals: Of each leaf.
+        left: What this rank holds back of each.
+        held: What this owner holds back of each group of blocks; empty without owners.
+        push: Bytes that this rank sent on the way to sums.
+        pull: Bytes that it sent on the way back.
+    """
+
+    totals: list[jax.Array]
+    left: list[jax.Array]
+    held: list[jax.Array]
+    push: float
+    pull: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +107,9 @@ class ChunkedExchange:
         mean: Whether the result is the mean; else that times the number of ranks.
         clip_to_median: Whether a rank's part of a leaf is scaled to the median norm.
         cosines: Whether the entries are the cosine coefficients of a block; see `dct`.
+        via: "all_gather" or "owners"; by the number of ranks if None.
+        pull_k: Entries of a whole block of a sum that come back from its owner.
+        decay: The share of what an owner held back that is added to the next sum.
     """
 
     axis_name: AxisName | None = None
@@ -72,10 +120,14 @@ class ChunkedExchange:
     mean: bool = True
     clip_to_median: bool = False
     cosines: bool = False
+    via: str | None = None
+    pull_k: int = 256
+    decay: float = 1.0
 
     name = "sparsejax.chunked_sync"
     takes_rows = False
     takes_weight = True
+    reads_often = True
 
     @property
     def entry(self) -> Entry:
@@ -85,9 +137,26 @@ class ChunkedExchange:
     @property
     def assignment(self) -> Everything:
         """How each leaf is summed, for forecasts."""
-        return Everything(Chunks())
+        return Everything(Chunks(self))
 
-    def init(self, params: Any) -> ExchangeState | None:
+    def by_owners(self, ranks: int) -> bool:
+        """Whether blocks have owners, among so many ranks."""
+        if self.via is None:
+            return ranks > GATHERED and not self.clip_to_median
+        return self.via == "owners"
+
+    def cost(self, shapes: Sequence[Sequence[int]], ranks: int) -> Cost:
+        """What an exchange of leaves of these shapes takes among so many ranks."""
+        message, others = self._message(shapes), ranks - 1
+        sent, most = message.entries, sum(cut.size for cut in message.cuts)
+        if not self.by_owners(ranks):
+            together = min(most, ranks * sent)
+            return Cost(4 * others * message.words, 0, others, sent, together)
+        owners = self._owners(message, ranks)
+        push, pull = 4 * others * owners.push_words, 4 * others * owners.pull_words
+        return Cost(push, pull, 2 * others, sent, owners.entries)
+
+    def init(self, params: Any) -> ExchangeState | OwnersState | None:
         """The first state: it holds what was sent."""
         shards = sharded.apart(params)
         paths, leaves, _ = tree.flatten(shards.rest, self.name)
@@ -102,18 +171,40 @@ class ChunkedExchange:
         sums = finite.first_sums(paths, [leaf.dtype for leaf in leaves])
         made_for = Reduction(self.mean), Leaves.of(paths, leaves)
         counts = {_NAME: no_traffic().as_one()}
-        return ExchangeState({}, counts, Totals.zero(), *made_for, sums)
+        first = ExchangeState({}, counts, Totals.zero(), *made_for, sums)
+        if self.via == "all_gather":
+            return first
+        why = "owners hold back what they have not sent of a sum"
+        wire = Wire(axes.resolve_for_state(self.axis_name, self.name, why))
+        if not self.by_owners(wire.ranks):
+            return first
+        held = [self._first_held(paths, leaves, own, wire) for own in _by_types(leaves)]
+        return OwnersState(first, tuple(held))
+
+    def _first_held(self, paths, leaves, places, wire):
+        """What owners hold at the beginning of some leaves, inside `shard_map`."""
+        shapes = [leaves[i].shape for i in places]
+        owners = self._owners(self._message(shapes), wire.ranks)
+        zeros = [
+            jnp.zeros((1, 1, one.share, one.group.length), jnp.float32)
+            for one in owners.pieces
+        ]
+        over = tree.axes_of(leaves[places[0]])
+        value = wire.per_rank(axes.as_varying(zeros, over) if over else zeros)
+        of = tuple(paths[i] for i in places)
+        return ByOwner(value, wire.axis, of, ranks=jnp.int32(wire.ranks))
 
     def _bucket(self, paths, leaves):
         """All leaves as one bucket, for forecasts."""
         sizes = tuple(leaf.size for leaf in leaves)
-        shapes = [leaf.shape for leaf in leaves]
-        sent = message_bytes(shapes, self.k, self.chunk, self.values)
-        scheme = Chunks(sent, self._message(shapes).entries / max(sum(sizes), 1))
+        scheme = Chunks(self, tuple(tuple(leaf.shape) for leaf in leaves))
         return Bucket(_NAME, scheme, tuple(range(len(paths))), tuple(paths), sizes, ())
 
     def _message(self, shapes):
         return RankMessage.of(shapes, self.k, self.chunk, code_of(self.values))
+
+    def _owners(self, message, ranks):
+        return Owners(message, ranks, self.pull_k, self.chunk)
 
     def of_shard(self, path: str, node: Any, wire: Wire) -> Any:
         """The gradient of a part that each rank has whole; see `Lossy.of_shard`."""
@@ -137,8 +228,10 @@ class ChunkedExchange:
                     "synchronization, such as sparsejax.zen_sync()."
                 )
             tree.check_dtype(path, leaf)
-        check_kind(state, ExchangeState, self.name)
-        state.leaves.check(paths, leaves, wire)
+        by_owners = self.by_owners(wire.ranks)
+        check_kind(state, OwnersState if by_owners else ExchangeState, self.name)
+        of = state.exchange if by_owners else state
+        of.leaves.check(paths, leaves, wire)
 
     def outline(
         self, paths: Sequence[str], leaves: Sequence[Any], wire: Wire
@@ -174,109 +267,122 @@ class ChunkedExchange:
             **extra: Unused.
         """
         del extra
-        _check_scatter(self.name, paths, entered)
+        if entered is not None:
+            blocks.check_scatter(self.name, paths, entered.scatter)
         own = None if weight is None else own_weight(weight, wire)
+        is_owned = isinstance(state, OwnersState)
+        before = state.exchange if is_owned else state
         summed: list[Any] = [None] * len(accumulated)
-        left: list[Any] = list(summed)
-        sent, kept, size = 0.0, 0, max(sum(x.size for x in accumulated), 1)
-        for places in _by_types(accumulated):
+        left, held = list(summed), []
+        push, pull, sent, back = 0.0, 0.0, 0, 0
+        size = max(1, sum(map(jnp.size, accumulated)))
+        for number, places in enumerate(_by_types(accumulated)):
             leaves = [accumulated[i] for i in places]
             message = self._message([x.shape for x in leaves])
-            selected = self._coefficients if self.cosines else self._largest
-            exchanged = self._all if dense else selected
-            totals, rest, cost = exchanged(message, leaves, own, wire)
-            sent, kept = sent + cost, kept + message.entries
-            for i, total, x in zip(places, totals, rest, strict=True):
+            waiting = [x[0, 0] for x in state.held[number].value] if is_owned else []
+            waiting = [self.decay * x if self.decay != 1 else x for x in waiting]
+            exchanged = self._owned if is_owned else self._gathered
+            if self.cosines:
+                exchanged = functools.partial(self._coefficients, exchanged)
+            exchanged = self._all if dense else exchanged
+            found = exchanged(message, leaves, waiting, own, wire)
+            held.append([x[None, None] for x in found.held])
+            cost = self.cost([x.shape for x in leaves], wire.ranks)
+            push, pull = push + found.push, pull + found.pull
+            sent, back = sent + cost.sent, back + cost.back
+            for i, total, x in zip(places, found.totals, found.left, strict=True):
                 summed[i], left[i] = total.astype(dtypes[i]), x
         pairs = zip(accumulated, dtypes, strict=True)
-        dense_bytes = sum(wire.dense_bytes(x.size, dtype) for x, dtype in pairs)
-        share = 1.0 if dense else kept / size
         counts = traffic(
-            stage(sent, sent, 1),
-            stage(),
-            dense=dense_bytes,
-            before=share,
-            after=min(1.0, share * wire.ranks),
+            stage(push, push, 1),
+            stage(pull, pull, float(pull > 0)),
+            dense=sum(wire.dense_bytes(x.size, dtype) for x, dtype in pairs),
+            before=1.0 if dense else sent / size,
+            after=1.0 if dense else back / size,
             inside=0.0 if entered is None else sum(entered.inside),
         )
-        sums = None if state.sums is None else state.sums.after(summed, wire)
+        sums = None if before.sums is None else before.sums.after(summed, wire)
         after = {"traffic": {_NAME: counts.as_one()}, "sums": sums}
-        after = state._replace(totals=state.totals.plus([counts]), **after)
+        after = before._replace(totals=before.totals.plus([counts]), **after)
+        if is_owned:
+            pairs = zip(state.held, held, strict=True)
+            after = OwnersState(after, tuple(one.with_value(x) for one, x in pairs))
         return Outcome(summed, left, [not dense] * len(summed), after)
 
-    def _largest(self, message, leaves, weight, wire):
-        """The totals of some leaves, what is left of them, and the bytes sent."""
-        words, own = message.pack([x.astype(jnp.float32) for x in leaves])
-        if weight is not None:
-            word = lax.bitcast_convert_type(weight, jnp.uint32)[None]
-            words = jnp.concatenate([words, word])
-        words, sent = wire.all_gather(words)
-        weights = scales = None
-        if weight is not None:
-            words, last = words[:, :-1], words[:, -1]
-            weights = lax.bitcast_convert_type(last, jnp.float32)
+    def _gathered(self, message, leaves, waiting, weight, wire):
+        """Each rank has the messages of all."""
+        del waiting
+        coded, own = message.select([x.astype(jnp.float32) for x in leaves])
+        words, sent = wire.all_gather(weights.with_weight(message.pack(coded), weight))
+        words, of_ranks = weights.apart(words, weight)
+        scales = mine = None
         if self.clip_to_median and leaves:
-            scales = clipping(message, words, weights)
-        aggregate = Aggregate(message, wire.ranks, self.senders, self.mean)
-        totals = aggregate(words, weights, scales)
-        mine = None if scales is None else wire.per_rank(scales)[wire.rank]
+            scales = clipping(message, words, of_ranks)
+            mine = wire.per_rank(scales)[wire.rank]
+        sizes = tuple(cut.size for cut in message.cuts)
+        by = wire.ranks, self.senders, self.mean
+        totals = Aggregate(message.unpack, sizes, *by)(words, of_ranks, scales)
         left = []
-        for i, (x, selected) in enumerate(zip(leaves, own, strict=True)):
-            sent_values = selected.values if mine is None else selected.values * mine[i]
-            left.append(_left(x, selected.indices, sent_values, weight))
+        for i, (x, (at, values)) in enumerate(zip(leaves, own, strict=True)):
+            values = values if mine is None else values * mine[i]
+            left.append(weights.left(x, at, values, weight))
         shaped = [total.reshape(x.shape) for total, x in zip(totals, leaves, strict=True)]
-        return shaped, left, sent
+        return _Summed(shaped, left, [], sent)
 
-    def _coefficients(self, message, leaves, weight, wire):
-        """As `_largest`, of the cosine coefficients of each block."""
+    def _coefficients(self, exchanged, message, leaves, waiting, weight, wire):
+        """As another exchange, of the cosine coefficients of each block."""
         pairs = list(zip(message.cuts, leaves, strict=True))
         given = [dct.forward(cut, x) for cut, x in pairs]
-        totals, rest, cost = self._largest(message, given, weight, wire)
+        found = exchanged(message, given, waiting, weight, wire)
         left = []
-        for (cut, x), before, after in zip(pairs, given, rest, strict=True):
+        for (cut, x), before, after in zip(pairs, given, found.left, strict=True):
             # What was sent, not what is left: rounding of both ways is no residual then.
             own = tree.rounding_error(x, dct.inverse(cut, before - after))
-            silent = None if weight is None else _kept(x, weight)
+            silent = None if weight is None else weights.kept(x, weight)
             left.append(own if silent is None else jnp.where(weight == 0, silent, own))
-        back = [dct.inverse(*pair) for pair in zip(message.cuts, totals, strict=True)]
-        return back, left, cost
+        totals = map(dct.inverse, message.cuts, found.totals)
+        return found._replace(totals=list(totals), left=left)
 
-    def _all(self, message, leaves, weight, wire):
-        """As `_largest`, of everything."""
-        del message
-        flat = jnp.concatenate([x.reshape(-1).astype(jnp.float32) for x in leaves])
+    def _owned(self, message, leaves, waiting, weight, wire):
+        """Each owner has its blocks of the messages of all, and all have those of sums."""
+        owners, rank = self._owners(message, wire.ranks), wire.rank
+        coded, own = message.select([x.astype(jnp.float32) for x in leaves])
+        words, push = wire.all_to_all(weights.with_weight(owners.push(coded), weight))
+        words, of_ranks = weights.apart(words, weight)
+        unpack = functools.partial(owners.entries_of, rank=rank)
+        by = wire.ranks, self.senders, self.mean
+        totals = Aggregate(unpack, owners.sizes, *by)(words, of_ranks, None)
+        pairs = zip(totals, waiting, strict=True)
+        words, held = owners.pull([x.reshape(y.shape) + y for x, y in pairs], rank)
+        words, pull = wire.all_gather(words)
+        pairs = zip(leaves, own, strict=True)
+        left = [weights.left(x, at, values, weight) for x, (at, values) in pairs]
+        return _Summed(owners.totals(words), left, held, push, pull)
+
+    def _all(self, message, leaves, waiting, weight, wire):
+        """Everything is sent by one sum, what owners hold back, too."""
+        sent, divisor, own = 0.0, float(wire.ranks), leaves
         if weight is not None:
-            flat = jnp.where(weight == 0, 0, weight * flat)
-            flat = jnp.concatenate([flat, weight[None]])
-        total, sent = wire.all_reduce(flat)
-        divisor = wire.ranks
-        if weight is not None:
-            total, divisor = total[:-1], jnp.where(total[-1] == 0, 1, total[-1])
-        total = total / divisor if self.mean else total / divisor * wire.ranks
+            total, sent = wire.all_reduce(weight[None])
+            divisor = jnp.where(total[0] == 0, 1, total[0])
+            own = [jnp.where(weight == 0, 0, weight * x) for x in leaves]
+        scale = 1.0 if self.mean else float(wire.ranks)
+        if waiting:
+            held = self._owners(message, wire.ranks).leaves(waiting, wire.rank)
+            if self.cosines:
+                held = list(map(dct.inverse, message.cuts, held))
+            pairs = zip(own, held, strict=True)
+            own = [x + divisor / scale * y for x, y in pairs]
+        flat = jnp.concatenate([x.reshape(-1).astype(jnp.float32) for x in own])
+        total, cost = wire.all_reduce(flat)
+        total = total / divisor * scale
         sizes = [x.size for x in leaves]
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         pairs = list(zip(leaves, ends, strict=True))
         parts = [total[end - x.size : end].reshape(x.shape) for x, end in pairs]
-        silent = lambda x: jnp.zeros_like(x) if weight is None else _kept(x, weight)
-        return parts, list(map(silent, leaves)), sent
-
-
-def _left(x, at, values, weight):
-    """A leaf without what was sent of it; all that is finite where its weight is 0."""
-    flat = x.reshape(-1)
-    before = flat.at[at].get(mode="promise_in_bounds")
-    after = tree.rounding_error(before, values)
-    if weight is not None:
-        after = jnp.where(weight == 0, before, after)
-    flat = flat.at[at].set(after, mode="promise_in_bounds", unique_indices=True)
-    if weight is not None:
-        flat = jnp.where((weight == 0) & ~jnp.isfinite(flat), 0, flat)
-    return flat.reshape(x.shape)
-
-
-def _kept(x, weight):
-    """What a rank keeps where everything is sent: all that is finite if its weight is 0."""
-    return jnp.where((weight == 0) & jnp.isfinite(x), x, 0)
+        silent = lambda x: jnp.zeros_like(x) if weight is None else weights.kept(x, weight)
+        held = [jnp.zeros_like(x) for x in waiting]
+        return _Summed(parts, list(map(silent, leaves)), held, sent + cost)
 
 
 def _by_types(leaves):
@@ -285,15 +391,3 @@ def _by_types(leaves):
     for i, leaf in enumerate(leaves):
         found.setdefault(tree.axes_of(leaf), []).append(i)
     return list(found.values())
-
-
-def _check_scatter(name, paths, entered):
-    """Raises where a parameter is sharded over the axis of the ranks itself."""
-    scatter = entered.scatter if entered is not None else ()
-    for path, at in zip(paths, scatter, strict=False):
-        if at is not None:
-            raise ArgumentError(
-                f"leaf {path!r} is sharded over the axis of the ranks in its dimension "
-                f"{at}, and {name} sends what all ranks have whole: shard it over another "
-                "mesh axis, as fsdp of (replica, fsdp), or take sparsejax.zen_sync()."
-            )

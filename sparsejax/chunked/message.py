@@ -28,6 +28,20 @@ from sparsejax.chunked.indices import PlaceCode
 from sparsejax.wire.value_codes import ValueCode, code_of
 
 
+class Coded(NamedTuple):
+    """What is sent of a group of leaves, before it is packed.
+
+    Attributes:
+        places: int32 [blocks, kept], ascending in each block.
+        codes: uint32 [blocks, kept].
+        tables: float32 [leaves, table].
+    """
+
+    places: jax.Array
+    codes: jax.Array
+    tables: jax.Array
+
+
 class Selected(NamedTuple):
     """The entries of a leaf that a rank sends.
 
@@ -83,19 +97,27 @@ class RankMessage:
         """Entries of all leaves."""
         return sum(group.entries for group in self.groups)
 
-    def pack(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, list[Selected]]:
+    def select(self, leaves: Sequence[jax.Array]) -> tuple[list[Coded], list[Selected]]:
         """Selects entries of float32 leaves.
 
         Returns:
-            The message, uint32 [words], and of each leaf what it says.
+            What is sent of each group, and what that says of each leaf.
         """
-        words, found = [], self._nothing()
+        coded, found = [], self._nothing()
         for group in self.groups:
-            own, selected = self._pack(group, leaves)
-            words += own
-            found |= selected
-        message = jnp.concatenate(words) if words else jnp.zeros(0, jnp.uint32)
-        return message, [found[i] for i in range(len(self.cuts))]
+            one, said = self._select(group, leaves)
+            coded.append(one)
+            found |= said
+        return coded, [found[i] for i in range(len(self.cuts))]
+
+    def pack(self, coded: Sequence[Coded]) -> jax.Array:
+        """The message, uint32 [words]."""
+        words = []
+        for group, (places, codes, tables) in zip(self.groups, coded, strict=True):
+            words.append(self.places(group).encode(places))
+            words.append(self.code.pack(codes.reshape(-1)))
+            words.append(lax.bitcast_convert_type(tables.reshape(-1), jnp.uint32))
+        return jnp.concatenate(words) if words else jnp.zeros(0, jnp.uint32)
 
     def unpack(self, words: jax.Array) -> list[Selected]:
         """What the message of a rank says of each leaf."""
@@ -103,27 +125,26 @@ class RankMessage:
         for group, (places, codes, tables) in self._cut(words):
             inside = group.of_each(self.places(group).decode(places))
             codes = self.code.unpack(codes, group.entries).reshape(-1, group.kept)
-            rows = zip(self._members(group), inside, group.of_each(codes), strict=True)
+            rows = zip(group.members, inside, group.of_each(codes), strict=True)
             for row, ((i, cut), at, own) in enumerate(rows):
                 values = self.code.decode(own.reshape(-1), tables[row])
                 found[i] = Selected(cut.indices(at).reshape(-1), values)
         return [found[i] for i in range(len(self.cuts))]
 
-    def _pack(self, group, leaves):
-        """The words of a group, and what they say of its leaves."""
+    def _select(self, group, leaves):
+        """What is sent of a group, and what it says of its leaves."""
         places = group.largest(leaves)
-        codes, tables, found = [], [], {}
-        rows = zip(self._members(group), group.of_each(places), strict=True)
+        codes, tables, said = [], [], {}
+        rows = zip(group.members, group.of_each(places), strict=True)
         for (i, cut), inside in rows:
             indices = cut.indices(inside).reshape(-1)
             chosen = leaves[i].reshape(-1).at[indices].get(mode="promise_in_bounds")
             own, table = self.code.encode(chosen)
-            found[i] = Selected(indices, self.code.decode(own, table))
+            said[i] = Selected(indices, self.code.decode(own, table))
             codes.append(own)
             tables.append(table)
-        packed = self.code.pack(jnp.concatenate(codes))
-        numbers = lax.bitcast_convert_type(jnp.concatenate(tables), jnp.uint32)
-        return [self.places(group).encode(places), packed, numbers], found
+        codes = jnp.concatenate(codes).reshape(places.shape)
+        return Coded(places, codes, jnp.stack(tables)), said
 
     def _cut(self, words) -> Iterator:
         """The words of each group, its tables as float32 [leaves, table]."""
@@ -136,10 +157,6 @@ class RankMessage:
             table = lax.bitcast_convert_type(parts[2], jnp.float32)
             shape = len(group.leaves), self.code.table
             yield group, (parts[0], parts[1], table.reshape(shape))
-
-    @staticmethod
-    def _members(group):
-        return list(zip(group.leaves, group.cuts, strict=True))
 
     def _nothing(self):
         """What is said of leaves without numbers."""

@@ -78,7 +78,9 @@ def largest(views: Sequence[jax.Array], k: int) -> jax.Array:
 
 
 class _Probes(NamedTuple):
-    """What probes of one view have found, [matrices, blocks down, blocks across] each.
+    """Two keys for each block of a view, between which the wanted key lies.
+
+    All are [matrices, blocks down, blocks across].
 
     Attributes:
         low: uint32, a key from which on there are at least k entries.
@@ -131,7 +133,7 @@ def _settled(found, k):
 
 
 def _first(view):
-    """What is known of a view before a probe."""
+    """The keys of a view before the first probe: the smallest, and one above all."""
     shape = *view.shape[:2], view.shape[3]
     full = lambda value, dtype: jnp.full(shape, value, dtype)
     found = _Probes(
@@ -144,7 +146,7 @@ def _first(view):
 
 
 def _probed(view, found, k, turn):
-    """What is known after one more probe of the blocks that need it."""
+    """The keys of a view after one more probe of the blocks that need it."""
     length = view.shape[2] * view.shape[4]
     if isinstance(turn, int) and turn == 0:
         # The multiple of a normal distribution's deviation that sqrt(2) k entries exceed.

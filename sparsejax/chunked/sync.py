@@ -16,6 +16,9 @@ from sparsejax.transforms.wrappers import check_reduce
 from sparsejax.wire.value_codes import code_of
 
 
+_PULLED = 4  # times as many entries come back as a rank sends
+
+
 @described
 def chunked_sync(
     axis_name: AxisName | None = None,
@@ -28,14 +31,22 @@ def chunked_sync(
     reduce: str = "mean",
     clip_to_median: bool = False,
     transform: str | None = None,
+    via: str | None = None,
+    pull_k: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages the k largest entries of each block, in few bits, by one message a rank.
+    """Averages the k largest entries of each block, in few bits, by messages of one size.
 
     Matrices are cut into blocks of 64 x 64, vectors into runs of 64. Of every block as many
     entries are sent, so a message has one size, known from the shapes: with the defaults
-    0.16 bits a parameter, 205 times less than float32. A rank sends it to each other one.
-    What is not sent, and what rounding takes from what is, stays on the rank and is added
-    to the next gradient: `sparsejax.residuals(state)` shows it.
+    0.16 bits a parameter, 205 times less than float32. Up to eight ranks each sends it to
+    each other one. Of more ranks each owns a part of the blocks: it is sent its blocks of
+    all messages, adds them up, and sends the `pull_k` largest entries of each sum to all.
+    So a rank sends 0.66 bits a parameter at any number of ranks. What is not sent, and what
+    rounding takes from what is, stays on the rank and is added to the next gradient:
+    `sparsejax.residuals(state)` shows it. What an owner does not send of a sum it adds to
+    the next one, `decay` times; that is not among the residuals of ranks. On other ranks
+    `sparsejax.restore` gives it to their owners. A state with owners cannot be restored
+    into one without: name `via` where that may be needed.
 
     At a density of 1.6% few ranks send the same element. Divided by all ranks, as a mean
     over ranks is, an update is then many times smaller than that of each sender; so by
@@ -66,7 +77,12 @@ def chunked_sync(
             (0, 1]; SparseLoCo's is 0.95.
         reduce: "mean", or "sum": that times the number of ranks.
         clip_to_median: Whether what a rank sends of a leaf is scaled so that its norm is at
-            most the median of all ranks. What is cut off stays with the rank.
+            most the median of all ranks. What is cut off stays with the rank. There are no
+            owners then.
+        via: "all_gather": each rank sends its message to all, or "owners": to the owners of
+            blocks. By default owners above eight ranks.
+        pull_k: How many entries of a whole block of a sum come back from its owner; 4 k if
+            None. Fewer send less, and wait longer.
         transform: What the entries of a block are: its numbers if None; "dct": its cosine
             coefficients, as in DeMo. Those are selected, sent and added up, and their sum
             is transformed back. It is the same on all ranks on devices of one kind.
@@ -87,7 +103,9 @@ def chunked_sync(
     check_reduce(reduce)
     _check_flag("clip_to_median", clip_to_median)
     arguments.check_one_of("transform", transform, (None, "dct"))
+    pull_k = _checked_way(via, pull_k, k, chunk, clip_to_median)
     by = over == "senders", reduce == "mean", clip_to_median, transform == "dct"
+    by = *by, via, pull_k, decay
     exchange = ChunkedExchange(axis_name, k, chunk, values, *by)
     return feedback(exchange, Residual(decay))
 
@@ -107,6 +125,30 @@ def _check_block(k: Any, chunk: Any) -> None:
             f"k must be at most chunk={chunk}, the numbers in a block, got {k}: take a "
             "smaller k, or a larger chunk."
         )
+
+
+def _checked_way(via: Any, pull_k: Any, k: int, chunk: int, clipped: bool) -> int:
+    """How many entries of a block of a sum come back; raises where ways do not fit."""
+    if via is not None:
+        arguments.check_one_of("via", via, ("all_gather", "owners"))
+    if via == "owners" and clipped:
+        raise ArgumentError(
+            "clip_to_median compares the norms of whole messages, and an owner has a part "
+            'of each: leave clip_to_median out, or take via="all_gather".'
+        )
+    if pull_k is None:
+        return min(_PULLED * k, chunk)
+    if via == "all_gather":
+        raise ArgumentError(
+            f'pull_k={pull_k!r} is for owners, and via="all_gather" has none: leave it '
+            'out, or take via="owners".'
+        )
+    arguments.check_whole("pull_k", pull_k, 1)
+    if pull_k > chunk:
+        raise ArgumentError(
+            f"pull_k must be at most chunk={chunk}, the numbers in a block, got {pull_k}."
+        )
+    return pull_k
 
 
 def _check_flag(name: str, value: Any) -> None:

@@ -98,9 +98,9 @@ def metrics(state: Any) -> dict[str, jax.Array]:
     result: dict[str, jax.Array] = {}
     syncs = sparsifiers = 0
     for feedback in find(state, FeedbackState):
-        if isinstance(feedback.inner, ExchangeState):
+        if own := find(feedback.inner, ExchangeState):
             prefix = f"sync{syncs or ''}"
-            result |= _of_exchange(feedback.inner, prefix)
+            result |= _of_exchange(own[0], prefix)
             syncs += 1
         else:
             prefix = f"sparsify{sparsifiers or ''}"

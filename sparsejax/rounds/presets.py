@@ -123,6 +123,8 @@ def sparse_loco(
     k: int = 64,
     values: str = "2bit",
     over: str = "senders",
+    via: str | None = None,
+    pull_k: int | None = None,
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """SparseLoCo: AdamW on each rank, and the largest of what they moved, in two bits.
@@ -134,7 +136,8 @@ def sparse_loco(
         e = e - sent    and    anchor = anchor - lr mean(sent)
 
     The outer optimizer has no momentum: what is left out takes its place. A rank sends 0.16
-    bits a parameter and round to each other one. The authors' values are "2bit-bins", and
+    bits a parameter and round to each other one; above eight ranks 0.66 bits in all, since
+    blocks have owners then. The authors' values are "2bit-bins", and
     their code divides by the senders of an entry, where the paper divides by the ranks.
     Their rate is 1.0 in the paper and 0.7 for large models.
 
@@ -146,6 +149,9 @@ def sparse_loco(
         k: Entries of each block of 4,096 numbers.
         values: How values travel; see `sparsejax.chunked_sync`.
         over: "senders", or "ranks": what an entry of the sum is divided by.
+        via: "all_gather", or "owners": how entries reach all ranks; see
+            `sparsejax.chunked_sync`.
+        pull_k: Entries of each block of a sum that come back from its owner.
         axis_name: The mesh axis of the ranks; the only manual one if None.
 
     Example:
@@ -155,7 +161,9 @@ def sparse_loco(
     References:
         Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025
     """
-    sync = chunked_sync(axis_name, k=k, values=values, over=over, decay=decay)
+    entries = {"k": k, "values": values, "over": over}
+    ways = {"via": via, "pull_k": pull_k}
+    sync = chunked_sync(axis_name, decay=decay, **entries, **ways)
     return local_steps(
         inner, every=every, outer=optax.sgd(lr), sync=sync, axis_name=axis_name
     )

@@ -244,6 +244,9 @@ def of_per_rank(node, known):
                 "sharded alike: which one a state is about cannot be told. Rename one."
             )
     further = sorted(axes - frozenset(node.same))
+    if node.is_divided:
+        divided = PartitionSpec(axis_name, tuple(further) or None)
+        return node.specs(jax.tree.map(lambda _: divided, node.value))
     names = (*mesh_axes.axis_names(axis_name), *further) if further else axis_name
     return node.specs(jax.tree.map(lambda _: PartitionSpec(names), node.value))
 

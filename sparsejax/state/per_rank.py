@@ -54,6 +54,8 @@ class PerRank:
     ranks: Any = None  # in states that were pickled before there was one, too
     #: Whether each array is of one rank alone, so that a sum over ranks has no meaning.
     is_own: bool = False
+    #: Whether the axis after that of the ranks is one of the shards of those leaves.
+    is_divided: bool = False
 
     def __init__(
         self,

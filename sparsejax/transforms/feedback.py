@@ -283,7 +283,10 @@ def _exchanged(lossy, memory, structure, paths, wire, leaves, state, ids, params
         dtype = leaves[i].dtype
         gradient = tree.to_dense(leaves[i]).astype(wide(dtype))
         waiting = jnp.zeros_like(gradient) if residual is None else residual
-        total, momenta[i] = memory.accumulate(gradient, waiting, momenta[i])
+        accumulate = memory.accumulate
+        if getattr(lossy, "reads_often", False):
+            accumulate = _once(accumulate, state.step)
+        total, momenta[i] = accumulate(gradient, waiting, momenta[i])
         # What is sent whole travels like its gradient, and rounding is not kept.
         accumulated[i] = total.astype(dtype) if residual is None else total
     dtypes = [leaf.dtype for leaf in leaves]
@@ -297,6 +300,21 @@ def _exchanged(lossy, memory, structure, paths, wire, leaves, state, ids, params
     norm = None if residual is None else _norm(structure, residual, wire, **extra)
     momentum = _packed(structure, momenta, state.momentum)
     return sent, FeedbackState(state.step + 1, residual, momentum, norm, inner)
+
+
+def _once(accumulate, step):
+    """`Memory.accumulate` as an operation of its own, whatever reads its result.
+
+    XLA would add up gradient and residual anew for each that reads their sum. What a branch
+    returns it does not compute again.
+    """
+    unseen = (step | 1) != 0  # always true
+
+    def run(gradient, waiting, momentum):
+        nothing = lambda gradient, waiting, momentum: (waiting, momentum)
+        return axes.cond(unseen, accumulate, nothing, gradient, waiting, momentum)
+
+    return run
 
 
 def _unpacked(structure: Any, held: PerRank | None, count: int) -> list[Any]:

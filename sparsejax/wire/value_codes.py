@@ -55,7 +55,7 @@ class ValueCode(abc.ABC):
         """The codes uint32 [n] and the table float32 [table] of float32 [n], n > 0.
 
         Args:
-            x: The values, zero where there is none.
+            x: The values.
             real: Booleans [n]: where there is a value. Others have a code, and no part in
                 the table.
         """
@@ -123,8 +123,7 @@ class _Int8(ValueCode):
     """Whole steps; 128 is zero."""
 
     def encode(self, x, real=True):
-        del real
-        step = jnp.max(jnp.abs(x)) / 127
+        step = _largest(x, real) / 127
         steps = jnp.round(x / jnp.where(step > 0, step, 1))
         steps = jnp.where(jnp.isfinite(steps), jnp.clip(steps, -127, 127), 127)
         return (steps + 128).astype(jnp.uint32), step[None]
@@ -138,8 +137,7 @@ class _Float8(ValueCode):
     """float8_e4m3fn, which ends at 448 and has no infinity."""
 
     def encode(self, x, real=True):
-        del real
-        scale = jnp.max(jnp.abs(x)) / 448
+        scale = _largest(x, real) / 448
         scaled = jnp.clip(x / jnp.where(scale > 0, scale, 1), -448, 448)
         codes = lax.bitcast_convert_type(scaled.astype(jnp.float8_e4m3fn), jnp.uint8)
         return codes.astype(jnp.uint32), scale[None]
@@ -155,12 +153,13 @@ class _TwoLevels(ValueCode):
     """Bit 0 is the sign, bit 1 says that the magnitude is above the mean one."""
 
     def encode(self, x, real=True):
+        x, unit = _in_units(x, real)
         magnitude = jnp.abs(x)
-        above = magnitude > _mean_where(magnitude, real)
-        below = _mean_where(magnitude, ~above & real)
-        table = jnp.stack([below, _mean_where(magnitude, above & real)])
         # The comparison with NaN is never true: the lower mean has all of them.
-        return (x < 0).astype(jnp.uint32) | above.astype(jnp.uint32) << 1, table
+        above = magnitude > _mean_where(magnitude, real)
+        means = [_mean_where(magnitude, flags & real) for flags in (~above, above)]
+        codes = (x < 0).astype(jnp.uint32) | above.astype(jnp.uint32) << 1
+        return codes, jnp.stack(means) * unit
 
     def decode(self, codes, table):
         level = jnp.where((codes & 2) != 0, table[1], table[0])
@@ -172,13 +171,15 @@ class _FourBins(ValueCode):
     """The number of the bin."""
 
     def encode(self, x, real=True):
+        x, unit = _in_units(x, real)
         mean, count = _mean_where(x, real), _count(x, real)
         squares = jnp.sum(jnp.where(real, jnp.square(x - mean), 0))
         spread = jnp.sqrt(squares / jnp.maximum(count - 1, 1))
         width = 6 * spread / 4
         bins = jnp.round((x - mean) / jnp.where(width > 0, width, 1) + 2)
         bins = jnp.where(jnp.isfinite(bins), jnp.clip(bins, 0, 3), 3).astype(jnp.uint32)
-        return bins, jnp.stack([_mean_where(x, (bins == i) & real) for i in range(4)])
+        means = [_mean_where(x, (bins == i) & real) for i in range(4)]
+        return bins, jnp.stack(means) * unit
 
     def decode(self, codes, table):
         low = jnp.where((codes & 1) != 0, table[1], table[0])
@@ -191,7 +192,8 @@ class _OneLevel(ValueCode):
     """Whether a value is negative."""
 
     def encode(self, x, real=True):
-        return (x < 0).astype(jnp.uint32), _mean_where(jnp.abs(x), real)[None]
+        x, unit = _in_units(x, real)
+        return (x < 0).astype(jnp.uint32), _mean_where(jnp.abs(x), real)[None] * unit
 
     def decode(self, codes, table):
         return jnp.where(codes != 0, -table[0], table[0])
@@ -213,6 +215,23 @@ def code_of(name: Any) -> ValueCode:
     """The code of a name; raises where there is none."""
     arguments.check_one_of("values", name, CODES)
     return CODES[name]
+
+
+def _largest(x, real):
+    """The largest magnitude of a value."""
+    return jnp.max(jnp.abs(x), initial=0, where=real)
+
+
+def _in_units(x, real):
+    """Numbers as multiples of a power of two near the largest, and that power.
+
+    So sums of numbers near the end of float32, and of their squares, do not overflow.
+    """
+    exponent = lax.bitcast_convert_type(_largest(x, real), jnp.uint32) >> 23
+    # Of the smallest and the largest powers the inverse would be no normal number.
+    exponent = jnp.clip(exponent, 2, 252)
+    power = lambda exponent: lax.bitcast_convert_type(exponent << 23, jnp.float32)
+    return x * power(254 - exponent), power(exponent)
 
 
 def _count(x, flags):

@@ -103,6 +103,29 @@ def test_what_is_not_finite_shows(name, bad):
     assert not np.isfinite(np.asarray(back, np.float64)).all()
 
 
+@pytest.mark.parametrize("name", ["2bit", "2bit-bins", "sign"])
+@pytest.mark.parametrize("scale", [2.0**124, 2.0**-110])
+def test_means_do_not_overflow(name, scale):
+    """Near the ends of float32 a code is that of the same numbers in the middle."""
+    x = np.random.default_rng(0).uniform(-2, 2, 300).astype(np.float32)
+    codes, table = CODES[name].encode(jnp.asarray(x))
+    found, scaled = CODES[name].encode(jnp.asarray(x * np.float32(scale)))
+    np.testing.assert_array_equal(found, codes)
+    np.testing.assert_array_equal(np.asarray(scaled), np.asarray(table) * np.float32(scale))
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8", "2bit", "2bit-bins", "sign"])
+def test_a_table_is_that_of_what_counts(name):
+    code = CODES[name]
+    x = np.random.default_rng(0).standard_normal(60).astype(np.float32)
+    counted = np.arange(60) % 3 != 0
+    codes, table = code.encode(jnp.asarray(x[counted]))
+    x[~counted] = 1e6
+    found, own = code.encode(jnp.asarray(x), jnp.asarray(counted))
+    np.testing.assert_array_equal(np.asarray(found)[counted], codes)
+    np.testing.assert_allclose(own, table, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", CODES)
 def test_zeros_stay_zeros(name):
     code = CODES[name]
@@ -163,6 +186,16 @@ def test_leaves_are_read_where_they_are_or_laid_together(large, monkeypatch):
         for i, places in zip(group.leaves, group.of_each(found), strict=True):
             own = np.asarray(cuts[i].indices(places)).reshape(-1)
             np.testing.assert_array_equal(own, reference.selected(leaves[i], 64, 4096))
+
+
+def test_leaves_are_taken_together_as_far_as_int32_goes():
+    """Nothing of a group is counted beyond it, nor are groups more than need be."""
+    shapes = [(1 << 15, 1 << 15), (64, 64), *[(1 << 14, 1 << 15)] * 4, (1 << 15, 1 << 15)]
+    groups = blocks.together([BlockCut.of(shape, 64, 4096) for shape in shapes])
+    assert sorted(i for group in groups for i in group.leaves) == list(range(7))
+    sizes = [group.blocks * group.length for group in groups]
+    assert max(sizes) < 2**31
+    assert len(groups) == 3
 
 
 @pytest.mark.parametrize("few", [0, 1 << 20])

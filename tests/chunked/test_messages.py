@@ -92,6 +92,10 @@ def test_a_forecast_is_what_is_sent():
     assert told.step_bytes == 7 * message_bytes(MODEL.values())
     assert "chunked_sync" in told.advice
     assert "Chunks" in str(told)
+    (row,) = told.rows
+    size, entries = sum(int(np.prod(shape)) for shape in MODEL.values()), 38 * 64 + 6
+    assert row.density == pytest.approx(entries / size)
+    assert row.density_after == pytest.approx(8 * entries / size)
 
 
 def test_densely_all_is_sent_by_one_sum():

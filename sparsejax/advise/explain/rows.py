@@ -170,7 +170,9 @@ def row_of(group: Group, times: SchemeTimes) -> Row:
     dense_wins = times.seconds(dense) <= times.seconds(forecast) or forecast.dense
     before, after = (whole.counts[k] / max(whole.units, 1) for k in (0, -1))
     if isinstance(scheme, LossyScheme):
+        known = getattr(scheme, "densities", None)
         before = after = getattr(scheme, "density", 1.0)
+        before, after = (before, after) if known is None else known(whole)
     # What these send does not depend on how sparse a gradient is.
     is_fixed = is_dense or group.shared or isinstance(scheme, LossyScheme)
     row = Row(
