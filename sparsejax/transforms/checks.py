@@ -317,3 +317,15 @@ def check_memory(lossy: Any, memory: Any, needs: bool, moves: bool, state: Any) 
         raise StateError(
             f"{lossy.name} has memory={memory!r}, and the state was made with another."
         )
+
+
+def check_model_axis(model_axis: AxisName | None, wire: Wire) -> None:
+    """Raises where tensors are said to be sharded over the axis of the ranks."""
+    if model_axis is None:
+        return
+    shards = axes.resolve(model_axis, "model_axis of a sparsejax sparsifier")
+    if set(axes.axis_names(shards)) & set(axes.axis_names(wire.axis)):
+        raise ArgumentError(
+            f"model_axis={shards!r} is the axis of the ranks, or one of them; it "
+            "is the one over which tensors are sharded."
+        )

@@ -22,6 +22,7 @@ from sparsejax.errors import AlreadySummedError, ArgumentError
 from sparsejax.sparsifiers import base
 from sparsejax.state import observing, sharded, tree
 from sparsejax.state.per_rank import PerRank, check_kind
+from sparsejax.transforms import checks
 from sparsejax.transforms.entry import Entry
 from sparsejax.transforms.entry.leaves import LeafPlaces
 from sparsejax.transforms.feedback import Outcome
@@ -161,7 +162,7 @@ class Select:
     ) -> None:
         """Raises where gradients are summed or sparse already, or shards are mixed."""
         check_kind(state, SelectState, self.name)
-        check_model_axis(self.model_axis, wire)
+        checks.check_model_axis(self.model_axis, wire)
         for path, leaf in zip(paths, leaves, strict=True):
             tree.check_dtype(path, leaf)
             if tree.is_sparse(leaf):
@@ -353,18 +354,6 @@ def require_local(path: str, leaf: Any, wire: Wire) -> None:
             f"{error} A sparsifier stands before the synchronization: "
             "optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), ...)."
         ) from None
-
-
-def check_model_axis(model_axis: AxisName | None, wire: Wire) -> None:
-    """Raises where tensors are said to be sharded over the axis of the ranks."""
-    if model_axis is None:
-        return
-    shards = axes.resolve(model_axis, "model_axis of a sparsejax sparsifier")
-    if set(axes.axis_names(shards)) & set(axes.axis_names(wire.axis)):
-        raise ArgumentError(
-            f"model_axis={shards!r} is the axis of the ranks, or one of them; it "
-            "is the one over which tensors are sharded."
-        )
 
 
 def check_shards(

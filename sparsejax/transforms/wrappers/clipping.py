@@ -7,7 +7,7 @@ from sparsejax import arguments, axes
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.state import sharded, tree
-from sparsejax.transforms import select
+from sparsejax.transforms import checks, select
 from sparsejax.transforms.described import described
 from sparsejax.transforms.entry import Entry
 from sparsejax.units import merging
@@ -67,7 +67,7 @@ def clip_by_rank(
                 )
         # Rows that are listed twice add up before they have a norm.
         leaves = [merging.merge(leaf) if is_row_grads(leaf) else leaf for leaf in leaves]
-        select.check_model_axis(model_axis, wire)
+        checks.check_model_axis(model_axis, wire)
         for path, leaf in zip(paths, leaves, strict=True):
             select.require_local(path, tree.numbers(leaf), wire)
         arrays = [tree.numbers(leaf) for leaf in leaves]
