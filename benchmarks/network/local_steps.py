@@ -136,9 +136,20 @@ class Training:
         self._mean = jax.jit(jnp.mean)
         self.compiled, self._counted = time.perf_counter() - start, 0.0
         self._calls = 0
+        if name in ("delayed", "overlap"):
+            # From here on what a call sends is applied in that call.
+            self._take(settings.delay)
 
     def run(self) -> None:
-        for _ in range(self.steps):
+        loss = self._take(self.steps)
+        self._calls += 1
+        # Ranks that exchange nothing would begin and end apart from one another.
+        self._mean(loss).block_until_ready()
+
+    def _take(self, steps: int) -> jax.Array:
+        """Takes steps, and waits for them; the losses of the last one."""
+        loss = None
+        for _ in range(steps):
             made = self._step(self.params, self._state, next(self._batches))
             self.params, self._state, loss = made
             if self._overlap:
@@ -146,10 +157,9 @@ class Training:
                 self.params, self._state = turned
         if self._overlap:
             self._overlap.wait()
-        self._calls += 1
         jax.block_until_ready((self.params, self._state))
-        # Ranks that exchange nothing would begin and end apart from one another.
-        self._mean(loss).block_until_ready()
+        assert loss is not None
+        return loss
 
     def wire(self) -> float:
         """Bytes that this rank sent in a call, the mean since the last time asked."""
@@ -185,6 +195,7 @@ def rank(settings: Settings) -> None:
                 same = len(set(here.gather(training.digest()))) == 1
                 about = {"rate": rate if here.shaped else "unshaped", "tokens": tokens}
                 about |= {"steps": training.steps, "every": settings.every}
+                about |= {"delay": settings.delay}
                 here.report(**about, anchors_equal=same, **row)
             here.say(f"  {rate}: timed")
 
