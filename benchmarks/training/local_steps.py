@@ -9,6 +9,7 @@ trains on the other seeds. Sides:
     data_parallel    AdamW on mean gradients, an exchange a step
     dgc              the same, of the largest hundredth of each gradient
     diloco           the mean of what ranks have moved, by Nesterov momentum
+    streaming        the same of a fifth in each step, in four bits, applied a step later
     sparse_loco      64 of each 4,096 numbers in two bits, divided by their senders
     bins             the same with the authors' table of two bits
     ranks            the same as `sparse_loco`, divided by the ranks
@@ -46,6 +47,7 @@ SIDES = {
     "data_parallel": ("data_parallel", {}),
     "dgc": ("dgc", {}),
     "diloco": ("diloco", {}),
+    "streaming": ("streaming_diloco", {}),
     "sparse_loco": ("sparse_loco", {}),
     "bins": ("sparse_loco", {"values": "2bit-bins"}),
     "ranks": ("sparse_loco", {"over": "ranks"}),

@@ -70,8 +70,8 @@ def chunked_sync(
             the largest divisor of the dimension that is no longer; of a smaller block
             round(k * its size / chunk) entries are sent, at least one.
         values: How values travel: "2bit" (the sign and one of two magnitudes), "2bit-bins"
-            (SparseLoCo's four bins), "sign", "int8", "fp8", "float16", "bfloat16" or
-            "float32".
+            (SparseLoCo's four bins), "sign", "4bit" (the sign and a power of two), "int8",
+            "fp8", "float16", "bfloat16" or "float32".
         over: "senders", or "ranks": what an element of the sum is divided by.
         decay: The share of what was left out that comes back with the next gradient, in
             (0, 1]; SparseLoCo's is 0.95.

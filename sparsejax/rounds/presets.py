@@ -66,7 +66,7 @@ def streaming_diloco(
     fragments: int = 4,
     delay: int = 5,
     blend: float = 0.5,
-    sync: optax.GradientTransformation | None = None,
+    values: str = "4bit",
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Streaming DiLoCo: DiLoCo of a fragment at a time, applied some steps later.
@@ -80,7 +80,8 @@ def streaming_diloco(
     A link carries a fragment every `every / fragments` steps, and has the time of `delay`
     steps for it where `Overlap` runs the exchange beside them. The paper's fragments are
     three layers, so that their number grows with the model; here leaves are shared out by
-    size. The paper sends values in four bits: give it a `sync` that does.
+    size. All numbers of a fragment are sent, in four bits each: the sign and a power of
+    two. The paper drops what that takes from them; here it waits for the next round.
 
     Args:
         inner: The optimizer of each rank; the paper's is AdamW.
@@ -90,7 +91,7 @@ def streaming_diloco(
         fragments: How many parts of the parameters; a divisor of `every`.
         delay: Steps from sending to applying.
         blend: The share of its own parameters that a rank keeps.
-        sync: The synchronization; the mean, by dense sums, if None.
+        values: How values travel; see `sparsejax.chunked_sync`.
         axis_name: The mesh axis of the ranks; the only manual one if None.
 
     Example:
@@ -101,6 +102,7 @@ def streaming_diloco(
     References:
         Douillard et al., Streaming DiLoCo with overlapping communication, arXiv 2501.18512
     """
+    sync = chunked_sync(axis_name, k=4096, values=values, over="ranks")
     return local_steps(
         inner,
         every=every,

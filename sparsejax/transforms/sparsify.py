@@ -108,11 +108,11 @@ def sparsify(
             found from all shards together. Leaves replicated over it may be among them.
             See `param_specs` of `sparsejax.init`.
         seed: Of everything that is drawn; the same on all ranks.
-        values: Rounds selected values to few bits: "2bit", "2bit-bins", "sign", "int8",
-            "fp8", "float16", "bfloat16" or "float32"; None for the gradient's dtype. What
-            that takes off waits with the rest. `schemes.AGSparse` sends the codes; schemes
-            that send sums, for which there is no code, send the rounded values as they
-            send others. Leaves that go whole are not rounded.
+        values: Rounds selected values to few bits: "2bit", "2bit-bins", "sign", "4bit",
+            "int8", "fp8", "float16", "bfloat16" or "float32"; None for the gradient's
+            dtype. What that takes off waits with the rest. `schemes.AGSparse` sends the
+            codes; schemes that send sums, for which there is no code, send the rounded
+            values as they send others. Leaves that go whole are not rounded.
 
     Example:
         >>> kind = sparsejax.sparsifiers.RandomK(0.01)

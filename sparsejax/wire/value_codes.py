@@ -4,6 +4,8 @@
     bfloat16    16 bits, float16 too: rounded
     int8        8 bits, and the step: the largest magnitude of the leaf over 127
     fp8         8 bits, float8_e4m3fn, and a scale: the largest magnitude over 448
+    4bit        the sign, and 0 or a power of two from 1/8 to 8 times the mean magnitude,
+                which is the table
     2bit        the sign, and whether the magnitude is above the mean one; the table has
                 the mean of the magnitudes below, and of those above
     2bit-bins   SparseLoCo's: four bins of 1.5 standard deviations around the mean; the
@@ -149,6 +151,27 @@ class _Float8(ValueCode):
 
 
 @dataclasses.dataclass(frozen=True)
+class _Powers(ValueCode):
+    """Bit 3 is the sign, the others are an exponent: 4 is the mean magnitude, 0 is zero."""
+
+    def encode(self, x, real=True):
+        x, unit = _in_units(x, real)
+        magnitude = jnp.abs(x)
+        mean = _mean_where(magnitude, real)
+        octaves = jnp.log2(magnitude / jnp.where(mean > 0, mean, 1))
+        exponent = jnp.clip(jnp.floor(octaves + 4.5), 0, 7)
+        exponent = jnp.where(jnp.isfinite(magnitude), exponent, 7).astype(jnp.uint32)
+        return exponent | (x < 0).astype(jnp.uint32) << 3, mean[None] * unit
+
+    def decode(self, codes, table):
+        exponent = codes & 7
+        # 2^(exponent - 4), by the bits of a float32.
+        power = lax.bitcast_convert_type((exponent + 123) << 23, jnp.float32)
+        magnitude = jnp.where(exponent == 0, 0, table[0] * power)
+        return jnp.where((codes & 8) != 0, -magnitude, magnitude)
+
+
+@dataclasses.dataclass(frozen=True)
 class _TwoLevels(ValueCode):
     """Bit 0 is the sign, bit 1 says that the magnitude is above the mean one."""
 
@@ -205,6 +228,7 @@ CODES: dict[str, ValueCode] = {
     "float16": _Rounded(16, 0, "float16"),
     "int8": _Int8(8, 1),
     "fp8": _Float8(8, 1),
+    "4bit": _Powers(4, 1),
     "2bit": _TwoLevels(2, 2),
     "2bit-bins": _FourBins(2, 4),
     "sign": _OneLevel(1, 1),

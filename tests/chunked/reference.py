@@ -81,10 +81,19 @@ def minifloat(x):
     return np.sign(x) * np.round(magnitude / step) * step * scale
 
 
+def powers(x):
+    """Zero, or the nearest power of two from 1/8 to 8 times the mean, by its logarithm."""
+    mean = np.abs(x).mean() or 1
+    octaves = np.log2(np.maximum(np.abs(x) / mean, 1e-30))
+    nearest = np.minimum(np.floor(octaves + 0.5), 3)
+    return np.where(nearest < -3, 0, np.sign(x) * 2.0**nearest * mean)
+
+
 QUANTIZED = {
     "float32": lambda x: x,
     "int8": int8,
     "fp8": minifloat,
+    "4bit": powers,
     "2bit": two_levels,
     "2bit-bins": four_bins,
     "sign": lambda x: np.where(x < 0, -1, 1) * np.abs(x).mean(),

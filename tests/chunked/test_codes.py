@@ -103,7 +103,7 @@ def test_what_is_not_finite_shows(name, bad):
     assert not np.isfinite(np.asarray(back, np.float64)).all()
 
 
-@pytest.mark.parametrize("name", ["2bit", "2bit-bins", "sign"])
+@pytest.mark.parametrize("name", ["4bit", "2bit", "2bit-bins", "sign"])
 @pytest.mark.parametrize("scale", [2.0**124, 2.0**-110])
 def test_means_do_not_overflow(name, scale):
     """Near the ends of float32 a code is that of the same numbers in the middle."""
@@ -114,7 +114,7 @@ def test_means_do_not_overflow(name, scale):
     np.testing.assert_array_equal(np.asarray(scaled), np.asarray(table) * np.float32(scale))
 
 
-@pytest.mark.parametrize("name", ["int8", "fp8", "2bit", "2bit-bins", "sign"])
+@pytest.mark.parametrize("name", ["int8", "fp8", "4bit", "2bit", "2bit-bins", "sign"])
 def test_a_table_is_that_of_what_counts(name):
     code = CODES[name]
     x = np.random.default_rng(0).standard_normal(60).astype(np.float32)

@@ -1,5 +1,7 @@
 """Fragments, delays and blends: Streaming DiLoCo's formulas, and exchanges beside steps."""
 
+import math
+
 import jax
 import numpy as np
 import optax
@@ -10,6 +12,7 @@ import sparsejax
 from sparsejax import errors
 from sparsejax.rounds.fragments import Fragments, FragmentSchedule
 from tests import helpers
+from tests.chunked import reference
 from tests.rounds import model
 from tests.rounds.model import EVERY, RANKS
 
@@ -26,12 +29,16 @@ def made(inner=None, **options):
     return sparsejax.local_steps(inner, every=EVERY, outer=outer, **options)
 
 
-def streaming(given, fragments, delay, blend):
-    """The anchor after each step, from the formulas of Streaming DiLoCo."""
+def streaming(given, fragments, delay, blend, code=None):
+    """The anchor after each step, from the formulas of Streaming DiLoCo.
+
+    With a code a rank sends what it has moved in that, and keeps what rounding took.
+    """
     anchor = model.first(np.float64)
     own = [dict(anchor) for _ in range(RANKS)]
     optimizers = [model.Sgd() for _ in range(RANKS)]
     velocity, on_its_way, anchors = dict.fromkeys(anchor, 0.0), {}, []
+    held = [dict.fromkeys(anchor, 0.0) for _ in range(RANKS)]
     for step, batch in enumerate(given, 1):
         for rank, optimizer in enumerate(optimizers):
             rows = len(batch["x"]) // RANKS
@@ -42,7 +49,14 @@ def streaming(given, fragments, delay, blend):
             # Fragments are sent at equal distances, the last one at the end of a round.
             at = EVERY if fragments == 1 else place * EVERY // fragments
             if step % EVERY == at % EVERY:
-                mean = sum(anchor[name] - x[name] for x in own) / RANKS
+                sent = [anchor[name] - x[name] for x in own]
+                if code:
+                    sent = [x + left[name] for x, left in zip(sent, held, strict=True)]
+                    rounded = [code(x) for x in sent]
+                    for left, x, y in zip(held, sent, rounded, strict=True):
+                        left[name] = x - y
+                    sent = rounded
+                mean = sum(sent) / RANKS
                 on_its_way[name, step + delay] = mean
             if (name, step) in on_its_way:
                 mean = on_its_way.pop((name, step))
@@ -73,6 +87,25 @@ def test_five_rounds_are_those_of_streaming_diloco_in_numpy(options):
         places = {"w": 2 if options["fragments"] == 2 else 0, "b": 0}
         for name, steps in moved.items():
             assert set(steps) == {(places[name] + delay) % EVERY}
+
+
+def test_the_preset_sends_four_bits_and_keeps_what_they_take():
+    given = model.batches(5 * EVERY + 2)
+    inner = optax.sgd(0.05, momentum=0.9)
+    tx = sparsejax.rounds.streaming_diloco(inner, every=EVERY, lr=LR, **STREAMS)
+    run = model.train(tx, given)
+    wide = [{k: x.astype(np.float64) for k, x in batch.items()} for batch in given]
+    wanted = streaming(wide, **STREAMS, code=reference.powers)
+    for found, anchor in zip(run.params, wanted, strict=True):
+        for name, x in anchor.items():
+            np.testing.assert_allclose(found[name][0], x, rtol=2e-5, atol=2e-6)
+    # Four bits a number, and a table, to two other ranks; "b" is on its way once more.
+    metrics = sparsejax.metrics(run.state)
+    sent = [metrics[f"{sync}/total_wire_bytes"] for sync in ("sync", "sync1")]
+    sizes = [math.prod(model.SHAPES[name]) for name in ORDER]
+    messages = [4 * (4 * -(-size // 32) + 1) for size in sizes]
+    exchanges = zip((5, 4), messages, strict=True)
+    assert list(map(float, sent)) == [n * (RANKS - 1) * x for n, x in exchanges]
 
 
 class Beside:
