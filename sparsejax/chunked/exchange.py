@@ -140,13 +140,13 @@ class ChunkedExchange:
         return Everything(Chunks(self))
 
     def by_owners(self, ranks: int) -> bool:
-        """Whether blocks have owners, among so many ranks."""
+        """Whether blocks have owners, among this number of ranks."""
         if self.via is None:
             return ranks > GATHERED and not self.clip_to_median
         return self.via == "owners"
 
     def cost(self, shapes: Sequence[Sequence[int]], ranks: int) -> Cost:
-        """What an exchange of leaves of these shapes takes among so many ranks."""
+        """What an exchange of leaves of these shapes takes among this number of ranks."""
         message, others = self._message(shapes), ranks - 1
         sent, most = message.entries, sum(cut.size for cut in message.cuts)
         if not self.by_owners(ranks):
@@ -314,7 +314,7 @@ class ChunkedExchange:
         del waiting
         coded, own = message.select([x.astype(jnp.float32) for x in leaves])
         words, sent = wire.all_gather(weights.with_weight(message.pack(coded), weight))
-        words, of_ranks = weights.apart(words, weight)
+        words, of_ranks = weights.split(words, weight)
         scales = mine = None
         if self.clip_to_median and leaves:
             scales = clipping(message, words, of_ranks)
@@ -348,7 +348,7 @@ class ChunkedExchange:
         owners, rank = self._owners(message, wire.ranks), wire.rank
         coded, own = message.select([x.astype(jnp.float32) for x in leaves])
         words, push = wire.all_to_all(weights.with_weight(owners.push(coded), weight))
-        words, of_ranks = weights.apart(words, weight)
+        words, of_ranks = weights.split(words, weight)
         unpack = functools.partial(owners.entries_of, rank=rank)
         by = wire.ranks, self.senders, self.mean
         totals = Aggregate(unpack, owners.sizes, *by)(words, of_ranks, None)

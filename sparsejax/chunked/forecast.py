@@ -32,7 +32,7 @@ class Fixed(Protocol):
     """An exchange whose messages have sizes that follow from shapes."""
 
     def cost(self, shapes: Shapes, ranks: int) -> Cost:
-        """What an exchange of leaves of these shapes takes among so many ranks."""
+        """What an exchange of leaves of these shapes takes among this number of ranks."""
         ...
 
 

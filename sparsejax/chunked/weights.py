@@ -15,7 +15,7 @@ def with_weight(words: jax.Array, weight: jax.Array | None) -> jax.Array:
     return jnp.concatenate([words, jnp.broadcast_to(word, (*words.shape[:-1], 1))], -1)
 
 
-def apart(words: jax.Array, weight: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+def split(words: jax.Array, weight: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
     """The words of all ranks without their weights, and these, if there are any."""
     if weight is None:
         return words, None

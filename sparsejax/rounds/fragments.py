@@ -5,8 +5,8 @@ every H / P steps, so that a link carries a part at a time instead of all at onc
 sent at the end of step t is applied at the end of step t + delay: until then the steps of
 the inner optimizer go on.
 
-Leaves are shared out by size, the largest first, each to the fragment that is the smallest
-so far. It follows from the shapes alone, so all ranks share out equally.
+Leaves are assigned by size, the largest first, each to the fragment that is the smallest so
+far. It follows from the shapes alone, so all ranks assign equally.
 """
 
 import dataclasses

@@ -79,7 +79,7 @@ def streaming_diloco(
 
     A link carries a fragment every `every / fragments` steps, and has the time of `delay`
     steps for it where `Overlap` runs the exchange beside them. The paper's fragments are
-    three layers, so that their number grows with the model; here leaves are shared out by
+    three layers, so that their number grows with the model; here leaves are assigned by
     size. All numbers of a fragment are sent, in four bits each: the sign and a power of
     two. The paper drops what that takes from them; here it waits for the next round.
 
@@ -192,11 +192,11 @@ def pulse_loco(
         e = e - sent
 
     and DiLoCo's outer step on the mean of what was sent. The move that decides is that of
-    plain SGD with the outer rate, as if all ranks had moved alike; momentum is not part of
-    it. What is sent is sent in float32, exactly, by `sparsejax.zen_sync`: at the rates of
-    reinforcement learning, about 1e-6, it is about one parameter in a hundred a step. What
-    is not sent is not lost, and small moves add up until they show. Leaves below 65,536
-    numbers go whole.
+    plain SGD with the outer rate, as if all ranks had moved by the same; momentum is not
+    part of it. What is sent is sent in float32, exactly, by `sparsejax.zen_sync`: at the
+    rates of reinforcement learning, about 1e-6, it is about one parameter in a hundred a
+    step. What is not sent is not lost, and small moves add up until they show. Leaves below
+    65,536 numbers go whole.
 
     Args:
         inner: The optimizer of each rank; the paper's is AdamW.

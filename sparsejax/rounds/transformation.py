@@ -216,7 +216,7 @@ def local_steps(
             if None, which is the mean. A sparsifier in it keeps what it leaves out from
             round to round.
         fragments: How many parts of the parameters are exchanged at steps of their own; a
-            divisor of `every`. Leaves are shared out by size.
+            divisor of `every`. Leaves are assigned by size.
         delay: Steps from the end of the step in which an exchange begins to the one at
             whose end its result is applied; less than `every`.
         blend: The share of its own parameters that a rank keeps when a delayed result is

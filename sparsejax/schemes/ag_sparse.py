@@ -157,8 +157,8 @@ class AGSparse(base.Scheme):
         waits += gathers.waits("auto", n) * plan.has_tables
         rounds = turns * plan.route.waits + plan.has_tables
         sent += plan.table_bytes
-        told = {"rounds": rounds, "coded": codes is not None}
-        return Forecast(sent, 0.0, waits, capacity, **told)
+        known = {"rounds": rounds, "coded": codes is not None}
+        return Forecast(sent, 0.0, waits, capacity, **known)
 
     def _plan_of(self, x, wire):
         narrow, coded, units = wire.travelling(x.dtype), x.coded, x.shape[0]

@@ -307,8 +307,8 @@ def _group(bucket, members, inside, ranks, as_entries, split):
     values = codes.pop() if len(codes) == 1 else None
     if as_entries:
         rooms = [m.sparsifier.capacity(m.leaf.size) for m in members]
-        told = {"values": values, "arrays": len(members)}
-        load = dataclasses.replace(load, room=sum(rooms), **told)
+        known = {"values": values, "arrays": len(members)}
+        load = dataclasses.replace(load, room=sum(rooms), **known)
     ids = sum(m.ids for m in members)
     if ids:
         load = dataclasses.replace(load, room=ids, listed=True)
