@@ -32,7 +32,10 @@ def tiny():
 
 @pytest.mark.parametrize(
     "methods",
-    [("data_parallel", "sparse_loco"), *helpers.slow((("dgc", "diloco", "demo"),))],
+    [
+        ("data_parallel", "sparse_loco"),
+        *helpers.slow((("dgc", "diloco", "streaming_diloco", "demo"),)),
+    ],
 )
 def test_methods_learn_and_send_what_they_say(tmp_path, methods):
     sizes = ["--ranks", str(RANKS), "--steps", str(STEPS), "--every", str(EVERY)]
