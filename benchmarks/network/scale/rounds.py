@@ -82,7 +82,8 @@ def _of(scheme, sets, width) -> Iterator[Round]:
         yield from _by_doubling(scheme, sets, width)
     elif isinstance(scheme, schemes.AGSparse):
         yield Round("pmax", 4)
-        steps, need = scheme._steps(units, 4 * width, ranks, units), int(sets.sum(1).max())
+        steps = scheme._plan(units, 4 * width, ranks, units, None).steps
+        need = int(sets.sum(1).max())
         sent = (ranks - 1) * 4 + _bytes(steps.messages_for(need, ranks - 1), ranks - 1)
         if sent >= collectives.all_reduce_bytes(4 * units * width, ranks):
             yield Round("psum", 4 * units * width)
