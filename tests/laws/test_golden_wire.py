@@ -336,16 +336,27 @@ OF_TRANSFORMATIONS = {
     "profile": of_tx(None, call=sparsejax.profile),
 }
 
+
+def with_params(tx):
+    """A transformation that is given parameters, which a sparsifier may read."""
+    ones = lambda grads: jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), grads)
+    update = lambda grads, state, params=None: tx.update(grads, state, ones(grads))
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
 # What a sparsifier sends beside its entries, which are counted with a dense sum.
 OF_SPARSIFIERS = {
     f"{name}_dense_sync": Case(
-        optax.chain(
-            sparsejax.sparsify(sparsifier, min_size=1), sparsejax.dense_sync("data")
+        with_params(
+            optax.chain(
+                sparsejax.sparsify(sparsifier, min_size=1), sparsejax.dense_sync("data")
+            )
         )
     )
     for name, sparsifier in {
         "top_k": sparsifiers.TopK(DENSITY),
         "random_k": sparsifiers.RandomK(DENSITY),
+        "striding": sparsifiers.Striding(DENSITY),
         "threshold": sparsifiers.Threshold(DENSITY, 0.5),
         "dgc": sparsifiers.DGC(DENSITY),
         "ms_top_k": sparsifiers.MSTopK(DENSITY),
@@ -354,6 +365,7 @@ OF_SPARSIFIERS = {
         "dragonn": sparsifiers.Dragonn(DENSITY),
         "sign": sparsifiers.Sign(),
         "qsgd": sparsifiers.QSGD(),
+        "visible": sparsifiers.Visible(),
     }.items()
 }
 

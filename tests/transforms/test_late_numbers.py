@@ -19,7 +19,7 @@ STEPS, STEP, RANK = 12, 1, 1
 PLACE = 1203
 # Of these one may find no slot, or not have its turn.
 BY_SLOTS = {name for name in tables.SPARSIFIERS if name.startswith("Dragonn")}
-BY_TURNS = {"RandomK"}
+BY_TURNS = {"RandomK", "Striding"}
 AT_ONCE = tables.SPARSIFIERS.keys() - BY_SLOTS - BY_TURNS
 
 
