@@ -30,7 +30,7 @@ LARGE = ("v", "w")
 RULES = dict.fromkeys(LARGE, "sparse")
 NETWORK = sparsejax.Network(gbit_per_s=25, latency_us=20)
 AUTO = schemes.AGSparse(code="auto")
-SELECTING = [name for name in SPARSIFIERS if name not in ("Sign", "QSGD")]
+SELECTING = [name for name in SPARSIFIERS if name not in ("Sign", "QSGD", "Visible")]
 
 
 def chain(values, scheme=AUTO, kind="TopK", **options):
