@@ -125,10 +125,6 @@ class OnRank(NamedTuple):
         """The anchor minus this rank's parameters; see `outer_steps.LocalRanks`."""
         return jax.tree.map(lambda x: -x[0], offset.value)
 
-    def blended(self, offset: RankState, updates: Any, blend: float) -> RankState:
-        """The offset after the anchor has moved; see `outer_steps.LocalRanks`."""
-        return _blended(offset, updates, blend)
-
 
 class Stacked(NamedTuple):
     """All ranks, stacked, under `jit`.
@@ -211,10 +207,6 @@ class Stacked(NamedTuple):
             ]
         )
 
-    def blended(self, offset: RankState, updates: Any, blend: float) -> RankState:
-        """The offsets after the anchor has moved; see `outer_steps.LocalRanks`."""
-        return _blended(offset, updates, blend)
-
     @property
     def _is_auto(self):
         return AxisType.Explicit not in self.mesh.axis_types
@@ -242,15 +234,6 @@ class Stacked(NamedTuple):
 def _plus(offset, update):
     """An offset after an update, in the dtype of the offset."""
     return offset + update.astype(offset.dtype)
-
-
-def _blended(offset, updates, blend):
-    """The share of the offsets from the new anchor that ranks keep, [ranks, ...]."""
-    kept = lambda x, update: blend * (x - update.astype(x.dtype))
-    value = offset.value
-    if not blend:  # Nothing is kept, NaN neither.
-        return offset.with_value(jax.tree.map(jnp.zeros_like, value))
-    return offset.with_value(jax.tree.map(kept, value, updates))
 
 
 def _with_axis(values):

@@ -15,6 +15,8 @@ The exchange is a function of its own, so that `overlap` can make a program of i
 import dataclasses
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from sparsejax.rounds.state import FragmentState, OuterState
@@ -26,10 +28,6 @@ class LocalRanks(Protocol):
 
     def differences(self, offset: RankState) -> Any:
         """The anchor minus the parameters of a rank, as `sync` is given it."""
-        ...
-
-    def blended(self, offset: RankState, updates: Any, blend: float) -> RankState:
-        """The offsets after the anchor has moved."""
         ...
 
 
@@ -71,16 +69,11 @@ class OuterSteps:
         return self.sync.update(differences, state, anchor, **extra)
 
     def apply(
-        self,
-        ranks: LocalRanks,
-        exchanged: tuple[Any, Any],
-        state: FragmentState,
-        anchor: Any,
+        self, exchanged: tuple[Any, Any], state: FragmentState, anchor: Any
     ) -> tuple[Any, FragmentState]:
         """Moves the anchor; nothing is sent.
 
         Args:
-            ranks: The ranks.
             exchanged: What `exchange` has returned.
             state: Of the fragment.
             anchor: In the dtypes of the offsets.
@@ -90,5 +83,14 @@ class OuterSteps:
         """
         mean, sync = exchanged
         updates, outer = self.outer.update(mean, state.of_outer.outer, anchor)
-        offset = ranks.blended(state.offset, updates, self.blend)
+        offset = _blended(state.offset, updates, self.blend)
         return updates, state._replace(offset=offset, of_outer=OuterState(sync, outer))
+
+
+def _blended(offset, updates, blend):
+    """The share of the offsets from the new anchor that ranks keep, [ranks, ...]."""
+    kept = lambda x, update: blend * (x - update.astype(x.dtype))
+    value = offset.value
+    if not blend:  # Nothing is kept, NaN neither.
+        return offset.with_value(jax.tree.map(jnp.zeros_like, value))
+    return offset.with_value(jax.tree.map(kept, value, updates))

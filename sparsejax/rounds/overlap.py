@@ -26,7 +26,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sparsejax.axes import axis_names
 from sparsejax.errors import ArgumentError, StateError, missing_axis
 from sparsejax.jobs import background
-from sparsejax.rounds.fragments import Fragments
 from sparsejax.rounds.inner_steps import Stacked
 from sparsejax.rounds.state import FragmentState, LocalStepsState
 from sparsejax.rounds.transformation import LocalSteps, widened
@@ -114,14 +113,16 @@ class Overlap:
         step = self._ended(opt_state)
         schedule, fragments = self._rounds.schedule, self._rounds.fragments(params)
         for number in range(fragments.count):
+            if not schedule.is_pending(step, number):
+                continue
             own = opt_state.fragment(fragments, number)
             anchor = fragments.only(number, params)
             if schedule.is_sent(step, number):
-                own = self._sent(own, anchor, number, fragments)
-            elif number not in self._running and schedule.is_pending(step, number):
-                self._begin(own.outgoing, own, anchor, number, fragments)
+                own = self._sent(own, anchor, number)
+            elif number not in self._running:
+                self._begin(own.outgoing, own, anchor, number)
             if schedule.is_applied(step, number):
-                anchor, own = self._applied(own, anchor, number, fragments)
+                anchor, own = self._applied(own, anchor, number)
             params = fragments.replaced(number, params, anchor)
             opt_state = opt_state.with_fragment(fragments, number, own)
         return params, opt_state
@@ -154,16 +155,16 @@ class Overlap:
         self._last = done
         return done - 1
 
-    def _sent(self, own, anchor, number, fragments):
+    def _sent(self, own, anchor, number):
         """A fragment whose exchange has begun."""
         if own.outgoing is None:
-            self._begin(own.offset, own, anchor, number, fragments)
+            self._begin(own.offset, own, anchor, number)
             return own
         own = own._replace(outgoing=_copy(own.offset))
-        self._begin(own.outgoing, own, anchor, number, fragments)
+        self._begin(own.outgoing, own, anchor, number)
         return own
 
-    def _begin(self, outgoing, own: FragmentState, anchor, number, fragments: Fragments):
+    def _begin(self, outgoing, own: FragmentState, anchor, number):
         """Hands an exchange to the background."""
         # Copies, since a step uses up what it is given.
         given = _copy((outgoing, own.of_outer.sync, anchor))
@@ -176,13 +177,12 @@ class Overlap:
         program = self._compiled(("exchange", number), exchange, given, places)
         self._running[number] = background.submit(program, *given)
 
-    def _applied(self, own, anchor, number, fragments):
+    def _applied(self, own, anchor, number):
         """A fragment of the anchor, and of the state, after an outer step."""
         exchanged = self._running.pop(number).result()
-        ranks = self._ranks(anchor, own.offset)
 
         def apply(exchanged, own, anchor):
-            updates, own = self._rounds.outer.apply(ranks, exchanged, own, widened(anchor))
+            updates, own = self._rounds.outer.apply(exchanged, own, widened(anchor))
             return optax.apply_updates(anchor, updates), own
 
         given = exchanged, own, anchor

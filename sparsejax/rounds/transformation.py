@@ -145,7 +145,7 @@ class Rounds:
         """The updates of a fragment, and its state after an exchange and an outer step."""
         sent = own.offset if own.outgoing is None else own.outgoing
         exchanged = self.outer.exchange(ranks, sent, own.of_outer.sync, anchor, **extra)
-        return self.outer.apply(ranks, exchanged, own, anchor)
+        return self.outer.apply(exchanged, own, anchor)
 
 
 def _unmoved(run, own: FragmentState):
