@@ -77,7 +77,7 @@ class OwnersState(NamedTuple):
 
 
 class _Summed(NamedTuple):
-    """What an exchange of some leaves leaves.
+    """The results of an exchange of some leaves.
 
     Attributes:
         totals: Of each leaf.

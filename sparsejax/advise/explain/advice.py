@@ -89,7 +89,7 @@ def assumed(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _by_rank(groups):
-    """What is exchanged of local steps, and what stays on its rank."""
+    """Sentences about local steps: what they exchange, and what stays on its rank."""
     moved = [group for group in groups if group.in_rounds]
     for every in sorted({group.every for group in moved}):
         loads = [group.load for group in moved if group.every == every]
