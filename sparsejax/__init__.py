@@ -63,14 +63,12 @@ from sparsejax.training import (
 from sparsejax.transforms.all_reduce import all_reduce as all_reduce
 from sparsejax.transforms.entry import per_replica as per_replica
 from sparsejax.transforms.sparsify import dgc as dgc, sparsify as sparsify, top_k as top_k
-from sparsejax.transforms.sync import (
-    dense_sync as dense_sync,
-    sync as sync,
-    zen_sync as zen_sync,
-)
+from sparsejax.transforms.sync import sync as sync
 from sparsejax.transforms.systems import (
+    dense_sync as dense_sync,
     ok_topk_sync as ok_topk_sync,
     spardl_sync as spardl_sync,
+    zen_sync as zen_sync,
 )
 from sparsejax.transforms.wrappers import (
     accumulate as accumulate,

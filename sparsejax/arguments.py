@@ -175,3 +175,10 @@ def check_dtype(name: str, value: Any) -> None:
 
 # What other libraries call them.
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32"}
+
+
+def check_reduce(reduce: str) -> None:
+    """Raises unless it is "sum" or "mean"."""
+    if reduce not in ("sum", "mean"):
+        hint = " Did you mean 'mean'?" if reduce in ("avg", "average") else ""
+        raise ArgumentError(f"reduce must be 'sum' or 'mean', got {reduce!r}.{hint}")

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparsejax import arguments
 from sparsejax.errors import ArgumentError, StateError
 from sparsejax.state import sharded, tree
 from sparsejax.state.by_owner import ByOwner
 from sparsejax.state.pending import Pending, is_pending
 from sparsejax.state.per_rank import PerRank, check_whole, find
 from sparsejax.transforms.exchange import ExchangeState
-from sparsejax.transforms.wrappers import check_reduce
 from sparsejax.units.units import wide
 
 
@@ -102,7 +102,7 @@ def _is_mean(like, reduce):
     """Whether ranks are averaged, by the exchanges of a state."""
     seen = {exchange.reduction.mean for exchange in find(like, ExchangeState)}
     if reduce is not None:
-        check_reduce(reduce)
+        arguments.check_reduce(reduce)
         if seen and seen != {reduce == "mean"} and len(seen) == 1:
             other = "mean" if seen == {True} else "sum"
             raise ArgumentError(

@@ -170,7 +170,7 @@ class ChunkedExchange:
             return None
         sums = finite.first_sums(paths, [leaf.dtype for leaf in leaves])
         made_for = Reduction(self.mean), Leaves.of(paths, leaves)
-        counts = {_NAME: no_traffic().as_one()}
+        counts = {_NAME: no_traffic()}
         first = ExchangeState({}, counts, Totals.zero(), *made_for, sums)
         if self.via == "all_gather":
             return first

@@ -12,7 +12,6 @@ from sparsejax.errors import ArgumentError
 from sparsejax.state.memories import Residual
 from sparsejax.transforms.described import described
 from sparsejax.transforms.feedback import feedback
-from sparsejax.transforms.wrappers import check_reduce
 from sparsejax.wire.value_codes import code_of
 
 
@@ -100,7 +99,7 @@ def chunked_sync(
     _check_block(k, chunk)
     code_of(values)
     arguments.check_one_of("over", over, ("senders", "ranks"))
-    check_reduce(reduce)
+    arguments.check_reduce(reduce)
     _check_flag("clip_to_median", clip_to_median)
     arguments.check_one_of("transform", transform, (None, "dct"))
     pull_k = _checked_way(via, pull_k, k, chunk, clip_to_median)

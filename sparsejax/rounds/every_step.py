@@ -18,7 +18,7 @@ from sparsejax.sparsifiers import RandomK, Striding
 from sparsejax.state.memories import Residual
 from sparsejax.transforms.described import described
 from sparsejax.transforms.sparsify import sparsify
-from sparsejax.transforms.sync import dense_sync, zen_sync
+from sparsejax.transforms.systems import dense_sync, zen_sync
 
 
 REPLICATORS = ("demo", "random", "striding", "full")

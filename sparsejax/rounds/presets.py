@@ -12,7 +12,7 @@ from sparsejax.rounds.transformation import local_steps
 from sparsejax.sparsifiers import Visible
 from sparsejax.transforms.described import described
 from sparsejax.transforms.sparsify import sparsify
-from sparsejax.transforms.sync import zen_sync
+from sparsejax.transforms.systems import zen_sync
 
 
 @described

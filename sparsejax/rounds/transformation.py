@@ -41,7 +41,7 @@ from sparsejax.state import observing, tree
 from sparsejax.state.per_rank import check_kind
 from sparsejax.transforms.described import described
 from sparsejax.transforms.entry import Entry
-from sparsejax.transforms.sync import dense_sync
+from sparsejax.transforms.systems import dense_sync
 from sparsejax.units.units import wide
 from sparsejax.wire import Wire
 

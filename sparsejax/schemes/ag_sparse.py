@@ -34,6 +34,7 @@ from sparsejax import arguments
 from sparsejax.schemes import base, row_lists
 from sparsejax.schemes.forecast import Forecast, agreeing
 from sparsejax.schemes.or_dense import or_dense
+from sparsejax.schemes.owners.pieces import SparseScheme
 from sparsejax.units import bits
 from sparsejax.units.slots import Slots
 from sparsejax.units.units import Units, unit_bytes, wide
@@ -43,7 +44,7 @@ from sparsejax.wire.value_codes import CodedMessages
 
 
 @dataclasses.dataclass(frozen=True)
-class AGSparse(base.Scheme):
+class AGSparse(SparseScheme):
     """The all-gather of all entries.
 
     Attributes:

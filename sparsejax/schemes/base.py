@@ -194,6 +194,33 @@ class Scheme(abc.ABC):
         del tables, wire
         return None
 
+    def scatter(self, x: Units, count: int, wire: Wire) -> tuple[jax.Array, Traffic]:
+        """This rank's piece of the sum, where each rank needs one: a reduce-scatter.
+
+        Args:
+            x: [units, ...], n pieces of as many units, whole words of 32.
+            count: The units of a piece that are used, its first ones.
+            wire: The ranks, and the dtype in which values travel.
+
+        Returns:
+            [count, ...], and what was sent for it.
+        """
+        return scatter_densely(x, count, wire)
+
+    def scatter_rows(self, tables: Sequence[RowGrads], wire: Wire) -> SummedRows | None:
+        """This rank's piece of the sums of listed rows, where each rank needs one.
+
+        Args:
+            tables: As of `rows`; the ranks divide the rows of each.
+            wire: The ranks, and the dtype in which values travel.
+
+        Returns:
+            For each table rows of distinct ids, ascending, that count from the first row of
+            the piece; None from a scheme that is given whole tables.
+        """
+        del tables, wire
+        return None
+
     def forecast(self, load: Load) -> Forecast:
         """Reckons what one rank would send for a load; see `schemes.forecast`.
 
@@ -215,6 +242,11 @@ class LossyScheme(Scheme):
 
     #: Whether an element is sent whole or not at all, so that its momentum may be masked.
     selects: bool = True
+
+    def suits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a leaf of this shape is worth the scheme; others are summed densely."""
+        del shape
+        return True
 
     def check_size(self, name: str, size: int) -> None:
         """Raises if nothing of so few elements would be sent."""
@@ -303,6 +335,17 @@ def sum_densely(x: Units, state: Any, wire: Wire) -> Reduced:
     return Reduced(total, None, state, traffic(half, half, dense=sent))
 
 
+def scatter_densely(x: Units, count: int, wire: Wire) -> tuple[jax.Array, Traffic]:
+    """This rank's piece of the sum by a reduce-scatter, zeros and all."""
+    if wire.ranks == 1:
+        done = nothing_to_send(x, (), wire)
+        return done.total[:count], done.traffic
+    dense = x.dense().astype(wire.travelling(x.dtype))
+    pieces = dense.reshape(wire.ranks, x.shape[0] // wire.ranks, *x.shape[1:])
+    total, sent = wire.reduce_scatter(pieces[:, :count])
+    return total.astype(x.dtype), traffic(stage(sent, sent, 1), stage(), dense=sent)
+
+
 def sum_of_shared(x: Any, state: Any, wire: Wire) -> Reduced:
     """The sum of entries whose units are the same on all ranks: that of their values."""
     values, sent = wire.all_reduce(x.stored)
@@ -320,9 +363,10 @@ def nothing_to_send(x: Units, state: Any, wire: Wire) -> Reduced:
     return Reduced(total, None, state, traffic(stage(), stage(), dense=dense))
 
 
-def no_traffic() -> Traffic:
-    """Zeros, before the first exchange."""
-    return jax.tree.map(jnp.zeros_like, traffic(stage(), stage()))
+def no_traffic() -> jax.Array:
+    """Zeros, before the first exchange, as `Traffic.as_one` has them: one array."""
+    numbers = len(Traffic._fields) - 2 + 2 * len(Stage._fields)
+    return jnp.zeros(numbers, jnp.float32)
 
 
 def traffic(

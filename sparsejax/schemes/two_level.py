@@ -28,8 +28,6 @@ from jax import lax
 from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError, AxisError
 from sparsejax.schemes import base
-from sparsejax.schemes.owners import rows as owned_rows
-from sparsejax.schemes.zen.zen import Zen
 from sparsejax.units.dense import Dense
 from sparsejax.units.ownership import StripedHash
 
@@ -51,7 +49,7 @@ class TwoLevel(base.Scheme):
         >>> tx = sparsejax.sync(sparsejax.schemes.TwoLevel(hosts), ("hosts", "devices"))
     """
 
-    across: base.Scheme = Zen()
+    across: base.Scheme
 
     def __post_init__(self):
         if not isinstance(self.across, base.Scheme) or isinstance(self.across, TwoLevel):
@@ -105,19 +103,28 @@ class TwoLevel(base.Scheme):
         """Listed rows across first, and then inside.
 
         Each rank adds up its list with those of the same place in other hosts; then the
-        ranks of a host add up the sums, by owners. So every link to the network carries its
-        own rank's rows, and nothing is of the order of the table. A row that several ranks
-        of a host list crosses for each of them.
+        ranks of a host add up the sums, by the same scheme. So every link to the network
+        carries its own rank's rows, and nothing is of the order of the table. A row that
+        several ranks of a host list crosses for each of them.
         """
         outer, inner = (wire.along(axis) for axis in two_axes(wire.axis))
         across = self.across.rows(tables, outer)
         if across is None or inner.ranks == 1:
             return across
-        inside = owned_rows.add_up(across.totals, inner)
+        inside = self.across.rows(across.totals, inner)
+        if inside is None:
+            return None
         traffic = outer.agree(across.traffic)._replace(
             density_after=inside.traffic.density_after, inside=inside.traffic.wire
         )
         return base.SummedRows(inside.totals, traffic)
+
+    def scatter(self, x, count, wire):
+        """A piece is needed on one device: as across, over both axes as one."""
+        return self.across.scatter(x, count, wire)
+
+    def scatter_rows(self, tables, wire):
+        return self.across.scatter_rows(tables, wire)
 
     def forecast(self, load):
         """Reckons what one rank sends to other hosts.

@@ -29,12 +29,10 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax import arguments
-from sparsejax.axes import AxisName
 from sparsejax.sparsifiers.densities import Density as Density
 from sparsejax.units.selection import magnitudes
 from sparsejax.units.selection.corrections import Correction
 from sparsejax.units.selection.selections import Arrays
-from sparsejax.wire.collectives import Wire
 
 
 _MOST = 2**31 - 1
@@ -48,7 +46,7 @@ class Draw(NamedTuple):
         seed: uint32: different for each leaf and step, equal on all ranks.
         wanted: int32: k, the number of elements to select from all shards together.
         rank: int32: this rank's number, for random numbers that differ by rank.
-        model_axis: The mesh axis over which the tensor is sharded, or None.
+        over: Sums and concatenations over the shards of the tensor.
         alone: Whether the threshold is computed from this array alone; False if it is one
             threshold for all leaves.
         param: The parameter of the array, flat, for a sparsifier that reads it.
@@ -64,30 +62,14 @@ class Draw(NamedTuple):
     seed: jax.Array
     wanted: jax.Array
     rank: jax.Array | int = 0
-    model_axis: AxisName | None = None
+    over: magnitudes.Shards = magnitudes.WHOLE
     alone: bool = True
     param: jax.Array | None = None
 
     @property
-    def shards(self) -> int:
-        """The number of shards of the tensor."""
-        return 1 if self.model_axis is None else Wire(self.model_axis).ranks
-
-    @property
     def of_shard(self) -> jax.Array:
-        """How many of `wanted` are of this shard, where all shards send as many."""
-        return -(-self.wanted // self.shards)
-
-    @property
-    def over(self) -> magnitudes.Shards:
-        """Sums and concatenations over the shards of the tensor."""
-        if self.model_axis is None:
-            return magnitudes.WHOLE
-        wire = Wire(self.model_axis)
-        return magnitudes.Shards(
-            add=lambda x: wire.psum(wire.per_rank(x))[0],
-            join=lambda x: wire.all_gather(wire.per_rank(x))[0].reshape(-1),
-        )
+        """How many of `wanted` are of this shard, where all shards send equally many."""
+        return -(-self.wanted // self.over.count)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,7 @@ class MSTopK(base.Selector):
         axes = varying_axes(low) | varying_axes(top)
         high, low = lax.fori_loop(0, self.halvings, halve, as_varying((top, low), axes))
         high, low = (magnitudes.key_of(t, x.dtype) for t in (high, low))
-        if draw.model_axis is None:
+        if draw.over.count == 1:
             words = magnitudes.with_ties(x, high, low, draw.wanted, draw.seed)
             count = bits.members(words)
         else:  # No shard knows how many of those between the thresholds would make k.

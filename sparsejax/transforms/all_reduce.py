@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparsejax import axes, schemes
+from sparsejax import arguments, axes, schemes
 from sparsejax.axes import AxisName
 from sparsejax.schemes import row_lists
 from sparsejax.schemes.base import Scheme
 from sparsejax.state import sharded, tree
 from sparsejax.transforms.buckets import ByRules, Everything
 from sparsejax.transforms.sync import check_deterministic, check_scheme
-from sparsejax.transforms.wrappers import check_reduce
 from sparsejax.units import merging
 from sparsejax.units.dense import Dense
 from sparsejax.units.row_grads import RowGrads
@@ -61,7 +60,7 @@ def all_reduce(
         >>> add(x).tolist()  # each of four ranks has two numbers
         [12.0, 16.0]
     """
-    check_reduce(reduce)
+    arguments.check_reduce(reduce)
     check_deterministic(deterministic)
     wire = Wire.over(axis_name, "sparsejax.all_reduce")
     wire = dataclasses.replace(wire, deterministic=deterministic)

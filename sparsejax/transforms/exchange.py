@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from sparsejax import axes
 from sparsejax.axes import AxisName, as_varying, varying_axes
 from sparsejax.errors import AxisError, NeedsRanks, StateError
-from sparsejax.schemes import AllReduce
+from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.schemes.base import (
     LossyScheme,
     Scheme,
@@ -149,7 +149,7 @@ class Exchange:
                 state = _by_shard(as_varying(state, over), bucket, wire)
             states[bucket.name] = state
         # Each its own arrays: a state that is donated may hold none twice.
-        traffic = {bucket.name: no_traffic().as_one() for bucket in buckets}
+        traffic = {bucket.name: no_traffic() for bucket in buckets}
         dtypes = [
             travelling(leaves[bucket.leaves[0]].dtype, bucket.scheme.wire_dtype)
             for bucket in buckets

@@ -249,7 +249,7 @@ class Select:
             finite = jnp.isfinite(x)
             few_bits = self.sparsifier.rounded(jnp.where(finite, x, 0), draw)
             if self.has_memory:
-                few_bits = few_bits * self.sparsifier.shrink(x.size * draw.shards)
+                few_bits = few_bits * self.sparsifier.shrink(x.size * draw.over.count)
             # One that is not finite goes as it is; in a norm it would spoil all others.
             few_bits = jnp.where(finite & jnp.isfinite(few_bits), few_bits, x)
         sent = rounded(few_bits, dtype)
@@ -258,11 +258,20 @@ class Select:
 
     def _draw(self, step, name, size, rank):
         """Numbers for the sparsifier; all but `rank` are equal on all ranks."""
-        shards = Wire(self.model_axis).ranks if self.model_axis is not None else 1
+        shards = self._shards()
         number = zlib.crc32(f"{self.seed} {name}".encode())
         seed = hashing.mix32(step.astype(jnp.uint32), number)
-        wanted = self.sparsifier.wanted(size * shards, step)
-        return base.Draw(step, seed, wanted, rank, self.model_axis)
+        wanted = self.sparsifier.wanted(size * shards.count, step)
+        return base.Draw(step, seed, wanted, rank, shards)
+
+    def _shards(self):
+        """The shards of a leaf, over the mesh axis that shards it."""
+        if self.model_axis is None:
+            return magnitudes.WHOLE
+        wire = Wire(self.model_axis)
+        add = lambda x: wire.psum(wire.per_rank(x))[0]
+        join = lambda x: wire.all_gather(wire.per_rank(x))[0].reshape(-1)
+        return magnitudes.Shards(add, join, wire.ranks)
 
     def _places(self, names, leaves, chosen, draws, states):
         """The places of the selected entries of each chosen leaf; `states` are replaced."""
@@ -285,11 +294,10 @@ class Select:
         return places
 
     def _room(self, size, draw):
-        """How many selected elements of a leaf fit."""
+        """How many selected elements fit; one shard may have most of what is large."""
         room = self.sparsifier.capacity(size)
         if isinstance(self.sparsifier, base.ByMagnitude):
-            # One shard may have more than its share of what is large.
-            room = min(size, min(_UNEVEN, draw.shards) * room)
+            room = min(size, min(_UNEVEN, draw.over.count) * room)
         return room
 
     def _places_together(self, leaves, chosen, draws, states):

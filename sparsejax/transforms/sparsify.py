@@ -7,7 +7,6 @@ for later. `init` needs to know the ranks (`sparsejax.init`, or `data_parallel`)
 what is kept differs by rank; `update` runs inside `jax.shard_map`, on local gradients.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
@@ -18,7 +17,6 @@ from sparsejax.axes import AxisName
 from sparsejax.errors import ArgumentError
 from sparsejax.sparsifiers import base
 from sparsejax.state.memories import Memory, Residual
-from sparsejax.state.tree import Transformation
 from sparsejax.transforms import wrappers
 from sparsejax.transforms.buckets import SPARSE_FROM
 from sparsejax.transforms.described import described, without
@@ -45,31 +43,6 @@ class SparsifierOptions(TypedDict, total=False):
     values: str | None
 
 
-class Sparsification(Transformation):
-    """The transformation, which `sync(scheme, sparsifier=...)` may lay over its axis."""
-
-    _select: Select
-    _assemble: Callable[[Select], Any]
-
-    @classmethod
-    def of(cls, select: Select, assemble: Callable[[Select], Any]) -> "Sparsification":
-        """The transformation that `assemble` makes of a sparsifier on a tree."""
-        tx = optax.with_extra_args_support(assemble(select))
-        made = cls(tx.init, tx.update)
-        made._select, made._assemble = select, assemble
-        return made
-
-    def over(self, axis_name: AxisName | None) -> "Sparsification":
-        """Lays the sparsifier over an axis, unless it names one itself."""
-        axis_name = self._select.axis_name or axis_name
-        select = dataclasses.replace(self._select, axis_name=axis_name)
-        return Sparsification.of(select, self._assemble)
-
-    def sparsifies(self, path: str, leaf: Any) -> bool:
-        """Whether a leaf is sparsified."""
-        return self._select.sparsifies(path, leaf)
-
-
 @described
 def sparsify(
     sparsifier: base.Sparsifier,
@@ -83,7 +56,7 @@ def sparsify(
     model_axis: AxisName | None = None,
     seed: int = 0,
     values: str | None = None,
-) -> Sparsification:
+) -> optax.GradientTransformationExtraArgs:
     """Lets through a small part of each rank's gradient, and keeps the rest for later.
 
     What comes out are `SparseTensor`s, which a synchronization of this library takes as
@@ -156,20 +129,17 @@ def sparsify(
         values,
     )
 
-    def assemble(select):
-        tx, axis_name = feedback(select, memory), select.axis_name
-        if clip_norm is not None:
-            clip = wrappers.clip_by_rank(clip_norm, axis_name, model_axis=model_axis)
-            tx = optax.chain(clip, tx)
-        return tx
-
-    return Sparsification.of(select, assemble)
+    tx = feedback(select, memory)
+    if clip_norm is not None:
+        clip = wrappers.clip_by_rank(clip_norm, axis_name, model_axis=model_axis)
+        tx = optax.chain(clip, tx)
+    return optax.with_extra_args_support(tx)
 
 
 @described
 def top_k(
     density: base.Density = 0.01, **options: Unpack[SparsifierOptions]
-) -> Sparsification:
+) -> optax.GradientTransformationExtraArgs:
     """The largest elements, exactly; options are those of `sparsejax.sparsify`.
 
     Example:
@@ -182,7 +152,7 @@ def top_k(
 @without(dict.fromkeys(("momentum", "nesterov", "masking"), MOMENTUM))
 def dgc(
     density: base.Density = 0.001, **options: Unpack[SparsifierOptions]
-) -> Sparsification:
+) -> optax.GradientTransformationExtraArgs:
     """Deep Gradient Compression: a sampled threshold; options are those of `sparsify`.
 
     What the paper adds to it are options, too. With

@@ -11,28 +11,33 @@ leaves bucket by bucket, and `feedback` around it, for schemes that leave someth
 to know the ranks, and `sparsejax.init` provides them. `update` runs inside `jax.shard_map`.
 """
 
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict
 
 import jax
 import optax
 
-from sparsejax import arguments, schemes
+from sparsejax import arguments
 from sparsejax.axes import AxisName, check_axis_name
 from sparsejax.errors import ArgumentError
+from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.schemes.base import LossyScheme, Scheme, narrowed
+from sparsejax.schemes.two_level import TwoLevel
 from sparsejax.state.memories import Memory, MomentumCorrection, Residual
 from sparsejax.transforms import buckets
 from sparsejax.transforms.buckets import Assignment, ByRules, Rules
 from sparsejax.transforms.described import described, without
 from sparsejax.transforms.exchange import Exchange
 from sparsejax.transforms.feedback import feedback
-from sparsejax.transforms.sparsify import Sparsification
-from sparsejax.transforms.wrappers import check_reduce
 
 
 GONE = {
     "every": "write sparsejax.accumulate(tx, every=k) around the chain.",
     "warmup_steps": "write sparsejax.warm_up(tx, steps) around the chain.",
+}
+_CHAIN = "optax.chain(sparsejax.dgc(0.01), sparsejax.sync(scheme), optax.adam(1e-3))."
+_ALONE = {
+    "feedback": "write memory=, with the same value.",
+    "sparsifier": f"put the sparsifier in front of sync: {_CHAIN}",
 }
 _RESIDUAL = Residual()
 
@@ -46,14 +51,8 @@ class SystemOptions(TypedDict, total=False):
     deterministic: bool | None
 
 
-class SyncOptions(SystemOptions, total=False):
-    """The arguments of `sync` that `zen_sync` and `dense_sync` take, too."""
-
-    two_level: bool
-
-
 @described
-@without(GONE | {"feedback": "write memory=, with the same value."})
+@without(GONE | _ALONE)
 def sync(
     scheme: Scheme | Assignment,
     axis_name: AxisName | None = None,
@@ -63,7 +62,6 @@ def sync(
     wire_dtype: jax.typing.DTypeLike | None = None,
     two_level: bool = True,
     deterministic: bool | None = None,
-    sparsifier: Sparsification | None = None,
     memory: Memory = _RESIDUAL,
 ) -> optax.GradientTransformationExtraArgs:
     """Averages gradients over the ranks of a mesh axis.
@@ -115,8 +113,6 @@ def sync(
             ranks, and on any number where another mesh axis holds copies of a gradient.
             True always does. False never does, is faster on many ranks, and is refused
             where there are copies.
-        sparsifier: A sparsifier before the exchange, such as `sparsejax.dgc(0.01)`. It can
-            as well stand before `sync` in a chain.
         memory: How a lossy scheme brings back what it left out: `sparsejax.Residual()`, or
             `sparsejax.MomentumCorrection(0.9)`, which gives all leaves velocity, those that
             go densely, too. The optimizer then has no momentum of its own.
@@ -129,12 +125,12 @@ def sync(
         >>> send = sparsejax.sync(scheme, rules={"w": "dense"})
         >>> tx = optax.chain(send, optax.adam(1e-3))
     """
-    assignment = _assignment(scheme, rules, wire_dtype, sparsifier)
+    assignment = _assignment(scheme, rules, wire_dtype)
     hint = ""
     if isinstance(axis_name, Scheme | Assignment):
         hint = "A scheme or a plan is the first argument of sparsejax.sync(scheme)."
     check_axis_name(axis_name, "sparsejax.sync", hint)
-    check_reduce(reduce)
+    arguments.check_reduce(reduce)
     check_deterministic(deterministic)
     levels = two_level and isinstance(axis_name, tuple) and len(axis_name) == 2
     assignment.check_levels(levels, axis_name)
@@ -149,64 +145,11 @@ def sync(
         )
     _check_momentum(assignment, memory)
     exchange = Exchange(assignment, axis_name, reduce == "mean", levels, deterministic)
-    tx = feedback(exchange, memory)
-    if sparsifier is not None:
-        tx = optax.chain(sparsifier.over(axis_name), tx)
-    return optax.with_extra_args_support(tx)
+    return feedback(exchange, memory)
 
 
-@described
-@without(GONE)
-def zen_sync(
-    axis_name: AxisName | None = None, **options: Unpack[SyncOptions]
-) -> optax.GradientTransformationExtraArgs:
-    """Averages gradients with Zen: exact, and sends only what is not zero.
-
-    The result is that of `jax.lax.pmean`, for any gradient; where zeros are too few to
-    matter it becomes an all-reduce. A sparsifier stands before it in a chain, as
-    `sparsejax.dgc(0.01)`. Other options are those of `sparsejax.sync`.
-
-    Args:
-        axis_name: The mesh axis of the ranks; the only manual one if None.
-        **options: See `sparsejax.sync`.
-
-    Example:
-        >>> import optax, sparsejax
-        >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
-
-    References:
-        Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
-        Synchronization, OSDI 2025
-    """
-    return sync(schemes.Zen(), axis_name, **options)
-
-
-@described
-@without(GONE)
-def dense_sync(
-    axis_name: AxisName | None = None, **options: Unpack[SyncOptions]
-) -> optax.GradientTransformationExtraArgs:
-    """Averages gradients with a dense all-reduce: the yardstick.
-
-    Other options are those of `sparsejax.sync`.
-
-    Args:
-        axis_name: The mesh axis of the ranks; the only manual one if None.
-        **options: See `sparsejax.sync`.
-
-    Example:
-        >>> tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
-    """
-    return sync(schemes.AllReduce(), axis_name, **options)
-
-
-def _assignment(scheme, rules, wire_dtype, sparsifier):
+def _assignment(scheme, rules, wire_dtype):
     """The assignment that the arguments of `sync` make."""
-    if sparsifier is not None and not isinstance(sparsifier, Sparsification):
-        raise ArgumentError(
-            "sparsifier must be one of this library's, such as sparsejax.dgc(0.01), got "
-            f"{sparsifier!r}."
-        )
     if isinstance(scheme, Assignment):
         if rules is not None or wire_dtype is not None:
             raise ArgumentError(
@@ -217,16 +160,8 @@ def _assignment(scheme, rules, wire_dtype, sparsifier):
     else:
         check_scheme(scheme)
         buckets.check_rules(rules)
-        elements = None if sparsifier is None else sparsifier.sparsifies
-        assignment = ByRules(scheme, rules, elements)
+        assignment = ByRules(scheme, rules)
     arguments.check_dtype("wire_dtype", wire_dtype)
-    for one in assignment.schemes() if sparsifier is not None else ():
-        if isinstance(one, LossyScheme):
-            raise ArgumentError(
-                f"{type(one).__name__} decides what it sends, and remembers the rest: give "
-                "it no sparsifier, or the sparsifier a lossless scheme, such as "
-                "sparsejax.schemes.Zen()."
-            )
     return assignment
 
 
@@ -265,8 +200,8 @@ def check_scheme(scheme: Any) -> None:
     if isinstance(scheme, Scheme):
         return
     hint = ""
-    if isinstance(scheme, Sparsification):
-        given, hint = repr(scheme), "A sparsifier is sync(scheme, sparsifier=...)."
+    if isinstance(scheme, optax.GradientTransformation):
+        given, hint = repr(scheme), f"Transformations are chained: {_CHAIN}"
     elif isinstance(scheme, type) and issubclass(scheme, Scheme):
         given = f"the class {scheme.__name__}"
         hint = f"Make one: sparsejax.schemes.{scheme.__name__}()."
@@ -276,17 +211,25 @@ def check_scheme(scheme: Any) -> None:
         given = repr(scheme)
         if isinstance(scheme, str):
             name = {"dense": "AllReduce"}.get(scheme, scheme).lower()
-            named = [kind for kind in vars(schemes) if kind.lower() == name]
-            classes = [k for k in named if isinstance(getattr(schemes, k), type)]
-            hint = "".join(f"That is sparsejax.schemes.{k}()." for k in classes)
+            named = [kind for kind in _kinds(Scheme) if kind.lower() == name]
+            hint = "".join(f"That is sparsejax.schemes.{kind}()." for kind in named)
     raise ArgumentError(
         "scheme must be a sparsejax scheme such as sparsejax.schemes.Zen(), got "
         f"{given}. {hint}".rstrip()
     )
 
 
+def _kinds(of):
+    """The names of all schemes that a user can make."""
+    for kind in of.__subclasses__():
+        yield from _kinds(kind)
+        is_own = kind.__module__.startswith("sparsejax.schemes.")
+        if is_own and not kind.__abstractmethods__:
+            yield kind.__name__
+
+
 def _by_level(scheme):
     """The scheme across hosts; a dense sum, or a scheme of two levels, as it is."""
-    if isinstance(scheme, (schemes.AllReduce, schemes.TwoLevel)):
+    if isinstance(scheme, (AllReduce, TwoLevel)):
         return scheme
-    return schemes.TwoLevel(scheme)
+    return TwoLevel(scheme)

@@ -1,11 +1,12 @@
-"""The published lossy systems as optax transformations.
+"""The published systems as optax transformations.
 
+    tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
     tx = optax.chain(sparsejax.spardl_sync(density=0.01), optax.sgd(0.1))
 
-All average gradients over the ranks of a mesh axis, send a part of them, about `density`
-where there is such an argument, and keep the rest for later: `sparsejax.residuals(state)`
-shows it. `init` needs to know the ranks (`sparsejax.init`, or `data_parallel`); `update`
-runs inside `jax.shard_map`.
+All average gradients over the ranks of a mesh axis; `update` runs inside `jax.shard_map`.
+Zen and the dense sum send everything. The others send a part, about `density` where there
+is such an argument, and keep the rest for later: `sparsejax.residuals(state)` shows it.
+Their `init` needs to know the ranks (`sparsejax.init`, or `data_parallel`).
 
 PowerSGD sends matrices of low rank instead of entries.
 
@@ -38,8 +39,60 @@ from sparsejax.transforms.sync import GONE, SystemOptions, sync
 
 
 _RESIDUAL = Residual()
+
 _GONE = GONE | {"two_level": "it adds up over both axes of a pair as one; leave it out."}
 _MOMENTUM = _GONE | {"momentum": MOMENTUM}
+
+
+class SyncOptions(SystemOptions, total=False):
+    """The arguments of `sync` that `zen_sync` and `dense_sync` take, too."""
+
+    two_level: bool
+
+
+@described
+@without(GONE)
+def zen_sync(
+    axis_name: AxisName | None = None, **options: Unpack[SyncOptions]
+) -> optax.GradientTransformationExtraArgs:
+    """Averages gradients with Zen: exact, and sends only what is not zero.
+
+    The result is that of `jax.lax.pmean`, for any gradient; where zeros are too few to
+    matter it becomes an all-reduce. A sparsifier stands before it in a chain, as
+    `sparsejax.dgc(0.01)`. Other options are those of `sparsejax.sync`.
+
+    Args:
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        **options: See `sparsejax.sync`.
+
+    Example:
+        >>> import optax, sparsejax
+        >>> tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
+
+    References:
+        Wang et al., Zen: Empowering Distributed Training with Sparsity-driven Data
+        Synchronization, OSDI 2025
+    """
+    return sync(schemes.Zen(), axis_name, **options)
+
+
+@described
+@without(GONE)
+def dense_sync(
+    axis_name: AxisName | None = None, **options: Unpack[SyncOptions]
+) -> optax.GradientTransformationExtraArgs:
+    """Averages gradients with a dense all-reduce: the yardstick.
+
+    Other options are those of `sparsejax.sync`.
+
+    Args:
+        axis_name: The mesh axis of the ranks; the only manual one if None.
+        **options: See `sparsejax.sync`.
+
+    Example:
+        >>> tx = optax.chain(sparsejax.dense_sync(), optax.adam(1e-3))
+    """
+    return sync(schemes.AllReduce(), axis_name, **options)
 
 
 @described
@@ -257,5 +310,6 @@ def _chosen_once(
         top_k.check_size(path, leaf.size, sparsifier.density)
         return True
 
-    selector = sparsify(sparsifier, min_size=1, compress=uses)
-    return sync(scheme, axis_name, sparsifier=selector, two_level=False, **options)
+    select = sparsify(sparsifier, axis_name=axis_name, min_size=1, compress=uses)
+    tx = optax.chain(select, sync(scheme, axis_name, two_level=False, **options))
+    return optax.with_extra_args_support(tx)

@@ -87,7 +87,6 @@ def test_leaves_that_are_joined_are_one_row_with_one_latency():
     "tx",
     [
         lambda d: optax.chain(sparsejax.dgc(d), sparsejax.zen_sync()),
-        lambda d: sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(d)),
         lambda d: optax.masked(
             optax.chain(sparsejax.dgc(d), sparsejax.zen_sync()),
             {"kernel": True, "bias": False},
@@ -145,7 +144,7 @@ def test_what_a_sparsifier_selects_of_a_table_and_of_kernels_is_one_exchange():
 
 def test_a_schedule_is_taken_at_its_end_and_warm_up_is_told():
     warm = sparsejax.sparsifiers.Warmup(0.001, 100, start=0.25)
-    tx = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(warm))
+    tx = optax.chain(sparsejax.dgc(warm), sparsejax.zen_sync())
     tx = sparsejax.warm_up(tx, 10)
     found, rows = explained(tx)
     assert rows["kernel"].density == pytest.approx(0.001, rel=0.01)
@@ -223,7 +222,7 @@ def test_rows_are_compared_with_a_table_by_columns(width, density, better):
 
 def test_what_is_selected_and_then_accumulated_is_dense_and_fuller():
     tx = optax.chain(sparsejax.top_k(0.01), sparsejax.accumulate(sparsejax.zen_sync(), 4))
-    inside = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.top_k(0.01))
+    inside = optax.chain(sparsejax.top_k(0.01), sparsejax.zen_sync())
     inside = sparsejax.accumulate(inside, 4)
     (_, after), (_, before) = explained(tx), explained(inside)
     assert after["kernel"].density == pytest.approx(1 - 0.99**4, rel=0.01)
@@ -258,7 +257,7 @@ def test_a_profile_may_be_given_alone():
         assert rows["embedding"].sources == ("measured",)
         assert rows["kernel"].sources == ("dense",)
     # Of a table that a sparsifier takes apart the profile still counted rows.
-    tx = sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(0.1))
+    tx = optax.chain(sparsejax.dgc(0.1), sparsejax.zen_sync())
     table = {"embedding": PARAMS["embedding"]}
     _, rows = explained(tx, table, ranks=4, density={"embedding": profile})
     assert rows["embedding"].unit == "element"
@@ -296,7 +295,7 @@ def test_every_scheme_has_a_time_and_the_chosen_one_is_that_which_runs():
         sparsejax.zen_sync,
         sparsejax.dense_sync,
         lambda: sparsejax.sync(schemes.SparCML()),
-        lambda: sparsejax.sync(schemes.Zen("bytes"), sparsifier=sparsejax.dgc(0.01)),
+        lambda: optax.chain(sparsejax.dgc(0.01), sparsejax.sync(schemes.Zen("bytes"))),
     ],
 )
 def test_what_is_chosen_is_the_least_of_its_row_or_a_reason_is_given(tx, density):
@@ -383,7 +382,7 @@ ADVICE = {
         ["keep sparsejax.zen_sync()", "or put sparsejax.dgc(0.01) in front"],
     ),
     "no sparsifier": (
-        sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(0.9)),
+        optax.chain(sparsejax.dgc(0.9), sparsejax.zen_sync()),
         {"density": 1.0},
         ["use sparsejax.dense_sync() without DGC"],
     ),

@@ -220,7 +220,9 @@ def test_every_scheme_can_be_written_down():
     ]
     assert len(leaves) == len(SCHEMES) - 1
     leaves.append(
-        sparsejax.advise.LeafPlan("two", (64,), "float32", "element", schemes.TwoLevel())
+        sparsejax.advise.LeafPlan(
+            "two", (64,), "float32", "element", schemes.TwoLevel(schemes.Zen())
+        )
     )
     plan = sparsejax.Plan(8, tuple(leaves))
     assert sparsejax.Plan.from_json(plan.to_json()) == plan
@@ -481,7 +483,9 @@ def test_arguments_that_a_plan_settles_are_refused():
             made(**options)
     with pytest.raises(errors.RuleError, match="it must be a scheme"):
         made(rules={"bias": "sparsely"})
-    two = sparsejax.advise.LeafPlan("a", (4,), "float32", "element", schemes.TwoLevel())
+    two = sparsejax.advise.LeafPlan(
+        "a", (4,), "float32", "element", schemes.TwoLevel(schemes.Zen())
+    )
     with pytest.raises(errors.ArgumentError, match="TwoLevel for leaf 'a'"):
         sparsejax.sync(sparsejax.Plan(N, (two,)), "data")
 

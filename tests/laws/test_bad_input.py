@@ -209,7 +209,7 @@ def test_arguments_that_cannot_be_used():
         ("best", r"got 'best'\.$"),
         ("plan.json", r"sparsejax.Plan.load\('plan.json'\)"),
         (schemes.Zen, r"the class Zen\. .*sparsejax.schemes.Zen\(\)"),
-        (sparsejax.dgc(0.01), r"got dgc\(density=0.01\)\. .*sparsifier="),
+        (sparsejax.dgc(0.01), r"got dgc\(density=0.01\)\. .*optax\.chain\(sparsejax"),
     ):
         with pytest.raises(
             errors.ArgumentError, match=f"scheme must be a sparsejax scheme.*{match}"

@@ -87,8 +87,8 @@ LOSSY = {
     "TopK": lambda: optax.chain(
         sparsejax.top_k(0.02, min_size=100), sync(schemes.AGSparse())
     ),
-    "DGC": lambda: sync(
-        schemes.BalancedParallelism(), sparsifier=sparsejax.dgc(0.02, min_size=100)
+    "DGC": lambda: optax.chain(
+        sparsejax.dgc(0.02, min_size=100), sync(schemes.BalancedParallelism())
     ),
     "GTopk": lambda: sync(schemes.GTopk(0.02)),
     "SparDL": lambda: sync(schemes.SparDL(0.02)),
@@ -278,7 +278,7 @@ def test_a_plan_whose_messages_are_too_small():
     leaves = (entry("bias", schemes.AllReduce()), entry("w", owned))
     sparsifier = sparsejax.top_k(0.1, min_size=100)
     plan = sparsejax.Plan(N, leaves)
-    tx = sparsejax.sync(plan, reduce="sum", sparsifier=sparsifier)
+    tx = optax.chain(sparsifier, sparsejax.sync(plan, reduce="sum"))
     grads = gradients(N)
     helpers.assert_conserved(grads, helpers.ranks(N)(tx, grads))
 
@@ -331,7 +331,7 @@ def test_momentum_correction_after_a_dense_warm_up(masking):
         memory=sparsejax.MomentumCorrection(0.9, masking=masking),
         min_size=100,
     )
-    tx = sparsejax.warm_up(sync(schemes.AGSparse(), sparsifier=own), warm)
+    tx = sparsejax.warm_up(optax.chain(own, sync(schemes.AGSparse())), warm)
     tails = np.random.default_rng(0).standard_t(3, (n, steps, size))
     grads = {"w": tails.astype(np.float32)}
     run = helpers.ranks(n)(tx, grads)

@@ -73,7 +73,7 @@ PROGRAMS: dict[str, tuple[dict[str, Any], Callable[[float], Any]]] = {
     "narrow": (KERNEL, lambda f: sparsejax.zen_sync(wire_dtype=jnp.bfloat16)),
     "inside": (
         KERNEL,
-        lambda f: sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.top_k(0.02 * f)),
+        lambda f: optax.chain(sparsejax.top_k(0.02 * f), sparsejax.zen_sync()),
     ),
     "random": (KERNELS, lambda f: chain(sparsejax.sparsify(sparsifiers.RandomK(0.02)))),
     "one_of_two": (

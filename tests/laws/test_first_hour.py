@@ -271,7 +271,7 @@ ATTEMPTS = {
     ),
     "a sparsifier as a scheme": (
         lambda: sparsejax.sync(sparsejax.dgc(0.01)),
-        ("dgc(density=0.01)", "sparsifier="),
+        ("dgc(density=0.01)", "optax.chain(sparsejax.dgc(0.01), sparsejax.sync"),
     ),
     "a mesh as the axis": (lambda: ZEN(mesh_of(RANKS)), ("a Mesh", "axis_name='data'")),
     "an optimizer as the axis": (

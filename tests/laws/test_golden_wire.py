@@ -182,7 +182,7 @@ OF_SCHEMES = {
     "omni_reduce": of_scheme(schemes.OmniReduce()),
     "omni_reduce_1": of_scheme(schemes.OmniReduce(block=64, aggregators=1)),
     "omni_reduce_6": of_scheme(schemes.OmniReduce(aggregators=6)),
-    "two_level": of_scheme(schemes.TwoLevel(), LEVELS),
+    "two_level": of_scheme(schemes.TwoLevel(schemes.Zen()), LEVELS),
     "two_level_balanced": of_scheme(
         schemes.TwoLevel(schemes.BalancedParallelism()), LEVELS
     ),
@@ -268,22 +268,20 @@ OF_TRANSFORMATIONS = {
         leaves=MODEL,
     ),
     "sync_sparsifier": of_tx(
-        sparsejax.sync(schemes.Zen(), "data", sparsifier=sparsejax.dgc(DENSITY))
+        optax.chain(sparsejax.dgc(DENSITY), sparsejax.zen_sync("data"))
     ),
     "sync_sparsifier_every_2_warmup": of_tx(
         sparsejax.accumulate(
             sparsejax.warm_up(
-                sparsejax.sync(schemes.Zen(), "data", sparsifier=sparsejax.dgc(DENSITY)), 1
+                optax.chain(sparsejax.dgc(DENSITY), sparsejax.zen_sync("data")), 1
             ),
             2,
             "data",
         )
     ),
     "sync_random_k": of_tx(
-        sparsejax.sync(
-            schemes.Zen(),
-            "data",
-            sparsifier=sparsejax.sparsify(sparsifiers.RandomK(DENSITY)),
+        optax.chain(
+            sparsejax.sparsify(sparsifiers.RandomK(DENSITY)), sparsejax.zen_sync("data")
         )
     ),
     "ok_topk_sync": of_tx(sparsejax.ok_topk_sync(DENSITY, "data")),

@@ -1,8 +1,8 @@
 """Models have hundreds of leaves: what a transformation takes grows as they do, no faster.
 
 Every public transformation makes the state of 100 leaves, and its update is traced once, on
-two ranks. Time is that of this process, so a busy machine does not matter, and what 25
-leaves take is measured beside it.
+two ranks. Time is the processor time of this process, and bounds are ratios of times from
+the same run, so neither a busy machine nor a slow one matters.
 """
 
 import time
@@ -20,9 +20,13 @@ from tests import helpers
 
 
 FEW, MANY = 25, 100
-INIT_AT_MOST = 3.0  # seconds, of a machine half as fast as one on which 1.5 are allowed
-# Four times as many leaves may take so many times as long.
+# Four times as many leaves may take this many times as long.
 GROWS = 8.0
+# A first state may take as long as this many traces of a step: `init` traces one to check
+# the chain, and what `lazy` does to rows it finds by tracing the optimizer.
+TRACES = 4.0
+# Seconds, beside all factors: what does not grow, and the clock.
+CONSTANT = 0.25
 
 zen = sparsejax.zen_sync
 sgd = lambda: optax.sgd(0.1)
@@ -97,5 +101,5 @@ def test_four_times_as_many_leaves_take_no_longer_than_they_must(name):
     few, many = seconds(make, FEW), seconds(make, MANY)
     print(f"{name}: init {few[0]:.2f} {many[0]:.2f}, trace {few[1]:.2f} {many[1]:.2f}")
     for before, after in zip(few, many, strict=True):
-        assert after < 0.25 + GROWS * before
-    assert many[0] < INIT_AT_MOST
+        assert after < CONSTANT + GROWS * before
+    assert many[0] < CONSTANT + TRACES * many[1]

@@ -47,8 +47,8 @@ def sync(scheme=None, **options):
     return sparsejax.sync(scheme or schemes.AGSparse(), "data", **options)
 
 
-def accumulated(scheme=None, reduce="sum", **options):
-    tx = sync(scheme, reduce=reduce, **options)
+def accumulated(scheme=None, *before, reduce="sum", **options):
+    tx = optax.chain(*before, sync(scheme, reduce=reduce, **options))
     return sparsejax.accumulate(tx, 2, "data", reduce=reduce)
 
 
@@ -92,8 +92,7 @@ TRANSFORMATIONS = {
     ),
     "zen_every": behind(
         lambda: accumulated(
-            schemes.Zen(),
-            sparsifier=sparsejax.sparsify(sparsifiers.ReuseThreshold(0.1), **SHARED),
+            schemes.Zen(), sparsejax.sparsify(sparsifiers.ReuseThreshold(0.1), **SHARED)
         )
     ),
     "zen_bytes": behind(lambda: accumulated(schemes.Zen("bytes"))),
@@ -306,7 +305,7 @@ def test_a_trainer_of_sharded_parameters_steps_as_numpy_does():
         off = lax.psum(batch[0] @ params["in"] @ params["out"], "model") - batch[1]
         return jnp.mean(off**2)
 
-    tx = optax.chain(accumulated(schemes.AllReduce(), "mean"), optax.sgd(0.1, 0.9))
+    tx = optax.chain(accumulated(schemes.AllReduce(), reduce="mean"), optax.sgd(0.1, 0.9))
     trainer = sparsejax.data_parallel(
         loss, tx, mesh_of(), axis_name="data", param_specs=specs
     )

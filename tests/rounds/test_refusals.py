@@ -299,7 +299,7 @@ def test_weights_of_a_trainer():
     [
         sparsejax.spardl_sync(0.5, rules={".*": "sparse"}),
         optax.chain(sparsejax.top_k(0.5, min_size=0), sparsejax.zen_sync()),
-        sparsejax.sync(sparsejax.schemes.Zen(), sparsifier=sparsejax.dgc(0.5)),
+        optax.chain(sparsejax.dgc(0.5), sparsejax.zen_sync()),
     ],
 )
 def test_weights_of_a_synchronization_that_leaves_something_out(sync):

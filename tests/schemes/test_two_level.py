@@ -54,7 +54,7 @@ def inputs(size, kind="spread", shape=(), dtype=np.float32):
 @pytest.mark.parametrize(
     ("scheme", "size", "shape", "dtype"),
     [
-        (schemes.TwoLevel(), SIZE, (), np.float32),
+        (schemes.TwoLevel(schemes.Zen()), SIZE, (), np.float32),
         *helpers.slow(
             (schemes.TwoLevel(schemes.SparCML()), 517, (8,), np.float32),
             (schemes.TwoLevel(schemes.BalancedParallelism()), 3001, (), jnp.bfloat16),
@@ -73,13 +73,15 @@ def test_the_total_is_the_sum_over_both_axes(scheme, size, shape, dtype, check_v
 
 
 def test_an_empty_array_has_an_empty_sum():
-    _, total, _ = program(schemes.TwoLevel(), True)(np.zeros((8, 0), np.float32))
+    _, total, _ = program(schemes.TwoLevel(schemes.Zen()), True)(
+        np.zeros((8, 0), np.float32)
+    )
     assert total.shape == (0,)
 
 
 def test_dense_bytes_stay_inside_and_entries_go_across():
     x = inputs(SIZE)
-    _, _, traffic = program(schemes.TwoLevel(), True)(x)
+    _, _, traffic = program(schemes.TwoLevel(schemes.Zen()), True)(x)
     shard = 20_000
     assert float(traffic.inside) == pytest.approx(4 * shard * 2 * (INNER - 1), rel=0.01)
     # An all-reduce of a part over the hosts; the sparse scheme sends far less.
@@ -138,10 +140,10 @@ def test_tables_by_rank_are_made_for_the_outer_axis():
 
 def test_what_cannot_be_two_level_is_refused():
     with pytest.raises(errors.ArgumentError, match="scheme for one level"):
-        schemes.TwoLevel(schemes.TwoLevel())
+        schemes.TwoLevel(schemes.TwoLevel(schemes.Zen()))
     with pytest.raises(errors.AxisError, match="two axes"):
         helpers.run_ranks(
-            lambda x: helpers.call(schemes.TwoLevel(), x).total,
+            lambda x: helpers.call(schemes.TwoLevel(schemes.Zen()), x).total,
             np.zeros((2, 64), np.float32),
             2,
         )
@@ -171,7 +173,7 @@ def test_owners_across_hosts_are_balanced_for_sets_in_one_range(inner):
 
 
 def test_a_single_axis_is_refused_with_the_fix():
-    tx = sparsejax.sync(schemes.TwoLevel(), "data")
+    tx = sparsejax.sync(schemes.TwoLevel(schemes.Zen()), "data")
     init = lambda x: tx.init({"embedding": helpers.parameters(x)}).step
     with pytest.raises(errors.AxisError, match="two axes"):
         helpers.run_ranks(init, np.zeros((2, 9000, 8), np.float32), 2)

@@ -23,8 +23,8 @@ CHAIN = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
         ),
         (sparsejax.sync(schemes.Zen("bytes")), "sync(scheme=Zen(optimum='bytes'))"),
         (
-            sparsejax.sync(schemes.Zen(), sparsifier=sparsejax.dgc(0.01)),
-            "sync(scheme=Zen(), sparsifier=dgc(density=0.01))",
+            sparsejax.sync(schemes.Zen(), rules={"w": "row"}),
+            "sync(scheme=Zen(), rules={'w': 'row'})",
         ),
         (
             sparsejax.dgc(0.01, min_size=5, memory=sparsejax.MomentumCorrection(0.5)),

@@ -23,9 +23,9 @@ from sparsejax.errors import JobError, SparsejaxError
 from sparsejax.jobs import store
 from sparsejax.jobs.start import check
 from sparsejax.placement import specs
-from sparsejax.schemes import AllReduce
+from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.schemes.forecast import Network
-from sparsejax.transforms.sync import zen_sync
+from sparsejax.transforms.systems import zen_sync
 
 
 _NOISY = 1.5  # the most over the least, from which on a time is not to be relied on

@@ -14,7 +14,8 @@ from sparsejax.advise.explain.explanation import explain
 from sparsejax.advise.plan import Plan
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes.forecast import Network
-from sparsejax.transforms.sync import sync, zen_sync
+from sparsejax.transforms.sync import sync
+from sparsejax.transforms.systems import zen_sync
 
 
 _LEAF = re.compile(r"(?P<path>[^=]+)=(?P<shape>\d+(x\d+)*)(:(?P<dtype>\w+))?")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from sparsejax.advise.explain.rows import CHOSEN, COMPARED, Row
 from sparsejax.advise.table import size, table
-from sparsejax.schemes import AllReduce
+from sparsejax.schemes.all_reduce import AllReduce
 
 
 _DENSE = AllReduce.__name__

@@ -181,7 +181,7 @@ class _Vertical:
         return matching[0] if matching else 0
 
     def _counts(self):
-        traffic = {name: no_traffic().as_one() for name in _SENT}
+        traffic = {name: no_traffic() for name in _SENT}
         made_for = Reduction(self.mean), Leaves(())
         exchange = ExchangeState({}, traffic, Totals.zero(), *made_for)
         return FeedbackState(jnp.int32(0), None, None, None, exchange)
@@ -328,7 +328,8 @@ class TableUpdate:
         sent, n = jnp.float32(sent), self.wire.ranks
         if counts is None:
             stage = Stage(none, none, none, one)
-            return no_traffic()._replace(push=stage, pull=Stage(sent, sent, one, one))
+            none = Traffic.of_one(no_traffic())
+            return none._replace(push=stage, pull=Stage(sent, sent, one, one))
         tables = list(zip(self.tables, counts, self.heights, strict=True))
         each = [
             jnp.max(x).astype(jnp.float32)

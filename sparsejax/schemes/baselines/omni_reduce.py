@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from sparsejax import arguments
 from sparsejax.schemes import base
 from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
+from sparsejax.schemes.owners.pieces import SparseScheme
 from sparsejax.schemes.owners.plan import Message
 from sparsejax.schemes.owners.pulls import Gather
 from sparsejax.schemes.owners.push_pull import PushPull
@@ -29,7 +30,7 @@ from sparsejax.wire import ladder
 
 
 @dataclasses.dataclass(frozen=True)
-class OmniReduce(base.Scheme):
+class OmniReduce(SparseScheme):
     """Push non-zero blocks to aggregators, pull non-zero sums.
 
     Attributes:

@@ -71,8 +71,8 @@ class PowerSGD(base.LossyScheme):
     def __post_init__(self):
         arguments.check_whole("rank", self.rank, 1)
 
-    def suits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a leaf of this shape is made half as large, and not summed densely."""
+    def suits(self, shape):
+        # Both factors have to be half of their product.
         n, m = as_matrix(shape)
         return 2 * self.rank * (n + m) <= n * m
 

@@ -19,8 +19,8 @@ import dataclasses
 import jax
 
 from sparsejax import arguments
-from sparsejax.schemes import base
 from sparsejax.schemes.baselines.pulls import RecursiveDoubling
+from sparsejax.schemes.owners.pieces import SparseScheme
 from sparsejax.schemes.owners.pulls import Whole
 from sparsejax.schemes.zen.balanced import BalancedParallelism
 from sparsejax.schemes.zen.hierarchical import HierarchicalCentralization
@@ -36,7 +36,7 @@ ALGORITHMS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class SparCML(base.Scheme):
+class SparCML(SparseScheme):
     """One of SparCML's algorithms.
 
     Attributes:

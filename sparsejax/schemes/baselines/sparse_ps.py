@@ -14,8 +14,8 @@ import dataclasses
 import jax
 
 from sparsejax import arguments
-from sparsejax.schemes import base
 from sparsejax.schemes.baselines.pulls import Spread
+from sparsejax.schemes.owners.pieces import SparseScheme
 from sparsejax.schemes.owners.pulls import Gather
 from sparsejax.schemes.zen.balanced import BalancedParallelism
 from sparsejax.units.ownership import Contiguous, Ownership
@@ -26,7 +26,7 @@ _PULLS = {"point_to_point": Gather(), "broadcast": Spread()}
 
 
 @dataclasses.dataclass(frozen=True)
-class SparsePS(base.Scheme):
+class SparsePS(SparseScheme):
     """Push to servers of equal ranges, pull from them.
 
     Attributes:

@@ -21,6 +21,7 @@ from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.baselines.pulls import RecursiveDoubling, Spread
 from sparsejax.schemes.owners import forecast as owners_forecast, rows as owned_rows
+from sparsejax.schemes.owners.pieces import SparseScheme
 from sparsejax.schemes.owners.plan import Message
 from sparsejax.schemes.owners.pulls import Gather, Pull, Whole
 from sparsejax.schemes.owners.push_pull import PushPull
@@ -37,7 +38,7 @@ _PULLS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class BalancedParallelism(base.Scheme):
+class BalancedParallelism(SparseScheme):
     """Push to the owners, add up, pull from the owners.
 
     Attributes:
@@ -95,7 +96,7 @@ class BalancedParallelism(base.Scheme):
             return base.nothing_to_send(x, state, wire)
         base.check_units(x)
         layout = self.ownership.over(x.shape[0], n, state)
-        total, traffic = self.push_pull(x, wire, layout)
+        total, traffic = self.to_owners(x, wire, layout)
         return base.Reduced(total, None, state, traffic)
 
     def rows(self, tables, wire):
@@ -106,13 +107,13 @@ class BalancedParallelism(base.Scheme):
 
     def forecast(self, load):
         if not load.listed:
-            return owners_forecast.forecast(load, self.ownership, self.push_pull)
+            return owners_forecast.forecast(load, self.ownership, self.to_owners)
         if self.ownership.needs_tables:
             return super().forecast(load)
         return owners_forecast.of_rows(load, self.ownership, self.wire_dtype)
 
     @property
-    def push_pull(self) -> PushPull:
+    def to_owners(self) -> PushPull:
         """How arrays are added up by owners."""
         return PushPull(
             Message(self.push_code, self.ratio, self.push_capacity),

@@ -20,6 +20,7 @@ from sparsejax import arguments
 from sparsejax.schemes import base, doubling, row_lists
 from sparsejax.schemes.forecast import agreeing
 from sparsejax.schemes.or_dense import or_dense
+from sparsejax.schemes.owners.pieces import SparseScheme
 from sparsejax.schemes.zen import growth
 from sparsejax.units import bits
 from sparsejax.units.units import Units
@@ -28,7 +29,7 @@ from sparsejax.wire.collectives import Wire
 
 
 @dataclasses.dataclass(frozen=True)
-class HierarchicalCentralization(base.Scheme):
+class HierarchicalCentralization(SparseScheme):
     """Recursive doubling of sparse sums, for any number of ranks.
 
     Attributes:

@@ -54,6 +54,7 @@ from sparsejax import arguments, axes
 from sparsejax.errors import ArgumentError
 from sparsejax.schemes import base
 from sparsejax.schemes.ag_sparse import AGSparse
+from sparsejax.schemes.owners.pieces import SparseScheme
 from sparsejax.schemes.zen import growth
 from sparsejax.schemes.zen.balanced import BalancedParallelism
 from sparsejax.schemes.zen.choice import Choice
@@ -87,7 +88,7 @@ class ZenState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Zen(base.Scheme):
+class Zen(SparseScheme):
     """Chooses between Balanced Parallelism and Hierarchical Centralization, or one round.
 
     Attributes:
@@ -134,7 +135,7 @@ class Zen(base.Scheme):
             done = self._hierarchical(n)(x, state.curve, wire)
             return done._replace(state=ZenState(done.state, state.tables))
         layout = self.ownership.over(x.shape[0], n, state.tables)
-        balanced = self._balanced.push_pull.over(x, wire, layout)
+        balanced = self._balanced.to_owners.over(x, wire, layout)
         if not balanced.plan.may_pay:
             return base.sum_densely(x, state, wire)
         # All schemes take from here which units are there.

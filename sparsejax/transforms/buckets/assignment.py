@@ -18,7 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from sparsejax.errors import RuleError
-from sparsejax.schemes import AllReduce, PowerSGD
+from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.schemes.base import MOST_UNITS, LossyScheme, Scheme
 from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket
@@ -135,13 +135,10 @@ class ByRules(Assignment):
             "sparse" (the scheme, whatever the size), or the unit "row" or "element". Of
             all rules that match a leaf the first to say something about its scheme, and
             the first to say something about its unit, hold.
-        elements: Whether the unit of a leaf is the element unless a rule says otherwise,
-            by its path and the leaf; None: its shape and path decide.
     """
 
     scheme: Scheme
     rules: Rules | None = None
-    elements: Callable[[str, Any], bool] | None = None
 
     def decide(self, paths, leaves):
         pairs = list(zip(paths, leaves, strict=True))
@@ -290,8 +287,6 @@ class ByRules(Assignment):
                     "sparsejax.schemes.Zen()."
                 )
             return scheme, scheme.unit
-        if unit is None and self.elements is not None and self.elements(path, leaf):
-            unit = "element"
         if unit is None:
             is_table = leaf.ndim == 2 and _EMBEDDING.search(path)
             dense = isinstance(scheme, AllReduce)
@@ -330,7 +325,7 @@ class ByTables(ByRules):
 
 def _suits(scheme, leaf):
     """Whether a leaf is worth its scheme: two factors may be larger than their product."""
-    return not isinstance(scheme, PowerSGD) or scheme.suits(leaf.shape)
+    return not isinstance(scheme, LossyScheme) or scheme.suits(leaf.shape)
 
 
 def _bucket(scheme, shape, indices, paths, leaves):

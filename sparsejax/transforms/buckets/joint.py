@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax.schemes import AllReduce
+from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.schemes.base import MOST_UNITS, Stage, Traffic
 from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket

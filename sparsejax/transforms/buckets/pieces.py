@@ -2,12 +2,11 @@
 
 A leaf is cut along one dimension into as many pieces as there are ranks. Several leaves are
 one array: of each rank first its piece of the first leaf, then of the second, and so on. So
-what a rank owns is one run of units (`schemes.owners.pieces`), and is cut up where it
+what a rank owns is one run of units (`Scheme.scatter`), and is cut up where it
 arrives.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,10 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.striping import word_multiple
-from sparsejax.schemes import AllReduce, BalancedParallelism, TwoLevel
-from sparsejax.schemes.base import LossyScheme, Scheme, SummedRows, Traffic
-from sparsejax.schemes.owners import pieces, row_pieces
-from sparsejax.schemes.owners.push_pull import PushPull
+from sparsejax.schemes.base import Scheme, SummedRows, Traffic
 from sparsejax.state import tree
 from sparsejax.transforms.buckets.bucket import Bucket
 from sparsejax.transforms.entry.leaves import LeafPlaces
@@ -124,7 +120,7 @@ def summed(
     wire = wire.narrowed(bucket.scheme.wire_dtype)
     for group in of_bucket(bucket, leaves, scatter, wire.ranks):
         own = group.pack(leaves), sum(group.counts)
-        total, traffic = pieces.scatter(*own, wire, way(scheme))
+        total, traffic = scheme.scatter(*own, wire)
         yield group.unpack(total), traffic
 
 
@@ -166,28 +162,12 @@ def of_rows(
     """
     for scheme, places in listed:
         cut = [] if entered is None else entered.cut(places)
-        cut = [] if isinstance(scheme, LossyScheme) else [i for i, at in cut if at == 0]
+        cut = [i for i, at in cut if at == 0]
         whole = [i for i in places if i not in cut]
         if whole:
             yield whole, scheme.rows
         if cut:
-            yield cut, functools.partial(_pieces_of_rows, scheme.wire_dtype)
-
-
-def _pieces_of_rows(wire_dtype, tables, wire):
-    return row_pieces.scatter(tables, wire.narrowed(wire_dtype))
-
-
-def way(scheme: Scheme) -> PushPull | None:
-    """How entries travel to the ranks that need them; None where a dense array does."""
-    if isinstance(scheme, AllReduce):
-        return None
-    if isinstance(scheme, TwoLevel):
-        return way(scheme.across)
-    if not isinstance(scheme, BalancedParallelism):
-        # There is no pull to compile: sizes closer together pad less.
-        scheme = BalancedParallelism(wire_dtype=scheme.wire_dtype, ratio=2**0.5)
-    return scheme.push_pull
+            yield cut, scheme.scatter_rows
 
 
 def piece_of(x: jax.Array, at: int, ranks: int, rank: jax.Array) -> jax.Array:

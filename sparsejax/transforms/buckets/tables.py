@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from sparsejax.schemes import AllReduce
+from sparsejax.schemes.all_reduce import AllReduce
 from sparsejax.schemes.base import LossyScheme, Scheme
 from sparsejax.schemes.forecast import Load, merged
 from sparsejax.state import tree

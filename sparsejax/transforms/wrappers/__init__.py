@@ -20,7 +20,6 @@ from sparsejax.transforms.wrappers.by_step import (
     warm_up as warm_up,
 )
 from sparsejax.transforms.wrappers.clipping import clip_by_rank as clip_by_rank
-from sparsejax.transforms.wrappers.common import check_reduce as check_reduce
 from sparsejax.transforms.wrappers.guarding import (
     SkipState as SkipState,
     skip_nonfinite as skip_nonfinite,

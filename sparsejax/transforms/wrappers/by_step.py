@@ -21,7 +21,7 @@ from sparsejax.state.per_rank import (
 )
 from sparsejax.transforms.described import described
 from sparsejax.transforms.entry import Entry
-from sparsejax.transforms.wrappers.common import check_reduce, checked, require_exchange
+from sparsejax.transforms.wrappers.common import checked, require_exchange
 from sparsejax.units.units import rounded
 from sparsejax.wire import Wire
 
@@ -83,7 +83,7 @@ def accumulate(
     """
     tx = checked(tx, "accumulate")
     arguments.check_whole("every", every, 1)
-    check_reduce(reduce)
+    arguments.check_reduce(reduce)
     name = "sparsejax.accumulate"
 
     def nothing_yet(params):

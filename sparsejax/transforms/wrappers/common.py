@@ -31,10 +31,3 @@ def require_exchange(tx: Any, params: Any, what: str) -> None:
             f"{what} wraps nothing that synchronizes: put the whole chain in it, "
             "optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))."
         )
-
-
-def check_reduce(reduce: str) -> None:
-    """Raises unless it is "sum" or "mean"."""
-    if reduce not in ("sum", "mean"):
-        hint = " Did you mean 'mean'?" if reduce in ("avg", "average") else ""
-        raise errors.ArgumentError(f"reduce must be 'sum' or 'mean', got {reduce!r}.{hint}")

@@ -44,10 +44,12 @@ class Shards:
     Attributes:
         add: Adds up an array of numbers over the shards.
         join: Concatenates the shards' vectors.
+        count: How many there are.
     """
 
     add: Callable[[Any], Any] = _itself
     join: Callable[[Any], Any] = _itself
+    count: int = 1
 
 
 WHOLE = Shards()  # An array that is not sharded.
