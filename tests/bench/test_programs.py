@@ -21,9 +21,9 @@ QUICK = [("zen", "cpu"), ("zen", "cuda"), ("spardl", "cpu")]
 # Messages for GPUs are the larger programs; those for CPUs have one of each kind of stages.
 FOR_GPUS = ("zen, bytes", "agsparse, doubling", "agsparse, bruck", "sparcml, split")
 FOR_GPUS += ("sparseps, broadcast", "gtopk", "spardl, 4 teams")
-REST = [(name, p) for name in programs.SCHEMES for p in ("cpu", "cuda")]
+FOR_GPUS += ("agsparse", "omnireduce", "ok-topk")
+REST = [(x, "cuda" if x in FOR_GPUS else "cpu") for x in programs.SCHEMES]
 REST = [each for each in REST if each not in QUICK and each[0] not in LINEAR]
-REST = [(name, p) for name, p in REST if p == "cuda" or name not in FOR_GPUS]
 
 
 @pytest.mark.parametrize(("name", "platform"), [*QUICK, *helpers.slow(*REST)])

@@ -86,13 +86,11 @@ def labeled(folder: Path) -> list[str]:
 LOSSLESS = {"dense", "zen", "rows"}
 EXAMPLES = {
     "language_model": Example((9_000, 8, None), text),
-    "click_model": Example((20_000, 4, (8,), 16), log),
-    "translation": Example((9_000, 8, 8, 8, 16), pairs),
-    "digits_vgg": Example(
-        (((96, 96),), 1, 8), images, ("dense", "ok_topk", "spardl"), "spardl"
-    ),
+    "click_model": Example((20_000, 4, (8,), 16), log, ("dense", "rows")),
+    "translation": Example((9_000, 8, 8, 8, 16), pairs, ("dense", "rows")),
+    "digits_vgg": Example((((96, 96),), 1, 8), images, ("dense", "spardl"), "spardl"),
     "extreme_classification": Example(
-        (16, 8, 5_000, 5_000), labeled, ("dense", "zen", "dragonn"), "dragonn"
+        (16, 8, 5_000, 5_000), labeled, ("dense", "dragonn"), "dragonn"
     ),
     "transformer_tp": Example((600, 256, 1, 2, 8, 4), text, ("dense", "dgc"), "dgc", 4),
 }

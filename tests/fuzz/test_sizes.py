@@ -55,7 +55,8 @@ def traced(scheme, shape, n=2, dtype="float32", platform="cpu"):
 MANY = [(1024, (MOST_UNITS,)), (1000, (2**27 + 5, 16)), (1024, (2**20 + 7, 4096))]
 SIZES = [(2, (MOST_UNITS,)), (3, (2**27 + 5, 16)), *MANY]
 IN_SHORT = [(name, *size) for name in QUICK for size in (SIZES[0], MANY[0])]
-REST = [(name, *size) for name in OTHERS for size in SIZES]
+# Of each variant two sizes, so that each size has variants of all kinds.
+REST = [(x, *SIZES[(at + i) % 5]) for at, x in enumerate(OTHERS) for i in (0, 2)]
 REST = [each for each in REST if each not in IN_SHORT]
 
 
@@ -70,7 +71,9 @@ def test_nothing_that_is_known_when_traced_exceeds_int32(name, n, shape):
     assert not found, found
 
 
-IN_PARTS = [x for x in OTHERS if x not in ("zen", *UNEVEN)]
+# One of each kind, and of each code of indices.
+IN_PARTS = ["balanced", "balanced_coo32", "balanced_coo8", "balanced_bitmap", "sparse_ps"]
+IN_PARTS += ["hierarchical", "zen_bytes", "ag_sparse_bruck", "sparcml", "omni_reduce"]
 
 
 @pytest.mark.parametrize("name", ["zen", *helpers.slow(*IN_PARTS)])
@@ -80,9 +83,12 @@ def test_nor_does_it_in_programs_for_gpus(name):
 
 
 @pytest.mark.parametrize(
-    "name", [*QUICK, *helpers.slow(*(x for x in OTHERS if x not in QUICK))]
+    ("name", "size"),
+    [
+        *((name, size) for name in QUICK for size in (MOST_UNITS + 1, MOST)),
+        *helpers.slow(*((name, MOST_UNITS + 1) for name in OTHERS if name not in QUICK)),
+    ],
 )
-@pytest.mark.parametrize("size", [MOST_UNITS + 1, MOST])
 def test_more_units_than_int32_numbers_are_refused(name, size):
     assert MOST_UNITS == 2**31 - 2**24
     if name == "all_reduce" or "omni_reduce" in name:
@@ -250,8 +256,14 @@ def test_entries_of_more_units_than_int32_numbers_are_refused(units):
 OF_ELEMENTS = [name for name in OF_LOSSY if name not in ("GTopk", "PowerSGD")]
 
 
-@pytest.mark.parametrize("name", ["GTopk", *helpers.slow(*OF_ELEMENTS)])
-@pytest.mark.parametrize(("n", "size"), [(2, MOST_UNITS), (1024, MOST_UNITS), (2, MOST)])
+@pytest.mark.parametrize(
+    ("name", "n", "size"),
+    [
+        *(("GTopk", n, MOST_UNITS) for n in (2, 1024)),
+        *((name, 2, MOST) for name in ("GTopk", *OF_ELEMENTS)),
+        *helpers.slow(*((name, 2, MOST_UNITS) for name in OF_ELEMENTS)),
+    ],
+)
 def test_schemes_that_choose_from_as_many_as_int32_numbers(name, n, size):
     scheme = OF_LOSSY[name]
     if size > MOST_UNITS:

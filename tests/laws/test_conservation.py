@@ -181,7 +181,7 @@ def test_every_sparsifier_before_every_scheme(scheme, names):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 8])
+@pytest.mark.parametrize("n", [1, 2, 5, 8])
 def test_any_number_of_ranks(n):
     conserves("RandomK", "AGSparse", n)
     conserves("DGC", "HierarchicalCentralization", n)

@@ -1,6 +1,6 @@
 """Models have hundreds of leaves: what a transformation takes grows as they do, no faster.
 
-Every public transformation makes the state of 100 leaves, and its update is traced once, on
+Every public transformation makes the state of 48 leaves, and its update is traced once, on
 two ranks. Time is the processor time of this process, and bounds are ratios of times from
 the same run, so neither a busy machine nor a slow one matters.
 """
@@ -19,7 +19,7 @@ from sparsejax import embrace, rows, schemes, sparsifiers, transforms
 from tests import helpers
 
 
-FEW, MANY = 25, 100
+FEW, MANY = 12, 48
 # Four times as many leaves may take this many times as long.
 GROWS = 8.0
 # A first state may take as long as this many traces of a step: `init` traces one to check

@@ -88,11 +88,13 @@ def of_listed(scheme, axes=COPIES, **how):
 PLACED = "balanced_algorithm_1"
 # Of arrays they add nothing by themselves: all-reduces do.
 ADD_NOTHING = {"all_reduce", "omni_reduce", "omni_reduce_1", "omni_reduce_20"}
+KINDS = [*OF_EACH_KIND, "balanced", "balanced_murmur", "balanced_capacity", "zen_bytes"]
+KINDS += ["hierarchical_bound", "ag_sparse_ring", "ag_sparse_bruck", "sparcml_dense"]
 
 
 def table(*always, but=()):
-    """All exact schemes; those that are not named here are slow."""
-    others = [name for name in SCHEMES if name not in (*always, *but, PLACED)]
+    """Exact schemes of each kind; those that are not named here are slow."""
+    others = [name for name in KINDS if name not in (*always, *but, PLACED)]
     return [*(x for x in always if x != PLACED), *helpers.slow(*others)]
 
 

@@ -24,8 +24,9 @@ from tests.laws.test_exact_sum import OF_EACH_KIND, SCHEMES
 pytestmark = pytest.mark.slow
 RANKS, SIZE, HEIGHT, WIDTH, COUNT = 3, 3001, 517, 3, 60
 AT = type(jnp.zeros(1).at[0])  # what claims are made of: x.at[indices]
-# Whose units are rows, too: one of each kind, and those whose owners have tables, or one.
-BY_ROWS = [*OF_EACH_KIND, "balanced", "balanced_algorithm_1", "zen", "ag_sparse_doubling"]
+# One of each kind, and those whose owners have tables, or one.
+KINDS = [*OF_EACH_KIND, "balanced", "balanced_algorithm_1", "zen", "ag_sparse_doubling"]
+KINDS += ["hierarchical_bound", "omni_reduce_1"]
 
 
 class Claims:
@@ -86,8 +87,8 @@ def run(step, *operands):
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *((name, (SIZE,)) for name in SCHEMES),
-        *((name, (HEIGHT, WIDTH)) for name in BY_ROWS),
+        *((name, (SIZE,)) for name in KINDS),
+        *((name, (HEIGHT, WIDTH)) for name in ("balanced", "hierarchical", "ag_sparse")),
     ],
 )
 def test_indices_of_a_scheme_are_unique_where_it_says_so(name, shape, claims):
@@ -104,7 +105,7 @@ def test_indices_of_a_scheme_are_unique_where_it_says_so(name, shape, claims):
     assert not claims.false
 
 
-@pytest.mark.parametrize("name", [x for x in SCHEMES if x not in AS_OTHERS])
+@pytest.mark.parametrize("name", [x for x in KINDS if x not in AS_OTHERS])
 def test_indices_of_listed_rows_are_unique_where_it_says_so(name, claims):
     """Of lists in which ids repeat, and in which some are of no row."""
     rules = {"": "row", "w": "sparse"}

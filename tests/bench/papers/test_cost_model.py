@@ -110,7 +110,7 @@ def workload(overlap, n):
     [
         *((name, 2) for name in BUILT if name not in LIKE_OTHERS),
         *helpers.slow(*((name, 2) for name in LIKE_OTHERS)),
-        *helpers.slow(*((name, n) for name in BUILT for n in (4, 8))),
+        *helpers.slow(*((name, n) for name in BUILT for n in (8,))),
     ],
 )
 def test_a_run_needs_the_bytes_of_its_formula(name, n, overlap):
