@@ -29,8 +29,8 @@ from sparsejax.errors import (
     AlreadySummedError,
     ArgumentError,
     AxisError,
-    NeedsRanks,
     missing_axis,
+    needs_ranks,
 )
 
 
@@ -296,7 +296,7 @@ def resolve_for_state(axis_name: AxisName | None, what: str, keeps: str) -> Axis
     except AxisError:
         if manual_axes():
             raise
-        raise NeedsRanks(keeps) from None
+        raise needs_ranks(keeps) from None
 
 
 def local(tree: Any, axis_name: AxisName | None = None) -> Any:

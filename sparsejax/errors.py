@@ -1,12 +1,36 @@
 """The errors that the library raises.
 
-Each message names the leaf or argument, what it may be, its value, and the fix.
+Each message names the leaf or argument, what it may be, its value, and the fix. It ends
+with the section of `docs/errors.md` about its class.
 """
 
+import re
 from typing import Any
 
 
-class SparsejaxError(Exception):
+_SECTION = re.compile(r"\s?See errors\.md#\w+ in sparsejax's docs\.")
+
+
+class _Documented(Exception):
+    """The base of classes that have a section in `docs/errors.md`.
+
+    `str` adds the section to the message. `args` has the message alone, so that a pickled
+    error is the same when it is read, and `raise ... from` needs nothing.
+    """
+
+    def __init__(self, *args: Any):
+        # A message may quote the text of another error, with the section of that one.
+        super().__init__(*(_SECTION.sub("", x) if isinstance(x, str) else x for x in args))
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        # A class that is derived elsewhere has no section of its own.
+        name = next(c.__name__ for c in type(self).__mro__ if c.__module__ == __name__)
+        gap = "\n" if "\n" in text else " " * bool(text)
+        return f"{text}{gap}See errors.md#{name.lower()} in sparsejax's docs."
+
+
+class SparsejaxError(_Documented):
     """The base of all errors that sparsejax raises on purpose.
 
     Example:
@@ -14,7 +38,7 @@ class SparsejaxError(Exception):
         ...     sparsejax.zen_sync(reduce="max")
         ... except sparsejax.errors.SparsejaxError as error:
         ...     print(error)
-        reduce must be 'sum' or 'mean', got 'max'.
+        reduce must be 'sum' or 'mean', got 'max'. See errors.md#argumenterror in ...
     """
 
 
@@ -163,17 +187,8 @@ class NeedsRanks(StateError):
         sparsejax.errors.NeedsRanks: ...
     """
 
-    def __init__(self, why: str):
-        super().__init__(
-            f"{why}, so its state must be made where the ranks are known: call "
-            "sparsejax.init(tx, params, mesh) instead of tx.init(params), or put the "
-            "parameters on an explicit mesh, as of jax.make_mesh, first. Where something "
-            "else calls tx.init, as flax's TrainState.create and nnx.Optimizer do, give it "
-            "sparsejax.bind(tx, mesh)."
-        )
 
-
-class DenseGradientWarning(UserWarning):
+class DenseGradientWarning(_Documented, UserWarning):
     """The gradient of a table that is read by rows is dense: all of it is used too.
 
     Example:
@@ -188,8 +203,8 @@ class DenseGradientWarning(UserWarning):
     """
 
 
-class UntoldBatchWarning(UserWarning):
-    """A step of several processes was given another batch than the last one was promised.
+class UntoldBatchWarning(_Documented, UserWarning):
+    """A step of several processes was given another batch than `next_batch` of the last.
 
     Rows that were held back may then be read one step old: `metrics` counts them.
 
@@ -199,9 +214,25 @@ class UntoldBatchWarning(UserWarning):
     """
 
 
+def message(error: BaseException) -> str:
+    """What an error says, without the section of the docs at its end."""
+    return _SECTION.sub("", str(error))
+
+
 def missing_axis(what: str, name: str, names: tuple[str, ...]) -> AxisError:
     """The error about an axis that a mesh does not have."""
     return AxisError(f"{what}: the mesh has no axis {name!r}; it has {names}.")
+
+
+def needs_ranks(why: str) -> NeedsRanks:
+    """The error where a state is made without a mesh, and why it depends on the ranks."""
+    return NeedsRanks(
+        f"{why}, so its state must be made where the ranks are known: call "
+        "sparsejax.init(tx, params, mesh) instead of tx.init(params), or put the "
+        "parameters on an explicit mesh, as of jax.make_mesh, first. Where something "
+        "else calls tx.init, as flax's TrainState.create and nnx.Optimizer do, give it "
+        "sparsejax.bind(tx, mesh)."
+    )
 
 
 def wrong_state(name: str, needs: str, state: Any) -> StateError:

@@ -56,6 +56,11 @@ NOTED = {
     ),
     # What it defines is not for the blocks after it.
     "by itself": lambda names, block: (names, _called(block)),
+    # It shows an error, and must raise it: no class above or below it.
+    **{
+        f"raises {name}": lambda names, block, name=name: (names, _raising(name, block))
+        for name in snippets.ERRORS
+    },
     # What there would have to be a GPU for is run as a test runs it.
     "interpreted": lambda names, block: (
         names,
@@ -84,24 +89,50 @@ def _called(block):
     return f"def block():\n{textwrap.indent(block, '    ')}block()\n"
 
 
+def _raising(name, block):
+    return (
+        f"import pytest\n\nwith pytest.raises(sparsejax.errors.{name}) as raised:\n"
+        f"{textwrap.indent(block, '    ')}"
+        f"assert raised.type is sparsejax.errors.{name}\n"
+    )
+
+
+def run(page, note, block, names):
+    """Runs a block of a page, as the note in front of it says.
+
+    Args:
+        page: Its name, for messages.
+        note: The note; empty if there is none.
+        block: The code.
+        names: What the code finds, and where it leaves what it defines.
+
+    Returns:
+        The names for the block that follows.
+    """
+    if note:
+        names, block = NOTED[note[len("<!-- test: ") : -len(" -->\n")]](names, block)
+    try:
+        exec(compile(block, f"a block of {page}", "exec"), names)
+    except Exception as error:
+        error.add_note(f"In this block of {page}:\n{block}")
+        raise
+    return names
+
+
 # They train, several times, and what they show is tested by default elsewhere.
 LONG = {"docs/systems/embrace.md", "docs/which.md"}
+# Each of its blocks is run by itself, by `test_errors_page.py`.
+BY_BLOCK = {"docs/errors.md"}
 
 
 @pytest.mark.parametrize(
-    "page", [*sorted({*WITH_CODE} - LONG), *helpers.slow(*sorted(LONG))]
+    "page", [*sorted({*WITH_CODE} - LONG - BY_BLOCK), *helpers.slow(*sorted(LONG))]
 )
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # one saves a plan
     names = snippets.given() | OTHERS.get(page, dict)()
     for note, block in BLOCK.findall(PAGES[page]):
-        if note:
-            names, block = NOTED[note[len("<!-- test: ") : -len(" -->\n")]](names, block)
-        try:
-            exec(compile(block, f"a block of {page}", "exec"), names)
-        except Exception as error:
-            error.add_note(f"In this block of {page}:\n{block}")
-            raise
+        names = run(page, note, block, names)
 
 
 def test_pages_with_code_are_found():

@@ -19,7 +19,7 @@ from sparsejax import arguments
 from sparsejax.advise import codec
 from sparsejax.advise.table import table
 from sparsejax.arguments import cut
-from sparsejax.errors import ArgumentError, PlanError
+from sparsejax.errors import ArgumentError, PlanError, message
 from sparsejax.schemes import TwoLevel
 from sparsejax.schemes.base import Scheme
 from sparsejax.transforms.buckets import Assignment, is_part
@@ -198,7 +198,7 @@ class Plan(Assignment):
                 seen.add(leaf.path)
             return cls(head["ranks"], leaves)
         except ArgumentError as error:
-            raise PlanError(cut(str(error), _LONGEST)) from None
+            raise PlanError(cut(message(error), _LONGEST)) from None
         except RecursionError:
             raise PlanError("the plan has schemes nested too deeply.") from None
 

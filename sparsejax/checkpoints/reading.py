@@ -18,7 +18,7 @@ import numpy as np
 from sparsejax.arguments import cut
 from sparsejax.checkpoints import chunks
 from sparsejax.checkpoints.description import Array
-from sparsejax.errors import ArgumentError, CheckpointError
+from sparsejax.errors import ArgumentError, CheckpointError, message
 
 
 ARRAYS = "state"  # the folder that has them
@@ -132,7 +132,8 @@ def missing(error: ImportError) -> CheckpointError:
 
 def line(error: BaseException) -> str:
     """What an error says, on one line and without its full stop."""
-    text = str(error).partition(" [tensorstore_spec=")[0].strip() or type(error).__name__
+    text = message(error).partition(" [tensorstore_spec=")[0].strip()
+    text = text or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return cut(text.splitlines()[0], 300).rstrip(".")

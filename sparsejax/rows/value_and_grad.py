@@ -186,7 +186,7 @@ def _complain(found, paths, leaves, said):
                 f"the loss reads {path!r} {list(leaf.shape)} by rows, but its gradient is "
                 f"dense, because the loss also uses all of it: {place}. Put "
                 "jax.lax.stop_gradient around the table there if no gradient is to flow, "
-                "and keep tied weights and penalties of a table apart from it to train it "
+                "and keep tied weights and penalties separate from a table to train it "
                 "by rows.",
                 DenseGradientWarning,
                 stacklevel=3,

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax import errors
-from sparsejax.errors import ArgumentError, NeedsRanks
+from sparsejax.errors import ArgumentError
 from sparsejax.schemes.forecast import Forecast, Load
 from sparsejax.units.row_grads import RowGrads
 from sparsejax.units.units import Units
@@ -324,7 +324,9 @@ def check_state(scheme: Scheme, state: Any, kind: type) -> None:
 def known_ranks(scheme: Scheme, wire: Wire | None) -> Wire:
     """The wire, for an `init` whose state depends on the ranks; raises if it is None."""
     if wire is None:
-        raise NeedsRanks(f"what {type(scheme).__name__} remembers depends on the ranks")
+        raise errors.needs_ranks(
+            f"what {type(scheme).__name__} remembers depends on the ranks"
+        )
     return wire
 
 

@@ -131,12 +131,12 @@ class ReportedBatch:
             return True
         if self._processes > 1:
             warnings.warn(
-                "trainer.step was given another batch than the last step was told. Of "
-                "several processes each sees its own part, so none applies what is held "
-                "back: rows that this batch reads may be one step old. No gradient is "
-                "lost, and `stale` in the state of embrace_sync counts them. Give the "
-                "batch that was told, or let all processes begin with state = "
-                "trainer.flush(state).",
+                "trainer.step was given another batch than the next_batch of the last "
+                "step. Of several processes each sees its own part, so none applies what "
+                "is held back: rows that this batch reads may be one step old. No "
+                "gradient is lost, and `stale` in the state of embrace_sync counts them. "
+                "Give the batch that was next_batch, or let all processes begin with "
+                "state = trainer.flush(state).",
                 UntoldBatchWarning,
                 stacklevel=3,
             )

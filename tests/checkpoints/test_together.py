@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from sparsejax.checkpoints.together import on_all
-from sparsejax.errors import ArgumentError, CheckpointError
+from sparsejax.errors import ArgumentError, CheckpointError, message
 from tests.helpers import jobs
 
 
@@ -22,7 +22,7 @@ def outcomes(monkeypatch, *parts):
         return part
 
     calls = [lambda part=part: on_all("it", lambda: read(part)) for part in parts]
-    return [(type(x), str(x)) for x in jobs.run(monkeypatch, calls)]
+    return [(type(x), message(x)) for x in jobs.run(monkeypatch, calls)]
 
 
 def test_all_have_their_parts(monkeypatch):

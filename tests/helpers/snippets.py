@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import pallas_kernels
 import sparsejax
+from sparsejax.training.ahead import ReportedBatch
 from tests.helpers.meshes import grid, mesh_of, placed
 
 
@@ -192,6 +193,26 @@ def by_columns() -> dict[str, Any]:
 def by_lists() -> dict[str, Any]:
     tx = optax.chain(sparsejax.zen_sync(), sparsejax.lazy(optax.adam(1e-3)))
     return by_rows(tx, jnp.ones((300, 300)), sparsejax.value_and_grad)
+
+
+# The classes that have a section in docs/errors.md, in the order of the module.
+ERRORS = [
+    name
+    for name, value in vars(sparsejax.errors).items()
+    if isinstance(value, type) and issubclass(value, Exception) and name[0] != "_"
+]
+
+
+def of_two_processes() -> dict[str, Any]:
+    """A trainer that takes no step, and compares batches as one of two processes does."""
+    reported = ReportedBatch(processes=2)
+
+    def step(state, batch, next_batch):
+        reported.is_kept(state, batch)
+        reported.after(state, next_batch)
+        return state, 0.0
+
+    return {"trainer": types.SimpleNamespace(step=step), "state": object()}
 
 
 def traced(text: str, name: str, names: dict[str, Any]) -> None:

@@ -206,7 +206,7 @@ def test_arguments_that_cannot_be_used():
     for scheme, match in (
         ("zen", r"got 'zen'\. That is sparsejax.schemes.Zen\(\)"),
         ("dense", r"got 'dense'\. That is sparsejax.schemes.AllReduce\(\)"),
-        ("best", r"got 'best'\.$"),
+        ("best", r"got 'best'\. See errors"),
         ("plan.json", r"sparsejax.Plan.load\('plan.json'\)"),
         (schemes.Zen, r"the class Zen\. .*sparsejax.schemes.Zen\(\)"),
         (sparsejax.dgc(0.01), r"got dgc\(density=0.01\)\. .*optax\.chain\(sparsejax"),

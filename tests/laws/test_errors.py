@@ -20,7 +20,7 @@ REFUSED = [
     (arguments.check_at_least, (-1,), "x must be at least 0, got -1"),
     (arguments.check_at_least, (math.inf, 2), "x must be at least 2, got inf"),
     (arguments.check_at_least, ("1",), "x must be at least 0, got '1'"),
-    (arguments.check_between, (3, 0, 2), r"x must lie in \[0, 2\], got 3\.$"),
+    (arguments.check_between, (3, 0, 2), r"x must lie in \[0, 2\], got 3\. See errors"),
     (arguments.check_between, (3, 0, 2, "It is a share."), r"got 3\. It is a share\."),
     (arguments.check_share, (0,), r"x must lie in \(0, 1\], got 0"),
     (arguments.check_share, (1.5,), r"got 1.5 \(0.01 is one per cent\)"),
