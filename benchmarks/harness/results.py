@@ -5,6 +5,9 @@ import pathlib
 from typing import Any
 
 
+FOLDER = pathlib.Path(__file__).parent.parent / "results"
+
+
 class Results:
     """A result file.
 
@@ -30,12 +33,28 @@ class Results:
         """The rows with these values."""
         return [r for r in self.rows if all(r.get(k) == v for k, v in wanted.items())]
 
+    def one(self, **wanted: Any) -> dict:
+        """The one row with these values."""
+        found = self.where(**wanted)
+        assert len(found) == 1, (self.name, wanted, len(found))
+        return found[0]
+
     def measured(self) -> str:
         """With which JAX, on which machines, when, and by which command at last."""
         runs = [self.head, *self.head.get("kept", [])]
-        machines = sorted({f"{run['cores']} cores of {run['processor']}" for run in runs})
+        machines = sorted({_machine(run) for run in runs})
         newest = max(run["date"] for run in runs)
         return (
             f"JAX {self.head['jax']}, {' and '.join(machines)}, {newest}, "
             f"last by `{self.head['command']}`"
         )
+
+
+def _machine(run):
+    beside = f" with {run['device']}" if "device" in run else ""
+    return f"{run['cores']} cores of {run['processor']}{beside}"
+
+
+def read(name: str) -> Results:
+    """A file of benchmarks/results, by its name without the ending."""
+    return Results(FOLDER / f"{name}.jsonl")
