@@ -1,11 +1,21 @@
-"""README's table of gains, from benchmarks/results: what a visitor asks first."""
+"""What a visitor asks first: the chart of gains on the first pages, and a table of more."""
 
 import re
 
-from recorded import Results, seconds, table, times
+from recorded import ROOT, Results, seconds, table, times
+
+from benchmarks.charts import steps as charts
+from benchmarks.charts.chart import named
 
 
 GAINS = re.compile(r"(<!-- gains: .*? -->\n).*?(<!-- end of gains -->)", re.S)
+# The pages that begin with the chart, and the way from each to the root and to docs/.
+PAGES = {
+    ROOT / "README.md": ("", "docs/"),
+    ROOT / "docs" / "index.md": ("../", ""),
+}
+# What the files of the chart and of its caption are about.
+WHAT = ("under jit", "tables", "local steps", "their loss")
 
 
 def _in_tables(results, example):
@@ -15,8 +25,8 @@ def _in_tables(results, example):
     return f"{held / row['numbers']:.0%}"
 
 
-def gains():
-    """The table."""
+def section():
+    """The title of the table, what it says, the table, and its files."""
     sums, steps = Results("communication-jax0.10.2"), Results("end-to-end-jax0.10.2")
     tables, examples = Results("rows-jax0.10.2"), Results("workloads-network-jax0.10.2")
     network = {"workload": "lstm", "rate": "250mbit"}
@@ -54,10 +64,49 @@ def gains():
     row = tables.one(rows=10_000_000, ids="zipf", side="exact")
     gain = f"**{times(row['times_as_fast'])}**"
     rows.append(["one step, 10 M rows, no network", "dense Adam", gain, tables.name])
-    rows = [[*row[:3], f"[file](benchmarks/results/{row[3]})"] for row in rows]
-    return table(["what", "against", "times as fast", "from"], rows, 4)
+    rows = [[*row[:3], f"`{row[3]}`"] for row in rows]
+    head = ["what", "against", "times as fast", "file"]
+    text = """How many times as fast training is, in one table, beside PyTorch with sparse
+embeddings where that was measured."""
+    sources = (sums, steps, tables, examples)
+    return "Gains", text, table(head, rows, 4), sources
 
 
-def readme(text):
-    """README's text with the table that results make."""
-    return GAINS.sub(lambda found: found[1] + gains() + "\n" + found[2], text)
+def above_data_parallel(losses, side="sparse_loco"):
+    """By which share local steps end above data parallelism, by seed."""
+    return [
+        row["loss"] / losses.one(side="data_parallel", seed=row["seed"])["loss"] - 1
+        for row in losses.where(side=side, tuning=False)
+    ]
+
+
+def chart(root, docs):
+    """The chart and its caption, for a page from which the root and docs/ are there."""
+    shown = charts.gains()
+    losses = Results("local-steps-jax0.10.2")
+    worse = above_data_parallel(losses)
+    runs = [run for f in shown.files for run in (f.head, *f.head.get("kept", []))]
+    dates = sorted(run["date"] for run in runs)
+    machines = sorted({f"{run['cores']} cores of {run['processor']}" for run in runs})
+    (jax,) = {run["jax"] for run in runs}
+    every, rate = losses.rows[0]["every"], named(charts.RATE)
+    files = (*shown.files, losses)
+    links = [
+        f"[{what}]({root}benchmarks/results/{file.name})"
+        for what, file in zip(WHAT, files, strict=True)
+    ]
+    caption = f"""Steps a second, over those of dense gradients in the same run (the line at
+1). A host is a process with a link of its own, of {rate} where no rate is named. All hosts
+share one machine ({" or ".join(machines)}), so their work adds up. The first three rows
+have the losses of dense gradients; PyTorch's `SparseAdam` is another optimizer. Local steps
+change the training: in rounds of {every} steps the held-out loss after the same number of
+tokens was {" and ".join(f"{x:.1%}" for x in worse)} higher, on {len(worse)} seeds. JAX
+{jax}, {dates[0]} to {dates[-1]}; results and commands: {", ".join(links)}."""
+    picture = f"![{shown.says}]({docs}pictures/charts/{shown.name}.svg)"
+    return f"{picture}\n\n*{' '.join(caption.split())}*"
+
+
+def written(page):
+    """The text of one of `PAGES`, with the chart that results make."""
+    made = chart(*PAGES[page])
+    return GAINS.sub(lambda found: f"{found[1]}{made}\n{found[2]}", page.read_text())

@@ -24,11 +24,6 @@ class Results(results.Results):
             raise FileNotFoundError(f"{path.name} is not there; `{by}` records it.")
         super().__init__(path)
 
-    def one(self, **wanted):
-        found = self.where(**wanted)
-        assert len(found) == 1, (self.name, wanted, len(found))
-        return found[0]
-
     def source(self):
         """Where the figures are, on which machine and by which command they were made."""
         return f"*From `benchmarks/results/{self.name}`: {self.measured()}.*"
