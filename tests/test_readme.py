@@ -26,7 +26,10 @@ PAGES = {
 WITH_CODE = [name for name, text in PAGES.items() if BLOCK.search(text)]
 
 # Pages whose parameters are not small.
-OF_LARGE = ("which", "rows", "dense", "systems/ok_topk", "systems/spardl")
+OF_LARGE = (
+    *("which", "rows", "dense", "systems/ok_topk", "systems/spardl"),
+    *("concepts/schemes", "concepts/sparsifiers", "concepts/rows", "concepts/metrics"),
+)
 OTHERS = {f"docs/{page}.md": snippets.large for page in OF_LARGE}
 # What a note in front of a block says of it, by what the notes say.
 NOTED = {
