@@ -212,7 +212,7 @@ def public(module, kind, but=()):
 
 def test_the_table_of_exact_schemes():
     exact = public(schemes, schemes.Scheme) - public(schemes, LossyScheme)
-    assert named_in("docs/which.md", "scheme in `sparsejax.schemes`") == exact
+    assert named_in("docs/concepts/schemes.md", "scheme in `sparsejax.schemes`") == exact
     assert "any of nine schemes by `sync`" in PAGES["README.md"]
     assert len(exact) == 9
 
@@ -220,11 +220,11 @@ def test_the_table_of_exact_schemes():
 def test_the_table_of_sparsifiers():
     bases = {"Selector", "ByMagnitude", "Rounding"}
     there = public(sparsifiers, base.Sparsifier, bases)
-    assert named_in("docs/dense.md", "sparsifier") == there
+    assert named_in("docs/concepts/sparsifiers.md", "sparsifier") == there
 
 
 def test_the_table_of_systems_that_select():
-    named = named_in("docs/dense.md", "transformation")
+    named = named_in("docs/concepts/schemes.md", "transformation")
     exact = {"sync", "zen_sync", "dense_sync", "embrace_sync"}
     there = {*dir(sparsejax), *dir(sparsejax.transforms)}
     there = {name for name in there if name.endswith("_sync")} - exact
