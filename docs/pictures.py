@@ -239,7 +239,27 @@ def spardl():
     return picture
 
 
-PICTURES = (gradient, zen, embrace, dragonn, ok_topk, spardl)
+def local_steps():
+    """Rounds of steps without an exchange, from one anchor to the next."""
+    picture = Picture(640, 212, "Local steps: each rank trains by itself for a round")
+    picture.text(20, 26, "parameters of three ranks, over two rounds of four steps", bold=True)
+    for rank, color in enumerate(RANKS[:3]):
+        y = 64 + 36 * rank
+        picture.text(20, y + 5, f"rank {rank}", 12)
+        for round_ in range(2):
+            x = 96 + 240 * round_
+            for step in range(4):
+                picture.box(x + 12 + 46 * step, y - 9, 38, 18, color)
+            picture.arrow(x + 196, y, x + 216, y, color, 2)
+    for number in range(3):
+        x = 82 + 240 * number
+        picture.box(x, 48, 16, 100, INK)
+        picture.text(x + 8, 166, "anchor", 12, "middle")
+    picture.text(20, 196, "An arrow is an exchange: anchor - parameters of the rank.", 13)
+    return picture
+
+
+PICTURES = (gradient, zen, embrace, dragonn, ok_topk, spardl, local_steps)
 
 
 if __name__ == "__main__":
