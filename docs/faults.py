@@ -35,7 +35,7 @@ BEFALLS = {
 LAWS = {
     "sum": "an array's sum over ranks is NumPy's in float64, and the same bytes on all",
     "tree": "leaves of gradients come out as updates, or ranks hold them",
-    "chosen": "what a rank leaves out of a sum it is told, step by step",
+    "chosen": "each rank gets back what it leaves out of a sum, step by step",
     "entries": "entries of one index add up, those out of range are left out",
     "rows": "rows that any rank lists come back, once each",
     "messages": "what is packed is unpacked, for any message",
@@ -157,7 +157,7 @@ def of_long_runs(records):
             f"{row['steps']:,} steps on {row['hosts']} processes, {samples} checkpoints",
             promised([row]),
             f"memory grew by {row['grown']:.1%} at most, {row['compiled']} programs "
-            "compiled behind the first checkpoint"
+            "compiled after the first checkpoint"
             if samples
             else "",
             lost([row]),
@@ -331,15 +331,18 @@ def page():
 
 <!-- Made by `python docs/performance.py` from benchmarks/results: do not edit. -->
 
-What training does when something breaks, all figures that are recorded: {cases:,} drawn
-cases, {len(jobs)} jobs in which something befell a host, runs of {longest:,} steps. Where a
-host is lost, the job has to end on all hosts in the time that is promised, by the name of
-that host, and the hosts that are left go on from the last checkpoint. *Lost* is the largest
-difference between what was applied or is held back and the sum of the gradients that were
-computed, over the sum of their sizes; 1e-05 is promised, and the same bytes on all hosts.
-How each was tried is in `benchmarks/faults/README.md`, what your own job has
-of it in [Several hosts](several_hosts.md#when-a-host-is-lost). A number in bold is one that
-is not as promised.
+What training does when a host, a disk or a number fails, with all recorded figures:
+{cases:,} drawn cases, {len(jobs)} jobs with a fault on one host, runs of {longest:,} steps.
+
+* Where a host is lost, the job has to end on all hosts in the promised time, by the name of
+  that host, and the remaining hosts continue from the last checkpoint.
+* *Lost* is the largest difference between what was applied plus the residuals and the sum of
+  the gradients that were computed, over the sum of their sizes. 1e-05 is promised, and the
+  same bytes on all hosts.
+* A number in bold is one that is not as promised.
+
+`benchmarks/faults/README.md` says how each was tried, and
+[Several hosts](several_hosts.md#when-a-host-is-lost) how to use it in a job of your own.
 
 {all_in_one(records)}
 
