@@ -331,7 +331,7 @@ def page():
 
 <!-- Made by `python docs/performance.py` from benchmarks/results: do not edit. -->
 
-What training does when a host, a disk or a number fails, with all recorded figures:
+What training does when something breaks, with all recorded figures:
 {cases:,} drawn cases, {len(jobs)} jobs with a fault on one host, runs of {longest:,} steps.
 
 * Where a host is lost, the job has to end on all hosts in the promised time, by the name of
