@@ -242,7 +242,9 @@ def spardl():
 def local_steps():
     """Rounds of steps without an exchange, from one anchor to the next."""
     picture = Picture(640, 212, "Local steps: each rank trains by itself for a round")
-    picture.text(20, 26, "parameters of three ranks, over two rounds of four steps", bold=True)
+    picture.text(
+        20, 26, "parameters of three ranks, over two rounds of four steps", bold=True
+    )
     for rank, color in enumerate(RANKS[:3]):
         y = 64 + 36 * rank
         picture.text(20, y + 5, f"rank {rank}", 12)
