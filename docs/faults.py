@@ -337,8 +337,8 @@ What training does when something breaks, with all recorded figures:
 * Where a host is lost, the job has to end on all hosts in the promised time, by the name of
   that host, and the remaining hosts continue from the last checkpoint.
 * *Lost* is the largest difference between what was applied plus the residuals and the sum
-  of the gradients that were computed, over the sum of their sizes. 1e-05 is promised, and the
-  same bytes on all hosts.
+  of the gradients that were computed, over the sum of their sizes. 1e-05 is promised, and
+  the same bytes on all hosts.
 * A number in bold is one that is not as promised.
 
 `benchmarks/faults/README.md` says how each was tried, and
