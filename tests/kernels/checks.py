@@ -117,7 +117,7 @@ def check_bitmap(made):
     compact = lambda x, capacity, threshold=None: made.compact(
         jnp.asarray(x), capacity, threshold
     )
-    for size in (1, 7, 2048, 2049, 8192, 8193, 20_001):
+    for size in (1, 7, 2048, 2049, 8193):
         for density in (0.0, 0.3, 1.0):
             x = gradient(size, density)
             if size > 7:
@@ -141,8 +141,8 @@ def check_partition(made):
         "large": 2**24 + 1 + np.arange(1025),
     }
     memories = ((256, 32, 3), (32, 8, 3), (1, 1, 1), (0, 200, 0), (0, 16, 0))
-    for indices in kinds.values():
-        for count in (0, 1, 1024, 1025):
+    for kind, indices in kinds.items():
+        for count in (0, 1, 1024, 1025) if kind == "any" else (1025,):
             for slots, serial, hashes in memories:
                 contract.check_partition(
                     run,
@@ -168,7 +168,7 @@ def check_partition_dense(made):
             x = gradient(size, density)
             x[3:6] = 1e-40, np.nan, -0.0
             for slots, serial, hashes in ((512, 64, 3), (32, 8, 2), (0, 300, 0)):
-                for threshold in (None, 0.5):
+                for threshold in (None, 0.5) if size == 8193 else (None,):
                     contract.check_partition_dense(
                         run,
                         x,

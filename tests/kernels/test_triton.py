@@ -279,6 +279,13 @@ MUTANTS = {
 # Each is a process of some ten to forty seconds: the tests take a few of each file, and the
 # command `python -m tests.kernels.test_triton` takes all.
 LEFT_TO_THE_COMMAND = {
+    "no end to the serial memory",
+    "a round too few",
+    "a hash a word",
+    "an entry before the range",
+    "a message without a header",
+    "half a word",
+    "sums of rows begin anew",
     "ranks from one",
     "positions past the capacity",
     "all runs begin at the first",

@@ -71,6 +71,7 @@ SCHEMES = {
     "Zen": schemes.Zen(),
     "Zen, bytes": schemes.Zen("bytes"),
 }
+OTHERS = [name for name in SCHEMES if name not in ("AGSparse", "BalancedParallelism")]
 ELSEWHERE = {"TwoLevel"}  # has a test below
 
 
@@ -172,7 +173,10 @@ def conserves(sparsifier, scheme, n, dtype="float32", room=1e-6, **options):
     ("scheme", "names"),
     [
         ("BalancedParallelism", ("DGC", "QSGD")),
-        *helpers.slow(*((scheme, tuple(SPARSIFIERS)) for scheme in SCHEMES)),
+        # What a sparsifier sends is no scheme's matter: each stands before one scheme, and
+        # before each scheme stand entries, entries that all ranks share, and whole arrays.
+        ("AGSparse", pytest.param(tuple(SPARSIFIERS), marks=pytest.mark.slow)),
+        *helpers.slow(*((scheme, ("DGC", "RandomK", "QSGD")) for scheme in OTHERS)),
     ],
 )
 def test_every_sparsifier_before_every_scheme(scheme, names):
@@ -181,7 +185,7 @@ def test_every_sparsifier_before_every_scheme(scheme, names):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 2, 5, 8])
+@pytest.mark.parametrize("n", [1, 5])
 def test_any_number_of_ranks(n):
     conserves("RandomK", "AGSparse", n)
     conserves("DGC", "HierarchicalCentralization", n)
@@ -190,7 +194,7 @@ def test_any_number_of_ranks(n):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "name"),
-    [("bfloat16", "DGC"), ("float16", "TopK"), ("bfloat16", "Dragonn")],
+    [("bfloat16", "DGC"), ("float16", "TopK")],
 )
 def test_16_bit_gradients(dtype, name):
     """Of each element one rank has any, so that their sum needs no rounding."""
@@ -199,7 +203,7 @@ def test_16_bit_gradients(dtype, name):
     assert residual["w"].dtype == np.float32
 
 
-@pytest.mark.parametrize("name", helpers.slow("DGC", "ReuseThreshold", "QSGD"))
+@pytest.mark.parametrize("name", helpers.slow("ReuseThreshold", "QSGD"))
 def test_doubles(name):
     with jax.enable_x64(True):
         conserves(name, "BalancedParallelism", N, "float64", room=1e-14)
@@ -209,10 +213,8 @@ def test_doubles(name):
     ("name", "scheme"),
     [
         *helpers.slow(
-            ("TopK", "AGSparse"),
             ("DGC", "Zen"),
             ("RandomK", "Zen, bytes"),
-            ("Dragonn", "SparCML"),
         ),
     ],
 )
@@ -228,7 +230,8 @@ REST = [
     (name, wrapper)
     for name, wrapper in itertools.product(LOSSY, WRAPPERS)
     if (name, wrapper) not in IN_SHORT
-    and (name not in LIKE_TOP_K or wrapper in ("alone", "warm_up in accumulate"))
+    and (name not in LIKE_TOP_K or wrapper == "warm_up in accumulate")
+    and (wrapper != "warm_up" or name in ("TopK", "OkTopk"))
 ]
 
 

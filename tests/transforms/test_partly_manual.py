@@ -105,8 +105,14 @@ CASES += [("dgc", False), ("skipping", True)]
 SLOW = [("spardl", True), ("spardl", False), ("power_sgd", True)]
 
 
-@pytest.mark.parametrize("kind", helpers.KINDS)
-@pytest.mark.parametrize(("name", "check_vma"), [*CASES, *helpers.slow(*SLOW)])
+@pytest.mark.parametrize(
+    ("name", "check_vma", "kind"),
+    [
+        *((*case, "explicit") for case in CASES),
+        ("zen", True, "auto"),
+        *helpers.slow(*((*case, "auto") for case in (("dgc", True), *SLOW))),
+    ],
+)
 def test_gradients_are_those_of_a_dense_sum_and_lie_where_they_did(name, check_vma, kind):
     """What was sent and what ranks hold back is the sum; copies have the same bytes."""
     tx, mesh_ = SYSTEMS[name](), mesh(kind)

@@ -107,8 +107,8 @@ SYNCS = {
         ("zen", "zero"),
         *helpers.slow(
             ("zen", "sharded"),
-            *[(sync, name) for sync in SYNCS for name in SPECS if sync != "zen"],
-            ("zen", "replicated"),
+            ("dense", "replicated"),
+            ("guarded", "sharded"),
         ),
     ],
 )

@@ -28,7 +28,7 @@ class SparseScheme(base.Scheme):
     """A scheme of entries: what ranks need by pieces is pushed to them as owners."""
 
     @property
-    def to_owners(self) -> PushPull:
+    def push_pull(self) -> PushPull:
         """How entries travel to the ranks that need them."""
         # There is no pull to compile: sizes closer together pad less.
         message = Message(ratio=2**0.5)
@@ -39,7 +39,7 @@ class SparseScheme(base.Scheme):
         if n == 1 or x.size == 0:
             return base.scatter_densely(x, count, wire)
         base.check_units(x)
-        stages = self.to_owners.over(x, wire, Contiguous().over(x.shape[0], n))
+        stages = self.push_pull.over(x, wire, Contiguous().over(x.shape[0], n))
         wire, plan = stages.wire, stages.plan
         known = stages.count(x, x.present())
         dense = (n - 1) * count * unit_bytes(x, wire.travelling(x.dtype))

@@ -96,7 +96,7 @@ class BalancedParallelism(SparseScheme):
             return base.nothing_to_send(x, state, wire)
         base.check_units(x)
         layout = self.ownership.over(x.shape[0], n, state)
-        total, traffic = self.to_owners(x, wire, layout)
+        total, traffic = self.push_pull(x, wire, layout)
         return base.Reduced(total, None, state, traffic)
 
     def rows(self, tables, wire):
@@ -107,13 +107,13 @@ class BalancedParallelism(SparseScheme):
 
     def forecast(self, load):
         if not load.listed:
-            return owners_forecast.forecast(load, self.ownership, self.to_owners)
+            return owners_forecast.forecast(load, self.ownership, self.push_pull)
         if self.ownership.needs_tables:
             return super().forecast(load)
         return owners_forecast.of_rows(load, self.ownership, self.wire_dtype)
 
     @property
-    def to_owners(self) -> PushPull:
+    def push_pull(self) -> PushPull:
         """How arrays are added up by owners."""
         return PushPull(
             Message(self.push_code, self.ratio, self.push_capacity),

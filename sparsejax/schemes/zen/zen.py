@@ -135,7 +135,7 @@ class Zen(SparseScheme):
             done = self._hierarchical(n)(x, state.curve, wire)
             return done._replace(state=ZenState(done.state, state.tables))
         layout = self.ownership.over(x.shape[0], n, state.tables)
-        balanced = self._balanced.to_owners.over(x, wire, layout)
+        balanced = self._balanced.push_pull.over(x, wire, layout)
         if not balanced.plan.may_pay:
             return base.sum_densely(x, state, wire)
         # All schemes take from here which units are there.
