@@ -236,6 +236,10 @@ def check_bitmap_messages(made, index=None):
                 messages.check_bitmaps(*functions, case)
 
 
+# A message of each code, and of rows of whole words and of halves.
+WHERE_VALUES_GO = ("coo8", "coo16", "bitmap", "rows of one part", "rows of five halves")
+
+
 def check_messages(made, in_pieces=True):
     made._CLEARED = 128
     made._TILE = 64, 8  # so that small messages take several programs
@@ -245,7 +249,7 @@ def check_messages(made, in_pieces=True):
     for name, case in messages.CASES.items():
         messages.check_pack(pack, case)
         # Where values go, the others say for each code of these.
-        hows = ({},) if "mixed" in name else ({}, {"size": 100}, {"replaces": True})
+        hows = ({}, {"size": 100}, {"replaces": True}) if name in WHERE_VALUES_GO else ({},)
         for how in hows:
             messages.check_unpack(unpack, case, **how)
     for name in ("coo8", "rows of five halves"):

@@ -313,8 +313,7 @@ def test_values_may_travel_narrow_and_are_added_up_wide(name):
     "name",
     [
         "hierarchical",
-        *helpers.slow("zen", "zen_bytes", "sparse_ps_broadcast", "sparcml_split"),
-        *helpers.slow("ag_sparse_doubling", "omni_reduce_20"),
+        *helpers.slow("zen_bytes", "sparse_ps_broadcast", "ag_sparse_doubling"),
     ],
 )
 def test_shards_on_a_second_axis_may_differ_in_density(name, check_vma):

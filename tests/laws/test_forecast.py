@@ -141,10 +141,8 @@ def assert_sent(told, traffic):
             ("hierarchical", 4),
             ("hierarchical", 5),
             ("hierarchical_bound", 4),
-            ("zen", 2),
             ("zen", 4),
             ("sparcml", 5),
-            ("sparcml_split", 4),
             ("sparcml_split", 5),
             ("sparcml_dense", 4),
             ("sparse_ps", 5),
@@ -240,8 +238,6 @@ def test_a_forecast_of_random_lists_of_rows_is_what_a_run_sends(name, n, ways):
     [
         (schemes.GTopk(0.02), 5),
         *helpers.slow(
-            (schemes.GTopk(0.02), 4),
-            (schemes.SparDL(0.02), 4),
             (schemes.SparDL(0.02), 5),
             (schemes.SparDL(0.02, teams=2), 6),
             (schemes.SparDL(0.02, teams=4, code="coo32"), 8),

@@ -26,7 +26,6 @@ PART = {
     ("triton", "messages.py"): 90,
     ("triton", "bitmap.py"): 100,
     ("triton", "partition.py"): 90,
-    ("triton", "threshold_hash.py"): 100,
     ("triton", "coo_add.py"): 80,
     ("pallas", "threshold_hash.py"): 90,
 }

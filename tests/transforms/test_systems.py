@@ -99,7 +99,7 @@ def run(tx, steps, state=None, first=0, dtype=np.float32, touched=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ["ok_topk", "spardl", "topk_a"])
 def test_metrics_tell_the_bytes_and_the_norm_of_the_residual(name):
     _, _, state = run(ALL[name](reduce="sum"), 12)
     found = sparsejax.metrics(state)
@@ -280,7 +280,7 @@ def test_with_all_arguments_static_they_can_be_injected_around(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ok_topk", "spardl"])
+@pytest.mark.parametrize("name", ["ok_topk"])
 def test_two_axes_may_be_the_ranks(name):
     mesh = helpers.grid(hosts=2, devices=2)
     names = mesh.axis_names
@@ -304,8 +304,7 @@ def test_two_axes_may_be_the_ranks(name):
 @pytest.mark.parametrize(
     ("name", "check_vma"),
     [
-        *(("gtopk", True), ("spardl in teams", True)),
-        *(("ok_topk", True), ("ok_topk", False)),
+        *(("spardl in teams", True), ("ok_topk", False)),
     ],
 )
 def test_a_second_axis_may_shard_what_is_chosen_from(name, check_vma):

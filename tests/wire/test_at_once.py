@@ -89,9 +89,7 @@ def test_schemes_are_exact_and_replicas_equal(name):
         np.testing.assert_array_equal(totals[0], helpers.total(x))
 
 
-@pytest.mark.parametrize(
-    "name", ["zen", *helpers.slow("hierarchical", "balanced_algorithm_1")]
-)
+@pytest.mark.parametrize("name", ["zen", *helpers.slow("balanced_algorithm_1")])
 def test_messages_are_unpacked_piece_by_piece_where_they_are_received(name, monkeypatch):
     """As where kernels do it, but by reference: sums, swaps, and slots with their names."""
     scheme = SCHEMES[name]
