@@ -18,12 +18,9 @@ class _Documented(Exception):
     error is the same when it is read, and `raise ... from` needs nothing.
     """
 
-    def __init__(self, *args: Any):
-        # A message may quote the text of another error, with the section of that one.
-        super().__init__(*(_SECTION.sub("", x) if isinstance(x, str) else x for x in args))
-
     def __str__(self) -> str:
-        text = super().__str__()
+        # A message may quote the text of another error, with the section of that one.
+        text = _SECTION.sub("", super().__str__())
         # A class that is derived elsewhere has no section of its own.
         name = next(c.__name__ for c in type(self).__mro__ if c.__module__ == __name__)
         gap = "\n" if "\n" in text else " " * bool(text)
