@@ -254,11 +254,17 @@ def test_rules_that_ask_for_too_much(rules, words):
         sparsejax.init(tx, params, helpers.mesh_of(2))
 
 
+def test_a_sparsifier_in_front_of_it_is_refused():
+    send = sparsejax.sync(schemes.PowerSGD(2), rules={"w": "sparse"})
+    tx = optax.chain(sparsejax.dgc(0.01, min_size=1), send)
+    with pytest.raises(ArgumentError, match="'w' is sparse already, and PowerSGD leaves"):
+        sparsejax.init(tx, {"w": jnp.zeros((48, 40))}, helpers.mesh_of(2))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"wire_dtype": jnp.bfloat16}, "PowerSGD has no wire_dtype"),
-        ({"sparsifier": sparsejax.dgc(0.01)}, "PowerSGD .* no sparsifier"),
         (
             {"memory": sparsejax.MomentumCorrection(0.9)},
             r"PowerSGD.*masking=False",
