@@ -119,7 +119,7 @@ def _guessed(views, k):
         x.transpose(2, 4, 0, 1, 3).reshape(-1, _blocks(view)) for view, x in pairs
     ]
     columns = jnp.concatenate(columns, axis=1)
-    low = _kth(columns, jnp.int32(k)).astype(jnp.uint32)
+    low = _kth_short(columns, k).astype(jnp.uint32)
     high = jnp.max(columns, axis=0).astype(jnp.uint32) + 1
     return low << _DROPPED, high << _DROPPED
 
@@ -224,23 +224,23 @@ def _keys_at(views, slots):
     found, start = [], 0
     for view in views:
         own = lax.slice_in_dim(slots, start, start + _blocks(view), axis=1)
-        at = indices_in(view.shape, own.T).T
+        at = indices_in(view.shape, own, axis=1)
         found.append(view.reshape(-1).at[at].get(mode="promise_in_bounds"))
         start += _blocks(view)
     return magnitudes.keys(jnp.concatenate(found, axis=1))
 
 
-def indices_in(shape: Sequence[int], places: jax.Array) -> jax.Array:
-    """The indices in a flat view of places in its blocks, int32 [blocks, places]."""
+def indices_in(shape: Sequence[int], places: jax.Array, axis: int = 0) -> jax.Array:
+    """The indices in a flat view of places in its blocks, which are along an axis."""
     _, _, height, across, width = shape
-    block = lax.broadcasted_iota(jnp.int32, places.shape, 0)
+    block = lax.broadcasted_iota(jnp.int32, places.shape, axis)
     row = block // across * height + places // width
     return (row * across + block % across) * width + places % width
 
 
 def _of_candidates(keys, slots, k):
     """The slots of the k largest keys of each column; of equal ones the first."""
-    least = _kth(keys, jnp.int32(k))
+    least = _kth(keys, k)
     above, equal = keys > least, keys == least
     missing = k - listing.added(above, lambda flags: flags.astype(jnp.int32))
     chosen = above | (equal & (listing.running(equal) <= missing))
@@ -250,18 +250,28 @@ def _of_candidates(keys, slots, k):
 
 
 def _kth(columns, k):
-    """The k-th largest of each column [room, columns], one bit after another."""
+    """The k-th largest of each column of uint32 [room, columns]."""
+    high = (columns >> 16).astype(jnp.uint16)
+    # Half a key at a time: twice as many are compared at once.
+    first = _kth_short(high, k)
+    above = listing.added(high, lambda x: (x > first).astype(jnp.int32))
+    low = jnp.where(high == first, columns.astype(jnp.uint16), 0)
+    second = _kth_short(low, k - above)
+    return (first.astype(jnp.uint32) << 16) | second.astype(jnp.uint32)
+
+
+def _kth_short(columns, k):
+    """The k-th largest of each column of uint16, one bit after another."""
     narrow = jnp.uint8 if columns.shape[0] < 256 else jnp.int32
-    width = 8 * columns.dtype.itemsize
 
     def settle(i, key):
-        tried = key | (columns.dtype.type(1) << (width - 1 - i).astype(columns.dtype))
+        tried = key | (jnp.uint16(1) << (15 - i).astype(jnp.uint16))
         count = listing.added(columns, lambda x: (x >= tried).astype(narrow))
         return jnp.where(count.astype(jnp.int32) >= k, tried, key)
 
-    start = jnp.zeros(columns.shape[1], columns.dtype)
+    start = jnp.zeros(columns.shape[1], jnp.uint16)
     start = as_varying(start, varying_axes(columns))
-    return lax.fori_loop(0, width, settle, start)
+    return lax.fori_loop(0, 16, settle, start)
 
 
 def _rows(view):
