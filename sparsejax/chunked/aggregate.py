@@ -13,7 +13,7 @@ rank out of both sums, whatever its values are.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp

@@ -110,19 +110,21 @@ def listed(words: jax.Array, length: int) -> jax.Array:
     """
     most, columns = words.shape
     narrow = np.min_scalar_type(max(length, most))
-    ends = running(lax.population_count(words))
-    upto = jnp.minimum(ends, length).astype(narrow)
+
+    def step(before, word):
+        after = before + lax.population_count(word).astype(jnp.int32)
+        # Ranks are below `length`, and in bytes many are compared at once.
+        return after, [jnp.minimum(x, length).astype(narrow) for x in (before, after)]
+
+    start = as_varying(jnp.zeros(columns, jnp.int32), varying_axes(words))
+    starts, ends = lax.scan(step, start, words)[1]
     rank = lax.broadcasted_iota(jnp.int32, (length, 1), 0)
     # The word of a rank is after all those that end before it.
-    ended = lambda upto: (upto[:, None] <= rank.astype(narrow)).astype(narrow)
-    word = added(upto, ended)
-    word = jnp.minimum(word.astype(jnp.int32), most - 1)
+    ended = lambda ends: (ends[:, None] <= rank.astype(narrow)).astype(narrow)
+    word = jnp.minimum(added(ends, ended).astype(jnp.int32), most - 1)
     at = word * columns + lax.broadcasted_iota(jnp.int32, word.shape, 1)
-    own, end = (_at(x, at) for x in (words, ends))
-    # XLA:CPU would look each up anew in all that follows, an entry at a time.
-    word, own, end = lax.optimization_barrier((word, own, end))
-    rest = rank - (end - lax.population_count(own).astype(jnp.int32))
-    return bits.WORD * word + bits.bit_of_rank(own, rest)
+    rest = rank - _at(starts, at).astype(jnp.int32)
+    return bits.WORD * word + bits.bit_of_rank(_at(words, at), rest)
 
 
 def _at(table, index):

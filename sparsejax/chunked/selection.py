@@ -65,12 +65,12 @@ def largest(views: Sequence[jax.Array], k: int) -> jax.Array:
         return _of_candidates(keys, lax.broadcasted_iota(jnp.int32, keys.shape, 0), k).T
     words, counts = _candidates(views, k)
     row = words.shape[0] // height * bits.WORD
-    slots = listing.listed(words, 2 * k)
+    slots = _alone(views, lambda: listing.listed(words, 2 * k).T)
     slots = jnp.clip(slots - slots // row * (row - width), 0, length - 1)
-    is_one = lax.broadcasted_iota(jnp.int32, slots.shape, 0) < counts
+    is_one = lax.broadcasted_iota(jnp.int32, slots.shape, 1) < counts[:, None]
     # Entries that are there have keys from 1 on.
     keys = jnp.where(is_one, _keys_at(views, slots) + 1, 0)
-    return _of_candidates(keys, slots, k).T
+    return _of_candidates(keys.T, slots.T, k).T
 
 
 class _Probes(NamedTuple):
@@ -115,9 +115,7 @@ def _guessed(views, k):
 
     found = _alone(views, lambda: [tops(view) for view in views])
     pairs = zip(views, found, strict=True)
-    columns = [
-        x.transpose(2, 4, 0, 1, 3).reshape(-1, _blocks(view)) for view, x in pairs
-    ]
+    columns = [x.transpose(2, 4, 0, 1, 3).reshape(-1, _blocks(view)) for view, x in pairs]
     columns = jnp.concatenate(columns, axis=1)
     low = _kth_short(columns, k).astype(jnp.uint32)
     high = jnp.max(columns, axis=0).astype(jnp.uint32) + 1
@@ -220,20 +218,20 @@ def _filled(above, equal, k):
 
 
 def _keys_at(views, slots):
-    """The keys of entries by their places in blocks, [slots, blocks]."""
+    """The keys of entries by their places in blocks, [blocks, slots]."""
     found, start = [], 0
     for view in views:
-        own = lax.slice_in_dim(slots, start, start + _blocks(view), axis=1)
-        at = indices_in(view.shape, own, axis=1)
+        own = lax.slice_in_dim(slots, start, start + _blocks(view))
+        at = indices_in(view.shape, own)
         found.append(view.reshape(-1).at[at].get(mode="promise_in_bounds"))
         start += _blocks(view)
-    return magnitudes.keys(jnp.concatenate(found, axis=1))
+    return magnitudes.keys(jnp.concatenate(found))
 
 
-def indices_in(shape: Sequence[int], places: jax.Array, axis: int = 0) -> jax.Array:
-    """The indices in a flat view of places in its blocks, which are along an axis."""
+def indices_in(shape: Sequence[int], places: jax.Array) -> jax.Array:
+    """The indices in a flat view of places in its blocks, int32 [blocks, places]."""
     _, _, height, across, width = shape
-    block = lax.broadcasted_iota(jnp.int32, places.shape, axis)
+    block = lax.broadcasted_iota(jnp.int32, places.shape, 0)
     row = block // across * height + places // width
     return (row * across + block % across) * width + places % width
 
@@ -262,11 +260,12 @@ def _kth(columns, k):
 
 def _kth_short(columns, k):
     """The k-th largest of each column of uint16, one bit after another."""
-    narrow = jnp.uint8 if columns.shape[0] < 256 else jnp.int32
+    # As wide as a key where it can be: vectors of flags are not narrowed then.
+    counted = jnp.uint16 if columns.shape[0] < 1 << 16 else jnp.int32
 
     def settle(i, key):
         tried = key | (jnp.uint16(1) << (15 - i).astype(jnp.uint16))
-        count = listing.added(columns, lambda x: (x >= tried).astype(narrow))
+        count = listing.added(columns, lambda x: (x >= tried).astype(counted))
         return jnp.where(count.astype(jnp.int32) >= k, tried, key)
 
     start = jnp.zeros(columns.shape[1], jnp.uint16)
