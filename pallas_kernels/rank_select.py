@@ -147,7 +147,7 @@ def select(index: RankIndex, first: jax.Array, *, length: int) -> jax.Array:
         bits = _at(index.words, word)
         own = lax.population_count(bits).astype(jnp.int32)
         rest = rest - (_at(index.inside, word) - own)
-    return (word * WORD + _bit_of_rank(bits, rest)).reshape(runs, length)
+    return (word * WORD + bit_of_rank(bits, rest)).reshape(runs, length)
 
 
 @functools.partial(jax.jit, static_argnames="lanes")
@@ -384,7 +384,7 @@ def _first_above(table, base, key, length):
 
 
 @jax.jit
-def _bit_of_rank(words, rank):
+def bit_of_rank(words, rank):
     """The position of the bit of this rank in each word, by halving."""
     position = jnp.zeros_like(rank)
     step = WORD // 2

@@ -13,7 +13,7 @@ rank out of both sums, whatever its values are.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,10 @@ from jax import lax
 
 from sparsejax.axes import as_varying, varying_axes
 from sparsejax.chunked.message import RankMessage, Selected
+from sparsejax.units.selection import magnitudes
+
+
+_AT_ONCE = 2  # leaves that are added up at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,38 +55,42 @@ class Aggregate:
             weights: float32 [ranks], or None for 1.
             scales: float32 [ranks, leaves] by which values are multiplied, or None for 1.
         """
+        sent = lax.map(self.unpack, words)
+        sums: list[jax.Array] = []
+        found = []
+        for i, size in enumerate(self.sizes):
+            start = _zeros_after(sums[-_AT_ONCE:], size)
+            scale = None if scales is None else scales[:, i]
+            total, count = self._summed(start, sent[i], weights, scale)
+            sums.append(total)
+            if count is not None:
+                total = self._divided(total, count.astype(jnp.float32))
+            elif weights is not None:
+                total = self._divided(total, jnp.sum(weights))
+            elif self.mean:
+                total = total / self.ranks
+            found.append(total)
+        return found
+
+    def _summed(self, start, sent: Selected, weights, scales):
+        """The sum of a leaf over all ranks, from zeros, and the weight of its senders."""
         counted = jnp.uint8 if self.ranks < 256 else jnp.int32
         counted = counted if weights is None else jnp.float32
-        totals = [jnp.zeros(size, jnp.float32) for size in self.sizes]
-        counts = [jnp.zeros(size, counted) for size in self.sizes if self.senders]
-        over = varying_axes(words)
-        start = as_varying((totals, counts), over) if over else (totals, counts)
+        count = start.astype(counted) if self.senders else None
+        over = varying_axes(sent.indices) | varying_axes(sent.values)
+        carry = as_varying((start, count), over) if over else (start, count)
 
         def add(carry, given):
-            (totals, counts), (words, weight, scale) = carry, given
-            sent = self.unpack(words)
-            return self._added(totals, counts, sent, weight, scale), None
-
-        (totals, counts), _ = lax.scan(add, start, (words, weights, scales))
-        if self.senders:
-            return [
-                self._divided(x, count.astype(jnp.float32))
-                for x, count in zip(totals, counts, strict=True)
-            ]
-        if weights is None:
-            return [x / self.ranks if self.mean else x for x in totals]
-        return [self._divided(x, jnp.sum(weights)) for x in totals]
-
-    def _added(self, totals, counts, sent: Sequence[Selected], weight, scale):
-        """The sums with one more message."""
-        for i, (at, x) in enumerate(sent):
-            x = x if scale is None else x * scale[i]
+            (total, count), ((at, x), weight, scale) = carry, given
+            x = x if scale is None else x * scale
             x = x if weight is None else jnp.where(weight == 0, 0, weight * x)
-            totals[i] = _add(totals[i], at, x)
-            if self.senders:
-                one = jnp.asarray(1 if weight is None else weight, counts[i].dtype)
-                counts[i] = _add(counts[i], at, jnp.where(x != 0, one, 0))
-        return totals, counts
+            total = _add(total, at, x)
+            if count is not None:
+                one = jnp.asarray(1 if weight is None else weight, count.dtype)
+                count = _add(count, at, jnp.where(x != 0, one, 0))
+            return (total, count), None
+
+        return lax.scan(add, carry, (sent, weights, scales))[0]
 
     def _divided(self, x, weight):
         """A sum over its weight; 0 where nothing counts."""
@@ -107,6 +115,19 @@ def clipping(
     counted = each if weights is None else jnp.where(weights[:, None] == 0, jnp.nan, each)
     median = jnp.nanmedian(counted, axis=0)
     return jnp.where(each > median, median / jnp.where(each > 0, each, 1), 1)
+
+
+def _zeros_after(found, size):
+    """Zeros that are there once the first of some arrays is.
+
+    XLA would write the zeros of all leaves first, and have all sums at once, where most are
+    added to parameters one by one. It does not know that the number here is never negative.
+    """
+    numbers = [x[:1] for x in found if x.size]
+    if len(numbers) < _AT_ONCE:
+        return jnp.zeros(size, jnp.float32)
+    sign = lax.bitcast_convert_type(magnitudes.keys(numbers[0]), jnp.int32)
+    return jnp.broadcast_to(jnp.where(sign >= 0, jnp.float32(0), 1), size)
 
 
 def _add(x, at, values):

@@ -18,6 +18,7 @@ from pallas_kernels.rank_select import (
     WORD as WORD,
     BitSets as BitSets,
     RankIndex as RankIndex,
+    bit_of_rank as bit_of_rank,
     bit_sets as bit_sets,
     nonzero as nonzero,
     pack as pack,
