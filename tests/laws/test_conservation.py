@@ -175,7 +175,7 @@ def conserves(sparsifier, scheme, n, dtype="float32", room=1e-6, **options):
         ("BalancedParallelism", ("DGC", "QSGD")),
         # What a sparsifier sends is no scheme's matter: each stands before one scheme, and
         # before each scheme stand entries, entries that all ranks share, and whole arrays.
-        ("AGSparse", pytest.param(tuple(SPARSIFIERS), marks=pytest.mark.slow)),
+        *helpers.slow(("AGSparse", tuple(SPARSIFIERS))),
         *helpers.slow(*((scheme, ("DGC", "RandomK", "QSGD")) for scheme in OTHERS)),
     ],
 )
