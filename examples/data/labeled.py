@@ -47,7 +47,7 @@ def padded(
     Args:
         rows: {feature: value} and labels of each.
         features: Their number.
- labels: Their number.
+        labels: Their number.
     """
     shape = len(rows), MOST_FEATURES
     ids, values = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)

@@ -58,8 +58,7 @@ def read(path: str, vocabulary: int, least: int) -> Corpus:
     Args:
         path: The file.
         vocabulary: The largest size of the vocabulary.
- least: The smallest number of
-            words that is accepted.
+        least: The smallest number of words that is accepted.
     """
     text = "\n".join(line for _, line in files.lines(path))
     found = corpus(text, vocabulary, {"text": Path(path).name}, r"\w+")

@@ -113,8 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         "--coordinator",
         default=os.environ.get("JAX_COORDINATOR_ADDRESS"),
         metavar="NAME:PORT",
-        help="the host of process 0, and a free port on it "
-        "(JAX_COORDINATOR_ADDRESS)",
+        help="the host of process 0, and a free port on it (JAX_COORDINATOR_ADDRESS)",
     )
     add("--processes", type=int, help="the number of processes")
     add("--process", type=int, help="the number of this one, from 0 on")
