@@ -1,1 +1,1 @@
-"""Runnable examples; `README.md` beside this file says what each shows."""
+"""Runnable examples; `README.md` in this folder describes each."""

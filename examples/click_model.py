@@ -1,14 +1,14 @@
-"""Trains DeepFM on clicks: a table of millions of rows, of which a step touches some.
+"""Trains DeepFM on clicks: a table of millions of rows, of which a step reads a few.
 
     python -m examples.click_model
     python -m examples.click_model --data train.txt     # a log in the format of Criteo's
 
-Without a log of your own it is trained on what every machine has that is like one: each
-call in the installed Python source is an impression of twelve categories, and passing a
-keyword argument is the click.
+Without a log of your own the example makes one from data that every machine has: each call
+in the installed Python source is an impression of twelve categories, and a keyword argument
+is the click.
 
-DeepFM adds up three things: a weight of each category, the products of the vectors of all
-pairs of categories, and what a network makes of the vectors one behind another.
+DeepFM sums three terms: a weight of each category, the products of the vectors of all pairs
+of categories, and the output of a network on the concatenated vectors.
 """
 
 import functools
@@ -77,7 +77,7 @@ SYNCS = {
 
 
 def main(argv: Sequence[str] | None = None) -> Session:
-    """Runs the example; `argv` as on the command line. Returns what was run."""
+    """Runs the example; `argv` as on the command line. Returns the runs."""
     parser = command.parser("click_model", __doc__, SYNCS)
     parser.add_argument("--data", metavar="FILE", help="a log in the format of Criteo's")
     parser.add_argument(
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> Session:
 
 
 def held_out_of(data):
-    """The examples to train on, and one in fifty that are kept from training."""
+    """The examples to train on, and one in fifty that is held out."""
     count = len(data["clicked"])
     if count < HELD_OUT:
         raise SystemExit(

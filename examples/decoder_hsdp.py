@@ -11,7 +11,7 @@ its gradients unreduced, and the first transformation of the chain sums them:
 * `dense`: JAX's own sums, a reduce-scatter over fsdp and an all-reduce over replica.
 * `zen`: the rows of the embedding that are not zero, and all other gradients densely. The
   losses are those of `dense`.
-* `dgc`: the largest hundredth of each large gradient. The rest is kept for later steps.
+* `dgc`: the largest hundredth of each large gradient. The rest is added to later gradients.
 """
 
 import argparse
@@ -168,7 +168,7 @@ def dense_bytes(params, mesh: Mesh) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Run]:
-    """Runs the example; `argv` as on the command line. Returns what was run."""
+    """Runs the example; `argv` as on the command line. Returns the runs."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.decoder_hsdp", description=__doc__.splitlines()[0]
     )

@@ -4,20 +4,20 @@
     python -m examples.decoder_local_steps --methods diloco sparse_loco --every 20
     python -m examples.decoder_local_steps --plot loss.png --csv loss.csv
 
-A small decoder learns the docstrings of what is installed, on 8 simulated ranks of one mesh
-axis. Each method trains from the same parameters on the same batches:
+A small decoder learns the docstrings of the installed packages, on 8 simulated ranks of one
+mesh axis. Each method trains from the same parameters on the same batches:
 
 * `data_parallel`: AdamW on the mean gradient, an exchange in every step.
 * `dgc`: the same, of the largest hundredth of each gradient, by `zen_sync`.
-* `diloco`: `every` steps of AdamW on each rank, then the mean of what ranks have moved, by
+* `diloco`: `every` steps of AdamW on each rank, then the mean of the ranks' offsets, by
   Nesterov momentum.
 * `streaming_diloco`: a fifth of the parameters in each step, in four bits a number.
-* `sparse_loco`: the same steps, then the 64 largest of each 4,096 numbers that a rank has
-  moved, in two bits each. What is left out waits on its rank for the next round.
+* `sparse_loco`: the same steps, then the 64 largest of each 4,096 numbers of a rank's
+  offset, in two bits each. Each rank keeps the residual for the next round.
 * `demo`: in every step the 32 largest cosine coefficients of each 4,096 numbers of a rank's
   momentum, and the sign of their mean.
 
-The loss on text that was not trained on is that of the anchor, the parameters that all
+The loss on held-out text is that of the anchor, the parameters that all
 ranks share. `--size paper` is a decoder for GPUs.
 """
 
@@ -47,9 +47,9 @@ class Size:
     """A decoder and its batches.
 
     Attributes:
-        words: How many words it knows.
+        words: The size of its vocabulary.
         width: Numbers of a word's vector.
-        layers: How many blocks.
+        layers: The number of blocks.
         heads: Of each attention.
         length: Words in a window.
         windows: In a batch of one rank.
@@ -156,7 +156,7 @@ def transformation(
 
 @dataclasses.dataclass
 class Curve:
-    """What became of a method.
+    """The results of a method.
 
     Attributes:
         tokens: Seen by all ranks, at each evaluation.
@@ -172,7 +172,7 @@ class Curve:
 
 
 class Text:
-    """Windows of a text, of which the end is not trained on."""
+    """Windows of a text, of which the end is held out."""
 
     def __init__(self, size: Size, seed: int):
         self.size, self.seed = size, seed
@@ -269,7 +269,7 @@ def show(console: Console, curves: dict[str, Curve], steps: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Curve]:
-    """Runs the example; `argv` as on the command line. Returns what was run."""
+    """Runs the example; `argv` as on the command line. Returns the runs."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.decoder_local_steps", description=__doc__.splitlines()[0]
     )

@@ -3,10 +3,10 @@
     python -m examples.digits_vgg
     python -m examples.digits_vgg --data images.npz     # with arrays images and labels
 
-No gradient of a convolution is zero, so both systems choose the largest, and keep the rest
-for later steps. What each rank chooses differs; they differ in how these are added up.
-Scikit-learn's handwritten digits are trained on, or images of your own: `images` is
-[images, height, width] or [..., channels], `labels` whole numbers from 0.
+No gradient of a convolution is zero, so both systems select the largest, and keep the rest
+for later steps. Ranks select different entries; the systems differ in how they sum these.
+The data are scikit-learn's handwritten digits, or images of your own: `images` is [images,
+height, width] or [..., channels], `labels` whole numbers from 0.
 """
 
 import functools
@@ -80,7 +80,7 @@ SYNCS = {
 
 
 def main(argv: Sequence[str] | None = None) -> Session:
-    """Runs the example; `argv` as on the command line. Returns what was run."""
+    """Runs the example; `argv` as on the command line. Returns the runs."""
     parser = command.parser("digits_vgg", __doc__, SYNCS, devices=4)
     parser.add_argument("--data", metavar="FILE", help="arrays of your own, .npz")
     options = command.parse(parser, argv)
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> Session:
 
 
 def read(path):
-    """Images [images, height, width, channels] from 0 to 1, their labels, and of what."""
+    """Images [images, height, width, channels] from 0 to 1, labels, and their source."""
     if path:
         images, labels = files.arrays(path, "images", "labels")
         check(path, images, labels)

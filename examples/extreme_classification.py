@@ -1,15 +1,15 @@
-"""Tells which of thousands of labels apply, and sends a hundredth of the gradient: DRAGONN.
+"""Predicts which of thousands of labels apply, and sends 1% of the gradient: DRAGONN.
 
     python -m examples.extreme_classification
     python -m examples.extreme_classification --data train.txt
 
-Nearly all numbers are in the layer of the labels. DRAGONN finds its largest gradients from
-a sample, puts them into slots by a hash, and sends these: no sort, no second pass. What did
-not go waits for later steps. The table of features has a gradient of few rows, which is
-sent whole.
+Nearly all parameters are in the layer of the labels. DRAGONN finds its largest gradients by
+a threshold from a sample, puts them into slots by a hash, and sends these, without a sort
+or a second pass. The residual is added to later gradients. The table of features has a
+gradient of few rows, which is sent whole.
 
-Without a file of your own, in the format of the extreme classification repository, it tells
-the words of a function's name from its docstring, for the source installed here.
+Without a file of your own, in the format of the extreme classification repository, it
+predicts the words of a function's name from its docstring, for the installed source.
 """
 
 import functools
@@ -60,7 +60,7 @@ def adam():
 
 
 def dragonn():
-    """DRAGONN for the layer of the labels; what it lets through, and all else, by Zen."""
+    """DRAGONN for the layer of the labels, and Zen for what it selects and all else."""
     sparsifier = sparsejax.sparsifiers.Dragonn(DENSITY)
     of_labels = lambda path, leaf: "labels" in path
     return optax.chain(
@@ -76,7 +76,7 @@ SYNCS = {
 
 
 def main(argv: Sequence[str] | None = None) -> Session:
-    """Runs the example; `argv` as on the command line. Returns what was run."""
+    """Runs the example; `argv` as on the command line. Returns the runs."""
     parser = command.parser("extreme_classification", __doc__, SYNCS)
     parser.add_argument("--data", metavar="FILE", help="examples of your own")
     options = command.parse(parser, argv)

@@ -2,11 +2,11 @@
 
     python -m examples.language_model
 
-Eight simulated devices train in data parallel on the docstrings of the packages installed
-here, or on a text file of your own (`--data FILE`). The runs differ in nothing but the
-optax transformation: `dense` averages gradients as they are, `zen` sends what is not zero,
-and `rows` has a lazy optimizer behind that, so that rows of tables which a batch does not
-read are not touched at all. The losses agree; the bytes that each rank sends do not.
+Eight simulated devices train in data parallel on the docstrings of the installed packages,
+or on a text file of your own (`--data FILE`). The runs differ only in the optax
+transformation: `dense` averages dense gradients, `zen` sends what is not zero, and `rows`
+has a lazy optimizer after that, so that a step leaves the rows of tables unchanged which
+its batch does not read. The losses agree; the bytes that each rank sends do not.
 
 The model is in `examples/lm_model.py`, in plain JAX: this example needs no flax.
 """
@@ -41,7 +41,7 @@ SYNCS = {
 
 
 def main(argv: Sequence[str] | None = None) -> Session:
-    """Runs the example; `argv` as on the command line. Returns what was run."""
+    """Runs the example; `argv` as on the command line. Returns the runs."""
     parser = command.parser("language_model", __doc__, SYNCS)
     parser.add_argument("--data", metavar="FILE", help="a text of your own, UTF-8")
     options = command.parse(parser, argv)

@@ -1,6 +1,6 @@
 """A small LSTM language model under a sampled softmax.
 
-Its two tables hold nearly all of its numbers, and a step touches few of their rows: the
+Its two tables have nearly all of its parameters, and a step reads few of their rows: the
 embedding's rows of the words that are read, and the output's rows of the words that come
 next and of the negatives drawn for the step. All other rows have a gradient of zero.
 """
@@ -19,11 +19,10 @@ def init(
     """Makes the parameters: two tables of [vocabulary, width], a bias, and an LSTM.
 
     Args:
-        vocabulary: How many words there are.
+        vocabulary: The number of words.
         width: Numbers of a row.
         seed: Of the random numbers.
-        hidden: Numbers of the LSTM's memory, if what it says of it is to be projected to
-            the width.
+        hidden: Numbers of the LSTM's memory, if its output is projected to the width.
     """
     rng = np.random.default_rng(seed)
     state = hidden or width
@@ -50,7 +49,7 @@ def batches(
     length: int = 20,
     negatives: int = 256,
 ):
-    """Yields batches for ever: windows of tokens for each rank, and its negatives."""
+    """Yields batches without end: windows of tokens for each rank, and its negatives."""
     rng = np.random.default_rng(seed)
     while True:
         starts = rng.integers(0, len(tokens) - length, ranks * windows)

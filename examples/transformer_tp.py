@@ -1,12 +1,12 @@
-"""Trains a decoder over data x tensor parallel, and sends a twentieth of the gradient: DGC.
+"""Trains a decoder with data and tensor parallelism, and sends 5% of the gradient: DGC.
 
     python -m examples.transformer_tp
     python -m examples.transformer_tp --devices 8 --shards 4 --data text.txt
 
 Eight simulated devices are four ranks of two: the two share every block, the heads of its
-attention and the columns of its wide layer, and add up what comes out. Each rank then sends
-its largest gradients to the others, each device for its shards. A tensor has one threshold,
-found from all of its shards together: what is sent does not depend on how it is cut.
+attention and the columns of its wide layer, and sum their outputs. Each rank then sends its
+largest gradients to the others, each device for its shards. A tensor has one threshold,
+computed from all of its shards: what is sent does not depend on how it is sharded.
 """
 
 import functools
@@ -113,7 +113,7 @@ SYNCS = {
 
 
 def main(argv: Sequence[str] | None = None) -> Session:
-    """Runs the example; `argv` as on the command line. Returns what was run."""
+    """Runs the example; `argv` as on the command line. Returns the runs."""
     parser = command.parser("transformer_tp", __doc__, SYNCS)
     parser.add_argument("--data", metavar="FILE", help="a text of your own, UTF-8")
     parser.add_argument(

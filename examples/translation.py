@@ -3,11 +3,10 @@
     python -m examples.translation
     python -m examples.translation --data my.en my.de     # line by line each other's
 
-Without text of your own it is trained on the messages of the programs installed here, which
-come with their translations. One LSTM reads the English words, another writes the German
-ones and looks at what was read before it says the next. It is scored by a sampled softmax,
-so all three tables, of words that are read, written and told apart, have gradients with few
-rows.
+Without text of your own the data are the messages of the installed programs, which come
+with their translations. One LSTM reads the English words, another writes the German ones
+and attends to the English ones. The loss is a sampled softmax, so the gradients of all
+three tables, of the words that are read, written and predicted, have few rows.
 """
 
 import functools
@@ -53,7 +52,7 @@ class Translator(nnx.Module):
         self.hidden = hidden
 
     def __call__(self, source, before):
-        """What the next words are scored with: [sentences, length, width]."""
+        """The vectors that score the next words: [sentences, length, width]."""
         there = source != PAD
         vectors = self.read(source)
         # As the words vary over devices, so does the first state.
@@ -94,7 +93,7 @@ SYNCS = {
 
 
 def main(argv: Sequence[str] | None = None) -> Session:
-    """Runs the example; `argv` as on the command line. Returns what was run."""
+    """Runs the example; `argv` as on the command line. Returns the runs."""
     parser = command.parser("translation", __doc__, SYNCS)
     parser.add_argument(
         "--data", nargs=2, metavar=("FROM", "TO"), help="two texts of your own, UTF-8"
@@ -136,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> Session:
 
 
 def read(data):
-    """Pairs of short sentences, as words, and what they were read from."""
+    """Pairs of short sentences, as words, and their source."""
     if data:
         pairs, names = sentences.read(*data), dict(zip(("from", "to"), data, strict=True))
         versions = {side: Path(name).name for side, name in names.items()}

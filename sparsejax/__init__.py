@@ -5,7 +5,7 @@ others are to be written with the prefix: `sparsejax.local`, `sparsejax.init`.
 
 Six folders have what is needed more rarely: `sparsejax.sparsifiers`, each of which
 `sparsify` makes a transformation of; `sparsejax.transforms`, clipping and the systems that
-others are compared with; `sparsejax.rows`, what a lazy optimizer needs beside it;
+others are compared with; `sparsejax.rows`, what a lazy optimizer needs in addition;
 `sparsejax.embrace`, tables that are sharded by columns; `sparsejax.rounds`, published
 methods of local steps; `sparsejax.advise`, what is
 measured before a choice.

@@ -15,7 +15,7 @@ class Checkpoints:
     """The checkpoints of one run, the last two of them.
 
     Args:
-        folder: Where they are.
+        folder: The folder of the checkpoints.
         about: What the run is: the example, its options, the data. A state of anything else
             is refused.
     """
@@ -38,7 +38,7 @@ class Checkpoints:
         return max(self._steps(), default=None)
 
     def require_none(self) -> None:
-        """Ends the script where there is one, which a new run would overwrite."""
+        """Ends the script where a checkpoint exists, which a new run would overwrite."""
         if self.last() is not None:
             raise SystemExit(
                 f"{self._folder} has a checkpoint of step {self.last()}: go on from it "
@@ -49,8 +49,8 @@ class Checkpoints:
         """The last state, placed as the given one is; ends the script where it is another.
 
         Args:
-            state: A fresh one, for the devices that there are.
-            steps: How many steps the run is to have.
+            state: A new one, for the present devices.
+            steps: The number of steps of the run.
         """
         step = self.last()
         if step is None:
@@ -69,7 +69,7 @@ class Checkpoints:
             raise SystemExit(str(error)) from None
 
     def save(self, step: int, state: Any) -> None:
-        """Writes a state whole, or ends the script and leaves what was there.
+        """Writes a whole state, or ends the script and keeps the earlier one.
 
         Args:
             step: How many steps were taken.

@@ -18,8 +18,8 @@ def parser(
     Args:
         name: The example's module.
         doc: Its docstring; the first line is shown.
-        syncs: What `--sync` can be.
-        default: What it is by default; all of them if None.
+        syncs: The choices of `--sync`.
+        default: The default of `--sync`; all of them if None.
         steps: Those of a run, by default.
         devices: How many are simulated, by default.
     """
@@ -40,7 +40,7 @@ def parser(
         "--devices",
         type=int,
         default=devices,
-        help=f"simulated devices ({devices}); 0 for those that are there",
+        help=f"simulated devices ({devices}); 0 for the present ones",
     )
     made.add_argument(
         "--size", choices=["small", "paper"], default="small", help="of the model (small)"
@@ -50,7 +50,7 @@ def parser(
     made.add_argument(
         "--save-every", type=int, default=100, metavar="N", help="steps (100), and the last"
     )
-    made.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    made.add_argument("--resume", action="store_true", help="resume from the checkpoint")
     made.add_argument("--logdir", metavar="DIR", help="write curves for TensorBoard here")
     made.add_argument(
         "--plot",
@@ -64,11 +64,11 @@ def parser(
 
 
 def parse(made: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for; ends the script with a sentence where it cannot be.
+    """The parsed options; ends the script with a sentence where they are not possible.
 
     Args:
         made: From `parser`.
-        argv: As on the command line; None for what stands there.
+        argv: As on the command line; None for those of the process.
     """
     options = made.parse_args(argv)
     options.example = made.prog.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""The devices of a run, and what each host gives of a batch."""
+"""The devices of a run, and the share of a batch that each host provides."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 
 def mesh(count: int, *, shards: int = 1) -> Mesh:
-    """A mesh with the axis "data", over simulated devices or over those that are there.
+    """A mesh with the axis "data", over simulated devices or over the present ones.
 
     Args:
         count: How many CPU devices are simulated; 0 for the devices that JAX has, those of
@@ -26,7 +26,7 @@ def mesh(count: int, *, shards: int = 1) -> Mesh:
 
 
 def simulated(count: int) -> list[jax.Device]:
-    """CPU devices, which must be asked for before JAX starts."""
+    """Simulates CPU devices, which must be requested before JAX starts."""
     try:
         jax.config.update("jax_num_cpu_devices", count)
         jax.config.update("jax_platforms", "cpu")
@@ -44,7 +44,7 @@ def simulated(count: int) -> list[jax.Device]:
 
 
 def part(batch: Any) -> Any:
-    """What this host gives of a batch of all hosts, each of which draws the whole of it."""
+    """This host's share of a batch of all hosts, each of which draws the whole batch."""
     hosts = jax.process_count()
     if hosts == 1:
         return batch
@@ -57,7 +57,7 @@ def part(batch: Any) -> Any:
 
 
 def is_first_host() -> bool:
-    """Whether this host speaks for all."""
+    """Whether this is the first host, which alone prints and writes."""
     return jax.process_index() == 0
 
 

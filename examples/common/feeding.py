@@ -9,15 +9,15 @@ Batches = Callable[[int], Iterator[dict[str, np.ndarray]]]
 
 
 def shuffled(arrays: Mapping[str, np.ndarray], size: int, seed: int) -> Batches:
-    """A function from a step to the batches from that step on, for ever.
+    """A function from a step to the batches from that step on, without end.
 
-    Which batch a step has depends on the seed alone, so a run that goes on from a
-    checkpoint has those that it would have had.
+    The batch of a step depends on the seed alone, so a run that resumes from a checkpoint
+    has the same batches as one without interruption.
 
     Args:
         arrays: Of the same length; an example is a row of each.
         size: How many examples a batch has, those of all devices.
-        seed: Of the order, which is another one in each epoch.
+        seed: Of the order, which differs in each epoch.
     """
     import grain  # Takes seconds, which an example without it need not wait for.
 

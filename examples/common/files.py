@@ -1,4 +1,4 @@
-"""The user's own file, line by line; what is wrong with it, in one sentence."""
+"""The user's own file, line by line; errors in it are reported in one sentence."""
 
 import pathlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import numpy as np
 def lines(path: str | pathlib.Path, blank: bool = False) -> Iterator[tuple[int, str]]:
     """The number and the text of each line that has any.
 
-    Ends the script where the file is not there, has nothing in it, or is not UTF-8.
+    Ends the script where the file does not exist, is empty, or is not UTF-8.
 
     Args:
         path: The file.

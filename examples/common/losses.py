@@ -1,4 +1,4 @@
-"""The sampled softmax, by which a step touches few rows of a table of output words."""
+"""The sampled softmax, with which a step reads few rows of a table of output words."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ def draw_words(rng: np.random.Generator, vocabulary: int, *shape: int) -> np.nda
 
     Args:
         rng: The random numbers.
-        vocabulary: How many words there are, in the order of their frequency.
+        vocabulary: The number of words, which are in the order of their frequency.
         shape: Of the result.
     """
     drawn = np.exp(rng.random(shape) * np.log(vocabulary + 1)) - 1
@@ -27,7 +27,7 @@ def sampled_softmax(
     """The loss of each target against the same negatives.
 
     Args:
-        hidden: [sentences, length, width], what words are scored with.
+        hidden: [sentences, length, width], the vectors that score words.
         table: [words, width], a row for each word.
         bias: [words].
         targets: [sentences, length], the right words.

@@ -24,7 +24,7 @@ class Run(NamedTuple):
             over several hosts.
         replicas_equal: Whether all devices ended with the same bytes.
         compile_seconds: The time of the first step beyond that of the median one.
-        step_seconds: The median step of those behind the first; None, as is
+        step_seconds: The median step of those after the first; None, as is
             `compile_seconds`, where these are fewer than two.
         scores: Figures of the parameters at the end, such as an accuracy.
     """
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 def seconds(steps: list[float]) -> tuple[float | None, float | None]:
     """The seconds that compiling took, and those of a step, from those of all steps.
 
-    The first step compiles. One more is no measure: it is the first to run as others do.
+    The first step compiles. A single further step is no measure.
     """
     if len(steps) < 3:
         return None, None
@@ -68,7 +68,7 @@ def numbers(x: jax.Array) -> np.ndarray | None:
 
 
 def figures(runs: dict[str, Run]) -> dict[str, Any]:
-    """The figures of all runs, and how far the others are from the first one."""
+    """The figures of all runs, and the difference of the others from the first one."""
     names = iter(runs)
     first = runs[next(names)]
     found: dict[str, Any] = {name: _figures(run) for name, run in runs.items()}
@@ -160,7 +160,7 @@ def show(console: Console, figures: dict[str, Any], simulated: bool) -> None:
 
 
 def plot(runs: dict[str, Run], path: str) -> None:
-    """Draws the losses over each other, and the bytes beside each other."""
+    """Draws the losses in one plot, and the bytes in another."""
     from matplotlib.figure import Figure  # Slow to import, and not always wanted.
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")

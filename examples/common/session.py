@@ -21,13 +21,13 @@ from examples.common.report import Run
 
 
 class Session:
-    """The runs of an example, and what is shown of them.
+    """The runs of an example, and their output.
 
     Args:
         options: From `command.parse`.
         mesh: The devices.
-        origin: What the figures depend on: the data, versions. A checkpoint made from
-            another is refused.
+        origin: The data and versions on which the figures depend. A checkpoint of another
+            origin is refused.
     """
 
     def __init__(self, options: argparse.Namespace, mesh: Mesh, origin: Mapping[str, Any]):
@@ -38,11 +38,11 @@ class Session:
         self.console = Console(stderr=options.json, highlight=False, quiet=quiet)
 
     def about(self, data: str, model: str) -> None:
-        """Says what is trained, and on what.
+        """Prints the model and the data.
 
         Args:
-            data: How much there is of it.
-            model: What it is made of.
+            data: The amount of it.
+            model: Its parts.
         """
         versions = self._origin.get("versions", {}).items()
         of = ", ".join(f"{name} {version}" for name, version in versions)
@@ -63,15 +63,15 @@ class Session:
         optimizer: optax.GradientTransformation | None = None,
         scores: Callable[[Any], dict[str, float]] | None = None,
     ) -> Run:
-        """Trains for as many steps as were asked for, from a checkpoint if it was.
+        """Trains for the requested steps, from a checkpoint if that was requested.
 
         Args:
             name: Of the run: its synchronization.
             trainer: From `sparsejax.data_parallel`.
             params: To begin with.
             batches: From a step to the batches of all devices from that step on.
-            optimizer: What stands behind the synchronization, where it may be a lazy one:
-                at the end it catches up on rows that were not read for a while.
+            optimizer: The optimizer after the synchronization, if it may be a lazy one: at
+                the end it catches up on rows that were not read recently.
             scores: From parameters to figures of them, such as an accuracy.
         """
         options, state = self._options, trainer.init(params)
@@ -116,7 +116,7 @@ class Session:
         return self.runs[name]
 
     def _about(self, name):
-        """What a checkpoint is of, beside its arrays."""
+        """The description of the run in a checkpoint, in addition to its arrays."""
         options = self._options
         return {
             "the example": options.example,
@@ -127,7 +127,7 @@ class Session:
         }
 
     def finish(self) -> "Session":
-        """Shows the figures of all runs, in the way that was asked for; returns itself."""
+        """Shows the figures of all runs, in the requested form; returns itself."""
         if not devices.is_first_host():
             return self
         figures = report.figures(self.runs)

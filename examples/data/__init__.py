@@ -1,1 +1,1 @@
-"""Text and categories to train on, read from what is installed with sparsejax."""
+"""Text and categories to train on, read from the packages installed with sparsejax."""

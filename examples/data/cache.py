@@ -1,4 +1,4 @@
-"""Data that takes a while to read is kept, in ~/.cache/sparsejax or in $XDG_CACHE_HOME."""
+"""A cache of data that is slow to read, in ~/.cache/sparsejax or in $XDG_CACHE_HOME."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ def cached(name: str, key: object, make: Callable[[], Arrays]) -> Arrays:
     """Arrays, made the first time and read later.
 
     Args:
-        name: What the file is called.
+        name: The name of the file.
         key: What the arrays depend on: a change makes them anew.
         make: Makes them.
     """

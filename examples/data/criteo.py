@@ -1,8 +1,8 @@
 """A click log of the user's, in the format of Criteo's: lines of fields between tabs.
 
 A line has whether it was clicked, 0 or 1, then 13 whole numbers, then 26 categories. Fields
-may be empty. A number is taken as a category, too: small ones as they are, larger ones by
-the square of their logarithm, so that there are few of them.
+may be empty. A number is used as a category, too: small ones unchanged, larger ones by the
+square of their logarithm, so that the categories are few.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def read(path: str, most: int) -> tuple[dict[str, np.ndarray], str]:
 
     Args:
         path: The file.
-        most: How many lines are read.
+        most: The most lines that are read.
     """
     rows, clicked, digest = [], [], hashlib.sha256()
     for number, line in itertools.islice(files.lines(path), most):

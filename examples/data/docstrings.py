@@ -1,4 +1,4 @@
-"""A language-model corpus that is on every machine which can run the example.
+"""A language-model corpus that exists on every machine which can run the example.
 
 It is the docstrings of the standard library and of the packages that sparsejax needs
 anyway: several megabytes of English about programming, read in place. What it contains
@@ -23,7 +23,7 @@ def load(vocabulary: int = 20_000) -> Corpus:
     """Returns the corpus, from a cache after the first time.
 
     Args:
-        vocabulary: The most words to tell apart; fewer if the text has fewer.
+        vocabulary: The largest size of the vocabulary; smaller if the text has fewer words.
     """
     versions = installed.versions()
 

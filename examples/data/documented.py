@@ -1,7 +1,7 @@
 """Functions of the installed source: the words of their docstrings and of their names.
 
-What a function is called is to be told from how it is described: thousands of labels, some
-of them for each example, as in extreme classification.
+The task is to predict the name of a function from its description: thousands of labels, a
+few for each example, as in extreme classification.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The Python source that is there where sparsejax is installed, and its vocabulary.
+"""The Python source that is installed with sparsejax, and its vocabulary.
 
 The source is that of the standard library and of the packages that sparsejax needs. It
 depends on the versions installed, so data that is made from it carries a SHA-256.

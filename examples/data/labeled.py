@@ -27,7 +27,7 @@ class Examples(NamedTuple):
         values: float32 like the features, 0 where there is none; the squares of an
             example's add up to 1.
         labels: int32 [examples, MOST_LABELS].
-        sizes: How many features and labels there are.
+        sizes: The numbers of features and of labels.
     """
 
     features: np.ndarray
@@ -46,8 +46,8 @@ def padded(
 
     Args:
         rows: {feature: value} and labels of each.
-        features: How many there are.
-        labels: How many there are.
+        features: Their number.
+        labels: Their number.
     """
     shape = len(rows), MOST_FEATURES
     ids, values = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)

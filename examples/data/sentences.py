@@ -34,7 +34,7 @@ def read(source: str, target: str) -> Pairs:
 
 
 def short(pairs: Pairs, length: int) -> Pairs:
-    """Those pairs of which both sides have words, and no more than so many."""
+    """The pairs of which both sides have words, and at most the given number."""
     is_short = lambda words: 0 < len(words) <= length
     return [pair for pair in pairs if is_short(pair[0]) and is_short(pair[1])]
 
@@ -44,7 +44,7 @@ def numbered(pairs: Pairs, words: int, length: int) -> tuple[np.ndarray, np.ndar
 
     Args:
         pairs: From `short`.
-        words: How many of each language have a number.
+        words: The number of words of each language that have a number.
         length: The most words of a sentence.
 
     Returns:
@@ -61,7 +61,7 @@ def numbered(pairs: Pairs, words: int, length: int) -> tuple[np.ndarray, np.ndar
 
 
 def held_out(pairs: Pairs) -> np.ndarray:
-    """Which pairs are kept from training: sentences that are alike are on one side."""
+    """Which pairs are held out: equal sentences are on one side."""
     english = sorted({tuple(pair[0]) for pair in pairs})
     apart = set(english[::HELD_OUT])
     return np.array([tuple(pair[0]) in apart for pair in pairs])

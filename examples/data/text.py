@@ -22,7 +22,7 @@ class Corpus(NamedTuple):
         tokens: int32 [tokens], places in `words`.
         words: The vocabulary, most frequent first; the first stands for all others.
         sha256: Of the text.
-        versions: What the text was read from.
+        versions: The versions of the sources of the text.
     """
 
     tokens: np.ndarray
@@ -38,9 +38,9 @@ def corpus(
 
     Args:
         text: The text.
-        vocabulary: The most words to tell apart; fewer if the text has fewer.
+        vocabulary: The largest size of the vocabulary; smaller if the text has fewer words.
         versions: What it was read from.
-        word: What a word is, as a regular expression.
+        word: The regular expression of a word.
     """
     text = text.lower()
     occurrences = re.findall(word, text)
@@ -57,8 +57,8 @@ def read(path: str, vocabulary: int, least: int) -> Corpus:
 
     Args:
         path: The file.
-        vocabulary: The most words to tell apart.
-        least: How many words there must be.
+        vocabulary: The largest size of the vocabulary.
+        least: The smallest number of words that is accepted.
     """
     text = "\n".join(line for _, line in files.lines(path))
     found = corpus(text, vocabulary, {"text": Path(path).name}, r"\w+")

@@ -3,10 +3,10 @@
     python -m examples.multi_host.start [--coordinator NAME:PORT] MODULE [ARGUMENTS]
 
 Under Slurm and Open MPI 4 JAX finds the coordinator, the number of processes and their
-ranks by itself. Elsewhere they are arguments, or variables that the launcher sets (see
-`RANKS` and `SIZES`). A job that cannot train ends here, on all hosts, with the reason; so
-does one whose module fails on a host, or ends there long before it ends on the others, or
-that loses a host, for the others would wait.
+ranks. Elsewhere they are arguments, or variables that the launcher sets (see `RANKS` and
+`SIZES`). A job that cannot train ends here, on all hosts, with the reason. So does a job
+whose module fails on a host, or ends there long before it ends on the others, or that loses
+a host, since the others would wait.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def join(options: argparse.Namespace) -> None:
-    """Joins the job, and checks it before and behind `jax.distributed.initialize`."""
+    """Joins the job, and checks it before and after `jax.distributed.initialize`."""
     known: dict[str, Any] = {
         "coordinator_address": options.coordinator,
         "num_processes": _first(options.processes, SIZES) if options.coordinator else None,
@@ -79,7 +79,7 @@ def join(options: argparse.Namespace) -> None:
 
 
 def run(module: str) -> None:
-    """Runs a module; `sys.exit(0)` is the way in which many end, and no failure."""
+    """Runs a module; `sys.exit(0)`, with which many modules end, is not a failure."""
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
@@ -88,13 +88,13 @@ def run(module: str) -> None:
 
 
 def _first(given: int | None, names: tuple[str, ...]) -> int | None:
-    """What was given, else the number that the first of these variables holds."""
+    """The given number, else that of the first of these variables that is set."""
     found = [os.environ[name] for name in names if os.environ.get(name)]
     return given if given is not None or not found else int(found[0])
 
 
 def _end(message: str, status: Any) -> None:
-    """Ends the process at once: to say good-bye would wait for the others."""
+    """Ends the process at once: a regular shutdown would wait for the others."""
     if message:
         print(message, file=sys.stderr)
     sys.stdout.flush()
@@ -113,10 +113,9 @@ def _parser() -> argparse.ArgumentParser:
         "--coordinator",
         default=os.environ.get("JAX_COORDINATOR_ADDRESS"),
         metavar="NAME:PORT",
-        help="the host of process 0, and a port that is free there "
-        "(JAX_COORDINATOR_ADDRESS)",
+        help="the host of process 0, and a free port on it (JAX_COORDINATOR_ADDRESS)",
     )
-    add("--processes", type=int, help="how many processes there are")
+    add("--processes", type=int, help="the number of processes")
     add("--process", type=int, help="the number of this one, from 0 on")
     add("--one-host", action="store_true", help="all processes run on this host")
     add("--devices", type=int, help="simulated devices of each process, for a trial")
@@ -126,8 +125,8 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="a process that says nothing for so long is lost, and ends the job; so does "
-        "one whose module still runs so long after that of another has ended (60)",
+        help="a process that is silent for this long is lost, and ends the job; so does "
+        "one whose module still runs this long after that of another ended (60)",
     )
     add("module", help="what to run, as in python -m MODULE")
     add("arguments", nargs=argparse.REMAINDER, help="of the module")

@@ -2,8 +2,8 @@
 
     python -m examples.multi_host.start examples.multi_host.train --steps 100
 
-Nothing here names a host: every process runs this script, draws its own examples, and the
-mesh spans the devices of all.
+The script names no host: every process runs it, draws its own examples, and the mesh spans
+the devices of all.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def model():
 
 
 def batches(examples):
-    """Batches for ever, other ones on each process."""
+    """Yields batches without end, different ones on each process."""
     rng = np.random.default_rng([1, jax.process_index()])
     while True:
         topic = rng.integers(0, CLASSES, examples)

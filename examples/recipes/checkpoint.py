@@ -1,4 +1,4 @@
-"""A checkpoint of four ranks, to go on from on four, and on two."""
+"""A checkpoint of four ranks, restored on four ranks, and on two."""
 
 import pathlib
 import tempfile

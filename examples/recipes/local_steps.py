@@ -1,4 +1,4 @@
-"""Local steps: ranks train by themselves, and exchange what they moved every ten steps."""
+"""Local steps: ranks train independently, and exchange their offsets every ten steps."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Parameters in a dict, a `shard_map` of one's own, and what went over the wire."""
+"""Parameters in a dict, your own `shard_map`, and the bytes that were sent."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A plan: measure a few steps, settle what each leaf does, and compile only that."""
+"""A plan: measure a few steps, choose a scheme for each leaf, and compile only that."""
 
 import jax
 import optax

@@ -1,4 +1,4 @@
-"""DGC: one value in a hundred is sent, and what is left out comes back later."""
+"""DGC: one value in a hundred is sent, and the residual is added to later gradients."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Checkpoints: a state on disk, to go on from on as many ranks or on others.
+"""Checkpoints: a state on disk, to resume from on the same number of ranks or another.
 
 On disk: the arrays, numbered, as zarr 3 in one store of OCDBT, each process the chunks that
 it has, with a checksum in each; and beside them a description in JSON, of what they are:

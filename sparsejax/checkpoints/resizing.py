@@ -1,4 +1,4 @@
-"""A state for another number of ranks: what was held goes to those there are.
+"""A state for another number of ranks, which receive the residuals of the old ones.
 
 Nothing goes over a wire: this works on whole states, between two runs, as when a checkpoint
 of eight hosts is continued on four. Every process computes on what it has itself.

@@ -37,7 +37,7 @@ def restore(
     about: records.About | None = None,
     reduce: str | None = None,
 ) -> Any:
-    """The state that `sparsejax.save` wrote, on the mesh that there is now.
+    """Returns the state that `sparsejax.save` wrote, on the present mesh.
 
     On as many ranks as it was saved by, each device reads its own part, and training goes
     on as if it had not ended. On others `sparsejax.resized` gives what ranks held to those

@@ -26,7 +26,7 @@ def save(
     about: records.About | None = None,
     replace: bool = False,
 ) -> None:
-    """Writes a state, to go on from with `sparsejax.restore`.
+    """Writes a state, to be restored by `sparsejax.restore`.
 
     It is written whole or not at all: all of it is read back and compared before it gets
     its name, and a crash or a full disk leaves what was there. Of several processes all
@@ -40,7 +40,7 @@ def save(
         >>> sparsejax.save("run/1000", {"params": params, "opt_state": opt_state})
 
     Args:
-        path: A folder that is not there yet, such as one for each step. Its name may have
+        path: A folder that does not exist yet, such as one for each step. Its name may have
             at most 219 bytes, and no part of its path a backslash.
         state: What to save: a `sparsejax.TrainState`, an optimizer's state, or any tree of
             arrays, and of numbers and texts of Python's.

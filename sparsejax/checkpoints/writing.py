@@ -1,4 +1,4 @@
-"""What orbax does: it writes a checkpoint into a folder that is not there yet.
+"""The part of orbax: it writes a checkpoint into a folder that does not exist yet.
 
 orbax writes into a folder of another name beside that one, and renames it when all
 processes have written. Chunks of arrays are written by a handler of our own, which is how

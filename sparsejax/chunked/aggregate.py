@@ -7,7 +7,7 @@ compute the same bits.
     ranks     sum over ranks of w x / sum over ranks of w
     senders   sum over ranks of w x / sum of w over the ranks that sent that index
 
-Who has sent 0 is no sender: a block of zeros, too, has entries in a message.
+A rank that sent 0 is no sender: a block of zeros, too, has entries in a message.
 Weights w are 1 where none are given; what no rank has sent is 0. A weight of 0 takes a
 rank out of both sums, whatever its values are.
 """

@@ -64,7 +64,7 @@ class BlockCut:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return self.size // self.length
 
     @property
@@ -202,7 +202,7 @@ def check_scatter(name: str, paths: Sequence[str], scatter: Sequence[int | None]
     """Raises where a parameter is sharded over the axis of the ranks itself.
 
     Args:
-        name: The call as the user knows it.
+        name: The name of the public function.
         paths: The leaves.
         scatter: The dimension of each that is sharded so, or None.
     """

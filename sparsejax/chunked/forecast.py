@@ -14,8 +14,8 @@ class Cost(NamedTuple):
     """What an exchange takes.
 
     Attributes:
-        push: Bytes that a rank sends on the way to sums.
-        pull: Bytes that it sends on the way back.
+        push: Bytes that a rank sends to owners.
+        pull: Bytes of sums that it sends as an owner.
         messages: How many messages wait for one another.
         sent: Entries that a rank sends.
         back: Entries that a result has at most.

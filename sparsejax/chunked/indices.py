@@ -10,7 +10,7 @@ size, without counts. For each length and number the shortest of these is taken:
 In the last each place is sent as its `low` lowest bits, and the rest in unary: a block's
 string has a one for each place, and a zero after each run of 2^low numbers, so that the
 j-th one stands at (place >> low) + j. It has kept + ceil(length / 2^low) bits, or none
-where there is one run. For 64 places of 4096 that is 6 low bits, and a string of 128: 8.0
+where it has one run. For 64 places of 4096 that is 6 low bits, and a string of 128: 8.0
 bits an entry, where the entropy of the set is 7.4.
 
 Layout, for the E entries of all blocks: `low` planes of ceil(E / 32) words, plane p with
@@ -36,7 +36,7 @@ class PlaceCode:
         blocks: How many blocks.
         length: Numbers in a block.
         kept: Places of a block that are sent.
-        low: Bits of a place that are sent as they are; None for the bitmap.
+        low: Bits of a place that are sent unencoded; None for the bitmap.
     """
 
     blocks: int
@@ -53,7 +53,7 @@ class PlaceCode:
 
     @property
     def entries(self) -> int:
-        """How many places there are."""
+        """The number of places."""
         return self.blocks * self.kept
 
     @property

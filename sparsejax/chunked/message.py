@@ -7,7 +7,7 @@ these groups the words are, with E entries in B blocks,
     values    see `values`: width * ceil(E / 32) below 8 bits, else ceil(E * width / 32)
     tables    as many numbers as the code has, for each leaf
 
-Its size follows from the shapes alone: there are no counts, and nothing is agreed on. With
+Its size follows from the shapes alone: it has no counts, and ranks agree on nothing. With
 k = 64 of 4096 and two bits a value, a leaf of N numbers in whole blocks takes
 
     6 N / 512 + N / 256 + 2 N / 512 bytes = 0.15625 bits a number, and 8 bytes of table

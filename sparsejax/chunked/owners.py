@@ -150,7 +150,7 @@ class DividedGroup:
         return Selected(self._flat(places), values.reshape(-1))
 
     def real(self, rank: jax.Array) -> jax.Array:
-        """Which blocks of an owner there are, [share, 1]."""
+        """Which blocks of an owner exist, [share, 1]."""
         return self._rows(rank)[1][:, None]
 
     def _flat(self, places):
@@ -202,7 +202,7 @@ class Owners:
 
     def _pulled(self, group):
         share = round(group.length * self.pull_k / self.chunk)
-        # There are no more entries than all ranks have sent.
+        # The entries are at most those that all ranks have sent.
         most = min(group.length, self.ranks * group.kept)
         return min(max(1, share), most)
 

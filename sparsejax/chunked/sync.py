@@ -76,8 +76,8 @@ def chunked_sync(
             (0, 1]; SparseLoCo's is 0.95.
         reduce: "mean", or "sum": that times the number of ranks.
         clip_to_median: Whether what a rank sends of a leaf is scaled so that its norm is at
-            most the median of all ranks. What is cut off stays with the rank. There are no
-            owners then.
+            most the median of all ranks. What is clipped stays in the rank's residual.
+            There are no owners then.
         via: "all_gather": each rank sends its message to all, or "owners": to the owners of
             blocks. By default owners above eight ranks.
         pull_k: How many entries of a whole block of a sum come back from its owner; 4 k if

@@ -8,7 +8,7 @@ from sparsejax.state import tree
 
 
 def with_weight(words: jax.Array, weight: jax.Array | None) -> jax.Array:
-    """Words, and after them the weight of the rank that sends them, if there is one."""
+    """Words, and after them the weight of the rank that sends them, if it has one."""
     if weight is None:
         return words
     word = lax.bitcast_convert_type(weight, jnp.uint32)
@@ -16,7 +16,7 @@ def with_weight(words: jax.Array, weight: jax.Array | None) -> jax.Array:
 
 
 def split(words: jax.Array, weight: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
-    """The words of all ranks without their weights, and these, if there are any."""
+    """The words of all ranks without their weights, and the weights, if any."""
     if weight is None:
         return words, None
     return words[:, :-1], lax.bitcast_convert_type(words[:, -1], jnp.float32)

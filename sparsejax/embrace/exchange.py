@@ -1,4 +1,4 @@
-"""Lists of several tables in one message: ids to all ranks, or columns to who wants them.
+"""Lists of several tables in one message: ids to all ranks, or columns to their readers.
 
 A list has room for all that it may have to hold, and holds less as a rule, so lists are cut
 to one of a few lengths each: a message has one of a few sizes, on which all ranks agree.

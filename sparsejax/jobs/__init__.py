@@ -1,4 +1,4 @@
-"""What the processes of a job tell each other outside of collectives, and compare.
+"""What the processes of a job exchange outside of collectives, and compare.
 
 `store` is the coordination service's, `versions` what decides which programs a process
 compiles, `agreement` the comparison of what processes say, topic by topic.

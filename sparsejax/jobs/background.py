@@ -1,4 +1,4 @@
-"""Programs that run beside the steps of a process, in one thread, one after another.
+"""Programs that run concurrently with a process' steps, in one thread, in sequence.
 
 A backend may run programs of one thread in the order in which they were dispatched, as
 XLA:CPU does, so what is to run beside the steps is dispatched by another thread. Programs

@@ -1,4 +1,4 @@
-"""What the processes of a job tell each other outside of collectives.
+"""What the processes of a job exchange outside of collectives.
 
 The coordination service of `jax.distributed` has a store of texts. It works when devices do
 not: before they are counted, where hosts have different numbers of them, and where programs

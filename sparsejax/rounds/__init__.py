@@ -1,4 +1,4 @@
-"""Local steps: ranks train by themselves, and exchange what they have moved in each round.
+"""Local steps: ranks train independently, and exchange their offsets once in each round.
 
 `sparsejax.local_steps` is the transformation, `sparsejax.local` reads the parameters of a
 rank. Here are presets with the numbers of published methods, and the state.
@@ -9,7 +9,7 @@ rank. Here are presets with the numbers of published methods, and the state.
     outer_steps   the exchange, and the step of the anchor
     fragments     parts of the parameters, and when they are sent and applied
     transformation  `local_steps`: inner steps, and what is due
-    overlap       exchanges that run beside the steps
+    overlap       exchanges that run concurrently with the steps
     checks        what is refused, by name
     presets       published methods as calls of `local_steps`
     every_step    published methods that exchange a little in every step

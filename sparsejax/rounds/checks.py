@@ -92,8 +92,8 @@ def check_parts(
 def _check_follows(inner, params):
     """Raises where the inner optimizer keeps parameters, which no round would move.
 
-    Its first state tells: what is made of the values of parameters, and not of their shapes
-    alone, is a copy of them.
+    Its first state shows it: what is made of the values of parameters, and not of their
+    shapes alone, is a copy of them.
     """
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params

@@ -47,7 +47,7 @@ def demo(
         e = e - inverse C(sent)
         p = p (1 - lr weight_decay) - lr sign(inverse C(mean of sent over its senders))
 
-    It is the whole optimizer: there is no other momentum. What the authors' code adds up in
+    It is the whole optimizer, with no other momentum. What the authors' code adds up in
     any order is added in rank order here, so replicas stay equal bit for bit on devices of
     one kind. Of a smaller block this sends round(k * its size / chunk), at least one, where
     their code sends k of every block.
@@ -59,7 +59,7 @@ def demo(
         weight_decay: Of parameters, times the rate.
         k: Coefficients of a whole block.
         chunk: Numbers in a whole block; see `sparsejax.chunked_sync`.
-        values: How values travel; the authors' as they are.
+        values: How values are sent; the authors send them unchanged.
         reduce: "mean"; "sum" of partial sums under `jit`, where the sign is the same.
         axis_name: The mesh axis of the ranks; the only manual one if None.
 

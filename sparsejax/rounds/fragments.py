@@ -3,7 +3,7 @@
 With P fragments and rounds of H steps a fragment is sent every H steps, and one of them
 every H / P steps, so that a link carries a part at a time instead of all at once. What is
 sent at the end of step t is applied at the end of step t + delay: until then the steps of
-the inner optimizer go on.
+the inner optimizer continue.
 
 Leaves are assigned by size, the largest first, each to the fragment that is the smallest so
 far. It follows from the shapes alone, so all ranks assign equally.
@@ -84,7 +84,7 @@ class Fragments:
 
     @classmethod
     def of(cls, params: Any, count: int) -> "Fragments":
-        """The fragments of parameters; raises where there are fewer leaves."""
+        """The fragments of parameters; raises where the leaves are fewer."""
         leaves, structure = jax.tree.flatten(params)
         sizes = [math.prod(jnp.shape(x)) for x in leaves]
         if count > max(len(sizes), 1):

@@ -80,7 +80,7 @@ def first_state(
 
 
 class OnRank(NamedTuple):
-    """A rank by itself, inside `shard_map`.
+    """A single rank, inside `shard_map`.
 
     Attributes:
         wire: The ranks.

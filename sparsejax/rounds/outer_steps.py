@@ -1,13 +1,13 @@
-"""The step between two rounds: an exchange of what ranks have moved, and what it moves.
+"""The step between two rounds: it exchanges the ranks' offsets, and moves the anchor.
 
     mean    = sync(anchor - parameters of this rank)    over the wire
     update  = outer(mean)                               the same on all ranks
     anchor  = anchor + update
     offset  = blend (offset - update)
 
-The last line is how a rank goes on. With a blend of 0 it goes on from the anchor. Where the
-exchange began some steps ago, those steps would be lost: with a blend b the parameters of a
-rank become b times what they were plus 1 - b times the anchor.
+The last line is where a rank continues. With a blend of 0 it continues from the anchor.
+Where the exchange began some steps ago, those steps would be lost: with a blend b the
+parameters of a rank become b times what they were plus 1 - b times the anchor.
 
 The exchange is a function of its own, so that `overlap` can make a program of it.
 """
@@ -24,7 +24,7 @@ from sparsejax.state.per_rank import RankState
 
 
 class LocalRanks(Protocol):
-    """The ranks as they are called: one inside `shard_map`, or all stacked."""
+    """The ranks in a call: one inside `shard_map`, or all stacked."""
 
     def differences(self, offset: RankState) -> Any:
         """The anchor minus the parameters of a rank, as `sync` is given it."""
@@ -52,7 +52,7 @@ class OuterSteps:
     def exchange(
         self, ranks: LocalRanks, outgoing: RankState, state: Any, anchor: Any, **extra: Any
     ) -> tuple[Any, Any]:
-        """Sends what ranks have moved; the only part over the wire.
+        """Sends the ranks' offsets; the only part that uses the network.
 
         Args:
             ranks: The ranks.

@@ -1,4 +1,4 @@
-"""Exchanges that run beside the steps: each a program of its own, `Overlap`.
+"""Exchanges that run concurrently with the steps, each as a separate program: `Overlap`.
 
 On the wire is what the exchanges of `local_steps` send, and nothing else: the program of a
 step has no collective. After each step `turn` is called on the host, on all processes, and
@@ -37,7 +37,7 @@ _CALL = "sparsejax.rounds.Overlap"
 
 
 class Overlap:
-    """Runs the exchanges of `sparsejax.local_steps` beside the steps that follow.
+    """Runs the exchanges of `sparsejax.local_steps` concurrently with later steps.
 
     With a delay of n steps an exchange has the time of n steps. A step calls
     `overlap.steps.update` in the place of `tx.update`, and after each step, outside of
@@ -45,11 +45,11 @@ class Overlap:
 
     A step may send nothing itself, not even for the mean of the loss: return the loss of
     each rank. Other programs that send, as an evaluation in a `shard_map` of your own, wait
-    for exchanges before: `overlap.wait()`. What this library sends does so by itself.
+    for exchanges before: `overlap.wait()`. This library's own programs wait automatically.
 
-    On CPUs with one device for each process an exchange runs beside the steps. With several
-    devices in a process XLA:CPU runs one program after another, and so does a GPU's compute
-    stream: results are the same, and nothing is hidden.
+    On CPUs with one device a process an exchange runs concurrently with the steps. With
+    several devices in a process XLA:CPU runs one program after another, and so does a GPU's
+    compute stream: results are the same, and nothing is hidden.
 
     Args:
         tx: From `sparsejax.local_steps`, or a preset of `sparsejax.rounds`.

@@ -24,7 +24,7 @@ def diloco(
     sync: optax.GradientTransformation | None = None,
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """DiLoCo: AdamW on each rank, and Nesterov momentum on the mean of what they moved.
+    """DiLoCo: AdamW on each rank, and Nesterov momentum on the mean of their offsets.
 
     With v the momentum, d the mean of anchor minus parameters:
 
@@ -71,14 +71,14 @@ def streaming_diloco(
 ) -> optax.GradientTransformationExtraArgs:
     """Streaming DiLoCo: DiLoCo of a fragment at a time, applied some steps later.
 
-    With d the mean of what ranks have moved of a fragment, at the end of a step, and v its
+    With d the mean offset of the ranks in a fragment, at the end of a step, and v its
     momentum, as in `diloco`, at the end of the step `delay` later:
 
         anchor = anchor - lr (d + momentum v)
         parameters of a rank = blend (parameters of the rank) + (1 - blend) anchor
 
     A link carries a fragment every `every / fragments` steps, and has the time of `delay`
-    steps for it where `Overlap` runs the exchange beside them. The paper's fragments are
+    steps for it where `Overlap` runs the exchange concurrently. The paper's fragments are
     three layers, so that their number grows with the model; here leaves are assigned by
     size. All numbers of a fragment are sent, in four bits each: the sign and a power of
     two. The paper drops what that takes from them; here it waits for the next round.
@@ -129,9 +129,9 @@ def sparse_loco(
     pull_k: int | None = None,
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """SparseLoCo: AdamW on each rank, and the largest of what they moved, in two bits.
+    """SparseLoCo: AdamW on each rank, and the largest of their offsets, in two bits.
 
-    With d what a rank moved, anchor minus parameters, and e what it left out before:
+    With d the offset of a rank, anchor minus parameters, and e its residual:
 
         e = decay e + d
         sent = the k largest of each block of 4,096 numbers of e, rounded to few bits
@@ -184,19 +184,19 @@ def pulse_loco(
     """PULSELoCo: DiLoCo, of whose differences those go that a forward pass would see.
 
     Parameters are float32 and read in bfloat16, so a move of less than about a 256th of a
-    parameter changes nothing yet. With d what a rank moved, anchor minus parameters, and e
-    what it has not sent:
+    parameter changes nothing yet. With d the offset of a rank, anchor minus parameters, and
+    e what it has not sent:
 
         e = e + d
         sent = e where bfloat16(anchor - lr e) is not bfloat16(anchor)    else 0
         e = e - sent
 
     and DiLoCo's outer step on the mean of what was sent. The move that decides is that of
-    plain SGD with the outer rate, as if all ranks had moved by the same; momentum is not
-    part of it. What is sent is sent in float32, exactly, by `sparsejax.zen_sync`: at the
-    rates of reinforcement learning, about 1e-6, it is about one parameter in a hundred a
-    step. What is not sent is not lost, and small moves add up until they show. Leaves below
-    65,536 numbers go whole.
+    plain SGD with the outer rate, as if the offsets of all ranks were equal; momentum is
+    not part of it. What is sent is sent in float32, exactly, by `sparsejax.zen_sync`: at
+    the rates of reinforcement learning, about 1e-6, it is about one parameter in a hundred
+    a step. What is not sent is not lost, and small moves add up until they show. Leaves
+    below 65,536 numbers go whole.
 
     Args:
         inner: The optimizer of each rank; the paper's is AdamW.

@@ -1,7 +1,7 @@
 """The parameters that a rank reads: `sparsejax.local`.
 
 Nothing is sent. The parameters of a script are the anchor, the same on all ranks. What a
-rank has moved since the last round is in the state of `sparsejax.local_steps`, and is added
+rank's offset since the last round is in the state of `sparsejax.local_steps`, and is added
 here:
 
     parameters of this rank = anchor + offset
@@ -92,7 +92,7 @@ def local(params: Any, axis_name: AxisName | None = None, opt_state: Any = None)
 
 
 def is_inside(axis_name: AxisName) -> bool:
-    """Whether a rank runs by itself here, as inside `shard_map`."""
+    """Whether this is traced for a single rank, as inside `shard_map`."""
     if axes.manual_axes():
         return True
     try:
@@ -143,7 +143,7 @@ def spec_of(x: jax.Array) -> PartitionSpec:
 
 
 def _mapped(one, params, offset):
-    """Parameters of a rank, or of all; those without an offset stay as they are."""
+    """Parameters of a rank, or of all; those without an offset are unchanged."""
     leaves, structure = jax.tree.flatten(params, is_leaf=tree.is_masked)
     try:
         rows = structure.flatten_up_to(offset.value)

@@ -41,7 +41,7 @@ class LocalStepsState(NamedTuple):
 
     Attributes:
         step: int32: updates so far, the same on all ranks.
-        offset: What each rank has moved from the anchor, a tree like the parameters,
+        offset: The difference of each rank from the anchor, a tree like the parameters,
             float32 or wider: `RankState`, [ranks, ...].
         inner: The state of the inner optimizer of each rank: `RankState`.
         outgoing: The offsets as they were when their last exchange began: `RankState`; None
@@ -96,11 +96,11 @@ class LocalStepsState(NamedTuple):
 
 
 def find_state(opt_state: Any, call: str) -> LocalStepsState | None:
-    """The state of local steps in a tree; None where there is none.
+    """The state of local steps in a tree; None where it has none.
 
     Args:
         opt_state: An optimizer's state, or any tree.
-        call: Who asks, as the user knows it, for the message.
+        call: The name of the public function, for the message.
     """
     found = find(opt_state, LocalStepsState)
     if len(found) > 1:

@@ -1,9 +1,9 @@
-"""Local steps: every rank trains by itself, and all exchange what they have moved.
+"""Local steps: every rank trains independently, and all exchange their offsets.
 
 A round is `every` updates. In each of them a rank takes one step of its own inner optimizer
-from its own parameters (`inner_steps`), and nothing is sent. At the end of a round what
-ranks have moved is exchanged, and moves the anchor (`outer_steps`). On the wire is what
-`sync` sends, once a round, or a fragment of it at several steps of the round (`fragments`).
+from its own parameters (`inner_steps`), and nothing is sent. At the end of a round ranks
+exchange their offsets, which move the anchor (`outer_steps`). On the wire is what `sync`
+sends, once a round, or a fragment at several steps of it (`fragments`).
 
 The parameters of the script are the anchor. They are replicated and stay so, since `update`
 returns zeros where nothing is due, and else what the outer optimizer makes of a mean that
@@ -12,8 +12,8 @@ and the state of its inner optimizer, is in the state (`RankState`), with a rank
 
 With a delay, what is sent at the end of a step is a copy of the offsets, `outgoing`, and
 the update in which the result is due computes the exchange from it. Nothing that it reads
-changes in between. So it may as well run beside the steps in between (`overlap`), with the
-same result.
+changes in between. So it can run concurrently with the steps in between (`overlap`), with
+the same result.
 """
 
 import dataclasses
@@ -180,7 +180,7 @@ def local_steps(
     blend: float = 0.0,
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Trains on each rank by itself, and exchanges what ranks have moved once a round.
+    """Trains on each rank independently, and exchanges the ranks' offsets once a round.
 
     A round is `every` steps of `inner` on each rank, from the anchor. Then the anchor minus
     the parameters of each rank goes through `sync`, and `outer` is given what comes out as

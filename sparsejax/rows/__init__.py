@@ -1,4 +1,4 @@
-"""Gradients of tables by the rows that a loss reads, for losses as they are.
+"""Gradients of tables by the rows that a loss reads, for unchanged losses.
 
 `value_and_grad` traces the loss once and interprets its program twice, by
 `sparsejax.tracing`: `reading` finds the leaves that are read by rows only, and where;
@@ -8,8 +8,8 @@ gradient of the table's size is nowhere.
 
 * `lookup`: a lookup that says that it is one.
 * `reads`: which equations read whole rows, and which rows.
-* `reading`: the plan. What it does not know makes a leaf's gradient dense, as `jax.grad`
-  has it.
+* `reading`: the plan. An operation that it does not support makes a leaf's gradient dense,
+  as `jax.grad` has it.
 * `replay`: the program by that plan.
 * `tiles`: long lists of rows, some of them at a time.
 * `capacity`: shorter lists where they fit.

@@ -71,7 +71,7 @@ class Scatter:
 
     Args:
         ids: int32 [n], distinct and ascending, but for those after the last row.
-        height: How many rows there are.
+        height: The number of rows.
     """
 
     def __init__(self, ids: jax.Array, height: int):

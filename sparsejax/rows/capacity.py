@@ -1,10 +1,10 @@
-"""Shorter lists of rows for what follows a gradient, and the way out where they are full.
+"""Shorter lists of rows for what follows a gradient, and the fallback where they are full.
 
 A batch has a list of all the ids that it reads, and all that comes after, messages, sums
 and their updates, has room for as many rows from each rank. Where ids repeat, as those of
 clicks and words do, most of that is empty. With a capacity the rows are merged into a list
 of that length first, if those of every rank fit; if not, the step is taken with the lists
-as they are. Both are compiled, and one of them runs: no row is left out.
+unchanged. Both are compiled, and one of them runs: no row is left out.
 
 On the wire: one pmax of a number, by how many rows the fullest list is over its capacity.
 """
@@ -40,7 +40,7 @@ def within_capacity(
 
     The step is compiled twice, and as much memory is reserved as the longer lists need; the
     other ones take less time, and touch less of it. Arrays that the step returns in place
-    of those that it is given are updated in place, as where it is called by itself.
+    of its arguments are updated in place, as in a direct call.
 
     Example:
         >>> def update(grads, params, state):
@@ -58,7 +58,7 @@ def within_capacity(
         capacity: How many distinct rows of a table a rank lists in a step, as a rule: one
             number for all tables, or numbers by regular expressions searched in the paths,
             of which the first that matches holds. A list that is no longer, or of a table
-            that none matches, stays as it is.
+            that none matches, is unchanged.
         axis_name: The mesh axis of the ranks; all manual ones if None.
 
     Returns:
@@ -111,7 +111,7 @@ def check_capacity(capacity: Any) -> Mapping[str, int]:
 
 
 def _rooms(paths, leaves, capacity):
-    """How much room there is to be for the rows of leaves, by their numbers."""
+    """The capacities for the rows of leaves, by their numbers."""
     by_pattern = check_capacity(capacity)
     tables = [at for at, leaf in enumerate(leaves) if is_row_grads(leaf)]
     listed = ", ".join(repr(paths[at]) for at in tables)

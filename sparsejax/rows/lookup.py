@@ -25,7 +25,7 @@ def lookup(
     Under `sparsejax.value_and_grad` the gradient of the table has the rows that were read
     (`RowGrads`), however many they are, and what would make it dense, another use of the
     table, is an error that names it. Models need no `lookup` to have such gradients; it is
-    for who wants to be sure. Elsewhere it is `jnp.take`, whose gradient is dense; that is
+    as an explicit choice. Elsewhere it is `jnp.take`, whose gradient is dense; that is
     said once where it is differentiated.
 
     Args:

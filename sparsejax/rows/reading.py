@@ -163,7 +163,7 @@ class _Aliases(Domain[_Alias | None]):
         uses: Where leaves are used densely, and where they are marked, which is noted.
         needed: The variables of the program through which a gradient can flow to the loss.
         jaxpr: The program.
-        outputs: How its outputs lie on an explicit mesh, as far as it is known.
+        outputs: The shardings of its outputs on an explicit mesh, where they are known.
     """
 
     def __init__(self, uses: "_Uses", needed: set[Any], jaxpr: Any, outputs: Sequence[Any]):
@@ -259,7 +259,7 @@ class _Aliases(Domain[_Alias | None]):
             eqn: The equation.
             given: What the inputs of the programs hold.
             wanted: Which of their outputs are differentiated.
-            came: Of a program that is traced by itself what each of its outputs may hold:
+            came: Of a program traced separately what each of its outputs may contain:
                 that went in, and comes out as it was.
         """
         plans, made, outputs = [], [], None

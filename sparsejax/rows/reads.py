@@ -1,6 +1,6 @@
 """Which equations read whole rows of a table, which rows, and what may be done before.
 
-What is done to each number by itself can be done to the rows that were read instead of to
+An elementwise operation can be applied to the rows that were read instead of to
 the table: casts, signs, scales. So mixed precision, which casts all parameters first, reads
 rows like everything else.
 """
@@ -66,14 +66,14 @@ class Site:
 
     @property
     def ids_spec(self) -> PartitionSpec:
-        """How the ids lie, where there is a sharding."""
+        """The sharding of the ids, if they have one."""
         assert self.sharding is not None
         pairs = enumerate(self.sharding.spec)
         return PartitionSpec(*(part for at, part in pairs if at not in self.axes))
 
     @property
     def batch(self) -> int:
-        """The only axis of the ids that is sharded, where there is a sharding."""
+        """The only axis of the ids that is sharded, if any."""
         return next(at for at, part in enumerate(self.ids_spec) if part is not None)
 
 
@@ -151,7 +151,7 @@ def ids_of(eqn: Any, operands: Sequence[jax.Array]) -> Ids:
     """The rows that an equation reads, and those that its gradient goes to.
 
     Args:
-        eqn: The equation, of which there is a site.
+        eqn: The equation, which has a site.
         operands: What it is given beside the table.
     """
     height, params = eqn.invars[0].aval.shape[0], eqn.params
@@ -185,7 +185,7 @@ def _all_listed(ids):
 
 
 def fill_of(eqn: Any, dtype: Any) -> Any:
-    """What an equation returns for rows that there are not; None if it returns others."""
+    """What an equation returns for rows out of range; None if it returns others."""
     if eqn.params.get("mode") != GatherScatterMode.FILL_OR_DROP:
         return None
     fill = eqn.params["fill_value"]
@@ -206,7 +206,7 @@ _WITH_A_SCALAR = {"add", "div", "max", "min", "mul", "sub"}
 
 
 def is_same(eqn: Any) -> bool:
-    """Whether an equation returns its only input as it is."""
+    """Whether an equation returns its only input unchanged."""
     return eqn.primitive.name in _SAME and len(eqn.invars) == len(eqn.outvars) == 1
 
 
@@ -216,7 +216,7 @@ def is_cast(eqn: Any) -> bool:
 
 
 def is_by_number(eqn: Any, at: int) -> bool:
-    """Whether an equation does something to each number of its input `at` by itself."""
+    """Whether an equation is elementwise in its input `at`."""
     name, params = eqn.primitive.name, eqn.params
     if len(eqn.outvars) != 1 or eqn.outvars[0].aval.shape != eqn.invars[at].aval.shape:
         return False

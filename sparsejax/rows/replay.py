@@ -30,7 +30,7 @@ class Lookup(NamedTuple):
     Attributes:
         ids: Those that its gradient lists.
         reading: What the reader has made to read the rows; None where the lookup is in a
-            program that is traced by itself.
+            program that is traced separately.
     """
 
     ids: jax.Array
@@ -41,7 +41,7 @@ class Reader(Protocol):
     """Reads parameters which differ from the arrays that hold them, as lazy ones do."""
 
     def rows(self, path: str, ids: Ids) -> tuple[jax.Array, Any]:
-        """The rows of a table, and what `listed` is to know of what was made for them."""
+        """The rows of a table, and what `listed` needs of what was made for them."""
         ...
 
     def listed(self, path: str, lookups: list[Lookup], grads: RowGrads) -> RowGrads:
@@ -133,8 +133,8 @@ def run(program: Any, plan: ReplayPlan, inputs: Sequence[Any], deltas: Iterator[
 class _ReplayDomain(Domain[Any]):
     """An array is itself, or a `ProgramTable`.
 
-    What is traced by itself returns arrays alone: the ids that were looked up, and nothing
-    of what a reader has made.
+    A program that is traced separately returns only arrays: the ids that were looked up,
+    and nothing of what a reader has made.
 
     Args:
         plan: What the program is to do with tables.

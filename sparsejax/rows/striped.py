@@ -24,7 +24,7 @@ class StripedRows:
 
     Attributes:
         rows: The rows of the table.
-        shards: How many shards there are, the ranks of the mesh axis.
+        shards: The number of shards, the ranks of the mesh axis.
 
     Example:
         >>> striped = sparsejax.rows.StripedRows(rows=5, shards=2)
@@ -51,7 +51,7 @@ class StripedRows:
         return -(-self.rows // self.shards) * self.shards
 
     def stored(self, table: jax.Array) -> jax.Array:
-        """A table [rows, ...] as it is stored, [height, ...]; unused rows are zero."""
+        """A table [rows, ...] in its stored order, [height, ...]; unused rows are zero."""
         self._check(table, self.rows, "stored")
         free = self.height - self.rows
         whole = jnp.pad(table, ((0, free), *((0, 0) for _ in table.shape[1:])))

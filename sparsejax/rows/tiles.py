@@ -1,4 +1,4 @@
-"""Lists of rows, some of them at a time, as many times as there are rows.
+"""Lists of rows, some of them at a time, until all are done.
 
 A list has room for all rows that there may be. What is done to it tile by tile costs what
 is in it, and its intermediate results stay in the cache and need no memory of their own:

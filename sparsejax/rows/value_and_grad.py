@@ -40,12 +40,12 @@ def value_and_grad(
     drops its gradient. Where a table with 65,536 elements or more is read
     by rows and is used otherwise too, as tied output weights are, its gradient is dense,
     and a `DenseGradientWarning` names the leaf and the line, once. Uses without a gradient,
-    as in metrics, or after `stop_gradient`, do not count. The walks over the program know
-    what JAX 0.10 to 0.12 write; what they do not know makes a gradient dense, never wrong.
+    as in metrics, or after `stop_gradient`, do not count. Operations other than those of
+    JAX 0.10 to 0.12 make a gradient dense, never wrong.
 
     Under `jax.shard_map` the rows are always those that this rank has read. This differs
     from `jax.grad` of parameters that are replicated, if checking is on: that one sums
-    dense gradients over the ranks. Types tell: rows vary over the axis where other ranks
+    dense gradients over the ranks. Types show it: rows vary over the axis where other ranks
     have others. `sparsejax.local(params)` makes all leaves local.
 
     Args:

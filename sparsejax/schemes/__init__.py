@@ -1,4 +1,4 @@
-"""Ways to add up an array over ranks, one file each; `base` is their contract."""
+"""Schemes that sum an array over ranks, one file each; `base` is their contract."""
 
 from sparsejax.schemes.ag_sparse import AGSparse as AGSparse
 from sparsejax.schemes.all_reduce import AllReduce as AllReduce

@@ -140,7 +140,7 @@ class SummedRows(NamedTuple):
 
 
 class Scheme(abc.ABC):
-    """A way to add up one array over all ranks.
+    """A way to sum one array over all ranks.
 
     Example:
         >>> isinstance(sparsejax.schemes.Zen(), sparsejax.schemes.Scheme)

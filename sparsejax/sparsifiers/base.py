@@ -74,7 +74,7 @@ class Draw(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sparsifier:
-    """A way to send less than a whole array.
+    """A rule that selects which part of an array is sent.
 
     Attributes:
         density: The share of elements to send: a number, a `Warmup` or a `Schedule`.

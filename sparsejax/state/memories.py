@@ -31,7 +31,7 @@ from sparsejax import arguments, errors
 
 
 class Memory(abc.ABC):
-    """A way to bring back what was left out. Frozen and hashable."""
+    """A rule for the residual: how it is added to later gradients. Frozen and hashable."""
 
     #: Whether a velocity is kept beside the residual.
     has_momentum: bool = False

@@ -122,7 +122,7 @@ def report_exchange(
     buckets: Sequence[Any],
     shards: Sequence[str] = (),
 ) -> None:
-    """Tells the observer of an exchange."""
+    """Reports an exchange to the observer."""
     seen = _OBSERVED.get()
     assert seen is not None
     of = tuple(paths), tuple(leaves), tuple(buckets)
@@ -130,21 +130,21 @@ def report_exchange(
 
 
 def report_sparsifier(part: Any, paths: Sequence[str], leaves: Sequence[Any]) -> None:
-    """Tells the observer of a sparsifier."""
+    """Reports a sparsifier to the observer."""
     seen = _OBSERVED.get()
     assert seen is not None
     seen.sparsifiers.append(Part(part, tuple(paths), tuple(leaves), (), seen.inside))
 
 
 def report_rows(part: Any, paths: Sequence[str]) -> None:
-    """Tells the observer of an optimizer that updates rows of these leaves."""
+    """Reports an optimizer that updates rows of these leaves to the observer."""
     seen = _OBSERVED.get()
     assert seen is not None
     seen.rows.append(OfRows(part, tuple(paths), len(seen.exchanges)))
 
 
 def report_ahead(part: Any, paths: Sequence[str]) -> None:
-    """Tells the observer of what is to know the rows that the next step reads."""
+    """Reports what needs the rows that the next step reads to the observer."""
     seen = _OBSERVED.get()
     assert seen is not None
     seen.ahead.append(Lookahead(part, tuple(paths), seen.inside))
@@ -152,7 +152,7 @@ def report_ahead(part: Any, paths: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def inside(wrapper: Wrapper) -> Iterator[None]:
-    """Tells the observer, if there is one, that what is seen stands in a wrapper."""
+    """Reports to the observer, if any, that what follows is in a wrapper."""
     seen = _OBSERVED.get()
     if seen is None:
         yield

@@ -99,7 +99,7 @@ class PerRank:
 
 @jax.tree_util.register_pytree_with_keys_class
 class RankState(PerRank):
-    """The state of an optimizer that runs on each rank by itself, or what it has moved.
+    """The state of an optimizer that runs on each rank separately, or its offset.
 
     Which parameter an array belongs to follows from the end of its path and from its shape
     after the rank axis, as in the state of an optimizer that all ranks share. Nothing in it

@@ -20,7 +20,7 @@ both of these          both                       loss_fn(...) -> loss, (aux, v)
 =====================  =========================  ==========================================
 
 * The key is another one on each rank and in each step, `fold_in(fold_in(key, step), rank)`.
-  The state keeps the first key alone, so a run that goes on from a checkpoint draws what it
+  The state keeps only the first key, so a run that resumes from a checkpoint draws what it
   would have drawn.
 * Variables are what no gradient trains: batch statistics, moving averages, counters.
   Floating numbers are averaged over the ranks after each step, or kept by rank with
@@ -32,7 +32,7 @@ both of these          both                       loss_fn(...) -> loss, (aux, v)
   variables, and does not count.
 * With `sparsejax.embrace_sync` in `tx` a step is given the next batch, too, None at the end
   of the data: `for batch, next_batch in sparsejax.embrace.lookahead(batches)`.
-  `trainer.flush(state)` applies what is held back.
+  `trainer.flush(state)` applies delayed rows.
 * `trainer.evaluate(state, batch)` is a step without gradient and optimizer: the loss and
   the auxiliary outputs of `eval_fn`, which is called as `loss_fn` is.
 * Several processes run the same script, each with its own part of a batch as NumPy arrays.

@@ -1,4 +1,4 @@
-"""Steps that know the next batch: which one was announced, and what a state holds back."""
+"""Steps that are given the next batch: which one was announced, and what a state delays."""
 
 import warnings
 from typing import Any
@@ -16,7 +16,7 @@ MISSING: Any = object()
 
 
 def check_chain(seen: Observed, by_rows: frozenset[str], capacity: Any) -> bool:
-    """Whether a chain is to know the next batch; raises where it could not work.
+    """Whether a chain needs the next batch; raises where it could not work.
 
     Args:
         seen: The chain, as `observing.observed` sees it.
@@ -110,16 +110,16 @@ class ReportedBatch:
 
         Args:
             step: The number in the state that it returned.
-            next_batch: The next batch that it was given; None where nothing is held back.
+            next_batch: The next batch that it was given; None where nothing is delayed.
         """
         self._step, self._batch = step, next_batch
 
     def is_kept(self, step: Any, batch: Any) -> bool:
-        """Whether a step on this batch is to go on without a flush before it.
+        """Whether a step on this batch proceeds without a flush before it.
 
         That is where it reads nothing of what the state holds back. Of several processes
         each sees its own part of a batch alone, and one that flushed would wait for the
-        others for ever: they all go on, and this one warns.
+        others for ever: they all proceed, and this one warns.
 
         Args:
             step: The number in the state.

@@ -93,7 +93,7 @@ def data_parallel(
             shards, and the same share of the batch on each of that axis; it may send over
             that axis, and its loss is to be the same there. Without it parameters whose
             arrays are sharded over the mesh are refused.
-        aux: What becomes of the auxiliary outputs, which it says there are: "mean" over
+        aux: How auxiliary outputs are reduced; it says that the loss has some: "mean" over
             ranks, "sum", or "stack", the ranks' arrays one after another along the leading
             axis, and scalars as [ranks]; or a tree of these, or a prefix of one. What is
             stacked is an array sharded over the ranks.
@@ -104,8 +104,8 @@ def data_parallel(
             the number of examples that are there, if shares are filled up. The gradient is
             then sum(weight * gradient) / sum(weight), where `tx` averages. A rank whose
             weight is 0 does not count, whatever its loss is; if all are 0, the gradient
-            is 0 and the loss NaN. Sums leave such ranks out, and know no weights else; what
-            is stacked holds what shares were filled up with. With a weight below 0 the
+            is 0 and the loss NaN. Sums leave such ranks out, and have no other weights;
+            what is stacked holds what shares were filled up with. With a weight below 0 the
             loss is NaN.
         eval_fn: What `evaluate` calls, as `loss_fn` is called; `loss_fn` itself if None.
         donate: Whether a step uses up the state that it is given, and reuses its memory.
@@ -124,10 +124,10 @@ def data_parallel(
             would have found goes unseen: a `pmean` of gradients in `loss_fn`, and an update
             that is not synchronized. Not with `param_specs`, since JAX adds up gradients of
             what a further axis replicates by the types that it checks.
-        overlap: Whether exchanges of `sparsejax.local_steps` run beside the steps that
-            follow, as `sparsejax.rounds.Overlap` says. A step then sends nothing: the loss
-            that it returns is an array [ranks], of each rank its own, and so are auxiliary
-            outputs, with aux="stack".
+        overlap: Whether exchanges of `sparsejax.local_steps` run concurrently with the
+            steps that follow, as `sparsejax.rounds.Overlap` says. A step then sends
+            nothing: the loss that it returns is an array [ranks], of each rank its own, and
+            so are auxiliary outputs, with aux="stack".
 
     Returns:
         An object with `init(params, variables=None, key=None)`, `step(state, batch)`,

@@ -1,6 +1,6 @@
 """What a trainer does about steps that `sparsejax.skip_nonfinite` has left out.
 
-Where that wrapper is outermost, the count in the optimizer's state tells which these are.
+Where that wrapper is outermost, the count in the optimizer's state shows which these are.
 Nothing is sent for it.
 """
 
@@ -34,8 +34,8 @@ def kept(before: Any, after: Any, old: Any, new: Any) -> Any:
 def check(state: TrainState) -> None:
     """Raises where the step that returned a state was left out, and that is to be reported.
 
-    It waits for that step, if the state can tell, and reads a few numbers that are the same
-    on all processes.
+    It waits for that step, if the state has the count, and reads a few numbers that are the
+    same on all processes.
     """
     own = state.opt_state
     if not isinstance(own, SkipState) or own.found is None:

@@ -22,7 +22,7 @@ from sparsejax.state import tree
 
 
 def on_all_processes(given: Any, mesh: Mesh, wanted: Any, call: str) -> Any:
-    """Global arrays of what every process holds whole; global arrays as they are.
+    """Global arrays of what every process has whole; global arrays unchanged.
 
     Args:
         given: A tree of arrays.

@@ -24,7 +24,7 @@ class TrainState(NamedTuple):
         params: The parameters, replicated.
         opt_state: The optimizer's state.
         variables: What the loss function changes and no gradient trains, such as batch
-            statistics; None if there is nothing. What is kept by rank is `PerRank`.
+            statistics; None if it has none. What is kept by rank is `PerRank`.
         key: The PRNG key from which those of all ranks and steps are made, or None.
 
     Example:
@@ -70,7 +70,7 @@ def require_usable(state: Any, call: str) -> None:
 
     Args:
         state: What the caller was given as a state.
-        call: The method as the user knows it, for the message.
+        call: The name of the public method, for the message.
     """
     if not isinstance(state, TrainState):
         raise StateError(
@@ -145,7 +145,7 @@ class Checked:
         self._every = every
         self._axis_name = axis_name
         self._step: jax.Array | None = None  # the number in the state of the last step
-        self._number: int | None = None  # as it is counted here
+        self._number: int | None = None  # as counted here
 
     def is_last(self, state: TrainState) -> bool:
         """Whether a state is what the last step, or a flush, returned."""
@@ -175,7 +175,7 @@ class Checked:
         self._number = None if self._number is None else self._number + 1
 
     def flushed(self, state: TrainState, after: TrainState) -> None:
-        """Goes on from what a flush made of a state: of the same number."""
+        """Continues from the flushed state, with the same number of steps."""
         if not self.is_last(state):
             self._number = None
         self._step = after.step

@@ -178,9 +178,9 @@ class DataParallel:
                 the same length; or a global `jax.Array`.
             next_batch: The batch of the next step, where `sparsejax.embrace_sync` is to
                 know it; None where there is none. If the next step is given another one
-                all the same, what is held back is applied before; on a mesh of several
-                processes, which cannot know of each other, none does, and who sees it
-                warns.
+                nevertheless, delayed rows are applied before; on a mesh of several
+                processes, which do not see each other's, none does, and a process that sees
+                it warns.
 
         Returns:
             The next state, and the loss averaged over ranks, or with `overlap` that of each
@@ -223,7 +223,7 @@ class DataParallel:
 
         What waits is what `sparsejax.embrace_sync` holds back, and the gradients that
         `sparsejax.embrace.horizontal` carries. Before parameters are saved for another
-        purpose than to go on, and before they are read by something else than `evaluate`.
+        purpose than to resume, and before they are read by anything but `evaluate`.
         The state given is used up as by a step.
 
         Args:
@@ -254,7 +254,7 @@ class DataParallel:
         return halves.has_two(self._tx) or self._is_ahead(params)
 
     def _is_ahead(self, params):
-        """Whether a part of the optimizer is to know the next batch."""
+        """Whether a part of the optimizer needs the next batch."""
         key = "ahead", jax.tree.structure(params)
         if key not in self._compiled:
             seen = observing.observed(self._tx, params)
@@ -263,9 +263,9 @@ class DataParallel:
         return self._compiled[key]
 
     def evaluate(self, state: TrainState, batch: Any) -> Any:
-        """The loss on a batch, without gradient or optimizer; the state is left as it is.
+        """The loss on a batch, without gradient or optimizer; the state is unchanged.
 
-        Calls `eval_fn`, or `loss_fn` if there is none, as a step would. The variables that
+        Calls `eval_fn`, or `loss_fn` without one, as a step would. The variables that
         it returns are dropped, and `opt_state` may be anything, None for instance.
 
         Args:

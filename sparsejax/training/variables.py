@@ -109,7 +109,7 @@ def merged(variables: Any, new: Any, share: Share) -> Any:
     """The next variables, from the last ones and those that the loss function returned.
 
     Args:
-        variables: As they are in the state, on this rank.
+        variables: Those in the state, on this rank.
         new: Those returned.
         share: How much this rank counts.
     """

@@ -34,7 +34,7 @@ def all_reduce(
     """Adds up arrays over the ranks of a mesh axis, like `jax.lax.psum`.
 
     Runs inside `jax.shard_map`, or under `jax.vmap` with an axis name. A value that does
-    not vary over the axis is added up as often as there are ranks, as `psum` does. The
+    not vary over the axis is multiplied by the number of ranks, as `psum` does. The
     gradient of a parameter that is sharded over the axis (FSDP) varies, too, and is added
     up with those of other shards: leave it out.
 

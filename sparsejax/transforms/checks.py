@@ -83,12 +83,12 @@ _SHARDED = (
 
 
 def check_replicated(params: Any, axis_name: AxisName | None, what: str) -> None:
-    """Raises where a parameter differs over the axis of the ranks, as far as types tell.
+    """Raises where a parameter differs over the axis of the ranks, by its type.
 
     Args:
         params: The parameters, or None.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        what: The call as the user knows it, for the message.
+        what: The name of the public function, for the message.
     """
     manual = axes.manual_axes()
     names = axes.axis_names(axis_name) if axis_name is not None else manual
@@ -251,7 +251,7 @@ def check_shards(lossy: Any, memory: Any, given: Any) -> None:
 
 
 def check_weight(lossy: Any, given: Any, remembers: bool) -> None:
-    """Raises where ranks have weights, and something does not know how to weigh them.
+    """Raises where ranks have weights, and a part of the chain does not support weights.
 
     Args:
         lossy: What sends and leaves out; a `Lossy`.
@@ -296,7 +296,7 @@ def check_velocities(
 
 
 def check_memory(lossy: Any, memory: Any, needs: bool, moves: bool, state: Any) -> None:
-    """Raises where the state has no residual and one is needed, or the other way round.
+    """Raises where the state has no residual and one is needed, or the reverse.
 
     Args:
         lossy: What sends and leaves out; a `Lossy`.

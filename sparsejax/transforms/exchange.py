@@ -3,11 +3,11 @@
 On the wire, for each bucket in turn: what its scheme sends. An exchange is `Lossy`, because
 a top-k scheme, or PowerSGD, leaves something out; `feedback` keeps it, and makes the
 transformation. A bucket whose scheme sends everything has no residual, and its gradients
-are passed to the scheme as they are, dense or by their entries.
+are passed to the scheme unchanged, dense or by their entries.
 
 `RowGrads` are summed by `Scheme.rows`, tables of one width in one exchange, and come out as
 `RowGrads` of distinct ids, whatever the number of rows: which rows those are is for an
-optimizer to know, and there is never room for more than the table has. Of a table of which
+optimizer to know, and they never have room for more than the table has. Of a table of which
 a rank needs one piece they are those of its piece. A leaf stays in the bucket that it would
 have as an array, whose state and metrics it shares; so a state made from parameters serves.
 Of a bucket that is summed densely, as small leaves are, rows go by the scheme of large ones
@@ -65,7 +65,7 @@ class ExchangeState(NamedTuple):
             for a lossy scheme, whose state follows the numbers and so differs by shard.
         traffic: What was sent the last time, by bucket: see `Traffic.as_one`.
         totals: What was sent since the first state.
-        reduction: The reduction, for those who give the state to another number of ranks.
+        reduction: The reduction, for resizing the state to another number of ranks.
         leaves: The parameters that it was made for.
         sums: Whether the last sums were finite, where `skip_nonfinite` asks and they may
             overflow in 16 bits; else None.
@@ -129,7 +129,7 @@ class Exchange:
         return Entry(self.name, self.axis_name)
 
     def init(self, params: Any) -> ExchangeState | None:
-        """The schemes' first states, which may need to know the ranks."""
+        """The schemes' first states, which may depend on the ranks."""
         shards = sharded.apart(params)
         paths, leaves, _ = tree.flatten(shards.rest)
         buckets = self._buckets(paths, leaves)
@@ -377,7 +377,7 @@ class Exchange:
 
 
 def _on_rank(bucket, state, wire):
-    """A scheme's state as it is on this rank."""
+    """A scheme's state on this rank."""
     if not bucket.is_lossy:
         return state
     # By shard alone; that it is equal on all ranks cannot be seen.

@@ -34,7 +34,7 @@ from sparsejax.wire import Wire, value_codes
 
 
 # With one threshold for all leaves, or all shards, one of them may hold more than its share
-# of the large entries: there is room for this many times its share.
+# of the large entries: it has room for this many times its share.
 _UNEVEN = 8
 
 
@@ -104,7 +104,7 @@ class Select:
         return self.compress is None or bool(self.compress(path, leaf))
 
     def of_shard(self, path: str, node: Any, wire: Wire) -> Any:
-        """The gradient of a part that each rank has whole, as it is."""
+        """The gradient of a part that each rank has whole, unchanged."""
         del path, wire
         return node
 
@@ -250,7 +250,7 @@ class Select:
             few_bits = self.sparsifier.rounded(jnp.where(finite, x, 0), draw)
             if self.has_memory:
                 few_bits = few_bits * self.sparsifier.shrink(x.size * draw.over.count)
-            # One that is not finite goes as it is; in a norm it would spoil all others.
+            # One that is not finite is sent unchanged; in a norm it would spoil all others.
             few_bits = jnp.where(finite & jnp.isfinite(few_bits), few_bits, x)
         sent = rounded(few_bits, dtype)
         left = tree.rounding_error(x, sent) if self.has_memory else None

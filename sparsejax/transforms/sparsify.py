@@ -3,7 +3,7 @@
     tx = optax.chain(sparsejax.dgc(density=0.01), sparsejax.zen_sync(), optax.sgd(0.1))
 
 For models whose gradients are dense: each rank sends a small part now and keeps the rest
-for later. `init` needs to know the ranks (`sparsejax.init`, or `data_parallel`), because
+for later. `init` needs the number of ranks (`sparsejax.init`, or `data_parallel`), because
 what is kept differs by rank; `update` runs inside `jax.shard_map`, on local gradients.
 """
 
@@ -84,7 +84,7 @@ def sparsify(
         values: Rounds selected values to few bits: "2bit", "2bit-bins", "sign", "4bit",
             "int8", "fp8", "float16", "bfloat16" or "float32"; None for the gradient's
             dtype. What that takes off waits with the rest. `schemes.AGSparse` sends the
-            codes; schemes that send sums, for which there is no code, send the rounded
+            codes; schemes that send sums, which have no code, send the rounded
             values as they send others. Leaves that go whole are not rounded.
 
     Example:

@@ -5,7 +5,7 @@ on all of them bit for bit, so that any optimizer may follow:
 
     tx = optax.chain(sparsejax.zen_sync(), optax.adam(1e-3))
 
-It assembles the parts that can as well be used by themselves: an `Exchange`, which sums
+It assembles the parts, each of which can also be used alone: an `Exchange`, which sums
 leaves bucket by bucket, and `feedback` around it, for schemes that leave something out.
 `init` may run anywhere unless a state differs by rank (a residual, tables); then it needs
 to know the ranks, and `sparsejax.init` provides them. `update` runs inside `jax.shard_map`.
@@ -229,7 +229,7 @@ def _kinds(of):
 
 
 def _by_level(scheme):
-    """The scheme across hosts; a dense sum, or a scheme of two levels, as it is."""
+    """The scheme across hosts; a dense sum, or a scheme of two levels, unchanged."""
     if isinstance(scheme, (AllReduce, TwoLevel)):
         return scheme
     return TwoLevel(scheme)

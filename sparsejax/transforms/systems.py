@@ -6,16 +6,16 @@
 All average gradients over the ranks of a mesh axis; `update` runs inside `jax.shard_map`.
 Zen and the dense sum send everything. The others send a part, about `density` where there
 is such an argument, and keep the rest for later: `sparsejax.residuals(state)` shows it.
-Their `init` needs to know the ranks (`sparsejax.init`, or `data_parallel`).
+Their `init` needs the number of ranks (`sparsejax.init`, or `data_parallel`).
 
 PowerSGD sends matrices of low rank instead of entries.
 
-Ok-Topk, SparDL and gTopk choose again of sums on the way, so what each rank sends has one
-size however many there are. TopkA, TopkDSA and Gaussiank choose once, on each rank: each is
-a sparsifier and a lossless scheme, and the others are compared with it. Entries are chosen
-from the leaves that rules, or their sizes, give the scheme: Ok-Topk, SparDL and gTopk
-choose from all of those together, the others from each leaf. Other options are those of
-`sparsejax.sync`.
+Ok-Topk, SparDL and gTopk select again from partial sums, so the size of what each rank
+sends does not depend on their number. TopkA, TopkDSA and Gaussiank choose once, on each
+rank: each is a sparsifier and a lossless scheme, and the others are compared with it.
+Entries are chosen from the leaves that rules, or their sizes, give the scheme: Ok-Topk,
+SparDL and gTopk choose from all of those together, the others from each leaf. Other options
+are those of `sparsejax.sync`.
 
 NaN and infinity count as the largest magnitudes, and are sent first; those that do not fit
 stay in the residual, and are sent in the next steps. Where a gradient may be bad, wrap the

@@ -1,4 +1,4 @@
-"""A tree that is cut into blocks: its leaves, and who has them."""
+"""A tree that is cut into blocks: its leaves, and the block of each."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self

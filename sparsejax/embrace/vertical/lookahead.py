@@ -1,4 +1,4 @@
-"""An iterator that knows the next batch."""
+"""An iterator that gives the next batch, too."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Columns of whole rows to who holds them, of several tables in one exchange.
+"""Columns of whole rows to their owners, of several tables in one exchange.
 
 On the wire: an all_to_all. Prior rows are as many as they are in a step, and a list has
 room for all that a rank has read: it has one of eight lengths, in sixteenths of the room,

@@ -107,7 +107,7 @@ def disagreements(answers: list[dict], address: str | None) -> list[str]:
 
 
 def _hosts(answers):
-    """How many hosts there are."""
+    """The number of hosts."""
     return len({one["network"] for one in answers})
 
 

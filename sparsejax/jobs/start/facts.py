@@ -1,4 +1,4 @@
-"""What a process knows of itself: its host, versions, settings and devices."""
+"""The facts of a process: its host, versions, settings and devices."""
 
 import argparse
 import ipaddress

@@ -43,7 +43,7 @@ class _Who(NamedTuple):
 
 
 def call(port: int, processes: int, host: str, timeout: float) -> None:
-    """Waits for all other processes, and tells them whether all came; on process 0.
+    """Waits for all other processes, and reports whether all came; on process 0.
 
     Raises:
         JobError: Some did not come, or came twice, or have another number by

@@ -1,4 +1,4 @@
-"""How a process ended, as the system tells one that is beside it and not its parent."""
+"""How a process ended, as the system reports it to one that is not its parent."""
 
 import fcntl
 import os

@@ -158,7 +158,7 @@ class Watcher:
         raise NotImplementedError
 
     def happened_here(self, kind: EventKind, text: str) -> None:
-        """Tells the hub what has happened to the process that this is the watcher of.
+        """Reports to the hub what has happened to the process that it watches.
 
         Args:
             kind: Which of such events it is.
@@ -195,7 +195,7 @@ class Watcher:
         self._end(why)
 
     def _tell(self, why: str) -> None:
-        """Tells others why they end."""
+        """Sends others the reason for which they end."""
 
     def leave(self) -> None:
         """Takes note that the process that this is the watcher of has left its block."""

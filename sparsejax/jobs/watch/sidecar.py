@@ -1,4 +1,4 @@
-"""The process beside each process of a job that watches it, and tells how it ended.
+"""The companion of each process of a job, which watches it and reports how it ended.
 
 A process that loses another one in the middle of a collective may be ended in C++, by gloo,
 NCCL or JAX's coordination service, before Python comes to say anything; and one that is

@@ -32,7 +32,7 @@ class OptimizerLayout:
         owner: The parameter whose rows each leaf of the state has; None for one that has
             no rows.
         counts: The leaves of the state that are numbers of steps, and matter to a step.
-        held: Those that are numbers which only the user changes, and matter to a step.
+        held: Those that are numbers which only the user changes, and affect a step.
         ticks: Those that are numbers of steps.
         names: Of the leaves of the state.
         closes_over: Whether the optimizer was made of arrays on Explicit mesh axes, which
@@ -122,7 +122,7 @@ def study(tx: optax.GradientTransformation, grads: Any, params: Any) -> Optimize
 
 
 def as_array(leaf: Any) -> Any:
-    """The shape and dtype of what `RowGrads` stand for; other leaves as they are."""
+    """The shape and dtype of what `RowGrads` stand for; other leaves unchanged."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_row_grads(leaf) else leaf
 
 

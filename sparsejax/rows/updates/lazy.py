@@ -52,23 +52,22 @@ def lazy(tx: optax.GradientTransformation, *, exact: bool = True) -> Lazy:
     Where a leaf of the updates is `RowGrads`, the rows that it lists are gathered from the
     parameter and from each array of the optimizer's state that has such rows, `tx` updates
     them, and they are scattered back in place: a step costs what it touches. Leaves that
-    are arrays go to `tx` as they are. Apply the updates with
+    are arrays are passed to `tx` unchanged. Apply the updates with
     `sparsejax.apply_updates`. It goes last in a chain: what comes after would change
     rows once that stand for several steps.
 
     With exact=True parameters are those of the dense optimizer. There, rows without a
-    gradient change too, as their momentum goes on and weights decay. Here they catch up on
-    the steps that they have missed, step by step, when they are listed again, and when they
-    are read: pass `read=lazy_tx.reader(params, state)` to `sparsejax.value_and_grad`, and
-    to `update`, which uses what reading has made; and take
-    `settle(params, state, lazy_tx)` for evaluation and for other reads of whole tables.
-    Where a gradient of zero changes no parameter, as with SGD without momentum, Adagrad and
-    RMSProp, nothing is read anew. What a fading momentum has missed, as that of SGD, Adam,
-    NAdam and AdamW with a fixed learning rate in float32, is added up at once, to a
-    relative error of 1e-5 (where numbers show that it is: not if v fades as fast as m).
-    Elsewhere, as with AdamW and a schedule, Lion or injected hyperparameters, it takes as
-    many turns of a loop over the rows in question as the longest time that one of them
-    which still moves has missed.
+    gradient change too, as their momentum continues and weights decay. Here they catch up
+    on the steps that they have missed, step by step, when they are listed again, and when
+    they are read: pass `read=lazy_tx.reader(params, state)` to `sparsejax.value_and_grad`,
+    and to `update`, which uses what reading has made; and take `settle(params, state,
+    lazy_tx)` for evaluation and for other reads of whole tables. Where a gradient of zero
+    changes no parameter, as with SGD without momentum, Adagrad and RMSProp, nothing is read
+    anew. What a fading momentum has missed, as that of SGD, Adam, NAdam and AdamW with a
+    fixed learning rate in float32, is added up at once, to a relative error of 1e-5 (where
+    numbers show that it is: not if v fades as fast as m). Elsewhere, as with AdamW and a
+    schedule, Lion or injected hyperparameters, it takes as many turns of a loop over the
+    rows in question as the longest time that one of them which still moves has missed.
     Schedules have the value of the step that is caught up on. So do hyperparameters of
     `optax.inject_hyperparams` that are set by hand: the last 64 values of each are
     remembered. A row that missed a step which depends on a forgotten value becomes NaN,
@@ -137,14 +136,14 @@ def settle(params: Any, state: Any, tx: Lazy, *, flushed: bool = False) -> tuple
     """Catches all rows up: for evaluation, for saving, for what reads whole tables.
 
     It costs a pass over the tables, or where steps are taken one by one, a pass for each
-    that the longest unseen row that still moves has missed. Training may go on from what it
-    returns, or from what it was given.
+    that the longest unseen row that still moves has missed. Training may continue from what
+    it returns, or from what it was given.
 
     Args:
         params: The parameters.
         state: The state of `lazy`, or of a chain that it is in.
         tx: What `lazy` has returned, which may be in a chain.
-        flushed: Whether nothing is held back by `sparsejax.embrace_sync` in the chain, as
+        flushed: Whether `sparsejax.embrace_sync` in the chain delays nothing, as
             after `sparsejax.embrace.flush`, which settles, too.
 
     Returns:

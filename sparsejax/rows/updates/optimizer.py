@@ -33,8 +33,8 @@ class UpdatePlan(NamedTuple):
     Attributes:
         layout: Which arrays of the state have rows, and what a step does to them.
         catch_up: How the rows of each table catch up, by its number.
-        sums: Of each number of `Fading.number`, whether there is a mean of squares. There
-            may be more than there are tables that catch up by them.
+        sums: Of each number of `Fading.number`, whether it has a mean of squares. They may
+            be more than the tables that catch up by them.
     """
 
     layout: OptimizerLayout
@@ -57,7 +57,7 @@ class UpdatePlan(NamedTuple):
 
     @property
     def fading(self) -> dict[int, tuple[int, Fading]]:
-        """Of each kind of rows that catch up by sums a table, and the way, by number."""
+        """Of each kind of rows that catch up by sums a table, and the method, by number."""
         found = {}
         for at, way in sorted(self.catch_up.items()):
             if isinstance(way, Fading):
@@ -101,7 +101,7 @@ class RowOptimizer:
     def those_of(self, params: Any, inner: Any) -> Any:
         """The parameters that a state of the optimizer is of.
 
-        All of them, or those that `optax.partition` or `masked` around `lazy` hands on;
+        All of them, or those that `optax.partition` or `masked` around `lazy` passes;
         `optax.MaskedNode` in place of others, of each or of a whole subtree, as their
         labels are.
         """

@@ -38,7 +38,7 @@ class GradientRows(NamedTuple):
 
     @property
     def places(self) -> int:
-        """For how many rows there is room."""
+        """The capacity in rows."""
         return self.merge.ids.shape[0]
 
 

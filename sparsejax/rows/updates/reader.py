@@ -206,7 +206,7 @@ def reader_of(optimizer: RowOptimizer, read: Any) -> LateRowReader | None:
 
 
 def _check_axes():
-    """Raises where XLA may shard a table from which each rank reads rows by itself."""
+    """Raises where XLA may shard a table from which each rank reads rows independently."""
     further = further_axes()
     if further:
         raise AxisError(

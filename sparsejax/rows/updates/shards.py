@@ -150,7 +150,7 @@ def every_row(
     """
     found = {at: _sharding(now.leaves[at]) for at in tables}
     sharded = {at: x for at, x in found.items() if x is not None}
-    # Where rows are cut, types of an explicit mesh let each step be taken by itself alone.
+    # Where rows are cut, types of an explicit mesh allow each step only separately.
     # Their gradients are arrays, so hardly ever is a row late.
     cut = [at for at in found if at not in sharded and _is_cut(now.leaves[at])]
     made = Snapshot.replayed(now, cut)

@@ -165,7 +165,7 @@ class Snapshot:
         return tiles.each({at: (n, merge.found)}, number, one, empty, types)
 
     def replayed(self, tables: Iterable[int]) -> dict[int, Rows]:
-        """All rows of some tables, each missed step by itself.
+        """All rows of some tables, each missed step separately.
 
         Less to compile than a sum, where hardly ever a row is late.
         """

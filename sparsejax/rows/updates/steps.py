@@ -130,7 +130,7 @@ def update(
             reading = None if read is None or at in early else read.reading(leaf)
             due = None if reading or at in early else now.due(at)
             lists[at] = listed(now, at, leaf, due, reading)
-        else:  # there is nothing in it
+        else:  # it is empty
             grads[at] = leaf.to_dense()
     step = OptimizerStep(now, grads, extra)
     made, inner, last = taken(step, lists, by_shard=by_shard)
@@ -286,7 +286,7 @@ def settled(optimizer: RowOptimizer, params: Any, state: Any) -> tuple[Any, Any]
 def _caught_up(optimizer, params, state):
     """All rows of the tables whose rows may be late, in one program.
 
-    Operation by operation each would be compiled by itself, and none fused.
+    Operation by operation each would be compiled separately, and none fused.
     """
     now = Snapshot(optimizer, params, params, state)
     settled = every_row(now, now.plan.lagging, Snapshot.settled)

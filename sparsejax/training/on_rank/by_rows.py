@@ -63,7 +63,7 @@ def caught_up(seen: Observed, params: Any, opt_state: Any) -> Any:
 def only(grads: Any, paths: frozenset[str]) -> Any:
     """Gradients in which no leaves but those of these paths are `RowGrads`."""
     if any(not is_sent for is_sent in sharded.are_sent(grads)):
-        shards = sharded.apart(grads)  # what embrace_sync sends itself stays as it is
+        shards = sharded.apart(grads)  # what embrace_sync sends itself is unchanged
         return shards.together(only(shards.rest, paths), shards.nodes)
     names, leaves, structure = tree.flatten(grads, rows=True)
     kept = [

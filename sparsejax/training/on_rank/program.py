@@ -200,7 +200,7 @@ def _check_weight(weight, opt_state, seen):
 
 
 def _check_own(loss, axis_name):
-    """Raises where a loss is that of all ranks, as far as types tell.
+    """Raises where a loss is that of all ranks, by its type.
 
     Parameters are local, so the loss of a rank's share varies over the axis. One that does
     not was reduced over the ranks: each rank's gradient is then a share of the mean, and

@@ -1,6 +1,6 @@
 """This rank's share in what is put together over all ranks: means, sums, weights.
 
-On the wire: a psum for each mean and each sum, and one for the weights where there are any.
+On the wire: a psum for each mean and each sum, and one for the weights, if any.
 """
 
 import dataclasses

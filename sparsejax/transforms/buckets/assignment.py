@@ -37,7 +37,7 @@ _PART: contextvars.ContextVar[bool] = contextvars.ContextVar("part", default=Fal
 def of_part() -> Iterator[None]:
     """Lets rules and plans say something about leaves that are not there.
 
-    For who hands a tree on in parts, and has checked the whole one.
+    For callers that pass a tree in parts, and have checked the whole one.
     """
     token = _PART.set(True)
     try:
@@ -77,7 +77,7 @@ class Assignment(abc.ABC):
         del ranks
 
     def check_levels(self, two_level: bool, axis_name: Any) -> None:
-        """Raises where it was made for two levels, and there is one."""
+        """Raises where it was made for two levels, and the mesh has one."""
         del two_level, axis_name
 
     def buckets(
@@ -88,7 +88,7 @@ class Assignment(abc.ABC):
         Args:
             paths: The leaves' paths.
             leaves: The leaves.
-            hidden: Whether nothing tells how they are sharded: see `tree.may_hide_shards`.
+            hidden: Whether types hide their shardings: see `tree.may_hide_shards`.
         """
         members: dict[Any, list[int]] = {}
         filled: dict[Any, tuple[int, int]] = {}
@@ -182,7 +182,7 @@ class ByRules(Assignment):
             pattern: Of the rule.
             value: The unit.
             size: How many numbers the largest of these leaves has.
-            by: The rule for its scheme, if there is one.
+            by: The rule for its scheme, if it has one.
         """
         name = type(self.scheme).__name__
         why, fix = "no rule says 'sparse' of it", f"Say 'sparse' to send them by {name}"

@@ -52,7 +52,7 @@ def together(
 
 
 def as_one(buckets: Sequence[Bucket], leaves: Sequence[Any]) -> Bucket:
-    """The elements of several buckets as one; a single bucket as it is."""
+    """The elements of several buckets as one; a single bucket unchanged."""
     if len(buckets) == 1:
         return buckets[0]
     places = tuple(i for bucket in buckets for i in bucket.leaves)

@@ -1,6 +1,6 @@
 """Leaves of whose sums each rank needs one piece, as where it trains a shard of them.
 
-A leaf is cut along one dimension into as many pieces as there are ranks. Several leaves are
+A leaf is cut along one dimension into one piece for each rank. Several leaves are
 one array: of each rank first its piece of the first leaf, then of the second, and so on. So
 what a rank owns is one run of units (`Scheme.scatter`), and is cut up where it
 arrives.
@@ -31,7 +31,7 @@ class Pieces:
     """Leaves that are exchanged as one array of pieces.
 
     Attributes:
-        ranks: How many pieces there are.
+        ranks: The number of pieces.
         leaves: The leaves' places in the flattened tree.
         cuts: The dimension along which each is cut.
         shapes: The shape of each.
@@ -136,7 +136,7 @@ def of_bucket(
         bucket: The bucket.
         leaves: The leaves of the tree.
         scatter: The dimension along which each is cut, if it is.
-        ranks: How many ranks there are.
+        ranks: The number of ranks.
     """
     by_kind: dict[Any, list[tuple[int, int]]] = {}
     for i in bucket.leaves:

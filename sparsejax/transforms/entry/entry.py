@@ -1,7 +1,7 @@
 """Where an update is entered: inside `shard_map`, or under `jit`.
 
 Inside `shard_map` a gradient is this rank's own array. Under `jit` it is one global array,
-and what it stands for is known in one of two ways:
+and what it stands for is determined in one of two ways:
 
 * On an explicit mesh by its type. The gradient with respect to parameters that
   `sparsejax.local` has cast is *unreduced* over the mesh axes of the batch: each device
@@ -10,16 +10,16 @@ and what it stands for is known in one of two ways:
   axis of the ranks, of which each device has its own replica's.
 
 Such an update enters a `shard_map` of its own, over all axes of the mesh. What is inside is
-the same either way, and schemes never know.
+the same in both cases, and schemes do not depend on it.
 
-On the wire, beside what the schemes send over the axis of the ranks: for each leaf that is
-unreduced over further axes too, as over the fast one of a mesh (replica, fsdp), one
+On the wire, in addition to what the schemes send over the axis of the ranks: for each leaf
+that is unreduced over further axes too, as over the fast one of a mesh (replica, fsdp), one
 reduce-scatter over these to the sharding of its parameter (an all-reduce where that is
 replicated). Then each device exchanges its shard. Where a parameter is sharded over the
 axis of the ranks itself, each rank is sent its piece of the sum alone.
 
 Results have the shardings of the parameters. What a state keeps about a parameter is
-sharded as that is, after the axis of the ranks. There is no checking inside: nothing casts
+sharded as that is, after the axis of the ranks. Nothing is checked inside: nothing casts
 an unreduced array to a varying one. What checking would have found is read from the types
 here.
 
@@ -73,10 +73,10 @@ class Entry:
     """How an update is entered under `jit`.
 
     Attributes:
-        name: The call as the user knows it.
+        name: The name of the public function.
         axis_name: The axis of the ranks; the only one of the mesh if None.
         sums: Whether it sums gradients; else it hands partial sums on.
-        model_axis: The mesh axis over which it was told that parameters are sharded.
+        model_axis: The mesh axis over which parameters are sharded, by the argument.
         reads_params: Whether its update is given the parameters, each as its gradient is.
     """
 
@@ -161,7 +161,7 @@ class Entry:
         Args:
             mesh: The mesh that `of_parameters` found.
             init: From parameters to a state, of which it needs the shapes alone.
-            params: The parameters; nothing of them is moved.
+            params: The parameters; none of them is transferred.
         """
         names = axis_names(self.axis_name or mesh.axis_names[0])
         pairs, structure = jax.tree_util.tree_flatten_with_path(params)
@@ -217,7 +217,7 @@ class Entry:
         return names
 
     def _check_explicit(self, mesh):
-        """Raises where types do not tell what an array stands for."""
+        """Raises where the type of an array does not determine what it stands for."""
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True):
             if kind != AxisType.Explicit:
                 raise AxisError(

@@ -30,7 +30,7 @@ class Incoming:
     """What is known of all leaves of an update that is entered.
 
     Attributes:
-        name: The call as the user knows it.
+        name: The name of the public function.
         names: The axes of the ranks.
         mesh: The mesh.
         sums: Whether the update sums gradients.
@@ -120,7 +120,7 @@ class Incoming:
                 )
 
     def _check_stacked(self, call, path, value):
-        """Raises unless there is one gradient for each replica."""
+        """Raises unless each replica has one gradient."""
         if tree.is_sparse(value):
             return
         count = ranks_of(self.mesh, self.names)

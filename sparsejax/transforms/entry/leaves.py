@@ -1,4 +1,4 @@
-"""Gradients as they are outside of `shard_map`, and what each device has of them inside.
+"""Gradients outside of `shard_map`, and the part of them that each device has inside.
 
 UnreducedLeaf   an array that is unreduced over the axes of the batch
 EntriesLeaf     entries that a sparsifier selected, one device's after another's
@@ -25,7 +25,7 @@ from sparsejax.wire import Wire
 
 
 class LeafPlaces(NamedTuple):
-    """What an update that was entered is to know of its leaves, which types do not tell.
+    """What an entered update needs of its leaves that types do not contain.
 
     Attributes:
         scatter: The dimension of each leaf of whose sum a rank needs one piece; None if it
@@ -145,7 +145,7 @@ class UnreducedLeaf(OuterLeaf):
 
     @property
     def in_spec(self):
-        """Sharded as it is once no axis of the sum shards it, and still unreduced."""
+        """Its sharding once no axis of the sum shards it, and still unreduced."""
         unreduced = frozenset(self.sum.ranks) | self.sum.fast
         return PartitionSpec(*self.sum.given, unreduced=unreduced)
 
@@ -197,7 +197,7 @@ class StackedLeaf(OuterLeaf):
 
     @property
     def axes(self):
-        """As of all, but rows are handed on as those of the whole table."""
+        """As of all, but rows are returned as those of the whole table."""
         is_whole = is_row_grads(self.node.value) and not self.sums
         return () if is_whole else self.sum.axes
 
@@ -269,7 +269,7 @@ class RowsLeaf(OuterLeaf):
     def enter(self, value):
         """The rows of this device's shard that any device of this rank has read.
 
-        What hands them on leaves them as they are.
+        Transformations that pass them on leave them unchanged.
         """
         if not self.sums:
             return RowGrads.marked(value.ids, value.rows, value.shape), 0.0

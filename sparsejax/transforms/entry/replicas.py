@@ -32,7 +32,7 @@ def per_replica(
 ) -> Callable[..., Any]:
     """A `jax.value_and_grad` whose gradients stay on their replica, under `jit`.
 
-    For meshes with Auto axes, on which types do not tell what is still to be summed, and
+    For meshes with Auto axes, on which types do not say what is still to be summed, and
     for `sparsejax.local_steps` on any mesh, where each replica has parameters of its own.
     The loss of a replica is that of its part of the batch. XLA shards it over all other
     Auto axes of the mesh, by its own rules and by `jax.lax.with_sharding_constraint`. Over

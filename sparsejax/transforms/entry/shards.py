@@ -1,7 +1,7 @@
 """How the sum of one gradient is sharded, dimension by dimension.
 
 A dimension of a parameter is sharded over some mesh axes, the first of which makes the
-largest pieces. Of these axes, for its gradient, there are three kinds, in this order:
+largest pieces. For its gradient, these axes are of three kinds, in this order:
 
     kept    nothing is summed over them: they shard the gradient already
     fast    it is unreduced over them, and they are not of the ranks: it is

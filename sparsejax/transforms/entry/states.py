@@ -26,7 +26,7 @@ def state_specs(state: Any, known: ParameterSpecs) -> Any:
 
 
 def check_state(state: Any, specs: Any) -> None:
-    """Raises where an array of a state is sharded in another way than its gradient."""
+    """Raises where an array of a state is not sharded like its gradient."""
     is_spec = lambda node: isinstance(node, PartitionSpec)
     pairs = jax.tree_util.tree_leaves_with_path(state)
     for (keys, leaf), spec in zip(

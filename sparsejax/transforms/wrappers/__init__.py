@@ -6,7 +6,7 @@ Each takes an optax transformation and returns one, and they nest:
         optax.chain(sparsejax.dgc(0.01), sparsejax.zen_sync(), optax.adam(1e-3)), every=4)
 
 The optimizer belongs inside: in a step in which nothing is sent it is not run, and its
-state, the momentum and the count of steps, stays as it is.
+state, the momentum and the count of steps, does not change.
 
 Over the wire goes what the chain inside sends, and for `skip_nonfinite` one
 number of each rank, on which all agree (`state.finite`). What decides between

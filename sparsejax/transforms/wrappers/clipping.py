@@ -1,4 +1,4 @@
-"""Clips each rank's gradient by itself, before anything is sent. Nothing is sent for it."""
+"""Clips each rank's gradient separately, before the exchange. Nothing is sent for it."""
 
 import jax.numpy as jnp
 import optax
@@ -98,7 +98,7 @@ def clip_by_rank(
 
 
 def _shards(entered, leaves, model_axis=None):
-    """The axes over which each leaf is sharded, as far as it is known."""
+    """The axes over which each leaf is sharded, where types give them."""
     return [model_axis] * len(leaves) if entered is None else entered.axes
 
 

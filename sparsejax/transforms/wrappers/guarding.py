@@ -47,8 +47,8 @@ def skip_nonfinite(
     """Leaves out a step in which any rank has a number that is not finite.
 
     Updates are then zero on all ranks, nothing is sent or remembered, and the state of the
-    chain, an optimizer's too, stays as it is. `sparsejax.metrics` counts such steps. Under
-    `sparsejax.data_parallel`, outermost, it also leaves variables as they are.
+    chain, an optimizer's too, does not change. `sparsejax.metrics` counts such steps. Under
+    `sparsejax.data_parallel`, outermost, it also leaves variables unchanged.
 
     Ranks agree on one word before anything is sent, so all decide the same, and before a
     residual, a velocity or an optimizer has seen the number. Where gradients are float16,

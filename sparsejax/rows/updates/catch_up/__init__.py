@@ -1,9 +1,9 @@
-"""How rows catch up on the steps that they have missed: three ways, one protocol.
+"""How rows catch up on the steps that they have missed: three methods, one protocol.
 
 A step changes all rows of a table in the dense optimizer, those without a gradient too: a
-momentum goes on, weights decay. A row that no step lists keeps the number of the last step
-that it has seen, and what has become of it since is made up for when it is read or listed
-again. `protocol.CatchUp` says what a step needs to know of that, and a table has one way:
+momentum continues, weights decay. A row that no step lists keeps the number of the last
+step that it has seen, and what has become of it since is made up for when it is read or
+listed again. `protocol.CatchUp` is their interface. A table has one method:
 
 * `protocol.Never`: nothing is made up for, as nothing is missed, or as with exact=False.
 * `replay.Replay`: the missed steps are taken one by one, by the optimizer itself.

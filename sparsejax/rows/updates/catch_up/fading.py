@@ -1,6 +1,6 @@
 """What a row misses while its momentum fades, all at once.
 
-With a gradient of zero a momentum m becomes b m at each step, and what is moved is a
+With a gradient of zero a momentum m becomes b m at each step, and the update is a
 multiple of m. For SGD it depends on the step alone; for Adam and its like it is
 
     m w_t / (sqrt(v) x_t + 1)
@@ -8,7 +8,7 @@ multiple of m. For SGD it depends on the step alone; for Adam and its like it is
 where v, the mean of squares, becomes c v. The w_t and x_t of a step are taken from the
 optimizer itself, run on m = 1 with v = 0 and v = 1, so they have its learning rate and the
 corrections of its bias. The sum over the steps that a row has missed is one of fractions in
-sqrt(v), as many as there are steps; Gauss's quadrature makes a sum of six of it, which is
+sqrt(v), one for each step; Gauss's quadrature makes a sum of six of it, which is
 the same for all rows that were seen last at the same step, of all tables.
 
 So a step makes the sums of all steps of whose momentum there is something left, some two
@@ -18,7 +18,7 @@ a few rows besides those that were read, one table's 16,384th part after another
 gradient of zero. What the optimizer does to these is what the dense one does.
 
 Where weights decay besides, as AdamW's, each step multiplies the parameter by a number d,
-and with it all that it was moved by before: a term is multiplied by d as often as steps
+and with it all its earlier updates: a term is multiplied by d as often as steps
 follow it. That d is the same at all steps shows in the optimizer's program; where it
 depends on the step, as with a schedule, steps are taken one by one.
 """
@@ -69,7 +69,7 @@ def samples(
         tables: The tables.
         step: The step.
         m: [k], of the momentum.
-        v: [k], of the mean of squares, where there is one.
+        v: [k], of the mean of squares, if any.
         p: [k], of the parameter.
     """
     rows = {}
@@ -121,7 +121,7 @@ class Fading:
 
     Attributes:
         momentum: Which of the leaves of the state of a table is m.
-        squares: Which of them is v; None if there is none.
+        squares: Which of them is v; None if none is.
         factors: By what a step multiplies each of them.
         shrinks: What a step adds to the parameter besides, as a multiple of it.
         number: Of the sums, in `MissedSteps.sums`; tables that move equally share one.
@@ -280,7 +280,7 @@ class Fading:
         after = jnp.arange(self.terms, dtype=jnp.int32)
         seen = jnp.minimum(last, count)[:, None]
         steps = seen + 1 + after
-        # Before the first step there is no correction of a bias.
+        # Before the first step no bias is corrected.
         made = probe(jnp.clip(steps, 1, jnp.maximum(count, 1)).reshape(-1))
         made = tuple(x.reshape(steps.shape) for x in made)
         weights, points = self._terms(made, after)
@@ -333,7 +333,7 @@ class Fading:
 def _compiled(function, *like):
     """A function on numbers, which runs where it is called, inside a traced one too.
 
-    And where `jax.disable_jit` holds, which knows no compiled programs.
+    And under `jax.disable_jit`, which has no compiled programs.
     """
     with jax.disable_jit(False):
         program = jax.jit(function).lower(*like).compile()
@@ -349,6 +349,6 @@ def first_kept(has_squares: bool) -> jax.Array:
     """The kept sums before the first step: none is known, and none is read.
 
     Args:
-        has_squares: Whether the optimizer has a mean of squares beside the momentum.
+        has_squares: Whether the optimizer has a mean of squares as well as the momentum.
     """
     return jnp.zeros((PATIENCE, 2 * (NODES if has_squares else 1)), jnp.float32)

@@ -1,4 +1,4 @@
-"""What a step asks of the way in which the rows of a table catch up."""
+"""The protocol by which a step lets the rows of a table catch up."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from sparsejax.rows.updates.catch_up.missed import MissedSteps
 
 
 class CatchUp(Protocol):
-    """A way in which the rows of a table catch up on the steps that they have missed.
+    """A method by which the rows of a table catch up on the steps that they have missed.
 
     A step asks it which rows are `due`, has the rows that it lists `advance` to the last
     step, and updates them. All rows of a table, at once, are `settled`.
@@ -55,7 +55,7 @@ class CatchUp(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Never:
-    """Rows stay as they are."""
+    """Rows are unchanged."""
 
     lags = False
     moves = False
@@ -66,7 +66,7 @@ class Never:
         del height, step
 
     def advance(self, missed: MissedSteps, rows: Mapping[int, Rows]) -> dict[int, Rows]:
-        """The rows as they are."""
+        """The rows, unchanged."""
         del missed
         return dict(rows)
 

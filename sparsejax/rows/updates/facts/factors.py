@@ -169,5 +169,5 @@ _RULES = {
 }
 
 
-# The equations of which this file knows something.
+# The equations that this file supports.
 NAMES = frozenset(_RULES)

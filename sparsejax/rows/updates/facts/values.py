@@ -2,7 +2,7 @@
 
 The program of an optimizer's update is interpreted with an `ArrayFacts` for each of its
 arrays. Nothing is computed, so what is found holds for all finite numbers and at all steps.
-What is not known mixes rows, as far as anyone can tell.
+An unknown equation is assumed to mix rows.
 """
 
 import dataclasses
@@ -111,7 +111,7 @@ def _common(given):
 
 
 def _other(eqn, given, v):
-    """Of an equation that is not known: rows are mixed, if there are any."""
+    """Of an equation that is not known: rows are mixed, if it has any."""
     if any(value.row for value in given):
         return _unknown(eqn, given, v)
     return ArrayFacts(**_common(given), flat=v.aval.shape == ())
