@@ -1,0 +1,84 @@
+"""Local steps whose differences go by way of owners, where axes and states are of every kind."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import sparsejax
+from sparsejax.state.by_owner import ByOwner
+from sparsejax.state.per_rank import find
+from tests import helpers
+from tests.rounds import model, test_in_jit
+from tests.rounds.model import RANKS
+
+
+BLOCKS: dict[str, Any] = {"k": 2, "chunk": 4, "via": "owners", "pull_k": 2}
+
+
+def made(axis_name=None, **options):
+    """Half of each block from each rank, in float32, and half of each sum comes back."""
+    sync = sparsejax.chunked_sync(axis_name, values="float32", **BLOCKS)
+    options = {"every": 2, "outer": optax.sgd(0.5)} | options
+    return sparsejax.local_steps(optax.adamw(0.02), sync=sync, axis_name=axis_name, **options)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return model.train(made(), model.batches(6))
+
+
+def test_owners_hold_what_the_anchor_has_not_moved_by(alone):
+    (held,) = find(alone.state, ByOwner)
+    assert any(np.asarray(x).any() for x in held.value)
+    for own in alone.params:
+        helpers.assert_same_on_all_ranks(own)
+
+
+def test_an_unchecked_step_has_the_same_bytes(alone):
+    unchecked = model.train(made(), model.batches(6), check_vma=False)
+    assert helpers.octets(unchecked.params[-1]) == helpers.octets(alone.params[-1])
+    assert helpers.octets(unchecked.state) == helpers.octets(alone.state)
+
+
+@pytest.mark.parametrize("kind", helpers.KINDS)
+def test_under_jit_shards_have_owners_of_their_own(kind):
+    run = test_in_jit.Run(made("replica"), kind)
+    losses = run.train(model.batches(6))
+    assert losses[-1] < losses[0]
+    sparsejax.check_replicas((run.params, run.state))
+    for held in find(run.state, ByOwner):
+        for x in held.value:
+            assert x.shape[0] == RANKS
+            assert x.shape[1] in (1, 2)
+
+
+def test_fragments_have_owners_each():
+    run = model.train(made(fragments=2), model.batches(6))
+    assert len(find(run.state, ByOwner)) == 2
+    for own in run.params:
+        helpers.assert_same_on_all_ranks(own)
+
+
+def test_what_owners_hold_goes_to_other_replicas(tmp_path):
+    run = test_in_jit.Run(made("replica"), "explicit")
+    run.train(model.batches(4))
+    sparsejax.save(tmp_path / "run", {"params": run.params, "state": run.state})
+    more = test_in_jit.Run(made("replica"), "explicit", replicas=4)
+    like = {"params": more.params, "state": more.state}
+    found = sparsejax.restore(tmp_path / "run", like)
+    for before, after in zip(
+        find(run.state, ByOwner), find(found["state"], ByOwner), strict=True
+    ):
+        for x, y in zip(before.value, after.value, strict=True):
+            flat = [
+                np.moveaxis(np.asarray(z), 1, 0).reshape(z.shape[1], -1, z.shape[-1])
+                for z in (x, y)
+            ]
+            rows = min(z.shape[1] for z in flat)
+            np.testing.assert_array_equal(flat[0][:, :rows], flat[1][:, :rows])
+            assert not flat[0][:, rows:].any()
+            assert not flat[1][:, rows:].any()
+    jax.block_until_ready(found)
