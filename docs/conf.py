@@ -16,12 +16,19 @@ author = "the authors of sparsejax"
 version = release = sparsejax.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # Pages, and the tutorials, which it runs.
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
+
+# A tutorial that fails fails the build. What has run is kept until its page changes.
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 180  # seconds for a cell
+nb_merge_streams = True
+nb_output_stderr = "remove"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

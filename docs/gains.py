@@ -6,6 +6,7 @@ from recorded import ROOT, Results, seconds, table, times
 
 from benchmarks.charts import steps as charts
 from benchmarks.charts.chart import named
+from benchmarks.charts.selecting import COMPARED
 
 
 GAINS = re.compile(r"(<!-- gains: .*? -->\n).*?(<!-- end of gains -->)", re.S)
@@ -74,10 +75,9 @@ embeddings where that was measured."""
 
 def above_data_parallel(losses, side="sparse_loco"):
     """By which share local steps end above data parallelism, by seed."""
-    return [
-        row["loss"] / losses.one(side="data_parallel", seed=row["seed"])["loss"] - 1
-        for row in losses.where(side=side, tuning=False)
-    ]
+    dense = {r["seed"]: r["loss"] for r in losses.where(**COMPARED, side="data_parallel")}
+    rows = losses.where(**COMPARED, side=side)
+    return [row["loss"] / dense[row["seed"]] - 1 for row in rows]
 
 
 def chart(root, docs):

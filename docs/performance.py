@@ -20,7 +20,8 @@ PAGE = ROOT / "docs" / "performance.md"
 SECTIONS = (
     *(sums.on_a_network, sums.by_scheme, sums.by_density, sums.without_zeros),
     *(steps.in_jit, steps.by_rows, steps.examples, steps.to_the_same_loss, steps.embrace),
-    *(training.local_steps, training.selecting, training.losses, training.sparsifiers),
+    *(training.local_steps, training.local_clock, training.selecting, training.losses),
+    training.sparsifiers,
     *(devices.kernels, devices.steps_of_a_rank, devices.compiling),
 )
 HEAD = """# Performance

@@ -196,6 +196,13 @@ class Text:
         return tokens[starts[:, None] + np.arange(self.size.length + 1)]
 
 
+def sent(opt_state: Any) -> float:
+    """The bytes that a rank has sent; a fragment of the parameters is its own exchange."""
+    metrics = sparsejax.metrics(opt_state)
+    totals = [x for key, x in metrics.items() if key.endswith("/total_wire_bytes")]
+    return float(sum(totals))
+
+
 def train(
     tx: optax.GradientTransformation,
     size: Size,
@@ -217,11 +224,8 @@ def train(
         if step > 1:  # The first one compiles.
             curve.seconds += time.perf_counter() - begin
         if step % (rounds * every) == 0 or step == steps:
-            metrics = sparsejax.metrics(state.opt_state)
-            # A fragment of the parameters is an exchange of its own.
-            totals = [x for key, x in metrics.items() if key.endswith("/total_wire_bytes")]
             curve.tokens.append(step * batch.shape[0] * size.length)
-            curve.bytes.append(float(sum(totals)))
+            curve.bytes.append(sent(state.opt_state))
             curve.losses.append(float(trainer.evaluate(state, held_out)))
     sparsejax.check_replicas(state)
     return curve

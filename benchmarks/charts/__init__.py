@@ -13,8 +13,8 @@ CHARTS = {
     for made in (
         *(steps.gains, sums.sums, sums.schemes, sums.density, sums.no_zeros),
         *(steps.in_jit, steps.rows, steps.examples, steps.same_loss, steps.embrace),
-        *(selecting.local_steps, selecting.systems, selecting.accuracy),
-        *(selecting.sparsifiers, programs.kernels, programs.gpu_steps),
+        *(selecting.local_steps, selecting.local_clock, selecting.systems),
+        *(selecting.accuracy, selecting.sparsifiers, programs.kernels, programs.gpu_steps),
         programs.compiling,
     )
 }

@@ -3,8 +3,9 @@
 import itertools
 import statistics
 
-from benchmarks.charts.chart import Chart, Panel, Point, named, series, spread
+from benchmarks.charts.chart import Chart, Panel, Point, mbit, named, series, spread
 from benchmarks.harness import results
+from benchmarks.training import local_steps_clock as clock
 
 
 # Hosts, and rates. At the rates of the second ones a host never waits for its link.
@@ -75,29 +76,34 @@ def _losses(rows):
 
 LOCAL = {
     "data_parallel": "data parallel",
+    "dgc": "DGC",
+    "average": "local AdamW, averaged",
     "diloco": "DiLoCo",
+    "streaming": "Streaming DiLoCo",
     "sparse_loco": "SparseLoCo",
+    "wide": "SparseLoCo, 256 of 4,096",
     "bins": "SparseLoCo, the authors' code",
+    "ranks": "SparseLoCo, over all ranks",
+    "demo": "DeMo",
     "delayed": "DiLoCo, delayed",
     "overlap": "DiLoCo beside the steps",
 }
+# The runs whose losses are compared, and the rounds whose pace is.
+COMPARED, PACED = {"ranks": 8, "every": 5, "steps": 400, "tuning": False}, {"every": 30}
 
 
 def local_steps() -> Chart:
     """Loss over bytes of local steps, and their pace on a network."""
     trained = results.read("local-steps-jax0.10.2")
     paced = results.read("local-steps-network-jax0.10.2")
-    losses = [
-        series(
-            label,
-            [(s / 1e6, x) for s, x in zip(row["sent"], row["losses"], strict=True)],
-            row["seed"] != 0,
-        )
-        for side, label in LOCAL.items()
-        for row in trained.where(tuning=False, side=side)
-    ]
+    losses = []
+    for side, label in LOCAL.items():
+        if rows := trained.where(**COMPARED, side=side):
+            means = map(statistics.fmean, zip(*(r["losses"] for r in rows), strict=True))
+            sent = [x / 1e6 for x in rows[0]["sent"]]
+            losses.append(series(label, zip(sent, means, strict=True)))
     paces = {}
-    for row in paced.rows:
+    for row in paced.where(**PACED):
         if row["scheme"] == "alone":
             continue
         at = f"{row['hosts']} hosts, {named(row['rate'])}"
@@ -107,7 +113,7 @@ def local_steps() -> Chart:
         "local_steps",
         "Loss over the megabytes sent by local steps, and their pace on a network",
         (
-            Panel("held-out loss, all seeds", tuple(losses), "loss", "MB sent", log="at"),
+            Panel("held-out loss", tuple(losses), "loss", "MB sent", log="at"),
             Panel(
                 "pace, of steps without an exchange",
                 tuple(shown),
@@ -119,6 +125,29 @@ def local_steps() -> Chart:
         (trained, paced),
         height=3.6,
     )
+
+
+def local_clock() -> Chart:
+    """Loss over the clock of local steps, by the rate of the links."""
+    trained = results.read("local-steps-jax0.10.2")
+    paced = results.read("local-steps-network-jax0.10.2")
+    hosts = COMPARED["ranks"]
+    lines = [
+        line
+        for line in clock.lines(trained.where(**COMPARED), paced.rows)
+        if line["hosts"] == hosts
+    ]
+    panels = []
+    for rate in sorted({line["rate"] for line in lines}, key=mbit):
+        shown = []
+        for side, label in LOCAL.items():
+            own = [line for line in lines if (line["side"], line["rate"]) == (side, rate)]
+            if own:
+                shown.append(series(label, [(x["seconds"], x["loss"]) for x in own]))
+        at = f"{hosts} hosts, {named(rate)}"
+        panels.append(Panel(at, tuple(shown), "held-out loss", "seconds", log="at"))
+    says = "Held-out loss over the clock of local steps, by the rate of the links"
+    return Chart("local_clock", says, tuple(panels), (trained, paced))
 
 
 def sparsifiers() -> Chart:

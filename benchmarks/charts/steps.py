@@ -41,7 +41,7 @@ def gains() -> Chart:
         at = f"embedding tables:\nlanguage model, {hosts} hosts"
         ours.append((at, _gain(examples, "rows", **of)))
         theirs.append((at, _gain(examples, "PyTorch, sparse", **of)))
-    of = {"hosts": 16, "rate": "100mbit"}
+    of = {"hosts": 16, "rate": "100mbit", "every": 30}
     pace = {
         side: a_step(rounds.one(**of, scheme=side))
         for side in ("sparse_loco", "data_parallel")

@@ -10,6 +10,8 @@ turns, in whole rounds of `--every` steps, or in some steps where they exchange 
     diloco         DiLoCo: a dense mean there
     delayed        the same, applied `--delay` steps later, by one program
     overlap        the same, by a program of its own beside these steps
+    streaming      Streaming DiLoCo: a part of the parameters at a time, in four bits
+    demo           DeMo: cosine coefficients, in every step
     dgc            the largest hundredth of each gradient, in every step
     data_parallel  dense sums of gradients, in every step
 
@@ -52,6 +54,8 @@ SIDES = {
     "diloco": None,
     "delayed": None,
     "overlap": None,
+    "streaming": None,
+    "demo": 3,
     "dgc": 3,
     "data_parallel": 3,
 }
@@ -86,7 +90,8 @@ def transformation(side: str, every: int, delay: int) -> optax.GradientTransform
         outer = optax.sgd(example.RATES["diloco"], momentum=0.9, nesterov=True)
         late = {"delay": delay, "blend": 0.5}
         return sparsejax.local_steps(example.adamw(NEVER), every=every, outer=outer, **late)
-    return example.transformation(side, NEVER, every)
+    method = "streaming_diloco" if side == "streaming" else side
+    return example.transformation(method, NEVER, every)
 
 
 class Training:
@@ -163,7 +168,7 @@ class Training:
 
     def wire(self) -> float:
         """Bytes that this rank sent in a call, the mean since the last time asked."""
-        total = float(sparsejax.metrics(self._state)["sync/total_wire_bytes"])
+        total = example.sent(self._state)
         before, self._counted = self._counted, total
         calls, self._calls = self._calls, 0
         return (total - before) / calls

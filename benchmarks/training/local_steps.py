@@ -1,23 +1,29 @@
 """Which loss local steps reach after the same tokens, and with how many bytes.
 
-    python -m benchmarks.training.local_steps [--every N] [--steps N] [--seeds 0 1 2]
+    python -m benchmarks.training.local_steps [--ranks N] [--every N] [--steps N]
 
-The decoder of `examples.decoder_local_steps` on 8 simulated ranks. The outer rate of each
-method with local steps is chosen from `RATES` on a seed of its own; then every method
+The decoder of `examples.decoder_local_steps` on simulated ranks. The outer rate of each
+method with local steps is chosen from `--rates` on a seed of its own; then every method
 trains on the other seeds. Sides:
 
     data_parallel    AdamW on mean gradients, an exchange a step
     dgc              the same, of the largest hundredth of each gradient
+    average          local steps alone: the mean of the ranks' parameters, by a plain rate
     diloco           the mean of what ranks have moved, by Nesterov momentum
     streaming        the same of a fifth in each step, in four bits, applied a step later
     sparse_loco      64 of each 4,096 numbers in two bits, divided by their senders
-    bins             the same with the authors' table of two bits
+    wide             the same of 256 of each 4,096
+    bins             `sparse_loco` with the authors' table of two bits
     ranks            the same as `sparse_loco`, divided by the ranks
     demo             in every step 32 cosine coefficients of each 4,096 numbers, and signs
 
 The loss is that of the anchor on held-out text. Nothing is sent: bytes are those that the
-metrics count. A run whose row is in the result file is not repeated. Writes
-benchmarks/results/local-steps-*.jsonl, .csv and .png.
+metrics count. A run whose row is in the result file is not repeated.
+
+Loss over the clock combines these losses with the seconds of a step that
+`benchmarks.network.local_steps` has measured of the same number of hosts and steps in a
+round. Writes benchmarks/results/local-steps-*.jsonl, .csv and .png, and
+local-steps-clock-*.csv and .png.
 """
 
 import dataclasses
@@ -27,8 +33,8 @@ import sys
 import jax
 
 
-RANKS = 8
-jax.config.update("jax_num_cpu_devices", RANKS)
+MOST_RANKS = 16
+jax.config.update("jax_num_cpu_devices", MOST_RANKS)
 
 import numpy as np  # noqa: E402
 
@@ -36,6 +42,7 @@ from benchmarks.harness import figure, settings, table  # noqa: E402
 from benchmarks.harness.record import Recorder, say  # noqa: E402
 from benchmarks.harness.settings import option  # noqa: E402
 from benchmarks.harness.table import Column  # noqa: E402
+from benchmarks.training import local_steps_clock as clock  # noqa: E402
 from examples import decoder_local_steps as example  # noqa: E402
 
 
@@ -46,14 +53,16 @@ RATES_OF_SIGNS = (3e-4, 1e-3, 3e-3)
 SIDES = {
     "data_parallel": ("data_parallel", {}),
     "dgc": ("dgc", {}),
+    "average": ("diloco", {"momentum": 0.0}),
     "diloco": ("diloco", {}),
     "streaming": ("streaming_diloco", {}),
     "sparse_loco": ("sparse_loco", {}),
+    "wide": ("sparse_loco", {"k": 256}),
     "bins": ("sparse_loco", {"values": "2bit-bins"}),
     "ranks": ("sparse_loco", {"over": "ranks"}),
     "demo": ("demo", {}),
 }
-KEYS = ("side", "every", "steps", "seed", "tuning", "rate")
+KEYS = ("side", "ranks", "every", "steps", "seed", "tuning", "rate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,24 +71,36 @@ class Settings(settings.Settings):
 
     PROGRAM = "benchmarks.training.local_steps"
     sides: tuple[str, ...] = option(tuple(SIDES), "what is trained", choices=tuple(SIDES))
+    ranks: int = option(8, f"simulated ranks, at most {MOST_RANKS}")
     every: int = option(5, "steps in a round")
     steps: int = option(400, "of each run")
     seeds: tuple[int, ...] = option((0, 1, 2), "of the runs that are compared")
     rates: tuple[float, ...] = option(RATES, "of outer optimizers that are tried")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 1 <= self.ranks <= MOST_RANKS:
+            raise ValueError(f"ranks must be 1 to {MOST_RANKS}, got {self.ranks}")
 
 
 def run(
     record: Recorder, settings: Settings, side: str, seed: int, rate: float | None
 ) -> dict:
     """The row of a training run, which is not repeated if the file has it."""
-    key = {"side": side, "every": settings.every, "steps": settings.steps}
+    key = {
+        "side": side,
+        "ranks": settings.ranks,
+        "every": settings.every,
+        "steps": settings.steps,
+    }
     key |= {"seed": seed, "rate": rate}
     for row in record.all_rows():
         if key.items() <= row.items():
             return row
     method, options = SIDES[side]
     size = example.SIZES["small"]
-    mesh = jax.make_mesh((RANKS,), ("data",))
+    devices = jax.devices()[: settings.ranks]
+    mesh = jax.make_mesh((settings.ranks,), ("data",), devices=devices)
     tx = example.transformation(method, settings.steps, settings.every, rate, **options)
     text = example.Text(size, seed)
     curve = example.train(tx, size, text, mesh, settings.steps, settings.every)
@@ -98,9 +119,9 @@ def run(
 
 def chosen(record: Recorder, settings: Settings, side: str) -> float | None:
     """The rate of a side, by the loss on a seed that is not compared."""
-    if SIDES[side][0] in ("data_parallel", "dgc"):
+    if side in ("data_parallel", "dgc"):
         return None
-    rates = RATES_OF_SIGNS if SIDES[side][0] == "demo" else settings.rates
+    rates = RATES_OF_SIGNS if side == "demo" else settings.rates
     rows = [run(record, settings, side, TUNED_ON, rate) for rate in rates]
     return min(rows, key=lambda row: row["loss"])["rate"]
 
@@ -133,12 +154,13 @@ def main(argv: list[str] | None = None) -> None:
         Column(f"x {first['side']}", "times", ".4f"),
         Column("MB of a rank", "bytes", ".2f", 1e-6),
     ]
-    title = f"{settings.steps} steps on {RANKS} ranks, rounds of {settings.every}"
+    title = f"{settings.steps} steps, {settings.ranks} ranks, rounds of {settings.every}"
     table.show(rows, columns, title)
     say(f"\nwritten: {record.write()}")
-    fields = "side", "every", "steps", "tuning", "seed", "rate", "loss", "bytes"
+    fields = "side", "ranks", "every", "steps", "tuning", "seed", "rate", "loss", "bytes"
     lines = [{name: row[name] for name in fields} for row in record.all_rows()]
     figure.save(NAME, lines, drawn(compared))
+    clock.save(record.all_rows())
 
 
 def drawn(compared: dict[str, list[dict]]):

@@ -162,7 +162,12 @@ ROUNDS = {
     "diloco": "DiLoCo",
     "delayed": "DiLoCo, delayed in one program",
     "overlap": "DiLoCo, delayed, beside the steps",
+    "average": "local AdamW, averaged",
+    "streaming": "Streaming DiLoCo",
+    "demo": "DeMo",
+    "dgc": "DGC",
     "sparse_loco": "SparseLoCo",
+    "wide": "SparseLoCo, 256 of 4,096",
     "bins": "SparseLoCo, two bits of its authors",
     "ranks": "SparseLoCo, divided by all ranks",
 }
@@ -175,37 +180,40 @@ def local_steps():
         shares = row["of_alone"]
         rows.append(
             [
-                *(row["hosts"], named(row["rate"]), ROUNDS[row["scheme"]]),
+                *(row["hosts"], named(row["rate"]), row["every"], ROUNDS[row["scheme"]]),
                 f"{1e3 * seconds(row) / row['steps']:,.0f}",
                 f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})",
                 f"{row['sent'] / row['steps'] / 1e3:,.1f}",
             ]
         )
-    every, delay = results.rows[0]["every"], results.rows[-1]["delay"]
-    text = f"""A decoder in rounds of {every} steps: milliseconds a step, its pace as a
+    (delay,) = {row["delay"] for row in results.where(scheme="delayed")}
+    text = f"""A decoder in rounds of some steps: milliseconds a step, its pace as a
 share of steps without an exchange (in brackets from the lowest to the highest turn), and
 the KB that a host sends in a step. What is delayed is applied {delay} steps later. All
 hosts share two cores."""
-    head = ["hosts", "rate", "side", "ms a step", "of no exchange", "KB a step"]
-    return "Local steps on a limited network", text, table(head, rows, 3), results
+    head = ["hosts", "rate", "a round", "side", "ms a step", "of no exchange", "KB a step"]
+    return "Local steps on a limited network", text, table(head, rows, 4), results
 
 
 def local_losses():
     results = Results("local-steps-jax0.10.2")
     rows = []
     for row in results.rows:
-        own = results.where(side="data_parallel", seed=row["seed"])
+        of = {key: row[key] for key in ("ranks", "every", "steps", "seed")}
+        own = results.where(side="data_parallel", **of)
         rows.append(
             [
-                *(ROUNDS[row["side"]], row["seed"], row["rate"] or ""),
+                *(ROUNDS[row["side"]], row["ranks"], row["steps"], row["seed"]),
+                row["rate"] or "",
                 f"{row['loss']:.3f}",
                 f"{row['loss'] / own[0]['loss']:.3f}" if own else "",
                 digits(row["bytes"] / 1e6),
             ]
         )
     row = results.rows[0]
-    text = f"""Held-out loss of the decoder after {row["steps"]} steps on eight simulated
-ranks, in rounds of {row["every"]}, the share of that of data parallelism on the same seed,
-and the MB that a rank sends. Outer rates were chosen on seed {row["seed"]}."""
-    head = ["side", "seed", "outer rate", "loss", "of data parallel", "MB sent"]
+    text = f"""Held-out loss of the decoder on simulated ranks, in rounds of {row["every"]}
+steps, the share of that of data parallelism on the same seed, and the MB that a rank sends.
+Outer rates were chosen on seed {row["seed"]}."""
+    head = ["side", "ranks", "steps", "seed", "outer rate", "loss", "of data parallel"]
+    head += ["MB sent"]
     return "The loss of local steps", text, table(head, rows), results

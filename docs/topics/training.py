@@ -12,16 +12,19 @@ from topics.words import between, listed
 def local_steps():
     chart = charts.local_steps()
     trained, paced = chart.files
-    row = trained.one(side="sparse_loco", seed=0, tuning=False)
-    dense = trained.one(side="data_parallel", seed=0)
-    many = paced.where(scheme="data_parallel")[0]
+    row = trained.one(**charts.COMPARED, side="sparse_loco", seed=0)
+    dense = trained.one(**charts.COMPARED, side="data_parallel", seed=0)
+    many = paced.one(**charts.PACED, scheme="data_parallel")
     hosts, rate = f"{many['hosts']} hosts", named(many["rate"])
     pace = lambda label: chart.value(label, f"{hosts}, {rate}", 1)
     worse = above_data_parallel(trained)
     diloco = above_data_parallel(trained, "diloco")
     spreads = [p for series in chart.panels[1].series for p in series.points]
     widest = max(spreads, key=lambda p: (p.high - p.low) / p.value)
-    ran = [f"{r['hosts']} hosts, {named(r['rate'])}" for r in paced.where(scheme="diloco")]
+    ran = [
+        f"{r['hosts']} hosts, {named(r['rate'])}"
+        for r in paced.where(**charts.PACED, scheme="diloco")
+    ]
     cells = lambda label: [chart.value(label, place, 1) for place in ran]
     text = f"""SparseLoCo sends {dense["bytes"] / row["bytes"]:,.0f} times fewer bytes than
 data parallelism for the same number of tokens, and on {hosts} at {rate} trains at
@@ -40,6 +43,31 @@ rounds of {row["every"]}; a dashed line is a further seed. Right: rounds of {man
 steps, medians of turns with the least and the largest."""
     tables = ["The loss of local steps", "Local steps on a limited network"]
     return "Local steps", text, chart, conditions, tables
+
+
+def local_clock():
+    chart = charts.local_clock()
+    told = []
+    for panel in chart.panels:
+        points = {series.label: series.points for series in panel.series}
+        ours, dense = points["SparseLoCo"][-1], points["data parallel"]
+        reached = [point for point in dense if point.at <= ours.at]
+        beside = f"{reached[-1].value:.2f}" if reached else "not yet evaluated"
+        told.append(
+            f"{panel.title}: {ours.at:,.0f} seconds, loss {ours.value:.2f}, data "
+            f"parallelism after as long {beside}, and {dense[-1].value:.2f} after "
+            f"{dense[-1].at:,.0f}"
+        )
+    text = f"""The same runs over the clock. All steps of SparseLoCo, by hosts and rate:
+{"; ".join(told)}.
+
+**Limits.** Losses are of simulated ranks, and seconds of a step were measured on hosts that
+share two cores, so a step takes as long as the work of all hosts does. With faster
+processors the network counts for more."""
+    conditions = """Mean losses of all seeds over steps times the seconds of a step, in
+rounds of 5 steps."""
+    tables = ["The loss of local steps", "Local steps on a limited network"]
+    return "Local steps over the clock", text, chart, conditions, tables
 
 
 def selecting():
