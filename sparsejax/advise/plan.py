@@ -36,15 +36,15 @@ _LONGEST = 600
 
 @dataclasses.dataclass(frozen=True)
 class LeafPlan:
-    """The scheme and the unit of one leaf.
+    """The scheme and the unit of one leaf, an entry of a `Plan`.
 
     Attributes:
-        path: Its path in the tree, written a/b/c.
-        shape: Its shape.
-        dtype: Its dtype, by name.
-        unit: What an index points at: "element" or "row".
-        scheme: The scheme that adds it up.
-        note: The reason for the choice, for the reader of the file.
+        path: The leaf's path in the tree, written a/b/c.
+        shape: The leaf's shape.
+        dtype: The name of the leaf's dtype.
+        unit: What an index stands for: "element" or "row".
+        scheme: The scheme that sums it.
+        note: The reason for the choice, for readers of the file.
 
     Example:
         >>> leaf = sparsejax.advise.LeafPlan(
@@ -91,8 +91,9 @@ class Plan(Assignment):
     """The schemes and the units of all leaves of a model.
 
     Attributes:
-        ranks: For how many ranks it was made: hosts, where there are two levels.
-        leaves: One entry a leaf, in the order of the tree.
+        ranks: The number of ranks that it was made for; of hosts, where there are two
+            levels.
+        leaves: One entry for each leaf, in the order of the tree.
 
     Example:
         >>> zen = sparsejax.schemes.Zen()
@@ -151,7 +152,7 @@ class Plan(Assignment):
             )
 
     def decide(self, paths, leaves):
-        """The scheme and the unit of each leaf; raises if the tree is another."""
+        """Returns the scheme and the unit of each leaf; raises for another tree."""
         self.check_leaves(paths, leaves)
         by_path = {leaf.path: (leaf.scheme, leaf.unit) for leaf in self.leaves}
         return [by_path[path] for path in paths]
@@ -161,7 +162,7 @@ class Plan(Assignment):
         return [leaf.scheme for leaf in self.leaves]
 
     def map(self, change: Callable[[Scheme], Scheme]) -> "Plan":
-        """A plan with each scheme replaced by what `change` makes of it."""
+        """Returns a plan with each scheme replaced by the result of `change`."""
         leaves = [
             dataclasses.replace(leaf, scheme=change(leaf.scheme)) for leaf in self.leaves
         ]
@@ -174,12 +175,12 @@ class Plan(Assignment):
         return "\n".join([f"plan for {self.ranks} ranks", "", *table(rows, {0, 2, 3, 6})])
 
     def to_json(self) -> str:
-        """The plan as text."""
+        """Returns the plan as text."""
         return codec.dumps(self, format=_FORMAT) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """The plan that `to_json` wrote, edited or not."""
+        """Reads the plan from text that `to_json` has made, edited or not."""
         try:
             head = codec.loads(text, "the plan")
             codec.check_keys("the plan", head, {"format", "ranks", "leaves"})

@@ -19,20 +19,26 @@ from sparsejax.rows.apply import apply_updates
 
 
 class ColumnEmbed(nnx.Module):
-    """`flax.nnx.Embed` with a `ColumnTable` for its parameter, `embedding`.
+    """`flax.nnx.Embed` with a `ColumnTable` as its parameter, `embedding`.
 
-    It is made outside of `shard_map`, each device's columns on it, and called inside, where
-    `nnx.merge` has put this rank's columns into it.
+    It is made outside of `shard_map`, with each device's columns on it. It is called
+    inside, where `nnx.merge` has put this rank's columns into it.
 
     Args:
-        num_embeddings: How many rows.
-        features: How many numbers a row has.
+        num_embeddings: The number of rows.
+        features: The number of columns.
         mesh: The mesh.
-        axis_name: The mesh axis of the ranks, where the mesh has several.
-        embedding_init: From a key, a shape and a dtype to numbers.
+        axis_name: The mesh axis of the ranks, where the mesh has several axes.
+        embedding_init: A function from a key, a shape and a dtype to values.
         param_dtype: The dtype of the table.
-        capacity: As in `sparsejax.column_lookup`.
-        rngs: Random number generators; that of "params" is drawn from.
+        capacity: See `sparsejax.column_lookup`.
+        rngs: The random number generators, of which "params" is used.
+
+    Example:
+        >>> from sparsejax.embrace import nnx as columns
+        >>> embed = columns.ColumnEmbed(100, 8, mesh, rngs=nnx.Rngs(0))
+        >>> embed.embedding.get_value().whole().shape
+        (100, 8)
     """
 
     def __init__(
@@ -67,7 +73,18 @@ class ColumnEmbed(nnx.Module):
 class Optimizer(nnx.Optimizer):
     """`nnx.Optimizer` for models with a `ColumnEmbed`, or with gradients by rows.
 
-    It is made and called as `nnx.Optimizer` is; see `sparsejax.bind` for its state.
+    It is made and called as `nnx.Optimizer` is. `sparsejax.bind` makes its state.
+
+    Args:
+        model: The model.
+        tx: The optimizer, from `sparsejax.bind`.
+        wrt: The kind of variables that are trained, such as `nnx.Param`.
+
+    Example:
+        >>> from sparsejax.embrace import nnx as columns
+        >>> model = columns.ColumnEmbed(100, 8, mesh, rngs=nnx.Rngs(0))
+        >>> tx = sparsejax.bind(optax.chain(sparsejax.dense_sync(), optax.sgd(0.1)), mesh)
+        >>> optimizer = columns.Optimizer(model, tx, wrt=nnx.Param)
     """
 
     def update(self, model: Any, grads: Any, /, **kwargs: Any) -> Any:

@@ -45,14 +45,19 @@ from sparsejax.wire.value_codes import CodedMessages
 
 @dataclasses.dataclass(frozen=True)
 class AGSparse(SparseScheme):
-    """The all-gather of all entries.
+    """Sums entries by an all-gather.
+
+    Each rank sends its entries to all ranks, and each adds them up. It takes one round. The
+    bytes grow with the number of ranks. Where they would exceed those of an all-reduce, it
+    is one.
 
     Attributes:
-        gather: How messages are gathered: "auto", "ring", "doubling" or "bruck".
-        code: How indices travel: "coo32" (the usual format, and the default), "coo16",
-            "coo8", "bitmap", or "auto" for the cheapest.
+        gather: The algorithm of the all-gather: "auto" (XLA's), "ring", "doubling" or
+            "bruck".
+        code: How indices are sent: "coo32" (the usual format), "coo16", "coo8", "bitmap",
+            or "auto" for the cheapest.
         ratio: The ratio of successive message sizes.
-        wire_dtype: The dtype of the values while they travel; that of x if None.
+        wire_dtype: The dtype of the values on the wire; that of x if None.
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.AGSparse(gather="ring", code="auto"))

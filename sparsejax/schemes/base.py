@@ -28,14 +28,14 @@ from sparsejax.wire.collectives import Sent, Wire
 
 
 class Stage(NamedTuple):
-    """One stage of an exchange, as float32 scalars equal on all ranks.
+    """The traffic of one stage of an exchange, as float32 scalars equal on all ranks.
 
     Attributes:
         wire: Bytes that one rank sent, padding included.
-        payload: Bytes that the entries needed in the code they travelled in.
-        rounds: How many messages followed one another.
-        imbalance: Entries of the fullest part over those of the mean part (Zen,
-            definition 8); 1 where nothing is partitioned.
+        payload: Bytes that the entries needed in their index code, without padding.
+        rounds: The number of messages that followed one another.
+        imbalance: The entries of the fullest part, divided by those of the mean part (Zen,
+            definition 8); 1 where nothing is divided among ranks.
 
     Example:
         >>> stage = sparsejax.schemes.Stage(
@@ -53,17 +53,18 @@ class Stage(NamedTuple):
 class Traffic(NamedTuple):
     """The traffic of one exchange: bytes that one rank sent, and densities.
 
-    Bytes are float32: exact to 16 MiB, seven digits beyond. Payload is that of the rank
-    with most entries, taken as evenly spread over the parts.
+    Bytes are float32: exact up to 16 MiB, and to seven digits beyond. The payload is that
+    of the rank with the most entries, as if they were spread evenly over the parts.
 
     Attributes:
-        push: Getting the values to where they are added up.
-        pull: Getting the sums back to all ranks.
+        push: The stage that sends entries to where they are summed.
+        pull: The stage that sends the sums to all ranks.
         scalars: Bytes of the few numbers on which all ranks agree first.
-        dense: Bytes that an all-reduce sends.
-        density_before: Share of non-zero units of the rank that has most.
-        density_after: Share of units that are non-zero in the sum.
-        inside: Bytes sent inside a host, where a scheme has two levels; not in `wire`.
+        dense: Bytes that an all-reduce would send.
+        density_before: The share of non-zero units on the rank that has most.
+        density_after: The share of non-zero units in the sum.
+        inside: Bytes sent inside a host, where a scheme has two levels. They are not in
+            `wire`.
 
     Example:
         >>> import inspect
@@ -87,16 +88,16 @@ class Traffic(NamedTuple):
 
     @property
     def payload(self) -> jax.Array:
-        """All bytes that were needed."""
+        """All bytes that the entries needed, without padding."""
         return self.push.payload + self.pull.payload
 
     def as_one(self) -> jax.Array:
-        """All of it as one array, float32 [numbers]: see `of_one`."""
+        """All numbers as one array, float32 [numbers]; see `of_one`."""
         return jnp.stack(jax.tree.leaves(self))
 
     @classmethod
     def of_one(cls, numbers: jax.Array) -> "Traffic":
-        """Inverse of `as_one`, of numbers along the last axis."""
+        """The inverse of `as_one`, for numbers along the last axis."""
         each = [numbers[..., i] for i in range(numbers.shape[-1])]
         size = len(Stage._fields)
         push, pull, rest = each[:size], each[size : 2 * size], each[2 * size :]
@@ -104,7 +105,7 @@ class Traffic(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """The result of a scheme.
+    """The result of a scheme: the sum, and what was left out of it.
 
     Attributes:
         total: The sum over the ranks, in x's shape and dtype.
@@ -141,6 +142,14 @@ class SummedRows(NamedTuple):
 
 class Scheme(abc.ABC):
     """A way to sum one array over all ranks.
+
+    It is a frozen dataclass. It is called inside `jax.shard_map` with this rank's array,
+    and returns the sum, the same bits on all ranks. A scheme may leave something out on
+    each rank, so that
+
+        psum(x) == total + psum(left)
+
+    A subclass defines `__call__`, and `forecast` where it is to be forecast.
 
     Example:
         >>> isinstance(sparsejax.schemes.Zen(), sparsejax.schemes.Scheme)
@@ -234,10 +243,14 @@ class Scheme(abc.ABC):
 
 
 class LossyScheme(Scheme):
-    """A scheme that may leave something out: what it left comes back by `feedback`.
+    """A scheme that may leave something out, which the memory adds to the next gradient.
 
-    It is given the accumulated gradient, the gradient plus the residual, and returns for
+    It is given the accumulated gradient, the gradient plus the residual. It returns for
     each rank what this rank left out, so that psum(x) == total + psum(left).
+
+    Example:
+        >>> isinstance(sparsejax.schemes.OkTopk(0.01), sparsejax.schemes.base.LossyScheme)
+        True
     """
 
     #: Whether an element is sent whole or not at all, so that its momentum may be masked.

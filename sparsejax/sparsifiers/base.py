@@ -39,17 +39,17 @@ _MOST = 2**31 - 1
 
 
 class Draw(NamedTuple):
-    """The numbers that a sparsifier is given beside the array.
+    """What a sparsifier is given besides the array.
 
     Attributes:
-        step: int32: updates before this one, equal on all ranks.
-        seed: uint32: different for each leaf and step, equal on all ranks.
+        step: int32: the number of updates before this one, equal on all ranks.
+        seed: uint32: another one for each leaf and step, equal on all ranks.
         wanted: int32: k, the number of elements to select from all shards together.
-        rank: int32: this rank's number, for random numbers that differ by rank.
-        over: Sums and concatenations over the shards of the tensor.
+        rank: int32: the number of this rank, for random numbers that differ by rank.
+        over: Sums and concatenations over the shards of the array.
         alone: Whether the threshold is computed from this array alone; False if it is one
             threshold for all leaves.
-        param: The parameter of the array, flat, for a sparsifier that reads it.
+        param: The parameter of the array, flat, for a sparsifier that reads it; else None.
 
     Example:
         >>> draw = sparsejax.sparsifiers.Draw(
@@ -75,6 +75,11 @@ class Draw(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Sparsifier:
     """A rule that selects which part of an array is sent.
+
+    It is given the accumulated gradient x, the gradient plus the residual, and k, the
+    number of elements to send. What it does not send is the next residual. A `Selector`
+    selects elements and sends their values. A `Rounding` sends all elements in few bits.
+    For a new sparsifier, derive from one of these.
 
     Attributes:
         density: The share of elements to send: a number, a `Warmup` or a `Schedule`.
@@ -108,7 +113,19 @@ class Sparsifier:
 
 
 class Selector(Sparsifier, abc.ABC):
-    """A sparsifier that selects elements and sends their values unchanged."""
+    """A sparsifier that selects elements and sends their values unchanged.
+
+    A subclass defines `select`.
+
+    Attributes:
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
+
+    Example:
+        >>> base = sparsejax.sparsifiers.base
+        >>> isinstance(sparsejax.sparsifiers.RandomK(0.01), base.Selector)
+        True
+    """
 
     #: Whether all ranks select the same elements, so that no indices need to travel.
     shared: bool = False
@@ -164,7 +181,20 @@ class Selector(Sparsifier, abc.ABC):
 
 
 class ByMagnitude(Selector):
-    """A sparsifier that selects all elements from a threshold on: NaN, but never zero."""
+    """A sparsifier that selects the elements whose magnitude reaches a threshold.
+
+    A subclass defines `level`, which computes the threshold. A NaN is always selected, a
+    zero never.
+
+    Attributes:
+        density: The share of elements to send, k of the size: a number, a `Warmup` or a
+            `Schedule`.
+
+    Example:
+        >>> base = sparsejax.sparsifiers.base
+        >>> isinstance(sparsejax.sparsifiers.TopK(0.01), base.ByMagnitude)
+        True
+    """
 
     @property
     def correction(self) -> Correction | None:
@@ -263,7 +293,17 @@ class ByMagnitude(Selector):
 
 
 class Rounding(Sparsifier, abc.ABC):
-    """A sparsifier that sends every element, rounded to a few bits."""
+    """A sparsifier that sends every element, rounded to few bits.
+
+    A subclass defines `rounded`.
+
+    Attributes:
+        density: Not used by most: all elements are sent.
+
+    Example:
+        >>> isinstance(sparsejax.sparsifiers.Sign(), sparsejax.sparsifiers.base.Rounding)
+        True
+    """
 
     def shrink(self, size: int) -> float:
         """Returns the factor on rounded values where rounding errors are fed back.

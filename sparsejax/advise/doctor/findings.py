@@ -35,12 +35,17 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `doctor` found, the same on all processes; `str` makes a text of it.
+    """What `doctor` found, equal on all processes; `print` shows it as text.
 
     Attributes:
-        findings: One after another, in the order in which things were looked at.
-        links: How fast messages were between ranks; None where nothing was measured.
-        explanation: The forecast for the model; None where there was no model or network.
+        findings: The findings, in the order of the checks.
+        links: How fast messages between ranks were; None where nothing was measured.
+        explanation: The forecast for the model; None without a model or a network.
+
+    Example:
+        >>> report = sparsejax.advise.doctor.findings.Report(findings=())
+        >>> report.wrong
+        ()
     """
 
     findings: tuple[Finding, ...]

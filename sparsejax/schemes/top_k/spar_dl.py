@@ -62,15 +62,23 @@ class SparDLState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SparDL(top_k.TopKScheme):
-    """SparDL's sparse all-reduce; see `TopKScheme` for its first arguments.
+    """Sums the largest elements by a reduce-scatter that selects before it sends.
+
+    This is SparDL. The n ranks are `teams` teams. In each team a Spar-Reduce-Scatter sums
+    one block of the array on each rank, and keeps the largest elements of each partial sum.
+    A Spar-All-Gather sums blocks over the teams. An all-gather in each team sends the sums
+    to all.
 
     Attributes:
-        teams: d, the number of teams, which divides the number of ranks; more teams mean
-            fewer messages and more bytes. "auto" takes the fastest by `forecast`.
-        between: How teams synchronize: "swaps" (R-SAG, for powers of two), "gather" (B-SAG)
-            or "auto": R-SAG for powers of two.
-        network: The network for teams="auto". The seconds of a message and the bytes a
-            second as a pair, as before there was `Network`, are taken, too.
+        density: The share of elements that are not zero in the sum; smaller sends less.
+        code: How indices are sent: "coo32" (the paper's), "coo16", "coo8", "bitmap", or
+            "auto" for the cheapest.
+        teams: The number of teams, a divisor of the number of ranks. More teams send fewer
+            messages and more bytes. "auto" takes the fastest by `forecast`.
+        between: How teams exchange blocks: "swaps" (R-SAG, for powers of two), "gather"
+            (B-SAG), or "auto": R-SAG for powers of two.
+        network: The network for teams="auto"; or a pair of the seconds of a message and the
+            bytes a second.
 
     Example:
         >>> tx = sparsejax.sync(sparsejax.schemes.SparDL(density=0.01, teams=2))

@@ -52,7 +52,15 @@ def is_part() -> bool:
 
 
 class Assignment(abc.ABC):
-    """Decides for every leaf by which scheme it is summed, and in which unit."""
+    """A rule for which leaf is summed by which scheme, and in which unit.
+
+    A subclass defines `decide`, `schemes` and `map`.
+
+    Example:
+        >>> plan = sparsejax.Plan(ranks=8, leaves=())
+        >>> isinstance(plan, sparsejax.transforms.buckets.assignment.Assignment)
+        True
+    """
 
     @abc.abstractmethod
     def decide(
