@@ -69,7 +69,8 @@ SHORTER = {
     rf"{_OF}Array \| {_OF}ndarray \| {_OF}bool \| {_OF}number \| bool \| int \| float"
     r" \| complex": "ArrayLike",
     r"<class '[\w.]*?(\w+)'>": r"\1",
-    r"<(?:function|object)[^>]*(?:>\.\w+)*>": "...",
+    r"<(?:function|object|[\w.]+ object)[^>]*(?:>\.\w+)*>": "...",
+    r", parent: .*, name: [^)]*": "",  # what flax adds to a module
     r"<factory>": "...",
 }
 

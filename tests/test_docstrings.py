@@ -187,9 +187,9 @@ def test_a_method_is_documented(name):
     summary = found[""].partition("\n\n")[0].strip()
     assert re.fullmatch(r".*\w.*\.", summary), f"{summary!r} is no line with a period"
     assert [*found][1:] == [heading for heading in ORDER if heading in found]
-    if "Args" in found:
-        function = getattr(value, "__func__", value)
-        assert entries(found["Args"]) == parameters(function)
+    if inspect.isroutine(function := getattr(value, "__func__", value)):
+        wanted, given = parameters(function), entries(found.get("Args", ""))
+        assert given == wanted if given else len(wanted) < 3, f"Args: names {wanted}"
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))

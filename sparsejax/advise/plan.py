@@ -74,7 +74,7 @@ class LeafPlan:
             raise ArgumentError(f"rows need two axes, and the shape is {self.shape}.")
 
     def row(self) -> tuple[str, ...]:
-        """The cells of a table: path, shape, unit, scheme, room and codes, note."""
+        """Returns the cells of a table: path, shape, unit, scheme, capacity, note."""
         ways = [(f"{way}_code", f"{way}_capacity") for way in ("push", "pull")]
         given = [[getattr(self.scheme, name, None) for name in names] for names in ways]
         room = [
@@ -113,7 +113,12 @@ class Plan(Assignment):
             )
 
     def check_leaves(self, paths: Sequence[str], leaves: Sequence[Any]) -> None:
-        """Raises unless the plan was made for a tree of these leaves."""
+        """Raises if the plan was made for another tree.
+
+        Args:
+            paths: The paths of the leaves.
+            leaves: The leaves, or their shapes and dtypes.
+        """
         by_path = {leaf.path: leaf for leaf in self.leaves}
         missing = [path for path in paths if path not in by_path]
         extra = [path for path in by_path if path not in set(paths) and not is_part()]

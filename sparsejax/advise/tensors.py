@@ -67,7 +67,7 @@ class CompressionCost:
         arguments.check_at_least("by_number", self.by_number, 0)
 
     def time(self, numbers: int) -> float:
-        """Seconds for a tensor of `numbers` elements."""
+        """Returns the seconds for a tensor of `numbers` elements."""
         return self.fixed + self.by_number * numbers
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -246,7 +246,12 @@ class ColumnTable(Sharded):
         )
 
     def check_ranks(self, path: str, ranks: int) -> None:
-        """Raises where the table cannot be sharded among `ranks` ranks."""
+        """Raises where the table cannot be sharded over that many ranks.
+
+        Args:
+            path: The table's path, for the message.
+            ranks: The number of ranks.
+        """
         name = f"the table {path!r} {self._name()}"
         _check_dim(name, self.dim, ranks)
         wanted = width(self.dim, ranks) * ranks
@@ -265,7 +270,12 @@ class ColumnTable(Sharded):
         return jax.tree.map(one, self)
 
     def fitted(self, x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """Returns an array [rows, columns] of the table's state, for other ranks."""
+        """Returns an array of the table's state, cut or padded for other ranks.
+
+        Args:
+            x: [rows, columns], the columns of all ranks.
+            shape: The shape for the other ranks.
+        """
         if x.ndim < 2 or x.shape == tuple(shape):
             return x
         return _filled_up(x[:, : self.dim], shape[1], np)

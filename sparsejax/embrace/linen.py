@@ -47,7 +47,7 @@ class ColumnEmbed(nn.Module):
 
     @nn.compact
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """The vectors of this rank's ids."""
+        """Returns the vectors of this rank's ids."""
         axis_name = specs.data_axis(self.mesh, self.axis_name, "ColumnEmbed")
         is_inside = set(axes.axis_names(axis_name)) <= set(axes.manual_axes())
 

@@ -66,7 +66,7 @@ class ColumnEmbed(nnx.Module):
         self.capacity = capacity
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """The vectors of this rank's ids."""
+        """Returns the vectors of this rank's ids."""
         return column_lookup(self.embedding.get_value(), ids, capacity=self.capacity)
 
 
@@ -88,7 +88,16 @@ class Optimizer(nnx.Optimizer):
     """
 
     def update(self, model: Any, grads: Any, /, **kwargs: Any) -> Any:
-        """Updates the model and the optimizer's state; returns the updates."""
+        """Updates the model and the optimizer's state in place.
+
+        Args:
+            model: The model, which is changed.
+            grads: The gradients of its trained variables.
+            **kwargs: Further arguments of the transformation's `update`.
+
+        Returns:
+            The updates.
+        """
         params = nnx.as_pure(nnx.state(model, self.wrt))
         variables, structure = jax.tree.flatten(self.opt_state, is_leaf=_is_variable)
         before = nnx.as_pure(self.opt_state)

@@ -62,7 +62,12 @@ class LocalStepsState(NamedTuple):
     of_outer: tuple[OuterState, ...]
 
     def fragment(self, fragments: Fragments, number: int) -> FragmentState:
-        """The part of the state that belongs to one fragment."""
+        """The part of the state that belongs to one fragment.
+
+        Args:
+            fragments: How the parameters are divided.
+            number: The number of the fragment.
+        """
         only = lambda held: held.with_value(fragments.only(number, held.value))
         outgoing = None if self.outgoing is None else only(self.outgoing)
         return FragmentState(only(self.offset), outgoing, self.of_outer[number])
@@ -70,7 +75,12 @@ class LocalStepsState(NamedTuple):
     def with_fragments(
         self, fragments: Fragments, states: Sequence[FragmentState]
     ) -> "LocalStepsState":
-        """The state with the parts of all fragments replaced."""
+        """The state with the parts of all fragments replaced.
+
+        Args:
+            fragments: How the parameters are divided.
+            states: The new parts, in the order of the fragments.
+        """
 
         def together(held):
             return held[0].with_value(fragments.together([x.value for x in held]))
@@ -87,7 +97,13 @@ class LocalStepsState(NamedTuple):
     def with_fragment(
         self, fragments: Fragments, number: int, state: FragmentState
     ) -> "LocalStepsState":
-        """The state with the part of one fragment replaced."""
+        """The state with the part of one fragment replaced.
+
+        Args:
+            fragments: How the parameters are divided.
+            number: The number of the fragment.
+            state: The new part.
+        """
         states = [
             state if n == number else self.fragment(fragments, n)
             for n in range(fragments.count)

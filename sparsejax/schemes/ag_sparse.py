@@ -95,14 +95,17 @@ class AGSparse(SparseScheme):
         agreed: float,
         wire: Wire,
     ) -> tuple[jax.Array, base.Traffic]:
-        """The sum, and what was sent for it, once ranks have agreed on their counts.
+        """Sums entries, once ranks have agreed on how many there are.
 
         Args:
             x: [units, ...], on at least two ranks, not empty.
-            present: Booleans [units]; all other units are zero.
-            most: The most units that any rank has.
-            agreed: Bytes that were sent to know it.
+            present: Booleans [units]: the units that are not zero.
+            most: The largest number of such units of any rank.
+            agreed: Bytes that were sent for `most`.
             wire: The ranks.
+
+        Returns:
+            The sum, and the traffic.
         """
         wire, dtype = wire.narrowed(self.wire_dtype), wide(x.dtype)
         plan, dense = self._plan_of(x, wire), wire.dense_bytes(x.size, x.dtype)
@@ -143,7 +146,13 @@ class AGSparse(SparseScheme):
         )
 
     def expected_bytes(self, x: Units, wire: Wire, most: jax.Array) -> jax.Array:
-        """Bytes that one rank sends where the fullest array like x has `most` units."""
+        """Forecasts the bytes that one rank sends.
+
+        Args:
+            x: An array of this shape and dtype.
+            wire: The ranks.
+            most: The largest number of non-zero units of any rank.
+        """
         wire = wire.narrowed(self.wire_dtype)
         entries = self._plan_of(x, wire).bytes(most)
         return jnp.minimum(entries, wire.dense_bytes(x.size, x.dtype))

@@ -1,14 +1,8 @@
-"""The contract of a scheme.
+"""The contract of a scheme: see `Scheme`.
 
-A scheme is a frozen dataclass, so that it is hashable and static under `jit`. It is called
-inside `jax.shard_map` (or under `jax.vmap` with an axis name) with this rank's units, and
-returns their sum over the ranks, the same on every rank bit for bit:
-
-    psum(x) == total + psum(left)
-
-A scheme that sends everything leaves nothing. The dense array is a unit a row: [units]
-where the units are single numbers, [units, width] where they are rows of a table. An index
-costs a unit, not a number.
+A scheme is hashable, and static under `jit`. One that sends everything leaves nothing. The
+dense array is a unit a row: [units] where units are single numbers, [units, width] where
+they are rows of a table. An index costs a unit, not a number.
 """
 
 import abc
@@ -164,78 +158,85 @@ class Scheme(abc.ABC):
     unit: str | None = None
 
     def init(self, like: jax.ShapeDtypeStruct, wire: Wire | None) -> Any:
-        """The first state for units like `like`.
+        """Returns the first state.
 
         Args:
-            like: The shape and the dtype of the dense array.
+            like: The shape and the dtype of the array: [units] or [units, width].
             wire: The ranks, or None where they are not known. A scheme whose state depends
-                on them raises `errors.NeedsRanks` then.
+                on them then raises `errors.NeedsRanks`.
         """
         del like, wire
         return ()
 
     @abc.abstractmethod
     def __call__(self, x: Units, state: Any, wire: Wire) -> Reduced:
-        """Adds up x over the ranks.
+        """Sums an array over the ranks.
 
         Args:
-            x: This rank's units, floating.
-            state: The scheme's state.
+            x: This rank's array: [units], or [units, width] where a unit is a row.
+            state: The state of the scheme.
             wire: The ranks, and the dtype in which values travel.
+
+        Returns:
+            The sum, what was left out of it, the next state, and the traffic.
         """
 
     def rows(self, tables: Sequence[RowGrads], wire: Wire) -> SummedRows | None:
-        """Adds up the rows that ranks list, with nothing of the order of a table.
+        """Sums the rows that ranks list.
 
-        What is listed decides what is sent, and not what is in it: a row of zeros is a row.
-        Ids out of range are not sent. Several tables are one exchange. A scheme's state is
-        that of its arrays, and rows leave it as it is.
+        Time and memory do not grow with the tables. All listed rows are sent, rows of zeros
+        too. Ids out of range are not. Several tables are exchanged together. The state of
+        the scheme is that of its arrays, and rows do not change it.
 
         Args:
-            tables: This rank's rows of each table, all of one width and dtype; ids may
+            tables: This rank's rows of each table, all of one width and dtype. Ids may
                 repeat.
             wire: The ranks, and the dtype in which values travel.
 
         Returns:
-            The sums; None from a scheme that sends no lists of rows, and is given whole
+            The sums; or None from a scheme that sends no lists of rows, and is given whole
             tables.
         """
         del tables, wire
         return None
 
     def scatter(self, x: Units, count: int, wire: Wire) -> tuple[jax.Array, Traffic]:
-        """This rank's piece of the sum, where each rank needs one: a reduce-scatter.
+        """Returns this rank's piece of the sum: a reduce-scatter.
+
+        It is for parameters that are sharded over the ranks, of whose gradient a rank needs
+        one piece.
 
         Args:
-            x: [units, ...], n pieces of as many units, whole words of 32.
-            count: The units of a piece that are used, its first ones.
+            x: [units, ...], a piece for each of the ranks, all of the same length, a
+                multiple of 32 units.
+            count: The number of units of a piece that are used, from its front.
             wire: The ranks, and the dtype in which values travel.
 
         Returns:
-            [count, ...], and what was sent for it.
+            The piece, [count, ...], and the traffic.
         """
         return scatter_densely(x, count, wire)
 
     def scatter_rows(self, tables: Sequence[RowGrads], wire: Wire) -> SummedRows | None:
-        """This rank's piece of the sums of listed rows, where each rank needs one.
+        """Returns this rank's piece of the sums of listed rows: a reduce-scatter.
 
         Args:
-            tables: As of `rows`; the ranks divide the rows of each.
+            tables: As for `rows`. The ranks divide the rows of each table.
             wire: The ranks, and the dtype in which values travel.
 
         Returns:
-            For each table rows of distinct ids, ascending, that count from the first row of
-            the piece; None from a scheme that is given whole tables.
+            Rows of distinct, ascending ids for each table. Ids count from the first row of
+            the piece. None from a scheme that is given whole tables.
         """
         del tables, wire
         return None
 
     def forecast(self, load: Load) -> Forecast:
-        """Reckons what one rank would send for a load; see `schemes.forecast`.
+        """Forecasts what one rank would send for a load; see `schemes.forecast`.
 
         Args:
-            load: An array, as it is called with; or listed rows, as `rows` sends them: the
-                dense sum of the tables where that returns None.
+            load: An array to sum; or listed rows, where a scheme without `rows` forecasts a
+                dense sum of the tables.
         """
         if load.listed:
             return load.all_reduce(self.wire_dtype)
@@ -257,12 +258,12 @@ class LossyScheme(Scheme):
     selects: bool = True
 
     def suits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a leaf of this shape is worth the scheme; others are summed densely."""
+        """Whether the scheme sums a leaf of this shape; others are summed densely."""
         del shape
         return True
 
     def check_size(self, name: str, size: int) -> None:
-        """Raises if nothing of so few elements would be sent."""
+        """Raises if nothing of so small a leaf would be sent."""
         del name, size
 
 

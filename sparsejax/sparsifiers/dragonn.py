@@ -77,7 +77,18 @@ class Dragonn(BySample):
     def take(
         self, x: jax.Array, level: jax.Array, draw: base.Draw, capacity: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the indices of the elements that keep a slot, and their count."""
+        """Selects the elements that reach the threshold and keep a slot.
+
+        Args:
+            x: [size], the accumulated gradient: the gradient plus the residual, in float32
+                or wider.
+            level: The threshold, as a key.
+            draw: The step, a seed and k.
+            capacity: The largest number of indices.
+
+        Returns:
+            The indices, and their number.
+        """
         # NaN compares with nothing and would never be selected, so it counts as infinite.
         # No zero may be as large as a denormal, as it is where denormals are flushed.
         x = jnp.where(jnp.isnan(x), jnp.inf, x)

@@ -47,10 +47,24 @@ class Memory(abc.ABC):
     def accumulate(
         self, gradient: jax.Array, residual: jax.Array, momentum: jax.Array | None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the accumulated gradient of a leaf, and its next velocity."""
+        """Adds a gradient to a residual.
+
+        Args:
+            gradient: The gradient of a leaf.
+            residual: What this rank has not sent of the leaf.
+            momentum: The velocity of the leaf; None if the memory has none.
+
+        Returns:
+            The accumulated gradient, and the next velocity.
+        """
 
     def after(self, momentum: Any, sent: jax.Array) -> Any:
-        """Returns the velocity, once the entries where `sent` is true were sent."""
+        """Returns the velocity, once entries were sent.
+
+        Args:
+            momentum: The velocity of a leaf.
+            sent: Booleans: the entries that were sent.
+        """
         del sent
         return momentum
 

@@ -56,7 +56,13 @@ class RowGrads:
 
     @classmethod
     def marked(cls, ids: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> "RowGrads":
-        """Makes a gradient whose ids `check` recognizes."""
+        """Makes a gradient whose ids `check` recognizes.
+
+        Args:
+            ids: See `RowGrads`.
+            rows: See `RowGrads`.
+            shape: See `RowGrads`.
+        """
         return cls(ids, rows, shape, Origin(ids))
 
     @property

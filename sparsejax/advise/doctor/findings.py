@@ -54,11 +54,11 @@ class Report:
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
-        """The findings that keep a job from training as it should."""
+        """The findings that must be fixed before training."""
         return tuple(one for one in self.findings if one.status == WRONG)
 
     def to_json(self) -> str:
-        """Everything, as a JSON object."""
+        """Returns the whole report as a JSON object."""
         return codec.dumps(self, wrong=len(self.wrong))
 
     def __str__(self) -> str:

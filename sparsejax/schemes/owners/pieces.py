@@ -35,7 +35,7 @@ class SparseScheme(base.Scheme):
 
     @property
     def push_pull(self) -> PushPull:
-        """How entries travel to the ranks that need them."""
+        """The push of entries to the ranks that need them."""
         # There is no pull to compile: sizes closer together pad less.
         message = Message(ratio=2**0.5)
         return PushPull(message, message, Gather(), self.wire_dtype)

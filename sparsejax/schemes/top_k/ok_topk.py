@@ -157,7 +157,12 @@ class OkTopk(top_k.TopKScheme):
             arguments.check_positive("power", self.power, 0, 1)
 
     def regions(self, size: int, ranks: int) -> Regions:
-        """Divides an array of `size` elements among the ranks."""
+        """Divides an array among the ranks.
+
+        Args:
+            size: The number of elements of the array.
+            ranks: The number of ranks.
+        """
         return divide(size, ranks, self.k(size), self.slack)
 
     def init(self, like, wire):

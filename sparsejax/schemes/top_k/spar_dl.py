@@ -110,7 +110,12 @@ class SparDL(top_k.TopKScheme):
             )
 
     def fastest_teams(self, size: int, ranks: int) -> int:
-        """Returns the number of teams with the least forecast time on `network`."""
+        """Returns the number of teams with the shortest forecast time on `network`.
+
+        Args:
+            size: The number of elements of the array.
+            ranks: The number of ranks.
+        """
         network = _network(self.network)
         times = {}
         for teams in (d for d in range(1, ranks + 1) if ranks % d == 0):
@@ -122,7 +127,12 @@ class SparDL(top_k.TopKScheme):
         return min(times, key=lambda teams: times[teams])
 
     def teams_of(self, size: int, ranks: int) -> Teams:
-        """Divides the ranks, and an array of `size` elements, among teams."""
+        """Divides the ranks, and an array, among teams.
+
+        Args:
+            size: The number of elements of the array.
+            ranks: The number of ranks.
+        """
         number: Any = self.teams
         if number == "auto":
             number = self.fastest_teams(size, ranks)

@@ -146,7 +146,12 @@ class HierarchicalCentralization(SparseScheme):
         return told._replace(messages=told.messages + agreed)
 
     def plan_of(self, x: Units, wire: Wire) -> doubling.DoublingPlan:
-        """What one rank would send for arrays like x."""
+        """Returns the plan of the exchange: its message sizes and bytes.
+
+        Args:
+            x: An array of this shape and dtype.
+            wire: The ranks.
+        """
         wire, numbers = wire.narrowed(self.wire_dtype), x.size // x.shape[0]
         dense = wire.dense_bytes(x.size, x.dtype)
         return self._plan(wire.ranks, x.shape[0], numbers, x.dtype, wire.dtype, dense)

@@ -198,12 +198,12 @@ class Zen(SparseScheme):
         return self.for_rows(wire.ranks, listed, height).rows(tables, wire)
 
     def for_rows(self, ranks: int, listed: int, height: int) -> base.Scheme:
-        """The scheme that lists of rows are sent by.
+        """Returns the scheme by which lists of rows are sent.
 
         Args:
-            ranks: How many ranks there are.
-            listed: The ids in the lists of a rank.
-            height: The rows of the tables.
+            ranks: The number of ranks.
+            listed: The number of ids in the lists of a rank.
+            height: The number of rows of the tables.
         """
         if self._choice(ranks) == "hierarchical":
             return self._hierarchical(ranks)
@@ -225,7 +225,7 @@ class Zen(SparseScheme):
         return min(balanced, hierarchy.forecast(load), key=lambda told: told.bytes)
 
     def candidates(self, ranks: int) -> tuple[type[base.Scheme], ...]:
-        """The schemes between which it chooses on `ranks` ranks: all of them compiled."""
+        """Returns the schemes that it chooses from on `ranks` ranks; all are compiled."""
         return {
             "balanced": (BalancedParallelism,),
             "hierarchical": (HierarchicalCentralization,),
