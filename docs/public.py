@@ -13,10 +13,8 @@ import pallas_kernels
 import sparsejax
 
 
-PAGES = [
-    path.read_text()
-    for path in sorted((pathlib.Path(__file__).parent / "api").glob("*.md"))
-]
+REFERENCE = pathlib.Path(__file__).parent / "api"
+PAGES = [path.read_text() for path in sorted(REFERENCE.glob("*.md"))]
 LISTED = re.findall(
     r"^\.\. auto(?:function|class|exception):: (\S+)$", "\n".join(PAGES), re.M
 )

@@ -133,7 +133,7 @@ def ok_topk_sync(
         axis_name: The mesh axis of the ranks; the only manual one if None.
         threshold_every: Thresholds are computed exactly once in this number of steps.
         repartition_every: The bounds of regions are computed once in this number of steps.
-        code: How indices travel; "coo32" is the paper's.
+        code: How indices are sent; "coo32" is the paper's.
         split: "all_to_all", or "rotated": to one owner of a region after another.
         memory: How what was not sent comes back; see `sparsejax.sync`.
         **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
@@ -185,7 +185,7 @@ def spardl_sync(
         between: How teams exchange their blocks: "swaps" (R-SAG), "gather" (B-SAG) or
             "auto".
         network: The network, for teams="auto".
-        code: How indices travel; "coo32" is the paper's.
+        code: How indices are sent; "coo32" is the paper's.
         memory: How what was not sent comes back; see `sparsejax.sync`.
         **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
 
@@ -222,7 +222,7 @@ def gtopk_sync(
     Args:
         density: The share of elements that are sent; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        code: How indices travel; "coo32" is the paper's.
+        code: How indices are sent; "coo32" is the paper's.
         memory: How what was not sent comes back; see `sparsejax.sync`.
         **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
 
@@ -291,7 +291,7 @@ def topk_a_sync(
     Args:
         density: The share of elements that each rank sends; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        code: How indices travel; see `schemes.AGSparse`.
+        code: How indices are sent; see `schemes.AGSparse`.
         gather: How entries are gathered; see `schemes.AGSparse`.
         **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
 
@@ -327,7 +327,7 @@ def topk_dsa_sync(
     Args:
         density: The share of elements that each rank sends; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        code: How indices travel; see `schemes.SparCML`.
+        code: How indices are sent; see `schemes.SparCML`.
         **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
 
     Returns:
@@ -362,7 +362,7 @@ def gaussian_k_sync(
     Args:
         density: The share of elements that each rank sends; smaller sends less.
         axis_name: The mesh axis of the ranks; the only manual one if None.
-        code: How indices travel; see `schemes.AGSparse`.
+        code: How indices are sent; see `schemes.AGSparse`.
         gather: How entries are gathered; see `schemes.AGSparse`.
         **options: `reduce`, `rules`, `wire_dtype`, `deterministic` of `sparsejax.sync`.
 
